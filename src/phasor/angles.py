@@ -58,18 +58,8 @@ class Polynomials(NamedTuple):
 
 #: Off by 1.9e-10 and 2.4e-9, and by 9.1e-9 and 2.4e-8 with coefficients that are float32.
 FLOAT32 = Polynomials(
-    cos=(
-        -0.3084251284599304,
-        0.01585433818399906,
-        -0.00032596138771623373,
-        3.541952764862799e-06,
-    ),
-    sin=(
-        0.7853981852531433,
-        -0.08074543625116348,
-        0.0024900068528950214,
-        -3.595429006963968e-05,
-    ),
+    cos=(-0.3084251284599304, 0.01585433818399906, -0.00032596138771623373, 3.541952764862799e-06),
+    sin=(0.7853981852531433, -0.08074543625116348, 0.0024900068528950214, -3.595429006963968e-05),
 )
 #: Off by 1.9e-17 and 2.6e-17.
 FLOAT64 = Polynomials(
@@ -122,9 +112,6 @@ def turns(rope: Rope, context: float) -> NDArray[np.float64]:
 
     Below 1 a pair completes no turn, so a longer context shows the model new angles.
 
-    Raises:
-        SpecError: If ``context`` is not a positive number.
-
     >>> turns(Rope(head_dim=4, pairing="half", base=100.0), 128).round(3)
     array([20.372,  2.037])
     """
@@ -150,11 +137,6 @@ def cos_sin(
 
     Returns:
         Two arrays ``[..., num_pairs]`` of ``dtype``, without the attention factor.
-
-    Raises:
-        PositionError: For bools, other dtypes, NaN, infinities, integers beyond int64, or a
-            missing axis dimension.
-        SpecError: If ``rope.scaling`` is a rule: `Rope.at` picks its law.
 
     >>> cos, sin = cos_sin(Rope(head_dim=4, pairing="half"), [0, 1, 2**62])
     >>> print(cos.shape, cos[2, 0])
@@ -185,11 +167,7 @@ def cos_sin(
 
 
 def checked_positions(positions: ArrayLike) -> NDArray[Any]:
-    """``positions`` as an int64 or float64 array.
-
-    Raises:
-        PositionError: If they are no such numbers.
-    """
+    """``positions`` as an int64 or float64 array."""
     try:
         array = np.asarray(positions)
     except (ValueError, OverflowError) as error:
@@ -221,13 +199,10 @@ def checked_positions(positions: ArrayLike) -> NDArray[Any]:
 @lru_cache(maxsize=256)
 @in_reals
 def turn_limbs(rope: Rope) -> NDArray[np.uint32]:
-    """Turns per position of every pair, in fixed point with 192 bits.
+    """Turns per position of every pair, in fixed point with 192 bits: read-only ``[num_pairs, 6]``.
 
-    Whole turns modulo 2**64 are in two limbs, the fraction is in four. Of a Rope that turns the
-    other way it is the negative number, in two's complement.
-
-    Returns:
-        Read-only ``[num_pairs, 6]``, the most significant limb first.
+    The most significant limb is first. Whole turns modulo 2**64 are in two limbs, the fraction is
+    in four. Of a Rope that turns the other way it is the negative number, in two's complement.
 
     >>> turn_limbs(Rope(head_dim=2, pairing="half", explicit_inv_freq=(6.283185307179586,)))
     array([[         0,          0, 4294967295, 4294967295, 2848034561,
@@ -243,15 +218,11 @@ def turn_limbs(rope: Rope) -> NDArray[np.uint32]:
 
 @lru_cache(maxsize=256)
 def turn_words(rope: Rope, rest_bits: int = 0) -> NDArray[np.int64]:
-    """The numbers that a position is multiplied by, or the rest of one.
+    """The numbers that a position is multiplied by, or the rest of one, ``[3, num_pairs]``.
 
-    Args:
-        rope: The Rope.
-        rest_bits: 0 for whole positions; 32 or 64 for rests in units of 2**-32 or 2**-64.
-
-    Returns:
-        Read-only ``[3, num_pairs]``: 64 bits of the frequency as they are in an int64, the 32 bits
-        that follow, and the 32 after those, which only float64 needs.
+    64 bits of the frequency as they are in an int64, the 32 bits that follow, and the 32 after
+    those, which only float64 needs. ``rest_bits`` is 0 for whole positions, 32 or 64 for rests in
+    units of 2**-32 or 2**-64. The array is cached and read-only.
     """
     first = 2 - rest_bits // 32
     # [num_pairs, 6] -> [4, num_pairs]

@@ -18,13 +18,9 @@ from phasor.errors import SpecError
 
 @dataclass(frozen=True)
 class Axes(ABC):
-    """A map from pairs to position axes.
+    """A map from pairs to position axes."""
 
-    Attributes:
-        summary: How the axes share the pairs, as the end of a sentence.
-    """
-
-    summary: ClassVar[str]
+    summary: ClassVar[str]  # how the axes share the pairs, as the end of a sentence
 
     @property
     @abstractmethod

@@ -55,12 +55,6 @@ def rotate(
     Returns:
         float64, the shape of ``x``.
 
-    Raises:
-        TensorError: If ``x`` does not end in ``head_dim`` or is not real.
-        PositionError: If the positions are not numbers or do not fit ``x``.
-        SpecError: If ``rope.scaling`` is a rule that has not picked its law, or ``heads_first`` is
-            no bool.
-
     >>> rope = Rope(head_dim=4, pairing="interleaved", base=100.0)
     >>> rotate([1.0, 0.0, 1.0, 0.0], 1, rope).round(4)
     array([0.5403, 0.8415, 0.995 , 0.0998])
@@ -103,10 +97,9 @@ def rotate_complex(
 
 
 def repeat_on_axes(rope: Rope, positions: ArrayLike) -> NDArray[Any]:
-    """Positions ``[...]`` of text as ``rope`` takes them: of any numbers, the same on every axis.
+    """Positions ``[...]`` of text as ``rope`` takes them: the same on every axis.
 
-    Returns:
-        ``[..., n_axes]``; ``[...]`` where the rope has one axis.
+    The result is ``[..., n_axes]``, or ``[...]`` where the rope has one axis.
 
     >>> repeat_on_axes(Rope(head_dim=4, pairing="half"), [0, 1, 5])
     array([0, 1, 5])
@@ -116,10 +109,7 @@ def repeat_on_axes(rope: Rope, positions: ArrayLike) -> NDArray[Any]:
 
 
 def phasors(rope: Rope, positions: ArrayLike) -> NDArray[np.complex128]:
-    """``exp(1j * direction * p * inv_freq[k])`` at positions ``[P]`` of text, along every axis.
-
-    Returns:
-        complex128 ``[P, num_pairs]``, both parts within `phasor.angles.COS_SIN_ERROR`.
+    """``exp(1j * direction * p * inv_freq[k])`` at positions ``[P]`` of text: ``[P, num_pairs]``.
 
     >>> print(phasors(Rope(head_dim=2, pairing="half"), [1]).round(4))
     [[0.5403+0.8415j]]
@@ -157,9 +147,6 @@ def matrix(position: ArrayLike, rope: Rope) -> NDArray[np.float64]:
 
     Returns:
         float64 ``[head_dim, head_dim]``.
-
-    Raises:
-        PositionError: If ``position`` is more than one position.
 
     >>> rope = Rope(head_dim=4, pairing="interleaved", base=100.0)
     >>> bool(np.allclose(matrix(2, rope) @ matrix(3, rope), matrix(5, rope), rtol=0, atol=1e-15))
@@ -233,10 +220,6 @@ def change_pairing(
 
     Returns:
         A new array of the same shape and dtype.
-
-    Raises:
-        SpecError: For a pairing that does not exist or a slice that does not fit.
-        TensorError: If ``axis`` does not exist or does not hold whole heads.
 
     >>> change_pairing([0, 1, 2, 3, 4, 5], "interleaved", "half")
     array([0, 2, 4, 1, 3, 5])

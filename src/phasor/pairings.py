@@ -30,9 +30,6 @@ _T = TypeVar("_T")
 def checked_pairing(name: str, value: Any) -> Pairing:
     """``value`` if it is a pairing; the error for another program's word says which one it is.
 
-    Raises:
-        SpecError: Naming the argument ``name``.
-
     >>> checked_pairing("pairing", "neox")
     Traceback (most recent call last):
     phasor.errors.SpecError: pairing must be 'half' or 'interleaved', got 'neox', which is 'half'

@@ -7,6 +7,8 @@ for tensors, on their device, are in `phasor.torch.positions`.
 A sequence of text, images and videos is a list of `Text`, `Image` and `Video`, whose grid sizes
 count the tokens that the language model sees, so after the vision tower has merged patches;
 markers around an image are tokens of text.
+
+Arguments that are not whole numbers, out of range or of another shape raise `PositionError`.
 """
 
 from __future__ import annotations
@@ -38,9 +40,6 @@ def span(length: int, start: int = 0) -> Positions:
     Returns:
         int64 array ``[length]``.
 
-    Raises:
-        PositionError: If an argument is not a whole number or the last position leaves int64.
-
     >>> span(4, start=10)
     array([10, 11, 12, 13])
     """
@@ -63,9 +62,6 @@ def packed(cu_seqlens: ArrayLike) -> Positions:
 
     Returns:
         int64 array ``[cu_seqlens[-1]]``.
-
-    Raises:
-        PositionError: If the boundaries are not such a list of whole numbers.
 
     >>> packed([0, 3, 5])
     array([0, 1, 2, 0, 1])
@@ -99,9 +95,6 @@ def padded(mask: ArrayLike) -> Positions:
     Returns:
         int64 array of the shape of ``mask``.
 
-    Raises:
-        PositionError: If the mask has no axis or holds anything but 0 and 1.
-
     >>> padded([[0, 0, 1, 1, 1], [1, 1, 0, 0, 0]])
     array([[0, 0, 0, 1, 2],
            [0, 1, 0, 0, 0]])
@@ -129,9 +122,6 @@ def cached(lengths: ArrayLike, new_tokens: int) -> Positions:
     Returns:
         int64 array ``[batch, new_tokens]``.
 
-    Raises:
-        PositionError: If a length is not a whole number, or a position leaves int64.
-
     >>> cached([7, 0], new_tokens=3)
     array([[7, 8, 9],
            [0, 1, 2]])
@@ -158,9 +148,6 @@ def grid(*sizes: int) -> Positions:
     Returns:
         int64 array ``[prod(sizes), len(sizes)]``.
 
-    Raises:
-        PositionError: If no size is given, or one is not a whole number >= 0.
-
     >>> grid(2, 3).T
     array([[0, 0, 0, 1, 1, 1],
            [0, 1, 2, 0, 1, 2]])
@@ -181,9 +168,6 @@ def every_axis(positions: ArrayLike, n_axes: int) -> Positions:
 
     Returns:
         int64 array ``[..., seq, n_axes]``.
-
-    Raises:
-        PositionError: If the positions are not whole numbers, or have no axis of tokens.
 
     >>> every_axis([0, 1, 5], n_axes=2)
     array([[0, 0],
@@ -217,9 +201,6 @@ def context_parallel(
 
     Returns:
         int64 array ``[length // world_size]``, increasing.
-
-    Raises:
-        PositionError: If the chunks do not come out even, or there is no such rank or layout.
 
     >>> context_parallel(8, rank=0, world_size=2, layout="zigzag")
     array([0, 1, 6, 7])
@@ -260,9 +241,6 @@ class Text:
 
     Args:
         length: How many, at least 0.
-
-    Raises:
-        PositionError: If ``length`` is not such a whole number.
     """
 
     length: int
@@ -278,9 +256,6 @@ class Image:
     Args:
         height: Rows of tokens, at least 1.
         width: Tokens in a row, at least 1.
-
-    Raises:
-        PositionError: If a size is not such a whole number.
     """
 
     height: int
@@ -306,10 +281,6 @@ class Video:
         seconds_per_frame: Seconds from one step to the next; for Qwen2.5-VL 2 divided by the
             frames sampled per second.
         tokens_per_second: Positions that one second spans.
-
-    Raises:
-        PositionError: If a size is not such a whole number, one of the last two is given without
-            the other or is not positive, or the last frame would stand beyond int64.
     """
 
     frames: int
@@ -369,9 +340,6 @@ def multimodal(segments: Iterable[Segment]) -> Positions:
     Returns:
         int64 array ``[seq, 3]``, axis order t, h, w.
 
-    Raises:
-        PositionError: If something in ``segments`` is not a `Text`, `Image` or `Video`.
-
     Source: Qwen2-VL (2409.12191), section 2.1; Qwen2.5-VL (2502.13923), section 2.1.
 
     >>> multimodal([Text(2), Image(height=2, width=2), Text(1)]).T
@@ -416,10 +384,6 @@ def videorope(segments: Iterable[Segment], *, delta: float = 2.0) -> NDArray[np.
     Returns:
         float64 array ``[seq, 3]``, axis order t, h, w; float64 whatever the value of ``delta``.
 
-    Raises:
-        PositionError: If ``delta`` is not a positive number, a video says its seconds, or
-            something in ``segments`` is not a `Text`, `Image` or `Video`.
-
     Source: VideoRoPE (2502.05173), with the centre as the authors' code rounds it.
 
     >>> videorope([Text(1), Video(frames=2, height=1, width=3), Text(1)]).T
@@ -441,9 +405,8 @@ def videorope(segments: Iterable[Segment], *, delta: float = 2.0) -> NDArray[np.
             frame, row, column = _cells(segment).T
             time = delta * frame
             middle_row, middle_column = (segment.height - 1) // 2, (segment.width - 1) // 2
-            block = np.stack(
-                [time, time + row - middle_row, time + column - middle_column], axis=-1
-            )
+            axes = time, time + row - middle_row, time + column - middle_column
+            block = np.stack(axes, axis=-1)
         blocks.append(start + block)
         start += float(block[:, 0].max(initial=-1.0)) + 1.0
     return np.concatenate(blocks)

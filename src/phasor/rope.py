@@ -205,10 +205,8 @@ class Rope:
     def attention_factor(self) -> float:
         """The law's factor on cos and sin (YaRN, LongRoPE); 1 for most laws.
 
-        No rotation of phasor applies it by itself: pass it as ``gain`` where a model uses it.
-
-        Raises:
-            SpecError: If ``scaling`` is a rule: `at` picks its law.
+        No rotation of phasor applies it by itself: pass it as ``gain`` where a model uses it. If
+        ``scaling`` is a rule, call `at` first: it picks the law.
         """
         return self._temperature().attention_factor
 
@@ -217,9 +215,6 @@ class Rope:
         """The law's factor on the softmax scale, outside cos and sin; 1 for most laws.
 
         DeepSeek's ``mscale_all_dim`` puts YaRN's temperature there.
-
-        Raises:
-            SpecError: If ``scaling`` is a rule: `at` picks its law.
         """
         return self._temperature().softmax_scale
 
@@ -228,9 +223,6 @@ class Rope:
         """The factor on the logits of a fully rotated head.
 
         The square of `attention_factor`, which is on queries and on keys, times `softmax_factor`.
-
-        Raises:
-            SpecError: If ``scaling`` is a rule: `at` picks its law.
         """
         return self.attention_factor**2 * self.softmax_factor
 
@@ -239,11 +231,7 @@ class Rope:
         return Temperature() if law is None else law.temperature()
 
     def law(self) -> Law | None:
-        """The static law that scales the frequencies, if any.
-
-        Raises:
-            SpecError: If ``scaling`` is a rule: `at` picks its law.
-        """
+        """The static law that scales the frequencies, if any; a rule is refused."""
         if isinstance(self.scaling, Rule):
             raise SpecError(
                 f"scaling is the rule {type(self.scaling).__name__}, whose law depends on the "
@@ -279,11 +267,7 @@ class Rope:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Rope:
-        """The Rope from the fields that `to_dict` returned.
-
-        Raises:
-            SpecError: For a key that is not a field, or a value that a field refuses.
-        """
+        """The Rope from the fields that `to_dict` returned."""
         if "inv_freq" in plain:
             raise SpecError(_INV_FREQ_HINT)
         _refuse_unknown_fields("Rope", plain, {field.name for field in fields(cls)})
@@ -323,12 +307,7 @@ class Rope:
 @lru_cache(maxsize=256)
 @in_reals
 def real_inv_freq(rope: Rope) -> tuple[Decimal, ...]:
-    """The scaled frequency of every pair with 60 digits.
-
-    Raises:
-        SpecError: If ``rope.scaling`` is a rule, or a law that does not fit this spectrum, or a
-            frequency is beyond 1e15.
-    """
+    """The scaled frequency of every pair with 60 digits."""
     law = rope.law()
     if rope.explicit_inv_freq is not None:
         scaled = tuple(map(Decimal, rope.explicit_inv_freq))

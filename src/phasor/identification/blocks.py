@@ -24,25 +24,15 @@ class MixedCoordinates(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Arrangement:
-    """The coordinates of pairs: pair ``k`` is ``read[:, k]`` before and ``written[:, k]`` after.
-
-    Attributes:
-        head_dim: Width of the head.
-        pairing: The pairing that is read, None if it is neither.
-        pairing_out: The pairing that is written, None if it is neither.
-        rotary_start: First coordinate of the rotated slice.
-        rotary_dim: How wide it is.
-        read: Coordinates, ``[2, pairs]``.
-        written: Coordinates, ``[2, pairs]``.
-    """
+    """The coordinates of pairs: pair ``k`` is ``read[:, k]`` before and ``written[:, k]`` after."""
 
     head_dim: int
-    pairing: Pairing | None
-    pairing_out: Pairing | None
+    pairing: Pairing | None  # of ``read``; None if it is neither
+    pairing_out: Pairing | None  # of ``written``; None if it is neither
     rotary_start: int
     rotary_dim: int
-    read: NDArray[np.intp]
-    written: NDArray[np.intp]
+    read: NDArray[np.intp]  # ``[2, pairs]``
+    written: NDArray[np.intp]  # ``[2, pairs]``
 
     @property
     def num_pairs(self) -> int:
@@ -112,15 +102,11 @@ def arrange_blocks(blocks: list[MixedCoordinates], head_dim: int) -> Arrangement
     for candidate in candidate_arrangements(lowest, highest, head_dim, pairs[0]):
         if _has_blocks(candidate, pairs, moves):
             return candidate
+    read, written = (np.array(coordinates).T for coordinates in zip(*pairs, strict=True))
     return Arrangement(
-        head_dim=head_dim,
-        pairing=None,
-        pairing_out=None,
-        rotary_start=lowest,
-        rotary_dim=2 * len(pairs),
-        read=np.array([block.read for block in pairs]).T,
-        written=np.array([block.written for block in pairs]).T,
-    )
+        head_dim=head_dim, pairing=None, pairing_out=None, rotary_start=lowest,
+        rotary_dim=2 * len(pairs), read=read, written=written,
+    )  # fmt: skip
 
 
 def candidate_arrangements(
@@ -128,11 +114,7 @@ def candidate_arrangements(
 ) -> Iterator[Arrangement]:
     """The arrangements whose slice holds ``lowest`` to ``highest``, the narrowest first.
 
-    Args:
-        lowest: A coordinate that turns; the slice begins here or before.
-        highest: The last coordinate that turns; the slice ends here or after.
-        head_dim: Width of the head.
-        pair: If given, only arrangements whose pairs are as far apart as this one's coordinates.
+    With a ``pair``, only those whose pairs are as far apart as its two coordinates.
     """
     # the first pair is the fastest; if it does not turn, the slice most likely begins at 0
     for start in dict.fromkeys([lowest, 0, *range(lowest - 1, 0, -1)]):
@@ -168,6 +150,5 @@ def pair_factors(blocks: NDArray[np.float64]) -> NDArray[np.complex128]:
 
     ``[2, P, pairs]``; of a rotation both are the same, otherwise their mean is the nearest one.
     """
-    return np.stack(
-        (blocks[..., 0, 0] - 1j * blocks[..., 0, 1], blocks[..., 1, 1] + 1j * blocks[..., 1, 0])
-    )
+    first = blocks[..., 0, 0] - 1j * blocks[..., 0, 1]
+    return np.stack((first, blocks[..., 1, 1] + 1j * blocks[..., 1, 0]))

@@ -35,13 +35,7 @@ _LONGEST_WITHOUT_POSITIONS = 1 << 12
 
 
 class Arrays:
-    """NumPy's arrays in one dtype; each subclass is another library's.
-
-    Attributes:
-        name: The library's name.
-        library: Its module.
-        dtype: The dtype of vectors.
-    """
+    """NumPy's arrays in one dtype; each subclass is another library's."""
 
     name = "numpy"
 
@@ -162,31 +156,19 @@ class RefusedError(Exception):
 
 @dataclass(kw_only=True)
 class Caller:
-    """Somebody's rotation behind one interface; `find_caller` makes it.
-
-    Attributes:
-        function: The rotation.
-        table: Makes its cos and sin from positions, if it takes those.
-        arrays: The library of its arrays, and their dtype.
-        takes: Its arguments in order, as `identify` takes them.
-        dims: The order of the dimensions of its vectors.
-        position_dims: The same of positions.
-        head_dim: Width of one head.
-        n_axes: Coordinates of a position.
-        changed_inputs: Names of arguments that were found changed after a call.
-        out_dtype: The dtype of its results.
-    """
+    """Somebody's rotation behind one interface; `find_caller` makes it."""
 
     function: Callable[..., Any]
-    table: Callable[..., Any] | None
+    table: Callable[..., Any] | None  # makes its cos and sin from positions, if it takes those
     arrays: Arrays
-    takes: str
-    dims: Dims
-    position_dims: str
+    takes: str  # its arguments in order, as for `identify`
+    dims: Dims  # order of the dimensions of its vectors
+    position_dims: str  # order of the dimensions of its positions
     head_dim: int
-    n_axes: int
+    n_axes: int  # coordinates of a position
+    # words of ``takes`` whose values a call changed
     changed_inputs: set[str] = field(default_factory=set[str])
-    out_dtype: str = "float64"
+    out_dtype: str = "float64"  # the dtype of its results
 
     def __post_init__(self) -> None:
         # pairs of a keyword (empty for a positional argument) and the word for its value
@@ -209,17 +191,10 @@ class Caller:
         return self.turn(np.eye(self.head_dim), [position])[0, 0].T
 
     def turn(self, vectors: NDArray[Any], positions: Sequence[Any] | NDArray[Any]) -> Floats:
-        """Every vector at every position.
+        """Every vector ``[m, head_dim]`` at every position: ``[outputs, P, m, head_dim]``.
 
-        Args:
-            vectors: ``[m, head_dim]``.
-            positions: Whole numbers ``[P, n_axes]``, or ``[P]``, equal on all axes.
-
-        Returns:
-            ``[outputs, P, m, head_dim]``.
-
-        Raises:
-            RefusedError: If the function raises or returns something of another shape.
+        Positions ``[P, n_axes]``, or ``[P]``, equal on all axes. If the function raises, or its
+        result has another shape, this raises `RefusedError`.
         """
         positions = np.asarray(positions)
         if self.n_axes > 1 and positions.ndim == 1:
@@ -229,9 +204,8 @@ class Caller:
                 raise RefusedError("it takes no positions and counts tokens from 0")
             return self._turn_tokens(vectors, np.arange(int(positions.max()) + 1))[:, positions]
         if "offset" in self._words:
-            return np.concatenate(
-                [self._turn_tokens(vectors, positions[[i]]) for i in range(len(positions))], 1
-            )
+            each = range(len(positions))
+            return np.concatenate([self._turn_tokens(vectors, positions[[i]]) for i in each], 1)
         return self._turn_tokens(vectors, positions)
 
     def _turn_tokens(self, vectors: NDArray[Any], positions: NDArray[Any]) -> Floats:
@@ -266,9 +240,7 @@ class Caller:
                 if not set(dtypes) <= set(ROUNDING):
                     raise RefusedError(f"it returns {dtypes[0]}, and not {', '.join(ROUNDING)}")
                 shape = tuple(vectors[0].shape)
-                outputs = np.stack(
-                    [self._unpack(self.arrays.read(output), shape) for output in results]
-                )
+                outputs = np.stack([self._unpack(self.arrays.read(y), shape) for y in results])
                 self.out_dtype = dtypes[0]
             except RefusedError:
                 raise
@@ -338,12 +310,7 @@ def find_caller(
 ) -> Caller:
     """The first way of calling ``function`` that works and treats all heads alike.
 
-    Arguments as for `identify`.
-
-    Raises:
-        SpecError: For an argument that means nothing.
-        BackendError: If the library named by ``arrays`` is not installed, or lacks the dtype.
-        TensorError: If no way works; the message lists what was tried and why it failed.
+    Arguments as for `identify`. If no way works, the `TensorError` lists what was tried.
 
     >>> from phasor import Rope
     >>> from phasor.numpy import rotate
@@ -367,9 +334,8 @@ def find_caller(
             if arrays is not None:
                 raise
             continue
-        for guess, vector_dims, position_dims in product(
-            guesses, orders, _POSITION_DIMS[n_axes > 1]
-        ):
+        ways = product(guesses, orders, _POSITION_DIMS[n_axes > 1])
+        for guess, vector_dims, position_dims in ways:
             caller = Caller(
                 function=function, table=table, arrays=library, takes=guess, dims=vector_dims,
                 position_dims=position_dims, head_dim=head_dim, n_axes=n_axes,

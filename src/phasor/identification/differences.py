@@ -55,22 +55,14 @@ def _plain(value: object) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class PairDifference(Difference):
-    """The position where the angles of one pair part.
-
-    Attributes:
-        pair: Index of the pair.
-        position: The first position at which they are more than the tolerance apart.
-        error: How far apart the two unit vectors are there.
-        inv_freq: The pair's frequency in the first and in the second Rope.
-    """
+    """The position where the angles of one pair part."""
 
     pair: int
-    position: int
-    error: float
-    inv_freq: tuple[float, float]
+    position: int  # the first at which they are more than the tolerance apart
+    error: float  # how far apart the two unit vectors are there
+    inv_freq: tuple[float, float]  # in the first and in the second Rope
 
     def lines(self) -> list[str]:
-        """The pair, the position, and by how much."""
         first, second = self.inv_freq
         return [
             f"{self.pair} at position {self.position}, {self.error:.3g} apart "
@@ -80,23 +72,13 @@ class PairDifference(Difference):
 
 @dataclass(frozen=True, kw_only=True)
 class RopeDifference(Difference):
-    """How two Ropes differ within a context; false if they do not.
+    """How two Ropes differ within a context; false if they do not."""
 
-    Attributes:
-        fields: Layout fields that differ, with both values: these part at once.
-        earliest: The pair that parts at the lowest position, if any does.
-        first_pair: The lowest pair that parts anywhere in the context.
-        pairs: How many pairs part within the context.
-        attention_factors: Both attention factors, if they differ.
-        softmax_factors: Both softmax factors, if they differ.
-        logit_factors: Both logit factors, if they differ.
-    """
-
-    fields: dict[str, tuple[object, object]]
-    earliest: PairDifference | None = None
-    first_pair: PairDifference | None = None
-    pairs: int = 0
-    attention_factors: tuple[float, float] | None = None
+    fields: dict[str, tuple[object, object]]  # of the layout: these part at once
+    earliest: PairDifference | None = None  # parts at the lowest position
+    first_pair: PairDifference | None = None  # the lowest index that parts at all
+    pairs: int = 0  # how many part
+    attention_factors: tuple[float, float] | None = None  # None if they are equal
     softmax_factors: tuple[float, float] | None = None
     logit_factors: tuple[float, float] | None = None
 
@@ -104,7 +86,6 @@ class RopeDifference(Difference):
         return bool(self.fields or self.earliest or self.attention_factors or self.softmax_factors)
 
     def lines(self) -> list[str]:
-        """The differences, a line each."""
         lines = [f"{name}: {first} and {second}" for name, (first, second) in self.fields.items()]
         for name, factors in (
             ("Attention factor", self.attention_factors),
@@ -171,12 +152,8 @@ def _parting_positions(a: Rope, b: Rope, tolerance: float) -> Floats:
     # |exp(ix) - exp(iy)| = 2 |sin((x - y) / 2)| passes the tolerance at this angle
     angle = 2 * math.asin(tolerance / 2)
     # whole positions cannot tell frequencies that differ by whole turns
-    gaps = np.array(
-        [
-            abs(math.remainder(float(fa - fb), 2 * math.pi))
-            for fa, fb in zip(real_inv_freq(a), real_inv_freq(b), strict=True)
-        ]
-    )
+    pairs = zip(real_inv_freq(a), real_inv_freq(b), strict=True)
+    gaps = np.array([abs(math.remainder(float(fa - fb), 2 * math.pi)) for fa, fb in pairs])
     with np.errstate(divide="ignore"):
         return np.floor(angle / gaps) + 1
 
@@ -185,25 +162,20 @@ def _parting_positions(a: Rope, b: Rope, tolerance: float) -> Floats:
 class MapDifference(Difference):
     """The position where two linear maps part, as functions make them.
 
-    Attributes:
-        position: The first position found at which they differ.
-        coordinates: The coordinate read and the one written with the largest difference there.
-        pair: The pair that reads it, in the first that is a Rope; None if neither is.
-        size: How far apart the images of a unit vector are there; None if that is not finite.
-        score: The largest change of a score between unit vectors, the query there and the key at
-            0; None if that is not finite.
-        refused: The message of a function that refused the position; all else is None then.
+    What is not finite is None.
     """
 
-    position: int
+    position: int  # the first found at which they differ
+    # the one read and the one written that differ most there
     coordinates: tuple[int, int] | None = None
-    pair: int | None = None
-    size: float | None = None
+    pair: int | None = None  # the pair that reads it, in the first side that is a Rope
+    size: float | None = None  # how far apart the images of a unit vector are there, at most
+    # the largest change of a score of unit vectors, the query there and the key at 0
     score: float | None = None
+    # the message of the function that refused the position; all else is None then
     refused: str | None = None
 
     def lines(self) -> list[str]:
-        """The position and the sizes, in a sentence."""
         text = f"They part at position {self.position}"
         if self.refused is not None:
             return [f"{text}, which one refuses: {self.refused}."]
@@ -249,9 +221,8 @@ def _diff_measured(
     last_equal = -1
     for position in sorted(p for p in near_powers | set(range(17)) if p < context):
         if find_parting(position) is not None:
-            return find_parting(
-                find_first_bad(last_equal, position, lambda p: find_parting(p) is None)
-            )
+            first_bad = find_first_bad(last_equal, position, lambda p: find_parting(p) is None)
+            return find_parting(first_bad)
         last_equal = position
     return None
 
@@ -269,25 +240,17 @@ def _pair_of(rope: Rope, coordinate: int) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerDifference(Difference):
-    """The layers of one kind in the first model and one in the second; false if they agree.
+    """The layers of one kind in the first model and one in the second; false if they agree."""
 
-    Attributes:
-        layers: Their indices as ranges.
-        kinds: The kind of these layers in the first and in the second model.
-        has_rope: Whether each of them has a rope at all.
-        difference: How the two ropes differ; None unless both models have one.
-    """
-
-    layers: str
-    kinds: tuple[str, str]
+    layers: str  # their indices as ranges
+    kinds: tuple[str, str]  # of these layers in the first and in the second model
     has_rope: tuple[bool, bool]
-    difference: RopeDifference | None
+    difference: RopeDifference | None  # None unless both models have a rope here
 
     def __bool__(self) -> bool:
         return self.has_rope[0] != self.has_rope[1] or bool(self.difference)
 
     def lines(self) -> list[str]:
-        """The layers and their differences, a line each."""
         kinds = " and ".join(dict.fromkeys(self.kinds))
         if self.difference is None:
             which = "first" if self.has_rope[0] else "second"
@@ -299,23 +262,14 @@ class LayerDifference(Difference):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDifference(Difference):
-    """Two models side by side; false if no layer, frequency or factor differs.
-
-    Attributes:
-        names: The names of both models.
-        layer_counts: How many layers each has.
-        softmax_factors: The factor of each on its softmax scale.
-        context: Positions compared.
-        tolerance: How far apart two unit vectors may be.
-        layers: For every two kinds of layers that meet at one index.
-    """
+    """Two models side by side; false if no layer, frequency or factor differs."""
 
     names: tuple[str, str]
     layer_counts: tuple[int, int]
-    softmax_factors: tuple[float, float]
-    context: int
-    tolerance: float
-    layers: tuple[LayerDifference, ...]
+    softmax_factors: tuple[float, float]  # those on the softmax scale of each
+    context: int  # positions compared
+    tolerance: float  # how far apart two unit vectors may be
+    layers: tuple[LayerDifference, ...]  # for every two kinds of layers that meet at one index
 
     def __bool__(self) -> bool:
         return (
@@ -325,7 +279,6 @@ class ModelDifference(Difference):
         )
 
     def lines(self) -> list[str]:
-        """Both names and the differences, if there are any, a line each."""
         lines = [f"{' and '.join(self.names)}, positions 0 to {self.context - 1}"]
         if not self:
             lines.append(f"They agree within {self.tolerance:g} on every pair of every layer.")
@@ -430,8 +383,6 @@ def diff(
         how far, and the change of a score, or None if they agree.
 
     Raises:
-        SpecError: If a scaling is an unresolved rule, the heads of functions differ in width, or an
-            argument is out of bounds.
         TensorError: If no way of calling a function works.
 
     >>> from phasor.scaling import Linear, NTK
@@ -463,9 +414,7 @@ def diff(
     limit = None if measured else 2
     number("tolerance", 1 if tolerance is None else tolerance, above=0, most=limit)
     if isinstance(a, LayerRopes) and isinstance(b, LayerRopes):
-        context = context or max(
-            (model.context for model in (a, b) if model.context), default=_CONTEXT
-        )
+        context = context or max(a.context or 0, b.context or 0) or _CONTEXT
         return _diff_models(a, b, seq_len or context, context, tolerance or 1e-6)
     context = context or _CONTEXT
     if isinstance(a, Rope) and isinstance(b, Rope):

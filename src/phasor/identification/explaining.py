@@ -62,18 +62,14 @@ def explain(
 ) -> Identification:
     """The report about the rotation: its pairs and factor, and the Rope that does the same.
 
-    Args:
-        arrangement: The coordinates of the pairs.
-        spectrum: How fast they turn, with equal coordinates on all axes.
-        drivers: Which axes turn which pair; none for a pair that was not seen to turn.
-        sizes: The lengths of turned unit vectors, ``[P, pairs]``.
-        rounding: Relative rounding error of the measurements.
-        is_rotation: Whether both members of every pair turn alike.
+    ``sizes`` ``[P, pairs]`` are the lengths of turned unit vectors. ``drivers`` has no axis for a
+    pair that was not seen to turn. ``is_rotation``: whether both members of every pair turn alike.
     """
     median = float(np.median(sizes))
     has_one_gain = is_rotation and float(np.ptp(sizes)) <= 16 * rounding * max(median, 1)
     gain = simplest_near(median, 4 * rounding + 1e-12) or 0.0
     axes = np.where(drivers.any(axis=0), drivers.argmax(axis=0), -1).tolist()
+    coordinates = arrangement.read.T.tolist(), arrangement.written.T.tolist()
     report = Identification(
         head_dim=arrangement.head_dim,
         called=None,
@@ -93,9 +89,7 @@ def explain(
                 uncertainty=float(spectrum.uncertainty[k]),
                 axis=None if axes[k] < 0 else axes[k],
             )
-            for k, (read, written) in enumerate(
-                zip(arrangement.read.T.tolist(), arrangement.written.T.tolist(), strict=True)
-            )
+            for k, (read, written) in enumerate(zip(*coordinates, strict=True))
         ),
     )
     if not is_rotation:
@@ -223,14 +217,9 @@ def _find_axes(drivers: Drivers) -> list[Axes]:
             except SpecError:
                 continue
             # interleaved sections may name other counts than the pairs that they give each axis
-            same_counts = axes.n_axes == n_axes and sections == tuple(
-                map(axis_of_pair.count, range(n_axes))
-            )
-            if (
-                same_counts
-                and np.all(unseen | drivers[axis_of_pair, range(pairs)])
-                and axes not in found
-            ):
+            if axes.n_axes != n_axes or sections != tuple(map(axis_of_pair.count, range(n_axes))):
+                continue
+            if np.all(unseen | drivers[axis_of_pair, range(pairs)]) and axes not in found:
                 found.append(axes)
     return found
 

@@ -49,19 +49,12 @@ _SHARE_ROUNDING = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """A base and a law that give the frequencies found.
-
-    Attributes:
-        base: The base.
-        law: The law, None for plain powers of the base.
-        mistake: The known mistake that gives them with far fewer digits than any law.
-        digits: How many digits the parameters have; the fewest are the likeliest.
-    """
+    """A base and a law that give the frequencies found."""
 
     base: float
-    law: Law | None
-    mistake: Finding | None = None
-    digits: int
+    law: Law | None  # None for plain powers of the base
+    mistake: Finding | None = None  # gives them with far fewer digits than any law
+    digits: int  # of all parameters: the fewer, the likelier
 
     @property
     def gives_frequencies(self) -> bool:
@@ -82,13 +75,9 @@ Check = Callable[[float, Law | None], bool]
 def find_explanations(
     inv_freq: Floats, tolerance: Floats, *, head_dim: int, check: Check
 ) -> list[Explanation]:
-    """All proposals that ``check`` confirms, the likeliest first.
+    """All proposals that ``check`` confirms for a whole spectrum, the likeliest first.
 
-    Args:
-        inv_freq: The frequencies of one whole spectrum, none negative, ``[num_pairs]``.
-        tolerance: The largest difference of each from a law's frequency.
-        head_dim: Width of the head.
-        check: Tells whether a base and a law give all frequencies of the function.
+    None of the frequencies ``[num_pairs]`` is negative; a law's may be off by ``tolerance``.
     """
     confirmed: list[Explanation] = []
     for proposal in _make_proposals(inv_freq, tolerance, head_dim):
@@ -99,15 +88,9 @@ def find_explanations(
                 confirmed.append(proposal)
         except SpecError:  # the law does not fit this spectrum
             continue
-    lawful = min(
-        (proposal.digits for proposal in confirmed if proposal.mistake is None), default=1000
-    )
-    likely = [
-        proposal
-        for proposal in confirmed
-        if proposal.mistake is None or proposal.digits + _MISTAKE_DIGITS <= lawful
-    ]
-    return sorted(likely, key=lambda proposal: proposal.digits)
+    lawful = min((p.digits for p in confirmed if p.mistake is None), default=1000)
+    likely = [p for p in confirmed if p.mistake is None or p.digits + _MISTAKE_DIGITS <= lawful]
+    return sorted(likely, key=lambda p: p.digits)
 
 
 def _make_proposals(f: Floats, tolerance: Floats, head_dim: int) -> Proposals:

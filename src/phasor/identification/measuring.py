@@ -99,8 +99,6 @@ def identify(
 
     Raises:
         TensorError: If no way of calling ``function`` works.
-        SpecError: For an argument out of bounds.
-        BackendError: If the library named by ``arrays`` is not installed, or lacks the dtype.
 
     >>> from phasor import Rope
     >>> from phasor.numpy import rotate
@@ -238,16 +236,10 @@ def _add_error(report: Identification, maps: Floats) -> Identification:
 
 
 def identify_table(z: Complex, dtype: str, pairs: Rope) -> Identification:
-    """Which rotation a table of cosines and sines is of: row ``p`` is position ``p``.
+    """Which rotation a table ``z = cos + i sin`` is of: row ``p`` is position ``p``.
 
-    Args:
-        z: ``cos + i sin`` of each pair, finite, ``[positions, num_pairs]``, two rows or more.
-        dtype: Their dtype.
-        pairs: Has the coordinates of the pairs; its frequencies are not used.
-
-    Returns:
-        The report; ``error`` is the largest difference between an entry and the Rope's, as a
-        complex number. Where no Rope has these rows, ``why_no_rope`` says why.
+    ``pairs`` has the coordinates of the pairs; its frequencies are not used. The report's ``error``
+    is the largest difference between an entry and the Rope's, as a complex number.
     """
     rounding, findings = find_table_dtype(np.stack((z.real, z.imag)), ROUNDING[dtype], dtype)
     read_rows = powers_of_two(len(z) - 1)
@@ -257,10 +249,8 @@ def identify_table(z: Complex, dtype: str, pairs: Rope) -> Identification:
     report = replace(report, findings=(*findings, *report.findings), table_end=len(z))
     unused = next((p for p in read_rows if p > spectrum.last_position), None)
     if unused is not None:
-        why = (
-            "rows must turn at fixed frequencies, and rows 0 to "
-            f"{spectrum.last_position} do, row {unused} does not"
-        )
+        found = f"rows 0 to {spectrum.last_position} do, row {unused} does not"
+        why = f"rows must turn at fixed frequencies, and {found}"
         return replace(report, rope=None, why_no_rope=why)
     if report.rope is None:
         return report
@@ -272,15 +262,12 @@ def identify_table(z: Complex, dtype: str, pairs: Rope) -> Identification:
     tolerance = gain * (16 * rounding + (rows + abs(offset)) * fastest * 2.0**-20)
     wrong = np.flatnonzero(error > tolerance)
     if len(wrong):
-        why = (
-            f"row {wrong[0]} is {error[wrong[0]]:.2g} off what the others say, more than rounding "
-            "explains"
-        )
+        size = f"{error[wrong[0]]:.2g} off what the others say"
+        why = f"row {wrong[0]} is {size}, more than rounding explains"
         return replace(report, rope=None, why_no_rope=why)
-    precision = [
-        (p, float(error[p - 12 : p].max() / gain)) for p in PRECISION_POSITIONS if p <= len(z)
-    ]
-    return replace(report, error=float(error.max()), precision=tuple(precision))
+    near = [p for p in PRECISION_POSITIONS if p <= len(z)]
+    precision = tuple((p, float(error[p - 12 : p].max() / gain)) for p in near)
+    return replace(report, error=float(error.max()), precision=precision)
 
 
 def identify_samples(
@@ -304,9 +291,7 @@ def identify_samples(
         The report, without what only calls can tell (written inputs, table end, other lengths).
 
     Raises:
-        TensorError: If the shapes do not fit.
         PositionError: If the positions are too few, too far apart or not whole.
-        SpecError: If the dtype is none of those that `identify` takes.
 
     >>> from phasor import Rope
     >>> from phasor.numpy import rotate
@@ -321,9 +306,8 @@ def identify_samples(
     rounding = 8 * ROUNDING[choice("dtype", dtype, ROUNDING)]
     equal, unequal, n_axes = _group_samples(before, after, positions)
     head_dim = next(iter(equal.values()))[0].shape[1]
-    arrangement = _find_arrangement(
-        list(equal.values())[:_ARRANGEMENT_POSITIONS], head_dim, rounding
-    )
+    groups = list(equal.values())[:_ARRANGEMENT_POSITIONS]
+    arrangement = _find_arrangement(groups, head_dim, rounding)
     if arrangement is None:
         why = "no pairing of coordinates explains the samples as turns, up to a factor, of pairs"
         return Identification(head_dim=head_dim, called=None, linear=True, why_no_rope=why)

@@ -43,19 +43,12 @@ _FLOAT32_ERROR = 1e-6
 
 @dataclass(frozen=True)
 class Probe:
-    """Measures how far every pair turns, with one vector per position.
-
-    Attributes:
-        caller: Calls the function.
-        arrangement: The coordinates of the pairs.
-        rounding: Relative rounding error of the results.
-        noise: How far they are off by no rounding.
-    """
+    """Measures how far every pair turns, with one vector per position."""
 
     caller: Caller
     arrangement: Arrangement
-    rounding: float
-    noise: float = 0.0
+    rounding: float  # relative rounding error of the results
+    noise: float = 0.0  # how far they are off for other reasons than rounding
 
     def __call__(self, positions: Sequence[Any] | NDArray[Any]) -> Complex:
         """At positions ``[P]``, equal on all axes, or ``[P, n_axes]``: ``[P, pairs]``."""
@@ -83,10 +76,7 @@ class Probe:
 def compare_members(probe: Probe, factors: Complex) -> list[Finding]:
     """The mistake, if the two members of a pair do not turn by the same angle.
 
-    Args:
-        probe: Calls the function.
-        factors: `pair_factors` at small positions with equal coordinates; with several axes, at
-            others after them.
+    ``factors`` are `pair_factors` at small positions with equal coordinates, and then at others.
     """
     arrangement, tolerance = probe.arrangement, 32 * probe.rounding
     size = np.maximum(np.maximum(np.abs(factors.real), np.abs(factors.imag)).max(axis=0), 1e-30)
@@ -132,9 +122,7 @@ def compare_members(probe: Probe, factors: Complex) -> list[Finding]:
 def compare_queries_and_keys(probe: Probe, maps: Floats) -> tuple[float | None, list[Finding]]:
     """The factor on keys if it differs, and a finding if keys are not turned as queries are.
 
-    Args:
-        probe: Calls the function.
-        maps: ``[outputs, P, out, in]``; keys' are the second.
+    The second of the ``maps`` ``[outputs, P, out, in]`` is that of the keys.
     """
     tolerance = 32 * probe.rounding
     if len(maps) < 2 or np.abs(maps[0] - maps[1]).max() <= tolerance * max(1.0, np.abs(maps).max()):
@@ -276,19 +264,13 @@ def _describe_negative_positions(predicted: _Prediction, end: int | None) -> tup
 
 @dataclass(kw_only=True)
 class Lengths:
-    """The results of calls of growing lengths.
+    """The results of calls of growing lengths."""
 
-    Attributes:
-        answers: Turned unit vectors of each call, by its highest position, at the `powers_of_two`
-            up to that.
-        changes_at: The highest position of the shortest call whose results at lower positions
-            differ from those of shorter calls.
-        irreproducible_at: The highest position of a call whose results differed when it was
-            repeated.
-    """
-
+    # by a call's highest position: unit vectors turned to the `powers_of_two` up to it
     answers: dict[int, Complex] = field(default_factory=dict[int, Complex])
+    # the highest position of the shortest call that contradicts shorter ones
     changes_at: int | None = None
+    # the highest position of a call that gave something else when it was repeated
     irreproducible_at: int | None = None
 
     @property
@@ -343,12 +325,11 @@ def add_rule(report: Identification, lengths: Lengths, probe: Probe) -> Identifi
             longer_calls.append(_LongerCall(top + 1, spectrum, float(np.median(np.abs(z)))))
     rule, sentence = None, ""
     if report.rope is not None and report.rope.num_pairs > 1 and len(longer_calls) > 1:
-        rule_and_sentence = _fit_dynamic_ntk(report, longer_calls)
-        if rule_and_sentence is None and lengths.irreproducible_at is None:
-            rule_and_sentence = _fit_longrope(
-                report, report.rope, lengths.changes_at or 0, longer_calls, probe.rounding
-            )
-        rule, sentence = rule_and_sentence or (None, "")
+        found = _fit_dynamic_ntk(report, longer_calls)
+        if found is None and lengths.irreproducible_at is None:
+            original = lengths.changes_at or 0
+            found = _fit_longrope(report, report.rope, original, longer_calls, probe.rounding)
+        rule, sentence = found or (None, "")
     finding = make_finding("depends-on-length", length=lengths.changes_at, rule=sentence)
     return replace(report, rule=rule, findings=(*report.findings, finding))
 
@@ -361,9 +342,7 @@ def _fit_dynamic_ntk(
         return None
     pairs = len(report.pairs)
     slowest = report.base ** (-(pairs - 1) / pairs)
-    factors = [
-        (call.tokens, slowest / abs(float(call.spectrum.inv_freq[-1]))) for call in longer_calls
-    ]
+    factors = [(c.tokens, slowest / abs(float(c.spectrum.inv_freq[-1]))) for c in longer_calls]
     (short, low), (long, high) = factors[0], factors[-1]
     slope = (high - low) / (long - short)
     factor = simplest_near(1 - (low - slope * short), 1e-3)
@@ -371,9 +350,7 @@ def _fit_dynamic_ntk(
         return None
     original = interval_around(factor / slope, 1e-3).power_of_two() or round(factor / slope)
     rule = DynamicNTK(factor=factor, original_max_positions=original)
-    fits = all(
-        np.isclose(rule.at(tokens).factor, measured, rtol=1e-3) for tokens, measured in factors
-    )
+    fits = all(np.isclose(rule.at(n).factor, measured, rtol=1e-3) for n, measured in factors)
     return (rule, f" The rule is {rule}.") if fits else None
 
 
@@ -401,15 +378,12 @@ def _fit_longrope(
     def shortest_divisors(inv_freq: Floats, uncertainty: Floats) -> tuple[float, ...]:
         """Each with the fewest digits that its measurement allows."""
         values, errors = plain / inv_freq, _FLOAT32_ERROR + uncertainty / inv_freq
-        return tuple(
-            simplest_near(value, error) or float(value)
-            for value, error in zip(values, errors, strict=True)
-        )
+        near = zip(values, errors, strict=True)
+        return tuple(simplest_near(value, error) or float(value) for value, error in near)
 
+    uncertainty = np.array([pair.uncertainty for pair in report.pairs])
     rule = LongRope(
-        short_factors=shortest_divisors(
-            short, np.array([pair.uncertainty for pair in report.pairs])
-        ),
+        short_factors=shortest_divisors(short, uncertainty),
         long_factors=shortest_divisors(np.abs(last.inv_freq), last.uncertainty),
         original_max_positions=original,
         factor=simplest_near(math.exp((gain**2 - 1) * math.log(original)), 1e-4) or 1.0,
@@ -417,9 +391,8 @@ def _fit_longrope(
     short_gain = report.attention_factor or 1.0
     derived_gain = rule.at(original).temperature().attention_factor
     if not np.allclose((short_gain, gain), derived_gain, rtol=64 * rounding, atol=0):
-        rule = replace(
-            rule, factor=1.0, short_attention_factor=short_gain, long_attention_factor=gain
-        )
+        gains = {"short_attention_factor": short_gain, "long_attention_factor": gain}
+        rule = replace(rule, factor=1.0, **gains)
     lists = (rule.short_factors, rule.long_factors)
     spans = " and ".join(f"by {min(factors):g} to {max(factors):g}" for factors in lists)
     any_base = " (any would do)" if known_base is None else ""

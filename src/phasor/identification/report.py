@@ -68,15 +68,10 @@ SENTENCES = {
 
 @dataclass(frozen=True)
 class Finding:
-    """A property or mistake of the rotation that a user should know.
+    """A property or mistake of the rotation that a user should know."""
 
-    Attributes:
-        name: Its name, for programs.
-        sentence: One sentence, for people.
-    """
-
-    name: str
-    sentence: str
+    name: str  # for programs
+    sentence: str  # for people
 
 
 def make_finding(name: str, /, **measured: Any) -> Finding:
@@ -86,21 +81,13 @@ def make_finding(name: str, /, **measured: Any) -> Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class PairFound:
-    """The coordinates and the frequency of one pair.
+    """The coordinates and the frequency of one pair."""
 
-    Attributes:
-        read: Its two coordinates before.
-        written: Its two coordinates after.
-        inv_freq: Radians per position; whole positions cannot tell whole turns.
-        uncertainty: How far off that may be.
-        axis: The axis that drives it; None if it does not turn.
-    """
-
-    read: tuple[int, int]
-    written: tuple[int, int]
-    inv_freq: float
-    uncertainty: float
-    axis: int | None
+    read: tuple[int, int]  # its two coordinates before
+    written: tuple[int, int]  # its two coordinates after
+    inv_freq: float  # radians per position; whole positions cannot tell whole turns
+    uncertainty: float  # how far off ``inv_freq`` may be
+    axis: int | None  # the one that drives it; None if it does not turn
 
 
 @dataclass(frozen=True, kw_only=True)

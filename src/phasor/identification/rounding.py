@@ -28,13 +28,7 @@ _FLOAT32_ROWS = 2.0**-20
 
 
 def find_table_dtype(values: Floats, rounding: float, dtype: str) -> tuple[float, list[Finding]]:
-    """The rounding of cosines and sines, and a finding if they are numbers of a coarser dtype.
-
-    Args:
-        values: Cosines and sines, any shape.
-        rounding: The largest relative error of rounding to ``dtype``.
-        dtype: The dtype of the values that were measured.
-    """
+    """The rounding of cosines and sines, and a finding if they are numbers of a coarser dtype."""
     distinct = np.unique(np.abs(values[(values != 0) & (np.abs(values) != 1)]))
     coarser = [name for name in reversed(DTYPES) if ROUNDING[name] > rounding]
     for name in coarser if len(distinct) >= 16 else ():

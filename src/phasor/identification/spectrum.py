@@ -33,23 +33,14 @@ _ANGLE_ERRORS = (2 * ROUNDING["float64"], 2 * ROUNDING["float32"])
 
 @dataclass(frozen=True, kw_only=True)
 class Spectrum:
-    """How fast each pair turns counter-clockwise, measured at whole positions.
+    """How fast each pair turns counter-clockwise, measured at whole positions."""
 
-    Attributes:
-        inv_freq: Radians per position, from ``-pi`` to ``pi``: whole positions cannot tell more.
-        uncertainty: How far off each may be.
-        phase: The angle at position 0.
-        phase_uncertainty: How far off that may be.
-        last_position: The highest position whose angles were used.
-        has_float32_angles: Whether angles are further off than float64 explains.
-    """
-
-    inv_freq: Floats
-    uncertainty: Floats
-    phase: Floats
+    inv_freq: Floats  # radians per position, from -pi to pi: whole positions cannot tell more
+    uncertainty: Floats  # how far off each ``inv_freq`` may be
+    phase: Floats  # the angle at position 0
     phase_uncertainty: Floats
-    last_position: int
-    has_float32_angles: bool
+    last_position: int  # the highest whose angles were used
+    has_float32_angles: bool  # whether angles are further off than float64 explains
 
     def predict(self, positions: Floats) -> Complex:
         """The unit vectors that the frequencies predict.
@@ -90,17 +81,16 @@ def exact_phasors(rope: Rope, positions: NDArray[np.int64], offset: float = 0.0)
 def bound_angle_errors(z: Complex, rounding: float, noise: float = 0.0) -> Floats:
     """How far the angles of ``z`` may be off if its cosines and sines are off by an ulp each.
 
-    Args:
-        z: ``[P, pairs]``.
-        rounding: The largest relative error of rounding to their dtype.
-        noise: How far off they are besides, whatever their size.
+    ``noise`` is how far these are off besides, whatever their size.
     """
     errors = 2 * rounding * np.abs(np.sin(2 * np.angle(z)))
     return errors + max(noise, _FLOAT16_STEP if rounding > 2.0**-12 else 0)
 
 
 def find_spectrum(positions: Sequence[int], z: Complex, angle_errors: Floats) -> Spectrum:
-    """The frequencies with which vectors turn from position to position.
+    """The frequencies with which vectors ``z`` ``[P, pairs]`` turn from position to position.
+
+    Positions ascend, and the first two are one apart. Rounding may move each angle by its error.
 
     The angle between the first two positions gives each frequency modulo a full turn. Every later
     angle is known modulo a full turn too, and the estimate so far says how many turns to add. So
@@ -110,11 +100,6 @@ def find_spectrum(positions: Sequence[int], z: Complex, angle_errors: Floats) ->
     the rounding errors of all angles: of float64 angles, and of float32 angles if the residues of
     the fit are larger than those allow. The residues are added, for a function whose arithmetic is
     coarser still.
-
-    Args:
-        positions: ``P`` ascending positions; the first two one apart.
-        z: ``[P, pairs]``, of any size.
-        angle_errors: ``[P, pairs]``: how far rounded cosines and sines may move each angle.
     """
     finite = np.isfinite(z).all(axis=1)
     usable = len(z) if finite.all() else int(np.argmin(finite))
@@ -231,40 +216,27 @@ def log_base(
 ) -> Interval:
     """Logarithms of the bases for which ``base ** (-index / num_pairs)`` fits all frequencies.
 
-    Args:
-        inv_freq: Frequencies, ``[n]``; those that are 0 are not used.
-        relative_errors: Relative error of each at most, ``[n]``.
-        num_pairs: Pairs of the whole spectrum.
-        indices: The index of each pair in the whole spectrum, ``[n]``.
+    Frequencies of 0 are not used; indices and ``num_pairs`` are those of the whole spectrum.
     """
     known = (indices > 0) & (inv_freq > 0) & (relative_errors < 0.5)
     if not known.any():
         return Interval(1e-9, 600.0)
-    slopes, logs, errors = (
-        num_pairs / indices[known],
-        np.log(inv_freq[known]),
-        relative_errors[known],
-    )
+    slopes, errors = num_pairs / indices[known], relative_errors[known]
+    logs = np.log(inv_freq[known])
     low = (-slopes * (logs + np.log1p(errors))).max()
     high = (-slopes * (logs + np.log1p(-errors))).min()
     return Interval(max(float(low), 1e-9), float(high))
 
 
 class Frequencies:
-    """The frequencies of one whole spectrum as they were measured.
-
-    Attributes:
-        inv_freq: The frequencies, none negative and the first not 0, ``[num_pairs]``.
-        relative_errors: The largest relative error of each.
-        head_dim: Width of the head, which may stand in a wrong exponent.
-        num_turning: How many are not 0.
-        factor: The divisor of the first frequency, which is 1 without a law.
-    """
+    """The frequencies of one whole spectrum as they were measured."""
 
     def __init__(self, inv_freq: Floats, relative_errors: Floats, head_dim: int) -> None:
+        # none is negative, and the first is not 0; the head's width may stand in a wrong exponent
         self.inv_freq, self.relative_errors, self.head_dim = inv_freq, relative_errors, head_dim
         self.num_pairs, self.num_turning = len(inv_freq), int(np.count_nonzero(inv_freq))
         self.indices = np.arange(len(inv_freq), dtype=np.float64)
+        # the divisor of the first frequency, which is 1 without a law
         self.factor = interval_around(1 / float(inv_freq[0]), float(relative_errors[0]))
 
     @property

@@ -42,9 +42,7 @@ def from_cache(
         of row 0. Where no law gives the frequencies, ``rope.explicit_inv_freq`` holds them.
 
     Raises:
-        TensorError: If the tables are not two equal shapes of at least two rows.
         ConfigError: If no Rope gives them, saying why.
-        SpecError: If pairing, head_dim or rotary_start do not fit.
 
     >>> from phasor.angles import cos_sin
     >>> from phasor.scaling import Linear

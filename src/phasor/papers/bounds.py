@@ -36,10 +36,6 @@ def critical_dimension(rope: Rope, context: float) -> int:
     Returns:
         An even number from 0 to ``rotary_dim``.
 
-    Raises:
-        SpecError: If ``context`` is not a positive number, or ``rope.scaling`` is a rule that has
-            not picked its law.
-
     >>> critical_dimension(Rope(head_dim=128, pairing="half"), 4096)
     92
     >>> critical_dimension(Rope(head_dim=128, pairing="half", base=500_000.0), 8192) // 2
@@ -58,9 +54,6 @@ def critical_base(base: float, context: float, tuned_context: float) -> float:
         base: Base of training.
         context: Length of the training context, above ``2 pi``.
         tuned_context: Length of the context in tuning, above ``2 pi``.
-
-    Raises:
-        SpecError: If a number is not in its range.
 
     >>> print(round(critical_base(10_000.0, 4096, 16_384)))
     71738
@@ -97,10 +90,6 @@ def feasible_bases(rope: Rope, context: int, bases: Iterable[float]) -> NDArray[
         first number is the least feasible base; ``[-1, 0]`` is the safe one if the last number
         is the last of ``bases``.
 
-    Raises:
-        SpecError: If ``context`` is not a whole number >= 0, the bases do not ascend, the rope has
-            explicit frequencies, or its scaling is a rule that has not picked its law.
-
     >>> rope = Rope(head_dim=128, pairing="half")
     >>> feasible_bases(rope, 1024, np.geomspace(4250, 4350, 8)).round()
     array([[4293., 4330.]])
@@ -122,9 +111,7 @@ def feasible_bases(rope: Rope, context: int, bases: Iterable[float]) -> NDArray[
     for index, base in enumerate(candidates):
         if is_feasible(base) != in_interval:
             in_interval = not in_interval
-            edges.append(
-                base if index == 0 else _find_edge(is_feasible, candidates[index - 1], base)
-            )
+            edges.append(_find_edge(is_feasible, candidates[index - 1], base) if index else base)
     if in_interval:
         edges.append(candidates[-1])
     return np.array(edges).reshape(-1, 2)
@@ -168,11 +155,6 @@ def interpolation_bound(
 
     Returns:
         float64, the broadcast shape.
-
-    Raises:
-        TensorError: If ``q`` or ``k`` does not end in ``head_dim`` or is not real.
-        PositionError: If the distances are not numbers.
-        SpecError: If the rope has several axes, or a rule that has not picked its law.
 
     >>> from phasor.numpy import score
     >>> ones, rope = np.ones(128), Rope(head_dim=128, pairing="half")

@@ -42,10 +42,6 @@ def decay(rope: Rope, distances: ArrayLike) -> NDArray[np.float64]:
     Returns:
         float64 ``[...]``, within ``8e-15 * n`` of the real number at integer distances.
 
-    Raises:
-        PositionError: If the distances are not numbers.
-        SpecError: If ``rope.scaling`` is a rule that has not picked its law.
-
     >>> decay(Rope(head_dim=128, pairing="half"), [0, 1, 8, 256]).round(4)
     array([32.5   , 31.5382, 19.8174,  6.5431])
     """
@@ -71,11 +67,6 @@ def abel_bound(q: ArrayLike, k: ArrayLike, distance: ArrayLike, rope: Rope) -> N
 
     Returns:
         float64, the broadcast shape.
-
-    Raises:
-        TensorError: If ``q`` or ``k`` does not end in ``head_dim`` or is not real.
-        PositionError: If the distances are not numbers.
-        SpecError: If ``rope.scaling`` is a rule that has not picked its law.
 
     >>> ones = np.ones(128)
     >>> print(abel_bound(ones, ones, 5, Rope(head_dim=128, pairing="half")).round())
@@ -112,11 +103,6 @@ def cosine(
     Returns:
         float64 ``[...]``.
 
-    Raises:
-        PositionError: If the distances are not numbers.
-        SpecError: If the kind does not exist, a drawn kind lacks its seed or another has one, or
-            ``rope.scaling`` is a rule that has not picked its law.
-
     >>> rope = Rope(head_dim=128, pairing="half", base=500_000.0)
     >>> cosine(rope, [0, 100, 10_000], "aligned").round(4)
     array([1.   , 0.611, 0.187])
@@ -146,9 +132,8 @@ def pair_products(
     """``q_k conj(k_k)`` of every pair as complex numbers, and ``q . k`` of what is not rotated."""
     query, key = _check_vectors("q", q, rope), _check_vectors("k", k, rope)
     first, second = pair_indices(rope, rope.pairing)
-    turning = (query[..., first] + 1j * query[..., second]) * (
-        key[..., first] - 1j * key[..., second]
-    )
+    turning = query[..., first] + 1j * query[..., second]
+    turning = turning * (key[..., first] - 1j * key[..., second])
     unrotated = np.ones(rope.head_dim, dtype=bool)
     unrotated[first] = unrotated[second] = False
     return turning, cast(NDArray[np.float64], (query * key)[..., unrotated].sum(-1))

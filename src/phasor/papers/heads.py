@@ -73,10 +73,6 @@ def positional_head(
     Returns:
         `HeadWeights`, float64.
 
-    Raises:
-        SpecError: For an argument that is not what it must be, or a rule that has not picked its
-            law.
-
     >>> rope = Rope(head_dim=4, pairing="interleaved")
     >>> head = positional_head(rope, 1, alpha=2.0, width=3)
     >>> head.key[:, 0], head.query[:2, 0].round(4)  # the query is 2 cos(-1), 2 sin(-1)
@@ -111,10 +107,6 @@ def attention_weight(rope: Rope, alpha: float, context: int, *, offset: int = 1)
         context: Tokens seen by the last query, itself included; at least 2.
         offset: Tokens back from the query, 0 to ``context - 1``.
 
-    Raises:
-        SpecError: For an argument that is not what it must be, or a rule that has not picked its
-            law.
-
     >>> rope = Rope(head_dim=64, pairing="half")
     >>> round(attention_weight(rope, 10.0, 8193), 6)
     0.65499
@@ -128,16 +120,6 @@ def attention_map(rope: Rope, offset: int, *, alpha: float, tokens: int) -> NDAr
 
     Softmax of ``alpha C(n - m + offset) / sqrt(head_dim)`` over the keys ``n <= m``; not a number
     where the key is later than the query. With several axes, tokens stand at the same place on all.
-
-    Args:
-        rope: What rotates queries and keys.
-        offset: Tokens back from the query that are looked at.
-        alpha: As given to `positional_head`.
-        tokens: Length of the sequence.
-
-    Raises:
-        SpecError: For an argument that is not what it must be, or a rule that has not picked its
-            law.
 
     >>> rope = Rope(head_dim=64, pairing="half")
     >>> weights = attention_map(rope, 1, alpha=10.0, tokens=17)
@@ -171,8 +153,7 @@ def required_alpha(rope: Rope, context: int, weight: float, *, offset: int = 1) 
         offset: Tokens back from the query, 0 to ``context - 1``.
 
     Raises:
-        SpecError: For an argument that is not what it must be, a rule that has not picked its
-            law, or if no ``alpha`` reaches the weight: no pair turns, or all pairs return to their
+        SpecError: If no ``alpha`` reaches the weight: no pair turns, or all pairs return to their
             first angle at a distance within the context.
 
     >>> rope = Rope(head_dim=128, pairing="half", base=500_000.0)

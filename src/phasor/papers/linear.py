@@ -29,9 +29,6 @@ def linear_weights(query: ArrayLike, keys: ArrayLike, rope: Rope) -> NDArray[np.
     Returns:
         float64 ``[N]``.
 
-    Raises:
-        TensorError: If the shapes do not fit each other or the Rope.
-
     >>> rope = Rope(head_dim=64, pairing="half")
     >>> draw = np.random.default_rng(0)
     >>> weights = linear_weights(draw.standard_normal(64), draw.standard_normal((4096, 64)), rope)

@@ -11,13 +11,7 @@ from phasor._checks import choice
 from phasor.angles import checked_positions, cos_sin
 from phasor.rope import Rope
 
-Recipe = Literal[
-    "float32 angle",
-    "float64 angle",
-    "float32 rows",
-    "complex64",
-    "bfloat16 table",
-]
+Recipe = Literal["float32 angle", "float64 angle", "float32 rows", "complex64", "bfloat16 table"]
 RECIPES: tuple[Recipe, ...] = get_args(Recipe)
 
 
@@ -38,10 +32,6 @@ def angle_errors(rope: Rope, positions: ArrayLike, recipe: Recipe) -> NDArray[np
 
     Returns:
         float64 ``[...]``: the largest distance of ``(cos, sin)`` from the true unit vector.
-
-    Raises:
-        PositionError: If the positions are not numbers.
-        SpecError: If the recipe does not exist.
 
     >>> rope = Rope(head_dim=128, pairing="half")
     >>> bool(angle_errors(rope, 131071, "float32 angle") > 1e-3)

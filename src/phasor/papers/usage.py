@@ -28,10 +28,6 @@ def pair_norms(x: ArrayLike, rope: Rope) -> NDArray[np.float64]:
     Returns:
         float64 ``[heads, num_pairs]``: pairs in the order of `Rope.inv_freq`.
 
-    Raises:
-        TensorError: If ``x`` is not real, has fewer than three dimensions, holds no token, or does
-            not end in ``head_dim``.
-
     >>> rope = Rope(head_dim=4, pairing="interleaved")
     >>> pair_norms([[[3.0, 4.0, 0.0, 0.0]], [[0.0, 1.0, 2.0, 0.0]]], rope)
     array([[3., 1.]])
@@ -61,21 +57,9 @@ def positional_score(attention: ArrayLike, offset: int) -> NDArray[np.float64]:
     Returns:
         float64 ``[heads]``.
 
-    Raises:
-        TensorError: If ``attention`` is not of that form.
-        SpecError: If ``offset`` is not a whole number, or no query has that key.
-
     >>> positional_score([[[1.0, 0.0], [0.75, 0.25]]], -1)
     array([0.75])
     """
-    weights = _check_attention(attention)
-    seq = weights.shape[-1]
-    offset = whole("offset", offset, least=1 - seq, most=seq - 1)
-    diagonals = np.diagonal(weights, offset, -2, -1)  # [..., heads, seq - abs(offset)]
-    return diagonals.mean(-1).reshape(-1, weights.shape[-3]).mean(0)
-
-
-def _check_attention(attention: ArrayLike) -> NDArray[np.float64]:
     weights = _check_real("attention", attention)
     if weights.ndim < 3 or weights.shape[-1] != weights.shape[-2] or 0 in weights.shape:
         raise TensorError(
@@ -83,7 +67,10 @@ def _check_attention(attention: ArrayLike) -> NDArray[np.float64]:
             f"got shape {list(weights.shape)}; a cached query sees more keys than queries: "
             "give the attention of a whole sequence"
         )
-    return weights
+    seq = weights.shape[-1]
+    offset = whole("offset", offset, least=1 - seq, most=seq - 1)
+    diagonals = np.diagonal(weights, offset, -2, -1)  # [..., heads, seq - abs(offset)]
+    return diagonals.mean(-1).reshape(-1, weights.shape[-3]).mean(0)
 
 
 def _check_real(name: str, value: Any) -> NDArray[np.float64]:

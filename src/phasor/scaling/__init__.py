@@ -33,15 +33,10 @@ from phasor.scaling.rules import DynamicNTK, LongRope, Rule, SteppedNTK
 
 
 class Registered(NamedTuple):
-    """A law or rule in the registry.
+    """A law or rule in the registry."""
 
-    Attributes:
-        example: One for a head of 64 coordinates.
-        formula: What it makes of the frequency ``f_k`` of pair ``k`` of a rotated width ``d``, with
-            ``s`` for its factor; or the law that a rule picks.
-    """
-
-    example: Law | Rule
+    example: Law | Rule  # fits a head of 64 coordinates
+    # the scaled ``f_k`` of pair ``k`` of a rotated width ``d``, with ``s`` for the factor
     formula: str
 
 

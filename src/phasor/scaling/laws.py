@@ -40,9 +40,7 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
 def check_fields(law: Any, **checks: Callable[[str, Any], Any]) -> None:
     """Replace the fields of a law or rule by their checked values.
 
-    Args:
-        law: The law or rule. A field whose default is None may be None.
-        checks: By field, the checks that take the place of those in `_CHECKS`.
+    ``checks`` take the place of those in `_CHECKS`. A field whose default is None may be None.
     """
     for field in fields(law):
         check = checks.get(field.name, _CHECKS.get(field.name))
@@ -52,16 +50,10 @@ def check_fields(law: Any, **checks: Callable[[str, Any], Any]) -> None:
 
 
 class Temperature(NamedTuple):
-    """How a law changes the size of attention logits.
+    """How a law changes the size of attention logits."""
 
-    Attributes:
-        attention_factor: Multiplied into cos and sin, and so twice into the logits of a fully
-            rotated head.
-        softmax_scale: Multiplied into the softmax scale, in addition.
-    """
-
-    attention_factor: float = 1.0
-    softmax_scale: float = 1.0
+    attention_factor: float = 1.0  # on cos and sin: its square is on the logits
+    softmax_scale: float = 1.0  # in addition to the attention factor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +68,9 @@ class Law(ABC):
 
     @abstractmethod
     def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
-        """The scaled frequencies.
+        """The scaled frequencies, of one plain frequency per pair of a whole spectrum.
 
-        Args:
-            plain: One frequency per pair of a whole spectrum, ``base ** (-2k/d)`` with
-                ``d = 2 * len(plain)``, in radians per position.
-            base: The base of that spectrum.
+        These are ``base ** (-2k/d)`` with ``d = 2 * len(plain)``, in radians per position.
         """
 
     def temperature(self) -> Temperature:
@@ -197,11 +186,7 @@ def _turns(inv_freq: Decimal, context: int) -> Decimal:
 
 
 def _index_ramp(
-    num_pairs: int,
-    base: Decimal,
-    context: int,
-    betas: tuple[float, float],
-    truncate: bool,
+    num_pairs: int, base: Decimal, context: int, betas: tuple[float, float], truncate: bool
 ) -> Frequencies:
     """Weight of each pair's plain frequency, from 1 to 0: a ramp linear in the pair's index.
 
@@ -308,9 +293,8 @@ class YarnPaper(_YarnTemperature):
             raise SpecError(
                 f"beta_fast must be above beta_slow for a ramp in turns, both are {fast:g}"
             )
-        weights = tuple(
-            _clip((_turns(f, self.original_max_positions) - slow) / (fast - slow)) for f in plain
-        )
+        turns = [_turns(f, self.original_max_positions) for f in plain]
+        weights = tuple(_clip((t - slow) / (fast - slow)) for t in turns)
         return _blend(plain, _divide(plain, self.factor), weights)
 
 
@@ -380,9 +364,7 @@ class Proportional(Law):
 
     def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
         turning = int(self.fraction * (2 * len(plain)) // 2)
-        return tuple(
-            f / Decimal(self.factor) if k < turning else _ZERO for k, f in enumerate(plain)
-        )
+        return _divide(plain[:turning], self.factor) + (_ZERO,) * (len(plain) - turning)
 
 
 @dataclass(frozen=True, kw_only=True)

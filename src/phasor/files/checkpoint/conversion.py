@@ -105,32 +105,19 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConversionPlan:
-    """The description of a conversion, for `write` and `verify`.
+    """The description of a conversion, for `write` and `verify`."""
 
-    Attributes:
-        path: The source, a folder or a file; the result is the same.
-        program: The program that reads the result; None if only the pairing changes.
-        ranks: How many files of ranks are joined.
-        source: The pairing of the source's rows.
-        target: The pairing of the result's rows.
-        files: The safetensors files of the result, by name.
-        other_files: The other files of the result, by name: an index or a config.
-        changes: The tensors that change, by name.
-        unchanged_lookalikes: Tensors that do not change and whose names look like queries or keys:
-            kinds of names, with ``*`` for numbers, and their counts.
-        notes: Sentences on using the result.
-    """
-
-    path: Path
-    program: Program | None = None
-    ranks: int = 1
-    source: Pairing
-    target: Pairing
-    files: Mapping[str, ResultFile]
-    other_files: Mapping[str, bytes]
-    changes: Mapping[str, Change]
+    path: Path  # the source, a folder or a file; the result is the same
+    program: Program | None = None  # reads the result; None if only the pairing changes
+    ranks: int = 1  # how many files are joined
+    source: Pairing  # pairing of the source's rows
+    target: Pairing  # pairing of the result's rows
+    files: Mapping[str, ResultFile]  # safetensors files of the result, by name
+    other_files: Mapping[str, bytes]  # by name: an index or a config
+    changes: Mapping[str, Change]  # by the tensor's name
+    # names that look like queries or keys, with ``*`` for numbers, and how many tensors have each
     unchanged_lookalikes: Mapping[str, int] = field(default_factory=dict[str, int])
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # sentences on using the result
 
     @property
     def size(self) -> int:

@@ -57,11 +57,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """The header of a safetensors file, checked by the safetensors package.
-
-    Raises:
-        CheckpointError: If the package is missing, or the file is truncated, damaged or another.
-    """
+    """The header of a safetensors file, checked by the safetensors package."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError:
@@ -150,11 +146,7 @@ class Checkpoint:
 
 
 def open_checkpoint(source: Path) -> Checkpoint:
-    """The checkpoint at ``source``: a file, or a folder with one, or with an index and its shards.
-
-    Raises:
-        CheckpointError: If there is none, or more than one, or a file is missing or damaged.
-    """
+    """The checkpoint at ``source``: a file, a folder with one, or one with an index and shards."""
     if not source.exists():
         raise CheckpointError(f"{source} does not exist; give a safetensors file or its folder")
     if not source.is_dir():

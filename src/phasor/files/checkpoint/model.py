@@ -91,9 +91,8 @@ class Patterns:
 
     def list_patterns(self) -> list[tuple[Any, str]]:
         """The patterns, each with its role."""
-        return [
-            (field.name, pattern) for field in fields(self) for pattern in getattr(self, field.name)
-        ]
+        roles = [field.name for field in fields(self)]
+        return [(role, pattern) for role in roles for pattern in getattr(self, role)]
 
     def part(self, name: str) -> Projection | None:
         """What the tensor ``name`` is by these patterns; None if none matches."""
@@ -131,9 +130,8 @@ def known_part(name: str) -> Projection | None:
         return None
     module = match["module"]
     roles: list[Role] = [r for r, words in _MODULE_PATTERNS.items() if re.fullmatch(words, module)]
-    return Projection(
-        roles[0], int(match["layer"]), module, match["suffix"], "mtp." in match["prefix"]
-    )
+    is_extra = "mtp." in match["prefix"]
+    return Projection(roles[0], int(match["layer"]), module, match["suffix"], is_extra)
 
 
 def looks_alike(name: str) -> bool:
@@ -162,17 +160,14 @@ def read_projections(model_type: str | None) -> Projections:
             f"checkpoints of the model type {model_type} cannot be converted: "
             f"{table['refused'][model_type]}"
         )
-    types = table["types"]
-    return Projections(
-        table["fused"].get(model_type), model_type in types["gated"], model_type in types["varied"]
-    )
+    gated, varied = (model_type in table["types"][word] for word in ("gated", "varied"))
+    return Projections(table["fused"].get(model_type), gated, varied)
 
 
 @lru_cache(maxsize=1)
 def _read_table() -> dict[str, Any]:
-    return tomllib.loads(
-        resources.files("phasor.files.checkpoint").joinpath("projections.toml").read_text("utf-8")
-    )
+    file = resources.files("phasor.files.checkpoint").joinpath("projections.toml")
+    return tomllib.loads(file.read_text("utf-8"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,20 +220,14 @@ def describe(
     like: str | None = None,
     strict: bool = True,
 ) -> CheckpointModel:
-    """The model that a config describes, its dictionary, or a rope for all layers.
-
-    Raises:
-        ConfigError: If the config cannot be read.
-        CheckpointError: If the order of such a model's tensors cannot be changed.
-    """
+    """The model that a config describes, its dictionary, or a rope for all layers."""
     if isinstance(model, Rope):
         return CheckpointModel(ropes=one_layer(model))
     levels = [block.values for block in language_models(read_source(model))]
     top, config = levels[0], levels[-1]
     ropes = load(top, like=like, strict=strict)
-    model_type = like or next(
-        (level["model_type"] for level in reversed(levels) if level.get("model_type")), None
-    )
+    model_types = (level.get("model_type") for level in reversed(levels))
+    model_type = like or next(filter(None, model_types), None)
     if config.get("rotary_value"):
         raise CheckpointError("rotary_value is true, so values are rotated too: not converted")
     architecture = table().huggingface.get(model_type) if model_type is not None else None

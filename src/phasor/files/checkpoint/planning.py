@@ -71,15 +71,11 @@ def plan_conversion(
         like: As for `phasor.load`: a known model type to read an unknown one as.
         strict: As for `phasor.load`: whether to refuse keys that contradict the model's class.
 
-    Returns:
-        The plan, for `write` and `verify`.
-
     Raises:
         CheckpointError: If the files are damaged, nothing is to be converted, or a tensor that
             looks as if it should cannot be. For a program, if ranks disagree, or a tensor is
             missing, unknown or of another shape than the config says.
         ConfigError: If the config cannot be read, or says what the program's cannot.
-        SpecError: If ``target`` does not exist, or other arguments are given with a program.
     """
     if target == "transformers" or target == "meta":
         if (source, model, patterns, like, strict) != (None, None, None, None, True):

@@ -330,9 +330,8 @@ def _open_pth(path: Path) -> dict[str, Rows]:
     if not isinstance(state, dict) or not state:
         kind = "an empty one" if isinstance(state, dict) else f"a {type(state).__name__}"
         raise CheckpointError(f"{path} must hold a dictionary of tensors, got {kind}")
-    return {
-        str(name): _map_rows(path, str(name), t) for name, t in cast(dict[Any, Any], state).items()
-    }
+    tensors = cast(dict[Any, Any], state).items()
+    return {str(name): _map_rows(path, str(name), tensor) for name, tensor in tensors}
 
 
 def _map_rows(path: Path, name: str, tensor: object) -> Rows:

@@ -52,7 +52,6 @@ def verify(
 
     Raises:
         VerificationError: Naming the first tensor that differs from the plan.
-        CheckpointError: If ``target`` cannot be read.
     """
     result = Path(target)
     if result.is_dir() != plan.path.is_dir():
@@ -116,9 +115,8 @@ def _is_in_place(path: Path, entry: Entry, tensor: ResultTensor) -> bool:
                     indices = np.arange(offset, offset + len(result_rows))
                     period = len(piece.order)
                     origins = indices - indices % period + piece.order[indices % period]
-                if not np.array_equal(
-                    result_rows[:, column : column + width], source_rows[origins]
-                ):
+                written = result_rows[:, column : column + width]
+                if not np.array_equal(written, source_rows[origins]):
                     return False
         if tensor.axis == 1:
             column += width
@@ -160,12 +158,8 @@ def _scores_agree(plan: ConversionPlan, change: Change) -> bool:
             for x, rope in zip((source_items, result_items), ropes, strict=True)
         )
         # both sum the same products, in different orders
-        bound = (
-            width
-            * np.finfo(float).eps
-            * np.abs(source_items[:, head]).max(0)
-            @ np.abs(source_items[:, head]).max(0)
-        )
+        largest = np.abs(source_items[:, head]).max(0)
+        bound = width * np.finfo(float).eps * largest @ largest
         if np.abs(before - after).max() > bound:
             return False
     return bool(np.array_equal(source_items[:, ~rotated], result_items[:, ~rotated]))

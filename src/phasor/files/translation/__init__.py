@@ -54,19 +54,12 @@ TARGETS: Mapping[str, Target] = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Translation:
-    """A model's rotation in the words of another program.
+    """A model's rotation in the words of another program."""
 
-    Attributes:
-        model: The model's name.
-        target: The program.
-        context: Tokens, if the settings contain a length.
-        parts: The settings, for each rope or once for the model.
-    """
-
-    model: str
+    model: str  # the model's name
     target: Target
-    context: int
-    parts: tuple[ProgramSettings, ...]
+    context: int  # in tokens, for settings that contain a length
+    parts: tuple[ProgramSettings, ...]  # one for each rope, or one for the model
 
     def as_plain(self) -> dict[str, Any]:
         """Everything as JSON values."""
@@ -132,7 +125,6 @@ def translate(
     Raises:
         TranslationError: If the target cannot express it; with the nearest that it can, and how
             far that is off.
-        SpecError: For an unknown target, or if no context is known.
 
     >>> from phasor.scaling import Linear
     >>> rope = Rope(head_dim=64, pairing="half", scaling=Linear(factor=4.0))

@@ -97,11 +97,8 @@ def _llama3_arguments(law: Law | Rule | None) -> dict[str, float] | None:
 
 
 def _pairings_of_torchtune(rope: Rope) -> tuple[Pairing, ...]:
-    return (
-        ("interleaved",)
-        if _llama3_arguments(ntk_as_base(rope).scaling)
-        else ("half", "interleaved")
-    )
+    needs_llama3 = _llama3_arguments(ntk_as_base(rope).scaling) is not None
+    return ("interleaved",) if needs_llama3 else ("half", "interleaved")
 
 
 def _write_torchtune(rope: Rope, context: int) -> ProgramSettings:

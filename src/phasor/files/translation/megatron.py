@@ -64,13 +64,10 @@ def _write(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
         )
     if rope.softmax_factor != 1 and not latent:
         notes.append(softmax_note(rope.softmax_factor))
-    words = [name if value is True else f"{name} {_quote(value)}" for name, value in flags.items()]
+    # a shell would read the list's brackets as a pattern of file names
+    texts = {name: f"'{v}'" if str(v).startswith("[") else v for name, v in flags.items()}
+    words = [name if text is True else f"{name} {text}" for name, text in texts.items()]
     return whole_model(ropes, target_rope, flags, " ".join(words), notes)
-
-
-def _quote(value: Any) -> str:
-    # a shell reads brackets as a pattern of file names
-    return f"'{value}'" if str(value).startswith("[") else str(value)
 
 
 def _usual_flags(rope: Rope, context: int) -> Flags:

@@ -30,22 +30,14 @@ from phasor.scaling.laws import yarn_multiplier
 
 @dataclass(frozen=True, eq=False)  # settings may be arrays
 class ProgramSettings:
-    """The settings of a target for the layers of one rope, or for the whole model.
+    """The settings of a target for the layers of one rope, or for the whole model."""
 
-    Attributes:
-        settings: By the target's own names, JSON values and float64 arrays.
-        code: The code that uses the settings: Python with its imports, a command, or a piece of
-            a file.
-        notes: What else the user has to do; a sentence each.
-        ropes: By kind of layer, the rope that the target then performs, in the pairing that it
-            reads.
-        as_variables: Whether ``code`` reads the settings as variables; otherwise it contains them.
-    """
-
-    settings: Mapping[str, Any]
-    code: str
-    notes: tuple[str, ...] = ()
+    settings: Mapping[str, Any]  # by the target's own names: JSON values and float64 arrays
+    code: str  # Python with its imports, a command, or a piece of a file
+    notes: tuple[str, ...] = ()  # what else the user has to do, a sentence each
+    # by kind of layer, the rope that the target then performs, in the pairing that it reads
     ropes: Mapping[str, Rope] = field(default_factory=dict[str, Rope])
+    # whether ``code`` reads the settings as variables; otherwise it contains them
     as_variables: bool = False
 
     def as_plain(self) -> dict[str, Any]:
@@ -100,39 +92,25 @@ class RefusalError(TranslationError):
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A program that rotates, and what it can express.
+    """A program that rotates, and what it can express."""
 
-    Attributes:
-        name: Its name in `translate`.
-        program: The settings and the part of the program that reads them, in half a line.
-        source: Where its arguments are documented.
-        checked: ``"run"`` if the tests run the program itself with the settings;
-            ``"description"`` if they run a function written from its documentation.
-        package: The package that the tests install; ``name`` unless given.
-        write: Writes settings for each rope, or for the model; the ropes have passed `check`.
-        pairings: Pairings that it rotates, or a function of the rope if they depend on its law.
-            Weights in the other pairing are reordered first.
-        partial: Whether it can rotate a part of the head only.
-        backwards: Whether it can turn pairs clockwise.
-        axes: The position axes that it knows.
-        rules: Rules that it applies by itself; others must have picked their law.
-        softmax: Whether ``write`` has a setting or a note for the softmax factor.
-        other_pairs_out: Whether ``write`` reads the rope's ``pairing_out``; without it the target
-            writes the pairs that it reads.
-    """
-
-    name: str
-    program: str
-    source: str
+    name: str  # by which `translate` finds it
+    program: str  # what the settings are and what reads them, in half a line
+    source: str  # where its arguments are documented
+    # whether the tests run the program itself, or a function written from its documentation
     checked: Literal["run", "description"]
+    # makes settings for each rope, or for the model, of ropes that have passed `check`
     write: Callable[[LayerRopes, int], tuple[ProgramSettings, ...]]
-    package: str = ""
+    package: str = ""  # what the tests install; ``name`` unless given
+    # what it rotates, or a function of the rope if its law decides; else weights are reordered
     pairings: tuple[Pairing, ...] | Callable[[Rope], tuple[Pairing, ...]] = PAIRINGS
-    partial: bool = True
-    backwards: bool = False
+    partial: bool = True  # whether it can rotate a part of the head only
+    backwards: bool = False  # whether it can turn pairs clockwise
     axes: tuple[type[Axes], ...] = (OneAxis,)
+    # those it applies by itself; others must have picked their law
     rules: tuple[type[Rule], ...] = ()
-    softmax: bool = False
+    softmax: bool = False  # whether ``write`` has a setting or a note for the softmax factor
+    # whether ``write`` reads ``pairing_out``; otherwise the target writes the pairs that it reads
     other_pairs_out: bool = False
 
     def check(self, rope: Rope, context: int) -> None:
@@ -144,9 +122,11 @@ class Target:
                 "the length of the sequence; translate rope.at(seq_len), or give --at TOKENS"
             )
         if not isinstance(rope.axes, self.axes):
+            # then it rotates alike at positions with equal coordinates
+            one_spectrum = rope.axes.spectra(rope.num_pairs) == (rope.num_pairs,)
             self.refuse(
                 f"positions of {rope.axes.n_axes} axes ({type(rope.axes).__name__})",
-                rope, context, _one_axis_candidates(rope),
+                rope, context, [replace(rope, axes=OneAxis())] if one_spectrum else [],
             )  # fmt: skip
         if rope.direction < 0 and not self.backwards:
             self.refuse("pairs that turn clockwise", rope, context, [replace(rope, direction=1)])
@@ -280,12 +260,10 @@ def radians_apart(a: Rope, b: Rope, context: int) -> float:
     """
     if a.num_pairs != b.num_pairs:
         return math.inf
-    return float((context - 1) * np.abs(_signed_frequencies(a) - _signed_frequencies(b)).max())
-
-
-def _signed_frequencies(rope: Rope) -> NDArray[np.object_]:
     # exact: float64 frequencies times a million positions would show their rounding
-    return np.array([rope.direction * f for f in real_inv_freq(rope)], dtype=object)
+    frequencies = zip(real_inv_freq(a), real_inv_freq(b), strict=True)
+    largest = max(abs(a.direction * f - b.direction * g) for f, g in frequencies)
+    return float((context - 1) * largest)
 
 
 def plain_candidates(rope: Rope) -> list[Rope]:
@@ -307,22 +285,12 @@ def plain_candidates(rope: Rope) -> list[Rope]:
 def _nearest_base(inv_freq: NDArray[np.float64]) -> float:
     """The base whose plain frequencies are nearest, by the largest difference of a pair."""
     exponents = -np.arange(len(inv_freq)) / len(inv_freq)
-
-    def largest_difference(log_base: float) -> float:
-        return float(np.abs(np.exp(log_base * exponents) - inv_freq).max())
-
     low, high = 0.01, 60.0
     for _ in range(6):  # each time a hundredth of the interval is left
         grid = np.linspace(low, high, 201)
-        best = int(np.argmin([largest_difference(x) for x in grid]))
+        best = int(np.argmin(np.abs(np.exp(grid[:, None] * exponents) - inv_freq).max(axis=1)))
         low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, 200)])
     return math.exp((low + high) / 2)
-
-
-def _one_axis_candidates(rope: Rope) -> list[Rope]:
-    """The rope with one axis, if it rotates alike at positions with equal coordinates."""
-    one_spectrum = rope.axes.spectra(rope.num_pairs) == (rope.num_pairs,)
-    return [replace(rope, axes=OneAxis())] if one_spectrum else []
 
 
 def _differing_fields(rope: Rope, other: Rope) -> str:
