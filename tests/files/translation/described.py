@@ -75,6 +75,7 @@ def apply_rotary_emb(
     Token ``i`` uses row ``i + seqlen_offsets`` of ``cos`` and ``sin`` ``[max, rotary_dim / 2]``,
     which have the dtype of ``x``.
     """
+    assert x.shape[-1] <= 256, "Only support headdim <= 256"
     assert cos.dtype == sin.dtype == x.dtype, "flash-attention refuses other dtypes"
     rows = slice(seqlen_offsets, seqlen_offsets + x.shape[1])
     return turned(x, cos[rows, None], sin[rows, None], interleaved=interleaved)

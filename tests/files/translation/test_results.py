@@ -148,6 +148,13 @@ def test_kernels_that_read_behind_their_tables_have_a_note(target: str) -> None:
     assert any("the kernel does not check" in note for note in part.notes)
 
 
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-8b", "gpt-oss-20b"])
+def test_flashinfer_is_said_to_take_numbers_of_16_bits(name: str) -> None:
+    """Whichever of its functions is called."""
+    (part,) = translate(phasor.preset(name), "flashinfer").parts
+    assert "q and k have to be float16 or bfloat16." in part.notes
+
+
 def test_llama_cpp_is_told_how_to_take_the_longer_context() -> None:
     """Its server caps a scaled context at the one that the file says."""
     scaled = Rope(head_dim=64, pairing="half", scaling=Linear(factor=4.0))

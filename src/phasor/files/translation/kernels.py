@@ -13,6 +13,7 @@ from phasor.files.translation.target import (
     POSITIONS_UNCHECKED,
     ProgramSettings,
     Target,
+    TranslationError,
     keyword_lines,
     per_rope,
     table_settings,
@@ -22,8 +23,16 @@ from phasor.scaling import Linear, Llama3
 
 # flash-attention: cos and sin of its ``apply_rotary_emb``.
 
+_LARGEST_FLASH_ATTN_WIDTH = 256
+
 
 def _write_flash_attn(rope: Rope, context: int) -> ProgramSettings:
+    if _width(rope) > _LARGEST_FLASH_ATTN_WIDTH:
+        raise TranslationError(
+            f"flash-attn cannot express heads of {_width(rope)} coordinates: its kernel says "
+            f"'Only support headdim <= {_LARGEST_FLASH_ATTN_WIDTH}'; rotate with flashinfer, "
+            "liger or phasor.torch.rotate"
+        )
     return ProgramSettings(
         table_settings("flash-attn", rope, context)
         | {"interleaved": rope.pairing == "interleaved"},
@@ -54,6 +63,7 @@ FLASH_ATTN = Target(
 _SHAPES = "# q, k [tokens, heads, head_dim]; positions, whole numbers [tokens]\n"
 # head widths for which the kernels that compute cos and sin are compiled
 _COMPILED_WIDTHS = (64, 128, 256, 512)
+_DTYPES_NOTE = "q and k have to be float16 or bfloat16."
 _PRECISION_NOTE = (
     "This kernel approximates powers, sines and cosines: where that is too coarse, as at the end "
     "of a long context, give apply_rope_with_cos_sin_cache a table "
@@ -88,7 +98,7 @@ def _write_call(function: str, arguments: dict[str, Any]) -> ProgramSettings:
     code = (
         f"from flashinfer import {function}\n\n{_SHAPES}{function}(\n    q, k, positions,\n{lines})"
     )
-    return ProgramSettings(arguments, code, (_PRECISION_NOTE,))
+    return ProgramSettings(arguments, code, (_DTYPES_NOTE, _PRECISION_NOTE))
 
 
 def _write_table(rope: Rope, context: int) -> ProgramSettings:
@@ -103,7 +113,7 @@ def _write_table(rope: Rope, context: int) -> ProgramSettings:
         "apply_rope_with_cos_sin_cache(\n"
         "    positions, q.flatten(1), k.flatten(1), head_size, table, is_neox=is_neox\n"
         ")",
-        (POSITIONS_UNCHECKED,),
+        (_DTYPES_NOTE, POSITIONS_UNCHECKED),
     )
 
 
