@@ -144,7 +144,7 @@ def test_layers_without_rotation_have_nothing_to_give() -> None:
 @pytest.mark.parametrize(
     ("target", "context", "message"),
     [
-        ("mlx", None, "context must be given"),
+        ("flash-attn", None, "context must be given"),
         ("mxl", 4096, "target must be"),
         ("mlx", 1, "context must be a whole number >= 2, got 1"),
         ("mlx", "8k", "context must be"),

@@ -282,6 +282,7 @@ GGUF = Target(
     source="https://github.com/ggml-org/ggml/blob/master/docs/gguf.md",
     checked="description",
     write=_write_gguf,
+    needs_context=False,
     backwards=True,
     axes=(OneAxis, Sectioned, InterleavedSections),
     rules=(LongRope,),
@@ -294,7 +295,7 @@ GGUF = Target(
 
 def _write_llama_cpp(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
     rope, sections, notes = _ggml_form(LLAMA_CPP, LLAMA_CPP.only_rope(ropes, context), context)
-    settings = {"--rope-freq-base": rope.base, **_scaling_flags(rope, context)}
+    settings = {"-c": context, "--rope-freq-base": rope.base, **_scaling_flags(rope, context)}
     flags = " ".join(f"{name} {value}" for name, value in settings.items())
     file = f"The file has to have rope.dimension_count = {rope.rotary_dim}"
     if sections:

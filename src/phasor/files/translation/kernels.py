@@ -17,6 +17,7 @@ from phasor.files.translation.target import (
     keyword_lines,
     per_rope,
     table_settings,
+    with_simplest_law,
 )
 from phasor.rope import Rope
 from phasor.scaling import Linear, Llama3
@@ -73,6 +74,12 @@ _PRECISION_NOTE = (
 
 def _write_flashinfer(rope: Rope, context: int) -> ProgramSettings:
     _check_alignment(rope, context)
+    computed = _computed_call(rope)
+    return _write_table(rope, context) if computed is None else computed
+
+
+def _computed_call(rope: Rope) -> ProgramSettings | None:
+    """The call of the kernel that computes cos and sin; None if none has the law."""
     law = rope.scaling
     can_compute = rope.direction == 1 and _width(rope) in _COMPILED_WIDTHS
     arguments: dict[str, Any] = {
@@ -90,7 +97,7 @@ def _write_flashinfer(rope: Rope, context: int) -> ProgramSettings:
             "old_context_len": law.original_max_positions,
         }
         return _write_call("apply_llama31_rope_pos_ids", arguments)
-    return _write_table(rope, context)
+    return None
 
 
 def _write_call(function: str, arguments: dict[str, Any]) -> ProgramSettings:
@@ -143,6 +150,7 @@ FLASHINFER = Target(
     source="https://docs.flashinfer.ai/api/rope.html",
     checked="description",
     write=per_rope(_write_flashinfer),
+    needs_context=lambda rope: _computed_call(with_simplest_law(rope)) is None,
     backwards=True,
 )
 
@@ -192,6 +200,7 @@ LIGER = Target(
     checked="run",
     package="liger-kernel",
     write=per_rope(_write_liger),
+    needs_context=lambda rope: rope.axes.n_axes == 1,
     pairings=("half",),
     backwards=True,
     axes=(OneAxis, Sectioned, Axial, InterleavedSections, Alternating),

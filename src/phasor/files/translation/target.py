@@ -115,6 +115,8 @@ class Target:
         partial: Whether it can rotate a part of the head only.
         backwards: Whether it can turn pairs clockwise.
         axes: The position axes that it knows.
+        needs_context: Whether ``write`` prints the context, or a function of the rope if that
+            depends on its law.
         rules: Rules that it applies by itself; others must have picked their law.
         softmax: Whether ``write`` has a setting or a note for the softmax factor.
         other_pairs_out: Whether ``write`` reads the rope's ``pairing_out``; without it the target
@@ -131,6 +133,7 @@ class Target:
     partial: bool = True
     backwards: bool = False
     axes: tuple[type[Axes], ...] = (OneAxis,)
+    needs_context: bool | Callable[[Rope], bool] = True
     rules: tuple[type[Rule], ...] = ()
     softmax: bool = False
     other_pairs_out: bool = False
