@@ -38,7 +38,7 @@ class ProgramSettings:
             a file.
         notes: What else the user has to do; a sentence each.
         ropes: By kind of layer, the rope that the target then performs, in the pairing that it
-            reads.
+            reads; but for pairs that stand still by a note.
         as_variables: Whether ``code`` reads the settings as variables; otherwise it contains them.
     """
 
