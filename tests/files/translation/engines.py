@@ -113,6 +113,8 @@ def in_command(job: Job, option: str) -> Any:
         override = override[name]
     assert job.offset < override["max_position_embeddings"]
     blocks = override["rope_parameters"]
+    if "rope_type" in blocks:  # the base of classes that read no block
+        assert override["rope_theta"] == blocks["rope_theta"]
     return blocks if "rope_type" in blocks else blocks[job.ropes.in_config.label(job.kind)]
 
 

@@ -174,6 +174,20 @@ def test_classes_that_scale_the_softmax_themselves_are_named(target: str) -> Non
 
 
 @pytest.mark.parametrize("target", ["sglang", "vllm"])
+def test_classes_that_read_the_base_alone_are_given_it(target: str) -> None:
+    """A changed base would not reach them in a block; a law never does, which a note says."""
+    (part,) = translate(phasor.preset("internlm2.5-7b"), target, at=65_536).parts
+    override = part.settings["override"]
+    assert override["rope_theta"] == override["rope_parameters"]["rope_theta"] > 3e6
+    assert f'"rope_theta": {override["rope_theta"]!r}, "rope_parameters"' in part.code
+    assert any("some read rope_theta alone, which is given too." in note for note in part.notes)
+    # layers with bases of their own have none in common
+    (part,) = translate(layers(KINDS), target).parts
+    assert "rope_theta" not in part.settings["override"]
+    assert any(note.endswith("some read rope_theta alone.") for note in part.notes)
+
+
+@pytest.mark.parametrize("target", ["sglang", "vllm"])
 def test_a_call_of_a_factory_imports_it(target: str) -> None:
     """Where the class of the model reads no config."""
     (part,) = translate(phasor.preset("gpt-j-6b"), target).parts
