@@ -14,8 +14,8 @@ from phasor.files.translation import TARGETS, translate
 from .running import run_phasor
 
 
-def test_without_a_target_it_lists_them() -> None:
-    """With what each is given and how that is checked; a model is not needed."""
+def test_without_a_model_it_lists_the_programs() -> None:
+    """With what each is given and how that is checked."""
     done = run_phasor("translate", COLUMNS="200")
     assert done.returncode == 0
     for name, target in TARGETS.items():
@@ -30,6 +30,48 @@ def test_a_target_without_a_model_is_an_error() -> None:
     done = run_phasor("translate", "--to", "mlx")
     assert (done.returncode, done.stdout) == (2, "")
     assert "--to needs a MODEL" in done.stderr
+
+
+def test_a_model_without_a_target_is_an_error() -> None:
+    """One line says what is missing and where the programs are listed."""
+    done = run_phasor("translate", "llama-2-7b")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "llama-2-7b needs --to PROGRAM; `phasor translate` lists the programs." in done.stderr
+
+
+def test_the_programs_as_json() -> None:
+    """The same facts as in the list."""
+    listed = json.loads(run_phasor("translate", "--json").stdout)
+    assert [row["name"] for row in listed] == sorted(TARGETS)
+    for row in listed:
+        target = TARGETS[row["name"]]
+        facts = {"program": target.program, "source": target.source, "checked": target.checked}
+        assert row == {"name": target.name, **facts}
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [("Llama-CPP", "llama.cpp"), ("MLX", "mlx"), ("flash attn", "flash-attn"), ("vLLM", "vllm")],
+)
+def test_a_program_is_found_in_any_capitals_and_punctuation(word: str, name: str) -> None:
+    """As the model's name is."""
+    done = run_phasor("translate", "llama-2-7b", "--to", word)
+    assert done.stdout.startswith(f"llama-2-7b for {name}: ")
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("llamacpp", "did you mean 'llama.cpp'"),
+        ("flashattn", "did you mean 'flash-attn'"),
+        ("zzz", "`phasor translate` lists them all"),
+    ],
+)
+def test_an_unknown_program_is_an_error_with_what_is_near(word: str, hint: str) -> None:
+    """Or with the command that lists them."""
+    done = run_phasor("translate", "llama-2-7b", "--to", word)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"'--to': {word!r} is no known program; {hint}" in done.stderr
 
 
 def test_settings_are_printed_as_the_code_names_them() -> None:

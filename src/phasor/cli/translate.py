@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
+from phasor._checks import did_you_mean, find_name
 from phasor.cli.common import (
     MODEL,
     Screen,
@@ -25,14 +27,32 @@ _PROOF = {
 }
 
 
+class _Program(click.ParamType[str]):
+    """A target's name, in any capitals and punctuation; shells complete it."""
+
+    name = "program"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        name = find_name(value, TARGETS)
+        if name is None:
+            hint = did_you_mean(value, TARGETS) or "`phasor translate` lists them all."
+            self.fail(f"{value!r} is no known program; {hint}", param, ctx)
+        return name
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in sorted(TARGETS) if name.startswith(incomplete)]
+
+
 @click.command(epilog="Example: phasor translate llama-3.1-8b --to gguf")
 @click.argument("model", type=MODEL, required=False)
 @click.option(
     "--to",
     "target",
-    type=click.Choice(sorted(TARGETS)),
+    type=_Program(),
     metavar="PROGRAM",
-    help="The program; without it all are listed.",
+    help="The program.",
 )
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with every number.")
 @click.option(
@@ -50,13 +70,17 @@ def translate(
 ) -> None:
     """Print what makes another program rotate like MODEL.
 
-    Without --to it lists the programs.
+    Without MODEL and --to it lists the programs.
     """
-    if target is None:
-        print_targets()
+    if model is None and target is None:
+        print_targets(as_json=as_json)
         return
     if model is None:
         raise click.UsageError("--to needs a MODEL.")
+    if target is None:
+        raise click.UsageError(
+            f"{model} needs --to PROGRAM; `phasor translate` lists the programs."
+        )
     translation = translate_ropes(
         read_model(model, load_options), target, context=context, at=seq_len
     )
@@ -66,8 +90,12 @@ def translate(
         print_translation(translation)
 
 
-def print_targets() -> None:
-    """Print the known programs, for a command without ``--to``."""
+def print_targets(*, as_json: bool) -> None:
+    """Print the known programs."""
+    if as_json:
+        names = ("name", "program", "source", "checked")
+        print_json([{name: getattr(TARGETS[t], name) for name in names} for t in sorted(TARGETS)])
+        return
     screen = Screen()
     for name in sorted(TARGETS):
         target = TARGETS[name]

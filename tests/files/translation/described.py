@@ -68,15 +68,17 @@ def yarn_multiplier(factor: float, coefficient: float = 1.0) -> float:
 
 
 def apply_rotary_emb(
-    x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, seqlen_offsets: int
+    x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, seqlen_offsets: int = 0
 ) -> Tensor:
     """flash-attention's: the first ``2 * cos.shape[1]`` of ``x`` ``[batch, seq, heads, head_dim]``.
 
     Token ``i`` uses row ``i + seqlen_offsets`` of ``cos`` and ``sin`` ``[max, rotary_dim / 2]``,
     which have the dtype of ``x``.
     """
+    assert x.shape[-1] <= 256, "Only support headdim <= 256"
     assert cos.dtype == sin.dtype == x.dtype, "flash-attention refuses other dtypes"
     rows = slice(seqlen_offsets, seqlen_offsets + x.shape[1])
+    assert len(cos) >= rows.stop, "flash-attention refuses tokens beyond the table"
     return turned(x, cos[rows, None], sin[rows, None], interleaved=interleaved)
 
 

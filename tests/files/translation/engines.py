@@ -36,7 +36,7 @@ def flash_attn(job: Job) -> np.ndarray:
     def turn(x: np.ndarray) -> np.ndarray:
         tokens = torch.tensor(x)[None, :, None]  # [batch, seq, heads, head_dim]
         with installed("flash_attn.layers.rotary", program):
-            turned = run_code(job.part, x=tokens, offset=job.offset)
+            turned = run_code(job.part, x=tokens, offset=job.offset, positions=job.positions.T)
         return turned[0, :, 0].double().numpy()
 
     return on_slice(job, turn)
@@ -55,7 +55,9 @@ def flashinfer(job: Job) -> np.ndarray:
     def turn(x: np.ndarray) -> np.ndarray:
         tokens = torch.tensor(x)[:, None]  # [seq, heads, head_dim]
         with installed("flashinfer", program):
-            positions = torch.tensor(job.positions)
+            # [tokens], or NumPy's [tokens, axes]
+            one_axis = job.positions.ndim == 1
+            positions = torch.tensor(job.positions) if one_axis else job.positions.T
             q, k = run_code(job.part, q=tokens, k=tokens, positions=positions)
         assert torch.equal(q, k)
         return q.flatten(1).double().numpy()
@@ -79,6 +81,7 @@ def transformer_engine(job: Job) -> np.ndarray:
                 t=torch.tensor(x)[:, None, None],  # [seq, batch, heads, head_dim]
                 tensor_format="sbhd",
                 start_positions=torch.tensor([job.offset]),
+                positions=job.positions.T,
             )
         return turned[:, 0, 0].double().numpy()
 
@@ -110,6 +113,8 @@ def in_command(job: Job, option: str) -> Any:
         override = override[name]
     assert job.offset < override["max_position_embeddings"]
     blocks = override["rope_parameters"]
+    if "rope_type" in blocks:  # the base of classes that read no block
+        assert override["rope_theta"] == blocks["rope_theta"]
     return blocks if "rope_type" in blocks else blocks[job.ropes.in_config.label(job.kind)]
 
 

@@ -48,11 +48,16 @@ def run_code(part: ProgramSettings, **names: Any) -> Any:
 
     The code imports what else it needs.
     """
+    return run_all(part, **names)[0]
+
+
+def run_all(part: ProgramSettings, **names: Any) -> tuple[Any, dict[str, Any]]:
+    """The same, and all variables that the code leaves."""
     *before, last = ast.parse(part.code).body
     assert isinstance(last, ast.Expr), "the code ends in a call"
     scope = {**part.settings, **names}
     exec(compile(ast.Module(before, []), "<code>", "exec"), scope)
-    return eval(compile(ast.Expression(last.value), "<code>", "eval"), scope)
+    return eval(compile(ast.Expression(last.value), "<code>", "eval"), scope), scope
 
 
 def on_slice(job: Job, turn: Callable[[np.ndarray], Any]) -> np.ndarray:

@@ -19,7 +19,7 @@ import pytest
 
 from phasor.pairings import by_pairing
 
-from .jobs import Job, on_slice, run_code
+from .jobs import Job, on_slice, run_all, run_code
 
 
 def mlx(job: Job) -> np.ndarray:
@@ -120,22 +120,13 @@ def onnx(job: Job) -> np.ndarray:
     import onnxruntime
     import torch
 
-    import phasor.torch
-
-    tables: dict[str, Any] = {}
-
-    make_tables = phasor.torch.cos_sin_cache
-
-    def cos_sin_cache(*given: Any, **options: Any) -> dict[str, torch.Tensor]:
-        tables.update(make_tables(*given, **options))
-        return tables
-
-    with mock.patch("phasor.torch.cos_sin_cache", cos_sin_cache):
-        node = run_code(job.part, dtype=torch.float32)
+    node, scope = run_all(job.part, dtype=torch.float32, positions=job.positions.T)
+    tables = scope.get("tables", scope)
+    first = job.offset if "tables" in scope else 0  # else a row for each token
 
     def turn(x: np.ndarray) -> np.ndarray:
         heads = x[None, None]  # [batch, heads, seq, head_dim]
-        positions = np.arange(job.offset, job.offset + len(x))[None]
+        positions = np.arange(first, first + len(x))[None]
         info = onnx.helper.make_tensor_value_info
         graph = onnx.helper.make_graph(
             [node],

@@ -110,3 +110,55 @@ def test_the_code_has_every_key_and_number() -> None:
     assert lines.keys() == part.settings.keys()
     shown = np.array(lines["rope_freqs.weight"].strip("[]").split(", "), dtype=np.float32)
     assert np.array_equal(shown, part.settings["rope_freqs.weight"].astype(np.float32))
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "gpt-oss-120b"])
+@pytest.mark.parametrize(("position", "radians"), [(4096, 0.90), (131_071, 28.9)])
+def test_gpt_oss_is_refused_with_the_distance_of_what_its_loader_takes(
+    name: str, position: int, radians: float
+) -> None:
+    """YaRN by its keys, whose ramp ggml rounds to whole pairs; the loader takes no tensor."""
+    rope = phasor.preset(name).ropes[0]
+    for target in ("gguf", "llama.cpp"):
+        with pytest.raises(TranslationError) as caught:
+            translate(phasor.preset(name), target, context=position + 1)
+        nearest = caught.value.nearest
+        assert nearest == replace(rope, scaling=replace(rope.scaling, truncate=True))
+        both = zip(oracle.frequencies(rope), oracle.frequencies(nearest), strict=True)
+        apart = float(position * max(abs(f - g) for f, g in both))
+        assert caught.value.radians == pytest.approx(apart)
+        assert f"{apart:.3g} radians at position {position}" in str(caught.value)
+        assert apart == pytest.approx(radians, rel=0.005)  # three digits
+    assert "rope.scaling.type" in str(translate(nearest, "gguf", context=4096).parts[0].code)
+
+
+def test_gpt_oss_without_a_law_has_keys_alone() -> None:
+    """It is the tensor that its loader refuses; other architectures take it for the same rope."""
+    ropes = phasor.preset("gpt-oss-20b")
+    (rope,) = ropes.ropes
+    (part,) = translate(replace(ropes, kinds={"rope": replace(rope, scaling=None)}), "gguf").parts
+    assert part.settings.keys() == {"{arch}.rope.freq_base", "{arch}.rope.dimension_count"}
+    (part,) = translate(rope, "gguf", context=4096).parts
+    assert "rope_freqs.weight" in part.settings
+
+
+@pytest.mark.parametrize(("position", "radians"), [(131_071, "0.054"), (262_143, "0.108")])
+def test_qwen3_vl_has_keys_and_a_note_on_the_pairs_that_stand_still(
+    position: int, radians: str
+) -> None:
+    """Every file of it has them: the rotation deals out 60 of 64 pairs, and two more fall out."""
+    ropes = phasor.preset("qwen3-vl-4b")
+    (part,) = translate(ropes, "gguf", context=position + 1).parts
+    assert without_arch(part.settings) == {
+        "rope.freq_base": 5e6,
+        "rope.dimension_count": 128,
+        "rope.dimension_sections": [24, 20, 20, 0],
+    }
+    (note,) = [note for note in part.notes if "stand still" in note]
+    assert "pairs 61 and 62 stand still" in note
+    exact = float(position * oracle.frequencies(ropes.ropes[0])[61])
+    assert f"off by up to {exact:.3g} radians at position {position}." in note
+    assert f"{exact:.3g}" == radians
+    # as a rope of no known model it is still refused
+    with pytest.raises(TranslationError, match="by a fourth coordinate"):
+        translate(ropes.ropes[0], "gguf", context=position + 1)

@@ -144,7 +144,7 @@ def test_layers_without_rotation_have_nothing_to_give() -> None:
 @pytest.mark.parametrize(
     ("target", "context", "message"),
     [
-        ("mlx", None, "context must be given"),
+        ("flash-attn", None, "context must be given"),
         ("mxl", 4096, "target must be"),
         ("mlx", 1, "context must be a whole number >= 2, got 1"),
         ("mlx", "8k", "context must be"),
@@ -154,6 +154,24 @@ def test_what_is_no_target_or_context_is_refused(target: str, context: int, mess
     """By the argument's name, with what it must be."""
     with pytest.raises(SpecError, match=message):
         translate(Rope(head_dim=64, pairing="half"), target, context=context)
+
+
+@pytest.mark.parametrize("start", [0, 64])
+def test_flash_attn_takes_heads_up_to_its_bound(start: int) -> None:
+    """Counted from the first rotated coordinate on; wider ones are refused in its words."""
+    for width in (256, 264):
+        rope = Rope(head_dim=start + width, rotary_start=start, rotary_dim=64, pairing="half")
+        if width <= 256:
+            translate(rope, "flash-attn", context=64)
+            continue
+        message = str(refusal(rope, "flash-attn", 64))
+        assert "heads of 264 coordinates: its kernel says 'Only support headdim <= 256'" in message
+        assert message.endswith("rotate with flashinfer, liger or phasor.torch.rotate")
+
+
+def test_gemma_4_has_heads_that_flash_attn_refuses() -> None:
+    """512 coordinates in its full layers."""
+    assert "heads of 512" in str(refusal(phasor.preset("gemma-4-31b"), "flash-attn", 64))
 
 
 @pytest.mark.parametrize(

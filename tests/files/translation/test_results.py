@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import phasor
 from phasor import LayerRopes, Rope
+from phasor.axes import Sectioned
 from phasor.errors import SpecError
 from phasor.files.translation import TARGETS, TranslationError, translate
 from phasor.scaling import Linear, Proportional, Yarn
@@ -21,6 +22,7 @@ from ... import oracle
 from ...strategies import resolved_ropes
 
 ROPE = Rope(head_dim=64, pairing="half")
+GRID = Rope(head_dim=64, pairing="half", axes=Sectioned((16, 8, 8)))
 KINDS = {"full": ROPE, "nope": None, "sliding": Rope(head_dim=64, pairing="half", base=1e6)}
 
 
@@ -148,6 +150,13 @@ def test_kernels_that_read_behind_their_tables_have_a_note(target: str) -> None:
     assert any("the kernel does not check" in note for note in part.notes)
 
 
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-8b", "gpt-oss-20b"])
+def test_flashinfer_is_said_to_take_numbers_of_16_bits(name: str) -> None:
+    """Whichever of its functions is called."""
+    (part,) = translate(phasor.preset(name), "flashinfer").parts
+    assert "q and k have to be float16 or bfloat16." in part.notes
+
+
 def test_llama_cpp_is_told_how_to_take_the_longer_context() -> None:
     """Its server caps a scaled context at the one that the file says."""
     scaled = Rope(head_dim=64, pairing="half", scaling=Linear(factor=4.0))
@@ -162,6 +171,20 @@ def test_classes_that_scale_the_softmax_themselves_are_named(target: str) -> Non
     (part,) = translate(phasor.preset("deepseek-v3"), target).parts
     (note,) = [note for note in part.notes if "softmax" in note]
     assert "the classes of DeepSeek models do that themselves" in note
+
+
+@pytest.mark.parametrize("target", ["sglang", "vllm"])
+def test_classes_that_read_the_base_alone_are_given_it(target: str) -> None:
+    """A changed base would not reach them in a block; a law never does, which a note says."""
+    (part,) = translate(phasor.preset("internlm2.5-7b"), target, at=65_536).parts
+    override = part.settings["override"]
+    assert override["rope_theta"] == override["rope_parameters"]["rope_theta"] > 3e6
+    assert f'"rope_theta": {override["rope_theta"]!r}, "rope_parameters"' in part.code
+    assert any("some read rope_theta alone, which is given too." in note for note in part.notes)
+    # layers with bases of their own have none in common
+    (part,) = translate(layers(KINDS), target).parts
+    assert "rope_theta" not in part.settings["override"]
+    assert any(note.endswith("some read rope_theta alone.") for note in part.notes)
 
 
 @pytest.mark.parametrize("target", ["sglang", "vllm"])
@@ -196,8 +219,53 @@ def test_the_context_is_the_models_unless_given() -> None:
     assert translated.context == translated.parts[0].settings["max_positions"] == 8192
 
 
+def test_a_context_below_the_length_is_not_printed() -> None:
+    """A server that is told the model's own would forbid that length."""
+    ropes = phasor.preset("internlm2.5-7b")  # 32768 tokens
+    for at, context in ((65_536, 65_536), (1000, 32_768)):
+        assert translate(ropes, "flash-attn", at=at).context == context
+        for target, printed in (
+            ("vllm", f"--max-model-len {context} "),
+            ("sglang", f"--context-length {context} "),
+            ("transformers", f'"max_position_embeddings": {context},'),
+        ):
+            assert printed in translate(ropes, target, at=at).parts[0].code
+    assert translate(ropes, "flash-attn", at=65_536, context=4096).context == 4096
+
+
+def test_llama_cpp_is_started_for_the_context() -> None:
+    """Otherwise it takes that of the file, which is not the extended one."""
+    (part,) = translate(ROPE, "llama.cpp", context=8192).parts
+    assert part.code.startswith("llama-server -m FILE -c 8192 --rope-freq-base ")
+
+
+EXPLICIT = Rope(head_dim=64, pairing="half", explicit_inv_freq=(0.5,) * 32)
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+@pytest.mark.parametrize("rope", [ROPE, EXPLICIT, GRID], ids=["plain", "explicit", "grid"])
+def test_a_context_is_asked_for_only_where_it_is_printed(rope: Rope, target: str) -> None:
+    """Two contexts then give two codes or settings."""
+    try:
+        short, long = (translate(rope, target, context=n).as_plain() for n in (64, 128))
+    except TranslationError:
+        return
+    if short["parts"] != long["parts"]:
+        with pytest.raises(SpecError, match=f"context must be given for {target}"):
+            translate(rope, target)
+    else:
+        assert translate(rope, target).context is None
+
+
+def test_a_refusal_without_a_context_says_the_distance_of_one_token() -> None:
+    """The radians at any other position are as many times more."""
+    with pytest.raises(TranslationError, match="radians at position 1: base=") as caught:
+        translate(EXPLICIT, "megatron")
+    assert caught.value.radians is not None
+
+
 def test_a_rope_is_a_model_of_one_layer() -> None:
     """It has no context of its own."""
-    with pytest.raises(SpecError, match="context must be given"):
-        translate(ROPE, "mlx")
+    with pytest.raises(SpecError, match="context must be given for flash-attn"):
+        translate(ROPE, "flash-attn")
     assert translate(ROPE, "mlx", context=64).model == "rope"

@@ -58,7 +58,7 @@ class Translation:
 
     model: str  # the model's name
     target: Target
-    context: int  # in tokens, for settings that contain a length
+    context: int | None  # in tokens, if the settings contain a length; None if not known or needed
     parts: tuple[ProgramSettings, ...]  # one for each rope, or one for the model
 
     def as_plain(self) -> dict[str, Any]:
@@ -112,8 +112,8 @@ def translate(
     Args:
         ropes: A rope, or those of a model.
         target: One of `TARGETS`.
-        context: Tokens, for targets that keep tables or state a length; the model's own unless
-            given.
+        context: Tokens, for targets that keep tables or state a length; unless given the model's
+            own, or ``at`` if that is larger.
         at: Length of the sequences, where a rule has to pick its law.
 
     Returns:
@@ -140,18 +140,35 @@ def translate(
     chosen = TARGETS[choice("target", target, tuple(TARGETS))]
     if isinstance(ropes, Rope):
         ropes = one_layer(ropes)
-    if context is None and ropes.context is None:
-        raise SpecError(f"context must be given: {ropes.name} does not say how many tokens it has")
-    length = whole("context", ropes.context if context is None else context, least=2)
     if not ropes.ropes:
         raise TranslationError(f"{ropes.name} has no rotation in any layer: give {target} none")
     if at is not None:
         ropes = _change_ropes(ropes, lambda rope: rope.at(at))
+    length = _find_context(chosen, ropes, context, at)
     try:
-        parts = _write_parts(chosen, ropes, length)
+        # without a context, refusals count radians at position 1
+        parts = _write_parts(chosen, ropes, length or 2)
     except RefusalError as refusal:
         raise refusal.with_nearest(_expressible_ropes(chosen, refusal)) from None
     return Translation(model=ropes.name, target=chosen, context=length, parts=parts)
+
+
+def _find_context(
+    target: Target, ropes: LayerRopes, context: int | None, at: int | None
+) -> int | None:
+    """The context that is given, or the largest that is known; None if it is not needed."""
+    if context is not None:
+        return whole("context", context, least=2)
+    known = [length for length in (ropes.context, at) if length is not None]
+    if known:
+        return max(2, *known)
+    needs = target.needs_context
+    if any(needs(rope) if callable(needs) else needs for rope in ropes.ropes):
+        raise SpecError(
+            f"context must be given for {target.name}: {ropes.name} does not say how many tokens "
+            "it has"
+        )
+    return None
 
 
 def _write_parts(target: Target, ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:

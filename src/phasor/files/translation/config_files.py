@@ -176,6 +176,7 @@ META = Target(
     checked="run",
     package="llama-models",
     write=_write_meta,
+    needs_context=False,
     pairings=("interleaved",),
     partial=False,
 )

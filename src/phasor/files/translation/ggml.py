@@ -68,7 +68,9 @@ _TWO_ROPES = (
 
 
 def _write_gguf(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
-    forms = {kind: _ggml_form(GGUF, rope, context) for kind, rope in ropes.kinds.items() if rope}
+    forms = {
+        kind: _ggml_form(GGUF, ropes, rope, context) for kind, rope in ropes.kinds.items() if rope
+    }
     kinds = {kind: form.rope for kind, form in forms.items()}
     notes = ["{arch} is the file's general.architecture."]
     notes += [note for form in forms.values() for note in form.notes]
@@ -97,6 +99,12 @@ def _write_gguf(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
     if unrotated:
         notes.append(f"The architecture has to leave {' and '.join(unrotated)} layers as they are.")
     law_keys, tensors, law_notes = _law_settings(scaled)
+    if tensors and _is_model(ropes, "gpt-oss"):
+        GGUF.refuse(
+            "frequencies for gpt-oss that need a tensor rope_freqs.weight, which its loader does "
+            "not take",
+            scaled, context, [near for near in _near(scaled) if not _law_settings(near).tensors],
+        )  # fmt: skip
     settings = {f"{{arch}}.{key}": value for key, value in (keys | law_keys).items()} | tensors
     return (
         ProgramSettings(
@@ -108,8 +116,26 @@ def _write_gguf(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
     )
 
 
-def _ggml_form(target: Target, rope: Rope, context: int) -> _GgmlForm:
-    """The rope as ggml can express it; refused where it would turn pairs by a fourth coordinate."""
+def _is_model(ropes: LayerRopes, family: str) -> bool:
+    """Whether a model's config or its name, as a preset, is of a family such as "gpt-oss"."""
+    name: str = ropes.in_config.values.get("model_type", ropes.name)
+    return name.replace("_", "-").startswith(family)
+
+
+def _near(rope: Rope) -> list[Rope]:
+    """Ropes near one with frequencies that ggml cannot compute."""
+    near = plain_candidates(rope)
+    if isinstance(rope.scaling, Yarn):
+        near.append(replace(rope, scaling=replace(rope.scaling, truncate=True)))
+    return near
+
+
+def _ggml_form(target: Target, ropes: LayerRopes, rope: Rope, context: int) -> _GgmlForm:
+    """A rope of a model as ggml can express it.
+
+    Refused where it would turn pairs by a fourth coordinate; Qwen3-VL, whose files all do that,
+    gets a note.
+    """
     rope = ntk_as_base(rope)
     notes: tuple[str, ...] = ()
     sections: list[int] = []
@@ -123,14 +149,21 @@ def _ggml_form(target: Target, rope: Rope, context: int) -> _GgmlForm:
             for k, axis in enumerate(rope.axes.axis_of_pair(rope.num_pairs))
             if axis > 2 or (rope_type == "IMROPE" and k >= 3 * sections[k % 3])
         ]
-        if extra_pairs:
+        if extra_pairs and rope_type == "IMROPE" and _is_model(ropes, "qwen3-vl"):
+            radians = (context - 1) * rope.inv_freq[extra_pairs].max()
+            notes += (
+                f"In llama.cpp pairs {' and '.join(map(str, extra_pairs))} stand still, in every "
+                "file of this model: they turn by a fourth coordinate, which is 0 in text. Their "
+                f"angles are off by up to {radians:.3g} radians at position {context - 1}.",
+            )
+        elif extra_pairs:
             target.refuse(
                 f"{type(rope.axes).__name__} axes of {rope.axes.sections} pairs: it turns pairs "
                 f"{extra_pairs[0]} to {extra_pairs[-1]} by a fourth coordinate, which is 0 in text",
                 rope, context, [replace(rope, axes=OneAxis())],
             )  # fmt: skip
         if rope.pairing == "interleaved":
-            notes = (
+            notes += (
                 f"{target.name} turns half pairs where positions have axes: reorder the weights "
                 "first (phasor convert FOLDER OUT --to half).",
             )
@@ -282,6 +315,7 @@ GGUF = Target(
     source="https://github.com/ggml-org/ggml/blob/master/docs/gguf.md",
     checked="description",
     write=_write_gguf,
+    needs_context=False,
     backwards=True,
     axes=(OneAxis, Sectioned, InterleavedSections),
     rules=(LongRope,),
@@ -293,8 +327,10 @@ GGUF = Target(
 
 
 def _write_llama_cpp(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
-    rope, sections, notes = _ggml_form(LLAMA_CPP, LLAMA_CPP.only_rope(ropes, context), context)
-    settings = {"--rope-freq-base": rope.base, **_scaling_flags(rope, context)}
+    rope, sections, notes = _ggml_form(
+        LLAMA_CPP, ropes, LLAMA_CPP.only_rope(ropes, context), context
+    )
+    settings = {"-c": context, "--rope-freq-base": rope.base, **_scaling_flags(rope, context)}
     flags = " ".join(f"{name} {value}" for name, value in settings.items())
     file = f"The file has to have rope.dimension_count = {rope.rotary_dim}"
     if sections:
@@ -337,8 +373,8 @@ def _scaling_flags(rope: Rope, context: int) -> dict[str, Any]:
             feature = (
                 f"YaRN with cos and sin multiplied by {gain:g}: its flags always give {flag_gain:g}"
             )
-        feature += " (a GGUF file can: gguf)"
-        LLAMA_CPP.refuse(feature, rope, context, plain_candidates(rope))
+        feature += " (a GGUF file of most architectures can: gguf)"
+        LLAMA_CPP.refuse(feature, rope, context, _near(rope))
     return {
         "--rope-scaling": "yarn",
         "--rope-scale": yarn.factor,

@@ -13,20 +13,68 @@ from phasor.files.translation.target import (
     POSITIONS_UNCHECKED,
     ProgramSettings,
     Target,
+    TranslationError,
     keyword_lines,
     per_rope,
     table_settings,
+    with_simplest_law,
 )
 from phasor.rope import Rope
 from phasor.scaling import Linear, Llama3
 
+# Tokens with a coordinate on each of several axes have no row in a table of positions: a table has
+# a row for each of them instead, in their order.
+
+_ALL_AXES = (OneAxis, Sectioned, Axial, InterleavedSections, Alternating)
+_ROWS_IMPORTS = "import torch\nfrom phasor.angles import cos_sin\n"
+
+
+def _table_variables(program: str, rope: Rope, context: int) -> dict[str, Any]:
+    if _has_positions_table(rope):
+        return table_settings(program, rope, context)
+    return {"rope": rope, "gain": rope.attention_factor}
+
+
+def _has_positions_table(rope: Rope) -> bool:
+    return rope.axes.n_axes == 1
+
+
+def _rows_code(dtype: str, device: str = "", form: str = "") -> str:
+    """Code that sets cos and sin ``[seq, pairs]``, then in the ``form`` of a call on them."""
+    on_device = f", device={device}" if device else ""
+    return (
+        "# positions, a NumPy array [seq, axes]\n"
+        "cos, sin = (\n"
+        f"    torch.tensor(gain * part, dtype={dtype}{on_device}){form}\n"
+        "    for part in cos_sin(rope, positions)\n"
+        ")\n"
+    )
+
+
 # flash-attention: cos and sin of its ``apply_rotary_emb``.
+
+_LARGEST_FLASH_ATTN_WIDTH = 256
 
 
 def _write_flash_attn(rope: Rope, context: int) -> ProgramSettings:
+    if _width(rope) > _LARGEST_FLASH_ATTN_WIDTH:
+        raise TranslationError(
+            f"flash-attn cannot express heads of {_width(rope)} coordinates: its kernel says "
+            f"'Only support headdim <= {_LARGEST_FLASH_ATTN_WIDTH}'; rotate with flashinfer, "
+            "liger or phasor.torch.rotate"
+        )
+    settings = _table_variables("flash-attn", rope, context)
+    settings["interleaved"] = rope.pairing == "interleaved"
+    if not _has_positions_table(rope):
+        return ProgramSettings(
+            settings,
+            f"{_ROWS_IMPORTS}from flash_attn.layers.rotary import apply_rotary_emb\n\n"
+            "# x [batch, seq, heads, head_dim]\n"
+            f"{_rows_code('x.dtype', 'x.device')}"
+            "apply_rotary_emb(x, cos, sin, interleaved=interleaved)",
+        )
     return ProgramSettings(
-        table_settings("flash-attn", rope, context)
-        | {"interleaved": rope.pairing == "interleaved"},
+        settings,
         "from flash_attn.layers.rotary import apply_rotary_emb\n"
         "from phasor.torch import cos_sin_cache\n\n"
         "# x [batch, seq, heads, head_dim]; offset is the position of the first token\n"
@@ -45,7 +93,9 @@ FLASH_ATTN = Target(
     source="https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/layers/rotary.py",
     checked="description",
     write=per_rope(_write_flash_attn),
+    needs_context=_has_positions_table,
     backwards=True,
+    axes=_ALL_AXES,
 )
 
 
@@ -54,6 +104,7 @@ FLASH_ATTN = Target(
 _SHAPES = "# q, k [tokens, heads, head_dim]; positions, whole numbers [tokens]\n"
 # head widths for which the kernels that compute cos and sin are compiled
 _COMPILED_WIDTHS = (64, 128, 256, 512)
+_DTYPES_NOTE = "q and k have to be float16 or bfloat16."
 _PRECISION_NOTE = (
     "This kernel approximates powers, sines and cosines: where that is too coarse, as at the end "
     "of a long context, give apply_rope_with_cos_sin_cache a table "
@@ -63,8 +114,14 @@ _PRECISION_NOTE = (
 
 def _write_flashinfer(rope: Rope, context: int) -> ProgramSettings:
     _check_alignment(rope, context)
+    computed = _computed_call(rope)
+    return _write_table(rope, context) if computed is None else computed
+
+
+def _computed_call(rope: Rope) -> ProgramSettings | None:
+    """The call of the kernel that computes cos and sin; None if none has the law and the axes."""
     law = rope.scaling
-    can_compute = rope.direction == 1 and _width(rope) in _COMPILED_WIDTHS
+    can_compute = rope.direction == 1 and rope.axes.n_axes == 1 and _width(rope) in _COMPILED_WIDTHS
     arguments: dict[str, Any] = {
         "rotary_dim": rope.rotary_dim,
         "interleave": rope.pairing == "interleaved",
@@ -80,7 +137,7 @@ def _write_flashinfer(rope: Rope, context: int) -> ProgramSettings:
             "old_context_len": law.original_max_positions,
         }
         return _write_call("apply_llama31_rope_pos_ids", arguments)
-    return _write_table(rope, context)
+    return None
 
 
 def _write_call(function: str, arguments: dict[str, Any]) -> ProgramSettings:
@@ -88,22 +145,38 @@ def _write_call(function: str, arguments: dict[str, Any]) -> ProgramSettings:
     code = (
         f"from flashinfer import {function}\n\n{_SHAPES}{function}(\n    q, k, positions,\n{lines})"
     )
-    return ProgramSettings(arguments, code, (_PRECISION_NOTE,))
+    return ProgramSettings(arguments, code, (_DTYPES_NOTE, _PRECISION_NOTE))
 
 
 def _write_table(rope: Rope, context: int) -> ProgramSettings:
+    settings = _table_variables("vllm", rope, context)
+    settings |= {"head_size": _width(rope), "is_neox": rope.pairing == "half"}
+    if not _has_positions_table(rope):
+        return ProgramSettings(
+            settings,
+            f"{_ROWS_IMPORTS}from flashinfer import apply_rope_with_cos_sin_cache\n\n"
+            "# q, k [seq, heads, head_dim]\n"
+            f"{_rows_code('torch.float32', 'q.device')}"
+            "table = torch.cat((cos, sin), dim=-1)\n"
+            f"{_turn_by_rows('torch.arange(len(q), device=q.device)')}",
+            (_DTYPES_NOTE,),
+        )
     return ProgramSettings(
-        table_settings("vllm", rope, context)
-        | {"head_size": _width(rope), "is_neox": rope.pairing == "half"},
+        settings,
         "from flashinfer import apply_rope_with_cos_sin_cache\n"
         "from phasor.torch import cos_sin_cache\n\n"
         f"{_SHAPES}table = cos_sin_cache(\n"
         "    rope, max_positions, program=program, gain=gain, device=q.device\n"
-        ')["cos_sin"]\n'
+        f')["cos_sin"]\n{_turn_by_rows("positions")}',
+        (_DTYPES_NOTE, POSITIONS_UNCHECKED),
+    )
+
+
+def _turn_by_rows(rows: str) -> str:
+    return (
         "apply_rope_with_cos_sin_cache(\n"
-        "    positions, q.flatten(1), k.flatten(1), head_size, table, is_neox=is_neox\n"
-        ")",
-        (POSITIONS_UNCHECKED,),
+        f"    {rows}, q.flatten(1), k.flatten(1), head_size, table, is_neox=is_neox\n"
+        ")"
     )
 
 
@@ -133,7 +206,11 @@ FLASHINFER = Target(
     source="https://docs.flashinfer.ai/api/rope.html",
     checked="description",
     write=per_rope(_write_flashinfer),
+    needs_context=lambda rope: (
+        _has_positions_table(rope) and _computed_call(with_simplest_law(rope)) is None
+    ),
     backwards=True,
+    axes=_ALL_AXES,
 )
 
 
@@ -142,9 +219,7 @@ FLASHINFER = Target(
 
 def _write_liger(rope: Rope, context: int) -> ProgramSettings:
     notes: tuple[str, ...] = ("It may overwrite q and k.",)
-    settings: dict[str, Any] = {"rope": rope, "gain": rope.attention_factor}
-    if rope.axes.n_axes == 1:
-        settings |= {"program": "transformers", "max_positions": context}
+    if _has_positions_table(rope):
         notes += (POSITIONS_UNCHECKED,)
         imports, rows = (
             "from phasor.torch import cos_sin_cache",
@@ -158,17 +233,14 @@ def _write_liger(rope: Rope, context: int) -> ProgramSettings:
     else:
         # [seq, pairs] -> [1, seq, rotary_dim]
         imports, rows = (
-            "import torch\nfrom phasor.angles import cos_sin",
-            "# q, k [batch, heads, seq, head_dim]; positions, a NumPy array [seq, axes]\n"
-            "cos, sin = (\n"
-            "    gain * torch.tensor(part).float().to(q.device).repeat(1, 2)[None]\n"
-            "    for part in cos_sin(rope, positions)\n"
-            ")\n",
+            _ROWS_IMPORTS.rstrip(),
+            "# q, k [batch, heads, seq, head_dim]\n"
+            + _rows_code("torch.float32", "q.device", ".repeat(1, 2)[None]"),
         )
     if rope.rotary_dim < rope.head_dim - rope.rotary_start:
         notes += ("This rotates a part of a head, which needs liger-kernel 0.8.5 or newer.",)
     return ProgramSettings(
-        settings,
+        _table_variables("transformers", rope, context),
         f"{imports}\nfrom liger_kernel.transformers.rope import liger_rotary_pos_emb\n\n"
         f"{rows}liger_rotary_pos_emb(q, k, cos, sin)",
         notes,
@@ -182,9 +254,10 @@ LIGER = Target(
     checked="run",
     package="liger-kernel",
     write=per_rope(_write_liger),
+    needs_context=_has_positions_table,
     pairings=("half",),
     backwards=True,
-    axes=(OneAxis, Sectioned, Axial, InterleavedSections, Alternating),
+    axes=_ALL_AXES,
 )
 
 
@@ -193,19 +266,28 @@ LIGER = Target(
 
 def _write_transformer_engine(rope: Rope, context: int) -> ProgramSettings:
     embedding = _embedding_arguments(rope, context)
-    settings: dict[str, Any]
+    settings: dict[str, Any] = {"rope": rope, "interleaved": rope.pairing == "interleaved"}
+    start = "start_positions"
+    shapes = (
+        "# start_positions is the position of the first token of each row, a tensor [batch], or "
+        "None\n# for 0\n"
+    )
     imports = ["from transformer_engine.pytorch.attention.rope import apply_rotary_pos_emb"]
     if embedding is not None:
         imports = [f"{imports[0]}, RotaryPositionEmbedding"]
         angles = f"RotaryPositionEmbedding(\n{keyword_lines(embedding)})(max_seq_len)"
         settings = {**embedding, "max_seq_len": context}
+    elif not _has_positions_table(rope):
+        imports = ["import numpy as np", _ROWS_IMPORTS.rstrip(), *imports]
+        start, shapes = "None", "# positions, a NumPy array [seq, axes]\n"
+        # [seq, pairs] -> [seq, 1, 1, rotary_dim]
+        repeat = "repeat_interleave(2, dim=1)" if settings["interleaved"] else "repeat(1, 2)"
+        angles = (
+            "torch.tensor(\n    np.arctan2(*cos_sin(rope, positions)[::-1]), "
+            f"dtype=torch.float32, device=t.device\n).{repeat}[:, None, None]"
+        )
     else:
-        settings = {
-            "rope": rope,
-            "program": "megatron",
-            "max_positions": context,
-            "interleaved": rope.pairing == "interleaved",
-        }
+        settings |= {"program": "megatron", "max_positions": context}
         imports.insert(0, "from phasor.torch import cos_sin_cache")
         angles = (
             'cos_sin_cache(\n    rope, max_positions, program=program, device=t.device\n)["angles"]'
@@ -216,19 +298,18 @@ def _write_transformer_engine(rope: Rope, context: int) -> ProgramSettings:
         settings["gain"] = rope.attention_factor
         t = "gain * t"
         if rope.rotary_start + rope.rotary_dim < rope.head_dim:
-            imports.insert(0, "import torch")
+            imports = list(dict.fromkeys(("import torch", *imports)))
             settings["rotary_dim"] = rope.rotary_dim
             t = "torch.cat((gain * t[..., :rotary_dim], t[..., rotary_dim:]), -1)"
     return ProgramSettings(
         settings,
         "\n".join(imports) + "\n\n"
         '# t [seq, batch, heads, head_dim] for tensor_format="sbhd", or\n'
-        '# [batch, seq, heads, head_dim] for "bshd"; start_positions is the position of the first\n'
-        "# token of each row, a tensor [batch], or None for 0\n"
-        f"freqs = {angles}\n"
+        '# [batch, seq, heads, head_dim] for "bshd"\n'
+        f"{shapes}freqs = {angles}\n"
         "apply_rotary_pos_emb(\n"
         f"    {t}, freqs, tensor_format=tensor_format,\n"
-        "    start_positions=start_positions, interleaved=interleaved\n"
+        f"    start_positions={start}, interleaved=interleaved\n"
         ")",
     )
 
@@ -236,7 +317,7 @@ def _write_transformer_engine(rope: Rope, context: int) -> ProgramSettings:
 def _embedding_arguments(rope: Rope, context: int) -> dict[str, Any] | None:
     """The arguments of ``RotaryPositionEmbedding``; None if it cannot express the rope."""
     law = rope.scaling
-    if rope.base is None or rope.direction < 0:
+    if rope.base is None or rope.direction < 0 or rope.axes.n_axes > 1:
         return None
     arguments: dict[str, Any] = {
         "dim": rope.rotary_dim,
@@ -259,7 +340,9 @@ TRANSFORMER_ENGINE = Target(
     source="https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.html",
     checked="description",
     write=per_rope(_write_transformer_engine),
+    needs_context=_has_positions_table,
     backwards=True,
+    axes=_ALL_AXES,
 )
 
 
@@ -267,17 +350,30 @@ TRANSFORMER_ENGINE = Target(
 
 
 def _write_onnx(rope: Rope, context: int) -> ProgramSettings:
+    settings = _table_variables("flash-attn", rope, context) | {
+        "interleaved": int(rope.pairing == "interleaved"),
+        "rotary_embedding_dim": rope.rotary_dim,
+    }
+    if _has_positions_table(rope):
+        imports, tables = (
+            "from phasor.torch import cos_sin_cache\n",
+            "# x [batch, heads, seq, head_dim]; position_ids, int64 [batch, seq]\n"
+            "tables = cos_sin_cache(\n"
+            "    rope, max_positions, program=program, gain=gain, dtype=dtype  # of x: "
+            "torch.float32\n"
+            ')  # "cos" and "sin" become the initializers cos_cache and sin_cache\n',
+        )
+    else:
+        imports, tables = (
+            _ROWS_IMPORTS,
+            "# x [batch, heads, seq, head_dim], of dtype; position_ids, int64 [batch, seq], are 0 "
+            "to seq - 1\n"
+            f"{_rows_code('dtype')}"
+            "# cos and sin become the inputs cos_cache and sin_cache\n",
+        )
     return ProgramSettings(
-        table_settings("flash-attn", rope, context)
-        | {
-            "interleaved": int(rope.pairing == "interleaved"),
-            "rotary_embedding_dim": rope.rotary_dim,
-        },
-        "import onnx\nfrom phasor.torch import cos_sin_cache\n\n"
-        "# x [batch, heads, seq, head_dim]; position_ids, int64 [batch, seq]\n"
-        "tables = cos_sin_cache(\n"
-        "    rope, max_positions, program=program, gain=gain, dtype=dtype  # of x: torch.float32\n"
-        ')  # "cos" and "sin" become the initializers cos_cache and sin_cache\n'
+        settings,
+        f"import onnx\n{imports}\n{tables}"
         "onnx.helper.make_node(\n"
         '    "RotaryEmbedding", ["x", "cos_cache", "sin_cache", "position_ids"], ["turned"],\n'
         "    interleaved=interleaved, rotary_embedding_dim=rotary_embedding_dim,\n"
@@ -293,5 +389,7 @@ ONNX = Target(
     checked="run",
     package="onnxruntime",
     write=per_rope(_write_onnx),
+    needs_context=_has_positions_table,
     backwards=True,
+    axes=_ALL_AXES,
 )

@@ -59,6 +59,7 @@ MLX = Target(
     source="https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.fast.rope.html",
     checked="run",
     write=per_rope(_write_mlx),
+    needs_context=False,
     backwards=True,
 )
 
@@ -184,6 +185,7 @@ ROTARY_EMBEDDING_TORCH = Target(
     source="https://github.com/lucidrains/rotary-embedding-torch",
     checked="run",
     write=per_rope(_write_rotary_embedding_torch),
+    needs_context=False,
     pairings=("interleaved",),
     backwards=True,
     axes=(OneAxis, Sectioned, Axial, InterleavedSections, Alternating),

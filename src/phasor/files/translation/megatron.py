@@ -173,6 +173,7 @@ TARGET = Target(
     checked="run",
     package="megatron-core",
     write=_write,
+    needs_context=False,
     axes=(OneAxis, Sectioned),
     softmax=True,
     other_pairs_out=True,

@@ -107,6 +107,7 @@ def _write_engine(
     kinds = {kind: rope for kind, rope in ropes.kinds.items() if rope is not None}
     calls = {kind: get_rope(rope, context, block(rope, context)) for kind, rope in kinds.items()}
     settings: dict[str, Any] = {"get_rope": calls}
+    notes = class_notes(target, kinds.values())
     if ropes.in_config.ignores_scaling:
         # the class reads no law from a config: the code of the model calls the factory
         lines = [f"get_rope(**{arguments})  # {kind} layers" for kind, arguments in calls.items()]
@@ -114,7 +115,11 @@ def _write_engine(
     else:
         override = settings["override"] = _override(target, ropes, context, block)
         code = f"{command.format(context)} {shlex.quote(json.dumps(override))}"
-    notes = class_notes(target, kinds.values())
+        given_too = ", which is given too" if len(ropes.ropes) == 1 else ""
+        notes += (
+            f"The class for the model in {target.name} must read rope_parameters: some read "
+            f"rope_theta alone{given_too}.",
+        )
     return (ProgramSettings(ropes=kinds, settings=settings, code=code, notes=notes),)
 
 
@@ -126,12 +131,16 @@ def _override(
         blocks = ropes.config_blocks()
     except ConfigError as error:
         raise TranslationError(f"{target.name} cannot express it: {error}") from None
-    keys: Block = {
-        "max_position_embeddings": context,
-        "rope_parameters": block(blocks, context)
-        if isinstance(blocks, Rope)
-        else {label: rope and block(rope, context) for label, rope in blocks.items()},
-    }
+    keys: Block = {"max_position_embeddings": context}
+    if isinstance(blocks, Rope):
+        parameters = block(blocks, context)
+    else:
+        parameters = {label: rope and block(rope, context) for label, rope in blocks.items()}
+    if len(ropes.ropes) == 1:
+        # some classes read it here alone
+        (rope,) = ropes.ropes
+        keys["rope_theta"] = block(rope, context)["rope_theta"]
+    keys["rope_parameters"] = parameters
     for name in reversed(ropes.in_config.path.split(".") if ropes.in_config.path else ()):
         keys = {name: keys}
     return keys

@@ -35,7 +35,8 @@ class ProgramSettings:
     settings: Mapping[str, Any]  # by the target's own names: JSON values and float64 arrays
     code: str  # Python with its imports, a command, or a piece of a file
     notes: tuple[str, ...] = ()  # what else the user has to do, a sentence each
-    # by kind of layer, the rope that the target then performs, in the pairing that it reads
+    # by kind of layer, the rope that the target then performs, in the pairing that it reads, but for
+    # pairs that stand still by a note
     ropes: Mapping[str, Rope] = field(default_factory=dict[str, Rope])
     # whether ``code`` reads the settings as variables; otherwise it contains them
     as_variables: bool = False
@@ -107,6 +108,8 @@ class Target:
     partial: bool = True  # whether it can rotate a part of the head only
     backwards: bool = False  # whether it can turn pairs clockwise
     axes: tuple[type[Axes], ...] = (OneAxis,)
+    # whether ``write`` prints the context, or a function of the rope if its law decides
+    needs_context: bool | Callable[[Rope], bool] = True
     # those it applies by itself; others must have picked their law
     rules: tuple[type[Rule], ...] = ()
     softmax: bool = False  # whether ``write`` has a setting or a note for the softmax factor
