@@ -35,8 +35,8 @@ class ProgramSettings:
     settings: Mapping[str, Any]  # by the target's own names: JSON values and float64 arrays
     code: str  # Python with its imports, a command, or a piece of a file
     notes: tuple[str, ...] = ()  # what else the user has to do, a sentence each
-    # by kind of layer, the rope that the target then performs, in the pairing that it reads, but for
-    # pairs that stand still by a note
+    # by kind of layer, the rope that the target then performs, in the pairing that it reads; a note
+    # says which pairs stand still
     ropes: Mapping[str, Rope] = field(default_factory=dict[str, Rope])
     # whether ``code`` reads the settings as variables; otherwise it contains them
     as_variables: bool = False
