@@ -45,7 +45,7 @@ def test_what_is_recorded_is_what_the_model_computes():
     assert [(call.layer, call.arguments) for call in calls] == [(0, ("q", "k")), (1, ("q", "k"))]
     for call in calls:
         assert (call.width, call.place) == (128, (0, 128))
-        cos, sin = half_rows(call.rows, call.form)
+        cos, sin = half_rows(call.rows, call.signature)
         assert cos.shape == sin.shape == (5, 64)
         for token, pair in np.ndindex(5, 64):
             turn = cmath.exp(1j * positions[token] * 10_000 ** (-pair / 64))
