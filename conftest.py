@@ -52,6 +52,7 @@ ROOMS = {
     "tests/gpu/test_compiled.py": "kernels",
     "tests/gpu/test_kernels.py": "kernels",
     "tests/identification/test_foreign.py": "transformers",
+    "tests/identification/test_precision.py": "slow",
     "tests/torch/compile": "compile",
     "tests/torch/distributed/test_processes.py": "processes",
     "tests/torch/export/test_export.py": "compile",
