@@ -142,7 +142,7 @@ def cos_sin(
     >>> print(cos.shape, cos[2, 0])
     (3, 2) -0.7112665029764864
     """
-    coordinates = checked_positions(positions)
+    coordinates = as_positions(positions)
     n_axes = rope.axes.n_axes
     if n_axes == 1:
         coordinates = coordinates[..., None]
@@ -166,7 +166,7 @@ def cos_sin(
     return cos, sin
 
 
-def checked_positions(positions: ArrayLike) -> NDArray[Any]:
+def as_positions(positions: ArrayLike) -> NDArray[Any]:
     """``positions`` as an int64 or float64 array."""
     try:
         array = np.asarray(positions)

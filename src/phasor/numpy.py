@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from phasor._checks import LAYOUTS, boolean, broadcasts, other_layout, whole
-from phasor.angles import checked_positions, cos_sin
+from phasor.angles import as_positions, cos_sin
 from phasor.errors import PositionError, TensorError
 from phasor.pairings import Pairing, checked_pairing, slices
 from phasor.rope import Rope
@@ -96,12 +96,12 @@ def rotate_complex(
     return y
 
 
-def repeat_on_axes(rope: Rope, positions: ArrayLike) -> NDArray[Any]:
+def every_axis_of(rope: Rope, positions: ArrayLike) -> NDArray[Any]:
     """Positions ``[...]`` of text as ``rope`` takes them: the same on every axis.
 
     The result is ``[..., n_axes]``, or ``[...]`` where the rope has one axis.
 
-    >>> repeat_on_axes(Rope(head_dim=4, pairing="half"), [0, 1, 5])
+    >>> every_axis_of(Rope(head_dim=4, pairing="half"), [0, 1, 5])
     array([0, 1, 5])
     """
     array, n_axes = np.asarray(positions), rope.axes.n_axes
@@ -114,7 +114,7 @@ def phasors(rope: Rope, positions: ArrayLike) -> NDArray[np.complex128]:
     >>> print(phasors(Rope(head_dim=2, pairing="half"), [1]).round(4))
     [[0.5403+0.8415j]]
     """
-    cos, sin = cos_sin(rope, repeat_on_axes(rope, positions))
+    cos, sin = cos_sin(rope, every_axis_of(rope, positions))
     return cos + 1j * sin
 
 
@@ -152,7 +152,7 @@ def matrix(position: ArrayLike, rope: Rope) -> NDArray[np.float64]:
     >>> bool(np.allclose(matrix(2, rope) @ matrix(3, rope), matrix(5, rope), rtol=0, atol=1e-15))
     True
     """
-    if checked_positions(position).ndim > (rope.axes.n_axes > 1):
+    if as_positions(position).ndim > (rope.axes.n_axes > 1):
         raise PositionError(
             f"position must be one position, got shape {list(np.shape(position))}; "
             "blocks gives the rotations of many"

@@ -216,7 +216,7 @@ class Rope:
 
         DeepSeek's ``mscale_all_dim`` puts YaRN's temperature there.
         """
-        return self._temperature().softmax_scale
+        return self._temperature().softmax_factor
 
     @property
     def logit_factor(self) -> float:

@@ -55,7 +55,7 @@ def test_deepseeks_factor_moves_to_the_softmax(
         factor=40.0, original_max_positions=4096, mscale=mscale, mscale_all_dim=all_dim
     ).temperature()
     assert f"{temperature.attention_factor:.9f}" == table
-    assert f"{temperature.softmax_scale:.11f}" == softmax
+    assert f"{temperature.softmax_factor:.11f}" == softmax
 
 
 def test_shortening_has_no_temperature() -> None:

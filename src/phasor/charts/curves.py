@@ -29,7 +29,7 @@ from phasor.charts.style import (
 )
 from phasor.errors import SpecError
 from phasor.layers import check_rope
-from phasor.numpy import repeat_on_axes
+from phasor.numpy import every_axis_of
 from phasor.papers import KINDS, RECIPES, Kind, Recipe, angle_errors, cosine, decay
 from phasor.positions import span
 from phasor.rope import Rope
@@ -74,7 +74,7 @@ def rotation_chart(rope: Rope, *, pairs: Sequence[int], tokens: int) -> alt.Conc
     whole("number of pairs", len(pairs), least=1)
     indices = [whole("each pair", pair, least=0, most=rope.num_pairs - 1) for pair in pairs]
     positions = span(whole("tokens", tokens, least=2))
-    cos, sin = cos_sin(rope, repeat_on_axes(rope, positions))
+    cos, sin = cos_sin(rope, every_axis_of(rope, positions))
     lengths = wavelengths(rope)
 
     def axis(channel: Any, field: str, title: str) -> Any:
@@ -173,7 +173,7 @@ def decay_chart(
     """
     check_by_name("ropes", ropes, Rope)
     check_list("distances", distances)
-    series = {name: decay(rope, repeat_on_axes(rope, distances)) for name, rope in ropes.items()}
+    series = {name: decay(rope, every_axis_of(rope, distances)) for name, rope in ropes.items()}
 
     def panel(**scale: Any) -> alt.LayerChart:
         y = alt.Y("decay:Q", title="mean length of partial sums", scale=alt.Scale(**scale))
@@ -234,7 +234,7 @@ def cosine_chart(
     def panel(kind: Kind) -> alt.LayerChart:
         kind_seed = seed if kind in ("random", "independent") else None
         series = {
-            name: cosine(rope, repeat_on_axes(rope, distances), kind, seed=kind_seed)
+            name: cosine(rope, every_axis_of(rope, distances), kind, seed=kind_seed)
             for name, rope in ropes.items()
         }
         y = alt.Y("cosine:Q", title="cosine", axis=alt.Axis(tickCount=5))
@@ -285,7 +285,7 @@ def precision_chart(
     # an exact result has no logarithm
     errors = {
         _RECIPE_NAMES[recipe]: [
-            max(float(angle_errors(rope, repeat_on_axes(rope, octave), recipe).max()), 2.0**-54)
+            max(float(angle_errors(rope, every_axis_of(rope, octave), recipe).max()), 2.0**-54)
             for octave in octaves
         ]
         for recipe in RECIPES

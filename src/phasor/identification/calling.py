@@ -182,7 +182,7 @@ class Caller:
         return max(ROUNDING[self.arrays.dtype], ROUNDING[self.out_dtype])
 
     @property
-    def longest(self) -> int:
+    def max_position(self) -> int:
         """The highest position to call: a function without positions computes all below it."""
         return 1 << 62 if self._takes_positions else _LONGEST_WITHOUT_POSITIONS
 
@@ -200,7 +200,7 @@ class Caller:
         if self.n_axes > 1 and positions.ndim == 1:
             positions = np.repeat(positions[:, None], self.n_axes, axis=1)  # [P] to [P, n_axes]
         if not self._takes_positions:
-            if positions.min(initial=0) < 0 or positions.max(initial=0) >= self.longest:
+            if positions.min(initial=0) < 0 or positions.max(initial=0) >= self.max_position:
                 raise RefusedError("it takes no positions and counts tokens from 0")
             return self._turn_tokens(vectors, np.arange(int(positions.max()) + 1))[:, positions]
         if "offset" in self._words:

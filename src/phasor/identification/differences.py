@@ -17,7 +17,7 @@ from phasor.identification.calling import Caller, RefusedError, find_caller
 from phasor.identification.report import finite_or_none
 from phasor.identification.spectrum import Floats, exact_phasors, find_first_bad
 from phasor.layers import LayerRopes
-from phasor.numpy import matrix, pair_indices, repeat_on_axes
+from phasor.numpy import every_axis_of, matrix, pair_indices
 from phasor.rope import Rope, real_inv_freq
 
 Function = Callable[..., Any]
@@ -230,7 +230,7 @@ def _diff_measured(
 def _find_map(side: Rope | Caller, position: int) -> Floats:
     if isinstance(side, Caller):
         return side.map(position)
-    return matrix(repeat_on_axes(side, position), side)
+    return matrix(every_axis_of(side, position), side)
 
 
 def _pair_of(rope: Rope, coordinate: int) -> int | None:

@@ -50,7 +50,7 @@ from phasor.identification.spectrum import (
     find_spectrum,
     powers_of_two,
 )
-from phasor.numpy import matrix, repeat_on_axes
+from phasor.numpy import every_axis_of, matrix
 from phasor.rope import Rope
 
 #: Vectors of one position before and after the rotation, ``[N, head_dim]`` each.
@@ -71,7 +71,7 @@ def identify(
     arrays: str | None = None,
     dtype: str = "float32",
     n_axes: int = 1,
-    longest: int = 1 << 20,
+    max_position: int = 1 << 20,
 ) -> Identification:
     """Which rotation ``function`` does: pairing, slice, sign, frequencies, law, limits, mistakes.
 
@@ -92,7 +92,7 @@ def identify(
         arrays: ``"numpy"``, ``"torch"`` or ``"jax"``; NumPy's, then torch's, unless given.
         dtype: Of the vectors: ``"float64"``, ``"float32"``, ``"float16"`` or ``"bfloat16"``.
         n_axes: Coordinates of a position.
-        longest: The highest position to look at.
+        max_position: The highest position to look at.
 
     Returns:
         The report; ``report.rope`` is the Rope that does the same, ``str(report)`` a text.
@@ -109,14 +109,14 @@ def identify(
     """
     whole("head_dim", head_dim, least=2)
     whole("n_axes", n_axes, least=1)
-    whole("longest", longest, least=64)
+    whole("max_position", max_position, least=64)
     caller = find_caller(
         function, head_dim, table=table, takes=takes, dims=dims, arrays=arrays, dtype=dtype,
         n_axes=n_axes,
     )  # fmt: skip
     called = f"{caller.arrays.name} arrays {caller.dims} in {dtype} as ({caller.takes})"
     try:
-        report = _measure(caller, min(longest, caller.longest // 2))
+        report = _measure(caller, min(max_position, caller.max_position // 2))
         return replace(report, called=called)
     except RefusedError as error:
         raise TensorError(
@@ -125,7 +125,7 @@ def identify(
         ) from error
 
 
-def _measure(caller: Caller, longest: int) -> Identification:
+def _measure(caller: Caller, max_position: int) -> Identification:
     """Measure the map at small positions, find its pairs, and measure those at growing ones."""
     maps = _measure_maps(caller)
     rounding, findings = find_table_dtype(maps, caller.rounding, caller.out_dtype)
@@ -146,7 +146,7 @@ def _measure(caller: Caller, longest: int) -> Identification:
             findings.append(make_finding("noise", dtype=caller.out_dtype, error=noise, once=once))
             rounding = noise
         probe = Probe(caller, arrangement, rounding, noise)
-        return _measure_pairs(probe, longest, maps, findings)
+        return _measure_pairs(probe, max_position, maps, findings)
     mixed = next((list(block.read) for block in blocks if len(block.read) > 2), None)
     if mixed is None:
         return replace(report, why_no_rope="nothing turns at the positions tried")
@@ -187,10 +187,10 @@ def _is_linear(caller: Caller, maps: Floats, rounding: float) -> bool:
 
 
 def _measure_pairs(
-    probe: Probe, longest: int, maps: Floats, findings: list[Finding]
+    probe: Probe, max_position: int, maps: Floats, findings: list[Finding]
 ) -> Identification:
     arrangement, rounding = probe.arrangement, probe.rounding
-    lengths = call_with_growing_lengths(probe, longest)
+    lengths = call_with_growing_lengths(probe, max_position)
     z = lengths.answers[lengths.longest_consistent]
     spectrum = find_spectrum(powers_of_two(lengths.longest_consistent), z, probe.angle_errors(z))
     factors = pair_factors(arrangement.blocks(maps[0]))
@@ -207,9 +207,9 @@ def _measure_pairs(
     if lengths.changes_at is not None:
         report = add_rule(report, lengths, probe)
     elif report.is_rotation:
-        report = add_limits(report, probe, spectrum, longest)
+        report = add_limits(report, probe, spectrum, max_position)
     report = add_steps(_add_error(report, maps[0]), spectrum, probe)
-    end = min(longest, lengths.changes_at or longest, report.table_end or longest)
+    end = min(max_position, lengths.changes_at or max_position, report.table_end or max_position)
     return add_precision(report, spectrum, probe, end)
 
 
@@ -231,7 +231,7 @@ def _add_error(report: Identification, maps: Floats) -> Identification:
     factors = np.ones(report.head_dim)
     factors[rope.rotary_start :][: rope.rotary_dim] = report.attention_factor or 1.0
     positions = np.array(_SMALL_POSITIONS) + report.position_offset
-    exact = np.array([factors * matrix(repeat_on_axes(rope, p), rope) for p in positions])
+    exact = np.array([factors * matrix(every_axis_of(rope, p), rope) for p in positions])
     return replace(report, error=float(np.abs(maps[: len(positions)] - exact).max()))
 
 

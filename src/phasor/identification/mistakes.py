@@ -175,7 +175,7 @@ class _Prediction:
 
 
 def add_limits(
-    report: Identification, probe: Probe, spectrum: Spectrum, longest: int
+    report: Identification, probe: Probe, spectrum: Spectrum, max_position: int
 ) -> Identification:
     """The report with a table's end, rounded positions, and the results of negative positions."""
     predicted = _Prediction(probe, spectrum, report.attention_factor or 1.0)
@@ -190,8 +190,8 @@ def add_limits(
         return None
 
     last_good, end = 0, None
-    positions = (p + step for p in powers_of_two(longest)[3:] for step in (-1, 1))
-    for position in (p for p in positions if p <= longest):
+    positions = (p + step for p in powers_of_two(max_position)[3:] for step in (-1, 1))
+    for position in (p for p in positions if p <= max_position):
         dtype = dtype_of(position)
         if dtype is None:
             end = find_first_bad(last_good, position, lambda p: dtype_of(p) is not None)
@@ -279,10 +279,10 @@ class Lengths:
         return max(top for top in self.answers if self.changes_at is None or top < self.changes_at)
 
 
-def call_with_growing_lengths(probe: Probe, longest: int) -> Lengths:
+def call_with_growing_lengths(probe: Probe, max_position: int) -> Lengths:
     """Call the function with growing lengths, and then again with shrinking ones."""
     lengths = Lengths()
-    for top in powers_of_two(longest)[2:]:
+    for top in powers_of_two(max_position)[2:]:
         try:
             z = lengths.answers[top] = probe(powers_of_two(top))
         except RefusedError:

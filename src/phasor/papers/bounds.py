@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from phasor._checks import number, numbers, whole
-from phasor.angles import checked_positions, turns
+from phasor.angles import as_positions, turns
 from phasor.errors import SpecError
 from phasor.identification.extending.cosines import find_first_negative
 from phasor.papers.distances import pair_products
@@ -170,5 +170,5 @@ def interpolation_bound(
             "ask for one axis at a time"
         )
     largest = np.abs(pair_products(q, k, rope)[0]).max(-1)
-    fraction = checked_positions(distance).astype(np.float64) % 1
+    fraction = as_positions(distance).astype(np.float64) % 1
     return largest * (rope.inv_freq**2).sum() * fraction * (1 - fraction) / 2

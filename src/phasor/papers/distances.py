@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from phasor._checks import choice, whole
-from phasor.angles import checked_positions, cos_sin
+from phasor.angles import as_positions, cos_sin
 from phasor.errors import SpecError, TensorError
 from phasor.numpy import pair_indices
 from phasor.rope import Rope
@@ -155,7 +155,7 @@ def _map_phasors(
     function: Callable[[NDArray[np.complex128]], NDArray[np.float64]],
 ) -> NDArray[np.float64]:
     """A number for each distance, by a function of ``exp(i r inv_freq)``, ``[n, num_pairs]``."""
-    positions = checked_positions(distances)
+    positions = as_positions(distances)
     lead = positions.shape if rope.axes.n_axes == 1 else positions.shape[:-1]
     # [..., n_axes] -> [distances, n_axes], or [...] -> [distances]
     positions = positions.reshape(math.prod(lead), *positions.shape[len(lead) :])

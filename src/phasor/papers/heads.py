@@ -38,7 +38,7 @@ from phasor.angles import real_turns
 from phasor.errors import SpecError
 from phasor.identification.extending.cosines import cosine_sums
 from phasor.layers import check_rope
-from phasor.numpy import phasors, repeat_on_axes, rotate
+from phasor.numpy import every_axis_of, phasors, rotate
 from phasor.pairings import slices
 from phasor.rope import Rope
 
@@ -88,7 +88,7 @@ def positional_head(
     first, _ = slices(rope.pairing, rope.num_pairs, rope.rotary_start)
     head = HeadWeights(np.zeros((rope.head_dim, width)), np.zeros((rope.head_dim, width)))
     head.key[first, constant] = 1.0
-    turned = rotate(head.key[:, constant], repeat_on_axes(rope, -offset), same_pairing)
+    turned = rotate(head.key[:, constant], every_axis_of(rope, -offset), same_pairing)
     head.query[:, constant] = alpha * turned
     return head
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from phasor._checks import choice
-from phasor.angles import checked_positions, cos_sin
+from phasor.angles import as_positions, cos_sin
 from phasor.rope import Rope
 
 Recipe = Literal["float32 angle", "float64 angle", "float32 rows", "complex64", "bfloat16 table"]
@@ -40,7 +40,7 @@ def angle_errors(rope: Rope, positions: ArrayLike, recipe: Recipe) -> NDArray[np
     True
     """
     choice("recipe", recipe, RECIPES)
-    integers = checked_positions(positions)
+    integers = as_positions(positions)
     exact_cos, exact_sin = cos_sin(rope, integers)
     cos, sin = _compute_cos_sin(recipe, rope, integers)
     return np.hypot(cos - exact_cos, sin - exact_sin).max(-1)

@@ -53,7 +53,7 @@ class Temperature(NamedTuple):
     """How a law changes the size of attention logits."""
 
     attention_factor: float = 1.0  # on cos and sin: its square is on the logits
-    softmax_scale: float = 1.0  # in addition to the attention factor
+    softmax_factor: float = 1.0  # in addition to the attention factor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +269,7 @@ class Yarn(_YarnTemperature):
         attention_factor: The factor on cos and sin, when the model states it.
 
     >>> Yarn(factor=40.0, original_max_positions=4096, mscale_all_dim=1.0).temperature()
-    Temperature(attention_factor=1.0, softmax_scale=1.8738542070926265)
+    Temperature(attention_factor=1.0, softmax_factor=1.8738542070926265)
     """
 
     truncate: bool = True
