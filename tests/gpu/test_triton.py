@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from phasor import Rope
+from phasor import BackendError, Rope
 from phasor.axes import Alternating, InterleavedSections, Sectioned
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk
 
@@ -257,6 +257,27 @@ def test_explicit_rows_turn_as_they_say(
     written = x.clone()
     rotate_by_(written, cos, sin, pairing=pairing, inverse=inverse, **layout, **TRITON)
     assert torch.equal(written, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 3, 4, 5), (2, 1, 1, 5)], ids=str)
+def test_every_head_has_rows_of_its_own(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """New, in place and heads first; the gradient is the inverse, and cosines have none here."""
+    rows = float64(normal(*shape)) + 1j * float64(normal(*shape, seed=1))
+    cos, sin = torch.tensor(rows.real).to(DEVICE), torch.tensor(rows.imag).to(DEVICE)
+    x = here(2, 3, 4, 16, dtype=dtype).requires_grad_()
+    options: dict[str, Any] = {"pairing": "half", "rotary_start": 1, **TRITON}
+    y = rotate_by(x, cos, sin, **options)
+    (grad,) = torch.autograd.grad(y, x, y.detach())
+    for new, old, turns in ((y, x, rows), (grad, y, rows.conj())):
+        flat = (one.detach().cpu().unsqueeze(-2) for one in (new, old))
+        assert excess_by(*flat, turns, ("half", "half"), 1) <= 1
+    written = x.detach().clone()
+    assert torch.equal(rotate_by_(written, cos, sin, **options), y)
+    first = rotate_by(x.transpose(1, 2), cos, sin, heads_first=True, **options)
+    assert torch.equal(first.transpose(1, 2), y)
+    with pytest.raises(BackendError, match="'triton' has no gradients for cos and sin"):
+        rotate_by(x, cos.requires_grad_(), sin, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

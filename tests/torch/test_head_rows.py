@@ -78,6 +78,20 @@ def test_gradients_reach_the_cosines_of_every_head() -> None:
         )
 
 
+@pytest.mark.parametrize("shape", [(2, 5, 3, 5), (5, 5)], ids=["by head", "by token"])
+def test_gradients_reach_cosines_through_a_view_that_is_written(shape: tuple[int, ...]) -> None:
+    """In place, into a slice of a tensor without history."""
+    x, *rows = drawn(shape, torch.float64)
+    options: dict[str, Any] = {"pairing": "half", "rotary_start": START}
+    memory = torch.cat((x, x), dim=2)
+    new = rotate_by(x, *(one.requires_grad_() for one in rows), **options)
+    written = rotate_by_(memory[:, :, 3:], *rows, **options)
+    assert torch.equal(written, new)
+    assert torch.equal(memory[:, :, :3], x)
+    expected = torch.autograd.grad(new.sum(), rows)
+    assert all(map(torch.equal, torch.autograd.grad(memory.sum(), rows), expected))
+
+
 def test_a_batch_of_cosines_is_mapped() -> None:
     """Under vmap, over the rows' first dimension and over the tensor's."""
     x, cos, sin = drawn((2, 5, 3, 5), torch.float64)

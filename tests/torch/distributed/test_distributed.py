@@ -30,7 +30,15 @@ from phasor import PositionError, Rope, SpecError, TensorError
 from phasor.angles import cos_sin
 from phasor.axes import Sectioned
 from phasor.positions import context_parallel
-from phasor.torch import RotaryAttention, RotaryEmbedding, rotate, rotate_, rotate_by, rotate_qk
+from phasor.torch import (
+    RotaryAttention,
+    RotaryEmbedding,
+    rotate,
+    rotate_,
+    rotate_by,
+    rotate_by_,
+    rotate_qk,
+)
 from phasor.torch.distributed import GatheredKeys
 
 from ..torch_oracle import assert_rotated, normal
@@ -44,7 +52,9 @@ def one_of(shape: Sequence[int], rank: int) -> Iterator[DeviceMesh]:
     """The mesh as that rank sees it; the others are not there, and collectives do nothing."""
     dist.init_process_group("fake", rank=rank, world_size=prod(shape), store=FakeStore())
     try:
-        yield init_device_mesh("cpu", tuple(shape))
+        # torch takes meshes of the same names for one, and remembers what the first one made
+        names = tuple(f"{along} of rank {rank}" for along in range(len(shape)))
+        yield init_device_mesh("cpu", tuple(shape), mesh_dim_names=names)
     finally:
         dist.destroy_process_group()
 
@@ -196,6 +206,35 @@ def test_given_rows_go_with_their_tokens() -> None:
             assert collectives.get_total_counts() == 0
 
 
+@pytest.mark.parametrize("in_place", [False, True], ids=["new", "in place"])
+@pytest.mark.parametrize("shape", [(2, 4, 6, 4), (2, 4, 1, 4), (1, 1, 6, 4), (4, 4)], ids=str)
+def test_rows_by_head_are_cut_where_heads_are(shape: tuple[int, ...], in_place: bool) -> None:
+    """Given whole; or as a DTensor, which has a gradient on every rank without communication."""
+    x, grad = normal(2, 4, 6, 8), normal(2, 4, 6, 8, seed=1)
+    rows = [normal(*shape, seed=seed).requires_grad_() for seed in (2, 3)]
+    verb = rotate_by_ if in_place else rotate_by
+    expected = rotate_by(x, *rows, pairing="half")
+    summed = torch.autograd.grad(expected, rows, grad)
+    for rank, dim in product(range(2), range(3)):
+        with one_of((2,), rank) as mesh, CommDebugMode() as collectives:
+            where = [Shard(dim)]
+            for wants_grad in (False, True):
+                given = [row.detach() for row in rows]
+                if wants_grad:
+                    given = [sharded(row, mesh, [Replicate()]).requires_grad_() for row in given]
+                turned = verb(sharded(x, mesh, where), *given, pairing="half")
+                assert turned.placements == tuple(where)
+                mine = part(expected, mesh, where)
+                assert torch.allclose(turned.to_local(), mine, rtol=0, atol=1e-6)
+            found = torch.autograd.grad(turned, given, sharded(grad, mesh, where))
+            for one, right in zip(found, summed, strict=True):
+                # a row of tokens or heads that are elsewhere too has a part of the sum here
+                if not one.placements[0].is_partial():
+                    mine = part(right, mesh, one.placements)
+                    assert torch.allclose(one.to_local(), mine, rtol=0, atol=1e-5)
+            assert collectives.get_total_counts() == 0
+
+
 def test_strides_are_those_of_the_input() -> None:
     """Heads first in memory stays heads first, of the whole and of the part."""
     x = normal(2, 3, 6, 8).transpose(1, 2)
@@ -288,6 +327,12 @@ REFUSED: dict[str, tuple[type[Exception], Any]] = {
             wrong(mesh, Replicate()),
             *(sharded(normal(4, 4), mesh, [Shard(0)]) for _ in range(2)),
             pairing="half",
+        ),
+    ),
+    "cos and sin must be DTensors exactly where x is one for a gradient": (
+        TensorError,
+        lambda mesh: rotate_by(
+            wrong(mesh, Shard(2)), *torch.ones(2, 4, 4, requires_grad=True), pairing="half"
         ),
     ),
 }

@@ -82,6 +82,7 @@ def check_copies(xs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     for x, y in zip(xs, values, strict=True):
         if in_transform() or autograd_may_refuse_write(x):
             x[..., :0].copy_(y[..., :0])
+            _ = x.grad_fn  # or torch takes a view for a leaf, whose base has a history by now
 
 
 def check_not_expanded(xs: Sequence[Tensor]) -> None:

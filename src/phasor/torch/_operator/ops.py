@@ -113,6 +113,11 @@ def apply(
         return _run_backend(xs, angles, rope, inverse, gain, backend)
     backend_argument = _backend_argument(backend, xs[0])
     angles_want_grad = _wants_cos_sin_gradient(angles)
+    if angles_want_grad and len({hasattr(t, "device_mesh") for t in (*xs, *angles)}) > 1:
+        raise TensorError(
+            "cos and sin must be DTensors exactly where x is one for a gradient of theirs, which "
+            "would be summed over ranks; make them by DTensor.from_local or distribute_tensor"
+        )
     if angles_want_grad or eager.needs_plain_ops(backend, [*xs, *angles]):
         if backend not in ("auto", "eager"):
             what = "gradients for cos and sin" if angles_want_grad else "torch.func transformations"
