@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -38,12 +37,6 @@ class Case:
     backward: bool = False  # also the gradients of both
     first: int = 0  # position of the first token
     documents: tuple[int, ...] = ()  # lengths of packed texts, each from the first position on
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Case:
-        """A case of JSON values; what else is among them is of an older benchmark."""
-        values = {field.name: plain[field.name] for field in fields(cls)}
-        return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
 
     @property
     def label(self) -> str:
@@ -152,8 +145,10 @@ CASES: dict[str, list[Case]] = {
 LAUNCH = Case(name="decode 1", dtype="bfloat16", seq=1)
 #: The shape whose peak of memory is looked at.
 LARGE = Case(name="prefill 8192", dtype="bfloat16", seq=8192)
+#: The shape of which tables of positions are made.
+SAMPLE = Case(name="table", dtype="bfloat16", seq=1024)
 #: Where rows are compared with the exact ones, one head each: the last 256 positions before those.
-FAR = {
+FAR_CASES = {
     device: [
         Case(name=f"{n:.0e}", dtype=dtype, seq=256, q_heads=1, k_heads=1, first=n - 256)
         for dtype in dtypes
@@ -164,5 +159,3 @@ FAR = {
         ("cuda", _DTYPES, (10**6, 10**7)),
     )
 }
-#: Lengths of position tables.
-TABLE_LENGTHS = [131_072, 1_048_576, 10_485_760]

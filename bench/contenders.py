@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -16,13 +17,13 @@ from typing import Any
 import others
 import torch
 from cases import Case
-from measure import Contender, Rotation, UnableError
+from measure import Build, Contender, Rotation
 from torch import Tensor
 
 from phasor.errors import DISTRIBUTION
 from phasor.pairings import PAIRINGS, Pairing
 from phasor.torch import rotate_qk, rotate_qk_
-from phasor.torch._operator import cpu, eager
+from phasor.torch._operator import cpu
 from phasor.torch._operator.text import layout_text
 
 _PACKAGES = (
@@ -32,9 +33,9 @@ _PACKAGES = (
 _FAR = 2**62
 #: Forms that the report and the targets speak of.
 IN_PLACE, NEW = "phasor, in place", "phasor, new output"
+_PLAIN = "phasor, plain torch"
 #: How the keys of phasor's other ways begin, which have a table of their own.
 PROBES = ("phasor, bare", "phasor, positions", "phasor, rows", "phasor, avx")
-Build = Callable[[Case, Tensor], Rotation]
 
 
 def versions() -> dict[str, str]:
@@ -48,55 +49,24 @@ def versions() -> dict[str, str]:
 
 def everyone(case: Case, device: str) -> list[Contender]:
     """Who is asked for this case on a ``"cpu"`` or ``"cuda"``, in the order of the tables."""
-    found = ours()
-    if device == "cuda":
-        name = "phasor, plain torch, compiled"
-        found += [Contender(name=name, pairing=p, build=_compiled(_traced(p))) for p in PAIRINGS]
-    found += _with_compiled("transformers", "half", others.transformers_half, heads_first=True)
+    models = [_LLAMA]
     if case.rotary_dim is not None:
-        found += _with_compiled("transformers", "interleaved", others.transformers_gptj)
+        models.append(_GPT_J)
     if case.rows is not None:
-        found += _with_compiled("transformers DeepSeek", "interleaved",
-                                others.transformers_deepseek, heads_first=True,
-                                pairing_out="half")  # fmt: skip
-    if device == "cpu":
-        return [
-            *found,
-            adapted("Meta, complex", "interleaved", others.meta),
-            adapted("torchtune", "interleaved", others.torchtune),
-            adapted("rotary-embedding-torch", "interleaved", others.rotary_embedding_torch,
-                    heads_first=True),
-            *(adapted("onnxruntime", p, partial(others.onnxruntime, p)) for p in PAIRINGS),
-        ]  # fmt: skip
-    found.append(adapted("Liger, in place", "half", others.liger, heads_first=True, in_place=True,
-                         trains_in_place=True))  # fmt: skip
-    for p in PAIRINGS:
-        flash = others.flash_attention
-        found += [
-            adapted("flash-attention, in place", p, partial(flash, p, True), in_place=True),
-            adapted("flash-attention", p, partial(flash, p, False)),
-            adapted("flashinfer, in place", p, partial(others.flashinfer_table, p), in_place=True),
-            adapted("flashinfer, angles computed", p, partial(others.flashinfer_computed, p)),
-            adapted("Transformer Engine", p, partial(others.transformer_engine, p)),
-        ]
-    return found
+        models.append(_DEEPSEEK)
+    found = [contender for one in models for contender in (one, _compiled(one))]
+    if device == "cuda":
+        found = [_compiled(one) for one in ours() if one.name == _PLAIN] + found
+    return [*ours(), *found, *_OTHERS[device]]
 
 
 def ours() -> list[Contender]:
     """Phasor's verbs: in place, with new outputs, and in plain torch operations."""
-
-    def new(pairing: Pairing, backend: str, case: Case, positions: Tensor) -> Rotation:
-        rope = case.rope(pairing)
-        return lambda q, k: rotate_qk(q, k, positions, rope, backend=backend)
-
+    builds = {IN_PLACE: _in_place, NEW: partial(_new, "auto"), _PLAIN: partial(_new, "eager")}
     return [
-        contender
+        Contender(name=name, pairing=p, build=partial(build, p), in_place=name == IN_PLACE)
         for p in PAIRINGS
-        for contender in (
-            Contender(name=IN_PLACE, pairing=p, build=partial(_in_place, p), in_place=True),
-            Contender(name=NEW, pairing=p, build=partial(new, p, "auto")),
-            Contender(name="phasor, plain torch", pairing=p, build=partial(new, p, "eager")),
-        )
+        for name, build in builds.items()
     ]
 
 
@@ -105,38 +75,47 @@ def _in_place(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
     return lambda q, k: rotate_qk_(q, k, positions, rope)
 
 
-def _traced(pairing: Pairing) -> Build:
-    """The operations that inductor sees, where it sees them."""
+def _new(backend: str, pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
+    rope = case.rope(pairing)
+    return lambda q, k: rotate_qk(q, k, positions, rope, backend=backend)
+
+
+def _compiled(one: Contender) -> Contender:
+    """The same rotation, compiled for its shape when it is called first."""
 
     def build(case: Case, positions: Tensor) -> Rotation:
-        text = case.rope(pairing).to_json()
-        return lambda q, k: eager.rotate_without_writes([q, k], [positions], text, False, 1.0)
+        return torch.compile(one.build(case, positions), dynamic=False)
 
-    return build
-
-
-def _compiled(build: Build) -> Build:
-    """The same rotation, compiled for its shape when it is called first."""
-    return lambda case, positions: torch.compile(build(case, positions), dynamic=False)
+    return replace(one, name=f"{one.name}, compiled", build=build)
 
 
-def _with_compiled(name: str, pairing: Pairing, build: Build, **options: Any) -> list[Contender]:
-    return [
-        adapted(name, pairing, build, **options),
-        adapted(f"{name}, compiled", pairing, _compiled(build), **options),
-    ]
-
-
-def adapted(name: str, pairing: Pairing, build: Build, **options: Any) -> Contender:
-    """Another package's, left out where it is not installed or its interface has changed."""
-
-    def checked(case: Case, positions: Tensor) -> Rotation:
-        try:
-            return build(case, positions)
-        except ImportError as missing:
-            raise UnableError(f"not installed ({missing.name})") from None
-
-    return Contender(name=name, pairing=pairing, build=checked, may_raise=(Exception,), **options)
+_LLAMA = Contender(name="transformers", pairing="half", build=others.transformers_half,
+                   heads_first=True)  # fmt: skip
+_GPT_J = Contender(name="transformers", pairing="interleaved", build=others.transformers_gptj)
+_DEEPSEEK = Contender(name="transformers DeepSeek", pairing="interleaved", pairing_out="half",
+                      build=others.transformers_deepseek, heads_first=True)  # fmt: skip
+_OTHERS = {
+    "cpu": [
+        Contender(name="Meta, complex", pairing="interleaved", build=others.meta),
+        Contender(name="torchtune", pairing="interleaved", build=others.torchtune),
+        Contender(name="rotary-embedding-torch", pairing="interleaved",
+                  build=others.rotary_embedding_torch, heads_first=True),
+        *(Contender(name="onnxruntime", pairing=p, build=partial(others.onnxruntime, p))
+          for p in PAIRINGS),
+    ],
+    "cuda": [
+        Contender(name="Liger, in place", pairing="half", build=others.liger, heads_first=True,
+                  in_place=True, trains_in_place=True),
+        *(Contender(name=name, pairing=p, build=partial(build, p), in_place="in place" in name)
+          for p in PAIRINGS
+          for name, build in (
+              ("flash-attention, in place", partial(others.flash_attention, True)),
+              ("flash-attention", partial(others.flash_attention, False)),
+              ("flashinfer, in place", others.flashinfer),
+              ("Transformer Engine", others.transformer_engine),
+          )),
+    ],
+}  # fmt: skip
 
 
 def probes(case: Case) -> list[Contender]:

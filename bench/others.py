@@ -28,10 +28,11 @@ def rows(case: Case, positions: Tensor) -> tuple[NDArray[np.float64], NDArray[np
     return cos_sin(case.rope("half"), positions.numpy())
 
 
-def usual_inv_freq(case: Case, device: torch.device) -> Tensor:
-    """Frequencies as everybody makes them, in float32."""
-    width = case.rotary_dim or case.head_dim
-    return 1.0 / case.base ** (torch.arange(0, width, 2, device=device).float() / width)
+def usual_angles(case: Case, positions: Tensor) -> Tensor:
+    """Angles as everybody makes them, in float32: ``[..., N]``, or ``[..., axes, N]``."""
+    width, device = case.rotary_dim or case.head_dim, positions.device
+    inv_freq = 1.0 / case.base ** (torch.arange(0, width, 2, device=device).float() / width)
+    return positions.float()[..., None] * inv_freq
 
 
 def _refuse(unable: object, why: str) -> None:
@@ -108,8 +109,7 @@ def transformers_deepseek(case: Case, positions: Tensor) -> Rotation:
 
 def meta_turns(case: Case, positions: Tensor) -> Tensor:
     """Meta's table: float32 angles as complex numbers."""
-    inv_freq = usual_inv_freq(case, positions.device)
-    angles = _by_sequence(case, positions)[..., None].float() * inv_freq
+    angles = usual_angles(case, _by_sequence(case, positions))
     return torch.polar(torch.ones_like(angles), angles)
 
 
@@ -201,21 +201,15 @@ def _last(case: Case, positions: Tensor) -> Tensor:
     return positions[:, 0, 0] if case.sections else positions[:, 0]
 
 
-def _angles(case: Case, positions: Tensor) -> Tensor:
-    """Float32 angles of positions, ``[..., N]``, on one axis."""
-    return positions.float()[..., None] * usual_inv_freq(case, positions.device)
-
-
 def _table(case: Case, positions: Tensor) -> Tensor:
     """Angles ``[L, N]``: of every position up to the last in decode, else of the tokens in turn."""
     if case.seq == 1:
-        longest = int(positions.max()) + 1
-        return _angles(case, torch.arange(longest, device=positions.device))
-    if case.sections:
-        inv_freq = usual_inv_freq(case, positions.device)
-        axis = torch.from_numpy(case.rope("half").axes.axis_of_pair(len(inv_freq)))
-        return positions.float()[:, axis.to(positions.device)] * inv_freq
-    return _angles(case, positions)
+        return usual_angles(case, torch.arange(int(positions.max()) + 1, device=positions.device))
+    angles = usual_angles(case, positions)
+    if not case.sections:
+        return angles
+    pairs = torch.arange(angles.shape[-1])
+    return angles[:, torch.from_numpy(case.rope("half").axes.axis_of_pair(len(pairs))), pairs]
 
 
 def liger(case: Case, positions: Tensor) -> Rotation:
@@ -228,7 +222,7 @@ def liger(case: Case, positions: Tensor) -> Rotation:
     return lambda q, k: liger_rotary_pos_emb(q, k, cos, sin)
 
 
-def flash_attention(pairing: Pairing, in_place: bool, case: Case, positions: Tensor) -> Rotation:
+def flash_attention(in_place: bool, pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
     """`flash_attn.layers.rotary.apply_rotary_emb`, a Triton kernel for one tensor, called twice."""
     from flash_attn.layers.rotary import apply_rotary_emb
 
@@ -242,7 +236,7 @@ def flash_attention(pairing: Pairing, in_place: bool, case: Case, positions: Ten
     return lambda q, k: (turned(q), turned(k))
 
 
-def flashinfer_table(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
+def flashinfer(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
     """`apply_rope_with_cos_sin_cache_inplace`, with the float32 table of serving engines."""
     from flashinfer.rope import apply_rope_with_cos_sin_cache_inplace
 
@@ -263,24 +257,6 @@ def flashinfer_table(pairing: Pairing, case: Case, positions: Tensor) -> Rotatio
             is_neox=pairing == "half",
         )  # fmt: skip
         return q, k
-
-    return rotation
-
-
-def flashinfer_computed(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
-    """`apply_rope_pos_ids`, which computes its angles in the kernel."""
-    from flashinfer.rope import apply_rope_pos_ids
-
-    _refuse(case.backward, "no backward pass")
-    _refuse(case.sections and case.seq > 1, "one position axis only")
-    last = _last(case, positions) if case.seq == 1 else positions
-    last, width = last.int(), case.rotary_dim or case.head_dim
-
-    def rotation(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        new_q, new_k = apply_rope_pos_ids(
-            q.flatten(0, 1), k.flatten(0, 1), last, width, pairing == "interleaved", 1.0, case.base
-        )
-        return new_q.view(q.shape), new_k.view(k.shape)
 
     return rotation
 

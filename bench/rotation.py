@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from statistics import median
 from typing import Any
 
-import facts
-from cases import CASES, LARGE, LAUNCH, Case
+import others
+import torch
+from cases import CASES, FAR_CASES, LARGE, LAUNCH, SAMPLE, Case
 from contenders import IN_PLACE, PROBES, everyone, probes
-from device import EMPTY, Cpu, alone, host_timer
-from measure import COPY, MULTIPLY, TOLERANCE, Measured, admit, measure
+from device import EMPTY, Cpu, alone, host_timer, peak_rise
+from measure import COPY, MULTIPLY, TOLERANCE, Measured, UnableError, admit, measure
 from report import Section
 from targets import FAR_BOUND, cpu_rows, gpu_rows, moved
 from timing import interleave
+from torch import Tensor
+
+from phasor.angles import turn_limbs
 
 QUICK = (
     *("prefill 512, bf*", "prefill 4096, bf*", "decode 1, bf*", "decode 32, bf*"),
@@ -26,6 +32,7 @@ QUICK = (
 # what is measured besides the cases
 TABLES, FAR, SYSTEM, PEAKS = "tables", "exactness", "the system's allocator", "memory"
 HOST = "the host's part"
+_TABLE_LENGTHS = 131_072, 1_048_576, 10_485_760
 _RATIOS = """\
 Each number is a time divided by the time of torch's `copy_` on the same query and key in the same
 round: the median over the rounds, and half the interquartile range in per cent of it. 1 is a copy;
@@ -77,13 +84,86 @@ def steps(device: Cpu, seconds: float) -> dict[str, Callable[[], Any]]:
         return asdict(found)
 
     found: dict[str, Callable[[], Any]] = {c.label: partial(time_case, c) for c in CASES[kind]}
-    found |= {
-        TABLES: partial(facts.tables, device.where), FAR: partial(facts.far_errors, device),
-    }  # fmt: skip
-    if kind == "cpu":
-        system = partial(alone, facts.system_memory, seconds)
-        return found | {SYSTEM: system, PEAKS: facts.peaks}
-    return found | {HOST: time_launches}
+    found |= {TABLES: partial(table_costs, device.where), FAR: partial(far_errors, device)}
+    if kind == "cuda":
+        return found | {HOST: time_launches}
+    return found | {SYSTEM: partial(alone, time_with_system_memory, seconds), PEAKS: peaks}
+
+
+def time_with_system_memory(seconds: float) -> list[dict[str, Any]]:
+    """The large prefill again, for a process with malloc as it comes."""
+    some = [case for case in CASES["cpu"] if case.name == "prefill 4096"]
+    return [asdict(measure(case, everyone(case, "cpu"), seconds=seconds)) for case in some]
+
+
+def peak(key: str) -> int | None:
+    """Bytes by which one call raises this process's resident memory; None if it is unable."""
+    contender = next(one for one in everyone(LARGE, "cpu") if one.key == key)
+    try:
+        rotation = contender.build(LARGE, LARGE.positions())
+    except (UnableError, ImportError):
+        return None
+    q, k = (x.transpose(1, 2) if contender.heads_first else x for x in LARGE.tensors())
+    rotation(q, k)
+    return peak_rise(lambda: rotation(q, k))
+
+
+def peaks() -> dict[str, int | None]:
+    """`peak` of every contender, each in a process of its own."""
+    return {one.key: alone(peak, one.key) for one in everyone(LARGE, "cpu")}
+
+
+def far_errors(device: Cpu) -> dict[str, dict[str, float | str]]:
+    """Each contender's error at far positions, by position and dtype, or why there is none.
+
+    The gate's tolerance is for cases nearer by; here the error itself is the result.
+    """
+    found: dict[str, dict[str, float | str]] = {}
+    for case in FAR_CASES[device.kind]:
+        torch.compiler.reset()
+        measured, _ = admit(case, everyone(case, device.kind), device.where)
+        for key, result in (measured.left_out | measured.errors).items():
+            found.setdefault(key, {})[case.label] = result
+    return found
+
+
+def table_costs(device: torch.device) -> list[dict[str, Any]]:
+    """Seconds to build and bytes of each recipe's position tables, by length.
+
+    Rows are built for the positions of `SAMPLE`, and their time and bytes are multiplied.
+    """
+    positions = SAMPLE.positions(device)
+
+    def rows(dtype: torch.dtype) -> Sequence[Tensor]:
+        angles = others.usual_angles(SAMPLE, positions)
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+    recipes: dict[str, Callable[[], Sequence[Tensor]]] = {
+        "transformers, Liger": lambda: others.transformers_rows(SAMPLE, positions),
+        "Meta, complex": lambda: [others.meta_turns(SAMPLE, positions)],
+        "torchtune": lambda: [others.torchtune_module(SAMPLE, SAMPLE.seq).cache],
+        "flash-attention": lambda: rows(torch.bfloat16),
+        "flashinfer, in place": lambda: rows(torch.float32),
+        "Transformer Engine": lambda: [torch.cat([*rows(torch.float32)], -1)],
+        # the same for every position
+        "phasor": lambda: [torch.tensor(turn_limbs.__wrapped__(SAMPLE.rope("half"))).to(device)],
+    }
+    found: list[dict[str, Any]] = []
+    for recipe, build in recipes.items():
+        seconds: list[float] = []
+        try:
+            for _ in range(4):  # the first is not counted
+                start = time.perf_counter()
+                made = build()
+                seconds.append(time.perf_counter() - start)
+        except ImportError:
+            continue
+        size = sum(x.numel() * x.element_size() for x in made)
+        for length in _TABLE_LENGTHS:
+            times = 1 if recipe == "phasor" else length / SAMPLE.seq
+            row = {"recipe": recipe, "length": length, "bytes": size * times}
+            found.append(row | {"seconds": median(seconds[1:]) * times})
+    return found
 
 
 def sections(found: Mapping[str, Any], device: str) -> Iterator[Section]:

@@ -64,22 +64,20 @@ def moved(case: Case, key: str) -> int:
     return passes * case.size * width // case.head_dim
 
 
-def _own(m: Measured, form: str) -> list[tuple[str, str]]:
-    """The pairings in which a form of phasor's was timed, and its keys."""
-    keys = [(pairing, f"{form}, {pairing}") for pairing in PAIRINGS]
-    return [(pairing, key) for pairing, key in keys if key in m.seconds]
+def _own(m: Measured, *forms: str) -> list[str]:
+    """The keys of forms of phasor's that were timed, one for each pairing."""
+    keys = [f"{form}, {pairing}" for form in forms for pairing in PAIRINGS]
+    return [key for key in keys if key in m.seconds]
 
 
 def _over(form: str, to: str) -> Values:
     """Ratios to a reference, or to another form of the same pairing."""
-
-    def values(m: Measured) -> Iterable[tuple[str, float]]:
-        for pairing, key in _own(m, form):
-            other = to if to in (COPY, MULTIPLY, EMPTY) else f"{to}, {pairing}"
-            if other in m.seconds:
-                yield key, m.seconds.ratio(key, other).median
-
-    return values
+    return lambda m: [
+        (key, m.seconds.ratio(key, other).median)
+        for key in _own(m, form)
+        for other in (to, to + key.removeprefix(form))
+        if other in m.seconds
+    ]
 
 
 def _over_bytes(form: str) -> Values:
@@ -92,9 +90,13 @@ def _over_bytes(form: str) -> Values:
 
 def _over_others(form: str) -> Values:
     """Ratios to each contender of the same pairing."""
-    return lambda m: [
+    return lambda m: [ratio for key in _own(m, form) for ratio in _to_others(m, key)]
+
+
+def _to_others(m: Measured, key: str) -> list[tuple[str, float]]:
+    pairing = key.rpartition(", ")[2]
+    return [
         (other, m.seconds.ratio(key, other).median)
-        for pairing, key in _own(m, form)
         for other in m.seconds
         if other.endswith(pairing) and not other.startswith("phasor")
     ]
@@ -104,12 +106,11 @@ def _over_fastest(form: str) -> Values:
     """Ratios to the fastest contender of the same pairing that does the same work."""
 
     def values(m: Measured) -> Iterable[tuple[str, float]]:
-        for pairing, key in _own(m, form):
+        for key in _own(m, form):
             alike = [
                 ratio
-                for other, ratio in _over_others(form)(m)
-                if other.endswith(pairing)
-                and (m.case.backward or (", in place" in other) == (form == IN_PLACE))
+                for other, ratio in _to_others(m, key)
+                if m.case.backward or (", in place" in other) == (form == IN_PLACE)
             ]
             if alike:
                 yield key, max(alike)
@@ -117,28 +118,12 @@ def _over_fastest(form: str) -> Values:
     return values
 
 
-def _saved(m: Measured) -> Iterable[tuple[str, float]]:
-    """Bytes kept for the backward pass, in bytes of positions."""
-    return [(key, n / (8 * m.case.seq)) for key, n in m.saved.items() if key.startswith(NEW)]
-
-
 def _pairings_apart(m: Measured) -> Iterable[tuple[str, float]]:
     """The slower pairing over the faster."""
     for form in (IN_PLACE, NEW):
-        if len(keys := [key for _, key in _own(m, form)]) == 2:
+        if len(keys := _own(m, form)) == 2:
             ratio = m.seconds.ratio(*keys).median
             yield form, max(ratio, 1 / ratio)
-
-
-def _far_error(m: Measured) -> Iterable[tuple[str, float]]:
-    """The error in bounds."""
-    return [(key, e / FAR_BOUND) for key, e in m.errors.items() if key.startswith(_FAR)]
-
-
-def _microseconds(m: Measured) -> Iterable[tuple[str, float]]:
-    """What both forms take."""
-    own = [key for form in (IN_PLACE, NEW) for _, key in _own(m, form)]
-    return [(key, 1e6 * m.seconds.median(key)) for key in own]
 
 
 _TWO_DECODES = "decode 1, *", "decode 32, *"
@@ -155,7 +140,9 @@ _CPU = [
     Target("prefill of 512 tokens, new output / copy", 1.25, _over(NEW, COPY), ("prefill 512*",)),
     Target("forward and backward, new outputs / two copies", 0.90,
            _over(NEW, COPY), ("training*",)),
-    Target("bytes saved for backward / bytes of the positions", 1.0, _saved),
+    Target("bytes saved for backward / bytes of the positions", 1.0,
+           lambda m: [(key, n / (8 * m.case.seq)) for key, n in m.saved.items()
+                      if key.startswith(NEW)]),
     Target("decode 1 and 32, in place / transformers' apply alone", 1 / 9,
            _over(IN_PLACE, "transformers"), _TWO_DECODES),
     Target("decode 1 and 32, in place / bare operator", 1.3,
@@ -168,7 +155,9 @@ _CPU = [
     Target("AVX2 / best instruction set, prefill up to 512 tokens", 3.0,
            _over("phasor, avx2", IN_PLACE), ("prefill 64*", "prefill 512*")),
     Target("positions near 2^62 / rows of a table", 1.05, _over(_FAR, "phasor, rows of a table")),
-    Target("error near position 2^62 / its bound, float32", 1.0, _far_error, ("*float32",)),
+    Target("error near position 2^62 / its bound, float32", 1.0,
+           lambda m: [(key, error / FAR_BOUND) for key, error in m.errors.items()
+                      if key.startswith(_FAR)], ("*float32",)),
     Target("new output / each contender, every case", 1.03, _over_others(NEW)),
     Target("in place / each contender, every case", 1.03, _over_others(IN_PLACE)),
 ]  # fmt: skip
@@ -184,9 +173,14 @@ _GPU = [
     Target("prefill and training, new output / the fastest contender", 1.0,
            _over_fastest(NEW), _LONG),
 ]  # fmt: skip
-_REPLAY = Target("decode as a graph, in place / an empty kernel", 1.15,
-                 _over(IN_PLACE, EMPTY), ("*, decode*",))  # fmt: skip
-_HOST = Target("one call of the host, query and key, µs", 12.0, _microseconds)
+_REPLAY = Target(
+    "decode as a graph, in place / an empty kernel", 1.15, _over(IN_PLACE, EMPTY), ("*, decode*",)
+)
+_HOST = Target(
+    "one call of the host, query and key, µs",
+    12.0,
+    lambda m: [(key, 1e6 * m.seconds.median(key)) for key in _own(m, IN_PLACE, NEW)],
+)
 
 
 def cpu_rows(cases: Sequence[Measured], system: Sequence[Measured]) -> list[tuple[str, ...]]:
@@ -201,17 +195,12 @@ def gpu_rows(
     far: Mapping[str, Mapping[str, float | str]],
 ) -> list[tuple[str, ...]]:
     """`verdict` of each target of a GPU."""
-    sizes = {
-        f"{row['length']} positions": row["bytes"] / 64
-        for row in tables
-        if row["recipe"] == "phasor"
-    }
+    sizes = {f"{t['length']} positions": t["bytes"] / 64 for t in tables if t["recipe"] == "phasor"}
     errors = {
         f"{key}, {place}": error / FAR_BOUND
         for key, found in far.items()
-        if key.startswith("phasor")
         for place, error in found.items()
-        if isinstance(error, float) and place.endswith("float32")
+        if key.startswith("phasor") and place.endswith("float32") and isinstance(error, float)
     }
     return [
         *(target.row(cases) for target in _GPU),

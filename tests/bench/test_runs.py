@@ -40,7 +40,6 @@ def test_phasor_passes_the_gate(case: Any) -> None:
     expected = {one.key for one in ours() if not (case.backward and one.in_place)}
     assert expected | {COPY, MULTIPLY} == set(found.seconds) - {"by hand, half"}
     plain = json.loads(json.dumps(asdict(found)))
-    plain["case"]["of an older benchmark"] = True
     assert BENCH.measure.Measured.from_plain(plain) == found
     if case.backward:
         assert found.saved["phasor, new output, half"] == 5 * 8
@@ -74,8 +73,7 @@ def test_who_is_absent_or_has_changed_is_left_out_with_the_reason() -> None:
 
         return rotation
 
-    adapted = BENCH.contenders.adapted
-    found = admitted(TINY, adapted("absent", "half", absent), adapted("changed", "half", changed))
+    found = admitted(TINY, contender("absent", absent), contender("changed", changed))
     assert found.left_out == {
         "absent, half": "not installed (somewhere)",
         "changed, half": "TypeError: no such argument",
@@ -290,7 +288,6 @@ def test_a_run_on_a_gpu_has_all_its_tables(command: Any, monkeypatch: pytest.Mon
         return [one for one in found if "compiled" not in one.name]
 
     monkeypatch.setattr(BENCH.rotation, "everyone", everyone)
-    monkeypatch.setattr(BENCH.facts, "everyone", everyone)
     monkeypatch.setitem(sys.modules, "liger_kernel", None)  # as where it is not installed
     monkeypatch.setattr(BENCH.rotation, "LAUNCH", replace(TINY, seq=1))
     monkeypatch.setattr(BENCH.rotation, "host_timer", lambda call, repeats: 1.0)
@@ -337,15 +334,15 @@ def test_a_kernel_without_work_has_phasors_grid(monkeypatch: pytest.MonkeyPatch)
 
 def test_facts_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of phasor are as large whatever the length; far out its error is within its bound."""
-    rows = BENCH.facts.tables(torch.device("cpu"))
+    rows = BENCH.rotation.table_costs(torch.device("cpu"))
     sizes = {(row["recipe"], row["length"]): row["bytes"] for row in rows}
     assert {sizes["phasor", n] for n in (131_072, 10_485_760)} == {24 * 64}
     assert sizes["flash-attention", 1_048_576] == 2 * 64 * 2 * 2**20
-    some = [ours()[1], BENCH.contenders.adapted("Meta", "interleaved", BENCH.others.meta)]
-    monkeypatch.setattr(BENCH.facts, "everyone", lambda case, device: some)
-    far = BENCH.facts.far_errors(BENCH.device.Cpu())
+    some = [ours()[1], *(c for c in BENCH.contenders.everyone(TINY, "cpu") if "Meta" in c.name)]
+    monkeypatch.setattr(BENCH.rotation, "everyone", lambda case, device: some)
+    far = BENCH.rotation.far_errors(BENCH.device.Cpu())
     assert far["phasor, new output, half"]["1e+06, float32"] < BENCH.targets.FAR_BOUND
-    assert far["Meta, interleaved"]["1e+06, float32"] > 1e-2
+    assert far["Meta, complex, interleaved"]["1e+06, float32"] > 1e-2
 
 
 def test_without_a_gpu_the_command_says_what_it_needs(
