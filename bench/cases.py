@@ -88,6 +88,10 @@ class Case:
 
 
 _DTYPES: tuple[Literal["bfloat16"], Literal["float32"]] = ("bfloat16", "float32")
+# of models that are measured on both kinds of device
+_GPT_J = {"q_heads": 16, "k_heads": 16, "head_dim": 256, "rotary_dim": 64, "base": 10_000.0}
+_DEEPSEEK = {"q_heads": 128, "k_heads": 1, "head_dim": 64, "rows": (192, 576), "base": 10_000.0}
+_QWEN3_VL = {"base": 5_000_000.0, "sections": (24, 20, 20)}
 _CPU: dict[str, dict[str, dict[str, Any]]] = {
     "Prefill": {
         **{f"prefill {n}": {"seq": n} for n in (64, 512, 4096, 32768)},
@@ -100,25 +104,22 @@ _CPU: dict[str, dict[str, dict[str, Any]]] = {
         f"decode {n}": {"batch": n, "seq": 1} for n in (1, 8, 32, 128)
     },
     "Other models": {
-        "GPT-J, 64 of 256": {"seq": 2048, "q_heads": 16, "k_heads": 16, "head_dim": 256,
-                             "rotary_dim": 64, "base": 10_000.0},
-        "DeepSeek MLA": {"seq": 256, "q_heads": 128, "k_heads": 1, "head_dim": 64,
-                         "rows": (192, 576), "base": 10_000.0},
+        "GPT-J, 64 of 256": {"seq": 2048, **_GPT_J},
+        "DeepSeek MLA": {"seq": 256, **_DEEPSEEK},
         "Gemma, head 256": {"seq": 2048, "q_heads": 16, "k_heads": 16, "head_dim": 256,
                             "base": 10_000.0},
-        "Qwen3-VL, 3 axes": {"seq": 2048, "base": 5_000_000.0, "sections": (24, 20, 20)},
+        "Qwen3-VL, 3 axes": {"seq": 2048, **_QWEN3_VL},
     },
 }  # fmt: skip
 _GPU: dict[str, dict[str, Any]] = {
     "Llama-3-8B": {},
     "Llama-3-70B": {"q_heads": 64},
     "Qwen3-30B": {"k_heads": 4, "base": 1_000_000.0},
-    "GPT-J": {"q_heads": 16, "k_heads": 16, "head_dim": 256, "rotary_dim": 64, "base": 10_000.0},
-    "DeepSeek MLA": {"q_heads": 128, "k_heads": 1, "head_dim": 64, "rows": (192, 576),
-                     "base": 10_000.0},
+    "GPT-J": _GPT_J,
+    "DeepSeek MLA": _DEEPSEEK,
     "Gemma-3": {"q_heads": 16, "head_dim": 256, "base": 1_000_000.0},
-    "Qwen3-VL": {"base": 5_000_000.0, "sections": (24, 20, 20)},
-}  # fmt: skip
+    "Qwen3-VL": _QWEN3_VL,
+}
 _GPU_WORK: dict[str, dict[str, Any]] = {
     **{f"prefill {n}": {"seq": n} for n in (4096, 32768, 131072)},
     "training 8192": {"seq": 8192, "documents": (3001, 1095, 2048, 517, 1531), "backward": True},

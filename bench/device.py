@@ -39,32 +39,23 @@ EMPTY = "empty kernel"
 # host gets ahead, also by a training step, which takes it 0.1 ms
 _FLUSH = 2**31
 _NO_GPU = (
-    f"--device cuda needs a CUDA device, and torch {torch.__version__} sees none. On a machine "
-    "with one, install torch for CUDA and run PYTHONPATH=src python3 bench/run.py --device cuda; "
-    "make bench measures this machine's processor."
+    f"--device cuda needs a CUDA device, and torch {torch.__version__} sees none. Where there is "
+    "one, install torch for CUDA; make bench measures this machine's processor."
 )
 _WARMED = 3  # calls on another stream before a capture, as torch asks for
 
 
 def restart_with_kept_memory() -> None:
-    """Run this program again, once, with an allocator that gives no memory back to the system.
-
-    The allocator and OpenMP read their settings when a process starts.
-    """
+    """Run this program again, once: the allocator and OpenMP read their settings at the start."""
     if "PHASOR_BENCH" not in os.environ:
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | _ENVIRONMENT)
 
 
 def alone(function: Callable[..., T], *arguments: Any) -> T:
-    """What a function of a module returns in a new process, with malloc as it comes.
-
-    The system's malloc gives large tensors back.
-    """
+    """What a function of a module returns in a new process, with malloc as it comes."""
     environment = {name: v for name, v in os.environ.items() if not name.startswith("MALLOC_")}
-    with (
-        patch.dict(os.environ, environment, clear=True),
-        ProcessPoolExecutor(1, get_context("spawn")) as pool,
-    ):
+    pool = ProcessPoolExecutor(1, get_context("spawn"))
+    with patch.dict(os.environ, environment, clear=True), pool:
         return pool.submit(function, *arguments).result()
 
 
@@ -74,17 +65,17 @@ def peak_rise(call: Call) -> int:
     The same call has to be made before, for what is compiled and loaded once. Not `getrusage`: a
     child's peak begins at its parent's.
     """
+
+    def peak() -> int:
+        status = Path("/proc/self/status").read_text("ascii")
+        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+
     Path("/proc/self/clear_refs").write_text("5", "ascii")
-    before = _peak()
-    result = call()
-    after = _peak()
+    before = peak()
+    result = call()  # kept until the peak is read
+    after = peak()
     del result
     return after - before
-
-
-def _peak() -> int:
-    status = Path("/proc/self/status").read_text("ascii")
-    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 class Cpu:
@@ -140,9 +131,8 @@ class Cuda(Cpu):
         self._flushed = torch.empty(_FLUSH, dtype=torch.uint8, device=self.where)
 
     def about(self) -> str:
-        path = Path("/proc/driver/nvidia/version")
-        driver = re.search(r"\d+\.\d+(\.\d+)?", path.read_text("ascii")) if path.exists() else None
-        found = self._properties
+        path, found = Path("/proc/driver/nvidia/version"), self._properties
+        driver = re.search(r"\d+\.\d+(\.\d+)?", path.read_text("ascii") if path.exists() else "")
         return (
             f"{found.name} ({found.total_memory / 2**30:.0f} GB, "
             f"{found.L2_cache_size / 2**20:.0f} MB of L2 cache, CUDA {torch.version.cuda}, driver "
@@ -151,19 +141,19 @@ class Cuda(Cpu):
 
     def timer(self, *, warm: bool) -> Timer:
         def timed(call: Call, repeats: int) -> float:
-            events = [
-                [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-                for _ in range(1 if warm else repeats)
-            ]
-            for start, end in events:
+            turns, calls = (1, repeats) if warm else (repeats, 1)
+            times: list[tuple[Any, Any]] = []
+            for _ in range(turns):
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                times.append((start, end))
                 if not warm:
                     self._flushed.zero_()
                 start.record()
-                for _ in range(repeats if warm else 1):
+                for _ in range(calls):
                     call()
                 end.record()
             torch.cuda.synchronize()
-            return sum(start.elapsed_time(end) for start, end in events) / 1e3 / repeats
+            return sum(start.elapsed_time(end) for start, end in times) / 1e3 / repeats
 
         return timed
 

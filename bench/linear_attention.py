@@ -73,9 +73,8 @@ ATTENTIONS: dict[str, Callable[..., Tensor]] = {
 def call_of(name: str, seq: int, kind: str) -> Callable[[], object]:
     """One pass over a sequence, or one each way."""
     torch.manual_seed(seq)
-    training = kind != FORWARD
+    training, attention = kind != FORWARD, ATTENTIONS[name]
     inputs = [torch.randn(1, seq, HEADS, WIDTH, requires_grad=training) for _ in range(3)]
-    attention = ATTENTIONS[name]
     if training:
         return lambda: torch.autograd.grad(attention(*inputs).sum(), inputs)
     return torch.no_grad()(lambda: attention(*inputs))

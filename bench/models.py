@@ -21,7 +21,7 @@ import torch
 import transformers
 from device import THREADS
 from report import Section
-from timing import Spread, Times, interleave, spread
+from timing import Spread, Times, interleave
 
 from phasor.torch.hf import patch
 
@@ -143,11 +143,7 @@ def rotation_share(which: str, run: str, dtype: str) -> float:
     """The part of an eager call that rotation takes, forward and backward, by torch's profiler."""
 
     def marked(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with torch.profiler.record_function(ROTATION):
-                return function(*args, **kwargs)
-
-        return call
+        return torch.profiler.record_function(ROTATION)(function)
 
     model = llama(which, dtype)
     model.model.rotary_emb.forward = marked(model.model.rotary_emb.forward)
@@ -179,18 +175,15 @@ def operations_in(event: Any) -> Iterator[Any]:
 
 def time_run(run: str, dtype: str, compiled: bool, seconds: float) -> dict[str, Any]:
     """Unpatched and patched in turn; compiled also without rotation, for nothing else tells."""
-    models = ("plain", "ours", "without") if compiled else ("plain", "ours")
+    both = "plain", "ours"
+    models = (*both, "without") if compiled else both
     calls = {which: run_of(llama(which, dtype), run, compiled=compiled) for which in models}
     times = interleave(calls, seconds=2 * seconds, rounds=ROUNDS)
     if not compiled:
-        return {"seconds": times, "shares": [rotation_share(one, run, dtype) for one in models]}
-    shares: list[float | None] = []
-    for which in ("plain", "ours"):
-        # in every round, what is gone without rotation; unknown where quartiles say it may be none
-        rounds = zip(times[which], times["without"], strict=True)
-        gone = spread([(a - b) / a for a, b in rounds])
-        shares.append(gone.median if gone.low > 0 else None)
-    return {"seconds": times, "shares": shares}
+        return {"seconds": times, "shares": [rotation_share(one, run, dtype) for one in both]}
+    # what is left without rotation; the part is unknown where quartiles say it may be none
+    left = [times.ratio("without", which) for which in both]
+    return {"seconds": times, "shares": [1 - r.median if r.high < 1 else None for r in left]}
 
 
 def steps(device: Any, seconds: float) -> dict[str, Callable[[], Any]]:

@@ -10,18 +10,14 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-import others
 import torch
 from cases import CASES, FAR_CASES, LARGE, LAUNCH, SAMPLE, Case
-from contenders import IN_PLACE, PROBES, everyone, probes
+from contenders import IN_PLACE, PROBES, everyone, probes, table_recipes
 from device import EMPTY, Cpu, alone, host_timer, peak_rise
 from measure import COPY, MULTIPLY, TOLERANCE, Measured, UnableError, admit, measure
 from report import Section
 from targets import FAR_BOUND, cpu_rows, gpu_rows, moved
 from timing import interleave
-from torch import Tensor
-
-from phasor.angles import turn_limbs
 
 QUICK = (
     *("prefill 512, bf*", "prefill 4096, bf*", "decode 1, bf*", "decode 32, bf*"),
@@ -78,10 +74,10 @@ def steps(device: Cpu, seconds: float) -> dict[str, Callable[[], Any]]:
         contenders = everyone(case, kind) + (probes(case) if kind == "cpu" else [])
         return asdict(measure(case, contenders, seconds=seconds, device=device))
 
-    def time_launches() -> dict[str, Any]:
+    def time_launches() -> list[dict[str, Any]]:
         found, calls = admit(LAUNCH, everyone(LAUNCH, kind), device.where)
         found.seconds.update(interleave(calls, seconds=seconds, warm=True, timed=host_timer))
-        return asdict(found)
+        return [asdict(found)]
 
     found: dict[str, Callable[[], Any]] = {c.label: partial(time_case, c) for c in CASES[kind]}
     found |= {TABLES: partial(table_costs, device.where), FAR: partial(far_errors, device)}
@@ -132,24 +128,8 @@ def table_costs(device: torch.device) -> list[dict[str, Any]]:
 
     Rows are built for the positions of `SAMPLE`, and their time and bytes are multiplied.
     """
-    positions = SAMPLE.positions(device)
-
-    def rows(dtype: torch.dtype) -> Sequence[Tensor]:
-        angles = others.usual_angles(SAMPLE, positions)
-        return angles.cos().to(dtype), angles.sin().to(dtype)
-
-    recipes: dict[str, Callable[[], Sequence[Tensor]]] = {
-        "transformers, Liger": lambda: others.transformers_rows(SAMPLE, positions),
-        "Meta, complex": lambda: [others.meta_turns(SAMPLE, positions)],
-        "torchtune": lambda: [others.torchtune_module(SAMPLE, SAMPLE.seq).cache],
-        "flash-attention": lambda: rows(torch.bfloat16),
-        "flashinfer, in place": lambda: rows(torch.float32),
-        "Transformer Engine": lambda: [torch.cat([*rows(torch.float32)], -1)],
-        # the same for every position
-        "phasor": lambda: [torch.tensor(turn_limbs.__wrapped__(SAMPLE.rope("half"))).to(device)],
-    }
     found: list[dict[str, Any]] = []
-    for recipe, build in recipes.items():
+    for recipe, build in table_recipes(SAMPLE, device).items():
         seconds: list[float] = []
         try:
             for _ in range(4):  # the first is not counted
@@ -168,11 +148,10 @@ def table_costs(device: torch.device) -> list[dict[str, Any]]:
 
 def sections(found: Mapping[str, Any], device: str) -> Iterator[Section]:
     """Every table."""
-    of_facts = {TABLES: [], FAR: {}, SYSTEM: [], PEAKS: {}, HOST: []}
-    tables, far, system, rises, host = (found.get(name, none) for name, none in of_facts.items())
-    cases = [Measured.from_plain(found[name]) for name in found if name not in of_facts]
-    system = [Measured.from_plain(plain) for plain in system]
-    host = [Measured.from_plain(host)] if host else []
+    of_facts = {TABLES: [], FAR: {}, PEAKS: {}, SYSTEM: [], HOST: []}
+    tables, far, rises, *groups = (found.get(name, none) for name, none in of_facts.items())
+    groups.append([found[name] for name in found if name not in of_facts])
+    system, host, cases = ([Measured.from_plain(plain) for plain in group] for group in groups)
     gate = ", ".join(f"{value:.1e} in {dtype}" for dtype, value in TOLERANCE.items())
     yield Section(note=_RATIOS.format(gate=gate), after=_GPU_NOTE if device != "cpu" else _CPU_NOTE)
     held = cpu_rows(cases, system) if device == "cpu" else gpu_rows(cases, host, tables, far)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-import others
+import contenders
 import torch
 from cases import CASES, Case
 from measure import COPY, MULTIPLY, references
@@ -78,7 +78,7 @@ def plain(case: Case, seconds: float) -> Times:
     """Plain torch operations, with rows given and with positions, beside transformers' function."""
     q, k = case.tensors()
     positions, rope = case.positions(), case.rope("half")
-    rows, theirs = cos_sin(positions, rope), others.transformers_half(case, positions)
+    rows, theirs = cos_sin(positions, rope), contenders.transformers_half(case, positions)
     heads_first = q.transpose(1, 2), k.transpose(1, 2)
     calls: dict[str, Call] = {
         APPLY: lambda: theirs(*heads_first),

@@ -64,18 +64,12 @@ def interleave(
     rounds: tuple[int, int] = (5, 200),
     timed: Timer | None = None,
 ) -> Times:
-    """Times of ``calls``, to a nanosecond, which is finer than the clock.
+    """Times of ``calls``, by name, to a nanosecond, which is finer than the clock.
 
-    Every call has its turn in every round, in an order drawn anew. A call shorter than 0.1 ms is
-    repeated within its turn.
-
-    Args:
-        calls: What to time, by name.
-        seconds: Roughly how long to go on, within ``rounds``.
-        warm: Make each call once more before its turn, untimed, so that it finds its own tensors
-            in the cache and not those of its predecessor.
-        rounds: Fewest and most.
-        timed: How a turn is timed; by the host's clock unless given.
+    Every call has its turn in every round, in an order drawn anew; it goes on for roughly as many
+    seconds as are given, but for the fewest and most of ``rounds``. A call shorter than 0.1 ms is
+    repeated within its turn. Where the calls are ``warm`` each is made once more before its turn,
+    untimed, so that it finds its own tensors in the cache and not those of its predecessor.
     """
     timed = timed or by_clock()
     once: dict[str, float] = {}
@@ -88,7 +82,6 @@ def interleave(
     spent = sum(t * (repeats[name] + warm) for name, t in once.items())
     samples = Times({name: [] for name in calls})
     draw = random.Random(0)
-    collecting = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
@@ -98,6 +91,5 @@ def interleave(
                     calls[name]()
                 samples[name].append(round(timed(calls[name], repeats[name]), 9))
     finally:
-        if collecting:
-            gc.enable()
+        gc.enable()
     return samples

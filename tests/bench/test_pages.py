@@ -167,7 +167,7 @@ def test_the_page_says_what_was_measured() -> None:
 def test_the_page_of_a_gpu_has_bandwidths_and_graphs() -> None:
     """GB a second beside each ratio, a second table of replays, and the host's microseconds."""
     one = result("A, prefill 5", {"phasor, in place, half": 0.5})
-    text = page([one], device="cuda", HOST=asdict(one))
+    text = page([one], device="cuda", HOST=[asdict(one)])
     for line in ("### A, float32", "|  | prefill 5 |", "Calls:", "Graphs:",
                  "| phasor, in place, half | **0.50 ±0%, 0** |", "### The host's part",
                  "| phasor, in place, half | 500000.0 |"):  # fmt: skip

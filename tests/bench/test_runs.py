@@ -447,7 +447,7 @@ def test_the_parts_of_a_small_call_are_shares_of_the_whole(monkeypatch: pytest.M
     parts_of_it = parts.time_parts(TINY, 1.0)
     assert torch.get_num_threads() == threads
     took |= {"apply": 4.0, "rows": 5.0, "positions": 6.0}
-    monkeypatch.setattr(parts.others, "transformers_half", lambda *_: lambda q, k: (q, k))
+    monkeypatch.setattr(parts.contenders, "transformers_half", lambda *_: lambda q, k: (q, k))
     found = {TINY.name: parts_of_it, f"{TINY.label}, plain": parts.plain(TINY, 1.0)}
     kernel, plain = parts.sections(found, "cpu")
     assert kernel.rows == [[TINY.name, "2.00", "0.50", *shares]]
