@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Section(NamedTuple):
-    """A table, and what stands around it; what is empty is left out."""
+    """A table, and what stands around it; left out are empty parts, and all if it has no rows."""
 
     title: str = ""
     note: str = ""
@@ -17,13 +17,15 @@ class Section(NamedTuple):
 
     def parts(self) -> tuple[str, ...]:
         """Paragraphs and the table."""
+        if self.titles and not self.rows:
+            return ()
         title = f"### {self.title}" if self.title else ""
         return title, self.note, table(self.titles, self.rows), self.after
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, all columns but the first of which stand right; nothing without rows."""
-    if not rows:
+    """A Markdown table, all columns but the first of which stand right."""
+    if not titles:
         return ""
     marks = ["---", *["---:"] * (len(titles) - 1)]
     return "\n".join("| " + " | ".join(row) + " |" for row in (titles, marks, *rows))

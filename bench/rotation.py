@@ -42,14 +42,9 @@ ratios by several. "In-place multiply" is torch's `mul_` by -1 on the slice that
 float32 of the same bytes; it stands for a multiplication in C, and where memory is strided it is
 slower than one."""
 _GPU_NOTE = """\
-The second number of a cell is the bytes a second that it moved, in GB. What is counted is the least
-that has to be moved: query and key read and written once, in place only the slice that turns, and
-twice that where gradients are asked.
-
-Calls: between two events on the device, each call by itself. What fits twice into the cache is
-warm, called in a row and can wait for the host; anything larger starts with an empty cache and
-with the host ahead. Graphs: the same calls captured and replayed, twenty to a graph where they are
-warm, so that the host has no part in them."""
+The second number of a cell is the bytes a second that it moved, in GB, of those that have to be
+moved. Calls are timed between two events on the device, each by itself; graphs are the same calls
+captured and replayed, so that the host has no part in them."""
 _HOST = "Microseconds from a call to its return for {case}, while the device works on its own."
 _SYSTEM = """\
 As above, with malloc as it comes: every output of 32 MB or more is new memory from the system,
@@ -166,24 +161,20 @@ def sections(found: Mapping[str, Any], device: str) -> Iterator[Section]:
         yield Section("The host's part", _HOST.format(case=m.case.label), ("", "µs"), rows)
     if system:
         yield Section("New outputs from the system's allocator", _SYSTEM, *ratios(system))
-    if any(_probed(m) for m in cases):
-        yield Section("phasor, other ways", _OTHER_WAYS, *_probes(cases))
-    if rises:
-        rows = [
-            (key, f"{rise / LARGE.size:.2f}", f"{rise / 2**20:.0f} MB")
-            for key, rise in rises.items()
-            if rise is not None
-        ]
-        yield Section("Memory of one call", _PEAKS, ("", "of query and key", "rise"), rows)
-    if tables:
-        rows = [
-            (row["recipe"], f"{row['length']}", f"{1e3 * row['seconds']:.3g} ms",
-             f"{row['bytes'] / 2**20:.4g} MB")
-            for row in tables
-        ]  # fmt: skip
-        yield Section("Position tables", _TABLES, ("recipe", "positions", "time", "size"), rows)
-    if far:
-        yield Section("Exactness far out", _EXACT.format(bound=FAR_BOUND), *_far(far))
+    yield Section("phasor, other ways", _OTHER_WAYS, *_probes(cases))
+    rows = [
+        (key, f"{rise / LARGE.size:.2f}", f"{rise / 2**20:.0f} MB")
+        for key, rise in rises.items()
+        if rise is not None
+    ]
+    yield Section("Memory of one call", _PEAKS, ("", "of query and key", "rise"), rows)
+    rows = [
+        (row["recipe"], f"{row['length']}", f"{1e3 * row['seconds']:.3g} ms",
+         f"{row['bytes'] / 2**20:.4g} MB")
+        for row in tables
+    ]  # fmt: skip
+    yield Section("Position tables", _TABLES, ("recipe", "positions", "time", "size"), rows)
+    yield Section("Exactness far out", _EXACT.format(bound=FAR_BOUND), *_far(far))
     yield Section("Left out", _left_out([*cases, *system, *host]))
 
 
@@ -218,18 +209,14 @@ def _speed(m: Measured, key: str) -> str:
     return f", {moved(m.case, key) / m.seconds.median(key) / 1e9:.0f}"
 
 
-def _probed(m: Measured) -> list[str]:
-    return [key for key in m.seconds if key.startswith(PROBES)]
-
-
 def _probes(measured: Sequence[Measured]) -> tuple[list[str], list[list[str]]]:
     to = f"{IN_PLACE}, half"
-    keys = dict.fromkeys(key for m in measured for key in _probed(m))
+    keys = dict.fromkeys(key for m in measured for key in m.seconds if key.startswith(PROBES))
     rows = [
         [m.case.label]
         + [str(m.seconds.ratio(k, to)) if {k, to} <= m.seconds.keys() else "–" for k in keys]
         for m in measured
-        if _probed(m)
+        if keys.keys() & m.seconds.keys()
     ]
     return ["", *(k.removeprefix("phasor, ").removesuffix(", half") for k in keys)], rows
 
