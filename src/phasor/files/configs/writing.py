@@ -6,18 +6,19 @@ Each block is read back before it is returned, to check that it describes exactl
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from phasor._checks import short_repr, whole
 from phasor.axes import Alternating, Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError
 from phasor.files.configs import rope_blocks
-from phasor.files.configs.facts import Architecture, table
+from phasor.files.configs.facts import Architecture, Kind, table
 from phasor.files.configs.source import JsonObject
+from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, PerPair, Proportional, Yarn
 
-_ORIGINAL_KEY = "original_max_position_embeddings"
+_CONTEXT, _ORIGINAL_KEY = "max_position_embeddings", "original_max_position_embeddings"
 
 
 def rope_parameters(rope: Rope, context: int) -> dict[str, Any]:
@@ -88,6 +89,70 @@ def config_keys(rope: Rope | Mapping[str, Rope | None], context: int, to: int) -
         )
     block = blocks[""] if isinstance(rope, Rope) else blocks
     return {"max_position_embeddings": min(starts, default=length), "rope_parameters": block}
+
+
+#: Keys of laws and axes that say nothing at these values of a block; all others do so at null.
+_NEUTRAL = {
+    "apply_yarn_scaling": True,
+    "attn_factor": 1.0,
+    "extrapolation_factor": 1.0,
+    "partial_rotary_factor": 1.0,
+    "truncate": True,
+}
+_OTHER_KEYS = {_ORIGINAL_KEY, "short_mscale", "long_mscale", "mixed_b", "mrope_section",
+               "mrope_interleaved", "xdrope_section"}  # fmt: skip
+
+
+def keys_over_file(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]:
+    """``keys`` for the config of a model, and those that overwrite what else its own file says.
+
+    They leave nothing of an older block, whether they replace keys of the file or are merged into
+    its objects. A number outside the block becomes that of the new rope, or null.
+    """
+    file, blocks, context = ropes.in_config.values, keys["rope_parameters"], keys[_CONTEXT]
+    facts = table().huggingface.get(file.get("model_type", ""), Architecture())
+    old = _object(file, "rope_parameters")
+    # transformers takes no null for the context before the extension
+    values: dict[str, Any] = {"context": context, "original": context, "switch": False}
+    if "rope_type" in blocks:
+        base = blocks["rope_theta"]
+        bases = dict.fromkeys(table().files["replaced"], base)
+        values |= {
+            "base_unit": facts.base and base / facts.base,
+            "factor": blocks["factor"] if blocks["rope_type"] == "linear" else 1.0,
+            "fraction": blocks.get("partial_rotary_factor", 1.0),
+            "original": blocks.get(_ORIGINAL_KEY, context),
+        }
+        blocks = _block_over(blocks, {**_object(file, "rope_scaling"), **old})
+    else:
+        bases = {}
+        for kind, block in blocks.items():
+            key = facts.kinds.get(kind, Kind()).base_key or "rope_theta"
+            base = block and block["rope_theta"]
+            bases[key] = base if bases.get(key, base) == base else None
+        blocks = {kind: b and _block_over(b, _object(old, kind)) for kind, b in blocks.items()}
+    if "qk_rope_head_dim" in file:  # there the fraction is one of a wider head
+        values["fraction"] = file.get("partial_rotary_factor")
+    outside = {
+        key: bases.get(key) if says == "base" else values.get(says)
+        for key, says in {**table().files["replaced"], **table().files["replaced_by_kind"]}.items()
+        if file.get(key) is not None
+    }
+    # transformers takes a rope_scaling for the block, so the block has to come after it
+    return outside | {**keys, "rope_parameters": blocks}
+
+
+def _object(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = values.get(key)
+    return cast(Mapping[str, Any], value) if isinstance(value, Mapping) else {}
+
+
+def _block_over(block: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
+    """The block, and the keys of laws and axes that only ``old`` has, saying nothing."""
+    known = {*_NEUTRAL, *_OTHER_KEYS}.union(*table().files["law_numbers"].values())
+    neutral = {key: _NEUTRAL.get(key) for key in old if key in known and key not in block}
+    # vLLM refuses two different words for the law
+    return {**block, **neutral, **({"type": block["rope_type"]} if "type" in old else {})}
 
 
 def _check_block(rope: Rope, block: dict[str, Any], context: int) -> None:

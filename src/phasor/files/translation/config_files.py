@@ -11,7 +11,7 @@ import numpy as np
 
 from phasor.axes import Alternating, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError
-from phasor.files.configs.writing import WRITERS, config_keys
+from phasor.files.configs.writing import WRITERS, config_keys, keys_over_file
 from phasor.files.translation.target import (
     ProgramSettings,
     Target,
@@ -65,6 +65,7 @@ def _write_transformers(ropes: LayerRopes, context: int) -> tuple[ProgramSetting
     }
     try:
         keys = config_keys(replace(ropes, kinds=kinds).config_blocks(), context, context)
+        keys = keys_over_file(keys, ropes)
     except ConfigError as error:
         raise TranslationError(f"transformers cannot express it: {error}") from None
     path = ropes.in_config.path

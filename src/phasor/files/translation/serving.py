@@ -14,7 +14,7 @@ from typing import Any
 
 from phasor.axes import InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError
-from phasor.files.configs.writing import rope_parameters
+from phasor.files.configs.writing import keys_over_file, rope_parameters
 from phasor.files.translation.config_files import class_notes, in_config_form, with_divisors
 from phasor.files.translation.target import (
     ProgramSettings,
@@ -113,9 +113,12 @@ def _write_engine(
         lines = [f"get_rope(**{arguments})  # {kind} layers" for kind, arguments in calls.items()]
         code = "\n".join([f"from {module} import get_rope", "", *lines])
     else:
-        override = settings["override"] = _override(target, ropes, context, block)
+        override = _override(target, ropes, context, block)
+        given_too = ", which is given too" if override.get("rope_theta") else ""
+        for name in reversed(ropes.in_config.path.split(".") if ropes.in_config.path else ()):
+            override = {name: override}
+        settings["override"] = override
         code = f"{command.format(context)} {shlex.quote(json.dumps(override))}"
-        given_too = ", which is given too" if len(ropes.ropes) == 1 else ""
         notes += (
             f"The class for the model in {target.name} must read rope_parameters: some read "
             f"rope_theta alone{given_too}.",
@@ -126,7 +129,7 @@ def _write_engine(
 def _override(
     target: Target, ropes: LayerRopes, context: int, block: Callable[[Rope, int], Block]
 ) -> Block:
-    """The keys of the config, nested as in the config."""
+    """The keys of the config, or of the one inside it."""
     try:
         blocks = ropes.config_blocks()
     except ConfigError as error:
@@ -134,16 +137,13 @@ def _override(
     keys: Block = {"max_position_embeddings": context}
     if isinstance(blocks, Rope):
         parameters = block(blocks, context)
+        bases = {parameters["rope_theta"]}
     else:
         parameters = {label: rope and block(rope, context) for label, rope in blocks.items()}
-    if len(ropes.ropes) == 1:
-        # some classes read it here alone
-        (rope,) = ropes.ropes
-        keys["rope_theta"] = block(rope, context)["rope_theta"]
-    keys["rope_parameters"] = parameters
-    for name in reversed(ropes.in_config.path.split(".") if ropes.in_config.path else ()):
-        keys = {name: keys}
-    return keys
+        bases = {keys["rope_theta"] for keys in parameters.values() if keys}
+    if len(bases) == 1:
+        keys["rope_theta"] = bases.pop()  # some classes read it here alone
+    return keys_over_file({**keys, "rope_parameters": parameters}, ropes)
 
 
 # vLLM

@@ -1,0 +1,244 @@
+"""Keys that are printed for a model's own file, pasted over it: nothing of the old rope is left."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import phasor
+from phasor import LayerRopes, PhasorError, PhasorWarning, Rope
+from phasor.files.configs import load
+from phasor.files.configs.facts import table
+from phasor.files.translation import TranslationError, translate
+from phasor.scaling import Linear, Llama3, Yarn
+
+from ...cli.running import run_phasor
+from ..configs.published_configs import cases
+from ..configs.test_published import REFUSED
+from . import described
+
+LAWS = {
+    "as it is": lambda rope: rope.at(8192),
+    "none": lambda rope: replace(rope, scaling=None),
+    "linear": lambda rope: replace(rope, scaling=Linear(factor=4.0)),
+    "yarn": lambda rope: replace(rope, scaling=Yarn(factor=4.0, original_max_positions=4096)),
+    "llama3": lambda rope: replace(rope, scaling=Llama3(factor=8.0, original_max_positions=8192)),
+}
+ENGINES = ("sglang", "transformers", "vllm")
+#: Types whose own code reads its law from other keys than a block, whatever transformers does.
+OTHER_CODE = {"internlm", "stripedhyena", "trtllm"}
+MARKS = {"attn_layer_idxs", "model_config"}
+LLAMA = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 1,
+         "max_position_embeddings": 8192}  # fmt: skip
+FULL_BLOCK = {
+    "type": "yarn", "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096,
+    "beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.5, "mscale": 0.5,
+    "mscale_all_dim": 0.5, "truncate": False, "attn_factor": 1, "extrapolation_factor": 1,
+}  # fmt: skip
+#: Files with a number at every place where one can stand.
+FULL = {
+    "old": LLAMA | {"rope_theta": 5e5, "rope_scaling": FULL_BLOCK},
+    "new": LLAMA | {"rope_theta": 5e5, "rope_parameters": FULL_BLOCK | {"rope_theta": 5e5}},
+    "parts": LLAMA
+    | {"model_type": "phi", "partial_rotary_factor": 0.5, "rope_theta": 5e5}
+    | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    "lists": LLAMA
+    | {"model_type": "phi3", "rope_theta": 5e5, "original_max_position_embeddings": 4096}
+    | {
+        "rope_scaling": {
+            "type": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0] * 32,
+            "short_mscale": 1.1, "long_mscale": 1.2,
+        }
+    },
+    "neox": LLAMA | {"model_type": "gpt_neox", "rotary_emb_base": 5e5, "rotary_pct": 0.5},
+}  # fmt: skip
+
+
+def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The new keys inside the old ones, object by object, as engines override a config."""
+    values = dict(old)
+    for key, value in new.items():
+        both = isinstance(value, Mapping) and isinstance(values.get(key), Mapping)
+        values[key] = merged(values[key], value) if both else value
+    return values
+
+
+def pasted(file: dict[str, Any], ropes: LayerRopes, target: str) -> Iterator[dict[str, Any]]:
+    """The file with the printed keys: in place of its own, and inside them."""
+    (part,) = translate(ropes, target, context=8192).parts
+    keys = json.loads(json.dumps(dict(part.settings.get("override", part.settings))))
+    if "get_rope" in keys:
+        return
+    if target == "transformers":  # which are printed without the way to them
+        for name in reversed(ropes.in_config.path.split(".") if ropes.in_config.path else ()):
+            keys = {name: keys}
+    yield merged(file, keys)
+    if not ropes.in_config.path:
+        yield {**file, **keys}
+
+
+def changed(ropes: LayerRopes, law: str) -> LayerRopes:
+    """The model with another law."""
+    kinds = {kind: rope and LAWS[law](rope) for kind, rope in ropes.kinds.items()}
+    return replace(ropes, kinds=kinds)
+
+
+def assert_turns_alike(one: Rope | None, other: Rope | None) -> None:
+    """At 8192 tokens, to the rounding of a divisor for each pair."""
+    assert (one is None) == (other is None)
+    if one is not None and other is not None:
+        one, other = one.at(8192), other.at(8192)
+        assert np.allclose(one.inv_freq, other.inv_freq, rtol=1e-6, atol=0)
+        assert one.attention_factor == pytest.approx(other.attention_factor)
+        assert one.axes == other.axes
+
+
+def assert_nothing_is_left(file: dict[str, Any], law: str, target: str) -> None:
+    """The file with the keys describes the model that was translated, in every layer."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PhasorWarning)
+        ropes = load(file)
+        if not ropes.in_config.values or not ropes.ropes:
+            return
+        try:
+            model = changed(ropes, law)
+            files = list(pasted(file, model, target))
+        except PhasorError:  # a law that these pairs cannot have, or the program not
+            return
+        for keys in files:
+            if target == "sglang" and '"mscale_all_dim": 0.0' in json.dumps(keys):
+                continue  # sglang takes 0 for no factor, and phasor refuses it
+            again = load(keys)
+            for kind, rope in model.kinds.items():
+                assert_turns_alike(again.kinds[kind], rope)
+
+
+@pytest.mark.parametrize("target", ENGINES)
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("name", FULL)
+def test_nothing_is_left_of_a_file_that_says_all(name: str, law: str, target: str) -> None:
+    """Whichever law takes the place of its own."""
+    assert_nothing_is_left(FULL[name], law, target)
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("target", ENGINES)
+@pytest.mark.parametrize("law", LAWS)
+def test_nothing_is_left_of_a_published_file(law: str, target: str) -> None:
+    """Of any that is read from a config's block."""
+    for name, case in cases().items():
+        if name in REFUSED or has_other_code(case["config"]):
+            continue
+        assert_nothing_is_left(case["config"], law, target)
+
+
+def has_other_code(config: dict[str, Any]) -> bool:
+    """Whether the type's own code reads no block."""
+    return config.get("model_type") in OTHER_CODE or not config.keys().isdisjoint(MARKS)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("name", ["old", "new"])
+def test_the_engines_take_what_says_nothing(name: str, law: str, engine: str) -> None:
+    """Their factories pass some keys on whatever their value is, and compare two words of a law."""
+    import torch
+
+    model = changed(load(FULL[name]), law)
+    (rope,) = model.ropes
+    x = torch.randn(1, 1, 64, dtype=torch.float64)[0]
+    cos, sin = phasor.angles.cos_sin(rope, np.array([3]))
+    z = torch.complex(x[:, :32], x[:, 32:]) * torch.tensor(rope.attention_factor * (cos + 1j * sin))
+    for config in pasted(FULL[name], model, engine):
+        block = config["rope_parameters"]
+        assert config["rope_scaling"] is None if name == "old" else True
+        sizes = {"head_size": 64, "max_position": 8192, "is_neox_style": True}
+        if engine == "vllm":
+            assert block["rope_type"] == block.get("type", block["rope_type"])
+            rotate = described.vllm_get_rope(**sizes, rope_parameters=block)
+        else:
+            more = {"rotary_dim": 64, "base": config["rope_theta"], "rope_scaling": block}
+            rotate = described.sglang_get_rope(**sizes, **more)
+        turned = rotate(torch.tensor([3]), x)
+        assert torch.allclose(turned, torch.cat((z.real, z.imag), -1), rtol=0, atol=1e-4)
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("law", LAWS)
+def test_classes_of_transformers_read_the_file_as_if_it_had_had_no_rope(law: str) -> None:
+    """Those that can be made of the file alone."""
+    from ..configs.transformers_frequencies import frequencies
+
+    compared = 0
+    for file in (*FULL.values(), *(case["config"] for case in cases().values())):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PhasorWarning)
+            try:
+                model = changed(load(file), law)
+                configs = list(pasted(file, model, "transformers"))
+                (clean, *_) = pasted(*without_rope(file, model), "transformers")
+            except PhasorError:
+                continue
+        wanted = frequencies(clean)
+        if wanted is None:  # a law that the class does not take
+            continue
+        for config in configs:
+            compared += 1
+            found = frequencies(config)
+            assert found is not None, config
+            for (inv_freq, gain), (other, other_gain) in zip(found, wanted, strict=True):
+                assert np.array_equal(inv_freq, other), config
+                assert gain == other_gain, config
+    assert compared > 100
+
+
+def without_rope(file: dict[str, Any], model: LayerRopes) -> tuple[dict[str, Any], LayerRopes]:
+    """The file without the keys that others replace, and the model as read from no file."""
+    gone = {"rope_parameters", *table().files["replaced"], *table().files["replaced_by_kind"]}
+
+    def strip(values: dict[str, Any], path: list[str]) -> dict[str, Any]:
+        if path:
+            return values | {path[0]: strip(values[path[0]], path[1:])}
+        return {key: value for key, value in values.items() if key not in gone}
+
+    path = model.in_config.path
+    rest = strip(strip(file, []), path.split(".") if path else [])
+    return rest, replace(model, in_config=replace(model.in_config, values={}))
+
+
+def test_the_command_prints_what_says_nothing(tmp_path: Any) -> None:
+    """Ready to be pasted over the file."""
+    path = tmp_path / "config.json"
+    dynamic = {"type": "dynamic", "factor": 2.0, "beta_fast": 3.0}
+    path.write_text(json.dumps(LLAMA | {"rope_theta": 1e4, "rope_scaling": dynamic}), "utf-8")
+    done = run_phasor("translate", path, "--to", "transformers", "--at", "16384")
+    begin, end = done.stdout.index("{"), done.stdout.rindex("}")
+    keys = json.loads(done.stdout[begin : end + 1])
+    base = keys["rope_theta"]
+    assert base > 1e4
+    assert keys == {
+        "rope_scaling": None,
+        "rope_theta": base,
+        "max_position_embeddings": 16_384,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": base,
+            "factor": None,
+            "beta_fast": None,
+            "type": "default",
+        },
+    }
+
+
+def test_a_preset_has_no_file_to_overwrite() -> None:
+    """Its keys are the new ones alone."""
+    (part,) = translate(phasor.preset("llama-3.1-8b"), "transformers").parts
+    assert part.settings.keys() == {"max_position_embeddings", "rope_parameters"}
+    with pytest.raises(TranslationError, match="reads none from a config"):
+        translate(phasor.preset("gpt-j-6b"), "transformers")
