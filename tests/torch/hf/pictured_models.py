@@ -186,9 +186,36 @@ def gemma3() -> tuple[Any, dict[str, Any]]:
     }  # fmt: skip
 
 
+def gemma4() -> tuple[Any, dict[str, Any]]:
+    """A tower that turns each half of a head by a coordinate, and heads after tokens everywhere."""
+    from transformers import Gemma4Config, Gemma4ForConditionalGeneration
+
+    config = Gemma4Config(
+        text_config=TEXT | {
+            "global_head_dim": 32, "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 16, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
+        },
+        vision_config={
+            "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 32,
+            "num_key_value_heads": 2, "intermediate_size": 64, "patch_size": 4,
+            "pooling_kernel_size": 2, "position_embedding_size": 16,
+        },
+        image_token_id=IMAGE, boi_token_id=START, eoi_token_id=END, video_token_id=VIDEO,
+        audio_token_id=196,
+    )  # fmt: skip
+    model = Gemma4ForConditionalGeneration(config)
+    ids = _ids(6)
+    # columns and rows of 4 by 6 patches, pooled by 2
+    places = torch.cartesian_prod(torch.arange(4), torch.arange(6)).flip(-1)[None]
+    return model, {
+        "input_ids": ids, "mm_token_type_ids": (ids == IMAGE).int(),
+        "pixel_values": _pixels(1, 24, 48), "image_position_ids": places,
+    }  # fmt: skip
+
+
 BUILT: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     one.__name__: one
-    for one in (qwen2_vl, qwen2_5_vl, qwen3_vl, glm4v, llava, mistral3, llama4, gemma3)
+    for one in (qwen2_vl, qwen2_5_vl, qwen3_vl, glm4v, llava, mistral3, llama4, gemma3, gemma4)
 }
 
 

@@ -18,7 +18,7 @@ from phasor.torch.hf.deferred import (
 )
 from phasor.torch.hf.signatures import RotationSignature, measure_signature
 
-PAIRS, SPARE, BASE = 3, 4, 50.0
+PAIRS, SPARE, BASE = 4, 4, 50.0
 PLACES = torch.tensor([[0, 1, 7, 30, 99]])
 
 
@@ -75,6 +75,12 @@ def sine_first(tensor: Any, sin: Any, cos: Any) -> Any:
     return neighbours_last(tensor, cos, sin, 2)
 
 
+def two_in_one(x: Any, cos: Any, sin: Any, position_ids: Any, unsqueeze_dim: int = 2) -> Any:
+    """Turns each half of a head in two halves of its own, as Gemma 4's tower does."""
+    parts = zip(*(rows.chunk(position_ids.shape[-1], -1) for rows in (x, cos, sin)), strict=True)
+    return torch.cat([halves(a, a, c, s, unsqueeze_dim)[0] for a, c, s in parts], -1)
+
+
 def shearing(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
     """No rotation."""
     q2, k2 = halves(q, k, cos, sin, unsqueeze_dim)
@@ -93,6 +99,9 @@ SIGNATURES = {
     ),
     sine_first: RotationSignature(
         "interleaved", "interleaved", 1, "end", "half", heads_first=False
+    ),
+    two_in_one: RotationSignature(
+        "half", "half", 1, "exact", "twice", heads_first=False, subheads=2
     ),
 }
 
@@ -152,6 +161,11 @@ def test_the_stand_in_does_the_same(function: Any, inverse: bool) -> None:
         pairs = [(function(x, sin, cos), ours(x, there, deferred))]
     elif function is neighbours_last:
         pairs = [(function(x, cos, sin), ours(x, deferred, there))]
+    elif function is two_in_one:
+        axes = torch.zeros(1, 5, 2)
+        # [1, seq, pairs] -> [1, seq, 4, pairs / 2]: each half of the pairs twice
+        wide = [row.unflatten(-1, (2, -1)).repeat(1, 1, 1, 2).flatten(-2) for row in (cos, sin)]
+        pairs = [(function(x, *wide, axes), ours(x, deferred, there, axes))]
     else:
         wide = [torch.cat((row, row), -1) for row in (cos, sin)]
         pairs = zip(function(x, y, *wide), ours(x, y, deferred, there), strict=True)

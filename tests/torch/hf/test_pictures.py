@@ -104,6 +104,40 @@ def test_a_towers_rope_has_two_axes(name: str) -> None:
     assert all(one.head_dim == 64 for one in text.ropes)
 
 
+def test_a_tower_of_several_ropes_in_a_head_is_patched_and_has_no_rope() -> None:
+    """Gemma 4 turns each half of a head by a coordinate; rows and text keep their ropes."""
+    model = pictured("gemma4")[0]
+    with pytest.raises(ConfigError, match="rotate as heads of their own, which no Rope says"):
+        from_model(model, part="vision_config")
+    assert len(from_model(model)) == 2
+    report = patch(model)
+    assert [one.rope is None for one in report.layers] == [True, True, False, False]
+    assert all("no Rope says" in one.unknown_because for one in report.layers[:2])
+    assert all(one.error < 3 * 2**-24 for one in check(model).modules)
+
+
+def test_a_tower_of_windows_rotates_by_fractions_of_a_position() -> None:
+    """Sam 3 spreads a window's positions over the picture, and gives its rows a batch."""
+    from transformers.models.sam3.modeling_sam3 import Sam3ViTConfig, Sam3ViTModel
+
+    config = Sam3ViTConfig(
+        hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        image_size=48, pretrain_image_size=32, patch_size=4, window_size=4, global_attn_indexes=[1],
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Sam3ViTModel(config).eval()
+    for layer in model.layers:
+        layer.attention.q_proj.weight.data *= 80
+    picture = torch.randn(1, 3, 48, 48)
+    assert bool((model.layers[1].position_ids % 1).any())
+    with torch.no_grad():
+        before = model(picture)[0]
+        bound = rounding(model, lambda one: one(picture)[0])
+        report = patch(model)
+        assert difference(before, model(picture)[0]) <= bound
+        assert [one.rope and one.rope.axes for one in report.layers] == [Axial((8, 8))] * 2
+
+
 class Backwards(nn.Module):
     """Makes cosines that are no rotation of anything."""
 

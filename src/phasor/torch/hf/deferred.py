@@ -26,7 +26,10 @@ from phasor.torch.hf.methods import COMPLEX_ROWS, parameters
 from phasor.torch.hf.signatures import (
     RotationSignature,
     heads_come_first,
+    join_heads,
     measure_signature,
+    split_heads,
+    split_last,
     tensor_parameters,
 )
 
@@ -197,7 +200,14 @@ def rotate_deferred(
         )
     start = spare if signature.slice == "end" else 0
     text = layout_text(signature.pairing, signature.pairing_out, start)
-    ys = ops.apply(xs, [rows.cos, rows.sin], text, inverse, 1.0, "auto")
+    angles = [rows.cos, rows.sin]
+    if signature.subheads > 1:
+        xs = [split_heads(x, signature.subheads) for x in xs]
+        # [..., seq, num_pairs] -> [..., seq, subheads, num_pairs / subheads]
+        angles = [split_last(row, signature.subheads) for row in angles]
+    ys = ops.apply(xs, angles, text, inverse, 1.0, "auto")
+    if signature.subheads > 1:
+        ys = [join_heads(y) for y in ys]
     return [y.transpose(-3, -2) if heads_first else y for y in ys]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import permutations
+from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -96,8 +97,9 @@ def half_rows(
 
     ``answer`` is ``(cos, sin)`` or one tensor for both, of one sequence, with or without a batch.
     """
-    # [1, seq, width] -> [seq, width]
-    rows = [row.reshape(-1, row.shape[-1]) for row in each_row(answer)]
+    # [1, seq, width] -> [seq, subheads, width / subheads]
+    shape = (-1, signature.subheads, each_row(answer)[0].shape[-1] // signature.subheads)
+    rows = [row.reshape(shape) for row in each_row(answer)]
     match signature.width:
         case "complex":
             rows = torch.view_as_real(rows[0]).unbind(-1)
@@ -106,10 +108,11 @@ def half_rows(
         case "twice":
             rows = [row.chunk(2, -1)[0] for row in rows]
         case "repeated":
-            rows = [row[:, ::2] for row in rows]
+            rows = [row[..., ::2] for row in rows]
         case "half":
             pass
-    cos, sin = (row.double().numpy() for row in rows)
+    # [seq, subheads, num_pairs / subheads] -> [seq, num_pairs]
+    cos, sin = (row.flatten(-2).double().numpy() for row in rows)
     return cos, sin
 
 
@@ -210,6 +213,12 @@ class ReferenceEmbedding:
 
     def rows_of(self, module: Any, grid: Grid, kind: str | None, hidden: Tensor) -> Any:
         """The same from any module of the class, for hidden states ``[1, seq, 1]``."""
+        kinds = [] if kind is None else [kind]
+        # a copy is called, because some modules keep what they were called with
+        return copy.deepcopy(module)(hidden, self.position_ids(grid).to(hidden.device), *kinds)
+
+    def position_ids(self, grid: Grid) -> Tensor:
+        """Positions ``[axes, seq]`` in the layout in which the class takes them."""
         if self.layout.axis_order:
             grid = grid[np.argsort(self.layout.axis_order)]
         positions = grid.T if self.layout.axes_last else grid
@@ -217,26 +226,30 @@ class ReferenceEmbedding:
             positions = positions[None] if self.layout.axes_last else positions[:, None]
         if len(grid) == 1 and not self.layout.axes_last:
             positions = positions[0]
-        kinds = [] if kind is None else [kind]
-        # a copy is called, because some modules keep what they were called with
-        return copy.deepcopy(module)(hidden, torch.tensor(positions, device=hidden.device), *kinds)
+        return torch.tensor(positions)
 
     def _find_layout(self) -> None:
         """Try how many coordinates a position may have, and in which order of dimensions."""
         last = PositionLayout(axes_last=True)
+        found = [(0, 1, PositionLayout())]
         for self.n_axes, self.layout in [
             *((n, PositionLayout()) for n in (3, 2, 4)),
             *((n, it) for n in (4, 3, 2) for it in (last._replace(batched=False), last)),
         ]:
             try:
-                answer = self(np.arange(5 * self.n_axes).reshape(self.n_axes, 5))
-                shapes = {rows.shape[:-1] for rows in each_row(answer)}
-                expected = (1, 5) if self.layout.batched else (5,)
-                if shapes == {expected} and (not self.layout.axes_last or self._uses_every_axis()):
+                rows = each_row(self(np.arange(5 * self.n_axes).reshape(self.n_axes, 5)))
+                # the tower of Sam 3 adds a batch that its positions have not
+                expected = {(1, 5)} if self.layout.batched else {(5,), (1, 5)}
+                if not {it.shape[:-1] for it in rows} <= expected:
+                    continue
+                if not self.layout.axes_last:
                     return
+                if self._uses_every_axis():
+                    found.append((rows[0].shape[-1], self.n_axes, self.layout))
             except FOREIGN_ERRORS:
                 continue
-        self.n_axes, self.layout = 1, PositionLayout()
+        # what takes a coordinate for a token has narrower rows
+        _, self.n_axes, self.layout = max(found, key=itemgetter(0))
 
     def _uses_every_axis(self) -> bool:
         """Whether every coordinate changes the rows, and these are no wider than a head."""

@@ -109,7 +109,12 @@ def _read_part(infos: Sequence[ModuleInfo]) -> PartRotation:
         if has_foreign_forward(info):
             reason = "a hook has taken its forward; patch the model before it is placed"
             raise _refusal(info, reason)
-    described = _ropes_of_config(rotary_embeddings)
+    signatures = {
+        measure_signature(it) for info in rotating for it in rotations_of(info.cls).values()
+    }
+    # no config describes parts of a head that rotate as heads of their own
+    has_subheads = any(it and it.subheads > 1 for it in signatures)
+    described = None if has_subheads else _ropes_of_config(rotary_embeddings)
     embedding_of_class: dict[tuple[type, int], Embedding] = {}
     embeddings: list[Embedding] = []
     for info in rotary_embeddings:
@@ -248,6 +253,9 @@ def _find_rope(
 def _layers_by_code(embeddings: Sequence[Embedding]) -> LayerRopes | str:
     """The rope of every layer, as found from the code; the reason if that is not known."""
     config = embeddings[0].info.config
+    signatures = [it.reference.signature for it in embeddings]
+    if any(it and it.subheads > 1 for it in signatures):
+        return "the parts of a head rotate as heads of their own, which no Rope says"
     count = next((n for key in _LAYER_COUNTS if (n := getattr(config, key, None))), None)
     kinds = {kind or "rope": rope for it in embeddings for kind, rope in it.ropes.items()}
     ropes = {rope for it in embeddings for rope in it.ropes.values()}

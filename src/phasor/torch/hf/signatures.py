@@ -19,6 +19,8 @@ TABLE_ROWS = "sinusoidal_pos"
 _OPTIONS = ("position_ids", "unsqueeze_dim", "value_layer")
 # of the heads that measure a function: rotated pairs, and further coordinates
 _PAIRS, _SPARE = 4, 6
+# a head rotates as one, or in halves by a coordinate each, as in the tower of Gemma 4
+_SUBHEADS = (1, 2)
 _TOLERANCE = 1e-6
 #: How a function takes cosines and sines: once per pair ("half"), with a copy after them ("twice"),
 #: each twice in a row ("repeated"), as complex numbers ("complex"), or all sines and then all
@@ -36,6 +38,7 @@ class RotationSignature(NamedTuple):
     slice: RotatedSlice  # of a head wider than the rotation; "exact" where it takes no such head
     width: RowWidth
     heads_first: bool  # whether tensors are [..., heads, seq, head_dim] by default
+    subheads: int = 1  # equal parts of a head, each rotated as a head of its own
 
 
 def tensor_parameters(function: Any) -> tuple[str, ...]:
@@ -77,13 +80,14 @@ def measure_signature(function: Any, batched: bool = True) -> RotationSignature 
         orders = (heads_come_first(names["unsqueeze_dim"].default, len(shape)),)
     with torch.device("cpu"), torch.no_grad():
         phases = torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 6
-        for width, heads_first in itertools.product(widths, orders):
+        for subheads, width, heads_first in itertools.product(_SUBHEADS, widths, orders):
+            rows, spare = _make_rows(phases, width, subheads), _SPARE if subheads == 1 else 0
             # a wider head shows which slice is rotated, if the function takes one
-            sample = _sample_rotation(function, phases, width, heads_first, _SPARE)
-            sample = sample or _sample_rotation(function, phases, width, heads_first, 0)
-            geometry = sample and _find_geometry(*sample, phases)
+            sample = _sample_rotation(function, rows, heads_first, 2 * _PAIRS + spare)
+            sample = sample or _sample_rotation(function, rows, heads_first, 2 * _PAIRS)
+            geometry = sample and _find_geometry(*sample, phases, subheads)
             if geometry:
-                return RotationSignature(*geometry, width, heads_first)
+                return RotationSignature(*geometry, width, heads_first, subheads)
     return None
 
 
@@ -91,36 +95,58 @@ def call_rotation(function: Any, x: Tensor, rows: Any) -> Tensor:
     """``x`` rotated by ``function``, with rows ``(cos, sin)`` or one tensor for both."""
     cos, sin = (rows, rows) if isinstance(rows, Tensor) else rows
     by_name = {"cos": cos, "sin": sin} | dict.fromkeys((*COMPLEX_ROWS, TABLE_ROWS), cos)
+    # those of Gemma 4's tower only say by their last size how many subheads there are
+    by_name["position_ids"] = torch.zeros(*cos.shape[:-1], _SUBHEADS[-1])
+    needed = {name for name, it in parameters(function).items() if it.default is it.empty}
     # a copy for each parameter, because a function may write into its arguments
-    names = [name for name in parameters(function) if name not in _OPTIONS]
+    names = [name for name in parameters(function) if name in needed or name not in _OPTIONS]
     y = function(*(by_name[name] if name in by_name else x.clone() for name in names))
     return cast(Tensor, y[0] if isinstance(y, tuple) else y)
 
 
-def _make_rows(phases: Tensor, width: RowWidth) -> Any:
+def _make_rows(phases: Tensor, width: RowWidth, subheads: int) -> Any:
+    phases = split_last(phases, subheads)
     cos, sin = phases.cos(), phases.sin()
     match width:
         case "twice":
-            return tuple(torch.cat((row, row), -1) for row in (cos, sin))
+            return tuple(torch.cat((row, row), -1).flatten(-2) for row in (cos, sin))
         case "repeated":
-            return tuple(row.repeat_interleave(2, -1) for row in (cos, sin))
+            return tuple(row.repeat_interleave(2, -1).flatten(-2) for row in (cos, sin))
         case "half":
-            return cos, sin
+            return cos.flatten(-2), sin.flatten(-2)
         case "complex":
-            return torch.complex(cos, sin)
+            return torch.complex(cos, sin).flatten(-2)
         case "table":
-            return torch.cat((sin, cos), -1)
+            return torch.cat((sin, cos), -1).flatten(-2)
+
+
+def split_last(x: Tensor, count: int) -> Tensor:
+    """``[..., n] -> [..., count, n / count]``."""
+    return x.reshape(*x.shape[:-1], count, -1)
+
+
+def split_heads(x: Tensor, subheads: int) -> Tensor:
+    """``[..., seq, heads, head_dim] -> [..., seq, subheads, heads, head_dim / subheads]``.
+
+    Each part of a head is then one of several tokens, which rotate by rows of their own.
+    """
+    return split_last(x, subheads).transpose(-3, -2)
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """The inverse of `split_heads`."""
+    return x.transpose(-3, -2).flatten(-2)
 
 
 def _sample_rotation(
-    function: Any, phases: Tensor, width: RowWidth, heads_first: bool, spare: int
+    function: Any, rows: Any, heads_first: bool, width: int
 ) -> tuple[Tensor, Tensor] | None:
-    """A random tensor and the rotated one, ``[..., seq, heads, head_dim]``; None if it fails."""
+    """A random tensor and the rotated one, ``[..., seq, heads, width]``; None if it fails."""
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(*phases.shape[:-1], 2, 2 * _PAIRS + spare, generator=generator)
+    leading = (rows if isinstance(rows, Tensor) else rows[0]).shape[:-1]
+    x = torch.randn(*leading, 2, width, generator=generator)
     try:
-        argument = x.transpose(-3, -2) if heads_first else x
-        y = call_rotation(function, argument, _make_rows(phases, width))
+        y = call_rotation(function, x.transpose(-3, -2) if heads_first else x, rows)
     except (RuntimeError, ValueError, IndexError, TypeError):
         return None  # the function does not take these shapes
     y = y.transpose(-3, -2) if heads_first else y
@@ -128,17 +154,18 @@ def _sample_rotation(
 
 
 def _find_geometry(
-    x: Tensor, y: Tensor, phases: Tensor
+    x: Tensor, y: Tensor, phases: Tensor, subheads: int
 ) -> tuple[Pairing, Pairing, int, RotatedSlice] | None:
     """The pairings, direction and slice of the rotation that makes ``y`` of ``x``, if one does."""
     spare = x.shape[-1] - 2 * _PAIRS
     starts: dict[RotatedSlice, int] = {"start": 0, "end": spare} if spare else {"exact": 0}
+    x, phases = split_heads(x, subheads), split_last(phases, subheads)
     for rotated, source, target in itertools.product(starts, PAIRINGS, PAIRINGS):
         for direction in (1, -1) if source == target else (1,):
             expected = rotate_by(
                 x, phases.cos(), direction * phases.sin(),
                 pairing=source, pairing_out=target, rotary_start=starts[rotated], backend="eager",
             )  # fmt: skip
-            if torch.allclose(expected, y, atol=_TOLERANCE, rtol=0):
+            if torch.allclose(join_heads(expected), y, atol=_TOLERANCE, rtol=0):
                 return source, target, direction, rotated
     return None

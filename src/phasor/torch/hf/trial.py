@@ -281,19 +281,22 @@ def _arguments(
             packed = [both] if kind is None else [both, tuple({kind: it} for it in both)]
             count = math.prod(each_row(rows)[0].shape[:-1])
             for width, shape, has_mask, packing in itertools.product(
-                dict.fromkeys(widths), ((1, count), (count,)), (False, True), packed
+                dict.fromkeys(widths), ((1, count), (count,), (1, 1, count)), (False, True), packed
             ):
                 hidden = torch.randn(*shape, width, generator=torch.Generator().manual_seed(1))
                 mask = torch.zeros(1, 1, count, count) if has_mask else None
-                yield tuple(_by_name(info.cls, hidden, mask, it) for it in packing)
+                given = hidden, mask, embedding.reference.position_ids(grid)
+                yield tuple(_by_name(info.cls, *given, it) for it in packing)
 
 
-def _by_name(cls: Any, hidden: Tensor, mask: Tensor | None, rows: Any) -> dict[str, Any]:
+def _by_name(
+    cls: Any, hidden: Tensor, mask: Tensor | None, position_ids: Tensor, rows: Any
+) -> dict[str, Any]:
     """The arguments that the class's forward takes, or that it needs."""
     count = hidden.shape[-2]
     known: dict[str, Any] = {
         _ROW_PAIR: rows,
-        "position_ids": torch.arange(count)[None],
+        "position_ids": position_ids,
         "cu_seqlens": torch.tensor([0, count], dtype=torch.int32),
         "attention_mask": mask,
         "layer_idx": 0,
