@@ -76,15 +76,15 @@ class Case:
     def tensors(self, seed: int = 0, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
         """Query and key ``[batch, seq, heads, head_dim]`` of normal numbers, laid out as asked."""
         draw = torch.Generator(device).manual_seed(seed)
-        q_row, k_row = self.rows or (self.head_dim, self.head_dim)
-        return self._tensor(self.q_heads, q_row, draw), self._tensor(self.k_heads, k_row, draw)
-
-    def _tensor(self, heads: int, row: int, draw: torch.Generator) -> Tensor:
-        middle = (heads, self.seq) if self.heads_first else (self.seq, heads)
-        kind = getattr(torch, self.dtype)
-        x = torch.empty(self.batch, *middle, row, dtype=kind, device=draw.device)
-        x.normal_(generator=draw)
-        return (x.transpose(1, 2) if self.heads_first else x)[..., row - self.head_dim :]
+        kind, widths = getattr(torch, self.dtype), self.rows or (self.head_dim, self.head_dim)
+        made: list[Tensor] = []
+        for heads, width in zip((self.q_heads, self.k_heads), widths, strict=True):
+            middle = (heads, self.seq) if self.heads_first else (self.seq, heads)
+            x = torch.empty(self.batch, *middle, width, dtype=kind, device=draw.device)
+            x.normal_(generator=draw)
+            x = x.transpose(1, 2) if self.heads_first else x
+            made.append(x[..., width - self.head_dim :])
+        return made[0], made[1]
 
 
 _DTYPES: tuple[Literal["bfloat16"], Literal["float32"]] = ("bfloat16", "float32")

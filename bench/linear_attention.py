@@ -125,25 +125,26 @@ def crossing(linear: Mapping[int, float], softmax: Mapping[int, float]) -> str:
     return f"between {max(slower)} and {after[0]} tokens" if slower else f"below {after[0]} tokens"
 
 
+def medians(found: Mapping[str, Any], kind: str, memory: str, name: str) -> dict[int, float]:
+    """Seconds of one of the attentions, by length."""
+    lengths = {seq: found.get(f"{kind}, {seq}", {}).get(memory, {}) for seq in LENGTHS}
+    return {seq: Times(times).median(name) for seq, times in lengths.items() if name in times}
+
+
 def sections(found: Mapping[str, Any], device: str) -> Iterator[Section]:
     """Times, both ratios by length, and the verdicts of both kinds of calls."""
     yield Section(note=_NOTE)
-    for kind, longest in LONGEST_SOFTMAX.items():
-        lengths = [seq for seq in LENGTHS if f"{kind}, {seq}" in found]
-        kept, usual, least, softmax = (
-            {seq: Times(found[f"{kind}, {seq}"][memory]).median(name) for seq in lengths
-             if name != "softmax" or seq <= longest}
-            for memory, name in (("kept", "linear"), ("system", "linear"), ("system", "least"),
-                                 ("kept", "softmax"))
-        )  # fmt: skip
+    for kind in LONGEST_SOFTMAX:
+        kept, softmax = (medians(found, kind, "kept", name) for name in ("linear", "softmax"))
+        usual, least = (medians(found, kind, "system", name) for name in ("linear", "least"))
         rows = [
-            [f"{n}", *(f"{1e3 * t:.3g} ({1e6 * t / n:.2f})" for t in (kept[n], usual[n], least[n])),
+            [f"{n}", *(f"{1e3 * t[n]:.3g} ({1e6 * t[n] / n:.2f})" for t in (kept, usual, least)),
              *([f"{1e3 * softmax[n]:.3g}", f"{softmax[n] / kept[n]:.2f}"] if n in softmax
                else "––")]
-            for n in lengths
+            for n in kept
         ]  # fmt: skip
         after = f"Linear attention is the faster one {crossing(kept, softmax)}." if softmax else ""
-        if {*GROWN} <= {*lengths}:
+        if {*GROWN} <= kept.keys():
             rest = {seq: max(1e-9, usual[seq] - least[seq]) for seq in GROWN}
             powers = {"kept": growth(kept)[1], "usual": growth(usual)[1], "rest": growth(rest)[0]}
             after = f"{_GROWTH.format(**powers)} {after}"

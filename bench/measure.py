@@ -129,7 +129,7 @@ def admit(
             x.copy_(y)
         try:
             operands = scratch if contender.in_place else given
-            call, saved = _prepare(contender, case, shifted, operands)
+            call = _prepare(contender, case, shifted, operands)
             results = call()
         except Exception as reason:
             # another package's interface may have changed; phasor's own failures are not forgiven
@@ -148,7 +148,7 @@ def admit(
             continue
         calls[key] = call
         if case.backward:
-            found.saved[key] = saved()
+            found.saved[key] = _bytes_saved(call)
     return found, calls
 
 
@@ -192,33 +192,34 @@ def references(
 
 def _prepare(
     contender: Contender, case: Case, positions: Tensor, operands: Sequence[Tensor]
-) -> tuple[Callable[[], Sequence[Tensor]], Callable[[], int]]:
-    """What is timed, and a function that says how many bytes its backward pass keeps."""
+) -> Callable[[], Sequence[Tensor]]:
+    """What is timed, and returns new query and key, and their gradients if they are asked for."""
     if case.backward and contender.in_place and not contender.trains_in_place:
         raise UnableError("a gradient needs a new output")
     rotation = contender.build(case, positions)
     q, k, *grads = (x.transpose(1, 2) if contender.heads_first else x for x in operands)
     if not case.backward:
-        return (lambda: rotation(q, k)), lambda: 0
+        return lambda: rotation(q, k)
     leaves = [x.detach().requires_grad_() for x in (q, k)]
 
     def step() -> Sequence[Tensor]:
         ys = tuple(rotation(*leaves))
         return *ys, *torch.autograd.grad(ys, leaves, grads)
 
-    def saved() -> int:
-        bytes_of: dict[int, int] = {}
+    return step
 
-        def pack(x: Tensor) -> Tensor:
-            bytes_of[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-            return x
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            ys = rotation(*leaves)
-        del ys
-        return sum(bytes_of.values())
+def _bytes_saved(step: Call) -> int:
+    """Of all that the forward pass of a step keeps for its backward pass."""
+    bytes_of: dict[int, int] = {}
 
-    return step, saved
+    def pack(x: Tensor) -> Tensor:
+        bytes_of[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        step()
+    return sum(bytes_of.values())
 
 
 # The gate: what a contender must come near to, in float64 and on the CPU

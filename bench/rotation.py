@@ -21,10 +21,10 @@ from timing import interleave
 
 QUICK = (
     *("prefill 512, bf*", "prefill 4096, bf*", "decode 1, bf*", "decode 32, bf*"),
-    *("DeepSeek MLA, bf*", "Llama-3-8B, prefill 4096, bf*", "Llama-3-8B, training*, bf*"),
-    *("Llama-3-8B, decode 64, bf*", "Qwen3-30B, prefill 4096, bf*", "Qwen3-30B, training*, bf*"),
-    "Qwen3-30B, decode 64, bf*",
-)
+    "DeepSeek MLA, bf*",
+    *(f"{model}, {work}, bf*" for model in ("Llama-3-8B", "Qwen3-30B")
+      for work in ("prefill 4096", "training*", "decode 64")),
+)  # fmt: skip
 # what is measured besides the cases
 TABLES, FAR, SYSTEM, PEAKS = "tables", "exactness", "the system's allocator", "memory"
 HOST = "the host's part"
