@@ -19,9 +19,9 @@ SWITCHES = ("causal", "qkv_bias", "o_bias")
 #: What is said of a layer that is built so.
 BUILDS: dict[str, dict[str, Any]] = {
     "num_kv_heads must divide num_heads (4), got 3": {"num_kv_heads": 3},
-    "head_dim must be given where rope is None": {"rope": None},
-    "head_dim must be the Rope's (8), got 16": {"head_dim": 16},
-    "window is for causal attention, got causal=False and window=4": {"window": 4, "causal": False},
+    "head_dim must be a whole number >= 1, got None": {"rope": None},
+    "rope must have the head_dim of this layer (16), got 8": {"head_dim": 16},
+    "window must be None in a layer with causal=False, got 4": {"window": 4, "causal": False},
     "dropout must be a finite number >= 0 and <= 1, got 1.5": {"dropout": 1.5},
     "window must be a whole number >= 1, got 0": {"window": 0},
     "num_heads must be a whole number >= 1, got 0": {"num_heads": 0},
@@ -48,8 +48,8 @@ BOOLS = "; .bool() makes bools of 0 and 1"
 CAUSAL: dict[type[PhasorError], dict[str, dict[str, Any]]] = {
     TensorError: {
         "x must be [batch, seq, embed_dim] with embed_dim 12, got shape [5, 12]": {"x": TOKENS[0]},
-        "x must be a torch.Tensor, got list": {"x": [1.0]},
-        "attention_mask must be a torch.Tensor, got list": {"attention_mask": [1]},
+        "x must be a dense torch.Tensor, got list": {"x": [1.0]},
+        "attention_mask must be a dense torch.Tensor, got list": {"attention_mask": [1]},
         "cache must be a KVCache, got int": {"cache": 3},
         "cache must have the batch of x (1), got 3": {"cache": KVCache(3, 9, 4, 8)},
         "attention_mask must be bools of shape [1, 5], True for tokens, got torch.float32 of shape "
@@ -79,8 +79,9 @@ CAUSAL: dict[type[PhasorError], dict[str, dict[str, Any]]] = {
             "cu_seqlens": [0, 5],
             "cache": KVCache(1, 9, 4, 8),
         },
-        "key_value_states are seen by every query, and this layer has causal=True; build it with "
-        "causal=False": {"key_value_states": TOKENS},
+        "key_value_states must be None in a layer with causal=True; build it with causal=False": {
+            "key_value_states": TOKENS
+        },
     },
 }
 #: What is said of a call of a layer where every query sees every key.
@@ -99,14 +100,16 @@ FULL: dict[type[PhasorError], dict[str, dict[str, Any]]] = {
         },
     },
     SpecError: {
-        "cache is for causal attention, and this layer has causal=False": {
+        "cache must be None in a layer with causal=False; build it with causal=True": {
             "cache": KVCache(1, 9, 4, 8)
         },
         "key_value_positions are those of key_value_states, got None for them": {
             "key_value_positions": torch.arange(5)
         },
-        "cu_seqlens and key_value_states exclude each other; pad the keys, and give their "
-        "attention_mask": {"key_value_states": TOKENS, "cu_seqlens": [0, 5]},
+        "cu_seqlens and key_value_states exclude each other; give one of them": {
+            "key_value_states": TOKENS,
+            "cu_seqlens": [0, 5],
+        },
     },
 }
 CALLS = [

@@ -388,7 +388,7 @@ REFUSED = {
     "two dtypes": (TensorError, "v must have the dtype", {"v": V.float()}),
     "fewer keys": (TensorError, "k must share", {"k": K[:3]}),
     "shared keys": (TensorError, "repeat_interleave", {"k": K[:, :1]}),
-    "sparse values": (TensorError, "v must be a dense tensor", {"v": V.to_sparse()}),
+    "sparse values": (TensorError, "v must be a dense torch.Tensor", {"v": V.to_sparse()}),
     "causal: a word": (SpecError, "causal must be True or False, got 'no'", {"causal": "no"}),
     "positions": (PositionError, "positions must", {"positions": torch.arange(3)}),
     "other state": (

@@ -315,7 +315,7 @@ REFUSED: dict[type[Exception], list[tuple[str, dict[str, Any]]]] = {
     TensorError: [
         ("q must end in head_dim (8)", {"q": normal(7, 2, 6)}),
         ("q and k must share", {"k": normal(BATCH, 3, 2, 8)}),
-        ("q must be a torch.Tensor, got list", {"q": [1.0]}),
+        ("q must be a dense torch.Tensor, got list", {"q": [1.0]}),
     ],
 }
 CALLS = [

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as nnf
@@ -23,7 +23,7 @@ from phasor.torch._operator.arguments import check_counts_tokens, check_is_tenso
 from phasor.torch._operator.internals import refuse_torchscript, refuse_tracing
 from phasor.torch.functional import rotate, rotate_qk
 from phasor.torch.kv_cache.cache import KVCache, check_attention_mask
-from phasor.torch.module import checked_bounds, count_positions
+from phasor.torch.module import count_positions, read_bounds
 
 #: Queries that share one mask.
 CHUNK = 512
@@ -107,11 +107,14 @@ class RotaryAttention(nn.Module):
             raise SpecError(
                 f"num_kv_heads must divide num_heads ({self.num_heads}), got {self.num_kv_heads}"
             )
-        self.head_dim = _find_head_dim(rope, head_dim)
+        if rope is not None and head_dim is None:
+            check_rope(rope)
+            head_dim = rope.head_dim
+        self.head_dim = whole("head_dim", head_dim, least=1)
         self.causal = boolean("causal", causal)
         self.window = None if window is None else whole("window", window, least=1)
         if window is not None and not causal:
-            raise SpecError(f"window is for causal attention, got causal=False and window={window}")
+            raise SpecError(f"window must be None in a layer with causal=False, got {window}")
         boolean("qk_norm", qk_norm, "; norm_eps is the epsilon")
         boolean("qkv_bias", qkv_bias)
         boolean("o_bias", o_bias)
@@ -136,10 +139,13 @@ class RotaryAttention(nn.Module):
 
     @rope.setter
     def rope(self, rope: Rope | None) -> None:
-        if rope is not None and _find_head_dim(rope, None) != self.head_dim:
-            raise SpecError(
-                f"rope must have the head_dim of this layer ({self.head_dim}), got {rope.head_dim}"
-            )
+        if rope is not None:
+            check_rope(rope)
+            if rope.head_dim != self.head_dim:
+                raise SpecError(
+                    f"rope must have the head_dim of this layer ({self.head_dim}), "
+                    f"got {rope.head_dim}"
+                )
         self._rope = rope
         self._gain, self._factor = logit_factors(rope, self.head_dim)
 
@@ -188,14 +194,12 @@ class RotaryAttention(nn.Module):
                 sequences, or are missing where their positions are given.
         """
         refuse_tracing()  # lengths would be tensors
-        self._check_call(x, attention_mask, cu_seqlens, cache)
-        if key_value_states is not None or key_value_positions is not None:
-            self._check_cross_attention(x, cu_seqlens, key_value_states)
+        self._check_call(
+            x, attention_mask, cu_seqlens, cache, key_value_states, key_value_positions
+        )
         key_inputs = x if key_value_states is None else key_value_states
-        if attention_mask is not None:
-            check_attention_mask(attention_mask, key_inputs.shape[:2])
         batch, seq, _ = x.shape
-        bounds = None if cu_seqlens is None else checked_bounds(cu_seqlens, seq)
+        bounds = None if cu_seqlens is None else read_bounds(cu_seqlens, seq)
         # [batch, seq, embed_dim] -> [batch, seq, num_heads, head_dim]
         q = self.q_proj(x).view(batch, seq, self.num_heads, self.head_dim)
         # [batch, key_seq, embed_dim] -> [batch, key_seq, num_kv_heads, head_dim]
@@ -260,42 +264,41 @@ class RotaryAttention(nn.Module):
         return self.dropout if self.training else 0.0
 
     def _check_call(
-        self, x: Tensor, attention_mask: Tensor | None, cu_seqlens: object, cache: KVCache | None
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None,
+        cu_seqlens: object,
+        cache: Any,
+        key_value_states: Tensor | None,
+        key_value_positions: object,
     ) -> None:
-        self._check_tokens("x", x)
-        if cu_seqlens is not None and (attention_mask is not None or cache is not None):
-            excluded = "attention_mask" if attention_mask is not None else "cache"
-            raise SpecError(f"cu_seqlens and {excluded} exclude each other; give one of them")
-        if cache is None:
-            return
-        if not isinstance(cast(object, cache), KVCache):
-            raise TensorError(f"cache must be a KVCache, got {type(cache).__name__}")
-        if not self.causal:
-            raise SpecError("cache is for causal attention, and this layer has causal=False")
-        if cache.lengths.shape[0] != x.shape[0]:
-            raise TensorError(
-                f"cache must have the batch of x ({x.shape[0]}), got {cache.lengths.shape[0]}"
-            )
-
-    def _check_cross_attention(self, x: Tensor, cu_seqlens: object, key_value_states: Any) -> None:
-        if key_value_states is None:
+        """Refuse what does not fit this layer, ``x``, or the rest."""
+        given: dict[str, Any] = {"attention_mask": attention_mask, "cache": cache}
+        given["key_value_states"] = key_value_states
+        for name, value in given.items():
+            if value is not None and cu_seqlens is not None:
+                raise SpecError(f"cu_seqlens and {name} exclude each other; give one of them")
+        for name, causal in (("cache", True), ("key_value_states", False)):
+            if given[name] is not None and self.causal != causal:
+                raise SpecError(
+                    f"{name} must be None in a layer with causal={self.causal}; build it with "
+                    f"causal={causal}"
+                )
+        if key_value_positions is not None and key_value_states is None:
             raise SpecError("key_value_positions are those of key_value_states, got None for them")
-        self._check_tokens("key_value_states", key_value_states)
-        if key_value_states.shape[0] != x.shape[0]:
+        if not isinstance(cache, KVCache | None):
+            raise TensorError(f"cache must be a KVCache, got {type(cache).__name__}")
+        self._check_tokens("x", x)
+        key_inputs = x if key_value_states is None else key_value_states
+        self._check_tokens("key_value_states", key_inputs)
+        held = key_inputs if cache is None else cache.lengths
+        if held.shape[0] != x.shape[0]:
             raise TensorError(
-                f"key_value_states must have the batch of x ({x.shape[0]}), got "
-                f"{key_value_states.shape[0]}"
+                f"{'key_value_states' if cache is None else 'cache'} must have the batch of x "
+                f"({x.shape[0]}), got {held.shape[0]}"
             )
-        if self.causal:
-            raise SpecError(
-                "key_value_states are seen by every query, and this layer has causal=True; build "
-                "it with causal=False"
-            )
-        if cu_seqlens is not None:
-            raise SpecError(
-                "cu_seqlens and key_value_states exclude each other; pad the keys, and give their "
-                "attention_mask"
-            )
+        if attention_mask is not None:
+            check_attention_mask(attention_mask, key_inputs.shape[:2])
 
     def _check_tokens(self, name: str, x: Tensor) -> None:
         check_is_tensor(name, x)
@@ -430,17 +433,6 @@ def logit_factors(rope: Rope | None, head_dim: int) -> tuple[float, float]:
     if rope is None:
         return 1.0, head_dim**-0.5
     return rope.attention_factor, head_dim**-0.5 * rope.softmax_factor
-
-
-def _find_head_dim(rope: Rope | None, head_dim: int | None) -> int:
-    if rope is None:
-        if head_dim is None:
-            raise SpecError("head_dim must be given where rope is None")
-        return whole("head_dim", head_dim, least=1)
-    check_rope(rope)
-    if head_dim not in (None, rope.head_dim):
-        raise SpecError(f"head_dim must be the Rope's ({rope.head_dim}), got {head_dim}")
-    return rope.head_dim
 
 
 def _default_positions(

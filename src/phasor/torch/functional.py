@@ -20,11 +20,10 @@ from phasor.torch._operator import angles as _angles
 from phasor.torch._operator import ops
 from phasor.torch._operator.angles import check_has_angles
 from phasor.torch._operator.arguments import (
+    call_by_positions,
+    call_by_rows,
     check_rope,
-    checked_coordinates,
-    checked_cos_sin,
-    checked_options,
-    checked_positions,
+    read_positions,
     tokens_first,
 )
 from phasor.torch._operator.inductor import keeps_operator
@@ -92,7 +91,7 @@ def rotate(
     >>> torch.equal(heads, y.transpose(1, 2))
     True
     """
-    return _rotate([x], positions, rope, inverse, gain, heads_first, backend)[0]
+    return _rotate([x], positions, rope, inverse, gain, heads_first, backend, in_place=False)[0]
 
 
 @unscriptable
@@ -123,8 +122,8 @@ def rotate_qk(
     >>> torch.equal(k2, rotate(k, 3, Rope(head_dim=8, pairing="half")))
     True
     """
-    outs = _rotate([q, k], positions, rope, inverse, gain, heads_first, backend)
-    return outs[0], outs[1]
+    q, k = _rotate([q, k], positions, rope, inverse, gain, heads_first, backend, in_place=False)
+    return q, k
 
 
 @unscriptable
@@ -154,7 +153,7 @@ def rotate_(
     >>> x.flatten().tolist()  # cos 1/4 - sin 1/4, cos 1/4 + sin 1/4
     [0.7215084624561218, 1.2163163809651676]
     """
-    _rotate_in_place([x], positions, rope, inverse, gain, heads_first, backend)
+    _rotate([x], positions, rope, inverse, gain, heads_first, backend, in_place=True)
     return x
 
 
@@ -189,7 +188,7 @@ def rotate_qk_(
     """
     if q is k:
         raise TensorError("q and k must be two tensors to be written in place, got one twice")
-    _rotate_in_place([q, k], positions, rope, inverse, gain, heads_first, backend)
+    _rotate([q, k], positions, rope, inverse, gain, heads_first, backend, in_place=True)
     return q, k
 
 
@@ -235,9 +234,9 @@ def cos_sin(
         raise SpecError(f"dtype must be torch.float32 or torch.float64, got {short_repr(dtype)}")
     refuse_tracing()
     device = positions.device if isinstance(positions, Tensor) else torch.empty(0).device
-    coordinates = checked_coordinates(positions, device, rope)
-    check_has_angles(coordinates)
-    return _angles.cos_sin(coordinates, rope.to_json(), dtype)
+    positions = read_positions(positions, device, rope)
+    check_has_angles(positions)
+    return _angles.cos_sin(positions, rope.to_json(), dtype)
 
 
 @unscriptable
@@ -287,9 +286,9 @@ def rotate_by(
     >>> rotate_by(x, torch.tensor([[0.6]]), torch.tensor([[0.8]]), pairing="half").flatten()
     tensor([0.6000, 0.8000])
     """
-    view, rows, text = _rows_for(x, cos, sin, pairing, pairing_out, rotary_start, heads_first)
-    (y,) = ops.apply([view], rows, text, *checked_options(inverse, 1.0), backend)
-    if y.dim() > x.dim():
+    layout = pairing, pairing_out, rotary_start
+    (y,) = ops.apply(*call_by_rows(x, cos, sin, *layout, inverse, heads_first, backend))
+    if y.dim() > x.dim():  # [..., seq, heads, 1, head_dim]
         y = y.squeeze(-2)
     return y.transpose(-3, -2) if heads_first else y
 
@@ -320,29 +319,9 @@ def rotate_by_(
     >>> rotate_by_(x, torch.tensor([[0.6]]), torch.tensor([[0.8]]), pairing="half").flatten()
     tensor([0.6000, 0.8000])
     """
-    view, rows, text = _rows_for(x, cos, sin, pairing, pairing_out, rotary_start, heads_first)
-    ops.apply_([view], rows, text, *checked_options(inverse, 1.0), backend)
+    layout = pairing, pairing_out, rotary_start
+    ops.apply_(*call_by_rows(x, cos, sin, *layout, inverse, heads_first, backend))
     return x
-
-
-def _rows_for(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    pairing: str,
-    pairing_out: str | None,
-    rotary_start: int,
-    heads_first: bool,
-) -> tuple[Tensor, list[Tensor], str]:
-    """``x``, its rows and the operator's text; by head, a head is a token with one head."""
-    (view,) = tokens_first([x], heads_first)
-    text = checked_cos_sin(view, cos, sin, pairing, pairing_out, rotary_start, heads_first)
-    if cos.dim() < x.dim():
-        return view, [cos, sin], text
-    if cos.shape[-2] == 1:
-        return view, [cos.squeeze(-2), sin.squeeze(-2)], text
-    # [..., seq, heads, head_dim] -> [..., seq, heads, 1, head_dim]
-    return view.unsqueeze(-2), [cos, sin], text
 
 
 def chosen_backend(x: Tensor, *more: Tensor, compiled_for: Rope | None = None) -> str:
@@ -386,26 +365,17 @@ def _rotate(
     gain: float,
     heads_first: bool,
     backend: str,
+    *,
+    in_place: bool,
 ) -> Sequence[Tensor]:
+    """New tensors in the caller's layout; in place, nothing that is read."""
     views = tokens_first(xs, heads_first)
-    outs = ops.rotate_directly(views, positions, rope, inverse, gain, backend, in_place=False)
+    outs = ops.try_kernel(views, positions, rope, inverse, gain, backend, in_place=in_place)
     if outs is None:
-        angles = [checked_positions(positions, views, rope, heads_first)]
-        outs = ops.apply(views, angles, rope.to_json(), *checked_options(inverse, gain), backend)
+        call = call_by_positions(views, positions, rope, inverse, gain, heads_first, backend)
+        if in_place:
+            ops.apply_(*call)
+            return xs
+        outs = ops.apply(*call)
     # [..., seq, heads, head_dim] -> [..., heads, seq, head_dim]
     return [y.transpose(-3, -2) for y in outs] if heads_first else outs
-
-
-def _rotate_in_place(
-    xs: Sequence[Tensor],
-    positions: Any,
-    rope: Rope,
-    inverse: bool,
-    gain: float,
-    heads_first: bool,
-    backend: str,
-) -> None:
-    views = tokens_first(xs, heads_first)
-    if ops.rotate_directly(views, positions, rope, inverse, gain, backend, in_place=True) is None:
-        angles = [checked_positions(positions, views, rope, heads_first)]
-        ops.apply_(views, angles, rope.to_json(), *checked_options(inverse, gain), backend)

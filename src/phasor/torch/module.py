@@ -15,6 +15,7 @@ from phasor.rope import Rope
 from phasor.torch import positions as torch_positions
 from phasor.torch._operator.arguments import (
     check_counts_tokens,
+    check_device,
     check_heads,
     check_rope,
     tokens_first,
@@ -108,7 +109,7 @@ class RotaryEmbedding(nn.Module):
         """
         refuse_tracing()  # lengths would be tensors
         if positions is None:
-            (rows,) = tokens_first([q], self.heads_first, ["q"])
+            (rows,) = tokens_first([q], self.heads_first)
             check_heads("q", rows, self.rope, self.heads_first)
             check_counts_tokens(self.rope)
             positions = count_positions(rows.shape[:-2], q.device, offset, cu_seqlens)
@@ -149,7 +150,7 @@ def count_positions(
     starts = None
     if isinstance(offset, Tensor):
         starts = torch_positions.as_int64("offset", offset)
-        _check_device("offset", starts, device)
+        check_device("offset", starts, device, PositionError)
     else:
         torch_positions.check_whole("offset", offset, least=-(2**63))
     if cu_seqlens is None:
@@ -159,11 +160,11 @@ def count_positions(
         # [...] -> [rows, seq] -> [..., seq]
         return torch_positions.cached(starts.flatten(), seq).view(*starts.shape, seq)
     if isinstance(cu_seqlens, Tensor):
-        _check_device("cu_seqlens", cu_seqlens, device)
+        check_device("cu_seqlens", cu_seqlens, device, PositionError)
         bounds = cu_seqlens
     else:
         # the host does not wait for this copy
-        on_host = torch.tensor(checked_bounds(cu_seqlens, seq), device="cpu")
+        on_host = torch.tensor(read_bounds(cu_seqlens, seq), device="cpu")
         bounds = on_host.to(device, non_blocking=True)
     positions = torch_positions.packed(bounds, seq)
     if starts is not None:
@@ -182,13 +183,6 @@ def count_positions(
     return moved
 
 
-def _check_device(name: str, values: Tensor, device: torch.device) -> None:
-    if values.device != device:
-        raise PositionError(
-            f"{name} must be on the device of the tensors ({device}), got {values.device}"
-        )
-
-
 def _check_one_for_each(counted: str, offset: Tensor, shape: Sequence[int]) -> None:
     if offset.dim() and list(offset.shape) != list(shape):
         raise PositionError(
@@ -197,7 +191,7 @@ def _check_one_for_each(counted: str, offset: Tensor, shape: Sequence[int]) -> N
         )
 
 
-def checked_bounds(cu_seqlens: Sequence[int] | Tensor, seq: int) -> list[int]:
+def read_bounds(cu_seqlens: Sequence[int] | Tensor, seq: int) -> list[int]:
     """The boundaries as a list, or an error if they do not divide ``seq`` tokens."""
     if isinstance(cu_seqlens, Tensor):
         values = cast(list[Any], cu_seqlens.flatten().tolist())

@@ -283,7 +283,7 @@ def test_heads_first_is_the_same_call_on_transposed_tensors(verb: str) -> None:
     ("keys", "heads_first", "message"),
     [
         (torch.zeros(9, 8), True, r"keys must be \[..., heads, seq, head_dim\]"),
-        ([1.0], True, "keys must be a torch.Tensor, got list"),
+        ([1.0], True, "keys must be a dense torch.Tensor, got list"),
         (torch.zeros(9, 3, 8), 1, "heads_first must be True or False, got 1"),
     ],
     ids=["two dimensions", "a list", "a number"],

@@ -1,16 +1,29 @@
-"""Checks of the public functions' arguments, before anything is read or written."""
+"""What the public functions are given, made into the operator's arguments; nothing is written yet.
+
+A fault is found here, once and in one wording. All below trusts a `Call`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from phasor._checks import LAYOUTS, axes_hint, boolean, broadcasts, number, other_layout, short_repr
+from phasor._checks import (
+    LAYOUTS,
+    ErrorType,
+    axes_hint,
+    boolean,
+    broadcasts,
+    number,
+    other_layout,
+    short_repr,
+    whole,
+)
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.layers import rope_hint
 from phasor.pairings import checked_pairing
@@ -33,47 +46,135 @@ _REFUSED_DTYPES = {
 }
 
 
-def tokens_first(
-    xs: Sequence[Tensor], heads_first: bool, names: Sequence[str] | None = None
-) -> Sequence[Tensor]:
-    """Views ``[..., seq, heads, head_dim]`` of ``xs``, which are ``xs`` unless heads come first."""
+class Call(NamedTuple):
+    """The operator's arguments, checked."""
+
+    xs: Sequence[Tensor]  # [..., seq, heads, head_dim]: one, or a query and a key of its tokens
+    angles: list[Tensor]  # [positions], or [cos, sin]
+    rope: str  # a text of `_operator.text`
+    inverse: bool
+    gain: float
+    backend: str
+
+
+def call_by_positions(
+    xs: Sequence[Tensor],
+    positions: Any,
+    rope: Rope,
+    inverse: bool,
+    gain: float,
+    heads_first: bool,
+    backend: str,
+) -> Call:
+    """The rotation of ``xs``, which are as `tokens_first` returns them."""
+    check_rope(rope)
+    positions = fit_positions(positions, xs, rope, heads_first)
+    options = boolean("inverse", inverse), number("gain", gain), backend
+    return Call(xs, [positions], rope.to_json(), *options)
+
+
+def call_by_rows(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    pairing: str,
+    pairing_out: str | None,
+    rotary_start: int,
+    inverse: bool,
+    heads_first: bool,
+    backend: str,
+) -> Call:
+    """The rotation of ``x`` by cos and sin. By head, a head is a token with one head."""
+    refuse_tracing()
+    (x,) = tokens_first([x], heads_first)
+    _check_floating("x", x, LAYOUTS[heads_first], 3)
+    for name, row in (("cos", cos), ("sin", sin)):
+        _check_floating(name, row, "[..., seq, num_pairs]", 1)
+        check_device(name, row, x.device)
+    pairing = checked_pairing("pairing", pairing)
+    pairing_out = pairing if pairing_out is None else checked_pairing("pairing_out", pairing_out)
+    start = whole("rotary_start", rotary_start, least=0)
+    if cos.shape != sin.shape:
+        raise TensorError(
+            f"sin must have the shape of cos {list(cos.shape)}, got {list(sin.shape)}"
+        )
+    if start + 2 * cos.shape[-1] > x.shape[-1]:
+        raise TensorError(
+            f"cos must hold one entry per pair: rotary_start + 2 * num_pairs is at most head_dim "
+            f"({x.shape[-1]}), got {start} + 2 * {cos.shape[-1]}; of a full-width table take the "
+            "first half"
+        )
+    by_head = cos.dim() >= x.dim()
+    name = "cos and sin by head" if by_head else "cos and sin"
+    _check_broadcasts(name, cos.shape[:-1], x, heads_first, x.dim() - (1 if by_head else 2))
+    if by_head and cos.shape[-2] == 1:
+        cos, sin = cos.squeeze(-2), sin.squeeze(-2)
+    elif by_head:
+        # [..., seq, heads, head_dim] -> [..., seq, heads, 1, head_dim]
+        x = x.unsqueeze(-2)
+    text = layout_text(pairing, pairing_out, start)
+    return Call([x], [cos, sin], text, boolean("inverse", inverse), 1.0, backend)
+
+
+def tokens_first(xs: Sequence[Tensor], heads_first: bool) -> Sequence[Tensor]:
+    """Views ``[..., seq, heads, head_dim]`` of ``xs``, which are ``xs`` unless heads come first.
+
+    What is no tensor of heads stays as it is, to be refused by who checks it.
+    """
     if heads_first is False:
         return xs
     boolean("heads_first", heads_first)
     refuse_tracing()
-    for name, x in zip(names or names_of(xs), xs, strict=True):
-        _check_floating(name, x, heads_first)
     # [..., heads, seq, head_dim] -> [..., seq, heads, head_dim]
-    return [x.transpose(-3, -2) for x in xs]
+    return [x.transpose(-3, -2) if _is_dense(x) and x.dim() > 2 else x for x in xs]
 
 
-def checked_positions(
-    positions: Any, xs: Sequence[Tensor], rope: Rope, heads_first: bool = False
+def fit_positions(
+    positions: Any,
+    xs: Sequence[Tensor],
+    rope: Rope,
+    heads_first: bool = False,
+    names: Sequence[str] | None = None,
 ) -> Tensor:
-    """``positions`` as a tensor that fits ``xs`` and ``rope``, or an error that says why not.
+    """``positions`` as a tensor that fits ``xs``, and these fit ``rope`` and one another.
 
-    ``xs`` are as `tokens_first` returns them; ``heads_first`` is the caller's layout, for messages.
+    ``xs`` are as `tokens_first` returns them; the caller's layout and names are for messages.
     """
     refuse_tracing()
-    if not isinstance(cast(object, rope), Rope) or isinstance(rope.scaling, Rule):
-        check_rope(rope)
-    for name, x in zip(names_of(xs), xs, strict=True):
+    for name, x in zip(names or names_of(xs), xs, strict=True):
         check_heads(name, x, rope, heads_first)
-    _check_shared_tokens(xs, heads_first)
-    positions = checked_coordinates(positions, xs[0].device, rope)
-    tokens = positions.shape[:-1] if rope.axes.n_axes > 1 else positions.shape
-    if not broadcasts(tokens, xs[0].shape[:-2]):
-        raise PositionError(
-            f"positions must be a scalar or broadcast to the leading dimensions "
-            f"{_describe_tokens(xs[0], heads_first)}, got {list(tokens)}"
-            f"{_layout_hint(tokens, xs[0], heads_first)}"
+        check_device(name, x, xs[0].device)
+    if xs[0].shape[:-2] != xs[-1].shape[:-2]:
+        swapped = [x.transpose(-3, -2).shape[:-2] for x in xs]
+        hint = other_layout("q and k are", heads_first) if swapped[0] == swapped[1] else ""
+        raise TensorError(
+            f"q and k must share their tokens [..., seq], got {list(xs[0].shape[:-2])} and "
+            f"{list(xs[1].shape[:-2])}; rotate them one by one{hint}"
         )
+    positions = read_positions(positions, xs[0].device, rope)
+    shape = positions.shape[:-1] if rope.axes.n_axes > 1 else positions.shape
+    _check_broadcasts("positions", shape, xs[0], heads_first, xs[0].dim() - 2, PositionError)
     return positions
 
 
-def checked_coordinates(positions: Any, device: torch.device, rope: Rope) -> Tensor:
+def read_positions(positions: Any, device: torch.device, rope: Rope) -> Tensor:
     """``positions`` as a tensor on ``device`` with a coordinate for each axis of ``rope``."""
-    positions = _check_position_tensor(positions, device)
+    if not isinstance(positions, Tensor):
+        positions = _make_tensor(positions, device)
+    check_is_tensor("positions", positions, PositionError)
+    if positions.dtype not in _POSITION_DTYPES:
+        reason = _REFUSED_DTYPES.get(
+            positions.dtype, "a position is a real number that int64 or float64 holds"
+        )
+        raise PositionError(
+            f"positions must be integers, float32 or float64, got {positions.dtype}: {reason}"
+        )
+    check_device("positions", positions, device, PositionError)
+    if positions.requires_grad or forward_ad.unpack_dual(positions).tangent is not None:
+        raise PositionError(
+            "positions must not require a gradient, for none is computed; "
+            "rotate_by differentiates with respect to cos and sin"
+        )
     n_axes = rope.axes.n_axes
     if n_axes > 1 and (positions.dim() == 0 or positions.shape[-1] != n_axes):
         raise PositionError(
@@ -81,73 +182,16 @@ def checked_coordinates(positions: Any, device: torch.device, rope: Rope) -> Ten
             f"{type(rope.axes).__name__} axes, got shape {list(positions.shape)}; "
             f"{axes_hint(positions.shape, n_axes)}"
         )
-    return positions
-
-
-def checked_cos_sin(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    pairing: str,
-    pairing_out: str | None,
-    rotary_start: int,
-    heads_first: bool,
-) -> str:
-    """The operator's text for cos and sin that fit ``x``, or an error that says why not."""
-    refuse_tracing()
-    _check_floating("x", x, heads_first)
-    output_pairing = pairing if pairing_out is None else pairing_out
-    for name, values in (("cos", cos), ("sin", sin)):
-        check_is_tensor(name, values)
-        if values.dtype not in DTYPES or values.dim() == 0:
-            raise TensorError(
-                f"{name} must be a real floating tensor [..., seq, num_pairs], "
-                f"got {values.dtype} of shape {list(values.shape)}"
-            )
-        if values.device != x.device:
-            raise TensorError(
-                f"{name} must be on the device of x ({x.device}), got {values.device}"
-            )
-    for name, value in (("pairing", pairing), ("pairing_out", output_pairing)):
-        checked_pairing(name, value)
-    if cos.shape != sin.shape:
-        raise TensorError(
-            f"sin must have the shape of cos {list(cos.shape)}, got {list(sin.shape)}"
-        )
-    if type(rotary_start) is not int:
-        raise SpecError(f"rotary_start must be a whole number >= 0, got {rotary_start!r}")
-    if rotary_start < 0 or rotary_start + 2 * cos.shape[-1] > x.shape[-1]:
-        raise TensorError(
-            f"cos must hold one entry per pair: rotary_start + 2 * num_pairs is at most head_dim "
-            f"({x.shape[-1]}), got {rotary_start} + 2 * {cos.shape[-1]}; "
-            "of a full-width table take the first half"
-        )
-    tokens = cos.shape[:-1]
-    if cos.dim() == x.dim():  # by head
-        if not broadcasts(tokens, x.shape[:-1]):
-            raise TensorError(
-                "cos and sin of as many dimensions as x must broadcast to its tokens and heads "
-                f"{list(x.shape[:-1])}, got {list(tokens)}"
-            )
-    elif not broadcasts(tokens, x.shape[:-2]):
-        raise TensorError(
-            "cos and sin must broadcast to the leading dimensions "
-            f"{_describe_tokens(x, heads_first)}, got {list(tokens)}"
-            f"{_layout_hint(tokens, x, heads_first)}"
-        )
-    return layout_text(pairing, output_pairing, rotary_start)
-
-
-def checked_options(inverse: Any, gain: Any) -> tuple[bool, float]:
-    """``inverse`` and ``gain`` as the operator takes them; neither records a gradient."""
-    return boolean("inverse", inverse), number("gain", gain)
+    # torch has few operations for these two
+    return positions.long() if positions.dtype in (torch.uint16, torch.uint32) else positions
 
 
 def check_rope(rope: Any, name: str = "rope") -> None:
     """Refuse anything but a Rope whose law is known."""
     if not isinstance(rope, Rope):
         raise SpecError(f"{name} must be a phasor.Rope, got {type(rope).__name__}{rope_hint(rope)}")
-    rope.law()  # which says that a rule has to pick its law first
+    if isinstance(rope.scaling, Rule):
+        rope.law()  # which says that the rule has to pick it first
 
 
 def check_counts_tokens(rope: Rope) -> None:
@@ -160,24 +204,30 @@ def check_counts_tokens(rope: Rope) -> None:
         )
 
 
-def check_is_tensor(name: str, x: Any) -> None:
+def check_is_tensor(name: str, x: Any, error: ErrorType = TensorError) -> None:
     """Refuse anything but a dense, strided tensor."""
-    if not isinstance(x, Tensor):
-        hint = "; rotate takes one tensor alone" if x is None and name in ("q", "k") else ""
-        raise TensorError(f"{name} must be a torch.Tensor, got {type(x).__name__}{hint}")
-    if x.is_nested or x.layout != torch.strided:
-        kind = "a nested tensor" if x.is_nested else str(x.layout)
-        raise TensorError(f"{name} must be a dense tensor, got {kind}; pad it, or .to_dense() it")
+    if not _is_dense(x):
+        got = type(x).__name__
+        if isinstance(x, Tensor):
+            got = f"{'a nested one' if x.is_nested else x.layout}; pad it, or .to_dense() it"
+        elif x is None and name in ("q", "k"):
+            got += "; rotate takes one tensor alone"
+        raise error(f"{name} must be a dense torch.Tensor, got {got}")
 
 
 def check_heads(name: str, x: Any, rope: Rope, heads_first: bool = False) -> None:
     """Refuse a tensor that ``rope`` does not rotate."""
-    _check_floating(name, x, heads_first)
+    _check_floating(name, x, LAYOUTS[heads_first], 3)
     if x.shape[-1] != rope.head_dim:
-        callers_x = x.transpose(-3, -2) if heads_first else x
-        raise TensorError(
-            f"{name} must end in head_dim ({rope.head_dim}), got shape {list(callers_x.shape)}"
-        )
+        raise TensorError(f"{name} must end in head_dim ({rope.head_dim}), got {x.shape[-1]}")
+
+
+def check_device(
+    name: str, x: Tensor, device: torch.device, error: ErrorType = TensorError
+) -> None:
+    """Refuse a tensor that is not where the others are."""
+    if x.device != device:
+        raise error(f"{name} must be on the device of the tensors ({device}), got {x.device}")
 
 
 def names_of(xs: Sequence[Tensor]) -> tuple[str, ...]:
@@ -185,60 +235,34 @@ def names_of(xs: Sequence[Tensor]) -> tuple[str, ...]:
     return ("x",) if len(xs) == 1 else ("q", "k")
 
 
-def _check_floating(name: str, x: Any, heads_first: bool) -> None:
+def _is_dense(x: object) -> bool:
+    return isinstance(x, Tensor) and not x.is_nested and x.layout == torch.strided
+
+
+def _check_floating(name: str, x: Any, shape: str, least_dims: int) -> None:
     check_is_tensor(name, x)
     if x.dtype not in DTYPES:
         raise TensorError(f"{name} must be float64, float32, bfloat16 or float16, got {x.dtype}")
-    if x.dim() < 3:
-        raise TensorError(f"{name} must be {LAYOUTS[heads_first]}, got shape {list(x.shape)}")
+    if x.dim() < least_dims:
+        raise TensorError(f"{name} must be {shape}, got shape {list(x.shape)}")
 
 
-def _check_shared_tokens(xs: Sequence[Tensor], heads_first: bool) -> None:
-    q, k = xs[0], xs[-1]
-    if q.shape[:-2] != k.shape[:-2]:
-        swapped = [(*x.shape[:-3], x.shape[-2]) for x in xs]
-        hint = other_layout("q and k are", heads_first) if swapped[0] == swapped[1] else ""
-        raise TensorError(
-            f"q and k must share their tokens [..., seq], got {list(q.shape[:-2])} and "
-            f"{list(k.shape[:-2])}; rotate them one by one{hint}"
+def _check_broadcasts(
+    name: str,
+    shape: Sequence[int],
+    x: Tensor,
+    heads_first: bool,
+    dims: int,
+    error: ErrorType = TensorError,
+) -> None:
+    """Refuse a shape that does not broadcast to the first ``dims`` dimensions of ``x``."""
+    if not broadcasts(shape, x.shape[:dims]):
+        fits_other = broadcasts(shape, x.transpose(-3, -2).shape[:dims])
+        raise error(
+            f"{name} must broadcast to the leading dimensions {list(x.shape[:dims])} of x "
+            f"{LAYOUTS[heads_first]}, got {list(shape)}"
+            f"{other_layout('x is', heads_first) if fits_other else ''}"
         )
-    if q.device != k.device:
-        raise TensorError(f"q and k must be on one device, got {q.device} and {k.device}")
-
-
-def _describe_tokens(x: Tensor, heads_first: bool) -> str:
-    return f"{list(x.shape[:-2])} of x {LAYOUTS[heads_first]}"
-
-
-def _layout_hint(tokens: Sequence[int], x: Tensor, heads_first: bool) -> str:
-    """A hint at the other layout of ``x`` if ``tokens`` would fit that; else ""."""
-    swapped = (*x.shape[:-3], x.shape[-2])
-    return other_layout("x is", heads_first) if broadcasts(tokens, swapped) else ""
-
-
-def _check_position_tensor(positions: Any, device: torch.device) -> Tensor:
-    if not isinstance(positions, Tensor):
-        positions = _make_tensor(positions, device)
-    if positions.is_nested or positions.layout != torch.strided:
-        raise PositionError("positions must be a dense tensor, got one that is not strided")
-    if positions.dtype not in _POSITION_DTYPES:
-        reason = _REFUSED_DTYPES.get(
-            positions.dtype, "a position is a real number that int64 or float64 holds"
-        )
-        raise PositionError(
-            f"positions must be integers, float32 or float64, got {positions.dtype}: {reason}"
-        )
-    if positions.device != device:
-        raise PositionError(
-            f"positions must be on the device of the tensors ({device}), got {positions.device}"
-        )
-    if positions.requires_grad or forward_ad.unpack_dual(positions).tangent is not None:
-        raise PositionError(
-            "positions must not require a gradient, for none is computed; "
-            "rotate_by differentiates with respect to cos and sin"
-        )
-    # torch has few operations for these two
-    return positions.long() if positions.dtype in (torch.uint16, torch.uint32) else positions
 
 
 def _make_tensor(positions: Any, device: torch.device) -> Tensor:

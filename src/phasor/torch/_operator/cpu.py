@@ -92,7 +92,7 @@ def refusal(x: Tensor) -> str:
     return _report_absence()
 
 
-def rotate_directly(
+def try_kernel(
     xs: Sequence[Tensor],
     outs: Sequence[Tensor],
     positions: Tensor,

@@ -94,10 +94,23 @@ def check_not_expanded(xs: Sequence[Tensor]) -> None:
             raise _self_overlap_error(name, x)
 
 
-def check_no_self_overlap(xs: Sequence[Tensor]) -> None:
+def check_no_self_overlap(xs: Sequence[Tensor], names: Sequence[str] | None = None) -> None:
     """Refuse tensors of which two elements share memory."""
-    for name, x in zip(names_of(xs), xs, strict=True):
-        check_self_overlap(name, x)
+    for name, x in zip(names or names_of(xs), xs, strict=True):
+        # from the smallest stride on: each has to step over all elements of the dimensions before
+        reach = 1
+        for stride, n in sorted(zip(x.stride(), x.shape, strict=True)):
+            if n > 1 and stride < reach and x.numel():
+                raise _self_overlap_error(name, x)
+            reach += stride * (n - 1)
+
+
+def check_rewritable(name: str, x: Tensor) -> None:
+    """Refuse what cannot be written, for who writes it in several steps or after others."""
+    if not torch.compiler.is_compiling():
+        check_mutable([x])
+        check_no_self_overlap([x], [name])
+        check_copies([x], [x])
 
 
 def check_writable(xs: Sequence[Tensor]) -> None:
@@ -116,16 +129,6 @@ def check_cos_sin(xs: Sequence[Tensor], cos_sin: Sequence[Tensor]) -> None:
                 raise TensorError(
                     "cos and sin must not share memory with x to be written in place; pass clones"
                 )
-
-
-def check_self_overlap(name: str, x: Tensor) -> None:
-    """Refuse a tensor of which two elements share memory."""
-    # dimensions from the smallest stride on: each has to step over all elements of the ones before
-    reach = 1
-    for stride, n in sorted(zip(x.stride(), x.shape, strict=True)):
-        if n > 1 and stride < reach and x.numel():
-            raise _self_overlap_error(name, x)
-        reach += stride * (n - 1)
 
 
 def _self_overlap_error(name: str, x: Tensor) -> TensorError:

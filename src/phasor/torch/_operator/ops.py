@@ -66,7 +66,7 @@ def resolve(backend: str, x: Tensor) -> str:
     return backend
 
 
-def rotate_directly(
+def try_kernel(
     xs: Sequence[Tensor],
     positions: Any,
     rope: Rope,
@@ -94,7 +94,7 @@ def rotate_directly(
     if in_place and not may_write(xs):
         return None
     outs = xs if in_place else [torch.empty_like(x) for x in xs]
-    if not kernel.rotate_directly(xs, outs, positions, rope.to_json(), inverse, gain):
+    if not kernel.try_kernel(xs, outs, positions, rope.to_json(), inverse, gain):
         return None
     if in_place:
         count_writes(xs)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from phasor._checks import whole
 from phasor.errors import TensorError
-from phasor.torch._operator.arguments import check_is_tensor
+from phasor.torch._operator.arguments import check_device, check_is_tensor
 from phasor.torch._operator.in_place import check_mutable
 
 
@@ -108,7 +108,6 @@ class KVCache:
         check_is_tensor("k", k)
         new = k.shape[1] if k.dim() > 1 else 0
         for name, x in (("k", k), ("v", v)):
-            check_is_tensor(name, x)
             check_fits_cache(name, x, [batch_size, new, *head], self._keys)
             if x.requires_grad and torch.is_grad_enabled():
                 raise TensorError(
@@ -140,10 +139,12 @@ def check_attention_mask(mask: Any, shape: tuple[int, ...]) -> None:
         )
 
 
-def check_fits_cache(name: str, x: Tensor, shape: list[int], cached: Tensor) -> None:
+def check_fits_cache(name: str, x: Any, shape: list[int], cached: Tensor) -> None:
     """Refuse to put ``x`` into a cache where its shape, dtype or device does not fit."""
-    if list(x.shape) != shape or (x.dtype, x.device) != (cached.dtype, cached.device):
+    check_is_tensor(name, x)
+    check_device(name, x, cached.device)
+    if list(x.shape) != shape or x.dtype != cached.dtype:
         raise TensorError(
-            f"{name} must be {shape} in {cached.dtype} on {cached.device} like what is cached, "
-            f"got {list(x.shape)} in {x.dtype} on {x.device}"
+            f"{name} must be {shape} in {cached.dtype} like what is cached, "
+            f"got {list(x.shape)} in {x.dtype}"
         )

@@ -7,20 +7,21 @@ has such a cache has imported it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 from torch import Tensor
 
-from phasor.errors import SpecError, TensorError
+from phasor.errors import PositionError, SpecError, TensorError
 from phasor.rope import Rope
-from phasor.torch._operator.arguments import check_heads, check_rope
-from phasor.torch._operator.in_place import check_mutable
-from phasor.torch.kv_cache import verbs
+from phasor.torch._operator.arguments import check_device, check_heads, check_is_tensor, check_rope
+from phasor.torch._operator.in_place import check_mutable, check_rewritable
 from phasor.torch.kv_cache.cache import KVCache
-from phasor.torch.kv_cache.verbs import Distance
+from phasor.torch.kv_cache.verbs import Distance, evict, insert_tokens, retune_, shift_
 
 _Ropes = Rope | Sequence[Rope | None]
+_KeyEdit = Callable[[Tensor, Any], Tensor]  # of keys, in place, by positions
 _SUPPORTED_CACHES = (
     "a phasor KVCache, or a DynamicCache or StaticCache of transformers 5 whose layers keep every "
     "token"
@@ -69,17 +70,11 @@ class CachedKeys:
 
     def __len__(self) -> int:
         """How many tokens are cached; with padding, in columns."""
-        return _check_lengths("cache", self._layers)
+        return _count_tokens("cache", self._layers)
 
     def shift_(self, delta: Any) -> None:
         """`phasor.torch.kv_cache.shift_` of the keys of every layer."""
-        _check_lengths("cache", self._layers)
-        layers = zip(self._layers, self.ropes, strict=True)
-        rotated = [(layer.keys, rope) for layer, rope in layers if rope is not None]
-        for keys, rope in rotated:
-            verbs.check_in_place(keys, delta, rope)
-        for keys, rope in rotated:
-            verbs.shift_(keys, delta, rope)
+        self._rewrite([rope and partial(shift_, rope=rope) for rope in self.ropes], delta)
 
     def retune_(self, positions: Any, ropes: _Ropes) -> None:
         """`phasor.torch.kv_cache.retune_` of the keys of every layer, attention factor included.
@@ -88,22 +83,20 @@ class CachedKeys:
             positions: Of the tokens, as for `phasor.torch.rotate`.
             ropes: The new Ropes, as for the class.
         """
-        _check_lengths("cache", self._layers)
         new_ropes = self._rope_per_layer(ropes)
-        rotated: list[tuple[Tensor, Rope, Rope]] = []
+        edits: list[_KeyEdit | None] = []
         for index, (old, new) in enumerate(zip(self.ropes, new_ropes, strict=True)):
             if (old is None) != (new is None):
                 raise SpecError(
                     f"ropes must be None for the layers that rotate nothing and for no other, "
                     f"got {new} for layer {index}, whose Rope is {old}"
                 )
+            edit = None
             if old is not None and new is not None:
-                rotated.append((self._layers[index].keys, old, new))
-        for keys, old, new in rotated:
-            verbs.check_retune(keys, positions, old, new)
-        for keys, old, new in rotated:
-            gain = new.attention_factor / old.attention_factor
-            verbs.retune_(keys, positions, old, new, gain=gain)
+                gain = new.attention_factor / old.attention_factor
+                edit = partial(retune_, old=old, new=new, gain=gain)
+            edits.append(edit)
+        self._rewrite(edits, positions)
         self.ropes = new_ropes
 
     def evict_(self, start: int, stop: int, *, gap: Distance | None = None) -> None:
@@ -111,12 +104,8 @@ class CachedKeys:
 
         The model's attention mask, if it has one, has to lose the same columns.
         """
-        _check_lengths("cache", self._layers)
-        cuts: list[verbs.Cut] = []
-        for layer, rope in zip(self._layers, self.ropes, strict=True):
-            cuts.append(verbs.check_evict(layer.keys, layer.values, start, stop, rope, gap))
-            check_mutable(layer.tensors_to_write())
-        self._write(cuts)
+        edits = [partial(evict, start=start, stop=stop, rope=rope, gap=gap) for rope in self.ropes]
+        self._replace(edits, [()] * len(edits), start, stop)
 
     def insert_(
         self, at: int, other: Any, *, offset: Distance | None = None, gap: Distance | None = None
@@ -128,28 +117,67 @@ class CachedKeys:
         Raises:
             TensorError: Also if ``other`` has other layers, or there is no room for its tokens.
         """
-        length = _check_lengths("cache", self._layers)
         other_layers = _wrap_layers("other", other)
-        count = _check_lengths("other", other_layers)
+        count = _count_tokens("other", other_layers)
         if len(other_layers) != len(self._layers):
             raise TensorError(
                 f"other must have the layers of the cache ({len(self._layers)}), "
                 f"got {len(other_layers)}"
             )
-        cuts: list[verbs.Cut] = []
-        for layer, other_layer, rope in zip(self._layers, other_layers, self.ropes, strict=True):
-            new = ("keys of other", other_layer.keys), ("values of other", other_layer.values)
-            cuts.append(verbs.check_insert(layer.keys, layer.values, at, new, rope, offset, gap))
-            _check_every_row_full(other_layer, count)
-            _check_room(layer, at, length + count)
-            check_mutable(layer.tensors_to_write())
-        self._write(cuts)
+        for layer, other_layer in zip(self._layers, other_layers, strict=True):
+            if set(other_layer.row_lengths()) != {count}:
+                raise TensorError(
+                    f"other must hold {count} tokens in every row, got {other_layer.row_lengths()};"
+                    " insert rows of different lengths one by one"
+                )
+            if at > min(layer.row_lengths()):
+                raise TensorError(
+                    "at must be within every row of the cache, the shortest of which holds "
+                    f"{min(layer.row_lengths())} tokens, got {at}"
+                )
+        names = ["keys of other", "values of other"]
+        options: dict[str, Any] = {"at": at, "offset": offset, "gap": gap, "names": names}
+        edits = [partial(insert_tokens, rope=rope, **options) for rope in self.ropes]
+        self._replace(edits, [(layer.keys, layer.values) for layer in other_layers], at, at)
 
-    def _write(self, cuts: Sequence[verbs.Cut]) -> None:
+    def _rewrite(self, edits: Sequence[_KeyEdit | None], positions: Any) -> None:
+        """Edit keys in place, once all edits were tried on their shapes."""
+        _count_tokens("cache", self._layers)
+        layers = [
+            (layer.keys, edit) for layer, edit in zip(self._layers, edits, strict=True) if edit
+        ]
+        tried = positions
+        if isinstance(positions, Tensor):
+            check_is_tensor("positions", positions, PositionError)
+            tried = positions.to("meta")
+        for keys, edit in layers:
+            if isinstance(positions, Tensor):
+                check_device("positions", positions, keys.device, PositionError)
+            check_rewritable("keys", keys)
+            edit(keys.to("meta"), tried)
+        for keys, edit in layers:
+            edit(keys, positions)
+
+    def _replace(
+        self,
+        edits: Sequence[Callable[..., tuple[Tensor, Tensor]]],
+        new: Sequence[tuple[Tensor, ...]],
+        start: int,
+        stop: int,
+    ) -> None:
+        """Give every layer its edited tensors, once all edits were tried on their shapes."""
+        _count_tokens("cache", self._layers)
+        layers = [*zip(self._layers, edits, new, strict=True)]
+        for layer, edit, others in layers:
+            check_mutable(layer.tensors_to_write())
+            for x in others:
+                check_device("other", x, layer.keys.device)
+            tensors = layer.keys, layer.values, *others
+            keys, _ = edit(*[x.to("meta") for x in tensors])
+            layer.check_room(keys.shape[1])
         # layer by layer: a long cache has no room for the results of all layers
-        for layer, rope, cut in zip(self._layers, self.ropes, cuts, strict=True):
-            keys, values = verbs.splice(layer.keys, layer.values, cut, rope)
-            layer.replace(keys, values, cut.start, cut.stop)
+        for layer, edit, others in layers:
+            layer.replace(*edit(layer.keys, layer.values, *others), start, stop)
 
     def _rope_per_layer(self, ropes: _Ropes) -> tuple[Rope | None, ...]:
         if isinstance(ropes, Rope):
@@ -203,6 +231,14 @@ class _DynamicLayer:
         """How many tokens each row of the batch holds."""
         batch, seq = self.keys.shape[:2]
         return [seq] * batch
+
+    def check_room(self, length: int) -> None:
+        """Refuse more tokens than fit."""
+        if self.capacity is not None and length > self.capacity:
+            raise TensorError(
+                f"the cache must have room for {length} tokens, got {self.capacity}; make a longer "
+                "cache or evict some first"
+            )
 
     def tensors_to_write(self) -> tuple[Tensor, ...]:
         """The tensors that `replace` writes in place."""
@@ -292,7 +328,7 @@ def _wrap_transformers_layers(name: str, cache: Any) -> list[_DynamicLayer]:
     return [wrappers[type(layer)](layer) for layer in cache.layers]
 
 
-def _check_lengths(name: str, layers: Sequence[_DynamicLayer]) -> int:
+def _count_tokens(name: str, layers: Sequence[_DynamicLayer]) -> int:
     """How many tokens every layer holds, or an error if the layers differ."""
     shapes = {tuple(layer.keys.shape[:2]) for layer in layers}
     if len(shapes) > 1:
@@ -300,26 +336,3 @@ def _check_lengths(name: str, layers: Sequence[_DynamicLayer]) -> int:
             f"the layers of {name} must hold the same rows and tokens, got {sorted(shapes)}"
         )
     return shapes.pop()[1]
-
-
-def _check_every_row_full(other: _DynamicLayer, count: int) -> None:
-    if set(other.row_lengths()) != {count}:
-        raise TensorError(
-            f"other must hold {count} tokens in every row, got {other.row_lengths()}; "
-            "insert rows of different lengths one by one"
-        )
-
-
-def _check_room(layer: _DynamicLayer, at: int, length: int) -> None:
-    """Refuse to make the layer ``length`` tokens long by tokens before index ``at``."""
-    if layer.capacity is not None and length > layer.capacity:
-        raise TensorError(
-            f"the cache must have room for {length} tokens, got {layer.capacity}; make a longer "
-            "cache or evict some first"
-        )
-    shortest = min(layer.row_lengths())
-    if at > shortest:
-        raise TensorError(
-            f"at must be within every row of the cache, the shortest of which holds "
-            f"{shortest} tokens, got {at}"
-        )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,10 +25,10 @@ from phasor.torch._operator.arguments import (
     check_heads,
     check_is_tensor,
     check_rope,
-    checked_positions,
+    fit_positions,
     tokens_first,
 )
-from phasor.torch._operator.in_place import check_copies, check_mutable, check_self_overlap
+from phasor.torch._operator.in_place import check_rewritable
 from phasor.torch._operator.text import compute_dtype
 from phasor.torch.functional import rotate, rotate_, rotate_by_
 from phasor.torch.kv_cache.cache import check_fits_cache
@@ -39,7 +39,6 @@ Distance = int | Sequence[int]
 # elements of cos and of sin that `retune_` computes at once, which limits its memory
 CHUNK = 1 << 20
 _INT64_MAX = 2**63 - 1
-_KEYS_AND_VALUES = ("keys", "values")
 
 
 def shift_(keys: Tensor, delta: Any, rope: Rope, *, heads_first: bool = False) -> Tensor:
@@ -70,8 +69,11 @@ def shift_(keys: Tensor, delta: Any, rope: Rope, *, heads_first: bool = False) -
     >>> bool(torch.allclose(keys, rotate(raw, range(5), rope), atol=1e-14))
     True
     """
-    (view,) = tokens_first([keys], heads_first, ("keys",))
-    rotate_(view, check_in_place(view, delta, rope), _rope_of_stored_keys(rope))
+    check_rope(rope)
+    (view,) = tokens_first([keys], heads_first)
+    positions = fit_positions(delta, [view], rope, heads_first, ["keys"])
+    check_rewritable("keys", view)
+    rotate_(view, positions, _rope_of_stored_keys(rope))
     return keys
 
 
@@ -116,11 +118,23 @@ def retune_(
     True
     """
     gain = number("gain", gain, above=0)
-    (view,) = tokens_first([keys], heads_first, ("keys",))
-    position_tensor = check_retune(view, positions, old, new)
+    check_rope(old, "old")
+    check_rope(new, "new")
+    for field in ("head_dim", "rotary_dim", "rotary_start", "output_pairing", "axes"):
+        before, after = getattr(old, field), getattr(new, field)
+        if before != after:
+            raise SpecError(
+                f"new must have the {field} of old ({before}), for only frequencies can change "
+                f"under rotated keys, got {after}; rotate_ them back "
+                "by old with inverse=True, then rotate_ them by new"
+            )
+    (view,) = tokens_first([keys], heads_first)
+    positions = fit_positions(positions, [view], old, heads_first, ["keys"])
+    check_rewritable("keys", view)
+    check_has_angles(positions)
     text, dtype = old.to_json(), compute_dtype(view.dtype)
     layout: dict[str, Any] = {"pairing": old.output_pairing, "rotary_start": old.rotary_start}
-    for chunk, chunk_positions in _split_tokens(view, position_tensor, old):
+    for chunk, chunk_positions in _split_tokens(view, positions, old):
         places = positions_of_pairs(chunk_positions, text)
         difference = turns(places, new.to_json(), dtype) - turns(places, text, dtype)
         cos, sin = cos_sin_of_turns(difference, places, dtype)
@@ -167,9 +181,15 @@ def evict(
     >>> bool(torch.allclose(keys, rotate(raw[[0, 3, 4, 5]], range(4), rope), atol=1e-14))
     True
     """
-    keys, values = tokens_first((keys, values), heads_first, _KEYS_AND_VALUES)
-    keys, values = splice(keys, values, check_evict(keys, values, start, stop, rope, gap), rope)
     keys, values = tokens_first((keys, values), heads_first)
+    seq = _count_tokens(keys, values, rope)
+    stop = whole("stop", stop, least=0, most=seq, error=PositionError)
+    start = whole("start", start, least=0, most=stop, error=PositionError)
+    later = [-distance for distance in _distances("gap", gap, stop - start, rope)]
+    key_parts = keys[..., :start, :, :], _shift_keys(keys[..., stop:, :, :], later, rope)
+    value_parts = values[..., :start, :, :], values[..., stop:, :, :]
+    joined = torch.cat(key_parts, dim=-3), torch.cat(value_parts, dim=-3)
+    keys, values = tokens_first(joined, heads_first)
     return keys, values
 
 
@@ -220,103 +240,35 @@ def insert(
     >>> bool(torch.allclose(keys, rotate(raw, range(6), rope), atol=1e-14))
     True
     """
-    keys, values = tokens_first((keys, values), heads_first, _KEYS_AND_VALUES)
-    new_names = ("new_keys", "new_values")
-    new_keys, new_values = tokens_first((new_keys, new_values), heads_first, new_names)
-    new = ("new_keys", new_keys), ("new_values", new_values)
-    cut = check_insert(keys, values, at, new, rope, offset, gap)
-    keys, values = splice(keys, values, cut, rope)
     keys, values = tokens_first((keys, values), heads_first)
+    new_keys, new_values = tokens_first((new_keys, new_values), heads_first)
+    joined = insert_tokens(keys, values, new_keys, new_values, at, rope, offset=offset, gap=gap)
+    keys, values = tokens_first(joined, heads_first)
     return keys, values
 
 
-# The functions below take [..., seq, heads, head_dim] only. The checks are separate functions,
-# because `CachedKeys` checks every layer before it writes the first.
-
-
-def check_in_place(keys: Tensor, positions: Any, rope: Rope) -> Tensor:
-    """The positions as a tensor, or an error if the keys cannot be rotated by them in place."""
-    check_rope(rope)
-    check_heads("keys", keys, rope)
-    position_tensor = checked_positions(positions, [keys], rope)
-    if not torch.compiler.is_compiling():
-        check_mutable([keys])
-        check_self_overlap("keys", keys)
-        check_copies([keys], [keys])
-    return position_tensor
-
-
-def check_retune(keys: Tensor, positions: Any, old: Rope, new: Rope) -> Tensor:
-    """The positions as a tensor, or the error that `retune_` raises."""
-    check_rope(old, "old")
-    check_rope(new, "new")
-    for field in ("head_dim", "rotary_dim", "rotary_start", "output_pairing", "axes"):
-        before, after = getattr(old, field), getattr(new, field)
-        if before != after:
-            raise SpecError(
-                f"new must have the {field} of old ({before}), for only frequencies can change "
-                f"under rotated keys, got {after}; rotate_ them back "
-                "by old with inverse=True, then rotate_ them by new"
-            )
-    position_tensor = check_in_place(keys, positions, old)
-    check_has_angles(position_tensor)
-    return position_tensor
-
-
-class Cut(NamedTuple):
-    """A checked change of a cache: tokens ``start`` to ``stop - 1`` give way to new ones.
-
-    Distances are one number per axis, none without a Rope.
-    """
-
-    start: int
-    stop: int
-    later_distances: list[int]  # how far the tokens from ``stop`` on move
-    new_tokens: tuple[Tensor, Tensor, list[int]] | None = None  # keys, values, how far they move
-
-
-def check_evict(
-    keys: Tensor, values: Tensor, start: int, stop: int, rope: Rope | None, gap: Distance | None
-) -> Cut:
-    """The change that `evict` makes, or the error that it raises."""
-    seq = _count_tokens(keys, values, rope)
-    stop = whole("stop", stop, least=0, most=seq, error=PositionError)
-    start = whole("start", start, least=0, most=stop, error=PositionError)
-    distances = _checked_distances("gap", gap, stop - start, rope)
-    return Cut(start, stop, [-distance for distance in distances])
-
-
-def check_insert(
+def insert_tokens(
     keys: Tensor,
     values: Tensor,
+    new_keys: Tensor,
+    new_values: Tensor,
     at: int,
-    new: tuple[tuple[str, Tensor], tuple[str, Tensor]],
     rope: Rope | None,
+    *,
     offset: Distance | None,
     gap: Distance | None,
-) -> Cut:
-    """The change that `insert` makes, or its error; ``new`` keys and values have names for it."""
-    seq = _count_tokens(keys, values, rope)
-    (_, new_keys), (_, new_values) = new
-    count = _count_tokens(new_keys, new_values, None)
-    for (name, x), cached in zip(new, (keys, values), strict=True):
+    names: Sequence[str] = ("new_keys", "new_values"),
+) -> tuple[Tensor, Tensor]:
+    """`insert` for ``[..., seq, heads, head_dim]``; ``names`` are of the new ones, for messages."""
+    seq, count = _count_tokens(keys, values, rope), _count_tokens(new_keys, new_values, None)
+    for name, x, cached in zip(names, (new_keys, new_values), (keys, values), strict=True):
         check_fits_cache(name, x, [*cached.shape[:-3], count, *cached.shape[-2:]], cached)
     at = whole("at", at, least=0, most=seq, error=PositionError)
-    new_tokens = new_keys, new_values, _checked_distances("offset", offset, at, rope)
-    return Cut(at, at, _checked_distances("gap", gap, count, rope), new_tokens)
-
-
-def splice(keys: Tensor, values: Tensor, cut: Cut, rope: Rope | None) -> tuple[Tensor, Tensor]:
-    """New keys and values: those before the cut, the new ones, and the later ones, moved."""
-    joined_keys = [keys[..., : cut.start, :, :]]
-    joined_values = [values[..., : cut.start, :, :]]
-    if cut.new_tokens is not None:
-        new_keys, new_values, distances = cut.new_tokens
-        joined_keys.append(_shift_keys(new_keys, distances, rope))
-        joined_values.append(new_values)
-    joined_keys.append(_shift_keys(keys[..., cut.stop :, :, :], cut.later_distances, rope))
-    joined_values.append(values[..., cut.stop :, :, :])
-    return torch.cat(joined_keys, dim=-3), torch.cat(joined_values, dim=-3)
+    new_keys = _shift_keys(new_keys, _distances("offset", offset, at, rope), rope)
+    later_keys = _shift_keys(keys[..., at:, :, :], _distances("gap", gap, count, rope), rope)
+    key_parts = keys[..., :at, :, :], new_keys, later_keys
+    value_parts = values[..., :at, :, :], new_values, values[..., at:, :, :]
+    return torch.cat(key_parts, dim=-3), torch.cat(value_parts, dim=-3)
 
 
 def _shift_keys(keys: Tensor, distances: list[int], rope: Rope | None) -> Tensor:
@@ -348,9 +300,7 @@ def _count_tokens(keys: Tensor, values: Tensor, rope: Rope | None) -> int:
     return keys.shape[-3]
 
 
-def _checked_distances(
-    name: str, distance: Distance | None, default: int, rope: Rope | None
-) -> list[int]:
+def _distances(name: str, distance: Distance | None, default: int, rope: Rope | None) -> list[int]:
     """How far tokens move along each axis, or an error if ``distance`` does not fit the Rope."""
     if rope is None:
         return []  # keys that are not rotated have no position

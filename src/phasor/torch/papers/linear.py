@@ -20,7 +20,7 @@ from phasor.torch._operator.arguments import (
     check_counts_tokens,
     check_is_tensor,
     check_rope,
-    checked_positions,
+    fit_positions,
     tokens_first,
 )
 from phasor.torch._operator.internals import in_transform, outside_autocast
@@ -135,7 +135,7 @@ def linear_attention(
     map_query, map_key = checked_feature_maps(feature_map, causal)
     if state is not None and not causal:
         raise SpecError("state must be None with causal=False, for such a sum has no order")
-    q, k, v = tokens_first([q, k, v], heads_first, ("q", "k", "v"))
+    q, k, v = tokens_first([q, k, v], heads_first)
     _check_tensors(q, k, v)
     if state is not None and not isinstance(cast(object, state), LinearState):
         raise TensorError(f"state must be a LinearState, got {type(state).__name__}")
@@ -155,7 +155,7 @@ def linear_attention(
         if rope is None:
             positions = q.new_zeros(())
         else:
-            positions = checked_positions(positions, [features_q, features_k], rope)
+            positions = fit_positions(positions, [features_q, features_k], rope)
         sums = _initial_sums(state, features_k, v, dtype)
         if maps is None:
             q, k = features_q, features_k

@@ -120,7 +120,7 @@ def relative_attention(
     >>> bool(torch.allclose(last, out[:, -1:], atol=1e-5))
     True
     """
-    q, k, v = tokens_first([q, k, v], heads_first, ("q", "k", "v"))
+    q, k, v = tokens_first([q, k, v], heads_first)
     _check_shapes(q, k, v)
     check_heads("q", q, rope)
     if not isinstance(cast(object, distance), Distance):

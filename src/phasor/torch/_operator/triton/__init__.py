@@ -79,7 +79,7 @@ def rotate_into(
         count_writes(xs)
 
 
-def rotate_directly(
+def try_kernel(
     xs: Sequence[Tensor],
     outs: Sequence[Tensor],
     positions: Tensor,
