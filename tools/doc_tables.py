@@ -49,7 +49,7 @@ def cell(ropes: LayerRopes, target: str) -> Cell:
     rules = any(isinstance(rope.scaling, Rule) for rope in ropes.ropes)
     at = context if rules and not applies_rules(ropes, target) else None
     try:
-        translated = translate(ropes, target, context=context, at=at)
+        translated = translate(ropes, target, context=context, seq_len=at)
     except TranslationError as error:
         reason = str(error).partition("; the nearest")[0].partition(", and nothing")[0]
         reason = reason.replace(f"{target} cannot", "it cannot").replace(ropes.name, "the model")

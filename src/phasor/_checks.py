@@ -128,11 +128,12 @@ def find_name(word: object, known: Iterable[str]) -> str | None:
 
     Numbers stay apart: "Llama3.1-8B" is "llama-3.1-8b", and "Llama-3-18B" is not.
     """
-    names = {_letters_and_numbers(name): name for name in known}
-    return names.get(_letters_and_numbers(word))
+    names = {letters_and_numbers(name): name for name in known}
+    return names.get(letters_and_numbers(word))
 
 
-def _letters_and_numbers(word: object) -> tuple[str, ...]:
+def letters_and_numbers(word: object) -> tuple[str, ...]:
+    """The words and the numbers in ``word``, in small letters: "Llama-3.1" is llama, 3, 1."""
     return tuple(re.findall(r"[^\W\d_]+|\d+", str(word).lower()))
 
 

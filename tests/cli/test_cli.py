@@ -85,8 +85,8 @@ def test_show_json_of_a_stopped_pair_has_no_wavelength():
 
 def test_show_picks_a_rules_law_where_it_is_told():
     """LongRoPE shows its short list at a short length and its long list at a long one."""
-    short = run_phasor("show", "phi-3.5-mini", "--at", 4096).stdout
-    long = run_phasor("show", "phi-3.5-mini", "--at", 4097).stdout
+    short = run_phasor("show", "phi-3.5-mini", "--seq-len", 4096).stdout
+    long = run_phasor("show", "phi-3.5-mini", "--seq-len", 4097).stdout
     assert "here at 4096 tokens" in short
     assert "/ 64.84" in long
     assert "/ 64.84" not in short
@@ -153,7 +153,7 @@ def test_diff_tolerance_decides():
         (["show", "nosuch"], "got 'nosuch'; `phasor presets` lists them all\n"),
         (["show", "missing/config.json"], "missing/config.json"),
         (["show"], "Missing argument 'MODEL'"),
-        (["show", "llama-3-8b", "--at", "0"], "--at"),
+        (["show", "llama-3-8b", "--seq-len", "0"], "--seq-len"),
         (["diff", "llama-3-8b"], "Missing argument 'SECOND'"),
         (["diff", "llama-3-8b", "llama-3-8b", "--tolerance", "0"], "--tolerance"),
         (["shw"], "No such command 'shw'"),

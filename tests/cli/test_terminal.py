@@ -105,6 +105,20 @@ def test_no_word_is_broken_and_no_line_is_too_long(given):
         assert len(line.rstrip()) <= 80 or " " not in line.strip(), line
 
 
+@pytest.mark.parametrize(
+    ("given", "listed"),
+    [
+        (["qwen2-vl-7b", "--to", "llama.cpp"], "[16, 24, 24, 0]"),
+        (["qwen2-vl-7b", "--to", "gguf"], "[16, 24, 24, 0]"),
+        (["qwen2-vl-7b", "--to", "sglang"], '"mrope_section": [16, 24, 24]'),
+        (["llama-3.1-8b", "--to", "gguf"], ", 8.0, 8.0, 8.0]"),
+    ],
+)
+def test_a_list_of_numbers_is_not_broken(given, listed):
+    """It may be copied, from code, from a command or from a sentence."""
+    assert listed in shown(40, "translate", *given)
+
+
 @pytest.mark.parametrize("name", ["", *COMMANDS])
 def test_help_ends_where_its_sentences_do(name):
     """Nothing is cut short with dots, and no bound of 19 digits is shown."""

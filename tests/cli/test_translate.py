@@ -57,6 +57,7 @@ def test_a_program_is_found_in_any_capitals_and_punctuation(word: str, name: str
     """As the model's name is."""
     done = run_phasor("translate", "llama-2-7b", "--to", word)
     assert done.stdout.startswith(f"llama-2-7b for {name}: ")
+    assert phasor.translate(phasor.preset("llama-2-7b"), word, context=64).target.name == name
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,9 @@ def test_an_unknown_program_is_an_error_with_what_is_near(word: str, hint: str) 
     """Or with the command that lists them."""
     done = run_phasor("translate", "llama-2-7b", "--to", word)
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"'--to': {word!r} is no known program; {hint}" in done.stderr
+    assert f"target must be a known program, got {word!r}; {hint}" in done.stderr
+    with pytest.raises(phasor.SpecError, match=hint):
+        phasor.translate(phasor.preset("llama-2-7b"), word)
 
 
 def test_settings_are_printed_as_the_code_names_them() -> None:
@@ -113,12 +116,20 @@ def test_a_refusal_is_one_line_with_the_nearest() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_flags_that_cannot_say_a_law_send_to_the_file_that_can() -> None:
+    """First of all; of gpt-oss neither can."""
+    done = run_phasor("translate", "Llama 3.1 8B", "--to", "llama.cpp")
+    assert done.stderr.startswith("phasor: say --to gguf: llama.cpp cannot express frequencies")
+    done = run_phasor("translate", "gpt-oss-20b", "--to", "llama.cpp")
+    assert done.stderr.startswith("phasor: llama.cpp cannot express cos and sin multiplied")
+
+
 def test_a_rule_takes_a_length() -> None:
     """The error names the option; with it the law of that length is translated."""
     refused = run_phasor("translate", "phi-4-mini", "--to", "mlx")
     assert refused.returncode == 2
-    assert "--at TOKENS" in refused.stderr
-    done = run_phasor("translate", "phi-4-mini", "--to", "mlx", "--at", "8192", "--json")
+    assert "--seq-len TOKENS" in refused.stderr
+    done = run_phasor("translate", "phi-4-mini", "--to", "mlx", "--seq-len", "8192", "--json")
     (part,) = json.loads(done.stdout)["parts"]
     rope = phasor.preset("phi-4-mini").ropes[0].at(8192)
     assert Rope.from_dict(part["ropes"]["rope"]) == rope

@@ -68,9 +68,8 @@ MODEL = _Model()
 token_counts = TokenCount()
 # functions are called with a matrix of this width at many positions: wider ones take gigabytes
 function_widths = click.IntRange(2, 4096)
-at_option = click.option(
-    "--at",
-    "seq_len",
+seq_len_option = click.option(
+    "--seq-len",
     type=token_counts,
     metavar="TOKENS",
     help="Sequence length at which a rule (dynamic NTK, LongRoPE) picks its law.",
@@ -87,8 +86,10 @@ part_option = click.option(
 like_option = click.option(
     "--like", metavar="TYPE", help="Read an unknown model type as this known one."
 )
-lenient_option = click.option(
-    "--lenient", is_flag=True, help="Leave aside keys that the model's class does not read."
+strict_option = click.option(
+    "--strict/--no-strict",
+    default=True,
+    help="--no-strict leaves aside keys that the model's class does not read.",
 )
 
 
@@ -97,13 +98,10 @@ def add_load_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @part_option
     @like_option
-    @lenient_option
+    @strict_option
     @wraps(command)
-    def run_command(
-        *args: Any, part: str | None, like: str | None, lenient: bool, **rest: Any
-    ) -> None:
-        load_options = {"part": part, "like": like, "strict": not lenient}
-        command(*args, load_options=load_options, **rest)
+    def run_command(*args: Any, part: Any, like: Any, strict: Any, **rest: Any) -> None:
+        command(*args, load_options={"part": part, "like": like, "strict": strict}, **rest)
 
     return run_command
 
@@ -205,7 +203,8 @@ class Screen(Console):
             return
         indent = len(line.plain) - len(line.plain.lstrip())
         starts, start = list[int](), indent
-        for word in re.finditer(r"\S+", line.plain):
+        # a list of numbers is one word, as it may be copied
+        for word in re.finditer(r"(?:[\[(][-+.,\de ]*[\])]|\S)+", line.plain):
             if word.start() > start and word.end() - start > self.width - indent:
                 start = word.start()
                 starts.append(start)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from phasor.cli.common import Screen, lenient_option, like_option, print_line
+from phasor.cli.common import Screen, like_option, print_line, strict_option
 from phasor.errors import PhasorWarning
 from phasor.files.checkpoint import (
     PROGRAMS,
@@ -54,7 +54,7 @@ _REGEX = "REGEX"
 @click.option("--vectors", multiple=True, metavar=_REGEX, help="QK-norm scales, cached keys.")
 @click.option("--dry-run", is_flag=True, help="Say what would change and write nothing.")
 @like_option
-@lenient_option
+@strict_option
 @click.option("--verify", "verified", is_flag=True, help="Read both sides again and compare them.")
 def convert(
     source: Path,
@@ -68,7 +68,7 @@ def convert(
     rotary_start: int | None,
     dry_run: bool,
     like: str | None,
-    lenient: bool,
+    strict: bool,
     verified: bool,
     **regexes: tuple[str, ...],
 ) -> None:
@@ -88,7 +88,7 @@ def convert(
     patterns = Patterns(**regexes)
     if program is not None:
         others = (target, origin, config, head_dim, rotary_dim, rotary_start, like)
-        if patterns.list_patterns() or lenient or any(value is not None for value in others):
+        if patterns.list_patterns() or not strict or any(value is not None for value in others):
             raise click.UsageError("--for goes only with --dry-run and --verify.")
         conversion = plan_conversion(source, program)
     elif target is None:
@@ -117,7 +117,7 @@ def convert(
                 model=config if rope is None else rope,
                 patterns=patterns if patterns.list_patterns() else None,
                 like=like,
-                strict=not lenient,
+                strict=strict,
             )
     if out is not None and not dry_run:
         _write(conversion, out, verified=verified)

@@ -14,11 +14,11 @@ from phasor.cli.common import (
     STDIN,
     Screen,
     add_load_options,
-    at_option,
     function_widths,
     print_json,
     print_line,
     read_model,
+    seq_len_option,
     token_counts,
 )
 from phasor.cli.identify import find_function, is_function
@@ -45,7 +45,7 @@ from phasor.rope import Rope
 )
 @click.option("--head-dim", type=function_widths, help="Width of a head, for two functions.")
 @click.option("--kind", metavar="NAME", help="Layers to compare a function with.")
-@at_option
+@seq_len_option
 @add_load_options
 def diff(
     first: str,

@@ -12,10 +12,10 @@ from phasor.cli.common import (
     MODEL,
     Screen,
     add_load_options,
-    at_option,
     make_table,
     print_json,
     read_model,
+    seq_len_option,
     token_counts,
 )
 from phasor.describe import (
@@ -39,7 +39,7 @@ _MOST_ROWS = 20  # tables of at most this many rows are printed in full
 @click.option(
     "--context", type=token_counts, metavar="TOKENS", help="Count turns over this length."
 )
-@at_option
+@seq_len_option
 @add_load_options
 def show(
     model: str,

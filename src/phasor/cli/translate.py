@@ -8,14 +8,13 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from phasor._checks import did_you_mean, find_name
 from phasor.cli.common import (
     MODEL,
     Screen,
     add_load_options,
-    at_option,
     print_json,
     read_model,
+    seq_len_option,
     token_counts,
 )
 from phasor.files.translation import TARGETS, Translation
@@ -28,16 +27,9 @@ _PROOF = {
 
 
 class _Program(click.ParamType[str]):
-    """A target's name, in any capitals and punctuation; shells complete it."""
+    """A target's name; shells complete it."""
 
     name = "program"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        name = find_name(value, TARGETS)
-        if name is None:
-            hint = did_you_mean(value, TARGETS) or "`phasor translate` lists them all."
-            self.fail(f"{value!r} is no known program; {hint}", param, ctx)
-        return name
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -47,18 +39,12 @@ class _Program(click.ParamType[str]):
 
 @click.command(epilog="Example: phasor translate llama-3.1-8b --to gguf")
 @click.argument("model", type=MODEL, required=False)
-@click.option(
-    "--to",
-    "target",
-    type=_Program(),
-    metavar="PROGRAM",
-    help="The program.",
-)
+@click.option("--to", "target", type=_Program(), metavar="PROGRAM", help="The program.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with every number.")
 @click.option(
     "--context", type=token_counts, metavar="TOKENS", help="Tokens that its tables are for."
 )
-@at_option
+@seq_len_option
 @add_load_options
 def translate(
     model: str | None,
@@ -81,9 +67,8 @@ def translate(
         raise click.UsageError(
             f"{model} needs --to PROGRAM; `phasor translate` lists the programs."
         )
-    translation = translate_ropes(
-        read_model(model, load_options), target, context=context, at=seq_len
-    )
+    ropes = read_model(model, load_options)
+    translation = translate_ropes(ropes, target, context=context, seq_len=seq_len)
     if as_json:
         print_json(translation.as_plain())
     else:

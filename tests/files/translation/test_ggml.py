@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
 import phasor
 from phasor import LayerRopes, Rope
+from phasor.files.configs.facts import table
 from phasor.files.translation import TranslationError, translate
+from phasor.layers import one_layer
 from phasor.scaling import Linear, LongRope, Yarn
 
 from ... import oracle
@@ -103,13 +107,64 @@ def test_a_law_in_sliding_layers_alone_is_refused(kinds: tuple[str, str]) -> Non
     assert caught.value.radians == 4095 / 2
 
 
-def test_the_code_has_every_key_and_number() -> None:
-    """As it is printed."""
-    (part,) = translate(phasor.preset("llama-3.1-8b"), "gguf").parts
-    lines = dict(line.split(" = ") for line in part.code.splitlines())
-    assert lines.keys() == part.settings.keys()
-    shown = np.array(lines["rope_freqs.weight"].strip("[]").split(", "), dtype=np.float32)
-    assert np.array_equal(shown, part.settings["rope_freqs.weight"].astype(np.float32))
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [
+        ("llama-3.1-8b", "llama"),
+        ("phi-3.5-mini", "phi3"),
+        ("qwen2-vl-7b", "qwen2vl"),
+        ("qwen3-8b-yarn", "qwen3"),
+        ("deepseek-v3", "deepseek2"),
+    ],
+)
+def test_the_code_writes_the_keys_and_the_tensors(
+    name: str, architecture: str, tmp_path: Path
+) -> None:
+    """Into a file that is read back as the model's rotation, in the pairs of the architecture."""
+    ropes = phasor.preset(name)
+    (part,) = translate(ropes, "gguf").parts
+    (rope,) = part.ropes.values()
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", architecture)
+    writer.add_block_count(len(ropes))
+    writer.add_head_count(ropes.num_heads or 0)
+    writer.add_head_count_kv(ropes.num_kv_heads or 0)
+    writer.add_key_length(rope.head_dim)
+    writer.add_context_length(ropes.context or 0)
+    exec(part.code, {"writer": writer})
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    (read,) = phasor.load(tmp_path / "model.gguf").ropes
+    for length in (4096, 131_072):
+        assert np.allclose(read.at(length).inv_freq, rope.at(length).inv_freq, rtol=2.0**-23)
+        assert read.at(length).logit_factor == pytest.approx(rope.at(length).logit_factor)
+    assert read.axes == rope.axes
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("llama-3-8b", "and llama rotates interleaved ones: the weights have to be permuted"),
+        ("mistral-7b-v0.1", "and llama rotates interleaved ones"),
+        ("llama-3.1-8b-meta", "and llama does: the weights need not be permuted"),
+        ("qwen3-8b", "and qwen3 does: the weights need not be permuted"),
+        ("no model", "If it rotates the other pairs, the weights have to be permuted"),
+    ],
+)
+@pytest.mark.parametrize("target", ["gguf", "llama.cpp"])
+def test_it_is_said_whether_weights_have_to_be_permuted(name: str, said: str, target: str) -> None:
+    """By what llama.cpp makes of the model's type."""
+    ropes = phasor.preset(name) if name in phasor.preset_names() else one_layer(PLAIN)
+    plain = {kind: rope and replace(rope, scaling=None) for kind, rope in ropes.kinds.items()}
+    (part,) = translate(replace(ropes, kinds=plain), target, context=8192).parts
+    assert any(said in note for note in part.notes)
+
+
+def test_every_architecture_of_a_family_is_one() -> None:
+    """Otherwise its pairs would not be known."""
+    known = table().files["gguf_architectures"]
+    assert {*known.values()} - {""} <= {*table().gguf}
 
 
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "gpt-oss-120b"])

@@ -217,7 +217,7 @@ def test_the_command_prints_what_says_nothing(tmp_path: Any) -> None:
     path = tmp_path / "config.json"
     dynamic = {"type": "dynamic", "factor": 2.0, "beta_fast": 3.0}
     path.write_text(json.dumps(LLAMA | {"rope_theta": 1e4, "rope_scaling": dynamic}), "utf-8")
-    done = run_phasor("translate", path, "--to", "transformers", "--at", "16384")
+    done = run_phasor("translate", path, "--to", "transformers", "--seq-len", "16384")
     begin, end = done.stdout.index("{"), done.stdout.rindex("}")
     keys = json.loads(done.stdout[begin : end + 1])
     base = keys["rope_theta"]

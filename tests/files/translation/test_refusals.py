@@ -58,7 +58,7 @@ def test_the_nearest_to_a_preset_is_what_the_target_can_and_as_far_off_as_said(t
         ropes = phasor.preset(name)
         if len(ropes.ropes) == 1 and not ropes.in_config.ignores_scaling:
             try:
-                translate(ropes, target, context=4096, at=4096)
+                translate(ropes, target, context=4096, seq_len=4096)
             except TranslationError as error:
                 assert_nearest_is_true(ropes.ropes[0].at(4096), error, target, 4096)
 
@@ -127,8 +127,8 @@ def test_a_rule_has_to_pick_its_law() -> None:
     rule = DynamicNTK(factor=2.0, original_max_positions=2048)
     rope = Rope(head_dim=64, pairing="half", scaling=rule)
     message = str(refusal(rope, "mlx", 8192))
-    assert "translate rope.at(seq_len), or give --at TOKENS" in message
-    given_at = translate(rope, "mlx", context=8192, at=4096)
+    assert "translate rope.at(seq_len), or give --seq-len TOKENS" in message
+    given_at = translate(rope, "mlx", context=8192, seq_len=4096)
     (performed,) = given_at.parts[0].ropes.values()
     assert performed == rope.at(4096)
     resolved = translate(rope.at(4096), "mlx", context=8192)

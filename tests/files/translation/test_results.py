@@ -176,7 +176,7 @@ def test_classes_that_scale_the_softmax_themselves_are_named(target: str) -> Non
 @pytest.mark.parametrize("target", ["sglang", "vllm"])
 def test_classes_that_read_the_base_alone_are_given_it(target: str) -> None:
     """A changed base would not reach them in a block; a law never does, which a note says."""
-    (part,) = translate(phasor.preset("internlm2.5-7b"), target, at=65_536).parts
+    (part,) = translate(phasor.preset("internlm2.5-7b"), target, seq_len=65_536).parts
     override = part.settings["override"]
     assert override["rope_theta"] == override["rope_parameters"]["rope_theta"] > 3e6
     assert f'"rope_theta": {override["rope_theta"]!r}, "rope_parameters"' in part.code
@@ -223,14 +223,14 @@ def test_a_context_below_the_length_is_not_printed() -> None:
     """A server that is told the model's own would forbid that length."""
     ropes = phasor.preset("internlm2.5-7b")  # 32768 tokens
     for at, context in ((65_536, 65_536), (1000, 32_768)):
-        assert translate(ropes, "flash-attn", at=at).context == context
+        assert translate(ropes, "flash-attn", seq_len=at).context == context
         for target, printed in (
             ("vllm", f"--max-model-len {context} "),
             ("sglang", f"--context-length {context} "),
             ("transformers", f'"max_position_embeddings": {context},'),
         ):
-            assert printed in translate(ropes, target, at=at).parts[0].code
-    assert translate(ropes, "flash-attn", at=65_536, context=4096).context == 4096
+            assert printed in translate(ropes, target, seq_len=at).parts[0].code
+    assert translate(ropes, "flash-attn", seq_len=65_536, context=4096).context == 4096
 
 
 def test_llama_cpp_is_started_for_the_context() -> None:

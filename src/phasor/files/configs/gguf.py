@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from phasor._checks import short_repr
+from phasor._checks import letters_and_numbers, short_repr
 from phasor.axes import Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError
 from phasor.files.configs.facts import Architecture, table
@@ -61,6 +61,14 @@ def load_gguf(top: JsonObject, *, strict: bool) -> LayerRopes:
         num_kv_heads=1 if facts.latent else config.largest("attention.head_count_kv"),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def architecture_of(name: str) -> str | None:
+    """The architecture of llama.cpp for a model, by its type or the name of its preset."""
+    words = letters_and_numbers(name)
+    begins = {tuple(k.split()): v for k, v in table().files["gguf_architectures"].items()}
+    known = max((key for key in begins if words[: len(key)] == key), key=len, default=None)
+    return None if known is None else begins[known] or None
 
 
 def _select_facts(

@@ -156,7 +156,7 @@ def check_unread_keys(
         if ignored_by is not None:
             way_out += (
                 f", or read the file as {ignored_by} does, which ignores it: "
-                "load(..., strict=False), on the command line --lenient"
+                "load(..., strict=False), on the command line --no-strict"
             )
         raise ConfigError(
             f"{refused[0].split(' ')[0]} {why}. {'; '.join(refused)}. {way_out}; a model with code "

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from phasor._checks import choice, whole
+from phasor._checks import did_you_mean, find_name, short_repr, whole
 from phasor.errors import SpecError
 from phasor.files.presets import preset, preset_names
 from phasor.files.translation import config_files, ggml, kernels, libraries, megatron, serving
@@ -105,16 +105,16 @@ class Translation:
 
 
 def translate(
-    ropes: Rope | LayerRopes, target: str, *, context: int | None = None, at: int | None = None
+    ropes: Rope | LayerRopes, target: str, *, context: int | None = None, seq_len: int | None = None
 ) -> Translation:
     """What ``target`` has to be given so that it performs this rotation.
 
     Args:
         ropes: A rope, or those of a model.
-        target: One of `TARGETS`.
+        target: One of `TARGETS`, in any capitals and punctuation.
         context: Tokens, for targets that keep tables or state a length; unless given the model's
-            own, or ``at`` if that is larger.
-        at: Length of the sequences, where a rule has to pick its law.
+            own, or ``seq_len`` if that is larger.
+        seq_len: Length of the sequences, where a rule has to pick its law.
 
     Returns:
         ``parts``, one for each different rope or one for the model: ``settings`` by the target's
@@ -137,29 +137,45 @@ def translate(
     # x [batch, heads, seq, head_dim]; offset is the position of the first token
     mx.fast.rope(x, dims, traditional=traditional, base=base, scale=scale, offset=offset)
     """
-    chosen = TARGETS[choice("target", target, tuple(TARGETS))]
+    name = find_name(target, TARGETS)
+    if name is None:
+        hint = did_you_mean(target, TARGETS) or "`phasor translate` lists them all"
+        raise SpecError(f"target must be a known program, got {short_repr(target)}; {hint}")
+    chosen = TARGETS[name]
     if isinstance(ropes, Rope):
         ropes = one_layer(ropes)
     if not ropes.ropes:
-        raise TranslationError(f"{ropes.name} has no rotation in any layer: give {target} none")
-    if at is not None:
-        ropes = _change_ropes(ropes, lambda rope: rope.at(at))
-    length = _find_context(chosen, ropes, context, at)
+        raise TranslationError(f"{ropes.name} has no rotation in any layer: give {name} none")
+    if seq_len is not None:
+        ropes = _change_ropes(ropes, lambda rope: rope.at(seq_len))
+    length = _find_context(chosen, ropes, context, seq_len)
     try:
         # without a context, refusals count radians at position 1
         parts = _write_parts(chosen, ropes, length or 2)
     except RefusalError as refusal:
-        raise refusal.with_nearest(_expressible_ropes(chosen, refusal)) from None
+        advice = _advise(chosen.alternative, ropes, length or 2)
+        raise refusal.with_nearest(advice, _expressible_ropes(chosen, refusal)) from None
     return Translation(model=ropes.name, target=chosen, context=length, parts=parts)
 
 
+def _advise(alternative: str, ropes: LayerRopes, context: int) -> str:
+    """The beginning of a refusal where another target of the program can express the ropes."""
+    if not alternative:
+        return ""
+    try:
+        _write_parts(TARGETS[alternative], ropes, context)
+    except TranslationError:
+        return ""
+    return f"say --to {alternative}: "
+
+
 def _find_context(
-    target: Target, ropes: LayerRopes, context: int | None, at: int | None
+    target: Target, ropes: LayerRopes, context: int | None, seq_len: int | None
 ) -> int | None:
     """The context that is given, or the largest that is known; None if it is not needed."""
     if context is not None:
         return whole("context", context, least=2)
-    known = [length for length in (ropes.context, at) if length is not None]
+    known = [length for length in (ropes.context, seq_len) if length is not None]
     if known:
         return max(2, *known)
     needs = target.needs_context

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from phasor.axes import InterleavedSections, OneAxis, Sectioned
+from phasor.files.configs.facts import table
+from phasor.files.configs.gguf import architecture_of
 from phasor.files.translation.target import (
     ProgramSettings,
     Target,
@@ -21,7 +23,7 @@ from phasor.files.translation.target import (
     whole_model,
 )
 from phasor.layers import LayerRopes
-from phasor.pairings import by_pairing
+from phasor.pairings import Pairing, by_pairing
 from phasor.rope import Rope
 from phasor.scaling import Linear, LongRope, Yarn, yarn_multiplier
 
@@ -72,8 +74,7 @@ def _write_gguf(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
         kind: _ggml_form(GGUF, ropes, rope, context) for kind, rope in ropes.kinds.items() if rope
     }
     kinds = {kind: form.rope for kind, form in forms.items()}
-    notes = ["{arch} is the file's general.architecture."]
-    notes += [note for form in forms.values() for note in form.notes]
+    notes = [note for form in forms.values() for note in form.notes]
     two = _find_two_ropes(kinds)
     keys: dict[str, Any]
     scaled_layers = ""
@@ -99,7 +100,7 @@ def _write_gguf(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
     if unrotated:
         notes.append(f"The architecture has to leave {' and '.join(unrotated)} layers as they are.")
     law_keys, tensors, law_notes = _law_settings(scaled)
-    if tensors and _is_model(ropes, "gpt-oss"):
+    if tensors and architecture_of(_family(ropes)) == "gpt-oss":
         GGUF.refuse(
             "frequencies for gpt-oss that need a tensor rope_freqs.weight, which its loader does "
             "not take",
@@ -110,16 +111,15 @@ def _write_gguf(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
         ProgramSettings(
             ropes=kinds,
             settings=settings,
-            code="\n".join(f"{key} = {_as_text(value)}" for key, value in settings.items()),
+            code=_writing_code(settings),
             notes=tuple(dict.fromkeys((*notes, *law_notes))),
         ),
     )
 
 
-def _is_model(ropes: LayerRopes, family: str) -> bool:
-    """Whether a model's config or its name, as a preset, is of a family such as "gpt-oss"."""
-    name: str = ropes.in_config.values.get("model_type", ropes.name)
-    return name.replace("_", "-").startswith(family)
+def _family(ropes: LayerRopes) -> str:
+    """The model's type, or the name of its preset."""
+    return ropes.in_config.values.get("model_type", ropes.name)
 
 
 def _near(rope: Rope) -> list[Rope]:
@@ -149,7 +149,7 @@ def _ggml_form(target: Target, ropes: LayerRopes, rope: Rope, context: int) -> _
             for k, axis in enumerate(rope.axes.axis_of_pair(rope.num_pairs))
             if axis > 2 or (rope_type == "IMROPE" and k >= 3 * sections[k % 3])
         ]
-        if extra_pairs and rope_type == "IMROPE" and _is_model(ropes, "qwen3-vl"):
+        if extra_pairs and rope_type == "IMROPE" and architecture_of(_family(ropes)) == "qwen3vl":
             radians = (context - 1) * rope.inv_freq[extra_pairs].max()
             notes += (
                 f"In llama.cpp pairs {' and '.join(map(str, extra_pairs))} stand still, in every "
@@ -169,13 +169,21 @@ def _ggml_form(target: Target, ropes: LayerRopes, rope: Rope, context: int) -> _
             )
             rope = replace(rope, pairing="half")
     start = f" from coordinate {rope.rotary_start} on" if rope.rotary_start else ""
-    note = f"The architecture has to rotate {rope.pairing} pairs{start} (rope type {rope_type})."
+    note = f"The architecture has to rotate {rope.pairing} pairs{start} (rope type {rope_type})"
     if not sections:
-        note += (
-            " If it rotates the other pairs, the weights have to be reordered: llama.cpp's "
-            "converter does that for the architectures that it knows."
-        )
-    return _GgmlForm(rope, sections, (*notes, note))
+        note += _permutation(architecture_of(_family(ropes)), rope.pairing)
+    return _GgmlForm(rope, sections, (*notes, f"{note}."))
+
+
+def _permutation(architecture: str | None, pairing: Pairing) -> str:
+    """Whether weights with these pairs have to be permuted, for the end of a sentence."""
+    by_converter = "the weights have to be permuted, which llama.cpp's converter does"
+    if architecture is None:
+        return f". If it rotates the other pairs, {by_converter} for those that it knows"
+    own = table().gguf[architecture].pairing
+    if own == pairing:
+        return f", and {architecture} does: the weights need not be permuted"
+    return f", and {architecture} rotates {own} ones: {by_converter}"
 
 
 def _find_two_ropes(kinds: Mapping[str, Rope]) -> _TwoRopes | None:
@@ -251,7 +259,7 @@ def _longrope_settings(law: LongRope) -> _LawSettings:
     if gain != long_gain:
         raise TranslationError(
             f"gguf keeps one attention factor for both lists of LongRope, and these have {gain:g} "
-            f"and {long_gain:g}; translate rope.at(seq_len), or give --at TOKENS"
+            f"and {long_gain:g}; translate rope.at(seq_len), or give --seq-len TOKENS"
         )
     keys = {
         "rope.scaling.type": "longrope",
@@ -302,16 +310,25 @@ def _yarn_settings(law: Yarn) -> _LawSettings:
     return _LawSettings(keys, {}, notes)
 
 
-def _as_text(value: Any) -> str:
-    """A value in the printed form of the file; tensors are float32."""
-    if isinstance(value, np.ndarray):
-        return f"[{', '.join(str(np.float32(x)) for x in value.tolist())}]"
-    return json.dumps(value)
+def _writing_code(settings: Mapping[str, Any]) -> str:
+    """Python that adds the settings to a file; tensors are float32."""
+    methods = {float: "float32", int: "uint32", str: "string", list: "array"}
+    lines = ["# writer is the gguf.GGUFWriter of the file, before its header is written"]
+    for key, value in settings.items():
+        if isinstance(value, np.ndarray):
+            numbers = ", ".join(str(np.float32(x)) for x in value.tolist())
+            array = f"np.array([{numbers}], dtype=np.float32)"
+            lines.append(f"writer.add_tensor({json.dumps(key)}, {array})")
+        else:
+            name = json.dumps(key).replace("{arch}", "{writer.arch}")
+            lines.append(f"writer.add_{methods[type(value)]}(f{name}, {json.dumps(value)})")
+    uses_numpy = any(isinstance(value, np.ndarray) for value in settings.values())
+    return "\n".join((["import numpy as np", ""] if uses_numpy else []) + lines)
 
 
 GGUF = Target(
     name="gguf",
-    program="metadata and tensors of a file for llama.cpp",
+    program="Python that writes metadata and tensors of a file for llama.cpp",
     source="https://github.com/ggml-org/ggml/blob/master/docs/gguf.md",
     checked="description",
     write=_write_gguf,
@@ -373,7 +390,6 @@ def _scaling_flags(rope: Rope, context: int) -> dict[str, Any]:
             feature = (
                 f"YaRN with cos and sin multiplied by {gain:g}: its flags always give {flag_gain:g}"
             )
-        feature += " (a GGUF file of most architectures can: gguf)"
         LLAMA_CPP.refuse(feature, rope, context, _near(rope))
     return {
         "--rope-scaling": "yarn",
@@ -387,6 +403,7 @@ def _scaling_flags(rope: Rope, context: int) -> dict[str, Any]:
 LLAMA_CPP = Target(
     name="llama.cpp",
     program="flags for a GGUF file without scaling",
+    alternative="gguf",
     source="https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md",
     checked="description",
     write=_write_llama_cpp,

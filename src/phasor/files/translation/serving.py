@@ -213,7 +213,7 @@ def _sglang_block(rope: Rope, context: int) -> Block:
         raise TranslationError(
             "sglang picks one list of divisors by the positions of a whole batch, and LongRope "
             "picks one by the length of the sequence; translate rope.at(seq_len), or give "
-            "--at TOKENS"
+            "--seq-len TOKENS"
         )
     keys = _engine_block(SGLANG, rope, context, laws_with_axes=(type(None), Yarn))
     if isinstance(law, Yarn):

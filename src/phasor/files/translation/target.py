@@ -76,18 +76,19 @@ class RefusalError(TranslationError):
         self.rope, self.context = rope, context
         self.candidates = tuple(candidates)
 
-    def with_nearest(self, expressible: Iterable[Rope]) -> TranslationError:
+    def with_nearest(self, advice: str, expressible: Iterable[Rope]) -> TranslationError:
         """The error for users; ``expressible`` are candidates that the target can express."""
+        reason = f"{advice}{self}"
         distances = {rope: radians_apart(self.rope, rope, self.context) for rope in expressible}
         if not distances:
-            return TranslationError(f"{self}, and nothing that it can is near")
+            return TranslationError(f"{reason}, and nothing that it can is near")
         nearest, radians = min(distances.items(), key=lambda item: item[1])
         if radians == 0:
             error = "exact where a token's coordinates are equal, as in text"
         else:
             error = f"off by up to {radians:.3g} radians at position {self.context - 1}"
         fields = _differing_fields(self.rope, nearest)
-        message = f"{self}; the nearest that it can is {error}: {fields}"
+        message = f"{reason}; the nearest that it can is {error}: {fields}"
         return TranslationError(message, nearest=nearest, radians=radians)
 
 
@@ -102,6 +103,7 @@ class Target:
     checked: Literal["run", "description"]
     # makes settings for each rope, or for the model, of ropes that have passed `check`
     write: Callable[[LayerRopes, int], tuple[ProgramSettings, ...]]
+    alternative: str = ""  # the target of the same program that can express more
     package: str = ""  # what the tests install; ``name`` unless given
     # what it rotates, or a function of the rope if its law decides; else weights are reordered
     pairings: tuple[Pairing, ...] | Callable[[Rope], tuple[Pairing, ...]] = PAIRINGS
@@ -122,7 +124,7 @@ class Target:
         if isinstance(law, Rule) and not isinstance(law, self.rules):
             raise TranslationError(
                 f"{self.name} keeps one law for all lengths, and {type(law).__name__} picks one by "
-                "the length of the sequence; translate rope.at(seq_len), or give --at TOKENS"
+                "the length of the sequence; translate rope.at(seq_len), or give --seq-len TOKENS"
             )
         if not isinstance(rope.axes, self.axes):
             # then it rotates alike at positions with equal coordinates
