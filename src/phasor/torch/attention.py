@@ -194,12 +194,10 @@ class RotaryAttention(nn.Module):
                 sequences, or are missing where their positions are given.
         """
         refuse_tracing()  # lengths would be tensors
-        self._check_call(
+        key_inputs, bounds = self._read_inputs(
             x, attention_mask, cu_seqlens, cache, key_value_states, key_value_positions
         )
-        key_inputs = x if key_value_states is None else key_value_states
         batch, seq, _ = x.shape
-        bounds = None if cu_seqlens is None else read_bounds(cu_seqlens, seq)
         # [batch, seq, embed_dim] -> [batch, seq, num_heads, head_dim]
         q = self.q_proj(x).view(batch, seq, self.num_heads, self.head_dim)
         # [batch, key_seq, embed_dim] -> [batch, key_seq, num_kv_heads, head_dim]
@@ -263,16 +261,16 @@ class RotaryAttention(nn.Module):
     def _current_dropout(self) -> float:
         return self.dropout if self.training else 0.0
 
-    def _check_call(
+    def _read_inputs(
         self,
         x: Tensor,
         attention_mask: Tensor | None,
-        cu_seqlens: object,
+        cu_seqlens: Any,
         cache: Any,
         key_value_states: Tensor | None,
         key_value_positions: object,
-    ) -> None:
-        """Refuse what does not fit this layer, ``x``, or the rest."""
+    ) -> tuple[Tensor, list[int] | None]:
+        """What keys are made of, and boundaries as a list, of arguments that fit one another."""
         given: dict[str, Any] = {"attention_mask": attention_mask, "cache": cache}
         given["key_value_states"] = key_value_states
         for name, value in given.items():
@@ -299,6 +297,7 @@ class RotaryAttention(nn.Module):
             )
         if attention_mask is not None:
             check_attention_mask(attention_mask, key_inputs.shape[:2])
+        return key_inputs, None if cu_seqlens is None else read_bounds(cu_seqlens, x.shape[1])
 
     def _check_tokens(self, name: str, x: Tensor) -> None:
         check_is_tensor(name, x)

@@ -105,8 +105,9 @@ def call_by_rows(
             "first half"
         )
     by_head = cos.dim() >= x.dim()
-    name = "cos and sin by head" if by_head else "cos and sin"
-    _check_broadcasts(name, cos.shape[:-1], x, heads_first, x.dim() - (1 if by_head else 2))
+    misfit = _misfit(cos.shape[:-1], x, x.dim() - (1 if by_head else 2), heads_first)
+    if misfit:
+        raise TensorError(f"cos and sin{' by head' if by_head else ''} {misfit}")
     if by_head and cos.shape[-2] == 1:
         cos, sin = cos.squeeze(-2), sin.squeeze(-2)
     elif by_head:
@@ -153,7 +154,9 @@ def fit_positions(
         )
     positions = read_positions(positions, xs[0].device, rope)
     shape = positions.shape[:-1] if rope.axes.n_axes > 1 else positions.shape
-    _check_broadcasts("positions", shape, xs[0], heads_first, xs[0].dim() - 2, PositionError)
+    misfit = _misfit(shape, xs[0], xs[0].dim() - 2, heads_first)
+    if misfit:
+        raise PositionError(f"positions {misfit}")
     return positions
 
 
@@ -247,22 +250,16 @@ def _check_floating(name: str, x: Any, shape: str, least_dims: int) -> None:
         raise TensorError(f"{name} must be {shape}, got shape {list(x.shape)}")
 
 
-def _check_broadcasts(
-    name: str,
-    shape: Sequence[int],
-    x: Tensor,
-    heads_first: bool,
-    dims: int,
-    error: ErrorType = TensorError,
-) -> None:
-    """Refuse a shape that does not broadcast to the first ``dims`` dimensions of ``x``."""
-    if not broadcasts(shape, x.shape[:dims]):
-        fits_other = broadcasts(shape, x.transpose(-3, -2).shape[:dims])
-        raise error(
-            f"{name} must broadcast to the leading dimensions {list(x.shape[:dims])} of x "
-            f"{LAYOUTS[heads_first]}, got {list(shape)}"
-            f"{other_layout('x is', heads_first) if fits_other else ''}"
-        )
+def _misfit(shape: Sequence[int], x: Tensor, dims: int, heads_first: bool) -> str:
+    """Why ``shape`` does not broadcast to the first ``dims`` dimensions of ``x``; else ""."""
+    if broadcasts(shape, x.shape[:dims]):
+        return ""
+    fits_other = broadcasts(shape, x.transpose(-3, -2).shape[:dims])
+    return (
+        f"must broadcast to the leading dimensions {list(x.shape[:dims])} of x "
+        f"{LAYOUTS[heads_first]}, got {list(shape)}"
+        f"{other_layout('x is', heads_first) if fits_other else ''}"
+    )
 
 
 def _make_tensor(positions: Any, device: torch.device) -> Tensor:

@@ -97,12 +97,8 @@ def check_not_expanded(xs: Sequence[Tensor]) -> None:
 def check_no_self_overlap(xs: Sequence[Tensor], names: Sequence[str] | None = None) -> None:
     """Refuse tensors of which two elements share memory."""
     for name, x in zip(names or names_of(xs), xs, strict=True):
-        # from the smallest stride on: each has to step over all elements of the dimensions before
-        reach = 1
-        for stride, n in sorted(zip(x.stride(), x.shape, strict=True)):
-            if n > 1 and stride < reach and x.numel():
-                raise _self_overlap_error(name, x)
-            reach += stride * (n - 1)
+        if _overlaps_itself(x):
+            raise _self_overlap_error(name, x)
 
 
 def check_rewritable(name: str, x: Tensor) -> None:
@@ -122,13 +118,10 @@ def check_writable(xs: Sequence[Tensor]) -> None:
 
 def check_cos_sin(xs: Sequence[Tensor], cos_sin: Sequence[Tensor]) -> None:
     """Refuse cos and sin that lie between the first and the last byte of a written tensor."""
-    for x in xs:
-        for values in cos_sin:
-            memory, distance = qk_memory(x, values), values.data_ptr() - x.data_ptr()
-            if -memory.k_bytes < distance < memory.q_bytes:
-                raise TensorError(
-                    "cos and sin must not share memory with x to be written in place; pass clones"
-                )
+    if any(_spans_meet(x, values) for x in xs for values in cos_sin):
+        raise TensorError(
+            "cos and sin must not share memory with x to be written in place; pass clones"
+        )
 
 
 def _self_overlap_error(name: str, x: Tensor) -> TensorError:
@@ -137,6 +130,23 @@ def _self_overlap_error(name: str, x: Tensor) -> TensorError:
         f"{list(x.stride())} for shape {list(x.shape)}; use {name}.contiguous() or the verb "
         "without the underscore"
     )
+
+
+def _overlaps_itself(x: Tensor) -> bool:
+    """Whether two elements of ``x`` share memory, or could."""
+    reach = 1
+    # from the smallest stride on: each has to step over all elements of the dimensions before
+    for stride, n in sorted(zip(x.stride(), x.shape, strict=True)):
+        if n > 1 and stride < reach:
+            return x.numel() > 0
+        reach += stride * (n - 1)
+    return False
+
+
+def _spans_meet(x: Tensor, y: Tensor) -> bool:
+    """Whether one begins between the first and the last byte of the other."""
+    memory, distance = qk_memory(x, y), y.data_ptr() - x.data_ptr()
+    return -memory.k_bytes < distance < memory.q_bytes
 
 
 def _span_bytes(shape: Sequence[int], stride: Sequence[int], size: int) -> int:
