@@ -225,7 +225,7 @@ def test_a_conversion_that_fails_its_check_is_a_failed_check(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Status 1, and no result; input that cannot be read is 2."""
-    monkeypatch.setattr("phasor.files.checkpoint.writing._scores_agree", lambda *_: False)
+    monkeypatch.setattr("phasor.files.checkpoint.conversion._scores_agree", lambda *_: False)
     words = ["convert", str(folder), str(tmp_path / "b"), "--to", "interleaved", "--verify"]
     monkeypatch.setattr(sys, "argv", ["phasor", *words])
     with pytest.raises(SystemExit) as leaving:

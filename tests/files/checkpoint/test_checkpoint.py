@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from phasor import VerificationError
-from phasor.files.checkpoint import CheckpointError, plan_conversion, verify, write, writing
+from phasor.files.checkpoint import CheckpointError, conversion, plan_conversion, verify, write
 from phasor.files.checkpoint import conversion as conversions
+from phasor.files.checkpoint.conversion import compare_scores
 from phasor.files.checkpoint.files import read_header
-from phasor.files.checkpoint.writing import compare_scores
 
 from .checkpoints import (
     Tensors,
@@ -58,7 +58,7 @@ def test_the_size_of_what_is_read_at_a_time_changes_nothing(
     """Not even where it is smaller than a row."""
     folder = save_folder(tmp_path / "a", llama(), llama_tensors())
     write(plan_conversion(folder, "interleaved"), tmp_path / "whole")
-    monkeypatch.setattr(writing, "CHUNK", chunk)
+    monkeypatch.setattr(conversion, "CHUNK", chunk)
     monkeypatch.setattr(conversions, "CHUNK", chunk)
     write(plan_conversion(folder, "interleaved"), tmp_path / "b", verified=True)
     whole, b = (tmp_path / side / "model.safetensors" for side in ("whole", "b"))

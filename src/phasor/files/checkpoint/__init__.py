@@ -24,10 +24,9 @@ files are read with torch.
 from __future__ import annotations
 
 from phasor.errors import CheckpointError
-from phasor.files.checkpoint.conversion import PROGRAMS, ConversionPlan, Program
+from phasor.files.checkpoint.conversion import PROGRAMS, ConversionPlan, Program, verify, write
 from phasor.files.checkpoint.model import Patterns
 from phasor.files.checkpoint.planning import plan_conversion
-from phasor.files.checkpoint.writing import verify, write
 
 __all__ = [
     "PROGRAMS",

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
 from io import BufferedReader
 from pathlib import Path
+from string import Formatter
 from types import MappingProxyType
 from typing import Any, BinaryIO, cast
 
@@ -14,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasor._checks import short_repr
-from phasor.errors import CheckpointError, install_hint
+from phasor.errors import CheckpointError, PhasorError, install_hint
 from phasor.files.configs.source import parse_json
 
 #: The dtypes of plain weights: safetensors' name, torch's.
@@ -25,6 +29,27 @@ _FOREIGN_FORMATS = {
     b"\x80\x04": "a pickle",
     b"GGUF": "a GGUF file",
 }
+
+
+class _Words(Formatter):
+    """Formats sentences; what is quoted in them is cut where it is long."""
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        return short_repr(value) if conversion == "r" else super().convert_field(value, conversion)
+
+
+def refusal(
+    reason: str, error: type[PhasorError] = CheckpointError, /, **facts: object
+) -> PhasorError:
+    """The error for a reason in ``refusals.toml``, about these facts."""
+    return error(_Words().format(read_table("refusals.toml")[reason], **facts))
+
+
+@lru_cache
+def read_table(name: str) -> dict[str, Any]:
+    """A TOML file of this package."""
+    file = resources.files("phasor.files.checkpoint").joinpath(name)
+    return tomllib.loads(file.read_text("utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +86,7 @@ def read_header(path: Path) -> Header:
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError:
-        what = "is a safetensors file, whose header the safetensors package checks"
-        raise CheckpointError(f"{path} {what}: {install_hint('checkpoint')}") from None
+        raise refusal("no_safetensors", path=path, install=install_hint("checkpoint")) from None
     try:
         with open_file(path) as stream:
             prefix = stream.read(8)
@@ -70,21 +94,16 @@ def read_header(path: Path) -> Header:
             with safe_open(path, "np"):  # maps the file into memory, and reads the header
                 text = stream.read(int.from_bytes(prefix, "little"))
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise refusal("unreadable", path=path, error=error.strerror or error) from None
     except SafetensorError as error:
-        raise CheckpointError(
-            f"{path} is truncated, damaged or no safetensors file; get it again. {error}"
-        ) from None
+        raise refusal("damaged", path=path, error=error) from None
     header = parse_json(text, str(path), CheckpointError)
     header.pop("__metadata__", None)
     data = 8 + len(text)
     tensors: dict[str, Entry] = {}
     for name, values in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         if values.keys() != {"dtype", "shape", "data_offsets"}:
-            raise CheckpointError(
-                f"{path}: {short_repr(name)} must have dtype, shape and data_offsets and nothing "
-                f"else, got {short_repr(values)}"
-            )
+            raise refusal("entry", path=path, name=name, values=values)
         begin, end = values["data_offsets"]
         tensors[name] = Entry(values["dtype"], tuple(values["shape"]), data + begin, data + end)
     return Header(path, prefix + text, MappingProxyType(tensors))
@@ -93,7 +112,7 @@ def read_header(path: Path) -> Header:
 def open_file(path: Path) -> BufferedReader:
     """``path`` opened for reading; pipes and devices are refused, as reading them may block."""
     if path.exists() and not path.is_file():
-        raise CheckpointError(f"{path} must be a file, and is a folder, a pipe or a device")
+        raise refusal("no_file", path=path)
     return path.open("rb")
 
 
@@ -102,10 +121,7 @@ def _refuse_foreign(path: Path, start: bytes) -> None:
     for magic, format_name in _FOREIGN_FORMATS.items():
         # read as a length, these letters may be a valid header size: then a brace follows
         if start.startswith(magic) and start[8:] != b"{":
-            raise CheckpointError(
-                f"{path} must be a safetensors file, got {format_name}; write its tensors with the "
-                "safetensors library first"
-            )
+            raise refusal("foreign", path=path, format=format_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +164,14 @@ class Checkpoint:
 def open_checkpoint(source: Path) -> Checkpoint:
     """The checkpoint at ``source``: a file, a folder with one, or one with an index and shards."""
     if not source.exists():
-        raise CheckpointError(f"{source} does not exist; give a safetensors file or its folder")
+        raise refusal("absent", path=source)
     if not source.is_dir():
         if source.name.endswith(_INDEX):
-            raise CheckpointError(f"{source} is an index; give the folder it lies in")
+            raise refusal("is_index", path=source)
         return Checkpoint(source, MappingProxyType({source.name: read_header(source)}), None)
     indexes = sorted(path.name for path in source.glob(f"*{_INDEX}"))
     if len(indexes) > 1:
-        raise CheckpointError(f"{source} holds several indexes ({', '.join(indexes)}); keep one")
+        raise refusal("indexes", path=source, names=", ".join(indexes))
     if indexes:
         return _open_sharded(source, indexes[0])
     names = sorted(path.name for path in source.glob("*.safetensors"))
@@ -163,10 +179,7 @@ def open_checkpoint(source: Path) -> Checkpoint:
         headers = {names[0]: read_header(source / names[0])}
         return Checkpoint(source, MappingProxyType(headers), None)
     if names:
-        raise CheckpointError(
-            f"{source} holds {len(names)} safetensors files and no index that ties them together "
-            f"({short_repr(', '.join(names))}); give one file, or add the index"
-        )
+        raise refusal("no_index", path=source, count=len(names), names=", ".join(names))
     other_files = sorted(
         path.name for ending in ("bin", "pt", "pth") for path in source.glob(f"*.{ending}")
     )
@@ -177,7 +190,7 @@ def open_checkpoint(source: Path) -> Checkpoint:
         if other_files and other_files[0].startswith("consolidated.")
         else "write the tensors with the safetensors library first"
     )
-    raise CheckpointError(f"{source} holds no safetensors file{alternatives}; {hint}")
+    raise refusal("no_weights", path=source, others=alternatives, hint=hint)
 
 
 def _open_sharded(folder: Path, index: str) -> Checkpoint:
@@ -185,22 +198,17 @@ def _open_sharded(folder: Path, index: str) -> Checkpoint:
     headers: dict[str, Header] = {}
     for shard in sorted(set(shard_of.values())):
         if not (folder / shard).is_file():
-            raise CheckpointError(f"{folder / index} names {short_repr(shard)}, which is missing")
+            raise refusal("shard_missing", index=folder / index, shard=shard)
         headers[shard] = read_header(folder / shard)
     shard_with: dict[str, str] = {}
     for shard, header in headers.items():
         for name in header.tensors:
             if name in shard_with:
-                raise CheckpointError(
-                    f"{short_repr(name)} stands in {shard_with[name]} and in {shard}; keep one"
-                )
+                raise refusal("twice", name=name, first=shard_with[name], second=shard)
             shard_with[name] = shard
     for name, shard in shard_of.items():
         if shard_with.get(name) != shard:
-            raise CheckpointError(
-                f"{folder / index} says that {short_repr(name)} is in {shard}, "
-                "which does not hold it"
-            )
+            raise refusal("not_in_shard", index=folder / index, name=name, shard=shard)
     return Checkpoint(folder, MappingProxyType(headers), index)
 
 
@@ -209,20 +217,16 @@ def _read_weight_map(path: Path) -> dict[str, str]:
         with open_file(path) as stream:
             data = stream.read(_INDEX_LIMIT + 1)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise refusal("unreadable", path=path, error=error.strerror or error) from None
     if len(data) > _INDEX_LIMIT:
-        raise CheckpointError(f"{path} is larger than any index")
+        raise refusal("index_size", path=path)
     weight_map = parse_json(data, str(path), CheckpointError).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(
-            f"{path} must hold a weight_map of tensors, got {short_repr(cast(object, weight_map))}"
-        )
+        raise refusal("weight_map", path=path, weight_map=cast(object, weight_map))
     for shard in cast(dict[str, Any], weight_map).values():
         # a name with a folder in it could lead out of the checkpoint
         if not isinstance(shard, str) or Path(shard).name != shard:
-            raise CheckpointError(
-                f"{path}: weight_map must name files beside the index, got {short_repr(shard)}"
-            )
+            raise refusal("outside", path=path, shard=shard)
     return cast(dict[str, str], weight_map)
 
 
@@ -234,5 +238,5 @@ def read_exactly(stream: BinaryIO, count: int) -> bytes:
     """The next ``count`` bytes; a file that is shorter than its header says is refused."""
     data = stream.read(count)
     if len(data) != count:
-        raise CheckpointError(f"{stream.name} became shorter while it was read")
+        raise refusal("shortened", path=stream.name)
     return data

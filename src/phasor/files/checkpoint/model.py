@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from functools import lru_cache
-from importlib import resources
 from typing import Any, Literal, cast
 
-from phasor._checks import short_repr
-from phasor.errors import CheckpointError
+from phasor.files.checkpoint.files import read_table, refusal
 from phasor.files.configs import load
 from phasor.files.configs.facts import table
 from phasor.files.configs.model_class import language_models
@@ -85,9 +81,7 @@ class Patterns:
             try:
                 re.compile(pattern)
             except (re.error, OverflowError, RecursionError) as error:
-                raise CheckpointError(
-                    f"{role} must be a regular expression, got {short_repr(pattern)}: {error}"
-                ) from None
+                raise refusal("regex", role=role, pattern=pattern, error=error) from None
 
     def list_patterns(self) -> list[tuple[Any, str]]:
         """The patterns, each with its role."""
@@ -100,10 +94,7 @@ class Patterns:
         if not roles:
             return None
         if len(roles) > 1:
-            raise CheckpointError(
-                f"{short_repr(name)} must match patterns of one kind, "
-                f"got {', '.join(sorted(roles))}"
-            )
+            raise refusal("two_roles", name=name, roles=", ".join(sorted(roles)))
         layer_name = _LAYER_NAME.fullmatch(name)
         return Projection(roles.pop(), int(layer_name["layer"]) if layer_name else None)
 
@@ -154,20 +145,11 @@ class Projections:
 
 def read_projections(model_type: str | None) -> Projections:
     """The entry of a model type in ``projections.toml``; refused if its rows cannot move alone."""
-    table = _read_table()
-    if model_type in table["refused"]:
-        raise CheckpointError(
-            f"checkpoints of the model type {model_type} cannot be converted: "
-            f"{table['refused'][model_type]}"
-        )
+    table = read_table("projections.toml")
+    if (reason := table["refused"].get(model_type)) is not None:
+        raise refusal("model_type", model_type=model_type, reason=reason)
     gated, varied = (model_type in table["types"][word] for word in ("gated", "varied"))
     return Projections(table["fused"].get(model_type), gated, varied)
-
-
-@lru_cache(maxsize=1)
-def _read_table() -> dict[str, Any]:
-    file = resources.files("phasor.files.checkpoint").joinpath("projections.toml")
-    return tomllib.loads(file.read_text("utf-8"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,10 +190,7 @@ class CheckpointModel:
         # the config's layers do not include a multi-token prediction layer
         if len(self.ropes.ropes) == 1:
             return self.ropes.ropes[0]
-        raise CheckpointError(
-            f"{name!r} is in none of the {len(self.ropes)} layers that the config describes, whose "
-            "ropes differ; convert it on its own, with a Rope and patterns"
-        )
+        raise refusal("other_layer", name=name, count=len(self.ropes))
 
 
 def describe(
@@ -229,7 +208,7 @@ def describe(
     model_types = (level.get("model_type") for level in reversed(levels))
     model_type = like or next(filter(None, model_types), None)
     if config.get("rotary_value"):
-        raise CheckpointError("rotary_value is true, so values are rotated too: not converted")
+        raise refusal("rotary_value")
     architecture = table().huggingface.get(model_type) if model_type is not None else None
     is_latent = architecture is not None and architecture.latent
     return CheckpointModel(

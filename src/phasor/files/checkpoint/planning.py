@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from phasor.errors import CheckpointError, SpecError
+from phasor.errors import SpecError
 from phasor.files.checkpoint.conversion import (
     PROGRAMS,
     Change,
@@ -21,7 +21,7 @@ from phasor.files.checkpoint.conversion import (
     count_kinds,
     list_kinds,
 )
-from phasor.files.checkpoint.files import Checkpoint, Entry, open_checkpoint, rows_of
+from phasor.files.checkpoint.files import Checkpoint, Entry, open_checkpoint, refusal, rows_of
 from phasor.files.checkpoint.model import (
     CheckpointModel,
     Patterns,
@@ -140,16 +140,13 @@ def _config_folder(checkpoint: Checkpoint) -> Path:
     folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
     if any((folder / name).is_file() for name in ("config.json", "params.json")):
         return folder
-    raise CheckpointError(
-        f"{folder} holds no config.json, so where heads begin is unknown; name the model's config, "
-        "or give a Rope (--head-dim on the command line)"
-    )
+    raise refusal("no_config", folder=folder)
 
 
 def _source_pairing(model: CheckpointModel, source: Pairing | None, target: Pairing) -> Pairing:
     source_pairing = model.pairing if source is None else source
     if source_pairing is None:
-        raise CheckpointError("no layer of this model rotates, or they differ in pairing")
+        raise refusal("no_pairing")
     if source_pairing == target:
         hint = (
             ""
@@ -157,7 +154,7 @@ def _source_pairing(model: CheckpointModel, source: Pairing | None, target: Pair
             else "; if they have the other order, as Meta's do under transformers' names, say that "
             f"the source is {opposite(target)} (--from)"
         )
-        raise CheckpointError(f"the weights are in {target} pairing already{hint}")
+        raise refusal("same_pairing", target=target, hint=hint)
     return source_pairing
 
 
@@ -170,20 +167,11 @@ def _check_changes(
     names = context.entries
     if patterns is not None:
         if unused := patterns.unused_patterns(names):
-            raise CheckpointError(
-                f"the pattern {unused[0]!r} must match a whole name, and matches none of "
-                f"{list_kinds(names)}"
-            )
+            raise refusal("unmatched", pattern=unused[0], names=list_kinds(names))
     elif indexer := next((n for n in names if re.search(r"\.(indexer|compressor)\.", n)), None):
-        raise CheckpointError(
-            f"{indexer!r} belongs to an index over keys with a rotation of its own, which phasor "
-            "does not know how to convert"
-        )
+        raise refusal("indexer", name=indexer)
     if not changes:
-        raise CheckpointError(
-            f"{checkpoint.path} holds nothing to convert; its tensors are {list_kinds(names)}. "
-            "Say which are queries and keys (--query, --key)"
-        )
+        raise refusal("nothing", path=checkpoint.path, names=list_kinds(names))
     # a LoRA may have queries only; its keys are in the base model
     if patterns is None and not any("lora_" in name for name in names):
         _check_roles(checkpoint, context, changes)
@@ -206,11 +194,10 @@ def _check_roles(checkpoint: Checkpoint, context: Context, changes: Mapping[str,
         if roles == {"query"} and place in borrowing_places:
             continue
         if roles <= {"query"} or roles <= {"key", "latent key"}:
-            siblings = [name for name in context.entries if name.startswith(f"{place}.")]
-            raise CheckpointError(
-                f"{checkpoint.path} must hold queries and keys of {place}, got "
-                f"{f'only {roles.pop()}' if roles else 'neither'}; its tensors are "
-                f"{list_kinds(siblings)}"
+            siblings = list_kinds(n for n in context.entries if n.startswith(f"{place}."))
+            found = f"only {roles.pop()}" if roles else "neither"
+            raise refusal(
+                "one_role", path=checkpoint.path, place=place, found=found, names=siblings
             )
 
 

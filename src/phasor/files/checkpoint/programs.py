@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor._checks import short_repr
-from phasor.errors import CheckpointError, ConfigError, install_hint
+from phasor.errors import ConfigError, install_hint
 from phasor.files.checkpoint.conversion import (
     Change,
     ConversionPlan,
@@ -28,7 +27,7 @@ from phasor.files.checkpoint.conversion import (
     ResultTensor,
     list_kinds,
 )
-from phasor.files.checkpoint.files import FLOATS, Rows, open_checkpoint, rows_of
+from phasor.files.checkpoint.files import FLOATS, Rows, open_checkpoint, refusal, rows_of
 from phasor.files.checkpoint.model import Projection
 from phasor.files.checkpoint.rows import HeadRows, Reorder, reorder_heads
 from phasor.files.configs import load
@@ -70,10 +69,7 @@ def read_params(path: Path) -> Llama:
     """Read Meta's ``params.json``."""
     config = _read_config_file(path)
     if unknown := sorted(k for k, v in config.values.items() if k not in _KNOWN_PARAMS and v):
-        raise ConfigError(
-            f"{path} must be of a plain Llama 2 or 3, and {', '.join(unknown)} says otherwise; "
-            "experts, images, adapters and quantised weights are not converted"
-        )
+        raise refusal("params", ConfigError, path=path, keys=", ".join(unknown))
     ropes = load(path)
     rope = replace(ropes.ropes[0], pairing="half")
     num_heads = config.require("n_heads", ropes.num_heads)
@@ -132,23 +128,15 @@ def read_config(path: Path) -> Llama:
     num_heads = config.require("num_attention_heads", ropes.num_heads)
     embed_dim = config.require("hidden_size", config.whole("hidden_size"))
     if rope.head_dim * num_heads != embed_dim:
-        raise ConfigError(
-            "hidden_size must be num_attention_heads times head_dim, as in Meta's code, got "
-            f"{embed_dim} and {num_heads} times {rope.head_dim}"
-        )
+        sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "head_dim": rope.head_dim}
+        raise refusal("widths", ConfigError, **sizes)
     law = rope.scaling
-    if rope.rotary_dim != rope.head_dim or not (
-        law is None
-        or (
-            isinstance(law, Llama3)
-            and (law.low_freq_factor, law.original_max_positions) == (1, 8192)
-        )
-    ):
-        raise ConfigError(
-            "params.json can only say whole heads without scaling, or with Llama 3's from 8192 "
-            f"positions and a low_freq_factor of 1, got {short_repr(law)} on {rope.rotary_dim} of "
-            f"{rope.head_dim} coordinates"
-        )
+    is_metas = law is None or (
+        isinstance(law, Llama3) and (law.low_freq_factor, law.original_max_positions) == (1, 8192)
+    )
+    if rope.rotary_dim != rope.head_dim or not is_metas:
+        widths = {"rotary_dim": rope.rotary_dim, "head_dim": rope.head_dim}
+        raise refusal("law", ConfigError, law=law, **widths)
     return Llama(
         rope=rope,
         num_layers=len(ropes),
@@ -197,7 +185,7 @@ def params_json(model: Llama, sizes: Mapping[str, int]) -> tuple[dict[str, Any],
 
 def _read_config_file(path: Path) -> JsonObject:
     if not path.is_file():
-        raise CheckpointError(f"{path} is missing; without it the sizes of the model are unknown")
+        raise refusal("no_sizes", path=path)
     return read_source(path)
 
 
@@ -250,7 +238,7 @@ _DTYPES = {f"torch.{theirs}": ours for ours, theirs in FLOATS.items()}
 def plan_program(folder: Path, program: Program) -> ConversionPlan:
     """`plan_conversion` of a folder for another program."""
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} must be a folder with a config and weights, and is not")
+        raise refusal("no_folder", path=folder)
     if program == "transformers":
         model, ranks = read_params(folder / "params.json"), _open_consolidated(folder)
         weights_file, config_file, write_config = "model.safetensors", "config.json", config_json
@@ -285,25 +273,18 @@ def _open_consolidated(folder: Path) -> list[Mapping[str, Rows]]:
     }
     single = folder / _META_WEIGHTS
     if single.exists() == bool(by_rank):
-        raise CheckpointError(
-            f"{folder} must hold either consolidated.00.pth and so on or {_META_WEIGHTS}, got "
-            f"{'both' if by_rank else 'neither'}"
-        )
+        raise refusal("consolidated", folder=folder, found="both" if by_rank else "neither")
     if not by_rank:
         return [_open_safetensors(single)]
     missing = sorted(set(range(max(by_rank) + 1)) - set(by_rank))
     if missing:
-        raise CheckpointError(
-            f"{folder} holds {by_rank[max(by_rank)].name}, and consolidated.{missing[0]:02}.pth is "
-            "missing"
-        )
+        last = by_rank[max(by_rank)].name
+        raise refusal("rank_missing", folder=folder, last=last, missing=missing[0])
     ranks = [_open_pth(by_rank[rank]) for rank in sorted(by_rank)]
     for number, rank in enumerate(ranks):
         if differing := sorted(set(rank) ^ set(ranks[0])):
-            raise CheckpointError(
-                f"the ranks in {folder} must hold tensors of the same names, and only one of "
-                f"{by_rank[0].name} and {by_rank[number].name} holds {list_kinds(differing)}"
-            )
+            pair = {"first": by_rank[0].name, "other": by_rank[number].name}
+            raise refusal("rank_names", folder=folder, names=list_kinds(differing), **pair)
     return list(ranks)
 
 
@@ -316,20 +297,15 @@ def _open_pth(path: Path) -> dict[str, Rows]:
     try:
         import torch
     except ImportError:
-        raise CheckpointError(
-            f"{path} is a file of torch.save and needs torch to read: {install_hint('torch')}"
-        ) from None
+        raise refusal("no_torch", path=path, install=install_hint("torch")) from None
     try:
         state: object = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:  # torch raises what its unpickler and its zip reader happen to raise
         first_line = str(error).strip().partition("\n")[0]
-        raise CheckpointError(
-            f"{path} cannot be read by torch.load(mmap=True, weights_only=True); it is damaged, "
-            f"was written by torch before 1.6, or holds more than tensors: {short_repr(first_line)}"
-        ) from None
+        raise refusal("pickle", path=path, error=first_line) from None
     if not isinstance(state, dict) or not state:
         kind = "an empty one" if isinstance(state, dict) else f"a {type(state).__name__}"
-        raise CheckpointError(f"{path} must hold a dictionary of tensors, got {kind}")
+        raise refusal("no_tensors", path=path, kind=kind)
     tensors = cast(dict[Any, Any], state).items()
     return {str(name): _map_rows(path, str(name), tensor) for name, tensor in tensors}
 
@@ -338,13 +314,11 @@ def _map_rows(path: Path, name: str, tensor: object) -> Rows:
     import torch
 
     if not isinstance(tensor, torch.Tensor):
-        raise CheckpointError(f"{path}: {short_repr(name)} must be a tensor, got {type(tensor)}")
+        raise refusal("no_tensor", path=path, name=name, kind=type(tensor))
     dtype = _DTYPES.get(str(tensor.dtype))
     if dtype is None or not tensor.ndim or not tensor.numel() or tensor.layout != torch.strided:
-        raise CheckpointError(
-            f"{path}: {short_repr(name)} must be a dense tensor of {', '.join(FLOATS.values())} "
-            f"with rows, got {tensor.dtype} {list(tensor.shape)}; convert before quantising"
-        )
+        got = {"dtype": tensor.dtype, "shape": list(tensor.shape)}
+        raise refusal("dense", path=path, name=name, dtypes=", ".join(FLOATS.values()), **got)
     row_bytes = tensor.element_size() * tensor[:1].numel()
 
     def read(first: int, count: int) -> NDArray[np.uint8]:
@@ -361,10 +335,8 @@ def _open_safetensors(path: Path) -> Mapping[str, Rows]:
     for header in open_checkpoint(path).files.values():
         for name, entry in header.tensors.items():
             if entry.dtype not in FLOATS or not entry.shape or not entry.count:
-                raise CheckpointError(
-                    f"{short_repr(name)} must have a dtype of {', '.join(FLOATS)} and rows, got "
-                    f"{entry.dtype} {list(entry.shape)}; convert before quantising"
-                )
+                got = {"dtype": entry.dtype, "shape": list(entry.shape)}
+                raise refusal("floats", name=name, dtypes=", ".join(FLOATS), **got)
             row_bytes = (entry.end - entry.begin) // entry.shape[0]
             tensors[name] = rows_of(header.path, entry, row_bytes)
     return tensors
@@ -425,17 +397,12 @@ def _build_result(
 
 def _check_names(model: Llama, rank: Mapping[str, Rows], source_names: Mapping[str, str]) -> None:
     if missing := [name for name in source_names.values() if name not in rank]:
-        raise CheckpointError(
-            f"the config describes {model.num_layers} layers, and these tensors are missing: "
-            f"{list_kinds(missing)}; there are {list_kinds(rank)}"
-        )
+        names = {"names": list_kinds(missing), "others": list_kinds(rank)}
+        raise refusal("missing", layers=model.num_layers, **names)
     expected = {*source_names.values(), *(("lm_head.weight",) if model.tied_embeddings else ())}
     unknown = [name for name in rank if name not in expected and not _FREQUENCIES.fullmatch(name)]
     if unknown:
-        raise CheckpointError(
-            f"only the tensors of a plain Llama of {model.num_layers} layers have a name in both "
-            f"programs, got {list_kinds(unknown)} as well"
-        )
+        raise refusal("unknown", layers=model.num_layers, names=list_kinds(unknown))
 
 
 def _join_ranks(
@@ -445,17 +412,13 @@ def _join_ranks(
     first, axis = pieces[0], weight.axis
     for number, piece in enumerate(pieces):
         if (piece.dtype, piece.shape) != (first.dtype, first.shape):
-            raise CheckpointError(
-                f"{short_repr(name)} must have one dtype and shape on all ranks, got {first.dtype} "
-                f"{list(first.shape)} on rank 0 and {piece.dtype} {list(piece.shape)} on {number}"
-            )
+            got = {"dtype": first.dtype, "shape": list(first.shape), "rank": number}
+            other = {"other_dtype": piece.dtype, "other_shape": list(piece.shape)}
+            raise refusal("ranks_differ", name=name, **got, **other)
     if axis is None:
         for number, piece in enumerate(pieces):
             if not np.array_equal(piece.read(0, piece.shape[0]), first.read(0, first.shape[0])):
-                raise CheckpointError(
-                    f"{short_repr(name)} must be the same on all ranks, and rank {number} differs "
-                    "from rank 0; they are of different models"
-                )
+                raise refusal("copies_differ", name=name, rank=number)
         pieces, axis = pieces[:1], 0
     elif weight in _WEIGHTS_BEFORE_LAYERS and first.shape[1:] != tuple(shape[1:]):
         axis = 1
@@ -464,10 +427,7 @@ def _join_ranks(
         joined_shape[axis] *= len(pieces)
     if joined_shape != shape:
         of_ranks = "" if len(pieces) == 1 else f" of {len(pieces)} ranks together"
-        raise CheckpointError(
-            f"{short_repr(name)} must have the shape {shape} by the config, got {joined_shape}"
-            f"{of_ranks}; is the config of another model, or a rank missing?"
-        )
+        raise refusal("shape", name=name, shape=shape, joined=joined_shape, of_ranks=of_ranks)
     return pieces, axis
 
 
@@ -475,9 +435,6 @@ def _reorder_rank(name: str, rank: Rows, rows: int, rope: Rope, target: Pairing)
     """The new order of the rows of each head of a tensor with ``rows`` rows over all ranks."""
     width = rope.head_dim
     if rank.shape[0] % width:
-        raise CheckpointError(
-            f"{short_repr(name)} must hold whole heads of {width} rows on each rank, got "
-            f"{rank.shape[0]}"
-        )
+        raise refusal("split_heads", name=name, width=width, rows=rank.shape[0])
     layout = HeadRows(width, (0,), rows // width)
     return reorder_heads(rope, opposite(target), target, layout, rank.row_bytes)

@@ -10,9 +10,7 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor._checks import short_repr
-from phasor.errors import CheckpointError
-from phasor.files.checkpoint.files import Entry
+from phasor.files.checkpoint.files import Entry, refusal
 from phasor.files.checkpoint.model import VALUE_OF, CheckpointModel, Projection
 from phasor.numpy import change_pairing
 from phasor.pairings import Pairing
@@ -99,10 +97,7 @@ def reorder(context: Context, name: str, part: Projection, rope: Rope) -> Reorde
         if not _ROW_SUFFIX.fullmatch(part.suffix):
             return _reorder_scales(context, name, part, rope)
     elif re.search(r"\blora_(A|down)\b", name):
-        raise CheckpointError(
-            f"{short_repr(name)} is the inner matrix of a LoRA, whose rows are no heads: match "
-            "lora_B alone"
-        )
+        raise refusal("lora", name=name)
     if part.role == "vectors":
         return _reorder_vectors(context, name, rope)
     return _reorder_rows(context, name, part, rope)
@@ -165,12 +160,11 @@ def _find_layout(context: Context, name: str, part: Projection, width: int, rows
         return HeadRows(width, (0,), count)
     arrangement = model.projections.fused if part.role == "fused" else part.role
     if arrangement is None:
-        _refuse(
-            name,
-            entry,
+        unknown = (
             "whether queries, keys and values lie in blocks or in groups is not known for this "
-            "model type, so a pattern must say it (--qkv-blocks or --qkv-groups)",
         )
+        unknown += "model type, so a pattern must say it (--qkv-blocks or --qkv-groups)"
+        _refuse(name, entry, unknown)
     queries = _known_query_heads(model, name)
     keys, remainder = divmod(count - queries, 2)
     if keys < 1 or remainder or queries % keys:
@@ -183,10 +177,7 @@ def _find_layout(context: Context, name: str, part: Projection, width: int, rows
 
 def _known_query_heads(model: CheckpointModel, name: str) -> int:
     if model.num_heads is None:
-        raise CheckpointError(
-            f"{short_repr(name)} cannot be taken apart without the number of query heads; "
-            "give a config that has it"
-        )
+        raise refusal("num_heads", name=name)
     return model.num_heads
 
 
@@ -217,13 +208,9 @@ def _refuse_shared_values(context: Context, name: str, part: Projection) -> None
     if value is None or part.suffix != "weight":
         return
     if f"{name.removesuffix(f'{part.module}.weight')}{value}.weight" not in context.entries:
-        raise CheckpointError(
-            f"{short_repr(name)} must have a {value} beside it: where keys are the values as well, "
-            "a new order would reach the output"
-        )
+        raise refusal("shared_values", name=name, value=value)
 
 
 def _refuse(name: str, entry: Entry, problem: str) -> NoReturn:
-    raise CheckpointError(
-        f"{short_repr(name)} cannot be converted: {problem}, got {entry.dtype} {list(entry.shape)}"
-    )
+    shape = list(entry.shape)
+    raise refusal("rows", name=name, problem=problem, dtype=entry.dtype, shape=shape)
