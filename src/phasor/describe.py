@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields, replace
+from typing import Any, NamedTuple, cast
 
 from phasor.angles import turns, wavelengths
-from phasor.axes import OneAxis
+from phasor.axes import Axes, OneAxis
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing, by_pairing
 from phasor.rope import Rope, real_inv_freq
-from phasor.scaling import Rule
+from phasor.scaling import Law, Rule
 
 
-@dataclass(frozen=True, kw_only=True)
-class PairRow:
-    """The numbers of one pair.
+class PairRow(NamedTuple):
+    """The numbers of one pair."""
 
-    Attributes:
-        pair: Its index, from 0.
-        axis: The position axis that drives it.
-        inv_freq: Radians per position.
-        wavelength: Positions per turn; None if its frequency is 0.
-        turns: Turns over the context; None without a context.
-        divided_by: Plain frequency over scaled frequency; None if the law made it 0.
-    """
-
-    pair: int
-    axis: int
-    inv_freq: float
-    wavelength: float | None
-    turns: float | None
-    divided_by: float | None
+    pair: int  # its index, from 0
+    axis: int  # the position axis that drives it
+    inv_freq: float  # radians per position
+    wavelength: float | None  # positions per turn; None if its frequency is 0
+    turns: float | None  # over the context; None without a context
+    divided_by: float | None  # plain over scaled frequency; None if the law made it 0
 
 
 def pair_rows(rope: Rope, context: float | None) -> list[PairRow]:
@@ -190,6 +180,37 @@ def ranges(pairs: list[int]) -> str:
     return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
 
 
+def to_plain(value: object) -> Any:
+    """``value`` as JSON values: None for what is no finite number, a law and axes by their repr.
+
+    >>> to_plain((1, float("inf"), OneAxis()))
+    [1, None, 'OneAxis()']
+    """
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case None | str() | int():
+            return value
+        case Rope():
+            return value.to_dict()
+        case tuple() | list():
+            return [to_plain(one) for one in cast("Iterable[object]", value)]
+        case Mapping():
+            items = cast("Mapping[str, object]", value).items()
+            return {name: to_plain(one) for name, one in items}
+        case Law() | Rule() | Axes():
+            return repr(value)
+        case _:
+            # what adds to its fields says so itself
+            add_to = getattr(value, "as_plain", None)
+            return add_to() if add_to else plain_fields(value)
+
+
+def plain_fields(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass as JSON values."""
+    return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+
+
 def as_plain(ropes: LayerRopes, seq_len: int | None, context: int | None) -> dict[str, Any]:
     """The ropes, their laws, factors and pairs, as JSON values.
 
@@ -210,7 +231,7 @@ def as_plain(ropes: LayerRopes, seq_len: int | None, context: int | None) -> dic
             "attention_factor": static.attention_factor,
             "softmax_factor": static.softmax_factor,
             "logit_factor": static.logit_factor,
-            "pairs": [asdict(row) for row in pair_rows(static, context)],
+            "pairs": [row._asdict() for row in pair_rows(static, context)],
         }
     return {
         "name": ropes.name,

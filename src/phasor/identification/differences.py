@@ -6,15 +6,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast, overload
+from typing import Any, overload
 
 import numpy as np
 
 from phasor._checks import number, whole
-from phasor.describe import ranges, static_rope
+from phasor.describe import plain_fields, ranges, static_rope
 from phasor.errors import SpecError
 from phasor.identification.calling import Caller, RefusedError, find_caller
-from phasor.identification.report import finite_or_none
 from phasor.identification.spectrum import Floats, exact_phasors, find_first_bad
 from phasor.layers import LayerRopes
 from phasor.numpy import every_axis_of, matrix, pair_indices
@@ -40,17 +39,7 @@ class Difference(ABC):
 
     def as_plain(self) -> dict[str, Any]:
         """Everything as JSON values, with the verdict in ``differ``; axes as their repr."""
-        return {"differ": bool(self)} | {name: _plain(value) for name, value in vars(self).items()}
-
-
-def _plain(value: object) -> Any:
-    if isinstance(value, Difference):
-        return value.as_plain()
-    if isinstance(value, tuple):
-        return [_plain(one) for one in cast(tuple[object, ...], value)]
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in cast(dict[str, object], value).items()}
-    return value if value is None or isinstance(value, (str, int, float)) else repr(value)
+        return {"differ": bool(self)} | plain_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +202,7 @@ def _diff_measured(
             pair=next(
                 (_pair_of(side, read) for side in (first, second) if isinstance(side, Rope)), None
             ),
-            size=finite_or_none(float(distances[read])),
+            size=float(distances[read]) if np.isfinite(distances[read]) else None,
             score=float(np.linalg.norm(scores, 2)) if np.isfinite(scores).all() else None,
         )
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,21 +47,18 @@ _END_ROUNDING = 1e-3
 _SHARE_ROUNDING = 1e-4
 
 
-@dataclass(frozen=True, kw_only=True)
-class Explanation:
+class Explanation(NamedTuple):
     """A base and a law that give the frequencies found."""
 
     base: float
     law: Law | None  # None for plain powers of the base
-    mistake: Finding | None = None  # gives them with far fewer digits than any law
+    mistake: Finding | None  # gives them with far fewer digits than any law
     digits: int  # of all parameters: the fewer, the likelier
 
     @property
     def gives_frequencies(self) -> bool:
-        """Whether a Rope with this base and law has these frequencies.
-
-        All have, but for one mistake that no law describes. It is checked when it is proposed.
-        """
+        """Whether a Rope with this base and law has these frequencies."""
+        # all have, but for one mistake that no law describes: it is checked when it is proposed
         return self.mistake is None or self.mistake.name != "ramp-inverted"
 
 
@@ -115,18 +112,20 @@ def _make_proposals(f: Floats, tolerance: Floats, head_dim: int) -> Proposals:
             yield from scan(measured)
 
 
-def _propose(
-    base: float | None, law: Law | None = None, mistake: Finding | None = None, *numbers: float
-) -> Explanation | None:
-    """The explanation, counting the digits of its base and law, or of a mistake's ``numbers``."""
+def _propose(base: float | None, law: Law | None = None) -> Explanation | None:
+    """The explanation by a base and a law, with their digits and one for each parameter."""
     if base is None:
         return None
-    digits = 1 + sum(map(count_digits, numbers))
-    if mistake is None:
-        values = [] if law is None else list(changed_parameters(law).values())
-        digits = count_digits(base) + (law is not None)
-        digits += sum(1 + count_digits(v) for v in values if type(v) in (int, float))
-    return Explanation(base=base, law=law, mistake=mistake, digits=digits)
+    values = {} if law is None else changed_parameters(law)
+    digits = sum(1 + count_digits(v) for v in values.values() if type(v) in (int, float))
+    return Explanation(base, law, None, count_digits(base) + (law is not None) + digits)
+
+
+def _propose_mistake(
+    mistake: Finding, base: float, law: Law | None, *numbers: float
+) -> Explanation:
+    """The explanation by a mistake, which ``numbers`` define."""
+    return Explanation(base, law, mistake, 1 + sum(map(count_digits, numbers)))
 
 
 def changed_parameters(law: Law) -> dict[str, Any]:
@@ -171,7 +170,7 @@ def _find_exponent_width(measured: Frequencies) -> Proposals:
             mistake = make_finding(
                 "exponent-width", width=width, rotary_dim=2 * pairs, intended=intended
             )
-            yield _propose(short, None, mistake, intended)
+            yield _propose_mistake(mistake, short, None, intended)
 
 
 # Laws that change every pair: the first frequency is not 1.
@@ -203,7 +202,7 @@ def _find_stretched_frequencies(measured: Frequencies) -> Proposals:
     stretch = measured.factor.power((pairs - 1) / pairs).simplest()
     if base is not None and stretch is not None:
         mistake = make_finding("stretch-on-frequencies", factor=stretch)
-        yield _propose(base, scaling.Linear(factor=factor), mistake, base, stretch)
+        yield _propose_mistake(mistake, base, scaling.Linear(factor=factor), base, stretch)
 
 
 def _find_indices_from_one(measured: Frequencies) -> Proposals:
@@ -211,7 +210,8 @@ def _find_indices_from_one(measured: Frequencies) -> Proposals:
     base = measured.bases_of(shift=1).simplest()
     if base is not None:
         mistake = make_finding("index-from-one", base=base, rotary_dim=2 * pairs)
-        yield _propose(base, scaling.Linear(factor=base ** (1 / pairs)), mistake, base)
+        law = scaling.Linear(factor=base ** (1 / pairs))
+        yield _propose_mistake(mistake, base, law, base)
 
 
 def _scan_ntk_fixed(measured: Frequencies) -> Proposals:
@@ -274,63 +274,96 @@ def _scan_faded(measured: Frequencies) -> Proposals:
 # Laws that keep the fast pairs, divide the slow ones by a factor, and have a ramp between them.
 
 
-def _find_kept_shares(measured: Frequencies) -> Iterator[tuple[float, float, Floats]]:
-    """The base, a possible factor, and the share of each frequency that is then kept.
+class _Ramp(NamedTuple):
+    """How much of each frequency is kept: 1 of fast pairs, 0 of those divided by the factor."""
 
-    A share is 1 for a pair that is kept and 0 for a pair that is divided by the whole factor.
-    """
+    base: float
+    factor: float
+    shares: Floats  # [num_pairs]
+    plain: Floats  # [num_pairs], the powers of the base
+
+    @property
+    def between(self) -> NDArray[np.intp]:
+        """The pairs that are neither kept nor divided by the whole factor."""
+        return np.flatnonzero((self.shares > 0) & (self.shares < 1))
+
+    @property
+    def last_kept(self) -> int:
+        """The slowest pair that is kept."""
+        return int(np.flatnonzero(self.shares >= 1)[-1])
+
+    def fit(self, coordinates: Floats) -> tuple[float, float] | None:
+        """The coordinates where a share linear in them leaves 1 and reaches 0; None if it jumps."""
+        if len(self.between) < 2:
+            return None
+        ends = self.between[[0, -1]]
+        (x0, x1), (share0, share1) = coordinates[ends], self.shares[ends]
+        # what does not fall ends far beyond all pairs
+        slope = max(float((share0 - share1) / (x1 - x0)), 1e-9)
+        return float(x0 - (1 - share0) / slope), float(x1 + share1 / slope)
+
+
+def _make_ramp(measured: Frequencies, base: float, factor: float) -> _Ramp:
+    """The shares that remain of the powers of the base; 1 and 0 where they may be."""
+    plain, keepable = base ** (-measured.indices / measured.num_pairs), 1 - 1 / factor
+    remaining = measured.inv_freq / plain
+    shares = (remaining - 1 / factor) / keepable
+    errors = _SHARE_ROUNDING + measured.relative_errors * remaining / keepable
+    ends = np.clip(np.rint(shares), 0, 1)
+    return _Ramp(base, factor, np.where(np.abs(shares - ends) <= errors, ends, shares), plain)
+
+
+def _scan_ramps(measured: Frequencies) -> Proposals:
     run = measured.base_of_longest_run() if measured.begin_with_one else None
     if run is None:
         return
     base, _ = run
-    remaining = measured.inv_freq * base ** (measured.indices / measured.num_pairs)
-    *_, before_last, last = measured.relative_errors
+    before_last, last = measured.inv_freq[-2:] * base ** (
+        measured.indices[-2:] / measured.num_pairs
+    )
+    errors = measured.relative_errors[-2:]
     # if the last two are divided by the same number, it is the whole factor
-    plateau = simplest_near(1 / remaining[-1], 2 * last + 1e-12)
-    is_level = abs(remaining[-1] / remaining[-2] - 1) <= last + before_last
+    plateau = simplest_near(1 / last, 2 * errors[1] + 1e-12)
+    is_level = abs(last / before_last - 1) <= errors.sum()
     for factor in (plateau,) if is_level and plateau is not None else _RAMP_FACTORS:
         if factor != 1:
-            yield base, factor, _shares_of(remaining, factor, measured)
+            ramp = _make_ramp(measured, base, factor)
+            for law in (*_fit_yarn(ramp), *_fit_turns(ramp), *_fit_part_ntk(ramp)):
+                yield _propose(base, law)
 
 
-def _shares_of(remaining: Floats, factor: float, measured: Frequencies) -> Floats:
-    """How much of each frequency a ramp keeps, from what remains of it; 1 and 0 if they may be."""
-    shares = (remaining - 1 / factor) / (1 - 1 / factor)
-    errors = _SHARE_ROUNDING + measured.relative_errors * remaining / (1 - 1 / factor)
-    ends = np.clip(np.rint(shares), 0, 1)
-    return np.where(np.abs(shares - ends) <= errors, ends, shares)
+def _fit_yarn(ramp: _Ramp) -> Iterator[Law]:
+    """A ramp linear in the index; at its ends, pairs make known turns over the context."""
+    for truncate, *ends in _find_index_ends(ramp):
+        # contexts over which pairs at these real-valued indices make one turn
+        low, high = (
+            Interval(*(2 * math.pi * ramp.base ** (end / len(ramp.plain)) for end in bounds))
+            for bounds in ends
+        )
+        contexts = [(low.times(fast) & high.times(slow), fast, slow) for fast, slow in _BETAS]
+        candidates = [(c.power_of_two() or c.simplest(), fast, slow) for c, fast, slow in contexts]
+        length = high.power_of_two()
+        if length is not None and low.low > 0:
+            turns = Interval(length / low.high, length / low.low).simplest()
+            candidates.append((length, turns or 0.0, 1.0))
+        for context, fast, slow in candidates:
+            if context and context == int(context) >= 1 and fast >= 1:
+                yield scaling.Yarn(
+                    factor=ramp.factor, original_max_positions=int(context), beta_fast=fast,
+                    beta_slow=slow, truncate=truncate,
+                )  # fmt: skip
 
 
 _Bounds = tuple[float, float]
 
 
-def _pairs_on_ramp(shares: Floats) -> NDArray[np.intp]:
-    """The pairs that are neither kept nor divided by the whole factor."""
-    return np.flatnonzero((shares > 0) & (shares < 1))
-
-
-def _last_kept_pair(shares: Floats) -> int:
-    return int(np.flatnonzero(shares >= 1)[-1])
-
-
-def _ramp_slope(shares: Floats, on_ramp: NDArray[np.intp], coordinates: Floats) -> float:
-    """How fast a ramp falls over the coordinates, from the first to the last pair on it."""
-    first, last = on_ramp[0], on_ramp[-1]
-    return float((shares[first] - shares[last]) / (coordinates[last] - coordinates[first]))
-
-
-def _find_ramp_ends(shares: Floats) -> Iterator[tuple[bool, _Bounds, _Bounds]]:
-    """Possible ends of a ramp linear in the index: whether rounded to pairs, and their bounds."""
-    on_ramp = _pairs_on_ramp(shares)
-    if len(on_ramp) < 2:
-        low = _last_kept_pair(shares)
-        ends = [(float(a), float(low + b)) for a in (low, low - 1) for b in (1, 2) if a >= 0]
-    else:
-        first, last = int(on_ramp[0]), int(on_ramp[-1])
-        slope = max(_ramp_slope(shares, on_ramp, np.arange(float(len(shares)))), 1e-9)
-        ends = [(first - (1 - shares[first]) / slope, last + shares[last] / slope)]
-    for low, high in ends:
-        if low > -1 and high < 4 * len(shares):
+def _find_index_ends(ramp: _Ramp) -> Iterator[tuple[bool, _Bounds, _Bounds]]:
+    """Possible ends of a ramp over the index: whether rounded to pairs, and their bounds."""
+    pairs, fitted = len(ramp.shares), ramp.fit(np.arange(float(len(ramp.shares))))
+    kept = ramp.last_kept
+    whole = [(float(a), float(kept + b)) for a in (kept, kept - 1) for b in (1, 2) if a >= 0]
+    for low, high in whole if fitted is None else [fitted]:
+        if low > -1 and high < 4 * pairs:
             low_bounds, high_bounds = ((x - _END_ROUNDING, x + _END_ROUNDING) for x in (low, high))
             yield False, low_bounds, high_bounds
             if all(abs(end - round(end)) < _END_ROUNDING for end in (low, high)):
@@ -339,104 +372,69 @@ def _find_ramp_ends(shares: Floats) -> Iterator[tuple[bool, _Bounds, _Bounds]]:
                 yield True, (low or -math.inf, low + 1), (high - 1, high)
 
 
-def _scan_yarn(measured: Frequencies) -> Proposals:
-    """A ramp linear in the index; at its ends, pairs make known turns over the context."""
-    for base, factor, shares in _find_kept_shares(measured):
-        for truncate, *bounds in _find_ramp_ends(shares):
-            # contexts over which pairs at these real-valued indices make one turn
-            low, high = (
-                Interval(*(2 * math.pi * base ** (end / measured.num_pairs) for end in ends))
-                for ends in bounds
-            )
-            candidates: list[tuple[float | None, float | None, float]] = []
-            for fast, slow in _BETAS:
-                contexts = low.times(fast) & high.times(slow)
-                candidates.append((contexts.power_of_two() or contexts.simplest(), fast, slow))
-            length = high.power_of_two()
-            if length is not None and low.low > 0:
-                turns = Interval(length / low.high, length / low.low).simplest()
-                candidates.append((length, turns, 1.0))
-            for context, fast, slow in candidates:
-                if context and fast and context >= 1 and fast >= 1 and context == int(context):
-                    law = scaling.Yarn(
-                        factor=factor, original_max_positions=int(context), beta_fast=fast,
-                        beta_slow=slow, truncate=truncate,
-                    )  # fmt: skip
-                    yield _propose(base, law)
-
-
-def _scan_ramps_over_frequency(measured: Frequencies) -> Proposals:
+def _fit_turns(ramp: _Ramp) -> Iterator[Law]:
     """A ramp linear in the frequency itself: Llama 3's, and the one that YaRN's paper prints."""
-    for base, factor, shares in _find_kept_shares(measured):
-        plain = base ** (-measured.indices / measured.num_pairs)
-        on_ramp = _pairs_on_ramp(shares)
-        if len(on_ramp) == 0:  # a step, or a ramp between two pairs
-            wavelengths = 2 * np.pi / plain[_last_kept_pair(shares) :]
-            context = Interval(*wavelengths[:2]).power_of_two() if len(wavelengths) > 1 else None
-            contexts, high_turns = [] if context is None else [context], (1.0, 4.0)
-        elif len(on_ramp) == 1:  # one pair gives one number: the usual turns are assumed
-            slow = float(plain[on_ramp[0]] / (1 + 3 * shares[on_ramp[0]]))
-            contexts, high_turns = _find_round_contexts(2 * np.pi / slow), (4.0,)
-        else:
-            slope, last = _ramp_slope(shares, on_ramp, -plain), on_ramp[-1]
-            slow = float(plain[last] - shares[last] / slope) if slope > 0 else 0.0
-            if slow <= 0:
-                continue
-            ratio = simplest_near(1 + 1 / slope / slow, 1e-3) or 1.0
-            contexts, high_turns = _find_round_contexts(2 * np.pi / slow), (ratio,)
-            original = interval_around(2 * np.pi / slow, 1e-3).power_of_two()
-            if original is not None:
-                law = scaling.YarnPaper(
-                    factor=factor, original_max_positions=original, beta_fast=ratio
-                )
-                yield _propose(base, law)
-        for length, high in product(contexts, high_turns):
-            law = scaling.Llama3(
-                factor=factor, original_max_positions=length, low_freq_factor=1.0,
-                high_freq_factor=high,
-            )  # fmt: skip
-            yield _propose(base, law)
+    fitted, between = ramp.fit(-ramp.plain), ramp.between
+    if fitted is not None:
+        fast, slow = (-end for end in fitted)
+        if slow <= 0:
+            return
+        high_turns = (simplest_near(fast / slow, 1e-3) or 1.0,)
+        contexts = _find_round_contexts(2 * np.pi / slow)
+        original = interval_around(2 * np.pi / slow, 1e-3).power_of_two()
+        if original is not None:
+            yield scaling.YarnPaper(
+                factor=ramp.factor, original_max_positions=original, beta_fast=high_turns[0]
+            )
+    elif len(between) == 1:  # one pair gives one number: the usual turns are assumed
+        slow = float(ramp.plain[between[0]] / (1 + 3 * ramp.shares[between[0]]))
+        contexts, high_turns = _find_round_contexts(2 * np.pi / slow), (4.0,)
+    else:  # a step, or a ramp between two pairs
+        wavelengths = 2 * np.pi / ramp.plain[ramp.last_kept :]
+        context = Interval(*wavelengths[:2]).power_of_two() if len(wavelengths) > 1 else None
+        contexts, high_turns = [] if context is None else [context], (1.0, 4.0)
+    for length, high in product(contexts, high_turns):
+        yield scaling.Llama3(
+            factor=ramp.factor, original_max_positions=length, high_freq_factor=high
+        )
 
 
 def _find_round_contexts(length: float) -> list[int]:
     """Lengths near a measured one: a power of two, the one with fewest digits, the nearest."""
     interval = interval_around(length, 1e-3)
-    lengths = dict.fromkeys(
-        [interval.power_of_two(), round(interval.simplest() or 0), round(length)]
-    )
-    return [length for length in lengths if length is not None and length >= 1]
+    lengths = (interval.power_of_two(), round(interval.simplest() or 0), round(length))
+    return [length for length in dict.fromkeys(lengths) if length is not None and length >= 1]
 
 
-def _scan_part_ntk(measured: Frequencies) -> Proposals:
-    for base, factor, shares in _find_kept_shares(measured):
-        changed = np.flatnonzero(shares < 1)
-        for length in (1 << power for power in range(9, 18)):
-            # its ramp begins at the pair that turns 16 times over the context
-            index = measured.num_pairs * math.log(length / (32 * math.pi)) / math.log(base)
-            if len(changed) > 0 and abs(int(changed[0]) - index) <= 2:
-                law = scaling.PartNTK(factor=factor, original_max_positions=length)
-                yield _propose(base, law)
+def _fit_part_ntk(ramp: _Ramp) -> Iterator[Law]:
+    changed, pairs = np.flatnonzero(ramp.shares < 1), len(ramp.shares)
+    for length in (1 << power for power in range(9, 18)):
+        # its ramp begins at the pair that turns 16 times over the context
+        index = pairs * math.log(length / (32 * math.pi)) / math.log(ramp.base)
+        if len(changed) > 0 and abs(int(changed[0]) - index) <= 2:
+            yield scaling.PartNTK(factor=ramp.factor, original_max_positions=length)
 
 
 def _find_inverted_ramp(measured: Frequencies) -> Proposals:
     """A YaRN ramp that divides the fast pairs and keeps the slow ones."""
-    f, pairs, indices = measured.inv_freq, measured.num_pairs, measured.indices
-    factor = simplest_near(1 / f[0], 2 * measured.relative_errors[0] + 1e-12)
+    errors = measured.relative_errors
+    factor = simplest_near(1 / measured.inv_freq[0], 2 * errors[0] + 1e-12)
     run = measured.base_of_longest_run(slow=True)
     # a base, a factor and two ends are four numbers, which fit any few pairs
-    if factor is None or factor <= 1 or run is None or pairs < 8:
+    if factor is None or factor <= 1 or run is None or measured.num_pairs < 8:
         return
     base, _ = run
-    shares = _shares_of(f * base ** (indices / pairs), factor, measured)
-    on_ramp = _pairs_on_ramp(shares)
-    if len(on_ramp) < 2:
+    ramp = _make_ramp(measured, base, factor)
+    fitted = ramp._replace(shares=1 - ramp.shares).fit(measured.indices)
+    if fitted is None:
         return
-    slope = -_ramp_slope(shares, on_ramp, indices)
-    ramp = np.clip(shares[on_ramp[0]] + slope * (indices - on_ramp[0]), 0, 1)
-    exact = base ** (-indices / pairs) * (ramp + (1 - ramp) / factor)
-    fits = np.all(np.abs(exact - f) <= (2 * measured.relative_errors + 1e-9) * f)
-    if slope > 0 and ramp[-1] == 1 and fits:
-        yield _propose(base, None, make_finding("ramp-inverted", factor=factor), base, factor)
+    low, high = fitted
+    kept = np.clip((measured.indices - low) / (high - low), 0, 1)
+    exact = ramp.plain * (kept + (1 - kept) / factor)
+    fits = np.abs(exact / measured.inv_freq - 1) <= 2 * errors + 1e-9
+    if kept[-1] == 1 and fits.all():
+        mistake = make_finding("ramp-inverted", factor=factor)
+        yield _propose_mistake(mistake, base, None, base, factor)
 
 
 #: By law, the form of spectrum and the scan that recognise it. Frequencies of a law without a scan
@@ -449,10 +447,10 @@ SCANS: dict[str, tuple[Form, Scan]] = {
     "ntk_fixed": ("scaled", _scan_ntk_fixed),
     "resonance": ("scaled", _scan_whole_wavelengths),
     "ntk_mixed": ("scaled", _scan_ntk_mixed),
-    "yarn": ("scaled", _scan_yarn),
-    "llama3": ("scaled", _scan_ramps_over_frequency),
-    "yarn_paper": ("scaled", _scan_ramps_over_frequency),
-    "part_ntk": ("scaled", _scan_part_ntk),
+    "yarn": ("scaled", _scan_ramps),
+    "llama3": ("scaled", _scan_ramps),
+    "yarn_paper": ("scaled", _scan_ramps),
+    "part_ntk": ("scaled", _scan_ramps),
     "proportional": ("stopped", _scan_stopped),
     "hope": ("stopped", _scan_stopped),
     "cope": ("stopped", _scan_faded),

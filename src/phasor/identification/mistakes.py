@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from phasor.identification.blocks import Arrangement, pair_factors
 from phasor.identification.calling import Caller, RefusedError
-from phasor.identification.report import Finding, Identification, make_finding
+from phasor.identification.report import Finding, Identification, add_findings, make_finding
 from phasor.identification.spectrum import (
     DTYPES,
     Complex,
@@ -80,9 +80,9 @@ def compare_members(probe: Probe, factors: Complex) -> list[Finding]:
     """
     arrangement, tolerance = probe.arrangement, 32 * probe.rounding
     size = np.maximum(np.maximum(np.abs(factors.real), np.abs(factors.imag)).max(axis=0), 1e-30)
+    # [2, P, pairs] to [pairs]
     skew = (np.abs(factors[0] - factors[1]) / size).max(axis=0)
-    differing = skew > tolerance
-    if not differing.any():
+    if not (skew > tolerance).any():
         return []
 
     def are_equal(a: Complex, b: Complex) -> bool:
@@ -91,17 +91,16 @@ def compare_members(probe: Probe, factors: Complex) -> list[Finding]:
     pairs = arrangement.num_pairs
     written = arrangement.written - arrangement.rotary_start
     if arrangement.pairing and written.min() >= 0 and written.max() < arrangement.rotary_dim:
-        # the rows of cos and sin with which each coordinate is multiplied
-        multipliers = np.empty((factors.shape[1], arrangement.rotary_dim), dtype=np.complex128)
-        multipliers[:, written[0]], multipliers[:, written[1]] = factors
-        halves = multipliers[:, :pairs], multipliers[:, pairs:]
-        neighbours = multipliers[:, ::2], multipliers[:, 1::2]
-        if are_equal(*by_pairing(arrangement.pairing, half=neighbours, interleaved=halves)):
-            name = by_pairing(
-                arrangement.pairing,
-                half="interleaved-rows-on-halves",
-                interleaved="half-rows-on-interleaved",
-            )
+        # what each coordinate is multiplied by, which a row of cos and sin holds: [P, rotary_dim]
+        rows = np.empty((factors.shape[1], arrangement.rotary_dim), dtype=np.complex128)
+        rows[:, written] = factors.swapaxes(0, 1)
+        # if rows for the other pairing were used, its pairs have equal multipliers
+        name, *members = by_pairing(
+            arrangement.pairing,
+            half=("interleaved-rows-on-halves", rows[:, ::2], rows[:, 1::2]),
+            interleaved=("half-rows-on-interleaved", rows[:, :pairs], rows[:, pairs:]),
+        )
+        if are_equal(*members):
             return [make_finding(name)]
     worst = int(np.argmax(skew))
     coordinates = tuple(arrangement.read[:, worst].tolist())
@@ -109,14 +108,13 @@ def compare_members(probe: Probe, factors: Complex) -> list[Finding]:
     sums = factors.sum(axis=0)
     reflected = ((np.abs(sums.real) + np.abs(sums.imag)) / size).max(axis=0) < 1e-3
     if reflected[worst]:
-        count = int(reflected.sum())
-        which = f"Coordinates {coordinates} are"
+        which, count = f"Coordinates {coordinates} are", int(reflected.sum())
         if count > 1:
             which = f"{count} of {pairs} pairs, such as coordinates {coordinates}, are"
         return [make_finding("reflection", which=which)]
     follow_axes = probe.caller.n_axes > 1 and are_equal(factors[0, :6], factors[1, :6])
     name = "members-on-different-axes" if follow_axes else "members-differ"
-    return [make_finding(name, count=int(differing.sum()), coordinates=coordinates)]
+    return [make_finding(name, count=int((skew > tolerance).sum()), coordinates=coordinates)]
 
 
 def compare_queries_and_keys(probe: Probe, maps: Floats) -> tuple[float | None, list[Finding]]:
@@ -167,11 +165,14 @@ class _Prediction:
         expected = spectrum.predict(np.array([float(position)]))[0]
         return bool(np.all(np.abs(value - expected) <= tolerance))
 
-    def are_turns_of(
-        self, values: Mapping[int, Complex | None], source: Callable[[int], int]
-    ) -> bool:
-        """Whether each position was turned as the position ``source(position)``."""
-        return all(self.is_turn_of(z, source(position)) for position, z in values.items())
+    def find_source(
+        self, values: Mapping[int, Complex | None], sources: Mapping[str, Callable[[int], int]]
+    ) -> str | None:
+        """The first of the named ``sources`` as whose positions all of them were turned."""
+        for name, source in sources.items():
+            if all(self.is_turn_of(z, source(position)) for position, z in values.items()):
+                return name
+        return None
 
 
 def add_limits(
@@ -198,7 +199,6 @@ def add_limits(
             break
         first_rounded.setdefault(dtype, position)
         last_good = position
-    first_rounded.pop("float64", None)
     findings: list[Finding] = []
     behaviour = None
     if end is not None:
@@ -206,17 +206,13 @@ def add_limits(
         sentence = f"Up to position {end - 1} it turns; from {end} on {behaviour}."
         findings.append(Finding(name, sentence))
     for dtype, position in first_rounded.items():
-        rounded = _round_position(position, dtype)
-        findings.append(
-            make_finding("positions-in-{dtype}", dtype=dtype, position=position, rounded=rounded)
-        )
+        if dtype != "float64":
+            measured = {"position": position, "rounded": _round_position(position, dtype)}
+            findings.append(make_finding("positions-in-{dtype}", dtype=dtype, **measured))
     name, negative = _describe_negative_positions(predicted, end)
     if name is not None:
         findings.append(Finding(name, f"A negative position {negative}."))
-    return replace(
-        report, table_end=end, beyond=behaviour, negative=negative,
-        findings=(*report.findings, *findings),
-    )  # fmt: skip
+    return add_findings(report, *findings, table_end=end, beyond=behaviour, negative=negative)
 
 
 def _round_position(position: int, dtype: str) -> int:
@@ -236,11 +232,14 @@ def _describe_table_end(predicted: _Prediction, end: int) -> tuple[str, str]:
         return "table-end-zeros", "it gives zeros"
     if np.abs(values - 1).max() < 1e-3:
         return "table-end-identity", "it does not turn at all (identity)"
-    if predicted.are_turns_of(results, lambda p: end - 1):
-        return "positions-clamped", f"every position is turned as {end - 1} (clamped)"
-    if predicted.are_turns_of(results, lambda p: p % end):
-        return "positions-wrapped", f"positions start again at 0 (modulo {end})"
-    return "table-end-garbage", "it gives something else (memory that is no table, or other rows)"
+    match predicted.find_source(results, {"last": lambda p: end - 1, "modulo": lambda p: p % end}):
+        case "last":
+            return "positions-clamped", f"every position is turned as {end - 1} (clamped)"
+        case "modulo":
+            return "positions-wrapped", f"positions start again at 0 (modulo {end})"
+        case _:
+            other = "it gives something else (memory that is no table, or other rows)"
+            return "table-end-garbage", other
 
 
 def _describe_negative_positions(predicted: _Prediction, end: int | None) -> tuple[str | None, str]:
@@ -248,63 +247,64 @@ def _describe_negative_positions(predicted: _Prediction, end: int | None) -> tup
     results = {p: predicted.value(p) for p in (-1, -3, -6)}
     if any(z is None for z in results.values()):
         return None, f"is refused ({predicted.refusal})"
-    if predicted.are_turns_of(results, lambda p: p):
-        return None, "is turned backwards, as it should be"
-    if end is not None and predicted.are_turns_of(results, lambda p: end + p):
-        return "negative-wraps", f"counts from the table's end (-1 is {end - 1})"
-    if predicted.are_turns_of(results, abs):
-        return "negative-unsigned", "is turned as if it were positive"
-    if predicted.are_turns_of(results, lambda p: 0):
-        return "negative-clamped", "is turned as 0"
-    return "negative-garbage", "gives something else (another row of a table, perhaps)"
+    rows = end or 0  # of the table; without one, -1 is the source of -1
+    sources: dict[str, Callable[[int], int]] = {
+        "self": lambda p: p, "from-end": lambda p: rows + p, "abs": abs, "zero": lambda p: 0,
+    }  # fmt: skip
+    match predicted.find_source(results, sources):
+        case "self":
+            return None, "is turned backwards, as it should be"
+        case "from-end":
+            return "negative-wraps", f"counts from the table's end (-1 is {rows - 1})"
+        case "abs":
+            return "negative-unsigned", "is turned as if it were positive"
+        case "zero":
+            return "negative-clamped", "is turned as 0"
+        case _:
+            return "negative-garbage", "gives something else (another row of a table, perhaps)"
 
 
 # Results that depend on the length of the call.
 
 
-@dataclass(kw_only=True)
-class Lengths:
+class Lengths(NamedTuple):
     """The results of calls of growing lengths."""
 
     # by a call's highest position: unit vectors turned to the `powers_of_two` up to it
-    answers: dict[int, Complex] = field(default_factory=dict[int, Complex])
+    answers: dict[int, Complex]
+    # the highest position of the longest call that agrees with all shorter ones
+    longest_consistent: int
     # the highest position of the shortest call that contradicts shorter ones
-    changes_at: int | None = None
+    changes_at: int | None
     # the highest position of a call that gave something else when it was repeated
-    irreproducible_at: int | None = None
-
-    @property
-    def longest_consistent(self) -> int:
-        """The highest position of the longest call that agrees with all shorter ones."""
-        return max(top for top in self.answers if self.changes_at is None or top < self.changes_at)
+    irreproducible_at: int | None
 
 
 def call_with_growing_lengths(probe: Probe, max_position: int) -> Lengths:
     """Call the function with growing lengths, and then again with shrinking ones."""
-    lengths = Lengths()
+    answers: dict[int, Complex] = {}
+    changes_at = irreproducible_at = None
     for top in powers_of_two(max_position)[2:]:
         try:
-            z = lengths.answers[top] = probe(powers_of_two(top))
+            z = answers[top] = probe(powers_of_two(top))
         except RefusedError:
-            if not lengths.answers:
+            if not answers:
                 raise
             break
-        previous = lengths.answers.get(top // 2, z[:-1])
-        if lengths.changes_at is None and probe.differ(z[:-1], previous):
-            lengths.changes_at = top
-    for top in sorted(lengths.answers, reverse=True)[1:]:
-        if probe.differ(probe(powers_of_two(top)), lengths.answers[top]):
-            lengths.irreproducible_at = top
-    if lengths.changes_at is not None and lengths.irreproducible_at is None:
-        longest_consistent = lengths.longest_consistent
-        positions = powers_of_two(longest_consistent)
-        expected = lengths.answers[longest_consistent]
-        lengths.changes_at = find_first_bad(
-            longest_consistent,
-            lengths.changes_at,
+        if changes_at is None and probe.differ(z[:-1], answers.get(top // 2, z[:-1])):
+            changes_at = top
+    for top in sorted(answers, reverse=True)[1:]:
+        if probe.differ(probe(powers_of_two(top)), answers[top]):
+            irreproducible_at = top
+    consistent = max(top for top in answers if changes_at is None or top < changes_at)
+    if changes_at is not None and irreproducible_at is None:
+        positions, expected = powers_of_two(consistent), answers[consistent]
+        changes_at = find_first_bad(
+            consistent,
+            changes_at,
             lambda highest: not probe.differ(probe([*positions, highest])[:-1], expected),
         )
-    return lengths
+    return Lengths(answers, consistent, changes_at, irreproducible_at)
 
 
 class _LongerCall(NamedTuple):
@@ -331,7 +331,7 @@ def add_rule(report: Identification, lengths: Lengths, probe: Probe) -> Identifi
             found = _fit_longrope(report, report.rope, original, longer_calls, probe.rounding)
         rule, sentence = found or (None, "")
     finding = make_finding("depends-on-length", length=lengths.changes_at, rule=sentence)
-    return replace(report, rule=rule, findings=(*report.findings, finding))
+    return add_findings(report, finding, rule=rule)
 
 
 def _fit_dynamic_ntk(

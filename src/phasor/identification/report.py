@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from phasor.describe import ranges, sentences
+from phasor.describe import plain_fields, ranges, sentences
 from phasor.layers import summarize
 from phasor.pairings import Pairing
 from phasor.rope import Rope
@@ -208,18 +207,11 @@ class Identification:
 
     def as_plain(self) -> dict[str, Any]:
         """Everything as JSON values; an error that is no finite number is None."""
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        plain["pairs"] = [asdict(pair) for pair in self.pairs]
-        plain["findings"] = [asdict(finding) for finding in self.findings]
-        plain["precision"] = [[p, finite_or_none(error)] for p, error in self.precision]
-        plain["error"] = None if self.error is None else finite_or_none(self.error)
-        plain["alternatives"] = list(self.alternatives)
-        plain["rope"] = None if self.rope is None else self.rope.to_dict()
-        for name, value in (("law", self.law), ("rule", self.rule)):
-            plain[name] = None if value is None else repr(value)
-        return plain
+        return plain_fields(self)
 
 
-def finite_or_none(value: float) -> float | None:
-    """``value``, or None for infinities and NaN, for which JSON has no numbers."""
-    return value if math.isfinite(value) else None
+def add_findings(
+    report: Identification, *findings: Finding, **changed_fields: Any
+) -> Identification:
+    """The report with more findings, and with other fields changed."""
+    return replace(report, findings=(*report.findings, *findings), **changed_fields)

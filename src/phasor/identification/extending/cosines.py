@@ -31,10 +31,6 @@ def cosine_sums(rope: Rope, count: int, start: int = 0) -> NDArray[np.float64]:
     Returns:
         float64 ``[count]``.
 
-    Raises:
-        PositionError: If a distance does not fit int64.
-        SpecError: If ``rope.scaling`` is a rule that has not picked its law.
-
     >>> print(cosine_sums(Rope(head_dim=4, pairing="half", base=100.0), 3).round(4))
     [2.     1.5353 0.5639]
     """

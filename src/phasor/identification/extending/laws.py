@@ -50,16 +50,11 @@ def extended_ropes(
     ``s`` times its factor; explicit frequencies, and those of a law without a factor, are divided
     by ``s``. Rules (dynamic NTK, LongRoPE) have not picked their law yet.
 
-    Raises:
-        SpecError: If a length is not a whole number or ``to`` is not above ``context``, or if
-            ``factors`` or ``parameters`` do not fit.
-
     >>> extended = extended_ropes(Rope(head_dim=128, pairing="half"), 4096, 32768)
     >>> extended["linear"].scaling
     Linear(factor=8.0)
     """
-    whole("context", context, least=2)
-    if whole("to", to, least=2) <= context:
+    if to <= whole("context", context, least=2):
         raise SpecError(
             f"to must be above the context, which is {context} tokens already, got {to}: fewer "
             "tokens need no other law"
@@ -73,11 +68,9 @@ def extended_ropes(
     if factors is not None:
         divisors = tuple(factors)
         rule = LongRope(
-            short_factors=(1.0,) * len(divisors),
-            long_factors=divisors,
-            original_max_positions=context,
-            factor=to / context,
-        )
+            short_factors=(1.0,) * len(divisors), long_factors=divisors,
+            original_max_positions=context, factor=to / context,
+        )  # fmt: skip
         ropes["longrope"] = replace(rope, scaling=rule)
     for name, values in (parameters or {}).items():
         law = find_law(name, ropes)
@@ -86,11 +79,7 @@ def extended_ropes(
 
 
 def find_law(name: str, known: Mapping[str, Any]) -> str:
-    """The law among the ``known`` ones that ``name`` says, in any capitals.
-
-    Raises:
-        SpecError: If there is none; LongRoPE's says what it needs.
-    """
+    """The law among the ``known`` ones that ``name`` says, in any capitals."""
     law = find_name(name, known)
     if law is not None:
         return law
@@ -118,15 +107,13 @@ def _with_parameters(name: str, rope: Rope, values: Mapping[str, Any]) -> Rope:
 
 def _stretch(rope: Rope, context: int, to: int) -> dict[str, Rope]:
     """By name of the law, ``rope`` extended by it; a rule has not picked its law yet."""
-    ratio = to / context
-    law = rope.law()
+    ratio, law = to / context, rope.law()
     if rope.explicit_inv_freq is None and law is None:
+        lengths: dict[str, Any] = {"factor": ratio, "original_max_positions": context}
         laws: dict[str, Law | Rule] = {"linear": Linear(factor=ratio)}
         if min(rope.axes.spectra(rope.num_pairs)) > 1:
-            laws["ntk"] = NTK(factor=ratio)
-            laws["dynamic_ntk"] = DynamicNTK(factor=ratio, original_max_positions=context)
-        laws["yarn"] = Yarn(factor=ratio, original_max_positions=context)
-        laws["llama3"] = Llama3(factor=ratio, original_max_positions=context)
+            laws |= {"ntk": NTK(factor=ratio), "dynamic_ntk": DynamicNTK(**lengths)}
+        laws |= {"yarn": Yarn(**lengths), "llama3": Llama3(**lengths)}
         return {name: replace(rope, scaling=chosen) for name, chosen in laws.items()}
     changed_fields: dict[str, Any] = {}
     if isinstance(law, PerPair):

@@ -36,24 +36,15 @@ _SLACK = 10**15
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Coverage:
-    """For each pair, which phases of a longer context did not occur in training.
+    """For each pair, which phases of a longer context did not occur in training."""
 
-    Attributes:
-        context: Tokens of the training.
-        to: Tokens of the wanted context.
-        trained_turns: float64 ``[num_pairs]``: turns over the trained context.
-        extended_turns: float64 ``[num_pairs]``: turns over the wanted one, extended.
-        first_new: float64 ``[num_pairs]``: the first distance whose phase is new; infinite where
-            none below ``to`` is.
-        new_share: float64 ``[num_pairs]``: share of the distances below ``to`` whose phase is new.
-    """
-
-    context: int
-    to: int
-    trained_turns: NDArray[np.float64]
-    extended_turns: NDArray[np.float64]
-    first_new: NDArray[np.float64]
-    new_share: NDArray[np.float64]
+    context: int  # tokens of the training
+    to: int  # tokens of the wanted context
+    # float64 [num_pairs] each
+    trained_turns: NDArray[np.float64]  # over the trained context
+    extended_turns: NDArray[np.float64]  # over the wanted one, extended
+    first_new: NDArray[np.float64]  # the first distance below ``to`` with a new phase, or infinity
+    new_share: NDArray[np.float64]  # of the distances below ``to``, those with a new phase
 
     @property
     def never_turned(self) -> NDArray[np.bool_]:
@@ -86,10 +77,6 @@ def coverage(rope: Rope, context: int, extended: Rope, to: int) -> Coverage:
         context: Tokens of the training.
         extended: The Rope of the wanted context; ``rope`` itself for no change.
         to: Tokens of the wanted context. With several axes, distances run along every one.
-
-    Raises:
-        SpecError: If a length is not a whole number from 1 to 2**48, the Ropes differ in their
-            number of pairs, or one's scaling is a rule that has not picked its law.
 
     >>> import dataclasses
     >>> from phasor.scaling import Linear

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from phasor._checks import whole
 from phasor.axes import Axial
-from phasor.describe import static_rope
+from phasor.describe import static_rope, to_plain
 from phasor.errors import ConfigError, SpecError
 from phasor.files.configs.cache_size import CacheSize, cache_size
 from phasor.files.configs.facts import table
@@ -30,6 +30,13 @@ _MEASURING_ADVICE = (
 )
 # limits on pairs and on pairs times distances, so that a comparison takes seconds
 _MOST_PAIRS, _MOST_COSINES = 1 << 11, 1 << 31
+# the parts of a plan and of an option that are JSON values as they are
+_PLAN_FIELDS = (
+    "model", "kinds", "labels", "inside", "context", "to", "recommended", "judgement", "replaced",
+)  # fmt: skip
+_OPTION_NUMBERS = (
+    "pairs_with_new_phases", "slowest_turns", "sign_change", "resolution", "evidence",
+)  # fmt: skip
 _FIXED_CLASS_REASON = (
     "the class of this model takes no law and no base from its config; rotate with the rope itself "
     "(Rope.to_json keeps it)"
@@ -38,32 +45,24 @@ _FIXED_CLASS_REASON = (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExtensionOption:
-    """One law for the longer context, and its effects.
+    """One law for the longer context, and its effects."""
 
-    Attributes:
-        name: The law as `phasor.scaling.LAWS` names it; ``"unchanged"`` for none, and
-            ``"documented"`` for what the model's release documents.
-        rope: The Rope for the longer context, with a static law.
-        coverage: Which of its phases did not occur in training.
-        sign_change: The first distance where ``C(r) = sum_k cos(r * inv_freq[k])`` is negative:
-            from there on a similar key may score below a random one (Men et al. 2405.14591,
-            Theorem 1). None if there is none below ``coverage.to``.
-        resolution: New over old frequency of the fastest pair, which tells neighbouring tokens
-            apart; 1 if all frequencies are 0.
-        config_rope: ``rope`` in the form that configs use: NTK-aware scaling as a raised base,
-            dynamic NTK and LongRoPE as their rules.
-        config: The keys to set in a Hugging Face config; None if the format cannot express it.
-        refused: The reason, if ``config`` is None.
-    """
-
+    # as `phasor.scaling.LAWS` names it; "unchanged", or "documented" for the model's release
     name: str
-    rope: Rope
-    coverage: Coverage
+    rope: Rope  # for the longer context, with a static law
+    coverage: Coverage  # which of its phases did not occur in training
+    # the first distance below ``coverage.to`` where ``C(r) = sum_k cos(r * inv_freq[k])`` is
+    # negative: from there on a similar key may score below a random one (Men et al. 2405.14591,
+    # Theorem 1)
     sign_change: int | None
+    # new over old frequency of the fastest pair, which tells neighbouring tokens apart; 1 if all
+    # frequencies are 0
     resolution: float
+    # ``rope`` as configs have it: NTK-aware scaling as a raised base, rules as they are
     config_rope: Rope
+    # the keys to set in a Hugging Face config; None if the format cannot express it
     config: Mapping[str, Any] | None
-    refused: str | None
+    refused: str | None  # the reason, if ``config`` is None
 
     @property
     def pairs_with_new_phases(self) -> int:
@@ -77,10 +76,7 @@ class ExtensionOption:
 
     @property
     def evidence(self) -> str:
-        """What was measured of the law on trained models, with its source; "" if nothing is known.
-
-        Numbers of the papers, not of this model.
-        """
+        """What papers measured of the law, on other models; "" if nothing is known."""
         return EVIDENCE.get(self.name, "")
 
     def __repr__(self) -> str:
@@ -96,32 +92,20 @@ class ExtensionOption:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExtensionPlan:
-    """The laws for the layers that share one rope, and what the model's release documents.
+    """The laws for the layers that share one rope, and what the model's release documents."""
 
-    Attributes:
-        model: Name of the model.
-        kinds: The kinds of layers to extend.
-        labels: Names of their blocks in ``rope_parameters``; empty if one block is for all.
-        inside: Path in the config file where the keys go, joined by dots; empty for the top.
-        replaced: Keys of the file to remove, because an option's ``config`` replaces them; None
-            if no Hugging Face config was read.
-        context: Tokens of the training.
-        to: Tokens of the wanted context.
-        options: By name, the unchanged Rope first, then ``"documented"`` if that reaches ``to``.
-        documented: The longer context that the model's release documents, if phasor knows one.
-        cache: The keys and values of one sequence of ``context`` tokens, and of one of ``to``.
-    """
-
-    model: str
-    kinds: tuple[str, ...]
-    labels: tuple[str, ...]
-    inside: str
+    model: str  # its name
+    kinds: tuple[str, ...]  # of the layers to extend
+    labels: tuple[str, ...]  # of their blocks in ``rope_parameters``; none if one is for all
+    inside: str  # path in the config file where the keys go, joined by dots
+    # keys of the file that an option's ``config`` replaces; None if no Hugging Face config was read
     replaced: tuple[str, ...] | None
-    context: int
-    to: int
+    context: int  # tokens of the training
+    to: int  # tokens of the wanted context
+    # by name, the unchanged Rope first, then "documented" if that reaches ``to``
     options: Mapping[str, ExtensionOption]
-    documented: DocumentedExtension | None
-    cache: CacheSize
+    documented: DocumentedExtension | None  # the longer context of the release, if it is known
+    cache: CacheSize  # of one sequence of ``context`` tokens, and of one of ``to``
 
     @property
     def recommended(self) -> str | None:
@@ -169,11 +153,7 @@ class ExtensionPlan:
         )
 
     def option(self, law: str | None) -> ExtensionOption:
-        """The option with this law; with None the recommended one.
-
-        Raises:
-            SpecError: If no such law is among the options, or none is recommended.
-        """
+        """The option with this law; with None the recommended one."""
         name = self.recommended if law is None else law
         if name is None:
             raise SpecError(
@@ -193,7 +173,6 @@ class ExtensionPlan:
 
         Raises:
             ConfigError: If a config cannot express the law, or has no config at ``inside``.
-            SpecError: As for `option`.
         """
         option = self.option(law)
         if option.config is None:
@@ -219,39 +198,19 @@ class ExtensionPlan:
     def as_plain(self, law: str | None) -> dict[str, Any]:
         """Everything as JSON values, with the config of ``law`` or of the recommended one."""
         chosen = None if law is None and self.recommended is None else self.option(law)
-        release = self.documented
-        return {
-            "model": self.model,
-            "kinds": list(self.kinds),
-            "labels": list(self.labels),
-            "inside": self.inside,
-            "context": self.context,
-            "to": self.to,
-            "cache": {
-                "bytes": self.cache.bytes
-                and dict(zip(("before", "after"), self.cache.bytes, strict=True)),
-                "formula": self.cache.formula,
-            },
-            "documented": None
-            if release is None
-            else {"model": release.model, "reach": release.reach, "source": release.source},
-            "recommended": self.recommended,
-            "judgement": list(self.judgement),
-            "law": None if chosen is None else chosen.name,
-            "rope": None if chosen is None else chosen.config_rope.to_dict(),
-            "config": None if chosen is None else chosen.config,
-            "replaced": None if self.replaced is None else list(self.replaced),
-            "refused": None if chosen is None else chosen.refused,
+        release, tokens = self.documented, self.cache.bytes
+        cache = tokens and dict(zip(("before", "after"), tokens, strict=True))
+        return {name: to_plain(getattr(self, name)) for name in _PLAN_FIELDS} | {
+            "cache": {"bytes": cache, "formula": self.cache.formula},
+            "documented": release
+            and {name: getattr(release, name) for name in ("model", "reach", "source")},
+            "law": chosen and chosen.name,
+            "rope": chosen and chosen.config_rope.to_dict(),
+            "config": chosen and chosen.config,
+            "refused": chosen and chosen.refused,
             "options": [
-                {
-                    "law": name,
-                    "pairs_with_new_phases": option.pairs_with_new_phases,
-                    "slowest_turns": option.slowest_turns,
-                    "sign_change": option.sign_change,
-                    "resolution": option.resolution,
-                    "attention_factor": option.rope.attention_factor,
-                    "evidence": option.evidence,
-                }
+                {"law": name, "attention_factor": option.rope.attention_factor}
+                | {number: getattr(option, number) for number in _OPTION_NUMBERS}
                 for name, option in self.options.items()
             ],
         }
@@ -286,11 +245,6 @@ def plan_extension(
         parameters: By name of a law, fields of its class that replace the usual ones, such as
             ``{"yarn": {"beta_fast": 16.0}}``.
 
-    Raises:
-        SpecError: If the kind must be named or does not rotate, no context is known, ``to`` is not
-            above it, ``factors`` or ``parameters`` do not fit, or there are so many pairs or
-            distances that it would take minutes.
-
     >>> from phasor import preset
     >>> planned = plan_extension(preset("qwen3-8b"), 131072)
     >>> planned.recommended, planned.documented.law.factor
@@ -312,47 +266,31 @@ def plan_extension(
             f"context must be given, since the description of {ropes.name} has none: how many "
             "tokens was it trained on?"
         )
-    rotating = [name for name, kind_rope in ropes.kinds.items() if kind_rope is not None]
-    if kind is None:
-        names = _kinds_of_one_rope(ropes, rotating)
-    else:
-        names = [kind] if isinstance(kind, str) else list(kind)
-    rope = ropes.kinds.get(names[0])
-    if rope is None or any(ropes.kinds.get(name) != rope for name in names):
-        raise SpecError(
-            f"kind must be one of {', '.join(rotating) or '(none rotates)'}, got {kind!r}"
-        )
+    names, rope = _find_kinds(ropes, kind)
     if rope.num_pairs > _MOST_PAIRS:
         raise SpecError(
             f"laws are compared for at most {_MOST_PAIRS} pairs, got {rope.num_pairs}; is the "
             "width of a head that of the model?"
         )
     whole("to", to, least=2, most=_MOST_COSINES // rope.num_pairs)
-    names = _with_shared_blocks(ropes, names, rope)
-    labels = map(ropes.in_config.label, names) if ropes.has_blocks_by_kind else ()
-    trained_rope = static_rope(rope, length)
-    by_law = extended_ropes(trained_rope, length, to, factors=factors, parameters=parameters)
+    trained = static_rope(rope, length)
+    by_law = extended_ropes(trained, length, to, factors=factors, parameters=parameters)
     documented = documented_extension(ropes)
     if documented is not None and to <= documented.reach:
-        scaled_rope = replace(rope, scaling=documented.law)
+        scaled = replace(rope, scaling=documented.law)
         # after the unchanged rope, before the other laws
-        by_law = {UNCHANGED: trained_rope, DOCUMENTED: scaled_rope} | by_law
+        by_law = {UNCHANGED: trained, DOCUMENTED: scaled} | by_law
+    fastest = trained.inv_freq.argmax()
 
-    def make_option(name: str, scaled_rope: Rope) -> ExtensionOption:
-        static = scaled_rope.at(to)
-        config_rope = rope if name == UNCHANGED else scaled_rope
-        # configs have a larger base in place of NTK-aware scaling
-        if isinstance(config_rope.scaling, NTK) and not isinstance(config_rope.axes, Axial):
-            assert config_rope.base is not None, "a law scales the powers of a base"
-            raised = config_rope.scaling.raised_base(config_rope.base, config_rope.num_pairs)
-            config_rope = replace(config_rope, base=raised, scaling=None)
+    def make_option(name: str, scaled: Rope) -> ExtensionOption:
+        static = scaled.at(to)
+        config_rope = _as_in_configs(rope if name == UNCHANGED else scaled)
         config, refused = _config_keys(ropes, names, config_rope, length, to)
-        fastest = trained_rope.inv_freq.argmax()
-        before, after = trained_rope.inv_freq[fastest], static.inv_freq[fastest]
+        before, after = trained.inv_freq[fastest], static.inv_freq[fastest]
         return ExtensionOption(
             name=name,
             rope=static,
-            coverage=coverage(trained_rope, length, static, to),
+            coverage=coverage(trained, length, static, to),
             sign_change=find_first_negative(static, to),
             resolution=float(after / before) if before else 1.0,
             config_rope=config_rope,
@@ -360,44 +298,53 @@ def plan_extension(
             refused=refused,
         )
 
-    lists: tuple[str, ...] = ("replaced",)
-    if ropes.has_blocks_by_kind:
-        lists = ("replaced", "replaced_by_kind")
+    by_kind, in_config = ropes.has_blocks_by_kind, ropes.in_config
+    lists = ("replaced", "replaced_by_kind") if by_kind else ("replaced",)
     replaceable: list[str] = [key for name in lists for key in table().files[name]]
-    in_file = ropes.in_config.values
+    replaced = tuple(key for key in replaceable if key in in_config.values)
     return ExtensionPlan(
         model=ropes.name,
         kinds=tuple(names),
-        labels=tuple(dict.fromkeys(labels)),
-        inside=ropes.in_config.path,
-        replaced=tuple(key for key in replaceable if key in in_file) if in_file else None,
+        labels=tuple(dict.fromkeys(map(in_config.label, names))) if by_kind else (),
+        inside=in_config.path,
+        replaced=replaced if in_config.values else None,
         context=length,
         to=to,
-        options={name: make_option(name, scaled_rope) for name, scaled_rope in by_law.items()},
+        options={name: make_option(name, scaled) for name, scaled in by_law.items()},
         documented=documented,
         cache=cache_size(ropes, length, to),
     )
 
 
-def _kinds_of_one_rope(ropes: LayerRopes, rotating: list[str]) -> list[str]:
-    """All kinds that rotate, if they have one rope."""
-    if len(ropes.ropes) == 1:
-        return rotating
-    if not rotating:
+def _find_kinds(ropes: LayerRopes, kind: str | Sequence[str] | None) -> tuple[list[str], Rope]:
+    """The kinds of layers to extend, with those that read the same config block, and their rope."""
+    rotating = [name for name, rope in ropes.kinds.items() if rope is not None]
+    if kind is None and not rotating:
         raise SpecError(f"no layer of {ropes.name} has a rotary embedding to extend")
-    raise SpecError(
-        f"kind must be given, since the layers of {ropes.name} differ: one of {', '.join(rotating)}"
-    )
-
-
-def _with_shared_blocks(ropes: LayerRopes, names: list[str], rope: Rope) -> list[str]:
-    """The kinds ``names`` and those with the same rope that read the same config block."""
-    same_rope = [kind for kind, kind_rope in ropes.kinds.items() if kind_rope == rope]
+    if kind is None and len(ropes.ropes) > 1:
+        layers = f"the layers of {ropes.name} differ"
+        raise SpecError(f"kind must be given, since {layers}: one of {', '.join(rotating)}")
+    names = rotating if kind is None else [kind] if isinstance(kind, str) else list(kind)
+    rope = ropes.kinds.get(names[0]) if names else None
+    if rope is None or any(ropes.kinds.get(name) != rope for name in names):
+        raise SpecError(
+            f"kind must be one of {', '.join(rotating) or '(none rotates)'}, got {kind!r}"
+        )
+    same_rope = [name for name, other in ropes.kinds.items() if other == rope]
     if not ropes.has_blocks_by_kind:
-        return same_rope
+        return same_rope, rope
     label = ropes.in_config.label
     labels = {label(name) for name in names}
-    return [kind for kind in same_rope if label(kind) in labels]
+    return [name for name in same_rope if label(name) in labels], rope
+
+
+def _as_in_configs(rope: Rope) -> Rope:
+    """The rope with a larger base in place of NTK-aware scaling, which configs have no word for."""
+    if not isinstance(rope.scaling, NTK) or isinstance(rope.axes, Axial):
+        return rope
+    assert rope.base is not None, "a law scales the powers of a base"
+    raised = rope.scaling.raised_base(rope.base, rope.num_pairs)
+    return replace(rope, base=raised, scaling=None)
 
 
 def _config_keys(
