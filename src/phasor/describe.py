@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from typing import Any, NamedTuple, cast
 
 from phasor.angles import turns, wavelengths
@@ -193,22 +193,23 @@ def to_plain(value: object) -> Any:
             return value
         case Rope():
             return value.to_dict()
-        case tuple() | list():
-            return [to_plain(one) for one in cast("Iterable[object]", value)]
+        case Law() | Rule() | Axes():
+            return repr(value)
         case Mapping():
             items = cast("Mapping[str, object]", value).items()
             return {name: to_plain(one) for name, one in items}
-        case Law() | Rule() | Axes():
-            return repr(value)
+        case _ if hasattr(value, "as_plain"):  # it adds to its fields
+            return cast(Any, value).as_plain()
+        case _ if hasattr(value, "_fields") or is_dataclass(value):
+            return plain_fields(value)
         case _:
-            # what adds to its fields says so itself
-            add_to = getattr(value, "as_plain", None)
-            return add_to() if add_to else plain_fields(value)
+            return [to_plain(one) for one in cast("Iterable[object]", value)]
 
 
 def plain_fields(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass as JSON values."""
-    return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+    """The fields of a dataclass or a named tuple as JSON values."""
+    names = getattr(value, "_fields", None) or [field.name for field in fields(value)]
+    return {name: to_plain(getattr(value, name)) for name in names}
 
 
 def as_plain(ropes: LayerRopes, seq_len: int | None, context: int | None) -> dict[str, Any]:
@@ -231,7 +232,7 @@ def as_plain(ropes: LayerRopes, seq_len: int | None, context: int | None) -> dic
             "attention_factor": static.attention_factor,
             "softmax_factor": static.softmax_factor,
             "logit_factor": static.logit_factor,
-            "pairs": [row._asdict() for row in pair_rows(static, context)],
+            "pairs": [plain_fields(row) for row in pair_rows(static, context)],
         }
     return {
         "name": ropes.name,

@@ -59,38 +59,34 @@ def arrangement_of(rope: Rope) -> Arrangement:
 
 
 def find_blocks(maps: NDArray[np.float64], rounding: float) -> list[MixedCoordinates]:
-    """The smallest blocks of coordinates that no map ``[P, out, in]`` mixes with each other.
-
-    A coordinate that every map sets to zero is read by a block that writes nothing.
-    """
+    """The smallest blocks of coordinates that no map ``[P, out, in]`` mixes with each other."""
     mixed = np.abs(maps).max(axis=0)
     connected = mixed > 0
     # products with zero are exact, so only a map that mixes more than pairs has rounding errors
     if connected.sum(axis=0).max() > 2:
         connected = mixed > 16 * rounding * mixed.max()
-    unassigned = set(range(maps.shape[2]))
-    blocks: list[MixedCoordinates] = []
-    while unassigned:
-        read, written = {min(unassigned)}, set[int]()
-        while True:
-            reached_outputs = {int(i) for j in read for i in np.flatnonzero(connected[:, j])}
-            reached_inputs = {
-                int(j) for i in reached_outputs for j in np.flatnonzero(connected[i])
-            } | read
-            if reached_outputs == written and reached_inputs == read:
-                break
-            read, written = reached_inputs, reached_outputs
-        unassigned -= read
-        blocks.append(MixedCoordinates(tuple(sorted(read)), tuple(sorted(written))))
-    return blocks
+    # float32, because NumPy multiplies bools slowly; what is set to 0 is in a block that writes
+    # nothing
+    links = connected.astype(np.float32)
+    same_block = (links.T @ links + np.eye(len(links), dtype=np.float32)) > 0  # [in, in]
+    while True:
+        links = same_block.astype(np.float32)
+        reached = (links @ links) > 0
+        if np.array_equal(reached, same_block):
+            break
+        same_block = reached
+    firsts = np.flatnonzero(same_block.argmax(axis=1) == np.arange(len(same_block)))
+    return [
+        MixedCoordinates(
+            tuple(np.flatnonzero(same_block[first]).tolist()),
+            tuple(np.flatnonzero(connected[:, same_block[first]].any(axis=1)).tolist()),
+        )
+        for first in firsts
+    ]
 
 
 def arrange_blocks(blocks: list[MixedCoordinates], head_dim: int) -> Arrangement | None:
-    """The narrowest arrangement with exactly these blocks; None if a block is wider than a pair.
-
-    If no pairing has these blocks, the pairs are the blocks in the order of their first
-    coordinates.
-    """
+    """The narrowest arrangement with exactly these blocks; None if a block is wider than a pair."""
     if any(len(block.read) > 2 or len(block.read) != len(block.written) for block in blocks):
         return None
     pairs = [block for block in blocks if len(block.read) == 2]
@@ -102,6 +98,7 @@ def arrange_blocks(blocks: list[MixedCoordinates], head_dim: int) -> Arrangement
     for candidate in candidate_arrangements(lowest, highest, head_dim, pairs[0]):
         if _has_blocks(candidate, pairs, moves):
             return candidate
+    # of no pairing, in the order of their first coordinates
     read, written = (np.array(coordinates).T for coordinates in zip(*pairs, strict=True))
     return Arrangement(
         head_dim=head_dim, pairing=None, pairing_out=None, rotary_start=lowest,

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import product
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,26 +34,35 @@ _HEADS, _TOKENS = 3, 5
 _LONGEST_WITHOUT_POSITIONS = 1 << 12
 
 
+class Calling(NamedTuple):
+    """How a function is called, as `identify` takes it; None for what is tried in turn."""
+
+    table: Callable[..., Any] | None = None  # makes its cos and sin from positions
+    takes: str | None = None
+    dims: str | None = None
+    arrays: str | None = None
+    dtype: str = "float32"
+    n_axes: int = 1  # coordinates of a position
+
+
 class Arrays:
-    """NumPy's arrays in one dtype; each subclass is another library's."""
+    """NumPy's arrays or JAX's in one dtype; the subclass makes torch's."""
 
-    name = "numpy"
-
-    def __init__(self, dtype: str) -> None:
-        if self.name == "numpy" and dtype == "bfloat16":
+    def __init__(self, name: str, dtype: str) -> None:
+        if name == "numpy" and dtype == "bfloat16":
             raise BackendError('NumPy has no bfloat16; give arrays="torch" or "jax", or float32')
         try:
-            self.library: Any = import_module(self.name)
+            self.library: Any = import_module("jax.numpy" if name == "jax" else name)
         except ImportError:
-            way_out = install_hint("torch") if self.name == "torch" else f"pip install {self.name}"
+            way_out = install_hint("torch") if name == "torch" else f"pip install {name}"
             raise BackendError(
-                f'arrays="{self.name}" needs {self.name}, which is not installed: {way_out}'
+                f'arrays="{name}" needs {name}, which is not installed: {way_out}'
             ) from None
-        self.dtype = dtype
+        self.name, self.dtype = name, dtype
 
     def make(self, values: NDArray[Any], dtype: str | None = None) -> Any:
         """A new array of these values, in their own dtype unless another is given."""
-        return np.array(values, dtype=dtype, order="C")
+        return self.library.array(values, dtype=dtype, order="C")
 
     def read(self, value: Any) -> Floats:
         """An array of the library as float64, copied."""
@@ -70,8 +79,6 @@ class Arrays:
 
 
 class _TorchArrays(Arrays):
-    name = "torch"
-
     def make(self, values: NDArray[Any], dtype: str | None = None) -> Any:
         tensor = self.library.from_numpy(values.copy())
         return tensor if dtype is None else tensor.to(getattr(self.library, dtype))
@@ -90,14 +97,7 @@ class _TorchArrays(Arrays):
         return self.library.no_grad()
 
 
-class _JaxArrays(Arrays):
-    name = "jax"
-
-    def make(self, values: NDArray[Any], dtype: str | None = None) -> Any:
-        return self.library.numpy.asarray(values, dtype=dtype)
-
-
-_LIBRARIES: dict[str, type[Arrays]] = {"numpy": Arrays, "torch": _TorchArrays, "jax": _JaxArrays}
+_LIBRARIES: dict[str, type[Arrays]] = {"numpy": Arrays, "torch": _TorchArrays, "jax": Arrays}
 
 
 def _find_parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
@@ -116,23 +116,19 @@ def _count_required(parameters: list[inspect.Parameter]) -> int:
 
 def _guess_arguments(function: Callable[..., Any], table: Callable[..., Any] | None) -> list[str]:
     """Possible ``takes`` of a function with this number of required arguments."""
-    guesses = (
-        ["q k cos sin", "q k rows", "x cos sin", "x rows"]
-        if table
-        else ["q k positions", "x positions", "x"]
-    )
+    guesses = ["q k positions", "x positions", "x"]
+    if table is not None:
+        guesses = ["q k cos sin", "q k rows", "x cos sin", "x rows"]
     parameters = _find_parameters(function)
     if parameters is None or any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return guesses
     num_required = _count_required(parameters)
     if table is None and num_required == 1:
+        # positions may be optional, the only keyword or a second argument
         by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-        by_position = ["x positions"] if sum(p.kind in (0, 1) for p in parameters) > 1 else []
-        return [
-            *(f"x {name}=positions" for name in by_name if len(by_name) == 1),
-            *by_position,
-            "x",
-        ]
+        keyword = [f"x {by_name[0]}=positions"] if len(by_name) == 1 else []
+        has_second = sum(p.kind in (0, 1) for p in parameters) > 1
+        return [*keyword, *(guesses[1:] if has_second else guesses[2:])]
     return [guess for guess in guesses if len(guess.split()) == num_required]
 
 
@@ -159,7 +155,7 @@ class Caller:
     """Somebody's rotation behind one interface; `find_caller` makes it."""
 
     function: Callable[..., Any]
-    table: Callable[..., Any] | None  # makes its cos and sin from positions, if it takes those
+    table: Callable[..., Any] | None  # as in `Calling`
     arrays: Arrays
     takes: str  # its arguments in order, as for `identify`
     dims: Dims  # order of the dimensions of its vectors
@@ -209,17 +205,14 @@ class Caller:
         return self._turn_tokens(vectors, positions)
 
     def _turn_tokens(self, vectors: NDArray[Any], positions: NDArray[Any]) -> Floats:
-        if "h" in self.dims:  # every vector is a head of every token: [P, m, d]
-            return self._call(np.broadcast_to(vectors, (len(positions), *vectors.shape)), positions)
-        if self._takes_positions:  # every vector is a token: [P * m, 1, d] and back
-            tokens = np.tile(vectors, (len(positions), 1))[:, None]
-            outputs = self._call(tokens, np.repeat(positions, len(vectors), axis=0))
-            return outputs.reshape(len(outputs), len(positions), len(vectors), -1)
-        calls = [
-            self._call(np.broadcast_to(vector, (len(positions), 1, len(vector))), positions)
-            for vector in vectors
+        # vectors [m, d] are the heads of every token [P, m, d], or without heads one call each
+        calls = [vectors] if "h" in self.dims else vectors[:, None]
+        shape = len(positions), -1, self.head_dim
+        outputs = [
+            self._call(np.tile(heads, (len(positions), 1)).reshape(shape), positions)
+            for heads in calls
         ]
-        return np.concatenate(calls, axis=2)
+        return np.concatenate(outputs, axis=2)
 
     def _call(self, tokens: NDArray[Any], positions: NDArray[Any]) -> Floats:
         """One call with ``tokens`` ``[s, h, d]`` at positions ``[s]`` or ``[s, n_axes]``."""
@@ -297,56 +290,46 @@ class Caller:
         return np.transpose(vectors, [letters.index(letter) for letter in "shd"])
 
 
-def find_caller(
-    function: Callable[..., Any],
-    head_dim: int,
-    *,
-    table: Callable[..., Any] | None = None,
-    takes: str | None = None,
-    dims: str | None = None,
-    arrays: str | None = None,
-    dtype: str = "float32",
-    n_axes: int = 1,
-) -> Caller:
+def find_caller(function: Callable[..., Any], head_dim: int, how: Calling) -> Caller:
     """The first way of calling ``function`` that works and treats all heads alike.
-
-    Arguments as for `identify`. If no way works, the `TensorError` lists what was tried.
 
     >>> from phasor import Rope
     >>> from phasor.numpy import rotate
     >>> rope = Rope(head_dim=4, pairing="half")
-    >>> find_caller(lambda x, p: rotate(x, p, rope), 4).map(0).tolist() == np.eye(4).tolist()
+    >>> caller = find_caller(lambda x, p: rotate(x, p, rope), 4, Calling())
+    >>> caller.map(0).tolist() == np.eye(4).tolist()
     True
     """
     if not callable(function):
         raise SpecError(f"function must be callable, got {function!r}")
-    choice("dtype", dtype, ROUNDING)
+    choice("dtype", how.dtype, ROUNDING)
+    arrays, dims = how.arrays, how.dims
     libraries = ("numpy", "torch") if arrays is None else (choice("arrays", arrays, _LIBRARIES),)
     orders = _DIMS if dims is None else (choice("dims", dims, _DIMS),)
-    if takes is not None:
-        _check_takes(takes, table)
-    guesses = _guess_arguments(function, table) if takes is None else [takes]
+    if how.takes is not None:
+        _check_takes(how.takes, how.table)
+    guesses = _guess_arguments(function, how.table) if how.takes is None else [how.takes]
     refusals: list[tuple[bool, str]] = []
     for name in libraries:
         try:
-            library = _LIBRARIES[name](dtype)
+            library = _LIBRARIES[name](name, how.dtype)
         except BackendError:
             if arrays is not None:
                 raise
             continue
-        ways = product(guesses, orders, _POSITION_DIMS[n_axes > 1])
+        ways = product(guesses, orders, _POSITION_DIMS[how.n_axes > 1])
         for guess, vector_dims, position_dims in ways:
             caller = Caller(
-                function=function, table=table, arrays=library, takes=guess, dims=vector_dims,
-                position_dims=position_dims, head_dim=head_dim, n_axes=n_axes,
+                function=function, table=how.table, arrays=library, takes=guess, dims=vector_dims,
+                position_dims=position_dims, head_dim=head_dim, n_axes=how.n_axes,
             )  # fmt: skip
             try:
                 _check_caller(caller)
                 caller.changed_inputs.clear()
                 return caller
             except RefusedError as error:
-                has_cause = error.__cause__ is not None
-                refusals.append((has_cause, f"{name} {vector_dims} ({guess}): {error}"))
+                raised = error.__cause__ is not None
+                refusals.append((raised, f"{name} {vector_dims} ({guess}): {error}"))
     # a result that was refused tells more than an exception, and comes first; and a few distinct
     # refusals tell more than the same one many times
     distinct: dict[str, str] = {}

@@ -6,14 +6,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 
 from phasor._checks import number, whole
 from phasor.describe import plain_fields, ranges, static_rope
 from phasor.errors import SpecError
-from phasor.identification.calling import Caller, RefusedError, find_caller
+from phasor.identification.calling import Caller, Calling, RefusedError, find_caller
 from phasor.identification.spectrum import Floats, exact_phasors, find_first_bad
 from phasor.layers import LayerRopes
 from phasor.numpy import every_axis_of, matrix, pair_indices
@@ -315,30 +315,26 @@ def _diff_models(
     )
 
 
+class _Compared(TypedDict, total=False):
+    context: int | None
+    tolerance: float | None
+
+
+@overload
+def diff(a: Rope, b: Rope, **options: Unpack[_Compared]) -> RopeDifference: ...
 @overload
 def diff(
-    a: Rope, b: Rope, *, context: int | None = None, tolerance: float | None = None
-) -> RopeDifference: ...
+    a: LayerRopes, b: LayerRopes, *, seq_len: int | None = None, **options: Unpack[_Compared]
+) -> ModelDifference: ...
+# other options say how functions are called
+@overload
+def diff(a: Function, b: Rope | Function, **options: Any) -> MapDifference | None: ...
+@overload
+def diff(a: Rope, b: Function, **options: Any) -> MapDifference | None: ...
 @overload
 def diff(
-    a: LayerRopes, b: LayerRopes, *, context: int | None = None, tolerance: float | None = None,
-    seq_len: int | None = None,
-) -> ModelDifference: ...  # fmt: skip
-@overload
-def diff(
-    a: Function, b: Rope | Function, *, context: int | None = None, tolerance: float | None = None,
-    head_dim: int | None = None, **calling: Any,
-) -> MapDifference | None: ...  # fmt: skip
-@overload
-def diff(
-    a: Rope, b: Function, *, context: int | None = None, tolerance: float | None = None,
-    head_dim: int | None = None, **calling: Any,
-) -> MapDifference | None: ...  # fmt: skip
-@overload
-def diff(
-    a: Rope | Function, b: Rope | Function, *, context: int | None = None,
-    tolerance: float | None = None, head_dim: int | None = None, **calling: Any,
-) -> RopeDifference | MapDifference | None: ...  # fmt: skip
+    a: Rope | Function, b: Rope | Function, **options: Any
+) -> RopeDifference | MapDifference | None: ...
 def diff(
     a: Rope | LayerRopes | Function, b: Rope | LayerRopes | Function, *, context: int | None = None,
     tolerance: float | None = None, seq_len: int | None = None, head_dim: int | None = None,
@@ -418,7 +414,6 @@ def diff(
         raise SpecError(
             f"head_dim (--head-dim) must be as wide as the model's, {width}, got {head_dim}"
         )
-    callers = [
-        side if isinstance(side, Rope) else find_caller(side, width, **calling) for side in (a, b)
-    ]
-    return _diff_measured(callers[0], callers[1], context, tolerance or 1e-3)
+    how = Calling(**calling)
+    first, second = (x if isinstance(x, Rope) else find_caller(x, width, how) for x in (a, b))
+    return _diff_measured(first, second, context, tolerance or 1e-3)

@@ -14,7 +14,13 @@ from phasor.axes import Alternating, Axes, Axial, InterleavedSections, OneAxis, 
 from phasor.errors import SpecError
 from phasor.identification.blocks import Arrangement
 from phasor.identification.laws import Explanation, find_explanations, law_text
-from phasor.identification.report import Finding, Identification, PairFound, make_finding
+from phasor.identification.report import (
+    Finding,
+    Identification,
+    PairFound,
+    add_findings,
+    make_finding,
+)
 from phasor.identification.spectrum import (
     DTYPES,
     ROUNDING,
@@ -60,16 +66,21 @@ def explain(
     rounding: float,
     is_rotation: bool = True,
 ) -> Identification:
-    """The report about the rotation: its pairs and factor, and the Rope that does the same.
-
-    ``sizes`` ``[P, pairs]`` are the lengths of turned unit vectors. ``drivers`` has no axis for a
-    pair that was not seen to turn. ``is_rotation``: whether both members of every pair turn alike.
-    """
+    """The report about the rotation: its pairs and factor, and the Rope that does the same."""
+    # ``sizes`` [P, pairs] are the lengths of turned unit vectors; ``drivers`` has no axis for pairs
+    # that were not seen to turn; of a rotation both members of every pair turn alike
     median = float(np.median(sizes))
     has_one_gain = is_rotation and float(np.ptp(sizes)) <= 16 * rounding * max(median, 1)
     gain = simplest_near(median, 4 * rounding + 1e-12) or 0.0
-    axes = np.where(drivers.any(axis=0), drivers.argmax(axis=0), -1).tolist()
-    coordinates = arrangement.read.T.tolist(), arrangement.written.T.tolist()
+    axes = [int(axis.argmax()) if axis.any() else None for axis in drivers.T]
+    columns = arrangement.read, arrangement.written
+    pairs = map(
+        PairFound,
+        *(zip(*coordinates.tolist(), strict=True) for coordinates in columns),
+        spectrum.inv_freq.tolist(),
+        spectrum.uncertainty.tolist(),
+        axes,
+    )
     report = Identification(
         head_dim=arrangement.head_dim,
         called=None,
@@ -81,60 +92,51 @@ def explain(
         pairing_out=arrangement.pairing_out,
         rotary_start=arrangement.rotary_start,
         rotary_dim=arrangement.rotary_dim,
-        pairs=tuple(
-            PairFound(
-                read=(read[0], read[1]),
-                written=(written[0], written[1]),
-                inv_freq=float(spectrum.inv_freq[k]),
-                uncertainty=float(spectrum.uncertainty[k]),
-                axis=None if axes[k] < 0 else axes[k],
-            )
-            for k, (read, written) in enumerate(zip(*coordinates, strict=True))
-        ),
+        pairs=tuple(pairs),
     )
-    if not is_rotation:
-        return replace(report, why_no_rope="the two members of a pair do not turn together")
     if has_one_gain:
         return _explain_rotation(report, spectrum, drivers)
+    if not is_rotation:
+        return replace(report, why_no_rope="the two members of a pair do not turn together")
     sentence = "The length of a vector changes with its position, as in xPos."
     if float(np.ptp(sizes, axis=0).max()) <= 16 * rounding:
         between = f"from {sizes.min():.6g} to {sizes.max():.6g}"
         sentence = f"Pairs are multiplied by different factors, {between}."
-    return replace(
-        report,
-        findings=(Finding("norm-varies", sentence),),
-        why_no_rope="it does not keep the length of vectors, nor multiply it by one factor",
-    )
+    why = "it does not keep the length of vectors, nor multiply it by one factor"
+    return add_findings(report, Finding("norm-varies", sentence), why_no_rope=why)
 
 
 def _explain_rotation(
     report: Identification, spectrum: Spectrum, drivers: Drivers
 ) -> Identification:
     direction, f, direction_findings = _find_direction(spectrum)
-    offset, offset_findings = _find_offset(spectrum)
-    findings = [*offset_findings, *direction_findings]
+    offset, offset_finding = _find_offset(spectrum)
+    offset_findings = [] if offset_finding is None else [offset_finding]
     slices = _possible_slices(report, direction, drivers)
     why = None
     if report.pairing is None:
         why = "its pairs are neither halves nor interleaved; their coordinates are in pairs"
     elif np.any(drivers.sum(axis=0) > 1):
         why = "a pair turns with more than one axis"
-    elif any(finding.name == "constant-phase" for finding in offset_findings):
+    elif offset is None:
         why = "it turns by a constant angle at position 0, which no shift of positions explains"
     elif not slices:
         why = "the axes are dealt to the pairs in an order that has no name here"
-    report = replace(report, direction=direction, position_offset=offset, findings=tuple(findings))
+    report = add_findings(
+        report, *offset_findings, *direction_findings,
+        direction=direction, position_offset=offset or 0.0, why_no_rope=why,
+    )  # fmt: skip
     if why is not None:
-        return replace(report, why_no_rope=why)
+        return report
     uncertainty = spectrum.uncertainty
     dtype_match = _find_frequency_dtype(f, uncertainty)
     fit = _find_best_fit(slices, f, uncertainty, may_be_float64=dtype_match is None)
     if fit is not None:
         return _add_explanation(report, fit, f, uncertainty, dtype_match)
-    if dtype_match is not None:
-        findings.append(_make_dtype_finding(*dtype_match))
-        f = dtype_match[1]
-    return replace(report, rope=_set_frequencies(slices[0], f), findings=tuple(findings))
+    if dtype_match is None:
+        return replace(report, rope=_set_frequencies(slices[0], f))
+    rope = _set_frequencies(slices[0], dtype_match[1])
+    return add_findings(report, _make_dtype_finding(*dtype_match), rope=rope)
 
 
 def _find_direction(spectrum: Spectrum) -> tuple[Literal[1, -1], Floats, list[Finding]]:
@@ -153,8 +155,8 @@ def _find_direction(spectrum: Spectrum) -> tuple[Literal[1, -1], Floats, list[Fi
     return direction, np.where(f < 0, f + 2 * np.pi, f), findings
 
 
-def _find_offset(spectrum: Spectrum) -> tuple[float, list[Finding]]:
-    """The number that is added to positions, from the angles at position 0."""
+def _find_offset(spectrum: Spectrum) -> tuple[float | None, Finding | None]:
+    """The number added to positions, from the angles at position 0; None if none explains them."""
     f, phase = spectrum.inv_freq, spectrum.phase
     turning = np.abs(f) > spectrum.uncertainty
     # of a pair that has made less than a turn, the angle is the offset times the frequency
@@ -164,12 +166,12 @@ def _find_offset(spectrum: Spectrum) -> tuple[float, list[Finding]]:
     tolerances = spectrum.phase_uncertainty + np.abs(candidates)[:, None] * spectrum.uncertainty
     fits = np.all(errors <= 2 * tolerances, axis=1)
     if not fits.any():
-        return 0.0, [make_finding("constant-phase")]
+        return None, make_finding("constant-phase")
     order = np.lexsort((errors.max(axis=1), candidates != 0))
     offset, *others = candidates[order][fits[order]].tolist()
     text = f" ({', '.join(f'{p:+g}' for p in others)} within rounding)" if others else ""
     finding = make_finding("position-offset", offset=offset, others=text)
-    return offset, [finding] if offset else []
+    return offset, finding if offset else None
 
 
 # Which slice and which axes.
@@ -178,21 +180,18 @@ def _find_offset(spectrum: Spectrum) -> tuple[float, list[Finding]]:
 def _possible_slices(
     report: Identification, direction: Literal[1, -1], drivers: Drivers
 ) -> list[Rope]:
-    """Ropes without their frequencies, one for each slice and axes that fit.
-
-    Interleaved pairs that do not turn are not seen, so the slice may be as wide as the head. With
-    several axes, the wider slice is tried only if no axes fit the slice that was seen.
-    """
+    """Ropes without their frequencies, one for each slice and axes that fit."""
     pairing, pairing_out, start = report.pairing, report.pairing_out, report.rotary_start
     if pairing is None or pairing_out is None:
         return []
     n_axes, seen = drivers.shape
     widths = [report.rotary_dim]
+    # interleaved pairs that do not turn are not seen: the slice may be as wide as the head
     if all(by_pairing(word, half=False, interleaved=True) for word in (pairing, pairing_out)):
         widths.append((report.head_dim - start) // 2 * 2)
     ropes: list[Rope] = []
     for width in dict.fromkeys(widths):
-        if not ropes or n_axes == 1:
+        if not ropes or n_axes == 1:  # several axes fit a wider slice too easily
             ropes += [
                 Rope(
                     head_dim=report.head_dim, pairing=pairing, pairing_out=pairing_out,
@@ -209,6 +208,7 @@ def _find_axes(drivers: Drivers) -> list[Axes]:
     counts, unseen = drivers.sum(axis=1).tolist(), ~drivers.any(axis=0)
     found: list[Axes] = []
     for make_axes in AXES_OF_COUNTS.values():
+        # pairs that do not turn may belong to any axis
         for extras in _distribute(int(unseen.sum()), n_axes):
             sections = tuple(n + extra for n, extra in zip(counts, extras, strict=True))
             try:
@@ -225,10 +225,7 @@ def _find_axes(drivers: Drivers) -> list[Axes]:
 
 
 def _distribute(count: int, n_axes: int) -> list[tuple[int, ...]]:
-    """All ways to distribute ``count`` pairs over the axes.
-
-    These are the pairs that do not turn, which may belong to any axis.
-    """
+    """All ways to distribute ``count`` pairs over the axes."""
     if n_axes == 1:
         return [(count,)]
     return [(n, *rest) for n in range(count + 1) for rest in _distribute(count - n, n_axes - 1)]
@@ -240,14 +237,7 @@ def _distribute(count: int, n_axes: int) -> list[tuple[int, ...]]:
 def _find_best_fit(
     slices: list[Rope], f: Floats, uncertainty: Floats, *, may_be_float64: bool
 ) -> Fit | None:
-    """The slice, and the explanations of frequencies ``f`` in it, with the fewest digits.
-
-    An explanation is as exact as the measurement. Frequencies that may be float32 numbers may also
-    have float32's errors. A fit that is ten times as loose saves a digit by itself: these are
-    counted, and `_CERTAIN_DIGITS` too unless the frequencies certainly are float32 numbers.
-    """
-    telling = f > 0
-    exactness = float((uncertainty[telling] / f[telling]).min(initial=1.0)) + _FLOAT64_SLACK
+    """The slice, and the explanations of frequencies ``f`` in it, with the fewest digits."""
 
     def count_fit_digits(fit: Fit) -> int:
         _, (likeliest, *_) = fit
@@ -262,14 +252,16 @@ def _find_best_fit(
     is_sharp = uncertainty < ROUNDING["float32"] / 32 * f
     if np.any(is_sharp & (np.abs(round_to_dtype(f, "float32")[0] - f) > uncertainty)):
         return exact
-    for slack in _FLOAT32_SLACKS:
-        rounded = find_fit(slack)
-        if rounded is not None:
-            looseness = math.log10(1 + slack / exactness) + _CERTAIN_DIGITS * may_be_float64
-            if exact is None or count_fit_digits(rounded) + looseness < count_fit_digits(exact):
-                return rounded
-            break
-    return exact
+    slack, rounded = next(
+        ((slack, fit) for slack in _FLOAT32_SLACKS if (fit := find_fit(slack)) is not None),
+        (0.0, None),
+    )
+    if exact is None or rounded is None:
+        return rounded or exact
+    # a fit that is ten times as loose saves a digit by itself
+    exactness = float((uncertainty[f > 0] / f[f > 0]).min(initial=1.0)) + _FLOAT64_SLACK
+    looseness = math.log10(1 + slack / exactness) + _CERTAIN_DIGITS * may_be_float64
+    return rounded if count_fit_digits(rounded) + looseness < count_fit_digits(exact) else exact
 
 
 def _pad_to_rope(values: Floats, rope: Rope) -> Floats:
@@ -309,31 +301,28 @@ def _add_explanation(
 ) -> Identification:
     """The report with the base and law that explain the frequencies ``f`` of measured pairs."""
     rope, (best, *others) = fit
-    findings = report.findings
-    if best.mistake is not None:
-        findings = (*findings, best.mistake)
+    findings = [] if best.mistake is None else [best.mistake]
     if not best.gives_frequencies:
-        rope = _set_frequencies(rope, f)
-        return replace(report, base=best.base, rope=rope, findings=findings)
+        return add_findings(report, *findings, base=best.base, rope=_set_frequencies(rope, f))
     law, gain = best.law, report.attention_factor or 1.0
-    settable = law is not None and "attention_factor" in {other.name for other in fields(law)}
-    if law is not None and settable and abs(law.temperature().attention_factor - gain) > 1e-6:
-        law = replace(law, attention_factor=gain)
+    if law is not None and abs(law.temperature().attention_factor - gain) > 1e-6:
+        settable = "attention_factor" in {field.name for field in fields(law)}
+        law = replace(law, attention_factor=gain) if settable else law
     rope = replace(rope, base=best.base, scaling=law)
     f, tolerance = _pad_to_rope(f, rope), _pad_to_rope(uncertainty + _FLOAT64_SLACK * f, rope)
     if dtype_match is not None and np.any(np.abs(rope.inv_freq - f) > tolerance):
         rounded = replace(rope, inv_freq_dtype="float32")
         if np.all(np.abs(rounded.inv_freq - f) <= tolerance):
             rope = rounded
-        findings = (*findings, _make_dtype_finding(*dtype_match))
+        findings.append(_make_dtype_finding(*dtype_match))
     alternatives = [
         f"base {other.base:.15g}" + ("" if other.law is None else f" with {law_text(other.law)}")
         for other in others
         if (other.base, other.law) != (best.base, best.law)
     ]
-    return replace(
-        report, base=best.base, rope=rope, law=law, known_law=True,
-        alternatives=tuple(alternatives[:4]), findings=findings,
+    return add_findings(
+        report, *findings, base=best.base, rope=rope, law=law, known_law=True,
+        alternatives=tuple(alternatives[:4]),
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from phasor.identification.blocks import (
     find_blocks,
     pair_factors,
 )
-from phasor.identification.calling import Caller, RefusedError, find_caller
+from phasor.identification.calling import Caller, Calling, RefusedError, find_caller
 from phasor.identification.explaining import Drivers, explain
 from phasor.identification.mistakes import (
     Probe,
@@ -110,10 +110,8 @@ def identify(
     whole("head_dim", head_dim, least=2)
     whole("n_axes", n_axes, least=1)
     whole("max_position", max_position, least=64)
-    caller = find_caller(
-        function, head_dim, table=table, takes=takes, dims=dims, arrays=arrays, dtype=dtype,
-        n_axes=n_axes,
-    )  # fmt: skip
+    how = Calling(table, takes, dims, arrays, dtype, n_axes)
+    caller = find_caller(function, head_dim, how)
     called = f"{caller.arrays.name} arrays {caller.dims} in {dtype} as ({caller.takes})"
     try:
         report = _measure(caller, min(max_position, caller.max_position // 2))

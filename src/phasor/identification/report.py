@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from phasor.describe import plain_fields, ranges, sentences
 from phasor.layers import summarize
@@ -65,8 +65,7 @@ SENTENCES = {
 }
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """A property or mistake of the rotation that a user should know."""
 
     name: str  # for programs
@@ -78,8 +77,7 @@ def make_finding(name: str, /, **measured: Any) -> Finding:
     return Finding(name.format_map(measured), SENTENCES[name].format_map(measured))
 
 
-@dataclass(frozen=True, kw_only=True)
-class PairFound:
+class PairFound(NamedTuple):
     """The coordinates and the frequency of one pair."""
 
     read: tuple[int, int]  # its two coordinates before
