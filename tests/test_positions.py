@@ -220,7 +220,7 @@ ERRORS = {
     "cu_seqlens must have the shape [n_sequences + 1], got [2, 2]": (
         lambda: packed([[0, 1], [0, 2]])
     ),
-    "cu_seqlens must have the shape [n_sequences + 1], got [0]": lambda: packed([]),
+    "cu_seqlens must start with 0, got none": lambda: packed([]),
     "cu_seqlens must start with 0, got 2": lambda: packed([2, 5]),
     "cu_seqlens must never decrease, got 5 and then 3 at index 2; "
     "lengths become boundaries by a cumulative sum": lambda: packed([0, 5, 3]),
@@ -232,7 +232,7 @@ ERRORS = {
     "mask must hold only 0 (padding) and 1 (token), got -1": lambda: padded([[0, 1], [-1, 1]]),
     f"mask {WHOLE} float64": lambda: padded([[0.0, float("-inf")]]),
     "mask must have the shape [..., seq], got a single value": lambda: padded(1),
-    "lengths must have the shape [batch], got []": lambda: cached(4, 1),
+    "lengths must have the shape [batch], got a single value": lambda: cached(4, 1),
     "new_tokens must be a whole number >= 0, got 0.5": lambda: cached([4], 0.5),
     "lengths + new_tokens - 1 must be at most 2**63 - 1, got 9223372036854775807 + 2 - 1": (
         lambda: cached([0, 2**63 - 1], 2)

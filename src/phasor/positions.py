@@ -45,10 +45,7 @@ def span(length: int, start: int = 0) -> Positions:
     """
     length = whole("length", length, least=0, error=PositionError)
     start = whole("start", start, least=_FIRST, error=PositionError)
-    if start + length - 1 > _LAST:
-        what = "start + length - 1 must be at most 2**63 - 1"
-        raise PositionError(f"{what}, got {start} + {length} - 1")
-    return _consecutive("length", length) + start
+    return _count_from("start", start, "length", length)
 
 
 def packed(cu_seqlens: ArrayLike) -> Positions:
@@ -66,12 +63,10 @@ def packed(cu_seqlens: ArrayLike) -> Positions:
     >>> packed([0, 3, 5])
     array([0, 1, 2, 0, 1])
     """
-    bounds = _integers("cu_seqlens", cu_seqlens)
-    if bounds.ndim != 1 or bounds.size == 0:
-        what = "cu_seqlens must have the shape [n_sequences + 1]"
-        raise PositionError(f"{what}, got {list(bounds.shape)}")
-    if bounds[0] != 0:
-        raise PositionError(f"cu_seqlens must start with 0, got {bounds[0]}")
+    bounds = _integers("cu_seqlens", cu_seqlens, "[n_sequences + 1]")
+    if bounds.size == 0 or bounds[0] != 0:
+        first = bounds[0] if bounds.size else "none"
+        raise PositionError(f"cu_seqlens must start with 0, got {first}")
     falls = np.flatnonzero(bounds[1:] < bounds[:-1])
     if falls.size:
         i = int(falls[0])
@@ -79,7 +74,8 @@ def packed(cu_seqlens: ArrayLike) -> Positions:
             f"cu_seqlens must never decrease, got {bounds[i]} and then {bounds[i + 1]} "
             f"at index {i + 1}; lengths become boundaries by a cumulative sum"
         )
-    return _consecutive("cu_seqlens[-1]", int(bounds[-1])) - np.repeat(bounds[:-1], np.diff(bounds))
+    tokens = _consecutive("cu_seqlens[-1]", int(bounds[-1]))
+    return tokens - np.repeat(bounds[:-1], np.diff(bounds))
 
 
 def padded(mask: ArrayLike) -> Positions:
@@ -99,9 +95,7 @@ def padded(mask: ArrayLike) -> Positions:
     array([[0, 0, 0, 1, 2],
            [0, 1, 0, 0, 0]])
     """
-    tokens = _integers("mask", mask, kinds="biu")
-    if tokens.ndim == 0:
-        raise PositionError("mask must have the shape [..., seq], got a single value")
+    tokens = _integers("mask", mask, "[..., seq]", kinds="biu")
     invalid = tokens[(tokens != 0) & (tokens != 1)]
     if invalid.size:
         raise PositionError(f"mask must hold only 0 (padding) and 1 (token), got {invalid[0]}")
@@ -128,15 +122,10 @@ def cached(lengths: ArrayLike, new_tokens: int) -> Positions:
     >>> cached([-2], new_tokens=4)  # the first four columns of a row that two pads begin
     array([[-2, -1,  0,  1]])
     """
-    starts = _integers("lengths", lengths)
+    starts = _integers("lengths", lengths, "[batch]")
     new_tokens = whole("new_tokens", new_tokens, least=0, error=PositionError)
-    if starts.ndim != 1:
-        raise PositionError(f"lengths must have the shape [batch], got {list(starts.shape)}")
     longest = int(starts.max(initial=0))
-    if longest + new_tokens - 1 > _LAST:
-        what = "lengths + new_tokens - 1 must be at most 2**63 - 1"
-        raise PositionError(f"{what}, got {longest} + {new_tokens} - 1")
-    return starts[:, None] + _consecutive("new_tokens", new_tokens)
+    return starts[:, None] + (_count_from("lengths", longest, "new_tokens", new_tokens) - longest)
 
 
 def grid(*sizes: int) -> Positions:
@@ -174,9 +163,7 @@ def every_axis(positions: ArrayLike, n_axes: int) -> Positions:
            [1, 1],
            [5, 5]])
     """
-    coordinates = _integers("positions", positions)
-    if coordinates.ndim == 0:
-        raise PositionError("positions must have the shape [..., seq], got a single value")
+    coordinates = _integers("positions", positions, "[..., seq]")
     n_axes = whole("n_axes", n_axes, least=1, error=PositionError)
     return np.repeat(coordinates[..., None], n_axes, axis=-1)
 
@@ -235,8 +222,15 @@ def chunks_of_rank(length: int, rank: int, world_size: int, layout: str) -> list
     return [range(chunk * size, (chunk + 1) * size) for chunk in chunks]
 
 
+class _Segment:
+    def _check_sizes(self, *names: str, least: int = 1) -> None:
+        for name in names:
+            value = whole(name, getattr(self, name), least=least, error=PositionError)
+            object.__setattr__(self, name, value)
+
+
 @dataclass(frozen=True)
-class Text:
+class Text(_Segment):
     """A run of ``length`` text tokens, which stand at ``t = h = w``.
 
     Args:
@@ -246,11 +240,11 @@ class Text:
     length: int
 
     def __post_init__(self) -> None:
-        _set_whole(self, "length", least=0)
+        self._check_sizes("length", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Image:
+class Image(_Segment):
     """An image of ``height * width`` tokens, row by row.
 
     Args:
@@ -262,12 +256,11 @@ class Image:
     width: int
 
     def __post_init__(self) -> None:
-        for field in ("height", "width"):
-            _set_whole(self, field, least=1)
+        self._check_sizes("height", "width")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Video:
+class Video(_Segment):
     """A video of ``frames`` grids of ``height * width`` tokens, frame by frame.
 
     With neither ``seconds_per_frame`` nor ``tokens_per_second`` frames are one position apart
@@ -290,8 +283,7 @@ class Video:
     tokens_per_second: float | None = None
 
     def __post_init__(self) -> None:
-        for field in ("frames", "height", "width"):
-            _set_whole(self, field, least=1)
+        self._check_sizes("frames", "height", "width")
         pace = (self.seconds_per_frame, self.tokens_per_second)
         if pace == (None, None):
             return
@@ -412,11 +404,6 @@ def videorope(segments: Iterable[Segment], *, delta: float = 2.0) -> NDArray[np.
     return np.concatenate(blocks)
 
 
-def _set_whole(segment: Segment, field: str, *, least: int) -> None:
-    value = whole(field, getattr(segment, field), least=least, error=PositionError)
-    object.__setattr__(segment, field, value)
-
-
 def _check_segments(segments: Any) -> list[Segment]:
     if not hasattr(segments, "__iter__"):
         what = "segments must be a list of Text, Image and Video"
@@ -445,7 +432,16 @@ def _consecutive(name: str, count: int) -> Positions:
     return np.arange(count, dtype=np.int64)
 
 
-def _integers(name: str, values: Any, kinds: str = "iu") -> Positions:
+def _count_from(name: str, start: int, unit: str, count: int) -> Positions:
+    """start, start + 1, ..., start + count - 1."""
+    if start + count - 1 > _LAST:
+        what = f"{name} + {unit} - 1 must be at most 2**63 - 1"
+        raise PositionError(f"{what}, got {start} + {count} - 1")
+    return _consecutive(unit, count) + start
+
+
+def _integers(name: str, values: Any, shape: str, kinds: str = "iu") -> Positions:
+    """``values`` as an array ``[..., seq]`` or, of another ``shape``, of one dimension."""
     if any(kind.__module__ == "torch" for kind in type(values).__mro__):
         raise PositionError(
             f"{name} must be an array or a list, got a torch tensor; phasor.torch.positions has "
@@ -460,4 +456,7 @@ def _integers(name: str, values: Any, kinds: str = "iu") -> Positions:
         raise PositionError(
             f"{name} must hold whole numbers that fit in int64, got dtype {array.dtype}"
         )
+    if array.ndim == 0 or (array.ndim > 1 and shape != "[..., seq]"):
+        got = list(array.shape) if array.ndim else "a single value"
+        raise PositionError(f"{name} must have the shape {shape}, got {got}")
     return array.astype(np.int64)
