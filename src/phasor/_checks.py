@@ -124,10 +124,8 @@ def boolean(name: str, value: Any, hint: str = "") -> bool:
 
 
 def find_name(word: object, known: Iterable[str]) -> str | None:
-    """The one of the ``known`` names that is ``word`` but for capitals and punctuation, or None.
-
-    Numbers stay apart: "Llama3.1-8B" is "llama-3.1-8b", and "Llama-3-18B" is not.
-    """
+    """The one of the ``known`` names that is ``word`` but for capitals and punctuation, or None."""
+    # numbers stay apart: "Llama3.1-8B" is "llama-3.1-8b", and "Llama-3-18B" is not
     names = {letters_and_numbers(name): name for name in known}
     return names.get(letters_and_numbers(word))
 

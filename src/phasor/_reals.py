@@ -35,13 +35,11 @@ def in_reals(function: _T) -> _T:
 def powers(base: Decimal, exponent: Decimal, count: int) -> tuple[Decimal, ...]:
     """``base ** (exponent * k)`` for ``k`` from 0 to ``count - 1``, one multiplication each.
 
-    Computed with five extra digits, so that thousands of multiplications keep all others.
-
     >>> [int(power) for power in powers(Decimal(9), Decimal("0.5"), 4)]
     [1, 3, 9, 27]
     """
     with decimal.localcontext() as context:
-        context.prec += 5
+        context.prec += 5  # so that thousands of multiplications keep all other digits
         step, power, products = base**exponent, Decimal(1), list[Decimal]()
         for _ in range(count):
             products.append(power)
@@ -51,11 +49,8 @@ def powers(base: Decimal, exponent: Decimal, count: int) -> tuple[Decimal, ...]:
 
 @in_reals
 def cos_sin_of_turns(turns: Decimal) -> tuple[Decimal, Decimal]:
-    """Cosine and sine of ``2 pi turns``, by their power series.
-
-    Whole quarter turns are taken out first: of at most an eighth of a turn, 25 terms give 60
-    digits, without cancellation.
-    """
+    """Cosine and sine of ``2 pi turns``, by their power series."""
+    # without whole quarter turns: of an eighth of a turn, 25 terms give 60 digits, and none cancel
     quarters = (turns * 4).to_integral_value()
     angle = (turns - quarters / 4) * 2 * PI
     cos = sin = Decimal(0)

@@ -218,11 +218,10 @@ def turn_limbs(rope: Rope) -> NDArray[np.uint32]:
 
 @lru_cache(maxsize=256)
 def turn_words(rope: Rope, rest_bits: int = 0) -> NDArray[np.int64]:
-    """The numbers that a position is multiplied by, or the rest of one, ``[3, num_pairs]``.
+    """The numbers that positions are multiplied by, or their rests: read-only ``[3, num_pairs]``.
 
-    64 bits of the frequency as they are in an int64, the 32 bits that follow, and the 32 after
-    those, which only float64 needs. ``rest_bits`` is 0 for whole positions, 32 or 64 for rests in
-    units of 2**-32 or 2**-64. The array is cached and read-only.
+    64 bits of the frequency, the 32 bits that follow, and the 32 after those, which only float64
+    needs. ``rest_bits`` is 0 for positions, 32 or 64 for rests in units of 2**-32 or 2**-64.
     """
     first = 2 - rest_bits // 32
     # [num_pairs, 6] -> [4, num_pairs]
@@ -246,11 +245,8 @@ def _turns(rope: Rope, positions: NDArray[Any], dtype: Any) -> NDArray[np.int64]
 
 
 def _multiply(numbers: NDArray[np.int64], words: NDArray[np.int64], bits: int) -> NDArray[np.int64]:
-    """The upper 64 bits of the products without whole turns; int64 wraps around.
-
-    Two products, for float32, are less than 2**32 units too small. Four, for float64, are less than
-    four units too small.
-    """
+    """The upper 64 bits of the products without whole turns; int64 wraps around."""
+    # two products, for float32, are less than 2**32 units too small, four less than four units
     upper = numbers >> 32
     turns = numbers * words[0] + upper * words[1]
     if bits == 32:

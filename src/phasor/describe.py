@@ -56,11 +56,7 @@ def original_context(rope: Rope) -> int | None:
 
 
 def sentences(rope: Rope, context: int | None) -> list[str]:
-    """The Rope described in sentences: pairs, axes, frequencies, law, attention factor.
-
-    Args:
-        rope: With a static law: resolve a rule with ``rope.at(seq_len)`` first.
-        context: Positions to count turns over; None to leave that out.
+    """A Rope with a static law in sentences; with a context, also which pairs turn within it.
 
     >>> print(sentences(Rope(head_dim=4, pairing="half"), None)[0])
     All 4 coordinates of a head turn, in 2 pairs (i, i + 2).
@@ -213,13 +209,7 @@ def plain_fields(value: Any) -> dict[str, Any]:
 
 
 def as_plain(ropes: LayerRopes, seq_len: int | None, context: int | None) -> dict[str, Any]:
-    """The ropes, their laws, factors and pairs, as JSON values.
-
-    Args:
-        ropes: What to describe.
-        seq_len: The length for which rules pick their law.
-        context: Positions to count turns over.
-    """
+    """The ropes, laws picked for ``seq_len``, factors, and turns over a context, as JSON values."""
     kinds: dict[str, Any] = {}
     for kind, rope in ropes.kinds.items():
         if rope is None:
@@ -248,10 +238,7 @@ def as_plain(ropes: LayerRopes, seq_len: int | None, context: int | None) -> dic
 
 
 def static_rope(rope: Rope, seq_len: int | None) -> Rope:
-    """The Rope with a static law: a rule picks it for ``seq_len``.
-
-    With None a rule picks the law of its original context.
-    """
+    """The Rope with the law that a rule picks for ``seq_len``, or for its original context."""
     if not isinstance(rope.scaling, Rule):
         return rope
     length = original_context(rope) if seq_len is None else seq_len

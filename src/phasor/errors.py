@@ -20,10 +20,7 @@ DISTRIBUTION = "phasor-rope"  # what pip installs; its ``[project]`` name
 
 
 def visible(text: str) -> str:
-    r"""``text`` on one line, with every unprintable character as its escape sequence.
-
-    Escaped are the characters that ``repr`` escapes: control characters (among them terminal
-    escape codes), line breaks, direction marks, lone surrogates, and every space but U+0020.
+    r"""``text`` on one line, with what ``repr`` escapes, terminal codes among it, as it escapes it.
 
     >>> print(visible("Llama \x1b[2J 3"))
     Llama \x1b[2J 3

@@ -18,26 +18,15 @@ _ROPE_FIELDS = frozenset(field.name for field in fields(Rope))
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ConfigLocation:
-    """How a Hugging Face config of a model states its ropes.
+    """How a Hugging Face config of a model states its ropes."""
 
-    Attributes:
-        labels: By kind of layer, the name of its block in ``rope_parameters``; empty where one
-            block is for all layers.
-        unused_blocks: By label, the ropes of blocks that the config must have although no layer of
-            this model reads them.
-        ignores_scaling: Whether the model's class ignores laws and other bases in its config.
-        path: Path of this language model's config inside the file of a larger model, keys
-            joined by dots; empty where it is the file itself.
-        values: That config; empty where no Hugging Face config was read.
-
-    >>> ConfigLocation(labels={"full": "full_attention"}).label("full")
-    'full_attention'
-    """
-
+    # by kind of layer, the name of its block in ``rope_parameters``; empty if one is for all layers
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    # by label, the ropes of blocks that the config must have although no layer here reads them
     unused_blocks: Mapping[str, Rope] = field(default_factory=dict[str, Rope])
-    ignores_scaling: bool = False
-    path: str = ""
+    ignores_scaling: bool = False  # whether the model's class ignores laws and other bases
+    path: str = ""  # of this model's config inside the file of a larger one, keys joined by dots
+    # that config; empty if no Hugging Face config was read
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
@@ -161,10 +150,9 @@ class LayerRopes(Sequence[Rope | None]):
 
     @property
     def softmax_factor(self) -> float:
-        """`Rope.softmax_factor` of every layer: the factor on the logits outside cos and sin.
+        """`Rope.softmax_factor` of every layer, the factor on the logits outside cos and sin.
 
-        Raises:
-            SpecError: If it differs between layers; read it from each rope then.
+        Refused if layers differ: read it from each rope then.
         """
         # every law that a rule may pick has a softmax_factor of 1
         factors = {
@@ -183,11 +171,7 @@ class LayerRopes(Sequence[Rope | None]):
         return bool(self.in_config.labels) or len(self.ropes) > 1
 
     def config_blocks(self) -> Rope | dict[str, Rope | None]:
-        """The rope of a config's one block; or by label the rope of each of its blocks.
-
-        Raises:
-            ConfigError: If kinds with different ropes read one block.
-        """
+        """The rope of a config's one block; or by label the rope of each of its blocks."""
         if not self.has_blocks_by_kind:
             return self.ropes[0]
         label = self.in_config.label
@@ -215,11 +199,7 @@ def rope_hint(value: object) -> str:
 
 
 def check_rope(name: str, value: object) -> None:
-    """Refuse what is no Rope.
-
-    Raises:
-        SpecError: If ``value`` is none, with the way to one if it is `LayerRopes`.
-    """
+    """Refuse what is no Rope, with the way to one of `LayerRopes`."""
     if not isinstance(value, Rope):
         raise SpecError(f"{name} must be a phasor.Rope, got {short_repr(value)}{rope_hint(value)}")
 

@@ -188,9 +188,6 @@ class Rope:
         then the law; computed in 60-digit decimals and rounded once to float64. Never negative:
         `direction` is applied to the angles.
 
-        Raises:
-            SpecError: If ``scaling`` is a rule, or a law that does not fit these frequencies.
-
         >>> Rope(head_dim=4, pairing="half", base=100.0).inv_freq
         array([1. , 0.1])
         """
@@ -282,11 +279,7 @@ class Rope:
 
     @classmethod
     def from_json(cls, text: str) -> Rope:
-        """The Rope that `to_json` wrote.
-
-        Raises:
-            SpecError: If ``text`` is not JSON, not an object, not a Rope, or of another format.
-        """
+        """The Rope that `to_json` wrote."""
         try:
             plain = json.loads(text)
         except (ValueError, RecursionError, TypeError) as error:

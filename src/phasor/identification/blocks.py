@@ -109,16 +109,14 @@ def arrange_blocks(blocks: list[MixedCoordinates], head_dim: int) -> Arrangement
 def candidate_arrangements(
     lowest: int, highest: int, head_dim: int, pair: MixedCoordinates | None = None
 ) -> Iterator[Arrangement]:
-    """The arrangements whose slice holds ``lowest`` to ``highest``, the narrowest first.
-
-    With a ``pair``, only those whose pairs are as far apart as its two coordinates.
-    """
+    """The arrangements whose slice holds ``lowest`` to ``highest``, the narrowest first."""
     # the first pair is the fastest; if it does not turn, the slice most likely begins at 0
     for start in dict.fromkeys([lowest, 0, *range(lowest - 1, 0, -1)]):
         for width in range(2, head_dim - start + 1, 2):
             if start + width <= highest:
                 continue
             for pairing, out in itertools.product(PAIRINGS, PAIRINGS):
+                # with a ``pair``, only those whose pairs are as far apart as its coordinates
                 gaps = [by_pairing(p, half=width // 2, interleaved=1) for p in (pairing, out)]
                 if pair is None or gaps == [b - a for a, b in pair]:
                     yield arrangement_of(
@@ -143,9 +141,7 @@ def _has_blocks(
 
 
 def pair_factors(blocks: NDArray[np.float64]) -> NDArray[np.complex128]:
-    """``gain * exp(i angle)`` from the first and from the second row of ``[P, pairs, 2, 2]``.
-
-    ``[2, P, pairs]``; of a rotation both are the same, otherwise their mean is the nearest one.
-    """
+    """``gain * exp(i angle)`` from both rows of blocks ``[P, pairs, 2, 2]``: ``[2, P, pairs]``."""
+    # of a rotation both are the same, otherwise their mean is the nearest one
     first = blocks[..., 0, 0] - 1j * blocks[..., 0, 1]
     return np.stack((first, blocks[..., 1, 1] + 1j * blocks[..., 1, 0]))

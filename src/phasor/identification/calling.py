@@ -62,7 +62,7 @@ class Arrays:
 
     def make(self, values: NDArray[Any], dtype: str | None = None) -> Any:
         """A new array of these values, in their own dtype unless another is given."""
-        return self.library.array(values, dtype=dtype, order="C")
+        return self.library.asarray(values.copy(), dtype=dtype)
 
     def read(self, value: Any) -> Floats:
         """An array of the library as float64, copied."""
@@ -187,13 +187,9 @@ class Caller:
         return self.turn(np.eye(self.head_dim), [position])[0, 0].T
 
     def turn(self, vectors: NDArray[Any], positions: Sequence[Any] | NDArray[Any]) -> Floats:
-        """Every vector ``[m, head_dim]`` at every position: ``[outputs, P, m, head_dim]``.
-
-        Positions ``[P, n_axes]``, or ``[P]``, equal on all axes. If the function raises, or its
-        result has another shape, this raises `RefusedError`.
-        """
+        """Every vector ``[m, head_dim]`` at every position: ``[outputs, P, m, head_dim]``."""
         positions = np.asarray(positions)
-        if self.n_axes > 1 and positions.ndim == 1:
+        if self.n_axes > 1 and positions.ndim == 1:  # equal on all axes
             positions = np.repeat(positions[:, None], self.n_axes, axis=1)  # [P] to [P, n_axes]
         if not self._takes_positions:
             if positions.min(initial=0) < 0 or positions.max(initial=0) >= self.max_position:

@@ -24,11 +24,7 @@ _CONTEXT = 1 << 20  # positions compared if no model has a context
 
 
 class Difference(ABC):
-    """How two sides differ: false if they agree within what was compared; printed as its `lines`.
-
-    The difference of two models holds one for each kind of layers, that of a kind of layers one of
-    two Ropes, and that of two Ropes one for each pair that it names.
-    """
+    """How two sides differ: false if they agree where they were compared; printed as `lines`."""
 
     @abstractmethod
     def lines(self) -> list[str]:
@@ -103,10 +99,10 @@ def _diff_ropes(a: Rope, b: Rope, context: int, tolerance: float) -> RopeDiffere
     if _axes_of_pairs(a) == _axes_of_pairs(b):
         fields.pop("axes")  # different sections may give every pair the same axis
     same_pairs = a.num_pairs == b.num_pairs
-    positions = _parting_positions(a, b, tolerance) if same_pairs else np.array([])
-    parting_pairs = np.flatnonzero(positions < context)
+    positions = _first_differences(a, b, tolerance) if same_pairs else np.array([])
+    differing = np.flatnonzero(positions < context)
 
-    def find_parting(pair: int) -> PairDifference:
+    def compare_pair(pair: int) -> PairDifference:
         place = np.array([int(positions[pair])])
         za, zb = (exact_phasors(rope, place)[0, pair] for rope in (a, b))
         return PairDifference(
@@ -118,9 +114,9 @@ def _diff_ropes(a: Rope, b: Rope, context: int, tolerance: float) -> RopeDiffere
 
     return RopeDifference(
         fields={name: values for name, values in fields.items() if values[0] != values[1]},
-        earliest=find_parting(int(np.argmin(positions))) if len(parting_pairs) else None,
-        first_pair=find_parting(int(parting_pairs[0])) if len(parting_pairs) else None,
-        pairs=len(parting_pairs),
+        earliest=compare_pair(int(np.argmin(positions))) if len(differing) else None,
+        first_pair=compare_pair(int(differing[0])) if len(differing) else None,
+        pairs=len(differing),
         attention_factors=_pair_if_different(a.attention_factor, b.attention_factor, tolerance),
         softmax_factors=_pair_if_different(a.softmax_factor, b.softmax_factor, tolerance),
         logit_factors=_pair_if_different(a.logit_factor, b.logit_factor, tolerance),
@@ -136,8 +132,8 @@ def _pair_if_different(a: float, b: float, tolerance: float) -> tuple[float, flo
     return (a, b) if abs(a - b) > tolerance * max(abs(a), abs(b)) else None
 
 
-def _parting_positions(a: Rope, b: Rope, tolerance: float) -> Floats:
-    """The position at which each pair parts, infinity if it never does, ``[num_pairs]``."""
+def _first_differences(a: Rope, b: Rope, tolerance: float) -> Floats:
+    """The first position at which each pair differs, infinity if none, ``[num_pairs]``."""
     # |exp(ix) - exp(iy)| = 2 |sin((x - y) / 2)| passes the tolerance at this angle
     angle = 2 * math.asin(tolerance / 2)
     # whole positions cannot tell frequencies that differ by whole turns
@@ -149,10 +145,7 @@ def _parting_positions(a: Rope, b: Rope, tolerance: float) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class MapDifference(Difference):
-    """The position where two linear maps part, as functions make them.
-
-    What is not finite is None.
-    """
+    """The position where two linear maps part; what is not finite is None."""
 
     position: int  # the first found at which they differ
     # the one read and the one written that differ most there
@@ -180,12 +173,9 @@ class MapDifference(Difference):
 def _diff_measured(
     first: Rope | Caller, second: Rope | Caller, context: int, tolerance: float
 ) -> MapDifference | None:
-    """Compare at positions 0 to 16 and around every power of two below the context.
+    """The first position found where two functions, or a function and a Rope, differ."""
 
-    The parting is then found by bisection between the last equal and the first unequal position.
-    """
-
-    def find_parting(position: int) -> MapDifference | None:
+    def compare_at(position: int) -> MapDifference | None:
         try:
             first_map, second_map = _find_map(first, position), _find_map(second, position)
             origins = _find_map(first, 0), _find_map(second, 0)
@@ -209,9 +199,8 @@ def _diff_measured(
     near_powers = {(1 << j) + step for j in range(4, context.bit_length()) for step in (-1, 0, 1)}
     last_equal = -1
     for position in sorted(p for p in near_powers | set(range(17)) if p < context):
-        if find_parting(position) is not None:
-            first_bad = find_first_bad(last_equal, position, lambda p: find_parting(p) is None)
-            return find_parting(first_bad)
+        if compare_at(position) is not None:
+            return compare_at(find_first_bad(last_equal, position, lambda p: compare_at(p) is None))
         last_equal = position
     return None
 

@@ -72,10 +72,8 @@ Check = Callable[[float, Law | None], bool]
 def find_explanations(
     inv_freq: Floats, tolerance: Floats, *, head_dim: int, check: Check
 ) -> list[Explanation]:
-    """All proposals that ``check`` confirms for a whole spectrum, the likeliest first.
-
-    None of the frequencies ``[num_pairs]`` is negative; a law's may be off by ``tolerance``.
-    """
+    """All proposals that ``check`` confirms for a whole spectrum, the likeliest first."""
+    # none of the frequencies [num_pairs] is negative; a law's may be off by the tolerance
     confirmed: list[Explanation] = []
     for proposal in _make_proposals(inv_freq, tolerance, head_dim):
         if proposal is None or not 1 < proposal.base < 1e30 or proposal in confirmed:
@@ -179,10 +177,8 @@ def _find_exponent_width(measured: Frequencies) -> Proposals:
 def _fit_divided(
     measured: Frequencies, exponent: float = 1.0, divisor: Callable[[float], Any] = float
 ) -> tuple[float | None, float]:
-    """The base and the factor of divided powers, those with the fewest digits.
-
-    The first power is divided by ``factor ** (1 / exponent)``, all of them by ``divisor(factor)``.
-    """
+    """The base and the factor of divided powers, those with the fewest digits."""
+    # the first is divided by ``factor ** (1 / exponent)``, all of them by ``divisor(factor)``
     turning = slice(measured.num_turning)
     fits = [
         (count_digits(base) + count_digits(factor), base, factor)

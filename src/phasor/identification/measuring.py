@@ -153,14 +153,10 @@ def _measure(caller: Caller, max_position: int) -> Identification:
 
 
 def _measure_maps(caller: Caller) -> Floats:
-    """The linear maps ``[outputs, P, out, in]`` at small positions.
-
-    The first are at `_SMALL_POSITIONS`, equal on all axes. With several axes, the same positions
-    on one axis at a time follow.
-    """
+    """The linear maps ``[outputs, P, out, in]`` at small positions, first equal on all axes."""
     n = caller.n_axes
     positions = np.array(_SMALL_POSITIONS)
-    if n > 1:
+    if n > 1:  # the same positions on one axis at a time follow
         single_axis = [_positions_on_axis(axis, n, _SMALL_POSITIONS[1:]) for axis in range(n)]
         positions = np.concatenate([np.repeat(positions[:, None], n, axis=1), *single_axis])
     results = caller.turn(np.eye(caller.head_dim), positions)
@@ -234,11 +230,8 @@ def _add_error(report: Identification, maps: Floats) -> Identification:
 
 
 def identify_table(z: Complex, dtype: str, pairs: Rope) -> Identification:
-    """Which rotation a table ``z = cos + i sin`` is of: row ``p`` is position ``p``.
-
-    ``pairs`` has the coordinates of the pairs; its frequencies are not used. The report's ``error``
-    is the largest difference between an entry and the Rope's, as a complex number.
-    """
+    """Which rotation a table ``z = cos + i sin`` is of: row ``p`` is position ``p``."""
+    # of ``pairs`` only the coordinates are used; ``error`` is of complex entries
     rounding, findings = find_table_dtype(np.stack((z.real, z.imag)), ROUNDING[dtype], dtype)
     read_rows = powers_of_two(len(z) - 1)
     spectrum = find_spectrum(read_rows, z[read_rows], bound_angle_errors(z[read_rows], rounding))

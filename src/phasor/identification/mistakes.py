@@ -74,10 +74,8 @@ class Probe:
 
 
 def compare_members(probe: Probe, factors: Complex) -> list[Finding]:
-    """The mistake, if the two members of a pair do not turn by the same angle.
-
-    ``factors`` are `pair_factors` at small positions with equal coordinates, and then at others.
-    """
+    """The mistake, if the two members of a pair do not turn by the same angle."""
+    # ``factors`` are `pair_factors` at small positions with equal coordinates, and then at others
     arrangement, tolerance = probe.arrangement, 32 * probe.rounding
     size = np.maximum(np.maximum(np.abs(factors.real), np.abs(factors.imag)).max(axis=0), 1e-30)
     # [2, P, pairs] to [pairs]
@@ -118,10 +116,8 @@ def compare_members(probe: Probe, factors: Complex) -> list[Finding]:
 
 
 def compare_queries_and_keys(probe: Probe, maps: Floats) -> tuple[float | None, list[Finding]]:
-    """The factor on keys if it differs, and a finding if keys are not turned as queries are.
-
-    The second of the ``maps`` ``[outputs, P, out, in]`` is that of the keys.
-    """
+    """The factor on keys if it differs, and a finding if keys are not turned as queries are."""
+    # the second of the maps [outputs, P, out, in] is that of the keys
     tolerance = 32 * probe.rounding
     if len(maps) < 2 or np.abs(maps[0] - maps[1]).max() <= tolerance * max(1.0, np.abs(maps).max()):
         return None, []

@@ -41,24 +41,18 @@ def find_table_dtype(values: Floats, rounding: float, dtype: str) -> tuple[float
 
 
 def measure_noise(arrangement: Arrangement, maps: Floats, rounding: float) -> float:
-    """How far maps ``[..., out, in]`` are from turning each pair as one and keeping the rest.
-
-    Rounding, once or at every step, leaves a 0 and the equality of two cosines as they are. What is
-    far larger than rounding is no noise.
-    """
+    """How far maps ``[..., out, in]`` are from turning each pair as one and keeping the rest."""
+    # rounding, once or at every step, leaves a 0 and the equality of two cosines as they are
     first, second = pair_factors(arrangement.blocks(maps).reshape(-1, arrangement.num_pairs, 2, 2))
     others = maps * (1 - np.eye(arrangement.head_dim))
     others[..., arrangement.written.T[:, :, None], arrangement.read.T[:, None, :]] = 0
     noise = float(max(np.abs(first - second).max(), np.abs(others).max()))
+    # what is far larger than rounding is a mistake
     return noise if noise <= 32 * rounding * np.abs(maps).max() else 0.0
 
 
 def add_steps(report: Identification, spectrum: Spectrum, probe: Probe) -> Identification:
-    """The report with a finding unless one rounding, at the end, explains turned random vectors.
-
-    The bounds are half units of what is rounded: of the result; at every step, also of cos and sin,
-    of these times the factor, and of their products with the vector.
-    """
+    """The report with a finding unless one rounding, at the end, explains turned random vectors."""
     gain, names = report.attention_factor, report.names()
     if report.rope is None or not gain or names & {"noise", "remembers"}:
         return report
@@ -82,6 +76,8 @@ def add_steps(report: Identification, spectrum: Spectrum, probe: Probe) -> Ident
     def half_unit(values: Floats, dtype: str = dtype) -> Floats:
         return round_to_dtype(values, dtype)[1] / 2
 
+    # bounds are half units of what is rounded: of the result; at every step, also of cos and sin,
+    # of these times the factor, and of their products with the vector
     in_rows = gain * half_unit(factors, row_dtype) + has_factor * half_unit(gain * factors)
     in_products = half_unit(sizes[:, None] * (gain * factors + in_rows)).sum(axis=1)
     in_rows = (sizes[:, None] * in_rows).sum(axis=1)

@@ -43,10 +43,7 @@ class Spectrum:
     has_float32_angles: bool  # whether angles are further off than float64 explains
 
     def predict(self, positions: Floats) -> Complex:
-        """The unit vectors that the frequencies predict.
-
-        ``exp(i (phase + p inv_freq))``, ``[P, pairs]``.
-        """
+        """The unit vectors ``exp(i (phase + p inv_freq))`` at positions ``[P]``: ``[P, pairs]``."""
         return np.exp(1j * (self.phase + positions[:, None] * self.inv_freq))
 
 
@@ -71,44 +68,29 @@ def find_first_bad(good: int, bad: int, is_good: Callable[[int], bool]) -> int:
 
 
 def exact_phasors(rope: Rope, positions: NDArray[np.int64], offset: float = 0.0) -> Complex:
-    """``exp(i angle)`` at positions plus an offset, on every axis: ``[P, pairs]``.
-
-    A Rope that is wider than what was measured has more pairs there, which do not turn.
-    """
+    """``exp(i angle)`` at positions plus an offset, on every axis: ``[P, num_pairs]``."""
     return phasors(rope, positions + (int(offset) if offset.is_integer() else offset))
 
 
 def bound_angle_errors(z: Complex, rounding: float, noise: float = 0.0) -> Floats:
-    """How far the angles of ``z`` may be off if its cosines and sines are off by an ulp each.
-
-    ``noise`` is how far these are off besides, whatever their size.
-    """
+    """How far the angles of ``z`` may be off if its cosines and sines are off by an ulp each."""
+    # and by ``noise`` besides, whatever their size
     errors = 2 * rounding * np.abs(np.sin(2 * np.angle(z)))
     return errors + max(noise, _FLOAT16_STEP if rounding > 2.0**-12 else 0)
 
 
 def find_spectrum(positions: Sequence[int], z: Complex, angle_errors: Floats) -> Spectrum:
-    """The frequencies with which vectors ``z`` ``[P, pairs]`` turn from position to position.
-
-    Positions ascend, and the first two are one apart. Rounding may move each angle by its error.
-
-    The angle between the first two positions gives each frequency modulo a full turn. Every later
-    angle is known modulo a full turn too, and the estimate so far says how many turns to add. So
-    the uncertainty falls as positions grow, if they grow by a factor of about two at most.
-
-    The frequency is the slope that fits the angles best. Its error is at most the weighted sum of
-    the rounding errors of all angles: of float64 angles, and of float32 angles if the residues of
-    the fit are larger than those allow. The residues are added, for a function whose arithmetic is
-    coarser still.
-    """
+    """The frequencies with which vectors ``z`` ``[P, pairs]`` turn from position to position."""
+    # positions ascend, and the first two are one apart
     finite = np.isfinite(z).all(axis=1)
     usable = len(z) if finite.all() else int(np.argmin(finite))
     places, z = np.asarray(positions, dtype=np.float64)[:usable], z[:usable]
     units = z / np.maximum(np.abs(z), 1e-300)
-    gaps = places - places[0]
-    totals = np.zeros(z.shape)
+    gaps, totals, num_used = places - places[0], np.zeros(z.shape), 1
+    # the angle between the first two gives each frequency modulo a full turn. Every later angle is
+    # known modulo a full turn too, and the estimate so far says how many turns to add: the
+    # uncertainty falls as positions grow, if they grow by a factor of about two at most
     estimate = np.zeros(z.shape[1])
-    num_used = 1
     for i in range(1, len(places)):
         predicted = estimate * gaps[i]
         deviation = np.angle(units[i] * np.conj(units[0]) * np.exp(-1j * predicted))
@@ -117,11 +99,14 @@ def find_spectrum(positions: Sequence[int], z: Complex, angle_errors: Floats) ->
         totals[i] = predicted + deviation
         estimate = totals[i] / gaps[i]
         num_used = i + 1
+    # the frequency is the slope that fits the angles best
     gaps, totals = gaps[1:num_used, None], totals[1:num_used]
     weights = gaps / (gaps**2).sum(axis=0)
     inv_freq = (weights * totals).sum(axis=0)
     residues = np.abs(totals - gaps * inv_freq)
     noise, relative_error = np.zeros(residues.shape), 0.0
+    # its error is at most the weighted sum of those of all angles: of float64 angles, or of float32
+    # angles if the residues are larger. These are added: arithmetic may be coarser still
     for relative_error in _ANGLE_ERRORS:
         noise = angle_errors[1:num_used] + angle_errors[0] + relative_error * np.abs(totals)
         # as much again, in radians: an angle may be a number of so many bits of a turn
@@ -214,10 +199,8 @@ def count_digits(value: float) -> int:
 def log_base(
     inv_freq: Floats, relative_errors: Floats, num_pairs: int, indices: Floats
 ) -> Interval:
-    """Logarithms of the bases for which ``base ** (-index / num_pairs)`` fits all frequencies.
-
-    Frequencies of 0 are not used; indices and ``num_pairs`` are those of the whole spectrum.
-    """
+    """Logarithms of the bases for which ``base ** (-index / num_pairs)`` fits all frequencies."""
+    # indices and ``num_pairs`` are those of the whole spectrum; 0 has no logarithm
     known = (indices > 0) & (inv_freq > 0) & (relative_errors < 0.5)
     if not known.any():
         return Interval(1e-9, 600.0)
@@ -253,10 +236,7 @@ class Frequencies:
         return logs.exp() if logs else Interval(1.0, 0.0)
 
     def base_of_longest_run(self, *, slow: bool = False) -> tuple[float, int] | None:
-        """The base of the longest run of pairs that have one, and the length of the run.
-
-        The run begins at the first pair, or at the last and slowest one.
-        """
+        """The base of the longest run of pairs from the first, or the last, and its length."""
         longest_run = None
         for count in range(2, self.num_pairs):
             bases = self.bases_of(slice(-count, None) if slow else slice(count))

@@ -38,10 +38,7 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
 
 
 def check_fields(law: Any, **checks: Callable[[str, Any], Any]) -> None:
-    """Replace the fields of a law or rule by their checked values.
-
-    ``checks`` take the place of those in `_CHECKS`. A field whose default is None may be None.
-    """
+    """Replace the fields of a law or rule by their values, as ``checks`` or else `_CHECKS` say."""
     for field in fields(law):
         check = checks.get(field.name, _CHECKS.get(field.name))
         value = getattr(law, field.name)
@@ -188,20 +185,17 @@ def _turns(inv_freq: Decimal, context: int) -> Decimal:
 def _index_ramp(
     num_pairs: int, base: Decimal, context: int, betas: tuple[float, float], truncate: bool
 ) -> Frequencies:
-    """Weight of each pair's plain frequency, from 1 to 0: a ramp linear in the pair's index.
-
-    Its ends are the (real-valued) indices of the pairs that make ``betas`` turns over the
-    context. The upper end is clamped to d - 1, not to d/2 - 1, because checkpoints were trained
-    with d - 1.
-    """
+    """Weight of each pair's plain frequency, from 1 to 0: a ramp linear in the pair's index."""
 
     def index(turns: float) -> Decimal:
+        # real-valued, of the pair that makes so many turns over the context
         return num_pairs * (context / (2 * PI * Decimal(turns))).ln() / base.ln()
 
     low, high = index(betas[0]), index(betas[1])
     if truncate:
         low = low.to_integral_value(rounding=ROUND_FLOOR)
         high = high.to_integral_value(rounding=ROUND_CEILING)
+    # d - 1 and not d/2 - 1: checkpoints were trained with that
     low, high = max(low, _ZERO), min(high, Decimal(2 * num_pairs - 1))
     if low == high:
         high += Decimal("0.001")

@@ -45,8 +45,7 @@ class Rule(ABC):
 
         Returns:
             The scaled frequencies ``[..., num_pairs]`` and the attention factor, a number or
-            ``[...]``. None where a rule does not implement this: the caller has to read the length
-            and call `at`.
+            ``[...]``. None where a rule does not implement this: read the length and call `at`.
         """
         del lengths, plain, xp
         return None

@@ -44,10 +44,8 @@ def cosine_sums(rope: Rope, count: int, start: int = 0) -> NDArray[np.float64]:
 
 
 def find_first_negative(rope: Rope, count: int, unrotated_pairs: float = 0.0) -> int | None:
-    """The first distance below ``count`` where ``C(r) + unrotated_pairs`` is negative, if any.
-
-    ``unrotated_pairs`` is half the number of coordinates that are not rotated.
-    """
+    """The first distance below ``count`` where ``C(r) + unrotated_pairs`` is negative, if any."""
+    # of ``2 * unrotated_pairs`` coordinates that are not rotated, the products do not change
     for start in range(0, count, _BATCH):
         negative = cosine_sums(rope, min(_BATCH, count - start), start) + unrotated_pairs < 0
         if negative.any():

@@ -128,13 +128,11 @@ class _Arc:
 
 
 def _floor_sum(count: int, unit: int, step: int, start: int) -> int:
-    """``sum over r < count of (step * r + start) // unit``, for numbers that are not negative.
-
-    The whole parts of ``step`` and ``start`` have a closed sum. The rest counts lattice points
-    below a line, and exchanging the two axes makes a smaller sum, as in Euclid's algorithm.
-    """
+    """``sum over r < count of (step * r + start) // unit``, for numbers that are not negative."""
     total = 0
     while True:
+        # the whole parts of ``step`` and ``start`` have a closed sum; the rest counts points of a
+        # grid below a line, and exchanging the axes makes a smaller sum, as in Euclid's algorithm
         total += count * (count - 1) // 2 * (step // unit) + count * (start // unit)
         step, start = step % unit, start % unit
         top = step * count + start
