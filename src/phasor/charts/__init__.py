@@ -8,11 +8,7 @@ Curves differ in dashes as well as in colour, and heat maps grow steadily strong
 chart reads in grey. Needs ``altair`` and ``vl-convert-python``, the extra ``charts``.
 """
 
-from phasor.charts.attention import (
-    attention_chart,
-    linear_chart,
-    usage_chart,
-)
+from phasor.charts.attention import attention_chart, linear_chart, usage_chart
 from phasor.charts.coverage import coverage_chart, turns_chart
 from phasor.charts.curves import (
     cosine_chart,

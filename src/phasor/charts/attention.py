@@ -47,10 +47,6 @@ def attention_chart(
     Returns:
         A chart with one map for each offset; masked keys are grey.
 
-    Raises:
-        SpecError: If a number is not in its range, or ``rope.scaling`` is a rule that has not
-            picked its law.
-
     >>> rope = Rope(head_dim=128, pairing="half")
     >>> chart = attention_chart(rope, [0, 1], alpha=12.0, tokens=16)
     >>> chart.concat[1].title
@@ -98,9 +94,6 @@ def usage_chart(norms: Mapping[str, ArrayLike]) -> alt.FacetChart:
     Returns:
         A heat map, layers from the top down, gaps between them.
 
-    Raises:
-        TensorError: If there is no layer, or one is not of that form.
-
     >>> chart = usage_chart({"layer 0": np.ones((6, 64)), "layer 1": np.ones((6, 64))})
     >>> len(chart.data.values)
     768
@@ -119,15 +112,14 @@ def usage_chart(norms: Mapping[str, ArrayLike]) -> alt.FacetChart:
                 f"norms must be [heads, num_pairs], of as many pairs in every layer, "
                 f"got {list(array.shape)} in {name!r}; draw layers of other widths by themselves"
             )
-    rows = [
-        row
+    tables = (
+        records(layer=name, head=head, pair=range(len(lengths)), length=lengths)
         for name, array in layers.items()
         for head, lengths in enumerate(array)
-        for row in records(layer=name, head=head, pair=range(len(lengths)), length=lengths)
-    ]
+    )
     ticks = list(range(0, width[0], max(1, width[0] // 8)))
     cells = (
-        alt.Chart()
+        chart_of(*tables)
         .mark_rect()
         .encode(
             x=alt.X("pair:O", title="pair (index)", axis=alt.Axis(values=ticks, labelAngle=0)),
@@ -138,11 +130,8 @@ def usage_chart(norms: Mapping[str, ArrayLike]) -> alt.FacetChart:
         .properties(width=480, height=alt.Step(10))
     )
     header = alt.Header(title="layer, a row for each head", labelAngle=0, labelAlign="left")
-    chart = cells.facet(
-        row=alt.Row("layer:N", sort=list(layers), header=header),
-        data=alt.Data(values=rows),
-        spacing=4,
-    ).resolve_scale(y="independent")
+    rows = alt.Row("layer:N", sort=list(layers), header=header)
+    chart = cells.facet(row=rows, spacing=4).resolve_scale(y="independent")
     return style_for_paper(chart, "Mean length of each pair, a row for each head of each layer.")
 
 
@@ -161,9 +150,6 @@ def linear_chart(rope: Rope, lengths: Sequence[int], *, draws: int) -> alt.Conca
 
     Returns:
         A chart of two panels.
-
-    Raises:
-        SpecError: If there is no length, or a number is not in its range.
 
     >>> chart = linear_chart(Rope(head_dim=64, pairing="half"), [64, 256], draws=4)
     >>> chart.save("linear.svg")  # doctest: +SKIP

@@ -39,10 +39,6 @@ def coverage_chart(ways: Mapping[str, Coverage]) -> alt.VConcatChart:
         ways: Up to seven extensions of one training, by name: what `phasor.identification.coverage`
             returned, or ``coverage`` of each way of `phasor.identification.plan_extension`.
 
-    Raises:
-        SpecError: If there is none or more than seven, or they differ in their training or in the
-            length that they reach.
-
     >>> from phasor import preset
     >>> from phasor.identification import plan_extension
     >>> ways = plan_extension(preset("llama-2-7b"), 32_768).options
@@ -65,15 +61,13 @@ def coverage_chart(ways: Mapping[str, Coverage]) -> alt.VConcatChart:
     lines = curves(pairs, series, pair_axis(domain=edges), y)
     turns_panel = layer(unturned, horizontal_line(1), lines)
 
-    cells = [
-        row
+    left, right = pairs - 0.5, pairs + 0.5
+    cells = (
+        records(name=name, pair=pairs, start=left, end=right, share=way.new_share)
         for name, way in ways.items()
-        for row in records(
-            name=name, pair=pairs, start=pairs - 0.5, end=pairs + 0.5, share=way.new_share
-        )
-    ]
+    )
     share_panel = (
-        chart_of(cells)
+        chart_of(*cells)
         .mark_rect()
         .encode(
             x=pair_axis("start", domain=edges),
@@ -101,9 +95,6 @@ def turns_chart(ways: Mapping[str, Coverage]) -> alt.LayerChart:
     Args:
         ways: Extensions of one training, by name, as `coverage_chart` takes them.
 
-    Raises:
-        SpecError: If there is none, or they differ in their training or in the length they reach.
-
     >>> from phasor import Rope
     >>> from phasor.identification import coverage
     >>> rope = Rope(head_dim=128, pairing="half")
@@ -119,23 +110,17 @@ def turns_chart(ways: Mapping[str, Coverage]) -> alt.LayerChart:
     )
     tokens = alt.param(name="tokens", value=to, bind=slider)
     per_token = {name: way.extended_turns / to for name, way in ways.items()}
-    rows = [
-        row
-        for name, way in ways.items()
-        for row in records(
-            law=name,
-            pair=range(len(per_token[name])),
-            turns_per_token=per_token[name],
-            first_new=way.first_new,
-            turned=way.trained_turns >= 1,
-        )
-    ]
+    tables = (
+        records(law=name, pair=range(len(rates)), turns_per_token=rates,
+                first_new=ways[name].first_new, turned=ways[name].trained_turns >= 1)
+        for name, rates in per_token.items()
+    )  # fmt: skip
     rates = np.concatenate(list(per_token.values()))
     rates = rates[rates > 0] if (rates > 0).any() else np.ones(1)
     low, high = float(rates.min()) * step, float(rates.max()) * to
     phases = [_WITHIN, _NEW, _WHOLE]
     current_pairs = (
-        chart_of(rows)
+        chart_of(*tables)
         .transform_filter("datum.law == law && datum.turns_per_token > 0")
         .transform_calculate(
             turns="tokens * datum.turns_per_token",

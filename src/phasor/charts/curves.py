@@ -24,7 +24,6 @@ from phasor.charts.style import (
     records,
     style_for_paper,
     token_axis,
-    token_curves,
     trained_mark,
 )
 from phasor.errors import SpecError
@@ -60,10 +59,6 @@ def rotation_chart(rope: Rope, *, pairs: Sequence[int], tokens: int) -> alt.Conc
         rope: What rotates; with several axes, tokens stand at the same place on every one.
         pairs: Which pairs, a panel for each, three in a row.
         tokens: Positions 0 to ``tokens - 1``, faint to strong.
-
-    Raises:
-        SpecError: If a number is not in its range, or ``rope.scaling`` is a rule that has not
-            picked its law.
 
     >>> chart = rotation_chart(Rope(head_dim=128, pairing="half"), pairs=[0, 16], tokens=16)
     >>> chart.concat[1].title
@@ -114,10 +109,6 @@ def scaling_chart(rope: Rope, scaled: Mapping[str, Rope]) -> alt.Chart:
         rope: The others are compared with it; a pair that it does not turn has no point.
         scaled: Up to eight Ropes, by the name their curve gets.
 
-    Raises:
-        SpecError: If there are more Ropes than styles of lines, one has another number of pairs,
-            or one's scaling is a rule that has not picked its law.
-
     >>> from dataclasses import replace
     >>> from phasor.scaling import Linear
     >>> rope = Rope(head_dim=4, pairing="half")
@@ -161,11 +152,6 @@ def decay_chart(
         context: Length of the training, marked by a line.
         log: Draw distances, which are then above 0, on a logarithmic axis.
 
-    Raises:
-        PositionError: If the distances are not numbers.
-        SpecError: If there are more Ropes than styles of lines, or one's scaling is a rule that
-            has not picked its law.
-
     >>> ropes = {"base 10 000": Rope(head_dim=128, pairing="half")}
     >>> chart = decay_chart(ropes, range(257), window=(6, 22))
     >>> chart.concat[1].title
@@ -177,10 +163,9 @@ def decay_chart(
 
     def panel(**scale: Any) -> alt.LayerChart:
         y = alt.Y("decay:Q", title="mean length of partial sums", scale=alt.Scale(**scale))
-        chart = token_curves(
-            "distance", distances, series, y, context=context, log=log, clickable=window is None
-        )
-        return chart.properties(width=380, height=260)
+        x = token_axis("distance", log=log)
+        lines = curves(distances, series, x, y, clickable=window is None)
+        return layer(trained_mark(context, "distance"), lines).properties(width=380, height=260)
 
     description = "RoFormer's decay curve, the mean length of partial sums, against distance."
     if window is None:
@@ -215,11 +200,6 @@ def cosine_chart(
         context: Length of the training, marked by a line.
         menu: The name of a Rope: show it beside the first one, with a menu to pick another
             instead. For one kind only. Without it, all Ropes are shown.
-
-    Raises:
-        PositionError: If the distances are not numbers.
-        SpecError: If there are more Ropes than styles of lines, one's scaling is a rule that has
-            not picked its law, a seed is missing, or a menu is asked for with several kinds.
 
     >>> chart = cosine_chart({"base 10 000": Rope(head_dim=128, pairing="half")}, [1, 10], seed=0)
     >>> chart.concat[0].title
@@ -293,8 +273,8 @@ def precision_chart(
     axis = alt.Axis(format=".0e", values=[10.0**power for power in range(-16, 1, 2)])
     y = alt.Y("error:Q", title="largest error of cos and sin", axis=axis,
               scale=alt.Scale(type="log"))  # fmt: skip
-    chart = token_curves("position", [2**bit for bit in range(bits)], errors, y, context=context)
+    lines = curves([2**bit for bit in range(bits)], errors, token_axis("position"), y)
     return style_for_paper(
-        chart.properties(width=480, height=300),
+        layer(trained_mark(context, "position"), lines).properties(width=480, height=300),
         "Largest error of cos and sin against position, for each way of making them.",
     )

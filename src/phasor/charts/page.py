@@ -46,9 +46,6 @@ def report(
     Returns:
         HTML with its scripts and styles inside, about a megabyte.
 
-    Raises:
-        SpecError: If no layer rotates, no context is known, or ``to`` is not above it.
-
     >>> from phasor import LayerRopes
     >>> kinds = {"rope": Rope(head_dim=8, pairing="half")}
     >>> toy = LayerRopes(name="toy", layer_kinds=("rope",), kinds=kinds, context=64)

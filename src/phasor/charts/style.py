@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 import altair as alt
@@ -47,13 +48,10 @@ def _config(
     columns: int,
 ) -> dict[str, Any]:
     """Vega-Lite's configuration of a chart in these colours."""
-    words = {
-        "labelColor": ink,
-        "titleColor": ink,
-        "labelFontSize": 12,
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-    }
+    words = {"labelColor": ink, "titleColor": ink, "labelFontSize": 12, "titleFontSize": 12}
+    words |= {"titleFontWeight": "normal"}
+    axis = {"domainColor": rule, "tickColor": rule, "gridColor": grid}
+    legend = {"orient": "top", "direction": "horizontal", "columns": columns, "offset": 24}
     return {
         "background": background,
         "font": font,
@@ -63,23 +61,8 @@ def _config(
         "view": {"stroke": None},
         "title": {"color": ink, "fontSize": 12, "fontWeight": "normal", "offset": 8},
         "header": words | {"labelFontWeight": "normal"},
-        "axis": words
-        | {
-            "domainColor": rule,
-            "tickColor": rule,
-            "gridColor": grid,
-            "labelOverlap": True,
-            "labelFlush": False,
-        },
-        "legend": words
-        | {
-            "orient": "top",
-            "direction": "horizontal",
-            "columns": columns,
-            "symbolStrokeWidth": 2,
-            "labelLimit": 260,
-            "offset": 24,
-        },
+        "axis": words | axis | {"labelOverlap": True, "labelFlush": False},
+        "legend": words | legend | {"symbolStrokeWidth": 2, "labelLimit": 260},
         "text": {"color": ink, "fontSize": 12},
         # `style` of marks that are not curves
         "style": {
@@ -167,9 +150,9 @@ def check_list(argument: str, values: object) -> None:
         )
 
 
-def chart_of(rows: Iterable[Record]) -> alt.Chart:
-    """A chart of these records, still without a mark."""
-    return alt.Chart(alt.Data(values=list(rows)))
+def chart_of(*tables: Iterable[Record]) -> alt.Chart:
+    """A chart of the records of all tables, still without a mark."""
+    return alt.Chart(alt.Data(values=list(chain.from_iterable(tables))))
 
 
 def curves(
@@ -179,9 +162,6 @@ def curves(
 
     If it is ``clickable``, a click on a name in the legend fades the others; panels that share a
     legend are not clickable. A single curve has no legend.
-
-    Raises:
-        SpecError: If there is no curve, or more than can be told apart.
     """
     names = list(series)
     if not 0 < len(names) <= len(_DASHES):
@@ -189,15 +169,13 @@ def curves(
             f"a chart must have 1 to {len(_DASHES)} curves, which can be told apart without "
             f"colour, got {len(names)}; draw several charts"
         )
-    rows = [
-        row
-        for name, ys in series.items()
-        for row in records(**{"name": name, field_of(x): xs, field_of(y): ys})
-    ]
+    tables = (
+        records(**{"name": name, field_of(x): xs, field_of(y): ys}) for name, ys in series.items()
+    )
     legend = {"symbolSize": 600} if len(names) > 1 else None
     dashes = alt.Scale(domain=names, range=_DASHES[: len(names)])
     chart = (
-        chart_of(rows)
+        chart_of(*tables)
         .mark_line(clip=True)
         .encode(
             x=x,
@@ -214,30 +192,11 @@ def curves(
     return chart.encode(opacity=opacity).add_params(selection)
 
 
-def token_curves(
-    field: str,
-    xs: ArrayLike,
-    series: Mapping[str, ArrayLike],
-    y: alt.Y,
-    *,
-    context: int | None,
-    log: bool = True,
-    clickable: bool = True,
-) -> alt.LayerChart:
-    """`curves` over numbers of tokens, with a mark where the trained context ends."""
-    lines = curves(xs, series, token_axis(field, log=log), y, clickable=clickable)
-    return layer(trained_mark(context, field), lines)
-
-
 def colour(field: str, names: Sequence[str], legend: Mapping[str, Any] | None) -> alt.Color:
     """Colours in the order of ``names``, with an untitled legend of these options."""
-    return alt.Color(
-        f"{field}:N",
-        title=None,
-        sort=list(names),
-        scale=alt.Scale(domain=list(names)),
-        legend=None if legend is None else alt.Legend(**legend),
-    )
+    shown = None if legend is None else alt.Legend(**legend)
+    scale = alt.Scale(domain=list(names))
+    return alt.Color(f"{field}:N", title=None, sort=list(names), scale=scale, legend=shown)
 
 
 def darkness(field: str, title: str, *, symbol: str = "square", **scale: Any) -> alt.Opacity:

@@ -130,10 +130,7 @@ def test_the_rows_of_a_rule_are_those_of_its_law(length: int) -> None:
     cos, sin = deferred.cos, deferred.sin
     base = 100.0 * (4.0 * max(length, 64) / 64 - 3.0) ** (8 / 6)
     long = LongRope(
-        short_factors=(1, 1, 1, 2),
-        long_factors=(1, 2, 3, 4),
-        original_max_positions=64,
-        factor=16,
+        short_factors=(1, 1, 1, 2), long_factors=(1, 2, 3, 4), original_max_positions=64, factor=16
     )
     other = Rope(head_dim=8, pairing="half", base=100.0, scaling=long)
     cos2 = defer_cos_sin(RopeOfKind(other.to_json(), 1.0), places, torch.float64).cos

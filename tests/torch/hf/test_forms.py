@@ -10,12 +10,7 @@ from torch import Tensor
 
 from phasor import Rope
 from phasor.errors import TensorError
-from phasor.torch.hf.deferred import (
-    DeferredCosSin,
-    RopeOfKind,
-    defer_cos_sin,
-    substitute,
-)
+from phasor.torch.hf.deferred import DeferredCosSin, RopeOfKind, defer_cos_sin, substitute
 from phasor.torch.hf.signatures import RotationSignature, measure_signature
 
 PAIRS, SPARE, BASE = 4, 4, 50.0

@@ -16,14 +16,7 @@ from phasor.errors import ConfigError, TensorError
 from phasor.torch.hf import from_model, patch, unpatch
 
 from ...rounding import GATHERED, UNIT, moved, rounding
-from .live_models import (
-    WAYS,
-    answers,
-    difference,
-    prefill,
-    tokens,
-    whole_models,
-)
+from .live_models import WAYS, answers, difference, prefill, tokens, whole_models
 
 #: Whole heads, normed heads, two kinds of layers, complex rows, latent attention, a table of sines.
 EVERYDAY = ["llama", "qwen3", "gemma3_text", "llama4_text", "deepseek_v3", "gptj"]
@@ -357,8 +350,7 @@ def test_a_model_without_rotation_has_nothing_to_replace(verb: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cls", "says"),
-    [(OwnRotation, r"\(inv_freq\)"), (CallsOwnFunction, r"\(rotate_my_way\)")],
+    ("cls", "says"), [(OwnRotation, r"\(inv_freq\)"), (CallsOwnFunction, r"\(rotate_my_way\)")]
 )
 def test_a_rotation_of_ones_own_is_shown_the_way_to_rotate_qk(cls: Any, says: str) -> None:
     """The module is named, and what in it speaks of a rotation."""

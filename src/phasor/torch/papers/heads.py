@@ -40,9 +40,6 @@ class PositionalHead(nn.Module):
         device: Where the parameters are made.
         dtype: Of the parameters; torch's default unless given.
 
-    Raises:
-        SpecError: Also for an alpha beyond the dtype.
-
     Attributes:
         q_proj: ``nn.Linear`` from ``embed_dim`` to ``head_dim``.
         k_proj: The same. Both have ordinary parameters: a trained model can start from them.

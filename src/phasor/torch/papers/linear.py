@@ -121,12 +121,6 @@ def linear_attention(
         ``[..., seq, heads, value_dim]`` of the dtype of ``v``, contiguous; with ``heads_first`` a
         transposed view of that.
 
-    Raises:
-        TensorError: If the tensors, the features or the state do not fit each other.
-        PositionError: As for `phasor.torch.rotate`.
-        SpecError: If the feature map looks at later tokens with ``causal``, or ``state`` is given
-            without it.
-
     >>> rope = Rope(head_dim=64, pairing="half")
     >>> q, k, v = torch.randn(3, 2, 500, 8, 64)
     >>> linear_attention(q, k, v, torch.arange(500), rope, causal=True).shape
@@ -191,10 +185,6 @@ class RotaryLinearAttention(nn.Module):
     Attributes:
         q_proj: ``nn.Linear``, ``embed_dim`` to ``num_heads * head_dim``, as k_proj and v_proj.
         o_proj: ``nn.Linear``, ``num_heads * head_dim`` to ``embed_dim``.
-
-    Raises:
-        SpecError: Also if the feature map does not fit: the named ones make as many features as a
-            head is wide.
 
     >>> rope = Rope(head_dim=16, pairing="half")
     >>> attention = RotaryLinearAttention(rope, embed_dim=64, num_heads=4)

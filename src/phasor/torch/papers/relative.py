@@ -107,10 +107,6 @@ def relative_attention(
     Returns:
         ``[batch, new, num_heads, head_dim]``.
 
-    Raises:
-        PositionError: If the Rope has several axes, along which distances are not one number.
-        SpecError: If ``rope.scaling`` is a rule.
-
     >>> import torch
     >>> from phasor import Rope
     >>> q, k, v = torch.randn(3, 1, 100, 2, 16)

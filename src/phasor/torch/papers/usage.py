@@ -94,11 +94,6 @@ def watch_usage(
     Yields:
         For every layer its usage, None where the layer has no Rope.
 
-    Raises:
-        SpecError: If the model cannot be measured, or ``ropes`` are not for its layers or pair
-            other coordinates than the model's own do.
-        TensorError: While running, if a projection holds other heads than ``ropes`` says.
-
     >>> from torch import nn
     >>> attention = nn.ModuleDict({"q_proj": nn.Linear(8, 16), "k_proj": nn.Linear(8, 8)})
     >>> with watch_usage(attention, Rope(head_dim=8, pairing="half")) as layers:
