@@ -20,7 +20,7 @@ from phasor.charts.style import (
     records,
     style_for_paper,
 )
-from phasor.errors import SpecError, TensorError
+from phasor.errors import TensorError
 from phasor.layers import check_rope
 from phasor.papers import cosine, linear_weights
 from phasor.papers.heads import attention_map
@@ -36,16 +36,14 @@ def attention_chart(
 
     The maps are `phasor.papers.heads.attention_map` (Barbero et al. 2410.06205, theorem 5.3, and
     Wendler's previous-token head). The first ``offset`` tokens have no token so far back. They
-    look at the token with the best score instead, the first one if ``C`` falls that far.
+    look at the token with the best score instead, the first one if ``C`` falls that far. Masked
+    keys are grey.
 
     Args:
         rope: What rotates queries and keys.
         offsets: Tokens back, 0 to ``tokens - 1``: 0 the diagonal, 1 the previous token.
         alpha: Sharpness, as given to `phasor.papers.heads.positional_head`.
         tokens: Length of the sequence.
-
-    Returns:
-        A chart with one map for each offset; masked keys are grey.
 
     >>> rope = Rope(head_dim=128, pairing="half")
     >>> chart = attention_chart(rope, [0, 1], alpha=12.0, tokens=16)
@@ -54,7 +52,6 @@ def attention_chart(
     """
     check_rope("rope", rope)
     check_list("offsets", offsets)
-    whole("number of offsets", len(offsets), least=1)
     tokens = whole("tokens", tokens, least=2)
     offsets = [whole("each offset", offset, least=0, most=tokens - 1) for offset in offsets]
     query, key = np.indices((tokens, tokens))
@@ -90,9 +87,6 @@ def usage_chart(norms: Mapping[str, ArrayLike]) -> alt.FacetChart:
         norms: For each layer, by its name, ``[heads, num_pairs]`` as `phasor.papers.pair_norms`
             returns and ``phasor.torch.papers.usage`` collects. Layers need as many pairs, not as
             many heads.
-
-    Returns:
-        A heat map, layers from the top down, gaps between them.
 
     >>> chart = usage_chart({"layer 0": np.ones((6, 64)), "layer 1": np.ones((6, 64))})
     >>> len(chart.data.values)
@@ -148,16 +142,11 @@ def linear_chart(rope: Rope, lengths: Sequence[int], *, draws: int) -> alt.Conca
         lengths: Numbers of keys, ascending.
         draws: How many queries, each with keys of its own, at each length.
 
-    Returns:
-        A chart of two panels.
-
     >>> chart = linear_chart(Rope(head_dim=64, pairing="half"), [64, 256], draws=4)
     >>> chart.save("linear.svg")  # doctest: +SKIP
     """
     check_rope("rope", rope)
     check_list("lengths", lengths)
-    if not lengths:
-        raise SpecError("lengths must hold a number of keys at least, got none")
     whole("draws", draws, least=1)
     weights = [[_random_weights(rope, n, seed) for seed in range(draws)] for n in lengths]
     negative = np.array([[(of_draw < 0).mean() for of_draw in row] for row in weights])

@@ -66,7 +66,6 @@ def rotation_chart(rope: Rope, *, pairs: Sequence[int], tokens: int) -> alt.Conc
     """
     check_rope("rope", rope)
     check_list("pairs", pairs)
-    whole("number of pairs", len(pairs), least=1)
     indices = [whole("each pair", pair, least=0, most=rope.num_pairs - 1) for pair in pairs]
     positions = span(whole("tokens", tokens, least=2))
     cos, sin = cos_sin(rope, every_axis_of(rope, positions))
@@ -208,8 +207,8 @@ def cosine_chart(
     check_by_name("ropes", ropes, Rope)
     check_list("distances", distances)
     check_list("kinds", kinds)
-    if not kinds or (menu is not None and len(kinds) > 1):
-        raise SpecError(f"kinds must be one or more, and one with a menu, got {len(kinds)}")
+    if menu is not None and len(kinds) > 1:
+        raise SpecError(f"kinds must be one with a menu, got {len(kinds)}")
 
     def panel(kind: Kind) -> alt.LayerChart:
         kind_seed = seed if kind in ("random", "independent") else None

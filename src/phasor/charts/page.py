@@ -26,6 +26,7 @@ from phasor.rope import Rope
 _CURVE_POINTS = 240  # distances on a curve
 _LONGEST_HEAD_CONTEXT = 1 << 20  # the weight of a head takes a sum over all distances
 _DEFAULT_EXTENSION = 8  # the longest context of a report, in trained contexts
+_FIT = {"type": "fit-x", "contains": "padding"}
 
 
 def report(
@@ -98,12 +99,8 @@ def _load_chart_program() -> str:
 
 def _describe_kind(ropes: LayerRopes, kind: str) -> dict[str, Any]:
     layers = [index for index, layer_kind in enumerate(ropes.layer_kinds) if layer_kind == kind]
-    return {
-        "name": kind,
-        "layers": ranges(layers),
-        "count": len(layers),
-        "rotates": ropes.kinds[kind] is not None,
-    }
+    rotates = ropes.kinds[kind] is not None
+    return {"name": kind, "layers": ranges(layers), "count": len(layers), "rotates": rotates}
 
 
 def _describe_section(
@@ -124,14 +121,16 @@ def _describe_section(
         "title": ", ".join(kinds),
         "sentences": [*rule_sentences(rope, context), *sentences(trained, context)],
         "planned": planned,
-        "configs": {
-            name: json.dumps(way.config, indent=2) for name, way in planned.options.items()
-        },
+        "configs": {name: json.dumps(it.config, indent=2) for name, it in planned.options.items()},
         "alpha": alpha,
         "kept": kept,
         "no_head": reason,
         "charts": {
-            name: {"id": f"rope-{index}-{name}", "spec": _make_spec(chart)}
+            # in the page's colours, as wide as its column
+            name: {
+                "id": f"rope-{index}-{name}",
+                "spec": screen_spec(chart, width="container", autosize=_FIT),
+            }
             for name, chart in _draw_charts(planned).items()
         },
         "pairs": pair_rows(trained, context),
@@ -165,15 +164,9 @@ def _weights_kept(planned: ExtensionPlan, alpha: float) -> dict[str, float]:
     A law's factor on the logits (YaRN's temperature) sharpens it too.
     """
     trained, tokens = planned.options["unchanged"].rope, min(planned.to, _LONGEST_HEAD_CONTEXT)
+    sharpness = alpha / trained.logit_factor
+    laws = {name: way.rope for name, way in planned.options.items()}
     return {
-        name: attention_weight(
-            way.rope, alpha * way.rope.logit_factor / trained.logit_factor, tokens
-        )
-        for name, way in planned.options.items()
+        name: attention_weight(law, sharpness * law.logit_factor, tokens)
+        for name, law in laws.items()
     }
-
-
-def _make_spec(chart: AnyChart) -> dict[str, Any]:
-    """The chart in the page's colours, as wide as its column."""
-    fit = {"type": "fit-x", "contains": "padding"}
-    return screen_spec(chart, width="container", autosize=fit)

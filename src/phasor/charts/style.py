@@ -131,11 +131,12 @@ def records(**columns: Any) -> list[Record]:
 def check_by_name(argument: str, values: object, kind: type) -> None:
     """Refuse what does not hold values of ``kind`` by the names of their curves."""
     wrong = values
-    if isinstance(values, Mapping):
+    if isinstance(values, Mapping) and values:
         named = cast(Mapping[object, object], values).values()
-        wrong = next((value for value in named if not isinstance(value, kind)), None)
-        if wrong is None and None not in named:
+        others = [value for value in named if not isinstance(value, kind)]
+        if not others:
             return
+        wrong = others[0]
     raise SpecError(
         f"{argument} must be a {kind.__name__} by the name of each curve, such as "
         f"{{'mine': {kind.__name__.lower()}}}, got {short_repr(wrong)}{rope_hint(wrong)}"
@@ -143,8 +144,8 @@ def check_by_name(argument: str, values: object, kind: type) -> None:
 
 
 def check_list(argument: str, values: object) -> None:
-    """Refuse what is no list, range or array of one dimension."""
-    if np.ndim(cast(Any, values)) != 1:
+    """Refuse what is no list, range or array of one dimension, or is empty."""
+    if np.ndim(cast(Any, values)) != 1 or not len(cast(Any, values)):
         raise SpecError(
             f"{argument} must be a list of numbers, such as range(1, 257), got {short_repr(values)}"
         )
@@ -164,9 +165,9 @@ def curves(
     legend are not clickable. A single curve has no legend.
     """
     names = list(series)
-    if not 0 < len(names) <= len(_DASHES):
+    if len(names) > len(_DASHES):
         raise SpecError(
-            f"a chart must have 1 to {len(_DASHES)} curves, which can be told apart without "
+            f"a chart must have at most {len(_DASHES)} curves, which can be told apart without "
             f"colour, got {len(names)}; draw several charts"
         )
     tables = (
