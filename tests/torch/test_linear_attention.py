@@ -243,7 +243,7 @@ def test_a_module_without_rope_sees_no_positions() -> None:
 
 
 BUILDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "no width": ("head_dim must be given where rope is None", {"rope": None}),
+    "no width": ("head_dim must be a whole number >= 1, got None", {"rope": None}),
     "a width that no named map makes": (
         "rope must have as many coordinates as the features that it rotates (4), got head_dim 8",
         {"head_dim": 4},
@@ -371,7 +371,7 @@ REFUSED = {
     "no such map": (SpecError, "feature_map must be", {"feature_map": "relu"}),
     "three maps": (SpecError, "pair of callables", {"feature_map": (torch.exp,) * 3}),
     "shen, causal": (SpecError, "use 'softmax'", {"feature_map": "shen"}),
-    "a state of all": (SpecError, "state must be None", {"causal": False, "state": LinearState()}),
+    "a state of all": (SpecError, "and None without", {"causal": False, "state": LinearState()}),
     "no rope": (SpecError, "rope must be a phasor.Rope, got int", {"rope": 8}),
     "wide features": (
         TensorError,
@@ -386,7 +386,7 @@ REFUSED = {
     "not a tensor": (TensorError, "v must be", {"v": [1.0]}),
     "integers": (TensorError, "k must be", {"k": K.long()}),
     "two dtypes": (TensorError, "v must have the dtype", {"v": V.float()}),
-    "fewer keys": (TensorError, "k must share", {"k": K[:3]}),
+    "fewer keys": (TensorError, "tokens and heads of q", {"k": K[:3]}),
     "shared keys": (TensorError, "repeat_interleave", {"k": K[:, :1]}),
     "sparse values": (TensorError, "v must be a dense torch.Tensor", {"v": V.to_sparse()}),
     "causal: a word": (SpecError, "causal must be True or False, got 'no'", {"causal": "no"}),

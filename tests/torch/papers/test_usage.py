@@ -277,7 +277,7 @@ def test_models_that_cannot_be_watched_are_refused(model, ropes, message):
 @pytest.mark.parametrize(
     ("norm", "ropes", "message"),
     [
-        ("none", Rope(head_dim=12, pairing="half"), "whole heads of head_dim 12, got 32"),
+        ("none", Rope(head_dim=12, pairing="half"), "heads of head_dim 12, got 1 of 32"),
         ("tokens first", Rope(head_dim=16, pairing="half"), "head_dim 16, got 4 of 8"),
         ("none", layer_ropes("rope", num_heads=2), "must have 2 heads of head_dim 8, got 4 of 8"),
         (

@@ -127,12 +127,13 @@ def linear_attention(
     torch.Size([2, 500, 8, 64])
     """
     map_query, map_key = checked_feature_maps(feature_map, causal)
-    if state is not None and not causal:
-        raise SpecError("state must be None with causal=False, for such a sum has no order")
+    if state is not None and not (causal and isinstance(cast(object, state), LinearState)):
+        raise SpecError(
+            "state must be a LinearState with causal=True and None without, for a sum over all "
+            f"tokens has no order; got {type(state).__name__} with causal={causal}"
+        )
     q, k, v = tokens_first([q, k, v], heads_first)
     _check_tensors(q, k, v)
-    if state is not None and not isinstance(cast(object, state), LinearState):
-        raise TensorError(f"state must be a LinearState, got {type(state).__name__}")
     dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
     with outside_autocast(q.device):
         maps = (map_query, map_key) if causal and maps_each_token(feature_map) else None
@@ -214,8 +215,6 @@ class RotaryLinearAttention(nn.Module):
         if rope is not None:
             check_rope(rope)
             head_dim = rope.head_dim if head_dim is None else head_dim
-        elif head_dim is None:
-            raise SpecError("head_dim must be given where rope is None")
         embed_dim = whole("embed_dim", embed_dim, least=1)
         self.num_heads = whole("num_heads", num_heads, least=1)
         self.head_dim = whole("head_dim", head_dim, least=1)
@@ -421,16 +420,11 @@ def _check_tensors(q: Any, k: Any, v: Any) -> None:
                 f"{name} must be a floating tensor [..., seq, heads, head_dim], "
                 f"got {x.dtype} {list(x.shape)}"
             )
-        if (x.dtype, x.device) != (q.dtype, q.device):
+        if (x.dtype, x.device, x.shape[:-1]) != (q.dtype, q.device, q.shape[:-1]):
             raise TensorError(
-                f"{name} must have the dtype and device of q ({q.dtype}, {q.device}), "
-                f"got {x.dtype}, {x.device}"
-            )
-        if x.shape[:-1] != q.shape[:-1]:
-            raise TensorError(
-                f"{name} must share the tokens and heads of q {list(q.shape[:-1])}, got "
-                f"{list(x.shape[:-1])}; {name}.repeat_interleave(groups, -2) repeats heads that "
-                "several queries share"
+                f"{name} must have the dtype, device, tokens and heads of q ({q.dtype}, {q.device},"
+                f" {list(q.shape[:-1])}), got {x.dtype}, {x.device}, {list(x.shape[:-1])}; "
+                f"{name}.repeat_interleave(groups, -2) repeats heads that several queries share"
             )
 
 

@@ -182,10 +182,9 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
             f"got {list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
         )
     same_batch_and_width = (q.shape[0], q.shape[3]) == (k.shape[0], k.shape[3])
-    if not same_batch_and_width or k.shape[2] == 0 or q.shape[2] % k.shape[2]:
+    shares_heads = k.shape[2] > 0 and q.shape[2] % k.shape[2] == 0
+    if not (same_batch_and_width and shares_heads and q.shape[1] <= k.shape[1]):
         raise TensorError(
-            "q must have the batch and head_dim of k and a multiple of its heads, "
-            f"got {list(q.shape)} and {list(k.shape)}"
+            "q must be the last tokens of k, with its batch and head_dim and a multiple of its "
+            f"heads, got {list(q.shape)} and {list(k.shape)}"
         )
-    if q.shape[1] > k.shape[1]:
-        raise TensorError(f"q must be the last tokens of k: at most {k.shape[1]}, got {q.shape[1]}")

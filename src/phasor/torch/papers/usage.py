@@ -125,20 +125,18 @@ def watch_usage(
     if own is not None and len(own) == len(per_layer):
         _check_pairs(sources, per_layer, tuple(own))
     num_heads, num_kv_heads = (
-        (given.num_heads, given.num_kv_heads) if isinstance(given, LayerRopes) else (None, None)
+        getattr(given, "num_heads", None),
+        getattr(given, "num_kv_heads", None),
     )
-    usage = tuple(
-        None if rope is None else LayerUsage(name)
-        for name, rope in zip(sources, per_layer, strict=True)
-    )
+    usage: list[LayerUsage | None] = []
     hooks: list[Any] = []
     try:
-        for (queries, keys), rope, layer in zip(sources.values(), per_layer, usage, strict=True):
-            if rope is not None and layer is not None:
-                name = layer.name
+        for (name, (queries, keys)), rope in zip(sources.items(), per_layer, strict=True):
+            usage.append(None if rope is None else LayerUsage(name))
+            if rope is not None and (layer := usage[-1]):
                 hooks += _add_hooks(queries, _NormHooks(name, rope, num_heads, layer.queries))
                 hooks += _add_hooks(keys, _NormHooks(name, rope, num_kv_heads, layer.keys))
-        yield usage
+        yield tuple(usage)
     finally:
         for hook in hooks:
             hook.remove()
@@ -210,7 +208,7 @@ def _add_hooks(source: _Source, hooks: _NormHooks) -> list[Any]:
 class _NormHooks:
     """Hooks that split the output of a projection or a norm into heads, and add their norms."""
 
-    name: str
+    name: str  # of the attention module
     rope: Rope
     num_heads: int | None
     norms: PairNorms
@@ -235,12 +233,8 @@ class _NormHooks:
 
     def _split(self, x: Tensor) -> Tensor:
         """``[..., seq, heads * head_dim]`` as ``[..., seq, heads, head_dim]``."""
-        if x.shape[-1] % self.rope.head_dim:
-            raise TensorError(
-                f"{self.name} must project to whole heads of head_dim {self.rope.head_dim}, got "
-                f"{x.shape[-1]} coordinates; give the Rope of this model"
-            )
-        return x.reshape(*x.shape[:-1], -1, self.rope.head_dim)
+        is_whole = x.shape[-1] % self.rope.head_dim == 0
+        return x.reshape(*x.shape[:-1], -1, self.rope.head_dim if is_whole else x.shape[-1])
 
     def _add(self, heads: Tensor) -> None:
         wrong_width = heads.shape[-1] != self.rope.head_dim
