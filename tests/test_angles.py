@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from phasor import PositionError, Rope, SpecError
+from phasor import PositionError, Rope
 from phasor.angles import (
     COS_SIN_ERROR,
     COS_SIN_ERROR_FLOAT32,
@@ -21,7 +21,7 @@ from phasor.angles import (
     turn_limbs,
     turn_words,
 )
-from phasor.scaling import LAWS, DynamicNTK
+from phasor.scaling import LAWS
 
 from . import oracle, strategies
 
@@ -288,10 +288,3 @@ def test_ragged_positions_are_refused() -> None:
     """NumPy's own words follow the name of the argument."""
     with pytest.raises(PositionError, match=r"^positions must be an array of numbers: setting an"):
         cos_sin(LLAMA, [[1], [1, 2]])
-
-
-def test_a_rule_has_no_angles() -> None:
-    """Its frequencies depend on a length that nobody said."""
-    rule = DynamicNTK(factor=2.0, original_max_positions=64)
-    with pytest.raises(SpecError, match=r"use rope\.at\(seq_len\)$"):
-        cos_sin(Rope(head_dim=8, pairing="half", scaling=rule), 1)

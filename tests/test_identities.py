@@ -11,7 +11,6 @@ from phasor import Rope
 from phasor.angles import COS_SIN_ERROR, cos_sin
 from phasor.numpy import change_pairing, matrix, pair_indices, rotate, score
 from phasor.papers import abel_bound
-from phasor.scaling import Linear
 
 from . import strategies
 
@@ -145,16 +144,6 @@ def test_a_query_turned_on_its_own_meets_the_key_from_the_other_side() -> None:
     turned = (rotate(q, 7, rope) * k).sum(-1)
     np.testing.assert_allclose(turned, score(q, k, -7, rope), rtol=0, atol=ERROR)
     assert np.abs(turned - score(q, k, 7, rope)).max() > 0.1
-
-
-def test_positions_divided_are_frequencies_divided() -> None:
-    """Position interpolation by its two names; 2**-3 is exact in both."""
-    x = unit_vectors(11, 4)
-    plain = Rope(head_dim=64, pairing="half")
-    stretched = Rope(head_dim=64, pairing="half", scaling=Linear(factor=8.0))
-    for place in (3, 4097, 2**40 + 1):
-        got, expected = rotate(x, place, stretched), rotate(x, place / 8, plain)
-        np.testing.assert_allclose(got, expected, rtol=0, atol=2 * ERROR)
 
 
 def abel(rope: Rope, q: np.ndarray, k: np.ndarray, r: Any) -> tuple[Any, np.ndarray, np.ndarray]:

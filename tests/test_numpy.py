@@ -32,14 +32,6 @@ def assert_near(got: Any, expected: Any, size: Any) -> None:
     assert np.all(np.abs(np.asarray(got) - np.asarray(expected)) <= 1e-15 * np.asarray(size))
 
 
-def test_a_unit_vector_turns_counter_clockwise() -> None:
-    """(1, 0) becomes (cos 1, sin 1) and (0, 1) becomes (-sin 1, cos 1)."""
-    cos, sin = 0.5403023058681398, 0.8414709848078965
-    rope = Rope(head_dim=2, pairing="half")
-    np.testing.assert_allclose(rotate([1.0, 0.0], 1, rope), [cos, sin], rtol=0, atol=1e-16)
-    np.testing.assert_allclose(rotate([0.0, 1.0], 1, rope), [-sin, cos], rtol=0, atol=1e-16)
-
-
 @pytest.mark.parametrize(
     ("pairing", "expected"),
     [

@@ -44,13 +44,6 @@ def test_a_span_may_end_at_the_last_int64() -> None:
     assert_positions(span(2, 2**63 - 2), [2**63 - 2, 2**63 - 1])
 
 
-@given(first=st.integers(0, 20), second=st.integers(0, 20), start=st.integers(-(10**12), 10**12))
-def test_a_span_is_its_two_parts_end_to_end(first: int, second: int, start: int) -> None:
-    """Feeding a sequence in two pieces places every token as feeding it at once."""
-    parts = [span(first, start), span(second, start + first)]
-    np.testing.assert_array_equal(np.concatenate(parts), span(first + second, start))
-
-
 @given(lengths=st.lists(st.integers(0, 9), max_size=8))
 def test_a_pack_counts_each_sequence_from_zero(lengths: list[int]) -> None:
     """The pack is the sequences' own positions end to end, empty sequences included."""
@@ -101,34 +94,12 @@ def test_new_tokens_follow_each_row_of_the_cache(lengths: list[int], new: int) -
     assert_positions(cached(lengths, new), [[n + j for j in range(new)] for n in lengths])
 
 
-@given(pads=st.integers(0, 9), steps=st.lists(st.integers(1, 4), min_size=1, max_size=5))
-def test_a_row_padded_on_the_left_goes_on_from_less_than_none(pads: int, steps: list[int]) -> None:
-    """Column by column, its first real token stands at 0, however the columns are fed."""
-    columns, length = [], 0
-    for new in steps:
-        columns += cached([length - pads], new)[0].tolist()
-        length += new
-    assert columns == list(range(-pads, length - pads))
-
-
-@given(old=st.integers(0, 30), new=st.integers(0, 10))
-def test_decoding_places_tokens_as_one_pass_would(old: int, new: int) -> None:
-    """The cached span and what follows it are the span of the whole."""
-    whole = np.concatenate([span(old), cached([old], new)[0]])
-    np.testing.assert_array_equal(whole, span(old + new))
-
-
 @given(sizes=st.lists(st.integers(0, 4), min_size=1, max_size=4))
 def test_a_grid_runs_through_its_cells_in_row_major_order(sizes: list[int]) -> None:
     """The last axis runs fastest, and a grid without cells still has its axes."""
     cells = grid(*sizes)
     assert cells.shape[1] == len(sizes)
     assert_positions(cells, [list(cell) for cell in itertools.product(*map(range, sizes))])
-
-
-def test_a_grid_row_holds_time_then_height_then_width() -> None:
-    """The written-out grid of a video of 2 frames, 1 row and 2 columns."""
-    assert_positions(grid(2, 1, 2), [[0, 0, 0], [0, 0, 1], [1, 0, 0], [1, 0, 1]])
 
 
 @given(positions=st.lists(INT64, max_size=6), n_axes=st.integers(1, 4))
@@ -177,12 +148,6 @@ def test_zigzag_ranks_share_a_causal_mask_evenly(size: int, world_size: int) -> 
         for r in range(world_size)
     }
     assert reads == {length * (length + 1) // 2 // world_size}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_one_rank_holds_the_whole_sequence(layout: str) -> None:
-    """Without anyone to share with, the shard is the span."""
-    assert_positions(context_parallel(6, 0, 1, layout), [0, 1, 2, 3, 4, 5])
 
 
 @pytest.mark.parametrize(

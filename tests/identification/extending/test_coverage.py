@@ -14,15 +14,8 @@ from hypothesis import strategies as st
 from phasor import Rope, SpecError
 from phasor.identification import Coverage, coverage
 from phasor.scaling import (
-    NTK,
     DynamicNTK,
-    Hope,
     Linear,
-    Llama3,
-    PerPair,
-    Proportional,
-    Resonance,
-    Yarn,
 )
 
 from ... import oracle
@@ -53,31 +46,6 @@ def assert_counts(found: Coverage, new: list[list[int]]) -> None:
     """First and share of the new distances are those of the lists."""
     np.testing.assert_array_equal(found.first_new, [min(some, default=np.inf) for some in new])
     np.testing.assert_array_equal(found.new_share, [len(some) / found.to for some in new])
-
-
-@pytest.mark.parametrize(
-    "law",
-    [
-        None,
-        Linear(factor=4.0),
-        Linear(factor=2.5),
-        NTK(factor=4.0),
-        DynamicNTK(factor=4.0, original_max_positions=64).at(256),
-        Yarn(factor=4.0, original_max_positions=64),
-        Llama3(factor=4.0, original_max_positions=64),
-        Hope(original_max_positions=64),
-        Proportional(fraction=0.5),
-        Resonance(),
-        PerPair(factors=(1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5)),
-    ],
-    ids=str,
-)
-def test_new_phases_are_those_found_one_by_one(law):
-    """First distance and share of every pair, for a context four and seven times as long."""
-    extended = dataclasses.replace(SMALL, scaling=law)
-    for to in (256, 450):
-        new = new_distances(SMALL, 64, extended, to)
-        assert_counts(coverage(SMALL, 64, extended, to), new)
 
 
 @given(st.data())

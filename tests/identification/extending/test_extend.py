@@ -383,14 +383,6 @@ def test_set_changes_the_parameters_of_the_law():
     assert ways["yarn"] == pytest.approx(0.1 * np.log(32) + 1, rel=1e-15)
 
 
-def test_json_holds_the_rope_that_the_block_reads_back_as():
-    """`rope` in the JSON is the config's rope."""
-    plain = json.loads(extend("llama-3-8b", "--to", 32768, "--law", "ntk", "--json").stdout)
-    again = load(with_keys(FILES["plain"], plain["config"]))[0]
-    assert Rope.from_dict(plain["rope"]) == again
-    assert again.base == pytest.approx(500_000.0 * 4 ** (64 / 63), rel=1e-15)
-
-
 def test_a_model_of_several_kinds_asks_for_one():
     """And says where its block stands."""
     process = extend("gemma-3-4b", "--to", 262144)

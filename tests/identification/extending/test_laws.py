@@ -65,22 +65,6 @@ def test_each_law_of_a_plain_rope_is_compared():
 
 
 @pytest.mark.parametrize(
-    ("name", "pairs"),
-    [
-        ("unchanged", 18),
-        ("linear", 0),
-        ("ntk", 17),  # of the 18 that never turned, the last matches interpolation
-        ("dynamic_ntk", 0),
-        ("yarn", 0),
-        ("llama3", 0),
-    ],
-)
-def test_pairs_out_of_distribution_of_llama_2_by_8(name, pairs):
-    """From 4096 to 32768 tokens; laws that divide every slow pair by 8 show nothing new."""
-    assert extensions(LLAMA_2, 4096, 32768)[name].pairs_with_new_phases == pairs
-
-
-@pytest.mark.parametrize(
     ("name", "resolution"),
     [("unchanged", 1), ("linear", 1 / 8), ("ntk", 1), ("yarn", 1), ("longrope", 1 / 1.25)],
 )
@@ -140,15 +124,6 @@ def test_a_rope_with_a_law_is_stretched_by_the_same_law(law: Law, expected: Law)
     unchanged, longer = ways.values()
     assert (unchanged.rope.scaling, longer.rope.scaling) == (law, expected)
     assert longer.pairs_with_new_phases == 0
-
-
-def test_llama_3_1_can_be_stretched_beyond_its_context():
-    """With its own law and twice the factor no phase is new at twice the context."""
-    rope = dataclasses.replace(LLAMA_3, scaling=Llama3(factor=8.0, original_max_positions=8192))
-    ways = extensions(rope, 131072, 262144)
-    # divided by 8, pairs turn once in 131072 if 16384 * 500000**(-k/64) >= 2 pi: up to 38
-    assert ways["unchanged"].pairs_with_new_phases == 25
-    assert ways["llama3"].pairs_with_new_phases == 0
 
 
 @pytest.mark.parametrize(
