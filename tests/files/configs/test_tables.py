@@ -7,10 +7,12 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import phasor.files
 from phasor.files.configs.diffusers import _SPLITS, Transformer
 from phasor.files.configs.facts import Architecture, Kind, table
 from phasor.files.configs.unread_keys import MEANINGS, Meaning
@@ -148,3 +150,12 @@ def test_keys_that_tell_a_program_tell_one_of_the_table() -> None:
     known = table()
     assert known.files["marks"].keys() <= known.huggingface.keys()
     assert all(len(keys) > 1 for keys in known.files["marks"].values())
+
+
+def test_each_reason_to_refuse_has_one_sentence_and_is_used():
+    """A name in two tables would have the error and the sentence of the last."""
+    folder = Path(phasor.files.__file__).parent
+    tables = tomllib.loads((folder / "refusals.toml").read_text("utf-8")).values()
+    reasons = [reason for table in tables for reason in table]
+    code = "".join(file.read_text("utf-8") for file in folder.rglob("*.py"))
+    assert sorted(reasons) == sorted(set(re.findall(r'refusal\(\s*"(\w+)"', code)))

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor.errors import CheckpointError, VerificationError
+from phasor.errors import CheckpointError
 from phasor.files.checkpoint.files import (
     CHUNK,
     Advance,
@@ -27,12 +27,12 @@ from phasor.files.checkpoint.files import (
     no_progress,
     open_checkpoint,
     read_header,
-    refusal,
     rows_of,
 )
 from phasor.files.checkpoint.model import Projection
 from phasor.files.checkpoint.rows import Reorder
 from phasor.files.configs.source import parse_json
+from phasor.files.refusals import refusal
 from phasor.numpy import score
 from phasor.pairings import Pairing
 from phasor.rope import Rope
@@ -228,24 +228,24 @@ def _compare_other_file(plan: ConversionPlan, path: Path, data: bytes) -> None:
     written_data = path.read_bytes()
     if plan.program is None:
         if written_data != data:
-            raise refusal("other_index", VerificationError, path=path)
+            raise refusal("other_index", path=path)
         return
     config = parse_json(written_data, str(path), CheckpointError)
     for key, value in json.loads(data).items():
         # keys may be added, and the ids of tokens, which are None, filled in
         if value is not None and config.get(key) != value:
             values = {"value": value, "got": config.get(key)}
-            raise refusal("other_value", VerificationError, path=path, key=key, **values)
+            raise refusal("other_value", path=path, key=key, **values)
 
 
 def _compare_file(file: ResultFile, path: Path, source: Path | str, advance: Advance) -> None:
     header = read_header(path)
     if header.data != file.header:
-        raise refusal("other_header", VerificationError, path=path, source=source)
+        raise refusal("other_header", path=path, source=source)
     advance(len(file.header))
     for name, tensor in file.tensors.items():
         if not _is_in_place(path, header.tensors[name], tensor):
-            raise refusal("other_rows", VerificationError, path=path, name=name)
+            raise refusal("other_rows", path=path, name=name)
         advance(tensor.size)
 
 
@@ -282,7 +282,7 @@ def compare_scores(plan: ConversionPlan) -> None:
     for name, change in plan.changes.items():
         key = repr(change.reorder.layout).encode() + change.reorder.order.tobytes()
         if key not in checked_orders and not _scores_agree(plan, change):
-            raise refusal("other_scores", VerificationError, name=name)
+            raise refusal("other_scores", name=name)
         checked_orders.add(key)
 
 

@@ -10,7 +10,6 @@ from functools import lru_cache
 from importlib import resources
 from io import BufferedReader
 from pathlib import Path
-from string import Formatter
 from types import MappingProxyType
 from typing import Any, BinaryIO, cast
 
@@ -18,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasor._checks import short_repr
-from phasor.errors import CheckpointError, PhasorError, install_hint
+from phasor.errors import CheckpointError, install_hint
 from phasor.files.configs.source import parse_json
+from phasor.files.refusals import refusal
 
 #: The dtypes of plain weights: safetensors' name, torch's.
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -29,20 +29,6 @@ _FOREIGN_FORMATS = {
     b"\x80\x04": "a pickle",
     b"GGUF": "a GGUF file",
 }
-
-
-class _Words(Formatter):
-    """Formats sentences; what is quoted in them is cut where it is long."""
-
-    def convert_field(self, value: Any, conversion: Any) -> Any:
-        return short_repr(value) if conversion == "r" else super().convert_field(value, conversion)
-
-
-def refusal(
-    reason: str, error: type[PhasorError] = CheckpointError, /, **facts: object
-) -> PhasorError:
-    """The error for a reason in ``refusals.toml``, about these facts."""
-    return error(_Words().format(read_table("refusals.toml")[reason], **facts))
 
 
 @lru_cache

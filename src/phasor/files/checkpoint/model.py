@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, cast
 
-from phasor.files.checkpoint.files import read_table, refusal
+from phasor.files.checkpoint.files import read_table
 from phasor.files.configs import load
 from phasor.files.configs.facts import table
 from phasor.files.configs.model_class import language_models
 from phasor.files.configs.source import read_source
+from phasor.files.refusals import refusal
 from phasor.layers import LayerRopes, one_layer
 from phasor.pairings import Pairing
 from phasor.rope import Rope
@@ -147,7 +148,7 @@ def read_projections(model_type: str | None) -> Projections:
     """The entry of a model type in ``projections.toml``; refused if its rows cannot move alone."""
     table = read_table("projections.toml")
     if (reason := table["refused"].get(model_type)) is not None:
-        raise refusal("model_type", model_type=model_type, reason=reason)
+        raise refusal("type_refused", model_type=model_type, reason=reason)
     gated, varied = (model_type in table["types"][word] for word in ("gated", "varied"))
     return Projections(table["fused"].get(model_type), gated, varied)
 

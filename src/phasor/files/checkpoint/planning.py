@@ -21,7 +21,7 @@ from phasor.files.checkpoint.conversion import (
     count_kinds,
     list_kinds,
 )
-from phasor.files.checkpoint.files import Checkpoint, Entry, open_checkpoint, refusal, rows_of
+from phasor.files.checkpoint.files import Checkpoint, Entry, open_checkpoint, rows_of
 from phasor.files.checkpoint.model import (
     CheckpointModel,
     Patterns,
@@ -31,6 +31,7 @@ from phasor.files.checkpoint.model import (
 )
 from phasor.files.checkpoint.programs import plan_program
 from phasor.files.checkpoint.rows import Context, reorder
+from phasor.files.refusals import refusal
 from phasor.pairings import Pairing, by_pairing, checked_pairing, opposite
 from phasor.rope import Rope
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor.errors import ConfigError, install_hint
+from phasor.errors import install_hint
 from phasor.files.checkpoint.conversion import (
     Change,
     ConversionPlan,
@@ -27,12 +27,13 @@ from phasor.files.checkpoint.conversion import (
     ResultTensor,
     list_kinds,
 )
-from phasor.files.checkpoint.files import FLOATS, Rows, open_checkpoint, refusal, rows_of
+from phasor.files.checkpoint.files import FLOATS, Rows, open_checkpoint, rows_of
 from phasor.files.checkpoint.model import Projection
 from phasor.files.checkpoint.rows import HeadRows, Reorder, reorder_heads
 from phasor.files.configs import load
 from phasor.files.configs.source import JsonObject, read_source
 from phasor.files.configs.writing import rope_parameters
+from phasor.files.refusals import refusal
 from phasor.pairings import Pairing, opposite
 from phasor.rope import Rope
 from phasor.scaling import Llama3
@@ -69,7 +70,7 @@ def read_params(path: Path) -> Llama:
     """Read Meta's ``params.json``."""
     config = _read_config_file(path)
     if unknown := sorted(k for k, v in config.values.items() if k not in _KNOWN_PARAMS and v):
-        raise refusal("params", ConfigError, path=path, keys=", ".join(unknown))
+        raise refusal("params", path=path, keys=", ".join(unknown))
     ropes = load(path)
     rope = replace(ropes.ropes[0], pairing="half")
     num_heads = config.require("n_heads", ropes.num_heads)
@@ -129,14 +130,14 @@ def read_config(path: Path) -> Llama:
     embed_dim = config.require("hidden_size", config.whole("hidden_size"))
     if rope.head_dim * num_heads != embed_dim:
         sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "head_dim": rope.head_dim}
-        raise refusal("widths", ConfigError, **sizes)
+        raise refusal("widths", **sizes)
     law = rope.scaling
     is_metas = law is None or (
         isinstance(law, Llama3) and (law.low_freq_factor, law.original_max_positions) == (1, 8192)
     )
     if rope.rotary_dim != rope.head_dim or not is_metas:
         widths = {"rotary_dim": rope.rotary_dim, "head_dim": rope.head_dim}
-        raise refusal("law", ConfigError, law=law, **widths)
+        raise refusal("law", law=law, **widths)
     return Llama(
         rope=rope,
         num_layers=len(ropes),

@@ -10,8 +10,9 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor.files.checkpoint.files import Entry, refusal
+from phasor.files.checkpoint.files import Entry
 from phasor.files.checkpoint.model import VALUE_OF, CheckpointModel, Projection
+from phasor.files.refusals import refusal
 from phasor.numpy import change_pairing
 from phasor.pairings import Pairing
 from phasor.rope import Rope
@@ -160,11 +161,7 @@ def _find_layout(context: Context, name: str, part: Projection, width: int, rows
         return HeadRows(width, (0,), count)
     arrangement = model.projections.fused if part.role == "fused" else part.role
     if arrangement is None:
-        unknown = (
-            "whether queries, keys and values lie in blocks or in groups is not known for this "
-        )
-        unknown += "model type, so a pattern must say it (--qkv-blocks or --qkv-groups)"
-        _refuse(name, entry, unknown)
+        raise refusal("qkv", name=name, dtype=entry.dtype, shape=list(entry.shape))
     queries = _known_query_heads(model, name)
     keys, remainder = divmod(count - queries, 2)
     if keys < 1 or remainder or queries % keys:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from phasor._checks import letters_and_numbers, short_repr
+from phasor._checks import letters_and_numbers
 from phasor.axes import Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError
 from phasor.files.configs.facts import Architecture, table
 from phasor.files.configs.model_class import MOST_LAYERS, applies, has_rope, layers_by_pattern
 from phasor.files.configs.source import JsonObject, renamed_keys, single_value
 from phasor.files.configs.unread_keys import check_unread_keys
+from phasor.files.refusals import refusal
 from phasor.layers import LayerRopes
 from phasor.rope import WIDEST, Rope
 from phasor.scaling import NTK, Law, Linear, LongRope, PerPair, Rule, Yarn, yarn_multiplier
@@ -144,9 +145,8 @@ def _rope(
     if isinstance(law, PerPair):
         law = PerPair(factors=law.factors[: width // 2])
     if facts.fixed and (law is not None or base != _BASE):
-        raise ConfigError(
-            f"llama.cpp turns {config.path} by the powers of {_BASE:g} whatever its file says, and "
-            f"this one has {config.name(key)} = {base:g} and the law {short_repr(law)}"
+        raise refusal(
+            "gguf_fixed", path=config.path, usual=_BASE, key=config.name(key), base=base, law=law
         )
     with renamed_keys(config, {"base": key, "rotary_dim": width_key, "sections": _SECTIONS_KEY}):
         return Rope(
@@ -207,10 +207,7 @@ def _read_scaling(
     if (factors := top.numbers_per_pair(_FREQS, pairs)) is not None:
         return PerPair(factors=factors)
     if facts.divisors:
-        raise ConfigError(
-            f"{_FREQS} is a tensor of the GGUF file, and {config.path} needs it: add it to the "
-            "dictionary as a list, or load the model's config.json"
-        )
+        raise refusal("gguf_divisors", tensor=_FREQS, path=config.path)
     notes.append(
         f"Divisors of the frequencies are tensors of a GGUF file and not in its metadata "
         f"({_FREQS} of Llama 3; {_SHORT} and {_LONG} of LongRoPE); none were given."
@@ -236,10 +233,7 @@ def _original_length(config: JsonObject) -> int:
 def _read_longrope(top: JsonObject, config: JsonObject, pairs: int) -> LongRope:
     short_factors, long_factors = (top.numbers_per_pair(key, pairs) for key in (_SHORT, _LONG))
     if short_factors is None or long_factors is None:
-        raise ConfigError(
-            f"{_SHORT} and {_LONG} are tensors of the GGUF file, and longrope needs both: add "
-            "them to the dictionary as lists, or load the model's config.json"
-        )
+        raise refusal("gguf_lists", short=_SHORT, long=_LONG)
     original = _original_length(config)
     gain = config.number(_GAIN_KEY, above=0) or 1.0
     with renamed_keys(config, {"original_max_positions": _ORIGINAL_KEY}):

@@ -17,6 +17,7 @@ from phasor.files.configs.facts import Architecture, Kind, table
 from phasor.files.configs.model_class import ModelConfig, has_rope, note_assumed_sizes
 from phasor.files.configs.source import JsonObject, renamed_keys, single_value
 from phasor.files.configs.unread_keys import check_unread_keys
+from phasor.files.refusals import refusal
 from phasor.layers import ConfigLocation, LayerRopes
 from phasor.rope import WIDEST, Rope
 from phasor.scaling import Linear
@@ -104,11 +105,12 @@ def _rope(
         law = Linear(factor=config.number(facts.factor_key, above=0) or 1.0)
     base = _base(model, kind_facts, block, notes)
     if facts.fixed and (law is not None or base != facts.base):
-        raise ConfigError(
-            f"{block.path or 'the config'} asks for the {'base' if law is None else 'law'} "
-            f"{short_repr(base if law is None else name)}, and transformers turns this model type "
-            f"by the plain powers of {facts.base:g} whatever its config says; remove it, or "
-            "describe the embedding with phasor.Rope(...) directly"
+        raise refusal(
+            "fixed_class",
+            block=block.path or "the config",
+            what="base" if law is None else "law",
+            asked=base if law is None else name,
+            base=facts.base,
         )
     with renamed_keys(config, {"rotary_dim": "partial_rotary_factor", "base": "rope_theta"}):
         rope = Rope(
@@ -177,10 +179,7 @@ def _head_width(config: JsonObject, facts: Architecture, kind: Kind) -> int:
         return default
     hidden, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
     if hidden is None or heads is None:
-        raise ConfigError(
-            f"{config.name(key)} is absent and cannot be derived; add it, or both hidden_size and "
-            "num_attention_heads"
-        )
+        raise refusal("no_head_dim", key=config.name(key))
     return config.head_width(key, "hidden_size / num_attention_heads", hidden, heads)
 
 
@@ -210,10 +209,11 @@ def widths_of_single_layers(
     for kind in dict.fromkeys(kinds):
         widths = {width_of_layer.get(i) or default for i, k in enumerate(kinds) if k == kind}
         if len(widths) > 1:
-            raise ConfigError(
-                f"{config.name(name)} gives layers of the kind {kind!r} heads of different widths "
-                f"({', '.join(map(str, sorted(widths)))}); give those layers a kind of their own "
-                "in layer_types"
+            raise refusal(
+                "layer_widths",
+                key=config.name(name),
+                kind=kind,
+                widths=", ".join(map(str, sorted(widths))),
             )
         width_of_kind[kind] = widths.pop()
         if (kind_key := facts.kind(kind).head_dim_key) is not None:
@@ -242,15 +242,9 @@ def rotated_width(config: JsonObject, block: JsonObject, facts: Architecture, he
         width = facts.rotary_dim or int(head_dim * (1 if is_null else facts.fraction or 1))
     source = next((name for name, value in widths if value is not None), key)
     if width % 2 or not 2 <= width <= head_dim:
-        raise ConfigError(
-            f"{source} must leave an even number of rotated coordinates from 2 to {head_dim}, "
-            f"got {width}"
-        )
+        raise refusal("odd_width", source=source, head_dim=head_dim, width=width)
     if width != head_dim and not facts.partial:
-        raise ConfigError(
-            f"{source} asks for {width} of {head_dim} coordinates, but this model type rotates "
-            "whole heads; remove it, or describe the embedding with phasor.Rope(...) directly"
-        )
+        raise refusal("whole_heads", source=source, width=width, head_dim=head_dim)
     return width
 
 
@@ -269,7 +263,11 @@ def _check_latent_fractions(
     for name, fraction in fractions:
         head_dims = {unrotated + rotated, config.whole("head_dim") or 0}
         if fraction not in (None, 1) and all(int(n * fraction) != rotated for n in head_dims):
-            raise ConfigError(
-                f"{name} says that {fraction:g} of {unrotated + rotated} coordinates turn and "
-                f"{config.name('qk_rope_head_dim')} says {rotated}; remove the wrong one"
+            raise refusal(
+                "latent_fraction",
+                name=name,
+                fraction=fraction,
+                whole=unrotated + rotated,
+                width_key=config.name("qk_rope_head_dim"),
+                rotated=rotated,
             )

@@ -15,12 +15,12 @@ from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, cast
 
-from phasor._checks import short_repr
 from phasor.errors import ConfigError, PhasorWarning
 from phasor.files.configs.facts import Architecture, Variant, table
 from phasor.files.configs.rope_blocks import RopeBlocks, normalize
 from phasor.files.configs.source import JsonObject, single_value
 from phasor.files.configs.unread_keys import objects_inside
+from phasor.files.refusals import refusal
 
 # far above any model's, so that a damaged count cannot fill the memory
 MOST_LAYERS = 100_000
@@ -97,9 +97,11 @@ def language_models(top: JsonObject) -> list[JsonObject]:
     while inner := [key for key in keys if levels[-1].has(key)]:
         outer = levels[-1]
         if len(inner) > 1:
-            raise ConfigError(
-                f"{outer.name(inner[0])} and {outer.name(inner[1])} both describe a language "
-                f"model; name the one you mean: load(..., part={inner[0]!r})"
+            raise refusal(
+                "two_language_models",
+                first=outer.name(inner[0]),
+                second=outer.name(inner[1]),
+                part=inner[0],
             )
         levels.append(cast(JsonObject, outer.object(inner[0])))
     return levels
@@ -114,10 +116,7 @@ def select_config(
         _check_same_ropes(outer, inner)
     known, name, config = table().huggingface, type_in_file(levels), levels[-1]
     if like is not None and like not in known:
-        raise ConfigError(
-            "like must be a model type that phasor knows (phasor.files.configs.model_types() "
-            f"lists them), got {short_repr(like)}"
-        )
+        raise refusal("like", like=like)
     proposed = _type_of_architectures(config)
     model_type = like or name or proposed
     if model_type is not None and model_type in known:
@@ -134,14 +133,8 @@ def select_config(
             f"the command line --like {proposed}, reads it; or {ways_out}"
         )
     if name is None:
-        raise ConfigError(
-            f"{config.name('model_type')} is absent, and without it the pairing of coordinates is "
-            f"unknown; add it, or {ways_out}"
-        )
-    raise ConfigError(
-        f"{config.name('model_type')} must be one that phasor knows "
-        f"(phasor.files.configs.model_types() lists them), got {short_repr(name)}; {ways_out}"
-    )
+        raise refusal("no_model_type", key=config.name("model_type"), ways_out=ways_out)
+    raise refusal("model_type", key=config.name("model_type"), name=name, ways_out=ways_out)
 
 
 def _type_of_architectures(config: JsonObject) -> str | None:
@@ -188,10 +181,7 @@ def _path_to_part(top: JsonObject, part: str) -> list[JsonObject]:
     for key in part.split("."):
         if not isinstance(levels[-1].values.get(key), Mapping):
             inner = [k for k, v in levels[-1].values.items() if isinstance(v, Mapping)]
-            raise ConfigError(
-                f"part must be the key of a config inside the file "
-                f"({', '.join(inner) or 'it holds none'}), got {short_repr(part)}"
-            )
+            raise refusal("part", inner_keys=", ".join(inner) or "it holds none", part=part)
         levels.append(cast(JsonObject, levels[-1].object(key)))
     return levels
 
@@ -218,10 +208,7 @@ def type_in_file(levels: list[JsonObject]) -> str | None:
 def _check_same_ropes(outer: JsonObject, inner: JsonObject) -> None:
     for key in ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"):
         if outer.has(key) and normalize(outer.values.get(key)) != normalize(inner.values.get(key)):
-            raise ConfigError(
-                f"{outer.name(key)} and {inner.name(key)} differ; the inner one counts, so "
-                "remove the outer one or make them agree"
-            )
+            raise refusal("inner_differs", outer=outer.name(key), inner=inner.name(key))
 
 
 # The facts of the class.
@@ -284,10 +271,7 @@ def note_assumed_sizes(model: ModelConfig) -> str:
     """
     config, facts, assumed = model.config, model.facts, model.assumed_sizes
     if not model.says_type:
-        raise ConfigError(
-            f"{config.name(next(iter(assumed)))} is absent; add it, as the sizes that "
-            f"{model.model_type} assumes are those of another model"
-        )
+        raise refusal("no_size", size=config.name(next(iter(assumed))), model_type=model.model_type)
     known = {*facts.parts, *table().files["other_objects"]}
     objects = [
         inner.path
@@ -303,10 +287,11 @@ def note_assumed_sizes(model: ModelConfig) -> str:
     ]
     if found := objects + numbers:
         alone = f", or load it alone, with its model_type in it: load(..., part={found[0]!r})"
-        raise ConfigError(
-            f"{found[0]} may say the model's size, and nothing reads it in a file of model type "
-            f"{model.model_type!r}; add num_hidden_layers, hidden_size and num_attention_heads "
-            f"where its other keys are{alone if objects else ''}"
+        raise refusal(
+            "size_elsewhere",
+            found=found[0],
+            model_type=model.model_type,
+            alone=alone if objects else "",
         )
     sizes = " and ".join(f"{key} {size}" for key, size in assumed.items())
     note = f"The file does not say its size; {sizes} is what {model.model_type} assumes."
@@ -355,9 +340,8 @@ def layer_kinds(config: JsonObject, facts: Architecture) -> tuple[str, ...]:
         known |= {*files["layer_words"]}
     for i, word in enumerate(kinds):
         if word not in known:
-            raise ConfigError(
-                f"{config.name(key)}.{i} must be one of {', '.join(sorted(known))}, "
-                f"got {short_repr(word)}"
+            raise refusal(
+                "layer_kind", key=config.name(key), i=i, known=", ".join(sorted(known)), word=word
             )
     return kinds
 

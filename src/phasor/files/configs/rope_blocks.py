@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from phasor._checks import short_repr
 from phasor.axes import AXES, Axes
 from phasor.errors import ConfigError
 from phasor.files.configs.facts import Architecture, table
 from phasor.files.configs.source import JsonObject, renamed_keys, single_value
+from phasor.files.refusals import refusal
 from phasor.scaling import (
     NTK,
     DynamicNTK,
@@ -50,11 +50,7 @@ class RopeBlocks:
             _check_same_values(new, old)
             old.ignore(*old.values)
         if facts.nested and new is not None and new.values and not _keys_of_blocks(new):
-            raise ConfigError(
-                f"{new.path} must hold a block for each kind of layer, as transformers reads no "
-                f"other for this model type, got {', '.join(new.values)}; put the keys into the "
-                "blocks of the kinds they are meant for"
-            )
+            raise refusal("no_kinds", block=new.path, keys=", ".join(new.values))
         if facts.block_key is not None and new is None and old is None:
             old = _block(config, facts, facts.block_key)
         block = new if new is not None and (new.values or old is None) else old
@@ -70,25 +66,23 @@ class RopeBlocks:
             keys = [k for k, v in self.top.values.items() if k not in types or v != "default"]
             plain_keys = [key for key in keys if self.top.has(key) and key not in nested]
             if plain_keys:
-                raise ConfigError(
-                    f"{self.top.name(plain_keys[0])} stands beside the blocks of single layer "
-                    f"types ({', '.join(nested)}); move it into the ones it is meant for"
+                raise refusal(
+                    "beside_kinds", key=self.top.name(plain_keys[0]), kinds=", ".join(nested)
                 )
             absent = [label for label in facts.labels.values() if label not in nested]
             if absent:
-                raise ConfigError(
-                    f"{self.top.name(absent[0])} must be an object, as transformers ignores "
-                    f"{', '.join(nested)} without it, "
-                    f"got {short_repr(self.top.values.get(absent[0]))}; add it, "
-                    "even if no layer reads it"
+                raise refusal(
+                    "kind_no_object",
+                    key=self.top.name(absent[0]),
+                    kinds=", ".join(nested),
+                    got=self.top.values.get(absent[0]),
                 )
             self.by_kind = {key: self.top.object(key) for key in keys}
             base = config.number("rope_theta", above=1)
             bases = [b.number("rope_theta", above=1) for b in self.by_kind.values() if b]
             if base is not None and None not in bases and base not in bases:
-                raise ConfigError(
-                    f"{config.name('rope_theta')} is {base:g}, which none of the blocks of "
-                    f"{self.top.path} says; remove it"
+                raise refusal(
+                    "base_of_no_kind", key=config.name("rope_theta"), base=base, block=self.top.path
                 )
 
     def use_all(self) -> None:
@@ -103,10 +97,8 @@ class RopeBlocks:
             return self.top
         label = self.facts.labels.get(kind, kind)
         if label not in self.by_kind:
-            raise ConfigError(
-                f"{self.top.name(label)} is absent, but layers of the kind {kind!r} exist "
-                f"(blocks: {', '.join(self.by_kind)}); add it, null if they have no rope, or "
-                "layer_types if the file has none"
+            raise refusal(
+                "kind_absent", key=self.top.name(label), kind=kind, blocks=", ".join(self.by_kind)
             )
         block = self.by_kind[label]
         if block is not None:
@@ -136,9 +128,12 @@ def _check_same_values(new: JsonObject, old: JsonObject) -> None:
     for key in sorted(set(new_values) | set(old_values), key=str):
         value, old_value = new_values.get(key), old_values.get(key)
         if value != old_value and not (key in moved and key not in old_values):
-            raise ConfigError(
-                f"{new.name(key)} and {old.name(key)} differ "
-                f"({short_repr(value)}, {short_repr(old_value)}); remove one block"
+            raise refusal(
+                "blocks_differ",
+                new=new.name(key),
+                old=old.name(key),
+                value=value,
+                old_value=old_value,
             )
 
 
@@ -224,10 +219,7 @@ def _read_factor_law(law: Callable[..., Law], block: JsonObject, _outside: LawCo
 
 def _read_dynamic(block: JsonObject, outside: LawContext) -> NTK | DynamicNTK:
     if outside.rotary_dim < 4:
-        raise ConfigError(
-            f"{block.name('rope_type')} needs at least 4 rotated coordinates, the head has "
-            f"{outside.rotary_dim}"
-        )
+        raise refusal("few_coordinates", key=block.name("rope_type"), rotary_dim=outside.rotary_dim)
     if outside.facts.ntk_alpha and block.has("alpha"):
         block.ignore("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
         return NTK(factor=block.require("alpha", block.number("alpha", above=0)))
@@ -313,11 +305,12 @@ def _read_temperature(block: JsonObject, outside: LawContext, factor: float) -> 
         by_transformers = multiplier(1)
         by_deepseek = multiplier(1 if mscale is None else mscale) / multiplier(all_dim or 0)
         if not math.isclose(by_transformers, by_deepseek, rel_tol=1e-12):
-            raise ConfigError(
-                f"{block.name('mscale')} and {block.name('mscale_all_dim')} must both be given and "
-                f"not zero: with one of them transformers multiplies cos and sin by "
-                f"{by_transformers:g}, DeepSeek's own code by {by_deepseek:g}; "
-                "give both, or attention_factor"
+            raise refusal(
+                "one_mscale",
+                mscale=block.name("mscale"),
+                all_dim=block.name("mscale_all_dim"),
+                by_transformers=by_transformers,
+                by_deepseek=by_deepseek,
             )
     temperature = {} if attention_factor is None else {"attention_factor": attention_factor}
     if outside.facts.softmax and all_dim:
@@ -339,10 +332,7 @@ def _extension_factor(block: JsonObject, outside: LawContext, original: int) -> 
         return factor
     has_original = block.has(_ORIGINAL) or outside.config.has(_ORIGINAL)
     if not has_original or outside.context is None:
-        raise ConfigError(
-            f"{block.name('factor')} is absent and cannot be derived; add it, or both "
-            "original_max_position_embeddings and max_position_embeddings"
-        )
+        raise refusal("no_factor", key=block.name("factor"))
     return outside.context / original
 
 

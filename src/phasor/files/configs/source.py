@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, NoReturn, TypeGuard, TypeVar, cast
 from phasor._checks import first_repeated, number, short_repr, whole
 from phasor.errors import ConfigError, PhasorError, SpecError, install_hint
 from phasor.files.configs.facts import table
+from phasor.files.refusals import refusal
 from phasor.rope import WIDEST
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -215,9 +216,13 @@ class JsonObject:
     def head_width(self, key: str, quotient: str, width: int, heads: int) -> int:
         """``width / heads``, in place of the absent ``key``; ``quotient`` names the two keys."""
         if width % heads or not 2 <= width // heads <= WIDEST:
-            raise ConfigError(
-                f"{self.name(key)} is absent, and {quotient} ({width} / {heads}) must be a whole "
-                f"number from 2 to {WIDEST}; add it"
+            raise refusal(
+                "head_width",
+                key=self.name(key),
+                quotient=quotient,
+                width=width,
+                heads=heads,
+                widest=WIDEST,
             )
         return width // heads
 
@@ -228,10 +233,7 @@ def single_value(named_values: Iterable[tuple[str, _T | None]]) -> _T | None:
     for name, value in present[1:]:
         first_name, first = present[0]
         if value != first:
-            raise ConfigError(
-                f"{first_name} says {short_repr(first)} and {name} says {short_repr(value)}: "
-                "they must agree; remove the wrong one"
-            )
+            raise refusal("two_values", first_name=first_name, first=first, name=name, value=value)
     return present[0][1] if present else None
 
 
@@ -264,10 +266,7 @@ def read_source(source: object) -> JsonObject:
             raise ConfigError(f"keys must be strings, got {short_repr(not_text[0])}")
         return JsonObject(cast(Mapping[str, Any], source))
     if not isinstance(source, (str, os.PathLike)):
-        raise ConfigError(
-            "source must be the path of a config file or folder, '-', the dictionary it holds or a "
-            f"config of transformers, got {short_repr(source)}"
-        )
+        raise refusal("source", source=source)
     source = cast("str | os.PathLike[str]", source)
     if source == "-":
         return _parse_config(sys.stdin.buffer.read(SIZE_LIMIT + 1), "standard input")
@@ -325,10 +324,7 @@ def _config_file_in(folder: Path) -> Path:
     if len(files) == 1:
         return files[0]
     if files:
-        raise ConfigError(
-            f"{folder} holds both config.json and params.json, which describe differently "
-            "paired weights; give the path of the one that belongs to your weights"
-        )
+        raise refusal("two_configs", folder=folder)
     # a pipeline of diffusers has the rope in its transformer, and an adapter names its model
     for inner in (folder / "transformer" / "config.json", folder / "adapter_config.json"):
         if inner.is_file():
@@ -340,10 +336,7 @@ def _config_file_in(folder: Path) -> Path:
 
 def _parse_config(data: bytes, origin: str) -> JsonObject:
     if len(data) > SIZE_LIMIT:
-        raise ConfigError(
-            f"{origin} is larger than {SIZE_LIMIT // 2**20} MiB, which no config file is; "
-            "give the config.json that lies beside the weights"
-        )
+        raise refusal("too_large", origin=origin, limit=SIZE_LIMIT // 2**20)
     return JsonObject(parse_json(data, origin, ConfigError))
 
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from phasor._checks import short_repr
 from phasor.axes import AXES
-from phasor.errors import ConfigError
 from phasor.files.configs.facts import Architecture, read_table, table, tuples_for_lists
 from phasor.files.configs.source import JsonObject
+from phasor.files.refusals import refusal
 from phasor.rope import Rope
 from phasor.scaling import Linear
 
@@ -158,9 +158,12 @@ def check_unread_keys(
                 f", or read the file as {ignored_by} does, which ignores it: "
                 "load(..., strict=False), on the command line --no-strict"
             )
-        raise ConfigError(
-            f"{refused[0].split(' ')[0]} {why}. {'; '.join(refused)}. {way_out}; a model with code "
-            "of its own is described with phasor.Rope(...)"
+        raise refusal(
+            "unread",
+            key=refused[0].split(" ")[0],
+            why=why,
+            sentences="; ".join(refused),
+            way_out=way_out,
         )
     return [*notes, *(f"Left aside: {sentence}." for sentence in refused)]
 

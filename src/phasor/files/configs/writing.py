@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from phasor._checks import short_repr, whole
+from phasor._checks import whole
 from phasor.axes import Alternating, Axes, InterleavedSections, OneAxis, Sectioned
-from phasor.errors import ConfigError
 from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import Architecture, Kind, table
 from phasor.files.configs.source import JsonObject
+from phasor.files.refusals import refusal
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, PerPair, Proportional, Yarn
@@ -40,15 +40,13 @@ def rope_parameters(rope: Rope, context: int) -> dict[str, Any]:
     """
     whole("context", context, least=1)
     if rope.explicit_inv_freq is not None or rope.inv_freq_dtype != "exact":
-        raise ConfigError(
-            "a config states a base and a law, and this rope has explicit or rounded frequencies; "
-            "keep it as JSON instead (Rope.to_json)"
-        )
+        raise refusal("no_base")
     write = WRITERS.get(type(rope.scaling))
     if write is None:
-        raise ConfigError(
-            f"no rope_type says the law {short_repr(rope.scaling)}; take one of "
-            f"{', '.join(sorted(law.__name__ for law in WRITERS if law is not type(None)))}"
+        raise refusal(
+            "no_rope_type",
+            law=rope.scaling,
+            laws=", ".join(sorted(law.__name__ for law in WRITERS if law is not type(None))),
         )
     law = _as_rule(rope.scaling, context) if isinstance(rope.scaling, PerPair) else rope.scaling
     block = write(law)
@@ -83,10 +81,7 @@ def config_keys(rope: Rope | Mapping[str, Rope | None], context: int, to: int) -
     laws_of_kinds = [r.scaling for r in ropes.values() if r is not None]
     starts = {law.original_max_positions for law in laws_of_kinds if isinstance(law, DynamicNTK)}
     if len(starts) > 1:
-        raise ConfigError(
-            "dynamic ropes of one config start from max_position_embeddings, and these start from "
-            f"{' and '.join(map(str, sorted(starts)))}; keep them as JSON instead (Rope.to_json)"
-        )
+        raise refusal("dynamic_starts", starts=" and ".join(map(str, sorted(starts))))
     block = blocks[""] if isinstance(rope, Rope) else blocks
     return {"max_position_embeddings": min(starts, default=length), "rope_parameters": block}
 
@@ -177,9 +172,12 @@ def _check_block(rope: Rope, block: dict[str, Any], context: int) -> None:
     # both would be written as partial_rotary_factor
     ambiguous = isinstance(law, Proportional) and rope.rotary_dim != rope.head_dim
     if ambiguous or (read_law, read_axes) != (expected, rope.axes):
-        raise ConfigError(
-            f"a {block['rope_type']!r} block cannot say {short_repr(law)} of {rope.rotary_dim} in "
-            f"{rope.head_dim} coordinates; keep the rope as JSON instead (Rope.to_json)"
+        raise refusal(
+            "block_cannot",
+            rope_type=block["rope_type"],
+            law=law,
+            rotary_dim=rope.rotary_dim,
+            head_dim=rope.head_dim,
         )
 
 
@@ -199,10 +197,7 @@ def _section_keys(axes: Axes) -> dict[str, Any]:
     if isinstance(axes, Alternating):
         by_axis = dict(zip(_alternating_facts().axis_order, axes.sections, strict=True))
         return {"mrope_section": [by_axis[axis] for axis in sorted(by_axis)]}
-    raise ConfigError(
-        f"no config key says {type(axes).__name__} axes; keep the rope as JSON instead "
-        "(Rope.to_json)"
-    )
+    raise refusal("axes_cannot", axes=type(axes).__name__)
 
 
 def _alternating_facts() -> Architecture:
