@@ -109,25 +109,6 @@ def test_axial_sections_each_have_a_whole_spectrum() -> None:
     assert rope.axes.spectra(64) == (8, 28, 28)
 
 
-def test_axial_images_turn_by_two_equal_spectra() -> None:
-    """RoPE-ViT: base 100, a quarter of the head for each of two axes."""
-    rope = Rope(head_dim=64, pairing="interleaved", base=100.0, axes=Axial((16, 16)))
-    spectrum = [100.0 ** (-4 * j / 64) for j in range(16)]
-    np.testing.assert_allclose(rope.inv_freq, spectrum * 2, rtol=4e-15, atol=0)
-
-
-@pytest.mark.parametrize("axes", TEXT_COMPATIBLE, ids=repr)
-def test_every_other_layout_has_one_spectrum(axes: Axes) -> None:
-    """The frequencies of text, whatever axis reads them."""
-    assert axes.spectra(64) == (64,)
-    assert OneAxis().spectra(64) == (64,)
-
-
-def test_an_axis_without_pairs_has_no_spectrum() -> None:
-    """Axial leaves an empty section out."""
-    assert Axial((0, 3, 5)).spectra(8) == (3, 5)
-
-
 EXAMPLE = (
     "sections must be a pair count for each axis, such as {}((16, 24, 24)) where a head has 64 "
     "pairs, got {}"

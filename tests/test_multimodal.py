@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -177,40 +176,6 @@ def test_every_token_stands_where_a_plain_loop_puts_it(segments: list[Segment]) 
     assert [tuple(cell) for cell in actual.tolist()] == mrope_oracle(segments)
 
 
-@given(before=SEQUENCES, after=SEQUENCES)
-def test_later_segments_stand_after_all_that_came_before(
-    before: list[Segment], after: list[Segment]
-) -> None:
-    """What is already placed does not move, and the rest is larger on every axis."""
-    whole, first = multimodal(before + after), multimodal(before)
-    np.testing.assert_array_equal(whole[: len(first)], first)
-    rest = whole[len(first) :]
-    np.testing.assert_array_equal(rest - first.max(initial=-1) - 1, multimodal(after))
-    assert rest.min(initial=2**62) > first.max(initial=-1)
-
-
-@pytest.mark.parametrize("place", [multimodal, videorope])
-@given(lengths=st.lists(st.integers(0, 5), max_size=5))
-def test_text_alone_is_one_span_on_all_axes(
-    place: Callable[[list[Segment]], np.ndarray], lengths: list[int]
-) -> None:
-    """Cutting text into segments changes nothing: every rope sees it as one axis."""
-    positions = place([Text(n) for n in lengths])
-    assert positions.tolist() == [[p, p, p] for p in range(sum(lengths))]
-
-
-@pytest.mark.parametrize("place", [multimodal, videorope])
-@given(height=SIZES, width=SIZES)
-def test_an_image_is_a_video_of_one_frame(
-    place: Callable[[list[Segment]], np.ndarray], height: int, width: int
-) -> None:
-    """Neither rule knows still pictures apart from short films."""
-    image, video = Image(height=height, width=width), Video(frames=1, height=height, width=width)
-    np.testing.assert_array_equal(
-        place([Text(2), image, Text(1)]), place([Text(2), video, Text(1)])
-    )
-
-
 @given(segments=UNTIMED_SEQUENCES, delta=EIGHTHS)
 def test_every_videorope_token_stands_where_fractions_put_it(
     segments: list[Segment], delta: Fraction
@@ -240,13 +205,6 @@ def test_videorope_is_float64_whatever_the_spacing(delta: float) -> None:
     """The dtype never depends on a value."""
     assert videorope([Text(1), Video(frames=2, height=1, width=1)], delta=delta).dtype == np.float64
     assert videorope([], delta=delta).dtype == np.float64
-
-
-def test_videorope_spaces_frames_by_two_unless_told_otherwise() -> None:
-    """The paper's spacing is the default."""
-    segments = [Video(frames=3, height=2, width=2)]
-    np.testing.assert_array_equal(videorope(segments), videorope(segments, delta=2.0))
-    assert videorope(segments)[::4, 0].tolist() == [0, 2, 4]
 
 
 def test_segments_keep_plain_numbers() -> None:
