@@ -29,18 +29,6 @@ from phasor.layers import LayerRopes
 STDIN = "-"
 
 
-class _Model(click.ParamType[str]):
-    """A preset's name, a path, an id of the Hub, or a dash; shells complete names and paths."""
-
-    name = "model"
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        names = [CompletionItem(name) for name in preset_names() if name.startswith(incomplete)]
-        return names or [CompletionItem(incomplete, type="file")]
-
-
 class TokenCount(click.ParamType[int]):
     """A number of tokens from ``minimum`` on: whole, or with k (1024) or M (1024 * 1024)."""
 
@@ -64,21 +52,28 @@ class TokenCount(click.ParamType[int]):
         return count
 
 
-MODEL = _Model()
-token_counts = TokenCount()
+def model_argument(name: str = "model", *, required: bool = True) -> Callable[..., Any]:
+    """A preset's name, a path, an id of the Hub, or a dash; shells complete names and paths."""
+
+    def complete(_context: object, _parameter: object, begun: str) -> list[CompletionItem]:
+        names = [CompletionItem(known) for known in preset_names() if known.startswith(begun)]
+        return names or [CompletionItem(begun, type="file")]
+
+    return click.argument(name, required=required, shell_complete=complete)
+
+
+def tokens_option(name: str, says: str, *, least: int = 1, **rest: Any) -> Callable[..., Any]:
+    """An option that takes a number of tokens."""
+    return click.option(name, type=TokenCount(least), metavar="TOKENS", help=says, **rest)
+
+
 # functions are called with a matrix of this width at many positions: wider ones take gigabytes
 function_widths = click.IntRange(2, 4096)
-seq_len_option = click.option(
-    "--seq-len",
-    type=token_counts,
-    metavar="TOKENS",
-    help="Sequence length at which a rule (dynamic NTK, LongRoPE) picks its law.",
+seq_len_option = tokens_option(
+    "--seq-len", "Sequence length at which a rule (dynamic NTK, LongRoPE) picks its law."
 )
-context_option = click.option(
-    "--context",
-    type=TokenCount(2),
-    metavar="TOKENS",
-    help="Tokens of the training; the model's own context unless given.",
+context_option = tokens_option(
+    "--context", "Tokens of the training; the model's own context unless given.", least=2
 )
 part_option = click.option(
     "--part", metavar="KEY", help="Config inside the file that is meant, as vision_config."
@@ -114,14 +109,6 @@ def print_line(text: str = "", *, err: bool = False) -> None:
 def print_json(plain: Any) -> None:
     """Print JSON values, with non-ASCII characters escaped."""
     click.echo(json.dumps(plain, indent=2))
-
-
-def require_torch(feature: str) -> None:
-    """Raise an error that says what to install if there is no PyTorch."""
-    if find_spec("torch") is None:
-        raise BackendError(
-            f"{feature} rotates with PyTorch, which is not installed: {install_hint('torch')}"
-        )
 
 
 def require_modules(feature: str, extra: str, *modules: str) -> None:

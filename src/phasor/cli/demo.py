@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasor.angles import COS_SIN_ERROR_FLOAT32
-from phasor.cli.common import Screen, make_table, require_torch
+from phasor.cli.common import Screen, make_table, require_modules
 from phasor.describe import sentences
 from phasor.files.configs import load
 from phasor.files.presets import preset
@@ -35,17 +35,11 @@ _TOKENS = 256
 
 @dataclass(frozen=True)
 class _Case:
-    """A model, and its rotation by the oracle.
+    """A model, and its rotation by the oracle."""
 
-    Attributes:
-        ropes: What phasor read.
-        inv_freq: The frequencies by the oracle's formula.
-        start: The first position of the test, near the end of the model's context.
-    """
-
-    ropes: LayerRopes
-    inv_freq: NDArray[np.float64]
-    start: int
+    ropes: LayerRopes  # what phasor read
+    inv_freq: NDArray[np.float64]  # by the oracle's formula
+    start: int  # the first position of the test, near the end of the model's context
 
     @property
     def rope(self) -> Rope:
@@ -86,7 +80,7 @@ def _cases() -> list[_Case]:
 @click.command(epilog="Example: phasor demo")
 def demo() -> None:
     """Rotate with the configs of real models, and prove the result."""
-    require_torch("the demo")
+    require_modules("the demo", "torch", "torch")
     sys.exit(0 if run() else 1)
 
 

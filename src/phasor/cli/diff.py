@@ -10,16 +10,16 @@ from typing import Any
 import click
 
 from phasor.cli.common import (
-    MODEL,
     STDIN,
     Screen,
     add_load_options,
     function_widths,
+    model_argument,
     print_json,
     print_line,
     read_model,
     seq_len_option,
-    token_counts,
+    tokens_option,
 )
 from phasor.cli.identify import find_function, is_function
 from phasor.describe import static_rope
@@ -29,19 +29,16 @@ from phasor.rope import Rope
 
 
 @click.command(epilog="Example: phasor diff llama-3-8b llama-3.1-8b")
-@click.argument("first", type=MODEL)
-@click.argument("second", type=MODEL)
+@model_argument("first")
+@model_argument("second")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option(
     "--tolerance",
     type=click.FloatRange(0, 2, min_open=True),
     help="How far apart two unit vectors may be: 1e-06, or 0.001 for functions.",
 )
-@click.option(
-    "--context",
-    type=token_counts,
-    metavar="TOKENS",
-    help="Positions to compare; the longer of the two models' contexts unless given.",
+@tokens_option(
+    "--context", "Positions to compare; the longer of the two models' contexts unless given."
 )
 @click.option("--head-dim", type=function_widths, help="Width of a head, for two functions.")
 @click.option("--kind", metavar="NAME", help="Layers to compare a function with.")

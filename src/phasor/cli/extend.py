@@ -12,15 +12,15 @@ import click
 from rich.table import Table
 
 from phasor.cli.common import (
-    MODEL,
     Screen,
-    TokenCount,
     add_load_options,
     context_option,
     make_table,
+    model_argument,
     print_json,
     print_line,
     read_model,
+    tokens_option,
     write_file,
 )
 from phasor.errors import ConfigError, PhasorWarning, SpecError
@@ -39,14 +39,8 @@ _COLUMNS = {
 
 
 @click.command(epilog="Example: phasor extend qwen3-8b --to 128k")
-@click.argument("model", type=MODEL)
-@click.option(
-    "--to",
-    type=TokenCount(3),
-    required=True,
-    metavar="TOKENS",
-    help="The longer context, such as 128k or 1M.",
-)
+@model_argument()
+@tokens_option("--to", "The longer context, such as 128k or 1M.", least=3, required=True)
 @click.option("--law", metavar="NAME", help="Write this law's block, not the documented one's.")
 @click.option(
     "--set",
@@ -135,12 +129,7 @@ def write_config(
     ropes: LayerRopes,
     folder: Path,
 ) -> Path:
-    """Write the config of ``model``, changed by the plan, to ``folder``; return its path.
-
-    Raises:
-        SpecError: If ``model`` is no Hugging Face config on disk, or the file is there already.
-        ConfigError: If the config cannot express the law.
-    """
+    """Write the config of ``model``, changed by the plan, to ``folder``; return its path."""
     if not Path(model).exists() or not ropes.in_config.values:
         raise SpecError(
             "--write changes a copy of a Hugging Face config.json: give its path, or that of its "

@@ -24,11 +24,7 @@ def is_function(text: str) -> bool:
 
 
 def find_function(text: str) -> Callable[..., Any]:
-    """The callable that ``package.module:function`` names; the current folder is searched too.
-
-    Raises:
-        SpecError: If there is none.
-    """
+    """The callable that ``package.module:function`` names; the current folder is searched too."""
     module, _, names = text.partition(":")
     if not is_function(text):
         raise SpecError(f"a function is named as package.module:function, got {text!r}")

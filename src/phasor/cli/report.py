@@ -9,21 +9,21 @@ from typing import Any
 import click
 
 from phasor.cli.common import (
-    MODEL,
-    TokenCount,
     add_load_options,
     context_option,
+    model_argument,
     print_line,
     progress_bar,
     read_model,
     require_modules,
     resolve_output,
+    tokens_option,
     write_file,
 )
 
 
 @click.command(epilog="Example: phasor report llama-3-8b -o llama.html --to 128k")
-@click.argument("model", type=MODEL)
+@model_argument()
 @click.option(
     "-o",
     "--output",
@@ -32,12 +32,7 @@ from phasor.cli.common import (
     metavar="PAGE",
     help="The HTML file to write; one that is there is replaced.",
 )
-@click.option(
-    "--to",
-    type=TokenCount(3),
-    metavar="TOKENS",
-    help="Longest context to look at; eight times the context unless given.",
-)
+@tokens_option("--to", "Longest context to look at; eight times the context unless given.", least=3)
 @context_option
 @add_load_options
 def report(

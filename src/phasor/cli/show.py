@@ -9,14 +9,14 @@ import click
 from rich.table import Table
 
 from phasor.cli.common import (
-    MODEL,
     Screen,
     add_load_options,
     make_table,
+    model_argument,
     print_json,
     read_model,
     seq_len_option,
-    token_counts,
+    tokens_option,
 )
 from phasor.describe import (
     PairRow,
@@ -33,12 +33,10 @@ _MOST_ROWS = 20  # tables of at most this many rows are printed in full
 
 
 @click.command(epilog="Example: phasor show llama-3.1-8b --context 8k")
-@click.argument("model", type=MODEL)
+@model_argument()
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
 @click.option("--pairs", is_flag=True, help="All pairs, not a selection.")
-@click.option(
-    "--context", type=token_counts, metavar="TOKENS", help="Count turns over this length."
-)
+@tokens_option("--context", "Count turns over this length.")
 @seq_len_option
 @add_load_options
 def show(

@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from phasor.cli.common import (
-    MODEL,
     Screen,
     add_load_options,
+    model_argument,
     print_json,
     read_model,
     seq_len_option,
-    token_counts,
+    tokens_option,
 )
 from phasor.files.translation import TARGETS, Translation
 from phasor.files.translation import translate as translate_ropes
@@ -26,24 +25,15 @@ _PROOF = {
 }
 
 
-class _Program(click.ParamType[str]):
-    """A target's name; shells complete it."""
-
-    name = "program"
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        return [CompletionItem(name) for name in sorted(TARGETS) if name.startswith(incomplete)]
+def _complete(_context: object, _parameter: object, begun: str) -> list[str]:
+    return [name for name in sorted(TARGETS) if name.startswith(begun)]
 
 
 @click.command(epilog="Example: phasor translate llama-3.1-8b --to gguf")
-@click.argument("model", type=MODEL, required=False)
-@click.option("--to", "target", type=_Program(), metavar="PROGRAM", help="The program.")
+@model_argument(required=False)
+@click.option("--to", "target", metavar="PROGRAM", help="The program.", shell_complete=_complete)
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with every number.")
-@click.option(
-    "--context", type=token_counts, metavar="TOKENS", help="Tokens that its tables are for."
-)
+@tokens_option("--context", "Tokens that its tables are for.")
 @seq_len_option
 @add_load_options
 def translate(

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import phasor.files
-from phasor.files.configs.diffusers import _SPLITS, Transformer
 from phasor.files.configs.facts import Architecture, Kind, table
+from phasor.files.configs.other_formats import _SPLITS, Transformer
 from phasor.files.configs.unread_keys import MEANINGS, Meaning
 from phasor.pairings import PAIRINGS
 

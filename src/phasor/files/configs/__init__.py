@@ -10,7 +10,7 @@ A config is read in three stages. `source` gives what the file says, a `JsonObje
 makes of it what the class of its model type would, a `ModelConfig`: which part of the file, under
 which keys, and for every layer its kind and its block. `huggingface` makes the ropes, whose laws
 `rope_blocks` reads; `unread_keys` notes or refuses the keys that nothing read, of every format.
-`diffusers`, `gguf` and `params` are the later stages of the other formats. `facts` has the tables
+`gguf` and `other_formats` are the later stages of the other formats. `facts` has the tables
 as values, and `writing` writes a rope back as a config block.
 """
 
@@ -21,12 +21,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from phasor.errors import ConfigError, SpecError
-from phasor.files.configs.diffusers import load_diffusers
 from phasor.files.configs.facts import table
 from phasor.files.configs.gguf import load_gguf
 from phasor.files.configs.huggingface import huggingface_ropes
 from phasor.files.configs.model_class import read_model_config
-from phasor.files.configs.params import is_deepseek, is_params, load_deepseek, load_params
+from phasor.files.configs.other_formats import (
+    is_deepseek,
+    is_params,
+    load_deepseek,
+    load_diffusers,
+    load_params,
+)
 from phasor.files.configs.source import cached_config, is_hub_id, read_source
 from phasor.files.presets import preset, preset_of_hub_id
 from phasor.layers import LayerRopes

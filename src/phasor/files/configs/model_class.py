@@ -28,25 +28,16 @@ MOST_LAYERS = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A config as the class of its model type reads it.
+    """A config as the class of its model type reads it."""
 
-    Attributes:
-        levels: The configs from the top of the file to the one of the part, the innermost last.
-        model_type: The type whose class reads it, and whether the file says so itself.
-        config: That of the part; its keys have the names that the class reads.
-        facts: Those of the class for the switches of the file.
-        assumed_sizes: Sizes that the file does not say, and the class assumes.
-        layer_kinds: The kind of each layer; ``nope`` for all in a class that never rotates.
-    """
-
-    levels: Sequence[JsonObject]
-    model_type: str
-    says_type: bool
-    config: JsonObject
-    facts: Architecture
-    assumed_sizes: Mapping[str, int]
+    levels: Sequence[JsonObject]  # from the top of the file to the part, the innermost last
+    model_type: str  # whose class reads it
+    says_type: bool  # whether the file names that type itself
+    config: JsonObject  # the part; its keys have the names that the class reads
+    facts: Architecture  # of the class, for the switches of the file
+    assumed_sizes: Mapping[str, int]  # that the file does not say, and the class assumes
     blocks: RopeBlocks
-    layer_kinds: tuple[str, ...]
+    layer_kinds: tuple[str, ...]  # of each layer; nope for all in a class that never rotates
     context: int | None
     notes: tuple[str, ...]
 

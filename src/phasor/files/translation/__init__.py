@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from phasor._checks import did_you_mean, find_name, short_repr, whole
+from phasor.describe import to_plain
 from phasor.errors import SpecError
 from phasor.files.presets import preset, preset_names
-from phasor.files.translation import config_files, ggml, kernels, libraries, megatron, serving
+from phasor.files.translation import config_files, ggml, kernels, libraries, megatron
 from phasor.files.translation.target import (
     ProgramSettings,
     RefusalError,
@@ -43,11 +44,11 @@ TARGETS: Mapping[str, Target] = {
         libraries.MLX,
         kernels.ONNX,
         libraries.ROTARY_EMBEDDING_TORCH,
-        serving.SGLANG,
+        config_files.SGLANG,
         libraries.TORCHTUNE,
         kernels.TRANSFORMER_ENGINE,
         config_files.TRANSFORMERS,
-        serving.VLLM,
+        config_files.VLLM,
     )
 }
 
@@ -69,7 +70,7 @@ class Translation:
             "source": self.target.source,
             "checked": self.target.checked,
             "context": self.context,
-            "parts": [part.as_plain() for part in self.parts],
+            "parts": to_plain(self.parts),
         }
 
     def variables(self, part: ProgramSettings) -> list[str]:

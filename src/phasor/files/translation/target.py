@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from phasor._checks import short_repr
 from phasor._reals import in_reals
 from phasor.axes import Axes, OneAxis
+from phasor.describe import plain_fields
 from phasor.errors import ConfigError, SpecError
 from phasor.layers import LayerRopes
 from phasor.pairings import PAIRINGS, Pairing
@@ -42,13 +43,13 @@ class ProgramSettings:
     as_variables: bool = False
 
     def as_plain(self) -> dict[str, Any]:
-        """Everything as JSON values: arrays as lists, infinities as the text ``"inf"``."""
-        return {
-            "ropes": {kind: rope.to_dict() for kind, rope in self.ropes.items()},
-            "settings": {name: _as_json(value) for name, value in self.settings.items()},
-            "code": self.code,
-            "notes": list(self.notes),
+        """Everything as JSON values: arrays as lists, infinities in them as the text ``"inf"``."""
+        lists: dict[str, Any] = {
+            name: [x if math.isfinite(x) else str(x) for x in value.tolist()]
+            for name, value in self.settings.items()
+            if isinstance(value, np.ndarray)
         }
+        return plain_fields(replace(self, settings={**self.settings, **lists}))
 
 
 class TranslationError(ConfigError):
@@ -305,9 +306,3 @@ def _differing_fields(rope: Rope, other: Rope) -> str:
         for name in ("base", "scaling", "axes", "direction")
         if getattr(rope, name) != getattr(other, name)
     )
-
-
-def _as_json(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return [x if math.isfinite(x) else str(x) for x in value.tolist()]
-    return value.to_dict() if isinstance(value, Rope) else value
