@@ -195,14 +195,14 @@ def empty_launch(case: Case, positions: Tensor) -> Callable[[Tensor], object]:
     import triton
 
     from phasor.torch._operator.triton import make_plan
-    from phasor.torch._operator.triton.launching import normalize_angles
+    from phasor.torch._operator.triton.launching import widen_positions
 
     @triton.jit
     def nothing(x):
         """Return at once."""
 
     tensors, text = case.tensors(device=positions.device), case.rope("half").to_json()
-    angles = normalize_angles([positions])
+    angles = widen_positions([positions])
     plan = make_plan([*tensors, *tensors], angles, text, False, 1.0, True, False)
     assert plan is not None, "a step of decoding is one launch"
     return nothing[(plan.programs, 1, 1)]

@@ -38,16 +38,16 @@ def _rotate_sharded(
     _type: type, op: Callable[..., list[Tensor] | None], _types: Any, args: Any, _kwargs: Any
 ) -> list[Tensor] | None:
     """The operator, or its in-place twin, on this rank's shards."""
-    xs, angles, rope, *options = cast(tuple[Any, ...], args)
+    xs, source, text, *options = cast(tuple[Any, ...], args)
     with torch.no_grad():  # autograd is done before a DTensor gets here
         mesh, token_dims = _check_sharding(xs)
-        own_dims = count_own_dimensions(angles, rope)
-        names = ("positions",) if len(angles) == 1 else ("cos", "sin")
-        local_angles = [
-            _local_angles(name, angle, own_dims, mesh, token_dims, xs[0].shape[:-2])
-            for name, angle in zip(names, angles, strict=True)
+        own_dims = count_own_dimensions(source, text)
+        names = ("positions",) if len(source) == 1 else ("cos", "sin")
+        local_parts = [
+            _local_part(name, whole, own_dims, mesh, token_dims, xs[0].shape[:-2])
+            for name, whole in zip(names, source, strict=True)
         ]
-        outs = op([x.to_local() for x in xs], local_angles, rope, *options)
+        outs = op([x.to_local() for x in xs], local_parts, text, *options)
         if outs is None:
             increment_version(xs)
             return None
@@ -96,9 +96,9 @@ def _sharded_token_dim(name: str, x: Tensor, placement: Placement) -> int | None
     return None
 
 
-def _local_angles(
+def _local_part(
     name: str,
-    angles: Tensor,
+    whole: Tensor,
     own_dims: int,
     mesh: DeviceMesh,
     token_dims: Sequence[int | None],
@@ -106,30 +106,30 @@ def _local_angles(
 ) -> Tensor:
     """The part of positions, cos or sin that belongs to this rank's tokens.
 
-    ``angles`` are a DTensor, or a plain tensor that is the same on every rank; their last
+    ``whole`` is a DTensor, or a plain tensor that is the same on every rank; its last
     ``own_dims`` dimensions are not those of tokens. ``mesh`` and ``token_dims`` are from
     `_check_sharding`; ``tokens`` are the leading dimensions of the tensors to be rotated.
     """
-    if not isinstance(angles, DTensor):
-        angles = DTensor.from_local(angles, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    num_missing = len(tokens) - (angles.dim() - own_dims)  # leading dimensions left to broadcasting
+    if not isinstance(whole, DTensor):
+        whole = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    num_missing = len(tokens) - (whole.dim() - own_dims)  # leading dimensions left to broadcasting
     placements: list[Placement] = []
     for dim in token_dims:
-        if dim is None or dim < num_missing or angles.shape[dim - num_missing] != tokens[dim]:
+        if dim is None or dim < num_missing or whole.shape[dim - num_missing] != tokens[dim]:
             placements.append(Replicate())
         else:
             placements.append(Shard(dim - num_missing))
     communicates = any(
         old != new and not old.is_replicate()
-        for old, new in zip(angles.placements, placements, strict=False)
+        for old, new in zip(whole.placements, placements, strict=False)
     )
-    if communicates or angles.device_mesh != mesh:
+    if communicates or whole.device_mesh != mesh:
         raise PositionError(
             f"{name} must be replicated, or sharded with the tokens as {placements} on their mesh, "
-            f"got {list(angles.placements)}; give the whole of them as a plain tensor"
+            f"got {list(whole.placements)}; give the whole of them as a plain tensor"
         )
     # from replicated to sharded is a local slice
-    return angles.redistribute(placements=placements).to_local()
+    return whole.redistribute(placements=placements).to_local()
 
 
 def _from_local(y: Tensor, x: DTensor) -> DTensor:

@@ -134,8 +134,8 @@ def translation_table(longest: int | None = None) -> dict[Callable[..., Any], Ca
 
     def translate(
         xs: Sequence[Any],
-        angles: Sequence[Any],
-        rope: str,
+        source: Sequence[Any],
+        text: str,
         inverse: bool,
         gain: float,
         backend: str,
@@ -148,17 +148,17 @@ def translation_table(longest: int | None = None) -> dict[Callable[..., Any], Ca
                     f"ONNX's RotaryEmbedding, got {x.dtype.name.lower()} of shape {list(x.shape)}; "
                     "export the model in float32"
                 )
-        op, layout = import_module("onnxscript").opset23, layout_of(rope, inverse)
-        values = _make_cos_sin(op, angles, rope, inverse, gain, longest)
+        op, layout = import_module("onnxscript").opset23, layout_of(text, inverse)
+        values = _make_cos_sin(op, source, text, inverse, gain, longest)
         return [_rotate_tensor(op, x, values, layout) for x in xs]
 
-    return {ops.rotate: translate}
+    return {ops.operator: translate}
 
 
 def _refuse_writes(program: torch.export.ExportedProgram) -> None:
     for module in program.graph_module.modules():
         nodes = module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ()
-        if any(node.target is ops.rotate_ for node in nodes):
+        if any(node.target is ops.operator_ for node in nodes):
             raise BackendError(
                 "model must not rotate in place to become ONNX, which has no writes; use rotate, "
                 "rotate_qk or rotate_by in place of their twins with an underscore"
@@ -239,25 +239,25 @@ def _permutations(
 
 
 def _make_cos_sin(
-    op: Any, angles: Sequence[Any], rope: str, inverse: bool, gain: float, longest: int | None
+    op: Any, source: Sequence[Any], text: str, inverse: bool, gain: float, longest: int | None
 ) -> _CosSin:
-    if len(angles) == 2:
-        cos, sin = (op.Cast(each, to=_FLOAT) for each in angles)
-        return _CosSin(*_apply_options(op, cos, sin, inverse, gain), None, angles[0].shape[-1])
-    parsed_rope, positions = read_rope(rope), angles[0]
+    if len(source) == 2:
+        cos, sin = (op.Cast(each, to=_FLOAT) for each in source)
+        return _CosSin(*_apply_options(op, cos, sin, inverse, gain), None, source[0].shape[-1])
+    rope, positions = read_rope(text), source[0]
     fractional = positions.dtype.name in ("FLOAT", "DOUBLE")
     if longest is None:
-        cos, sin = _make_rows(op, positions, parsed_rope, fractional)
-        return _CosSin(*_apply_options(op, cos, sin, inverse, gain), None, parsed_rope.num_pairs)
-    if fractional or parsed_rope.axes.n_axes > 1:
-        problem = "fractions" if fractional else f"on {parsed_rope.axes.n_axes} axes"
+        cos, sin = _make_rows(op, positions, rope, fractional)
+        return _CosSin(*_apply_options(op, cos, sin, inverse, gain), None, rope.num_pairs)
+    if fractional or rope.axes.n_axes > 1:
+        problem = "fractions" if fractional else f"on {rope.axes.n_axes} axes"
         raise SpecError(
             f"longest makes tables that whole positions on one axis are rows of, got positions "
             f"{problem}; leave longest out"
         )
-    tables = _position_tables(parsed_rope, longest, gain, -gain if inverse else gain)
+    tables = _position_tables(rope, longest, gain, -gain if inverse else gain)
     cos, sin = (_constant(op, table, np.float32) for table in tables)
-    return _CosSin(cos, sin, op.Cast(positions, to=_INT64), parsed_rope.num_pairs)
+    return _CosSin(cos, sin, op.Cast(positions, to=_INT64), rope.num_pairs)
 
 
 def _apply_options(op: Any, cos: Any, sin: Any, inverse: bool, gain: float) -> tuple[Any, Any]:

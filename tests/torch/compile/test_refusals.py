@@ -25,7 +25,7 @@ VERBS = (
 )
 # what the compiler refuses before phasor is asked, and values that no compiler reads
 NOT_ASKED = (
-    *("must be a dense tensor", "must be an array of numbers", "must fit 64 bits"),
+    *("got torch.sparse_coo", "must be an array of numbers", "must fit 64 bits"),
     *("positions must be finite", "got tensor(2., requires_grad=True)"),
 )
 

@@ -50,8 +50,8 @@ class Call(NamedTuple):
     """The operator's arguments, checked."""
 
     xs: Sequence[Tensor]  # [..., seq, heads, head_dim]: one, or a query and a key of its tokens
-    angles: list[Tensor]  # [positions], or [cos, sin]
-    rope: str  # a text of `_operator.text`
+    source: list[Tensor]  # [positions], or [cos, sin]
+    text: str  # one of `_operator.text`
     inverse: bool
     gain: float
     backend: str

@@ -96,37 +96,39 @@ def try_kernel(
     xs: Sequence[Tensor],
     outs: Sequence[Tensor],
     positions: Tensor,
-    rope: str,
+    text: str,
     inverse: bool,
     gain: float,
+    *,
+    raises: bool = False,
 ) -> bool:
-    """One pass from ``xs`` to ``outs``; false, with nothing written, where the kernel refuses."""
+    """One pass from ``xs`` to ``outs``; where the kernel refuses, an error or False."""
     if _native is None:
         return False
     operands = (xs[0], outs[0]) if len(xs) == 1 else (xs[0], outs[0], xs[1], outs[1])
-    plan = _prepare_plan(rope)
-    return _native.rotate(plan, positions, None, inverse, gain, _path_index, False, *operands)
+    plan = _prepare_plan(text)
+    return _native.rotate(plan, positions, None, inverse, gain, _path_index, raises, *operands)
 
 
 def rotate_into(
     xs: Sequence[Tensor],
     outs: Sequence[Tensor],
-    angles: Sequence[Tensor],
-    rope: str,
+    source: Sequence[Tensor],
+    text: str,
     inverse: bool,
     gain: float,
 ) -> None:
     """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place."""
-    _rotate_all(xs, outs, angles, rope, inverse, gain)
+    _write_all(xs, outs, source, text, inverse, gain)
     if outs is xs:
         count_writes(xs)
 
 
-def _rotate_all(
+def _write_all(
     xs: Sequence[Tensor],
     outs: Sequence[Tensor],
-    angles: Sequence[Tensor],
-    rope: str,
+    source: Sequence[Tensor],
+    text: str,
     inverse: bool,
     gain: float,
 ) -> None:
@@ -139,37 +141,37 @@ def _rotate_all(
         if are_both_written:
             check_writable(xs)  # every error comes before the first write
         for x, out in zip(xs, outs, strict=True):
-            _rotate_all([x], [out], angles, rope, inverse, gain)
+            _write_all([x], [out], source, text, inverse, gain)
         return
-    operands = tuple(tensor for pair in zip(xs, outs, strict=True) for tensor in pair)
-    options = inverse, gain, _path_index, True, *operands
-    if len(angles) == 1 and not angles[0].is_floating_point():
-        is_read = angles[0].dtype in (torch.int64, torch.int32)
-        positions = angles[0] if is_read else angles[0].long()
-        _native.rotate(_prepare_plan(rope), positions, None, *options)
+    if len(source) == 1 and not source[0].is_floating_point():
+        is_read = source[0].dtype in (torch.int64, torch.int32)
+        positions = source[0] if is_read else source[0].long()
+        try_kernel(xs, outs, positions, text, inverse, gain, raises=True)
         return
     # given cos and sin, or positions between the integers
-    rows, dtype = angles, compute_dtype(xs[0].dtype)
-    if len(angles) == 1:
-        check_has_angles(angles[0])
-        rows = cos_sin(angles[0], rope, dtype)
+    rows, dtype = source, compute_dtype(xs[0].dtype)
+    if len(source) == 1:
+        check_has_angles(source[0])
+        rows = cos_sin(source[0], text, dtype)
     cos, sin = (each.to(dtype).contiguous() for each in rows)
-    _native.rotate(_prepare_plan_of_rows(rope, xs[0].shape[-1], cos.shape[-1]), cos, sin, *options)
+    plan = _prepare_plan_of_rows(text, xs[0].shape[-1], cos.shape[-1])
+    operands = (tensor for pair in zip(xs, outs, strict=True) for tensor in pair)
+    _native.rotate(plan, cos, sin, inverse, gain, _path_index, True, *operands)
 
 
 @lru_cache(maxsize=64)
-def _prepare_plan(rope: str) -> bytes:
+def _prepare_plan(text: str) -> bytes:
     """What the extension needs of a Rope, packed into bytes once."""
-    value = read_rope(rope)
+    value = read_rope(text)
     axis_of_pair = np.array(value.axes.axis_of_pair(value.num_pairs), dtype=np.int32)
     turns = value.axes.n_axes, turn_limbs(value).tobytes(), axis_of_pair.tobytes()
-    return _native.plan(value.head_dim, *_pair_layout(rope, value.num_pairs), *turns)
+    return _native.plan(value.head_dim, *_pair_layout(text, value.num_pairs), *turns)
 
 
 @cached_constant
-def _prepare_plan_of_rows(layout: str, head_dim: int, pairs: int) -> bytes:
+def _prepare_plan_of_rows(text: str, head_dim: int, pairs: int) -> bytes:
     """The same where cos and sin of so many pairs are given."""
-    return _native.plan(head_dim, *_pair_layout(layout, pairs))
+    return _native.plan(head_dim, *_pair_layout(text, pairs))
 
 
 def _pair_layout(text: str, pairs: int) -> tuple[int, int, bool, bool]:

@@ -1,12 +1,12 @@
 """The one operator: its schema, its fake, its derivatives, its batching rule and its dispatch.
 
-    phasor::rotate (xs, angles, rope, inverse, gain, backend) -> ys
-    phasor::rotate_(xs, angles, rope, inverse, gain, backend) -> ()
+    phasor::rotate (xs, source, text, inverse, gain, backend) -> ys
+    phasor::rotate_(xs, source, text, inverse, gain, backend) -> ()
 
-``xs`` are tensors ``[..., seq, heads, head_dim]`` that share their tokens; ``angles`` is
-``[positions]``, or ``[cos, sin]``; ``rope`` is the text of `_text`. The derivative of a rotation
-is the inverse rotation, so backward and forward mode call the operator again, and only ``angles``
-is saved.
+``xs`` are tensors ``[..., seq, heads, head_dim]`` that share their tokens. ``source`` is where cos
+and sin come from: ``[positions]``, or ``[cos, sin]``. ``text`` is of `_operator.text`. The
+derivative of a rotation is the inverse rotation, so backward and forward mode call the operator
+again, and only ``source`` is saved.
 
 Registered through the low-level ``Library``: the ``custom_op`` decorator costs several
 microseconds a call, which is more than a decode step's rotation.
@@ -46,11 +46,11 @@ from phasor.torch._operator.text import count_own_dimensions
 BACKENDS = {"cpu": cpu, "triton": triton_backend, "eager": eager}
 
 _LIBRARY = torch.library.Library("phasor", "DEF")
-_ARGUMENTS = "Tensor[] angles, str rope, bool inverse, float gain, str backend"
+_ARGUMENTS = "Tensor[] source, str text, bool inverse, float gain, str backend"
 _LIBRARY.define(f"rotate(Tensor[] xs, {_ARGUMENTS}) -> Tensor[]")
 _LIBRARY.define(f"rotate_(Tensor(a!)[] xs, {_ARGUMENTS}) -> ()")
-rotate: Callable[..., list[Tensor]] = torch.ops.phasor.rotate.default
-rotate_: Callable[..., None] = torch.ops.phasor.rotate_.default
+operator: Callable[..., list[Tensor]] = torch.ops.phasor.rotate.default
+operator_: Callable[..., None] = torch.ops.phasor.rotate_.default
 
 
 def resolve(backend: str, x: Tensor) -> str:
@@ -102,57 +102,57 @@ def try_kernel(
 
 
 def apply(
-    xs: Sequence[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
+    xs: Sequence[Tensor], source: list[Tensor], text: str, inverse: bool, gain: float, backend: str
 ) -> list[Tensor]:
     """The operator on checked arguments, or plain torch operations where those are needed.
 
     Plain operations are needed where the operator has no rule: for gradients of cos and sin, under
     ``torch.func``, and for compilers that are given ``backend="eager"``.
     """
-    if _needs_no_dispatcher(xs, angles):
-        return _run_backend(xs, angles, rope, inverse, gain, backend)
+    if _needs_no_dispatcher(xs, source):
+        return _run_backend(xs, source, text, inverse, gain, backend)
     backend_argument = _backend_argument(backend, xs[0])
-    angles_want_grad = _wants_cos_sin_gradient(angles)
-    if angles_want_grad and len({hasattr(t, "device_mesh") for t in (*xs, *angles)}) > 1:
+    rows_want_grad = _wants_cos_sin_gradient(source)
+    if rows_want_grad and len({hasattr(t, "device_mesh") for t in (*xs, *source)}) > 1:
         raise TensorError(
             "cos and sin must be DTensors exactly where x is one for a gradient of theirs, which "
             "would be summed over ranks; make them by DTensor.from_local or distribute_tensor"
         )
-    if angles_want_grad or eager.needs_plain_ops(backend, [*xs, *angles]):
+    if rows_want_grad or eager.needs_plain_ops(backend, [*xs, *source]):
         if backend not in ("auto", "eager"):
-            what = "gradients for cos and sin" if angles_want_grad else "torch.func transformations"
+            what = "gradients for cos and sin" if rows_want_grad else "torch.func transformations"
             raise BackendError(f"backend={backend!r} has no {what}; use 'auto' or 'eager'")
-        return eager.rotate_without_writes(xs, angles, rope, inverse, gain)
-    return rotate(xs, angles, rope, inverse, gain, backend_argument)
+        return eager.rotate_without_writes(xs, source, text, inverse, gain)
+    return operator(xs, source, text, inverse, gain, backend_argument)
 
 
 def apply_(
-    xs: Sequence[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
+    xs: Sequence[Tensor], source: list[Tensor], text: str, inverse: bool, gain: float, backend: str
 ) -> None:
     """The in-place operator, or `apply` and a copy where a derivative has to be recorded."""
     check_not_expanded(xs)
     check_mutable(xs)
-    if _needs_no_dispatcher(xs, angles):
-        _run_backend_(xs, angles, rope, inverse, gain, backend)
+    if _needs_no_dispatcher(xs, source):
+        _run_backend_(xs, source, text, inverse, gain, backend)
         return
-    angles_want_grad = _wants_cos_sin_gradient(angles)
-    is_recorded = angles_want_grad or any(map(_wants_gradient, xs))
-    if is_recorded or eager.needs_plain_ops(backend, [*xs, *angles]):
+    rows_want_grad = _wants_cos_sin_gradient(source)
+    is_recorded = rows_want_grad or any(map(_wants_gradient, xs))
+    if is_recorded or eager.needs_plain_ops(backend, [*xs, *source]):
         if _have_addresses(xs):
             check_writable(xs)
         # the gradient of cos and sin needs the values that are about to be overwritten
-        sources = [x.clone() for x in xs] if angles_want_grad else xs
-        rotated = apply(sources, angles, rope, inverse, gain, backend)
+        copies = [x.clone() for x in xs] if rows_want_grad else xs
+        rotated = apply(copies, source, text, inverse, gain, backend)
         check_copies(xs, rotated)
         for x, y in zip(xs, rotated, strict=True):
             x.copy_(y)
     else:
-        rotate_(xs, angles, rope, inverse, gain, _backend_argument(backend, xs[0]))
+        operator_(xs, source, text, inverse, gain, _backend_argument(backend, xs[0]))
 
 
-def _needs_no_dispatcher(xs: Sequence[Tensor], angles: Sequence[Tensor]) -> bool:
+def _needs_no_dispatcher(xs: Sequence[Tensor], source: Sequence[Tensor]) -> bool:
     """Whether the backend may run at once, because nothing records, transforms or fakes these."""
-    return dispatch_is_plain([*xs, *angles]) and not xs[0].is_meta
+    return dispatch_is_plain([*xs, *source]) and not xs[0].is_meta
 
 
 def _backend_argument(backend: str, x: Tensor) -> str:
@@ -166,7 +166,7 @@ def _backend_argument(backend: str, x: Tensor) -> str:
 @mark_constant
 def _describe_compiled_auto() -> str:
     """The argument for "auto" inside ``torch.compile``, where Inductor may decompose it."""
-    _inductor.register(rotate, resolve)
+    _inductor.register(operator, resolve)
     return _inductor.describe_rule()
 
 
@@ -177,33 +177,33 @@ def _find_backend(backend: str, x: Tensor) -> Any:
 
 def _run_backend(
     xs: Sequence[Tensor],
-    angles: Sequence[Tensor],
-    rope: str,
+    source: Sequence[Tensor],
+    text: str,
     inverse: bool,
     gain: float,
     backend: str,
 ) -> list[Tensor]:
     outs = [torch.empty_like(x) for x in xs]
-    _find_backend(backend, xs[0]).rotate_into(xs, outs, angles, rope, inverse, gain)
+    _find_backend(backend, xs[0]).rotate_into(xs, outs, source, text, inverse, gain)
     return outs
 
 
 def _run_plain_ops(
-    xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, _backend: str
+    xs: list[Tensor], source: list[Tensor], text: str, inverse: bool, gain: float, _backend: str
 ) -> list[Tensor]:
-    return eager.rotate_without_writes(xs, angles, rope, inverse, gain)
+    return eager.rotate_without_writes(xs, source, text, inverse, gain)
 
 
 def _run_backend_(
     xs: Sequence[Tensor],
-    angles: Sequence[Tensor],
-    rope: str,
+    source: Sequence[Tensor],
+    text: str,
     inverse: bool,
     gain: float,
     backend: str,
 ) -> None:
     check_mutable(xs)
-    _find_backend(backend, xs[0]).rotate_into(xs, xs, angles, rope, inverse, gain)
+    _find_backend(backend, xs[0]).rotate_into(xs, xs, source, text, inverse, gain)
 
 
 class _Rotation(torch.autograd.Function):
@@ -213,9 +213,9 @@ class _Rotation(torch.autograd.Function):
     def forward(
         options: tuple[Any, ...], wants_grad: tuple[bool, ...], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        xs, angles = tensors[: len(wants_grad)], tensors[len(wants_grad) :]
+        xs, source = tensors[: len(wants_grad)], tensors[len(wants_grad) :]
         with below_autograd():
-            return tuple(rotate(list(xs), list(angles), *options))
+            return tuple(operator(list(xs), list(source), *options))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -230,10 +230,10 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        rope, inverse, gain, backend = ctx.options
-        angles = ctx.saved_tensors  # read once: checkpointing refuses a second read
-        x_grads = _rotate_present(grads, angles, rope, not inverse, gain, backend)
-        return (None, None, *x_grads, *[None] * len(angles))
+        text, inverse, gain, backend = ctx.options
+        source = ctx.saved_tensors  # read once: checkpointing refuses a second read
+        x_grads = _rotate_present(grads, source, text, not inverse, gain, backend)
+        return (None, None, *x_grads, *[None] * len(source))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -241,11 +241,11 @@ class _Rotation(torch.autograd.Function):
 
 
 def _rotate_present(
-    tensors: Sequence[Tensor | None], angles: Sequence[Tensor], *options: Any
+    tensors: Sequence[Tensor | None], source: Sequence[Tensor], *options: Any
 ) -> tuple[Tensor | None, ...]:
     """The operator on the tensors that are not None; None stays None."""
     present = [t for t in tensors if t is not None]
-    rotated = iter(rotate(present, list(angles), *options) if present else ())
+    rotated = iter(operator(present, list(source), *options) if present else ())
     return tuple(None if t is None else next(rotated) for t in tensors)
 
 
@@ -254,8 +254,8 @@ def _wants_gradient(x: Tensor) -> bool:
     return is_recorded or forward_ad.unpack_dual(x).tangent is not None
 
 
-def _wants_cos_sin_gradient(angles: Sequence[Tensor]) -> bool:
-    return len(angles) == 2 and any(map(_wants_gradient, angles))
+def _wants_cos_sin_gradient(source: Sequence[Tensor]) -> bool:
+    return len(source) == 2 and any(map(_wants_gradient, source))
 
 
 def _have_addresses(xs: Sequence[Tensor]) -> bool:
@@ -264,21 +264,21 @@ def _have_addresses(xs: Sequence[Tensor]) -> bool:
     return not is_traced and all(type(x) is Tensor and x.device.type != "meta" for x in xs)
 
 
-def _autograd(xs: list[Tensor], angles: list[Tensor], *options: Any) -> list[Tensor]:
+def _autograd(xs: list[Tensor], source: list[Tensor], *options: Any) -> list[Tensor]:
     wants_grad = tuple(map(_wants_gradient, xs))
     if any(wants_grad):
-        return list(cast(tuple[Tensor, ...], _Rotation.apply(options, wants_grad, *xs, *angles)))
+        return list(cast(tuple[Tensor, ...], _Rotation.apply(options, wants_grad, *xs, *source)))
     with below_autograd():
-        return rotate(xs, angles, *options)
+        return operator(xs, source, *options)
 
 
-def _autograd_(xs: list[Tensor], angles: list[Tensor], *options: Any) -> None:
+def _autograd_(xs: list[Tensor], source: list[Tensor], *options: Any) -> None:
     if any(map(_wants_gradient, xs)):
         raise RuntimeError(
             "phasor::rotate_ records no gradient; phasor.torch.rotate_ and rotate_qk_ do"
         )
     with below_autograd():
-        rotate_(xs, angles, *options)
+        operator_(xs, source, *options)
 
 
 def _fake(xs: list[Tensor], *_: Any) -> list[Tensor]:
@@ -290,15 +290,15 @@ def _fake_(*_: Any) -> None:
 
 
 def _vmap(
-    info: Any, in_dims: Any, xs: list[Tensor], angles: list[Tensor], rope: str, *options: Any
+    info: Any, in_dims: Any, xs: list[Tensor], source: list[Tensor], text: str, *options: Any
 ) -> tuple[list[Tensor], list[int]]:
     batched = [_batch_first(x, dim, info.batch_size) for x, dim in zip(xs, in_dims[0], strict=True)]
-    angles = _batch_angles(batched[0].dim(), angles, in_dims[1], rope)
-    return rotate(batched, angles, rope, *options), [0] * len(batched)
+    source = _batch_source(batched[0].dim(), source, in_dims[1], text)
+    return operator(batched, source, text, *options), [0] * len(batched)
 
 
 def _vmap_(
-    info: Any, in_dims: Any, xs: list[Tensor], angles: list[Tensor], rope: str, *options: Any
+    info: Any, in_dims: Any, xs: list[Tensor], source: list[Tensor], text: str, *options: Any
 ) -> tuple[None, None]:
     if any(dim is None for dim in in_dims[0]):
         raise TensorError(
@@ -306,7 +306,7 @@ def _vmap_(
             "each batch entry would write the same memory; use rotate"
         )
     batched = [_batch_first(x, dim, info.batch_size) for x, dim in zip(xs, in_dims[0], strict=True)]
-    rotate_(batched, _batch_angles(batched[0].dim(), angles, in_dims[1], rope), rope, *options)
+    operator_(batched, _batch_source(batched[0].dim(), source, in_dims[1], text), text, *options)
     return None, None
 
 
@@ -314,16 +314,16 @@ def _batch_first(x: Tensor, dim: int | None, size: int) -> Tensor:
     return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
 
 
-def _batch_angles(
-    rank: int, angles: list[Tensor], in_dims: Sequence[int | None], rope: str
+def _batch_source(
+    rank: int, source: list[Tensor], in_dims: Sequence[int | None], text: str
 ) -> list[Tensor]:
-    """Batched angles with ones after the batch dimension, to broadcast against the tensors.
+    """The batched source with ones after the batch dimension, to broadcast against the tensors.
 
     The tensors ``[batch, ..., seq, heads, head_dim]`` have ``rank`` dimensions.
     """
-    full_rank = rank - 2 + count_own_dimensions(angles, rope)
+    full_rank = rank - 2 + count_own_dimensions(source, text)
     batched: list[Tensor] = []
-    for values, dim in zip(angles, in_dims, strict=True):
+    for values, dim in zip(source, in_dims, strict=True):
         if dim is not None:
             values = values.movedim(dim, 0)
             # [batch, ...] -> [batch, 1, ..., 1, ...]

@@ -1,4 +1,4 @@
-"""The operator's ``rope`` argument: a text, and what it says.
+"""The operator's ``text`` argument, and what it says.
 
 The operator carries a Rope as its canonical JSON text: a string is a constant to a compiler, it
 survives export, and it is a safe cache key. If cos and sin are given, the text holds only the
@@ -60,12 +60,12 @@ def count_axes(text: str) -> int:
     return read_rope(text).axes.n_axes
 
 
-def count_own_dimensions(angles: Sequence[Tensor], text: str) -> int:
-    """The number of trailing dimensions of ``angles`` besides those of the tokens: 1 or 0.
+def count_own_dimensions(source: Sequence[Tensor], text: str) -> int:
+    """The number of trailing dimensions of ``source`` besides those of the tokens: 1 or 0.
 
     Cos and sin have the pairs, positions on several axes have the axes.
     """
-    return 1 if len(angles) == 2 or count_axes(text) > 1 else 0
+    return 1 if len(source) == 2 or count_axes(text) > 1 else 0
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -28,15 +28,15 @@ from phasor.torch._operator.triton.launching import (
     LaunchPlan,
     Plans,
     choose_tile,
-    expand_angles,
+    expand_to_tokens,
     find_plan,
     find_tokens,
     float64_bits,
     head_strides,
     load_kernels,
-    normalize_angles,
     on_device_of,
     reciprocal,
+    widen_positions,
 )
 
 _PLANS: Plans = {}
@@ -53,8 +53,8 @@ def refusal(x: Tensor) -> str:
 def rotate_into(
     xs: Sequence[Tensor],
     outs: Sequence[Tensor],
-    angles: Sequence[Tensor],
-    rope: str,
+    source: Sequence[Tensor],
+    text: str,
     inverse: bool,
     gain: float,
 ) -> None:
@@ -63,18 +63,18 @@ def rotate_into(
     One launch for tensors of one dtype, which share cos and sin; else one for each.
     """
     in_place = outs is xs
-    if in_place and len(angles) == 2:
-        check_cos_sin(xs, angles)
+    if in_place and len(source) == 2:
+        check_cos_sin(xs, source)
     if xs[0].dtype != xs[-1].dtype:
         if in_place:
             check_writable(xs)  # every error comes before the first write
         for x, out in zip(xs, outs, strict=True):
             single = [x]
-            rotate_into(single, single if in_place else [out], angles, rope, inverse, gain)
+            rotate_into(single, single if in_place else [out], source, text, inverse, gain)
         return
-    angles = normalize_angles(angles)
+    source = widen_positions(source)
     with on_device_of(xs[0]):
-        _launch(xs, outs, angles, rope, inverse, gain)
+        _launch(xs, outs, source, text, inverse, gain)
     if in_place:
         count_writes(xs)
 
@@ -83,7 +83,7 @@ def try_kernel(
     xs: Sequence[Tensor],
     outs: Sequence[Tensor],
     positions: Tensor,
-    rope: str,
+    text: str,
     inverse: bool,
     gain: float,
 ) -> bool:
@@ -93,12 +93,12 @@ def try_kernel(
     """
     if type(inverse) is not bool or (type(gain) is not float and type(gain) is not int):
         return False
-    tensors, angles = (xs[0], xs[-1], outs[0], outs[-1]), (positions,)
+    tensors, source = (xs[0], xs[-1], outs[0], outs[-1]), (positions,)
     is_new = outs is not xs
-    plan = _PLANS.get(plan_key(tensors, angles, rope, inverse, gain, len(xs) == 2, is_new))
+    plan = _PLANS.get(plan_key(tensors, source, text, inverse, gain, len(xs) == 2, is_new))
     if plan is None or (xs[0].is_cuda and xs[0].device.index != torch.cuda.current_device()):
         return False
-    plan.launch(tensors, angles)
+    plan.launch(tensors, source)
     return True
 
 
@@ -121,38 +121,38 @@ def _report_absence() -> str:
 def _launch(
     xs: Sequence[Tensor],
     outs: Sequence[Tensor],
-    angles: Sequence[Tensor],
-    rope: str,
+    source: Sequence[Tensor],
+    text: str,
     inverse: bool,
     gain: float,
 ) -> None:
     tensors = (xs[0], xs[-1], outs[0], outs[-1])
-    options = rope, inverse, gain, len(xs) == 2, outs is not xs
+    options = text, inverse, gain, len(xs) == 2, outs is not xs
 
     def plan_launch() -> LaunchPlan | None:
         if outs is xs:
             check_no_self_overlap(xs)
-        return make_plan(tensors, angles, *options)
+        return make_plan(tensors, source, *options)
 
-    plan = find_plan(_PLANS, plan_key(tensors, angles, *options), plan_launch)
+    plan = find_plan(_PLANS, plan_key(tensors, source, *options), plan_launch)
     if plan is not None:
-        plan.launch(tensors, angles)
+        plan.launch(tensors, source)
         return
     if outs is xs:
         check_writable(xs)
     # strides too irregular for one launch: one for every index of the first dimension
     token_shape = xs[0].shape[:-2]
-    angles = expand_angles(angles, rope, token_shape)
+    source = expand_to_tokens(source, text, token_shape)
     for i in range(token_shape[0]):
         inputs = [x[i] for x in xs]
         outputs = inputs if outs is xs else [out[i] for out in outs]
-        _launch(inputs, outputs, [a[i] for a in angles], rope, inverse, gain)
+        _launch(inputs, outputs, [a[i] for a in source], text, inverse, gain)
 
 
 def plan_key(
     tensors: Sequence[Tensor],
-    angles: Sequence[Tensor],
-    rope: str,
+    source: Sequence[Tensor],
+    text: str,
     inverse: bool,
     gain: float,
     has_key: bool,
@@ -161,23 +161,23 @@ def plan_key(
     """All that a plan depends on, and all that was checked before it was made.
 
     ``tensors`` are a query, a key, and where each is written to. Without ``has_key`` the key is the
-    query again; with ``is_new`` the outputs are new tensors. ``angles`` are normalized.
+    query again; with ``is_new`` the outputs are new tensors. ``source`` is widened.
     """
     addresses = 0
     for t in tensors:
         addresses |= t.data_ptr()
     return (
-        *(rope, inverse, gain, has_key, is_new, addresses % VECTOR_BYTES == 0),
+        *(text, inverse, gain, has_key, is_new, addresses % VECTOR_BYTES == 0),
         # Triton specializes on the alignment of the pointer to sin
-        angles[-1].data_ptr() % VECTOR_BYTES == 0,
-        *[(t.shape, t.stride(), t.dtype, t.device) for t in (*tensors, *angles)],
+        source[-1].data_ptr() % VECTOR_BYTES == 0,
+        *[(t.shape, t.stride(), t.dtype, t.device) for t in (*tensors, *source)],
     )
 
 
 def make_plan(
     tensors: Sequence[Tensor],
-    angles: Sequence[Tensor],
-    rope: str,
+    source: Sequence[Tensor],
+    text: str,
     inverse: bool,
     gain: float,
     has_key: bool,
@@ -185,8 +185,8 @@ def make_plan(
 ) -> LaunchPlan | None:
     """The launch for the arguments of `plan_key`; None where strides are too irregular for one."""
     q, k = tensors[:2]
-    layout = read_layout(rope).inverse() if inverse else read_layout(rope)
-    tokens = find_tokens(tensors, angles, rope)
+    layout = read_layout(text).inverse() if inverse else read_layout(text)
+    tokens = find_tokens(tensors, source, text)
     if tokens is None:
         return None
     q_heads, k_heads = q.shape[-2], k.shape[-2] if has_key else 0
@@ -199,7 +199,7 @@ def make_plan(
         tokens.constants,
         (
             *(tokens.inner, q_heads, k_heads, reciprocal(blocks), reciprocal(tiles)),
-            *(float64_bits(gain), *strides, *tokens.angle_strides, tokens.source),
+            *(float64_bits(gain), *strides, *tokens.angle_strides, tokens.source_kind),
             kernels.load_function(layout.pairing),
             kernels.store_function(layout.pairing_out),
             *(layout.pairing != layout.pairing_out or tokens.are_few, inverse),

@@ -60,8 +60,8 @@ class LaunchPlan:
     memory: QKMemory | None = None  # of a query and a key that are both written
     compiled: Any = None
 
-    def launch(self, tensors: Sequence[Tensor], angles: Sequence[Tensor]) -> None:
-        """Run the kernel on ``tensors``, of which the first two are query and key, and angles."""
+    def launch(self, tensors: Sequence[Tensor], source: Sequence[Tensor]) -> None:
+        """Run the kernel on ``tensors``, of which the first two are query and key."""
         if self.memory is not None:
             self.memory.check_apart(tensors[0].data_ptr(), tensors[1].data_ptr())
         if self.programs == 0:
@@ -69,7 +69,7 @@ class LaunchPlan:
         constants = self.constants
         if constants is not None:
             hold_for_graph(constants)
-        pointers = *tensors, angles[0], angles[1] if constants is None else constants
+        pointers = *tensors, source[0], source[1] if constants is None else constants
         # Triton's search for the compiled kernel takes as long as a small rotation; from the second
         # launch on the kernel is called directly
         kernel = self.compiled or load_kernels().rotation
@@ -94,12 +94,12 @@ def find_plan(
 
 
 @lru_cache(maxsize=64)
-def rope_constants(rope: str, device: torch.device) -> Tensor:
+def rope_constants(text: str, device: torch.device) -> Tensor:
     """int32 ``[7, num_pairs]``: the bits of `phasor.angles.turn_limbs`, then each pair's axis.
 
     28 bytes a pair, on the device once for each of the latest Ropes.
     """
-    spec = read_rope(rope)
+    spec = read_rope(text)
     rows = np.empty((7, spec.num_pairs), np.int32)
     rows[:6] = turn_limbs(spec).view(np.int32).T
     rows[6] = spec.axes.axis_of_pair(spec.num_pairs)
@@ -113,7 +113,7 @@ class Tokens(NamedTuple):
     outer: int
     strides: list[tuple[int, int]]  # of every tensor over the tokens: outer, inner
     angle_strides: tuple[int, ...]  # `kernels.ANGLE_STRIDES`
-    source: str  # as in `kernels`
+    source_kind: str  # as in `kernels`
     constants: Tensor | None  # None for given cos and sin
     num_pairs: int
 
@@ -123,26 +123,28 @@ class Tokens(NamedTuple):
         return self.inner * self.outer < MANY_TOKENS
 
 
-def normalize_angles(angles: Sequence[Tensor]) -> Sequence[Tensor]:
-    """``angles`` as kernels take them: int32, int64 or float positions, or cos and sin."""
-    positions = angles[0]
+def widen_positions(source: Sequence[Tensor]) -> Sequence[Tensor]:
+    """``source`` as kernels take them: int32, int64 or float positions, or cos and sin."""
+    positions = source[0]
     if positions.is_floating_point() or positions.dtype in (torch.int64, torch.int32):
-        return angles
+        return source
     return [positions.long()]
 
 
-def expand_angles(angles: Sequence[Tensor], rope: str, token_shape: Sequence[int]) -> list[Tensor]:
-    """Views of normalized angles with one entry for every token of ``token_shape``."""
-    own_dims = count_own_dimensions(angles, rope)
-    return [angle.expand(*token_shape, *angle.shape[angle.dim() - own_dims :]) for angle in angles]
+def expand_to_tokens(
+    source: Sequence[Tensor], text: str, token_shape: Sequence[int]
+) -> list[Tensor]:
+    """Views of a widened source with one entry for every token of ``token_shape``."""
+    own_dims = count_own_dimensions(source, text)
+    return [each.expand(*token_shape, *each.shape[each.dim() - own_dims :]) for each in source]
 
 
-def find_tokens(xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str) -> Tokens | None:
-    """The tokens of ``xs`` in two dimensions; None if they need more. Takes normalized angles."""
-    token_shape, own_dims = xs[0].shape[:-2], count_own_dimensions(angles, rope)
+def find_tokens(xs: Sequence[Tensor], source: Sequence[Tensor], text: str) -> Tokens | None:
+    """The tokens of ``xs`` in two dimensions; None if they need more. ``source`` is widened."""
+    token_shape, own_dims = xs[0].shape[:-2], count_own_dimensions(source, text)
     # an empty tensor is never read, so its strides do not matter
     strides = [x.stride()[:-2] if x.numel() else (0,) * len(token_shape) for x in xs]
-    strides += [_broadcast_strides(angle, own_dims, token_shape) for angle in angles]
+    strides += [_broadcast_strides(each, own_dims, token_shape) for each in source]
     dimensions = _merge_dimensions(token_shape, strides)
     if len(dimensions) > 2:
         return None
@@ -150,15 +152,15 @@ def find_tokens(xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str) -> To
     (inner, inner_strides), (outer, outer_strides) = dimensions
     token_strides = list(zip(outer_strides, inner_strides, strict=True))
     angle_strides: list[int] = []
-    for angle, steps in zip(angles, token_strides[len(xs) :], strict=True):
-        angle_strides += (*steps, angle.stride(-1) if own_dims else 0)
+    for each, steps in zip(source, token_strides[len(xs) :], strict=True):
+        angle_strides += (*steps, each.stride(-1) if own_dims else 0)
     angle_strides += [0] * (6 - len(angle_strides))
-    if len(angles) == 2:
-        found = "cos_sin", None, angles[0].shape[-1]
+    if len(source) == 2:
+        found = "cos_sin", None, source[0].shape[-1]
     else:
-        constants = rope_constants(rope, angles[0].device)
-        source = "one axis" if count_axes(rope) == 1 else "several axes"
-        found = source, constants, constants.shape[-1]
+        constants = rope_constants(text, source[0].device)
+        kind = "one axis" if count_axes(text) == 1 else "several axes"
+        found = kind, constants, constants.shape[-1]
     return Tokens(inner, outer, token_strides[: len(xs)], tuple(angle_strides), *found)
 
 
