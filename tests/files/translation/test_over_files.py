@@ -198,6 +198,22 @@ def test_classes_of_transformers_read_the_file_as_if_it_had_had_no_rope(law: str
     assert compared > 100
 
 
+@pytest.mark.programs
+@pytest.mark.parametrize("target", ["sglang", "vllm"])
+@pytest.mark.parametrize("name", ["old", "new"])
+def test_a_config_that_is_loaded_already_takes_the_keys(name: str, target: str) -> None:
+    """As an engine overrides it: one key after the other, of which rope_scaling sets the block."""
+    from transformers import LlamaConfig
+
+    config = LlamaConfig.from_dict(FULL[name])
+    (part,) = translate(changed(load(FULL[name]), "linear"), target, context=8192).parts
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        config.update(part.settings["override"])
+    assert (config.rope_parameters["rope_type"], config.rope_parameters["factor"]) == ("linear", 4)
+    assert config.rope_parameters["attention_factor"] is None
+
+
 def without_rope(file: dict[str, Any], model: LayerRopes) -> tuple[dict[str, Any], LayerRopes]:
     """The file without the keys that others replace, and the model as read from no file."""
     gone = {"rope_parameters", *table().files["replaced"], *table().files["replaced_by_kind"]}

@@ -181,6 +181,7 @@ def count_kinds(names: Iterable[str]) -> dict[str, int]:
 def list_kinds(names: Iterable[str]) -> str:
     """Kinds of names with their counts, for messages."""
     kinds = count_kinds(names)
+    # a model has thousands of names, of a dozen kinds
     listed = [f"{kind} ({count})" for kind, count in list(kinds.items())[:_MAX_LISTED_KINDS]]
     num_unlisted = len(kinds) - len(listed)
     return ", ".join(listed) + (f" and {num_unlisted} more" if num_unlisted else "")
@@ -210,6 +211,7 @@ def verify(
     if result.is_dir() != plan.path.is_dir():
         kind = "folder" if plan.path.is_dir() else "file"
         raise refusal("other_kind", path=result, kind=kind, source=plan.path)
+    # an index must hang together with its shards; other programs have none
     if plan.program is None:
         open_checkpoint(result)
     try:
@@ -225,6 +227,7 @@ def verify(
 
 def _compare_other_file(plan: ConversionPlan, path: Path, data: bytes) -> None:
     """Compare an index or a config."""
+    # small files, so they are compared whole
     written_data = path.read_bytes()
     if plan.program is None:
         if written_data != data:
@@ -252,6 +255,7 @@ def _compare_file(file: ResultFile, path: Path, source: Path | str, advance: Adv
 def _is_in_place(path: Path, entry: Entry, tensor: ResultTensor) -> bool:
     """Whether every row of every piece is where the plan puts it."""
     row_widths = [piece.rows.row_bytes for piece in tensor.pieces]
+    # a row of the result is as wide as those of all pieces that stand side by side
     result = rows_of(path, entry, sum(row_widths) if tensor.axis == 1 else row_widths[0])
     row = column = 0
     for piece, width in zip(tensor.pieces, row_widths, strict=True):
@@ -280,6 +284,7 @@ def compare_scores(plan: ConversionPlan) -> None:
     """Check with random vectors that every row order in the plan keeps the scores of its heads."""
     checked_orders: set[bytes] = set()
     for name, change in plan.changes.items():
+        # layers of one kind have one order, so it is tried once for all of them
         key = repr(change.reorder.layout).encode() + change.reorder.order.tobytes()
         if key not in checked_orders and not _scores_agree(plan, change):
             raise refusal("other_scores", name=name)
@@ -298,7 +303,9 @@ def _scores_agree(plan: ConversionPlan, change: Change) -> bool:
         for pairing in (plan.source, plan.target)
     ]
     layout, width = change.reorder.layout, change.rope.head_dim
+    # [query | key, one period of rows]
     source_items = np.random.default_rng(0).standard_normal((2, layout.width))
+    # the rows of the result are these, where the plan puts them
     result_items = source_items[:, change.reorder.order]
     rotated = np.zeros(layout.width, dtype=bool)
     for start in layout.heads:
@@ -313,6 +320,7 @@ def _scores_agree(plan: ConversionPlan, change: Change) -> bool:
         bound = width * np.finfo(float).eps * largest @ largest
         if np.abs(before - after).max() > bound:
             return False
+    # what does not turn must not have moved
     return bool(np.array_equal(source_items[:, ~rotated], result_items[:, ~rotated]))
 
 
@@ -354,9 +362,11 @@ def write(
             (partial / name).write_bytes(data)
             _flush_to_disk(partial / name)
         if verified:
+            # before the rename: a result that fails never has its final name
             verify(plan, partial, advance=advance)
         _refuse_existing(final)
         partial.rename(final)
+        # the new name is part of the folder
         _flush_to_disk(final.parent)
 
 

@@ -50,6 +50,7 @@ class Entry:
     @property
     def bits(self) -> int:
         """Bits of one element."""
+        # from the bytes, as dtypes below 8 bits have no size in bytes
         return 8 * (self.end - self.begin) // self.count if self.count else 8
 
     @property
@@ -75,6 +76,7 @@ def read_header(path: Path) -> Header:
         raise refusal("no_safetensors", path=path, install=install_hint("checkpoint")) from None
     try:
         with open_file(path) as stream:
+            # [8 bytes: length of the header | header, JSON | data]
             prefix = stream.read(8)
             _refuse_foreign(path, prefix + stream.peek(1)[:1])
             with safe_open(path, "np"):  # maps the file into memory, and reads the header
@@ -84,9 +86,11 @@ def read_header(path: Path) -> Header:
     except SafetensorError as error:
         raise refusal("damaged", path=path, error=error) from None
     header = parse_json(text, str(path), CheckpointError)
+    # free text of whoever wrote the file
     header.pop("__metadata__", None)
     data = 8 + len(text)
     tensors: dict[str, Entry] = {}
+    # in the order of their data, in which the result is written
     for name, values in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         if values.keys() != {"dtype", "shape", "data_offsets"}:
             raise refusal("entry", path=path, name=name, values=values)
@@ -125,6 +129,7 @@ def rows_of(path: Path, entry: Entry, row_bytes: int) -> Rows:
 
     def read(first: int, count: int) -> NDArray[np.uint8]:
         with path.open("rb") as stream:
+            # opened for each read: a checkpoint may have more files than may be open at once
             stream.seek(entry.begin + first * row_bytes)
             data = read_exactly(stream, count * row_bytes)
         return np.frombuffer(data, np.uint8).reshape(count, row_bytes)
@@ -156,6 +161,7 @@ def open_checkpoint(source: Path) -> Checkpoint:
             raise refusal("is_index", path=source)
         return Checkpoint(source, MappingProxyType({source.name: read_header(source)}), None)
     indexes = sorted(path.name for path in source.glob(f"*{_INDEX}"))
+    # such as those of two precisions: nothing says which is meant
     if len(indexes) > 1:
         raise refusal("indexes", path=source, names=", ".join(indexes))
     if indexes:

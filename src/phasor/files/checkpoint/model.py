@@ -96,6 +96,7 @@ class Patterns:
             return None
         if len(roles) > 1:
             raise refusal("two_roles", name=name, roles=", ".join(sorted(roles)))
+        # a pattern says the role; the name may still say the layer
         layer_name = _LAYER_NAME.fullmatch(name)
         return Projection(roles.pop(), int(layer_name["layer"]) if layer_name else None)
 
@@ -121,7 +122,9 @@ def known_part(name: str) -> Projection | None:
     if match is None:
         return None
     module = match["module"]
+    # a module has one role: the patterns do not overlap
     roles: list[Role] = [r for r, words in _MODULE_PATTERNS.items() if re.fullmatch(words, module)]
+    # their layers are counted from 0 again
     is_extra = "mtp." in match["prefix"]
     return Projection(roles[0], int(match["layer"]), module, match["suffix"], is_extra)
 
@@ -203,6 +206,7 @@ def describe(
     """The model that a config describes, its dictionary, or a rope for all layers."""
     if isinstance(model, Rope):
         return CheckpointModel(ropes=one_layer(model))
+    # a larger model says its quantisation at the top and its heads inside
     levels = [block.values for block in language_models(read_source(model))]
     top, config = levels[0], levels[-1]
     ropes = load(top, like=like, strict=strict)
@@ -211,6 +215,7 @@ def describe(
     if config.get("rotary_value"):
         raise refusal("rotary_value")
     architecture = table().huggingface.get(model_type) if model_type is not None else None
+    # an unknown type is latent if it has the width of the rotated slice
     is_latent = architecture is not None and architecture.latent
     return CheckpointModel(
         ropes=ropes,

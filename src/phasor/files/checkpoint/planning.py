@@ -100,6 +100,7 @@ def plan_conversion(
         if part is None:
             similar_names += [name] if looks_alike(name) else []
             continue
+        # None in a layer that does not rotate: its rows stay
         rope = source_model.rope_of(name, part)
         order = None if rope is None else reorder(context, name, part, rope)
         if rope is not None and order is not None:
@@ -128,11 +129,13 @@ def plan_conversion(
 
 
 def _result_tensor(path: Path, entry: Entry, change: Change | None) -> ResultTensor:
+    # in bytes: what does not change is copied whatever its dtype
     size = entry.end - entry.begin
     if change is None:
         return ResultTensor((Piece(rows_of(path, entry, 1), 0, size),))
     layout, row_bytes = change.reorder.layout, change.reorder.item_bytes
     rows, num_moved = rows_of(path, entry, row_bytes), layout.periods * layout.width
+    # [rows in periods of heads | the rest, such as values after queries and keys]
     unmoved = Piece(rows, num_moved, size // row_bytes - num_moved)
     return ResultTensor((Piece(rows, 0, num_moved, change.reorder.order), unmoved))
 
@@ -213,6 +216,7 @@ def _describe_result(model: CheckpointModel, target: Pairing, *, is_complete: bo
         return notes
     if model.pairing == target:
         return [*notes, "That is what the config describes."]
+    # a key of the config that selects the pairing, as rope_interleave does
     if model.pairing_key is not None:
         value = by_pairing(target, half="false", interleaved="true")
         return [*notes, f"Its config must say {model.pairing_key}: {value}."]

@@ -267,6 +267,7 @@ def plan_program(folder: Path, program: Program) -> ConversionPlan:
 
 def _open_consolidated(folder: Path) -> list[Mapping[str, Rows]]:
     """The tensors of each rank in Meta's folder."""
+    # consolidated.00.pth and so on, one for each rank of the training
     by_rank = {
         int(match[1]): path
         for path in folder.iterdir()
@@ -423,6 +424,7 @@ def _join_ranks(
         pieces, axis = pieces[:1], 0
     elif weight in _WEIGHTS_BEFORE_LAYERS and first.shape[1:] != tuple(shape[1:]):
         axis = 1
+    # ranks lie side by side on this axis
     joined_shape = list(first.shape)
     if len(joined_shape) == len(shape):
         joined_shape[axis] *= len(pieces)
@@ -437,5 +439,6 @@ def _reorder_rank(name: str, rank: Rows, rows: int, rope: Rope, target: Pairing)
     width = rope.head_dim
     if rank.shape[0] % width:
         raise refusal("split_heads", name=name, width=width, rows=rank.shape[0])
+    # a rank holds whole heads, so the order is the same on each
     layout = HeadRows(width, (0,), rows // width)
     return reorder_heads(rope, opposite(target), target, layout, rank.row_bytes)

@@ -111,6 +111,7 @@ def _reorder_vectors(context: Context, name: str, rope: Rope) -> Reorder:
     width = rope.head_dim
     if not entry.shape or entry.shape[-1] % width or entry.bits % 8:
         _refuse(name, entry, f"its last axis must hold whole heads of head_dim {width}")
+    # [..., heads * width]: a period is a head, whatever is before it
     layout = HeadRows(width, (0,), entry.count // width)
     return reorder_heads(rope, context.source, context.target, layout, entry.bits // 8)
 
@@ -122,6 +123,7 @@ def _reorder_rows(context: Context, name: str, part: Projection, rope: Rope) -> 
         _refuse(name, entry, "it must have rows of whole bytes")
     find_layout = _find_latent_layout if context.model.latent else _find_layout
     layout = find_layout(context, name, part, rope.head_dim, rows)
+    # [rows, inputs] of a weight, [rows] of a bias: both move as whole rows
     row_bytes = (entry.end - entry.begin) // rows
     return reorder_heads(rope, context.source, context.target, layout, row_bytes)
 
@@ -163,6 +165,7 @@ def _find_layout(context: Context, name: str, part: Projection, width: int, rows
     if arrangement is None:
         raise refusal("qkv", name=name, dtype=entry.dtype, shape=list(entry.shape))
     queries = _known_query_heads(model, name)
+    # [queries | keys | values], as many values as keys
     keys, remainder = divmod(count - queries, 2)
     if keys < 1 or remainder or queries % keys:
         _refuse(name, entry, f"beside {queries} query heads it must hold as many keys as values")
@@ -190,6 +193,7 @@ def _reorder_scales(context: Context, name: str, part: Projection, rope: Rope) -
         and weight in context.entries
         and part.role != "vectors"
     ):
+        # a scale for each row moves with it, one for a block of rows stays if they do
         rows, block = context.entries[weight].shape[0], context.model.block_rows
         if entry.shape[0] == rows:
             return _reorder_rows(context, name, part, rope)
