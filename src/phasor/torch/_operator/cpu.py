@@ -113,13 +113,13 @@ def try_kernel(
 def rotate_into(
     xs: Sequence[Tensor],
     outs: Sequence[Tensor],
-    source: Sequence[Tensor],
-    text: str,
+    angles: Sequence[Tensor],
+    rope: str,
     inverse: bool,
     gain: float,
 ) -> None:
     """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place."""
-    _write_all(xs, outs, source, text, inverse, gain)
+    _write_all(xs, outs, angles, rope, inverse, gain)
     if outs is xs:
         count_writes(xs)
 

@@ -53,8 +53,8 @@ def refusal(x: Tensor) -> str:
 def rotate_into(
     xs: Sequence[Tensor],
     outs: Sequence[Tensor],
-    source: Sequence[Tensor],
-    text: str,
+    angles: Sequence[Tensor],
+    rope: str,
     inverse: bool,
     gain: float,
 ) -> None:
@@ -63,18 +63,18 @@ def rotate_into(
     One launch for tensors of one dtype, which share cos and sin; else one for each.
     """
     in_place = outs is xs
-    if in_place and len(source) == 2:
-        check_cos_sin(xs, source)
+    if in_place and len(angles) == 2:
+        check_cos_sin(xs, angles)
     if xs[0].dtype != xs[-1].dtype:
         if in_place:
             check_writable(xs)  # every error comes before the first write
         for x, out in zip(xs, outs, strict=True):
             single = [x]
-            rotate_into(single, single if in_place else [out], source, text, inverse, gain)
+            rotate_into(single, single if in_place else [out], angles, rope, inverse, gain)
         return
-    source = widen_positions(source)
+    angles = widen_positions(angles)
     with on_device_of(xs[0]):
-        _launch(xs, outs, source, text, inverse, gain)
+        _launch(xs, outs, angles, rope, inverse, gain)
     if in_place:
         count_writes(xs)
 
