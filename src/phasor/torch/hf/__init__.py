@@ -184,46 +184,41 @@ def patch(
             model is patched already for another ``seq_len``. Nothing has been changed then.
 
     >>> from transformers import LlamaConfig, LlamaModel
-    >>> small = LlamaConfig(num_hidden_layers=1, hidden_size=64, num_attention_heads=2,
-    ...     num_key_value_heads=1, intermediate_size=8, vocab_size=16)
-    >>> model = LlamaModel(small)
+    >>> with torch.device("meta"):
+    ...     model = LlamaModel(LlamaConfig(num_hidden_layers=1))
     >>> patched = patch(model)
     LlamaModel: phasor rotates in 1 module; positions come from rotary_emb
     >>> print(patched.table())  # doctest: +ELLIPSIS
     layer  module ...
-    0      layers.0.self_attn (LlamaAttention)  ...  half pairs, 32 coordinates, base 10000
+    0      layers.0.self_attn (LlamaAttention)  ...  half pairs, 128 coordinates, base 10000
     >>> unpatch(model)
     """
     if seq_len is not None:
         whole("seq_len", seq_len, least=1)
-    new_ropes: list[tuple[nn.Module, Any]] = []
-    new_classes: list[tuple[nn.Module, type]] = []
+    ropes_of_module: dict[nn.Module, Any] = {}
+    classes: dict[nn.Module, type] = {}
     # every class is made before the first module changes
     rotations = read_parts(model, part, "patch")
     for rotation in rotations:
         check_buffers(rotation)
         for embedding in rotation.embeddings:
             info, reference = embedding.info, embedding.reference
-            ropes_of_kinds = embedding.ropes_of_kinds(seq_len)
-            if original_class(info.module) is not None:
-                if info.module.__dict__[ROPES_OF_KINDS] != ropes_of_kinds:
-                    raise ConfigError(
-                        f"seq_len must be as before, and {info.path} was patched for another; "
-                        "call unpatch(model) first"
-                    )
-                continue
-            new_ropes.append((info.module, ropes_of_kinds))
-            fixed = bool(reference.layout.fixed_positions)
-            new_classes.append((info.module, deferring_class(info.cls, fixed, reference.single)))
+            ropes_of_module[info.module] = ropes = embedding.ropes_of_kinds(seq_len)
+            if info.module.__dict__.get(ROPES_OF_KINDS, ropes) != ropes:
+                raise ConfigError(
+                    f"seq_len must be as before, and {info.path} was patched for another; "
+                    "call unpatch(model) first"
+                )
+            is_fixed = bool(reference.position_format.fixed_positions)
+            classes[info.module] = deferring_class(info.cls, is_fixed, reference.single)
         # GPT-J's attention is both embedding and rotation: rotating_class, set last, wins
-        batched = rotation.embeddings[0].reference.layout.batched
-        rotating = [it for it in rotation.rotating if original_class(it.module) is None]
-        new_classes += [(it.module, rotating_class(it.cls, batched)) for it in rotating]
-        reordering = [it for it in rotation.reordering if original_class(it.module) is None]
-        new_classes += [(it.module, reordering_class(it.cls)) for it in reordering]
-    for module, ropes_of_kinds in new_ropes:
-        module.__dict__[ROPES_OF_KINDS] = ropes_of_kinds
-    for module, cls in new_classes:
+        batched = rotation.embeddings[0].reference.position_format.batched
+        classes |= {it.module: rotating_class(it.cls, batched) for it in rotation.rotating}
+        classes |= {it.module: reordering_class(it.cls) for it in rotation.reordering}
+    new_classes = {it: cls for it, cls in classes.items() if original_class(it) is None}
+    for module, cls in new_classes.items():
+        if module in ropes_of_module:
+            module.__dict__[ROPES_OF_KINDS] = ropes_of_module[module]
         set_class(module, cls)
     report = Patched(
         model=type(model).__name__,
@@ -242,14 +237,11 @@ def patch(
 def unpatch(model: nn.Module) -> None:
     """Give every module of ``model`` the class that it had before `patch`.
 
-    Raises:
-        ConfigError: If no module of it is patched, or something else changed a patched module's
-            class since; undo that first.
+    What changed a patched module's class since has to be undone first.
 
     >>> from transformers import LlamaConfig, LlamaModel
-    >>> small = LlamaConfig(num_hidden_layers=1, hidden_size=64, num_attention_heads=2,
-    ...     num_key_value_heads=1, intermediate_size=8, vocab_size=16)
-    >>> model = LlamaModel(small)
+    >>> with torch.device("meta"):
+    ...     model = LlamaModel(LlamaConfig(num_hidden_layers=1))
     >>> before = type(model.rotary_emb)
     >>> patched = patch(model)  # doctest: +ELLIPSIS
     LlamaModel: phasor rotates in 1 module; ...
@@ -285,15 +277,11 @@ def from_model(model: nn.Module, *, part: str | None = None) -> LayerRopes:
         model: A model of transformers, or a part of one.
         part: Which part of a model that has several, as in `patch`; its language model if None.
 
-    Raises:
-        ConfigError: If something in that part rotates in a way that is not understood.
-
     >>> from transformers import LlamaConfig, LlamaModel
-    >>> small = LlamaConfig(num_hidden_layers=2, hidden_size=64, num_attention_heads=2,
-    ...     num_key_value_heads=1, intermediate_size=8, vocab_size=16)
-    >>> ropes = from_model(LlamaModel(small))
+    >>> with torch.device("meta"):
+    ...     ropes = from_model(LlamaModel(LlamaConfig()))
     >>> len(ropes), ropes[0].head_dim, ropes[0].pairing, ropes[0].base
-    (2, 32, 'half', 10000.0)
+    (32, 128, 'half', 10000.0)
     """
     (rotation,) = read_parts(model, language_part(model) if part is None else part, "from_model")
     check_buffers(rotation)
@@ -312,9 +300,6 @@ def check(model: nn.Module, *, part: str | None = None) -> Checked:
     Args:
         model: A model of transformers, or a part of one, patched or not. It is not changed.
         part: As in `patch`.
-
-    Raises:
-        ConfigError: If something in the model rotates in a way that is not understood.
 
     >>> from transformers import LlamaConfig, LlamaModel
     >>> small = LlamaConfig(num_hidden_layers=1, hidden_size=64, num_attention_heads=2,
@@ -403,8 +388,8 @@ def _check_module(
 
 def _choose_grid(embedding: Embedding, context: int) -> Grid:
     """Positions ``[axes, seq]``: those that the module is fixed to, or equal ones on every axis."""
-    if embedding.reference.layout.fixed_positions:
-        return np.array(embedding.reference.layout.fixed_positions).T
+    if embedding.reference.position_format.fixed_positions:
+        return np.array(embedding.reference.position_format.fixed_positions).T
     if holds_table(embedding.info.module):
         context = len(embedding.reference.buffers[TABLE])
     count = min(context, _MAX_POSITIONS)

@@ -1,8 +1,7 @@
 """What stands for cosines and sines in a patched model, and what rotates by it.
 
-Rows of cos and sin are made once a forward pass for all layers, half as wide as the model's own.
-They travel through the model's code in an opaque object, to the replacements of its rotation
-functions.
+Rows are made once a forward pass for all layers, half as wide as the model's own. They travel
+through its code in an opaque object, to the replacements of its rotation functions.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ from phasor.torch.hf.signatures import (
 )
 
 
-class PositionLayout(NamedTuple):
-    """How a foreign module takes the positions of tokens."""
+class PositionFormat(NamedTuple):
+    """How a foreign module takes the positions of tokens, mostly as ``position_ids``."""
 
     axes_last: bool = False  # of several axes: [..., seq, axes], and not [axes, batch, seq]
-    batched: bool = True  # whether positions and cosines have a batch, [batch, seq]
+    batched: bool = True  # whether positions have a batch, [batch, seq]
     axis_order: tuple[int, ...] = ()  # the coordinate of each axis of the Rope, if out of order
     fixed_positions: tuple[tuple[int, ...], ...] = ()  # of all tokens, where it takes none
 
 
-_PLAIN_LAYOUT = PositionLayout()
+_PLAIN_FORMAT = PositionFormat()
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class RopeOfKind:
 
     text: str  # the Rope, counter-clockwise, as JSON
     gain: float  # of its cosines and sines
-    layout: PositionLayout = _PLAIN_LAYOUT
+    position_format: PositionFormat = _PLAIN_FORMAT
     # the Rope's, if it has one: a compiler can follow the methods of an object that a module holds,
     # but not those of one that a text describes
     rule: Rule | None = field(init=False, repr=False)
@@ -63,16 +62,13 @@ class RopeOfKind:
 
 
 class DeferredCosSin:
-    """Stands where a model expects cosines, sines, or both as complex numbers.
+    """Stands where a model expects cosines, sines, or both; it can only be moved and negated."""
 
-    It is moved and negated; every other use is an error. It is no dataclass, tuple or tensor,
-    because FSDP rounds the tensors that it finds in those to the parameters' dtype. ``cos`` and
-    ``sin`` are rows ``[..., seq, num_pairs]`` with the gain. ``inverse`` undoes the rotation, as
-    the negative of a sine does.
-    """
+    # no dataclass, tuple or tensor: FSDP rounds what it finds in those to the parameters' dtype
 
     def __init__(self, cos: Tensor, sin: Tensor, inverse: bool = False) -> None:
-        self.cos, self.sin, self.inverse = cos, sin, inverse
+        self.cos, self.sin = cos, sin  # [..., seq, num_pairs], with the gain
+        self.inverse = inverse  # it undoes the rotation, as the negative of a sine does
 
     def __neg__(self) -> DeferredCosSin:
         return DeferredCosSin(self.cos, self.sin, not self.inverse)
@@ -91,20 +87,16 @@ class DeferredCosSin:
 
 
 def defer_cos_sin(rope: RopeOfKind, position_ids: Tensor, dtype: torch.dtype) -> DeferredCosSin:
-    """What stands for the cosines and sines of a model's ``position_ids``.
-
-    They are ``[batch, seq]``, or as ``rope.layout`` says where positions have axes; a single
-    coordinate stands for all of them. The rows are for hidden states of ``dtype``.
-    """
-    positions, layout = position_ids, rope.layout
+    """What stands for the cosines of a model's ``position_ids``, for hidden states of ``dtype``."""
+    positions, its_format = position_ids, rope.position_format
     n_axes = count_axes(rope.text)
-    if n_axes > 1 and not layout.axes_last:
+    if n_axes > 1 and not its_format.axes_last:
         # [axes, batch, seq] -> [batch, seq, axes]
         positions = (positions[None] if positions.dim() == 2 else positions).movedim(0, -1)
-        if positions.shape[-1] == 1:
+        if positions.shape[-1] == 1:  # one coordinate stands for all
             positions = positions.expand(*positions.shape[:-1], n_axes)
-    if layout.axis_order:
-        positions = positions[..., list(layout.axis_order)]
+    if its_format.axis_order:
+        positions = positions[..., list(its_format.axis_order)]
     dtype = compute_dtype(dtype)
     with torch.no_grad():
         if rope.rule is not None:
@@ -119,11 +111,8 @@ def defer_cos_sin(rope: RopeOfKind, position_ids: Tensor, dtype: torch.dtype) ->
 def _rule_rows(
     rule: Rule, text: str, positions: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Rows ``[..., seq, num_pairs]`` of cos and sin, with gain, under the law for these positions.
-
-    The law is that of ``rope.at(max(positions) + 1)``. Where the rule has `at_lengths`, the rows
-    are made by tensor operations alone, which a compiler can follow and no device waits for.
-    """
+    """Rows ``[..., seq, num_pairs]`` of cos and sin, with gain, under ``rope.at(max + 1)``."""
+    # by tensor operations alone, which a compiler can follow and no device waits for
     length = (positions.max() + 1).double()
     # numbers, not tensors: a compiler takes only one tensor as a constant from one function
     spectra = [length.new_tensor(spectrum) for spectrum in _plain_spectra(text)]
@@ -175,10 +164,7 @@ def _rounds_to_float32(text: str) -> bool:
 def rotate_deferred(
     xs: Sequence[Tensor], rows: Any, signature: RotationSignature, heads_first: bool
 ) -> list[Tensor]:
-    """``xs``, ``[..., seq, heads, head_dim]``, rotated as a function of that signature does.
-
-    With ``heads_first`` they are ``[..., heads, seq, head_dim]``.
-    """
+    """``xs``, of heads before or after tokens, rotated as a function of that signature does."""
     if not isinstance(rows, DeferredCosSin):
         raise TensorError(
             "cos and sin must come from a rotary embedding of the patched model, got "
@@ -212,10 +198,7 @@ def rotate_deferred(
 
 
 def substitute(function: Any, batched: bool = True) -> Callable[..., Any]:
-    """The replacement of ``function``: it takes `DeferredCosSin` for its cosines and sines.
-
-    ``batched`` says whether these have a batch.
-    """
+    """The replacement of ``function``, for `DeferredCosSin` with a batch or without."""
     signature = measure_signature(function, batched)
     if signature is None or signature.width == "table":
         raise TensorError(f"{function} must be a rotation that phasor understands")

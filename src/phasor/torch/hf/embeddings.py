@@ -27,7 +27,7 @@ from phasor.positions import every_axis
 from phasor.rope import Rope
 from phasor.scaling import Rule
 from phasor.torch._operator.internals import outside_modes, outside_transforms
-from phasor.torch.hf.deferred import PositionLayout, RopeOfKind
+from phasor.torch.hf.deferred import PositionFormat, RopeOfKind
 from phasor.torch.hf.modules import TABLE, TABLE_MAKER, ModuleInfo
 from phasor.torch.hf.signatures import RotationSignature, call_rotation, measure_signature
 
@@ -43,6 +43,8 @@ _NEAR, _FAR = (0, 1, 2, 3), (1, 64, 4096, 65536)
 FARTHEST = 1 << 14
 _FLOAT32_ROUNDING = 2.0**-24
 _HEADS = 8
+# what a Rope and a signature have both
+_GEOMETRY = ("pairing", "pairing_out", "direction")
 _WIDTH_KEYS = ("embed_dim", "hidden_size")
 # exponents are whole numbers; float32 cosines give them to 1e-4
 _EXPONENT_TOLERANCE = 0.01
@@ -93,10 +95,7 @@ def each_row(answer: Any) -> tuple[Tensor, ...]:
 def half_rows(
     answer: Any, signature: RotationSignature
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Cosines and sines ``[seq, num_pairs]``, of rows as a rotation of that signature takes them.
-
-    ``answer`` is ``(cos, sin)`` or one tensor for both, of one sequence, with or without a batch.
-    """
+    """Cosines and sines ``[seq, num_pairs]`` of one sequence, from rows for that signature."""
     # [1, seq, width] -> [seq, subheads, width / subheads]
     shape = (-1, signature.subheads, each_row(answer)[0].shape[-1] // signature.subheads)
     rows = [row.reshape(shape) for row in each_row(answer)]
@@ -119,18 +118,17 @@ def half_rows(
 def rope_error(rope: Rope, signature: RotationSignature, answer: Any, grid: Grid) -> float:
     """The distance of the rows from those of ``rope``, as a share of what float32 explains.
 
-    At most 1 is right. The logarithm of a frequency is the product of ln(base) and an exponent,
-    and a rounding of that is a relative error of the frequency; the law, the angle, the cosine and
-    its gain add some roundings more. Infinity where the rope and ``signature`` differ in
-    their pairs or direction; head and slice are not compared.
+    At most 1 is right; infinity where pairs or direction differ. Head and slice are not compared.
     """
     geometry = rope.pairing, rope.output_pairing, rope.direction
-    if (signature.pairing, signature.pairing_out, signature.direction) != geometry:
+    if tuple(getattr(signature, name) for name in _GEOMETRY) != geometry:
         return math.inf
     rows, pairs = half_rows(answer, signature), rope.num_pairs
     if rows[0].shape[-1] != pairs or len(grid) != rope.axes.n_axes:
         return math.inf
     angles = grid[list(rope.axes.axis_of_pair(pairs))].T * rope.inv_freq
+    # the logarithm of a frequency is ln(base) times an exponent, and a rounding of that is a
+    # relative error; the law, the angle, the cosine and its gain add some roundings more
     roundings = np.log(rope.base or 1e4) * np.arange(pairs) / pairs + 8
     allowed = np.abs(angles) * roundings + 8
     gain = rope.attention_factor
@@ -141,10 +139,8 @@ def rope_error(rope: Rope, signature: RotationSignature, answer: Any, grid: Grid
 
 
 def spread_positions(end: int, n_axes: int = 1) -> Grid:
-    """Positions ``[axes, seq]`` below ``end`` that show both the fastest and the slowest pair.
-
-    With several axes, equal coordinates come first, then positions along each axis alone.
-    """
+    """Positions ``[axes, seq]`` below ``end``: on all axes at once, then along each alone."""
+    # close together for the fastest pair, and far apart for the slowest
     steps = list(range(min(9, max(end, 2))))
     while (next_step := steps[-1] + steps[-1] // 2) < end:
         steps.append(next_step)
@@ -167,10 +163,7 @@ def identify_module_rows(
     grid: Grid,
     head_dim: int | None = None,
 ) -> Identification:
-    """Identify the rope of ``function`` with these rows, made for ``grid``, by random vectors.
-
-    The vectors have the width that the rows rotate unless ``head_dim`` is given.
-    """
+    """Identify the rope of ``function`` with rows made for ``grid``, by random vectors."""
     count, width = grid.shape[1], head_dim or 2 * half_rows(answer, signature)[0].shape[-1]
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, count, _HEADS, width, generator=generator, dtype=torch.float64)
@@ -190,7 +183,7 @@ class ReferenceEmbedding:
 
     # of the function that rotates by its rows, once a rope has been found
     signature: RotationSignature | None = None
-    layout = PositionLayout()
+    position_format = PositionFormat()
     n_axes = 1
     farthest = _FAR[-1]  # the farthest position that it accepts
 
@@ -199,15 +192,12 @@ class ReferenceEmbedding:
         self.instance: Any = cls(copy.deepcopy(config))
         self._config, self._kind = config, kind
         self.buffers = buffers_and_factors(self.instance)
-        self._find_layout()
+        self._find_position_format()
         # whether it returns one complex tensor
         self.single = isinstance(self(np.zeros((self.n_axes, 1), int)), Tensor)
 
     def __call__(self, grid: Grid, kind: str | None = None) -> Any:
-        """Cosines and sines, or complex numbers, at positions ``[axes, seq]``.
-
-        They are those of the instance's kind of layer unless another is given.
-        """
+        """Cosines and sines, or complex numbers, at positions ``[axes, seq]``."""
         hidden = torch.zeros(1, grid.shape[1], 1)
         return self.rows_of(self.instance, grid, kind or self._kind, hidden)
 
@@ -219,37 +209,37 @@ class ReferenceEmbedding:
 
     def position_ids(self, grid: Grid) -> Tensor:
         """Positions ``[axes, seq]`` in the layout in which the class takes them."""
-        if self.layout.axis_order:
-            grid = grid[np.argsort(self.layout.axis_order)]
-        positions = grid.T if self.layout.axes_last else grid
-        if self.layout.batched:
-            positions = positions[None] if self.layout.axes_last else positions[:, None]
-        if len(grid) == 1 and not self.layout.axes_last:
+        if self.position_format.axis_order:
+            grid = grid[np.argsort(self.position_format.axis_order)]
+        positions = grid.T if self.position_format.axes_last else grid
+        if self.position_format.batched:
+            positions = positions[None] if self.position_format.axes_last else positions[:, None]
+        if len(grid) == 1 and not self.position_format.axes_last:
             positions = positions[0]
         return torch.tensor(positions)
 
-    def _find_layout(self) -> None:
+    def _find_position_format(self) -> None:
         """Try how many coordinates a position may have, and in which order of dimensions."""
-        last = PositionLayout(axes_last=True)
-        found = [(0, 1, PositionLayout())]
-        for self.n_axes, self.layout in [
-            *((n, PositionLayout()) for n in (3, 2, 4)),
+        last = PositionFormat(axes_last=True)
+        found = [(0, 1, PositionFormat())]
+        for self.n_axes, self.position_format in [
+            *((n, PositionFormat()) for n in (3, 2, 4)),
             *((n, it) for n in (4, 3, 2) for it in (last._replace(batched=False), last)),
         ]:
             try:
                 rows = each_row(self(np.arange(5 * self.n_axes).reshape(self.n_axes, 5)))
                 # the tower of Sam 3 adds a batch that its positions have not
-                expected = {(1, 5)} if self.layout.batched else {(5,), (1, 5)}
+                expected = {(1, 5)} if self.position_format.batched else {(5,), (1, 5)}
                 if not {it.shape[:-1] for it in rows} <= expected:
                     continue
-                if not self.layout.axes_last:
+                if not self.position_format.axes_last:
                     return
                 if self._uses_every_axis():
-                    found.append((rows[0].shape[-1], self.n_axes, self.layout))
+                    found.append((rows[0].shape[-1], self.n_axes, self.position_format))
             except FOREIGN_ERRORS:
                 continue
         # what takes a coordinate for a token has narrower rows
-        _, self.n_axes, self.layout = max(found, key=itemgetter(0))
+        _, self.n_axes, self.position_format = max(found, key=itemgetter(0))
 
     def _uses_every_axis(self) -> bool:
         """Whether every coordinate changes the rows, and these are no wider than a head."""
@@ -264,7 +254,7 @@ class ReferenceEmbedding:
 
     def _signatures_of(self, functions: Sequence[Any]) -> list[tuple[Any, RotationSignature]]:
         """The functions that take the rows of this instance, each with its geometry."""
-        found = ((it, measure_signature(it, self.layout.batched)) for it in functions)
+        found = ((it, measure_signature(it, self.position_format.batched)) for it in functions)
         return [(it, s) for it, s in found if s and (s.width == "complex") is self.single]
 
     def matches(self, rope: Rope, functions: Sequence[Any]) -> bool:
@@ -290,10 +280,10 @@ class ReferenceEmbedding:
     def identify(self, functions: Sequence[Any]) -> Rope | None:
         """The Rope by which one of the functions rotates with these rows; None if none is found."""
         for function, signature in self._signatures_of(functions):
-            if self.layout.axes_last:
+            if self.position_format.axes_last:
                 steps = half_rows(self(np.eye(self.n_axes, dtype=np.int64)), signature)
                 rope, order = axial_rope(steps, signature, base_of_config(self._config))
-                self.layout = self.layout._replace(axis_order=order)
+                self.position_format = self.position_format._replace(axis_order=order)
             else:
                 grid = spread_positions(min(FARTHEST, self.farthest + 1), self.n_axes)
                 try:
@@ -323,13 +313,12 @@ class ReferenceTable(ReferenceEmbedding):
 
 
 class ReferenceGrid(ReferenceEmbedding):
-    """A new module that returns one table of complex rows, whatever its input.
+    """A new module that returns one table of complex rows, for the only size of a picture.
 
-    Llama 4 has such a table for the patches of its only picture size. The positions are found from
-    the rows.
+    Llama 4 has one. The positions are found from the rows.
     """
 
-    single, n_axes, layout = True, 2, PositionLayout(axes_last=True)
+    single, n_axes, position_format = True, 2, PositionFormat(axes_last=True)
     _kind = None
 
     def __init__(self, cls: Any, config: Any) -> None:
@@ -350,7 +339,7 @@ class ReferenceGrid(ReferenceEmbedding):
         for _, signature in self._signatures_of(functions):
             if base is None or pairs % 2:
                 continue
-            rope = _rope_of_signature(signature, pairs, Axial((pairs // 2, pairs // 2)), base, None)
+            rope = _make_rope(signature, pairs, Axial((pairs // 2, pairs // 2)), base=base)
             cos, sin = half_rows(self._table, signature)
             # positions from the slowest pair of each axis, which makes less than half a turn
             slowest = [pairs // 2 - 1, pairs - 1]
@@ -358,7 +347,7 @@ class ReferenceGrid(ReferenceEmbedding):
             grid = steps.round().T.astype(np.int64)
             if self._find_signature(rope, functions, self._table, grid):
                 positions = tuple((int(y), int(x)) for y, x in grid.T)
-                self.layout = self.layout._replace(fixed_positions=positions)
+                self.position_format = self.position_format._replace(fixed_positions=positions)
                 return rope
         return None
 
@@ -378,7 +367,7 @@ class Embedding:
             law = rope if seq_len is None else rope.at(seq_len)
             gain = 1.0 if isinstance(law.scaling, Rule) else law.attention_factor
             text = replace(law, direction=1).to_json()
-            ropes_of_kinds[kind] = RopeOfKind(text, gain, self.reference.layout)
+            ropes_of_kinds[kind] = RopeOfKind(text, gain, self.reference.position_format)
         return ropes_of_kinds
 
 
@@ -388,12 +377,10 @@ class Embedding:
 def axial_rope(
     rows: tuple[NDArray[np.float64], ...], signature: RotationSignature, base: float | None
 ) -> tuple[Rope | None, tuple[int, ...]]:
-    """The Rope of several axes by which an embedding of pictures makes cosines; None without one.
+    """The Rope of an embedding of pictures, if any, and its axes' coordinates if out of order.
 
-    Each pair follows one coordinate. The frequencies are powers of one base, but the power and the
-    axis of a pair differ from tower to tower. Both are found from ``rows``, cosines and sines
-    ``[axes, num_pairs]`` one step along each axis. The second result is the coordinate of each of
-    the Rope's axes, empty where they are in order.
+    Frequencies are powers of one base, but a pair's power and axis differ from tower to tower.
+    Both are found from ``rows``, cosines and sines ``[axes, num_pairs]`` one step along each axis.
     """
     cos, sin = rows
     steps = np.arctan2(sin, cos)  # [axis, pair]: the pair's angle after one step along the axis
@@ -416,29 +403,16 @@ def axial_rope(
                     continue
             except SpecError:  # this layout cannot have these sections
                 continue
-            rope = _rope_of_signature(signature, pairs, layout, base, None)
+            rope = _make_rope(signature, pairs, layout, base=base)
             exact = tuple(base ** (-power / pairs) for power in powers)
             if not np.allclose(rope.inv_freq, exact, rtol=_FLOAT64_TOLERANCE, atol=0):
                 if isinstance(layout, Axial):
                     continue
-                rope = _rope_of_signature(signature, pairs, layout, None, exact)
+                rope = _make_rope(signature, pairs, layout, base=None, explicit_inv_freq=exact)
             return rope, () if order == tuple(range(axes)) else order
     return None, ()
 
 
-def _rope_of_signature(
-    signature: RotationSignature,
-    pairs: int,
-    axes: Axes,
-    base: float | None,
-    exact: tuple[float, ...] | None,
-) -> Rope:
-    return Rope(
-        head_dim=2 * pairs,
-        pairing=signature.pairing,
-        pairing_out=signature.pairing_out,
-        direction=1 if signature.direction > 0 else -1,
-        base=base,
-        axes=axes,
-        explicit_inv_freq=exact,
-    )
+def _make_rope(signature: RotationSignature, pairs: int, axes: Axes, **frequencies: Any) -> Rope:
+    geometry: dict[str, Any] = {name: getattr(signature, name) for name in _GEOMETRY}
+    return Rope(head_dim=2 * pairs, axes=axes, **geometry, **frequencies)

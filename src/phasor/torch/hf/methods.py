@@ -69,15 +69,19 @@ def _with_wrapped(function: FunctionType) -> list[FunctionType]:
     return [function, *(_with_wrapped(inner) if isinstance(inner, FunctionType) else [])]
 
 
+@lru_cache(maxsize=1024)
+def _rotation_names(code: CodeType) -> tuple[str, ...]:
+    return tuple(name for name in _names_in(code) if _ROTATION_NAME.fullmatch(name))
+
+
 def _rotations_in(function: FunctionType) -> dict[str, Any]:
-    names = (name for name in _names_in(function.__code__) if _ROTATION_NAME.fullmatch(name))
-    scope = function.__globals__
-    return {name: scope[name] for name in names if callable(scope.get(name))}
-
-
-def _rotates(function: FunctionType) -> bool:
-    """Whether a function, or one that its decorators wrapped, calls a rotation function."""
-    return any(map(_rotations_in, _with_wrapped(function)))
+    """The rotations that a function, or one that its decorators wrapped, calls now."""
+    found: dict[str, Any] = {}
+    for inner in _with_wrapped(function):
+        scope = inner.__globals__
+        names = _rotation_names(inner.__code__)
+        found |= {name: scope[name] for name in names if callable(scope.get(name))}
+    return found
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
@@ -91,8 +95,7 @@ def rotations_of(cls: type) -> Mapping[str, Any]:
     """The rotation functions that methods of ``cls`` call, by their names there."""
     found: dict[str, Any] = {}
     for method in methods_of(cls).values():
-        for function in _with_wrapped(method):
-            found.update(_rotations_in(function))
+        found |= _rotations_in(method)
     return found
 
 
@@ -107,30 +110,24 @@ def original_class(module: Any) -> type | None:
 def subclass_calling(
     cls: type, replaced: Mapping[str, Any], rebuild: Any, body: Mapping[str, Any] | None = None
 ) -> type:
-    """A subclass of ``cls``, with ``body`` in addition, that rotates with other functions.
-
-    ``replaced`` has a function for each of `rotations_of`, and may have other globals of methods
-    that rotate. Unpickling calls ``rebuild(cls)`` for an instance's class.
-    """
+    """A subclass of ``cls`` with ``body`` whose methods that rotate have other globals."""
     methods: dict[str, Any] = {
         name: copy_function(method, replaced)
         for name, method in methods_of(cls).items()
-        if _rotates(method)
+        if _rotations_in(method)
     }
     return subclass_of(cls, {**methods, **(body or {})}, rebuild)
 
 
 def subclass_of(cls: type, body: Mapping[str, Any], rebuild: Callable[[type], type]) -> type:
-    """A subclass with the name of ``cls``, for code that compares names; it can be pickled.
+    """A subclass with the name of ``cls``, for code that compares names, for existing modules."""
 
-    It is for existing modules. To call it makes an instance of ``cls``, because a new module has no
-    Rope to rotate by.
-    """
-
+    # a new module has no Rope to rotate by, so it is one of `cls`
     def new(subclass: type, *args: Any, **kwargs: Any) -> Any:
         del subclass
         return cls(*args, **kwargs)
 
+    # a pickle names a function that makes the class again, for no file has it
     def reduce_ex(self: Any, protocol: Any) -> Any:
         del protocol
         return _empty_instance, (rebuild, cls), self.__dict__
@@ -153,7 +150,7 @@ def copy_function(function: FunctionType, replaced: Mapping[str, Any]) -> Functi
     attributes = dict(function.__dict__)
     cells = function.__closure__
     wrapped = attributes.get("__wrapped__")
-    if isinstance(wrapped, FunctionType) and _rotates(wrapped):
+    if isinstance(wrapped, FunctionType) and _rotations_in(wrapped):
         inner = attributes["__wrapped__"] = copy_function(wrapped, replaced)
         cells = tuple(CellType(inner) if _contains(cell, wrapped) else cell for cell in cells or ())
     copied = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, cells)

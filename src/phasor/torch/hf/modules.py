@@ -76,11 +76,7 @@ def modules_of(model: nn.Module) -> Iterator[ModuleInfo]:
 
 
 def parts_of(model: nn.Module) -> dict[str, list[ModuleInfo]]:
-    """The modules of each part of ``model`` in which something rotates or makes cosines.
-
-    A module with its own config that rotates by the cosines of an outer part belongs to that part.
-    It is an error if nothing rotates as models of transformers do.
-    """
+    """The modules of each part of ``model`` in which something rotates or makes cosines."""
     infos = list(modules_of(model))
     rotating_parts = {info.part for info in infos if rotations_of(info.cls)}
     cosine_parts = {info.part for info in infos if is_rotary_embedding(info)}
@@ -89,6 +85,7 @@ def parts_of(model: nn.Module) -> dict[str, list[ModuleInfo]]:
     part_of_path = {info.path: info.part for info in infos}
     found: dict[str, list[ModuleInfo]] = {}
     for info in infos:
+        # what has its own config and rotates by cosines of an outer part belongs to that
         outer = info.path
         while part_of_path.get(outer) in rotating_parts - cosine_parts and "." in outer:
             outer = outer.rpartition(".")[0]
@@ -176,10 +173,8 @@ def _equal(first: Any, second: Any) -> bool:
 
 
 def bound_methods(module: nn.Module) -> Mapping[str, str]:
-    """Bound methods of its class that a module holds as attributes, with their names in the class.
-
-    accelerate stores the ``forward`` that it wraps like this when it spreads a model over devices.
-    """
+    """Bound methods that a module holds as attributes, with their names in its class."""
+    # accelerate keeps the forward that it wraps so when it spreads a model over devices
     return {
         name: value.__name__
         for name, value in vars(module).items()
@@ -209,10 +204,7 @@ def has_foreign_forward(info: ModuleInfo) -> bool:
 
 @lru_cache(maxsize=512)
 def rotating_class(cls: type, batched: bool) -> type:
-    """The class for a module that rotates: its methods call phasor's operator.
-
-    ``batched`` says whether its cosines have a batch.
-    """
+    """The class for a module that rotates, by cosines with a batch or without: by the operator."""
     substitutes = {name: substitute(it, batched) for name, it in rotations_of(cls).items()}
     rebuild = partial(rotating_class, batched=batched)
     return subclass_calling(cls, substitutes, rebuild, overrides_of(cls, substitutes))
@@ -220,21 +212,17 @@ def rotating_class(cls: type, batched: bool) -> type:
 
 @lru_cache(maxsize=512)
 def deferring_class(cls: type, fixed: bool, single: bool) -> type:
-    """The class for a module that makes cosines: it returns what stands for them.
-
-    With ``fixed`` its layout has the positions of all tokens and its caller passes none; with
-    ``single`` it returns one object, as for complex numbers, and not one for cosines and one for
-    sines.
-    """
+    """The class for a module that makes cosines: it returns what stands for them."""
 
     def forward(
         self: Any, x: Tensor, position_ids: Tensor | None = None, layer_type: Any = None
     ) -> DeferredCosSin | tuple[DeferredCosSin, DeferredCosSin]:
         rope = getattr(self, ROPES_OF_KINDS)[layer_type]
-        if fixed:
-            position_ids = torch.tensor(rope.layout.fixed_positions, device=x.device)
+        if fixed:  # its caller passes none
+            position_ids = torch.tensor(rope.position_format.fixed_positions, device=x.device)
         assert position_ids is not None
         rows = defer_cos_sin(rope, position_ids, x.dtype)
+        # complex numbers are one object, cosines and sines are two
         return rows if single else (rows, rows)
 
     rebuild = partial(deferring_class, fixed=fixed, single=single)

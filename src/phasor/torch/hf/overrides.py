@@ -18,10 +18,7 @@ _Split = Callable[[Any, Tensor], tuple[Tensor, ...]]
 
 
 def overrides_of(cls: type, rotations: _Functions) -> dict[str, Any]:
-    """The methods that a subclass of ``cls`` needs in order to call ``rotations``.
-
-    Each has its name, by which `set_class` finds those that a hook has kept.
-    """
+    """The methods that a subclass of ``cls`` needs in order to call ``rotations``."""
     forward: Any = getattr(cls, "forward", None)
     make = _FORWARDS.get(getattr(forward, "__qualname__", ""))
     return {} if make is None else {"forward": make(forward, rotations)}

@@ -59,10 +59,7 @@ class PartRotation:
 
 
 def read_parts(model: nn.Module, part: str | None, verb: str) -> list[PartRotation]:
-    """The rotation of the part of that name and of those inside it; of all parts if None.
-
-    ``verb`` is the caller's name, for errors that suggest a call with another part.
-    """
+    """The rotation of a part and those inside it, or of all; ``verb`` is the caller, for errors."""
     parts = parts_of(model)
     chosen = [name for name in parts if part in (None, name) or name.startswith(f"{part}.")]
     if not chosen:
@@ -123,10 +120,10 @@ def _read_part(infos: Sequence[ModuleInfo]) -> PartRotation:
             functions = _functions_for(info, rotating)
             embedding_of_class[key] = _read_embedding(info, described, functions)
         embeddings.append(replace(embedding_of_class[key], info=info))
-    if len({it.reference.layout.batched for it in embeddings}) > 1:
+    if len({it.reference.position_format.batched for it in embeddings}) > 1:
         reason = "only some modules of its part make cosines with a batch dimension"
         raise _refusal(embeddings[-1].info, reason)
-    batched = embeddings[0].reference.layout.batched
+    batched = embeddings[0].reference.position_format.batched
     for group in modules_to_run(infos, rotating):
         if reason := find_misuse(group, list(embedding_of_class.values()), batched):
             raise _refusal(group[0], reason)
@@ -268,7 +265,7 @@ def _layers_by_code(embeddings: Sequence[Embedding]) -> LayerRopes | str:
         f"The ropes of this {config.model_type} were identified from its code, not read from its "
         "config, and layers without position embedding are not told apart."
     ]
-    axis_orders = [it.reference.layout.axis_order for it in embeddings]
+    axis_orders = [it.reference.position_format.axis_order for it in embeddings]
     if axis_order := next(filter(None, axis_orders), ()):
         notes.append(f"The axes of its ropes are the coordinates {axis_order} of its position_ids.")
     return LayerRopes(
@@ -281,10 +278,7 @@ def _layers_by_code(embeddings: Sequence[Embedding]) -> LayerRopes | str:
 
 @isolated_torch_state()
 def check_buffers(rotation: PartRotation) -> None:
-    """Refuse frequencies or factors that have been changed in a live module.
-
-    Lost ones are accepted (`is_lost`), for a patched module needs none.
-    """
+    """Refuse frequencies or factors that were changed in a live module; lost ones are accepted."""
     for embedding in rotation.embeddings:
         # a rule writes the frequencies of the last call here; their source is another buffer
         rewritten = {

@@ -60,12 +60,7 @@ def heads_come_first(unsqueeze_dim: int, rank: int) -> bool:
 
 @lru_cache(maxsize=256)
 def measure_signature(function: Any, batched: bool = True) -> RotationSignature | None:
-    """The geometry of a rotation function; None where it is not understood.
-
-    The function is called with random tensors and angles on the CPU, and one signature must
-    explain what it returns. Its cosines are ``[batch, seq, width]``, or ``[seq, width]`` where they
-    are not ``batched``.
-    """
+    """The geometry of a rotation function, by what it makes of random tensors; None without one."""
     names = parameters(function)
     rows = {*names} & {*ROWS, TABLE_ROWS}
     takes_rows = rows == {"cos", "sin"} or len(rows) == 1
@@ -74,7 +69,7 @@ def measure_signature(function: Any, batched: bool = True) -> RotationSignature 
     widths: tuple[RowWidth, ...] = ("twice", "repeated", "half")
     if len(rows) == 1:
         widths = ("table",) if TABLE_ROWS in rows else ("complex",)
-    shape = (1, 3, _PAIRS) if batched else (3, _PAIRS)
+    shape = (1, 3, _PAIRS) if batched else (3, _PAIRS)  # of cosines, [..., seq, pairs]
     orders = (True, False)
     if "unsqueeze_dim" in names:
         orders = (heads_come_first(names["unsqueeze_dim"].default, len(shape)),)
@@ -126,10 +121,8 @@ def split_last(x: Tensor, count: int) -> Tensor:
 
 
 def split_heads(x: Tensor, subheads: int) -> Tensor:
-    """``[..., seq, heads, head_dim] -> [..., seq, subheads, heads, head_dim / subheads]``.
-
-    Each part of a head is then one of several tokens, which rotate by rows of their own.
-    """
+    """``[..., seq, heads, head_dim] -> [..., seq, subheads, heads, head_dim / subheads]``."""
+    # each part of a head is then a token with rows of its own
     return split_last(x, subheads).transpose(-3, -2)
 
 

@@ -45,11 +45,7 @@ _TOLERANCE = 1e-4
 def modules_to_run(
     infos: Sequence[ModuleInfo], rotating: Sequence[ModuleInfo]
 ) -> list[list[ModuleInfo]]:
-    """The outermost modules that use cosines, in groups of one class.
-
-    A module that holds a single one which rotates is run with it, as an adapter's; and one that
-    stands where others rotate is run, though it calls no rotation.
-    """
+    """The outermost modules that use cosines, in groups of one class."""
     by_path = {info.path: info for info in infos}
     paths = [info.path for info in rotating]
     places = {NUMBER.sub("*", path) for path in paths}
@@ -59,8 +55,10 @@ def modules_to_run(
         if info.path in paths:
             if any(info.path.startswith(f"{path}.") for path in paths):
                 continue  # it runs with the module around it
+            # what holds a single module is run with it, as an adapter
             while (holder := by_path.get(info.path.rpartition(".")[0])) and _holds_one(holder):
                 inside, info = inside | {info.cls}, holder
+        # one that stands where others rotate is run, though it calls no rotation
         elif inside or NUMBER.sub("*", info.path) not in places or not _takes_cosines(info.cls):
             continue
         groups.setdefault((info.cls, inside), []).append(info)
@@ -109,7 +107,7 @@ def _defer(embedding: Embedding, answer: Any) -> Any:
     halves = half_rows(answer, embedding.reference.signature)
     cos, sin = (torch.tensor(row).float() for row in halves)
     # [seq, num_pairs] -> [batch, seq, num_pairs]
-    is_batched = embedding.reference.layout.batched
+    is_batched = embedding.reference.position_format.batched
     rows = DeferredCosSin(cos[None], sin[None]) if is_batched else DeferredCosSin(cos, sin)
     return rows if embedding.reference.single else (rows, rows)
 
@@ -176,15 +174,12 @@ def _run(
     arguments: Mapping[str, Any],
     batched: bool | None,
 ) -> tuple[list[Tensor], set[type]]:
-    """What rotations in a copy and it itself return, in order; and the classes that rotated.
-
-    Phasor's operator rotates, by cosines with a batch or without; the classes' own functions do if
-    ``batched`` is None.
-    """
+    """What a copy and its rotations return, in order, and the classes that rotated."""
     tensors: list[Tensor] = []
     classes: set[type] = set()
 
     def record(cls: type, function: Any) -> Callable[..., Any]:
+        # the class's own function, or phasor's for cosines with a batch or without
         rotation = function if batched is None else substitute(function, batched)
 
         def recorder(*args: Any, **kwargs: Any) -> Any:
@@ -214,10 +209,7 @@ def _first(query: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 def find_misuse(group: Sequence[ModuleInfo], embeddings: Sequence[Embedding], batched: bool) -> str:
-    """Why modules of one class cannot be patched; "" if a copy of one of them rotates exactly.
-
-    They are given the cosines of each of ``embeddings``, which have a batch or not.
-    """
+    """Why modules of one class cannot be patched; "" if a copy of one of them rotates exactly."""
     unable, misused = "", ""
     by_structure = {_structure(info.module): info for info in reversed(group)}
     for length, info in itertools.product(_LENGTHS, by_structure.values()):
@@ -265,10 +257,8 @@ def _is_close(x: Tensor, y: Tensor) -> bool:
 def _arguments(
     info: ModuleInfo, module: nn.Module, embeddings: Sequence[Embedding], length: int
 ) -> Iterator[tuple[dict[str, Any], ...]]:
-    """Arguments by name with which a module may run: with tensors, and with what stands for them.
-
-    Hidden states have any width that its config or a weight has, with a batch or without.
-    """
+    """Arguments with which a module may run: with tensors, and with what stands for them."""
+    # hidden states have any width that its config or a weight has
     widths = [getattr(info.config, "hidden_size", None) or 1]
     widths += [weight.shape[-1] for weight in module.parameters() if weight.dim() == 2]
     for embedding in embeddings:
