@@ -15,13 +15,14 @@ of a model that computes them in float32, which at position p are off by ``p * i
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from .torch.hf.live_models import Answer, difference
+from .torch.hf.live_models import Answer, difference, prefill
 
 #: The rounding of float32, and how many of them a sum of 1,024 terms gathers.
 UNIT = 2.0**-24
@@ -36,6 +37,15 @@ def rounding(model: nn.Module, way: Callable[[Any], Answer]) -> float:
         way: Calls the model; its answer is compared.
     """
     return difference(way(copy.deepcopy(model)), way(moved(model)))
+
+
+@contextmanager
+@torch.no_grad()
+def says_the_same(model: nn.Module, way: Callable[[Any], Answer] = prefill) -> Generator[None]:
+    """What is done to the model inside changes its answer by roundings alone."""
+    before, room = way(model), rounding(model, way)
+    yield
+    assert difference(before, way(model)) <= room
 
 
 @torch.no_grad()

@@ -104,16 +104,6 @@ def test_ideal_positional_heads_score_one():
     assert positional_score(heads, -1).tolist() == [0.0, 1.0]
 
 
-def test_a_built_previous_token_head_reaches_its_published_weight():
-    """Equal pairs of length sqrt(10), d = 128, base 10000: 0.727900 at the seventeenth token."""
-    frequencies = 10_000.0 ** (-np.arange(64) / 64)
-    distances = np.arange(17)[::-1, None]  # from the last query back to each key
-    logits = 10 / math.sqrt(128) * np.cos((distances - 1) * frequencies).sum(1)
-    attention = np.zeros((1, 17, 17))
-    attention[0, -1] = np.exp(logits) / np.exp(logits).sum()
-    assert positional_score(attention, -1)[0] * 16 == pytest.approx(0.727900, abs=5e-7)
-
-
 @pytest.mark.parametrize("offset", [6, -6, 0.5, True])
 def test_positional_score_refuses_an_offset_without_a_key(offset):
     """Six tokens have offsets from -5 to 5."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import inspect
 import os
 import warnings
@@ -17,6 +19,18 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 Answer = Tensor | None
 # longer than the tiny models' sliding windows
 CHUNK = 20
+
+
+@functools.cache
+def _tiny(name: str) -> Any:
+    from tools.tiny_models import tiny_model
+
+    return tiny_model(name)
+
+
+def fresh(name: str) -> Any:
+    """A tiny model of that type, which is made once and copied."""
+    return copy.deepcopy(_tiny(name))
 
 
 def tokens(batch: int, length: int, seed: int = 0) -> Tensor:

@@ -14,8 +14,8 @@ from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotar
 from phasor.errors import ConfigError
 from phasor.torch.hf import from_model, patch, unpatch
 
-from ...rounding import rounding
-from .live_models import difference, prefill
+from ...rounding import says_the_same
+from .live_models import prefill
 
 FACTORS = [1.0 + 0.1 * i for i in range(64)]
 LAWS: dict[str, dict[str, Any]] = {
@@ -291,9 +291,9 @@ def test_attention_that_rotates_as_its_class_is_served(
 ) -> None:
     """A subclass from elsewhere, or a module around it, is no other rotation."""
     model = given(make, layers)  # pyright: ignore[reportArgumentType]
-    before, kinds = prefill(model), classes(model)
-    assert len(patch(model).layers) == 2
-    assert difference(before, prefill(model)) <= rounding(model, prefill)
+    kinds = classes(model)
+    with says_the_same(model):
+        assert len(patch(model).layers) == 2
     unpatch(model)
     assert classes(model) == kinds
 
@@ -302,9 +302,8 @@ def test_attention_that_rotates_as_its_class_is_served(
 def test_a_layer_that_leaves_its_cosines_alone_is_no_obstacle(cls: type) -> None:
     """It takes positions as it took cosines, and may ask whether there are any."""
     model = given(cls, (1,))
-    before = prefill(model)
-    assert len(patch(model).layers) == 1
-    assert difference(before, prefill(model)) <= rounding(model, prefill)
+    with says_the_same(model):
+        assert len(patch(model).layers) == 1
 
 
 @pytest.mark.parametrize("function", [patch, unpatch, from_model])
@@ -320,6 +319,5 @@ def test_quantized_projections_are_no_obstacle() -> None:
     model = llama()
     for layer in model.model.layers:
         layer.self_attn.q_proj = Rounded(layer.self_attn.q_proj)
-    before = prefill(model)
-    assert len(patch(model).layers) == 2
-    assert difference(before, prefill(model)) <= rounding(model, prefill)
+    with says_the_same(model):
+        assert len(patch(model).layers) == 2

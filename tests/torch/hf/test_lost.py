@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -20,24 +21,22 @@ from phasor.torch.hf import CheckedModule, check, deferred, patch, unpatch
 from phasor.torch.hf.deferred import rotate_deferred
 from phasor.torch.hf.signatures import measure_signature
 
-from ...rounding import rounding
-from .live_models import difference, generated, prefill, tokens
+from ...rounding import rounding, says_the_same
+from .live_models import difference, fresh, generated, prefill, tokens
 from .pictured_models import pictured
 
 NAMES = ["llama", "gptj", "llama4_text"]
-Said = dict[str, tuple[Tensor, float]]
 
 
-@pytest.fixture(scope="module")
-def small() -> dict[str, Any]:
-    """Models, unpatched, each made once; tests change copies."""
-    return {name: tiny_model(name) for name in NAMES}
+def says_what_a_fresh_one_says(model: Any, name: str) -> bool:
+    """To a rounding."""
+    before, room = _said(name)
+    return difference(before, prefill(model)) <= room
 
 
-@pytest.fixture(scope="module")
-def said(small: dict[str, Any]) -> Said:
-    """What each model says, and how far its patched twin may be from it."""
-    return {name: (prefill(model), rounding(model, prefill)) for name, model in small.items()}
+@functools.cache
+def _said(name: str) -> tuple[Tensor, float]:
+    return _told(prefill(fresh(name))), rounding(fresh(name), prefill)
 
 
 def empty_weights(include_buffers: bool) -> AbstractContextManager[Any]:
@@ -82,64 +81,51 @@ AROUND: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_model_is_patched_whatever_is_on_around_it(
-    name: str, around: str, small: dict[str, Any], said: Said
-) -> None:
+def test_a_model_is_patched_whatever_is_on_around_it(name: str, around: str) -> None:
     """And says the same once that is over; what was measured before is forgotten for the test."""
-    model = copy.deepcopy(small[name])
+    model = fresh(name)
     measure_signature.cache_clear()
     with AROUND[around]():
         patch(model)
     assert torch.get_default_dtype() == torch.float32
-    before, room = said[name]
-    assert difference(before, prefill(model)) <= room
+    assert says_what_a_fresh_one_says(model, name)
 
 
 def test_a_tower_is_patched_on_the_meta_device() -> None:
     """Its table of complex rows too."""
     model, prompt = pictured("llama4")
-    with torch.no_grad():
-        before = model(**prompt).logits
-        bound = rounding(model, lambda one: one(**prompt).logits)
-        with torch.device("meta"):
-            patch(model)
-        assert difference(before, model(**prompt).logits) <= bound
+    with says_the_same(model, lambda one: one(**prompt).logits), torch.device("meta"):
+        patch(model)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_model_made_without_memory_and_loaded_by_assignment(
-    name: str, small: dict[str, Any], said: Said
-) -> None:
+def test_a_model_made_without_memory_and_loaded_by_assignment(name: str) -> None:
     """Frequencies are in no file, so they stay on the meta device; nobody needs them."""
     with empty_weights(True):
-        model = type(small[name])(small[name].config)
-    model.load_state_dict(small[name].state_dict(), assign=True)
+        model = type(fresh(name))(fresh(name).config)
+    model.load_state_dict(fresh(name).state_dict(), assign=True)
     model.set_attn_implementation("eager")
     assert all(one.lost and math.isnan(one.error) for one in check(model).modules)
     patch(model.eval())
-    before, room = said[name]
-    assert difference(before, prefill(model)) <= room
+    assert says_what_a_fresh_one_says(model, name)
 
 
 @pytest.mark.parametrize("left", [0.0, math.nan, math.inf], ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_frequencies_that_nobody_wrote_are_no_obstacle(
-    name: str, left: float, small: dict[str, Any], said: Said
-) -> None:
+def test_frequencies_that_nobody_wrote_are_no_obstacle(name: str, left: float) -> None:
     """As to_empty leaves them; what is a number is taken for a change of somebody's."""
-    model = copy.deepcopy(small[name])
+    model = fresh(name)
     for buffer in model.buffers():
         buffer.fill_(left)
     assert all(one.lost for one in check(model).modules)
     patch(model)
     assert not any(one.lost for one in check(model).modules)
-    before, room = said[name]
-    assert difference(before, prefill(model)) <= room
+    assert says_what_a_fresh_one_says(model, name)
 
 
-def test_the_way_out_of_frequencies_that_are_not_the_configs(small: dict[str, Any]) -> None:
+def test_the_way_out_of_frequencies_that_are_not_the_configs() -> None:
     """Garbage looks like a change; the error says how to say that it is none."""
-    model = copy.deepcopy(small["llama"])
+    model = fresh("llama")
     model.model.rotary_emb.inv_freq.mul_(0.5)
     with pytest.raises(ConfigError, match=r'move model\.rotary_emb to "meta"'):
         patch(model)
@@ -169,7 +155,7 @@ def test_rounded_frequencies_are_mended(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*offloaded")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_that_accelerate_spread_is_patched(
-    name: str, small: dict[str, Any], said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over a disk: its hooks go on loading weights, and unpatching leaves them in place."""
     rotated: list[int] = []
@@ -181,7 +167,7 @@ def test_a_model_that_accelerate_spread_is_patched(
     monkeypatch.setattr(deferred, "rotate_deferred", counted)
     from accelerate import dispatch_model
 
-    model = copy.deepcopy(small[name])
+    model = fresh(name)
     inner = "transformer" if name == "gptj" else "model"
     layers = "h" if name == "gptj" else "layers"
     where = {f"{inner}.{child}": "cpu" for child, _ in getattr(model, inner).named_children()}
@@ -195,13 +181,12 @@ def test_a_model_that_accelerate_spread_is_patched(
     assert any("_hf_hook" in module.__dict__ for module in model.modules())
     report = patch(model)
     rotated.clear()  # of the copies that `patch` ran
-    before, room = said[name]
-    assert difference(before, prefill(model)) <= room
+    assert says_what_a_fresh_one_says(model, name)
     each = {"gptj": 2}.get(name, 1)  # a call for queries, and one for keys
     assert len(rotated) == each * sum(one.rope is not None for one in report.layers)
-    assert torch.equal(_told(generated(small[name])), _told(generated(model)))
+    assert torch.equal(_told(generated(fresh(name))), _told(generated(model)))
     unpatch(model)
-    assert torch.equal(_told(prefill(small[name])), _told(prefill(model)))
+    assert torch.equal(_told(prefill(fresh(name))), _told(prefill(model)))
 
 
 def _told(answer: Tensor | None) -> Tensor:
@@ -209,17 +194,17 @@ def _told(answer: Tensor | None) -> Tensor:
     return answer
 
 
-def test_a_patched_class_makes_new_modules_of_the_class_it_was(small: dict[str, Any]) -> None:
+def test_a_patched_class_makes_new_modules_of_the_class_it_was() -> None:
     """Nobody told a new one which Rope it turns by: it answers with cosines, as ever."""
-    model = copy.deepcopy(small["llama"])
+    model = fresh("llama")
     patch(model)
     places = torch.arange(5)[None]
     for path in ("model.rotary_emb", "model.layers.1.self_attn"):
-        kind, usual = type(model.get_submodule(path)), type(small["llama"].get_submodule(path))
+        kind, usual = type(model.get_submodule(path)), type(fresh("llama").get_submodule(path))
         new = kind(model.config, 1) if "attn" in path else kind(model.config)
         assert type(new) is usual
         if "rotary" in path:
-            old = small["llama"].get_submodule(path)(torch.zeros(1), places)
+            old = fresh("llama").get_submodule(path)(torch.zeros(1), places)
             assert all(
                 torch.equal(a, b) for a, b in zip(new(torch.zeros(1), places), old, strict=True)
             )
@@ -237,9 +222,9 @@ def expected_line(model: Any, dtype: torch.dtype, context: int) -> tuple[float, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_check_says_how_far_and_from_where(dtype: torch.dtype, small: dict[str, Any]) -> None:
+def test_check_says_how_far_and_from_where(dtype: torch.dtype) -> None:
     """Against cosines of the same frequencies, and the exact ones in float64; nothing changes."""
-    model = copy.deepcopy(small["llama"]).to(dtype)
+    model = fresh("llama").to(dtype)
     held = [buffer.clone() for buffer in model.buffers()]
     (found,) = check(model).modules
     error, beyond = expected_line(model, dtype, 2048)
@@ -253,9 +238,9 @@ def test_check_says_how_far_and_from_where(dtype: torch.dtype, small: dict[str, 
     assert all(map(torch.equal, held, model.buffers()))
 
 
-def test_check_of_a_patched_model_measures_the_operator(small: dict[str, Any]) -> None:
+def test_check_of_a_patched_model_measures_the_operator() -> None:
     """Whatever its dtype: within three roundings of float32."""
-    model = copy.deepcopy(small["llama"]).to(torch.bfloat16)
+    model = fresh("llama").to(torch.bfloat16)
     far = check(model).modules[0].error
     patch(model)
     (found,) = check(model).modules
@@ -294,16 +279,14 @@ def test_check_of_several_kinds_and_parts_is_a_line_for_each() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
-def test_a_wrapper_that_rotates_by_itself_is_refused(
-    small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrapper_that_rotates_by_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """An adaption prompt computes queries again beside the attention that it wraps."""
     import peft
 
     # peft refuses the torchao that torchtune wants; nothing here is quantized
     monkeypatch.setattr("peft.tuners.lora.torchao.is_torchao_available", lambda: False)
     how = peft.AdaptionPromptConfig(task_type="CAUSAL_LM", adapter_len=4, adapter_layers=2)
-    model = peft.get_peft_model(copy.deepcopy(small["llama"]), how)
+    model = peft.get_peft_model(fresh("llama"), how)
     with pytest.raises(
         ConfigError, match=r"self_attn \(AdaptedAttention.* more with cosines than rotate"
     ):

@@ -16,7 +16,7 @@ from phasor.errors import ConfigError, TensorError
 from phasor.torch.hf import from_model, patch, unpatch
 
 from ...rounding import GATHERED, UNIT, moved, rounding
-from .live_models import WAYS, answers, difference, prefill, tokens, whole_models
+from .live_models import WAYS, answers, difference, fresh, prefill, tokens, whole_models
 
 #: Whole heads, normed heads, two kinds of layers, complex rows, latent attention, a table of sines.
 EVERYDAY = ["llama", "qwen3", "gemma3_text", "llama4_text", "deepseek_v3", "gptj"]
@@ -29,33 +29,22 @@ REFUSED = {
 }
 
 
-@pytest.fixture(scope="module")
-def small() -> dict[str, Any]:
-    """The everyday models, unpatched, each made once; tests change copies."""
-    return {name: tiny_model(name) for name in EVERYDAY}
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", EVERYDAY)
-def test_a_patched_model_says_the_same_in_float32(
-    name: str, way: str, small: dict[str, Any]
-) -> None:
+def test_a_patched_model_says_the_same_in_float32(name: str, way: str) -> None:
     """In every way that it is run, to a rounding; generated tokens are the same ones."""
-    model = copy.deepcopy(small[name])
+    model = fresh(name)
     before = WAYS[way](model)
     room = 0.0 if way == "generation" else rounding(model, WAYS[way])
     patch(model)
-    after = WAYS[way](model)
     assert before is not None
-    assert difference(before, after) <= room
+    assert difference(before, WAYS[way](model)) <= room
 
 
 @pytest.mark.parametrize("name", EVERYDAY)
-def test_unpatching_gives_back_every_class_on_the_same_modules(
-    name: str, small: dict[str, Any]
-) -> None:
+def test_unpatching_gives_back_every_class_on_the_same_modules(name: str) -> None:
     """The modules, their classes, what they hold and what the model says, bit for bit."""
-    model = copy.deepcopy(small[name])
+    model = fresh(name)
     modules = list(model.named_modules())
     classes = [type(module) for _, module in modules]
     held = [sorted(module.__dict__) for _, module in modules]
@@ -69,13 +58,13 @@ def test_unpatching_gives_back_every_class_on_the_same_modules(
     assert torch.equal(before, prefill(model))
 
 
-def test_no_other_model_is_touched(small: dict[str, Any]) -> None:
+def test_no_other_model_is_touched() -> None:
     """Neither another instance, nor the classes, nor the functions of their file."""
     from transformers.models.llama import modeling_llama as code
 
     function, method = code.apply_rotary_pos_emb, code.LlamaAttention.forward
-    other = copy.deepcopy(small["llama"])
-    patch(copy.deepcopy(small["llama"]))
+    other = fresh("llama")
+    patch(fresh("llama"))
     assert type(other.model.layers[0].self_attn) is code.LlamaAttention
     assert type(other.model.rotary_emb) is code.LlamaRotaryEmbedding
     assert code.apply_rotary_pos_emb is function
@@ -83,11 +72,9 @@ def test_no_other_model_is_touched(small: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", EVERYDAY)
-def test_the_report_names_every_layer(
-    name: str, small: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_names_every_layer(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A line is printed, the table on request; both are in what is returned."""
-    model = copy.deepcopy(small[name])
+    model = fresh(name)
     ropes = from_model(model)
     patch(model)
     (line,) = capsys.readouterr().out.splitlines()
@@ -102,21 +89,21 @@ def test_the_report_names_every_layer(
     assert from_model(model).kinds == ropes.kinds
 
 
-def test_the_rope_of_a_live_model_is_that_of_its_config(small: dict[str, Any]) -> None:
+def test_the_rope_of_a_live_model_is_that_of_its_config() -> None:
     """Gemma 3 has one base for its sliding layers and another for the others."""
-    ropes = from_model(small["gemma3_text"])
+    ropes = from_model(fresh("gemma3_text"))
     assert {kind: rope.base for kind, rope in ropes.kinds.items() if rope} == {
         "full_attention": 1_000_000.0,
         "sliding_attention": 10_000.0,
     }
-    assert from_model(small["deepseek_v3"])[0] == Rope(
+    assert from_model(fresh("deepseek_v3"))[0] == Rope(
         head_dim=64, pairing="interleaved", pairing_out="half", base=10_000.0
     )
 
 
-def test_rows_of_half_width_reach_every_layer(small: dict[str, Any]) -> None:
+def test_rows_of_half_width_reach_every_layer() -> None:
     """Attention is handed one row of cos and of sin a token, made once for all layers."""
-    model = copy.deepcopy(small["llama"])
+    model = fresh("llama")
     patch(model)
     seen: list[Any] = []
     attention = model.model.layers[1].self_attn
@@ -132,9 +119,9 @@ def test_rows_of_half_width_reach_every_layer(small: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", EVERYDAY)
-def test_a_patched_model_compiles_whole(name: str, small: dict[str, Any]) -> None:
+def test_a_patched_model_compiles_whole(name: str) -> None:
     """Without a graph break, and to the same logits."""
-    model = copy.deepcopy(small[name])
+    model = fresh(name)
     before = prefill(model)
     patch(model)
     torch._dynamo.reset()
@@ -145,9 +132,9 @@ def test_a_patched_model_compiles_whole(name: str, small: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("name", ["llama", "gptj"])
-def test_a_patched_model_is_copied_and_pickled_as_it_is(name: str, small: dict[str, Any]) -> None:
+def test_a_patched_model_is_copied_and_pickled_as_it_is(name: str) -> None:
     """The copy is patched, says the same, and can be unpatched on its own."""
-    model = copy.deepcopy(small[name])
+    model = fresh(name)
     patch(model)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(prefill(twin), prefill(model))
@@ -158,9 +145,9 @@ def test_a_patched_model_is_copied_and_pickled_as_it_is(name: str, small: dict[s
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gptj"])
-def test_saved_files_are_the_same(name: str, small: dict[str, Any], tmp_path: Path) -> None:
+def test_saved_files_are_the_same(name: str, tmp_path: Path) -> None:
     """Byte for byte, and what they hold loads as ever."""
-    model = copy.deepcopy(small[name])
+    model = fresh(name)
     model.save_pretrained(tmp_path / "before")
     patch(model)
     model.save_pretrained(tmp_path / "after")
@@ -171,14 +158,14 @@ def test_saved_files_are_the_same(name: str, small: dict[str, Any], tmp_path: Pa
     assert difference(prefill(again.eval()), prefill(model)) <= rounding(model, prefill)
 
 
-def test_a_trainer_trains_a_patched_model_as_before(small: dict[str, Any], tmp_path: Path) -> None:
+def test_a_trainer_trains_a_patched_model_as_before(tmp_path: Path) -> None:
     """The same losses in every step, with activations computed again."""
     from transformers import Trainer, TrainingArguments
 
     rows = [{"input_ids": row, "labels": row} for row in tokens(8, 32)]
     losses: dict[bool, list[float]] = {}
     for is_patched in (False, True):
-        model = copy.deepcopy(small["llama"])
+        model = fresh("llama")
         if is_patched:
             patch(model)
         how = TrainingArguments(
@@ -190,22 +177,20 @@ def test_a_trainer_trains_a_patched_model_as_before(small: dict[str, Any], tmp_p
         trainer.train()
         losses[is_patched] = [one["loss"] for one in trainer.state.log_history if "loss" in one]
     # a cross entropy moves by at most twice what its logits do
-    room = 2 * rounding(small["llama"], prefill)
+    room = 2 * rounding(fresh("llama"), prefill)
     assert losses[True] == pytest.approx(losses[False], rel=0, abs=room)
     assert len(losses[True]) == 3
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
 @pytest.mark.parametrize("first", ["patch", "adapters"])
-def test_adapters_go_on_before_or_after(
-    first: str, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adapters_go_on_before_or_after(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """LoRA wraps the projections of a patched model, and a wrapped model is patched."""
     import peft
 
     # peft refuses the torchao that torchtune wants; nothing here is quantized
     monkeypatch.setattr("peft.tuners.lora.torchao.is_torchao_available", lambda: False)
-    model, other = copy.deepcopy(small["llama"]), copy.deepcopy(small["llama"])
+    model, other = fresh("llama"), fresh("llama")
     how = peft.LoraConfig(target_modules=["q_proj", "k_proj"], r=4, init_lora_weights=False)
     torch.manual_seed(0)
     plain = peft.get_peft_model(other, how)
@@ -229,9 +214,9 @@ HOOKED = ["model.layers.1.self_attn", "model.rotary_emb"]
 
 
 @pytest.mark.parametrize("path", HOOKED)
-def test_a_hook_that_took_forward_is_refused(path: str, small: dict[str, Any]) -> None:
+def test_a_hook_that_took_forward_is_refused(path: str) -> None:
     """It would call what was there before; nothing is changed then."""
-    model = copy.deepcopy(small["llama"])
+    model = fresh("llama")
     module = model.get_submodule(path)
     before = module.forward
     module.forward = lambda *given, **words: before(*given, **words)
@@ -242,11 +227,9 @@ def test_a_hook_that_took_forward_is_refused(path: str, small: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("path", HOOKED)
-def test_a_hook_that_keeps_forward_in_the_module_is_followed(
-    path: str, small: dict[str, Any]
-) -> None:
+def test_a_hook_that_keeps_forward_in_the_module_is_followed(path: str) -> None:
     """What it kept becomes that of the new class, and of the old one again."""
-    model = copy.deepcopy(small["llama"])
+    model = fresh("llama")
     module = model.get_submodule(path)
     seen: list[str] = []
 
@@ -258,10 +241,10 @@ def test_a_hook_that_keeps_forward_in_the_module_is_followed(
     usual = type(module)
     patch(model)
     assert module.kept.__func__ is type(module).forward is not usual.forward
-    assert difference(prefill(small["llama"]), prefill(model)) <= rounding(small["llama"], prefill)
+    assert difference(prefill(fresh("llama")), prefill(model)) <= rounding(fresh("llama"), prefill)
     unpatch(model)
     assert module.kept.__func__ is usual.forward
-    assert difference(prefill(small["llama"]), prefill(model)) == 0
+    assert difference(prefill(fresh("llama")), prefill(model)) == 0
     assert seen == [path, path]
 
 
@@ -273,11 +256,9 @@ def test_a_hook_that_keeps_forward_in_the_module_is_followed(
         ("gptj", "transformer.h.1.attn", "embed_positions"),
     ],
 )
-def test_changed_frequencies_are_refused(
-    name: str, path: str, buffer: str, small: dict[str, Any]
-) -> None:
+def test_changed_frequencies_are_refused(name: str, path: str, buffer: str) -> None:
     """A model whose frequencies somebody edited, in whichever layer, is not understood."""
-    model = copy.deepcopy(small[name])
+    model = fresh(name)
     getattr(model.get_submodule(path), buffer).mul_(0.5)
     with pytest.raises(ConfigError, match=rf"{path} .*{buffer} is not what its config says"):
         patch(model)
@@ -285,19 +266,17 @@ def test_changed_frequencies_are_refused(
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", ["llama", "gptj"])
-def test_a_cast_is_no_change_of_frequencies(
-    name: str, dtype: torch.dtype, small: dict[str, Any]
-) -> None:
+def test_a_cast_is_no_change_of_frequencies(name: str, dtype: torch.dtype) -> None:
     """A model of any dtype is patched, and rotates by the same ropes."""
-    model = copy.deepcopy(small[name]).to(dtype)
+    model = fresh(name).to(dtype)
     ropes = [one.rope for one in patch(model).layers]
-    assert ropes == list(from_model(small[name]))
-    assert difference(prefill(small[name]), prefill(model)) < 0.05
+    assert ropes == list(from_model(fresh(name)))
+    assert difference(prefill(fresh(name)), prefill(model)) < 0.05
 
 
-def test_a_class_given_since_is_not_taken_away(small: dict[str, Any]) -> None:
+def test_a_class_given_since_is_not_taken_away() -> None:
     """Whoever wrapped a patched module has to unwrap it first."""
-    model = copy.deepcopy(small["llama"])
+    model = fresh("llama")
     patch(model)
     attention = model.model.layers[1].self_attn
     ours = type(attention)
@@ -360,11 +339,9 @@ def test_a_rotation_of_ones_own_is_shown_the_way_to_rotate_qk(cls: Any, says: st
     assert "phasor.torch.rotate_qk(q, k, positions, rope)" in str(e.value)
 
 
-def test_patching_twice_says_already(
-    small: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_patching_twice_says_already(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing changes, and one call of `unpatch` undoes both."""
-    model = copy.deepcopy(small["llama"])
+    model = fresh("llama")
     before = prefill(model)
     first = patch(model)
     classes = [type(module) for module in model.modules()]
@@ -395,9 +372,9 @@ def test_another_length_for_a_patched_model_is_refused() -> None:
         patch(model, seq_len=200_000)
 
 
-def test_cosines_of_ones_own_are_refused(small: dict[str, Any]) -> None:
+def test_cosines_of_ones_own_are_refused() -> None:
     """A patched layer rotates by positions; rows that someone else made are not silently read."""
-    model = copy.deepcopy(small["llama"])
+    model = fresh("llama")
     patch(model)
     rows = torch.ones(1, 3, 128), torch.zeros(1, 3, 128)
     with pytest.raises(TensorError, match="must come from a rotary embedding of the patched"):

@@ -14,8 +14,8 @@ from phasor.axes import Sectioned
 from phasor.errors import ConfigError, PhasorWarning
 from phasor.torch.hf import from_model, patch, reading
 
-from ...rounding import rounding
-from .live_models import difference, prefill, tokens
+from ...rounding import rounding, says_the_same
+from .live_models import difference, tokens
 from .pictured_models import pictured
 
 
@@ -33,10 +33,8 @@ def test_a_model_whose_config_has_two_bases_is_followed_by_its_module() -> None:
     with pytest.warns(PhasorWarning, match=says):
         ropes = from_model(model)
     assert [rope and rope.base for rope in ropes] == [10000.0] * 2
-    before = prefill(model)
-    with pytest.warns(PhasorWarning, match=says):
+    with says_the_same(model), pytest.warns(PhasorWarning, match=says):
         patch(model)
-    assert difference(before, prefill(model)) <= rounding(model, prefill)
 
 
 def test_gemma_4_with_heads_of_one_width_is_read_so() -> None:
@@ -74,7 +72,6 @@ def test_an_unknown_model_type_is_identified_from_its_code(
 ) -> None:
     """The same frequencies and pairs come out as the config's reader finds, and a note says how."""
     model = tiny_model(name)
-    before = prefill(model)
     known = from_model(model)
     monkeypatch.setattr(reading, "model_types", lambda: ())
     found = from_model(model)
@@ -87,8 +84,8 @@ def test_an_unknown_model_type_is_identified_from_its_code(
             base=other.base, scaling=other.scaling,
         )  # fmt: skip
         assert one == whole
-    patch(model)
-    assert difference(before, prefill(model)) <= rounding(model, prefill)
+    with says_the_same(model):
+        patch(model)
 
 
 def test_the_config_of_one_model_is_asked_not_another() -> None:
@@ -96,15 +93,12 @@ def test_the_config_of_one_model_is_asked_not_another() -> None:
     first, second = tiny_model("llama"), tiny_model("llama")
     second.config.rope_parameters = {"rope_type": "default", "rope_theta": 500.0}
     second.model.rotary_emb.__init__(second.config)
-    before = [prefill(model) for model in (first, second)]
-    bounds = [rounding(model, prefill) for model in (first, second)]
     pair = nn.ModuleList([first, second])
     assert [rope.base for rope in from_model(pair, part="1") if rope] == [500.0, 500.0]
-    report = patch(pair)
+    with says_the_same(first), says_the_same(second):
+        report = patch(pair)
     bases = [one.rope.base for one in report.layers if one.rope]
     assert bases == [10_000.0, 10_000.0, 500.0, 500.0]
-    for said, model, bound in zip(before, (first, second), bounds, strict=True):
-        assert difference(said, prefill(model)) <= bound
 
 
 def test_the_same_config_behind_two_embeddings_is_one_part() -> None:
@@ -119,10 +113,9 @@ def test_the_layers_take_the_pairing_that_their_config_says() -> None:
     """DeepSeek's code has a function for each."""
     model = tiny_model("deepseek_v3")
     model.config.rope_interleave = False
-    before = prefill(model)
-    report = patch(model)
+    with says_the_same(model):
+        report = patch(model)
     assert [one.rope.pairing for one in report.layers if one.rope] == ["half", "half"]
-    assert difference(before, prefill(model)) <= rounding(model, prefill)
 
 
 def test_a_config_that_disagrees_with_its_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

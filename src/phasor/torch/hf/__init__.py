@@ -286,7 +286,7 @@ def from_model(model: nn.Module, *, part: str | None = None) -> LayerRopes:
     (rotation,) = read_parts(model, language_part(model) if part is None else part, "from_model")
     check_buffers(rotation)
     if isinstance(rotation.layers, str):
-        raise ConfigError(f"model must be one whose layers can be told apart: {rotation.layers}")
+        raise ConfigError(f"model must be one whose layers' ropes are known: {rotation.layers}")
     return rotation.layers
 
 
@@ -324,11 +324,8 @@ def check(model: nn.Module, *, part: str | None = None) -> Checked:
 
 
 def _describe_replaced(info: ModuleInfo, ropes: LayerRopes | str, seq_len: int | None) -> Replaced:
-    layer = layer_number(info)
-    unknown_because, rope = "", None
-    if isinstance(ropes, str):
-        unknown_because = ropes
-    elif layer is not None and layer < len(ropes):
+    layer, rope = layer_number(info), None
+    if isinstance(ropes, LayerRopes) and layer is not None and layer < len(ropes):
         rope = ropes[layer]
     return Replaced(
         path=info.path,
@@ -336,7 +333,7 @@ def _describe_replaced(info: ModuleInfo, ropes: LayerRopes | str, seq_len: int |
         layer=layer,
         functions=tuple(sorted(rotations_of(info.cls))),
         rope=rope if rope is None or seq_len is None else rope.at(seq_len),
-        unknown_because=unknown_because,
+        unknown_because=ropes if isinstance(ropes, str) else "",
     )
 
 
