@@ -24,17 +24,10 @@ def critical_dimension(rope: Rope, context: float) -> int:
     """Rotated coordinates whose pairs make more than a full turn within a context.
 
     ``2 ceil((rotary_dim / 2) log_base(context / 2 pi))`` for a rope without a law (Liu et al.
-    2310.05209), counted here as twice the pairs that make more than one turn, so that
-    laws and explicit frequencies have one too. Pairs beyond have seen only a part of their
-    circle in training, and meet new angles in a longer context. Half of it is the index of the
+    2310.05209), counted here as twice the pairs that make more than one turn of the training
+    ``context``, so that laws and explicit frequencies have one too. Pairs beyond have seen only a
+    part of their circle, and meet new angles in a longer context. Half of it is the index of the
     first such pair (LongRoPE2 2502.20082).
-
-    Args:
-        rope: What rotates.
-        context: Length of the training context.
-
-    Returns:
-        An even number from 0 to ``rotary_dim``.
 
     >>> critical_dimension(Rope(head_dim=128, pairing="half"), 4096)
     92
@@ -47,13 +40,9 @@ def critical_dimension(rope: Rope, context: float) -> int:
 def critical_base(base: float, context: float, tuned_context: float) -> float:
     """Base from which tuning on a longer context does better than the base of training.
 
-    ``base ** log(tuned_context / 2 pi, context / 2 pi)``: with it, the pairs that come round in
-    the tuned context are those that came round in training (Liu et al. 2310.05209).
-
-    Args:
-        base: Base of training.
-        context: Length of the training context, above ``2 pi``.
-        tuned_context: Length of the context in tuning, above ``2 pi``.
+    ``base ** log(tuned_context / 2 pi, context / 2 pi)``, of contexts above ``2 pi`` tokens: with
+    it, the pairs that come round in the tuned context are those that came round in training (Liu
+    et al. 2310.05209).
 
     >>> print(round(critical_base(10_000.0, 4096, 16_384)))
     71738
@@ -70,11 +59,8 @@ def feasible_bases(rope: Rope, context: int, bases: Iterable[float]) -> NDArray[
     That is, no distance from 0 to ``context`` has ``cosine(rope, r, "aligned") < 0``; a head of
     which at most half is rotated has none under any base. Men et al. (2405.14591) call the least
     such base the lower bound of the context. The feasible bases are no interval: at 65536 tokens
-    and width 128, 2.1e6 is feasible, and 2 % and 5 % above it are not. Their table 2 does not list
-    infima either (1.6e4 at 2048 tokens, where 11590 is feasible, and 3.1e5 at 16384, where 2.341e5
-    is), and several of its entries fail as printed: two digits are too few. From the start of the
-    last interval on, every base in ``bases`` is feasible: it is twice the start of the first at
-    2048 tokens, nearly five times at 8192.
+    and width 128, 2.1e6 is feasible, and 2 % and 5 % above it are not. Several entries of their
+    table 2 fail as printed, for two digits are too few, and others are no infima.
 
     Edges between neighbours in ``bases`` are found to a millionth. An interval between two
     neighbours is missed: the first interval at 4096 tokens is 0.08 % wide. One base takes a few
@@ -87,8 +73,8 @@ def feasible_bases(rope: Rope, context: int, bases: Iterable[float]) -> NDArray[
 
     Returns:
         float64 ``[n, 2]``: the first and the last feasible base of each interval, ascending. The
-        first number is the least feasible base; ``[-1, 0]`` is the safe one if the last number
-        is the last of ``bases``.
+        first number is the least feasible base; ``[-1, 0]`` is the safe one, from which all are
+        feasible, if the last number is the last of ``bases``.
 
     >>> rope = Rope(head_dim=128, pairing="half")
     >>> feasible_bases(rope, 1024, np.geomspace(4250, 4350, 8)).round()

@@ -105,15 +105,15 @@ _FEATURE_MAPS: dict[str, tuple[FeatureMap, FeatureMap]] = {
 }
 
 
-def checked_feature_maps(feature_map: object, causal: bool) -> tuple[FeatureMap, FeatureMap]:
-    """The maps of queries and of keys, or an error if ``feature_map`` gives none."""
+def find_feature_maps(feature_map: object, causal: bool) -> tuple[FeatureMap, FeatureMap]:
+    """The maps of queries and of keys that ``feature_map`` names, is or holds."""
     boolean("causal", causal)
+    if feature_map == "shen" and causal:
+        raise SpecError(
+            "feature_map='shen' divides every key by a sum over all tokens, later ones too, "
+            "and cannot be causal; use 'softmax', or causal=False"
+        )
     if isinstance(feature_map, str) and feature_map in _FEATURE_MAPS:
-        if feature_map == "shen" and causal:
-            raise SpecError(
-                "feature_map='shen' divides every key by a sum over all tokens, later ones too, "
-                "and cannot be causal; use 'softmax', or causal=False"
-            )
         return _FEATURE_MAPS[feature_map]
     if isinstance(feature_map, PositiveRandomFeatures):
         return feature_map.of_queries, feature_map

@@ -25,11 +25,10 @@ class PositionalHead(nn.Module):
     it attends to, which for a sharp head is the token ``offset`` back. A query with fewer tokens
     before it than that attends to the token whose angle is nearest.
 
-    16-bit queries and keys are rotated, and their scores made, in float32, so that only the biases
-    are rounded. Where `required_alpha` asks for 0.999 over 512 tokens, with base 10 000 or 500 000,
-    that leaves at least 0.99898 in float32, 0.99896 in float16 and 0.99874 in bfloat16, for heads
-    of 8 to 256 coordinates. Narrower heads are sharper, and lose more: with 4 coordinates bfloat16
-    leaves 0.9971; with 2 no bound holds, and the alpha of 274 400 is beyond float16.
+    Only the biases are rounded to 16 bits: rotation and scores are float32. Where `required_alpha`
+    asks for 0.999 over 512 tokens, with base 10 000 or 500 000, that leaves at least 0.99898 in
+    float32, 0.99896 in float16 and 0.99874 in bfloat16, for heads of 8 to 256 coordinates. With 4
+    bfloat16 leaves 0.9971; with 2 no bound holds, and the alpha of 274 400 is beyond float16.
 
     Args:
         rope: What rotates queries and keys.

@@ -29,7 +29,7 @@ from phasor.torch.papers.feature_maps import (
     FeatureMap,
     FeatureMaps,
     check_features,
-    checked_feature_maps,
+    find_feature_maps,
     maps_each_token,
     number_of_features,
 )
@@ -48,9 +48,9 @@ BLOCK, BLOCK_ELEMENTS = 8, 2**19
 class LinearState:
     """The sums over the tokens so far that causal linear attention continues from.
 
-    ``heads * (features * values + features)`` numbers per sequence, however many tokens there were.
-    A new state is empty; `linear_attention` and `RotaryLinearAttention` replace its tensors by sums
-    that include their tokens. Outside ``torch.no_grad`` they keep the graph that made them.
+    Their size is the same however many tokens there were. A new state is empty; `linear_attention`
+    and `RotaryLinearAttention` replace its tensors by sums that include their tokens. Outside
+    ``torch.no_grad`` they keep the graph that made them.
 
     >>> state = LinearState()
     >>> rope = Rope(head_dim=4, pairing="half")
@@ -82,19 +82,17 @@ def linear_attention(
 ) -> Tensor:
     """Attention in time and memory linear in the number of tokens, with rotated features.
 
-    ``Σ_n (R(m) φ(q_m) · R(n) ϕ(k_n)) v_n / Σ_n φ(q_m) · ϕ(k_n)``
-    (RoFormer 2104.09864, eq. 19): the numerator is rotated and the denominator is not, so weights
-    may be negative and their sum shrinks with distance; `phasor.papers.linear_weights` computes
-    them. The sums run over all tokens, or with ``causal`` over those that do not come later *in the
-    tensor*; positions only rotate, and may be any. Sequences that are packed into one would see
-    each other, and there is no mask for padding: of a causal sum, padding at the end changes only
-    its own output.
+    ``Σ_n (R(m) φ(q_m) · R(n) ϕ(k_n)) v_n / Σ_n φ(q_m) · ϕ(k_n)`` (RoFormer 2104.09864, eq. 19): the
+    numerator is rotated and the denominator is not, so weights may be negative and their sum
+    shrinks with distance (`phasor.papers.linear_weights`). The sums run over all tokens, or with
+    ``causal`` over those that do not come later *in the tensor*; positions only rotate. There is no
+    mask: packed sequences see each other, and padding at the end of a causal sum changes only its
+    own output.
 
     Arithmetic is float32 (float64 for float64 tensors) from the feature map on, under autocast
-    too, with one rounding at the end. A causal sum goes through the tokens in blocks; for the
-    backward pass it keeps its inputs (of a callable, the features) and computes each block again,
-    never an N×N matrix. Differentiable any number of times. ``rope.attention_factor`` would
-    multiply the result as a whole and is not applied.
+    too, with one rounding at the end. A causal sum keeps its inputs (of a callable, the features)
+    for the backward pass and computes its blocks again, never an N×N matrix. Differentiable any
+    number of times. ``rope.attention_factor`` would multiply the whole result and is not applied.
 
     Args:
         q: ``[..., seq, heads, head_dim]``: float64, float32, bfloat16 or float16, any strides.
@@ -126,7 +124,7 @@ def linear_attention(
     >>> linear_attention(q, k, v, torch.arange(500), rope, causal=True).shape
     torch.Size([2, 500, 8, 64])
     """
-    map_query, map_key = checked_feature_maps(feature_map, causal)
+    map_query, map_key = find_feature_maps(feature_map, causal)
     if state is not None and not (causal and isinstance(cast(object, state), LinearState)):
         raise SpecError(
             "state must be a LinearState with causal=True and None without, for a sum over all "
@@ -220,7 +218,7 @@ class RotaryLinearAttention(nn.Module):
         self.head_dim = whole("head_dim", head_dim, least=1)
         boolean("qkv_bias", qkv_bias)
         boolean("o_bias", o_bias)
-        checked_feature_maps(feature_map, causal)
+        find_feature_maps(feature_map, causal)
         features = number_of_features(feature_map, self.head_dim)
         if rope is not None and features not in (None, rope.head_dim):
             raise SpecError(
@@ -431,10 +429,7 @@ def _check_tensors(q: Any, k: Any, v: Any) -> None:
 def _initial_sums(
     state: LinearState | None, k: Tensor, v: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The sums ``[..., heads, features, values]`` and ``[..., heads, features]`` to start from.
-
-    Those of ``state``; zeros where there is none or it is empty.
-    """
+    """The sums ``[..., heads, features, values]`` and ``[..., heads, features]`` to start from."""
     shape = (*k.shape[:-3], k.shape[-2], k.shape[-1], v.shape[-1])
     if state is None or state.values is None or state.weights is None:
         zeros = v.new_zeros(shape, dtype=dtype)
