@@ -1,22 +1,18 @@
-"""Reading the ropes of live models: from configs, from code, of several axes, of parts."""
+"""Reading the ropes of live models: from configs, from code, of parts."""
 
 from __future__ import annotations
 
 import copy
 
 import pytest
-import torch
 from tools.tiny_models import tiny_model
 from torch import nn
 
 from phasor import Rope, load
-from phasor.axes import Sectioned
 from phasor.errors import ConfigError, PhasorWarning
 from phasor.torch.hf import from_model, patch, reading
 
-from ...rounding import rounding, says_the_same
-from .live_models import difference, tokens
-from .pictured_models import pictured
+from ...rounding import says_the_same
 
 
 def test_a_model_whose_config_has_two_bases_is_followed_by_its_module() -> None:
@@ -47,23 +43,6 @@ def test_gemma_4_with_heads_of_one_width_is_read_so() -> None:
     )  # fmt: skip
     for source in (config, config.to_dict()):
         assert [rope and rope.head_dim for rope in load(source)] == [16, 16]
-
-
-def test_positions_of_three_axes_reach_the_layers() -> None:
-    """Time, height and width of a picture's tokens, not three times the same."""
-    model = pictured("qwen2_vl")[0].model.language_model
-    rope = from_model(model)[0]
-    assert rope is not None
-    assert rope.axes == Sectioned((8, 12, 12))
-    places = torch.randint(0, 50, (3, 1, 12), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        before = model(tokens(1, 12), position_ids=places)[0]
-        room = rounding(model, lambda model: model(tokens(1, 12), position_ids=places)[0])
-        same = model(tokens(1, 12), position_ids=places[:1].expand(3, -1, -1))[0]
-        patch(model)
-        after = model(tokens(1, 12), position_ids=places)[0]
-    assert difference(before, after) <= room
-    assert difference(before, same) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_neox", "deepseek_v3", "cohere"])
