@@ -22,15 +22,10 @@ _OTHER_SIZES = (
 
 
 class CacheSize(NamedTuple):
-    """The keys and values of one sequence, in all layers.
+    """The keys and values of one sequence, in all layers."""
 
-    Attributes:
-        bytes: For each number of tokens; None if it is not known.
-        formula: What is multiplied, in words; where ``bytes`` is None, the reason.
-    """
-
-    bytes: tuple[int, ...] | None
-    formula: str
+    bytes: tuple[int, ...] | None  # for each number of tokens; None if it is not known
+    formula: str  # what is multiplied, in words; where ``bytes`` is None, the reason
 
 
 def cache_size(ropes: LayerRopes, *tokens: int) -> CacheSize:

@@ -11,7 +11,7 @@ from typing import Any, cast
 from phasor._checks import whole
 from phasor.axes import Alternating, Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.files.configs import rope_blocks
-from phasor.files.configs.facts import Architecture, Kind, table
+from phasor.files.configs.facts import Architecture, table
 from phasor.files.configs.source import JsonObject
 from phasor.files.refusals import refusal
 from phasor.layers import LayerRopes
@@ -107,12 +107,14 @@ def keys_over_file(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]
     file, blocks, context = ropes.in_config.values, keys["rope_parameters"], keys[_CONTEXT]
     facts = table().huggingface.get(file.get("model_type", ""), Architecture())
     old = _object(file, "rope_parameters")
+    # what the keys outside a block have to say, by what they are about; else null
     # transformers takes no null for the context before the extension
-    values: dict[str, Any] = {"context": context, "original": context, "switch": False}
+    says: dict[str, Any] = {"context": context, "original": context, "switch": False}
+    bases: dict[str, float | None] = {}  # by key, of blocks for single kinds
     if "rope_type" in blocks:
         base = blocks["rope_theta"]
-        bases = dict.fromkeys(table().files["replaced"], base)
-        values |= {
+        says |= {
+            "base": base,
             "base_unit": facts.base and base / facts.base,
             "factor": blocks["factor"] if blocks["rope_type"] == "linear" else 1.0,
             "fraction": blocks.get("partial_rotary_factor", 1.0),
@@ -120,17 +122,15 @@ def keys_over_file(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]
         }
         blocks = _block_over(blocks, {**_object(file, "rope_scaling"), **old})
     else:
-        bases = {}
         for kind, block in blocks.items():
-            key = facts.kinds.get(kind, Kind()).base_key or "rope_theta"
-            base = block and block["rope_theta"]
+            key, base = facts.kind(kind).base_key or "rope_theta", block and block["rope_theta"]
             bases[key] = base if bases.get(key, base) == base else None
         blocks = {kind: b and _block_over(b, _object(old, kind)) for kind, b in blocks.items()}
     if "qk_rope_head_dim" in file:  # there the fraction is one of a wider head
-        values["fraction"] = file.get("partial_rotary_factor")
+        says["fraction"] = file.get("partial_rotary_factor")
     outside = {
-        key: bases.get(key) if says == "base" else values.get(says)
-        for key, says in {**table().files["replaced"], **table().files["replaced_by_kind"]}.items()
+        key: bases.get(key, says.get(about))
+        for key, about in {**table().files["replaced"], **table().files["replaced_by_kind"]}.items()
         if file.get(key) is not None
     }
     # transformers takes a rope_scaling for the block, so the block has to come after it
