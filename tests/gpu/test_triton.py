@@ -16,6 +16,7 @@ from phasor import BackendError, Rope
 from phasor.axes import Alternating, InterleavedSections, Sectioned
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk
 
+from ..torch.torch_cases import memory_layouts
 from ..torch.torch_oracle import DTYPES, assert_rotated, excess_by, float64, normal
 from .triton_runs import (
     DEVICE,
@@ -110,24 +111,6 @@ def test_the_tile_makes_no_difference(
     ask_for_many(2**20, monkeypatch)
     few = rotate_qk(q, k, places, rope, **TRITON)
     assert all(map(torch.equal, few, many))
-
-
-def memory_layouts(x: Tensor) -> dict[str, Tensor]:
-    """The same values ``[2, 7, 3, 20]`` laid out in different ways."""
-    batch, seq, heads, width = x.shape
-    offset = x.new_zeros(x.numel() + 3)[3:].view(x.shape)
-    wide = x.new_zeros(batch, seq, heads, width + 5)[..., 2:-3]
-    spread = x.new_zeros(batch, seq, heads, 2 * width)[..., ::2]
-    steps = x.new_zeros(batch, 3 * seq, heads, width)[:, 1::3]
-    return {
-        "as it is": x.clone(),
-        "heads first": x.transpose(1, 2).contiguous().transpose(1, 2),
-        "batch last": x.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2),
-        "misaligned": offset.copy_(x),
-        "inside wider heads": wide.copy_(x),
-        "every second item": spread.copy_(x),
-        "every third token": steps.copy_(x),
-    }
 
 
 @pytest.mark.parametrize(("pairing", "pairing_out"), PAIRED)

@@ -340,12 +340,6 @@ def test_calls_that_mean_nothing_are_refused(
     assert text in str(refused.value)
 
 
-def test_several_axes_are_not_counted() -> None:
-    """Three tokens' range must not pass for one token's three coordinates."""
-    with pytest.raises(PositionError, match="positions must be given for a Rope of 3 axes"):
-        RotaryEmbedding(THREE)(*pair())
-
-
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_torchscript_is_refused() -> None:

@@ -26,6 +26,24 @@ THREE = Rope(head_dim=8, pairing="half", axes=Sectioned((2, 1, 1)))
 PLACES = torch.tensor([3, 70_001, -5, 2**33])
 
 
+def memory_layouts(x: Tensor) -> dict[str, Tensor]:
+    """The same values ``[2, 7, 3, 20]`` laid out in different ways."""
+    batch, seq, heads, width = x.shape
+    offset = x.new_zeros(x.numel() + 3)[3:].view(x.shape)
+    wide = x.new_zeros(batch, seq, heads, width + 5)[..., 2:-3]
+    spread = x.new_zeros(batch, seq, heads, 2 * width)[..., ::2]
+    steps = x.new_zeros(batch, 3 * seq, heads, width)[:, 1::3]
+    return {
+        "as it is": x.clone(),
+        "heads first": x.transpose(1, 2).contiguous().transpose(1, 2),
+        "batch last": x.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2),
+        "misaligned": offset.copy_(x),
+        "inside wider heads": wide.copy_(x),
+        "every second item": spread.copy_(x),
+        "every third token": steps.copy_(x),
+    }
+
+
 class Largest(TorchDispatchMode):
     """Remembers how many elements the largest tensor had that any operation made."""
 

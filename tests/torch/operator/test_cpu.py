@@ -15,10 +15,10 @@ from torch import Tensor
 
 import phasor.torch
 from phasor import BackendError, Rope, TensorError
-from phasor.axes import InterleavedSections
 from phasor.torch import rotate, rotate_, rotate_by, rotate_qk, rotate_qk_
 from phasor.torch._operator import cpu
 
+from ..torch_cases import memory_layouts
 from ..torch_oracle import DTYPES, assert_rotated, normal, run_on
 
 # without a compiler there is nothing to test; CI has one
@@ -74,23 +74,6 @@ def test_every_width_is_right(
     assert torch.equal(written, rotate(x, PLACES, rope))
 
 
-def memory_layouts(x: Tensor) -> dict[str, Tensor]:
-    """The same values ``[2, 7, 3, 20]`` laid out in different ways."""
-    batch, seq, heads, width = x.shape
-    offset = torch.zeros(x.numel() + 3, dtype=x.dtype)[3:].view(x.shape)
-    wide = torch.zeros(batch, seq, heads, width + 5, dtype=x.dtype)[..., 2:-3]
-    spread = torch.zeros(batch, seq, heads, 2 * width, dtype=x.dtype)[..., ::2]
-    steps = torch.zeros(batch, 3 * seq, heads, width, dtype=x.dtype)[:, 1::3]
-    return {
-        "heads first": x.transpose(1, 2).contiguous().transpose(1, 2),
-        "batch last": x.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2),
-        "misaligned": offset.copy_(x),
-        "inside wider heads": wide.copy_(x),
-        "every second item": spread.copy_(x),
-        "every third token": steps.copy_(x),
-    }
-
-
 @pytest.mark.parametrize("pairing_out", PAIRINGS)
 @pytest.mark.parametrize("pairing", PAIRINGS)
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -123,25 +106,6 @@ def test_instruction_sets_agree(
         made += [[rotate(x, PLACES[:9], rope) for rope in ropes]]
     for other in made[1:]:
         assert all(map(torch.equal, other, made[0]))
-
-
-@pytest.mark.usefixtures("path")
-def test_axes_are_blended_pair_by_pair() -> None:
-    """Three coordinates, of which each pair follows one."""
-    rope = Rope(head_dim=64, pairing="half", axes=InterleavedSections((12, 10, 10)))
-    places = torch.tensor([[5, -70_000, 2**33], [2**20, 3, 0], [1, 1, 1]])
-    x = normal(3, 2, 64)
-    assert_rotated(rotate(x, places, rope), x, places, rope)
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.int16, torch.uint8])
-@pytest.mark.usefixtures("path")
-def test_integers_of_every_width_are_read(dtype: torch.dtype) -> None:
-    """Positions of 32 bits are read as they are, shorter ones widened; strided ones followed."""
-    rope = Rope(head_dim=8, pairing="half")
-    x = normal(2, 6, 1, 8)
-    places = torch.arange(24, dtype=dtype).reshape(2, 12)[:, ::2]
-    assert torch.equal(rotate(x, places, rope), rotate(x, places.long().clone(), rope))
 
 
 def every_16_bit_number(dtype: torch.dtype) -> Tensor:
@@ -270,18 +234,6 @@ def test_large_new_outputs_are_written_past_the_cache() -> None:
     whole = rotate(x, places, rope)
     assert whole.nbytes > 32 * 2**20
     assert torch.equal(whole[:, -3:], rotate(x[:, -3:], places[-3:], rope))
-
-
-@pytest.mark.usefixtures("path")
-def test_slices_of_one_projection_are_written_side_by_side() -> None:
-    """Q and k inside one tensor share no element, though their extents overlap."""
-    rope = Rope(head_dim=16, pairing="half")
-    qkv = normal(2, 5, 8, 16)
-    q, k = qkv[:, :, :4], qkv[:, :, 4:6]
-    expected = rotate_qk(q.clone(), k.clone(), torch.arange(5), rope)
-    rotate_qk_(q, k, torch.arange(5), rope)
-    assert torch.equal(q, expected[0])
-    assert torch.equal(k, expected[1])
 
 
 def test_a_named_kernel_needs_memory_it_can_read() -> None:
