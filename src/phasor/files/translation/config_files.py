@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from phasor.axes import Alternating, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError
 from phasor.files.configs.writing import WRITERS, config_keys, keys_over_file, rope_parameters
 from phasor.files.translation.target import (
+    PICK_LAW,
     ProgramSettings,
     Target,
     TranslationError,
@@ -73,6 +75,15 @@ def with_divisors(target: Target, rope: Rope, context: int) -> Rope:
     return replace(plain, scaling=law)
 
 
+@contextmanager
+def _refusing(target: Target) -> Generator[None]:
+    """Say of the target what a config cannot say."""
+    try:
+        yield
+    except ConfigError as error:
+        raise TranslationError(f"{target.name} cannot express it: {error}") from None
+
+
 def _write_transformers(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
     if ropes.in_config.ignores_scaling:
         raise TranslationError(
@@ -83,11 +94,9 @@ def _write_transformers(ropes: LayerRopes, context: int) -> tuple[ProgramSetting
         kind: None if rope is None else in_config_form(TRANSFORMERS, rope, context)
         for kind, rope in ropes.kinds.items()
     }
-    try:
+    with _refusing(TRANSFORMERS):
         keys = config_keys(replace(ropes, kinds=kinds).config_blocks(), context, context)
-        keys = keys_over_file(keys, ropes)
-    except ConfigError as error:
-        raise TranslationError(f"transformers cannot express it: {error}") from None
+    keys = keys_over_file(keys, ropes)
     path = ropes.in_config.path
     place = (f"These keys belong inside {path} of the config.",) if path else ()
     return (
@@ -232,10 +241,8 @@ def _engine_block(
         candidates.append(with_one_axis)
     if unsupported:
         target.refuse(unsupported, rope, context, candidates)
-    try:
+    with _refusing(target):
         keys = rope_parameters(form, context)
-    except ConfigError as error:
-        raise TranslationError(f"{target.name} cannot express it: {error}") from None
     if isinstance(law, PerPair):
         # both lists are the same, so the factor must not depend on the length either
         del keys["attention_factor"]
@@ -296,10 +303,8 @@ def _override(
     target: Target, ropes: LayerRopes, context: int, block: Callable[[Rope, int], Block]
 ) -> Block:
     """The keys of the config, or of the one inside it."""
-    try:
+    with _refusing(target):
         blocks = ropes.config_blocks()
-    except ConfigError as error:
-        raise TranslationError(f"{target.name} cannot express it: {error}") from None
     keys: Block = {"max_position_embeddings": context}
     if isinstance(blocks, Rope):
         parameters = block(blocks, context)
@@ -378,8 +383,7 @@ def _sglang_block(rope: Rope, context: int) -> Block:
     if isinstance(law, LongRope):
         raise TranslationError(
             "sglang picks one list of divisors by the positions of a whole batch, and LongRope "
-            "picks one by the length of the sequence; translate rope.at(seq_len), or give "
-            "--seq-len TOKENS"
+            f"picks one by the length of the sequence; {PICK_LAW}"
         )
     keys = _engine_block(SGLANG, rope, context, laws_with_axes=(type(None), Yarn))
     if isinstance(law, Yarn):

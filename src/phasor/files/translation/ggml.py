@@ -14,6 +14,7 @@ from phasor.axes import InterleavedSections, OneAxis, Sectioned
 from phasor.files.configs.facts import table
 from phasor.files.configs.gguf import architecture_of
 from phasor.files.translation.target import (
+    PICK_LAW,
     ProgramSettings,
     Target,
     TranslationError,
@@ -259,7 +260,7 @@ def _longrope_settings(law: LongRope) -> _LawSettings:
     if gain != long_gain:
         raise TranslationError(
             f"gguf keeps one attention factor for both lists of LongRope, and these have {gain:g} "
-            f"and {long_gain:g}; translate rope.at(seq_len), or give --seq-len TOKENS"
+            f"and {long_gain:g}; {PICK_LAW}"
         )
     keys = {
         "rope.scaling.type": "longrope",

@@ -28,6 +28,9 @@ from phasor.rope import Rope, real_inv_freq
 from phasor.scaling import NTK, Linear, NTKFixed, NTKOld, Rule, Yarn
 from phasor.scaling.laws import yarn_multiplier
 
+#: The way out where a rule would have to pick its law in the program.
+PICK_LAW = "translate rope.at(seq_len), or give --seq-len TOKENS"
+
 
 @dataclass(frozen=True, eq=False)  # settings may be arrays
 class ProgramSettings:
@@ -125,7 +128,7 @@ class Target:
         if isinstance(law, Rule) and not isinstance(law, self.rules):
             raise TranslationError(
                 f"{self.name} keeps one law for all lengths, and {type(law).__name__} picks one by "
-                "the length of the sequence; translate rope.at(seq_len), or give --seq-len TOKENS"
+                f"the length of the sequence; {PICK_LAW}"
             )
         if not isinstance(rope.axes, self.axes):
             # then it rotates alike at positions with equal coordinates
