@@ -164,11 +164,19 @@ def test_a_llama_goes_to_transformers_and_back(tmp_path: Path) -> None:
 
 
 BAD: dict[str, tuple[list[str], str]] = {
-    "no target pairing": (["a", "b"], "Missing option '--to' or '--for'"),
+    "no target pairing": (["a", "b"], "Say one of --to and --for."),
     "no such program": (["a", "b", "--for", "vllm"], "vllm"),
     "a program and a pairing": (
         ["a", "b", "--for", "meta", "--to", "half"],
-        "--for goes only with",
+        "Say one of --to and --for.",
+    ),
+    "a program and a width": (
+        ["a", "b", "--for", "meta", "--head-dim", "64"],
+        "no other argument goes with the program meta",
+    ),
+    "a program and another reading": (
+        ["a", "b", "--for", "meta", "--no-strict"],
+        "no other argument goes with the program meta",
     ),
     "not what Meta's code computes": (["a", "b", "--for", "meta"], "these tensors are missing"),
     "Meta's files without a program": (["pth", "b", "--to", "half"], "--for transformers"),

@@ -85,40 +85,35 @@ def convert(
         raise click.UsageError("Missing argument 'OUT'; only --dry-run goes without.")
     if dry_run and verified:
         raise click.UsageError("--verify has nothing to read after --dry-run; give one of them.")
+    wanted = target or program
+    if wanted is None or (target is not None and program is not None):
+        raise click.UsageError("Say one of --to and --for.")
+    rope = None
+    if head_dim is not None:
+        if config is not None:
+            raise click.UsageError("--head-dim stands in place of --config; give one of them.")
+        start = rotary_start or 0
+        rope = Rope(
+            head_dim=head_dim,
+            pairing=origin or opposite(target or "half"),
+            rotary_dim=head_dim - start if rotary_dim is None else rotary_dim,
+            rotary_start=start,
+        )
+    elif rotary_dim is not None or rotary_start is not None:
+        raise click.UsageError("--rotary-dim and --rotary-start need --head-dim.")
     patterns = Patterns(**regexes)
-    if program is not None:
-        others = (target, origin, config, head_dim, rotary_dim, rotary_start, like)
-        if patterns.list_patterns() or not strict or any(value is not None for value in others):
-            raise click.UsageError("--for goes only with --dry-run and --verify.")
-        conversion = plan_conversion(source, program)
-    elif target is None:
-        raise click.UsageError("Missing option '--to' or '--for'.")
-    else:
-        rope = None
-        if head_dim is not None:
-            if config is not None:
-                raise click.UsageError("--head-dim stands in place of --config; give one of them.")
-            start = rotary_start or 0
-            rope = Rope(
-                head_dim=head_dim,
-                pairing=origin or opposite(target),
-                rotary_dim=head_dim - start if rotary_dim is None else rotary_dim,
-                rotary_start=start,
-            )
-        elif rotary_dim is not None or rotary_start is not None:
-            raise click.UsageError("--rotary-dim and --rotary-start need --head-dim.")
-        with warnings.catch_warnings():
-            # what is assumed of sizes has no part in which rows are paired
-            warnings.simplefilter("ignore", PhasorWarning)
-            conversion = plan_conversion(
-                source,
-                target,
-                source=origin,
-                model=config if rope is None else rope,
-                patterns=patterns if patterns.list_patterns() else None,
-                like=like,
-                strict=strict,
-            )
+    with warnings.catch_warnings():
+        # what is assumed of sizes has no part in which rows are paired
+        warnings.simplefilter("ignore", PhasorWarning)
+        conversion = plan_conversion(
+            source,
+            wanted,
+            source=origin,
+            model=config if rope is None else rope,
+            patterns=patterns if patterns.list_patterns() else None,
+            like=like,
+            strict=strict,
+        )
     if out is not None and not dry_run:
         _write(conversion, out, verified=verified)
     for line in conversion.lines():
