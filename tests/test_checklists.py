@@ -24,7 +24,6 @@ from phasor.axes import AXES, OneAxis
 from phasor.files import translation
 from phasor.files.configs.facts import table
 from phasor.files.translation import TARGETS, Target
-from phasor.identification.explaining import AXES_OF_COUNTS
 from phasor.pairings import PAIRINGS
 from phasor.scaling import LAWS, Law, Rule
 from phasor.torch import RotaryAttention, _operator, rotate
@@ -135,11 +134,10 @@ def test_a_model_type_is_checked_by_its_class_or_by_a_published_file() -> None:
 
 @pytest.mark.parametrize("name", AXES)
 def test_a_class_of_axes_is_in_every_place(name: str) -> None:
-    """What looks for it, how `phasor show` describes it, its draw and its rows."""
+    """How `phasor show` describes it, its draw and its rows."""
     kind = AXES[name]
     places = {
         "axes.py summary": bool(getattr(kind, "summary", "")),
-        "identification/explaining.py AXES_OF_COUNTS": kind is OneAxis or name in AXES_OF_COUNTS,
         "tests/strategies.py EVERY_AXES": name in strategies.EVERY_AXES,
         "docs/conventions.md": f"`{kind.__name__}`" in page("conventions.md"),
         "docs/api/scaling.md members": shown(kind.__name__),
@@ -147,12 +145,13 @@ def test_a_class_of_axes_is_in_every_place(name: str) -> None:
     assert_nothing_is_missing(places)
 
 
-@pytest.mark.parametrize("name", AXES_OF_COUNTS)
+@pytest.mark.parametrize("name", AXES)
 def test_both_oracles_know_a_class_of_axes(name: str) -> None:
     """They say the same of nine pairs; one that does not know it names itself."""
-    kind = AXES_OF_COUNTS[name]((3, 3, 3))
-    rope = Rope(head_dim=18, pairing="half", axes=kind)
-    assert oracle.axis_of_pair(kind, 9) == torch_oracle.axis_of_pair(rope)
+    kind: Any = AXES[name]
+    axes = OneAxis() if kind is OneAxis else kind((3, 3, 3))  # as `identify` makes it
+    rope = Rope(head_dim=18, pairing="half", axes=axes)
+    assert oracle.axis_of_pair(axes, 9) == torch_oracle.axis_of_pair(rope)
 
 
 def test_every_backend_is_in_the_registry() -> None:

@@ -162,10 +162,11 @@ class Alternating(_Sections):
         return (1, 2) * height + (0,) * time
 
 
+#: By their names in JSON; of those that fit what it sees, `identify` reports the first.
 AXES: dict[str, type[Axes]] = {
     "one": OneAxis,
-    "axial": Axial,
     "sectioned": Sectioned,
+    "axial": Axial,
     "interleaved": InterleavedSections,
     "alternating": Alternating,
 }

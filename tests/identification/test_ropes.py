@@ -5,8 +5,8 @@ import pytest
 from hypothesis import assume, given
 
 from phasor import Rope
-from phasor.axes import AXES, Alternating
-from phasor.identification import explaining, identify, laws
+from phasor.axes import AXES, Alternating, OneAxis
+from phasor.identification import identify, laws
 from phasor.numpy import matrix, rotate
 from phasor.scaling import Hope, NTKOld
 
@@ -101,7 +101,7 @@ def test_the_scan_of_a_law_proposes_it(name: str) -> None:
 @pytest.mark.parametrize("name", AXES)
 def test_axes_are_recognised(name: str) -> None:
     """By its class, with every pair on its axis."""
-    axes = explaining.AXES_OF_COUNTS[name]((2, 3, 3))
+    axes = OneAxis() if name == "one" else AXES[name]((2, 3, 3))
     rope = Rope(head_dim=16, pairing="half", base=100.0, axes=axes)
     found = identify(lambda x, p: rotate(x, p, rope), 16, dtype="float64", n_axes=axes.n_axes)
     assert found.rope is not None, found.why_no_rope

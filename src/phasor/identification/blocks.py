@@ -131,6 +131,7 @@ def _has_blocks(
     arrangement: Arrangement, pairs: list[MixedCoordinates], moves: list[MixedCoordinates]
 ) -> bool:
     """Whether the arrangement has these pairs and these coordinates moved alone."""
+    # where each coordinate is written, and with which one it turns
     target, partner = np.arange(arrangement.head_dim), np.arange(arrangement.head_dim)
     target[arrangement.read] = arrangement.written
     partner[arrangement.read] = arrangement.read[::-1]

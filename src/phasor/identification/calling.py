@@ -111,6 +111,7 @@ def _find_parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | 
 
 def _count_required(parameters: list[inspect.Parameter]) -> int:
     """How many positional arguments a call must give."""
+    # kinds 0 and 1 may be given by position
     return sum(p.default is p.empty and p.kind in (0, 1) for p in parameters)
 
 
@@ -340,6 +341,7 @@ def find_caller(function: Callable[..., Any], head_dim: int, how: Calling) -> Ca
 
 def _check_caller(caller: Caller) -> None:
     """Refuse a caller whose heads or equal calls differ, or whose positions do not matter."""
+    # one vector for every head and token, so that equal positions give equal results
     vector = np.random.default_rng(0).standard_normal(caller.head_dim)
     positions = np.arange(_TOKENS)
     if caller.n_axes > 1:

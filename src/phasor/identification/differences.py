@@ -185,6 +185,7 @@ def _diff_measured(
         if np.all(distances <= tolerance):
             return None
         read = int(np.argmax(np.where(np.isfinite(distances), distances, np.inf)))
+        # [d, d]: how the scores of all pairs of unit vectors change, the key at position 0
         scores = first_map.T @ origins[0] - second_map.T @ origins[1]
         return MapDifference(
             position=position,
@@ -196,6 +197,7 @@ def _diff_measured(
             score=float(np.linalg.norm(scores, 2)) if np.isfinite(scores).all() else None,
         )
 
+    # tables end and precisions fail around powers of two
     near_powers = {(1 << j) + step for j in range(4, context.bit_length()) for step in (-1, 0, 1)}
     last_equal = -1
     for position in sorted(p for p in near_powers | set(range(17)) if p < context):

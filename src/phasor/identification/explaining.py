@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Literal
+from itertools import product
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor.axes import Alternating, Axes, Axial, InterleavedSections, OneAxis, Sectioned
+from phasor.axes import AXES, Axes, OneAxis
 from phasor.errors import SpecError
 from phasor.identification.blocks import Arrangement
 from phasor.identification.laws import Explanation, find_explanations, law_text
@@ -34,15 +34,6 @@ from phasor.pairings import by_pairing
 from phasor.rope import Rope
 from phasor.scaling import Law
 
-#: How each class of `phasor.axes.AXES` is made from the number of pairs that each axis drives. If
-#: several fit, the first is reported.
-AXES_OF_COUNTS: dict[str, Callable[[tuple[int, ...]], Axes]] = {
-    "one": lambda sections: OneAxis(),
-    "sectioned": Sectioned,
-    "axial": Axial,
-    "interleaved": InterleavedSections,
-    "alternating": Alternating,
-}
 # a Rope without its base and scaling, and the explanations of its frequencies
 Fit = tuple[Rope, list[Explanation]]
 #: Whether an axis turns a pair, ``[n_axes, pairs]``.
@@ -205,22 +196,23 @@ def _possible_slices(
 def _find_axes(drivers: Drivers) -> list[Axes]:
     """The axes with which every pair that turns is driven by the axis that was measured."""
     n_axes, pairs = drivers.shape
+    if n_axes == 1:
+        return [OneAxis()]
     counts, unseen = drivers.sum(axis=1).tolist(), ~drivers.any(axis=0)
+    kinds: list[Any] = [kind for kind in AXES.values() if kind is not OneAxis]
     found: list[Axes] = []
-    for make_axes in AXES_OF_COUNTS.values():
-        # pairs that do not turn may belong to any axis
-        for extras in _distribute(int(unseen.sum()), n_axes):
-            sections = tuple(n + extra for n, extra in zip(counts, extras, strict=True))
-            try:
-                axes = make_axes(sections)
-                axis_of_pair = axes.axis_of_pair(pairs)
-            except SpecError:
-                continue
-            # interleaved sections may name other counts than the pairs that they give each axis
-            if axes.n_axes != n_axes or sections != tuple(map(axis_of_pair.count, range(n_axes))):
-                continue
-            if np.all(unseen | drivers[axis_of_pair, range(pairs)]) and axes not in found:
-                found.append(axes)
+    # pairs that do not turn may belong to any axis
+    for kind, extras in product(kinds, _distribute(int(unseen.sum()), n_axes)):
+        sections = tuple(n + extra for n, extra in zip(counts, extras, strict=True))
+        try:
+            axes: Axes = kind(sections)
+            axis_of_pair = axes.axis_of_pair(pairs)
+        except SpecError:
+            continue
+        # interleaved sections may name other counts than the pairs that they give each axis
+        has_counts = sections == tuple(map(axis_of_pair.count, range(n_axes)))
+        if has_counts and np.all(unseen | drivers[axis_of_pair, range(pairs)]):
+            found.append(axes)
     return found
 
 

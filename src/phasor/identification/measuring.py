@@ -5,7 +5,7 @@ It is measured on a function, on recorded vectors, or on a table of cos and sin.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,7 @@ from phasor.identification.mistakes import (
     compare_members,
     compare_queries_and_keys,
 )
-from phasor.identification.report import Finding, Identification, make_finding
+from phasor.identification.report import Finding, Identification, add_findings, make_finding
 from phasor.identification.rounding import (
     PRECISION_POSITIONS,
     add_precision,
@@ -222,6 +222,7 @@ def _add_error(report: Identification, maps: Floats) -> Identification:
     rope = report.rope
     if rope is None:
         return report
+    # columns are rotated unit vectors, of which those in the slice have the gain
     factors = np.ones(report.head_dim)
     factors[rope.rotary_start :][: rope.rotary_dim] = report.attention_factor or 1.0
     positions = np.array(_SMALL_POSITIONS) + report.position_offset
@@ -238,7 +239,7 @@ def identify_table(z: Complex, dtype: str, pairs: Rope) -> Identification:
     drivers = np.ones((1, z.shape[1]), dtype=bool)
     report = explain(arrangement_of(pairs), spectrum, drivers, np.abs(z), rounding=rounding)
     report = replace(report, findings=(*findings, *report.findings), table_end=len(z))
-    unused = next((p for p in read_rows if p > spectrum.last_position), None)
+    unused = _first_unused(read_rows, spectrum)
     if unused is not None:
         found = f"rows 0 to {spectrum.last_position} do, row {unused} does not"
         why = f"rows must turn at fixed frequencies, and {found}"
@@ -295,7 +296,7 @@ def identify_samples(
     """
     # a coordinate is a sum of two products, and the turn is solved for: a few roundings
     rounding = 8 * ROUNDING[choice("dtype", dtype, ROUNDING)]
-    equal, unequal, n_axes = _group_samples(before, after, positions)
+    equal, unequal = _group_samples(before, after, positions)
     head_dim = next(iter(equal.values()))[0].shape[1]
     groups = list(equal.values())[:_ARRANGEMENT_POSITIONS]
     arrangement = _find_arrangement(groups, head_dim, rounding)
@@ -305,19 +306,23 @@ def identify_samples(
     read_positions = [*_doubling_positions(list(equal))]
     z = np.array([_fit_factors(equal[p], arrangement)[0] for p in read_positions])
     spectrum = find_spectrum(read_positions, z, np.full(z.shape, rounding))
-    drivers = _find_drivers_of_samples(unequal, n_axes, arrangement, spectrum, rounding)
+    drivers = _find_drivers_of_samples(unequal, arrangement, spectrum, rounding)
     report = explain(arrangement, spectrum, drivers, np.abs(z), rounding=rounding)
-    unused = next((p for p in read_positions if p > spectrum.last_position), None)
+    last, unused = spectrum.last_position, _first_unused(read_positions, spectrum)
     if unused is None:
         return report
-    finding = make_finding("samples-part", last_position=spectrum.last_position, unused=unused)
-    return replace(report, findings=(*report.findings, finding))
+    return add_findings(report, make_finding("samples-part", last_position=last, unused=unused))
+
+
+def _first_unused(positions: Iterable[int], spectrum: Spectrum) -> int | None:
+    """The first position whose angles do not fit the frequencies."""
+    return next((p for p in positions if p > spectrum.last_position), None)
 
 
 def _group_samples(
     before: ArrayLike, after: ArrayLike, positions: ArrayLike
-) -> tuple[dict[int, Samples], dict[tuple[int, ...], Samples], int]:
-    """Samples by position with equal coordinates, and with unequal ones; and the number of axes."""
+) -> tuple[dict[int, Samples], dict[tuple[int, ...], Samples]]:
+    """Samples by position with equal coordinates on all axes, and with unequal ones."""
     x, y = (np.asarray(vectors, dtype=np.float64) for vectors in (before, after))
     places = np.asarray(positions)
     if x.ndim != 2 or x.shape != y.shape:
@@ -325,24 +330,20 @@ def _group_samples(
             "before and after must both be [samples, head_dim], got "
             f"{list(x.shape)} and {list(y.shape)}"
         )
-    if (
-        places.ndim not in (1, 2)
-        or places.shape[:1] != x.shape[:1]
-        or places.dtype.kind not in "iu"
-    ):
+    fit = places.ndim in (1, 2) and places.shape[:1] == x.shape[:1]
+    if not fit or places.dtype.kind not in "iu":
         raise PositionError(
             f"positions must be whole numbers [{len(x)}], one per sample, or one per axis of each, "
             f"got {places.dtype} {list(places.shape)}"
         )
     places = places.reshape(len(x), -1)
-    equal: dict[int, Samples] = {}
-    unequal: dict[tuple[int, ...], Samples] = {}
+    groups: dict[tuple[int, ...], Samples] = {}
     for p in np.unique(places, axis=0):
         indices = np.flatnonzero((places == p).all(axis=1))[:_SAMPLES_PER_POSITION]
-        if len(indices) > 1 and np.ptp(p) == 0:
-            equal[int(p[0])] = x[indices], y[indices]
-        elif len(indices) > 1:
-            unequal[tuple(p.tolist())] = x[indices], y[indices]
+        if len(indices) > 1:
+            groups[tuple(p.tolist())] = x[indices], y[indices]
+    equal = {p[0]: samples for p, samples in groups.items() if len(set(p)) == 1}
+    unequal = {p: samples for p, samples in groups.items() if len(set(p)) > 1}
     if len(equal) < 2 or 1 not in np.diff(list(equal)):
         raise PositionError(
             "positions must hold two that are one apart, with two samples or more at each (of "
@@ -353,12 +354,13 @@ def _group_samples(
             f"positions have {places.shape[1]} axes and equal coordinates everywhere, which does "
             "not tell the axes apart; give one column, or some with unequal coordinates"
         )
-    return equal, unequal, places.shape[1]
+    return equal, unequal
 
 
 def _fit_factors(samples: Samples, arrangement: Arrangement) -> tuple[Complex, float]:
     """The complex factor of each pair that fits the samples best, and the relative residue."""
     (first, second), (to_first, to_second) = arrangement.read, arrangement.written
+    # [N, pairs]: least squares of v = z u, each pair a complex number
     u = samples[0][:, first] + 1j * samples[0][:, second]
     v = samples[1][:, to_first] + 1j * samples[1][:, to_second]
     z = (np.conj(u) * v).sum(axis=0) / np.maximum((np.abs(u) ** 2).sum(axis=0), 1e-300)
@@ -393,15 +395,15 @@ def _doubling_positions(positions: list[int]) -> Iterator[int]:
 
 
 def _find_drivers_of_samples(
-    samples_by_position: Mapping[tuple[int, ...], Samples],
-    n_axes: int,
+    unequal: Mapping[tuple[int, ...], Samples],
     arrangement: Arrangement,
     spectrum: Spectrum,
     rounding: float,
 ) -> Drivers:
     """The axis that explains each pair's turns at unequal coordinates; none if all of them do."""
+    n_axes = len(next(iter(unequal), (0,)))
     axis_explains = np.ones((n_axes, arrangement.num_pairs), dtype=bool)
-    for coordinates, samples in samples_by_position.items():
+    for coordinates, samples in unequal.items():
         z = _fit_factors(samples, arrangement)[0]
         units = z / np.maximum(np.abs(z), 1e-300)
         places = np.array(coordinates, dtype=np.float64)

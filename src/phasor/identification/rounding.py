@@ -8,7 +8,7 @@ import numpy as np
 
 from phasor.identification.blocks import Arrangement, pair_factors
 from phasor.identification.mistakes import Probe
-from phasor.identification.report import Finding, Identification, make_finding
+from phasor.identification.report import Finding, Identification, add_findings, make_finding
 from phasor.identification.spectrum import (
     DTYPES,
     ROUNDING,
@@ -99,8 +99,8 @@ def add_steps(report: Identification, spectrum: Spectrum, probe: Probe) -> Ident
     worst = np.unravel_index(np.argmax(errors - once), errors.shape)
     name = "steps-in-{dtype}" if explain(stepwise) else "noise"
     steps = "Cos and sin, perhaps all steps, are" if explain(once + in_rows) else "All steps are"
-    finding = make_finding(name, dtype=dtype, steps=steps, error=errors[worst], once=once[worst])
-    return replace(report, findings=(*report.findings, finding))
+    measured = {"steps": steps, "error": errors[worst], "once": once[worst]}
+    return add_findings(report, make_finding(name, dtype=dtype, **measured))
 
 
 def add_precision(

@@ -34,6 +34,7 @@ def cosine_sums(rope: Rope, count: int, start: int = 0) -> NDArray[np.float64]:
     >>> print(cosine_sums(Rope(head_dim=4, pairing="half", base=100.0), 3).round(4))
     [2.     1.5353 0.5639]
     """
+    # [num_pairs, rests in a block], and the starts of the blocks as rows against it
     in_block = phasors(rope, np.arange(min(count, _BLOCK))).T.copy()
     blocks = [start + offset for offset in range(0, count, _BLOCK)]
     products = np.empty((len(blocks), in_block.shape[1]), dtype=np.complex128)
