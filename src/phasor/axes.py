@@ -31,6 +31,11 @@ class Axes(ABC):
     def axis_of_pair(self, num_pairs: int) -> tuple[int, ...]:
         """The axis that drives each of ``num_pairs`` pairs."""
 
+    def counts(self, num_pairs: int) -> tuple[int, ...]:
+        """How many of the pairs each axis drives."""
+        axis_of_pair = self.axis_of_pair(num_pairs)
+        return tuple(axis_of_pair.count(axis) for axis in range(self.n_axes))
+
     def spectra(self, num_pairs: int) -> tuple[int, ...]:
         """How many pairs each run of frequencies spans; every run starts at frequency 1."""
         return (num_pairs,)

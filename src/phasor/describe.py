@@ -63,8 +63,7 @@ def sentences(rope: Rope, context: int | None) -> list[str]:
     """
     lines = [_slice_sentence(rope)]
     if not isinstance(rope.axes, OneAxis):
-        axis_of_pair = rope.axes.axis_of_pair(rope.num_pairs)
-        counts = ", ".join(str(axis_of_pair.count(axis)) for axis in range(rope.axes.n_axes))
+        counts = ", ".join(map(str, rope.axes.counts(rope.num_pairs)))
         lines.append(f"{rope.axes.n_axes} position axes drive {counts} pairs, {rope.axes.summary}.")
     powers = f"powers of base {rope.base:.15g}" if rope.base is not None else "given one by one"
     rounding = ", rounded to float32" if rope.inv_freq_dtype == "float32" else ""

@@ -216,8 +216,8 @@ def summarize(rope: Rope) -> str:
         factor = getattr(law, "factor", None)
         parts += [type(law).__name__ + ("" if factor is None else f" (factor {factor:g})")]
     if rope.axes.n_axes > 1:
-        counts = map(rope.axes.axis_of_pair(rope.num_pairs).count, range(rope.axes.n_axes))
-        parts += [f"{type(rope.axes).__name__} axes of {', '.join(map(str, counts))} pairs"]
+        counts = ", ".join(map(str, rope.axes.counts(rope.num_pairs)))
+        parts += [f"{type(rope.axes).__name__} axes of {counts} pairs"]
     parts += ["clockwise"] if rope.direction < 0 else []
     return ", ".join(parts)
 

@@ -32,10 +32,6 @@ _REQUIRED_FIELDS = {
     "pairing": '"half" (GPT-NeoX, Llama in transformers) or "interleaved" (GPT-J, Meta\'s Llama); '
     "phasor.identify says which one a function has",
 }
-_INV_FREQ_HINT = (
-    "inv_freq is the result, the frequencies of a Rope; give frequencies of your own as "
-    "explicit_inv_freq"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,12 +98,8 @@ class Rope:
                     "the fields of a Rope are given by their names: "
                     f'Rope(head_dim=128, pairing="half"), got {short_repr(unnamed[0])} without one'
                 )
-            if "inv_freq" in fields:
-                raise SpecError(_INV_FREQ_HINT)
-            # copy and pickle call this without fields
-            for name, hint in _REQUIRED_FIELDS.items():
-                if fields and name not in fields:
-                    raise SpecError(f"{name} must be given: {hint}")
+            if fields:  # copy and pickle give none
+                _check_names(fields)
             return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -265,12 +257,8 @@ class Rope:
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Rope:
         """The Rope from the fields that `to_dict` returned."""
-        if "inv_freq" in plain:
-            raise SpecError(_INV_FREQ_HINT)
+        _check_names(plain)
         _refuse_unknown_fields("Rope", plain, {field.name for field in fields(cls)})
-        for name in ("head_dim", "pairing"):
-            if name not in plain:
-                raise SpecError(f"{name} is missing from the description of a Rope")
         values = dict(plain)
         for name, registry, tag in (("scaling", LAWS, "law"), ("axes", AXES, "layout")):
             if values.get(name) is not None:
@@ -386,6 +374,17 @@ def _from_tagged(name: str, value: Any, registry: Mapping[str, type], tag: str) 
         missing = ", ".join(sorted(needed - set(values)))
         raise SpecError(f"{name} {registered_name!r} lacks {missing}")
     return registry[registered_name](**values)
+
+
+def _check_names(given: Mapping[str, object]) -> None:
+    if "inv_freq" in given:
+        raise SpecError(
+            "inv_freq is the result, the frequencies of a Rope; give frequencies of your own as "
+            "explicit_inv_freq"
+        )
+    for name, hint in _REQUIRED_FIELDS.items():
+        if name not in given:
+            raise SpecError(f"{name} must be given: {hint}")
 
 
 def _refuse_unknown_fields(owner: str, plain: Mapping[str, Any], known: set[str]) -> None:

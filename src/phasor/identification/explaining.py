@@ -210,8 +210,8 @@ def _find_axes(drivers: Drivers) -> list[Axes]:
         except SpecError:
             continue
         # interleaved sections may name other counts than the pairs that they give each axis
-        has_counts = sections == tuple(map(axis_of_pair.count, range(n_axes)))
-        if has_counts and np.all(unseen | drivers[axis_of_pair, range(pairs)]):
+        fits = np.all(drivers[axis_of_pair, range(pairs)] | unseen)
+        if fits and axes.counts(pairs) == sections:
             found.append(axes)
     return found
 
