@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from phasor.charts import style
 from phasor.errors import SpecError, TensorError
 from phasor.identification import coverage
 from phasor.papers import RECIPES, angle_errors
-from phasor.papers.heads import attention_map
 from phasor.scaling import NTK, Hope, Linear
 
 ROPE = Rope(head_dim=128, pairing="half", base=10_000.0)
@@ -138,15 +137,6 @@ def test_any_two_curves_differ_in_their_dashes() -> None:
         assert len(one) != len(other) or any(max(p) >= 1.5 * min(p) for p in pairs)
 
 
-@pytest.mark.parametrize(
-    ("count", "says"), [(0, r"scaled must be .*got \{\}"), (9, "at most 8 curves.*got 9")]
-)
-def test_too_many_or_no_curves_are_refused(count: int, says: str) -> None:
-    """Rather than left out."""
-    with pytest.raises(SpecError, match=says):
-        charts.scaling_chart(ROPE, {str(n): ROPE for n in range(count)})
-
-
 @pytest.mark.parametrize("direction", [1, -1])
 def test_rotation_shows_where_each_pair_points(direction: int) -> None:
     """(cos, sin) of the angle at each position."""
@@ -177,21 +167,6 @@ def test_several_axes_are_seen_as_text() -> None:
         lambda rope: charts.precision_chart(rope, bits=12, draws=3),
     ):
         assert rows(draw(SMALL)) == rows(draw(video))
-
-
-@pytest.mark.parametrize(
-    ("pairs", "tokens", "wrong"),
-    [
-        ([], 4, "pairs must"),
-        ([64], 4, "each pair"),
-        ([-1], 4, "each pair"),
-        ([0], 1, "tokens"),
-    ],
-)
-def test_rotation_refuses_what_is_not_there(pairs: list[int], tokens: int, wrong: str) -> None:
-    """A pair past the last would wrap round in NumPy."""
-    with pytest.raises(SpecError, match=wrong):
-        charts.rotation_chart(ROPE, pairs=pairs, tokens=tokens)
 
 
 def test_decay_is_roformers_figure_whole_and_cut() -> None:
@@ -241,12 +216,6 @@ def test_the_band_is_one_deviation_of_independent_vectors() -> None:
     assert all("low" not in band[0] for band in bands[:3])
 
 
-def test_a_menu_needs_one_kind() -> None:
-    """Four panels would share it."""
-    with pytest.raises(SpecError, match="one with a menu, got 4"):
-        charts.cosine_chart(EIGHT, [1], seed=0, menu="base 100")
-
-
 def test_scaling_is_the_share_of_the_frequency_that_is_left() -> None:
     """1/s, ``s ** (-2k / (d - 2))``, and 0 for a pair that is stopped."""
     laws = {"linear": Linear(factor=8.0), "NTK": NTK(factor=8.0)}
@@ -257,8 +226,6 @@ def test_scaling_is_the_share_of_the_frequency_that_is_left() -> None:
     np.testing.assert_allclose(found["NTK"], [8 ** (-2 * k / 126) for k in range(64)], rtol=1e-14)
     turned = [4096 * f / (2 * math.pi) >= 1 for f in ROPE.inv_freq]
     np.testing.assert_array_equal(found["HoPE"], np.array(turned, dtype=float))
-    with pytest.raises(SpecError, match="as many pairs as rope"):
-        charts.scaling_chart(ROPE, {"small": SMALL})
 
 
 def test_coverage_shows_turns_and_new_phases() -> None:
@@ -323,20 +290,6 @@ def test_attention_is_the_softmax_of_summed_cosines() -> None:
             assert found[m + 1 :] == [None] * (8 - m)
 
 
-def test_the_previous_token_gets_the_published_weight() -> None:
-    """Width 64, sharpness 10, the seventeenth token: .654992."""
-    rope = Rope(head_dim=64, pairing="interleaved", base=10_000.0)
-    weights = attention_map(rope, 1, alpha=10.0, tokens=17)
-    assert weights[16, 15] == pytest.approx(0.654992, abs=1e-6)
-
-
-@pytest.mark.parametrize("offsets", [[], [9], [-1]])
-def test_attention_refuses_offsets_that_no_token_has(offsets: list[int]) -> None:
-    """Under the causal mask nothing ahead can be seen."""
-    with pytest.raises(SpecError, match="offset"):
-        charts.attention_chart(ROPE, offsets, alpha=1.0, tokens=9)
-
-
 def test_usage_stacks_the_heads_of_all_layers() -> None:
     """A row each, by layer."""
     first, second = 3 + np.arange(8.0).reshape(2, 4), 10 + np.arange(12.0).reshape(3, 4)
@@ -344,17 +297,6 @@ def test_usage_stacks_the_heads_of_all_layers() -> None:
     assert column(chart, "length", layer="embed") == first.ravel().tolist()
     assert column(chart, "length", layer="top", head=2) == second[2].tolist()
     assert chart.to_dict()["facet"]["row"]["sort"] == ["embed", "top"]
-
-
-@pytest.mark.parametrize(
-    "norms",
-    [{}, {"0": np.ones(4)}, {"0": np.ones((2, 4)), "1": np.ones((2, 3))}, {"0": np.ones((0, 4))}],
-    ids=["no-layer", "no-heads-axis", "other-width", "empty"],
-)
-def test_usage_refuses_what_is_not_heads_by_pairs(norms: dict[str, Any]) -> None:
-    """And says which layer it is."""
-    with pytest.raises(TensorError, match="norms must"):
-        charts.usage_chart(norms)
 
 
 def weights(length: int, seed: int) -> list[float]:
@@ -399,11 +341,38 @@ def test_linear_weights_are_means_over_draws() -> None:
         assert one == pytest.approx(sum(cosines) / len(cosines), abs=1e-14)
 
 
-@pytest.mark.parametrize(("lengths", "draws"), [([], 2), ([8], 0)])
-def test_linear_refuses_nothing_to_draw(lengths: list[int], draws: int) -> None:
-    """A mean of no draws is not a number."""
-    with pytest.raises(SpecError, match=r"lengths|draws"):
-        charts.linear_chart(SMALL, lengths, draws=draws)
+# a chart of nothing, or of what is not there, and what is said of it
+_rotation = partial(charts.rotation_chart, ROPE, pairs=[0], tokens=4)
+_attention = partial(charts.attention_chart, ROPE, alpha=1.0, tokens=9)
+_linear = partial(charts.linear_chart, SMALL)
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "no curve": (partial(charts.scaling_chart, ROPE, {}), r"scaled must be .*got \{\}"),
+    "nine curves": (partial(charts.scaling_chart, ROPE, {**EIGHT, "9": ROPE}), "at most 8 curves"),
+    "other pairs": (partial(charts.scaling_chart, ROPE, {"small": SMALL}), "as many pairs as rope"),
+    "no pair": (partial(_rotation, pairs=[]), "pairs must"),
+    "a pair past the last": (partial(_rotation, pairs=[64]), "each pair"),
+    "a pair before the first": (partial(_rotation, pairs=[-1]), "each pair"),
+    "one token": (partial(_rotation, tokens=1), "tokens"),
+    "no offset": (partial(_attention, []), "offsets must"),
+    "an offset past the first token": (partial(_attention, [9]), "each offset"),
+    "an offset ahead": (partial(_attention, [-1]), "each offset"),
+    "four panels": (partial(charts.cosine_chart, EIGHT, [1], menu="base 100"), "one with a menu"),
+    "no length": (partial(_linear, [], draws=2), "lengths must"),
+    "no draw": (partial(_linear, [8], draws=0), "draws must"),
+    "no layer": (partial(charts.usage_chart, {}), "norms must"),
+    "no axis of heads": (partial(charts.usage_chart, {"a": np.ones(4)}), "norms must.*'a'"),
+    "other widths": (
+        partial(charts.usage_chart, {"a": np.ones((2, 4)), "b": np.ones((2, 3))}), "norms.*'b'",
+    ),
+    "no head": (partial(charts.usage_chart, {"a": np.ones((0, 4))}), "norms must.*'a'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("draw", "says"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_drawn_is_refused(draw: Callable[[], Any], says: str) -> None:
+    """Rather than left out, wrapped round or a number of nothing."""
+    with pytest.raises((SpecError, TensorError), match=says):
+        draw()
 
 
 # the gallery
