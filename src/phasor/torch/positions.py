@@ -63,7 +63,7 @@ def packed(cu_seqlens: Tensor, total_tokens: int | None = None) -> Tensor:
         raise PositionError(
             f"cu_seqlens must have the shape [n_sequences + 1], got {list(bounds.shape)}"
         )
-    known_positions = _check_values(numpy_positions.packed, cu_seqlens)
+    known_positions = _read_on_host(numpy_positions.packed, cu_seqlens)
     if known_positions is not None:
         last = known_positions.shape[0]
         if total_tokens is not None and total_tokens < last:
@@ -111,7 +111,7 @@ def padded(mask: Tensor) -> Tensor:
     tokens = as_int64("mask", mask, bools=True)
     if tokens.dim() == 0:
         raise PositionError("mask must have the shape [..., seq], got a single value")
-    _check_values(numpy_positions.padded, mask)
+    _read_on_host(numpy_positions.padded, mask)
     return (tokens.cumsum(-1) - 1) * tokens
 
 
@@ -132,7 +132,7 @@ def cached(lengths: Tensor, new_tokens: int) -> Tensor:
     check_whole("new_tokens", new_tokens, least=0)
     if starts.dim() != 1:
         raise PositionError(f"lengths must have the shape [batch], got {list(starts.shape)}")
-    _check_values(numpy_positions.cached, lengths, new_tokens)
+    _read_on_host(numpy_positions.cached, lengths, new_tokens)
     # [batch, 1] + [new_tokens] -> [batch, new_tokens]
     return starts[:, None] + torch.arange(new_tokens, device=starts.device)
 
@@ -212,8 +212,8 @@ def as_int64(name: str, values: Any, *, bools: bool = False) -> Tensor:
     return values.long()
 
 
-def _check_values(function: Callable[..., Any], values: Tensor, *rest: Any) -> Any:
-    """``function`` of them, with its errors; None where values cannot be read without waiting."""
+def _read_on_host(function: Callable[..., Any], values: Tensor, *rest: Any) -> Any:
+    """What ``function`` makes or refuses; None where values cannot be read without waiting."""
     if dispatch_is_plain([values]) and values.is_cpu:
         return function(values.numpy(), *rest)
     return None

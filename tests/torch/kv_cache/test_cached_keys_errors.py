@@ -112,6 +112,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[PhasorError], str]] = {
     "a place behind the end of a row": (
         lambda: CachedKeys(own([5, 2]), HALF).insert_(3, own([1, 1])), TensorError,
         "shortest of which holds 2 tokens, got 3"),
+    "a place that is no number": (
+        lambda: CachedKeys(own([5, 2]), HALF).insert_("1", own([1, 1])), PositionError,
+        "at must be a whole number from 0 to 5, got '1'"),
     "rows of different lengths put in": (
         lambda: CachedKeys(own([2, 2]), HALF).insert_(0, own([3, 2])), TensorError,
         r"3 tokens in every row, got \[3, 2\]"),

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from phasor._checks import whole
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.rope import Rope
 from phasor.torch._operator.arguments import check_device, check_heads, check_is_tensor, check_rope
@@ -117,6 +118,7 @@ class CachedKeys:
         Raises:
             TensorError: Also if ``other`` has other layers, or there is no room for its tokens.
         """
+        at = whole("at", at, least=0, most=len(self), error=PositionError)
         other_layers = _wrap_layers("other", other)
         count = _count_tokens("other", other_layers)
         if len(other_layers) != len(self._layers):
