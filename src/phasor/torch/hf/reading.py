@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -38,7 +38,7 @@ from phasor.torch.hf.modules import (
     is_rotary_embedding,
     parts_of,
 )
-from phasor.torch.hf.signatures import measure_signature
+from phasor.torch.hf.signatures import RotationSignature, measure_signature
 from phasor.torch.hf.trial import find_misuse, modules_to_run, one_line
 
 _FORWARD_PARAMETERS = (("self", "x", "position_ids"), ("self", "x", "position_ids", "layer_type"))
@@ -100,17 +100,13 @@ def _read_part(infos: Sequence[ModuleInfo]) -> PartRotation:
     rotary_embeddings = [info for info in infos if is_rotary_embedding(info)]
     if not rotary_embeddings:
         raise _refusal(rotating[0], "no module of its part of the model makes cosines for it")
-    for info in rotating:
-        _check_functions(info)
+    signatures = [signature for info in rotating for signature in _measure_functions(info)]
     for info in [*rotary_embeddings, *rotating]:
         if has_foreign_forward(info):
             reason = "a hook has taken its forward; patch the model before it is placed"
             raise _refusal(info, reason)
-    signatures = {
-        measure_signature(it) for info in rotating for it in rotations_of(info.cls).values()
-    }
     # no config describes parts of a head that rotate as heads of their own
-    has_subheads = any(it and it.subheads > 1 for it in signatures)
+    has_subheads = any(signature.subheads > 1 for signature in signatures)
     described = None if has_subheads else _ropes_of_config(rotary_embeddings)
     embedding_of_class: dict[tuple[type, int], Embedding] = {}
     embeddings: list[Embedding] = []
@@ -140,10 +136,14 @@ def _refusal(info: ModuleInfo, reason: str) -> ConfigError:
     return ConfigError(f"{info.path} ({info.cls.__name__}) is not understood: {reason}")
 
 
-def _check_functions(info: ModuleInfo) -> None:
+def _measure_functions(info: ModuleInfo) -> Iterator[RotationSignature]:
+    """The geometry of each function that the module rotates with."""
     for name, function in rotations_of(info.cls).items():
-        if all(measure_signature(function, batched) is None for batched in (True, False)):
+        # with cosines that have a batch, or without
+        signature = measure_signature(function) or measure_signature(function, False)
+        if signature is None:
             raise _refusal(info, f"it rotates with {name}, which turns no pairs that phasor knows")
+        yield signature
 
 
 def _ropes_of_config(rotary_embeddings: Sequence[ModuleInfo]) -> LayerRopes | None:
