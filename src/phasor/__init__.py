@@ -33,6 +33,7 @@ __all__ = [
     "preset",
     "preset_names",
     "translate",
+    "verify",
 ]
 
 # imported at their first use: together they would take longer than NumPy
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from phasor.files.configs import load
     from phasor.files.presets import preset, preset_names
     from phasor.files.translation import translate
-    from phasor.identification import diff, identify
+    from phasor.identification import diff, identify, verify
     from phasor.layers import LayerRopes
     from phasor.rope import Rope
 else:
@@ -53,6 +54,7 @@ else:
         "preset": "phasor.files.presets",
         "preset_names": "phasor.files.presets",
         "translate": "phasor.files.translation",
+        "verify": "phasor.identification",
     }
 
     # where names are that users may look for here

@@ -63,7 +63,7 @@ def _run_command() -> tuple[int, str | None]:
 
 # one file per command, imported only when it runs: this halves the time of `show`
 COMMANDS = (
-    *("show", "diff", "identify", "convert", "translate"),
+    *("show", "diff", "identify", "verify", "convert", "translate"),
     *("extend", "report", "presets", "demo"),
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
@@ -14,12 +14,16 @@ from phasor._checks import number, whole
 from phasor.describe import plain_fields, ranges, static_rope
 from phasor.errors import SpecError
 from phasor.identification.calling import Caller, Calling, RefusedError, find_caller
-from phasor.identification.spectrum import Floats, exact_phasors, find_first_bad
+from phasor.identification.causes import causes_of
+from phasor.identification.hypotheses import Change, rounded
+from phasor.identification.spectrum import ROUNDING, Floats, exact_phasors, find_first_bad
+from phasor.identification.turns import Sample
 from phasor.layers import LayerRopes
 from phasor.numpy import every_axis_of, matrix, pair_indices
 from phasor.rope import Rope, real_inv_freq
 
 Function = Callable[..., Any]
+_FAR = 1 << 12  # positions beyond where two part that are asked for why
 _CONTEXT = 1 << 20  # positions compared if no model has a context
 
 
@@ -154,6 +158,8 @@ class MapDifference(Difference):
     size: float | None = None  # how far apart the images of a unit vector are there, at most
     # the largest change of a score of unit vectors, the query there and the key at 0
     score: float | None = None
+    # what a function does otherwise than a Rope, the most important first; none if unknown
+    causes: tuple[Change, ...] = ()
     # the message of the function that refused the position; all else is None then
     refused: str | None = None
 
@@ -165,8 +171,9 @@ class MapDifference(Difference):
         if self.size is None or self.score is None:
             return [f"{text}: one gives no finite numbers."]
         return [
+            *(cause.sentence for cause in self.causes),
             f"{text}: a unit vector comes out {self.size:.3g} apart, and a score of unit vectors "
-            f"changes by up to {self.score:.3g}."
+            f"changes by up to {self.score:.3g}.",
         ]
 
 
@@ -407,4 +414,25 @@ def diff(
         )
     how = Calling(**calling)
     first, second = (x if isinstance(x, Rope) else find_caller(x, width, how) for x in (a, b))
-    return _diff_measured(first, second, context, tolerance or 1e-3)
+    found = _diff_measured(first, second, context, tolerance or 1e-3)
+    match first, second:
+        case (Rope() as rope, Caller() as caller) | (Caller() as caller, Rope() as rope) if found:
+            causes = _find_causes(rope, caller, min(context, found.position + _FAR))
+            return replace(found, causes=causes)
+        case _:
+            return found
+
+
+def _find_causes(rope: Rope, caller: Caller, context: int) -> tuple[Change, ...]:
+    """What a function does otherwise than a Rope; nothing if it refuses."""
+    powers = [1 << j for j in range(4, context.bit_length())]
+    places = np.array(sorted(p for p in {*range(17), *powers} if p < context))
+    x = np.random.default_rng(0).standard_normal((4, rope.head_dim))
+    x = rounded(x, caller.arrays.dtype)
+    try:
+        y = caller.turn(x, places)[0]  # [P, heads, head_dim]
+    except RefusedError:
+        return ()
+    dtype = max(caller.arrays.dtype, caller.out_dtype, key=ROUNDING.__getitem__)
+    sample = Sample(np.broadcast_to(x, y.shape), y, every_axis_of(rope, places), dtype)
+    return causes_of(sample, rope) if np.isfinite(y).all() else ()

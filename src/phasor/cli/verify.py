@@ -1,0 +1,53 @@
+"""``phasor verify``: does what was recorded rotate as the checkpoint says?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from phasor.cli.common import (
+    MODEL,
+    Screen,
+    add_load_options,
+    at_option,
+    print_json,
+    progress_bar,
+    read_model,
+)
+from phasor.identification import verify as verify_recording
+
+
+@click.command(epilog="Example: phasor verify llama-3.1-8b recording.safetensors")
+@click.argument("model", type=MODEL)
+@click.argument("file", type=click.Path())
+@click.option("--dims", metavar="LETTERS", help="Order of dimensions, such as bshd; found if not.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@at_option
+@add_load_options
+def verify(
+    model: str,
+    file: str,
+    dims: str | None,
+    as_json: bool,
+    seq_len: int | None,
+    load_options: Mapping[str, Any],
+) -> None:
+    """Say whether the vectors or tables in FILE are rotated as MODEL says, and what differs.
+
+    FILE is .safetensors or .npz and holds positions, q and q_rotated, k and k_rotated; or cos and
+    sin, or a cos_sin_cache. Exits with 1 if something differs.
+    """
+    layers = read_model(model, load_options)
+    with progress_bar("Layers") as progress:
+        found = verify_recording(layers, file, dims=dims, seq_len=seq_len, progress=progress)
+    if as_json:
+        print_json(found.as_plain())
+    else:
+        screen, (title, *rest) = Screen(), found.lines()
+        screen.print_line((title, "bold"))
+        for line in rest:
+            screen.print_line(line)
+    sys.exit(1 if found else 0)

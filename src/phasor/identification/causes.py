@@ -1,0 +1,425 @@
+"""What makes recorded turns differ from those of a rope: positions, frequencies, roundings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice, product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasor.describe import ranges
+from phasor.errors import PhasorError
+from phasor.identification.blocks import Arrangement
+from phasor.identification.explaining import explain
+from phasor.identification.hypotheses import (
+    Change,
+    Hypothesis,
+    alternatives,
+    base_change,
+    direction_change,
+    exchanged_axes,
+    law_change,
+    precisions,
+    rounded,
+    rows_of,
+    suppose,
+)
+from phasor.identification.spectrum import DTYPES, ROUNDING, Floats, Interval, find_spectrum
+from phasor.identification.turns import (
+    Sample,
+    Turns,
+    angle_errors,
+    arrangements,
+    measure_turns,
+    rotates_as,
+)
+from phasor.rope import Rope
+
+Changes = tuple[Change, ...]
+#: What differs, and texts of what that cannot be told from.
+Found = tuple[Changes, tuple[str, ...]]
+#: The names of changes, the most important first; those of roundings follow.
+_ORDER = (
+    *("tokens", "zeros", "not-turned", "pairing", "slice", "direction", "twice", "layer", "offset"),
+    *("restart", "first-row", "clamped", "table-end", "positions", "length", "base", "law-missing"),
+    *("law", "law-parameter", "frequencies", "factor-missing", "factor-twice", "factor", "axes"),
+)
+# of two differences, one is mostly one of these
+_OFTEN = {"direction", "slice", "layer", "base", "law-missing", "length"}
+_NEAR = 64  # offsets of positions that are tried
+_FEW = 6  # tokens on which they are, and that are more than chance
+_STEPS = sorted(range(-3, 4), key=abs)
+_COARSE = ("bfloat16", "float16")
+_MAX_CANDIDATES = 4096
+_LOG_BASES = math.log(20), math.log(1e10)
+_GRID = 129
+
+
+def order_of(change: Change) -> int:
+    """How important a change is: roundings least."""
+    return _ORDER.index(change.name) if change.name in _ORDER else len(_ORDER)
+
+
+def measure(sample: Sample, rope: Rope) -> list[Turns]:
+    """The turns for each arrangement of pairs that explains the sample, of the rope's slice first.
+
+    If none does, one may if cos and sin are rounded.
+    """
+    coarser = [dtype for dtype in DTYPES if ROUNDING[dtype] > ROUNDING[sample.dtype]]
+    for row_dtype in (None, *coarser):
+        for candidates in (islice(arrangements(rope, sample), 4), arrangements(rope, sample)):
+            measured = (measure_turns(sample, one, row_dtype) for one in candidates)
+            found = [*islice((turns for turns in measured if turns is not None), 8)]
+            if found:
+                return found
+    return []
+
+
+def causes_of(sample: Sample, rope: Rope) -> Changes:
+    """What makes the sample's vectors differ from those that the rope turns; none if unknown."""
+    finder = Finder(rope, None, (), sample.positions[None], np.arange(len(sample.x)))
+    is_bad = ~rotates_as(sample, rope)
+    return finder.find(lambda tokens: measure(sample.of(tokens), rope), is_bad)[0]
+
+
+class Finder:
+    """Looks for what differs in some tokens of a recording.
+
+    ``positions`` are those of the whole recording, ``[batch, seq]`` or ``[batch, seq, n_axes]``;
+    ``unresolved`` and ``others`` as for `alternatives`.
+    """
+
+    def __init__(
+        self, rope: Rope, unresolved: Rope | None, others: Sequence[tuple[str, Rope]],
+        positions: NDArray[Any], tokens: NDArray[np.intp],
+    ) -> None:  # fmt: skip
+        self.rope, self.unresolved, self.others = rope, unresolved, others
+        self.positions, self.tokens = positions, tokens
+
+    def find(
+        self, measure_tokens: Callable[[NDArray[np.bool_]], list[Turns]], is_bad: NDArray[np.bool_]
+    ) -> Found:
+        """What differs, the most important first; nothing if nothing explains it.
+
+        ``measure_tokens`` has the turns of some tokens, for each arrangement of pairs that explains
+        them. If nothing explains all tokens, those are explained that are turned wrongly.
+        """
+        whole = self._explain_best(measure_tokens(np.ones_like(is_bad)))
+        if is_bad.all() or (whole and not _is_vague(whole)):
+            return whole or ((), ())
+        which = self._name_tokens(is_bad)
+        tokens, self.tokens = self.tokens, self.tokens[is_bad]
+        part = self._explain_best(measure_tokens(is_bad))
+        self.tokens = tokens
+        if whole and (part is None or _is_vague(part)):
+            return whole
+        changes, undecided = part or ((), ())
+        text = f"Only {which} are wrong{'' if changes else ', and turned by no position'}."
+        return (Change("tokens", text), *changes), undecided
+
+    def _explain_best(self, measured: Sequence[Turns]) -> Found | None:
+        results = [found for turns in measured if (found := self._explain(turns)) is not None]
+        if not results:
+            return None
+        changes, undecided = min(results, key=lambda result: len(result[0]))
+        return tuple(sorted(changes, key=order_of)), undecided
+
+    def _name_tokens(self, is_bad: NDArray[np.bool_]) -> str:
+        places = self._flat_positions()
+        good, bad = places[~is_bad], places[is_bad]
+        if good.max() < bad.min():
+            return f"tokens from position {bad.min():.15g} on"
+        if bad.max() < good.min():
+            return f"tokens up to position {bad.max():.15g}"
+        return f"some tokens, such as {self.tokens[is_bad][0]} at position {bad[0]:.15g},"
+
+    def _flat_positions(self) -> Floats:
+        """The highest coordinate of every token, ``[T]``."""
+        flat = self.positions.reshape(-1, *self.positions.shape[2:])[self.tokens]
+        return flat.astype(np.float64).reshape(len(flat), -1).max(axis=1)
+
+    def _explain(self, turns: Turns) -> Found | None:
+        layout = _layout_changes(self.rope, turns.arrangement)
+        if turns.row_dtype is not None:
+            text = f"Cos and sin are rounded to {turns.row_dtype}."
+            layout.append(Change(f"table-in-{turns.row_dtype}", text))
+        rope = _arranged(self.rope, turns.arrangement)
+        for level in () if rope is None else self._levels(rope, turns):
+            fitting = [
+                (*layout, *hypothesis.changes, *_gain_changes(hypothesis.rope, turns))
+                for hypothesis in level if turns.are_of(hypothesis)
+            ]  # fmt: skip
+            if fitting:
+                fitting.sort(key=len)
+                texts = (" ".join(change.sentence for change in other) for other in fitting[1:4])
+                return fitting[0], tuple(text for text in dict.fromkeys(texts) if text)
+        found = self._measure_frequencies(turns) or self._name_pairs(turns)
+        return ((*layout, *found, *_gain_changes(self.rope, turns)), ()) if found else None
+
+    def _levels(self, rope: Rope, turns: Turns) -> Iterator[Iterator[Hypothesis]]:
+        """Hypotheses of no change, of one, and of two, the likelier before the others."""
+        places = turns.positions
+        yield iter([suppose(rope, places)])
+        single = [*alternatives(rope, places, self.unresolved, self.others)]
+
+        def one() -> Iterator[Hypothesis]:
+            yield from single
+            twice = Change("twice", "It is rotated twice: R(2p) in place of R(p).")
+            yield suppose(rope, 2 * places, twice)
+            yield from self._moved(suppose(rope, places), turns)
+            yield from precisions(rope, places)
+            yield from exchanged_axes(rope, places)
+
+        def two(names: set[str]) -> Iterator[Hypothesis]:
+            for first in single:
+                name = first.changes[0].name
+                if (name in _OFTEN) == (names == _OFTEN):
+                    rest = None if name == "direction" else names - {name}
+                    for second in alternatives(first.rope, places, names=rest):
+                        yield second._replace(changes=first.changes + second.changes)
+
+        yield one()
+        yield two(_OFTEN)
+        yield (moved for first in single for moved in self._moved(first, turns))
+        yield two({"slice", "base"})
+
+    # ---- positions ----
+
+    def _moved(self, hypothesis: Hypothesis, turns: Turns) -> Iterator[Hypothesis]:
+        """The hypothesis at other positions, which explain every token."""
+        changes, rope, places, rows = hypothesis
+        if places.ndim > 1:
+            return
+        # R(p + offset) = R(p) R(offset): [offsets, T, num_pairs]
+        offsets = np.array(sorted({*range(-_NEAR, _NEAR + 1)} - {0}, key=abs))
+        moved = rows[:_FEW] * (rows_of(rope, offsets) / rope.attention_factor)[:, None]
+        off = np.abs(turns.z[:_FEW] - turns.scale(rope) * moved)
+        fits = np.all(off <= turns.allowed(rope, places)[:_FEW], axis=(1, 2))
+        for offset in offsets[fits][:3].tolist():
+            yield suppose(rope, places + offset, *changes, _offset_change(offset))
+        mapped = self._map_positions(rope, turns)
+        if mapped is not None:
+            yield suppose(rope, mapped, *changes, *self._name_positions(mapped, places))
+
+    def _map_positions(self, rope: Rope, turns: Turns) -> NDArray[np.int64] | None:
+        """The position in or near the recording as which each token is turned, if there is one."""
+        recorded = np.rint(self.positions.reshape(-1)[:_MAX_CANDIDATES])
+        known = np.concatenate([recorded, np.arange(min(self.positions.shape[1], _MAX_CANDIDATES))])
+        shifted = [known + by for by in _STEPS]
+        coarse = [rounded(places, dtype) for places in shifted for dtype in _COARSE]
+        coarse += [rounded(known, dtype) + by for dtype in _COARSE for by in _STEPS]
+        candidates = np.unique(np.concatenate([*shifted, *coarse])).astype(np.int64)
+        scale = turns.scale(rope)
+        rows = scale * rows_of(rope, candidates)
+        slack = scale * rope.attention_factor * angle_errors(candidates, rope.inv_freq, turns.dtype)
+        mapped = np.empty(len(turns.z), np.int64)
+        for token, place in enumerate(turns.positions):
+            fits = np.abs(turns.z[token] - rows) <= turns.errors[token] + slack
+            fitting = candidates[fits.all(axis=1)]
+            if not len(fitting):
+                return None
+            mapped[token] = fitting[np.argmin(np.abs(fitting - place))]
+        return mapped
+
+    def _name_positions(self, mapped: NDArray[np.int64], places: NDArray[Any]) -> list[Change]:
+        column = self.tokens % self.positions.shape[1]
+        wrong = mapped != places
+        first, last = int(np.argmax(wrong)), int(mapped.max())
+        where = (
+            f"token {self.tokens[first]} (position {places[first]:.15g}) is turned as "
+            f"{mapped[first]}"
+        )
+        if not mapped.any():
+            return [Change("not-turned", "It is not turned: every token is as at position 0.")]
+        if len(self.positions) > 1 and np.array_equal(mapped, self.positions[0, column]):
+            text = f"Positions: every row of the batch has those of the first: {where}."
+            return [Change("first-row", text)]
+        if np.array_equal(mapped, np.minimum(places, last)):
+            text = f"Table: it ends, positions from {last + 1} on turn as {last}."
+            return [Change("clamped", text)]
+        for dtype in _COARSE:
+            change = Change(f"positions-in-{dtype}", f"Positions are rounded to {dtype}: {where}.")
+            for by in _STEPS:
+                choices = rounded(places + by, dtype), rounded(places, dtype) + by
+                if any(np.array_equal(mapped, choice) for choice in choices):
+                    return [*([_offset_change(by)] if by else []), change]
+            far = mapped[np.abs(mapped) > 2 / ROUNDING[dtype]]
+            if len(far) >= _FEW and np.array_equal(rounded(far, dtype), far):
+                return [Change("restart", f"Positions restart elsewhere: {where}."), change]
+        if not mapped[wrong].any():
+            text = f"a table ends, or positions are not counted on: {where}, and so are others"
+            return [Change("table-end", f"Positions: {text}.")]
+        text = "restart elsewhere"
+        if np.array_equal(mapped, column):
+            text = "are counted through and do not restart"
+        return [Change("restart", f"Positions {text}: {where}.")]
+
+    # ---- frequencies ----
+
+    def _measure_frequencies(self, turns: Turns) -> list[Change] | None:
+        """What the frequencies are, and by how much positions are off."""
+        places, offset, found = turns.positions, 0, list[Rope]()
+        index = None if places.ndim > 1 or np.any(places % 1) else _doubling(places)
+        if index is not None:
+            z, gain = turns.z[index], sum(turns.gain) / 2
+            errors = np.minimum(turns.errors[index] / gain, np.pi)
+            spectrum = find_spectrum(places[index].astype(int).tolist(), z, errors)
+            drivers = np.ones((1, z.shape[1]), dtype=bool)
+            sizes, rounding = np.full(z.shape, gain), ROUNDING[turns.dtype]
+            report = explain(turns.arrangement, spectrum, drivers, sizes, rounding=rounding)
+            offset = 0 if report.position_offset % 1 else int(report.position_offset)
+            if report.rope is not None and report.known_law:
+                found.append(replace(report.rope, inv_freq_dtype="exact"))
+        offsets = dict.fromkeys((offset, *_STEPS))
+        moved = [(places + by, [_offset_change(by)] if by else []) for by in offsets]
+        moved += [(rounded(places, dtype), [Change(f"positions-in-{dtype}",
+                   f"Positions are rounded to {dtype}.")]) for dtype in _COARSE]  # fmt: skip
+        for at, changes in moved if places.ndim == 1 else ():
+            for rope in (*found, *self._find_bases(turns, at)):
+                if rope.num_pairs == turns.z.shape[1] and turns.are_of(suppose(rope, at)):
+                    return [*changes, *self._compare(rope)]
+        return None
+
+    def _find_bases(self, turns: Turns, places: NDArray[Any]) -> Iterator[Rope]:
+        """The rope with a base that all tokens allow, with its law and without, either direction.
+
+        The bases that some tokens allow are found on a grid, then on finer ones for more tokens.
+        """
+        meant = _arranged(self.rope, turns.arrangement)
+        if meant is None or meant.base is None:
+            return
+        order = np.argsort(np.abs(places), kind="stable")
+        for law, direction in product(dict.fromkeys((meant.scaling, None)), (1, -1)):
+            low, high = _LOG_BASES
+            for some in (order[:4], order[:8], order[:16], order[:32], order):
+                count = _GRID + int((high - low) * float(np.abs(places[some]).max()) / 8)
+                logs = np.linspace(low, high, min(count, 4 * _MAX_CANDIDATES))
+                rope = replace(meant, scaling=law, direction=direction)
+                kept = _allowed_bases(rope, logs, places, turns, some)
+                if not len(kept):
+                    break
+                step = float(logs[1] - logs[0])
+                low, high = float(kept[0]) - step, float(kept[-1]) + step
+            else:
+                base = Interval(low, high).exp().simplest()
+                if base is not None:
+                    yield replace(meant, base=base, scaling=law, direction=direction)
+
+    def _compare(self, found: Rope) -> list[Change]:
+        """What is different in a rope that was measured."""
+        rope = self.rope
+        changes = [direction_change()] if found.direction != rope.direction else []
+        if found.base != rope.base and rope.base is not None and found.base is not None:
+            changes.append(base_change(rope, found.base))
+        if found.scaling != rope.scaling:
+            changes.append(law_change(rope, found.scaling))
+        return changes
+
+    def _name_pairs(self, turns: Turns) -> list[Change] | None:
+        """From which pair on the frequencies differ."""
+        rope = _arranged(self.rope, turns.arrangement)
+        if rope is None:
+            return [Change("frequencies", "Frequencies differ.")]
+        fits = turns.fit(suppose(rope, turns.positions)).all(axis=0)
+        pairs = np.flatnonzero(~fits).tolist()
+        text = (
+            f"Frequencies differ from pair {pairs[0]} on: pairs {ranges(pairs)}." if pairs else ""
+        )
+        return [Change("frequencies", text)] if pairs else None
+
+
+def _is_vague(found: Found) -> bool:
+    """Whether it is said that frequencies differ, and not why."""
+    return any(change.name == "frequencies" for change in found[0])
+
+
+def _offset_change(by: int) -> Change:
+    return Change("offset", f"Positions are off by {by:+d}.")
+
+
+def _allowed_bases(
+    rope: Rope, logs: Floats, places: NDArray[Any], turns: Turns, some: NDArray[np.intp]
+) -> Floats:
+    """The logarithms of bases, of those on an even grid, that some tokens allow."""
+    z, allowed, gain = turns.z[some], turns.errors[some], sum(turns.gain) / 2
+    pairs = np.arange(z.shape[1]) / z.shape[1]
+    # what the law divides powers by changes slowly: logarithms at some bases, [bases, pairs]
+    few = np.linspace(logs[0], logs[-1], 65)
+    lawful = np.array([replace(rope, base=math.exp(log)).inv_freq for log in few.tolist()])
+    divided = np.log(np.maximum(lawful, 1e-300)) + few[:, None] * pairs
+    change = np.abs(np.diff(divided, axis=0, append=divided[-1:]))
+    change = np.maximum(change, np.roll(change, 1, axis=0))
+    kept: list[float] = []
+    for part in np.array_split(logs, 1 + len(logs) * z.size // 4_000_000):
+        ratio, off = (
+            np.stack([np.interp(part, few, column) for column in table.T], axis=1)
+            for table in (divided, change)
+        )
+        f = np.exp(ratio - part[:, None] * pairs)  # [bases, pairs]
+        angles = rope.direction * places[some][:, None] * f[:, None]  # [bases, T, pairs]
+        # neighbours on the grid are a step apart, and float32 angles rounded
+        unsure = pairs * (logs[1] - logs[0]) + off[:, None] + 2.0**-20
+        slack = gain * np.minimum(np.abs(angles) * unsure, 2)
+        fits = np.abs(z - gain * np.exp(1j * angles)) <= allowed + slack
+        kept += part[fits.all(axis=(1, 2))].tolist()
+    return np.array(kept)
+
+
+def _doubling(places: NDArray[Any]) -> NDArray[np.intp] | None:
+    """Indices of two neighbours, and of positions beyond whose distances at most double."""
+    order = np.argsort(places, kind="stable")
+    ordered = places[order]
+    neighbours = np.flatnonzero(np.diff(ordered) == 1)
+    if not len(neighbours):
+        return None
+    start = int(neighbours[0])
+    found, gap = [start, start + 1], 1
+    gaps = ordered - ordered[start]
+    while len(reachable := np.flatnonzero((gaps > gap) & (gaps <= 2 * gap))):
+        found.append(int(reachable[-1]))
+        gap = int(gaps[reachable[-1]])
+    return order[found]
+
+
+def _arranged(rope: Rope, arrangement: Arrangement) -> Rope | None:
+    """The rope with the pairs of an arrangement; None if its law or axes do not fit them."""
+    assert arrangement.pairing is not None
+    try:
+        return replace(
+            rope, pairing=arrangement.pairing, pairing_out=arrangement.pairing_out,
+            rotary_dim=arrangement.rotary_dim, rotary_start=arrangement.rotary_start,
+        )  # fmt: skip
+    except PhasorError:
+        return None
+
+
+def _layout_changes(rope: Rope, arrangement: Arrangement) -> list[Change]:
+    changes: list[Change] = []
+    pairings = (arrangement.pairing, arrangement.pairing_out), (rope.pairing, rope.output_pairing)
+    if pairings[0] != pairings[1]:
+        found, meant = (f"{a}" if a == b else f"{a} read and {b} written" for a, b in pairings)
+        changes.append(Change("pairing", f"Pairing: {found} in place of {meant}."))
+    found, meant = (
+        f"{one.rotary_start} to {one.rotary_start + one.rotary_dim - 1}"
+        for one in (arrangement, rope)
+    )
+    if found != meant:
+        changes.append(Change("slice", f"Slice: coordinates {found} turn, in place of {meant}."))
+    return changes
+
+
+def _gain_changes(rope: Rope, turns: Turns) -> list[Change]:
+    """How the factor of cos and sin differs from the rope's."""
+    factor, (low, high) = rope.attention_factor, turns.gain
+    if low <= factor <= high:
+        return []
+    if low <= 1 <= high:
+        text = f"Factor: missing, cos and sin are to be multiplied by {factor:.7g}."
+        return [Change("factor-missing", text)]
+    if low <= factor**2 <= high:
+        return [Change("factor-twice", f"Factor: {factor:.7g} is multiplied twice.")]
+    return [Change("factor", f"Factor: {(low + high) / 2:.6g} in place of {factor:.7g}.")]

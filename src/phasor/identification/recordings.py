@@ -1,0 +1,326 @@
+"""Recordings: vectors before and after a rotation, or tables of cos and sin, as programs kept them.
+
+A recording is a mapping of arrays, a ``.safetensors`` or ``.npz`` file of them, or a module that
+holds tables. Files stay on disk: what is looked at is read.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from phasor._checks import short_repr
+from phasor.errors import CheckpointError, TensorError
+from phasor.files.checkpoint.files import FLOATS, open_file, read_header
+from phasor.identification.spectrum import ROUNDING, Complex
+from phasor.identification.turns import Sample
+
+#: Orders of dimensions: batch, sequence, heads, coordinates; without ``h`` a row has all heads.
+DIMS = {
+    2: ("sd",),
+    3: ("shd", "hsd", "bsd", "dhs"),
+    4: ("bshd", "bhsd", "sbhd", "dhsb", "dshb"),
+}
+_SIDES = ("q", "k", "qk")
+_TABLES = ("cos", "sin", "cos_sin_cache", "freqs_cis", "freqs", "cos_cache", "sin_cache")
+_TABLE_ENDINGS = ("cos_cached", "sin_cached", "cos_sin_cache", "freqs_cis")
+_NAME = re.compile(r"(?:(?:.*\.)?layers?\.(?P<layer>\d+)\.)?(?:.*\.)?(?P<name>[a-z_]+)", re.DOTALL)
+# a compressed array is read as a whole
+_MAX_COMPRESSED = 1 << 29
+
+
+class Stored(NamedTuple):
+    """An array as it lies in memory or a file; of bfloat16 the bits."""
+
+    values: NDArray[Any]
+    dtype: str
+
+    def floats(self, index: Any = ...) -> NDArray[Any]:
+        """Some of its numbers, in float64 or complex128."""
+        part = np.asarray(self.values[index])
+        if self.dtype == "bfloat16":
+            part = (part.astype(np.uint32) << 16).view(np.float32)
+        return part.astype(np.complex128 if part.dtype.kind == "c" else np.float64)
+
+
+def read_recording(source: object) -> dict[int | None, dict[str, Stored]]:
+    """The arrays of a recording by layer (None where a name has none) and name.
+
+    Raises:
+        CheckpointError: If a file is damaged or of another format.
+        TensorError: If an array is of a dtype that holds no vectors, or a name is not known.
+    """
+    if isinstance(source, (str, Path)):
+        arrays = _read_file(Path(source))
+    elif isinstance(source, Mapping):
+        arrays = ((str(name), _store(str(name), value)) for name, value in
+                  cast(Mapping[object, object], source).items())  # fmt: skip
+    else:
+        arrays = _tables_of_module(source)
+    layers: dict[int | None, dict[str, Stored]] = {}
+    known = {
+        "positions",
+        *_TABLES,
+        *(f"{side}{end}" for side in _SIDES for end in ("", "_rotated")),
+    }
+    for name, stored in arrays:
+        match = _NAME.fullmatch(name)
+        short = match["name"].replace("_cached", "") if match else name
+        if match is None or short not in known:
+            raise TensorError(
+                f"a recording holds positions, q and q_rotated (k and k_rotated, layers.3.q), or "
+                f"cos and sin, cos_sin_cache, freqs_cis or freqs; got {short_repr(name)}"
+            )
+        layers.setdefault(int(match["layer"]) if match["layer"] else None, {})[short] = stored
+    if not layers:
+        raise TensorError(
+            "a recording must hold positions, q and q_rotated, or tables; got nothing"
+        )
+    return layers
+
+
+def _read_file(path: Path) -> Iterator[tuple[str, Stored]]:
+    with open_file(path) if path.exists() else _refuse_missing(path) as stream:
+        start = stream.read(4)
+    if start == b"PK\x03\x04":
+        yield from _read_npz(path)
+        return
+    header = read_header(path)
+    for name, entry in header.tensors.items():
+        dtype = FLOATS.get(entry.dtype, {"I64": "int64", "I32": "int32"}.get(entry.dtype, ""))
+        _check_dtype(name, dtype or entry.dtype)
+        raw = np.dtype("uint16" if dtype == "bfloat16" else dtype).newbyteorder("<")
+        values = (np.memmap(path, raw, "r", entry.begin, entry.shape) if entry.count
+                  else np.empty(entry.shape, raw))  # fmt: skip
+        yield name, Stored(values, dtype)
+
+
+def _refuse_missing(path: Path) -> Any:
+    raise CheckpointError(f"{path} does not exist; give a .safetensors or .npz file")
+
+
+def _read_npz(path: Path) -> Iterator[tuple[str, Stored]]:
+    """Arrays of a zip of ``.npy`` files; those that are not compressed are mapped into memory."""
+    try:
+        with zipfile.ZipFile(path) as archive, path.open("rb") as stream:
+            for item in archive.infolist():
+                with archive.open(item) as member:
+                    version = npy.read_magic(member)
+                    read = (
+                        npy.read_array_header_1_0
+                        if version == (1, 0)
+                        else npy.read_array_header_2_0
+                    )
+                    shape, is_fortran, dtype = read(member)
+                    header_size = member.tell()
+                name, order = item.filename.removesuffix(".npy"), "F" if is_fortran else "C"
+                if dtype.hasobject:
+                    raise TensorError(f"{name} must be an array of numbers, got Python objects")
+                if item.compress_type == zipfile.ZIP_STORED and item.file_size > header_size:
+                    stream.seek(item.header_offset + 26)
+                    sizes = stream.read(4)
+                    offset = (
+                        item.header_offset
+                        + 30
+                        + sum(int.from_bytes(sizes[i : i + 2], "little") for i in (0, 2))
+                        + header_size
+                    )
+                    values = np.memmap(path, dtype, "r", offset, shape, order=order)
+                elif item.file_size <= _MAX_COMPRESSED:
+                    with archive.open(item) as member:
+                        values = npy.read_array(member, allow_pickle=False)
+                else:
+                    raise TensorError(
+                        f"{name} has {item.file_size} bytes and is compressed: write it with "
+                        "numpy.savez, or as safetensors, of which parts can be read"
+                    )
+                yield name, _store(name, values)
+    except (zipfile.BadZipFile, ValueError, EOFError, OSError, NotImplementedError) as error:
+        if isinstance(error, TensorError):
+            raise
+        raise CheckpointError(f"{path} is damaged or no .npz file: {error}") from None
+
+
+def _store(name: str, value: Any) -> Stored:
+    """An array of anybody's: NumPy's, torch's, jax's or MLX's."""
+    text = str(getattr(value, "dtype", ""))
+    if text.startswith("torch."):
+        value = value.detach().cpu()
+        if text == "torch.bfloat16":
+            value = value.view(__import__("torch").int16)
+        _check_dtype(name, text.removeprefix("torch."))
+        value = value.numpy()
+    elif "mlx" in text and text.endswith("bfloat16"):
+        value = value.astype(__import__("mlx.core").core.float32)
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise TensorError(f"{name} must be an array of numbers: {error}") from None
+    dtype = text.removeprefix("torch.") if text.startswith("torch.") else str(array.dtype)
+    if dtype in ("bfloat16", "|V2"):  # ml_dtypes' own, and what numpy.load makes of that
+        return Stored(array.view(np.uint16), "bfloat16")
+    _check_dtype(name, dtype)
+    return Stored(array, dtype)
+
+
+def _check_dtype(name: str, dtype: str) -> None:
+    words = ["int64", "int32"] if name.endswith("positions") else []
+    words += ["complex64", "complex128"] if name.endswith("freqs_cis") else []
+    if dtype not in (*ROUNDING, *words) or (name.endswith("positions") and dtype[-2:] == "16"):
+        what = "; 8 bits hold no rotated vectors, record before they are quantized"
+        raise TensorError(
+            f"{name} must be of {', '.join((*words, *ROUNDING))}, got {dtype}"
+            f"{what if '8' in dtype else ''}"
+        )
+
+
+def _tables_of_module(module: object) -> Iterator[tuple[str, Stored]]:
+    """The tables that a module holds as attributes."""
+    for name in (*_TABLE_ENDINGS, *_TABLES):
+        value = getattr(module, name, None)
+        if hasattr(value, "shape"):
+            yield name, _store(name, value)
+
+
+class Vectors(NamedTuple):
+    """One layer's queries or keys before and after, as views ``[batch, seq, heads, head_dim]``."""
+
+    name: str
+    dims: str
+    before: Stored
+    after: Stored
+    positions: NDArray[Any]  # [batch, seq], or [batch, seq, n_axes]
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens there are."""
+        return self.positions.shape[0] * self.positions.shape[1]
+
+    def sample(self, tokens: NDArray[np.intp], heads: slice = slice(None)) -> Sample:
+        """Some tokens, counted through the batch, and some of their heads."""
+        row, column = np.divmod(tokens, self.positions.shape[1])
+        before, after = (side.floats((row, column, heads)) for side in (self.before, self.after))
+        return Sample(before, after, self.positions_of(tokens), self.after.dtype)
+
+    def positions_of(self, tokens: NDArray[np.intp]) -> NDArray[Any]:
+        """``[tokens]``, or ``[tokens, n_axes]``."""
+        return self.positions.reshape(-1, *self.positions.shape[2:])[tokens]
+
+
+def vectors_of(
+    arrays: Mapping[str, Stored | None], side: str, head_dim: int, n_axes: int, dims: str | None
+) -> list[Vectors]:
+    """What the recorded arrays may be, one for each order of dimensions that their sizes allow."""
+    before, after, positions = (arrays.get(f"{side}"), arrays.get(f"{side}_rotated"),
+                                arrays.get("positions"))  # fmt: skip
+    if before is None or after is None or positions is None:
+        missing = "positions" if positions is None else f"{side}_rotated"
+        raise TensorError(f"a recording with {side} must hold {missing} too")
+    if before.values.shape != after.values.shape:
+        raise TensorError(
+            f"{side} and {side}_rotated must have one shape, got {list(before.values.shape)} and "
+            f"{list(after.values.shape)}"
+        )
+    shape = before.values.shape
+    places = positions.values
+    if places.dtype.kind == "f" or positions.dtype == "bfloat16":
+        places = positions.floats()
+    found: dict[tuple[Any, ...], Vectors] = {}
+    for order in DIMS.get(len(shape), ()) if dims is None else (dims,):
+        view = _view(before.values, order, head_dim)
+        tokens = None if view is None else _fit_positions(places, view.shape[:2], n_axes)
+        if view is None or tokens is None:
+            continue
+        turned = cast(NDArray[Any], _view(after.values, order, head_dim))
+        strides = tuple(s for s, n in zip(view.strides, view.shape, strict=True) if n > 1)
+        same = tuple(n for n in view.shape if n > 1), strides
+        vectors = Vectors(
+            side, order, Stored(view, before.dtype), Stored(turned, after.dtype), tokens
+        )
+        found.setdefault(same, vectors)
+    if not found:
+        raise TensorError(
+            f"{side} must be [tokens, heads * {head_dim}] or have dimensions such as bshd or bhsd "
+            f"with d = {head_dim} and a position for each token, got {list(shape)} and positions "
+            f"{list(places.shape)}{'' if dims is None else f' as {dims!r}'}"
+        )
+    return list(found.values())
+
+
+def _view(array: NDArray[Any], dims: str, head_dim: int) -> NDArray[Any] | None:
+    """``[batch, seq, heads, head_dim]``, or None if the sizes do not fit."""
+    if len(dims) != array.ndim or not set("sd") <= set(dims) <= set("bshd"):
+        return None
+    if "h" not in dims:  # a row is all heads
+        if dims[-1] != "d" or array.shape[-1] % head_dim:
+            return None
+        array, dims = array.reshape(*array.shape[:-1], -1, head_dim), f"{dims[:-1]}hd"
+    if array.shape[dims.index("d")] != head_dim or 0 in array.shape:
+        return None
+    if "b" not in dims:
+        array, dims = array[None], f"b{dims}"
+    return array.transpose([dims.index(letter) for letter in "bshd"])
+
+
+def _fit_positions(
+    places: NDArray[Any], tokens: tuple[int, ...], n_axes: int
+) -> NDArray[Any] | None:
+    """Positions ``[batch, seq]``, or ``[batch, seq, n_axes]``; None if they do not fit."""
+    if n_axes > 1 and places.ndim > 1 and places.shape[-1] != n_axes and places.shape[0] == n_axes:
+        places = np.moveaxis(places, 0, -1)
+    elif n_axes > 1 and places.shape[-1:] != (n_axes,):
+        places = np.repeat(places[..., None], n_axes, axis=-1)  # one coordinate stands for all
+    axes = (n_axes,) if n_axes > 1 else ()
+    if places.size == int(np.prod(tokens + axes)):
+        return places.reshape(tokens + axes)
+    if places.shape[: places.ndim - len(axes)] in ((tokens[1],), (1, tokens[1]), (1,), ()):
+        return np.broadcast_to(places, tokens + axes)
+    return None
+
+
+def rows_of_tables(arrays: Mapping[str, Stored | None]) -> tuple[Complex, str, NDArray[Any]]:
+    """Rows ``gain * (cos + i sin)`` ``[P, num_pairs]``, their dtype, and their positions."""
+    tables = {name.removesuffix("_cache") if name != "cos_sin_cache" else name: stored
+              for name, stored in arrays.items() if stored is not None}  # fmt: skip
+    positions = tables.pop("positions", None)
+    first = next(iter(tables.values()), None)
+    if first is None:
+        raise TensorError("a recording must hold q and q_rotated, or tables; got positions alone")
+    if tables.keys() == {"cos", "sin"}:
+        cos, sin = (tables[name].floats() for name in ("cos", "sin"))
+    elif tables.keys() == {"cos_sin_cache"}:
+        cos, sin = np.split(first.floats(), 2, axis=-1)
+    elif tables.keys() == {"freqs"}:
+        cos, sin = np.cos(first.floats()), np.sin(first.floats())
+    elif tables.keys() == {"freqs_cis"}:
+        both = first.floats()
+        cos, sin = (
+            (both.real, both.imag) if both.dtype.kind == "c" else (both[..., 0], both[..., 1])
+        )
+    else:
+        raise TensorError(f"a recording must hold one kind of tables, got {', '.join(tables)}")
+    if cos.shape != sin.shape or cos.ndim < 2:
+        raise TensorError(
+            f"tables must be [positions, pairs], got {list(cos.shape)} and {list(sin.shape)}"
+        )
+    # other dimensions are of length 1, as in [1, 1, P, n] and [P, 1, 1, n]
+    rows = (cos + 1j * sin).reshape(-1, cos.shape[-1])
+    half = rows.shape[1] // 2
+    for one, other in ((rows[:, :half], rows[:, half:]), (rows[:, ::2], rows[:, 1::2])):
+        if rows.shape[1] % 2 == 0 and np.array_equal(one, other):
+            rows = one  # each is there for both members of a pair
+            break
+    places = np.arange(len(rows)) if positions is None else positions.values.reshape(-1)
+    if len(places) != len(rows) or not np.isfinite(rows).all():
+        raise TensorError(
+            f"tables must be finite and have a row for each of {len(places)} positions"
+        )
+    dtype = {"complex64": "float32", "complex128": "float64"}.get(first.dtype, first.dtype)
+    return rows, dtype, places

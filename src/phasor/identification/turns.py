@@ -1,0 +1,183 @@
+"""Turns of pairs measured from recorded vectors, within bounds of what rounding can do.
+
+A number of a dtype may be off by what rounding at every step of ``x0 cos - x1 sin`` can move it,
+cos and sin by a float32 computation's error, and angles by float32's (float64's for float64).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasor.identification.blocks import Arrangement, arrangement_of, candidate_arrangements
+from phasor.identification.hypotheses import Hypothesis, rows_of
+from phasor.identification.spectrum import DTYPES, ROUNDING, Complex, Floats
+from phasor.pairings import PAIRINGS
+from phasor.rope import Rope
+
+
+class Sample(NamedTuple):
+    """Tokens of a recording: ``[T, heads, head_dim]`` before and after, and their positions."""
+
+    x: Floats
+    y: Floats
+    positions: NDArray[Any]  # [T] or [T, n_axes]
+    dtype: str
+
+    def of(self, tokens: NDArray[np.bool_]) -> Sample:
+        """Some of its tokens."""
+        return Sample(self.x[tokens], self.y[tokens], self.positions[tokens], self.dtype)
+
+    def pairs(self, arrangement: Arrangement) -> tuple[Complex, Complex]:
+        """The pairs before and after as complex numbers, ``[T, heads, num_pairs]``."""
+        (first, second), (to_first, to_second) = arrangement.read, arrangement.written
+        return (
+            self.x[..., first] + 1j * self.x[..., second],
+            self.y[..., to_first] + 1j * self.y[..., to_second],
+        )
+
+    def is_kept(self) -> NDArray[np.bool_]:
+        """Which numbers are as they were, ``[T, heads, head_dim]``."""
+        bounds = _bounds(np.abs(self.x), self.y, self.dtype)
+        return np.less_equal(np.abs(self.y - self.x), bounds)
+
+
+class Turns(NamedTuple):
+    """What pairs are multiplied by, and how far that may be off: ``[T, num_pairs]`` each."""
+
+    arrangement: Arrangement
+    z: Complex
+    errors: Floats
+    gain: tuple[float, float]  # the factor of all pairs is between these
+    positions: NDArray[Any]  # [T] or [T, n_axes]
+    dtype: str
+    row_dtype: str | None = None  # to which cos and sin must be rounded for one factor of all
+
+    def are_of(self, hypothesis: Hypothesis) -> bool:
+        """Whether the hypothesis explains every token, but for the factor of all."""
+        return bool(self.fit(hypothesis).all())
+
+    def fit(self, hypothesis: Hypothesis) -> NDArray[np.bool_]:
+        """Which numbers ``[T, num_pairs]`` it explains."""
+        _, rope, places, rows = hypothesis
+        scale = self.scale(rope)
+        return np.less_equal(np.abs(self.z - scale * rows), self.allowed(rope, places))
+
+    def allowed(self, rope: Rope, places: NDArray[Any]) -> Floats:
+        """How far rows of the rope may be off at these positions, ``[T, num_pairs]``."""
+        factor = self.scale(rope) * rope.attention_factor
+        return self.errors + factor * angle_errors(places, rope.inv_freq, self.dtype)
+
+    def scale(self, rope: Rope) -> float:
+        """What brings rows of the rope to the factor that was measured."""
+        low, high = self.gain
+        factor = rope.attention_factor
+        return 1.0 if low <= factor <= high else (low + high) / 2 / factor
+
+
+def angle_errors(positions: NDArray[Any], inv_freq: Floats, dtype: str) -> Floats:
+    """How far angles may be off, ``[T, num_pairs]``."""
+    places = np.abs(positions.astype(np.float64)).reshape(len(positions), -1).max(axis=1)
+    return np.minimum(
+        places[:, None] * inv_freq * (2.0**-50 if dtype == "float64" else 2.0**-21), 2.0
+    )
+
+
+def row_error(dtype: str) -> float:
+    """How far a cos or sin may be off that is computed for vectors of a dtype."""
+    return 2.0**-50 if dtype == "float64" else 2.0**-22
+
+
+def _bounds(products: Floats, y: Floats, dtype: str) -> Floats:
+    """How far sums ``y`` of two products may be off; ``products`` has the sum of their sizes."""
+    bits, least = DTYPES[dtype]
+    # numbers below the normal ones may become 0 where processors do not compute with them
+    floor = 4 * 2.0 ** (least + (0 if dtype == "float16" else bits))
+    u = ROUNDING[dtype]
+    # cos and the product are rounded, and the sum
+    return 2.01 * u * products + 1.01 * u * np.abs(y) + floor
+
+
+def rotates_as(sample: Sample, rope: Rope | None) -> NDArray[np.bool_]:
+    """Which tokens are turned as the rope says, or not at all without one."""
+    kept = sample.is_kept()
+    if rope is None:
+        return kept.all(axis=(1, 2))
+    arrangement = arrangement_of(rope)
+    rows = rows_of(rope, sample.positions)[:, None]  # [T, 1, num_pairs]
+    u, v = sample.pairs(arrangement)
+    angles = angle_errors(sample.positions, rope.inv_freq, sample.dtype)[:, None]
+    slack = np.abs(u) * (np.abs(rows) * angles + row_error(sample.dtype))
+    x0, x1, cos, sin = np.abs([u.real, u.imag, rows.real + 0 * u.real, rows.imag + 0 * u.real])
+    off = v - rows * u
+    good = np.abs(off.real) <= _bounds(x0 * cos + x1 * sin, v.real, sample.dtype) + slack
+    good &= np.abs(off.imag) <= _bounds(x0 * sin + x1 * cos, v.imag, sample.dtype) + slack
+    kept[..., arrangement.written] = True
+    return np.logical_and(good.all(axis=(1, 2)), kept.all(axis=(1, 2)))
+
+
+def measure_turns(
+    sample: Sample, arrangement: Arrangement, row_dtype: str | None = None
+) -> Turns | None:
+    """The turns of a sample's pairs; None unless they all have one factor and heads agree.
+
+    The lengths of pairs tell pairings apart whatever the positions are, and one head is enough.
+    With a ``row_dtype`` cos and sin may be rounded to it, which changes the lengths.
+    """
+    kept = sample.is_kept()
+    kept[..., arrangement.written] = True
+    u, v = sample.pairs(arrangement)
+    sizes, turned = np.abs(u), np.abs(v)
+    telling = sizes > 0
+    if not kept.all() or not telling.any():
+        return None
+    gain = float(turned.sum() / sizes.sum())
+    products = gain * (np.abs(u.real) + np.abs(u.imag))
+    errors = np.sqrt(2) * _bounds(products, turned, sample.dtype)  # of both members together
+    errors += row_error(sample.dtype) * gain * sizes
+    in_rows = 0.0 if row_dtype is None else 1.5 * gain * ROUNDING[row_dtype]
+    low = ((turned - errors)[telling] / sizes[telling]).max() - in_rows
+    high = ((turned + errors)[telling] / sizes[telling]).min() + in_rows
+    if low > high or np.any(turned[~telling] > errors[~telling]):
+        return None
+    # [T, heads, num_pairs] -> [T, num_pairs], the least squares over heads
+    weights = np.maximum((sizes**2).sum(axis=1), 1e-300)
+    z = (np.conj(u) * v).sum(axis=1) / weights
+    z_errors = np.minimum((sizes * errors).sum(axis=1) / weights, 1e300)
+    if np.any(np.abs(v - z[:, None] * u) > errors + sizes * z_errors[:, None]):
+        return None
+    span = float(low), float(high)
+    return Turns(
+        arrangement, z, z_errors + in_rows, span, sample.positions, sample.dtype, row_dtype
+    )
+
+
+def turns_of_rows(z: Complex, positions: NDArray[Any], dtype: str, rope: Rope) -> Turns:
+    """The turns that rows ``gain * (cos + i sin)`` of a table say."""
+    sizes = np.abs(z)
+    errors = np.sqrt(2) * (ROUNDING[dtype] * sizes + row_error(dtype))
+    gain = float((sizes - errors).max()), float((sizes + errors).min())
+    return Turns(arrangement_of(rope), z, errors, gain, positions, dtype)
+
+
+def arrangements(rope: Rope, sample: Sample) -> Iterator[Arrangement]:
+    """Those of the rope's slice, its own first, then every other that holds what is changed."""
+    own = rope.pairing, rope.output_pairing
+    plain = replace(rope, explicit_inv_freq=None, base=10_000.0, scaling=None)
+    for pairing, out in sorted(itertools.product(PAIRINGS, PAIRINGS), key=lambda p: p != own):
+        yield arrangement_of(replace(plain, pairing=pairing, pairing_out=out))
+    changed = np.flatnonzero(~sample.is_kept().all(axis=(0, 1)))
+    if len(changed):
+        others = candidate_arrangements(int(changed[0]), int(changed[-1]), rope.head_dim)
+        quarter = max(rope.head_dim // 4, 1)
+
+        def is_unlikely(other: Arrangement) -> tuple[bool, bool, bool]:
+            pairings = other.pairing, other.pairing_out
+            return other.rotary_dim % quarter != 0, pairings != own, pairings[0] != pairings[1]
+
+        yield from sorted(others, key=is_unlikely)
