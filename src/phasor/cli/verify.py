@@ -12,10 +12,10 @@ from phasor.cli.common import (
     MODEL,
     Screen,
     add_load_options,
-    at_option,
     print_json,
     progress_bar,
     read_model,
+    seq_len_option,
 )
 from phasor.identification import verify as verify_recording
 
@@ -25,7 +25,7 @@ from phasor.identification import verify as verify_recording
 @click.argument("file", type=click.Path())
 @click.option("--dims", metavar="LETTERS", help="Order of dimensions, such as bshd; found if not.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@at_option
+@seq_len_option
 @add_load_options
 def verify(
     model: str,

@@ -26,6 +26,7 @@ from phasor.identification.hypotheses import (
     precisions,
     rounded,
     rows_of,
+    slice_change,
     suppose,
 )
 from phasor.identification.spectrum import DTYPES, ROUNDING, Floats, Interval, find_spectrum
@@ -325,11 +326,11 @@ class Finder:
         if rope is None:
             return [Change("frequencies", "Frequencies differ.")]
         fits = turns.fit(suppose(rope, turns.positions)).all(axis=0)
-        pairs = np.flatnonzero(~fits).tolist()
-        text = (
-            f"Frequencies differ from pair {pairs[0]} on: pairs {ranges(pairs)}." if pairs else ""
-        )
-        return [Change("frequencies", text)] if pairs else None
+        pairs: list[int] = np.flatnonzero(~fits).tolist()
+        if not pairs:
+            return None
+        text = f"Frequencies differ from pair {pairs[0]} on: pairs {ranges(pairs)}."
+        return [Change("frequencies", text)]
 
 
 def _is_vague(found: Found) -> bool:
@@ -346,9 +347,9 @@ def _allowed_bases(
 ) -> Floats:
     """The logarithms of bases, of those on an even grid, that some tokens allow."""
     z, allowed, gain = turns.z[some], turns.errors[some], sum(turns.gain) / 2
-    pairs = np.arange(z.shape[1]) / z.shape[1]
+    pairs: Floats = np.arange(rope.num_pairs) / rope.num_pairs
     # what the law divides powers by changes slowly: logarithms at some bases, [bases, pairs]
-    few = np.linspace(logs[0], logs[-1], 65)
+    few: Floats = np.linspace(float(logs[0]), float(logs[-1]), 65)
     lawful = np.array([replace(rope, base=math.exp(log)).inv_freq for log in few.tolist()])
     divided = np.log(np.maximum(lawful, 1e-300)) + few[:, None] * pairs
     change = np.abs(np.diff(divided, axis=0, append=divided[-1:]))
@@ -408,7 +409,7 @@ def _layout_changes(rope: Rope, arrangement: Arrangement) -> list[Change]:
         for one in (arrangement, rope)
     )
     if found != meant:
-        changes.append(Change("slice", f"Slice: coordinates {found} turn, in place of {meant}."))
+        changes.append(slice_change(found, meant))
     return changes
 
 

@@ -94,6 +94,11 @@ def _other_direction(rope: Rope) -> Changed:
     yield direction_change(), replace(rope, direction=-rope.direction)
 
 
+def slice_change(found: str, meant: str) -> Change:
+    """That other coordinates turn."""
+    return Change("slice", f"Slice: coordinates {found} turn, in place of {meant}.")
+
+
 def _narrower(rope: Rope) -> Changed:
     """A part of the slice, which interleaved pairs do not show."""
     if "interleaved" not in (rope.pairing, rope.output_pairing):
@@ -104,18 +109,13 @@ def _narrower(rope: Rope) -> Changed:
             some = replace(rope, rotary_dim=width).inv_freq.tolist()
             all_pairs = (*some, *[0.0] * (rope.num_pairs - len(some)))
             other = replace(rope, base=None, scaling=None, explicit_inv_freq=all_pairs)
-            text = (
-                f"coordinates {start} to {start + width - 1} turn, in place of {start} to {end - 1}"
-            )
-            yield Change("slice", f"Slice: {text}."), other
+            yield slice_change(f"{start} to {start + width - 1}", f"{start} to {end - 1}"), other
 
 
 def _other_layers(others: Sequence[tuple[str, Rope]]) -> Changed:
     for kind, other in others:
-        yield (
-            Change("layer", f"Layer: it is turned as layers of the kind {kind!r} are to be."),
-            other,
-        )
+        text = f"Layer: it is turned as layers of the kind {kind!r} are to be."
+        yield Change("layer", text), other
 
 
 def _other_lengths(rope: Rope | None) -> Changed:
@@ -137,8 +137,8 @@ def base_change(rope: Rope, base: float) -> Change:
 def _other_bases(rope: Rope, others: Sequence[float | None]) -> Changed:
     if rope.base is not None:
         for base in dict.fromkeys((*others, *_BASES)):
-            if base not in (None, rope.base):
-                yield base_change(rope, cast(float, base)), replace(rope, base=base)
+            if base is not None and base != rope.base:
+                yield base_change(rope, base), replace(rope, base=base)
 
 
 def law_change(rope: Rope, law: Law | Rule | None) -> Change:
@@ -190,10 +190,7 @@ def _other_parameters(rope: Rope, law: Law) -> Changed:
             values += [field.default] if isinstance(field.default, float) else []
         for other in dict.fromkeys(values):
             with suppress(PhasorError):
-                texts = [
-                    f"{one}" if isinstance(one, bool) else f"{one:.9g}" for one in (other, value)
-                ]
-                text = f"{type(law).__name__} with {field.name} {' in place of '.join(texts)}"
+                text = f"{type(law).__name__} with {field.name} {other!r} in place of {value!r}"
                 changed: Law = replace(law, **{field.name: other})
                 yield Change("law-parameter", f"Law: {text}."), replace(rope, scaling=changed)
 
@@ -243,4 +240,4 @@ def precisions(rope: Rope, places: Positions) -> Iterator[Hypothesis]:
         ):  # fmt: skip
             change = Change(f"{name}-in-{dtype}", f"{what} are rounded to {dtype}.")
             rows = rope.attention_factor * np.exp(1j * rope.direction * angles)
-            yield Hypothesis((change,), rope, places, rows)
+            yield Hypothesis((change,), rope, places, rows.astype(np.complex128))

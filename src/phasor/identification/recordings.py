@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -278,49 +278,48 @@ def _fit_positions(
     elif n_axes > 1 and places.shape[-1:] != (n_axes,):
         places = np.repeat(places[..., None], n_axes, axis=-1)  # one coordinate stands for all
     axes = (n_axes,) if n_axes > 1 else ()
-    if places.size == int(np.prod(tokens + axes)):
+    shape = places.shape[: places.ndim - len(axes)]
+    if shape == tokens or (len(shape) == 1 and places.size == int(np.prod(tokens + axes))):
         return places.reshape(tokens + axes)
-    if places.shape[: places.ndim - len(axes)] in ((tokens[1],), (1, tokens[1]), (1,), ()):
+    if shape in ((tokens[1],), (1, tokens[1]), (1,), ()):
         return np.broadcast_to(places, tokens + axes)
     return None
 
 
 def rows_of_tables(arrays: Mapping[str, Stored | None]) -> tuple[Complex, str, NDArray[Any]]:
     """Rows ``gain * (cos + i sin)`` ``[P, num_pairs]``, their dtype, and their positions."""
-    tables = {name.removesuffix("_cache") if name != "cos_sin_cache" else name: stored
-              for name, stored in arrays.items() if stored is not None}  # fmt: skip
+    tables = {name: stored for name, stored in arrays.items() if stored is not None}
     positions = tables.pop("positions", None)
-    first = next(iter(tables.values()), None)
-    if first is None:
-        raise TensorError("a recording must hold q and q_rotated, or tables; got positions alone")
-    if tables.keys() == {"cos", "sin"}:
-        cos, sin = (tables[name].floats() for name in ("cos", "sin"))
-    elif tables.keys() == {"cos_sin_cache"}:
-        cos, sin = np.split(first.floats(), 2, axis=-1)
-    elif tables.keys() == {"freqs"}:
-        cos, sin = np.cos(first.floats()), np.sin(first.floats())
-    elif tables.keys() == {"freqs_cis"}:
-        both = first.floats()
-        cos, sin = (
-            (both.real, both.imag) if both.dtype.kind == "c" else (both[..., 0], both[..., 1])
-        )
-    else:
-        raise TensorError(f"a recording must hold one kind of tables, got {', '.join(tables)}")
-    if cos.shape != sin.shape or cos.ndim < 2:
+    values = [tables[name].floats() for name in sorted(tables)]
+    shapes = " and ".join(str(list(table.shape)) for table in values)
+    kind = " ".join(sorted(tables)).replace("cos_cache sin_cache", "cos sin")
+    pair: Sequence[NDArray[Any]] = ()
+    if kind == "cos sin":
+        pair = values
+    elif kind == "cos_sin_cache":
+        pair = np.split(values[0], 2, axis=-1)
+    elif kind == "freqs":
+        pair = np.cos(values[0]), np.sin(values[0])
+    elif kind == "freqs_cis":
+        both = values[0]
+        pair = (both.real, both.imag) if np.iscomplexobj(both) else (both[..., 0], both[..., 1])
+    if len(pair) != 2 or pair[0].shape != pair[1].shape or pair[0].ndim < 2:
         raise TensorError(
-            f"tables must be [positions, pairs], got {list(cos.shape)} and {list(sin.shape)}"
+            "a recording must hold q and q_rotated, or tables [positions, pairs]: cos and sin, "
+            f"cos_sin_cache, freqs_cis or freqs; got {', '.join(tables) or 'positions'} {shapes}"
         )
     # other dimensions are of length 1, as in [1, 1, P, n] and [P, 1, 1, n]
-    rows = (cos + 1j * sin).reshape(-1, cos.shape[-1])
+    rows: Complex = (pair[0] + 1j * pair[1]).reshape(-1, pair[0].shape[-1]).astype(np.complex128)
     half = rows.shape[1] // 2
     for one, other in ((rows[:, :half], rows[:, half:]), (rows[:, ::2], rows[:, 1::2])):
-        if rows.shape[1] % 2 == 0 and np.array_equal(one, other):
-            rows = one  # each is there for both members of a pair
+        if one.shape == other.shape and np.array_equal(one, other):
+            rows = one  # it is there for each member of a pair
             break
     places = np.arange(len(rows)) if positions is None else positions.values.reshape(-1)
     if len(places) != len(rows) or not np.isfinite(rows).all():
         raise TensorError(
-            f"tables must be finite and have a row for each of {len(places)} positions"
+            f"tables must be finite and have a row for each of {len(places)} positions, "
+            f"got {len(rows)}"
         )
-    dtype = {"complex64": "float32", "complex128": "float64"}.get(first.dtype, first.dtype)
-    return rows, dtype, places
+    dtype = next(iter(tables.values())).dtype
+    return rows, {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype), places

@@ -44,7 +44,7 @@ class Sample(NamedTuple):
     def is_kept(self) -> NDArray[np.bool_]:
         """Which numbers are as they were, ``[T, heads, head_dim]``."""
         bounds = _bounds(np.abs(self.x), self.y, self.dtype)
-        return np.less_equal(np.abs(self.y - self.x), bounds)
+        return np.asarray(np.abs(self.y - self.x) <= bounds)
 
 
 class Turns(NamedTuple):
@@ -66,7 +66,7 @@ class Turns(NamedTuple):
         """Which numbers ``[T, num_pairs]`` it explains."""
         _, rope, places, rows = hypothesis
         scale = self.scale(rope)
-        return np.less_equal(np.abs(self.z - scale * rows), self.allowed(rope, places))
+        return np.asarray(np.abs(self.z - scale * rows) <= self.allowed(rope, places))
 
     def allowed(self, rope: Rope, places: NDArray[Any]) -> Floats:
         """How far rows of the rope may be off at these positions, ``[T, num_pairs]``."""
@@ -118,7 +118,7 @@ def rotates_as(sample: Sample, rope: Rope | None) -> NDArray[np.bool_]:
     good = np.abs(off.real) <= _bounds(x0 * cos + x1 * sin, v.real, sample.dtype) + slack
     good &= np.abs(off.imag) <= _bounds(x0 * sin + x1 * cos, v.imag, sample.dtype) + slack
     kept[..., arrangement.written] = True
-    return np.logical_and(good.all(axis=(1, 2)), kept.all(axis=(1, 2)))
+    return np.asarray(good.all(axis=(1, 2)) & kept.all(axis=(1, 2)))
 
 
 def measure_turns(

@@ -28,6 +28,7 @@ from phasor.identification.recordings import (
     rows_of_tables,
     vectors_of,
 )
+from phasor.identification.spectrum import Complex
 from phasor.identification.turns import (
     Turns,
     measure_turns,
@@ -139,7 +140,7 @@ def verify(
     Pairing: interleaved in place of half.
     """
     layers = one_layer(rope) if isinstance(rope, Rope) else rope
-    if not isinstance(layers, LayerRopes):
+    if not isinstance(cast(object, layers), LayerRopes):
         raise SpecError(f"rope must be a Rope or LayerRopes, got {type(rope).__name__}")
     arrays = read_recording(recording)
     shared = arrays.pop(None, {})
