@@ -74,7 +74,7 @@ def measure(sample: Sample, rope: Rope) -> list[Turns]:
     for row_dtype in (None, *coarser):
         for candidates in (islice(arrangements(rope, sample), 4), arrangements(rope, sample)):
             measured = (measure_turns(sample, one, row_dtype) for one in candidates)
-            found = [*islice((turns for turns in measured if turns is not None), 8)]
+            found = [*islice((turns for turns in measured if turns is not None), 16)]
             if found:
                 return found
     return []
@@ -110,13 +110,13 @@ class Finder:
         them. If nothing explains all tokens, those are explained that are turned wrongly.
         """
         whole = self._explain_best(measure_tokens(np.ones_like(is_bad)))
-        if is_bad.all() or (whole and not _is_vague(whole)):
+        if is_bad.all() or (whole and not is_vague(whole[0])):
             return whole or ((), ())
         which = self._name_tokens(is_bad)
         tokens, self.tokens = self.tokens, self.tokens[is_bad]
         part = self._explain_best(measure_tokens(is_bad))
         self.tokens = tokens
-        if whole and (part is None or _is_vague(part)):
+        if whole and (part is None or is_vague(part[0])):
             return whole
         changes, undecided = part or ((), ())
         text = f"Only {which} are wrong{'' if changes else ', and turned by no position'}."
@@ -126,7 +126,7 @@ class Finder:
         results = [found for turns in measured if (found := self._explain(turns)) is not None]
         if not results:
             return None
-        changes, undecided = min(results, key=lambda result: len(result[0]))
+        changes, undecided = min(results, key=lambda one: (is_vague(one[0]), len(one[0])))
         return tuple(sorted(changes, key=order_of)), undecided
 
     def _name_tokens(self, is_bad: NDArray[np.bool_]) -> str:
@@ -159,7 +159,7 @@ class Finder:
                 texts = (" ".join(change.sentence for change in other) for other in fitting[1:4])
                 return fitting[0], tuple(text for text in dict.fromkeys(texts) if text)
         found = self._measure_frequencies(turns) or self._name_pairs(turns)
-        return ((*layout, *found, *_gain_changes(self.rope, turns)), ()) if found else None
+        return ((*layout, *found), ()) if found else None
 
     def _levels(self, rope: Rope, turns: Turns) -> Iterator[Iterator[Hypothesis]]:
         """Hypotheses of no change, of one, and of two, the likelier before the others."""
@@ -239,9 +239,6 @@ class Finder:
         if len(self.positions) > 1 and np.array_equal(mapped, self.positions[0, column]):
             text = f"Positions: every row of the batch has those of the first: {where}."
             return [Change("first-row", text)]
-        if np.array_equal(mapped, np.minimum(places, last)):
-            text = f"Table: it ends, positions from {last + 1} on turn as {last}."
-            return [Change("clamped", text)]
         for dtype in _COARSE:
             change = Change(f"positions-in-{dtype}", f"Positions are rounded to {dtype}: {where}.")
             for by in _STEPS:
@@ -251,6 +248,9 @@ class Finder:
             far = mapped[np.abs(mapped) > 2 / ROUNDING[dtype]]
             if len(far) >= _FEW and np.array_equal(rounded(far, dtype), far):
                 return [Change("restart", f"Positions restart elsewhere: {where}."), change]
+        if np.array_equal(mapped, np.minimum(places, last)):
+            text = f"Table: it ends, positions from {last + 1} on turn as {last}."
+            return [Change("clamped", text)]
         if not mapped[wrong].any():
             text = f"a table ends, or positions are not counted on: {where}, and so are others"
             return [Change("table-end", f"Positions: {text}.")]
@@ -282,7 +282,7 @@ class Finder:
         for at, changes in moved if places.ndim == 1 else ():
             for rope in (*found, *self._find_bases(turns, at)):
                 if rope.num_pairs == turns.z.shape[1] and turns.are_of(suppose(rope, at)):
-                    return [*changes, *self._compare(rope)]
+                    return [*changes, *self._compare(rope), *_gain_changes(rope, turns)]
         return None
 
     def _find_bases(self, turns: Turns, places: NDArray[Any]) -> Iterator[Rope]:
@@ -330,12 +330,12 @@ class Finder:
         if not pairs:
             return None
         text = f"Frequencies differ from pair {pairs[0]} on: pairs {ranges(pairs)}."
-        return [Change("frequencies", text)]
+        return [Change("frequencies", text), *_gain_changes(rope, turns)]
 
 
-def _is_vague(found: Found) -> bool:
-    """Whether it is said that frequencies differ, and not why."""
-    return any(change.name == "frequencies" for change in found[0])
+def is_vague(changes: Changes) -> bool:
+    """Whether it is said that frequencies or tokens differ, and not why."""
+    return any(change.name in ("frequencies", "tokens") for change in changes)
 
 
 def _offset_change(by: int) -> Change:

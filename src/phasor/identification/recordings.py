@@ -290,7 +290,7 @@ def rows_of_tables(arrays: Mapping[str, Stored | None]) -> tuple[Complex, str, N
     """Rows ``gain * (cos + i sin)`` ``[P, num_pairs]``, their dtype, and their positions."""
     tables = {name: stored for name, stored in arrays.items() if stored is not None}
     positions = tables.pop("positions", None)
-    values = [tables[name].floats() for name in sorted(tables)]
+    values: list[NDArray[Any]] = [tables[name].floats() for name in sorted(tables)]
     shapes = " and ".join(str(list(table.shape)) for table in values)
     kind = " ".join(sorted(tables)).replace("cos_cache sin_cache", "cos sin")
     pair: Sequence[NDArray[Any]] = ()
@@ -302,15 +302,18 @@ def rows_of_tables(arrays: Mapping[str, Stored | None]) -> tuple[Complex, str, N
         pair = np.cos(values[0]), np.sin(values[0])
     elif kind == "freqs_cis":
         both = values[0]
-        pair = (both.real, both.imag) if np.iscomplexobj(both) else (both[..., 0], both[..., 1])
+        pair = (
+            (np.real(both), np.imag(both)) if np.iscomplexobj(both) else [*np.moveaxis(both, -1, 0)]
+        )
     if len(pair) != 2 or pair[0].shape != pair[1].shape or pair[0].ndim < 2:
         raise TensorError(
             "a recording must hold q and q_rotated, or tables [positions, pairs]: cos and sin, "
             f"cos_sin_cache, freqs_cis or freqs; got {', '.join(tables) or 'positions'} {shapes}"
         )
     # other dimensions are of length 1, as in [1, 1, P, n] and [P, 1, 1, n]
-    rows: Complex = (pair[0] + 1j * pair[1]).reshape(-1, pair[0].shape[-1]).astype(np.complex128)
-    half = rows.shape[1] // 2
+    width = int(pair[0].shape[-1])
+    rows: Complex = np.asarray(pair[0] + 1j * pair[1], np.complex128).reshape(-1, width)
+    half = width // 2
     for one, other in ((rows[:, :half], rows[:, half:]), (rows[:, ::2], rows[:, 1::2])):
         if one.shape == other.shape and np.array_equal(one, other):
             rows = one  # it is there for each member of a pair

@@ -66,7 +66,8 @@ class Turns(NamedTuple):
         """Which numbers ``[T, num_pairs]`` it explains."""
         _, rope, places, rows = hypothesis
         scale = self.scale(rope)
-        return np.asarray(np.abs(self.z - scale * rows) <= self.allowed(rope, places))
+        off: Floats = np.abs(self.z - scale * rows)
+        return off <= self.allowed(rope, places)
 
     def allowed(self, rope: Rope, places: NDArray[Any]) -> Floats:
         """How far rows of the rope may be off at these positions, ``[T, num_pairs]``."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from phasor.describe import static_rope
 from phasor.errors import SpecError, TensorError
 from phasor.identification.blocks import arrangement_of
-from phasor.identification.causes import Change, Finder, measure
+from phasor.identification.causes import Change, Finder, is_vague, measure
 from phasor.identification.differences import Difference
 from phasor.identification.hypotheses import alternatives, rows_of, suppose
 from phasor.identification.recordings import (
@@ -140,7 +140,7 @@ def verify(
     Pairing: interleaved in place of half.
     """
     layers = one_layer(rope) if isinstance(rope, Rope) else rope
-    if not isinstance(cast(object, layers), LayerRopes):
+    if not isinstance(layers, LayerRopes):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise SpecError(f"rope must be a Rope or LayerRopes, got {type(rope).__name__}")
     arrays = read_recording(recording)
     shared = arrays.pop(None, {})
@@ -208,14 +208,15 @@ class _Layer:
         meant = self._meant(kind, float(choices[0].positions.max()))
         found = [result for vectors in choices
                  if (result := _verify_vectors(vectors, meant, title)) is not None]  # fmt: skip
-        best = [one for one in found if not one] or found
+        clear = [one for one in found if not is_vague(one.changes)]
+        best = [one for one in found if not one] or clear or found
         if len(best) > 1:
             orders = " and as ".join(repr(vectors.dims) for vectors in choices)
             raise TensorError(f"{side} can be read as {orders}, and both explain it: give dims")
         if best:
             return best[0]
         change = Change("no-rotation", "It turns no pairs of coordinates, up to one factor of all.")
-        return SideVerification(name=title, tokens=choices[0].count, changes=(change,))
+        return SideVerification(name=title, tokens=choices[0].num_tokens, changes=(change,))
 
 
 def _verify_vectors(vectors: Vectors, meant: _Meant, title: str) -> SideVerification | None:
