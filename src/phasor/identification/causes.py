@@ -29,12 +29,13 @@ from phasor.identification.hypotheses import (
     slice_change,
     suppose,
 )
-from phasor.identification.spectrum import DTYPES, ROUNDING, Floats, Interval, find_spectrum
+from phasor.identification.spectrum import ROUNDING, Floats, Interval, find_spectrum
 from phasor.identification.turns import (
     Sample,
     Turns,
     angle_errors,
     arrangements,
+    coarser,
     measure_turns,
     rotates_as,
 )
@@ -70,8 +71,7 @@ def measure(sample: Sample, rope: Rope) -> list[Turns]:
 
     If none does, one may if cos and sin are rounded.
     """
-    coarser = [dtype for dtype in DTYPES if ROUNDING[dtype] > ROUNDING[sample.dtype]]
-    for row_dtype in (None, *coarser):
+    for row_dtype in (None, *coarser(sample.dtype)):
         for candidates in (islice(arrangements(rope, sample), 4), arrangements(rope, sample)):
             measured = (measure_turns(sample, one, row_dtype) for one in candidates)
             found = [*islice((turns for turns in measured if turns is not None), 16)]
@@ -156,7 +156,9 @@ class Finder:
             ]  # fmt: skip
             if fitting:
                 fitting.sort(key=len)
-                texts = (" ".join(change.sentence for change in other) for other in fitting[1:4])
+                names = [change.name for change in fitting[0]]
+                others = [other for other in fitting if [change.name for change in other] != names]
+                texts = (" ".join(change.sentence for change in other) for other in others[:3])
                 return fitting[0], tuple(text for text in dict.fromkeys(texts) if text)
         found = self._measure_frequencies(turns) or self._name_pairs(turns)
         return ((*layout, *found), ()) if found else None
@@ -193,32 +195,43 @@ class Finder:
     def _moved(self, hypothesis: Hypothesis, turns: Turns) -> Iterator[Hypothesis]:
         """The hypothesis at other positions, which explain every token."""
         changes, rope, places, rows = hypothesis
-        if places.ndim > 1:
-            return
+        n_axes = rope.axes.n_axes
+        if n_axes > 1 and np.any(places != places[:, :1]):
+            return  # of text all coordinates are one number
+        every = places if n_axes == 1 else places[:, 0]
+
+        def everywhere(moved: NDArray[Any]) -> NDArray[Any]:
+            return moved if n_axes == 1 else np.repeat(moved[:, None], n_axes, axis=1)
+
         # R(p + offset) = R(p) R(offset): [offsets, T, num_pairs]
         offsets = np.array(sorted({*range(-_NEAR, _NEAR + 1)} - {0}, key=abs))
-        moved = rows[:_FEW] * (rows_of(rope, offsets) / rope.attention_factor)[:, None]
+        moved = rows[:_FEW] * (rows_of(rope, everywhere(offsets)) / rope.attention_factor)[:, None]
         off = np.abs(turns.z[:_FEW] - turns.scale(rope) * moved)
         fits = np.all(off <= turns.allowed(rope, places)[:_FEW], axis=(1, 2))
         for offset in offsets[fits][:3].tolist():
             yield suppose(rope, places + offset, *changes, _offset_change(offset))
-        mapped = self._map_positions(rope, turns)
+        mapped = self._map_positions(rope, turns, every, everywhere)
         if mapped is not None:
-            yield suppose(rope, mapped, *changes, *self._name_positions(mapped, places))
+            names = self._name_positions(mapped, every)
+            yield suppose(rope, everywhere(mapped), *changes, *names)
 
-    def _map_positions(self, rope: Rope, turns: Turns) -> NDArray[np.int64] | None:
+    def _map_positions(
+        self, rope: Rope, turns: Turns, places: NDArray[Any],
+        everywhere: Callable[[NDArray[Any]], NDArray[Any]],
+    ) -> NDArray[np.int64] | None:  # fmt: skip
         """The position in or near the recording as which each token is turned, if there is one."""
         recorded = np.rint(self.positions.reshape(-1)[:_MAX_CANDIDATES])
-        known = np.concatenate([recorded, np.arange(min(self.positions.shape[1], _MAX_CANDIDATES))])
+        counted = np.arange(min(int(self.positions.shape[1]), _MAX_CANDIDATES), dtype=np.float64)
+        known: Floats = np.concatenate([recorded, counted])
         shifted = [known + by for by in _STEPS]
         coarse = [rounded(places, dtype) for places in shifted for dtype in _COARSE]
         coarse += [rounded(known, dtype) + by for dtype in _COARSE for by in _STEPS]
         candidates = np.unique(np.concatenate([*shifted, *coarse])).astype(np.int64)
         scale = turns.scale(rope)
-        rows = scale * rows_of(rope, candidates)
+        rows = scale * rows_of(rope, everywhere(candidates))
         slack = scale * rope.attention_factor * angle_errors(candidates, rope.inv_freq, turns.dtype)
         mapped = np.empty(len(turns.z), np.int64)
-        for token, place in enumerate(turns.positions):
+        for token, place in enumerate(places):
             fits = np.abs(turns.z[token] - rows) <= turns.errors[token] + slack
             fitting = candidates[fits.all(axis=1)]
             if not len(fitting):
@@ -356,10 +369,7 @@ def _allowed_bases(
     change = np.maximum(change, np.roll(change, 1, axis=0))
     kept: list[float] = []
     for part in np.array_split(logs, 1 + len(logs) * z.size // 4_000_000):
-        ratio, off = (
-            np.stack([np.interp(part, few, column) for column in table.T], axis=1)
-            for table in (divided, change)
-        )
+        ratio, off = (_interpolate(table, few, part) for table in (divided, change))
         f = np.exp(ratio - part[:, None] * pairs)  # [bases, pairs]
         angles = rope.direction * places[some][:, None] * f[:, None]  # [bases, T, pairs]
         # neighbours on the grid are a step apart, and float32 angles rounded
@@ -368,6 +378,11 @@ def _allowed_bases(
         fits = np.abs(z - gain * np.exp(1j * angles)) <= allowed + slack
         kept += part[fits.all(axis=(1, 2))].tolist()
     return np.array(kept)
+
+
+def _interpolate(table: Floats, at: Floats, wanted: Floats) -> Floats:
+    """Rows of a table ``[at, n]`` between those that there are, ``[wanted, n]``."""
+    return np.stack([np.interp(wanted, at, column) for column in table.T], axis=1)
 
 
 def _doubling(places: NDArray[Any]) -> NDArray[np.intp] | None:

@@ -67,7 +67,8 @@ class Turns(NamedTuple):
         _, rope, places, rows = hypothesis
         scale = self.scale(rope)
         off: Floats = np.abs(self.z - scale * rows)
-        return off <= self.allowed(rope, places)
+        fits: NDArray[np.bool_] = np.less_equal(off, self.allowed(rope, places))
+        return fits
 
     def allowed(self, rope: Rope, places: NDArray[Any]) -> Floats:
         """How far rows of the rope may be off at these positions, ``[T, num_pairs]``."""
@@ -158,12 +159,29 @@ def measure_turns(
     )
 
 
-def turns_of_rows(z: Complex, positions: NDArray[Any], dtype: str, rope: Rope) -> Turns:
-    """The turns that rows ``gain * (cos + i sin)`` of a table say."""
+def turns_of_rows(z: Complex, positions: NDArray[Any], dtype: str, rope: Rope) -> list[Turns]:
+    """The turns that rows ``gain * (cos + i sin)`` of a table say; none if no factor fits all.
+
+    Cos and sin may be rounded more coarsely than the table's dtype.
+    """
     sizes = np.abs(z)
-    errors = np.sqrt(2) * (ROUNDING[dtype] * sizes + row_error(dtype))
-    gain = float((sizes - errors).max()), float((sizes + errors).min())
-    return Turns(arrangement_of(rope), z, errors, gain, positions, dtype)
+    for row_dtype in (None, *coarser(dtype)):
+        errors = row_errors(z, row_dtype or dtype)
+        low, high = float((sizes - errors).max()), float((sizes + errors).min())
+        if low <= high:
+            arrangement = arrangement_of(rope)
+            return [Turns(arrangement, z, errors, (low, high), positions, dtype, row_dtype)]
+    return []
+
+
+def row_errors(z: Complex, dtype: str) -> Floats:
+    """How far rows may be off that are computed for a dtype and rounded to it."""
+    return np.sqrt(2) * (ROUNDING[dtype] * np.abs(z) + row_error(dtype))
+
+
+def coarser(dtype: str) -> list[str]:
+    """The dtypes with fewer digits, the nearest first."""
+    return [name for name in DTYPES if ROUNDING[name] > ROUNDING[dtype]]
 
 
 def arrangements(rope: Rope, sample: Sample) -> Iterator[Arrangement]:

@@ -33,6 +33,7 @@ from phasor.identification.turns import (
     Turns,
     measure_turns,
     rotates_as,
+    row_errors,
     turns_of_rows,
 )
 from phasor.layers import LayerRopes, one_layer
@@ -253,14 +254,16 @@ def _verify_table(
         change = Change("slice", f"Slice: {rows.shape[1]} pairs turn, in place of {pairs}.")
         return SideVerification(name=title, tokens=size, changes=(change,))
     exact = suppose(rope, positions)
-    turns = turns_of_rows(rows, positions, dtype, rope)
+    span = rope.attention_factor, rope.attention_factor
+    errors = row_errors(rows, dtype)
+    turns = Turns(arrangement_of(rope), rows, errors, span, positions, dtype)
     bad = np.flatnonzero(~turns.fit(exact).all(axis=1))
     if not len(bad):
         return SideVerification(name=title, tokens=size, undecided=_undecided(turns, rope, meant))
     tokens = _choose_tokens(size, bad)
 
     def measure_rows(some: NDArray[np.bool_]) -> list[Turns]:
-        return [turns_of_rows(rows[tokens[some]], positions[tokens[some]], dtype, rope)]
+        return turns_of_rows(rows[tokens[some]], positions[tokens[some]], dtype, rope)
 
     finder = Finder(rope, meant.unresolved, meant.others, positions[None], tokens)
     changes, undecided = finder.find(measure_rows, np.isin(tokens, bad))
