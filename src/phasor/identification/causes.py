@@ -359,7 +359,8 @@ def _allowed_bases(
     rope: Rope, logs: Floats, places: NDArray[Any], turns: Turns, some: NDArray[np.intp]
 ) -> Floats:
     """The logarithms of bases, of those on an even grid, that some tokens allow."""
-    z, allowed, gain = turns.z[some], turns.errors[some], sum(turns.gain) / 2
+    z, (low, high) = turns.z[some], turns.gain
+    allowed, gain = turns.errors[some] + (high - low) / 2, (low + high) / 2
     pairs: Floats = np.arange(rope.num_pairs) / rope.num_pairs
     # what the law divides powers by changes slowly: logarithms at some bases, [bases, pairs]
     few: Floats = np.linspace(float(logs[0]), float(logs[-1]), 65)
@@ -382,7 +383,8 @@ def _allowed_bases(
 
 def _interpolate(table: Floats, at: Floats, wanted: Floats) -> Floats:
     """Rows of a table ``[at, n]`` between those that there are, ``[wanted, n]``."""
-    return np.stack([np.interp(wanted, at, column) for column in table.T], axis=1)
+    columns: list[Floats] = [np.interp(wanted, at, column) for column in table.T]
+    return np.stack(columns, axis=1)
 
 
 def _doubling(places: NDArray[Any]) -> NDArray[np.intp] | None:

@@ -190,7 +190,10 @@ def _other_parameters(rope: Rope, law: Law) -> Changed:
             values += [field.default] if isinstance(field.default, float) else []
         for other in dict.fromkeys(values):
             with suppress(PhasorError):
-                text = f"{type(law).__name__} with {field.name} {other!r} in place of {value!r}"
+                texts = [
+                    f"{one}" if isinstance(one, bool) else f"{one:.9g}" for one in (other, value)
+                ]
+                text = f"{type(law).__name__} with {field.name} {' in place of '.join(texts)}"
                 changed: Law = replace(law, **{field.name: other})
                 yield Change("law-parameter", f"Law: {text}."), replace(rope, scaling=changed)
 

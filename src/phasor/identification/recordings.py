@@ -17,6 +17,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from phasor._checks import short_repr
+from phasor.angles import as_positions
 from phasor.errors import CheckpointError, TensorError
 from phasor.files.checkpoint.files import FLOATS, open_file, read_header
 from phasor.identification.spectrum import ROUNDING, Complex
@@ -229,9 +230,7 @@ def vectors_of(
             f"{list(after.values.shape)}"
         )
     shape = before.values.shape
-    places = positions.values
-    if places.dtype.kind == "f" or positions.dtype == "bfloat16":
-        places = positions.floats()
+    places = as_positions(positions.values)
     found: dict[tuple[Any, ...], Vectors] = {}
     for order in DIMS.get(len(shape), ()) if dims is None else (dims,):
         view = _view(before.values, order, head_dim)
@@ -239,8 +238,15 @@ def vectors_of(
         if view is None or tokens is None:
             continue
         turned = cast(NDArray[Any], _view(after.values, order, head_dim))
-        strides = tuple(s for s, n in zip(view.strides, view.shape, strict=True) if n > 1)
-        same = tuple(n for n in view.shape if n > 1), strides
+        # without positions of its own a row of the batch is as good as a head
+        roles = "hshd" if tokens.strides[0] == 0 else "bshd"
+        same = (
+            *sorted(
+                (*part,)
+                for part in zip(roles, view.shape, view.strides, strict=True)
+                if part[1] > 1
+            ),
+        )
         vectors = Vectors(
             side, order, Stored(view, before.dtype), Stored(turned, after.dtype), tokens
         )
@@ -318,7 +324,7 @@ def rows_of_tables(arrays: Mapping[str, Stored | None]) -> tuple[Complex, str, N
         if one.shape == other.shape and np.array_equal(one, other):
             rows = one  # it is there for each member of a pair
             break
-    places = np.arange(len(rows)) if positions is None else positions.values.reshape(-1)
+    places = np.arange(len(rows)) if positions is None else as_positions(positions.values).ravel()
     if len(places) != len(rows) or not np.isfinite(rows).all():
         raise TensorError(
             f"tables must be finite and have a row for each of {len(places)} positions, "

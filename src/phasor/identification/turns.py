@@ -67,13 +67,13 @@ class Turns(NamedTuple):
         _, rope, places, rows = hypothesis
         scale = self.scale(rope)
         off: Floats = np.abs(self.z - scale * rows)
-        fits: NDArray[np.bool_] = np.less_equal(off, self.allowed(rope, places))
-        return fits
+        return np.asarray(np.less_equal(off, self.allowed(rope, places)), np.bool_)
 
     def allowed(self, rope: Rope, places: NDArray[Any]) -> Floats:
         """How far rows of the rope may be off at these positions, ``[T, num_pairs]``."""
-        factor = self.scale(rope) * rope.attention_factor
-        return self.errors + factor * angle_errors(places, rope.inv_freq, self.dtype)
+        factor, (low, high) = self.scale(rope) * rope.attention_factor, self.gain
+        unsure = 0.0 if factor == rope.attention_factor else (high - low) / 2
+        return self.errors + unsure + factor * angle_errors(places, rope.inv_freq, self.dtype)
 
     def scale(self, rope: Rope) -> float:
         """What brings rows of the rope to the factor that was measured."""
@@ -117,10 +117,13 @@ def rotates_as(sample: Sample, rope: Rope | None) -> NDArray[np.bool_]:
     slack = np.abs(u) * (np.abs(rows) * angles + row_error(sample.dtype))
     x0, x1, cos, sin = np.abs([u.real, u.imag, rows.real + 0 * u.real, rows.imag + 0 * u.real])
     off = v - rows * u
-    good = np.abs(off.real) <= _bounds(x0 * cos + x1 * sin, v.real, sample.dtype) + slack
+    good: NDArray[np.bool_] = (
+        np.abs(off.real) <= _bounds(x0 * cos + x1 * sin, v.real, sample.dtype) + slack
+    )
     good &= np.abs(off.imag) <= _bounds(x0 * sin + x1 * cos, v.imag, sample.dtype) + slack
     kept[..., arrangement.written] = True
-    return np.asarray(good.all(axis=(1, 2)) & kept.all(axis=(1, 2)))
+    are_turned: NDArray[np.bool_] = good.all(axis=(1, 2))
+    return are_turned & kept.all(axis=(1, 2))
 
 
 def measure_turns(

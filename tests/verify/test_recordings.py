@@ -1,0 +1,294 @@
+"""What a recording may be: arrays, files, orders of dimensions, tables; and what is refused."""
+
+import json
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from safetensors.numpy import save_file
+from tests import oracle
+from tests.verify.programs import rotate, stored
+
+from phasor import LayerRopes, PhasorError, Rope, diff, preset, verify
+from phasor.cli import main
+from phasor.testing import assert_rotates
+
+ROPE = Rope(head_dim=64, pairing="half", base=10_000.0)
+OTHER = Rope(head_dim=64, pairing="interleaved", base=10_000.0)
+TOKENS, HEADS = 24, 3
+
+
+def vectors(rope=ROPE, positions=None, heads=HEADS, dtype="float32"):
+    """Vectors before and after."""
+    positions = np.arange(TOKENS) if positions is None else positions
+    x = np.random.default_rng(0).standard_normal((len(positions), heads, rope.head_dim))
+    x = np.asarray(x, np.float32).astype(np.float64)
+    return x, rotate(x, positions, rope, dtype)
+
+
+def recording(rope=ROPE, dtype="float32", **more):
+    """The arrays of a recording."""
+    x, y = vectors(rope, dtype=dtype)
+    return {
+        "positions": np.arange(TOKENS),
+        "q": stored(x, dtype),
+        "q_rotated": stored(y, dtype),
+        **more,
+    }
+
+
+def names(found):
+    """The names of what differs."""
+    return [change.name for side in found.sides for change in side.changes]
+
+
+ORDERS = {
+    "sd": lambda x: x.reshape(len(x), -1),
+    "shd": lambda x: x,
+    "hsd": lambda x: x.transpose(1, 0, 2),
+    "bshd": lambda x: x.reshape(2, TOKENS // 2, HEADS, -1),
+    "bhsd": lambda x: x.reshape(2, TOKENS // 2, HEADS, -1).transpose(0, 2, 1, 3),
+    "dhsb": lambda x: x.reshape(2, TOKENS // 2, HEADS, -1).transpose(3, 2, 1, 0),
+}
+
+
+@pytest.mark.parametrize("dims", ORDERS)
+@pytest.mark.parametrize("given", [True, False])
+def test_the_order_of_dimensions_is_taken_or_found(dims, given):
+    """The order of dimensions is taken or found."""
+    for rope, expected in ((ROPE, []), (OTHER, ["pairing"])):
+        x, y = map(ORDERS[dims], vectors(rope))
+        arrays = {"positions": np.arange(TOKENS), "k": np.float32(x), "k_rotated": np.float32(y)}
+        if "b" in dims:
+            arrays["positions"] = arrays["positions"].reshape(2, -1)
+        assert names(verify(ROPE, arrays, dims=dims if given else None)) == expected
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_files_hold_any_dtype(dtype, tmp_path):
+    """Files hold any dtype."""
+    arrays = recording(dtype=dtype)
+    np.savez(tmp_path / "one.npz", **arrays)
+    np.savez_compressed(tmp_path / "two.npz", **arrays)
+    for file in ("one.npz", "two.npz"):
+        assert not verify(ROPE, tmp_path / file)
+        assert names(verify(OTHER, str(tmp_path / file))) == ["pairing"]
+
+
+def test_safetensors_and_torch_hold_bfloat16(tmp_path):
+    """Safetensors and torch hold bfloat16."""
+    torch = pytest.importorskip("torch")
+    save = pytest.importorskip("safetensors.torch").save_file
+    x, y = (torch.tensor(one).bfloat16() for one in vectors(dtype="bfloat16"))
+    y = torch.tensor(rotate(x.double().numpy(), np.arange(TOKENS), ROPE, "bfloat16")).bfloat16()
+    arrays = {"positions": torch.arange(TOKENS), "q": x, "q_rotated": y}
+    save(arrays, tmp_path / "x.safetensors")
+    assert not verify(ROPE, arrays)
+    assert not verify(ROPE, tmp_path / "x.safetensors")
+    assert names(verify(OTHER, tmp_path / "x.safetensors")) == ["pairing"]
+
+
+def test_layers_are_compared_each_with_its_rope():
+    """Layers are compared each with its rope."""
+    layers = LayerRopes(name="two", layer_kinds=("a", "none"), kinds={"a": ROPE, "none": None})
+    x, y = map(np.float32, vectors())
+    arrays = {"positions": np.arange(TOKENS), "layers.0.q": x, "layers.0.q_rotated": y,
+              "model.layers.1.q": x, "model.layers.1.q_rotated": x}  # fmt: skip
+    assert not verify(layers, arrays)
+    found = verify(layers, arrays | {"model.layers.1.q_rotated": y})
+    assert names(found) == ["turned"]
+    assert [side.name for side in found.sides if side] == ["layer 1, q"]
+    assert not verify(layers, {"positions": np.arange(TOKENS), "q": x, "q_rotated": y})
+
+
+COS, SIN = oracle.rows(ROPE, range(300))
+TABLES = {
+    "halves": {"cos": COS, "sin": SIN},
+    "both members": {"cos_cached": np.tile(COS, 2), "sin_cached": np.tile(SIN, 2)},
+    "neighbours": {"cos": COS.repeat(2, -1)[None], "sin": SIN.repeat(2, -1)[None]},
+    "one table": {"cos_sin_cache": np.concatenate([COS, SIN], -1)},
+    "complex": {"freqs_cis": COS + 1j * SIN},
+    "real": {"freqs_cis": np.stack([COS, SIN], -1)},
+    "onnx": {"cos_cache": COS, "sin_cache": SIN},
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_tables_are_rows_of_positions(kind):
+    """Tables are rows of positions."""
+    table = {name: np.complex64(t) if np.iscomplexobj(t) else np.float32(t)
+             for name, t in TABLES[kind].items()}  # fmt: skip
+    assert not verify(ROPE, table)
+    assert names(verify(Rope(head_dim=64, pairing="half", base=500_000.0), table)) == ["base"]
+    holder = type("Module", (), table)
+    assert not verify(ROPE, holder)
+
+
+def test_tables_of_angles_and_of_some_positions():
+    """Tables of angles and of some positions."""
+    steps = np.array([float(f) for f in oracle.frequencies(ROPE)])
+    places = np.array([3, 70, 900])
+    angles = places[:, None, None, None] * steps
+    assert not verify(ROPE, {"freqs": angles, "positions": places})
+    assert names(verify(ROPE, {"freqs": 2 * angles, "positions": places})) == ["twice"]
+    assert (
+        verify(ROPE, {"cos": COS[:, :16], "sin": SIN[:, :16]}).sides[0].changes[0].name == "slice"
+    )
+
+
+def test_a_table_rounded_to_bfloat16_is_named():
+    """A table rounded to bfloat16 is named."""
+    torch = pytest.importorskip("torch")
+    rounded = [torch.tensor(t).bfloat16().float().numpy() for t in (COS, SIN)]
+    found = verify(ROPE, {"cos": rounded[0], "sin": rounded[1]})
+    assert names(found) == ["table-in-bfloat16"]
+
+
+def rows_of_nan(arrays):
+    """NaN in one head of a token."""
+    arrays["q"][3, 0, 5] = np.nan
+
+
+REFUSED = {
+    "positions": (lambda a: a.pop("positions"), "must hold positions too"),
+    "rotated": (lambda a: a.pop("q_rotated"), "must hold q_rotated too"),
+    "shape": (lambda a: a.update(q=a["q"][:5]), "must have one shape"),
+    "short": (lambda a: a.update(positions=np.arange(7)), "a position for each token"),
+    "name": (lambda a: a.update(query=a["q"]), "got 'query'"),
+    "nan": (rows_of_nan, "infinities at token 3"),
+    "whole": (lambda a: a.update(q=np.ones((24, 3, 64), int)), "must be of float64"),
+    "objects": (lambda a: a.update(q=np.array([object()])), "must be of float64"),
+    "fp8": (lambda a: a.update(q=np.zeros((24, 3, 64), np.uint8)), "8 bits hold no"),
+    "width": (lambda a: a.update(q=np.ones((24, 3, 7)), q_rotated=np.ones((24, 3, 7))), "d = 64"),
+    "infinite": (lambda a: a.update(positions=np.full(24, np.inf)), "finite"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_recording_is_refused(case):
+    """What is no recording is refused."""
+    arrays = recording()
+    break_it, text = REFUSED[case]
+    break_it(arrays)
+    with pytest.raises(PhasorError, match=text):
+        verify(ROPE, arrays)
+    with pytest.raises(PhasorError, match="got nothing"):
+        verify(ROPE, {})
+    with pytest.raises(PhasorError, match="rope must be"):
+        verify("llama", recording())
+
+
+def test_two_orders_that_both_explain_are_named():
+    """Two orders that both explain are named."""
+    x = np.zeros((1, 64, 64, 64), np.float32)
+    with pytest.raises(PhasorError, match="'bshd' and as 'bhsd'"):
+        verify(ROPE, {"positions": np.arange(64), "q": x, "q_rotated": x})
+
+
+def test_damaged_files_are_refused_whatever_is_damaged(tmp_path):
+    """Damaged files are refused whatever is damaged."""
+    path = tmp_path / "x.npz"
+    np.savez(path, **recording())
+    data = path.read_bytes()
+    for end in (0, 3, 40, len(data) // 2, len(data) - 30):
+        path.write_bytes(data[:end])
+        with pytest.raises(PhasorError):
+            verify(ROPE, path)
+    with pytest.raises(PhasorError, match="does not exist"):
+        verify(ROPE, tmp_path / "none.npz")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("q.npy", b"no array")
+    with pytest.raises(PhasorError, match="damaged"):
+        verify(ROPE, path)
+    save_file({"q": np.zeros(3, np.float32)}, tmp_path / "x.safetensors")
+    whole = (tmp_path / "x.safetensors").read_bytes()
+    (tmp_path / "x.safetensors").write_bytes(whole[:-4])
+    with pytest.raises(PhasorError, match="truncated"):
+        verify(ROPE, tmp_path / "x.safetensors")
+
+
+def test_a_permuted_or_twice_rotated_recording_is_told():
+    """A permuted or twice rotated recording is told."""
+    arrays = recording()
+    order = np.random.default_rng(1).permutation(TOKENS)
+    assert "restart" in names(verify(ROPE, arrays | {"positions": np.arange(TOKENS)[order]}))
+    twice = rotate(np.float64(arrays["q_rotated"]), np.arange(TOKENS), ROPE, "float32")
+    assert names(verify(ROPE, arrays | {"q_rotated": np.float32(twice)})) == ["twice"]
+
+
+def test_a_large_file_is_read_in_parts(tmp_path):
+    """A large file is read in parts."""
+    tokens = 40_000
+    x = np.random.default_rng(0).standard_normal((tokens, 8, 64)).astype(np.float32)
+    cos, sin = (np.float32(t)[:, None] for t in _rows(tokens))
+    first, second = x[..., :32], x[..., 32:]
+    y = np.concatenate([first * cos - second * sin, first * sin + second * cos], -1)
+    save_file({"positions": np.arange(tokens), "q": x, "q_rotated": y}, tmp_path / "x.safetensors")
+    tracemalloc.start()
+    assert not verify(ROPE, tmp_path / "x.safetensors")
+    assert tracemalloc.get_traced_memory()[1] < x.nbytes  # of 160 MB in the file
+    tracemalloc.stop()
+
+
+def _rows(tokens):
+    steps = np.array([float(f) for f in oracle.frequencies(ROPE)])
+    angles = np.arange(tokens)[:, None] * steps
+    return np.cos(angles), np.sin(angles)
+
+
+def test_the_command_says_it_and_exits_with_1(tmp_path):
+    """The command says it and exits with 1."""
+    rope = next(iter(preset("llama-3.1-8b").ropes))
+    positions = np.arange(40)
+    x = np.random.default_rng(0).standard_normal((40, 2, 128)).astype(np.float32).astype(np.float64)
+    for base, status in ((500_000.0, 0), (10_000.0, 1)):
+        wrong = Rope(head_dim=128, pairing="half", base=base, scaling=rope.scaling)
+        y = np.float32(rotate(x, positions, wrong, "float32"))
+        np.savez(tmp_path / "x.npz", positions=positions, q=np.float32(x), q_rotated=y)
+        arguments = ["verify", "llama-3.1-8b", str(tmp_path / "x.npz")]
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == status, result.output
+        assert ("Base: 10000 in place of 500000." in result.output) == bool(status)
+        plain = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).output)
+        assert plain["differ"] == bool(status)
+
+
+def test_assert_rotates_raises_the_report():
+    """`assert_rotates` raises the report."""
+    assert_rotates(recording(), ROPE)
+    with pytest.raises(AssertionError, match="Pairing: interleaved in place of half"):
+        assert_rotates(recording(OTHER), ROPE)
+    with pytest.raises(AssertionError, match="Pairing: interleaved in place of half"):
+        assert_rotates(turn_as(OTHER), ROPE)
+    assert_rotates(turn_as(ROPE), ROPE)
+
+
+def turn_as(rope, offset=0):
+    """A function that rotates as the rope does, at positions that are off."""
+
+    def function(x, positions):
+        heads = np.asarray(x, np.float64)
+        return np.float32(np.stack([
+            oracle.turned(head, int(p) + offset, rope) for head, p in zip(heads, positions, strict=True)
+        ]))  # fmt: skip
+
+    return function
+
+
+MISTAKES = {
+    "pairing": (OTHER, 0), "offset": (ROPE, 1),
+    "slice": (Rope(head_dim=64, pairing="half", base=10_000.0, rotary_dim=32), 0),
+    "direction": (Rope(head_dim=64, pairing="half", base=10_000.0, direction=-1), 0),
+    "base": (Rope(head_dim=64, pairing="half", base=500_000.0), 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_diff_names_what_a_function_does_otherwise(mistake):
+    """Diff names what a function does otherwise."""
+    found = diff(ROPE, turn_as(*MISTAKES[mistake]))
+    assert [cause.name for cause in found.causes] == [mistake]
+    assert found.lines()[0] == found.causes[0].sentence
+    assert found.as_plain()["causes"]
