@@ -1,0 +1,155 @@
+"""Pairs, slices and axes that a program took otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+import phasor
+
+from .museum import (
+    Part,
+    angles_of,
+    defect,
+    link,
+    mscale,
+    powers,
+    recorded,
+    turn_halves,
+    turn_interleaved,
+    vectors,
+    yarn,
+)
+
+TOKENS = np.arange(300)
+
+
+@defect(
+    link("NVIDIA/TensorRT-LLM", 16378),
+    program="TensorRT-LLM",
+    symptom="gpt-oss wrote fragments where the rotation was not fused.",
+    cause="The model was declared as GPT-J's, and its checkpoint is for halves.",
+)
+def gpt_oss_with_interleaved_pairs() -> Part:
+    """Everything is right but the pairs."""
+    x = vectors(300, 2, 64)
+    angles = angles_of(TOKENS, yarn(64, 150_000.0, 32.0, 4096, truncate=False))
+    recording = recorded("q", x, turn_interleaved(x, angles, mscale(32.0)), TOKENS)
+    says = ("Pairing: interleaved in place of half.",)
+    return Part("gpt-oss-20b", recording, {"q": ("pairing",)}, says)
+
+
+@defect(
+    link("huggingface/nanotron", 427),
+    program="nanotron's converter",
+    symptom="A converted model was another model, without an error.",
+    cause="Weights were permuted for halves, and the flag that keeps the pairs interleaved stayed.",
+)
+def weights_permuted_and_pairs_kept() -> Part:
+    """Both sides."""
+    q, k = vectors(300, 4, 128), vectors(300, 1, 128)
+    angles = angles_of(TOKENS, powers(128, 500_000.0))
+    recording = recorded("q", q, turn_interleaved(q, angles), TOKENS)
+    recording |= recorded("k", k, turn_interleaved(k, angles), TOKENS)
+    changes = {"q": ("pairing",), "k": ("pairing",)}
+    says = ("Pairing: interleaved in place of half.",)
+    return Part("llama-3-8b", recording, changes, says)
+
+
+@defect(
+    link("vllm-project/vllm", 28968),
+    program="vLLM, after DeepSeek's own release",
+    symptom="DeepSeek-V3.2 chose the wrong keys; DeepSeek withdrew scores that it had published.",
+    cause="The indexer was rotated in its attention's pairing; it has halves.",
+)
+def indexer_in_its_attentions_pairing() -> list[Part]:
+    """Two recordings: the attention is right, the indexer is not."""
+    main, index = vectors(300, 1, 64), vectors(300, 1, 64)
+    angles = angles_of(TOKENS, yarn(64, 10_000.0, 40.0, 4096))
+    turned = turn_interleaved(main, angles)
+    halves = np.concatenate([turned[..., ::2], turned[..., 1::2]], -1)
+    attention = phasor.preset("deepseek-v3.2").ropes[0]
+    indexer = replace(attention, pairing="half", pairing_out=None)
+    of_indexer = recorded("q", index, turn_interleaved(index, angles), TOKENS)
+    says = ("Pairing: interleaved in place of half.",)
+    return [
+        Part("deepseek-v3.2", recorded("q", main, halves, TOKENS), {}),
+        Part(indexer, of_indexer, {"q": ("pairing",)}, says),
+    ]
+
+
+@defect(
+    link("AI-Hypercomputer/maxtext", 4616, "issues"),
+    program="MaxText",
+    symptom="Nothing: every shape fits.",
+    cause="The class for M-RoPE ignores `partial_rotary_factor`: all 256 coordinates turn, not 64.",
+)
+def partial_rotation_over_the_whole_head() -> Part:
+    """A text, so that all axes have one position."""
+    x = vectors(300, 2, 256)
+    turned = turn_halves(x, angles_of(TOKENS, powers(256, 1e7)))
+    says = ("Slice: coordinates 0 to 255 turn, in place of 0 to 63.",)
+    recording = recorded("layers.3.q", x, turned, TOKENS)
+    return Part("qwen3.5-35b-a3b", recording, {"layer 3, q": ("slice",)}, says)
+
+
+@defect(
+    link("pie-project/pie", 603),
+    program="pie",
+    symptom="Accuracy fell with the length of the context on every model that rotates a part.",
+    cause="Pairs and frequencies were those of the whole head, cut off after the rotated part.",
+)
+def partial_rotation_by_the_heads_width() -> Part:
+    """Pairs ``(i, i + 128)`` with the head's exponents, for the first 32."""
+    x = vectors(300, 2, 256)
+    inv_freq = np.where(np.arange(128) < 32, powers(256, 1e7), 0)
+    turned = turn_halves(x, angles_of(TOKENS, inv_freq))
+    recording = recorded("layers.3.q", x, turned, TOKENS)
+    says = ("Slice: coordinates 0 to 255 turn, in place of 0 to 63.",)
+    return Part("qwen3.5-35b-a3b", recording, {"layer 3, q": ("slice", "law")}, says)
+
+
+def image_positions() -> np.ndarray:
+    """Time, height and width ``[3, 1, tokens]`` of text, an image of 8 by 6 patches, and text."""
+    text = np.arange(20)
+    rows, columns = np.divmod(np.arange(48), 6)
+    image = np.stack([np.zeros(48, int), rows, columns]) + 20
+    return np.concatenate([np.stack([text] * 3), image, np.stack([text + 28] * 3)], -1)[:, None]
+
+
+@defect(
+    link("Blaizzy/mlx-vlm", 576),
+    program="mlx-vlm",
+    symptom="Qwen2.5-VL saw images worse after Qwen3-VL had been added.",
+    cause="Qwen3-VL's interleaved sections were used for it too; it has them one after another.",
+)
+def sections_interleaved() -> Part:
+    """T, H, W, T, H, W in place of 16 T, 24 H, 24 W."""
+    positions = image_positions()
+    axes = np.zeros(64, int)
+    axes[1 : 24 * 3 : 3], axes[2 : 24 * 3 : 3] = 1, 2
+    angles = positions.transpose(1, 2, 0)[..., axes].astype(np.float32) * powers(128, 1e6)
+    x = vectors(1, 88, 2, 128)
+    recording = recorded("q", x, turn_halves(x, angles), positions)
+    says = ("Axes: InterleavedSections (22, 21, 21) in place of Sectioned(sections=(16, 24, 24)).",)
+    return Part("qwen2.5-vl-7b", recording, {"q": ("axes",)}, says)
+
+
+@defect(
+    link("wangjiangshan0725/RF-Solver-Edit", 10),
+    program="RF-Solver-Edit",
+    symptom="Images that are not square came out wrong.",
+    cause="Height and width were exchanged.",
+)
+def height_and_width_exchanged() -> Part:
+    """FLUX's axes, columns where rows belong."""
+    rows, columns = np.divmod(np.arange(96), 12)
+    positions = np.stack([np.zeros(96, int), rows, columns], -1)[None]
+    axes = np.repeat([0, 2, 1], [8, 28, 28])
+    inv_freq = np.concatenate([powers(16, 1e4), powers(56, 1e4), powers(56, 1e4)])
+    angles = positions[..., axes].astype(np.float32) * inv_freq
+    x = vectors(1, 96, 2, 128)
+    recording = recorded("q", x, turn_interleaved(x, angles), positions)
+    says = ("Axes: coordinates (0, 2, 1) are taken as (0, 1, 2).",)
+    return Part("flux.1-dev", recording, {"q": ("axes",)}, says)

@@ -1,0 +1,214 @@
+"""Positions that a program counted otherwise, or a table that it left."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import phasor
+
+from .museum import (
+    Part,
+    angles_of,
+    defect,
+    link,
+    mscale,
+    powers,
+    recorded,
+    rows,
+    turn_halves,
+    vectors,
+    yarn,
+)
+
+
+def with_positions(turned_as: np.ndarray, base: float = 10_000.0) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors, and the same turned as at these positions."""
+    x = vectors(*turned_as.shape, 2, 128)
+    return x, turn_halves(x, angles_of(turned_as, powers(128, base)))
+
+
+@defect(
+    link("NVIDIA/Megatron-LM", 453, "issues"),
+    program="Megatron-LM",
+    symptom="`--reset-position-ids` changed nothing in the rotation.",
+    cause="Packed documents were counted through, from 0 to the end of the sequence.",
+)
+def packed_documents_counted_through() -> Part:
+    """Three documents in a row."""
+    positions = np.concatenate([np.arange(90), np.arange(150), np.arange(60)])
+    x, turned = with_positions(np.arange(300))
+    recording = recorded("q", x, turned, positions)
+    says = (
+        "Positions are counted through and do not restart: token 90 (position 0) is turned as 90.",
+    )
+    return Part("llama-2-7b", recording, {"q": ("restart",)}, says)
+
+
+@defect(
+    link("lucidrains/rotary-embedding-torch", 11, "issues"),
+    program="rotary-embedding-torch",
+    symptom="Generation with a cache of keys went wrong after the first chunk.",
+    cause="The cache of frequencies ignored `offset`: each chunk starts at 0.",
+)
+def chunks_that_start_at_0() -> Part:
+    """Chunks of 100 tokens."""
+    x, turned = with_positions(np.arange(300) % 100)
+    recording = recorded("k", x, turned, np.arange(300))
+    says = ("Positions restart elsewhere: token 100 (position 100) is turned as 0.",)
+    return Part("llama-2-7b", recording, {"k": ("restart",)}, says)
+
+
+@defect(
+    link("Blaizzy/mlx-vlm", 1983, "issues"),
+    program="mlx-vlm",
+    symptom="Qwen3-Omni's answers lost their thread after the prompt.",
+    cause="Positions were counted in each call from 0, and a call that decodes has one token.",
+)
+def decoded_at_position_0() -> Part:
+    """A prompt of 100 tokens, then each token in its own call."""
+    x, turned = with_positions(np.concatenate([np.arange(100), np.zeros(50)]), 1e6)
+    recording = recorded("q", x, turned, np.arange(150))
+    return Part("qwen3-omni-30b-a3b", recording, {"q": ("table-end",)})
+
+
+@defect(
+    link("fla-org/flash-linear-attention", 766, "issues"),
+    program="flash-linear-attention",
+    symptom="Decoding with a cache and without one parted.",
+    cause="The first layer had already counted the new token when the others asked for the length.",
+)
+def upper_layers_one_token_on() -> Part:
+    """Layer 0 is right, layer 1 is one on."""
+    positions = np.arange(200, 260)
+    x, right = with_positions(positions)
+    _, late = with_positions(positions + 1)
+    recording = recorded("layers.0.q", x, right, positions)
+    recording |= recorded("layers.1.q", x, late, positions)
+    says = ("Positions are off by +1.",)
+    return Part("llama-2-7b", recording, {"layer 1, q": ("offset",)}, says)
+
+
+@defect(
+    link("linkedin/Liger-Kernel", 477),
+    program="Liger",
+    symptom="Rows of a batch with positions of their own were rotated wrongly.",
+    cause="The kernel read cos and sin of the first row of the batch for all rows.",
+)
+def cosines_of_the_first_row() -> Part:
+    """A row that is padded on the left by 40 tokens, after one that is not."""
+    positions = np.stack([np.arange(100), np.maximum(np.arange(100) - 40, 0)])
+    x = vectors(2, 100, 2, 128)
+    turned = turn_halves(x, angles_of(np.broadcast_to(np.arange(100), (2, 100)), powers(128, 1e4)))
+    says = (
+        "Positions: every row of the batch has those of the first: token 101 (position 0) is "
+        "turned as 1.",
+    )
+    recording = recorded("q", x, turned, positions)
+    return Part("llama-2-7b", recording, {"q": ("first-row",)}, says)
+
+
+@defect(
+    link("microsoft/onnxruntime", 27597),
+    program="ONNX Runtime on CUDA",
+    symptom="Positions beyond the table read what lay behind it; since the fix nothing turns there.",
+    cause="The table of cos and sin ends, and a kernel cannot raise an error.",
+)
+def table_that_ends() -> Part:
+    """Vectors beyond it pass through."""
+    positions = np.arange(300)
+    x, turned = with_positions(positions)
+    turned[256:] = x[256:]
+    recording = recorded("k", x, turned, positions)
+    return Part("llama-2-7b", recording, {"k": ("table-end",)})
+
+
+@defect(
+    link("sgl-project/sglang", 38786),
+    program="sglang",
+    symptom="Long requests went wrong where the table had been extended.",
+    cause="The rows that were added had neither YaRN's frequencies nor its factor.",
+)
+def table_extended_without_its_law() -> Part:
+    """The table's first rows are right."""
+    positions = np.arange(400)
+    scaled = rows(angles_of(positions, yarn(128, 1e6, 4.0, 32_768)), mscale(4.0))
+    plain = rows(angles_of(positions, powers(128, 1e6)), 1.0)
+    both = [np.where(positions[:, None] < 300, old[:, 0], new[:, 0])
+            for old, new in zip(scaled, plain, strict=True)]  # fmt: skip
+    tables = {"cos_sin_cache": np.concatenate(both, -1)}
+    return Part("qwen3-8b-yarn", tables, {"tables": ("law-missing",)})
+
+
+def phi_lists() -> tuple[np.ndarray, np.ndarray, float]:
+    """Phi 3.5's frequencies by its short and long list, as its file gives them, and the factor."""
+    law = phasor.preset("phi-3.5-mini").ropes[0].scaling
+    plain = powers(96, 10_000.0)
+    short, long = (np.float32(getattr(law, name)) for name in ("short_factors", "long_factors"))
+    return plain / short, plain / long, float(np.sqrt(1 + np.log(32) / np.log(4096)))
+
+
+@defect(
+    link("lablup/mlxcel", 1358, "issues"),
+    program="mlxcel, as mlx-lm",
+    symptom="Every prompt of Phi 3.5 under 4096 tokens parted from transformers.",
+    cause="Only the long list was used, at every length.",
+)
+def longrope_with_the_long_list() -> Part:
+    """A short prompt."""
+    _, long, gain = phi_lists()
+    positions = np.arange(300)
+    x = vectors(300, 2, 96)
+    recording = recorded("q", x, turn_halves(x, angles_of(positions, long), gain), positions)
+    says = ("Length: its frequencies are chosen by its long list.",)
+    return Part("phi-3.5-mini", recording, {"q": ("length",)}, says)
+
+
+@defect(
+    link("trymirai/uzu", 604),
+    program="uzu",
+    symptom="A prompt of 5511 tokens gave garbage.",
+    cause="Each chunk of the prompt chose its list by its own end: the cache held both rotations.",
+)
+def longrope_list_chosen_by_chunk() -> Part:
+    """The chunks that end before 4096 take the short list, the others the long one."""
+    short, long, gain = phi_lists()
+    positions = np.arange(5511)
+    x = vectors(5511, 1, 96)
+    turned = np.where(
+        (positions < 4096)[:, None, None],
+        turn_halves(x, angles_of(positions, short), gain),
+        turn_halves(x, angles_of(positions, long), gain),
+    )
+    recording = recorded("k", x, turned, positions)
+    return Part("phi-3.5-mini", recording, {"k": ("length",)})
+
+
+@defect(
+    link("vllm-project/vllm", 27431),
+    program="vLLM",
+    symptom="A short request gave random tokens beside a long one.",
+    cause="The longest request of the batch chose the list for all.",
+)
+def longrope_list_chosen_by_the_batch() -> Part:
+    """The short request alone, as it was recorded, with its own length."""
+    _, long, gain = phi_lists()
+    positions = np.arange(200)
+    x = vectors(1, 200, 2, 96)
+    recording = recorded("q", x, turn_halves(x, angles_of(positions, long), gain), positions)
+    says = ("Length: its frequencies are chosen by its long list.",)
+    return Part("phi-3.5-mini", recording, {"q": ("length",)}, says, seq_len=200)
+
+
+@defect(
+    link("hiyouga/LlamaFactory", 7754),
+    program="LlamaFactory",
+    symptom="The second text of a packed row was learned without its order.",
+    cause="Only tokens whose mask is 1 were counted; the second text's mask is 2.",
+)
+def second_document_at_position_1() -> Part:
+    """Its tokens keep the number that the tensor was made with."""
+    positions = np.concatenate([np.arange(90), np.arange(110)])
+    x, turned = with_positions(np.concatenate([np.arange(90), np.ones(110)]), 1e6)
+    recording = recorded("q", x, turned, np.stack([positions] * 3))
+    says = ("Positions restart elsewhere: token 90 (position 0) is turned as 1.",)
+    return Part("qwen2.5-vl-7b", recording, {"q": ("restart",)}, says)
