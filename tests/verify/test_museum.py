@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from phasor import verify
+from phasor import Rope, preset, verify
 
-from .defects import frequencies, layouts, positions
-from .defects.museum import DEFECTS, Defect
-
-MODULES = (frequencies, layouts, positions)
+from .defects.museum import (
+    Defect,
+    angles_of,
+    llama3,
+    mscale,
+    powers,
+    recorded,
+    turn_halves,
+    turn_interleaved,
+    vectors,
+    yarn,
+)
+from .defects.table import DEFECTS
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=[one.name for one in DEFECTS])
@@ -25,9 +35,36 @@ def test_a_published_defect_is_named(defect: Defect) -> None:
         assert [text for text in part.says if text not in lines] == [], str(found)
 
 
-def test_every_defect_has_a_thread_of_its_own_words() -> None:
+def test_every_defect_has_a_thread_and_sentences() -> None:
     """A link, and sentences that end."""
     assert len(DEFECTS) >= 14
     for one in DEFECTS:
         assert one.thread.startswith("https://github.com/")
-        assert one.symptom.endswith(".") and one.cause.endswith(".")
+        assert one.symptom.endswith(".")
+        assert one.cause.endswith(".")
+
+
+def test_learned_frequencies_that_a_program_ignores_are_told_by_their_pairs() -> None:
+    """Mistral Large 4 multiplies them by ``exp(alpha)``, and its checkpoint has the alphas."""
+    alphas = np.where(np.arange(32) < 5, 0, np.linspace(-0.5, 0.5, 32))
+    learned = powers(64, 1e6).astype(np.float64) * np.exp(alphas)
+    rope = Rope(head_dim=64, pairing="half", explicit_inv_freq=tuple(learned.tolist()))
+    x, tokens = vectors(300, 2, 64), np.arange(300)
+    turned = turn_halves(x, angles_of(tokens, powers(64, 1e6)))
+    found = verify(rope, recorded("q", x, turned, tokens))
+    assert [change.sentence for change in found.sides[0].changes] == [
+        "Frequencies differ from pair 5 on: pairs 5-31."
+    ]
+
+
+def test_programs_without_a_defect_rotate_as_they_should() -> None:
+    """The arithmetic of the museum is right where it leaves nothing out."""
+    x, tokens = vectors(2000, 2, 64), np.arange(2000)
+    scaled = angles_of(tokens, yarn(64, 150_000.0, 32.0, 4096, truncate=False))
+    made = {
+        "gpt-oss-20b": turn_halves(x, scaled, mscale(32.0)),
+        "llama-3.2-1b": turn_halves(x, angles_of(tokens, llama3(64, 500_000.0, 32.0))),
+        "deepseek-v2-lite": turn_interleaved(x, angles_of(tokens, yarn(64, 1e4, 40.0, 4096))),
+    }
+    for name, turned in made.items():
+        assert not verify(preset(name), recorded("k", x, turned, tokens)), name

@@ -120,7 +120,7 @@ def yarn_factor_never() -> Part:
     link("kekzl/imp", 880),
     program="imp",
     symptom="Perplexity of DeepSeek-V2-Lite grew with the length of the text.",
-    cause="cos and sin were multiplied by `mscale_all_dim`'s factor, not by the quotient, which is 1.",
+    cause="cos and sin were multiplied by `mscale_all_dim`'s factor, not by the quotient, 1.",
 )
 def factor_of_the_softmax_on_cos_and_sin() -> Part:
     """1.26 in place of 1."""
@@ -137,7 +137,7 @@ def factor_of_the_softmax_on_cos_and_sin() -> Part:
     link("sgl-project/sglang", 26187),
     program="sglang",
     symptom="LFM2 MoE parted from transformers beyond the first context.",
-    cause="The class read `rope_scaling`, and version 5 writes `rope_parameters`: YaRN was dropped.",
+    cause="The class read `rope_scaling`, version 5 writes `rope_parameters`: YaRN was dropped.",
 )
 def yarn_never_read() -> Part:
     """Neither its frequencies nor its factor."""
@@ -161,7 +161,7 @@ def yarn_never_read() -> Part:
     link("sgl-project/sglang", 14745),
     program="sglang",
     symptom="Qwen3 answered wrongly or not at all after an update of transformers.",
-    cause="`rope_theta` had moved into another block; where it was looked for, 10000 is the default.",
+    cause="`rope_theta` had moved into another block; where it was missed, 10000 is the default.",
 )
 def rope_theta_in_another_block() -> Part:
     """The base of the class in place of the file's."""

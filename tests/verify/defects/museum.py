@@ -1,7 +1,7 @@
 """What a defect of the museum is, and the rotation as programs write it.
 
-Nothing here is of phasor but the checkpoint's rope. A faulty program's own arithmetic is written out
-in NumPy: frequencies, cos and sin in float32, as such programs keep them, the vectors too.
+Nothing here is of phasor but the checkpoint's rope. A faulty program's own arithmetic is written
+out in NumPy: frequencies, cos and sin in float32, as such programs keep them, the vectors too.
 """
 
 from __future__ import annotations
@@ -55,25 +55,19 @@ class Defect(NamedTuple):
     replay: Callable[[], list[Part]]
 
 
-#: All of them, in the order of their files.
-DEFECTS: list[Defect] = []
-
-
 def defect(
     thread: str, *, program: str, symptom: str, cause: str
-) -> Callable[[Callable[[], Part | list[Part]]], Callable[[], list[Part]]]:
-    """Put the function below into the museum: it does again what the program did."""
+) -> Callable[[Callable[[], Part | list[Part]]], Defect]:
+    """Make a defect of the function below, which does again what the program did."""
 
-    def add(replay: Callable[[], Part | list[Part]]) -> Callable[[], list[Part]]:
+    def make(replay: Callable[[], Part | list[Part]]) -> Defect:
         def parts() -> list[Part]:
             made = replay()
             return [made] if isinstance(made, Part) else made
 
-        name = replay.__name__.replace("_", "-")
-        DEFECTS.append(Defect(name, program, thread, symptom, cause, parts))
-        return parts
+        return Defect(replay.__name__.replace("_", "-"), program, thread, symptom, cause, parts)
 
-    return add
+    return make
 
 
 def link(repository: str, number: int, kind: str = "pull") -> str:

@@ -110,7 +110,7 @@ def cosines_of_the_first_row() -> Part:
 @defect(
     link("microsoft/onnxruntime", 27597),
     program="ONNX Runtime on CUDA",
-    symptom="Positions beyond the table read what lay behind it; since the fix nothing turns there.",
+    symptom="Positions beyond the table read what lay behind it; since then nothing turns there.",
     cause="The table of cos and sin ends, and a kernel cannot raise an error.",
 )
 def table_that_ends() -> Part:
