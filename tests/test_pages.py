@@ -53,6 +53,11 @@ def test_the_tables_of_laws_are_what_their_tool_writes(name: str) -> None:
     assert fill(name) == page(f"docs/{name}")
 
 
+def test_the_table_of_defects_is_what_its_tool_writes() -> None:
+    """``python -m tools.doc_tables --write verify-defects.md`` makes it of the museum."""
+    assert fill("verify-defects.md") == page("docs/verify-defects.md")
+
+
 @pytest.mark.slow
 def test_the_table_of_translations_is_what_its_tool_writes() -> None:
     """``python -m tools.doc_tables --write`` makes it; date and versions may be older."""

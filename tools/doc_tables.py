@@ -1,6 +1,6 @@
-"""Write the tables of the documentation that are made of a registry: laws, and translations.
+"""Write the tables of the documentation that are made of a registry: laws, translations, defects.
 
-Usage: python -m tools.doc_tables [--write]
+Usage: python -m tools.doc_tables [--write [PAGE ...]]
 
 Without ``--write`` it prints them. Every preset is translated for every target; whether a target
 then rotates so is what ``tests/files/translation`` proves. Each program that the page says is run
@@ -180,12 +180,31 @@ def laws_shown() -> Iterator[str]:
     yield '      filters: ["!."]'
 
 
+def defects() -> Iterator[str]:
+    """A table for each file of the museum of published defects."""
+    from tests.verify.defects.table import GROUPS
+
+    for heading, group in GROUPS.items():
+        yield from (f"## {heading.removesuffix('.')}", "")
+        yield "| Symptom | `verify` prints | Cause |"
+        yield "|---|---|---|"
+        for one in group:
+            says = [text for part in one.replay() for text in part.says]
+            thread = "/".join(one.thread.split("/")[3:5]) + "#" + one.thread.split("/")[-1]
+            yield (
+                f"| {one.symptom} [{thread}]({one.thread}) | {'<br>'.join(says)} | "
+                f"{one.program}: {one.cause} |"
+            )
+        yield ""
+
+
 #: By page and the word between its markers, what is there.
 SECTIONS: dict[str, dict[str, Callable[[], Iterator[str]]]] = {
     "laws.md": {"laws": laws_table},
     "api/index.md": {"laws": laws_index},
     "api/scaling.md": {"laws": laws_shown},
     "translate.md": {"targets": targets_table, "map": map_table, "made": made},
+    "verify-defects.md": {"defects": defects},
 }
 
 
@@ -201,9 +220,9 @@ def fill(name: str, *words: str) -> str:
 
 
 def main() -> None:
-    """Print the sections, or write them into their pages."""
-    if sys.argv[1:] == ["--write"]:
-        for name, page in {name: fill(name) for name in SECTIONS}.items():
+    """Print the sections, or write them into their pages; into all unless named."""
+    if sys.argv[1:2] == ["--write"]:
+        for name, page in {name: fill(name) for name in sys.argv[2:] or SECTIONS}.items():
             (DOCS / name).write_text(page, encoding="utf-8")
     else:
         for sections in SECTIONS.values():

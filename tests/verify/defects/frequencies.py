@@ -82,7 +82,7 @@ def yarn_factor_twice() -> Part:
 @defect(
     link("NVIDIA/TensorRT-LLM", 16379),
     program="TensorRT-LLM",
-    symptom="Nobody saw it in the answers; the factor was 12 % too large.",
+    symptom="It hardly showed in the answers; the factor was 12 % too large.",
     cause="The final factor went through the formula once more: 0.1 m ln(64) + 1 with m = 1.4159.",
 )
 def yarn_factor_through_the_formula_twice() -> Part:
@@ -160,7 +160,7 @@ def yarn_never_read() -> Part:
 @defect(
     link("sgl-project/sglang", 14745),
     program="sglang",
-    symptom="Qwen3 answered wrongly or not at all after an update of transformers.",
+    symptom="Qwen3 computed wrongly, or not at all, after an update of transformers.",
     cause="`rope_theta` had moved into another block; where it was missed, 10000 is the default.",
 )
 def rope_theta_in_another_block() -> Part:
@@ -278,7 +278,10 @@ def rotated_twice() -> Part:
     angles = angles_of(TOKENS, yarn(128, 1e6, 4.0, 32_768))
     turned = turn_halves(turn_halves(x, angles, mscale(4.0)), angles, mscale(4.0))
     recording = recorded("k", x, turned, TOKENS)
-    says = ("It is rotated twice: R(2p) in place of R(p).",)
+    says = (
+        "It is rotated twice: R(2p) in place of R(p).",
+        "Factor: 1.138629 is multiplied twice.",
+    )
     return Part("qwen3-8b-yarn", recording, {"k": ("twice", "factor-twice")}, says)
 
 
@@ -307,7 +310,7 @@ def positions_in_bfloat16() -> Part:
     """A table, as the module keeps it: a row a position."""
     angles = angles_of(to_bfloat16(np.arange(600)), powers(128, 10_000.0))
     cos, sin = (np.concatenate([one[:, 0], one[:, 0]], -1) for one in rows(angles, 1.0))
-    says = ("Positions are rounded to bfloat16.",)
+    says = ("Positions are rounded to bfloat16: token 257 (position 257) is turned as 256.",)
     tables = {"cos_cached": cos, "sin_cached": sin}
     return Part("llama-2-7b", tables, {"tables": ("positions-in-bfloat16",)}, says)
 
@@ -331,7 +334,7 @@ def angles_in_bfloat16() -> Part:
 @defect(
     link("Synthyra/FastPLMs", 47),
     program="FastPLMs",
-    symptom="ESM lost all sense of position, and said nothing.",
+    symptom="ESM3 lost all sense of position, without an error.",
     cause="`inv_freq` was made on the meta device and then was whatever the memory held.",
 )
 def frequencies_from_empty_memory() -> Part:

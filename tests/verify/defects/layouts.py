@@ -44,7 +44,7 @@ def gpt_oss_with_interleaved_pairs() -> Part:
     link("huggingface/nanotron", 427),
     program="nanotron's converter",
     symptom="A converted model was another model, without an error.",
-    cause="Weights were permuted for halves, and the flag that keeps the pairs interleaved stayed.",
+    cause="The flag for interleaved pairs was ignored: weights and pairs disagree.",
 )
 def weights_permuted_and_pairs_kept() -> Part:
     """Both sides."""
@@ -60,7 +60,7 @@ def weights_permuted_and_pairs_kept() -> Part:
 @defect(
     link("vllm-project/vllm", 28968),
     program="vLLM, after DeepSeek's own release",
-    symptom="DeepSeek-V3.2 chose the wrong keys; DeepSeek withdrew scores that it had published.",
+    symptom="DeepSeek-V3.2 chose the wrong keys for long texts, in DeepSeek's own release too.",
     cause="The indexer was rotated in its attention's pairing; it has halves.",
 )
 def indexer_in_its_attentions_pairing() -> list[Part]:
@@ -106,7 +106,10 @@ def partial_rotation_by_the_heads_width() -> Part:
     inv_freq = np.where(np.arange(128) < 32, powers(256, 1e7), 0)
     turned = turn_halves(x, angles_of(TOKENS, inv_freq))
     recording = recorded("layers.3.q", x, turned, TOKENS)
-    says = ("Slice: coordinates 0 to 255 turn, in place of 0 to 63.",)
+    says = (
+        "Slice: coordinates 0 to 255 turn, in place of 0 to 63.",
+        "Law: Proportional(fraction=0.25) in place of no law.",
+    )
     return Part("qwen3.5-35b-a3b", recording, {"layer 3, q": ("slice", "law")}, says)
 
 
@@ -121,7 +124,7 @@ def image_positions() -> np.ndarray:
 @defect(
     link("Blaizzy/mlx-vlm", 576),
     program="mlx-vlm",
-    symptom="Qwen2.5-VL saw images worse after Qwen3-VL had been added.",
+    symptom="Qwen2.5-VL turned images otherwise after Qwen3-VL had been added.",
     cause="Qwen3-VL's interleaved sections were used for it too; it has them one after another.",
 )
 def sections_interleaved() -> Part:
@@ -137,19 +140,18 @@ def sections_interleaved() -> Part:
 
 
 @defect(
-    link("wangjiangshan0725/RF-Solver-Edit", 10),
-    program="RF-Solver-Edit",
-    symptom="Images that are not square came out wrong.",
-    cause="Height and width were exchanged.",
+    link("ggml-org/llama.cpp", 13282),
+    program="llama.cpp, when Llama 4's vision was added",
+    symptom="What it said of an image was incoherent.",
+    cause="Height and width came in Pixtral's order; Llama 4's is the other.",
 )
 def height_and_width_exchanged() -> Part:
-    """FLUX's axes, columns where rows belong."""
-    rows, columns = np.divmod(np.arange(96), 12)
-    positions = np.stack([np.zeros(96, int), rows, columns], -1)[None]
-    axes = np.repeat([0, 2, 1], [8, 28, 28])
-    inv_freq = np.concatenate([powers(16, 1e4), powers(56, 1e4), powers(56, 1e4)])
+    """Columns where rows belong."""
+    positions = np.stack(np.divmod(np.arange(96), 12), -1)[None]
+    axes = np.repeat([1, 0], 22)
+    inv_freq = np.concatenate([powers(44, 1e4), powers(44, 1e4)])
     angles = positions[..., axes].astype(np.float32) * inv_freq
-    x = vectors(1, 96, 2, 128)
+    x = vectors(1, 96, 2, 88)
     recording = recorded("q", x, turn_interleaved(x, angles), positions)
-    says = ("Axes: coordinates (0, 2, 1) are taken as (0, 1, 2).",)
-    return Part("flux.1-dev", recording, {"q": ("axes",)}, says)
+    says = ("Axes: coordinates (1, 0) are taken as (0, 1).",)
+    return Part("llama-4-vision", recording, {"q": ("axes",)}, says)

@@ -25,7 +25,7 @@ class Part(NamedTuple):
         model: What the checkpoint says: a preset, the content of a config file, or a rope.
         recording: What the faulty program did.
         changes: The names of changes, by side; sides that rotate rightly are left out.
-        says: Lines that the report must have.
+        says: The sentences of these changes.
         seq_len: The length at which a rule picks its law.
     """
 

@@ -61,14 +61,18 @@ def chunks_that_start_at_0() -> Part:
 @defect(
     link("Blaizzy/mlx-vlm", 1983, "issues"),
     program="mlx-vlm",
-    symptom="Qwen3-Omni's answers lost their thread after the prompt.",
+    symptom="Qwen3-Omni decoded a token to other states than the same token in a prompt has.",
     cause="Positions were counted in each call from 0, and a call that decodes has one token.",
 )
 def decoded_at_position_0() -> Part:
     """A prompt of 100 tokens, then each token in its own call."""
     x, turned = with_positions(np.concatenate([np.arange(100), np.zeros(50)]), 1e6)
     recording = recorded("q", x, turned, np.arange(150))
-    return Part("qwen3-omni-30b-a3b", recording, {"q": ("table-end",)})
+    says = (
+        "From position 100 on every token is turned as at position 0: a table ends, or positions "
+        "are not counted on.",
+    )
+    return Part("qwen3-omni-30b-a3b", recording, {"q": ("table-end",)}, says)
 
 
 @defect(
@@ -119,13 +123,17 @@ def table_that_ends() -> Part:
     x, turned = with_positions(positions)
     turned[256:] = x[256:]
     recording = recorded("k", x, turned, positions)
-    return Part("llama-2-7b", recording, {"k": ("table-end",)})
+    says = (
+        "From position 256 on every token is turned as at position 0: a table ends, or positions "
+        "are not counted on.",
+    )
+    return Part("llama-2-7b", recording, {"k": ("table-end",)}, says)
 
 
 @defect(
     link("sgl-project/sglang", 38786),
     program="sglang",
-    symptom="Long requests went wrong where the table had been extended.",
+    symptom="A table that had to grow was another from there on.",
     cause="The rows that were added had neither YaRN's frequencies nor its factor.",
 )
 def table_extended_without_its_law() -> Part:
@@ -136,7 +144,10 @@ def table_extended_without_its_law() -> Part:
     both = [np.where(positions[:, None] < 300, old[:, 0], new[:, 0])
             for old, new in zip(scaled, plain, strict=True)]  # fmt: skip
     tables = {"cos_sin_cache": np.concatenate(both, -1)}
-    return Part("qwen3-8b-yarn", tables, {"tables": ("law-missing",)})
+    says = (
+        "From position 300 on: Law: Yarn is not applied, the frequencies are the plain powers.",
+    )
+    return Part("qwen3-8b-yarn", tables, {"tables": ("law-missing",)}, says)
 
 
 def phi_lists() -> tuple[np.ndarray, np.ndarray, float]:
@@ -180,17 +191,18 @@ def longrope_list_chosen_by_chunk() -> Part:
         turn_halves(x, angles_of(positions, long), gain),
     )
     recording = recorded("k", x, turned, positions)
-    return Part("phi-3.5-mini", recording, {"k": ("length",)})
+    says = ("Up to position 4095: Length: its frequencies are chosen by its short list.",)
+    return Part("phi-3.5-mini", recording, {"k": ("length",)}, says)
 
 
 @defect(
     link("vllm-project/vllm", 27431),
     program="vLLM",
-    symptom="A short request gave random tokens beside a long one.",
-    cause="The longest request of the batch chose the list for all.",
+    symptom="Random tokens came once a text had passed the original context.",
+    cause="The highest position of a batch chose the list for all of it, at each step anew.",
 )
 def longrope_list_chosen_by_the_batch() -> Part:
-    """The short request alone, as it was recorded, with its own length."""
+    """A short request beside a long one: the short one alone, with its own length."""
     _, long, gain = phi_lists()
     positions = np.arange(200)
     x = vectors(1, 200, 2, 96)

@@ -3,9 +3,9 @@
 from . import frequencies, layouts, positions
 from .museum import Defect
 
-DEFECTS = [
-    one
+#: By what a file of them is about.
+GROUPS = {
+    str(module.__doc__): [one for one in vars(module).values() if isinstance(one, Defect)]
     for module in (frequencies, layouts, positions)
-    for one in vars(module).values()
-    if isinstance(one, Defect)
-]
+}
+DEFECTS = [one for group in GROUPS.values() for one in group]
