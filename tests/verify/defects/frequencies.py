@@ -152,7 +152,7 @@ def yarn_never_read() -> Part:
             "original_max_position_embeddings": 128_000,
         },
     }  # fmt: skip
-    says = ("Law: Yarn is not applied, the frequencies are the plain powers.",)
+    says = ("Law: Yarn is not applied, frequencies are the plain powers.",)
     recording = recorded("layers.1.q", x, turned, TOKENS)
     return Part(config, recording, {"layer 1, q": ("law-missing",)}, says)
 
@@ -183,7 +183,7 @@ def gemma_3_without_its_factor() -> Part:
     local = turn_halves(x, angles_of(TOKENS, powers(256, 10_000.0)))
     full = turn_halves(x, angles_of(TOKENS, powers(256, 1e6)))
     recording = recorded("layers.4.q", x, local, TOKENS) | recorded("layers.5.q", x, full, TOKENS)
-    says = ("Law: Linear is not applied, the frequencies are the plain powers.",)
+    says = ("Law: Linear is not applied, frequencies are the plain powers.",)
     return Part("gemma-3-4b", recording, {"layer 5, q": ("law-missing",)}, says)
 
 
@@ -230,7 +230,7 @@ def llama_3_1_without_its_law() -> Part:
     x = vectors(2000, 2, 128)
     tokens = np.arange(2000)
     turned = turn_halves(x, angles_of(tokens, powers(128, 500_000.0)))
-    says = ("Law: Llama3 is not applied, the frequencies are the plain powers.",)
+    says = ("Law: Llama3 is not applied, frequencies are the plain powers.",)
     recording = recorded("k", x, turned, tokens)
     return Part("llama-3.1-8b", recording, {"k": ("law-missing",)}, says)
 

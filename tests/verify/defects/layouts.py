@@ -108,9 +108,9 @@ def partial_rotation_by_the_heads_width() -> Part:
     recording = recorded("layers.3.q", x, turned, TOKENS)
     says = (
         "Slice: coordinates 0 to 255 turn, in place of 0 to 63.",
-        "Law: Proportional(fraction=0.25) in place of no law.",
+        "Frequencies differ from pair 32 on: pairs 32-127.",
     )
-    return Part("qwen3.5-35b-a3b", recording, {"layer 3, q": ("slice", "law")}, says)
+    return Part("qwen3.5-35b-a3b", recording, {"layer 3, q": ("slice", "frequencies")}, says)
 
 
 def image_positions() -> np.ndarray:
@@ -135,7 +135,9 @@ def sections_interleaved() -> Part:
     angles = positions.transpose(1, 2, 0)[..., axes].astype(np.float32) * powers(128, 1e6)
     x = vectors(1, 88, 2, 128)
     recording = recorded("q", x, turn_halves(x, angles), positions)
-    says = ("Axes: InterleavedSections (22, 21, 21) in place of Sectioned(sections=(16, 24, 24)).",)
+    says = (
+        "Axes: InterleavedSections(sections=(16, 24, 24)) in place of Sectioned(sections=(16, 24, 24)).",
+    )
     return Part("qwen2.5-vl-7b", recording, {"q": ("axes",)}, says)
 
 

@@ -69,8 +69,8 @@ def decoded_at_position_0() -> Part:
     x, turned = with_positions(np.concatenate([np.arange(100), np.zeros(50)]), 1e6)
     recording = recorded("q", x, turned, np.arange(150))
     says = (
-        "From position 100 on every token is turned as at position 0: a table ends, or positions "
-        "are not counted on.",
+        "Positions: a table ends, or positions are not counted on: token 100 (position 100) is "
+        "turned as 0, and so are others.",
     )
     return Part("qwen3-omni-30b-a3b", recording, {"q": ("table-end",)}, says)
 
@@ -124,8 +124,8 @@ def table_that_ends() -> Part:
     turned[256:] = x[256:]
     recording = recorded("k", x, turned, positions)
     says = (
-        "From position 256 on every token is turned as at position 0: a table ends, or positions "
-        "are not counted on.",
+        "Positions: a table ends, or positions are not counted on: token 256 (position 256) is "
+        "turned as 0, and so are others.",
     )
     return Part("llama-2-7b", recording, {"k": ("table-end",)}, says)
 
@@ -145,9 +145,10 @@ def table_extended_without_its_law() -> Part:
             for old, new in zip(scaled, plain, strict=True)]  # fmt: skip
     tables = {"cos_sin_cache": np.concatenate(both, -1)}
     says = (
-        "From position 300 on: Law: Yarn is not applied, the frequencies are the plain powers.",
+        "Only some tokens, such as 300 at position 300, are wrong.",
+        "Law: Yarn is not applied, frequencies are the plain powers.",
     )
-    return Part("qwen3-8b-yarn", tables, {"tables": ("law-missing",)}, says)
+    return Part("qwen3-8b-yarn", tables, {"tables": ("tokens", "law-missing")}, says)
 
 
 def phi_lists() -> tuple[np.ndarray, np.ndarray, float]:
@@ -191,8 +192,11 @@ def longrope_list_chosen_by_chunk() -> Part:
         turn_halves(x, angles_of(positions, long), gain),
     )
     recording = recorded("k", x, turned, positions)
-    says = ("Up to position 4095: Length: its frequencies are chosen by its short list.",)
-    return Part("phi-3.5-mini", recording, {"k": ("length",)}, says)
+    says = (
+        "Only some tokens, such as 1 at position 1, are wrong.",
+        "Length: its frequencies are chosen by its short list.",
+    )
+    return Part("phi-3.5-mini", recording, {"k": ("tokens", "length")}, says)
 
 
 @defect(
