@@ -136,7 +136,8 @@ def sections_interleaved() -> Part:
     x = vectors(1, 88, 2, 128)
     recording = recorded("q", x, turn_halves(x, angles), positions)
     says = (
-        "Axes: InterleavedSections(sections=(16, 24, 24)) in place of Sectioned(sections=(16, 24, 24)).",
+        "Axes: InterleavedSections(sections=(16, 24, 24)) in place of "
+        "Sectioned(sections=(16, 24, 24)).",
     )
     return Part("qwen2.5-vl-7b", recording, {"q": ("axes",)}, says)
 
