@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -9,6 +10,7 @@ from phasor import Rope, preset, verify
 
 from .defects.museum import (
     Defect,
+    Recording,
     angles_of,
     llama3,
     mscale,
@@ -20,6 +22,25 @@ from .defects.museum import (
     yarn,
 )
 from .defects.table import DEFECTS
+
+
+def in_bfloat16(recording: Recording) -> Recording:
+    """The same, with the result rounded; positions stay."""
+    return {
+        name: value if name.endswith("positions") else value.astype(ml_dtypes.bfloat16)
+        for name, value in recording.items()
+    }
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=[one.name for one in DEFECTS])
+def test_a_published_defect_is_named_from_bfloat16(defect: Defect) -> None:
+    """By the same names, as engines hold queries, keys and tables."""
+    for part in defect.replay():
+        found = verify(part.rope(), in_bfloat16(part.recording), seq_len=part.seq_len)
+        changes = {
+            side.name: tuple(one.name for one in side.changes) for side in found.sides if side
+        }
+        assert changes == part.changes, str(found)
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=[one.name for one in DEFECTS])

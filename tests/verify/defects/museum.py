@@ -145,8 +145,8 @@ def rows(angles: np.ndarray, gain: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def vectors(*shape: int) -> np.ndarray:
-    """Queries or keys ``[..., heads, dim]`` before they are turned."""
-    return np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
+    """Queries or keys ``[..., heads, dim]`` before they are turned; bfloat16 holds them too."""
+    return to_bfloat16(np.random.default_rng(shape).standard_normal(shape))
 
 
 def recorded(side: str, x: np.ndarray, turned: np.ndarray, positions: np.ndarray) -> Recording:
