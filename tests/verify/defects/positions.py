@@ -145,7 +145,7 @@ def table_extended_without_its_law() -> Part:
             for old, new in zip(scaled, plain, strict=True)]  # fmt: skip
     tables = {"cos_sin_cache": np.concatenate(both, -1)}
     says = (
-        "Only some tokens, such as 300 at position 300, are wrong.",
+        "Only tokens from position 300 on are wrong.",
         "Law: Yarn is not applied, frequencies are the plain powers.",
     )
     return Part("qwen3-8b-yarn", tables, {"tables": ("tokens", "law-missing")}, says)
