@@ -270,9 +270,9 @@ def turn_as(rope, offset=0):
 
     def function(x, positions):
         heads = np.asarray(x, np.float64)
-        return np.float32(np.stack([
-            oracle.turned(head, int(p) + offset, rope) for head, p in zip(heads, positions, strict=True)
-        ]))  # fmt: skip
+        places = (int(position) + offset for position in positions)
+        pairs = zip(heads, places, strict=True)
+        return np.float32(np.stack([oracle.turned(head, place, rope) for head, place in pairs]))
 
     return function
 

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from phasor.cli.common import (
-    MODEL,
     Screen,
     add_load_options,
+    model_argument,
     print_json,
     progress_bar,
     read_model,
@@ -21,7 +21,7 @@ from phasor.identification import verify as verify_recording
 
 
 @click.command(epilog="Example: phasor verify llama-3.1-8b recording.safetensors")
-@click.argument("model", type=MODEL)
+@model_argument()
 @click.argument("file", type=click.Path())
 @click.option("--dims", metavar="LETTERS", help="Order of dimensions, such as bshd; found if not.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")

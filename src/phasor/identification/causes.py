@@ -166,14 +166,17 @@ class Finder:
     def _levels(self, rope: Rope, turns: Turns) -> Iterator[Iterator[Hypothesis]]:
         """Hypotheses of no change, of one, and of two, the likelier before the others."""
         places = turns.positions
-        yield iter([suppose(rope, places)])
+        same = suppose(rope, places)
+        if not _gain_changes(rope, turns):
+            yield iter([same])
         single = [*alternatives(rope, places, self.unresolved, self.others)]
 
         def one() -> Iterator[Hypothesis]:
             yield from single
+            yield same
             twice = Change("twice", "It is rotated twice: R(2p) in place of R(p).")
             yield suppose(rope, 2 * places, twice)
-            yield from self._moved(suppose(rope, places), turns)
+            yield from self._moved(same, turns)
             yield from precisions(rope, places)
             yield from exchanged_axes(rope, places)
 

@@ -238,8 +238,10 @@ def vectors_of(
         if view is None or tokens is None:
             continue
         turned = cast(NDArray[Any], _view(after.values, order, head_dim))
-        # without positions of its own a row of the batch is as good as a head
-        roles = "hshd" if tokens.strides[0] == 0 else "bshd"
+        # a row of the batch without positions of its own is as good as a head, one token is
+        # as good as a row
+        row = "h" if tokens.strides[0] == 0 else "s" if view.shape[1] == 1 else "b"
+        roles = f"{row}shd"
         same = (
             *sorted(
                 (*part,)

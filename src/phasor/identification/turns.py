@@ -67,19 +67,21 @@ class Turns(NamedTuple):
         _, rope, places, rows = hypothesis
         scale = self.scale(rope)
         off: Floats = np.abs(self.z - scale * rows)
-        return np.asarray(np.less_equal(off, self.allowed(rope, places)), np.bool_)
+        return off - self.allowed(rope, places) <= 0
 
     def allowed(self, rope: Rope, places: NDArray[Any]) -> Floats:
         """How far rows of the rope may be off at these positions, ``[T, num_pairs]``."""
-        factor, (low, high) = self.scale(rope) * rope.attention_factor, self.gain
-        unsure = 0.0 if factor == rope.attention_factor else (high - low) / 2
+        low, high = self.gain
+        factor = self.scale(rope) * rope.attention_factor
+        unsure = (high - low) / 2 if factor == (low + high) / 2 else 0.0
         return self.errors + unsure + factor * angle_errors(places, rope.inv_freq, self.dtype)
 
     def scale(self, rope: Rope) -> float:
-        """What brings rows of the rope to the factor that was measured."""
+        """What brings rows of the rope to the factor that was measured: its own, 1, or twice."""
         low, high = self.gain
         factor = rope.attention_factor
-        return 1.0 if low <= factor <= high else (low + high) / 2 / factor
+        likely = (one for one in (factor, 1.0, factor**2) if low <= one <= high)
+        return next(likely, (low + high) / 2) / factor
 
 
 def angle_errors(positions: NDArray[Any], inv_freq: Floats, dtype: str) -> Floats:
@@ -109,7 +111,7 @@ def rotates_as(sample: Sample, rope: Rope | None) -> NDArray[np.bool_]:
     """Which tokens are turned as the rope says, or not at all without one."""
     kept = sample.is_kept()
     if rope is None:
-        return kept.all(axis=(1, 2))
+        return np.array([one.all() for one in kept])
     arrangement = arrangement_of(rope)
     rows = rows_of(rope, sample.positions)[:, None]  # [T, 1, num_pairs]
     u, v = sample.pairs(arrangement)
@@ -117,13 +119,11 @@ def rotates_as(sample: Sample, rope: Rope | None) -> NDArray[np.bool_]:
     slack = np.abs(u) * (np.abs(rows) * angles + row_error(sample.dtype))
     x0, x1, cos, sin = np.abs([u.real, u.imag, rows.real + 0 * u.real, rows.imag + 0 * u.real])
     off = v - rows * u
-    good: NDArray[np.bool_] = (
-        np.abs(off.real) <= _bounds(x0 * cos + x1 * sin, v.real, sample.dtype) + slack
-    )
-    good &= np.abs(off.imag) <= _bounds(x0 * sin + x1 * cos, v.imag, sample.dtype) + slack
+    first = _bounds(x0 * cos + x1 * sin, v.real, sample.dtype) + slack - np.abs(off.real)
+    second = _bounds(x0 * sin + x1 * cos, v.imag, sample.dtype) + slack - np.abs(off.imag)
     kept[..., arrangement.written] = True
-    are_turned: NDArray[np.bool_] = good.all(axis=(1, 2))
-    return are_turned & kept.all(axis=(1, 2))
+    good: NDArray[np.bool_] = np.minimum(first, second) >= 0
+    return np.array([one.all() for one in good]) & np.array([one.all() for one in kept])
 
 
 def measure_turns(

@@ -214,7 +214,7 @@ def llama_3_2_with_factor_8() -> Part:
     x = vectors(2000, 2, 64)
     tokens = np.arange(2000)
     turned = turn_halves(x, angles_of(tokens, llama3(64, 500_000.0, 8.0)))
-    says = ("Law: Llama3 with factor 8.0 in place of 32.0.",)
+    says = ("Law: Llama3 with factor 8 in place of 32.",)
     recording = recorded("q", x, turned, tokens)
     return Part("llama-3.2-1b", recording, {"q": ("law-parameter",)}, says)
 
