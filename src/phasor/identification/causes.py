@@ -172,8 +172,8 @@ class Finder:
         single = [*alternatives(rope, places, self.unresolved, self.others)]
 
         def one() -> Iterator[Hypothesis]:
-            yield from single
             yield same
+            yield from single
             twice = Change("twice", "It is rotated twice: R(2p) in place of R(p).")
             yield suppose(rope, 2 * places, twice)
             yield from self._moved(same, turns)
