@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
-from itertools import permutations
+from itertools import permutations, product
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from phasor.angles import cos_sin
+from phasor.axes import AXES, OneAxis
 from phasor.errors import PhasorError
-from phasor.identification.explaining import AXES_OF_COUNTS
 from phasor.identification.laws import law_text
 from phasor.identification.spectrum import Complex, Floats, round_to_dtype
 from phasor.rope import Rope
@@ -202,15 +202,13 @@ def _other_axes(rope: Rope) -> Changed:
     """Pairs dealt to the axes otherwise, or all to the first."""
     if rope.axes.n_axes == 1:
         return
-    counts = tuple(map(rope.axes.axis_of_pair(rope.num_pairs).count, range(rope.axes.n_axes)))
-    for name, make in AXES_OF_COUNTS.items():
-        for sections in dict.fromkeys(permutations(counts)):
-            with suppress(PhasorError):
-                axes = make(sections)
-                text = f"{axes!r} in place of {rope.axes!r}"
-                if name == "one":
-                    text = "every pair is turned by the first coordinate"
-                yield Change("axes", f"Axes: {text}."), replace(rope, axes=axes)
+    text = "Axes: every pair is turned by the first coordinate."
+    yield Change("axes", text), replace(rope, axes=OneAxis())
+    kinds: list[Any] = [kind for kind in AXES.values() if kind is not OneAxis]
+    for kind, sections in product(kinds, permutations(rope.axes.counts(rope.num_pairs))):
+        with suppress(PhasorError):
+            other = replace(rope, axes=kind(sections))
+            yield Change("axes", f"Axes: {other.axes!r} in place of {rope.axes!r}."), other
 
 
 def exchanged_axes(rope: Rope, places: Positions) -> Iterator[Hypothesis]:
