@@ -16,6 +16,7 @@ from .defects.museum import (
     mscale,
     powers,
     recorded,
+    to_bfloat16,
     turn_halves,
     turn_interleaved,
     vectors,
@@ -89,3 +90,15 @@ def test_programs_without_a_defect_rotate_as_they_should() -> None:
     }
     for name, turned in made.items():
         assert not verify(preset(name), recorded("k", x, turned, tokens)), name
+
+
+def test_a_coarse_program_may_be_recorded_in_a_finer_dtype() -> None:
+    """As ``.float()`` does of a model in bfloat16, and a list of a model in float32."""
+    x, tokens = vectors(300, 2, 64), np.arange(300)
+    rope = Rope(head_dim=64, pairing="half", base=5e5)
+    turned = turn_halves(x, angles_of(tokens, powers(64, 5e5)))
+    late = turn_halves(x, angles_of(tokens + 1, powers(64, 5e5)))
+    for make in (to_bfloat16, np.float64):
+        assert not verify(rope, recorded("q", make(x), make(turned), tokens))
+        (side,) = verify(rope, recorded("q", make(x), make(late), tokens)).sides
+        assert [change.name for change in side.changes] == ["offset"]
