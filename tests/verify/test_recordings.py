@@ -9,10 +9,12 @@ import pytest
 from click.testing import CliRunner
 from safetensors.numpy import save_file
 from tests import oracle
-from tests.verify.programs import rotate, stored
+from tests.verify.programs import rotate, rounded, stored
 
 from phasor import LayerRopes, PhasorError, Rope, diff, preset, verify
+from phasor.axes import Axial
 from phasor.cli import main
+from phasor.scaling import Yarn
 from phasor.testing import assert_rotates
 
 ROPE = Rope(head_dim=64, pairing="half", base=10_000.0)
@@ -162,6 +164,7 @@ REFUSED = {
     "objects": (lambda a: a.update(q=np.array([object()])), "must be of float64"),
     "fp8": (lambda a: a.update(q=np.zeros((24, 3, 64), np.uint8)), "8 bits hold no"),
     "width": (lambda a: a.update(q=np.ones((24, 3, 7)), q_rotated=np.ones((24, 3, 7))), "d = 64"),
+    "zeros": (lambda a: a.update(q=0 * a["q"], q_rotated=0 * a["q"]), "other numbers than 0"),
     "infinite": (lambda a: a.update(positions=np.full(24, np.inf)), "finite"),
 }
 
@@ -182,9 +185,9 @@ def test_what_is_no_recording_is_refused(case):
 
 def test_two_orders_that_both_explain_are_named():
     """Two orders that both explain are named."""
-    x = np.zeros((1, 64, 64, 64), np.float32)
+    x = np.random.default_rng(0).standard_normal((1, 64, 64, 64))
     with pytest.raises(PhasorError, match="'bshd' and as 'bhsd'"):
-        verify(ROPE, {"positions": np.arange(64), "q": x, "q_rotated": x})
+        verify(ROPE, {"positions": np.zeros(64, int), "q": x, "q_rotated": x})
 
 
 def test_damaged_files_are_refused_whatever_is_damaged(tmp_path):
@@ -253,6 +256,33 @@ def test_the_command_says_it_and_exits_with_1(tmp_path):
         assert ("Base: 10000 in place of 500000." in result.output) == bool(status)
         plain = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).output)
         assert plain["differ"] == bool(status)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_numbers_of_a_coarser_dtype_are_held_to_its_rounding(dtype):
+    """A program that computes in bfloat16 is recorded in float32, or in float64."""
+    x, _ = vectors()
+    x = rounded(x, dtype)
+    y = rotate(x, np.arange(TOKENS), ROPE, dtype, stepwise=True, float32_angles=True)
+    assert not verify(ROPE, {"positions": np.arange(TOKENS), "q": x, "q_rotated": y})
+
+
+def test_a_function_has_to_apply_the_factor():
+    """A function has to apply the factor, and axes in their order."""
+    yarn = Rope(head_dim=64, pairing="half", scaling=Yarn(factor=4.0, original_max_positions=4096))
+    factor = yarn.attention_factor
+    with pytest.raises(AssertionError, match="Factor: missing"):
+        assert_rotates(turn_as(yarn), yarn)
+    assert_rotates(lambda x, positions: np.float32(factor) * turn_as(yarn)(x, positions), yarn)
+    planes = Rope(head_dim=64, pairing="half", axes=Axial((16, 16)))
+
+    def exchanged(x, positions):
+        places = positions[:, ::-1].tolist()
+        pairs = zip(np.asarray(x, np.float64), places, strict=True)
+        return np.float32(np.stack([oracle.turned(head, place, planes) for head, place in pairs]))
+
+    with pytest.raises(AssertionError, match="Axes: coordinates"):
+        assert_rotates(exchanged, planes)
 
 
 def test_assert_rotates_raises_the_report():

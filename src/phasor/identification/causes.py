@@ -123,9 +123,9 @@ class Finder:
         return (Change("tokens", text), *changes), undecided
 
     def _explain_best(self, measured: Sequence[Turns]) -> Found | None:
-        results = [found for turns in measured if (found := self._explain(turns)) is not None]
-        if not results:
+        if not measured:
             return None
+        results = map(self._explain, measured)
         changes, undecided = min(results, key=lambda one: (is_vague(one[0]), len(one[0])))
         return tuple(sorted(changes, key=order_of)), undecided
 
@@ -143,7 +143,7 @@ class Finder:
         flat = self.positions.reshape(-1, *self.positions.shape[2:])[self.tokens]
         return flat.astype(np.float64).reshape(len(flat), -1).max(axis=1)
 
-    def _explain(self, turns: Turns) -> Found | None:
+    def _explain(self, turns: Turns) -> Found:
         layout = _layout_changes(self.rope, turns.arrangement)
         if turns.row_dtype is not None:
             text = f"Cos and sin are rounded to {turns.row_dtype}."
@@ -156,12 +156,12 @@ class Finder:
             ]  # fmt: skip
             if fitting:
                 fitting.sort(key=len)
-                names = [change.name for change in fitting[0]]
-                others = [other for other in fitting if [change.name for change in other] != names]
+                names = {change.name for change in fitting[0]}
+                others = [one for one in fitting if not names <= {change.name for change in one}]
                 texts = (" ".join(change.sentence for change in other) for other in others[:3])
                 return fitting[0], tuple(text for text in dict.fromkeys(texts) if text)
         found = self._measure_frequencies(turns) or self._name_pairs(turns)
-        return ((*layout, *found), ()) if found else None
+        return (*layout, *found), ()
 
     def _levels(self, rope: Rope, turns: Turns) -> Iterator[Iterator[Hypothesis]]:
         """Hypotheses of no change, of one, and of two, the likelier before the others."""
@@ -336,7 +336,7 @@ class Finder:
             changes.append(law_change(rope, found.scaling))
         return changes
 
-    def _name_pairs(self, turns: Turns) -> list[Change] | None:
+    def _name_pairs(self, turns: Turns) -> list[Change]:
         """From which pair on the frequencies differ."""
         rope = _arranged(self.rope, turns.arrangement)
         if rope is None:
@@ -344,14 +344,15 @@ class Finder:
         fits = turns.fit(suppose(rope, turns.positions)).all(axis=0)
         pairs: list[int] = np.flatnonzero(~fits).tolist()
         if not pairs:
-            return None
+            text = "Angles differ by a little more than rounding explains."
+            return [Change("angles", text), *_gain_changes(rope, turns)]
         text = f"Frequencies differ from pair {pairs[0]} on: pairs {ranges(pairs)}."
         return [Change("frequencies", text), *_gain_changes(rope, turns)]
 
 
 def is_vague(changes: Changes) -> bool:
-    """Whether it is said that frequencies or tokens differ, and not why."""
-    return any(change.name in ("frequencies", "tokens") for change in changes)
+    """Whether it is said that something differs, and not why."""
+    return any(change.name in ("frequencies", "angles", "tokens") for change in changes)
 
 
 def _offset_change(by: int) -> Change:

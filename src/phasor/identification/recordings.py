@@ -20,7 +20,7 @@ from phasor._checks import short_repr
 from phasor.angles import as_positions
 from phasor.errors import CheckpointError, TensorError
 from phasor.files.checkpoint.files import FLOATS, open_file, read_header
-from phasor.identification.spectrum import ROUNDING, Complex
+from phasor.identification.spectrum import DTYPES, ROUNDING, Complex, round_to_dtype
 from phasor.identification.turns import Sample
 
 #: Orders of dimensions: batch, sequence, heads, coordinates; without ``h`` a row has all heads.
@@ -35,6 +35,8 @@ _TABLE_ENDINGS = ("cos_cached", "sin_cached", "cos_sin_cache", "freqs_cis")
 _NAME = re.compile(r"(?:(?:.*\.)?layers?\.(?P<layer>\d+)\.)?(?:.*\.)?(?P<name>[a-z_]+)", re.DOTALL)
 # a compressed array is read as a whole
 _MAX_COMPRESSED = 1 << 29
+# so many different numbers are of a coarser dtype only if they were rounded to it
+_TELLING = 32
 
 
 class Stored(NamedTuple):
@@ -198,6 +200,7 @@ class Vectors(NamedTuple):
     before: Stored
     after: Stored
     positions: NDArray[Any]  # [batch, seq], or [batch, seq, n_axes]
+    dtype: str  # in which it was computed
 
     @property
     def num_tokens(self) -> int:
@@ -208,7 +211,19 @@ class Vectors(NamedTuple):
         """Some tokens, counted through the batch, and some of their heads."""
         row, column = np.divmod(tokens, self.positions.shape[1])
         before, after = (side.floats((row, column, heads)) for side in (self.before, self.after))
-        return Sample(before, after, self.positions_of(tokens), self.after.dtype)
+        return Sample(before, after, self.positions_of(tokens), self.dtype)
+
+    def in_own_dtype(self, tokens: NDArray[np.intp]) -> Vectors:
+        """The same with the coarsest dtype of which all numbers of some tokens are.
+
+        Programs that compute in bfloat16 are recorded in float32, which NumPy has.
+        """
+        numbers = np.unique(self.sample(tokens).y)
+        finer = [name for name in DTYPES if ROUNDING[name] >= ROUNDING[self.dtype]]
+        for dtype in reversed(finer if len(numbers) > _TELLING else []):
+            if np.array_equal(round_to_dtype(numbers, dtype)[0], numbers):
+                return self._replace(dtype=dtype)
+        return self
 
     def positions_of(self, tokens: NDArray[np.intp]) -> NDArray[Any]:
         """``[tokens]``, or ``[tokens, n_axes]``."""
@@ -249,9 +264,8 @@ def vectors_of(
                 if part[1] > 1
             ),
         )
-        vectors = Vectors(
-            side, order, Stored(view, before.dtype), Stored(turned, after.dtype), tokens
-        )
+        both = Stored(view, before.dtype), Stored(turned, after.dtype)
+        vectors = Vectors(side, order, *both, tokens, after.dtype)
         found.setdefault(same, vectors)
     if not found:
         raise TensorError(

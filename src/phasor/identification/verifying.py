@@ -216,19 +216,28 @@ class _Layer:
             raise TensorError(f"{side} can be read as {orders}, and both explain it: give dims")
         if best:
             return best[0]
-        change = Change("no-rotation", "It turns no pairs of coordinates, up to one factor of all.")
+        text = (
+            "It turns no pairs of coordinates, up to one factor of all; perhaps these are not the "
+            "same vectors, or a norm lies between."
+        )
+        change = Change("no-rotation", text)
         return SideVerification(name=title, tokens=choices[0].num_tokens, changes=(change,))
 
 
 def _verify_vectors(vectors: Vectors, meant: _Meant, title: str) -> SideVerification | None:
     """The verdict; None if no pairs of coordinates explain the recording as turns."""
     rope, size = meant.rope, vectors.num_tokens
+    vectors = vectors.in_own_dtype(_choose_tokens(size, np.array([], np.intp)))
     bad = _bad_tokens(vectors, rope)
     if rope is None:
         turned = Change("turned", "It is turned, and this layer has no position embedding.")
         return SideVerification(name=title, tokens=size, changes=(turned,) if len(bad) else ())
     tokens = _choose_tokens(size, bad)
     sample = vectors.sample(tokens)
+    if not sample.x.any():
+        raise TensorError(
+            f"{vectors.name} must hold other numbers than 0, of which nothing is told"
+        )
     if not len(bad):
         turns = measure_turns(sample, arrangement_of(rope))
         undecided = () if turns is None else _undecided(turns, rope, meant)
@@ -258,9 +267,10 @@ def _verify_table(
     errors = row_errors(rows, dtype)
     turns = Turns(arrangement_of(rope), rows, errors, span, positions, dtype)
     bad = np.flatnonzero(~turns.fit(exact).all(axis=1))
-    if not len(bad):
-        return SideVerification(name=title, tokens=size, undecided=_undecided(turns, rope, meant))
     tokens = _choose_tokens(size, bad)
+    if not len(bad):
+        some = turns._replace(z=rows[tokens], errors=errors[tokens], positions=positions[tokens])
+        return SideVerification(name=title, tokens=size, undecided=_undecided(some, rope, meant))
 
     def measure_rows(some: NDArray[np.bool_]) -> list[Turns]:
         return turns_of_rows(rows[tokens[some]], positions[tokens[some]], dtype, rope)
@@ -305,7 +315,7 @@ def _choose_tokens(count: int, bad: NDArray[np.intp]) -> NDArray[np.intp]:
     spread = np.linspace(0, count - 1, _SAMPLE // 2).astype(np.intp)
     doubling = [0, *(1 << j for j in range(count.bit_length()))]
     near_bad = [token + step for token in bad[:4].tolist() for step in (-1, 0, 1)]
-    some_bad = bad[np.linspace(0, len(bad) - 1, min(16, len(bad))).astype(np.intp)]
+    some_bad = bad[np.linspace(0, max(len(bad) - 1, 0), min(16, len(bad))).astype(np.intp)]
     tokens = np.unique(np.array([*spread, *doubling, *near_bad, *some_bad], dtype=np.intp))
     return tokens[(tokens >= 0) & (tokens < count)]
 
