@@ -20,6 +20,8 @@ from phasor.identification.spectrum import DTYPES, ROUNDING, Complex, Floats
 from phasor.pairings import PAIRINGS
 from phasor.rope import Rope
 
+_NOTHING = 1e-300
+
 
 class Sample(NamedTuple):
     """Tokens of a recording: ``[T, heads, head_dim]`` before and after, and their positions."""
@@ -151,9 +153,10 @@ def measure_turns(
     if low > high or np.any(turned[~telling] > errors[~telling]):
         return None
     # [T, heads, num_pairs] -> [T, num_pairs], the least squares over heads
-    weights = np.maximum((sizes**2).sum(axis=1), 1e-300)
+    weights = np.maximum((sizes**2).sum(axis=1), _NOTHING)
     z = (np.conj(u) * v).sum(axis=1) / weights
     z_errors = np.minimum((sizes * errors).sum(axis=1) / weights, 1e300)
+    z_errors[weights == _NOTHING] = 1e300  # zeros tell nothing
     if np.any(np.abs(v - z[:, None] * u) > errors + sizes * z_errors[:, None]):
         return None
     span = float(low), float(high)
