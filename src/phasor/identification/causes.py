@@ -150,16 +150,19 @@ class Finder:
             layout.append(Change(f"table-in-{turns.row_dtype}", text))
         rope = _arranged(self.rope, turns.arrangement)
         for level in () if rope is None else self._levels(rope, turns):
-            fitting = [
-                (*layout, *hypothesis.changes, *_gain_changes(hypothesis.rope, turns))
-                for hypothesis in level if turns.are_of(hypothesis)
-            ]  # fmt: skip
+            fitting: list[tuple[int, float, Changes]] = []
+            for hypothesis in level:
+                worst = float(turns.misfit(hypothesis).max())
+                gain = _gain_changes(hypothesis.rope, turns)
+                if worst <= 1 and (changes := (*layout, *hypothesis.changes, *gain)):
+                    fitting.append((len(changes), round(worst, 1), changes))
             if fitting:
-                fitting.sort(key=len)
-                names = {change.name for change in fitting[0]}
-                others = [one for one in fitting if not names <= {change.name for change in one}]
+                fitting.sort(key=lambda one: one[:2])
+                best, *others = (changes for *_, changes in fitting)
+                names = {change.name for change in best}
+                others = [one for one in others if not names <= {change.name for change in one}]
                 texts = (" ".join(change.sentence for change in other) for other in others[:3])
-                return fitting[0], tuple(text for text in dict.fromkeys(texts) if text)
+                return best, tuple(dict.fromkeys(texts))
         found = self._measure_frequencies(turns) or self._name_pairs(turns)
         return (*layout, *found), ()
 
@@ -297,7 +300,9 @@ class Finder:
                    f"Positions are rounded to {dtype}.")]) for dtype in _COARSE]  # fmt: skip
         for at, changes in moved if places.ndim == 1 else ():
             for rope in (*found, *self._find_bases(turns, at)):
-                if rope.num_pairs == turns.z.shape[1] and turns.are_of(suppose(rope, at)):
+                if rope.num_pairs != turns.z.shape[1]:
+                    continue
+                if turns.misfit(suppose(rope, at)).max() <= 1:
                     return [*changes, *self._compare(rope), *_gain_changes(rope, turns)]
         return None
 
@@ -341,8 +346,8 @@ class Finder:
         rope = _arranged(self.rope, turns.arrangement)
         if rope is None:
             return [Change("frequencies", "Frequencies differ.")]
-        fits = turns.fit(suppose(rope, turns.positions)).all(axis=0)
-        pairs: list[int] = np.flatnonzero(~fits).tolist()
+        misfit = turns.misfit(suppose(rope, turns.positions)).max(axis=0)
+        pairs: list[int] = np.flatnonzero(misfit > 1).tolist()
         if not pairs:
             text = "Angles differ by a little more than rounding explains."
             return [Change("angles", text), *_gain_changes(rope, turns)]

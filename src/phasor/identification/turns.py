@@ -60,16 +60,11 @@ class Turns(NamedTuple):
     dtype: str
     row_dtype: str | None = None  # to which cos and sin must be rounded for one factor of all
 
-    def are_of(self, hypothesis: Hypothesis) -> bool:
-        """Whether the hypothesis explains every token, but for the factor of all."""
-        return bool(self.fit(hypothesis).all())
-
-    def fit(self, hypothesis: Hypothesis) -> NDArray[np.bool_]:
-        """Which numbers ``[T, num_pairs]`` it explains."""
+    def misfit(self, hypothesis: Hypothesis) -> Floats:
+        """How far numbers ``[T, num_pairs]`` are off what it says, in units of what is allowed."""
         _, rope, places, rows = hypothesis
-        scale = self.scale(rope)
-        off: Floats = np.abs(self.z - scale * rows)
-        return off - self.allowed(rope, places) <= 0
+        off: Floats = np.abs(self.z - self.scale(rope) * rows)
+        return off / self.allowed(rope, places)
 
     def allowed(self, rope: Rope, places: NDArray[Any]) -> Floats:
         """How far rows of the rope may be off at these positions, ``[T, num_pairs]``."""

@@ -266,7 +266,7 @@ def _verify_table(
     span = rope.attention_factor, rope.attention_factor
     errors = row_errors(rows, dtype)
     turns = Turns(arrangement_of(rope), rows, errors, span, positions, dtype)
-    bad = np.flatnonzero(~turns.fit(exact).all(axis=1))
+    bad = np.flatnonzero(turns.misfit(exact).max(axis=1) > 1)
     tokens = _choose_tokens(size, bad)
     if not len(bad):
         some = turns._replace(z=rows[tokens], errors=errors[tokens], positions=positions[tokens])
@@ -340,6 +340,6 @@ def _undecided(turns: Turns, rope: Rope, meant: _Meant) -> tuple[str, ...]:
     fitting = (
         hypothesis.changes[0].sentence
         for hypothesis in alternatives(rope, turns.positions, meant.unresolved, meant.others)
-        if low <= hypothesis.rope.attention_factor <= high and turns.are_of(hypothesis)
+        if low <= hypothesis.rope.attention_factor <= high and turns.misfit(hypothesis).max() <= 1
     )
     return tuple(islice(fitting, _MAX_UNDECIDED))
