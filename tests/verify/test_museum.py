@@ -98,7 +98,7 @@ def test_a_coarse_program_may_be_recorded_in_a_finer_dtype() -> None:
     rope = Rope(head_dim=64, pairing="half", base=5e5)
     turned = turn_halves(x, angles_of(tokens, powers(64, 5e5)))
     late = turn_halves(x, angles_of(tokens + 1, powers(64, 5e5)))
-    for make in (to_bfloat16, np.float64):
+    for make in (to_bfloat16, lambda values: values.astype(np.float64)):
         assert not verify(rope, recorded("q", make(x), make(turned), tokens))
         (side,) = verify(rope, recorded("q", make(x), make(late), tokens)).sides
         assert [change.name for change in side.changes] == ["offset"]
