@@ -16,7 +16,6 @@ from .defects.museum import (
     mscale,
     powers,
     recorded,
-    to_bfloat16,
     turn_halves,
     turn_interleaved,
     vectors,
@@ -98,7 +97,10 @@ def test_a_coarse_program_may_be_recorded_in_a_finer_dtype() -> None:
     rope = Rope(head_dim=64, pairing="half", base=5e5)
     turned = turn_halves(x, angles_of(tokens, powers(64, 5e5)))
     late = turn_halves(x, angles_of(tokens + 1, powers(64, 5e5)))
-    for make in (to_bfloat16, lambda values: values.astype(np.float64)):
-        assert not verify(rope, recorded("q", make(x), make(turned), tokens))
-        (side,) = verify(rope, recorded("q", make(x), make(late), tokens)).sides
+    for program, recorder in (("bfloat16", "float32"), ("float32", "float64")):
+        before, right, wrong = (
+            one.astype(program).astype(recorder) for one in (x, turned, late)
+        )
+        assert not verify(rope, recorded("q", before, right, tokens))
+        (side,) = verify(rope, recorded("q", before, wrong, tokens)).sides
         assert [change.name for change in side.changes] == ["offset"]
