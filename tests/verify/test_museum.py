@@ -98,9 +98,7 @@ def test_a_coarse_program_may_be_recorded_in_a_finer_dtype() -> None:
     turned = turn_halves(x, angles_of(tokens, powers(64, 5e5)))
     late = turn_halves(x, angles_of(tokens + 1, powers(64, 5e5)))
     for program, recorder in (("bfloat16", "float32"), ("float32", "float64")):
-        before, right, wrong = (
-            one.astype(program).astype(recorder) for one in (x, turned, late)
-        )
+        before, right, wrong = (one.astype(program).astype(recorder) for one in (x, turned, late))
         assert not verify(rope, recorded("q", before, right, tokens))
         (side,) = verify(rope, recorded("q", before, wrong, tokens)).sides
         assert [change.name for change in side.changes] == ["offset"]
