@@ -116,8 +116,8 @@ def test_one_or_two_differences_are_named(dtype, count):
     for _ in range(count):
         rope, tokens = some_rope(rng), int(rng.choice([64, 300, 1024]))
         chosen = {str(name) for name in rng.choice(DIFFERENCES, 1 + rng.integers(2), replace=False)}
-        if {"offset", "restart", "positions"} & chosen != chosen and "table" in chosen:
-            chosen -= {"table"} if dtype in ("float16", "bfloat16") else set()
+        if dtype in ("float16", "bfloat16"):
+            chosen = chosen - {"table"} or {"offset"}  # their own rounding hides that
         positions, wrong = np.arange(tokens) + 1000, rope
         at = positions
         for name in chosen & ROPES.keys():
