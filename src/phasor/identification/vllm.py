@@ -1,0 +1,58 @@
+"""A plug-in of vLLM: with ``PHASOR_VERIFY`` set, it verifies the tables of each loaded model.
+
+vLLM calls `register` in each of its processes, as an entry point of ``vllm.general_plugins``.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+from importlib import import_module
+from typing import Any
+
+from phasor.errors import PhasorError, TensorError
+from phasor.files.configs import load
+from phasor.identification.verifying import verify
+
+# vLLM shows what is said below its own name
+_LOGGER = logging.getLogger("vllm.phasor")
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+
+
+def register() -> None:
+    """Have vLLM verify each model that it loads, and log one line; nothing without the variable."""
+    if not os.environ.get("PHASOR_VERIFY"):
+        return
+    loader = import_module("vllm.model_executor.model_loader.base_loader").BaseModelLoader
+    load_model = loader.load_model
+
+    @functools.wraps(load_model)
+    def load_and_verify(self: Any, vllm_config: Any, model_config: Any, **options: Any) -> Any:
+        model = load_model(self, vllm_config=vllm_config, model_config=model_config, **options)
+        _log(model, str(model_config.model))
+        return model
+
+    loader.load_model = load_and_verify
+
+
+def _log(model: Any, checkpoint: str) -> None:
+    """Say whether the model's tables are the checkpoint's; what goes wrong here stops no server."""
+    try:
+        layers = load(checkpoint)
+        # layers of a kind share a module: its table is looked at once, as the first layer's
+        tables: dict[tuple[int, str | None], tuple[str, Any]] = {}
+        for name, module in model.named_modules(remove_duplicate=False):
+            if (found := _LAYER.search(name)) and hasattr(module, "cos_sin_cache"):
+                layer = int(found[1])
+                kind = layers.layer_kinds[layer] if layer < len(layers) else None
+                table = f"layers.{layer}.cos_sin_cache", module.cos_sin_cache
+                tables.setdefault((id(module), kind), table)
+        if not tables:
+            raise TensorError(f"no layer of {type(model).__name__} has a cos_sin_cache")
+        said = verify(layers, dict(tables.values()))
+        level = logging.WARNING if said else logging.INFO
+        _LOGGER.log(level, "phasor: %s", " ".join(map(str.strip, said.lines())))
+    except PhasorError as error:
+        _LOGGER.warning("phasor: %s is not verified: %s", checkpoint, error)
