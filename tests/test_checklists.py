@@ -179,7 +179,7 @@ def test_a_backend_is_in_every_place(name: str) -> None:
     places = {
         f"{module.__name__} {function.__name__}": list(inspect.signature(function).parameters)
         == list(inspect.signature(getattr(module, function.__name__, lambda: None)).parameters)
-        for function in (eager.refusal, eager.rotate_into)
+        for function in (eager.unsupported_reason, eager.rotate_into)
     }
     places["torch/functional.py rotate.__doc__"] = f'``"{name}"``' in str(rotate.__doc__)
     assert_nothing_is_missing(places)

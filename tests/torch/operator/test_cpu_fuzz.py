@@ -240,13 +240,16 @@ def try_case(seed: int) -> Case:
 
 
 def fuzz(first: int, seconds: float) -> None:
-    """As many cases from the seed ``first`` on as there is time for, on one thread and on more."""
+    """As many cases from the seed ``first`` on as there is time for, on one thread and on more.
+
+    However slow the machine is, every implementation has its turn.
+    """
     end = time.monotonic() + seconds
     ran: Counter[str] = Counter()
     refused, numbers, seed = 0, 0, first
     before = torch.get_num_threads()
     try:
-        while time.monotonic() < end:
+        while time.monotonic() < end or set(ran) != set(implementations()):
             if seed % CASES_A_ROPE == 0 or seed == first:
                 torch.set_num_threads(1 + seed // CASES_A_ROPE % 3)
             case = try_case(seed)
@@ -257,7 +260,6 @@ def fuzz(first: int, seconds: float) -> None:
     finally:
         torch.set_num_threads(before)
     print(f"seeds {first} to {seed - 1}: {dict(ran)}, {refused} refused, {numbers} numbers")
-    assert set(ran) == set(implementations())
 
 
 def test_random_calls_are_right_and_keep_to_their_memory() -> None:

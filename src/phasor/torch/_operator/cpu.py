@@ -83,7 +83,7 @@ def paths() -> tuple[str, ...]:
     return tuple(name for name, is_available in _native.paths().items() if is_available)
 
 
-def refusal(x: Tensor) -> str:
+def unsupported_reason(x: Tensor) -> str:
     """Why this backend cannot rotate ``x``; nothing if it can."""
     if x.device.type != "cpu":
         return f"it needs a tensor in the CPU's memory, got one on {x.device}"
@@ -113,13 +113,13 @@ def try_kernel(
 def rotate_into(
     xs: Sequence[Tensor],
     outs: Sequence[Tensor],
-    angles: Sequence[Tensor],
-    rope: str,
+    source: Sequence[Tensor],
+    text: str,
     inverse: bool,
     gain: float,
 ) -> None:
     """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place."""
-    _write_all(xs, outs, angles, rope, inverse, gain)
+    _write_all(xs, outs, source, text, inverse, gain)
     if outs is xs:
         count_writes(xs)
 

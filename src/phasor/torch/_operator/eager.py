@@ -18,7 +18,7 @@ from phasor.torch._operator.internals import below_autograd, in_transform
 from phasor.torch._operator.text import Layout, compute_dtype, read_layout
 
 
-def refusal(x: Tensor) -> str:
+def unsupported_reason(x: Tensor) -> str:
     """Why this backend cannot rotate ``x``: it always can."""
     del x
     return ""
@@ -38,44 +38,44 @@ def needs_plain_ops(backend: str, tensors: Sequence[Tensor]) -> bool:
 def rotate_into(
     xs: Sequence[Tensor],
     outs: Sequence[Tensor],
-    angles: Sequence[Tensor],
-    rope: str,
+    source: Sequence[Tensor],
+    text: str,
     inverse: bool,
     gain: float,
 ) -> None:
     """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place."""
     if outs is xs:
         check_writable(xs)
-    if len(angles) == 1:
-        check_has_angles(angles[0])
-    layout = layout_of(rope, inverse)
+    if len(source) == 1:
+        check_has_angles(source[0])
+    layout = layout_of(text, inverse)
     with below_autograd():
-        rotations = _iterate_with_cos_sin(xs, angles, rope, inverse, gain)
+        rotations = _iterate_with_cos_sin(xs, source, text, inverse, gain)
         for (x, cos, sin), out in zip(rotations, outs, strict=True):
             _rotate_tensor_into(x, out, cos, sin, layout)
 
 
 def _rotate_tensor_into(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> None:
     start, end = layout.rotary_start, layout.rotary_start + 2 * cos.shape[-1]
-    source, target = x, out
+    before, after = x, out
     if end - start < x.shape[-1]:
         if out is not x:
             out[..., :start] = x[..., :start]
             out[..., end:] = x[..., end:]
-        source, target = x[..., start:end], out[..., start:end]
+        before, after = x[..., start:end], out[..., start:end]
     # a cast of the whole head is cheaper than operations on two dtypes
     # [..., seq, heads, rotary_dim] -> [..., seq, heads, 2, num_pairs]
-    pairs = _split_pairs(source.to(cos.dtype), layout.pairing)
-    target = _split_pairs(target, layout.pairing_out)
+    pairs = _split_pairs(before.to(cos.dtype), layout.pairing)
+    after = _split_pairs(after, layout.pairing_out)
     # what is rotated in place is read until the last product
     aside = out is x or x.dtype != cos.dtype
-    rotated = torch.mul(pairs, cos.unsqueeze(-2), out=None if aside else target)
+    rotated = torch.mul(pairs, cos.unsqueeze(-2), out=None if aside else after)
     (x0, x1), (y0, y1) = pairs.unbind(-2), rotated.unbind(-2)
     # addcmul rounds one product and fuses the other, as the kernels do
     y0.addcmul_(x1, sin, value=-1)
     y1.addcmul_(x0, sin)
     if aside:
-        target.copy_(rotated)
+        after.copy_(rotated)
 
 
 def _split_pairs(x: Tensor, pairing: Pairing) -> Tensor:
@@ -86,13 +86,13 @@ def _split_pairs(x: Tensor, pairing: Pairing) -> Tensor:
 
 
 def rotate_without_writes(
-    xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, inverse: bool, gain: float
+    xs: Sequence[Tensor], source: Sequence[Tensor], text: str, inverse: bool, gain: float
 ) -> list[Tensor]:
     """New tensors without writing to one or reading a value, as transformations require."""
-    layout = layout_of(rope, inverse)
+    layout = layout_of(text, inverse)
     return [
         rotate_by(x, cos, sin, layout)
-        for x, cos, sin in _iterate_with_cos_sin(xs, angles, rope, inverse, gain)
+        for x, cos, sin in _iterate_with_cos_sin(xs, source, text, inverse, gain)
     ]
 
 
@@ -109,9 +109,9 @@ def rotate_by(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     return torch.cat((x[..., :start], *rotated, x[..., end:]), -1)
 
 
-def layout_of(rope: str, inverse: bool) -> Layout:
+def layout_of(text: str, inverse: bool) -> Layout:
     """The layout that the operator's text describes, of the rotation or its inverse."""
-    layout = read_layout(rope)
+    layout = read_layout(text)
     return layout.inverse() if inverse else layout
 
 
@@ -125,7 +125,7 @@ def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> tuple[
 
 
 def _iterate_with_cos_sin(
-    xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, inverse: bool, gain: float
+    xs: Sequence[Tensor], source: Sequence[Tensor], text: str, inverse: bool, gain: float
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Each tensor with its cos and sin ``[..., seq, 1, num_pairs]`` in the dtype it is computed in.
 
@@ -135,10 +135,10 @@ def _iterate_with_cos_sin(
     for x in xs:
         dtype = compute_dtype(x.dtype)
         if dtype not in by_dtype:
-            if len(angles) == 2:
-                cos, sin = angles[0].to(dtype), angles[1].to(dtype)
+            if len(source) == 2:
+                cos, sin = source[0].to(dtype), source[1].to(dtype)
             else:
-                cos, sin = cos_sin(angles[0], rope, dtype)
+                cos, sin = cos_sin(source[0], text, dtype)
             if gain != 1.0:
                 cos, sin = cos * gain, sin * gain
             # [..., seq, num_pairs] -> [..., seq, 1, num_pairs], to broadcast over heads

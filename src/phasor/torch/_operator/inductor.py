@@ -76,12 +76,12 @@ def register(operator: Any, resolve: Callable[[str, Tensor], str]) -> None:
         return
 
     def decompose(
-        xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
+        xs: list[Tensor], source: list[Tensor], text: str, inverse: bool, gain: float, backend: str
     ) -> Any:
         is_named = not is_compiled_auto(backend)
-        if is_named or keeps_operator(resolve("auto", xs[0]), xs, rope):
+        if is_named or keeps_operator(resolve("auto", xs[0]), xs, text):
             return NotImplemented
-        return _rotate(xs, angles, rope, inverse, gain)
+        return _rotate(xs, source, text, inverse, gain)
 
     # the second is a copy of the first, made once
     for table in (decomposition.decompositions, decomposition.fast_random_decomps()):
@@ -96,14 +96,14 @@ def register(operator: Any, resolve: Callable[[str, Tensor], str]) -> None:
     )
 
 
-def keeps_operator(backend: str, xs: Sequence[Tensor], rope: str) -> bool:
+def keeps_operator(backend: str, xs: Sequence[Tensor], text: str) -> bool:
     """Whether Inductor is given the operator for these tensors, and not its decomposition.
 
     For a size that changes, the first one that is compiled for decides, and no guard is added.
     """
     if not all(x.is_cpu for x in xs):
         return True
-    layout = layout_of(rope, False)
+    layout = layout_of(text, False)
     # two halves are two loops over memory, pairs side by side are a loop over every other element
     pairing = by_pairing(layout.pairing_out, half=layout.pairing, interleaved="interleaved")
     limit = min(OPERATOR_FROM.get((backend, pairing, x.dtype), ALWAYS) for x in xs)
@@ -120,16 +120,16 @@ def _size_hint(size: int | torch.SymInt) -> int:
 
 
 def _rotate(
-    xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, inverse: bool, gain: float
+    xs: Sequence[Tensor], source: Sequence[Tensor], text: str, inverse: bool, gain: float
 ) -> list[Tensor]:
     """The operator in operations that Inductor fuses well."""
-    if len(angles) == 2:
-        cos, sin = (each.float() for each in angles)
+    if len(source) == 2:
+        cos, sin = (each.float() for each in source)
     else:
-        cos, sin = cos_sin(angles[0], rope, torch.float32)
+        cos, sin = cos_sin(source[0], text, torch.float32)
     # [..., seq, num_pairs] -> [..., seq, 1, num_pairs], to broadcast over heads
     cos, sin = (cos * gain).unsqueeze(-2), (sin * (-gain if inverse else gain)).unsqueeze(-2)
-    layout = layout_of(rope, inverse)
+    layout = layout_of(text, inverse)
     rotate, own_dims = rotate_by, 1
     if layout.pairing == layout.pairing_out == "half":
         rotate, own_dims = _rotate_halves, 2

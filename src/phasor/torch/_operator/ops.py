@@ -56,13 +56,13 @@ operator_: Callable[..., None] = torch.ops.phasor.rotate_.default
 def resolve(backend: str, x: Tensor) -> str:
     """The name of the backend that rotates ``x``. A named one is never replaced by another."""
     if backend == "auto":
-        return next(name for name, module in BACKENDS.items() if not module.refusal(x))
+        return next(name for name, module in BACKENDS.items() if not module.unsupported_reason(x))
     if backend not in BACKENDS:
         known = ", ".join(repr(name) for name in BACKENDS)
         raise BackendError(f"backend must be 'auto' or one of {known}, got {backend!r}")
-    refusal = BACKENDS[backend].refusal(x)
-    if refusal:
-        raise BackendError(f"backend={backend!r} cannot rotate x: {refusal}")
+    reason = BACKENDS[backend].unsupported_reason(x)
+    if reason:
+        raise BackendError(f"backend={backend!r} cannot rotate x: {reason}")
     return backend
 
 

@@ -42,7 +42,7 @@ from phasor.torch._operator.triton.launching import (
 _PLANS: Plans = {}
 
 
-def refusal(x: Tensor) -> str:
+def unsupported_reason(x: Tensor) -> str:
     """Why this backend cannot rotate ``x``; nothing if it can."""
     device = x.device.type
     if device == "cuda" or (device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
@@ -53,8 +53,8 @@ def refusal(x: Tensor) -> str:
 def rotate_into(
     xs: Sequence[Tensor],
     outs: Sequence[Tensor],
-    angles: Sequence[Tensor],
-    rope: str,
+    source: Sequence[Tensor],
+    text: str,
     inverse: bool,
     gain: float,
 ) -> None:
@@ -63,18 +63,18 @@ def rotate_into(
     One launch for tensors of one dtype, which share cos and sin; else one for each.
     """
     in_place = outs is xs
-    if in_place and len(angles) == 2:
-        check_cos_sin(xs, angles)
+    if in_place and len(source) == 2:
+        check_cos_sin(xs, source)
     if xs[0].dtype != xs[-1].dtype:
         if in_place:
             check_writable(xs)  # every error comes before the first write
         for x, out in zip(xs, outs, strict=True):
             single = [x]
-            rotate_into(single, single if in_place else [out], angles, rope, inverse, gain)
+            rotate_into(single, single if in_place else [out], source, text, inverse, gain)
         return
-    angles = widen_positions(angles)
+    source = widen_positions(source)
     with on_device_of(xs[0]):
-        _launch(xs, outs, angles, rope, inverse, gain)
+        _launch(xs, outs, source, text, inverse, gain)
     if in_place:
         count_writes(xs)
 
