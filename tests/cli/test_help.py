@@ -13,6 +13,7 @@ from phasor.identification.extending.laws import EVIDENCE
 
 from ..files.checkpoint.checkpoints import llama, llama_tensors, save_folder
 from ..offline import refuse_connections
+from ..verify.programs import save_recording
 from .running import run_phasor
 
 FUNCTION = """
@@ -41,6 +42,7 @@ def test_the_example_of_every_help_runs(tmp_path, monkeypatch, name):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "model.py").write_text(FUNCTION, "utf-8")
     save_folder(tmp_path / "llama", llama(), llama_tensors())
+    save_recording(tmp_path / "recording.npz")
     words = example(*filter(None, [name]))
     assert words[0] == name or not name
     done = run_phasor(*words)

@@ -13,6 +13,7 @@ from phasor.cli import COMMANDS
 from ..files.checkpoint.checkpoints import save, tensor
 from ..files.configs.config_files import small
 from ..offline import refuse_connections
+from ..verify.programs import save_recording
 from .running import run_phasor
 
 FUNCTIONS = """
@@ -39,6 +40,7 @@ GIVEN = {
         ["somebodys:turned", "somebodys:late", "--head-dim", "64"],
     ],
     "identify": [["somebodys:late", "--head-dim", "64"]],
+    "verify": [["llama-3.1-8b", "recording.npz"], ["llama-3.1-8b", "late.npz"]],
     "convert": [["meta.safetensors", "--to", "half", "--head-dim", "64", "--dry-run"]],
     "translate": [[], ["llama-3-8b", "--to", "transformers"]],
     "extend": [
@@ -66,6 +68,8 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "somebodys.py").write_text(FUNCTIONS, "utf-8")
     (tmp_path / "config.json").write_text(json.dumps(small()), "utf-8")
     zeros = np.zeros((128, 4), np.float32)
+    save_recording(tmp_path / "recording.npz")
+    save_recording(tmp_path / "late.npz", late=3)
     tensors = {f"layers.0.attention.w{c}.weight": tensor(zeros) for c in "qkv"}
     save(tmp_path / "meta.safetensors", tensors)
     monkeypatch.chdir(tmp_path)

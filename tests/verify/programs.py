@@ -4,6 +4,8 @@ import mpmath
 import numpy as np
 from tests import oracle
 
+from phasor import preset
+
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
@@ -56,3 +58,11 @@ def rotate(
         y[..., to_first] = step(step(x0 * c) - step(x1 * s))
         y[..., to_second] = step(step(x0 * s) + step(x1 * c))
     return rounded(y, dtype)
+
+
+def save_recording(path, model="llama-3.1-8b", late=0):
+    """A file of what a program records that rotates as the model's first layer, or ``late``."""
+    positions = np.arange(24)
+    x = np.random.default_rng(0).standard_normal((24, 2, 128)).astype(np.float32)
+    y = rotate(x.astype(np.float64), positions + late, preset(model)[0], "float32")
+    np.savez(path, positions=positions, q=x, q_rotated=y.astype(np.float32))

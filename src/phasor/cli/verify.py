@@ -20,7 +20,7 @@ from phasor.cli.common import (
 from phasor.identification import verify as verify_recording
 
 
-@click.command(epilog="Example: phasor verify llama-3.1-8b recording.safetensors")
+@click.command(epilog="Example: phasor verify llama-3.1-8b recording.npz")
 @model_argument()
 @click.argument("file", type=click.Path())
 @click.option("--dims", metavar="LETTERS", help="Order of dimensions, such as bshd; found if not.")
@@ -35,9 +35,9 @@ def verify(
     seq_len: int | None,
     load_options: Mapping[str, Any],
 ) -> None:
-    """Say whether the vectors or tables in FILE are rotated as MODEL says, and what differs.
+    """Compare a recorded rotation with MODEL, and say what differs.
 
-    FILE is .safetensors or .npz and holds positions, q and q_rotated, k and k_rotated; or cos and
+    FILE is .safetensors or .npz, and holds positions, q and q_rotated, k and k_rotated; or cos and
     sin, or a cos_sin_cache. Exits with 1 if something differs.
     """
     layers = read_model(model, load_options)
