@@ -40,6 +40,7 @@ ROOMS = {
     "docs/exporting.md": "onnx",
     "docs/extending.md": "report",
     "docs/figures.md": "report",
+    "docs/from-torchtune.md": "slow",
     "docs/linear-attention.md": "slow",
     "docs/verify.md": "transformers",
     "src/phasor/charts": "report",
@@ -53,6 +54,7 @@ ROOMS = {
     "tests/gpu/test_compiled.py": "kernels",
     "tests/gpu/test_kernels.py": "kernels",
     "tests/identification/test_foreign.py": "transformers",
+    "tests/files/configs/test_walks.py": "slow",
     "tests/identification/test_precision.py": "slow",
     "tests/torch/compile": "compile",
     "tests/torch/distributed/test_processes.py": "processes",
@@ -64,6 +66,7 @@ ROOMS = {
     "tests/torch/hf": "transformers",
     "tests/tools": "transformers",
     "tests/torch/test_linear_attention_training.py": "slow",
+    "tests/verify/test_museum.py": "slow",
     "tools/ptx": "every_kernel",
 }
 # those that take a minute or more

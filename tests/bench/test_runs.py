@@ -280,6 +280,7 @@ def test_what_breaks_leaves_what_was_measured(
         command("--cases", "nothing")
 
 
+@pytest.mark.slow
 def test_a_run_on_a_gpu_has_all_its_tables(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls and graphs, the host's part, tables, exactness, and who is absent."""
 

@@ -451,6 +451,7 @@ def test_a_file_that_announces_too_much_is_refused(name: str, tmp_path: Path) ->
         load(tmp_path / "a.gguf")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [UINT8, STRING])
 def test_a_header_that_is_as_long_as_it_announces_is_bounded(kind: int, tmp_path: Path) -> None:
     """A file with a hole of a terabyte: it is refused within a memory of 2 GiB."""
