@@ -140,6 +140,14 @@ def test_tables_of_angles_and_of_some_positions():
     )
 
 
+def test_rows_that_are_no_rotation_are_never_right():
+    """Noise, zeros, and angles that are not multiplied by one factor."""
+    noise = np.random.default_rng(0).standard_normal((2, *COS.shape))
+    for cos, sin in (noise, 0 * noise, np.array([COS, SIN]) * np.linspace(1, 2, 300)[:, None]):
+        found = verify(ROPE, {"cos": cos, "sin": sin})
+        assert found, str(found)
+
+
 def test_a_table_rounded_to_bfloat16_is_named():
     """A table rounded to bfloat16 is named."""
     torch = pytest.importorskip("torch")

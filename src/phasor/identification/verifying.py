@@ -207,15 +207,15 @@ class _Layer:
             return _verify_table(rows, dtype, positions, meant, title)
         choices = vectors_of(self.arrays, side, some.head_dim, some.axes.n_axes, self.dims)
         meant = self._meant(kind, float(choices[0].positions.max()))
-        found = [result for vectors in choices
+        found = [(vectors.dims, result) for vectors in choices
                  if (result := _verify_vectors(vectors, meant, title)) is not None]  # fmt: skip
-        clear = [one for one in found if not is_vague(one.changes)]
-        best = [one for one in found if not one] or clear or found
+        clear = [one for one in found if not is_vague(one[1].changes)]
+        best = [one for one in found if not one[1]] or clear or found
         if len(best) > 1:
-            orders = " and as ".join(repr(vectors.dims) for vectors in choices)
+            orders = " and as ".join(repr(order) for order, _ in best)
             raise TensorError(f"{side} can be read as {orders}, and both explain it: give dims")
         if best:
-            return best[0]
+            return best[0][1]
         text = (
             "It turns no pairs of coordinates, up to one factor of all; perhaps these are not the "
             "same vectors, or a norm lies between."
@@ -280,8 +280,9 @@ def _verify_table(
     places = positions[bad].reshape(len(bad), -1).max(axis=1)
     first = int(np.argmin(np.abs(places)))
     score = float(np.abs(rows[bad[first]] - exact.rows[bad[first]]).max())
+    text = "Its rows are no cos and sin of one angle each, up to one factor of all."
     return SideVerification(
-        name=title, tokens=size, changes=changes, undecided=undecided,
+        name=title, tokens=size, changes=changes or (Change("no-rotation", text),), undecided=undecided,
         position=float(places[first]), score=score,
     )  # fmt: skip
 
@@ -300,7 +301,7 @@ def _bad_tokens(vectors: Vectors, rope: Rope | None) -> NDArray[np.intp]:
     bad: list[NDArray[np.intp]] = []
     for tokens, heads in parts:
         sample = vectors.sample(tokens, heads)
-        is_finite = np.isfinite(sample.x + sample.y).all(axis=(1, 2))
+        is_finite = (np.isfinite(sample.x) & np.isfinite(sample.y)).all(axis=(1, 2))
         if not is_finite.all():
             raise TensorError(
                 f"{vectors.name} and {vectors.name}_rotated must be finite, and hold NaN or "
