@@ -3,6 +3,7 @@
 import json
 import tracemalloc
 import zipfile
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -218,6 +219,22 @@ def test_damaged_files_are_refused_whatever_is_damaged(tmp_path):
     (tmp_path / "x.safetensors").write_bytes(whole[:-4])
     with pytest.raises(PhasorError, match="truncated"):
         verify(ROPE, tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_file_with_wrong_bytes_is_read_or_refused(save, tmp_path):
+    """Any byte, or several: an answer or a PhasorError, never another one."""
+    rope = Rope(head_dim=8, pairing="half")
+    x, y = map(np.float32, vectors(rope))
+    save(tmp_path / "a.npz", positions=np.arange(TOKENS), q=x, q_rotated=y)
+    data = np.fromfile(tmp_path / "a.npz", np.uint8)
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        wrong = data.copy()
+        wrong[rng.integers(len(data), size=rng.integers(1, 4))] = rng.integers(256)
+        wrong.tofile(tmp_path / "b.npz")
+        with suppress(PhasorError):
+            verify(rope, tmp_path / "b.npz")
 
 
 def test_a_permuted_or_twice_rotated_recording_is_told():

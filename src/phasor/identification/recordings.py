@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from phasor._checks import short_repr
 from phasor.angles import as_positions
-from phasor.errors import CheckpointError, TensorError
+from phasor.errors import CheckpointError, PhasorError, TensorError
 from phasor.files.checkpoint.files import FLOATS, open_file, read_header
 from phasor.identification.spectrum import DTYPES, ROUNDING, Complex, round_to_dtype
 from phasor.identification.turns import Sample
@@ -145,9 +146,9 @@ def _read_npz(path: Path) -> Iterator[tuple[str, Stored]]:
                         "numpy.savez, or as safetensors, of which parts can be read"
                     )
                 yield name, _store(name, values)
-    except (zipfile.BadZipFile, ValueError, EOFError, OSError, NotImplementedError) as error:
-        if isinstance(error, TensorError):
-            raise
+    except PhasorError:
+        raise
+    except Exception as error:  # of damaged bytes zipfile, zlib and NumPy each raise their own
         raise CheckpointError(f"{path} is damaged or no .npz file: {error}") from None
 
 
@@ -157,11 +158,11 @@ def _store(name: str, value: Any) -> Stored:
     if text.startswith("torch."):
         value = value.detach().cpu()
         if text == "torch.bfloat16":
-            value = value.view(__import__("torch").int16)
+            value = value.view(import_module("torch").int16)
         _check_dtype(name, text.removeprefix("torch."))
         value = value.numpy()
     elif "mlx" in text and text.endswith("bfloat16"):
-        value = value.astype(__import__("mlx.core").core.float32)
+        value = value.astype(import_module("mlx.core").float32)
     try:
         array = np.asarray(value)
     except (TypeError, ValueError) as error:

@@ -280,9 +280,11 @@ def _verify_table(
     places = positions[bad].reshape(len(bad), -1).max(axis=1)
     first = int(np.argmin(np.abs(places)))
     score = float(np.abs(rows[bad[first]] - exact.rows[bad[first]]).max())
-    text = "Its rows are no cos and sin of one angle each, up to one factor of all."
+    if not changes:
+        text = "Its rows are no cos and sin of one angle each, up to one factor of all."
+        changes = (Change("no-rotation", text),)
     return SideVerification(
-        name=title, tokens=size, changes=changes or (Change("no-rotation", text),), undecided=undecided,
+        name=title, tokens=size, changes=changes, undecided=undecided,
         position=float(places[first]), score=score,
     )  # fmt: skip
 
