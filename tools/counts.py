@@ -102,7 +102,7 @@ def main(places: list[str]) -> None:
         ]
         lines, code, comments, refuses, works = map(sum, zip(*map(count, files), strict=True))
         print(f"{name:26} {len(files):5} {lines:6} {code:6} {comments / lines:9.1%} {refuses:8}"
-              f" {works:6} {refuses / works:6.2f}")  # fmt: skip
+              f" {works:6} {refuses / max(works, 1):6.2f}")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -310,6 +310,19 @@ def test_a_function_has_to_apply_the_factor():
         assert_rotates(exchanged, planes)
 
 
+def test_a_function_that_ends_says_so_and_can_be_asked_below():
+    """Its table has 600 rows."""
+
+    def short(x, positions):
+        if max(positions) >= 600:
+            raise IndexError("no such row")
+        return turn_as(ROPE)(x, positions)
+
+    with pytest.raises(PhasorError, match=r"positions 0 to 4095.*no such row.*max_position"):
+        assert_rotates(short, ROPE)
+    assert_rotates(short, ROPE, max_position=599)
+
+
 def test_assert_rotates_raises_the_report():
     """`assert_rotates` raises the report."""
     assert_rotates(recording(), ROPE)

@@ -187,6 +187,12 @@ class Caller:
         """The linear map at a position, ``[out, in]``; the queries' if there is one for keys."""
         return self.turn(np.eye(self.head_dim), [position])[0, 0].T
 
+    def turn_random(self, positions: NDArray[Any]) -> tuple[Floats, Floats]:
+        """Random vectors ``[4, head_dim]``, and their results ``[outputs, P, 4, head_dim]``."""
+        x = np.random.default_rng(0).standard_normal((4, self.head_dim))
+        x = self.arrays.read(self.arrays.make(x, self.arrays.dtype))
+        return x, self.turn(x, positions)
+
     def turn(self, vectors: NDArray[Any], positions: Sequence[Any] | NDArray[Any]) -> Floats:
         """Every vector ``[m, head_dim]`` at every position: ``[outputs, P, m, head_dim]``."""
         positions = np.asarray(positions)

@@ -16,6 +16,7 @@ from phasor.errors import PhasorError
 from phasor.identification.blocks import Arrangement
 from phasor.identification.explaining import explain
 from phasor.identification.hypotheses import (
+    COARSE,
     Change,
     Hypothesis,
     alternatives,
@@ -46,8 +47,8 @@ Changes = tuple[Change, ...]
 Found = tuple[Changes, tuple[str, ...]]
 #: The names of changes, the most important first; those of roundings follow.
 _ORDER = (
-    *("tokens", "zeros", "not-turned", "pairing", "slice", "direction", "twice", "layer", "offset"),
-    *("restart", "first-row", "clamped", "table-end", "positions", "length", "base", "law-missing"),
+    *("tokens", "not-turned", "pairing", "slice", "direction", "twice", "layer", "offset"),
+    *("restart", "first-row", "clamped", "table-end", "length", "base", "law-missing"),
     *("law", "law-parameter", "frequencies", "factor-missing", "factor-twice", "factor", "axes"),
 )
 # of two differences, one is mostly one of these
@@ -55,7 +56,6 @@ _OFTEN = {"direction", "slice", "layer", "base", "law-missing", "length"}
 _NEAR = 64  # offsets of positions that are tried
 _FEW = 6  # tokens on which they are, and that are more than chance
 _STEPS = sorted(range(-3, 4), key=abs)
-_COARSE = ("bfloat16", "float16")
 _MAX_CANDIDATES = 4096
 _LOG_BASES = math.log(20), math.log(1e10)
 _GRID = 129
@@ -230,8 +230,8 @@ class Finder:
         counted = np.arange(min(int(self.positions.shape[1]), _MAX_CANDIDATES), dtype=np.float64)
         known: Floats = np.concatenate([recorded, counted])
         shifted = [known + by for by in _STEPS]
-        coarse = [rounded(places, dtype) for places in shifted for dtype in _COARSE]
-        coarse += [rounded(known, dtype) + by for dtype in _COARSE for by in _STEPS]
+        coarse = [rounded(places, dtype) for places in shifted for dtype in COARSE]
+        coarse += [rounded(known, dtype) + by for dtype in COARSE for by in _STEPS]
         candidates = np.unique(np.concatenate([*shifted, *coarse])).astype(np.int64)
         scale = turns.scale(rope)
         rows = scale * rows_of(rope, everywhere(candidates))
@@ -258,7 +258,7 @@ class Finder:
         if len(self.positions) > 1 and np.array_equal(mapped, self.positions[0, column]):
             text = f"Positions: every row of the batch has those of the first: {where}."
             return [Change("first-row", text)]
-        for dtype in _COARSE:
+        for dtype in COARSE:
             change = Change(f"positions-in-{dtype}", f"Positions are rounded to {dtype}: {where}.")
             for by in _STEPS:
                 choices = rounded(places + by, dtype), rounded(places, dtype) + by
@@ -297,7 +297,7 @@ class Finder:
         offsets = dict.fromkeys((offset, *_STEPS))
         moved = [(places + by, [_offset_change(by)] if by else []) for by in offsets]
         moved += [(rounded(places, dtype), [Change(f"positions-in-{dtype}",
-                   f"Positions are rounded to {dtype}.")]) for dtype in _COARSE]  # fmt: skip
+                   f"Positions are rounded to {dtype}.")]) for dtype in COARSE]  # fmt: skip
         for at, changes in moved if places.ndim == 1 else ():
             for rope in (*found, *self._find_bases(turns, at)):
                 if rope.num_pairs != turns.z.shape[1]:

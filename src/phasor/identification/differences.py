@@ -15,7 +15,7 @@ from phasor.describe import plain_fields, ranges, static_rope
 from phasor.errors import SpecError
 from phasor.identification.calling import Caller, Calling, RefusedError, find_caller
 from phasor.identification.causes import causes_of
-from phasor.identification.hypotheses import Change, rounded
+from phasor.identification.hypotheses import Change
 from phasor.identification.spectrum import ROUNDING, Floats, exact_phasors, find_first_bad
 from phasor.identification.turns import Sample
 from phasor.layers import LayerRopes
@@ -427,10 +427,8 @@ def _find_causes(rope: Rope, caller: Caller, context: int) -> tuple[Change, ...]
     """What a function does otherwise than a Rope; nothing if it refuses."""
     powers = [1 << j for j in range(4, context.bit_length())]
     places = np.array(sorted(p for p in {*range(17), *powers} if p < context))
-    x = np.random.default_rng(0).standard_normal((4, rope.head_dim))
-    x = rounded(x, caller.arrays.dtype)
     try:
-        y = caller.turn(x, places)[0]  # [P, heads, head_dim]
+        x, (y, *_) = caller.turn_random(places)
     except RefusedError:
         return ()
     dtype = max(caller.arrays.dtype, caller.out_dtype, key=ROUNDING.__getitem__)

@@ -23,7 +23,8 @@ Positions = NDArray[Any]  # [T] or [T, n_axes]
 _BASES = (1e4, 5e5, 1e6, 1e5, 1.5e5, 1.6e5, 5e6, 1e7, 2e6, 8e6)
 _FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0, 40.0, 64.0)
 _ORIGINALS = (8192, 4096, 32768, 2048)
-_COARSE = ("bfloat16", "float16")
+#: The dtypes to which programs round positions and frequencies by mistake.
+COARSE = ("bfloat16", "float16")
 
 
 class Change(NamedTuple):
@@ -227,7 +228,7 @@ def rounded(values: Any, dtype: str) -> Floats:
 
 def precisions(rope: Rope, places: Positions) -> Iterator[Hypothesis]:
     """The rotation with positions, frequencies and angles rounded."""
-    for dtype in _COARSE:
+    for dtype in COARSE:
         change = Change(f"positions-in-{dtype}", f"Positions are rounded to {dtype}.")
         yield suppose(rope, rounded(places, dtype), change)
         f = rounded(rope.inv_freq, dtype)
