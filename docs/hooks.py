@@ -1,13 +1,30 @@
-"""What MkDocs does to every page besides: digits of one number stay on one line."""
+"""What MkDocs does to every page besides: whole numbers on one line, and formulas typeset."""
 
 import re
+
+from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
 
 # code stays as it is; elsewhere a space between digits groups them by thousands, or is beside ±
 _CODE_OR_SPACE = re.compile(
     r"(<pre.*?</pre>|<code.*?</code>|<[^>]*>)|(?<=\d) (?=\d{3}\b|±)|(?<=±) (?=\d)", re.S
 )
+# docs/katex is KaTeX 0.19.1 as its package has it; a page without formulas does not load it
+_KATEX = """<link rel="stylesheet" href="{0}/katex.min.css">
+<script defer src="{0}/katex.min.js"></script>
+<script defer src="{0}/auto-render.min.js" onload="renderMathInElement(document.body, {{
+  delimiters: [{{left: '\\\\(', right: '\\\\)', display: false}},
+               {{left: '\\\\[', right: '\\\\]', display: true}}]}})"></script>
+</head>"""
 
 
 def on_page_content(html: str, **_: object) -> str:
     """The page with narrow spaces that do not break inside of numbers."""
     return _CODE_OR_SPACE.sub(lambda found: found[1] or "\u202f", html)
+
+
+def on_post_page(output: str, page: Page, **_: object) -> str:
+    """The page with what draws its formulas, from the site itself."""
+    if 'class="arithmatex"' not in output:
+        return output
+    return output.replace("</head>", _KATEX.format(get_relative_url("katex", page.url)), 1)
