@@ -1,11 +1,12 @@
 """Draw the pictures of the README and the documentation: ``make figures``.
 
-The gallery says how: each picture of ``figures.md`` is the ``chart`` of the code below it. A
-picture is an SVG file that brings the colours of `phasor.charts.style.stylesheet`, so that it is
-light on a light page and dark on a dark one.
+Two pages say how: each picture is the ``chart`` of the code below it. A picture is an SVG file that
+brings the colours of `phasor.charts.style.stylesheet`, so that it is light on a light page and dark
+on a dark one.
 """
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import vl_convert
 from phasor.charts.style import SCREEN, screen_spec, stylesheet
 
 DOCS = Path(__file__).parent
+PAGES = ("figures.md", "lesson.md")
 PICTURE_OR_CODE = re.compile(r"\]\((images/[\w-]+\.svg)\)|^```python\n(.*?)^```", re.M | re.S)
 # the text beside a picture says what is in it, so no mark has to
 # a font that is wide leaves room for whichever font a reader has
@@ -25,10 +27,16 @@ CONFIG = SCREEN | {
 
 
 def main() -> None:
-    """Write every picture of the gallery."""
+    """Write every picture of the pages, or those of the pages that are named."""
+    for page in sys.argv[1:] or PAGES:
+        draw(page)
+
+
+def draw(page: str) -> None:
+    """Run the code of ``page`` and write its pictures."""
     names: dict[str, Any] = {}
     wanted = ""
-    for found in PICTURE_OR_CODE.finditer((DOCS / "figures.md").read_text("utf-8")):
+    for found in PICTURE_OR_CODE.finditer((DOCS / page).read_text("utf-8")):
         picture, code = found.groups()
         if picture:
             wanted = picture
