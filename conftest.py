@@ -41,6 +41,7 @@ ROOMS = {
     "docs/extending.md": "report",
     "docs/figures.md": "report",
     "docs/from-torchtune.md": "slow",
+    "docs/lesson.md": "report",
     "docs/linear-attention.md": "slow",
     "docs/verify.md": "transformers",
     "src/phasor/charts": "report",

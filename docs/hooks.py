@@ -1,9 +1,16 @@
-"""What MkDocs does to every page besides: whole numbers on one line, and formulas typeset."""
+"""What MkDocs does besides: whole numbers on one line, formulas typeset, the lesson's notebook."""
 
 import re
+import sys
+from pathlib import Path
 
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
+
+sys.path.insert(0, str(Path(__file__).parent))
+from notebook import from_page
 
 # code stays as it is; elsewhere a space between digits groups them by thousands, or is beside ±
 _CODE_OR_SPACE = re.compile(
@@ -16,6 +23,15 @@ _KATEX = """<link rel="stylesheet" href="{0}/katex.min.css">
   delimiters: [{{left: '\\\\(', right: '\\\\)', display: false}},
                {{left: '\\\\[', right: '\\\\]', display: true}}]}})"></script>
 </head>"""
+
+
+def on_files(files: Files, config: MkDocsConfig, **_: object) -> Files:
+    """The site's files, with the notebook that is made of the lesson."""
+    lesson = files.get_file_from_path("lesson.md")
+    assert lesson is not None
+    notebook = from_page(lesson.content_string)
+    files.append(File.generated(config, "lesson.ipynb", content=notebook))
+    return files
 
 
 def on_page_content(html: str, **_: object) -> str:
