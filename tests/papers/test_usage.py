@@ -9,7 +9,7 @@ import pytest
 
 from phasor import Rope, SpecError, TensorError
 from phasor.numpy import rotate
-from phasor.papers import pair_norms, positional_score
+from phasor.papers import pair_norms, positional_score, sink_score, token_norms
 
 from .. import oracle
 
@@ -111,6 +111,63 @@ def test_positional_score_refuses_an_offset_without_a_key(offset):
         positional_score(softmaxed(1, 6, 6), offset)
 
 
+@pytest.mark.parametrize("lead", [(), (2,), (2, 2)], ids=str)
+def test_sink_score_is_the_mean_weight_on_the_first_key(lead):
+    """Over all queries but the first, which sees nothing else, and every sequence."""
+    weights = softmaxed(*lead, 3, 6, 6)
+    found = sink_score(weights)
+    assert found.shape == (3,)
+    for head in range(3):
+        hits = [one[head, i, 0] for one in weights.reshape(-1, 3, 6, 6) for i in range(1, 6)]
+        assert found[head] == pytest.approx(sum(hits) / len(hits), rel=1e-14)
+
+
+def test_an_ideal_sink_scores_one_and_a_diagonal_head_nothing():
+    """The first query of either attends to itself, and does not count."""
+    sink = np.zeros((7, 7))
+    sink[:, 0] = 1
+    assert sink_score(np.stack((sink, np.eye(7)))).tolist() == [1.0, 0.0]
+
+
+def test_sink_score_refuses_a_single_token():
+    """It has no query that could look elsewhere."""
+    with pytest.raises(TensorError, match="a query after the first"):
+        sink_score(np.ones((3, 1, 1)))
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3)], ids=str)
+def test_token_norms_are_means_over_sequences(lead):
+    """Each head and position by Pythagoras; scaling one token's vector scales its norm alone."""
+    x = np.random.default_rng(0).standard_normal((*lead, 5, 2, 6))
+    found = token_norms(x)
+    assert found.shape == (2, 5)
+    rows = x.reshape(-1, 5, 2, 6)
+    for head in range(2):
+        for place in range(5):
+            lengths = [math.sqrt(sum(c * c for c in row[place, head])) for row in rows]
+            assert found[head, place] == pytest.approx(sum(lengths) / len(lengths), rel=1e-14)
+    x[..., 3, 1, :] *= 10
+    ratio = token_norms(x) / found
+    assert ratio[1, 3] == pytest.approx(10)
+    assert np.delete(ratio.ravel(), 8).tolist() == [1.0] * 9
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (np.zeros((5, 8)), r"\[..., seq, heads, head_dim\].*got shape \[5, 8\]"),
+        (np.zeros((0, 2, 8)), "a token at least"),
+        (np.array([[["a"]]]), "x must hold real numbers"),
+    ],
+    ids=["no heads", "no token", "letters"],
+)
+def test_token_norms_refuse(x, message):
+    """The error says what was expected."""
+    with pytest.raises(TensorError, match=message):
+        token_norms(x)
+
+
+@pytest.mark.parametrize("score", [lambda x: positional_score(x, 0), sink_score])
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
@@ -120,7 +177,7 @@ def test_positional_score_refuses_an_offset_without_a_key(offset):
     ],
     ids=["no heads", "cached", "empty"],
 )
-def test_scores_refuse_what_is_not_attention(weights, message):
+def test_scores_refuse_what_is_not_attention(weights, message, score):
     """The error says what was expected."""
     with pytest.raises(TensorError, match=message):
-        positional_score(weights, 0)
+        score(weights)

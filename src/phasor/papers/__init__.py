@@ -13,7 +13,7 @@ from phasor.papers.distances import KINDS, Kind, abel_bound, cosine, decay
 from phasor.papers.heads import attention_weight, positional_head, required_alpha
 from phasor.papers.linear import linear_weights
 from phasor.papers.precision import RECIPES, Recipe, angle_errors
-from phasor.papers.usage import pair_norms, positional_score
+from phasor.papers.usage import pair_norms, positional_score, sink_score, token_norms
 
 __all__ = [
     "KINDS",
@@ -34,4 +34,6 @@ __all__ = [
     "positional_head",
     "positional_score",
     "required_alpha",
+    "sink_score",
+    "token_norms",
 ]

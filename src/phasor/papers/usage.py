@@ -1,4 +1,4 @@
-"""Which frequencies a trained head uses, and which position it attends to."""
+"""Which frequencies a trained head uses, which position it attends to, and how long vectors are."""
 
 from __future__ import annotations
 
@@ -60,6 +60,65 @@ def positional_score(attention: ArrayLike, offset: int) -> NDArray[np.float64]:
     >>> positional_score([[[1.0, 0.0], [0.75, 0.25]]], -1)
     array([0.75])
     """
+    weights = _check_attention(attention)
+    seq = weights.shape[-1]
+    offset = whole("offset", offset, least=1 - seq, most=seq - 1)
+    diagonals = np.diagonal(weights, offset, -2, -1)  # [..., heads, seq - abs(offset)]
+    return diagonals.mean(-1).reshape(-1, weights.shape[-3]).mean(0)
+
+
+def sink_score(attention: ArrayLike) -> NDArray[np.float64]:
+    """The mean weight that a head gives the first key: how much of a sink it makes of it.
+
+    The mean of ``attention[..., i, 0]`` over the queries after the first, which under a causal mask
+    sees nothing else. Many heads of trained models give the first token most of their weight,
+    whatever it is (attention sinks, Xiao et al. 2309.17453, section 3.1; alpha of the first token
+    in Gu et al. 2410.10781, whose mean has the first query too).
+
+    Args:
+        attention: Weights after the softmax, ``[..., heads, seq, seq]``, queries before keys, of
+            two tokens or more.
+
+    Returns:
+        float64 ``[heads]``.
+
+    >>> sink_score([[[1.0, 0.0, 0.0], [0.75, 0.25, 0.0], [0.25, 0.5, 0.25]]])
+    array([0.5])
+    """
+    weights = _check_attention(attention)
+    if weights.shape[-1] < 2:
+        raise TensorError("attention must have a query after the first, got a single token")
+    return weights[..., 1:, 0].mean(-1).reshape(-1, weights.shape[-3]).mean(0)
+
+
+def token_norms(x: ArrayLike) -> NDArray[np.float64]:
+    """Mean norm of the vector at each position, over sequences.
+
+    Of values it bounds what a position adds to the output of a head, its weight times this norm:
+    a head that is to add nothing can give its weight to a position whose value is short (Round and
+    Round We Go 2410.06205, figure 13; Guo et al. 2410.13835). Of queries and keys it bounds scores,
+    as `pair_norms` does pair by pair.
+
+    Args:
+        x: ``[..., seq, heads, head_dim]``: queries, keys or values of a layer.
+
+    Returns:
+        float64 ``[heads, seq]``.
+
+    >>> token_norms([[[3.0, 4.0]], [[0.0, 1.0]]])
+    array([[5., 1.]])
+    """
+    vectors = _check_real("x", x)
+    if vectors.ndim < 3 or 0 in vectors.shape:
+        raise TensorError(
+            "x must be [..., seq, heads, head_dim] with a token at least, "
+            f"got shape {list(vectors.shape)}"
+        )
+    norms = np.linalg.norm(vectors, axis=-1)  # [..., seq, heads]
+    return norms.reshape(-1, *norms.shape[-2:]).mean(0).T
+
+
+def _check_attention(attention: ArrayLike) -> NDArray[np.float64]:
     weights = _check_real("attention", attention)
     if weights.ndim < 3 or weights.shape[-1] != weights.shape[-2] or 0 in weights.shape:
         raise TensorError(
@@ -67,10 +126,7 @@ def positional_score(attention: ArrayLike, offset: int) -> NDArray[np.float64]:
             f"got shape {list(weights.shape)}; a cached query sees more keys than queries: "
             "give the attention of a whole sequence"
         )
-    seq = weights.shape[-1]
-    offset = whole("offset", offset, least=1 - seq, most=seq - 1)
-    diagonals = np.diagonal(weights, offset, -2, -1)  # [..., heads, seq - abs(offset)]
-    return diagonals.mean(-1).reshape(-1, weights.shape[-3]).mean(0)
+    return weights
 
 
 def _check_real(name: str, value: Any) -> NDArray[np.float64]:
