@@ -16,7 +16,9 @@ from phasor.charts.style import SCREEN, screen_spec, stylesheet
 
 DOCS = Path(__file__).parent
 PAGES = ("figures.md", "lesson.md")
-PICTURE_OR_CODE = re.compile(r"\]\((images/[\w-]+\.svg)\)|^```python\n(.*?)^```", re.M | re.S)
+PICTURE_OR_CODE = re.compile(
+    r"\]\((images/[\w-]+\.svg)\)|^```python\n(.*?)^```", re.M | re.S
+)
 # the text beside a picture says what is in it, so no mark has to
 # a font that is wide leaves room for whichever font a reader has
 CONFIG = SCREEN | {
@@ -43,9 +45,15 @@ def draw(page: str) -> None:
             continue
         exec(code, names)
         if wanted:
-            drawn = vl_convert.vegalite_to_svg(screen_spec(names["chart"], config=CONFIG))
+            drawn = vl_convert.vegalite_to_svg(
+                screen_spec(names["chart"], config=CONFIG)
+            )
             # a hundredth of a pixel is plenty
-            drawn = re.sub(r"\d+\.\d{5,}(e-\d+)?", lambda long: f"{float(long[0]):.2f}", drawn)
+            drawn = re.sub(
+                r"\d+\.\d{5,}(e-\d+)?",
+                lambda long: f"{float(long[0]):.2f}",
+                drawn,
+            )
             opening = drawn.index(">") + 1
             styled = f"{drawn[:opening]}<style>{stylesheet()}</style>{drawn[opening:]}"
             (DOCS / wanted).write_text(styled + "\n", "utf-8")

@@ -14,7 +14,8 @@ from notebook import from_page
 
 # code stays as it is; elsewhere a space between digits groups them by thousands, or is beside ±
 _CODE_OR_SPACE = re.compile(
-    r"(<pre.*?</pre>|<code.*?</code>|<[^>]*>)|(?<=\d) (?=\d{3}\b|±)|(?<=±) (?=\d)", re.S
+    r"(<pre.*?</pre>|<code.*?</code>|<[^>]*>)|(?<=\d) (?=\d{3}\b|±)|(?<=±) (?=\d)",
+    re.S,
 )
 # docs/katex is KaTeX 0.19.1 as its package has it; a page without formulas does not load it
 _KATEX = """<link rel="stylesheet" href="{0}/katex.min.css">
@@ -43,4 +44,6 @@ def on_post_page(output: str, page: Page, **_: object) -> str:
     """The page with what draws its formulas, from the site itself."""
     if 'class="arithmatex"' not in output:
         return output
-    return output.replace("</head>", _KATEX.format(get_relative_url("katex", page.url)), 1)
+    return output.replace(
+        "</head>", _KATEX.format(get_relative_url("katex", page.url)), 1
+    )

@@ -6,7 +6,8 @@ import jupytext
 
 # pictures, the link to the notebook, and the fold around what draws
 _NOT_THERE = re.compile(
-    r"^(!\[[^\]]*\]\([^)]*\)|\[[^\]]*\]\([^)]*\.ipynb\)\.|</?(details|summary).*)\n+", re.M
+    r"^(!\[[^\]]*\]\([^)]*\)|\[[^\]]*\]\([^)]*\.ipynb\)\.|</?(details|summary).*)\n+",
+    re.M,
 )
 _LINK_INSIDE = re.compile(r"\[([^\]]*)\]\((?!https?:)[^)]*\)")
 _CHART_AT_THE_END = re.compile(r"^chart = ", re.M)
