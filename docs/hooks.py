@@ -14,7 +14,7 @@ from notebook import from_page
 
 # code stays as it is; elsewhere a space between digits groups them by thousands, or is beside ±
 _CODE_OR_SPACE = re.compile(
-    r"(<pre.*?</pre>|<code.*?</code>|<[^>]*>)|(?<=\d) (?=\d{3}\b|±)|(?<=±) (?=\d)",
+    r"(<(pre|code|style|script)\b.*?</\2>|<[^>]*>)|(?<=\d) (?=\d{3}\b|±)|(?<=±) (?=\d)",
     re.S,
 )
 # docs/katex is KaTeX 0.19.1 as its package has it; a page without formulas does not load it

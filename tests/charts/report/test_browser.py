@@ -1,17 +1,14 @@
 """The report in a browser: charts that are drawn, move and can be read, light, dark and narrow."""
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
-from playwright import sync_api as playwright
+from tools.browser import BROWSER, complaints, open_browser
 
 from phasor import preset
 from phasor.charts import report
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
 WIDTHS, SCHEMES, CHARTS = (400, 1400), ("light", "dark"), 5
 
 pytestmark = pytest.mark.skipif(
@@ -39,12 +36,8 @@ def pictures(tmp_path_factory):
 @pytest.fixture(scope="module")
 def browser():
     """The system's Chromium; where there must be one and is none, this fails."""
-    assert BROWSER is not None, f"none of {', '.join(NAMES)} is in the search path"
-    with playwright.sync_playwright() as driver:
-        # containers run as root, where Chromium has no sandbox
-        opened = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+    with open_browser() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture
@@ -55,13 +48,7 @@ def look(browser, address):
     def opened(width, scheme="light"):
         page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
         pages.append(page)
-        page.complaints = []
-        page.on("console", lambda said: page.complaints.append(said.text))
-        page.on("pageerror", lambda error: page.complaints.append(str(error)))
-        page.on(
-            "request",
-            lambda asked: asked.url.startswith("file:") or page.complaints.append(asked.url),
-        )
+        page.complaints = complaints(page, "file:")
         page.goto(address)
         page.wait_for_function(f"document.querySelectorAll('.chart svg').length === {CHARTS}")
         return page

@@ -1,0 +1,44 @@
+"""The system's Chromium, for what has to be looked at: the report, the handles, the site."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, sync_playwright
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
+
+
+@contextmanager
+def open_browser() -> Generator[Browser]:
+    """A browser without a window; an error where none is in the search path."""
+    if BROWSER is None:
+        raise FileNotFoundError(f"none of {', '.join(NAMES)} is in the search path")
+    with sync_playwright() as driver:
+        # containers run as root, where Chromium has no sandbox
+        opened = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+def complaints(page: Page, address: str) -> list[str]:
+    """What will go wrong on ``page``: words of its console, errors, requests beyond ``address``."""
+    found: list[str] = []
+
+    def console(said: ConsoleMessage) -> None:
+        found.append(said.text)
+
+    def error(raised: Error) -> None:
+        found.append(str(raised))
+
+    def request(asked: Request) -> None:
+        if not asked.url.startswith(address):
+            found.append(asked.url)
+
+    page.on("console", console)
+    page.on("pageerror", error)
+    page.on("request", request)
+    return found
