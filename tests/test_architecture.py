@@ -18,7 +18,19 @@ import phasor
 SRC = Path(phasor.__file__).parent
 
 # "phasor" is the package itself, which offers what stands before it; all other modules are the core
-ROOMS = ("core", "files", "identification", "testing", "phasor", "papers", "charts", "torch", "cli")
+ROOMS = (
+    "core",
+    "files",
+    "identification",
+    "testing",
+    "phasor",
+    "papers",
+    "charts",
+    "torch",
+    "jax",
+    "mlx",
+    "cli",
+)
 # the demonstration drives phasor.torch; only its command imports it.
 # files.checkpoint.programs imports it when a file of torch.save is read
 USE_TORCH = ("torch", "files.checkpoint.programs", "cli.demo")

@@ -30,7 +30,7 @@ from phasor.torch import RotaryAttention, _operator, rotate
 from phasor.torch._operator import eager
 from phasor.torch._operator.ops import BACKENDS
 
-from . import oracle, strategies
+from . import oracle, rotation_oracle, strategies
 from .files.configs import published_configs
 from .files.translation.programs import PROGRAMS, runner_of
 from .torch import attention_oracle, torch_oracle
@@ -169,7 +169,7 @@ def test_both_oracles_know_a_pairing(pairing: str) -> None:
     """They say the same of four pairs; one that does not know it says its name."""
     rope = Rope(head_dim=8, pairing="half")
     pairs = [oracle.pair_of(rope, k, pairing) for k in range(4)]
-    assert pairs == list(zip(*torch_oracle.pair_places(pairing, 0, 4), strict=True))
+    assert pairs == list(zip(*rotation_oracle.pair_places(pairing, 0, 4), strict=True))
 
 
 @pytest.mark.parametrize("name", BACKENDS)

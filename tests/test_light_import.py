@@ -1,4 +1,4 @@
-"""Importing phasor loads neither torch nor altair nor rich."""
+"""Importing phasor loads neither torch nor JAX nor MLX nor altair nor rich."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 import phasor
 
 SRC = Path(phasor.__file__).parent
-HEAVY = ("torch", "rich", "altair", "vl_convert", "jinja2")
+HEAVY = ("torch", "jax", "mlx", "rich", "altair", "vl_convert", "jinja2")
 # the modules whose job one of them is; nothing light imports these
-HEAVY_MODULES = {"torch", "charts", "cli"}
+HEAVY_MODULES = {"torch", "jax", "mlx", "charts", "cli"}
 # importing `phasor.__main__` runs the command line
 NEVER_IMPORTED = {"__main__"}
 

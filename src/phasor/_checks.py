@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from numbers import Integral, Real
 from operator import index
@@ -23,35 +23,6 @@ def short_repr(value: object) -> str:
     except (RecursionError, ValueError):  # nested deeper, or more digits, than Python prints
         return f"a {type(value).__name__} too deep or too long to print"
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-#: Shape of a tensor with heads, by ``heads_first``.
-LAYOUTS = {False: "[..., seq, heads, head_dim]", True: "[..., heads, seq, head_dim]"}
-
-
-def other_layout(who: str, heads_first: bool) -> str:
-    """The hint at the end of an error about a tensor whose shape fits the other layout."""
-    advice = "leave heads_first out" if heads_first else "pass heads_first=True"
-    return f"; if {who} {LAYOUTS[not heads_first]}, {advice}"
-
-
-def axes_hint(shape: Sequence[int], n_axes: int) -> str:
-    """The advice for positions whose last dimension is not one coordinate per axis."""
-    if len(shape) > 1 and shape[0] == n_axes:
-        return (
-            "if the axes come first, as in transformers, move them to the end: movedim(0, -1) of a "
-            "tensor, np.moveaxis(positions, 0, -1) of an array"
-        )
-    return "phasor.positions.every_axis repeats text positions"
-
-
-def broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
-    """Whether ``shape`` broadcasts to ``target`` without changing ``target``."""
-    if len(shape) > len(target):
-        return False
-    lengths = zip(reversed(shape), reversed(target), strict=False)
-    # n == m first: under torch.compile, comparing a dynamic length with 1 would add a guard
-    return all(n == m or n == 1 for n, m in lengths)
 
 
 def first_repeated(pairs: Iterable[tuple[str, object]]) -> str | None:

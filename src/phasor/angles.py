@@ -24,8 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasor._checks import axes_hint, number
+from phasor._checks import number
 from phasor._reals import PI, in_reals
+from phasor._tensors import check_coordinates
 from phasor.errors import PositionError
 from phasor.rope import Rope, real_inv_freq
 
@@ -143,15 +144,9 @@ def cos_sin(
     (3, 2) -0.7112665029764864
     """
     coordinates = as_positions(positions)
-    n_axes = rope.axes.n_axes
-    if n_axes == 1:
+    check_coordinates(coordinates.shape, rope)
+    if rope.axes.n_axes == 1:
         coordinates = coordinates[..., None]
-    elif coordinates.ndim == 0 or coordinates.shape[-1] != n_axes:
-        raise PositionError(
-            f"positions must end in one coordinate per axis ({n_axes}) for "
-            f"{type(rope.axes).__name__} axes, got shape {list(coordinates.shape)}; "
-            f"{axes_hint(coordinates.shape, n_axes)}"
-        )
     else:
         # [..., n_axes] -> [..., num_pairs]
         coordinates = coordinates[..., np.array(rope.axes.axis_of_pair(rope.num_pairs))]

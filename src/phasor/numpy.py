@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasor._checks import LAYOUTS, boolean, broadcasts, other_layout, whole
+from phasor._checks import boolean, whole
+from phasor._tensors import LAYOUTS, misfit, swap_heads
 from phasor.angles import as_positions, cos_sin
 from phasor.errors import PositionError, TensorError
 from phasor.pairings import Pairing, checked_pairing, slices
@@ -258,25 +259,14 @@ def _cos_sin_of_tokens(
     positions: ArrayLike, rope: Rope, shape: Sequence[int], heads_first: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Cosines and sines of every token, shaped to broadcast against ``x`` of that shape."""
-    tokens, heads_dim = _token_shape(shape, heads_first)
-    if heads_first and len(shape) < 3:
+    if boolean("heads_first", heads_first) and len(shape) < 3:
         raise TensorError(f"x must be {LAYOUTS[True]}, got shape {list(shape)}")
     cos, sin = cos_sin(rope, positions)
     if cos.ndim == 1:
         return cos, sin
-    if not broadcasts(cos.shape[:-1], tokens):
-        fits_other = broadcasts(cos.shape[:-1], _token_shape(shape, not heads_first)[0])
-        raise PositionError(
-            f"positions must be a scalar or broadcast to the leading dimensions {list(tokens)} of "
-            f"x {LAYOUTS[heads_first]}, got {list(cos.shape[:-1])}"
-            f"{other_layout('x is', heads_first) if fits_other else ''}"
-        )
+    wrong = misfit(cos.shape[:-1], swap_heads(shape) if heads_first else shape, heads_first)
+    if wrong:
+        raise PositionError(f"positions must be a scalar or broadcast to {wrong}")
     # a dimension of length 1 for the heads
+    heads_dim = -3 if heads_first else -2
     return np.expand_dims(cos, heads_dim), np.expand_dims(sin, heads_dim)
-
-
-def _token_shape(shape: Sequence[int], heads_first: Any) -> tuple[tuple[int, ...], int]:
-    """The tokens ``[..., seq]`` of ``x``, and which of its dimensions are the heads."""
-    if boolean("heads_first", heads_first):
-        return (*shape[:-3], *shape[-2:-1]), -3
-    return tuple(shape[:-2]), -2

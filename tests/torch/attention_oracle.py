@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from phasor import Rope
 from phasor.torch.attention import RotaryAttention
 
-from .torch_oracle import float64, normal, pair_places, row_error, turns
+from ..rotation_oracle import pair_places
+from .torch_oracle import float64, normal, row_error, turns
 
 SECOND_ORDER = 1.01
 # torch's kernels on CPUs take an exponential that is good to 20 units in the last place

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from phasor import Rope
 
-from .torch_oracle import float64, normal, pair_places, turns
+from ..rotation_oracle import pair_places
+from .torch_oracle import float64, normal, turns
 
 HALF = Rope(head_dim=8, pairing="half", base=100.0)
 Maps = tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]

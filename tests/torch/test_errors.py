@@ -16,7 +16,6 @@ from phasor import Rope
 from phasor.angles import cos_sin
 from phasor.axes import Sectioned
 from phasor.errors import BackendError, PhasorError, PositionError, SpecError, TensorError
-from phasor.scaling import DynamicNTK
 from phasor.torch import (
     RotaryEmbedding,
     rotate,
@@ -28,10 +27,10 @@ from phasor.torch import (
 )
 from phasor.torch._operator import eager, ops
 
-from .torch_cases import HALF, THREE
+from ..rotation_cases import RULE, THREE
+from .torch_cases import HALF
 from .torch_oracle import assert_rotated, normal
 
-RULE = Rope(head_dim=8, pairing="half", scaling=DynamicNTK(factor=2.0, original_max_positions=4096))
 META = torch.device("meta")
 
 

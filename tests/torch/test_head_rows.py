@@ -13,7 +13,8 @@ from phasor import TensorError
 from phasor.torch import rotate_by, rotate_by_
 from phasor.torch._operator import cpu
 
-from .torch_oracle import normal, pair_places
+from ..rotation_oracle import pair_places
+from .torch_oracle import normal
 
 BACKENDS = ("auto", "eager", *(["cpu"] if cpu.paths() else []))
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

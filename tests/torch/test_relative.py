@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from phasor import PositionError, Rope, SpecError, TensorError
+from phasor.angles import COS_SIN_ERROR
 from phasor.axes import Sectioned
 from phasor.scaling import DynamicNTK, Yarn
 from phasor.torch import rotate_qk
 from phasor.torch.papers import ReRope, SelfExtend, relative, relative_attention
 
-from .torch_oracle import COS_SIN_ERROR, float64, frequencies, normal, pair_places, turn
+from ..rotation_oracle import pair_places
+from .torch_oracle import float64, frequencies, normal, turn
 
 HALF = Rope(head_dim=8, pairing="half", base=100.0)
 MIXED = Rope(head_dim=8, rotary_dim=4, rotary_start=2, pairing="interleaved", direction=-1)

@@ -18,7 +18,8 @@ from phasor.errors import BackendError, PositionError, SpecError, TensorError
 from phasor.scaling import DynamicNTK, Yarn
 from phasor.torch import RotaryEmbedding, positions
 
-from .torch_cases import HALF, MIXED, THREE
+from ..rotation_cases import THREE
+from .torch_cases import HALF, MIXED
 from .torch_oracle import assert_rotated, normal
 
 WARM = Rope(head_dim=8, pairing="half", scaling=Yarn(factor=8.0, original_max_positions=64))

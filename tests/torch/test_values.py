@@ -8,33 +8,19 @@ import pytest
 import torch
 
 from phasor import Rope
-from phasor.scaling import Linear, Llama3
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
 
+from ..rotation_cases import PAIRINGS, POSITIONS, ROPES, SLICES, layouts
 from .torch_cases import HALF_16 as HALF
 from .torch_oracle import DTYPES, assert_rotated, excess_by, float64, normal, turns
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
-PLACES = [1_000, 100_000, 1_000_000, 2**24 + 1, 2**31 + 7, 2**39]
-POSITIONS = [0, *PLACES, *(-p for p in PLACES)]
-PAIRINGS = ["half", "interleaved"]
-SLICES = {"whole": {}, "slice": {"rotary_dim": 8, "rotary_start": 6}}
-LLAMA3 = Llama3(factor=8.0, original_max_positions=64, low_freq_factor=1.0, high_freq_factor=4.0)
 
-
-@pytest.mark.parametrize("direction", [1, -1])
-@pytest.mark.parametrize("width", SLICES)
-@pytest.mark.parametrize("pairing_out", PAIRINGS)
-@pytest.mark.parametrize("pairing", PAIRINGS)
+@pytest.mark.parametrize("rope", layouts().values(), ids=layouts())
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_layout_turns_as_complex_numbers_do(
-    dtype: torch.dtype, pairing: Any, pairing_out: Any, width: str, direction: Any
-) -> None:
+def test_every_layout_turns_as_complex_numbers_do(dtype: torch.dtype, rope: Rope) -> None:
     """From 0 to 2**39 both ways, forwards and back, with and without a gain."""
-    rope = Rope(
-        head_dim=16, pairing=pairing, pairing_out=pairing_out, direction=direction, **SLICES[width]
-    )
     x = normal(len(POSITIONS), 3, 16, dtype=dtype)
     for inverse in (False, True):
         for gain in (1.0, 1.3465735902799727):
@@ -43,20 +29,7 @@ def test_every_layout_turns_as_complex_numbers_do(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "rope",
-    [
-        pytest.param(Rope(head_dim=16, pairing="half", base=500_000.0), id="another base"),
-        pytest.param(Rope(head_dim=16, pairing="half", scaling=Linear(factor=3.0)), id="linear"),
-        pytest.param(Rope(head_dim=16, pairing="half", scaling=LLAMA3), id="llama3"),
-        pytest.param(
-            Rope(head_dim=6, pairing="interleaved", explicit_inv_freq=(3.0, 0.1, 0.0)),
-            id="explicit",
-        ),
-        pytest.param(Rope(head_dim=2, pairing="half"), id="one pair"),
-        pytest.param(Rope(head_dim=128, pairing="half"), id="64 pairs"),
-    ],
-)
+@pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
 def test_every_frequency_turns_at_its_own_rate(dtype: torch.dtype, rope: Rope) -> None:
     """Laws and explicit frequencies reach every pair, at near and far positions alone."""
     for places in ([1, 31, 1023, 1024, 1025, 2**20 - 1], [2**20, -(2**30) + 1, 2**40 - 1]):

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phasor import Rope
-from phasor.axes import Sectioned
 
 HALF = Rope(head_dim=8, pairing="half")
 HALF_16 = Rope(head_dim=16, pairing="half")
@@ -22,7 +21,6 @@ MIXED = Rope(
     pairing_out="half",
     direction=-1,
 )
-THREE = Rope(head_dim=8, pairing="half", axes=Sectioned((2, 1, 1)))
 PLACES = torch.tensor([3, 70_001, -5, 2**33])
 
 

@@ -1,8 +1,8 @@
 """What a rotation must give and how far off it may be: 60-digit angles and complex numbers.
 
-Of ``phasor`` only the fields of a Rope are read, the published error of a row, and the names of
-the implementations. Frequencies, axes, pairings, angles and the rotation itself are written
-again, as plainly as they can be.
+Of ``phasor`` only the fields of a Rope are read, and the names of the implementations.
+Frequencies, axes and angles are written again, as plainly as they can be, and in `rotation_oracle`
+pairings and the rotation itself.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from mpmath import mp, mpf
 from torch import Tensor
 
 from phasor import Rope
-from phasor.angles import COS_SIN_ERROR, COS_SIN_ERROR_FLOAT32, REST_ERROR, REST_ERROR_FLOAT32
+from phasor.angles import COS_SIN_ERROR_FLOAT32
 from phasor.scaling import Linear, Llama3
 from phasor.torch._operator import cpu, ops
+
+from .. import rotation_oracle
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -50,6 +52,11 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
 def float64(x: Tensor) -> np.ndarray:
     """The numbers of ``x``, which float64 holds whatever their dtype was."""
     return x.detach().to("cpu", torch.float64).numpy()
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The dtype's name without torch's."""
+    return str(dtype).removeprefix("torch.")
 
 
 def frequencies(rope: Rope) -> list[mpf]:
@@ -124,37 +131,6 @@ def turns(rope: Rope, positions: Any, steps: list[mpf] | None = None) -> np.ndar
     return made
 
 
-def pair_places(pairing: str, start: int, pairs: int) -> tuple[list[int], list[int]]:
-    """Coordinates of the first and of the second of every pair."""
-    if pairing == "half":
-        return [start + k for k in range(pairs)], [start + pairs + k for k in range(pairs)]
-    assert pairing == "interleaved", f"tests/torch/torch_oracle.py pair_places needs {pairing}"
-    return [start + 2 * k for k in range(pairs)], [start + 2 * k + 1 for k in range(pairs)]
-
-
-def bound(
-    dtype: torch.dtype, value: np.ndarray, terms: np.ndarray, size: np.ndarray, row_error: float
-) -> np.ndarray:
-    """How far an output may be from ``value``, element by element.
-
-    Two products, a sum, a rounded row and a gain are at most four half-units of ``terms``; the
-    rows are off by ``row_error``; 16-bit outputs are rounded once more.
-
-    Args:
-        dtype: Of the output.
-        value: What is right.
-        terms: ``|x0 cos| + |x1 sin|``, or the other coordinate's two.
-        size: ``|x0| + |x1|``.
-        row_error: Largest error of cos and sin.
-    """
-    eps = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
-    limit = 2 * eps * terms + row_error * size
-    if dtype in (torch.bfloat16, torch.float16):
-        info = torch.finfo(dtype)
-        limit = limit + info.eps / 2 * (np.abs(value) + limit) + info.smallest_normal * info.eps
-    return limit
-
-
 def agree(found: Tensor, expected: Tensor, rotations: int = 1, size: float | None = None) -> bool:
     """Whether two results of so many rotations in a row can both be right.
 
@@ -176,12 +152,8 @@ def agree(found: Tensor, expected: Tensor, rotations: int = 1, size: float | Non
 
 
 def row_error(dtype: torch.dtype, positions: Any, fastest: float = 1.0) -> float:
-    """Largest error of cos and sin at those positions, for a fastest frequency."""
-    exact = positions.tolist() if hasattr(positions, "tolist") else positions
-    fraction = any(isinstance(p, float) for p in np.array(exact, dtype=object).reshape(-1))
-    if dtype == torch.float64:
-        return COS_SIN_ERROR + fraction * fastest * REST_ERROR
-    return COS_SIN_ERROR_FLOAT32 + fraction * fastest * REST_ERROR_FLOAT32
+    """`rotation_oracle.row_error` of a dtype of torch."""
+    return rotation_oracle.row_error(dtype_name(dtype), positions, fastest)
 
 
 def excess_by(
@@ -189,41 +161,13 @@ def excess_by(
     x: Tensor,
     rows: np.ndarray,
     pairing: tuple[str, str],
-    start: int = 0,
-    *,
-    gain: float = 1.0,
-    error: float = 0.0,
+    *more: Any,
+    **options: Any,
 ) -> float:
-    """Largest error of ``actual`` in units of `bound`, given the right complex rows.
-
-    Coordinates outside the rotated slice count as infinitely wrong unless they are bit-equal.
-    """
-    assert actual.shape == x.shape
+    """`rotation_oracle.excess_by` of tensors, which outside the rotated slice are bit-equal."""
     assert actual.dtype == x.dtype
-    pairs = rows.shape[-1]
-    rows = gain * rows[..., None, :]
-    given, came = float64(x), float64(actual)
-    outside = [i for i in range(x.shape[-1]) if not start <= i < start + 2 * pairs]
-    if not torch.equal(actual[..., outside], x[..., outside]):
-        return float("inf")
-    first, second = pair_places(pairing[0], start, pairs)
-    z = given[..., first] + 1j * given[..., second]
-    right = z * rows
-    size = abs(gain) * (np.abs(z.real) + np.abs(z.imag))
-    cos, sin = np.abs(rows.real), np.abs(rows.imag)
-    both = (
-        (right.real, np.abs(z.real) * cos + np.abs(z.imag) * sin),
-        (right.imag, np.abs(z.real) * sin + np.abs(z.imag) * cos),
-    )
-    worst = 0.0
-    for places, (value, terms) in zip(pair_places(pairing[1], start, pairs), both, strict=True):
-        off = np.abs(came[..., places] - value)
-        limit = bound(x.dtype, value, terms, size, error)
-        if not np.isfinite(off).all():
-            return float("inf")
-        if off.size:
-            worst = max(worst, float((off / np.where(off == 0, 1.0, limit)).max()))
-    return worst
+    values = float64(actual), float64(x), dtype_name(x.dtype)
+    return rotation_oracle.excess_by(*values, rows, pairing, *more, **options)
 
 
 def excess(

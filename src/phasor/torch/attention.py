@@ -17,9 +17,10 @@ import torch.nn.functional as nnf
 from torch import Tensor, nn
 
 from phasor._checks import boolean, number, whole
+from phasor._tensors import check_counts_tokens, check_rope
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
-from phasor.torch._operator.arguments import check_counts_tokens, check_is_tensor, check_rope
+from phasor.torch._operator.arguments import check_is_tensor
 from phasor.torch._operator.internals import refuse_torchscript, refuse_tracing
 from phasor.torch.functional import rotate, rotate_qk
 from phasor.torch.kv_cache.cache import KVCache, check_attention_mask

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from phasor._checks import short_repr
+from phasor._tensors import check_rope
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
 from phasor.torch._operator import angles as _angles
@@ -22,7 +23,6 @@ from phasor.torch._operator.angles import check_has_angles
 from phasor.torch._operator.arguments import (
     call_by_positions,
     call_by_rows,
-    check_rope,
     read_positions,
     tokens_first,
 )

@@ -10,16 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from phasor._checks import boolean, number, whole
+from phasor._tensors import check_counts_tokens, check_rope
 from phasor.errors import PositionError
 from phasor.rope import Rope
 from phasor.torch import positions as torch_positions
-from phasor.torch._operator.arguments import (
-    check_counts_tokens,
-    check_device,
-    check_heads,
-    check_rope,
-    tokens_first,
-)
+from phasor.torch._operator.arguments import check_device, check_heads, tokens_first
 from phasor.torch._operator.internals import dispatch_is_plain, refuse_torchscript, refuse_tracing
 from phasor.torch.functional import rotate_qk
 

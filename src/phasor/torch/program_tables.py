@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from phasor._checks import choice, number, short_repr, whole
+from phasor._tensors import check_rope
 from phasor.angles import cos_sin
 from phasor.errors import SpecError, TensorError
 from phasor.pairings import Pairing, by_pairing
 from phasor.rope import Rope
-from phasor.torch._operator.arguments import DTYPES, check_rope
+from phasor.torch._operator.arguments import DTYPES
 
 _Program = Literal["vllm", "flash-attn", "transformers", "meta", "megatron"]
 _Array = NDArray[Any]

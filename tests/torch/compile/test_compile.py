@@ -22,7 +22,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from phasor import Rope
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
 
-from ..torch_cases import HALF, MIXED, PLACES, THREE
+from ...rotation_cases import THREE
+from ..torch_cases import HALF, MIXED, PLACES
 from ..torch_oracle import agree, assert_rotated, normal
 
 SEQUENCES = [5, 6, 9, 17]

@@ -25,7 +25,8 @@ from phasor.torch import chosen_backend, rotate, rotate_, rotate_by, rotate_qk, 
 from phasor.torch._operator import cpu
 from phasor.torch._operator import inductor as _inductor
 
-from ..torch_cases import HALF, MIXED, PART, THREE
+from ...rotation_cases import THREE
+from ..torch_cases import HALF, MIXED, PART
 from ..torch_oracle import assert_rotated, normal, turns
 
 ROPES = {"half": HALF, "interleaved": Rope(head_dim=8, pairing="interleaved"), "mixed": MIXED,

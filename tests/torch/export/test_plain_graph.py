@@ -17,7 +17,8 @@ from phasor import Rope
 from phasor.angles import COS_SIN_ERROR_FLOAT32
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
 
-from ..torch_cases import HALF, MIXED, PLACES, THREE
+from ...rotation_cases import THREE
+from ..torch_cases import HALF, MIXED, PLACES
 from ..torch_oracle import assert_rotated, normal
 
 

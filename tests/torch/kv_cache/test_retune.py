@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from phasor import Rope
+from phasor.angles import COS_SIN_ERROR
 from phasor.scaling import NTK, DynamicNTK, Linear
 from phasor.torch import rotate
 from phasor.torch.kv_cache import retune_, verbs
 
 from ...strategies import EVERY_LAW
-from ..torch_oracle import COS_SIN_ERROR, DTYPES, normal, row_error
+from ..torch_oracle import DTYPES, normal, row_error
 from .turned_keys import LAYOUTS, LONG, assert_turned, places, turns
 
 

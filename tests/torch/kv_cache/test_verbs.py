@@ -13,21 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from phasor import PhasorError, Rope
+from phasor.angles import COS_SIN_ERROR
 from phasor.torch import rotate, rotate_
 from phasor.torch.kv_cache import evict, insert, retune_, shift_
 
+from ...rotation_oracle import pair_places
 from ...strategies import EVERY_LAW
-from ..torch_oracle import (
-    COS_SIN_ERROR,
-    DTYPES,
-    excess_by,
-    float64,
-    implementations,
-    normal,
-    pair_places,
-    row_error,
-    run_on,
-)
+from ..torch_oracle import DTYPES, excess_by, float64, implementations, normal, row_error, run_on
 from .turned_keys import HALF, LAYOUTS, assert_turned, places, turns
 
 

@@ -14,9 +14,10 @@ from typing import Any, cast
 from torch import Tensor
 
 from phasor._checks import whole
+from phasor._tensors import check_rope
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.rope import Rope
-from phasor.torch._operator.arguments import check_device, check_heads, check_is_tensor, check_rope
+from phasor.torch._operator.arguments import check_device, check_heads, check_is_tensor
 from phasor.torch._operator.in_place import check_mutable, check_rewritable
 from phasor.torch.kv_cache.cache import KVCache
 from phasor.torch.kv_cache.verbs import Distance, evict, insert_tokens, retune_, shift_

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from phasor._checks import number, whole
+from phasor._tensors import check_rope
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.rope import Rope
 from phasor.torch._operator.angles import (
@@ -24,7 +25,6 @@ from phasor.torch._operator.angles import (
 from phasor.torch._operator.arguments import (
     check_heads,
     check_is_tensor,
-    check_rope,
     fit_positions,
     tokens_first,
 )

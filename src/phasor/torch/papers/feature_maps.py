@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from phasor._checks import boolean, short_repr, whole
+from phasor._tensors import check_rope
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
-from phasor.torch._operator.arguments import check_rope
 
 FeatureMap = Callable[[Tensor], Tensor]
 FeatureMaps = str | FeatureMap | tuple[FeatureMap, FeatureMap]

@@ -14,15 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from phasor._checks import boolean, whole
+from phasor._tensors import check_counts_tokens, check_rope
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
-from phasor.torch._operator.arguments import (
-    check_counts_tokens,
-    check_is_tensor,
-    check_rope,
-    fit_positions,
-    tokens_first,
-)
+from phasor.torch._operator.arguments import check_is_tensor, fit_positions, tokens_first
 from phasor.torch._operator.internals import in_transform, outside_autocast
 from phasor.torch.functional import rotate_qk
 from phasor.torch.papers.feature_maps import (
