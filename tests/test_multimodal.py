@@ -247,7 +247,7 @@ ERRORS = {
         lambda: multimodal(Text(5))
     ),
     f"segments[1] {SEGMENT} 3": lambda: multimodal([Text(5), 3]),
-    f"segments[0] {SEGMENT} <class 'phasor.positions.Text'>": lambda: videorope([Text]),
+    f"segments[0] {SEGMENT} <class 'phasor.positions.vision.Text'>": lambda: videorope([Text]),
     "segments[1] must be a video without seconds_per_frame, "
     "got Video(frames=1, height=1, width=1, seconds_per_frame=1.0, tokens_per_second=2.0); "
     "in videorope frames are delta apart": (

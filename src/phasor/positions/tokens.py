@@ -1,0 +1,249 @@
+"""Positions of text and of grids, from lengths, boundaries, masks and sizes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from phasor._checks import short_repr, whole
+from phasor.errors import PositionError
+
+Positions = NDArray[np.int64]
+
+_FIRST, _LAST = -(2**63), 2**63 - 1
+_MOST_POSITIONS = _LAST // 8  # bytes are counted in int64 too
+
+
+def span(length: int, start: int = 0) -> Positions:
+    """Consecutive positions ``start, start + 1, ..., start + length - 1`` of one sequence.
+
+    Args:
+        length: How many tokens, at least 0.
+        start: Position of the first one; any int64, negative ones too.
+
+    Returns:
+        int64 array ``[length]``.
+
+    >>> span(4, start=10)
+    array([10, 11, 12, 13])
+    """
+    length = whole("length", length, least=0, error=PositionError)
+    start = whole("start", start, least=_FIRST, error=PositionError)
+    return _count_from("start", start, "length", length)
+
+
+def packed(cu_seqlens: ArrayLike) -> Positions:
+    """Positions of sequences packed end to end, counted from 0 again in each of them.
+
+    Token ``j`` of the pack stands at ``j - cu_seqlens[i]``, where ``i`` is the sequence it is in.
+
+    Args:
+        cu_seqlens: Boundaries ``[n_sequences + 1]`` as the variable-length kernels take them: 0
+            first, never decreasing, the total number of tokens last.
+
+    Returns:
+        int64 array ``[cu_seqlens[-1]]``.
+
+    >>> packed([0, 3, 5])
+    array([0, 1, 2, 0, 1])
+    """
+    bounds = integers("cu_seqlens", cu_seqlens, "[n_sequences + 1]")
+    if bounds.size == 0 or bounds[0] != 0:
+        first = bounds[0] if bounds.size else "none"
+        raise PositionError(f"cu_seqlens must start with 0, got {first}")
+    falls = np.flatnonzero(bounds[1:] < bounds[:-1])
+    if falls.size:
+        i = int(falls[0])
+        raise PositionError(
+            f"cu_seqlens must never decrease, got {bounds[i]} and then {bounds[i + 1]} "
+            f"at index {i + 1}; lengths become boundaries by a cumulative sum"
+        )
+    tokens = _consecutive("cu_seqlens[-1]", int(bounds[-1]))
+    return tokens - np.repeat(bounds[:-1], np.diff(bounds))
+
+
+def padded(mask: ArrayLike) -> Positions:
+    """Positions of padded rows: the real tokens of each are at 0, 1, 2, ..., padding is at 0.
+
+    Padding may be on the left, on the right or in between. Its position is there to fill the
+    array and means nothing: attention never reads it.
+
+    Args:
+        mask: Attention mask ``[..., seq]``, bools or integers: 1 a token, 0 padding. A mask that
+            is added to scores (0 and -inf, floats) says the opposite and is refused.
+
+    Returns:
+        int64 array of the shape of ``mask``.
+
+    >>> padded([[0, 0, 1, 1, 1], [1, 1, 0, 0, 0]])
+    array([[0, 0, 0, 1, 2],
+           [0, 1, 0, 0, 0]])
+    """
+    tokens = integers("mask", mask, "[..., seq]", kinds="biu")
+    invalid = tokens[(tokens != 0) & (tokens != 1)]
+    if invalid.size:
+        raise PositionError(f"mask must hold only 0 (padding) and 1 (token), got {invalid[0]}")
+    return (np.cumsum(tokens, axis=-1) - 1) * tokens
+
+
+def cached(lengths: ArrayLike, new_tokens: int) -> Positions:
+    """Positions of the tokens that follow caches of different lengths.
+
+    New token ``j`` of row ``i`` stands at ``lengths[i] + j``.
+
+    Args:
+        lengths: Tokens already in each row's cache ``[batch]``. Where a row begins with padding,
+            its first real token stands at 0 if its length is what is cached less the padding,
+            which is negative as long as padding is all there is.
+        new_tokens: How many are added to every row.
+
+    Returns:
+        int64 array ``[batch, new_tokens]``.
+
+    >>> cached([7, 0], new_tokens=3)
+    array([[7, 8, 9],
+           [0, 1, 2]])
+    >>> cached([-2], new_tokens=4)  # the first four columns of a row that two pads begin
+    array([[-2, -1,  0,  1]])
+    """
+    starts = integers("lengths", lengths, "[batch]")
+    new_tokens = whole("new_tokens", new_tokens, least=0, error=PositionError)
+    longest = int(starts.max(initial=0))
+    return starts[:, None] + (_count_from("lengths", longest, "new_tokens", new_tokens) - longest)
+
+
+def grid(*sizes: int) -> Positions:
+    """Coordinates of every cell of a grid in row-major order, the last axis running fastest.
+
+    Args:
+        sizes: Cells along each axis: ``grid(h, w)`` of an image, ``grid(t, h, w)`` of a video.
+
+    Returns:
+        int64 array ``[prod(sizes), len(sizes)]``.
+
+    >>> grid(2, 3).T
+    array([[0, 0, 0, 1, 1, 1],
+           [0, 1, 2, 0, 1, 2]])
+    """
+    if not sizes:
+        raise PositionError("sizes must name at least one axis, got none")
+    shape = [whole(f"sizes[{i}]", n, least=0, error=PositionError) for i, n in enumerate(sizes)]
+    cells = _consecutive("the product of sizes", math.prod(shape))
+    return np.stack(np.unravel_index(cells, shape), axis=-1)
+
+
+def every_axis(positions: ArrayLike, n_axes: int) -> Positions:
+    """The same position on every axis: how a rope of several axes sees text.
+
+    Args:
+        positions: Whole numbers ``[..., seq]``.
+        n_axes: How many axes the rope has, at least 1.
+
+    Returns:
+        int64 array ``[..., seq, n_axes]``.
+
+    >>> every_axis([0, 1, 5], n_axes=2)
+    array([[0, 0],
+           [1, 1],
+           [5, 5]])
+    """
+    coordinates = integers("positions", positions, "[..., seq]")
+    n_axes = whole("n_axes", n_axes, least=1, error=PositionError)
+    return np.repeat(coordinates[..., None], n_axes, axis=-1)
+
+
+def context_parallel(
+    length: int, rank: int, world_size: int, layout: Literal["contiguous", "zigzag"]
+) -> Positions:
+    """Positions of the tokens that one rank holds when a sequence is shared between ranks.
+
+    ``"contiguous"`` cuts the sequence into ``world_size`` chunks and gives rank ``r`` chunk
+    ``r``. ``"zigzag"`` cuts ``2 * world_size`` chunks and gives it chunks ``r`` and
+    ``2 * world_size - 1 - r``, an early one and a late one, so that every rank has the same
+    share of a causal mask (Llama 3, 2407.21783, section 3.3.2).
+
+    The result also indexes the sequence: ``x[positions]`` are the tokens of this rank.
+
+    Args:
+        length: Tokens of the whole sequence, a multiple of the number of chunks.
+        rank: This rank, from 0.
+        world_size: How many ranks share the sequence.
+        layout: ``"contiguous"`` or ``"zigzag"``.
+
+    Returns:
+        int64 array ``[length // world_size]``, increasing.
+
+    >>> context_parallel(8, rank=0, world_size=2, layout="zigzag")
+    array([0, 1, 6, 7])
+    """
+    chunks = chunks_of_rank(length, rank, world_size, layout)
+    return np.concatenate([span(len(chunk), chunk.start) for chunk in chunks])
+
+
+def chunks_of_rank(length: int, rank: int, world_size: int, layout: str) -> list[range]:
+    """The pieces of a sequence that `context_parallel` gives to one rank, with its errors.
+
+    >>> chunks_of_rank(8, 0, 2, "zigzag")
+    [range(0, 2), range(6, 8)]
+    """
+    length = whole("length", length, least=0, error=PositionError)
+    world_size = whole("world_size", world_size, least=1, error=PositionError)
+    rank = whole("rank", rank, least=0, error=PositionError)
+    if rank >= world_size:
+        raise PositionError(f"rank must be below world_size ({world_size}), got {rank}")
+    if layout == "contiguous":
+        n_chunks, chunks = world_size, [rank]
+    elif layout == "zigzag":
+        n_chunks, chunks = 2 * world_size, [rank, 2 * world_size - 1 - rank]
+    else:
+        raise PositionError(f"layout must be 'contiguous' or 'zigzag', got {short_repr(layout)}")
+    size, rest = divmod(length, n_chunks)
+    if rest:
+        raise PositionError(
+            f"length must be a multiple of {n_chunks}, the chunks of the {layout} layout on "
+            f"{world_size} ranks, got {length}; pad the sequence to {length - rest + n_chunks}"
+        )
+    return [range(chunk * size, (chunk + 1) * size) for chunk in chunks]
+
+
+def _consecutive(name: str, count: int) -> Positions:
+    """0, 1, ..., count - 1."""
+    if count > _MOST_POSITIONS:
+        raise PositionError(
+            f"{name} must be at most {_MOST_POSITIONS}, as many positions as an array holds, "
+            f"got {count}"
+        )
+    return np.arange(count, dtype=np.int64)
+
+
+def _count_from(name: str, start: int, unit: str, count: int) -> Positions:
+    """start, start + 1, ..., start + count - 1."""
+    if start + count - 1 > _LAST:
+        what = f"{name} + {unit} - 1 must be at most 2**63 - 1"
+        raise PositionError(f"{what}, got {start} + {count} - 1")
+    return _consecutive(unit, count) + start
+
+
+def integers(name: str, values: Any, shape: str, kinds: str = "iu") -> Positions:
+    """``values`` as an array ``[..., seq]`` or, of another ``shape``, of one dimension."""
+    if any(kind.__module__ == "torch" for kind in type(values).__mro__):
+        raise PositionError(
+            f"{name} must be an array or a list, got a torch tensor; phasor.torch.positions has "
+            "the same functions for tensors, on their device"
+        )
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise PositionError(f"{name} must be rectangular, got {short_repr(values)}") from None
+    # NumPy makes an empty list float64
+    if array.size and (array.dtype.kind not in kinds or int(array.max()) > _LAST):
+        raise PositionError(
+            f"{name} must hold whole numbers that fit in int64, got dtype {array.dtype}"
+        )
+    if array.ndim == 0 or (array.ndim > 1 and shape != "[..., seq]"):
+        got = list(array.shape) if array.ndim else "a single value"
+        raise PositionError(f"{name} must have the shape {shape}, got {got}")
+    return array.astype(np.int64)

@@ -1,0 +1,409 @@
+"""Positions of text, images and videos in one sequence (M-RoPE and VideoRoPE)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from phasor._checks import number, short_repr, whole
+from phasor.errors import PositionError
+from phasor.positions.tokens import Positions, every_axis, grid, integers, packed, span
+
+
+class _Segment:
+    def _check_sizes(self, *names: str, least: int = 1) -> None:
+        for name in names:
+            value = whole(name, getattr(self, name), least=least, error=PositionError)
+            object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True)
+class Text(_Segment):
+    """A run of ``length`` text tokens, which stand at ``t = h = w``.
+
+    Args:
+        length: How many, at least 0.
+    """
+
+    length: int
+
+    def __post_init__(self) -> None:
+        self._check_sizes("length", least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image(_Segment):
+    """An image of ``height * width`` tokens, row by row.
+
+    Args:
+        height: Rows of tokens, at least 1.
+        width: Tokens in a row, at least 1.
+    """
+
+    height: int
+    width: int
+
+    def __post_init__(self) -> None:
+        self._check_sizes("height", "width")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Video(_Segment):
+    """A video of ``frames`` grids of ``height * width`` tokens, frame by frame.
+
+    With neither ``seconds_per_frame`` nor ``tokens_per_second`` frames are one position apart
+    (Qwen2-VL); with both they are ``seconds_per_frame * tokens_per_second`` apart (Qwen2.5-VL).
+
+    Args:
+        frames: Steps in time that the model sees, at least 1. One step is often several frames
+            of the file merged: Qwen2.5-VL merges two.
+        height: Rows of tokens in a frame, at least 1.
+        width: Tokens in a row, at least 1.
+        seconds_per_frame: Seconds from one step to the next; for Qwen2.5-VL 2 divided by the
+            frames sampled per second.
+        tokens_per_second: Positions that one second spans.
+    """
+
+    frames: int
+    height: int
+    width: int
+    seconds_per_frame: float | None = None
+    tokens_per_second: float | None = None
+
+    def __post_init__(self) -> None:
+        self._check_sizes("frames", "height", "width")
+        pace = (self.seconds_per_frame, self.tokens_per_second)
+        if pace == (None, None):
+            return
+        if None in pace:
+            raise PositionError(
+                f"seconds_per_frame and tokens_per_second go together, got {pace[0]} and "
+                f"{pace[1]}; give both, or neither for frames one position apart"
+            )
+        longest = float(self.frames)
+        for field in ("seconds_per_frame", "tokens_per_second"):
+            value = number(field, getattr(self, field), above=0, most=1e9, error=PositionError)
+            object.__setattr__(self, field, value)
+            longest *= value
+        if longest >= 2.0**63:
+            raise PositionError(
+                "frames * seconds_per_frame * tokens_per_second must stay below 2**63, got "
+                f"{self.frames} * {self.seconds_per_frame:g} * {self.tokens_per_second:g}"
+            )
+
+
+Segment = Text | Image | Video
+
+
+def multimodal(segments: Iterable[Segment]) -> Positions:
+    """Positions of text, images and videos as Qwen2-VL, 2.5-VL and 3-VL number them (M-RoPE).
+
+    With ``start`` one more than the largest coordinate so far, on any axis, and 0 at first:
+
+    * text token ``j`` stands at ``start + j`` on all three axes;
+    * the patch of an image in row ``i``, column ``j`` at ``(start, start + i, start + j)``;
+    * that of frame ``k`` of a video at ``(start + time[k], start + i, start + j)``, where
+      ``time[k]`` is ``k``, or ``k * seconds_per_frame * tokens_per_second`` cut to a whole number.
+
+    The cut is taken on a float32 product, as the reference code takes it: a time just below a
+    whole number may be rounded up to it first. Qwen3-VL writes a time stamp as text before every
+    frame: give it each frame as ``Text`` and ``Image``. The next token of an answer stands at
+    ``positions.max() + 1``.
+
+    transformers 5.23 goes on after a video at ``start + max(height, width)`` however long the
+    video lasts, so text repeats the times of its late frames; there the two differ, and
+    `processed` has both. The paper and transformers 4 follow the rule above.
+
+    Args:
+        segments: The sequence from its beginning, in order.
+
+    Returns:
+        int64 array ``[seq, 3]``, axis order t, h, w.
+
+    Source: Qwen2-VL (2409.12191), section 2.1; Qwen2.5-VL (2502.13923), section 2.1.
+
+    >>> multimodal([Text(2), Image(height=2, width=2), Text(1)]).T
+    array([[0, 1, 2, 2, 2, 2, 4],
+           [0, 1, 2, 2, 3, 3, 4],
+           [0, 1, 2, 3, 2, 3, 4]])
+    """
+    return _place(_check_segments(segments), "time")
+
+
+def _place(segments: Iterable[Segment], after_video: str) -> Positions:
+    blocks, start = [np.empty((0, 3), dtype=np.int64)], 0
+    for segment in segments:
+        if isinstance(segment, Text):
+            block = every_axis(span(segment.length), 3)
+        else:
+            block = _cells(segment)
+            if isinstance(segment, Video) and segment.seconds_per_frame is not None:
+                step = np.float32(segment.tokens_per_second) * np.float32(segment.seconds_per_frame)
+                block[:, 0] = (block[:, 0].astype(np.float32) * step).astype(np.int64)
+        blocks.append(start + block)
+        counted = block if after_video == "time" else block[:, 1:]
+        start += int(counted.max(initial=-1)) + 1
+    return np.concatenate(blocks)
+
+
+def processed(
+    token_types: ArrayLike,
+    image_grid_thw: ArrayLike = (),
+    video_grid_thw: ArrayLike = (),
+    *,
+    mask: ArrayLike | None = None,
+    cu_seqlens: ArrayLike | None = None,
+    spatial_merge: int = 2,
+    temporal_merge: int = 1,
+    tokens_per_second: float | None = None,
+    second_per_grid_ts: ArrayLike = (),
+    after_video: Literal["size", "time"] = "size",
+) -> Positions:
+    """Positions `multimodal` for a batch as processors of transformers return it.
+
+    Equal to ``get_rope_index`` of Qwen2-VL, Qwen2.5-VL, Qwen3-VL, GLM-4.1V and ERNIE 4.5 VL in
+    transformers 5.23, and right where it is not: images that follow each other without a token in
+    between keep their own grids, and sequences that are packed into a row begin at 0, each of them.
+    Frames that time stamps part (Qwen3-VL, GLM-4.1V) are images; this is seen from their tokens.
+
+    Args:
+        token_types: ``mm_token_type_ids`` ``[batch, seq]`` or ``[seq]``: 0 a token of text, 1 of an
+            image, 2 of a video. From ids: ``(ids == image_id) + 2 * (ids == video_id)``, unless
+            videos use the images' token, as GLM's do.
+        image_grid_thw: ``[images, 3]``: frames, rows and columns of patches, in the order of their
+            tokens, row after row of the batch.
+        video_grid_thw: ``[videos, 3]``, likewise.
+        mask: ``[batch, seq]``, 0 for padding, on whichever side; its positions are 0.
+        cu_seqlens: Boundaries of sequences that are packed into one row.
+        spatial_merge: How many patches the vision tower merges into a token, on a side.
+        temporal_merge: Frames of a video merged into one: 2 in ERNIE 4.5 VL.
+        tokens_per_second: As in `Video`; only Qwen2.5-VL has it.
+        second_per_grid_ts: Seconds from one step in time to the next ``[videos]``; 1 where none
+            are given.
+        after_video: Where the text behind a video goes on: "size" after its rows and columns, as
+            transformers 5.23 does, "time" after its last frame as well, as the papers,
+            transformers 4 and vLLM do. They differ where a video lasts longer than it is wide.
+
+    Returns:
+        int64 ``[batch, seq, 3]`` or ``[seq, 3]``, axis order t, h, w. The next token of an answer
+        stands at the largest coordinate of its row + 1.
+
+    Raises:
+        PositionError: If an image or a video is cut, or there are more or fewer than grids.
+
+    >>> processed([[0, 1, 1, 1, 1, 0]], [[1, 4, 4]])[0].T
+    array([[0, 1, 1, 1, 1, 3],
+           [0, 1, 1, 2, 2, 3],
+           [0, 1, 2, 1, 2, 3]])
+    """
+    types = integers("token_types", token_types, "[..., seq]")
+    real = np.ones_like(types) if mask is None else integers("mask", mask, "[..., seq]", "biu")
+    if types.ndim > 2 or real.shape != types.shape:
+        raise PositionError(
+            f"token_types must be [batch, seq] or [seq], and mask the same, got {list(types.shape)}"
+            f" and {list(real.shape)}"
+        )
+    if not ((types >= 0) & (types <= 2)).all():
+        raise PositionError(
+            f"token_types must hold 0 (text), 1 (image) and 2 (video), got "
+            f"{types[(types < 0) | (types > 2)][0]}; mm_token_type_ids of a processor are these"
+        )
+    if after_video not in ("size", "time"):
+        raise PositionError(f"after_video must be 'size' or 'time', got {short_repr(after_video)}")
+    merges = [
+        whole("temporal_merge", temporal_merge, least=1, error=PositionError),
+        *[whole("spatial_merge", spatial_merge, least=1, error=PositionError)] * 2,
+    ]
+    videos = _videos(_grids("video_grid_thw", video_grid_thw, merges), tokens_per_second,
+                     second_per_grid_ts)  # fmt: skip
+    images = [
+        Image(height=height, width=width)
+        for _, height, width in _grids("image_grid_thw", image_grid_thw, [1, *merges[1:]])
+    ]
+    waiting = {"image": iter(images), "video": iter(videos)}
+    rows = types.reshape(-1, types.shape[-1])
+    placed = np.zeros((*rows.shape, 3), dtype=np.int64)
+    for row, tokens in enumerate(real.reshape(rows.shape)):
+        for begin, end in _bounds(cu_seqlens, rows.shape):
+            places = begin + np.flatnonzero(tokens[begin:end])
+            segments = _read_segments(rows[row, places], places, waiting)
+            placed[row, places] = _place(segments, after_video)
+    for kind, count in (("image", len(images)), ("video", len(videos))):
+        rest = len(list(waiting[kind]))
+        if rest:
+            raise PositionError(
+                f"{kind}_grid_thw must hold the {kind}s of token_types, got {count}, and "
+                f"{count - rest} have tokens; was the sequence cut, or its padding masked too far?"
+            )
+    return placed.reshape(*types.shape, 3)
+
+
+def _grids(name: str, grids: ArrayLike, merges: Sequence[int]) -> list[list[int]]:
+    """Frames, rows and columns of tokens, from those of patches."""
+    patches = integers(name, grids, "[..., seq]")
+    if patches.size == 0:
+        return []
+    if patches.ndim != 2 or patches.shape[1] != 3:
+        raise PositionError(f"{name} must be [{name[:5]}s, 3], got {list(patches.shape)}")
+    merged = patches // merges
+    if merged.min() < 1:
+        raise PositionError(
+            f"{name} must hold frames, rows and columns of at least {merges} patches, got "
+            f"{patches[(merged < 1).any(1)][0].tolist()}"
+        )
+    return merged.tolist()
+
+
+def _videos(
+    grids: Sequence[Sequence[int]], tokens_per_second: float | None, seconds: ArrayLike
+) -> list[Video]:
+    paces: list[Any] = np.asarray(seconds).tolist()
+    if paces and tokens_per_second is None:
+        raise PositionError("tokens_per_second must be given with second_per_grid_ts, got None")
+    if tokens_per_second is not None:
+        paces = paces or [1.0] * len(grids)
+    elif not paces:
+        paces = [None] * len(grids)
+    if len(paces) != len(grids):
+        raise PositionError(
+            f"second_per_grid_ts must hold a number for each video, got {len(paces)} for "
+            f"{len(grids)}"
+        )
+    return [
+        Video(
+            frames=frames,
+            height=height,
+            width=width,
+            seconds_per_frame=pace,
+            tokens_per_second=tokens_per_second,
+        )
+        for (frames, height, width), pace in zip(grids, paces, strict=True)
+    ]
+
+
+def _bounds(cu_seqlens: ArrayLike | None, shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Where each sequence of a row begins and ends."""
+    if cu_seqlens is None:
+        return [(0, shape[1])]
+    length = len(packed(cu_seqlens))
+    if shape != (1, length):
+        raise PositionError(
+            f"cu_seqlens must be the boundaries of one row of token_types, got {length} tokens for "
+            f"{list(shape)}"
+        )
+    bounds = integers("cu_seqlens", cu_seqlens, "[n_sequences + 1]").tolist()
+    return list(itertools.pairwise(bounds))
+
+
+_KINDS = ("text", "image", "video")
+
+
+def _read_segments(
+    types: Positions, places: Positions, waiting: dict[str, Iterator[Any]]
+) -> Iterator[Segment]:
+    """The segments of one sequence, whose tokens stand at ``places`` of their row."""
+    changes = np.flatnonzero(np.diff(types)) + 1
+    frames: list[Image] = []  # of a video that time stamps part, still to come
+    begin = 0
+    for end in [*changes.tolist(), len(types)]:
+        kind = _KINDS[int(types[begin])] if end else "text"
+        if kind == "text":
+            yield Text(end - begin)
+            begin = end
+        while begin < end:
+            segment = frames.pop() if kind == "video" and frames else next(waiting[kind], None)
+            if segment is None:
+                raise PositionError(
+                    f"{kind}_grid_thw must hold every {kind}, got none for the one at token "
+                    f"{places[begin]}"
+                )
+            count, area = len(_cells(segment)), segment.height * segment.width
+            if kind == "video" and end - begin == area < count:
+                frames = [Image(height=segment.height, width=segment.width)] * (count // area)
+                continue
+            if end - begin < count:
+                raise PositionError(
+                    f"token_types must hold all {count} tokens of the {kind} at token "
+                    f"{places[begin]}, got {end - begin}; was the sequence cut?"
+                )
+            yield segment
+            begin += count
+    if frames:
+        raise PositionError(
+            f"token_types must hold every frame of a video, got none of the last {len(frames)} of "
+            "the last one; was the sequence cut?"
+        )
+
+
+def videorope(segments: Iterable[Segment], *, delta: float = 2.0) -> NDArray[np.float64]:
+    """Positions of text, images and videos as VideoRoPE numbers them, on the diagonal of time.
+
+    With ``start`` one more than the last ``t`` so far, and 0 at first:
+
+    * text token ``j`` stands at ``start + j`` on all three axes;
+    * the patch of frame ``k``, row ``i``, column ``j`` at ``t = start + k * delta``,
+      ``h = t + i - floor((height - 1) / 2)`` and ``w = t + j - floor((width - 1) / 2)``;
+      an image is one frame.
+
+    So the middle of a frame stands where text of that time would, rows above it and columns to
+    its left come out smaller than ``t`` (negative in an image that opens the sequence), and text
+    after a frame may repeat coordinates that the far corner of the frame has. The next token of
+    an answer stands at ``positions[-1, 0] + 1``.
+
+    Args:
+        segments: The sequence from its beginning, in order. Videos without seconds: here
+            ``delta`` alone says how far apart frames are.
+        delta: Positions from one frame to the next, positive; the paper uses 2.
+
+    Returns:
+        float64 array ``[seq, 3]``, axis order t, h, w; float64 whatever the value of ``delta``.
+
+    Source: VideoRoPE (2502.05173), with the centre as the authors' code rounds it.
+
+    >>> videorope([Text(1), Video(frames=2, height=1, width=3), Text(1)]).T
+    array([[0., 1., 1., 1., 3., 3., 3., 4.],
+           [0., 1., 1., 1., 3., 3., 3., 4.],
+           [0., 0., 1., 2., 2., 3., 4., 4.]])
+    """
+    delta = number("delta", delta, above=0, error=PositionError)
+    blocks, start = [np.empty((0, 3))], 0.0
+    for i, segment in enumerate(_check_segments(segments)):
+        if isinstance(segment, Text):
+            block = every_axis(span(segment.length), 3).astype(np.float64)
+        elif isinstance(segment, Video) and segment.seconds_per_frame is not None:
+            raise PositionError(
+                f"segments[{i}] must be a video without seconds_per_frame, got "
+                f"{short_repr(segment)}; in videorope frames are delta apart"
+            )
+        else:
+            frame, row, column = _cells(segment).T
+            time = delta * frame
+            middle_row, middle_column = (segment.height - 1) // 2, (segment.width - 1) // 2
+            axes = time, time + row - middle_row, time + column - middle_column
+            block = np.stack(axes, axis=-1)
+        blocks.append(start + block)
+        start += float(block[:, 0].max(initial=-1.0)) + 1.0
+    return np.concatenate(blocks)
+
+
+def _check_segments(segments: Any) -> list[Segment]:
+    if not hasattr(segments, "__iter__"):
+        what = "segments must be a list of Text, Image and Video"
+        raise PositionError(f"{what}, got {short_repr(segments)}")
+    items: list[Any] = list(segments)
+    for i, item in enumerate(items):
+        if not isinstance(item, Segment):
+            what = f"segments[{i}] must be a Text, an Image or a Video"
+            raise PositionError(f"{what}, got {short_repr(item)}")
+    return items
+
+
+def _cells(segment: Image | Video) -> Positions:
+    """(frame, row, column) of every token, ``[frames * height * width, 3]``."""
+    frames = segment.frames if isinstance(segment, Video) else 1
+    return grid(frames, segment.height, segment.width)
