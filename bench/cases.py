@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +13,10 @@ from phasor.axes import InterleavedSections, OneAxis
 from phasor.pairings import Pairing
 from phasor.rope import Rope
 
+#: What is asked about a case: how long each call takes; which parts of phasor's take that; how long
+#: they take with malloc as it comes, or the host alone; how exact the results are.
+Question = Literal["times", "parts", "malloc", "host", "errors"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -21,6 +26,7 @@ class Case:
     """
 
     name: str
+    asks: Question = "times"
     group: str = ""  # the table that it belongs to
     dtype: Literal["float32", "bfloat16"]
     seq: int
@@ -41,7 +47,8 @@ class Case:
     @property
     def label(self) -> str:
         """What `--cases` is compared with."""
-        return f"{self.name}, {self.dtype}"
+        question = "" if self.asks == "times" else f"{self.asks}, "
+        return f"{question}{self.name}, {self.dtype}"
 
     @property
     def size(self) -> int:
@@ -111,7 +118,7 @@ _CPU: dict[str, dict[str, dict[str, Any]]] = {
         "Qwen3-VL, 3 axes": {"seq": 2048, **_QWEN3_VL},
     },
 }  # fmt: skip
-_GPU: dict[str, dict[str, Any]] = {
+_GPU_MODELS: dict[str, dict[str, Any]] = {
     "Llama-3-8B": {},
     "Llama-3-70B": {"q_heads": 64},
     "Qwen3-30B": {"k_heads": 4, "base": 1_000_000.0},
@@ -125,38 +132,40 @@ _GPU_WORK: dict[str, dict[str, Any]] = {
     "training 8192": {"seq": 8192, "documents": (3001, 1095, 2048, 517, 1531), "backward": True},
     **{f"decode {n}": {"seq": 1, "batch": n} for n in (1, 64, 512)},
 }
+_GPU = {
+    model: {f"{model}, {name}": shape | work for name, work in _GPU_WORK.items()}
+    for model, shape in _GPU_MODELS.items()
+}
+_SMALL = {name: _CPU["Prefill"][name] for name in ("prefill 64", "prefill 512")} | {
+    name: _CPU["Decode, one token per sequence"][name] for name in ("decode 1", "decode 32")
+}
+# one head each; the last 256 positions before those
+_FAR = {f"near {n:.0e}": {"first": n - 256, "seq": 256, "q_heads": 1, "k_heads": 1}
+        for n in (10**5, 10**6, 10**7)}  # fmt: skip
 
-#: Every workload in both dtypes by type of device; contenders do the pairings they know.
+
+def _of(
+    works: Mapping[str, Mapping[str, Any]], dtypes: Sequence[Any] = _DTYPES, **same: Any
+) -> list[Case]:
+    """These works in each dtype."""
+    return [
+        Case(name=name, dtype=dtype, **same, **work)
+        for dtype in dtypes
+        for name, work in works.items()
+    ]
+
+
+#: Every case by type of device; contenders do the pairings they know.
 CASES: dict[str, list[Case]] = {
     "cpu": [
-        Case(name=name, group=group, dtype=dtype, **shape)
-        for dtype in _DTYPES
-        for group, works in _CPU.items()
-        for name, shape in works.items()
+        *(case for group, works in _CPU.items() for case in _of(works, group=group)),
+        *_of(_SMALL, _DTYPES[:1], asks="parts"),
+        *_of({"prefill 4096": {"seq": 4096}}, asks="malloc"),
+        *_of(_FAR, _DTYPES[1:], asks="errors"),
     ],
     "cuda": [
-        Case(name=f"{model}, {work}", group=model, dtype=dtype, **shape, **amount)
-        for model, shape in _GPU.items()
-        for dtype in _DTYPES
-        for work, amount in _GPU_WORK.items()
+        *(case for model, works in _GPU.items() for case in _of(works, group=model)),
+        *_of({"decode 1": {"seq": 1}}, _DTYPES[:1], asks="host"),
+        *_of(_FAR, _DTYPES[1:], asks="errors"),
     ],
-}
-
-#: What one step of decoding costs the host.
-LAUNCH = Case(name="decode 1", dtype="bfloat16", seq=1)
-#: The shape whose peak of memory is looked at.
-LARGE = Case(name="prefill 8192", dtype="bfloat16", seq=8192)
-#: The shape of which tables of positions are made.
-SAMPLE = Case(name="table", dtype="bfloat16", seq=1024)
-#: Where rows are compared with the exact ones, one head each: the last 256 positions before those.
-FAR_CASES = {
-    device: [
-        Case(name=f"{n:.0e}", dtype=dtype, seq=256, q_heads=1, k_heads=1, first=n - 256)
-        for dtype in dtypes
-        for n in places
-    ]
-    for device, dtypes, places in (
-        ("cpu", _DTYPES[1:], (10**5, 10**6, 10**7)),
-        ("cuda", _DTYPES, (10**6, 10**7)),
-    )
 }

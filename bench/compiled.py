@@ -36,10 +36,6 @@ QUICK = ("decode, 1 x 1, *", "train a layer, 1 x 512, half, f*")
 OPERATOR, DECOMPOSITION, DEFINITION = "operator", "decomposition", "definition"
 #: The backend, and the number of elements from which the operator is kept; None for the rule.
 WAYS = {OPERATOR: ("auto", ALWAYS), DECOMPOSITION: ("auto", NEVER), DEFINITION: ("eager", None)}
-_TITLES = (
-    *("step, batch x length", "pairing", "dtype", "chosen", "chosen / better of both"),
-    *("operator / decomposition", 'chosen / `backend="eager"`'),
-)
 _NOTE = """\
 The operator runs the {backend!r} implementation. Times divided by times of the same run: below 1,
 the first is faster. {heads[0]} query heads, {heads[1]} key heads, 128 wide, new outputs; the layer
@@ -121,14 +117,20 @@ def steps(device: Any, seconds: float) -> dict[str, Callable[[], Any]]:
 
 def sections(found: Mapping[str, Any], device: str) -> Iterator[Section]:
     """What was chosen, and the ratios."""
-    rows: list[list[str]] = []
+    rows: dict[str, dict[str, str]] = {}
     for name, plain in found.items():
         times, chosen = Times(plain["seconds"]), plain["chosen"]
         best = min((OPERATOR, DECOMPOSITION), key=times.median)
-        ratios = [(chosen, best), (OPERATOR, DECOMPOSITION), (chosen, DEFINITION)]
-        shown = ["" if y not in times else str(times.ratio(x, y)) if x != y else "1"
-                 for x, y in ratios]  # fmt: skip
-        rows.append([*name.rsplit(", ", 2), chosen, *shown])
+        ratios = {
+            "chosen / better of both": (chosen, best),
+            "operator / decomposition": (OPERATOR, DECOMPOSITION),
+            'chosen / `backend="eager"`': (chosen, DEFINITION),
+        }
+        rows[name] = {"chosen": chosen} | {
+            title: str(times.ratio(x, y)) if x != y else "1"
+            for title, (x, y) in ratios.items()
+            if y in times
+        }
     backend = chosen_backend(torch.empty(1, 1, 1, 128))
     note = _NOTE.format(backend=backend, heads=HEADS, layer=LAYER_HEADS)
-    yield Section("", note, _TITLES, rows)
+    yield Section("", note, rows, corner="step, batch x length, pairing, dtype")

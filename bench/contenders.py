@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,12 @@ from cases import Case
 from measure import Build, Contender, Rotation, UnableError
 from torch import Tensor
 
-from phasor.angles import cos_sin, turn_limbs
+from phasor.angles import cos_sin
 from phasor.errors import DISTRIBUTION
-from phasor.pairings import PAIRINGS, Pairing
-from phasor.torch import rotate_qk, rotate_qk_
+from phasor.pairings import PAIRINGS
+from phasor.rope import Rope
+from phasor.torch import rotate_by_, rotate_qk, rotate_qk_
 from phasor.torch._operator import cpu
-from phasor.torch._operator.text import layout_text
 
 _PACKAGES = (
     *("torch", "triton", "numpy", "transformers", "torchtune", "rotary-embedding-torch", "onnx"),
@@ -37,8 +38,8 @@ _LONGEST = 2**15  # positions of every case that is timed
 #: Forms that the report and the targets speak of.
 IN_PLACE, NEW = "phasor, in place", "phasor, new output"
 _PLAIN = "phasor, plain torch"
-#: How the keys of phasor's other ways begin, which have a table of their own.
-PROBES = ("phasor, bare", "phasor, positions", "phasor, rows", "phasor, avx")
+#: How the keys begin of what only the targets ask about.
+PROBES = ("phasor, positions", "phasor, rows", "phasor, avx")
 
 
 def versions() -> dict[str, str]:
@@ -59,35 +60,35 @@ def everyone(case: Case, device: str) -> list[Contender]:
         models.append(_DEEPSEEK)
     found = [contender for one in models for contender in (one, _compiled(one))]
     if device == "cuda":
-        found = [_compiled(one) for one in ours() if one.name == _PLAIN] + found
+        found = [*(_compiled(one) for one in ours() if one.name == _PLAIN), *found]
+    elif case.asks == "times":
+        found += probes(case)
     return [*ours(), *found, *_OTHERS[device]]
+
+
+_FORMS: dict[str, Build] = {
+    IN_PLACE: lambda case, rope, positions: lambda q, k: rotate_qk_(q, k, positions, rope),
+    NEW: lambda case, rope, positions: lambda q, k: rotate_qk(q, k, positions, rope),
+    _PLAIN: lambda case, rope, positions: (
+        lambda q, k: rotate_qk(q, k, positions, rope, backend="eager")
+    ),
+}
 
 
 def ours() -> list[Contender]:
     """Phasor's verbs: in place, with new outputs, and in plain torch operations."""
-    builds = {IN_PLACE: _in_place, NEW: partial(_new, "auto"), _PLAIN: partial(_new, "eager")}
     return [
-        Contender(name=name, pairing=p, build=partial(build, p), in_place=name == IN_PLACE)
-        for p in PAIRINGS
-        for name, build in builds.items()
+        Contender(name=name, pairing=pairing, build=build, in_place=name == IN_PLACE)
+        for pairing in PAIRINGS
+        for name, build in _FORMS.items()
     ]
-
-
-def _in_place(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
-    rope = case.rope(pairing)
-    return lambda q, k: rotate_qk_(q, k, positions, rope)
-
-
-def _new(backend: str, pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
-    rope = case.rope(pairing)
-    return lambda q, k: rotate_qk(q, k, positions, rope, backend=backend)
 
 
 def _compiled(one: Contender) -> Contender:
     """The same rotation, compiled for its shape when it is called first."""
 
-    def build(case: Case, positions: Tensor) -> Rotation:
-        return torch.compile(one.build(case, positions), dynamic=False)
+    def build(*case: Any) -> Rotation:
+        return torch.compile(one.build(*case), dynamic=False)
 
     return replace(one, name=f"{one.name}, compiled", build=build)
 
@@ -96,50 +97,38 @@ def probes(case: Case) -> list[Contender]:
     """Phasor on a CPU again, in the ways that the targets ask about for this case."""
     if case.backward or case.sections or case.rotary_dim or case.rows:
         return []
-
-    def probe(name: str, build: Build, *, shift: int = 0) -> Contender:
-        return Contender(name=name, pairing="half", build=build, in_place=True, shift=shift)
-
+    builds: dict[str, Build] = {
+        "phasor, positions near 2^62": _FORMS[IN_PLACE],
+        "phasor, rows of a table": _rows_of_table,
+        **{f"phasor, {p}": partial(_on_path, p) for p in cpu.paths() if p != "portable"},
+    }
     return [
-        probe("phasor, bare operator", _bare_operator),
-        probe("phasor, positions near 2^62", partial(_in_place, "half"), shift=2**62),
-        probe("phasor, rows of a table", _rows_of_table),
-        *(probe(f"phasor, {p}", partial(_on_path, p)) for p in cpu.paths() if p != "portable"),
-    ]
+        Contender(name=name, pairing="half", build=build, in_place=True,
+                  shift=2**62 if "2^62" in name else 0)
+        for name, build in builds.items()
+    ]  # fmt: skip
 
 
-def _bare_operator(case: Case, positions: Tensor) -> Rotation:
-    """The operator without the checks that stand before it."""
-    return _operator(case.rope("half").to_json(), lambda: [positions])
+def _rows_of_table(case: Case, rope: Rope, positions: Tensor) -> Rotation:
+    """The verb that takes rows, which are read from tables of positions."""
+    cos, sin = (torch.from_numpy(x).float() for x in cos_sin(rope, np.arange(_LONGEST)))
 
-
-def _rows_of_table(case: Case, positions: Tensor) -> Rotation:
-    """The operator on rows read from tables of positions."""
-    cos, sin = (
-        torch.from_numpy(x).float() for x in cos_sin(case.rope("half"), np.arange(_LONGEST))
-    )
-    return _operator(layout_text("half", "half", 0), lambda: [cos[positions], sin[positions]])
-
-
-def _operator(text: str, angles: Callable[[], Sequence[Tensor]]) -> Rotation:
-    operator: Any = torch.ops.phasor.rotate_.default
-
-    def rotation(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        operator([q, k], angles(), text, False, 1.0, "cpu")
-        return q, k
+    def rotation(q: Tensor, k: Tensor) -> Sequence[Tensor]:
+        rows = cos[positions], sin[positions]
+        return [rotate_by_(x, *rows, pairing="half") for x in (q, k)]
 
     return rotation
 
 
-def _on_path(path: str, case: Case, positions: Tensor) -> Rotation:
+def _on_path(path: str, case: Case, rope: Rope, positions: Tensor) -> Rotation:
     """One instruction set of the kernel, which only an environment variable picks for users."""
     native: Any = cpu._native
-    wanted, usual_rotation = [*native.paths()].index(path), _in_place("half", case, positions)
+    wanted = [*native.paths()].index(path)
 
     def rotation(q: Tensor, k: Tensor) -> Any:
         usual, cpu._path_index = cpu._path_index, wanted
         try:
-            return usual_rotation(q, k)
+            return rotate_qk_(q, k, positions, rope)
         finally:
             cpu._path_index = usual
 
@@ -149,11 +138,10 @@ def _on_path(path: str, case: Case, positions: Tensor) -> Rotation:
 # The others' public interfaces
 
 
-def usual_angles(case: Case, positions: Tensor) -> Tensor:
+def usual_angles(rope: Rope, positions: Tensor) -> Tensor:
     """Angles as everybody makes them, in float32: ``[..., N]``, or ``[..., axes, N]``."""
-    width, device = case.rotary_dim or case.head_dim, positions.device
-    inv_freq = 1.0 / case.base ** (torch.arange(0, width, 2, device=device).float() / width)
-    return positions.float()[..., None] * inv_freq
+    exponents = torch.arange(0, rope.rotary_dim, 2, device=positions.device) / rope.rotary_dim
+    return positions.float()[..., None] * (1.0 / rope.base**exponents)
 
 
 def _refuse(unable: object, why: str) -> None:
@@ -161,9 +149,9 @@ def _refuse(unable: object, why: str) -> None:
         raise UnableError(why)
 
 
-def _whole_heads_of_one_axis(case: Case) -> None:
-    _refuse(case.rotary_dim is not None, "rotates whole heads only")
-    _refuse(case.sections, "one position axis only")
+def _each(turned: Callable[[Tensor], Tensor]) -> Rotation:
+    """A function of one tensor, called for both."""
+    return lambda q, k: (turned(q), turned(k))
 
 
 def _by_sequence(case: Case, positions: Tensor) -> Tensor:
@@ -189,16 +177,15 @@ def transformers_rows(case: Case, positions: Tensor) -> tuple[Tensor, Tensor]:
     return embedding.to(positions.device)(like, _by_sequence(case, positions))
 
 
-def transformers_half(case: Case, positions: Tensor) -> Rotation:
-    """`apply_rotary_pos_emb` of Llama, and of nearly every other model there."""
-    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
-
-    _refuse(case.rotary_dim is not None, "this function rotates whole heads only")
+def on_rows(function: str, case: Case, rope: Rope, positions: Tensor) -> Rotation:
+    """A function of this name of a query, a key and a model's rows, which rotates whole heads."""
+    rotate_both = resolve_name(function)
+    _refuse(case.rotary_dim is not None, "rotates whole heads only")
     cos, sin = transformers_rows(case, positions)
-    return lambda q, k: apply_rotary_pos_emb(q, k, cos, sin)
+    return lambda q, k: rotate_both(q, k, cos, sin)
 
 
-def transformers_gptj(case: Case, positions: Tensor) -> Rotation:
+def transformers_gptj(case: Case, rope: Rope, positions: Tensor) -> Rotation:
     """GPT-J's, with the cutting and joining of heads that its attention does around it."""
     from transformers.models.gptj.modeling_gptj import (
         apply_rotary_pos_emb,
@@ -215,68 +202,48 @@ def transformers_gptj(case: Case, positions: Tensor) -> Rotation:
         turned = apply_rotary_pos_emb(x[..., :width], sin, cos)
         return torch.cat([turned, x[..., width:]], dim=-1)
 
-    return lambda q, k: (partly(q), partly(k))
+    return _each(partly)
 
 
-def transformers_deepseek(case: Case, positions: Tensor) -> Rotation:
-    """DeepSeek V3's `apply_rotary_pos_emb_interleave`, which writes halves."""
-    from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
-        apply_rotary_pos_emb_interleave,
-    )
-
-    cos, sin = transformers_rows(case, positions)
-    return lambda q, k: apply_rotary_pos_emb_interleave(q, k, cos, sin)
-
-
-def meta_turns(case: Case, positions: Tensor) -> Tensor:
-    """Meta's table: float32 angles as complex numbers."""
-    angles = usual_angles(case, _by_sequence(case, positions))
-    return torch.polar(torch.ones_like(angles), angles)
-
-
-def meta(case: Case, positions: Tensor) -> Rotation:
+def meta(case: Case, rope: Rope, positions: Tensor) -> Rotation:
     """The product of complex numbers in float32, as in Meta's and DeepSeek's own model code."""
-    _whole_heads_of_one_axis(case)
-    turns = meta_turns(case, positions).unsqueeze(-2)
+    _refuse(case.rotary_dim is not None, "rotates whole heads only")
+    _refuse(case.sections, "one position axis only")
+    angles = usual_angles(rope, positions).unsqueeze(-2)
+    turns = torch.polar(torch.ones_like(angles), angles)
 
     def turned(x: Tensor) -> Tensor:
         z = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
         return torch.view_as_real(z * turns).flatten(-2).type_as(x)
 
-    return lambda q, k: (turned(q), turned(k))
+    return _each(turned)
 
 
-def torchtune_module(case: Case, longest: int) -> Any:
-    """The module with its table."""
+def torchtune(case: Case, rope: Rope, positions: Tensor) -> Rotation:
+    """`torchtune.modules.RotaryPositionalEmbeddings`, told positions that are not 0 on."""
     from torchtune.modules import RotaryPositionalEmbeddings
 
-    return RotaryPositionalEmbeddings(case.head_dim, longest, case.base)  # pyright: ignore
-
-
-def torchtune(case: Case, positions: Tensor) -> Rotation:
-    """`torchtune.modules.RotaryPositionalEmbeddings`, told positions that are not 0 on."""
-    _whole_heads_of_one_axis(case)
-    module = torchtune_module(case, max(_LONGEST, int(positions.max()) + 1))
+    _refuse(case.rotary_dim is not None, "rotates whole heads only")
+    _refuse(case.sections, "one position axis only")
+    longest = max(_LONGEST, int(positions.max()) + 1)
+    module: Any = RotaryPositionalEmbeddings(case.head_dim, longest, case.base)
     given = None if case.seq > 1 and case.first == 0 else _by_sequence(case, positions)
-    return lambda q, k: (module(q, input_pos=given), module(k, input_pos=given))
+    return _each(lambda x: module(x, input_pos=given))
 
 
-def rotary_embedding_torch(case: Case, positions: Tensor) -> Rotation:
+def rotary_embedding_torch(case: Case, rope: Rope, positions: Tensor) -> Rotation:
     """`RotaryEmbedding.rotate_queries_or_keys`; its `apply_rotary_emb` where sequences differ."""
     from rotary_embedding_torch import RotaryEmbedding, apply_rotary_emb
 
     _refuse(case.sections, "one position axis only, with a spectrum of its own")
-    module = RotaryEmbedding(
-        case.rotary_dim or case.head_dim, theta=case.base, cache_max_seq_len=_LONGEST
-    )
+    module = RotaryEmbedding(rope.rotary_dim, theta=rope.base, cache_max_seq_len=_LONGEST)
     if case.seq == 1:
         angles = module(positions.float()).unsqueeze(1)
-        return lambda q, k: (apply_rotary_emb(angles, q), apply_rotary_emb(angles, k))
-    turned = module.rotate_queries_or_keys
-    return lambda q, k: (turned(q, offset=case.first), turned(k, offset=case.first))
+        return _each(lambda x: apply_rotary_emb(angles, x))
+    return _each(lambda x: module.rotate_queries_or_keys(x, offset=case.first))
 
 
-def onnxruntime(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
+def onnxruntime(case: Case, rope: Rope, positions: Tensor) -> Rotation:
     """Operator RotaryEmbedding of opset 23, q and k in one graph, on memory that is not copied."""
     import onnx.parser
     import onnxruntime as ort
@@ -287,7 +254,7 @@ def onnxruntime(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
     axes = "b, {0}_heads, s, d" if case.heads_first else "b, s, {0}_width"
     q, k = (f"float[{axes.format(x)}]" for x in "qk")
     nodes = " ".join(
-        f"{x}2 = RotaryEmbedding<interleaved = {int(pairing == 'interleaved')}, "
+        f"{x}2 = RotaryEmbedding<interleaved = {int(rope.pairing == 'interleaved')}, "
         f"num_heads = {heads}, rotary_embedding_dim = {case.rotary_dim or 0}>({x}, cos, sin)"
         for x, heads in (("q", case.q_heads), ("k", case.k_heads))
     )
@@ -302,7 +269,7 @@ def onnxruntime(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
     session = ort.InferenceSession(
         graph.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    cos, sin = (x.astype(np.float32) for x in cos_sin(case.rope("half"), positions.numpy()))
+    cos, sin = (x.astype(np.float32) for x in cos_sin(rope, positions.numpy()))
     if positions.dim() != 2 or case.sections:
         cos, sin = (np.broadcast_to(x, (case.batch, *x.shape)).copy() for x in (cos, sin))
 
@@ -317,107 +284,91 @@ def onnxruntime(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
     return rotation
 
 
-def _last(case: Case, positions: Tensor) -> Tensor:
-    """``[B]`` position of each sequence of a decode step; its axes agree on text."""
-    return positions[:, 0, 0] if case.sections else positions[:, 0]
-
-
-def _table(case: Case, positions: Tensor) -> Tensor:
-    """Angles ``[L, N]``: of every position up to the last in decode, else of the tokens in turn."""
+def _table(case: Case, rope: Rope, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Angles ``[L, N]`` of the tokens in turn; in decode of every position, and each sequence's."""
     if case.seq == 1:
-        return usual_angles(case, torch.arange(int(positions.max()) + 1, device=positions.device))
-    angles = usual_angles(case, positions)
-    if not case.sections:
-        return angles
-    pairs = torch.arange(angles.shape[-1])
-    return angles[:, torch.from_numpy(case.rope("half").axes.axis_of_pair(len(pairs))), pairs]
+        starts = positions[:, 0, 0] if case.sections else positions[:, 0]  # axes agree on text
+        positions = torch.arange(int(positions.max()) + 1, device=positions.device)
+        return usual_angles(rope, positions), starts
+    angles = usual_angles(rope, positions)
+    if case.sections:
+        pairs = range(angles.shape[-1])
+        angles = angles[:, rope.axes.axis_of_pair(len(pairs)), pairs]
+    return angles, None
 
 
-def liger(case: Case, positions: Tensor) -> Rotation:
-    """`liger_rotary_pos_emb`, which takes the place of transformers' function and its rows."""
-    from liger_kernel.transformers.rope import liger_rotary_pos_emb
-
-    partial = "rotates whole heads (parts since 0.8.5; earlier ones read beyond rows)"
-    _refuse(case.rotary_dim is not None, partial)
-    cos, sin = transformers_rows(case, positions)
-    return lambda q, k: liger_rotary_pos_emb(q, k, cos, sin)
-
-
-def flash_attention(in_place: bool, pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
+def flash_attention(in_place: bool, case: Case, rope: Rope, positions: Tensor) -> Rotation:
     """`flash_attn.layers.rotary.apply_rotary_emb`, a Triton kernel for one tensor, called twice."""
     from flash_attn.layers.rotary import apply_rotary_emb
 
-    angles, kind = _table(case, positions), getattr(torch, case.dtype)
-    cos, sin = angles.cos().to(kind), angles.sin().to(kind)
-    offsets = _last(case, positions).int() if case.seq == 1 else 0
-
-    def turned(x: Tensor) -> Tensor:
-        return apply_rotary_emb(x, cos, sin, pairing == "interleaved", in_place, offsets)
-
-    return lambda q, k: (turned(q), turned(k))
+    angles, starts = _table(case, rope, positions)
+    rows = [x.to(getattr(torch, case.dtype)) for x in (angles.cos(), angles.sin())]
+    how = rope.pairing == "interleaved", in_place, 0 if starts is None else starts.int()
+    return _each(lambda x: apply_rotary_emb(x, *rows, *how))
 
 
-def flashinfer(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
+def flashinfer(case: Case, rope: Rope, positions: Tensor) -> Rotation:
     """`apply_rope_with_cos_sin_cache_inplace`, with the float32 table of serving engines."""
     from flashinfer.rope import apply_rope_with_cos_sin_cache_inplace
 
     _refuse(case.backward, "no backward pass")
     _refuse(case.rows is not None, "reads whole rows only")
-    angles = _table(case, positions)
+    angles, rows = _table(case, rope, positions)
     table = torch.cat([angles.cos(), angles.sin()], dim=-1)
-    # the rows of a prefill stand in the order of its tokens
-    rows_of = (
-        _last(case, positions)
-        if case.seq == 1
-        else torch.arange(case.seq, device=positions.device).repeat(case.batch)
-    )
+    if rows is None:
+        rows = torch.arange(case.seq, device=positions.device).repeat(case.batch)
 
     def rotation(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         apply_rope_with_cos_sin_cache_inplace(
-            rows_of, q.flatten(2).flatten(0, 1), k.flatten(2).flatten(0, 1), case.head_dim, table,
-            is_neox=pairing == "half",
+            rows, q.flatten(2).flatten(0, 1), k.flatten(2).flatten(0, 1), case.head_dim, table,
+            is_neox=rope.pairing == "half",
         )  # fmt: skip
         return q, k
 
     return rotation
 
 
-def transformer_engine(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
+def transformer_engine(case: Case, rope: Rope, positions: Tensor) -> Rotation:
     """`apply_rotary_pos_emb` with `fused=True`, which takes angles and one tensor, called twice."""
     from transformer_engine.pytorch.attention.rope import apply_rotary_pos_emb
 
-    angles = _table(case, positions)
-    interleaved = pairing == "interleaved"
+    angles, starts = _table(case, rope, positions)
+    interleaved = rope.pairing == "interleaved"
     wide = angles.repeat_interleave(2, -1) if interleaved else torch.cat([angles, angles], -1)
     wide = wide[:, None, None, :].contiguous()
-    starts = _last(case, positions).int() if case.seq == 1 else None
-
-    def turned(x: Tensor) -> Tensor:
-        return apply_rotary_pos_emb(
-            x, wide, "bshd", start_positions=starts, interleaved=interleaved, fused=True
-        )
-
-    return lambda q, k: (turned(q), turned(k))
+    starts = None if starts is None else starts.int()
+    how = {"start_positions": starts, "interleaved": interleaved, "fused": True}
+    return _each(lambda x: apply_rotary_pos_emb(x, wide, "bshd", **how))
 
 
-_LLAMA = Contender(name="transformers", pairing="half", build=transformers_half,
-                   heads_first=True)  # fmt: skip
+_MODELS = "transformers.models."
+_LLAMA = Contender(
+    name="transformers", pairing="half", heads_first=True,
+    build=partial(on_rows, f"{_MODELS}llama.modeling_llama:apply_rotary_pos_emb"),
+)  # fmt: skip
 _GPT_J = Contender(name="transformers", pairing="interleaved", build=transformers_gptj)
-_DEEPSEEK = Contender(name="transformers DeepSeek", pairing="interleaved", pairing_out="half",
-                      build=transformers_deepseek, heads_first=True)  # fmt: skip
+_DEEPSEEK = Contender(
+    name="transformers DeepSeek", pairing="interleaved", pairing_out="half", heads_first=True,
+    build=partial(
+        on_rows, f"{_MODELS}deepseek_v3.modeling_deepseek_v3:apply_rotary_pos_emb_interleave"
+    ),
+)  # fmt: skip
+# in the place of transformers' function; before 0.8.5 it reads beyond rows of a part of a head
+_LIGER = Contender(
+    name="Liger, in place", pairing="half", heads_first=True, in_place=True, trains_in_place=True,
+    build=partial(on_rows, "liger_kernel.transformers.rope:liger_rotary_pos_emb"),
+)  # fmt: skip
 _OTHERS = {
     "cpu": [
         Contender(name="Meta, complex", pairing="interleaved", build=meta),
         Contender(name="torchtune", pairing="interleaved", build=torchtune),
         Contender(name="rotary-embedding-torch", pairing="interleaved",
                   build=rotary_embedding_torch, heads_first=True),
-        *(Contender(name="onnxruntime", pairing=p, build=partial(onnxruntime, p))
-          for p in PAIRINGS),
+        *(Contender(name="onnxruntime", pairing=p, build=onnxruntime) for p in PAIRINGS),
     ],
     "cuda": [
-        Contender(name="Liger, in place", pairing="half", build=liger, heads_first=True,
-                  in_place=True, trains_in_place=True),
-        *(Contender(name=name, pairing=p, build=partial(build, p), in_place="in place" in name)
+        _LIGER,
+        *(Contender(name=name, pairing=p, build=build, in_place="in place" in name)
           for p in PAIRINGS
           for name, build in (
               ("flash-attention, in place", partial(flash_attention, True)),
@@ -427,22 +378,3 @@ _OTHERS = {
           )),
     ],
 }  # fmt: skip
-
-
-def table_recipes(case: Case, device: torch.device) -> dict[str, Callable[[], Sequence[Tensor]]]:
-    """The tables of the case's positions; phasor's constants are the same for every position."""
-    positions, constants = case.positions(device), turn_limbs.__wrapped__
-
-    def rows(dtype: torch.dtype) -> Sequence[Tensor]:
-        angles = usual_angles(case, positions)
-        return angles.cos().to(dtype), angles.sin().to(dtype)
-
-    return {
-        "transformers, Liger": lambda: transformers_rows(case, positions),
-        "Meta, complex": lambda: [meta_turns(case, positions)],
-        "torchtune": lambda: [torchtune_module(case, case.seq).cache],
-        "flash-attention": lambda: rows(torch.bfloat16),
-        "flashinfer, in place": lambda: rows(torch.float32),
-        "Transformer Engine": lambda: [torch.cat([*rows(torch.float32)], -1)],
-        "phasor": lambda: [torch.tensor(constants(case.rope("half"))).to(device)],
-    }

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import torch
 from cases import Case
-from timing import Call, Timer, by_clock
+from timing import Call, by_clock
 from torch import Tensor
 
 from phasor.torch._operator import cpu
@@ -98,9 +98,9 @@ class Cpu:
             f"Load average before: {os.getloadavg()[0]:.1f}"
         )
 
-    def timer(self, *, warm: bool) -> Timer:
-        """A timer of calls in a row; each starts with an empty cache unless ``warm``."""
-        return by_clock()
+    def time(self, call: Call, repeats: int, *, warm: bool) -> float:
+        """Seconds of one of so many calls; each starts with an empty cache unless ``warm``."""
+        return by_clock(call, repeats)
 
     def capturer(self) -> Callable[[Call, int], Call] | None:
         """A function that makes of a call a graph of so many, without the host's part in any."""
@@ -139,23 +139,20 @@ class Cuda(Cpu):
             f"{driver[0] if driver else 'unknown'})"
         )
 
-    def timer(self, *, warm: bool) -> Timer:
-        def timed(call: Call, repeats: int) -> float:
-            turns, calls = (1, repeats) if warm else (repeats, 1)
-            times: list[tuple[Any, Any]] = []
-            for _ in range(turns):
-                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                times.append((start, end))
-                if not warm:
-                    self._flushed.zero_()
-                start.record()
-                for _ in range(calls):
-                    call()
-                end.record()
-            torch.cuda.synchronize()
-            return sum(start.elapsed_time(end) for start, end in times) / 1e3 / repeats
-
-        return timed
+    def time(self, call: Call, repeats: int, *, warm: bool) -> float:
+        turns, calls = (1, repeats) if warm else (repeats, 1)
+        times: list[tuple[Any, Any]] = []
+        for _ in range(turns):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            times.append((start, end))
+            if not warm:
+                self._flushed.zero_()
+            start.record()
+            for _ in range(calls):
+                call()
+            end.record()
+        torch.cuda.synchronize()
+        return sum(start.elapsed_time(end) for start, end in times) / 1e3 / repeats
 
     def capturer(self) -> Callable[[Call, int], Call]:
         # nobody reads what a replay leaves, so all graphs may write to the same memory; a graph
@@ -212,4 +209,4 @@ def host_timer(call: Call, repeats: int) -> float:
     """Seconds of the host for a call, without waiting for what it started on a device."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()  # a queue that is full would make the host wait
-    return by_clock()(call, min(repeats, 200))
+    return by_clock(call, min(repeats, 200))

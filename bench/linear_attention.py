@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from statistics import linear_regression
+from statistics import median
 from typing import Any
 
 import torch
@@ -30,22 +30,22 @@ LONGEST_SOFTMAX = {FORWARD: 8192, TRAINING: 4096}
 QUICK = ("Forward, ????", "Memory in training, 4096")
 # a longer length stops after enough seconds, a short one does not: one odd call would show in few
 ROUNDS, FEWEST, SHORT = 15, 3, 1024
-# time grows as tokens to this power at most, from the first to the last of the lengths
-EXPONENT, GROWN = 1.05, (4096, 8192, 16384, 32768, 65536)
+# time grows as tokens to this power at most, between these lengths
+EXPONENT, GROWN = 1.05, (4096, 65536)
 ROPE = Rope(head_dim=WIDTH, pairing="half", base=500_000.0)
-_TITLES = (
-    *("tokens", "linear, ms (µs per token)", "with malloc as it comes", "`q + k * v` there"),
-    *("softmax, ms", "softmax / linear"),
-)
 _NOTE = f"""\
 One sequence of {HEADS} heads of {WIDTH}, float32, causal, rotation included; medians of {ROUNDS}
 rounds in which all are called in turn (of fewer, {FEWEST} at least, where a call of more than
-{SHORT} tokens is slow); chunks of {CHUNK} tokens, blocks of {CHUNK * BLOCK}. The column of malloc
-as it comes is from a process of its own."""
+{SHORT} tokens is slow); chunks of {CHUNK} tokens, blocks of {CHUNK * BLOCK}. Milliseconds, and
+microseconds a token; those with malloc as it comes are from a process of its own."""
 _GROWTH = f"""\
-From {GROWN[0]} to {GROWN[-1]} tokens time grows as tokens to the power {{kept}} and {{usual}} with
-malloc as it comes; the target is at most {EXPONENT}. There, outputs of 32 MB or more are new pages
-at every call, which `q + k * v` pays for as well; without its time the power is {{rest:.2f}}."""
+From {GROWN[0]} to {GROWN[1]} tokens time grows as tokens to the power {{0:.2f}} ({{3}}), and
+{{1:.2f}} ({{4}}) with malloc as it comes; the target is at most {EXPONENT}. There, outputs of 32 MB
+or more are new pages at every call, which `q + k * v` pays for as well; without its time the power
+is {{2:.2f}}."""
+LEAST, AS_IT_COMES = "`q + k * v`", ", malloc as it comes"
+#: Whose growth is told, in order: with memory that is kept, without, and the least.
+TIMED = "linear", f"linear{AS_IT_COMES}", f"{LEAST}{AS_IT_COMES}"
 _MEMORY = f"""\
 Rise of the peak of resident memory during one forward and backward pass, gradients included. A
 matrix of 65536 × 65536 scores in float32 for {HEADS} heads is {HEADS * 2**34 / 2**20:.0f} MB."""
@@ -66,7 +66,7 @@ def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 #: The last has an output and gradients of the same sizes, and as little work as there can be.
 ATTENTIONS: dict[str, Callable[..., Tensor]] = {
-    "linear": linear, "softmax": softmax, "least": torch.addcmul,
+    "linear": linear, "softmax": softmax, LEAST: torch.addcmul,
 }  # fmt: skip
 
 
@@ -87,11 +87,12 @@ def times(kind: str, seq: int, names: Sequence[str], seconds: float) -> Times:
     return interleave(calls, seconds=seconds / 2 * len(calls), rounds=rounds)
 
 
-def both_times(kind: str, seq: int, seconds: float) -> dict[str, Times]:
+def both_times(kind: str, seq: int, seconds: float) -> dict[str, list[float]]:
     """Of all with memory that is kept, and of linear attention and the least without."""
     names = [name for name in ATTENTIONS if name != "softmax" or seq <= LONGEST_SOFTMAX[kind]]
-    system = alone(times, kind, seq, ["linear", "least"], seconds)
-    return {"kept": times(kind, seq, names, seconds), "system": system}
+    system = alone(times, kind, seq, ["linear", LEAST], seconds)
+    again = {f"{name}{AS_IT_COMES}": samples for name, samples in system.items()}
+    return times(kind, seq, names, seconds) | again
 
 
 def training_rise(seq: int) -> int:
@@ -107,51 +108,42 @@ def steps(device: Any, seconds: float) -> dict[str, Callable[[], Any]]:
     return found | {f"{MEMORY}, {n}": partial(alone, training_rise, n) for n in LENGTHS[4::2]}
 
 
-def growth(times: Mapping[int, float]) -> tuple[float, str]:
-    """Of tokens, how time grows: between the ends of `GROWN`; and in words, fitted to all of it."""
-    logs = [(math.log(seq), math.log(times[seq])) for seq in GROWN]
-    (x0, y0), *_, (x1, y1) = logs
-    ends, fitted = (y1 - y0) / (x1 - x0), linear_regression(*zip(*logs, strict=True)).slope
-    held = "held" if ends <= EXPONENT else "**short**"
-    return ends, f"{ends:.2f} (fitted {fitted:.2f}; {held})"
-
-
-def crossing(linear: Mapping[int, float], softmax: Mapping[int, float]) -> str:
-    """The first length from which linear attention stays the faster one."""
-    slower = [seq for seq in softmax if linear[seq] >= softmax[seq]]
-    after = [seq for seq in softmax if seq > max(slower, default=0)]
-    if not after:
-        return f"beyond {max(softmax)} tokens"
-    return f"between {max(slower)} and {after[0]} tokens" if slower else f"below {after[0]} tokens"
-
-
-def medians(found: Mapping[str, Any], kind: str, memory: str, name: str) -> dict[int, float]:
-    """Seconds of one of the attentions, by length."""
-    lengths = {seq: found.get(f"{kind}, {seq}", {}).get(memory, {}) for seq in LENGTHS}
-    return {seq: Times(times).median(name) for seq, times in lengths.items() if name in times}
+def growth(seconds: Mapping[int, float]) -> float:
+    """The power of tokens as which time grows between both lengths of `GROWN`."""
+    first, last = GROWN
+    return math.log(seconds[last] / seconds[first]) / math.log(last / first)
 
 
 def sections(found: Mapping[str, Any], device: str) -> Iterator[Section]:
-    """Times, both ratios by length, and the verdicts of both kinds of calls."""
+    """Times by length, how they grow, and where linear attention becomes the faster one."""
     yield Section(note=_NOTE)
     for kind in LONGEST_SOFTMAX:
-        kept, softmax = (medians(found, kind, "kept", name) for name in ("linear", "softmax"))
-        usual, least = (medians(found, kind, "system", name) for name in ("linear", "least"))
-        rows = [
-            [f"{n}", *(f"{1e3 * t[n]:.3g} ({1e6 * t[n] / n:.2f})" for t in (kept, usual, least)),
-             *([f"{1e3 * softmax[n]:.3g}", f"{softmax[n] / kept[n]:.2f}"] if n in softmax
-               else "––")]
-            for n in kept
-        ]  # fmt: skip
-        after = f"Linear attention is the faster one {crossing(kept, softmax)}." if softmax else ""
+        by_name: dict[str, dict[int, float]] = {}
+        for seq in LENGTHS:
+            for name, samples in found.get(f"{kind}, {seq}", {}).items():
+                by_name.setdefault(name, {})[seq] = median(samples)
+        rows = {
+            f"{n}": {name: f"{1e3 * of[n]:.3g} ({1e6 * of[n] / n:.2f})"
+                     for name, of in by_name.items() if n in of}
+            for n in by_name.get("linear", ())
+        }  # fmt: skip
+        for n, took in by_name.get("softmax", {}).items():
+            rows[f"{n}"]["softmax / linear"] = f"{took / by_name['linear'][n]:.2f}"
+        kept, usual, least = (by_name.get(name, {}) for name in TIMED)
+        softmax = by_name.get("softmax", {})
+        slower = max((n for n in softmax if kept[n] >= softmax[n]), default=0)
+        after = [f"Linear attention is the faster one from {n} tokens on."
+                 for n in softmax if n > slower][:1]  # fmt: skip
         if {*GROWN} <= kept.keys():
-            rest = {seq: max(1e-9, usual[seq] - least[seq]) for seq in GROWN}
-            powers = {"kept": growth(kept)[1], "usual": growth(usual)[1], "rest": growth(rest)[0]}
-            after = f"{_GROWTH.format(**powers)} {after}"
-        yield Section(kind, "", _TITLES, rows, after)
-    rows = [
-        [f"{seq}", f"{rise / 2**20:.0f}", f"{rise / (3 * 4 * seq * HEADS * WIDTH):.1f}"]
-        for seq in LENGTHS
-        if (rise := found.get(f"{MEMORY}, {seq}"))
-    ]
-    yield Section(MEMORY, "", ("tokens", "rise, MB", "of query, key and value"), rows, _MEMORY)
+            rest = {n: max(1e-9, usual[n] - least[n]) for n in GROWN}
+            powers = [growth(kept), growth(usual), growth(rest)]
+            held = ["held" if power <= EXPONENT else "**short**" for power in powers]
+            after.insert(0, _GROWTH.format(*powers, *held))
+        yield Section(kind, "", rows, " ".join(after), corner="tokens")
+    rises = {seq: rise for seq in LENGTHS if (rise := found.get(f"{MEMORY}, {seq}"))}
+    rows = {
+        f"{seq}": {"rise, MB": f"{rise / 2**20:.0f}",
+                   "of query, key and value": f"{rise / (3 * 4 * seq * HEADS * WIDTH):.1f}"}
+        for seq, rise in rises.items()
+    }  # fmt: skip
+    yield Section(MEMORY, "", rows, _MEMORY, corner="tokens")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from cases import Case
-from device import Cpu
+from device import Cpu, host_timer
 from numpy.typing import NDArray
 from timing import Call, Times, interleave
 from torch import Tensor
@@ -30,9 +31,9 @@ TOLERANCE = {"float32": 2.0**-8, "bfloat16": 2.0**-8 + 3 * 2**0.5 * _ROUNDING}
 _CHECKED = 256  # tokens of a sequence that the gate looks at, first and last among them
 #: From a query and a key to both turned.
 Rotation = Callable[..., Sequence[Tensor]]
-#: From a case and its positions what is timed, with all tables made beforehand; it raises
+#: From a case, its embedding and positions what is timed, all tables made beforehand; it raises
 #: `UnableError` for a case it cannot do, and ImportError where its package is not installed.
-Build = Callable[[Case, Tensor], Rotation]
+Build = Callable[[Case, Rope, Tensor], Rotation]
 
 
 class UnableError(Exception):
@@ -92,11 +93,11 @@ def measure(
     device = device or Cpu()
     found, calls = admit(case, contenders, device.where)
     calls = {**device.references(case, case.positions(device.where)), **calls}
-    warm = case.size <= device.warm_bytes
-    timed = device.timer(warm=warm)
+    warm, host = case.size <= device.warm_bytes, case.asks == "host"
+    timed = host_timer if host else partial(device.time, warm=warm)
     found.seconds.update(interleave(calls, seconds=seconds, warm=warm, timed=timed))
     capture = device.capturer()
-    if capture is None:
+    if capture is None or host:
         return found
     times = _REPLAYED if warm else 1
     replays: dict[str, Call] = {}
@@ -104,7 +105,7 @@ def measure(
         try:
             replays[name] = capture(call, times)
         except Exception as reason:
-            found.left_out[f"{name}, as a graph"] = first_line(reason)
+            found.left_out[f"{name}, as a graph"] = why(reason)
     samples = interleave(replays, seconds=seconds, warm=warm, timed=timed)
     found.replays.update({name: [round(t / times, 9) for t in ts] for name, ts in samples.items()})
     return found
@@ -125,22 +126,22 @@ def admit(
     given, scratch = ((*xs, *dxs) for xs, dxs in zip(tensors, grads, strict=False))
     for contender in contenders:
         key, shifted = contender.key, positions + contender.shift
+        rope = case.rope(contender.pairing, contender.pairing_out)
         for x, y in zip(scratch, given, strict=True):
             x.copy_(y)
         try:
             operands = scratch if contender.in_place else given
-            call = _prepare(contender, case, shifted, operands)
+            call = _prepare(contender, case, rope, shifted, operands)
             results = call()
         except Exception as reason:
             # another package's interface may have changed; phasor's own failures are not forgiven
             unable = isinstance(reason, (UnableError, torch.OutOfMemoryError))
             if contender.name.startswith("phasor") and not unable:
                 raise
-            found.left_out[key] = _why_left_out(reason)
+            found.left_out[key] = why(reason)
             continue
         if contender.heads_first:
             results = [x.transpose(1, 2) if x.dim() == 4 else x for x in results]
-        rope = case.rope(contender.pairing, contender.pairing_out)
         found.errors[key] = worst_error(case, rope, shifted, given, results)
         del results
         if not found.errors[key] <= tolerance(case):
@@ -152,18 +153,13 @@ def admit(
     return found, calls
 
 
-def _why_left_out(reason: Exception) -> str:
-    if isinstance(reason, UnableError):
-        return str(reason)
+def why(reason: Exception) -> str:
+    """What an exception says, in short."""
     if isinstance(reason, ImportError):
         return f"not installed ({reason.name})"
-    return f"{type(reason).__name__}: {first_line(reason)}"
-
-
-def first_line(reason: Exception) -> str:
-    """What an exception says, in short."""
-    lines = str(reason).strip().splitlines()
-    return lines[0][:160] if lines else "no message"
+    first_line, *_ = [*str(reason).strip().splitlines(), "no message"]
+    kind = "" if isinstance(reason, UnableError) else f"{type(reason).__name__}: "
+    return kind + first_line[:160]
 
 
 def references(
@@ -174,29 +170,22 @@ def references(
     The factor is -1, which no repetition lets overflow, and bfloat16 is multiplied as float32 of
     the same bytes, because torch multiplies bfloat16 more slowly than memory delivers it.
     """
-    turned = [x[..., : case.rotary_dim or case.head_dim].view(torch.float32) for x in scratch]
     passes = 2 if case.backward else 1
-
-    def copy() -> None:
-        for _ in range(passes):
-            for x, y in zip(target, inputs, strict=True):
-                x.copy_(y)
-
-    def multiply() -> None:
-        for _ in range(passes):
-            for x in turned:
-                x.mul_(-1.0)
-
-    return {COPY: copy, MULTIPLY: multiply}
+    turned = [x[..., : case.rotary_dim or case.head_dim].view(torch.float32) for x in scratch]
+    pairs = [*zip(target, inputs, strict=True)]
+    return {
+        COPY: lambda: [x.copy_(y) for x, y in passes * pairs],
+        MULTIPLY: lambda: [x.mul_(-1.0) for x in passes * turned],
+    }
 
 
 def _prepare(
-    contender: Contender, case: Case, positions: Tensor, operands: Sequence[Tensor]
+    contender: Contender, case: Case, rope: Rope, positions: Tensor, operands: Sequence[Tensor]
 ) -> Callable[[], Sequence[Tensor]]:
     """What is timed, and returns new query and key, and their gradients if they are asked for."""
     if case.backward and contender.in_place and not contender.trains_in_place:
         raise UnableError("a gradient needs a new output")
-    rotation = contender.build(case, positions)
+    rotation = contender.build(case, rope, positions)
     q, k, *grads = (x.transpose(1, 2) if contender.heads_first else x for x in operands)
     if not case.backward:
         return lambda: rotation(q, k)
@@ -241,32 +230,33 @@ def worst_error(
     """
     tokens = torch.linspace(0, case.seq - 1, min(case.seq, _CHECKED)).long().to(positions.device)
     checked = positions if case.seq == 1 else positions[tokens]
-    found = 0.0
-    for i, (x, y) in enumerate(zip(inputs, results, strict=False)):
-        if y.shape != x.shape or y.dtype != x.dtype:
-            return float("inf")
-        error = rotation_error(x[:, tokens], y[:, tokens], checked, rope, inverse=i >= 2)
-        found = max(found, error)
-    return found
+    return max(
+        rotation_error(x, y, tokens, checked, rope, inverse=i >= 2)
+        for i, (x, y) in enumerate(zip(inputs, results, strict=False))
+    )
 
 
-def rotation_error(x: Tensor, y: Tensor, positions: Tensor, rope: Rope, *, inverse: bool) -> float:
+def rotation_error(
+    x: Tensor, y: Tensor, tokens: Tensor, positions: Tensor, rope: Rope, *, inverse: bool
+) -> float:
     """Largest distance of ``y`` from ``x`` rotated in float64, in lengths of the pair.
 
-    Infinite where a coordinate outside the rotated slice changed, or a result is not finite.
+    Infinite where a coordinate outside the rotated slice changed, or a result is not finite or of
+    another shape or dtype.
     """
+    if y.shape != x.shape or y.dtype != x.dtype:
+        return float("inf")
+    x, y = x[:, tokens], y[:, tokens]
     if not torch.equal(x[..., rope.rotary_dim :], y[..., rope.rotary_dim :]):
         return float("inf")
     cos, sin = cos_sin(rope, positions.cpu().numpy())
     turns = (cos + (-1j if inverse else 1j) * sin)[..., None, :]
     pairings = rope.pairing, rope.output_pairing
-    before, after = pairings[::-1] if inverse else pairings
-    z, w = _complex(x[..., : rope.rotary_dim], before), _complex(y[..., : rope.rotary_dim], after)
+    numbers: list[NDArray[np.complex128]] = []
+    for values, pairing in zip((x, y), pairings[::-1] if inverse else pairings, strict=True):
+        rotated = values[..., : rope.rotary_dim].detach().double().cpu().numpy()
+        first, second = slices(pairing, rope.rotary_dim // 2)
+        numbers.append(rotated[..., first] + 1j * rotated[..., second])
+    z, w = numbers
     off = np.abs(w - z * turns) / np.maximum(np.abs(z), np.finfo(np.float32).tiny)
     return float(off.max()) if np.isfinite(off).all() else float("inf")
-
-
-def _complex(x: Tensor, pairing: Pairing) -> NDArray[np.complex128]:
-    first, second = slices(pairing, x.shape[-1] // 2)
-    numbers = x.detach().double().cpu().numpy()
-    return numbers[..., first] + 1j * numbers[..., second]

@@ -1,7 +1,8 @@
 """What a user feels: whole models, patched against unpatched.
 
 Prefill, decode and a training step of a small Llama with random weights, eager and compiled, and
-how much of that is rotation.
+how much of that is rotation; and how far the peak of resident memory rises at 32k tokens in models
+of three published shapes (Linux).
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import torch
 import transformers
-from device import THREADS
+from device import THREADS, alone, peak_rise
 from report import Section
 from timing import Spread, Times, interleave
 
 from phasor.torch.hf import patch
 
 PROMPT, STEPS = 512, 8
-QUICK = ("decode, bfloat16, *",)
+LAYERS, LONG = 2, 32_768
+QUICK = ("decode, bfloat16, *", "rotation of Llama*")
 #: Fewest and most rounds of a run.
 ROUNDS = 5, 25
 # labels in the profile of an eager call, and how many calls are profiled
@@ -43,6 +45,18 @@ LLAMA: dict[str, Any] = {
     "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 2048, "vocab_size": 32_000,
     "tie_word_embeddings": True, "max_position_embeddings": 131_072, "rope_parameters": LLAMA3,
 }  # fmt: skip
+_KEYS = (
+    *("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"),
+    "max_position_embeddings",
+)
+_QWEN3 = {"rope_type": "default", "rope_theta": 1_000_000.0}
+_GEMMA3 = {"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"]}
+#: Class, sizes and what else there is of each; the vocabulary is small.
+SHAPES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
+    "Llama-3.2-1B": ("Llama", (2048, 32, 8, 64, 8192, 131_072), {"rope_parameters": LLAMA3}),
+    "Qwen3-0.6B": ("Qwen3", (1024, 16, 8, 128, 3072, 40_960), {"rope_parameters": _QWEN3}),
+    "Gemma-3-1B": ("Gemma3Text", (1152, 4, 1, 256, 6912, 32_768), _GEMMA3),
+}
 _VERDICT = """\
 <!-- --8<-- [start:verdict] -->
 A Llama of 104 million parameters was run patched and unpatched on {threads} threads of a CPU, in
@@ -59,11 +73,14 @@ mean of {STEPS}; a `StaticCache` where compiled), and forward, loss, backward an
 median over rounds with its quartiles. Compiled is `torch.compile(model, dynamic=False)`. What part
 of an eager call is rotation, with the embedding and the backward pass, is that of a profile by
 `torch.profiler` of the fastest of {PROFILED} calls; a profile adds more to many small operations
-than to one. Of a compiled call it is the median of what is gone in a model that leaves rotation
-out, called in the same rounds, and – where a quartile is below nothing."""
-_TITLES = (
-    *("run", "transformers, ms", "phasor, ms", "phasor / transformers", "rotation before", "after"),
-)
+than to one."""
+
+
+_MEMORY = f"""\
+How far the peak of resident memory rises at {LONG} tokens, in a process of its own for every
+number: shapes of published models with random bfloat16 weights, {LAYERS} layers of each and no
+output layer, without a cache. One layer's rotation is counted from query and key on: cosines and
+sines, temporaries, and the rotated query and key themselves."""
 
 
 def prepared(model: Any, dtype: torch.dtype, patched: bool) -> Any:
@@ -93,14 +110,10 @@ def replace_rotation(model: Any, make: Callable[[Callable[..., Any]], Callable[.
 
 
 def llama(which: str, dtype: str) -> Any:
-    """The Llama of the times: ``"plain"``, ``"ours"``, or ``"without"`` any rotation."""
+    """The Llama of the times: ``"plain"`` or ``"ours"``."""
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(pad_token_id=0, **LLAMA))
-    model = prepared(model, getattr(torch, dtype), which == "ours")
-    if which == "without":
-        model.model.rotary_emb.forward = lambda x, position_ids: (x, x)
-        replace_rotation(model, lambda function: lambda q, k, *_, **__: (q, k))
-    return model
+    return prepared(model, getattr(torch, dtype), which == "ours")
 
 
 def run_of(model: Any, run: str, *, compiled: bool) -> Callable[[], object]:
@@ -174,21 +187,49 @@ def operations_in(event: Any) -> Iterator[Any]:
 
 
 def time_run(run: str, dtype: str, compiled: bool, seconds: float) -> dict[str, Any]:
-    """Unpatched and patched in turn; compiled also without rotation, for nothing else tells."""
+    """Unpatched and patched in turn; uncompiled also what part of each is rotation."""
     both = "plain", "ours"
-    models = (*both, "without") if compiled else both
-    calls = {which: run_of(llama(which, dtype), run, compiled=compiled) for which in models}
+    calls = {which: run_of(llama(which, dtype), run, compiled=compiled) for which in both}
     times = interleave(calls, seconds=2 * seconds, rounds=ROUNDS)
-    if not compiled:
-        return {"seconds": times, "shares": [rotation_share(one, run, dtype) for one in both]}
-    # what is left without rotation; the part is unknown where quartiles say it may be none
-    left = [times.ratio("without", which) for which in both]
-    return {"seconds": times, "shares": [1 - r.median if r.high < 1 else None for r in left]}
+    shares = [] if compiled else [rotation_share(which, run, dtype) for which in both]
+    return {"seconds": times, "shares": shares}
+
+
+@torch.no_grad()
+def memory_rise(what: str, name: str, patched: bool) -> int:
+    """Bytes by which a prompt of 32k tokens raises the peak, in one rotation or a whole model."""
+    kind, sizes, more = SHAPES[name]
+    shape = dict(zip(_KEYS, sizes, strict=True))
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=1024, num_hidden_layers=LAYERS, pad_token_id=0, **shape, **more
+    )
+    torch.manual_seed(0)
+    model = prepared(getattr(transformers, f"{kind}Model")(config), torch.bfloat16, patched)
+    rotate = rotating_methods(model)[0][1].__globals__[APPLY]
+    of_layer = ["full_attention"] if name.startswith("Gemma") else []
+
+    def rise(length: int) -> int:
+        positions = torch.arange(length)[None]
+        if what == "model":
+            return peak_rise(lambda: model(positions % 1000, use_cache=False))
+        q, k = (
+            torch.ones(1, length, heads, shape["head_dim"], dtype=torch.bfloat16).transpose(1, 2)
+            for heads in sizes[1:3]
+        )
+        return peak_rise(lambda: rotate(q, k, *model.rotary_emb(q, positions, *of_layer)))
+
+    rise(64)  # for what is loaded once
+    return rise(LONG)
+
+
+def rises(what: str, name: str) -> list[int]:
+    """Of both, each in a process of its own."""
+    return [alone(memory_rise, what, name, patched) for patched in (False, True)]
 
 
 def steps(device: Any, seconds: float) -> dict[str, Callable[[], Any]]:
-    """Every run, eager and compiled."""
-    return {
+    """Every run, eager and compiled; the memory of one rotation and of the model of each shape."""
+    runs = {
         f"{run}, {dtype}, {'compiled' if compiled else 'eager'}": partial(
             time_run, run, dtype, compiled, seconds
         )
@@ -196,24 +237,41 @@ def steps(device: Any, seconds: float) -> dict[str, Callable[[], Any]]:
         for dtype in ("bfloat16", "float32")
         for compiled in (False, True)
     }
+    pairs = [(what, name) for what in ("rotation", "model") for name in SHAPES]
+    return runs | {f"{what} of {name}": partial(rises, what, name) for what, name in pairs}
 
 
 def sections(found: Mapping[str, Any], device: str) -> Iterator[Section]:
-    """What came out in plain words; times, their ratio, and the parts that rotation takes."""
-    rows: list[list[str]] = []
+    """What came out in plain words; times, their ratio, and the parts that rotation takes; memory.
+
+    A run left its times and shares, a shape two numbers of bytes.
+    """
+    rows: dict[str, dict[str, str]] = {}
+    memory: dict[str, dict[str, str]] = {}
     ratios: list[Spread] = []
+    shares: list[list[float]] = []
     for name, plain in found.items():
+        if isinstance(plain, list):
+            theirs, ours = (f"{rise / 2**20:.0f}" for rise in plain)
+            memory[name] = {"transformers, MiB": theirs, "phasor, MiB": ours}
+            continue
         times, calls = Times(plain["seconds"]), STEPS if name.startswith("decode") else 1
+        theirs, ours = (f"{1e3 / calls * times.median(which):.4g}" for which in ("plain", "ours"))
         ratios.append(times.ratio("ours", "plain"))
-        taken = [f"{1e3 / calls * times.median(which):.4g}" for which in ("plain", "ours")]
-        shares = ("–" if share is None else f"{share:.1%}" for share in plain["shares"])
-        rows.append([name, *taken, str(ratios[-1]), *shares])
-    eager = [plain["shares"] for name, plain in found.items() if name.endswith("eager")]
-    parts = [f"{min(some):.1%} to {max(some):.1%}" for some in zip(*eager, strict=True)]
+        rows[name] = {
+            "transformers, ms": theirs, "phasor, ms": ours,
+            "phasor / transformers": str(ratios[-1]),
+        }  # fmt: skip
+        if plain["shares"]:
+            shares.append(plain["shares"])
+            before, after = (f"{share:.1%}" for share in plain["shares"])
+            rows[name] |= {"rotation before": before, "after": after}
+    parts = [f"{min(some):.1%} to {max(some):.1%}" for some in zip(*shares, strict=True)]
     before, after = parts or ("an unknown part", "an unknown part")
     faster, slower = sum(r.high < 1 for r in ratios), sum(r.low > 1 for r in ratios)
     verdict = _VERDICT.format(
         threads=THREADS, faster=faster, slower=slower, runs=len(rows), before=before, after=after,
         rest=len(rows) - faster - slower,
     )  # fmt: skip
-    yield Section("", verdict, _TITLES, rows, _NOTE)
+    yield Section("", verdict, rows, _NOTE, corner="run")
+    yield Section("Memory", "", memory, _MEMORY)

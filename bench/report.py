@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 
 class Section(NamedTuple):
-    """A table, and what stands around it; left out are empty parts, and all if it has no rows."""
+    """A table of texts by row and column, and what stands around it; left out if it has no rows."""
 
     title: str = ""
     note: str = ""
-    titles: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
+    rows: Mapping[str, Mapping[str, str]] | None = None
     after: str = ""
+    corner: str = ""  # what stands over the names of the rows
 
-    def parts(self) -> tuple[str, ...]:
-        """Paragraphs and the table."""
-        if self.titles and not self.rows:
+    def parts(self) -> Iterable[str]:
+        """Paragraphs and the table; a dash where a row has nothing in a column."""
+        if self.rows is None:
+            return self.title and f"### {self.title}", self.note, self.after
+        if not self.rows:
             return ()
-        title = f"### {self.title}" if self.title else ""
-        return title, self.note, table(self.titles, self.rows), self.after
-
-
-def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, all columns but the first of which stand right."""
-    if not titles:
-        return ""
-    marks = ["---", *["---:"] * (len(titles) - 1)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (titles, marks, *rows))
+        columns = dict.fromkeys(column for row in self.rows.values() for column in row)
+        lines = [
+            [self.corner, *columns],
+            ["---", *["---:"] * len(columns)],
+            *([name, *(row.get(c, "–") for c in columns)] for name, row in self.rows.items()),
+        ]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return self.title and f"### {self.title}", self.note, table, self.after
 
 
 def markdown(results: Mapping[str, Any], sections: Iterable[Section]) -> str:

@@ -24,15 +24,12 @@ from typing import Any
 import torch
 from contenders import versions
 from device import Cpu, Cuda, restart_with_kept_memory
-from measure import first_line
+from measure import why
 from report import markdown
 
 #: Each is a module: its ``steps`` are what can be measured, by name, ``QUICK`` says which of them
 #: are a few, and its ``sections`` are written of what they returned, which is JSON.
-PAGES = (
-    *("rotation", "models", "model-memory", "linear-attention", "compiled", "small-calls"),
-    "startup",
-)
+PAGES = ("rotation", "models", "linear-attention", "compiled", "startup")
 #: The commit where there is no history, or nothing that reads it.
 UNKNOWN = "unknown"
 RESULTS = Path(__file__).parent / "results"
@@ -99,7 +96,7 @@ def measure_all(
         except Exception as reason:
             # a case may be too large for the device, others' kernels can break anything, and what
             # was measured before stays
-            failed[name] = f"{type(reason).__name__}: {first_line(reason)}"
+            failed[name] = why(reason)
         yield {
             "cases": {name: cases[name] for name in steps if name in cases},
             "whole": steps.keys() <= cases.keys(), "failed": failed,

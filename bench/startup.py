@@ -29,10 +29,8 @@ def run(*arguments: str) -> str:
 def steps(device: Any, seconds: float) -> dict[str, Callable[[], Any]]:
     """Both."""
     imports = {name: partial(run, "-c", _IMPORT.format(name)) for name in ("numpy", "phasor")}
-    programs = {
-        "numpy": partial(run, "-c", "import numpy"),
-        "phasor": partial(run, "-m", "phasor", "show", "llama-3.1-8b"),
-    }
+    show = partial(run, "-m", "phasor", "show", "llama-3.1-8b")
+    programs = {"numpy": partial(run, "-c", "import numpy"), "phasor": show}
     turns = partial(interleave, seconds=seconds, rounds=(20, 20))
     inside = partial(turns, imports, timed=lambda call, repeats: float(str(call())))
     return {"import": inside, "show": partial(turns, programs)}
@@ -40,10 +38,13 @@ def steps(device: Any, seconds: float) -> dict[str, Callable[[], Any]]:
 
 def sections(found: Mapping[str, Any], device: str) -> Iterator[Section]:
     """Both, with their limits."""
-    rows: list[list[str]] = []
+    rows: dict[str, dict[str, str]] = {}
     for what, plain in found.items():
         numpy, phasor = (Times(plain).median(name) for name in ("numpy", "phasor"))
         held = "held" if phasor <= LIMITS[what] * numpy else "**short**"
-        rows.append([what, f"{1e3 * numpy:.1f}", f"{1e3 * phasor:.1f}", f"{phasor / numpy:.2f}",
-                     f"≤ {LIMITS[what]}", held])  # fmt: skip
-    yield Section("", "", ("", "NumPy, ms", "phasor, ms", "phasor / NumPy", "limit", ""), rows)
+        rows[what] = {
+            "NumPy, ms": f"{1e3 * numpy:.1f}",
+            "phasor, ms": f"{1e3 * phasor:.1f}",
+            "phasor / NumPy": f"{phasor / numpy:.2f}, {held}: ≤ {LIMITS[what]}",
+        }
+    yield Section(rows=rows)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from cases import Case
+from cases import Case, Question
 from contenders import IN_PLACE, NEW
 from device import EMPTY
 from measure import COPY, MULTIPLY, Measured
 
-from phasor.angles import COS_SIN_ERROR_FLOAT32
+from phasor.angles import COS_SIN_ERROR_FLOAT32, turn_limbs
 from phasor.pairings import PAIRINGS
 
-_FAR = "phasor, positions near 2^62"
+_FAR_OUT = "phasor, positions near 2^62"
 #: Of a cosine and a sine in float32, and a complex product in float32.
 FAR_BOUND = 2**0.5 * COS_SIN_ERROR_FLOAT32 + 5**0.5 * 2**-24
 #: Values of a case, by the contender that they are of.
@@ -28,28 +28,29 @@ class Target(NamedTuple):
     limit: float
     values: Values
     cases: tuple[str, ...] = ("*",)  # as in ``--cases``
+    asks: Question = "times"
 
-    def row(self, measured: Iterable[Measured]) -> tuple[str, str, str, str]:
-        """`verdict` of what was measured."""
-        found = {
+    def is_about(self, case: Case) -> bool:
+        """Whether it is a promise for this case."""
+        return case.asks == self.asks and any(fnmatch(case.label, one) for one in self.cases)
+
+    def row(self, measured: Iterable[Measured]) -> dict[str, str]:
+        """Its limit, the range of what was measured, and whether it is held."""
+        values = {
             f"{m.case.label}, {key.removeprefix('phasor, ')}": value
             for m in measured
-            if any(fnmatch(m.case.label, pattern) for pattern in self.cases)
+            if self.is_about(m.case)
             for key, value in self.values(m)
         }
-        return verdict(self.what, self.limit, found)
-
-
-def verdict(what: str, limit: float, values: Mapping[str, float]) -> tuple[str, str, str, str]:
-    """What is promised, its limit, the range measured, and whether it is held."""
-    if not values:
-        return what, f"≤ {limit:.3g}", "", "not measured"
-    low, high = (f"{end(values.values()):.2f}" for end in (min, max))
-    short = {name: v for name, v in values.items() if not v <= limit}
-    worst = sorted(short, key=lambda name: -short[name])[:3]
-    named = "; ".join(f"{name}: {short[name]:.2f}" for name in worst)
-    held = f"**short** in {len(short)} of {len(values)}: {named}" if short else "held"
-    return what, f"≤ {limit:.3g}", low if low == high else f"{low} to {high}", held
+        limit = {"limit": f"≤ {self.limit:.3g}"}
+        if not values:
+            return limit | {"measured": "", "held": "not measured"}
+        low, high = (f"{end(values.values()):.2f}" for end in (min, max))
+        short = [name for name, value in values.items() if not value <= self.limit]
+        worst = sorted(short, key=lambda name: -values[name])[:3]
+        named = "; ".join(f"{name}: {values[name]:.2f}" for name in worst)
+        held = f"**short** in {len(short)} of {len(values)}: {named}" if short else "held"
+        return limit | {"measured": low if low == high else f"{low} to {high}", "held": held}
 
 
 def moved(case: Case, key: str) -> int:
@@ -88,34 +89,15 @@ def _over_bytes(form: str) -> Values:
     ]
 
 
-def _over_others(form: str) -> Values:
-    """Ratios to each contender of the same pairing."""
-    return lambda m: [ratio for key in _own(m, form) for ratio in _to_others(m, key)]
-
-
-def _to_others(m: Measured, key: str) -> list[tuple[str, float]]:
-    pairing = key.rpartition(", ")[2]
-    return [
+def _over_others(form: str, *, alike: bool = False) -> Values:
+    """Ratios to each contender of the same pairing, or only to those that do the same work."""
+    return lambda m: [
         (other, m.seconds.ratio(key, other).median)
+        for key in _own(m, form)
         for other in m.seconds
-        if other.endswith(pairing) and not other.startswith("phasor")
+        if other.endswith(key.rpartition(", ")[2]) and not other.startswith("phasor")
+        if not alike or m.case.backward or (", in place" in other) == (form == IN_PLACE)
     ]
-
-
-def _over_fastest(form: str) -> Values:
-    """Ratios to the fastest contender of the same pairing that does the same work."""
-
-    def values(m: Measured) -> Iterable[tuple[str, float]]:
-        for key in _own(m, form):
-            alike = [
-                ratio
-                for other, ratio in _to_others(m, key)
-                if m.case.backward or (", in place" in other) == (form == IN_PLACE)
-            ]
-            if alike:
-                yield key, max(alike)
-
-    return values
 
 
 def _pairings_apart(m: Measured) -> Iterable[tuple[str, float]]:
@@ -129,6 +111,9 @@ def _pairings_apart(m: Measured) -> Iterable[tuple[str, float]]:
 _TWO_DECODES = "decode 1, *", "decode 32, *"
 _FROM_4096 = "prefill 4096*", "prefill 32768*"
 _LONG = "*, prefill*", "*, training*"
+_FAR = Target("error far out / its bound, float32", 1.0,
+              lambda m: [(key, error / FAR_BOUND) for key, error in m.errors.items()
+                         if key.startswith("phasor")], ("*float32",), "errors")  # fmt: skip
 _CPU = [
     Target("prefill from 4096 tokens, in place / multiply", 1.05,
            _over(IN_PLACE, MULTIPLY), _FROM_4096),
@@ -144,66 +129,41 @@ _CPU = [
                       if key.startswith(NEW)]),
     Target("decode 1 and 32, in place / transformers' apply alone", 1 / 9,
            _over(IN_PLACE, "transformers"), _TWO_DECODES),
-    Target("decode 1 and 32, in place / bare operator", 1.3,
-           _over(IN_PLACE, "phasor, bare operator"), _TWO_DECODES),
     Target("slower pairing / faster pairing, every case", 1.05, _pairings_apart),
     Target("MLA, in place / strided copy", 0.95, _over(IN_PLACE, COPY), ("DeepSeek MLA*",)),
     Target("AVX2 / best instruction set, prefill from 4096 tokens", 1.1,
            _over("phasor, avx2", IN_PLACE), _FROM_4096),
     Target("AVX2 / best instruction set, prefill up to 512 tokens", 3.0,
            _over("phasor, avx2", IN_PLACE), ("prefill 64*", "prefill 512*")),
-    Target("positions near 2^62 / rows of a table", 1.05, _over(_FAR, "phasor, rows of a table")),
+    Target("positions near 2^62 / rows of a table", 1.05,
+           _over(_FAR_OUT, "phasor, rows of a table")),
     Target("error near position 2^62 / its bound, float32", 1.0,
            lambda m: [(key, error / FAR_BOUND) for key, error in m.errors.items()
-                      if key.startswith(_FAR)], ("*float32",)),
+                      if key.startswith(_FAR_OUT)], ("*float32",)),
     Target("new output / each contender, every case", 1.03, _over_others(NEW)),
     Target("in place / each contender, every case", 1.03, _over_others(IN_PLACE)),
+    Target("new output, float32, malloc as it comes / onnxruntime", 1.0,
+           _over(NEW, "onnxruntime"), ("*float32",), "malloc"),
+    _FAR,
 ]  # fmt: skip
-_SYSTEM = Target("new output, float32, malloc as it comes / onnxruntime", 1.0,
-                 _over(NEW, "onnxruntime"), ("*float32",))  # fmt: skip
 _GPU = [
     Target("prefill and training, in place / a copy of its bytes (95 % of the bandwidth)",
            1 / 0.95, _over_bytes(IN_PLACE), _LONG),
     Target("prefill and training, new output / a copy of its bytes (92 %)",
            1 / 0.92, _over_bytes(NEW), _LONG),
-    Target("prefill and training, in place / the fastest contender", 1.0,
-           _over_fastest(IN_PLACE), _LONG),
-    Target("prefill and training, new output / the fastest contender", 1.0,
-           _over_fastest(NEW), _LONG),
+    Target("prefill and training, in place / each contender in place", 1.0,
+           _over_others(IN_PLACE, alike=True), _LONG),
+    Target("prefill and training, new output / each contender with new outputs", 1.0,
+           _over_others(NEW, alike=True), _LONG),
+    Target("decode as a graph, in place / an empty kernel", 1.15,
+           lambda m: _over(IN_PLACE, EMPTY)(m.replayed()), ("*, decode*",)),
+    Target("one call of the host, query and key, µs", 12.0,
+           lambda m: [(key, 1e6 * m.seconds.median(key)) for key in _own(m, IN_PLACE, NEW)],
+           asks="host"),
+    Target("constants of phasor, bytes a pair", 64.0,
+           lambda m: [("phasor", 2 * turn_limbs(m.case.rope("half")).nbytes / m.case.head_dim)],
+           asks="host"),
+    _FAR,
 ]  # fmt: skip
-_REPLAY = Target(
-    "decode as a graph, in place / an empty kernel", 1.15, _over(IN_PLACE, EMPTY), ("*, decode*",)
-)
-_HOST = Target(
-    "one call of the host, query and key, µs",
-    12.0,
-    lambda m: [(key, 1e6 * m.seconds.median(key)) for key in _own(m, IN_PLACE, NEW)],
-)
-
-
-def cpu_rows(cases: Sequence[Measured], system: Sequence[Measured]) -> list[tuple[str, ...]]:
-    """`verdict` of each target of a CPU; of the system's allocator at last."""
-    return [*(target.row(cases) for target in _CPU), _SYSTEM.row(system)]
-
-
-def gpu_rows(
-    cases: Sequence[Measured],
-    host: Sequence[Measured],
-    tables: Sequence[Mapping[str, Any]],
-    far: Mapping[str, Mapping[str, float | str]],
-) -> list[tuple[str, ...]]:
-    """`verdict` of each target of a GPU."""
-    sizes = {f"{t['length']} positions": t["bytes"] / 64 for t in tables if t["recipe"] == "phasor"}
-    errors = {
-        f"{key}, {place}": error / FAR_BOUND
-        for key, found in far.items()
-        for place, error in found.items()
-        if key.startswith("phasor") and place.endswith("float32") and isinstance(error, float)
-    }
-    return [
-        *(target.row(cases) for target in _GPU),
-        _REPLAY.row([m.replayed() for m in cases]),
-        _HOST.row(host),
-        verdict("constants of phasor, bytes a pair", 64.0, sizes),
-        verdict("error far out / its bound, float32", 1.0, errors),
-    ]
+#: All of them by type of device.
+TARGETS = {"cpu": _CPU, "cuda": _GPU}

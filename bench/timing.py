@@ -44,16 +44,12 @@ class Times(dict[str, list[float]]):
         return spread([a / b for a, b in zip(self[name], self[to], strict=True)])
 
 
-def by_clock(clock: Callable[[], float] = time.perf_counter) -> Timer:
-    """A timer for calls that have done their work when they return."""
-
-    def timed(call: Call, repeats: int) -> float:
-        start = clock()
-        for _ in range(repeats):
-            call()
-        return (clock() - start) / repeats
-
-    return timed
+def by_clock(call: Call, repeats: int) -> float:
+    """The timer of calls that have done their work when they return."""
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - start) / repeats
 
 
 def interleave(
@@ -62,7 +58,7 @@ def interleave(
     seconds: float,
     warm: bool = False,
     rounds: tuple[int, int] = (5, 200),
-    timed: Timer | None = None,
+    timed: Timer = by_clock,
 ) -> Times:
     """Times of ``calls``, by name, to a nanosecond, which is finer than the clock.
 
@@ -71,7 +67,6 @@ def interleave(
     repeated within its turn. Where the calls are ``warm`` each is made once more before its turn,
     untimed, so that it finds its own tensors in the cache and not those of its predecessor.
     """
-    timed = timed or by_clock()
     once: dict[str, float] = {}
     for name, call in calls.items():
         call()

@@ -18,7 +18,7 @@ from torch import Tensor
 ROOT = Path(__file__).parents[2]
 _NAMES = (
     *("cases", "timing", "device", "measure", "contenders", "targets"),
-    *("report", "rotation", "run", "linear_attention", "small_calls"),
+    *("report", "rotation", "run", "linear_attention"),
 )
 
 
@@ -70,7 +70,7 @@ def by_hand(case: Any, positions: Tensor) -> Callable[[Tensor, Tensor], tuple[Te
 def spoilt(spoil: Callable[[Tensor], Tensor]) -> Any:
     """A contender that is `by_hand` with something wrong in its query."""
 
-    def build(case: Any, positions: Tensor) -> Any:
+    def build(case: Any, rope: Any, positions: Tensor) -> Any:
         right = by_hand(case, positions)
 
         def rotation(q: Tensor, k: Tensor) -> Sequence[Tensor]:
@@ -101,13 +101,12 @@ def result(name: str, ratios: dict[str, float], **of_case: Any) -> Any:
     return BENCH.measure.Measured(case=case, seconds=times(seconds), replays=times(replays))
 
 
-def page(measured: Sequence[Any], device: str = "cpu", whole: bool = True, **facts: Any) -> str:
+def page(measured: Sequence[Any], device: str = "cpu", whole: bool = True) -> str:
     """The page of results made up for a test."""
     about = {
         "machine": "M", "python": "3", "date": "today", "commit": "abc", "whole": whole,
         "versions": {"torch": "2"}, "failed": {},
     }  # fmt: skip
     plain = {m.case.label: asdict(m) for m in measured}
-    plain |= {getattr(BENCH.rotation, name): fact for name, fact in facts.items()}
     found = json.loads(json.dumps(plain))
     return BENCH.report.markdown(about, BENCH.rotation.sections(found, device))

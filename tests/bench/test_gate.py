@@ -48,13 +48,14 @@ def test_a_case_makes_what_it_says(case: Any) -> None:
 @pytest.mark.parametrize(("device", "count"), [("cpu", 2 * 15), ("cuda", 2 * 7 * 7)])
 def test_every_case_is_well_formed(device: str, count: int) -> None:
     """Names tell them apart, and targets are about some; below 2**15 on a CPU; keys are apart."""
-    cases = CASES[device]
-    assert len({case.label for case in cases}) == len(cases) == count
+    labels = [case.label for case in CASES[device]]
+    assert len(set(labels)) == len(labels)
+    assert len(BENCH.run.selected(labels, BENCH.rotation.QUICK)) == {"cpu": 5, "cuda": 6}[device]
+    for target in BENCH.targets.TARGETS[device]:
+        assert any(target.is_about(case) for case in CASES[device]), target.what
+    cases = [case for case in CASES[device] if case.asks == "times"]
+    assert len(cases) == count
     assert {case.dtype for case in cases} == {"bfloat16", "float32"}
-    labels, targets = [case.label for case in cases], BENCH.targets
-    few, promises = {"cpu": (5, targets._CPU), "cuda": (6, targets._GPU)}[device]
-    assert len(BENCH.run.selected(labels, BENCH.rotation.QUICK)) == few
-    assert all(BENCH.run.selected(labels, promise.cases) for promise in promises)
     for case in cases:
         keys = [one.key for one in BENCH.contenders.everyone(case, device)]
         assert len(set(keys)) == len(keys)
@@ -121,10 +122,10 @@ def test_the_gate_sees_what_lies_outside_the_rotated_slice() -> None:
     case = SHAPES["partial"]
     x = case.tensors()[0]
     y, positions = x.clone(), torch.zeros(5, dtype=torch.int64)
-    error = BENCH.measure.rotation_error
-    assert error(x, y, positions, case.rope("half"), inverse=False) == 0
+    tokens, error = torch.arange(5), BENCH.measure.rotation_error
+    assert error(x, y, tokens, positions, case.rope("half"), inverse=False) == 0
     y[0, 0, 0, 7] += 1
-    assert error(x, y, positions, case.rope("half"), inverse=False) == float("inf")
+    assert error(x, y, tokens, positions, case.rope("half"), inverse=False) == float("inf")
 
 
 def test_the_gate_checks_gradients() -> None:
@@ -166,11 +167,11 @@ def test_who_writes_its_arguments_spoils_them_for_nobody() -> None:
             grad.copy_(ctx.turn(grad, True))
             return grad, None
 
-    def build(case: Any, positions: Tensor) -> Any:
+    def build(case: Any, rope: Any, positions: Tensor) -> Any:
         def turn(x: Tensor, inverse: bool) -> Tensor:
             from phasor.torch import rotate
 
-            return rotate(x.detach(), positions, case.rope("half"), inverse=inverse)
+            return rotate(x.detach(), positions, rope, inverse=inverse)
 
         return lambda q, k: (InPlace.apply(q, turn), InPlace.apply(k, turn))
 
