@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from phasor.errors import TensorError
-from phasor.identification import verify
 from phasor.identification.calling import Calling, RefusedError, find_caller
+from phasor.identification.verifying import record, verify
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
-
-# positions that functions are asked for: the first, and ones that are far apart
-_POSITIONS = (*range(17), 31, 63, 64, 127, 255, 257, 511, 1023, 2047, 4095)
 
 
 def assert_rotates(
@@ -30,7 +25,7 @@ def assert_rotates(
     Args:
         function_or_recording: A function or module that rotates, as `phasor.identify` takes it; or
             a recording as `phasor.verify` takes it.
-        rope: What it is to do; of a function one layer's.
+        rope: What it is to do; of a model whose layers differ a function is given one layer's.
         max_position: The highest position that a function is asked for.
         options: How a function is called: ``table``, ``takes``, ``dims``, ``arrays`` and ``dtype``,
             as for `phasor.identify`; of a recording those of `phasor.verify`.
@@ -45,30 +40,16 @@ def assert_rotates(
     """
     __tracebackhide__ = True  # pytest shows the caller's line
     recording = function_or_recording
-    if callable(recording) and isinstance(rope, Rope):
-        recording, options = _record(recording, rope, max_position, options), {}
+    if callable(recording):
+        some = rope if isinstance(rope, Rope) else rope.ropes[0]
+        caller = find_caller(recording, some.head_dim, Calling(n_axes=some.axes.n_axes, **options))
+        try:
+            recording, options = record(caller, max_position), {}
+        except RefusedError as error:
+            raise TensorError(
+                f"function must turn positions 0 to {max_position}, and says of some of them: "
+                f"{error}; give the highest as max_position"
+            ) from error
     found = verify(rope, recording, **options)
     if found:
         raise AssertionError(str(found))
-
-
-def _record(
-    function: Any, rope: Rope, max_position: int, options: dict[str, Any]
-) -> dict[str, Any]:
-    """What the function makes of random vectors; of queries and keys if it turns both."""
-    n_axes = rope.axes.n_axes
-    caller = find_caller(function, rope.head_dim, Calling(n_axes=n_axes, **options))
-    positions = np.array([p for p in _POSITIONS if p <= min(max_position, caller.max_position)])
-    if n_axes > 1:  # other coordinates on every axis
-        positions = np.stack([np.roll(positions, 3 * axis) for axis in range(n_axes)], axis=-1)
-    try:
-        x, turned = caller.turn_random(positions)
-    except RefusedError as error:
-        raise TensorError(
-            f"function must turn positions 0 to {positions.max()}, and says of some of them: "
-            f"{error}; give the highest as max_position"
-        ) from error
-    recording: dict[str, Any] = {"positions": positions}
-    for name, y in zip(("q", "k"), turned, strict=False):
-        recording |= {name: np.broadcast_to(x, y.shape), f"{name}_rotated": y}
-    return recording

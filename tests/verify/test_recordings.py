@@ -4,6 +4,7 @@ import json
 import tracemalloc
 import zipfile
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -192,6 +193,24 @@ def test_what_is_no_recording_is_refused(case):
         verify("llama", recording())
 
 
+def test_heads_that_are_not_rotated_are_named():
+    """As keys beside queries in one tensor."""
+    arrays = recording()
+    arrays["qk"], arrays["qk_rotated"] = arrays.pop("q"), arrays.pop("q_rotated")
+    arrays["qk_rotated"][:, 2] = arrays["qk"][:, 2]
+    found = verify(ROPE, arrays)
+    assert names(found) == ["heads", "not-turned"]
+    assert "Only heads 2 are wrong." in str(found)
+
+
+def test_one_token_of_decoding_has_one_reading():
+    """Its heads may stand for tokens of one position, which is the same."""
+    rope = replace(ROPE, base=500_000.0)
+    x, y = vectors(rope, positions=np.array([900]))
+    arrays = {"positions": np.array([900]), "q": x[None], "q_rotated": y[None]}
+    assert names(verify(ROPE, arrays)) == ["base"]
+
+
 def test_two_orders_that_both_explain_are_named():
     """Two orders that both explain are named."""
     x = np.random.default_rng(0).standard_normal((1, 64, 64, 64))
@@ -343,6 +362,64 @@ def turn_as(rope, offset=0):
         return np.float32(np.stack([oracle.turned(head, place, rope) for head, place in pairs]))
 
     return function
+
+
+def test_diff_names_axes_that_a_function_exchanges():
+    """Which positions of text, equal on all axes, do not show."""
+    planes = Rope(head_dim=64, pairing="half", axes=Axial((16, 16)))
+
+    def exchanged(x, positions):
+        pairs = zip(np.asarray(x, np.float64), positions[:, ::-1].tolist(), strict=True)
+        return np.float32(np.stack([oracle.turned(head, place, planes) for head, place in pairs]))
+
+    found = diff(planes, exchanged)
+    assert [cause.sentence for cause in found.causes] == [
+        "Axes: coordinates (1, 0) are taken as (0, 1)."
+    ]
+    assert (found.position, found.axis) == (1, 0)
+    assert "at position 1 on axis 0, 0 on the others" in str(found)
+
+
+def test_a_function_is_asked_about_a_model_of_one_kind_of_layers():
+    """As about its rope; of several kinds it may be any."""
+    layers = LayerRopes(name="two", layer_kinds=("a", "none"), kinds={"a": ROPE, "none": None})
+    assert_rotates(turn_as(ROPE), layers)
+    with pytest.raises(AssertionError, match="Pairing: interleaved in place of half"):
+        assert_rotates(turn_as(OTHER), LayerRopes(name="a", layer_kinds=("a",), kinds={"a": ROPE}))
+    with pytest.raises(PhasorError, match=r"ropes\[0\]"):
+        diff(layers, turn_as(ROPE))
+
+
+YARN = Rope(
+    head_dim=64, pairing="interleaved", base=500_000.0,
+    scaling=Yarn(factor=4.0, original_max_positions=4096),
+)  # fmt: skip
+BASE = Rope(head_dim=64, pairing="half", base=123_456.0)
+CUT = np.concatenate([np.arange(40), np.arange(60)])
+# a rope, what is done in its place, at which positions, with which factor; the names and a dtype
+NAMED = {
+    "an offset and a restart": (ROPE, ROPE, CUT + 1, 1, "offset restart", "float32"),
+    "an offset, far away": (ROPE, ROPE, np.arange(100) + 1000, 1, "offset", "float32"),
+    "a base that nobody uses": (ROPE, BASE, np.arange(100), 1, "base", "bfloat16"),
+    "and from few numbers": (ROPE, BASE, np.arange(300), 1, "base", "float16"),
+    "such a base and a restart": (ROPE, replace(ROPE, base=20_000.0), CUT, 1, "restart base",
+                                  "float64"),
+    "half of the head without its factor": (
+        YARN, replace(YARN, rotary_dim=32), np.arange(100), 1.0, "slice factor-missing", "float64"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_differences_are_named_all_of_them_and_by_their_causes(case):
+    """And not by what follows from them."""
+    rope, done, at, gain, expected, dtype = NAMED[case]
+    places = np.arange(len(at))
+    x = rounded(np.random.default_rng(3).standard_normal((len(at), 2, 64)), dtype)
+    y = rotate(x, at, done, dtype, gain=gain)
+    found = verify(
+        rope, {"positions": places, "q": stored(x, dtype), "q_rotated": stored(y, dtype)}
+    )
+    assert names(found) == expected.split(), str(found)
 
 
 MISTAKES = {

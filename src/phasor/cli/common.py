@@ -6,13 +6,14 @@ import errno
 import json
 import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
@@ -25,6 +26,9 @@ import phasor
 from phasor.errors import BackendError, PhasorWarning, SpecError, install_hint, visible
 from phasor.files.presets import preset, preset_names
 from phasor.layers import LayerRopes
+
+if TYPE_CHECKING:  # which loads more than most commands need
+    from phasor.identification.report import Difference
 
 STDIN = "-"
 
@@ -202,6 +206,18 @@ class Screen(Console):
     def on_broken_pipe(self) -> None:
         # called inside the except block; rich would exit with status 1
         raise
+
+
+def exit_with(difference: Difference, *, as_json: bool) -> NoReturn:
+    """Print a difference, its first line as a title, and exit with 1 if there is one."""
+    if as_json:
+        print_json(difference.as_plain())
+    else:
+        screen, (title, *rest) = Screen(), difference.lines()
+        screen.print_line((title, "bold"))
+        for line in rest:
+            screen.print_line(line)
+    sys.exit(1 if difference else 0)
 
 
 def make_table(*columns: str, words: Collection[str] = ()) -> Table:

@@ -11,8 +11,8 @@ import click
 
 from phasor.cli.common import (
     STDIN,
-    Screen,
     add_load_options,
+    exit_with,
     function_widths,
     model_argument,
     print_json,
@@ -79,14 +79,7 @@ def diff(
             raise click.UsageError(f"{option} is for functions; two models say it themselves.")
     a, b = read_model(first, load_options), read_model(second, load_options)
     difference = diff_rotations(a, b, seq_len=seq_len, context=context, tolerance=tolerance)
-    if as_json:
-        print_json(difference.as_plain())
-    else:
-        screen, (title, *rest) = Screen(), difference.lines()
-        screen.print_line((title, "bold"))
-        for line in rest:
-            screen.print_line(line)
-    sys.exit(1 if difference else 0)
+    exit_with(difference, as_json=as_json)
 
 
 def _find_rotation(

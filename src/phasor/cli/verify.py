@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from phasor.cli.common import (
-    Screen,
     add_load_options,
+    exit_with,
     model_argument,
-    print_json,
     progress_bar,
     read_model,
     seq_len_option,
@@ -43,11 +41,4 @@ def verify(
     layers = read_model(model, load_options)
     with progress_bar("Layers") as progress:
         found = verify_recording(layers, file, dims=dims, seq_len=seq_len, progress=progress)
-    if as_json:
-        print_json(found.as_plain())
-    else:
-        screen, (title, *rest) = Screen(), found.lines()
-        screen.print_line((title, "bold"))
-        for line in rest:
-            screen.print_line(line)
-    sys.exit(1 if found else 0)
+    exit_with(found, as_json=as_json)

@@ -183,7 +183,7 @@ class Caller:
         """The highest position to call: a function without positions computes all below it."""
         return 1 << 62 if self._takes_positions else _LONGEST_WITHOUT_POSITIONS
 
-    def map(self, position: int) -> Floats:
+    def map(self, position: Any) -> Floats:
         """The linear map at a position, ``[out, in]``; the queries' if there is one for keys."""
         return self.turn(np.eye(self.head_dim), [position])[0, 0].T
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import islice, product
 from typing import Any
 
@@ -17,20 +17,22 @@ from phasor.identification.blocks import Arrangement
 from phasor.identification.explaining import explain
 from phasor.identification.hypotheses import (
     COARSE,
-    Change,
+    FACTORS,
+    Changes,
     Hypothesis,
+    Meant,
     alternatives,
-    base_change,
-    direction_change,
+    compare,
+    compare_layouts,
     exchanged_axes,
-    law_change,
+    factor_missing,
     precisions,
     rounded,
     rows_of,
-    slice_change,
     suppose,
 )
-from phasor.identification.spectrum import ROUNDING, Floats, Interval, find_spectrum
+from phasor.identification.report import Finding
+from phasor.identification.spectrum import ROUNDING, Floats, Interval, doubling, find_spectrum
 from phasor.identification.turns import (
     Sample,
     Turns,
@@ -41,13 +43,13 @@ from phasor.identification.turns import (
     rotates_as,
 )
 from phasor.rope import Rope
+from phasor.scaling import Linear
 
-Changes = tuple[Change, ...]
 #: What differs, and texts of what that cannot be told from.
 Found = tuple[Changes, tuple[str, ...]]
 #: The names of changes, the most important first; those of roundings follow.
 _ORDER = (
-    *("tokens", "not-turned", "pairing", "slice", "direction", "twice", "layer", "offset"),
+    *("heads", "tokens", "not-turned", "pairing", "slice", "direction", "twice", "layer", "offset"),
     *("restart", "first-row", "clamped", "table-end", "length", "base", "law-missing"),
     *("law", "law-parameter", "frequencies", "factor-missing", "factor-twice", "factor", "axes"),
 )
@@ -59,11 +61,6 @@ _STEPS = sorted(range(-3, 4), key=abs)
 _MAX_CANDIDATES = 4096
 _LOG_BASES = math.log(20), math.log(1e10)
 _GRID = 129
-
-
-def order_of(change: Change) -> int:
-    """How important a change is: roundings least."""
-    return _ORDER.index(change.name) if change.name in _ORDER else len(_ORDER)
 
 
 def measure(sample: Sample, rope: Rope) -> list[Turns]:
@@ -80,57 +77,50 @@ def measure(sample: Sample, rope: Rope) -> list[Turns]:
     return []
 
 
-def causes_of(sample: Sample, rope: Rope) -> Changes:
-    """What makes the sample's vectors differ from those that the rope turns; none if unknown."""
-    finder = Finder(rope, None, (), sample.positions[None], np.arange(len(sample.x)))
-    is_bad = ~rotates_as(sample, rope)
-    return finder.find(lambda tokens: measure(sample.of(tokens), rope), is_bad)[0]
-
-
+@dataclass(frozen=True)
 class Finder:
-    """Looks for what differs in some tokens of a recording.
+    """Looks for what differs in some tokens of a recording."""
 
-    ``positions`` are those of the whole recording, ``[batch, seq]`` or ``[batch, seq, n_axes]``;
-    ``unresolved`` and ``others`` as for `alternatives`.
-    """
+    meant: Meant
+    sample: Sample  # of these tokens
+    tokens: NDArray[np.intp]
+    positions: NDArray[Any]  # of the whole recording, [batch, seq] or [batch, seq, n_axes]
 
-    def __init__(
-        self, rope: Rope, unresolved: Rope | None, others: Sequence[tuple[str, Rope]],
-        positions: NDArray[Any], tokens: NDArray[np.intp],
-    ) -> None:  # fmt: skip
-        self.rope, self.unresolved, self.others = rope, unresolved, others
-        self.positions, self.tokens = positions, tokens
-
-    def find(
-        self, measure_tokens: Callable[[NDArray[np.bool_]], list[Turns]], is_bad: NDArray[np.bool_]
-    ) -> Found:
+    def find(self) -> Found:
         """What differs, the most important first; nothing if nothing explains it.
 
-        ``measure_tokens`` has the turns of some tokens, for each arrangement of pairs that explains
-        them. If nothing explains all tokens, those are explained that are turned wrongly.
+        If nothing explains all tokens, heads or tokens are explained that are turned wrongly.
         """
-        whole = self._explain_best(measure_tokens(np.ones_like(is_bad)))
-        if is_bad.all() or (whole and not is_vague(whole[0])):
+        whole = self._explain_best()
+        if whole and not is_vague(whole[0]):
+            return whole
+        good = rotates_as(self.sample, self.meant.rope)
+        heads, is_bad = (np.logical_not(good.all(axis=axis)) for axis in (0, 1))
+        if heads.any() and not heads.all():
+            changes, undecided = replace(self, sample=self.sample.of_heads(heads)).find()
+            if changes:
+                text = f"Only heads {ranges(np.flatnonzero(heads).tolist())} are wrong."
+                return (Finding("heads", text), *changes), undecided
+        if is_bad.all() or not is_bad.any():
             return whole or ((), ())
-        which = self._name_tokens(is_bad)
-        tokens, self.tokens = self.tokens, self.tokens[is_bad]
-        part = self._explain_best(measure_tokens(is_bad))
-        self.tokens = tokens
+        bad = replace(self, sample=self.sample.of(is_bad), tokens=self.tokens[is_bad])
+        part = bad._explain_best()
         if whole and (part is None or is_vague(part[0])):
             return whole
         changes, undecided = part or ((), ())
-        text = f"Only {which} are wrong{'' if changes else ', and turned by no position'}."
-        return (Change("tokens", text), *changes), undecided
+        text = f"Only {self._name_tokens(is_bad)} are wrong"
+        text += "." if changes else ", and turned by no position."
+        return (Finding("tokens", text), *changes), undecided
 
-    def _explain_best(self, measured: Sequence[Turns]) -> Found | None:
-        if not measured:
+    def _explain_best(self) -> Found | None:
+        results = [self._explain(turns) for turns in measure(self.sample, self.meant.rope)]
+        if not results:
             return None
-        results = map(self._explain, measured)
         changes, undecided = min(results, key=lambda one: (is_vague(one[0]), len(one[0])))
-        return tuple(sorted(changes, key=order_of)), undecided
+        return tuple(sorted(changes, key=_order_of)), undecided
 
     def _name_tokens(self, is_bad: NDArray[np.bool_]) -> str:
-        places = self._flat_positions()
+        places = self.sample.positions.reshape(len(is_bad), -1).max(axis=1)
         good, bad = places[~is_bad], places[is_bad]
         if good.max() < bad.min():
             return f"tokens from position {bad.min():.15g} on"
@@ -138,17 +128,12 @@ class Finder:
             return f"tokens up to position {bad.max():.15g}"
         return f"some tokens, such as {self.tokens[is_bad][0]} at position {bad[0]:.15g},"
 
-    def _flat_positions(self) -> Floats:
-        """The highest coordinate of every token, ``[T]``."""
-        flat = self.positions.reshape(-1, *self.positions.shape[2:])[self.tokens]
-        return flat.astype(np.float64).reshape(len(flat), -1).max(axis=1)
-
     def _explain(self, turns: Turns) -> Found:
-        layout = _layout_changes(self.rope, turns.arrangement)
+        layout = [*compare_layouts(self.meant.rope, turns.arrangement)]
         if turns.row_dtype is not None:
             text = f"Cos and sin are rounded to {turns.row_dtype}."
-            layout.append(Change(f"table-in-{turns.row_dtype}", text))
-        rope = _arranged(self.rope, turns.arrangement)
+            layout.append(Finding(f"table-in-{turns.row_dtype}", text))
+        rope = _arranged(self.meant.rope, turns.arrangement)
         for level in () if rope is None else self._levels(rope, turns):
             fitting: list[tuple[int, float, Changes]] = []
             for hypothesis in level:
@@ -172,12 +157,12 @@ class Finder:
         same = suppose(rope, places)
         if not _gain_changes(rope, turns):
             yield iter([same])
-        single = [*alternatives(rope, places, self.unresolved, self.others)]
+        single = [*alternatives(self.meant._replace(rope=rope), places)]
 
         def one() -> Iterator[Hypothesis]:
             yield same
             yield from single
-            twice = Change("twice", "It is rotated twice: R(2p) in place of R(p).")
+            twice = Finding("twice", "It is rotated twice: R(2p) in place of R(p).")
             yield suppose(rope, 2 * places, twice)
             yield from self._moved(same, turns)
             yield from precisions(rope, places)
@@ -188,7 +173,7 @@ class Finder:
                 name = first.changes[0].name
                 if (name in _OFTEN) == (names == _OFTEN):
                     rest = None if name == "direction" else names - {name}
-                    for second in alternatives(first.rope, places, names=rest):
+                    for second in alternatives(Meant(first.rope), places, rest):
                         yield second._replace(changes=first.changes + second.changes)
 
         yield one()
@@ -202,9 +187,6 @@ class Finder:
         """The hypothesis at other positions, which explain every token."""
         changes, rope, places, rows = hypothesis
         n_axes = rope.axes.n_axes
-        if n_axes > 1 and np.any(places != places[:, :1]):
-            return  # of text all coordinates are one number
-        every = places if n_axes == 1 else places[:, 0]
 
         def everywhere(moved: NDArray[Any]) -> NDArray[Any]:
             return moved if n_axes == 1 else np.repeat(moved[:, None], n_axes, axis=1)
@@ -215,7 +197,10 @@ class Finder:
         off = np.abs(turns.z[:_FEW] - turns.scale(rope) * moved)
         fits = np.all(off <= turns.allowed(rope, places)[:_FEW], axis=(1, 2))
         for offset in offsets[fits][:3].tolist():
-            yield suppose(rope, places + offset, *changes, _offset_change(offset))
+            yield suppose(rope, places + offset, *changes, *_offset_changes(offset))
+        every = places if n_axes == 1 else places[:, 0]
+        if n_axes > 1 and np.any(places != every[:, None]):
+            return  # of text all coordinates are one number
         mapped = self._map_positions(rope, turns, every, everywhere)
         if mapped is not None:
             names = self._name_positions(mapped, every)
@@ -245,45 +230,55 @@ class Finder:
             mapped[token] = fitting[np.argmin(np.abs(fitting - place))]
         return mapped
 
-    def _name_positions(self, mapped: NDArray[np.int64], places: NDArray[Any]) -> list[Change]:
+    def _name_positions(self, mapped: NDArray[np.int64], places: NDArray[Any]) -> list[Finding]:
+        if not mapped.any():
+            return [Finding("not-turned", "It is not turned: every token is as at position 0.")]
         column = self.tokens % self.positions.shape[1]
-        wrong = mapped != places
+        # the first tokens show an offset alone, where others restart
+        off = mapped - places
+        by = off[0] if np.all(off[:3] == off[0]) else 0
+        changes = _offset_changes(by)
+        wrong = off != by
+        if not wrong.any():
+            return changes
         first, last = int(np.argmax(wrong)), int(mapped.max())
         where = (
             f"token {self.tokens[first]} (position {places[first]:.15g}) is turned as "
             f"{mapped[first]}"
         )
-        if not mapped.any():
-            return [Change("not-turned", "It is not turned: every token is as at position 0.")]
         if len(self.positions) > 1 and np.array_equal(mapped, self.positions[0, column]):
             text = f"Positions: every row of the batch has those of the first: {where}."
-            return [Change("first-row", text)]
+            return [Finding("first-row", text)]
         for dtype in COARSE:
-            change = Change(f"positions-in-{dtype}", f"Positions are rounded to {dtype}: {where}.")
-            for by in _STEPS:
-                choices = rounded(places + by, dtype), rounded(places, dtype) + by
+            change = Finding(f"positions-in-{dtype}", f"Positions are rounded to {dtype}: {where}.")
+            for step in _STEPS:
+                choices = rounded(places + step, dtype), rounded(places, dtype) + step
                 if any(np.array_equal(mapped, choice) for choice in choices):
-                    return [*([_offset_change(by)] if by else []), change]
-            far = mapped[np.abs(mapped) > 2 / ROUNDING[dtype]]
-            if len(far) >= _FEW and np.array_equal(rounded(far, dtype), far):
-                return [Change("restart", f"Positions restart elsewhere: {where}."), change]
-        if np.array_equal(mapped, np.minimum(places, last)):
-            text = f"Table: it ends, positions from {last + 1} on turn as {last}."
-            return [Change("clamped", text)]
+                    return [*_offset_changes(step), change]
+            far = np.abs(mapped) > 1 / ROUNDING[dtype]
+            is_rounded, is_coarse = (
+                np.array_equal(rounded(some[far], dtype), some[far]) for some in (mapped, column)
+            )
+            if far.sum() >= _FEW and is_rounded and not is_coarse:
+                changes.append(change)
+        if np.array_equal(mapped, np.minimum(places + by, last)):
+            text = f"Table: it ends, positions from {last - by + 1:.15g} on turn as {last}."
+            return [*changes, Finding("clamped", text)]
         if not mapped[wrong].any():
             text = f"a table ends, or positions are not counted on: {where}, and so are others"
-            return [Change("table-end", f"Positions: {text}.")]
+            return [*changes, Finding("table-end", f"Positions: {text}.")]
         text = "restart elsewhere"
         if np.array_equal(mapped, column):
             text = "are counted through and do not restart"
-        return [Change("restart", f"Positions {text}: {where}.")]
+        return [*changes, Finding("restart", f"Positions {text}: {where}.")]
 
     # ---- frequencies ----
 
-    def _measure_frequencies(self, turns: Turns) -> list[Change] | None:
+    def _measure_frequencies(self, turns: Turns) -> list[Finding] | None:
         """What the frequencies are, and by how much positions are off."""
         places, offset, found = turns.positions, 0, list[Rope]()
-        index = None if places.ndim > 1 or np.any(places % 1) else _doubling(places)
+        pairs = turns.z.shape[1]
+        index = None if places.ndim > 1 or np.any(places % 1) else doubling(places)
         if index is not None:
             z, gain = turns.z[index], sum(turns.gain) / 2
             errors = np.minimum(turns.errors[index] / gain, np.pi)
@@ -295,29 +290,37 @@ class Finder:
             if report.rope is not None and report.known_law:
                 found.append(replace(report.rope, inv_freq_dtype="exact"))
         offsets = dict.fromkeys((offset, *_STEPS))
-        moved = [(places + by, [_offset_change(by)] if by else []) for by in offsets]
-        moved += [(rounded(places, dtype), [Change(f"positions-in-{dtype}",
+        moved = [(places + by if by else places, _offset_changes(by)) for by in offsets]
+        moved += [(rounded(places, dtype), [Finding(f"positions-in-{dtype}",
                    f"Positions are rounded to {dtype}.")]) for dtype in COARSE]  # fmt: skip
         for at, changes in moved if places.ndim == 1 else ():
-            for rope in (*found, *self._find_bases(turns, at)):
-                if rope.num_pairs != turns.z.shape[1]:
-                    continue
-                if turns.misfit(suppose(rope, at)).max() <= 1:
-                    return [*changes, *self._compare(rope), *_gain_changes(rope, turns)]
+            ropes = [*found, *self._find_bases(turns, at)]
+            likely = [suppose(rope, at, *changes) for rope in ropes if rope.num_pairs == pairs]
+            if at is places:
+                likely += [moved for one in likely[:4] for moved in self._moved(one, turns)]
+            fitting = [
+                [*one.changes, *compare(self.meant.rope, one.rope), *_gain_changes(one.rope, turns)]
+                for one in likely
+                if turns.misfit(one).max() <= 1
+            ]
+            if fitting:
+                return min(fitting, key=len)
         return None
 
     def _find_bases(self, turns: Turns, places: NDArray[Any]) -> Iterator[Rope]:
-        """The rope with a base that all tokens allow, with its law and without, either direction.
+        """The rope with bases that tokens allow, with its law, none or others, either direction.
 
-        The bases that some tokens allow are found on a grid, then on finer ones for more tokens.
+        The bases that some tokens allow are found on a grid, then on finer ones for more tokens;
+        where later ones allow none, as after a restart, the first may be right all the same.
         """
-        meant = _arranged(self.rope, turns.arrangement)
+        meant = _arranged(self.meant.rope, turns.arrangement)
         if meant is None or meant.base is None:
             return
         order = np.argsort(np.abs(places), kind="stable")
-        for law, direction in product(dict.fromkeys((meant.scaling, None)), (1, -1)):
-            low, high = _LOG_BASES
-            for some in (order[:4], order[:8], order[:16], order[:32], order):
+        linear = (Linear(factor=factor) for factor in FACTORS if places is turns.positions)
+        for law, direction in product(dict.fromkeys((meant.scaling, None, *linear)), (1, -1)):
+            (low, high), bases = _LOG_BASES, Interval(1, 0)
+            for some in (order[:4], order[:8], order[:16], order[:32], order, order, order):
                 count = _GRID + int((high - low) * float(np.abs(places[some]).max()) / 8)
                 logs = np.linspace(low, high, min(count, 4 * _MAX_CANDIDATES))
                 rope = replace(meant, scaling=law, direction=direction)
@@ -326,33 +329,26 @@ class Finder:
                     break
                 step = float(logs[1] - logs[0])
                 low, high = float(kept[0]) - step, float(kept[-1]) + step
-            else:
-                base = Interval(low, high).exp().simplest()
-                if base is not None:
-                    yield replace(meant, base=base, scaling=law, direction=direction)
+                bases = Interval(low, high).exp()
+            for base in bases.decimals():
+                yield replace(meant, base=base, scaling=law, direction=direction)
 
-    def _compare(self, found: Rope) -> list[Change]:
-        """What is different in a rope that was measured."""
-        rope = self.rope
-        changes = [direction_change()] if found.direction != rope.direction else []
-        if found.base != rope.base and rope.base is not None and found.base is not None:
-            changes.append(base_change(rope, found.base))
-        if found.scaling != rope.scaling:
-            changes.append(law_change(rope, found.scaling))
-        return changes
-
-    def _name_pairs(self, turns: Turns) -> list[Change]:
+    def _name_pairs(self, turns: Turns) -> list[Finding]:
         """From which pair on the frequencies differ."""
-        rope = _arranged(self.rope, turns.arrangement)
+        rope = _arranged(self.meant.rope, turns.arrangement)
         if rope is None:
-            return [Change("frequencies", "Frequencies differ.")]
+            return [Finding("frequencies", "Frequencies differ.")]
         misfit = turns.misfit(suppose(rope, turns.positions)).max(axis=0)
         pairs: list[int] = np.flatnonzero(misfit > 1).tolist()
         if not pairs:
             text = "Angles differ by a little more than rounding explains."
-            return [Change("angles", text), *_gain_changes(rope, turns)]
+            return [Finding("angles", text), *_gain_changes(rope, turns)]
         text = f"Frequencies differ from pair {pairs[0]} on: pairs {ranges(pairs)}."
-        return [Change("frequencies", text), *_gain_changes(rope, turns)]
+        return [Finding("frequencies", text), *_gain_changes(rope, turns)]
+
+
+def _order_of(change: Finding) -> int:
+    return _ORDER.index(change.name) if change.name in _ORDER else len(_ORDER)
 
 
 def is_vague(changes: Changes) -> bool:
@@ -360,8 +356,8 @@ def is_vague(changes: Changes) -> bool:
     return any(change.name in ("frequencies", "angles", "tokens") for change in changes)
 
 
-def _offset_change(by: int) -> Change:
-    return Change("offset", f"Positions are off by {by:+d}.")
+def _offset_changes(by: float) -> list[Finding]:
+    return [Finding("offset", f"Positions are off by {by:+.15g}.")] if by else []
 
 
 def _allowed_bases(
@@ -396,22 +392,6 @@ def _interpolate(table: Floats, at: Floats, wanted: Floats) -> Floats:
     return np.stack(columns, axis=1)
 
 
-def _doubling(places: NDArray[Any]) -> NDArray[np.intp] | None:
-    """Indices of two neighbours, and of positions beyond whose distances at most double."""
-    order = np.argsort(places, kind="stable")
-    ordered = places[order]
-    neighbours = np.flatnonzero(np.diff(ordered) == 1)
-    if not len(neighbours):
-        return None
-    start = int(neighbours[0])
-    found, gap = [start, start + 1], 1
-    gaps = ordered - ordered[start]
-    while len(reachable := np.flatnonzero((gaps > gap) & (gaps <= 2 * gap))):
-        found.append(int(reachable[-1]))
-        gap = int(gaps[reachable[-1]])
-    return order[found]
-
-
 def _arranged(rope: Rope, arrangement: Arrangement) -> Rope | None:
     """The rope with the pairs of an arrangement; None if its law or axes do not fit them."""
     assert arrangement.pairing is not None
@@ -424,29 +404,13 @@ def _arranged(rope: Rope, arrangement: Arrangement) -> Rope | None:
         return None
 
 
-def _layout_changes(rope: Rope, arrangement: Arrangement) -> list[Change]:
-    changes: list[Change] = []
-    pairings = (arrangement.pairing, arrangement.pairing_out), (rope.pairing, rope.output_pairing)
-    if pairings[0] != pairings[1]:
-        found, meant = (f"{a}" if a == b else f"{a} read and {b} written" for a, b in pairings)
-        changes.append(Change("pairing", f"Pairing: {found} in place of {meant}."))
-    found, meant = (
-        f"{one.rotary_start} to {one.rotary_start + one.rotary_dim - 1}"
-        for one in (arrangement, rope)
-    )
-    if found != meant:
-        changes.append(slice_change(found, meant))
-    return changes
-
-
-def _gain_changes(rope: Rope, turns: Turns) -> list[Change]:
+def _gain_changes(rope: Rope, turns: Turns) -> list[Finding]:
     """How the factor of cos and sin differs from the rope's."""
     factor, (low, high) = rope.attention_factor, turns.gain
     if low <= factor <= high:
         return []
     if low <= 1 <= high:
-        text = f"Factor: missing, cos and sin are to be multiplied by {factor:.7g}."
-        return [Change("factor-missing", text)]
+        return [factor_missing(factor)]
     if low <= factor**2 <= high:
-        return [Change("factor-twice", f"Factor: {factor:.7g} is multiplied twice.")]
-    return [Change("factor", f"Factor: {(low + high) / 2:.6g} in place of {factor:.7g}.")]
+        return [Finding("factor-twice", f"Factor: {factor:.7g} is multiplied twice.")]
+    return [Finding("factor", f"Factor: {(low + high) / 2:.6g} in place of {factor:.7g}.")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack, overload
@@ -11,13 +10,13 @@ from typing import Any, TypedDict, Unpack, overload
 import numpy as np
 
 from phasor._checks import number, whole
-from phasor.describe import plain_fields, ranges, static_rope
-from phasor.errors import SpecError
+from phasor.describe import ranges, static_rope
+from phasor.errors import SpecError, TensorError
 from phasor.identification.calling import Caller, Calling, RefusedError, find_caller
-from phasor.identification.causes import causes_of
-from phasor.identification.hypotheses import Change
-from phasor.identification.spectrum import ROUNDING, Floats, exact_phasors, find_first_bad
-from phasor.identification.turns import Sample
+from phasor.identification.hypotheses import Changes
+from phasor.identification.report import Difference
+from phasor.identification.spectrum import Floats, exact_phasors, find_first_bad
+from phasor.identification.verifying import record, verify
 from phasor.layers import LayerRopes
 from phasor.numpy import every_axis_of, matrix, pair_indices
 from phasor.rope import Rope, real_inv_freq
@@ -25,21 +24,6 @@ from phasor.rope import Rope, real_inv_freq
 Function = Callable[..., Any]
 _FAR = 1 << 12  # positions beyond where two part that are asked for why
 _CONTEXT = 1 << 20  # positions compared if no model has a context
-
-
-class Difference(ABC):
-    """How two sides differ: false if they agree where they were compared; printed as `lines`."""
-
-    @abstractmethod
-    def lines(self) -> list[str]:
-        """The differences, a line each."""
-
-    def __str__(self) -> str:
-        return "\n".join(self.lines())
-
-    def as_plain(self) -> dict[str, Any]:
-        """Everything as JSON values, with the verdict in ``differ``; axes as their repr."""
-        return {"differ": bool(self)} | plain_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +136,8 @@ class MapDifference(Difference):
     """The position where two linear maps part; what is not finite is None."""
 
     position: int  # the first found at which they differ
+    # of several axes the one on which it is, with 0 on the others; None if it is on all of them
+    axis: int | None = None
     # the one read and the one written that differ most there
     coordinates: tuple[int, int] | None = None
     pair: int | None = None  # the pair that reads it, in the first side that is a Rope
@@ -159,15 +145,22 @@ class MapDifference(Difference):
     # the largest change of a score of unit vectors, the query there and the key at 0
     score: float | None = None
     # what a function does otherwise than a Rope, the most important first; none if unknown
-    causes: tuple[Change, ...] = ()
+    causes: Changes = ()
     # the message of the function that refused the position; all else is None then
     refused: str | None = None
 
     def lines(self) -> list[str]:
-        text = f"They part at position {self.position}"
+        where = "" if self.axis is None else f" on axis {self.axis}, 0 on the others"
+        text = f"They part at position {self.position}{where}"
         if self.refused is not None:
             return [f"{text}, which one refuses: {self.refused}."]
-        text += "" if self.pair is None else f" in pair {self.pair}"
+        text += (
+            ""
+            if self.pair is None
+            else f", in pair {self.pair}"
+            if where
+            else f" in pair {self.pair}"
+        )
         if self.size is None or self.score is None:
             return [f"{text}: one gives no finite numbers."]
         return [
@@ -181,13 +174,20 @@ def _diff_measured(
     first: Rope | Caller, second: Rope | Caller, context: int, tolerance: float
 ) -> MapDifference | None:
     """The first position found where two functions, or a function and a Rope, differ."""
+    n_axes = next((side.axes.n_axes for side in (first, second) if isinstance(side, Rope)), 1)
+    # on all axes, where images and text are alike, and on each alone
+    ways = (None, *range(n_axes)) if n_axes > 1 else (None,)
 
     def compare_at(position: int) -> MapDifference | None:
+        found = (compare_on(axis, position) for axis in ways)
+        return next((one for one in found if one is not None), None)
+
+    def compare_on(axis: int | None, position: int) -> MapDifference | None:
         try:
-            first_map, second_map = _find_map(first, position), _find_map(second, position)
-            origins = _find_map(first, 0), _find_map(second, 0)
+            first_map, second_map = (_find_map(side, position, axis) for side in (first, second))
+            origins = [_find_map(side, 0) for side in (first, second)]
         except RefusedError as error:
-            return MapDifference(position=position, refused=str(error))
+            return MapDifference(position=position, axis=axis, refused=str(error))
         distances = np.linalg.norm(first_map - second_map, axis=0)
         if np.all(distances <= tolerance):
             return None
@@ -196,6 +196,7 @@ def _diff_measured(
         scores = first_map.T @ origins[0] - second_map.T @ origins[1]
         return MapDifference(
             position=position,
+            axis=axis,
             coordinates=(read, int(np.argmax(np.abs(first_map - second_map)[:, read]))),
             pair=next(
                 (_pair_of(side, read) for side in (first, second) if isinstance(side, Rope)), None
@@ -214,10 +215,14 @@ def _diff_measured(
     return None
 
 
-def _find_map(side: Rope | Caller, position: int) -> Floats:
+def _find_map(side: Rope | Caller, position: int, axis: int | None = None) -> Floats:
     if isinstance(side, Caller):
-        return side.map(position)
-    return matrix(every_axis_of(side, position), side)
+        n_axes = side.n_axes
+        return side.map(position if axis is None else np.eye(n_axes, dtype=int)[axis] * position)
+    place = every_axis_of(side, position)
+    return matrix(
+        place if axis is None else np.where(np.arange(len(place)) == axis, place, 0), side
+    )
 
 
 def _pair_of(rope: Rope, coordinate: int) -> int | None:
@@ -412,25 +417,19 @@ def diff(
         raise SpecError(
             f"head_dim (--head-dim) must be as wide as the model's, {width}, got {head_dim}"
         )
+    for side in (a, b):
+        if isinstance(side, Rope):
+            calling.setdefault("n_axes", side.axes.n_axes)
     how = Calling(**calling)
     first, second = (x if isinstance(x, Rope) else find_caller(x, width, how) for x in (a, b))
     found = _diff_measured(first, second, context, tolerance or 1e-3)
     match first, second:
         case (Rope() as rope, Caller() as caller) | (Caller() as caller, Rope() as rope) if found:
-            causes = _find_causes(rope, caller, min(context, found.position + _FAR))
-            return replace(found, causes=causes)
+            try:
+                recording = record(caller, min(context, found.position + _FAR) - 1)
+                (side, *_) = verify(rope, recording).sides
+                return replace(found, causes=side.changes)
+            except (RefusedError, TensorError):  # some position is refused, or turned to NaN
+                return found
         case _:
             return found
-
-
-def _find_causes(rope: Rope, caller: Caller, context: int) -> tuple[Change, ...]:
-    """What a function does otherwise than a Rope; nothing if it refuses."""
-    powers = [1 << j for j in range(4, context.bit_length())]
-    places = np.array(sorted(p for p in {*range(17), *powers} if p < context))
-    try:
-        x, (y, *_) = caller.turn_random(places)
-    except RefusedError:
-        return ()
-    dtype = max(caller.arrays.dtype, caller.out_dtype, key=ROUNDING.__getitem__)
-    sample = Sample(np.broadcast_to(x, y.shape), y, every_axis_of(rope, places), dtype)
-    return causes_of(sample, rope) if np.isfinite(y).all() else ()

@@ -5,7 +5,7 @@ It is measured on a function, on recorded vectors, or on a table of cos and sin.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,15 +46,15 @@ from phasor.identification.spectrum import (
     Floats,
     Spectrum,
     bound_angle_errors,
+    doubling,
     exact_phasors,
     find_spectrum,
     powers_of_two,
 )
+from phasor.identification.turns import Sample, least_squares
 from phasor.numpy import every_axis_of, matrix
 from phasor.rope import Rope
 
-#: Vectors of one position before and after the rotation, ``[N, head_dim]`` each.
-Samples = tuple[Floats, Floats]
 _SMALL_POSITIONS = (0, 1, 2, 3, 5, 8)
 # enough samples of one position, and enough positions, to tell pairings apart
 _SAMPLES_PER_POSITION = 8
@@ -296,15 +296,18 @@ def identify_samples(
     """
     # a coordinate is a sum of two products, and the turn is solved for: a few roundings
     rounding = 8 * ROUNDING[choice("dtype", dtype, ROUNDING)]
-    equal, unequal = _group_samples(before, after, positions)
-    head_dim = next(iter(equal.values()))[0].shape[1]
-    groups = list(equal.values())[:_ARRANGEMENT_POSITIONS]
-    arrangement = _find_arrangement(groups, head_dim, rounding)
+    sample = _group_samples(before, after, positions, dtype)
+    is_equal = _are_equal(sample.positions)
+    equal, unequal = sample.of(is_equal), sample.of(~is_equal)
+    arrangement = _find_arrangement(equal, rounding)
     if arrangement is None:
         why = "no pairing of coordinates explains the samples as turns, up to a factor, of pairs"
+        head_dim = sample.x.shape[-1]
         return Identification(head_dim=head_dim, called=None, linear=True, why_no_rope=why)
-    read_positions = [*_doubling_positions(list(equal))]
-    z = np.array([_fit_factors(equal[p], arrangement)[0] for p in read_positions])
+    places = equal.positions[:, 0]
+    indices = doubling(places)
+    read_positions: list[int] = places[indices].tolist()
+    z = least_squares(*equal.pairs(arrangement))[indices]
     spectrum = find_spectrum(read_positions, z, np.full(z.shape, rounding))
     drivers = _find_drivers_of_samples(unequal, arrangement, spectrum, rounding)
     report = explain(arrangement, spectrum, drivers, np.abs(z), rounding=rounding)
@@ -319,10 +322,8 @@ def _first_unused(positions: Iterable[int], spectrum: Spectrum) -> int | None:
     return next((p for p in positions if p > spectrum.last_position), None)
 
 
-def _group_samples(
-    before: ArrayLike, after: ArrayLike, positions: ArrayLike
-) -> tuple[dict[int, Samples], dict[tuple[int, ...], Samples]]:
-    """Samples by position with equal coordinates on all axes, and with unequal ones."""
+def _group_samples(before: ArrayLike, after: ArrayLike, positions: ArrayLike, dtype: str) -> Sample:
+    """Samples by position ``[P, n_axes]``, as heads; zeros, which tell nothing, where one lacks."""
     x, y = (np.asarray(vectors, dtype=np.float64) for vectors in (before, after))
     places = np.asarray(positions)
     if x.ndim != 2 or x.shape != y.shape:
@@ -336,80 +337,63 @@ def _group_samples(
             f"positions must be whole numbers [{len(x)}], one per sample, or one per axis of each, "
             f"got {places.dtype} {list(places.shape)}"
         )
-    places = places.reshape(len(x), -1)
-    groups: dict[tuple[int, ...], Samples] = {}
-    for p in np.unique(places, axis=0):
-        indices = np.flatnonzero((places == p).all(axis=1))[:_SAMPLES_PER_POSITION]
-        if len(indices) > 1:
-            groups[tuple(p.tolist())] = x[indices], y[indices]
-    equal = {p[0]: samples for p, samples in groups.items() if len(set(p)) == 1}
-    unequal = {p: samples for p, samples in groups.items() if len(set(p)) > 1}
-    if len(equal) < 2 or 1 not in np.diff(list(equal)):
+    places, group, counts = np.unique(
+        places.reshape(len(x), -1), axis=0, return_inverse=True, return_counts=True
+    )
+    by_group = np.argsort(group.ravel(), kind="stable")
+    rank = np.empty(len(x), np.intp)  # of a sample among those of its position
+    rank[by_group] = np.arange(len(x)) - np.repeat(np.cumsum(counts) - counts, counts)
+    grouped = np.zeros((2, len(places), _SAMPLES_PER_POSITION, x.shape[1]))
+    some = rank < _SAMPLES_PER_POSITION
+    grouped[:, group.ravel()[some], rank[some]] = x[some], y[some]
+    kept = counts > 1
+    sample = Sample(grouped[0, kept], grouped[1, kept], places[kept], dtype)
+    is_equal = _are_equal(sample.positions)
+    if 1 not in np.diff(sample.positions[is_equal, 0]):
         raise PositionError(
             "positions must hold two that are one apart, with two samples or more at each (of "
-            f"different heads, or batches); got {len(equal)} with two samples"
+            f"different heads, or batches); got {is_equal.sum()} with two samples"
         )
-    if places.shape[1] > 1 and not unequal:
+    if places.shape[1] > 1 and is_equal.all():
         raise PositionError(
             f"positions have {places.shape[1]} axes and equal coordinates everywhere, which does "
             "not tell the axes apart; give one column, or some with unequal coordinates"
         )
-    return equal, unequal
+    return sample
 
 
-def _fit_factors(samples: Samples, arrangement: Arrangement) -> tuple[Complex, float]:
-    """The complex factor of each pair that fits the samples best, and the relative residue."""
-    (first, second), (to_first, to_second) = arrangement.read, arrangement.written
-    # [N, pairs]: least squares of v = z u, each pair a complex number
-    u = samples[0][:, first] + 1j * samples[0][:, second]
-    v = samples[1][:, to_first] + 1j * samples[1][:, to_second]
-    z = (np.conj(u) * v).sum(axis=0) / np.maximum((np.abs(u) ** 2).sum(axis=0), 1e-300)
-    residue = np.abs(v - z * u).max() / max(float(np.abs(v).max()), 1e-300)
-    return z, float(residue)
+def _are_equal(positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Where all coordinates of positions ``[P, n_axes]`` are equal."""
+    return np.asarray((positions == positions[:, :1]).all(axis=1))
 
 
-def _find_arrangement(
-    groups: Sequence[Samples], head_dim: int, rounding: float
-) -> Arrangement | None:
+def _find_arrangement(sample: Sample, rounding: float) -> Arrangement | None:
     """The narrowest arrangement that leaves no residue and holds every changed coordinate."""
-    changed = np.zeros(head_dim, dtype=bool)
-    for x, y in groups:
-        changed |= (np.abs(x - y) > rounding * np.abs(x)).any(axis=0)
+    sample = sample.of(np.arange(len(sample.positions)) < _ARRANGEMENT_POSITIONS)
+    changed = (np.abs(sample.x - sample.y) > rounding * np.abs(sample.x)).any(axis=(0, 1))
     turning = np.flatnonzero(changed)
     if len(turning) == 0:
         return None
-    for candidate in candidate_arrangements(int(turning[0]), int(turning[-1]), head_dim):
-        if all(_fit_factors(samples, candidate)[1] <= 8 * rounding for samples in groups):
+    sizes = np.maximum(np.abs(sample.y).max(axis=(1, 2)), 1e-300)
+    for candidate in candidate_arrangements(int(turning[0]), int(turning[-1]), sample.x.shape[-1]):
+        u, v = sample.pairs(candidate)
+        residues = np.abs(v - least_squares(u, v)[:, None] * u).max(axis=(1, 2))
+        if np.all(residues <= 8 * rounding * sizes):
             return candidate
     return None
 
 
-def _doubling_positions(positions: list[int]) -> Iterator[int]:
-    """The first two neighbours, and positions beyond them whose distances at most double."""
-    start = next(p for p in positions if p + 1 in positions)
-    gap = 1
-    yield from (start, start + 1)
-    while reachable := [p for p in positions if start + gap < p <= start + 2 * gap]:
-        gap = reachable[-1] - start
-        yield start + gap
-
-
 def _find_drivers_of_samples(
-    unequal: Mapping[tuple[int, ...], Samples],
-    arrangement: Arrangement,
-    spectrum: Spectrum,
-    rounding: float,
+    unequal: Sample, arrangement: Arrangement, spectrum: Spectrum, rounding: float
 ) -> Drivers:
     """The axis that explains each pair's turns at unequal coordinates; none if all of them do."""
-    n_axes = len(next(iter(unequal), (0,)))
-    axis_explains = np.ones((n_axes, arrangement.num_pairs), dtype=bool)
-    for coordinates, samples in unequal.items():
-        z = _fit_factors(samples, arrangement)[0]
-        units = z / np.maximum(np.abs(z), 1e-300)
-        places = np.array(coordinates, dtype=np.float64)
-        # an angle may have been rounded in the dtype of the vectors
-        tolerance = rounding * (8 + np.abs(places[:, None] * spectrum.inv_freq))
-        tolerance += places[:, None] * spectrum.uncertainty + spectrum.phase_uncertainty
-        axis_explains &= np.abs(spectrum.predict(places) - units) <= tolerance
+    z = least_squares(*unequal.pairs(arrangement))
+    units = z / np.maximum(np.abs(z), 1e-300)
+    places: Floats = unequal.positions[..., None].astype(np.float64)  # [P, n_axes, 1]
+    # an angle may have been rounded in the dtype of the vectors
+    tolerance = rounding * (8 + np.abs(places * spectrum.inv_freq))
+    tolerance += places * spectrum.uncertainty + spectrum.phase_uncertainty
+    predicted = np.exp(1j * (spectrum.phase + places * spectrum.inv_freq))
+    axis_explains = (np.abs(predicted - units[:, None]) <= tolerance).all(axis=0)
     # if no axis alone explains a pair's turns, several turn it
     return np.where(axis_explains.sum(axis=0) == 1, axis_explains, ~axis_explains.any(axis=0))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib import import_module
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -21,8 +22,11 @@ from phasor._checks import short_repr
 from phasor.angles import as_positions
 from phasor.errors import CheckpointError, PhasorError, TensorError
 from phasor.files.checkpoint.files import FLOATS, open_file, read_header
+from phasor.identification.blocks import arrangement_of
 from phasor.identification.spectrum import DTYPES, ROUNDING, Complex, round_to_dtype
+from phasor.identification.tables import one_of_pair
 from phasor.identification.turns import Sample
+from phasor.rope import Rope
 
 #: Orders of dimensions: batch, sequence, heads, coordinates; without ``h`` a row has all heads.
 DIMS = {
@@ -32,12 +36,15 @@ DIMS = {
 }
 _SIDES = ("q", "k", "qk")
 _TABLES = ("cos", "sin", "cos_sin_cache", "freqs_cis", "freqs", "cos_cache", "sin_cache")
-_TABLE_ENDINGS = ("cos_cached", "sin_cached", "cos_sin_cache", "freqs_cis")
+_ATTRIBUTES = ("cos_cached", "sin_cached", *_TABLES)  # of modules that hold tables
+_KNOWN = {"positions", *_TABLES, *(side + end for side in _SIDES for end in ("", "_rotated"))}
 _NAME = re.compile(r"(?:(?:.*\.)?layers?\.(?P<layer>\d+)\.)?(?:.*\.)?(?P<name>[a-z_]+)", re.DOTALL)
 # a compressed array is read as a whole
 _MAX_COMPRESSED = 1 << 29
 # so many different numbers are of a coarser dtype only if they were rounded to it
 _TELLING = 32
+
+Arrays = Mapping[str, "Stored"]
 
 
 class Stored(NamedTuple):
@@ -64,24 +71,20 @@ def read_recording(source: object) -> dict[int | None, dict[str, Stored]]:
     if isinstance(source, (str, Path)):
         arrays = _read_file(Path(source))
     elif isinstance(source, Mapping):
-        arrays = ((str(name), _store(str(name), value)) for name, value in
-                  cast(Mapping[object, object], source).items())  # fmt: skip
+        arrays = iter(cast(Mapping[object, object], source).items())
     else:
-        arrays = _tables_of_module(source)
+        held = ((name, getattr(source, name, None)) for name in _ATTRIBUTES)
+        arrays = ((name, value) for name, value in held if hasattr(value, "shape"))
     layers: dict[int | None, dict[str, Stored]] = {}
-    known = {
-        "positions",
-        *_TABLES,
-        *(f"{side}{end}" for side in _SIDES for end in ("", "_rotated")),
-    }
-    for name, stored in arrays:
+    for name, value in ((f"{name}", value) for name, value in arrays):
         match = _NAME.fullmatch(name)
         short = match["name"].replace("_cached", "") if match else name
-        if match is None or short not in known:
+        if match is None or short not in _KNOWN:
             raise TensorError(
                 f"a recording holds positions, q and q_rotated (k and k_rotated, layers.3.q), or "
                 f"cos and sin, cos_sin_cache, freqs_cis or freqs; got {short_repr(name)}"
             )
+        stored = value if isinstance(value, Stored) else _store(name, value)
         layers.setdefault(int(match["layer"]) if match["layer"] else None, {})[short] = stored
     if not layers:
         raise TensorError(
@@ -90,14 +93,15 @@ def read_recording(source: object) -> dict[int | None, dict[str, Stored]]:
     return layers
 
 
-def _read_file(path: Path) -> Iterator[tuple[str, Stored]]:
-    with open_file(path) if path.exists() else _refuse_missing(path) as stream:
+def _read_file(path: Path) -> Iterator[tuple[str, object]]:
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; give a .safetensors or .npz file")
+    with open_file(path) as stream:
         start = stream.read(4)
     if start == b"PK\x03\x04":
         yield from _read_npz(path)
         return
-    header = read_header(path)
-    for name, entry in header.tensors.items():
+    for name, entry in read_header(path).tensors.items():
         dtype = FLOATS.get(entry.dtype, {"I64": "int64", "I32": "int32"}.get(entry.dtype, ""))
         _check_dtype(name, dtype or entry.dtype)
         raw = np.dtype("uint16" if dtype == "bfloat16" else dtype).newbyteorder("<")
@@ -106,46 +110,32 @@ def _read_file(path: Path) -> Iterator[tuple[str, Stored]]:
         yield name, Stored(values, dtype)
 
 
-def _refuse_missing(path: Path) -> Any:
-    raise CheckpointError(f"{path} does not exist; give a .safetensors or .npz file")
-
-
-def _read_npz(path: Path) -> Iterator[tuple[str, Stored]]:
+def _read_npz(path: Path) -> Iterator[tuple[str, object]]:
     """Arrays of a zip of ``.npy`` files; those that are not compressed are mapped into memory."""
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as stream:
             for item in archive.infolist():
-                with archive.open(item) as member:
-                    version = npy.read_magic(member)
-                    read = (
-                        npy.read_array_header_1_0
-                        if version == (1, 0)
-                        else npy.read_array_header_2_0
-                    )
-                    shape, is_fortran, dtype = read(member)
-                    header_size = member.tell()
-                name, order = item.filename.removesuffix(".npy"), "F" if is_fortran else "C"
-                if dtype.hasobject:
-                    raise TensorError(f"{name} must be an array of numbers, got Python objects")
-                if item.compress_type == zipfile.ZIP_STORED and item.file_size > header_size:
-                    stream.seek(item.header_offset + 26)
-                    sizes = stream.read(4)
-                    offset = (
-                        item.header_offset
-                        + 30
-                        + sum(int.from_bytes(sizes[i : i + 2], "little") for i in (0, 2))
-                        + header_size
-                    )
-                    values = np.memmap(path, dtype, "r", offset, shape, order=order)
-                elif item.file_size <= _MAX_COMPRESSED:
-                    with archive.open(item) as member:
-                        values = npy.read_array(member, allow_pickle=False)
-                else:
+                name = item.filename.removesuffix(".npy")
+                if item.compress_type != zipfile.ZIP_STORED and item.file_size > _MAX_COMPRESSED:
                     raise TensorError(
                         f"{name} has {item.file_size} bytes and is compressed: write it with "
                         "numpy.savez, or as safetensors, of which parts can be read"
                     )
-                yield name, _store(name, values)
+                with archive.open(item) as member:
+                    if item.compress_type != zipfile.ZIP_STORED:
+                        yield name, npy.read_array(member, allow_pickle=False)
+                        continue
+                    is_first = npy.read_magic(member) == (1, 0)
+                    read = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
+                    shape, is_fortran, dtype = read(member)
+                    header_size = member.tell()
+                # behind 30 bytes the zip has the name and a further field, whose sizes end those
+                stream.seek(item.header_offset + 26)
+                sizes = np.frombuffer(stream.read(4), "<u2")
+                begin = item.header_offset + 30 + int(sizes.sum()) + header_size
+                order = "F" if is_fortran else "C"
+                yield name, (np.memmap(path, dtype, "r", begin, shape, order) if prod(shape)
+                             else np.empty(shape, dtype))  # fmt: skip
     except PhasorError:
         raise
     except Exception as error:  # of damaged bytes zipfile, zlib and NumPy each raise their own
@@ -185,14 +175,6 @@ def _check_dtype(name: str, dtype: str) -> None:
         )
 
 
-def _tables_of_module(module: object) -> Iterator[tuple[str, Stored]]:
-    """The tables that a module holds as attributes."""
-    for name in (*_TABLE_ENDINGS, *_TABLES):
-        value = getattr(module, name, None)
-        if hasattr(value, "shape"):
-            yield name, _store(name, value)
-
-
 class Vectors(NamedTuple):
     """One layer's queries or keys before and after, as views ``[batch, seq, heads, head_dim]``."""
 
@@ -202,6 +184,7 @@ class Vectors(NamedTuple):
     after: Stored
     positions: NDArray[Any]  # [batch, seq], or [batch, seq, n_axes]
     dtype: str  # in which it was computed
+    is_table: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -210,42 +193,39 @@ class Vectors(NamedTuple):
 
     def sample(self, tokens: NDArray[np.intp], heads: slice = slice(None)) -> Sample:
         """Some tokens, counted through the batch, and some of their heads."""
-        row, column = np.divmod(tokens, self.positions.shape[1])
-        before, after = (side.floats((row, column, heads)) for side in (self.before, self.after))
-        return Sample(before, after, self.positions_of(tokens), self.dtype)
+        index = (*np.divmod(tokens, self.positions.shape[1]), heads)
+        before, after = self.before.floats(index), self.after.floats(index)
+        return Sample(before, after, self.positions[index[:2]], self.dtype, self.is_table)
 
     def in_own_dtype(self, tokens: NDArray[np.intp]) -> Vectors:
         """The same with the coarsest dtype of which all numbers of some tokens are.
 
-        Programs that compute in bfloat16 are recorded in float32, which NumPy has.
+        Programs that compute in bfloat16 are recorded in float32, which NumPy has. A table says
+        itself in which dtype it is kept.
         """
         numbers = np.unique(self.sample(tokens).y)
         finer = [name for name in DTYPES if ROUNDING[name] >= ROUNDING[self.dtype]]
-        for dtype in reversed(finer if len(numbers) > _TELLING else []):
+        is_telling = len(numbers) > _TELLING and not self.is_table
+        for dtype in reversed(finer if is_telling else []):
             if np.array_equal(round_to_dtype(numbers, dtype)[0], numbers):
                 return self._replace(dtype=dtype)
         return self
 
-    def positions_of(self, tokens: NDArray[np.intp]) -> NDArray[Any]:
-        """``[tokens]``, or ``[tokens, n_axes]``."""
-        return self.positions.reshape(-1, *self.positions.shape[2:])[tokens]
-
 
 def vectors_of(
-    arrays: Mapping[str, Stored | None], side: str, head_dim: int, n_axes: int, dims: str | None
+    arrays: Arrays, side: str, head_dim: int, n_axes: int, dims: str | None
 ) -> list[Vectors]:
     """What the recorded arrays may be, one for each order of dimensions that their sizes allow."""
-    before, after, positions = (arrays.get(f"{side}"), arrays.get(f"{side}_rotated"),
-                                arrays.get("positions"))  # fmt: skip
-    if before is None or after is None or positions is None:
-        missing = "positions" if positions is None else f"{side}_rotated"
-        raise TensorError(f"a recording with {side} must hold {missing} too")
-    if before.values.shape != after.values.shape:
+    for needed in ("positions", side, f"{side}_rotated"):
+        if needed not in arrays:
+            raise TensorError(f"a recording with {side} must hold {needed} too")
+    before, after, positions = arrays[side], arrays[f"{side}_rotated"], arrays["positions"]
+    shape = before.values.shape
+    if shape != after.values.shape:
         raise TensorError(
-            f"{side} and {side}_rotated must have one shape, got {list(before.values.shape)} and "
+            f"{side} and {side}_rotated must have one shape, got {list(shape)} and "
             f"{list(after.values.shape)}"
         )
-    shape = before.values.shape
     places = as_positions(positions.values)
     found: dict[tuple[Any, ...], Vectors] = {}
     for order in DIMS.get(len(shape), ()) if dims is None else (dims,):
@@ -253,20 +233,13 @@ def vectors_of(
         tokens = None if view is None else _fit_positions(places, view.shape[:2], n_axes)
         if view is None or tokens is None:
             continue
-        turned = cast(NDArray[Any], _view(after.values, order, head_dim))
-        # a row of the batch without positions of its own is as good as a head, one token is
-        # as good as a row
+        # what has no positions of its own is as good as a head, one token is as good as a row
         row = "h" if tokens.strides[0] == 0 else "s" if view.shape[1] == 1 else "b"
-        roles = f"{row}shd"
-        same = (
-            *sorted(
-                (*part,)
-                for part in zip(roles, view.shape, view.strides, strict=True)
-                if part[1] > 1
-            ),
-        )
-        both = Stored(view, before.dtype), Stored(turned, after.dtype)
-        vectors = Vectors(side, order, *both, tokens, after.dtype)
+        column = "h" if tokens.strides[1] == 0 else "s"
+        roles = zip(f"{row}{column}hd", view.shape, view.strides, strict=True)
+        same = (*sorted(role for role in roles if role[1] > 1),)
+        turned = Stored(cast(NDArray[Any], _view(after.values, order, head_dim)), after.dtype)
+        vectors = Vectors(side, order, Stored(view, before.dtype), turned, tokens, after.dtype)
         found.setdefault(same, vectors)
     if not found:
         raise TensorError(
@@ -302,50 +275,58 @@ def _fit_positions(
         places = np.repeat(places[..., None], n_axes, axis=-1)  # one coordinate stands for all
     axes = (n_axes,) if n_axes > 1 else ()
     shape = places.shape[: places.ndim - len(axes)]
-    if shape == tokens or (len(shape) == 1 and places.size == int(np.prod(tokens + axes))):
+    if shape == tokens or (len(shape) == 1 and places.size == prod(tokens + axes)):
         return places.reshape(tokens + axes)
     if shape in ((tokens[1],), (1, tokens[1]), (1,), ()):
         return np.broadcast_to(places, tokens + axes)
     return None
 
 
-def rows_of_tables(arrays: Mapping[str, Stored | None]) -> tuple[Complex, str, NDArray[Any]]:
-    """Rows ``gain * (cos + i sin)`` ``[P, num_pairs]``, their dtype, and their positions."""
-    tables = {name: stored for name, stored in arrays.items() if stored is not None}
-    positions = tables.pop("positions", None)
+def rows_of_tables(arrays: Arrays) -> tuple[Complex, str]:
+    """Rows ``gain * (cos + i sin)`` ``[P, num_pairs]``, and their dtype."""
+    tables = {name: stored for name, stored in arrays.items() if name != "positions"}
     values: list[NDArray[Any]] = [tables[name].floats() for name in sorted(tables)]
-    shapes = " and ".join(str(list(table.shape)) for table in values)
-    kind = " ".join(sorted(tables)).replace("cos_cache sin_cache", "cos sin")
-    pair: Sequence[NDArray[Any]] = ()
-    if kind == "cos sin":
-        pair = values
-    elif kind == "cos_sin_cache":
-        pair = np.split(values[0], 2, axis=-1)
-    elif kind == "freqs":
-        pair = np.cos(values[0]), np.sin(values[0])
-    elif kind == "freqs_cis":
-        both = values[0]
-        pair = (
-            (np.real(both), np.imag(both)) if np.iscomplexobj(both) else [*np.moveaxis(both, -1, 0)]
-        )
+    pair: list[NDArray[Any]] = []
+    match sorted(tables):
+        case ["cos", "sin"] | ["cos_cache", "sin_cache"]:
+            pair = values
+        case ["cos_sin_cache"]:
+            pair = np.split(values[0], 2, axis=-1)
+        case ["freqs"]:
+            pair = [np.cos(values[0]), np.sin(values[0])]
+        case ["freqs_cis"] if np.iscomplexobj(values[0]):
+            pair = [np.real(values[0]), np.imag(values[0])]
+        case ["freqs_cis"]:
+            pair = [*np.moveaxis(values[0], -1, 0)]
+        case _:
+            pass
     if len(pair) != 2 or pair[0].shape != pair[1].shape or pair[0].ndim < 2:
+        shapes = " and ".join(str(list(table.shape)) for table in values)
         raise TensorError(
             "a recording must hold q and q_rotated, or tables [positions, pairs]: cos and sin, "
             f"cos_sin_cache, freqs_cis or freqs; got {', '.join(tables) or 'positions'} {shapes}"
         )
     # other dimensions are of length 1, as in [1, 1, P, n] and [P, 1, 1, n]
-    width = int(pair[0].shape[-1])
-    rows: Complex = np.asarray(pair[0] + 1j * pair[1], np.complex128).reshape(-1, width)
-    half = width // 2
-    for one, other in ((rows[:, :half], rows[:, half:]), (rows[:, ::2], rows[:, 1::2])):
-        if one.shape == other.shape and np.array_equal(one, other):
-            rows = one  # it is there for each member of a pair
-            break
-    places = np.arange(len(rows)) if positions is None else as_positions(positions.values).ravel()
-    if len(places) != len(rows) or not np.isfinite(rows).all():
+    rows: Complex = np.asarray(pair[0] + 1j * pair[1], np.complex128)
+    rows = one_of_pair(rows.reshape(-1, rows.shape[-1]))
+    dtype = next(iter(tables.values())).dtype
+    return rows, {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
+
+
+def vectors_of_rows(rows: Complex, dtype: str, rope: Rope, positions: Stored | None) -> Vectors:
+    """What the rows ``[P, num_pairs]`` make of vectors of which each pair is 1 and 0."""
+    places = np.arange(len(rows)) if positions is None else as_positions(positions.values)
+    tokens = _fit_positions(places, (1, len(rows)), rope.axes.n_axes)
+    if tokens is None or not np.isfinite(rows).all():
         raise TensorError(
             f"tables must be finite and have a row for each of {len(places)} positions, "
             f"got {len(rows)}"
         )
-    dtype = next(iter(tables.values())).dtype
-    return rows, {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype), places
+    arrangement = arrangement_of(rope)
+    x, y = np.zeros(rope.head_dim), np.zeros((1, len(rows), 1, rope.head_dim))
+    x[arrangement.read[0]] = 1
+    y[..., arrangement.written[0]], y[..., arrangement.written[1]] = (
+        part[None, :, None] for part in (rows.real, rows.imag)
+    )
+    before, after = (Stored(part, "float64") for part in (np.broadcast_to(x, y.shape), y))
+    return Vectors("tables", "sd", before, after, tokens, dtype, is_table=True)

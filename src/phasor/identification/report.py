@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -75,6 +76,21 @@ class Finding(NamedTuple):
 def make_finding(name: str, /, **measured: Any) -> Finding:
     """The finding of that name in `SENTENCES`, with the measured values."""
     return Finding(name.format_map(measured), SENTENCES[name].format_map(measured))
+
+
+class Difference(ABC):
+    """How two sides differ: false if they agree where they were compared; printed as `lines`."""
+
+    @abstractmethod
+    def lines(self) -> list[str]:
+        """The differences, a line each."""
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def as_plain(self) -> dict[str, Any]:
+        """Everything as JSON values, with the verdict in ``differ``; axes as their repr."""
+        return {"differ": bool(self)} | plain_fields(self)
 
 
 class PairFound(NamedTuple):

@@ -59,6 +59,22 @@ def powers_of_two(highest: int) -> list[int]:
     return [0, *(1 << j for j in range(highest.bit_length()))]
 
 
+def doubling(positions: Floats) -> NDArray[np.intp] | None:
+    """Indices of two neighbours, and of positions beyond whose distances at most double."""
+    order = np.argsort(positions, kind="stable")
+    ordered = positions[order]
+    neighbours = np.flatnonzero(np.diff(ordered) == 1)
+    if not len(neighbours):
+        return None
+    start = int(neighbours[0])
+    found, gap = [start, start + 1], 1
+    gaps = ordered - ordered[start]
+    while len(reachable := np.flatnonzero((gaps > gap) & (gaps <= 2 * gap))):
+        found.append(int(reachable[-1]))
+        gap = int(gaps[reachable[-1]])
+    return order[found]
+
+
 def find_first_bad(good: int, bad: int, is_good: Callable[[int], bool]) -> int:
     """The first bad position after the good ones, by bisection between a good and a bad one."""
     while bad - good > 1:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from phasor.errors import ConfigError, TensorError
 from phasor.identification.measuring import identify_table
 from phasor.identification.report import Identification
-from phasor.identification.spectrum import ROUNDING
+from phasor.identification.spectrum import ROUNDING, Complex
 from phasor.pairings import Pairing
 from phasor.rope import Rope
 
@@ -65,7 +65,7 @@ def from_cache(
     return report.rope, report
 
 
-def _complex_rows(cos: ArrayLike, sin: ArrayLike) -> tuple[NDArray[np.complex128], str]:
+def _complex_rows(cos: ArrayLike, sin: ArrayLike) -> tuple[Complex, str]:
     """``cos + i sin`` of each pair, ``[rows, num_pairs]``, and the dtype of the tables."""
     tables = np.asarray(cos), np.asarray(sin)
     dtypes = {str(table.dtype) for table in tables}
@@ -81,10 +81,13 @@ def _complex_rows(cos: ArrayLike, sin: ArrayLike) -> tuple[NDArray[np.complex128
     z = tables[0].astype(np.float64) + 1j * tables[1].astype(np.float64)
     if not np.isfinite(z).all():
         raise ConfigError("cos and sin must be finite, got infinities or NaN; check the file")
-    half = shape[1] // 2
-    if shape[1] % 2 == 0:
-        for first, second in ((z[:, :half], z[:, half:]), (z[:, ::2], z[:, 1::2])):
-            if np.array_equal(first, second):
-                z = first
-                break
-    return z, max(dtypes, key=ROUNDING.__getitem__)
+    return one_of_pair(z), max(dtypes, key=ROUNDING.__getitem__)
+
+
+def one_of_pair(z: Complex) -> Complex:
+    """Rows that have everything for both members of a pair, for one of them."""
+    half = z.shape[1] // 2
+    for first, second in ((z[:, :half], z[:, half:]), (z[:, ::2], z[:, 1::2])):
+        if np.array_equal(first, second):
+            return first
+    return z

@@ -30,10 +30,16 @@ class Sample(NamedTuple):
     y: Floats
     positions: NDArray[Any]  # [T] or [T, n_axes]
     dtype: str
+    is_table: bool = False  # of a table: x is 1 in each pair, y the cos and sin as they were kept
 
     def of(self, tokens: NDArray[np.bool_]) -> Sample:
         """Some of its tokens."""
-        return Sample(self.x[tokens], self.y[tokens], self.positions[tokens], self.dtype)
+        x, y, positions = (part[tokens] for part in self[:3])
+        return self._replace(x=x, y=y, positions=positions)
+
+    def of_heads(self, heads: NDArray[np.bool_]) -> Sample:
+        """Some of its heads."""
+        return self._replace(x=self.x[:, heads], y=self.y[:, heads])
 
     def pairs(self, arrangement: Arrangement) -> tuple[Complex, Complex]:
         """The pairs before and after as complex numbers, ``[T, heads, num_pairs]``."""
@@ -45,8 +51,16 @@ class Sample(NamedTuple):
 
     def is_kept(self) -> NDArray[np.bool_]:
         """Which numbers are as they were, ``[T, heads, head_dim]``."""
-        bounds = _bounds(np.abs(self.x), self.y, self.dtype)
-        return np.asarray(np.abs(self.y - self.x) <= bounds)
+        return np.asarray(np.abs(self.y - self.x) <= self.bounds(np.abs(self.x), self.y))
+
+    def bounds(self, products: Floats, y: Floats) -> Floats:
+        """How far sums ``y`` of two products, whose sizes add up to ``products``, may be off."""
+        bits, least = DTYPES[self.dtype]
+        # numbers below the normal ones may become 0 where processors do not compute with them
+        floor = 4 * 2.0 ** (least + (0 if self.dtype == "float16" else bits))
+        # cos and the product are rounded, and the sum; in a table cos alone is
+        in_products = 0.0 if self.is_table else 2.01
+        return ROUNDING[self.dtype] * (in_products * products + 1.01 * np.abs(y)) + floor
 
 
 class Turns(NamedTuple):
@@ -94,21 +108,11 @@ def row_error(dtype: str) -> float:
     return 2.0**-50 if dtype == "float64" else 2.0**-22
 
 
-def _bounds(products: Floats, y: Floats, dtype: str) -> Floats:
-    """How far sums ``y`` of two products may be off; ``products`` has the sum of their sizes."""
-    bits, least = DTYPES[dtype]
-    # numbers below the normal ones may become 0 where processors do not compute with them
-    floor = 4 * 2.0 ** (least + (0 if dtype == "float16" else bits))
-    u = ROUNDING[dtype]
-    # cos and the product are rounded, and the sum
-    return 2.01 * u * products + 1.01 * u * np.abs(y) + floor
-
-
 def rotates_as(sample: Sample, rope: Rope | None) -> NDArray[np.bool_]:
-    """Which tokens are turned as the rope says, or not at all without one."""
+    """Which heads are turned as the rope says, or not at all without one: ``[T, heads]``."""
     kept = sample.is_kept()
     if rope is None:
-        return np.array([one.all() for one in kept])
+        return np.asarray(kept.all(axis=-1))
     arrangement = arrangement_of(rope)
     rows = rows_of(rope, sample.positions)[:, None]  # [T, 1, num_pairs]
     u, v = sample.pairs(arrangement)
@@ -116,11 +120,15 @@ def rotates_as(sample: Sample, rope: Rope | None) -> NDArray[np.bool_]:
     slack = np.abs(u) * (np.abs(rows) * angles + row_error(sample.dtype))
     x0, x1, cos, sin = np.abs([u.real, u.imag, rows.real + 0 * u.real, rows.imag + 0 * u.real])
     off = v - rows * u
-    first = _bounds(x0 * cos + x1 * sin, v.real, sample.dtype) + slack - np.abs(off.real)
-    second = _bounds(x0 * sin + x1 * cos, v.imag, sample.dtype) + slack - np.abs(off.imag)
+    first = sample.bounds(x0 * cos + x1 * sin, v.real) + slack - np.abs(off.real)
+    second = sample.bounds(x0 * sin + x1 * cos, v.imag) + slack - np.abs(off.imag)
     kept[..., arrangement.written] = True
-    good: NDArray[np.bool_] = np.minimum(first, second) >= 0
-    return np.array([one.all() for one in good]) & np.array([one.all() for one in kept])
+    return np.asarray((np.minimum(first, second) >= 0).all(axis=-1) & kept.all(axis=-1))
+
+
+def least_squares(u: Complex, v: Complex) -> Complex:
+    """What ``u`` ``[T, heads, num_pairs]`` is multiplied by to be ``v``: ``[T, num_pairs]``."""
+    return (np.conj(u) * v).sum(axis=1) / np.maximum((np.abs(u) ** 2).sum(axis=1), _NOTHING)
 
 
 def measure_turns(
@@ -140,16 +148,14 @@ def measure_turns(
         return None
     gain = float(turned.sum() / sizes.sum())
     products = gain * (np.abs(u.real) + np.abs(u.imag))
-    errors = np.sqrt(2) * _bounds(products, turned, sample.dtype)  # of both members together
+    errors = np.sqrt(2) * sample.bounds(products, turned)  # of both members together
     errors += row_error(sample.dtype) * gain * sizes
     in_rows = 0.0 if row_dtype is None else 1.5 * gain * ROUNDING[row_dtype]
     low = ((turned - errors)[telling] / sizes[telling]).max() - in_rows
     high = ((turned + errors)[telling] / sizes[telling]).min() + in_rows
     if low > high or np.any(turned[~telling] > errors[~telling]):
         return None
-    # [T, heads, num_pairs] -> [T, num_pairs], the least squares over heads
-    weights = np.maximum((sizes**2).sum(axis=1), _NOTHING)
-    z = (np.conj(u) * v).sum(axis=1) / weights
+    z, weights = least_squares(u, v), np.maximum((sizes**2).sum(axis=1), _NOTHING)
     z_errors = np.minimum((sizes * errors).sum(axis=1) / weights, 1e300)
     z_errors[weights == _NOTHING] = 1e300  # zeros tell nothing
     if np.any(np.abs(v - z[:, None] * u) > errors + sizes * z_errors[:, None]):
@@ -160,33 +166,19 @@ def measure_turns(
     )
 
 
-def turns_of_rows(z: Complex, positions: NDArray[Any], dtype: str, rope: Rope) -> list[Turns]:
-    """The turns that rows ``gain * (cos + i sin)`` of a table say; none if no factor fits all.
-
-    Cos and sin may be rounded more coarsely than the table's dtype.
-    """
-    sizes = np.abs(z)
-    for row_dtype in (None, *coarser(dtype)):
-        errors = row_errors(z, row_dtype or dtype)
-        low, high = float((sizes - errors).max()), float((sizes + errors).min())
-        if low <= high:
-            arrangement = arrangement_of(rope)
-            return [Turns(arrangement, z, errors, (low, high), positions, dtype, row_dtype)]
-    return []
-
-
-def row_errors(z: Complex, dtype: str) -> Floats:
-    """How far rows may be off that are computed for a dtype and rounded to it."""
-    return np.sqrt(2) * (ROUNDING[dtype] * np.abs(z) + row_error(dtype))
-
-
 def coarser(dtype: str) -> list[str]:
     """The dtypes with fewer digits, the nearest first."""
     return [name for name in DTYPES if ROUNDING[name] > ROUNDING[dtype]]
 
 
 def arrangements(rope: Rope, sample: Sample) -> Iterator[Arrangement]:
-    """Those of the rope's slice, its own first, then every other that holds what is changed."""
+    """Those of the rope's slice, its own first, then every other that holds what is changed.
+
+    A table does not say which coordinates make a pair.
+    """
+    if sample.is_table:
+        yield arrangement_of(rope)
+        return
     own = rope.pairing, rope.output_pairing
     plain = replace(rope, explicit_inv_freq=None, base=10_000.0, scaling=None)
     for pairing, out in sorted(itertools.product(PAIRINGS, PAIRINGS), key=lambda p: p != own):

@@ -7,7 +7,7 @@ frequencies or roundings give these angles. All decisions are made within bounds
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -18,24 +18,20 @@ from numpy.typing import NDArray
 from phasor.describe import static_rope
 from phasor.errors import SpecError, TensorError
 from phasor.identification.blocks import arrangement_of
-from phasor.identification.causes import Change, Finder, is_vague, measure
-from phasor.identification.differences import Difference
-from phasor.identification.hypotheses import alternatives, rows_of, suppose
+from phasor.identification.calling import Caller
+from phasor.identification.causes import Finder, is_vague
+from phasor.identification.hypotheses import Changes, Meant, alternatives, rows_of
 from phasor.identification.recordings import (
-    Stored,
+    Arrays,
     Vectors,
     read_recording,
     rows_of_tables,
     vectors_of,
+    vectors_of_rows,
 )
-from phasor.identification.spectrum import Complex
-from phasor.identification.turns import (
-    Turns,
-    measure_turns,
-    rotates_as,
-    row_errors,
-    turns_of_rows,
-)
+from phasor.identification.report import Difference, Finding
+from phasor.identification.spectrum import ROUNDING
+from phasor.identification.turns import Sample, measure_turns, rotates_as
 from phasor.layers import LayerRopes, one_layer
 from phasor.rope import Rope
 
@@ -50,7 +46,7 @@ class SideVerification(Difference):
 
     name: str  # "layer 3, q"
     tokens: int
-    changes: tuple[Change, ...] = ()  # what differs, the most important first
+    changes: Changes = ()  # what differs, the most important first
     undecided: tuple[str, ...] = ()  # what these data cannot tell from that
     # the lowest position that is turned beyond rounding, and how much a score of unit vectors
     # changes there, at most
@@ -89,13 +85,13 @@ class Verification(Difference):
         wrong = sum(map(bool, self.sides))
         verdict = f"{wrong} of {len(self.sides)} differ" if wrong else "rotates as it should"
         lines = [f"{self.model}: {verdict}."]
-        alike: dict[tuple[Change, ...], list[SideVerification]] = {}
+        alike: dict[Changes, list[SideVerification]] = {}
         for side in self.sides:
             alike.setdefault(side.changes, []).append(side)
         for first, *others in alike.values():
             lines += first.lines()
             if others:
-                lines.append(f"  So do {', '.join(side.name for side in others)}.")
+                lines.append(f"  The same holds for {', '.join(side.name for side in others)}.")
         return lines
 
     def __repr__(self) -> str:
@@ -153,59 +149,85 @@ def verify(
             progress(done, len(arrays))
         if layer is not None and layer >= len(layers):
             raise TensorError(f"the recording has a layer {layer}, and {layers.name} {len(layers)}")
-        sides += _Layer(layers, layer, {"positions": None} | shared | own, dims, seq_len).verify()
+        sides += _Layer(layers, layer, shared | own, dims, seq_len).verify()
     return Verification(model=layers.name, sides=tuple(sides))
 
 
-class _Meant(NamedTuple):
-    """The rope of a kind of layers: its law chosen, before that, and the ropes of other kinds."""
+def record(caller: Caller, max_position: int) -> dict[str, NDArray[Any]]:
+    """The recording of a function's random vectors; of queries and keys if it turns both.
 
-    rope: Rope | None
-    unresolved: Rope | None
-    others: list[tuple[str, Rope]]
+    Raises:
+        RefusedError: If it refuses one of the positions.
+    """
+    powers = (1 << power for power in range(4, 63))
+    steps = {*range(17), *(power + step for power in powers for step in (-1, 0, 1))}
+    positions = np.array(sorted(p for p in steps if p <= min(max_position, caller.max_position)))
+    if caller.n_axes > 1:  # other coordinates on every axis
+        rolled = [np.roll(positions, 3 * axis) for axis in range(caller.n_axes)]
+        positions = np.stack(rolled, axis=-1)
+    x, turned = caller.turn_random(positions)
+    # numbers of float64 are so exact only where the function was given such
+    kind = "float64" if caller.rounding == ROUNDING["float64"] else "float32"
+    recording: dict[str, NDArray[Any]] = {"positions": positions}
+    for name, y in zip(("q", "k"), turned, strict=False):
+        before = np.broadcast_to(x.astype(kind), y.shape)
+        recording |= {name: before, f"{name}_rotated": y.astype(kind)}
+    return recording
 
 
-class _Layer:
+class _Layer(NamedTuple):
     """What was recorded of one layer, or of one that has no number."""
 
-    def __init__(
-        self, layers: LayerRopes, layer: int | None, arrays: Mapping[str, Stored | None],
-        dims: str | None, seq_len: int | None,
-    ) -> None:  # fmt: skip
-        self.layers, self.arrays, self.dims, self.seq_len = layers, arrays, dims, seq_len
-        self.kinds = [*layers.kinds] if layer is None else [layers.layer_kinds[layer]]
-        self.where = "" if layer is None else f"layer {layer}, "
+    layers: LayerRopes
+    layer: int | None
+    arrays: Arrays
+    dims: str | None
+    seq_len: int | None
 
     def verify(self) -> Iterator[SideVerification]:
         """The queries, the keys, or the tables."""
+        layers, layer = self.layers, self.layer
+        kinds = [*layers.kinds] if layer is None else [layers.layer_kinds[layer]]
         sides = [side for side in ("q", "k", "qk") if side in self.arrays]
         for side in sides or ["tables"]:
-            found = [self._verify_side(kind, side) for kind in self.kinds]
+            title = side if layer is None else f"layer {layer}, {side}"
+            found = [self._verify_side(kind, side, title) for kind in kinds]
             agreeing = [one for one in found if not one]
             if len(found) > 1 and not agreeing:
                 raise TensorError(
-                    f"{self.layers.name} has layers of the kinds {', '.join(map(repr, self.kinds))}"
+                    f"{layers.name} has layers of the kinds {', '.join(map(repr, kinds))}"
                     f": name the arrays by layer, as layers.0.{side}, or give the rope of one"
                 )
             yield (agreeing or found)[0]
 
-    def _meant(self, kind: str, highest: float) -> _Meant:
+    def _meant(self, kind: str, highest: float) -> Meant | None:
         length = self.seq_len or max(int(highest) + 1, 1)
         static = {
             name: static_rope(rope, length) for name, rope in self.layers.kinds.items() if rope
         }
         own = static.get(kind)
         others = [(name, rope) for name, rope in static.items() if name != kind and rope != own]
-        return _Meant(own, self.layers.kinds[kind], others)
+        return None if own is None else Meant(own, self.layers.kinds[kind], others)
 
-    def _verify_side(self, kind: str, side: str) -> SideVerification:
-        title = f"{self.where}{side}"
-        some = self.layers.kinds[kind] or self.layers.ropes[0]
+    def _verify_side(self, kind: str, side: str, title: str) -> SideVerification:
+        rope = self.layers.kinds[kind]
         if side == "tables":
-            rows, dtype, positions = rows_of_tables(self.arrays)
-            meant = self._meant(kind, float(positions.max()))
-            return _verify_table(rows, dtype, positions, meant, title)
-        choices = vectors_of(self.arrays, side, some.head_dim, some.axes.n_axes, self.dims)
+            rows, dtype = rows_of_tables(self.arrays)
+            pairs = "none" if rope is None else f"{rope.num_pairs}"
+            if rope is None or rows.shape[1] != rope.num_pairs:
+                change = Finding(
+                    "slice", f"Slice: {rows.shape[1]} pairs turn, in place of {pairs}."
+                )
+                return SideVerification(name=title, tokens=len(rows), changes=(change,))
+            choices = [vectors_of_rows(rows, dtype, rope, self.arrays.get("positions"))]
+            text = "Its rows are no cos and sin of one angle each, up to one factor of all."
+        else:
+            some = rope or self.layers.ropes[0]
+            choices = vectors_of(self.arrays, side, some.head_dim, some.axes.n_axes, self.dims)
+            text = (
+                "It turns no pairs of coordinates, up to one factor of all; perhaps these are not "
+                "the same vectors, or a norm lies between."
+            )
         meant = self._meant(kind, float(choices[0].positions.max()))
         found = [(vectors.dims, result) for vectors in choices
                  if (result := _verify_vectors(vectors, meant, title)) is not None]  # fmt: skip
@@ -216,21 +238,17 @@ class _Layer:
             raise TensorError(f"{side} can be read as {orders}, and both explain it: give dims")
         if best:
             return best[0][1]
-        text = (
-            "It turns no pairs of coordinates, up to one factor of all; perhaps these are not the "
-            "same vectors, or a norm lies between."
-        )
-        change = Change("no-rotation", text)
-        return SideVerification(name=title, tokens=choices[0].num_tokens, changes=(change,))
+        changes = (Finding("no-rotation", text),)
+        return SideVerification(name=title, tokens=choices[0].num_tokens, changes=changes)
 
 
-def _verify_vectors(vectors: Vectors, meant: _Meant, title: str) -> SideVerification | None:
+def _verify_vectors(vectors: Vectors, meant: Meant | None, title: str) -> SideVerification | None:
     """The verdict; None if no pairs of coordinates explain the recording as turns."""
-    rope, size = meant.rope, vectors.num_tokens
+    size = vectors.num_tokens
     vectors = vectors.in_own_dtype(_choose_tokens(size, np.array([], np.intp)))
-    bad = _bad_tokens(vectors, rope)
-    if rope is None:
-        turned = Change("turned", "It is turned, and this layer has no position embedding.")
+    bad = _bad_tokens(vectors, None if meant is None else meant.rope)
+    if meant is None:
+        turned = Finding("turned", "It is turned, and this layer has no position embedding.")
         return SideVerification(name=title, tokens=size, changes=(turned,) if len(bad) else ())
     tokens = _choose_tokens(size, bad)
     sample = vectors.sample(tokens)
@@ -239,54 +257,15 @@ def _verify_vectors(vectors: Vectors, meant: _Meant, title: str) -> SideVerifica
             f"{vectors.name} must hold other numbers than 0, of which nothing is told"
         )
     if not len(bad):
-        turns = measure_turns(sample, arrangement_of(rope))
-        undecided = () if turns is None else _undecided(turns, rope, meant)
+        undecided = _undecided(sample, meant)
         return SideVerification(name=title, tokens=size, undecided=undecided)
-    finder = Finder(rope, meant.unresolved, meant.others, vectors.positions, tokens)
-    changes, undecided = finder.find(
-        lambda some: measure(sample.of(some), rope), np.isin(tokens, bad)
-    )
+    changes, undecided = Finder(meant, sample, tokens, vectors.positions).find()
     if not changes:
         return None
-    first, score = _first_wrong(vectors, bad, rope)
+    first, score = _first_wrong(vectors, bad, meant.rope)
     return SideVerification(
         name=title, tokens=size, changes=changes, undecided=undecided, position=first, score=score
     )
-
-
-def _verify_table(
-    rows: Complex, dtype: str, positions: NDArray[Any], meant: _Meant, title: str
-) -> SideVerification:
-    rope, size = meant.rope, len(rows)
-    if rope is None or rows.shape[1] != rope.num_pairs:
-        pairs = "none" if rope is None else str(rope.num_pairs)
-        change = Change("slice", f"Slice: {rows.shape[1]} pairs turn, in place of {pairs}.")
-        return SideVerification(name=title, tokens=size, changes=(change,))
-    exact = suppose(rope, positions)
-    span = rope.attention_factor, rope.attention_factor
-    errors = row_errors(rows, dtype)
-    turns = Turns(arrangement_of(rope), rows, errors, span, positions, dtype)
-    bad = np.flatnonzero(turns.misfit(exact).max(axis=1) > 1)
-    tokens = _choose_tokens(size, bad)
-    if not len(bad):
-        some = turns._replace(z=rows[tokens], errors=errors[tokens], positions=positions[tokens])
-        return SideVerification(name=title, tokens=size, undecided=_undecided(some, rope, meant))
-
-    def measure_rows(some: NDArray[np.bool_]) -> list[Turns]:
-        return turns_of_rows(rows[tokens[some]], positions[tokens[some]], dtype, rope)
-
-    finder = Finder(rope, meant.unresolved, meant.others, positions[None], tokens)
-    changes, undecided = finder.find(measure_rows, np.isin(tokens, bad))
-    places = positions[bad].reshape(len(bad), -1).max(axis=1)
-    first = int(np.argmin(np.abs(places)))
-    score = float(np.abs(rows[bad[first]] - exact.rows[bad[first]]).max())
-    if not changes:
-        text = "Its rows are no cos and sin of one angle each, up to one factor of all."
-        changes = (Change("no-rotation", text),)
-    return SideVerification(
-        name=title, tokens=size, changes=changes, undecided=undecided,
-        position=float(places[first]), score=score,
-    )  # fmt: skip
 
 
 def _bad_tokens(vectors: Vectors, rope: Rope | None) -> NDArray[np.intp]:
@@ -309,7 +288,7 @@ def _bad_tokens(vectors: Vectors, rope: Rope | None) -> NDArray[np.intp]:
                 f"{vectors.name} and {vectors.name}_rotated must be finite, and hold NaN or "
                 f"infinities at token {tokens[~is_finite][0]}; leave such tokens out"
             )
-        bad.append(tokens[~rotates_as(sample, rope)])
+        bad.append(tokens[~rotates_as(sample, rope).all(axis=1)])
     return np.unique(np.concatenate(bad))
 
 
@@ -325,24 +304,30 @@ def _choose_tokens(count: int, bad: NDArray[np.intp]) -> NDArray[np.intp]:
 
 def _first_wrong(vectors: Vectors, bad: NDArray[np.intp], rope: Rope) -> tuple[float, float]:
     """The position nearest to 0 that is turned wrongly, and how far a unit vector is off there."""
-    places = vectors.positions_of(bad).astype(np.float64).reshape(len(bad), -1).max(axis=1)
+    columns = np.divmod(bad, vectors.positions.shape[1])
+    places = vectors.positions[columns].astype(np.float64).reshape(len(bad), -1).max(axis=1)
     token = int(np.argmin(np.abs(places)))
     sample = vectors.sample(bad[token : token + 1])
     arrangement = arrangement_of(rope)
-    (u, _), expected = sample.pairs(arrangement), sample.x.copy()
+    (u, v), expected = sample.pairs(arrangement), sample.x.copy()
     turned = rows_of(rope, sample.positions)[:, None] * u
+    if vectors.is_table:
+        return float(places[token]), float(np.abs(v - turned).max())
     expected[..., arrangement.written[0]] = turned.real
     expected[..., arrangement.written[1]] = turned.imag
     sizes = np.maximum(np.linalg.norm(expected, axis=-1), 1e-300)
     return float(places[token]), float((np.linalg.norm(sample.y - expected, axis=-1) / sizes).max())
 
 
-def _undecided(turns: Turns, rope: Rope, meant: _Meant) -> tuple[str, ...]:
+def _undecided(sample: Sample, meant: Meant) -> tuple[str, ...]:
     """What the recording cannot tell from the rope, which explains it."""
+    turns = measure_turns(sample, arrangement_of(meant.rope))
+    if turns is None:
+        return ()
     low, high = turns.gain
     fitting = (
         hypothesis.changes[0].sentence
-        for hypothesis in alternatives(rope, turns.positions, meant.unresolved, meant.others)
+        for hypothesis in alternatives(meant, turns.positions)
         if low <= hypothesis.rope.attention_factor <= high and turns.misfit(hypothesis).max() <= 1
     )
     return tuple(islice(fitting, _MAX_UNDECIDED))
