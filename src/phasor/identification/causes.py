@@ -256,11 +256,13 @@ class Finder:
                 if any(np.array_equal(mapped, choice) for choice in choices):
                     return [*_offset_changes(step), change]
             far = np.abs(mapped) > 1 / ROUNDING[dtype]
-            is_rounded, is_coarse = (
-                np.array_equal(rounded(some[far], dtype), some[far]) for some in (mapped, column)
-            )
-            if far.sum() >= _FEW and is_rounded and not is_coarse:
-                changes.append(change)
+            if far.sum() >= _FEW:
+                # what tokens are turned as, and what they would be without a restart
+                is_rounded, *others = (
+                    np.array_equal(rounded(some[far], dtype), some[far])
+                    for some in (mapped, column, places)
+                )
+                changes += [change] if is_rounded and not all(others) else []
         if np.array_equal(mapped, np.minimum(places + by, last)):
             text = f"Table: it ends, positions from {last - by + 1:.15g} on turn as {last}."
             return [*changes, Finding("clamped", text)]
