@@ -24,7 +24,7 @@ POSITION_DTYPES = (
     *("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "float64", "float32"),
 )
 _REFUSED_DTYPES = {
-    "uint64": "those from 2**63 on are not int64; cast with .long()",
+    "uint64": "those from 2**63 on are not int64; cast them to int64",
     "bool": "a bool is a mask; phasor.positions.padded makes positions of one",
     "bfloat16": "bfloat16 cannot tell 256 from 257",
     "float16": "float16 cannot tell 2048 from 2049",
@@ -75,11 +75,12 @@ def check_counts_tokens(rope: Rope) -> None:
 
 
 def check_floating(
-    name: str, dtype: Any, dtypes: Container[Any], shape: Sequence[int], layout: str, least: int
+    name: str, dtype: Any, dtypes: Sequence[Any], shape: Sequence[int], layout: str, least: int
 ) -> None:
     """Refuse a dtype that is none of ``dtypes``, and fewer dimensions than ``least``."""
     if dtype not in dtypes:
-        raise TensorError(f"{name} must be float64, float32, bfloat16 or float16, got {dtype}")
+        *most, last = (str(one).rpartition(".")[2] for one in dtypes)
+        raise TensorError(f"{name} must be {', '.join(most)} or {last}, got {dtype}")
     if len(shape) < least:
         raise TensorError(f"{name} must be {layout}, got shape {list(shape)}")
 

@@ -258,8 +258,8 @@ def _cos_sin_of_turns(turns: NDArray[np.int64], dtype: Any) -> tuple[NDArray[Any
     x: NDArray[Any] = (turns << 2).astype(dtype) * dtype(2.0**-63)
     y = x * x
     of_cos, of_sin = FLOAT64 if dtype is np.float64 else FLOAT32
-    even_cos = 1 + y * _evaluate(of_cos, y)
-    even_sin = x * _evaluate(of_sin, y)
+    even_cos: NDArray[Any] = 1 + y * evaluate(of_cos, y)
+    even_sin: NDArray[Any] = x * evaluate(of_sin, y)
     # a quarter turn takes (cos, sin) to (-sin, cos), and half a turn negates both
     is_odd = (shifted << 1) < 0
     sign = np.copysign(dtype(1), shifted.astype(dtype))
@@ -268,8 +268,9 @@ def _cos_sin_of_turns(turns: NDArray[np.int64], dtype: Any) -> tuple[NDArray[Any
     return cos * sign, sin * sign
 
 
-def _evaluate(coefficients: tuple[float, ...], y: NDArray[Any]) -> NDArray[Any]:
-    value = np.full_like(y, coefficients[-1])
+def evaluate(coefficients: tuple[float, ...], y: Any) -> Any:
+    """The polynomial at ``y``, an array of any library."""
+    value: Any = coefficients[-1]
     for coefficient in coefficients[-2::-1]:
-        value = value * y + y.dtype.type(coefficient)
+        value = value * y + coefficient
     return value
