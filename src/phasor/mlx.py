@@ -181,9 +181,11 @@ def _without_gradient(positions: mx.array) -> mx.array:
     return positions
 
 
-@_without_gradient.vjp
 def _refuse_gradient(*_: Any) -> Any:
     raise PositionError("positions must not require a gradient, for none is computed")
+
+
+_without_gradient.vjp(_refuse_gradient)
 
 
 def _cos_sin(
