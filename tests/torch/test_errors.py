@@ -77,7 +77,7 @@ POSITIONS = {
     f"{ARRAY} setting an array element with a sequence": [[1], [1, 2]],
     "must fit 64 bits, got 18446744073709551616: ": 2**64,
     "must be a dense torch.Tensor, got torch.sparse_coo": torch.ones(4).to_sparse(),
-    f"{NUMBERS} torch.uint64: those from 2**63 on are not int64; cast with .long()": (
+    f"{NUMBERS} torch.uint64: those from 2**63 on are not int64; cast them to int64": (
         torch.ones(4).to(torch.uint64)
     ),
     f"{NUMBERS} torch.bool: a bool is a mask; phasor.positions.padded makes positions of one": (
