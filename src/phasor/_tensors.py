@@ -114,6 +114,14 @@ def check_position_dtype(dtype: Any, dtypes: Container[Any]) -> None:
         )
 
 
+def position_gradient_error() -> PositionError:
+    """The refusal of positions that want a gradient."""
+    return PositionError(
+        "positions must not require a gradient, for none is computed; "
+        "rotate_by differentiates with respect to cos and sin"
+    )
+
+
 def check_coordinates(shape: Sequence[int], rope: Rope) -> None:
     """Refuse positions without a coordinate for each axis of ``rope``."""
     n_axes = rope.axes.n_axes

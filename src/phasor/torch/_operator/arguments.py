@@ -127,10 +127,7 @@ def read_positions(positions: Any, device: torch.device, rope: Rope) -> Tensor:
     _tensors.check_position_dtype(positions.dtype, POSITION_DTYPES)
     check_device("positions", positions, device, PositionError)
     if positions.requires_grad or forward_ad.unpack_dual(positions).tangent is not None:
-        raise PositionError(
-            "positions must not require a gradient, for none is computed; "
-            "rotate_by differentiates with respect to cos and sin"
-        )
+        raise _tensors.position_gradient_error()
     _tensors.check_coordinates(positions.shape, rope)
     # torch has few operations for these two
     return positions.long() if positions.dtype in (torch.uint16, torch.uint32) else positions

@@ -1,0 +1,250 @@
+"""The rotation in JAX, as pure functions: exact at every position, without tables.
+
+They can be compiled, differentiated, batched, scanned and sharded; for the backward pass positions
+are kept, and cos and sin are made again. Arrays are ``[..., seq, heads, head_dim]``, or ``[...,
+heads, seq, head_dim]`` with ``heads_first=True``. A Rope is hashable: it can be a static argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from phasor import _tensors
+from phasor._angle_words import Words, cos_sin_of_words, read_host_positions, split
+from phasor._checks import boolean, number, whole
+from phasor.errors import SpecError, TensorError
+from phasor.pairings import Pairing, by_pairing, checked_pairing, slices
+from phasor.rope import Rope
+
+# their own types are half unknown
+_compile, _checkpoint = cast(Any, jax.jit), cast(Any, jax.checkpoint)
+
+
+def rotate(
+    x: Array,
+    positions: Any,
+    rope: Rope,
+    *,
+    inverse: bool = False,
+    gain: float = 1.0,
+    heads_first: bool = False,
+) -> Array:
+    """``R(p) x`` for every token (RoFormer 2104.09864, eq. 34).
+
+    Cos and sin are within `phasor.angles.COS_SIN_ERROR_FLOAT32` at every position. Arithmetic is
+    float32 (float64 for float64 arrays) with one rounding at the end.
+
+    Args:
+        x: ``[..., seq, heads, head_dim]``: float64, float32, bfloat16 or float16.
+        positions: Integers (any), or float32 or float64, of shape ``[..., seq]``, broadcast
+            against the leading dimensions of ``x``; ``[..., seq, n_axes]`` for a Rope of several
+            axes. A scalar is the position of every token. Arrays of JAX or NumPy, lists and
+            numbers are taken; floats that are no arrays of JAX count with all their 64 bits.
+        rope: What rotates; its scaling must be a law, not a rule.
+        inverse: Undo the rotation instead, from ``rope.output_pairing`` back to ``pairing``.
+        gain: Multiplied into cos and sin, for models that want ``rope.attention_factor`` there.
+        heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``; positions stay as they are.
+
+    Returns:
+        An array of the shape and dtype of ``x``.
+
+    Raises:
+        TensorError: If ``x`` does not fit the Rope, or has a dtype that cannot be rotated.
+        PositionError: If the positions are bools, 16-bit floats, want a gradient or do not fit
+            ``x``; if an integer that is no array of JAX is beyond int32 and ``jax_enable_x64`` off;
+            if a float is NaN or beyond int64. In an array of JAX its token becomes NaN instead.
+        SpecError: If ``rope.scaling`` is a rule (use ``rope.at(seq_len)``), or an option is wrong.
+
+    >>> rope = Rope(head_dim=64, pairing="half", base=500_000.0)
+    >>> q = jnp.ones((2, 16, 8, 64))
+    >>> y = jax.jit(rotate, static_argnums=2)(q, jnp.arange(16), rope)
+    >>> bool(jnp.allclose(rotate(y, jnp.arange(16), rope, inverse=True), q, atol=1e-6))
+    True
+    """
+    return _rotate([x], positions, rope, inverse, gain, heads_first)[0]
+
+
+def rotate_qk(
+    q: Array,
+    k: Array,
+    positions: Any,
+    rope: Rope,
+    *,
+    inverse: bool = False,
+    gain: float = 1.0,
+    heads_first: bool = False,
+) -> tuple[Array, Array]:
+    """Query and key rotated at their tokens' positions, by the same cos and sin.
+
+    ``q`` is ``[..., seq, num_heads, head_dim]`` and ``k`` ``[..., seq, num_kv_heads, head_dim]``;
+    that they share their tokens is checked too. All else is as in `rotate`.
+
+    >>> rope, ones = Rope(head_dim=8, pairing="half"), jnp.ones((5, 4, 8))
+    >>> q, k = rotate_qk(ones, ones[:, :2], 3, rope)
+    >>> bool((q[:, :2] == k).all())
+    True
+    """
+    q, k = _rotate([q, k], positions, rope, inverse, gain, heads_first)
+    return q, k
+
+
+def cos_sin(positions: Any, rope: Rope, *, dtype: Any = jnp.float32) -> tuple[Array, Array]:
+    """Cos and sin of every token and pair: rows for `rotate_by`, made once for many layers.
+
+    Args:
+        positions: As for `rotate`, which refuses the same.
+        rope: What rotates; its scaling must be a law, not a rule.
+        dtype: float32, or float64 for arrays that are float64.
+
+    Returns:
+        Two arrays ``[..., seq, num_pairs]`` of ``dtype``. The sines have the sign of
+        ``rope.direction``, and nothing is multiplied by ``rope.attention_factor``.
+
+    >>> cos, sin = cos_sin([0, 1, 2**31 - 1], Rope(head_dim=4, pairing="half"))
+    >>> print(cos[2])
+    [-0.7287918  -0.91003305]
+    """
+    _tensors.check_rope(rope)
+    if dtype not in (jnp.float32, jax.dtypes.canonicalize_dtype(np.float64)):
+        raise SpecError(f"dtype must be float32 (float64 with jax_enable_x64), got {dtype!r:.80}")
+    return _cos_sin(_read_positions(positions, rope), rope, np.dtype(dtype))
+
+
+def rotate_by(
+    x: Array,
+    cos: Array,
+    sin: Array,
+    *,
+    pairing: str,
+    pairing_out: str | None = None,
+    rotary_start: int = 0,
+    inverse: bool = False,
+    heads_first: bool = False,
+) -> Array:
+    """``x`` rotated by given cos and sin, one entry per pair: those of `cos_sin`, or learned ones.
+
+    Args:
+        x: ``[..., seq, heads, head_dim]``: float64, float32, bfloat16 or float16.
+        cos: By token, ``[..., seq, num_pairs]``, of fewer dimensions than ``x`` and broadcast
+            against its leading ones; or by token and head, ``[..., seq, heads or 1, num_pairs]``.
+            They are rounded to float32 first, unless ``x`` is float64.
+        sin: The same shape.
+        pairing: ``"half"`` or ``"interleaved"``.
+        pairing_out: Pairing of the result where it differs.
+        rotary_start: Where the rotated slice begins inside the head.
+        inverse: Undo it instead: ``sin`` changes sign, and the pairings change places.
+        heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``; rows stay as they are.
+
+    Returns:
+        An array of the shape and dtype of ``x``. Differentiable in ``x``, ``cos`` and ``sin``.
+
+    >>> x = jnp.array([1.0, 0.0]).reshape(1, 1, 2)
+    >>> print(rotate_by(x, jnp.array([[0.6]]), jnp.array([[0.8]]), pairing="half"))
+    [[[0.6 0.8]]]
+    """
+    shape = _check_heads("x", x, heads_first)
+    for name, row in (("cos", cos), ("sin", sin)):
+        _check_floating(name, row, "[..., seq, num_pairs]", 1)
+    source = checked_pairing("pairing", pairing)
+    target = source if pairing_out is None else checked_pairing("pairing_out", pairing_out)
+    start = whole("rotary_start", rotary_start, least=0)
+    by_head = _tensors.check_rows(cos.shape, sin.shape, shape, start, heads_first)
+    if boolean("inverse", inverse):
+        sin, source, target = -sin, target, source
+    if not by_head:
+        cos, sin = cos[..., None, :], sin[..., None, :]
+    if heads_first and cos.ndim > 2:
+        cos, sin = cos.swapaxes(-2, -3), sin.swapaxes(-2, -3)
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    return _turn(x, cos.astype(dtype), sin.astype(dtype), source, target, start)
+
+
+def _rotate(
+    xs: Sequence[Array], positions: Any, rope: Rope, inverse: bool, gain: float, heads_first: bool
+) -> Sequence[Array]:
+    _tensors.check_rope(rope)
+    names = ("x",) if len(xs) == 1 else ("q", "k")
+    shapes = [_check_heads(name, x, heads_first) for name, x in zip(names, xs, strict=True)]
+    for name, shape in zip(names, shapes, strict=True):
+        _tensors.check_width(name, shape, rope)
+    _tensors.check_shared_tokens(shapes[0], shapes[-1], heads_first)
+    positions = _read_positions(positions, rope)
+    _tensors.check_placed(positions.shape, shapes[0], rope, heads_first)
+    options = boolean("inverse", inverse), number("gain", gain), heads_first
+    return _rotate_checked(xs, positions, rope, *options)
+
+
+@partial(_compile, static_argnums=(2, 3, 4, 5))
+@partial(_checkpoint, static_argnums=(2, 3, 4, 5))  # for the backward pass it keeps positions only
+def _rotate_checked(
+    xs: Sequence[Array], positions: Any, rope: Rope, inverse: bool, gain: float, heads_first: bool
+) -> Sequence[Array]:
+    layout = rope.pairing, rope.output_pairing
+    source, target = layout[::-1] if inverse else layout
+    turned: list[Array] = []
+    for x in xs:
+        dtype = jnp.promote_types(x.dtype, jnp.float32)
+        rows: Any = _cos_sin(positions, rope, dtype, gain, inverse)
+        if rows[0].ndim > 1:  # [..., seq, num_pairs], to broadcast over heads
+            rows = [jnp.expand_dims(row, -3 if heads_first else -2) for row in rows]
+        turned.append(_turn(x, rows[0], rows[1], source, target, rope.rotary_start))
+    return turned
+
+
+@partial(_compile, static_argnums=(1, 2, 3, 4))
+def _cos_sin(
+    positions: Any, rope: Rope, dtype: np.dtype[Any], gain: float = 1.0, inverse: bool = False
+) -> tuple[Array, Array]:
+    words = positions if isinstance(positions, Words) else split(positions, dtype, jnp)
+    return cos_sin_of_words(words, rope, dtype, gain, inverse, jnp)
+
+
+def _turn(x: Array, cos: Array, sin: Array, source: Pairing, target: Pairing, start: int) -> Array:
+    pairs = cos.shape[-1]
+    # [..., head_dim] -> twice [..., num_pairs]
+    x0, x1 = (x[..., part].astype(cos.dtype) for part in slices(source, pairs, start))
+    y0, y1 = (x0 * cos - x1 * sin).astype(x.dtype), (x0 * sin + x1 * cos).astype(x.dtype)
+    mixed = jnp.stack([y0, y1], -1).reshape(*x.shape[:-1], 2 * pairs)
+    rotated = by_pairing(target, half=[y0, y1], interleaved=[mixed])
+    return jnp.concatenate([x[..., :start], *rotated, x[..., start + 2 * pairs :]], -1)
+
+
+def _read_positions(positions: Any, rope: Rope) -> Any:
+    """``positions`` as an array of JAX, or as words where that would round them."""
+    if isinstance(positions, Array):
+        _tensors.check_position_dtype(positions.dtype.name, _tensors.POSITION_DTYPES)
+        _tensors.check_coordinates(positions.shape, rope)
+        return _without_gradient(positions)
+    read = read_host_positions(positions, rope, jax.dtypes.canonicalize_dtype(np.int64).itemsize)
+    return read if isinstance(read, Words) else jnp.asarray(read)
+
+
+@jax.custom_jvp
+def _without_gradient(positions: Array) -> Array:
+    return positions
+
+
+@partial(_without_gradient.defjvp, symbolic_zeros=True)
+def _refuse_gradient(primals: tuple[Array], tangents: tuple[Any]) -> tuple[Array, Any]:
+    if not isinstance(tangents[0], jax.custom_derivatives.SymbolicZero):
+        raise _tensors.position_gradient_error()
+    return primals[0], tangents[0]
+
+
+def _check_heads(name: str, x: Any, heads_first: bool) -> Sequence[int]:
+    """The shape of ``x`` with tokens before heads."""
+    _check_floating(name, x, _tensors.LAYOUTS[boolean("heads_first", heads_first)], 3)
+    return _tensors.swap_heads(x.shape) if heads_first else x.shape
+
+
+def _check_floating(name: str, x: Any, layout: str, least: int) -> None:
+    if not isinstance(x, Array):
+        raise TensorError(f"{name} must be a jax.Array, got {type(x).__name__}")
+    _tensors.check_floating(name, x.dtype.name, _tensors.DTYPES, x.shape, layout, least)

@@ -1,0 +1,134 @@
+"""Compiled, differentiated, batched, scanned, rematerialized: it is the same rotation."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from phasor import Rope
+
+from ..rotation_cases import ROPES
+from .jax_arrays import assert_rotated, normal
+
+ROPE = Rope(head_dim=8, pairing="interleaved", rotary_dim=4, rotary_start=2)
+PLACES = np.array([3, 70_001, -5, 2**31 - 1])
+
+
+def test_transformations_are_the_rotation_and_its_inverse() -> None:
+    """Gradients turn back and tangents along, in a scan, under vmap, rematerialized."""
+    import jax
+    import jax.numpy as jnp
+
+    from phasor.jax import rotate
+
+    def turn(x: Any) -> Any:
+        return rotate(x, jnp.asarray(PLACES), ROPE)
+
+    @jax.jit
+    def everything(x: Any, g: Any) -> Any:
+        _, pull = jax.vjp(jax.checkpoint(turn), x)
+        _, tangent = jax.jvp(turn, (x,), (g,))
+        batched = jax.vmap(lambda x, p: rotate(x, p, ROPE), in_axes=(1, None), out_axes=1)
+        by_token = jax.vmap(lambda x, p: rotate(x[None], p, ROPE)[0])
+        _, scanned = jax.lax.scan(lambda _, x: (None, turn(x)), None, jnp.stack([x, g]))
+        twice = jax.jvp(lambda g: jax.vjp(turn, x)[1](g)[0], (g,), (x,))[1]
+        places = jnp.asarray(PLACES)
+        return {
+            "forward": [
+                (turn(x), x),
+                (tangent, g),
+                (batched(x[:, None], places)[:, 0], x),
+                (by_token(x, places), x),
+                (scanned[1], g),
+            ],
+            "back": [(pull(g)[0], g), (twice, x)],
+        }
+
+    made = everything(normal(4, 3, 8), normal(4, 3, 8, seed=1))
+    for way, results in made.items():
+        for y, x in results:
+            assert_rotated(y, x, PLACES, ROPE, inverse=way == "back")
+
+
+def test_positions_are_kept_and_no_cosines() -> None:
+    """What the backward pass holds: nothing that has floats."""
+    import jax
+    import jax.numpy as jnp
+
+    from phasor.jax import rotate_qk
+
+    q, k = normal(4, 2, 8), normal(4, 1, 8)
+    places = jnp.asarray(PLACES)
+    _, pull = jax.vjp(lambda q, k: rotate_qk(q, k, places, ROPE), q, k)
+    kept = jax.tree.leaves(pull)
+    assert [(a.shape, a.dtype.name) for a in kept] == [((4,), "int32")]
+
+
+def test_a_compiled_function_is_small_and_the_same_everywhere() -> None:
+    """For 64 pairs at most 20 kB of StableHLO on every platform, and 4 kB of constants."""
+    import jax
+    import jax.numpy as jnp
+
+    from phasor.jax import rotate
+
+    x, rope = normal(5, 2, 128), ROPES["64 pairs"]
+    traced = jax.jit(lambda x, p: rotate(x, p, rope)).trace(x, jnp.arange(5))
+    for platform in ("cpu", "cuda", "tpu"):
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert len(text) <= 20_000
+        assert "cosine" not in text
+    compiled = traced.lower().compile().as_text()
+    sizes = [
+        int(np.prod([int(n) for n in shape.split(",") if n])) * int(bits) // 8
+        for bits, shape in re.findall(r"[usf](\d+)\[([\d,]*)\]\S* constant\(", compiled)
+    ]
+    assert 0 < sum(sizes) <= 4096
+
+
+def test_a_rope_is_a_static_argument() -> None:
+    """Equal ropes share what was compiled."""
+    import jax
+
+    from phasor.jax import rotate
+
+    compiled = jax.jit(rotate, static_argnames=("rope", "heads_first"))
+    x = normal(2, 4, 8)
+    for _ in range(2):
+        rope = Rope(head_dim=8, pairing="half")
+        y = compiled(x, PLACES[:2].astype(np.int32), rope=rope, heads_first=False)
+        assert_rotated(y, x, PLACES[:2], rope)
+    assert compiled._cache_size() == 1
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_gradients_turn_back_in_every_dtype(dtype: str, heads_first: bool) -> None:
+    """With rows as well, whose gradients are those of a product."""
+    import jax
+    import jax.numpy as jnp
+
+    from phasor.jax import cos_sin, rotate, rotate_by
+
+    with jax.enable_x64(dtype == "float64"):
+        x, g = normal(4, 3, 8, dtype=dtype), normal(4, 3, 8, dtype=dtype, seed=1)
+        turn = (lambda a: a.swapaxes(0, 1)) if heads_first else (lambda a: a)
+        _, pull = jax.vjp(lambda x: rotate(x, PLACES, ROPE, heads_first=heads_first), turn(x))
+        assert_rotated(turn(pull(turn(g))[0]), g, PLACES, ROPE, inverse=True)
+        wide = jnp.float64 if dtype == "float64" else jnp.float32
+        rows = cos_sin(PLACES, ROPE, dtype=wide)
+
+        def by_rows(x: Any, cos: Any, sin: Any) -> Any:
+            layout = {"pairing": "interleaved", "rotary_start": 2, "heads_first": heads_first}
+            return rotate_by(x, cos, sin, **layout)
+
+        _, pull = jax.vjp(by_rows, turn(x), *rows)
+        of_x, of_cos, of_sin = pull(turn(g))
+        assert_rotated(turn(of_x), g, PLACES, ROPE, inverse=True)
+        x0, x1, g0, g1 = (np.asarray(a, float)[..., i:6:2] for a in (x, g) for i in (2, 3))
+        room = 32 * float(jnp.finfo(dtype).eps)
+        np.testing.assert_allclose(of_cos, (x0 * g0 + x1 * g1).sum(-2), rtol=0, atol=room)
+        np.testing.assert_allclose(of_sin, (x0 * g1 - x1 * g0).sum(-2), rtol=0, atol=room)

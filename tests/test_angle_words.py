@@ -1,0 +1,86 @@
+"""Angles in words of 32 and 64 bits are within the published bounds, at every position."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phasor import LayerRopes, Rope, preset, preset_names
+from phasor._angle_words import cos_sin_of_words, split
+from phasor.scaling import Rule
+
+from . import oracle, strategies
+from .rotation_cases import FLOATS, POSITIONS, POSITIONS_32, ROPES
+from .rotation_oracle import exact_rows, row_error
+
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+FARTHEST = [2**63 - 1, -(2**63), 2**62 + 1, -(2**32) - 1, 2**32, 2**31, -(2**31)]
+
+
+def excess(positions: Any, rope: Rope, dtype: np.dtype[Any]) -> float:
+    """The largest error of cos and sin in units of what is allowed."""
+    places = np.asarray(positions)
+    cos, sin = cos_sin_of_words(split(places, dtype, np), rope, dtype, 1.0, False, np)
+    assert cos.dtype == sin.dtype == dtype
+    right = exact_rows(rope, positions)
+    fastest = float(max(oracle.frequencies(rope)))
+    error = np.abs((cos - right.real, sin - right.imag)).max(initial=0.0)
+    return float(error) / row_error(dtype.name, positions, fastest)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
+@pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
+def test_every_frequency_turns_at_its_own_rate(rope: Rope, dtype: np.dtype[Any]) -> None:
+    """At integers of 32 and 64 bits, the least among them, and at floats of both."""
+    assert excess(np.array(POSITIONS_32, np.int32), rope, dtype) <= 1
+    assert excess(np.array([*POSITIONS, *FARTHEST]), rope, dtype) <= 1
+    assert excess(np.array(FLOATS), rope, dtype) <= 1
+    assert excess(np.array(FLOATS, np.float32), rope, dtype) <= 1
+
+
+@given(strategies.resolved_ropes(), st.data())
+def test_every_rope_is_within_the_bound(rope: Rope, data: st.DataObject) -> None:
+    """Of every law, axes, direction and slice, at any position."""
+    n_axes = rope.axes.n_axes
+    for kind in (strategies.INT64, strategies.FLOAT_POSITIONS):
+        row = st.lists(kind, min_size=n_axes, max_size=n_axes) if n_axes > 1 else kind
+        positions = np.array(data.draw(st.lists(row, min_size=1, max_size=3)))
+        for dtype in (FLOAT32, FLOAT64):
+            assert excess(positions, rope, dtype) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_is_within_the_bound(name: str) -> None:
+    """At positions near and far, in both precisions."""
+    ropes: LayerRopes = preset(name)
+    for rope in {rope for rope in ropes if rope is not None}:
+        law = rope.at(131_072) if isinstance(rope.scaling, Rule) else rope
+        places = np.array([1, 4095, 131_071, -(2**31), 2**31 - 1, 2**63 - 1, -(2**63)])
+        if law.axes.n_axes > 1:
+            places = np.stack([np.roll(places, i) for i in range(law.axes.n_axes)], -1)
+        for dtype in (FLOAT32, FLOAT64):
+            assert excess(places, law, dtype) <= 1
+
+
+def test_what_has_no_angle_becomes_nan_alone() -> None:
+    """NaN, infinities and what int64 does not hold; their neighbours stay right."""
+    rope, places = ROPES["64 pairs"], np.array([1.5, np.nan, np.inf, -np.inf, 2.0**63, -(2.0**63)])
+    cos, sin = cos_sin_of_words(split(places, FLOAT32, np), rope, FLOAT32, 1.0, False, np)
+    assert np.isnan(cos[1:]).all()
+    assert np.isnan(sin[1:]).all()
+    assert np.isfinite(cos[0]).all()
+
+
+def test_opposite_positions_have_opposite_sines() -> None:
+    """To the bit, in words: the sign is the sine's."""
+    places = np.array([1, 5, 70_001, 2**31 - 1])
+    both = [
+        cos_sin_of_words(split(p, FLOAT32, np), ROPES["64 pairs"], FLOAT32, 1.25, inverse, np)
+        for p, inverse in ((places, False), (-places, True))
+    ]
+    assert all(map(np.array_equal, *both))
