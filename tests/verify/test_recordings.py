@@ -189,6 +189,9 @@ def test_what_is_no_recording_is_refused(case):
         verify(ROPE, arrays)
     with pytest.raises(PhasorError, match="got nothing"):
         verify(ROPE, {})
+    for dims in ("vllm", "sd", "bsdhb"):
+        with pytest.raises(PhasorError, match=f"dims must have a letter.*got '{dims}'"):
+            verify(ROPE, recording(), dims=dims)
     with pytest.raises(PhasorError, match="rope must be"):
         verify("llama", recording())
 
@@ -200,7 +203,7 @@ def test_heads_that_are_not_rotated_are_named():
     arrays["qk_rotated"][:, 2] = arrays["qk"][:, 2]
     found = verify(ROPE, arrays)
     assert names(found) == ["heads", "not-turned"]
-    assert "Only heads 2 are wrong." in str(found)
+    assert "Only some heads are wrong, counted from 0: 2." in str(found)
 
 
 def test_one_token_of_decoding_has_one_reading():

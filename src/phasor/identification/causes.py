@@ -98,8 +98,9 @@ class Finder:
         heads, is_bad = (np.logical_not(good.all(axis=axis)) for axis in (0, 1))
         if heads.any() and not heads.all():
             changes, undecided = replace(self, sample=self.sample.of_heads(heads)).find()
-            if changes:
-                text = f"Only heads {ranges(np.flatnonzero(heads).tolist())} are wrong."
+            if changes and not is_vague(changes):
+                which = ranges(np.flatnonzero(heads).tolist())
+                text = f"Only some heads are wrong, counted from 0: {which}."
                 return (Finding("heads", text), *changes), undecided
         if is_bad.all() or not is_bad.any():
             return whole or ((), ())

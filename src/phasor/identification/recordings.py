@@ -226,6 +226,11 @@ def vectors_of(
             f"{side} and {side}_rotated must have one shape, got {list(shape)} and "
             f"{list(after.values.shape)}"
         )
+    if dims is not None and (len(dims) != len(shape) or not set("sd") <= set(dims) <= set("bshd")):
+        raise TensorError(
+            f"dims must have a letter for each dimension of {side}, of b, s, h and d, such as "
+            f"'bshd', or 'sd' for [tokens, heads * head_dim]; got {dims!r} for {list(shape)}"
+        )
     places = as_positions(positions.values)
     found: dict[tuple[Any, ...], Vectors] = {}
     for order in DIMS.get(len(shape), ()) if dims is None else (dims,):
@@ -244,16 +249,15 @@ def vectors_of(
     if not found:
         raise TensorError(
             f"{side} must be [tokens, heads * {head_dim}] or have dimensions such as bshd or bhsd "
-            f"with d = {head_dim} and a position for each token, got {list(shape)} and positions "
-            f"{list(places.shape)}{'' if dims is None else f' as {dims!r}'}"
+            f"with d = {head_dim}, the rope's head_dim, and a position for each token; got "
+            f"{list(shape)} and positions {list(places.shape)}"
+            f"{'' if dims is None else f' as {dims!r}'}"
         )
     return list(found.values())
 
 
 def _view(array: NDArray[Any], dims: str, head_dim: int) -> NDArray[Any] | None:
     """``[batch, seq, heads, head_dim]``, or None if the sizes do not fit."""
-    if len(dims) != array.ndim or not set("sd") <= set(dims) <= set("bshd"):
-        return None
     if "h" not in dims:  # a row is all heads
         if dims[-1] != "d" or array.shape[-1] % head_dim:
             return None
