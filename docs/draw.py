@@ -1,8 +1,7 @@
 """Draw the pictures of the README and the documentation: ``make figures``.
 
-Two pages say how: each picture is the ``chart`` of the code below it. A picture is an SVG file that
-brings the colours of `phasor.charts.style.stylesheet`, so that it is light on a light page and dark
-on a dark one.
+Two pages say how: each picture is the ``chart`` of the code below it. A picture is an SVG file in
+plain colours, which `phasor.charts.style.picture_stylesheet` exchanges on a dark page.
 """
 
 import re
@@ -12,7 +11,7 @@ from typing import Any
 
 import vl_convert
 
-from phasor.charts.style import SCREEN, screen_spec, stylesheet
+from phasor.charts.style import PAPER, picture_stylesheet, screen_spec
 
 DOCS = Path(__file__).parent
 PAGES = ("figures.md", "lesson.md")
@@ -21,10 +20,11 @@ PICTURE_OR_CODE = re.compile(
 )
 # the text beside a picture says what is in it, so no mark has to
 # a font that is wide leaves room for whichever font a reader has
-CONFIG = SCREEN | {
+CONFIG = PAPER | {
     "aria": False,
+    "background": "transparent",
     "font": "DejaVu Sans, Verdana, sans-serif",
-    "legend": SCREEN["legend"] | {"columns": 3},
+    "legend": PAPER["legend"] | {"columns": 3},
 }
 
 
@@ -43,8 +43,9 @@ def draw(page: str) -> None:
         if picture:
             wanted = picture
             continue
+        names.pop("chart", None)
         exec(code, names)
-        if wanted:
+        if wanted and "chart" in names:
             drawn = vl_convert.vegalite_to_svg(
                 screen_spec(names["chart"], config=CONFIG)
             )
@@ -55,7 +56,8 @@ def draw(page: str) -> None:
                 drawn,
             )
             opening = drawn.index(">") + 1
-            styled = f"{drawn[:opening]}<style>{stylesheet()}</style>{drawn[opening:]}"
+            style = f"<style>{picture_stylesheet()}</style>"
+            styled = f"{drawn[:opening]}{style}{drawn[opening:]}"
             (DOCS / wanted).write_text(styled + "\n", "utf-8")
             print(DOCS / wanted)
             wanted = ""

@@ -35,6 +35,7 @@ CHARTS: dict[str, Callable[[], Any]] = {
     "rotation_chart": lambda: charts.rotation_chart(ROPE, pairs=[0, 9, 16, 40], tokens=12),
     "decay_chart": lambda: charts.decay_chart(EIGHT, range(64), window=(6, 22)),
     "cosine_chart": lambda: charts.cosine_chart(EIGHT, [1, 10, 100], seed=3),
+    "pairs_chart": lambda: charts.pairs_chart({"small": SMALL, "other": ROPE}, [1, 5, 40]),
     "scaling_chart": lambda: charts.scaling_chart(ROPE, EIGHT),
     "attention_chart": lambda: charts.attention_chart(ROPE, [0, 1, 3], alpha=12.0, tokens=9),
     "usage_chart": lambda: charts.usage_chart({"0": np.ones((2, 4)), "1": np.ones((3, 4))}),
@@ -108,6 +109,15 @@ def test_the_colours_of_a_page_are_all_defined(name: str) -> None:
     assert all(
         f"--{part.split(')')[0]}:" in style.stylesheet() for part in text.split("var(--")[1:]
     )
+
+
+def test_a_picture_is_in_plain_colours_that_a_dark_page_exchanges() -> None:
+    """Each colour of the series has its dark one, for what is filled and for what is drawn."""
+    css = style.picture_stylesheet()
+    assert "var(" not in css
+    for light, dark in zip(style._LIGHT["series"], style._DARK["series"], strict=True):
+        for attribute in ("fill", "stroke"):
+            assert f'[{attribute}="{light}"] {{ {attribute}: {dark} }}' in css
 
 
 def luminance(colour: str) -> float:
@@ -359,6 +369,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "four panels": (partial(charts.cosine_chart, EIGHT, [1], menu="base 100"), "one with a menu"),
     "no length": (partial(_linear, [], draws=2), "lengths must"),
     "no draw": (partial(_linear, [8], draws=0), "draws must"),
+    "no distance": (partial(charts.pairs_chart, {"a": ROPE}, []), "distances must"),
+    "one distance": (partial(charts.pairs_chart, {"a": ROPE}, [4]), "distances must grow.*4"),
+    "one twice": (partial(charts.pairs_chart, {"a": ROPE}, [1, 4, 4]), "distances must grow"),
+    "no distance at all": (partial(charts.pairs_chart, {"a": ROPE}, [0, 4]), "each distance"),
+    "no rope": (partial(charts.pairs_chart, {}, [1, 4]), "ropes must"),
     "no layer": (partial(charts.usage_chart, {}), "norms must"),
     "no axis of heads": (partial(charts.usage_chart, {"a": np.ones(4)}), "norms must.*'a'"),
     "other widths": (
@@ -373,6 +388,17 @@ def test_what_cannot_be_drawn_is_refused(draw: Callable[[], Any], says: str) -> 
     """Rather than left out, wrapped round or a number of nothing."""
     with pytest.raises((SpecError, TensorError), match=says):
         draw()
+
+
+def test_a_pair_has_the_cosine_of_its_angle_at_each_distance() -> None:
+    """And cells that meet half way between two distances, on a logarithmic axis."""
+    chart = charts.pairs_chart({"small": SMALL, "other": ROPE}, [1, 4, 16])
+    for panel, rope in enumerate((SMALL, ROPE)):
+        for row in rows(chart, panel):
+            wanted = math.cos(row["distance"] * rope.inv_freq[row["pair"]])
+            assert row["cosine"] == pytest.approx(wanted, abs=1e-12)
+            assert (row["start"], row["end"]) == (row["distance"] / 2, row["distance"] * 2)
+        assert len(rows(chart, panel)) == 3 * rope.num_pairs
 
 
 # the gallery

@@ -18,6 +18,7 @@ from phasor.papers.heads import (
     attention_weight,
     positional_head,
     required_alpha,
+    semantic_head,
 )
 from phasor.scaling import DynamicNTK, Proportional, Resonance
 
@@ -241,6 +242,57 @@ def test_a_head_that_means_nothing_is_refused(change: Any, message: str) -> None
     head: dict[str, Any] = {"rope": plain(8), "offset": 1, "alpha": 1.0, "width": 3}
     with pytest.raises(SpecError, match=message):
         positional_head(**head | change)
+
+
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+@pytest.mark.parametrize("base", [100.0, 10_000.0])
+def test_a_head_for_content_finds_its_token_until_the_pairs_have_turned(
+    pairing: Any, base: float
+) -> None:
+    """Theorem 6.1: ``alpha sum cos`` of the slowest pairs; a token that is not meant scores 0."""
+    rope = Rope(head_dim=16, pairing=pairing, base=base)
+    head = semantic_head(rope, 2, alpha=3.0, width=4, query=3, key=1)
+    distances = [0, 1, 17, 1000]
+    scores = score(head.query[:, 3], head.key[:, 1], distances, rope)
+    slow = [base ** (-2 * pair / 16) for pair in (6, 7)]
+    wanted = [3 * sum(math.cos(r * frequency) for frequency in slow) for r in distances]
+    np.testing.assert_allclose(scores, wanted, atol=1e-12)
+    assert not score(head.query[:, 3], head.key[:, 0], distances, rope).any()
+    assert not head.query[:, :3].any()
+    assert not head.key[:, [0, 2, 3]].any()
+
+
+def test_a_head_for_content_on_one_pair_fails_after_a_quarter_of_its_turn() -> None:
+    """Whatever its sharpness; and never where the pair stands still."""
+    rope = plain(64)
+    quarter = math.pi / 2 / rope.inv_freq[-1]
+    head = semantic_head(rope, 1, alpha=1e6, width=2)
+    near, far = math.floor(quarter), math.ceil(quarter)
+    scores = score(head.query[:, 0], head.key[:, 1], [near, far], rope)
+    assert scores[0] > 0 > scores[1]
+    still = plain(64, scaling=Proportional(fraction=0.75))
+    head = semantic_head(still, 1, alpha=1.0, width=2)
+    assert score(head.query[:, 0], head.key[:, 1], [0, far, 10**9], still).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pairs": 0}, "pairs must be a whole number from 1 to 4, got 0"),
+        ({"pairs": 5}, "pairs must be a whole number from 1 to 4, got 5"),
+        ({"alpha": math.nan}, "alpha must be a finite number >= 0"),
+        ({"width": 1}, "width must be a whole number from 2"),
+        ({"query": 3}, "query must be a whole number from 0 to 2, got 3"),
+        ({"key": -1}, "key must be a whole number from 0 to 2, got -1"),
+        ({"rope": plain(8, scaling=DynamicNTK(factor=2.0, original_max_positions=64))}, "rope.at"),
+    ],
+    ids=str,
+)
+def test_a_head_for_no_content_is_refused(change: Any, message: str) -> None:
+    """By `semantic_head`, naming the argument."""
+    head: dict[str, Any] = {"rope": plain(8), "pairs": 1, "alpha": 1.0, "width": 3}
+    with pytest.raises(SpecError, match=message):
+        semantic_head(**head | change)
 
 
 @pytest.mark.parametrize("alpha", [-0.1, math.nan, True], ids=str)

@@ -13,6 +13,7 @@ from phasor.charts.coverage import coverage_chart, turns_chart
 from phasor.charts.curves import (
     cosine_chart,
     decay_chart,
+    pairs_chart,
     precision_chart,
     rotation_chart,
     scaling_chart,
@@ -25,6 +26,7 @@ __all__ = [
     "coverage_chart",
     "decay_chart",
     "linear_chart",
+    "pairs_chart",
     "precision_chart",
     "report",
     "rotation_chart",

@@ -10,7 +10,7 @@ import altair as alt
 import numpy as np
 from numpy.typing import ArrayLike
 
-from phasor._checks import whole
+from phasor._checks import short_repr, whole
 from phasor.angles import cos_sin, wavelengths
 from phasor.charts.style import (
     chart_of,
@@ -235,6 +235,58 @@ def cosine_chart(
         return style_for_paper(panel(kinds[0]), description)
     panels = [panel(kind).properties(title=_KIND_TITLES[kind]) for kind in kinds]
     return style_for_paper(alt.concat(*panels, columns=2).resolve_scale(y="shared"), description)
+
+
+def pairs_chart(ropes: Mapping[str, Rope], distances: Sequence[int]) -> alt.ConcatChart:
+    """The cosine of every pair at every distance, a panel for each rope.
+
+    A pair adds to a score what its query and key are alike, times the cosine of the angle between
+    them where they are: `phasor.angles.cos_sin` at that distance. Where the cosine is 1 the pair
+    does not tell the distance from none; beyond, it turns round and round.
+
+    Args:
+        ropes: By the title of their panels. With several axes, a distance is along every one.
+        distances: From 1 on, each larger than the one before, at least two.
+
+    >>> chart = pairs_chart({"base 100": Rope(head_dim=16, pairing="half", base=100.0)}, [1, 2, 4])
+    >>> len(chart.concat[0].data.values)
+    24
+    """
+    check_by_name("ropes", ropes, Rope)
+    check_list("distances", distances)
+    each = [whole("each distance", distance, least=1) for distance in distances]
+    if len(each) < 2 or each != sorted(set(each)):
+        raise SpecError(
+            "distances must grow, and be two at least, such as [1, 2, 4, 8], "
+            f"got {short_repr(distances)}"
+        )
+    # a cell reaches half way to its neighbours, as the axis measures it
+    between = np.sqrt(np.array(each[:-1], float) * np.array(each[1:], float))
+    edges = [each[0] ** 2 / between[0], *between, each[-1] ** 2 / between[-1]]
+
+    def panel(name: str, rope: Rope) -> alt.Chart:
+        cos, _ = cos_sin(rope, every_axis_of(rope, each))
+        cells = (
+            records(pair=pair, distance=each, start=edges[:-1], end=edges[1:], cosine=cos[:, pair])
+            for pair in range(rope.num_pairs)
+        )
+        ticks = list(range(0, rope.num_pairs, max(1, rope.num_pairs // 8)))
+        return (
+            chart_of(*cells)
+            .mark_rect()
+            .encode(
+                x=token_axis("start").title("distance (tokens)"),
+                x2="end:Q",
+                y=alt.Y("pair:O", title="pair (index)", axis=alt.Axis(values=ticks)),
+                opacity=darkness("cosine", "cosine", domain=[-1, 1], range=[0, 1]),
+                tooltip=["pair:O", "distance:Q", alt.Tooltip("cosine:Q", format=".3~f")],
+            )
+            .properties(title=name, width=240, height=220)
+        )
+
+    panels = [panel(name, rope) for name, rope in ropes.items()]
+    description = "Cosine of the angle of each pair at each distance, a panel for each rope."
+    return style_for_paper(alt.concat(*panels, columns=3), description)
 
 
 def law_menu(laws: Mapping[str, Any], first: str) -> alt.Parameter:

@@ -75,7 +75,7 @@ def _config(
 
 #: Dark on white, for saved charts.
 PAPER = _config(**_LIGHT, background="white", font="sans-serif", columns=3)
-#: Colours that `stylesheet` defines, for pages and for pictures on pages.
+#: Colours that `stylesheet` defines, for pages.
 SCREEN = _config(
     "var(--ink)",
     "var(--rule)",
@@ -98,6 +98,23 @@ def stylesheet() -> str:
     )
     dark_screen = "@media screen and (prefers-color-scheme: dark)"
     return f":root {{ {light} }}\n{dark_screen} {{ :root {{ {dark} }} }}"
+
+
+def picture_stylesheet() -> str:
+    """CSS for a picture in the colours of `PAPER` that exchanges them on dark screens.
+
+    A renderer that knows no stylesheets, or no variables in them, draws the picture as it is.
+    """
+    colours = zip(
+        *((each["ink"], each["rule"], each["grid"], *each["series"]) for each in (_LIGHT, _DARK)),
+        strict=True,
+    )
+    rules = (
+        f'[{attribute}="{light}"] {{ {attribute}: {dark} }}'
+        for light, dark in colours
+        for attribute in ("fill", "stroke")
+    )
+    return f"@media screen and (prefers-color-scheme: dark) {{\n{chr(10).join(rules)}\n}}"
 
 
 def screen_spec(chart: AnyChart, **changes: Any) -> dict[str, Any]:

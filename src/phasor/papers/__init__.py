@@ -10,7 +10,12 @@ from phasor.papers.bounds import (
     interpolation_bound,
 )
 from phasor.papers.distances import KINDS, Kind, abel_bound, cosine, decay
-from phasor.papers.heads import attention_weight, positional_head, required_alpha
+from phasor.papers.heads import (
+    attention_weight,
+    positional_head,
+    required_alpha,
+    semantic_head,
+)
 from phasor.papers.linear import linear_weights
 from phasor.papers.precision import RECIPES, Recipe, angle_errors
 from phasor.papers.usage import pair_norms, positional_score, sink_score, token_norms
@@ -34,6 +39,7 @@ __all__ = [
     "positional_head",
     "positional_score",
     "required_alpha",
+    "semantic_head",
     "sink_score",
     "token_norms",
 ]

@@ -1,5 +1,7 @@
 """Attention heads that look at a position whatever the tokens are, and the weight they give it.
 
+And one that looks for a token wherever it stands, until distance turns it away: `semantic_head`.
+
 Let every token carry a 1 in one coordinate of its input, as a projection with a bias has it (that
 of `phasor.torch.papers.PositionalHead`). With ``W_k x = e``, where ``e`` has a 1
 in the first coordinate of every pair, and ``W_q = alpha R(-offset) W_k``, the score of the query
@@ -90,6 +92,50 @@ def positional_head(
     head.key[first, constant] = 1.0
     turned = rotate(head.key[:, constant], every_axis_of(rope, -offset), same_pairing)
     head.query[:, constant] = alpha * turned
+    return head
+
+
+def semantic_head(
+    rope: Rope, pairs: int, *, alpha: float, width: int, query: int = 0, key: int = 1
+) -> HeadWeights:
+    """A head that looks for a token by what it is, with its slowest pairs.
+
+    A query whose input is 1 in coordinate ``query`` scores a key whose input is 1 in coordinate
+    ``key`` with ``alpha sum_k cos(r inv_freq[k])`` at distance ``r``, over the ``pairs`` slowest
+    pairs, and a key without it with 0. Round and Round We Go (2410.06205), theorem 6.1: where all
+    of them turn, no ``alpha`` serves every distance. Once the slowest has made a quarter of a turn
+    and the others with it, the token scores no more than any other. Pairs that stand still, as the
+    slowest of p-RoPE do, find it at any distance.
+
+    Args:
+        rope: What rotates queries and keys.
+        pairs: How many of the slowest pairs look, 1 or more.
+        alpha: Sharpness, 0 or more. Logits are divided by ``sqrt(rope.head_dim)``.
+        width: Width of the input, 2 or more.
+        query: The input coordinate of tokens that look.
+        key: The input coordinate of tokens that are looked for.
+
+    Returns:
+        `HeadWeights`, float64.
+
+    >>> from phasor.numpy import score
+    >>> rope = Rope(head_dim=128, pairing="half")
+    >>> head = semantic_head(rope, 1, alpha=1.0, width=2)
+    >>> score(head.query[:, 0], head.key[:, 1], [0, 10_000, 20_000], rope).round(4)
+    array([ 1.    ,  0.4041, -0.6734])
+    """
+    check_rope("rope", rope)
+    pairs = whole("pairs", pairs, least=1, most=rope.num_pairs)
+    alpha = number("alpha", alpha, least=0)
+    width = whole("width", width, least=2, most=_WIDEST)
+    query = whole("query", query, least=0, most=width - 1)
+    key = whole("key", key, least=0, most=width - 1)
+    first, _ = slices(rope.pairing, rope.num_pairs, rope.rotary_start)
+    slowest = np.argsort(np.abs(rope.inv_freq), kind="stable")[:pairs]
+    head = HeadWeights(np.zeros((rope.head_dim, width)), np.zeros((rope.head_dim, width)))
+    coordinates = np.arange(rope.head_dim)[first][slowest]
+    head.key[coordinates, key] = 1.0
+    head.query[coordinates, query] = alpha
     return head
 
 
