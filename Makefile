@@ -36,6 +36,7 @@ check: $(VENV)/check.done  ## what CI runs: format, lint, types, everyday and sl
 	$(BIN)/ruff check .
 # types and pages side by side: each takes one core
 	$(BIN)/pyright --pythonpath $(BIN)/python & types=$$!; $(BUILD_DOCS) && wait $$types
+	$(BIN)/python -m tools.site_check site
 	$(PYTEST) -m "not every_kernel"
 
 docs: $(VENV)/docs.done  ## build the documentation into site/, strictly

@@ -64,6 +64,27 @@ def test_the_table_of_translations_is_what_its_tool_writes() -> None:
     assert fill("translate.md", "targets", "map") == page("docs/translate.md")
 
 
+def test_both_first_screens_open_alike() -> None:
+    """With one picture, and then the same ten lines."""
+    readme, index = page("README.md"), page("docs/index.md")
+    for part in (r"!\[[^]]*\]\((?:docs/)?(images/[\w.-]+)\)", r"^```python\n(.*?)^```"):
+        found = [re.search(part, text, re.M | re.S) for text in (readme, index)]
+        assert found[0] is not None
+        assert found[1] is not None
+        assert found[0][1] == found[1][1]
+
+
+def test_code_is_as_wide_as_a_page() -> None:
+    """No line of a block is longer than 79 characters, or 80 of what a terminal printed."""
+    wide: list[tuple[str, str]] = []
+    for one in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        blocks = re.findall(r"^```(\w*).*?\n(.*?)^```", one.read_text("utf-8"), re.M | re.S)
+        for language, block in blocks:
+            most = 80 if language == "console" else 79
+            wide += [(one.name, line) for line in block.splitlines() if len(line) > most]
+    assert wide == []
+
+
 def test_every_extra_is_on_the_first_page_and_in_the_reference() -> None:
     """With what needs it."""
     extras = tomllib.loads(page("pyproject.toml"))["project"]["optional-dependencies"]

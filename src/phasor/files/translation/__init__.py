@@ -136,7 +136,8 @@ def translate(
     import mlx.core as mx
     <BLANKLINE>
     # x [batch, heads, seq, head_dim]; offset is the position of the first token
-    mx.fast.rope(x, dims, traditional=traditional, base=base, scale=scale, offset=offset)
+    mx.fast.rope(x, dims, traditional=traditional, base=base,
+                 scale=scale, offset=offset)
     """
     name = find_name(target, TARGETS)
     if name is None:

@@ -48,15 +48,15 @@ def _write_mlx(rope: Rope, context: int) -> ProgramSettings:
         settings,
         "import mlx.core as mx\n\n"
         "# x [batch, heads, seq, head_dim]; offset is the position of the first token\n"
-        f"mx.fast.rope({x}, dims, traditional=traditional, base=base, scale=scale, "
-        f"offset=offset{freqs})",
+        f"mx.fast.rope({x}, dims, traditional=traditional, base=base,\n"
+        f"             scale=scale, offset=offset{freqs})",
     )
 
 
 MLX = Target(
     name="mlx",
     program="the arguments of mlx.core.fast.rope",
-    source="https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.fast.rope.html",
+    source="https://ml-explore.github.io/mlx/build/html/python/fast.html",
     checked="run",
     write=per_rope(_write_mlx),
     needs_context=False,

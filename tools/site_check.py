@@ -1,0 +1,238 @@
+"""Look at every page of the built site in Chromium, as a reader on a desk and one with a phone.
+
+    python -m tools.site_check [SITE] [PAGE ...]
+
+Each page is opened at two widths, light and dark. What is wrong is printed, a line each: code that
+is cut, anything that goes sideways, small labels, weak contrast, words on the console, requests to
+elsewhere, a title that is not the navigation's, too many words. Then questions are asked of the
+search, and answers reached from the first page. Ends with 1 if anything was wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any, Literal, NamedTuple
+from urllib.parse import quote
+
+from playwright.sync_api import Browser, Page
+from tools.browser import BROWSER, complaints, open_browser
+
+WIDTHS = (390, 1280)
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+SMALLEST_LABEL = 9.0  # pixels on a phone
+
+#: Words that a page may have, its code and tables included; the reference is not counted.
+PAGE_WORDS = 1_800
+#: Pages that may have more: the lesson, the map of `translate`, and those still to be shortened.
+LONGER = {
+    "attention/": 2_330,
+    "benchmarks/": 4_240,
+    "exporting/": 2_160,
+    "laws/": 2_010,
+    "lesson/": 3_500,
+    "precision/": 1_920,
+    "seeds/": 2_770,
+    "transformers/": 2_390,
+    "translate/": 2_900,
+    "verify/": 2_220,
+}
+#: Words of all pages but the reference, and of their tables.
+ALL_WORDS, TABLE_WORDS = 52_800, 13_500
+#: Pictures whose labels are still smaller than that on a phone.
+SMALLER = {
+    "rotation",
+    "decay",
+    "cosines",
+    "scaling",
+    "attention",
+    "usage",
+    "coverage",
+    "precision",
+    "linear-weights",
+    "convergence",
+    "elementwise",
+    "frequency-usage",
+    "linear-attention",
+    "longer-context",
+    "previous-token",
+    "lesson-number",
+    "lesson-multiply",
+    "lesson-pairs",
+    "lesson-pairings",
+    "lesson-decay",
+    "lesson-heads",
+}
+
+#: What a reader types into the search, and the page that has to be among the first three found.
+SEARCHES: dict[str, str] = {
+    "permute": "converting/",
+    "vit": "images-video-audio/",
+    "garbage output": "questions/#garbage-output",
+    "long context fails": "questions/#long-context-fails",
+    "draw me a pair": "questions/#draw-me-a-pair",
+    "why do base 10000 and 500000 differ at 30k": "questions/#why-do-base",
+    "which pairing has this code": "questions/#which-pairing",
+    "rotate for my ViT": "questions/#how-do-i-rotate-for-my-vit",
+}
+#: What a reader wants, the links that lead to it from the first page, and words of the answer.
+WAYS: dict[str, tuple[str, ...]] = {
+    "draw me a pair": ("Play with a rotation", "A query at position"),
+    "why do base 10000 and 500000 differ at 30k": (
+        "Questions and answers",
+        "A larger base slows all pairs but the first",
+    ),
+    "which pairing has this code": ("Which rotation is this?", "half"),
+    "rotate for my ViT": ("Images, video, audio", "vision transformer"),
+}
+
+# what runs in each page
+SCRIPT = Path(__file__).with_suffix(".js")
+
+
+class Seen(NamedTuple):
+    """One page."""
+
+    path: str
+    faults: list[str]
+    words: int
+    table_words: int
+
+
+@contextmanager
+def serve(site: Path) -> Generator[str]:
+    """The address of a server of the folder ``site``, on this machine alone."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+
+
+def pages_of(site: Path) -> list[str]:
+    """Every page, as its address ends."""
+    found = sorted(one.parent.relative_to(site).as_posix() for one in site.rglob("index.html"))
+    return ["" if one == "." else f"{one}/" for one in found]
+
+
+def look_at(browser: Browser, root: str, path: str) -> Seen:
+    """What is wrong with one page, and how many words it has."""
+    page = browser.new_page(reduced_motion="reduce")
+    page.add_init_script(path=SCRIPT)
+    said = complaints(page, root)
+    faults: dict[str, None] = {}
+    words, table_words = 0, 0
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 844 if width < 500 else 900})
+        for scheme in SCHEMES:
+            if not words:
+                page.goto(root + path, wait_until="load")
+                page.add_style_tag(content="* { transition: none !important; }")
+                words, table_words = page.evaluate("siteCheck.words()")
+                title, called, section = page.evaluate("siteCheck.titles()")
+                if called and title not in (called, f"{section.rstrip(' …')} {called}"):
+                    faults[f"is {title!r}, and {called!r} in the navigation"] = None
+            page.emulate_media(color_scheme=scheme)
+            for fault in page.evaluate("given => siteCheck.look(...given)", [width > 500, scheme]):
+                faults[f"{width}: {fault}"] = None
+        if width < 500:
+            for name, size in page.evaluate("siteCheck.labels()").items():
+                if size < SMALLEST_LABEL and name.removesuffix(".svg") not in SMALLER:
+                    faults[f"{width}: labels of {name} are {size:.1f} px"] = None
+    page.close()
+    if words > LONGER.get(path, PAGE_WORDS) and not path.startswith("api/"):
+        faults[f"{words} words, {LONGER.get(path, PAGE_WORDS)} are allowed"] = None
+    return Seen(path, [*faults, *said], words, table_words)
+
+
+def look_at_all(root: str, paths: list[str]) -> list[Seen]:
+    """Every page, in two browsers."""
+
+    def part(mine: list[str]) -> list[Seen]:
+        with open_browser() as browser:
+            return [look_at(browser, root, path) for path in mine]
+
+    with ThreadPoolExecutor(2) as workers:
+        first, second = workers.map(part, (paths[::2], paths[1::2]))
+    return sorted(first + second)
+
+
+def found_by(page: Page, root: str, question: str) -> list[str]:
+    """Addresses on the first three pages that the search finds."""
+    page.goto(f"{root}?q={quote(question)}")
+    page.wait_for_function(
+        "/matching/.test(document.querySelector('.md-search-result__meta').textContent)"
+    )
+    found: list[str] = page.evaluate(
+        "[...document.querySelectorAll('.md-search-result__item')].slice(0, 3)"
+        ".flatMap(one => [...one.querySelectorAll('a')].map(link => link.href))"
+    )
+    return [re.sub(r"\?h=[^#]*", "", one.removeprefix(root)) for one in found]
+
+
+def ask(browser: Browser, root: str) -> list[str]:
+    """What the search does not find, and what no way leads to."""
+    faults: list[str] = []
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    for question, answer in SEARCHES.items():
+        found = found_by(page, root, question)
+        if not any(one.startswith(answer) for one in found):
+            faults.append(f"search for {question!r}: {answer} is not in {found}")
+    for wanted, links in WAYS.items():
+        page.goto(root)
+        for link in links[:-1]:
+            choices = page.locator(".md-nav, article").get_by_role("link", name=link, exact=True)
+            if choices.count() == 0:
+                faults.append(f"{wanted!r}: no link {link!r} on {page.url}")
+                break
+            page.goto(str(choices.first.evaluate("link => link.href")))
+        else:
+            if links[-1] not in page.inner_text("article"):
+                faults.append(f"{wanted!r}: no {links[-1]!r} on {page.url}")
+    page.close()
+    return faults
+
+
+def main(arguments: list[str]) -> int:
+    """Print what is wrong; 1 if anything is."""
+    if BROWSER is None and not os.environ.get("CI"):
+        print("site_check: no Chromium in the search path, nothing was looked at")
+        return 0
+    begun = time.monotonic()
+    site = Path(arguments[0] if arguments else "site")
+    with serve(site) as root:
+        seen = look_at_all(root, arguments[1:] or pages_of(site))
+        for page in seen:
+            for fault in page.faults:
+                print(f"{page.path or 'index'}: {fault}")
+        with open_browser() as browser:
+            unanswered = [] if arguments[1:] else ask(browser, root)
+    print(*unanswered, sep="\n", end="\n" if unanswered else "")
+    counted = [page for page in seen if not page.path.startswith("api/")]
+    words, table_words = (sum(one) for one in zip(*(page[2:] for page in counted), strict=True))
+    longest = sorted(counted, key=lambda page: -page.words)[:12]
+    print("longest:", *(f"{page.path or 'index'} {page.words}" for page in longest))
+    print(
+        f"{len(seen)} pages in {time.monotonic() - begun:.0f} s; without the reference {words} "
+        f"words ({ALL_WORDS} are allowed), {table_words} of them in tables ({TABLE_WORDS})"
+    )
+    too_many = not arguments[1:] and (words > ALL_WORDS or table_words > TABLE_WORDS)
+    return int(too_many or bool(unanswered) or any(page.faults for page in seen))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
