@@ -35,7 +35,7 @@ from torch import Tensor
 from phasor.describe import original_context
 from phasor.errors import ConfigError, PhasorError
 from phasor.files.configs import load
-from phasor.identification import Identification
+from phasor.identification import Identification, identify_samples
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Rule
@@ -43,20 +43,22 @@ from phasor.torch.hf.embeddings import (
     FARTHEST,
     Grid,
     each_row,
-    identify_module_rows,
+    positions_of_grid,
     rope_error,
     spread_positions,
 )
 from phasor.torch.hf.methods import ROWS, parameters, rotations_of, subclass_calling
 from phasor.torch.hf.modules import layer_number, modules_of, set_class
 from phasor.torch.hf.signatures import (
-    TABLE_ROWS,
     RotationSignature,
+    call_rotation,
     measure_signature,
     tensor_parameters,
 )
 
 _ATTENTION = "eager_attention_forward"
+# of the random vectors that a function is identified by
+_HEADS = 8
 # tokens of a model that takes no positions
 _MAX_CONSECUTIVE = 256
 
@@ -161,9 +163,19 @@ class Call:
 
     def identify(self, grid: Grid) -> Identification | None:
         """The identified rotation; None where it is not understood or of other tokens."""
-        if self.signature is None or self.tokens != grid.shape[1]:
+        signature = self.signature
+        if signature is None or self.tokens != grid.shape[1]:
             return None
-        return identify_module_rows(self.function, self.signature, self.rows, grid, self.width)
+        generator = torch.Generator().manual_seed(0)
+        shape = (1, self.tokens, _HEADS, self.width)
+        x = torch.randn(shape, generator=generator, dtype=torch.float64)
+        y = call_rotation(
+            self.function, x.transpose(1, 2) if signature.heads_first else x, self.rows
+        )
+        y = y.transpose(1, 2) if signature.heads_first else y
+        # [1, seq, heads, width] -> [seq * heads, width]
+        before, after = (tensor.double().reshape(-1, self.width).numpy() for tensor in (x, y))
+        return identify_samples(before, after, positions_of_grid(grid).repeat(_HEADS, axis=0))
 
 
 class _Run(NamedTuple):
@@ -305,7 +317,7 @@ def record_calls(model: Any, inputs: Mapping[str, Tensor]) -> list[Call]:
             attention = cls.forward.__globals__.get(_ATTENTION)
             if attention is not None:
                 recorders[_ATTENTION] = _record_attention(calls, attention)
-            body = {name: staticmethod(record(function)) for name, function in static.items()}
+            body = {name: staticmethod(_split_table(record, it)) for name, it in static.items()}
             changed.append((info.module, cls))
             set_class(info.module, subclass_calling(cls, recorders, None, body))
         with torch.no_grad():
@@ -326,6 +338,20 @@ def _static_rotations(cls: type) -> dict[str, Any]:
     }
 
 
+def _split_table(record: Callable[[Any], Any], function: Any) -> Callable[..., Any]:
+    """RoFormer's rotation, by a tensor of sines and then cosines, recorded as by two tensors."""
+
+    def by_rows(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> Any:
+        return function(torch.cat((sin, cos), -1), query, key)
+
+    def rotation(table: Tensor, query: Tensor, key: Tensor) -> Any:
+        sin, cos = table.chunk(2, -1)
+        return recorder(query, key, cos, sin)
+
+    recorder = record(by_rows)
+    return rotation
+
+
 def _record_rotation(
     calls: list[Call], layer: int, function: Callable[..., Any]
 ) -> Callable[..., Any]:
@@ -338,7 +364,7 @@ def _record_rotation(
         returned: Any = function(*args, **kwargs)
         outputs = [returned] if isinstance(returned, Tensor) else list(returned)
         rotated = [output for output in outputs[: len(tensors)] if isinstance(output, Tensor)]
-        rows = [values[name] for name in (*ROWS, TABLE_ROWS) if name in values]
+        rows = [values[name] for name in ROWS if name in values]
         # [1, 1, seq, width] -> [seq, width]
         rows = [row.reshape(row.shape[-2:]) if row.dim() > 3 else row for row in rows]
         call = Call(

@@ -212,8 +212,7 @@ def patch(
             is_fixed = bool(reference.position_format.fixed_positions)
             classes[info.module] = deferring_class(info.cls, is_fixed, reference.single)
         # GPT-J's attention is both embedding and rotation: rotating_class, set last, wins
-        batched = rotation.embeddings[0].reference.position_format.batched
-        classes |= {it.module: rotating_class(it.cls, batched) for it in rotation.rotating}
+        classes |= {it.module: rotating_class(it.cls) for it in rotation.rotating}
         classes |= {it.module: reordering_class(it.cls) for it in rotation.reordering}
     new_classes = {it: cls for it, cls in classes.items() if original_class(it) is None}
     for module, cls in new_classes.items():

@@ -162,14 +162,10 @@ def _rounds_to_float32(text: str) -> bool:
 
 
 def rotate_deferred(
-    xs: Sequence[Tensor], rows: Any, signature: RotationSignature, heads_first: bool
+    xs: Sequence[Tensor], rows: DeferredCosSin, signature: RotationSignature
 ) -> list[Tensor]:
-    """``xs``, of heads before or after tokens, rotated as a function of that signature does."""
-    if not isinstance(rows, DeferredCosSin):
-        raise TensorError(
-            "cos and sin must come from a rotary embedding of the patched model, got "
-            f"{type(rows).__name__}; unpatch the model before handing it cosines of your own"
-        )
+    """``xs`` rotated as a function of that signature does."""
+    heads_first = signature.heads_first
     inverse = rows.inverse is (signature.direction > 0)
     if inverse and signature.pairing != signature.pairing_out:
         raise TensorError(
@@ -197,10 +193,11 @@ def rotate_deferred(
     return [y.transpose(-3, -2) if heads_first else y for y in ys]
 
 
-def substitute(function: Any, batched: bool = True) -> Callable[..., Any]:
-    """The replacement of ``function``, for `DeferredCosSin` with a batch or without."""
-    signature = measure_signature(function, batched)
-    if signature is None or signature.width == "table":
+def substitute(function: Any) -> Callable[..., Any]:
+    """The replacement of ``function``, for `DeferredCosSin`."""
+    # by the rank of rows: [batch, seq, num_pairs] or [seq, num_pairs]
+    signatures = {3: measure_signature(function), 2: measure_signature(function, False)}
+    if not any(signatures.values()):
         raise TensorError(f"{function} must be a rotation that phasor understands")
     names, tensors = tuple(parameters(function)), tensor_parameters(function)
     # one object stands for cosines and sines, but only a sine may be negative
@@ -209,15 +206,19 @@ def substitute(function: Any, batched: bool = True) -> Callable[..., Any]:
     def rotation(*args: Any, **kwargs: Any) -> Any:
         values = {**dict(zip(names, args, strict=False)), **kwargs}
         rows, unsqueeze_dim = values[row], values.get("unsqueeze_dim")
-        heads_first = signature.heads_first
+        if not isinstance(rows, DeferredCosSin):
+            raise TensorError(
+                "cos and sin must come from a rotary embedding of the patched model, got "
+                f"{type(rows).__name__}; unpatch the model before handing it cosines of your own"
+            )
+        signature = signatures[rows.cos.dim()]
+        assert signature is not None, "a copy of every module that calls it has run"
         if unsqueeze_dim is not None:
-            rank = rows.cos.dim() if isinstance(rows, DeferredCosSin) else 3
-            heads_first = heads_come_first(unsqueeze_dim, rank)
+            heads_first = heads_come_first(unsqueeze_dim, rows.cos.dim())
+            signature = signature._replace(heads_first=heads_first)
         xs = [values[name] for name in tensors]
         # a key may be None, where only queries are rotated
-        ys = rotate_deferred([x for x in xs if x is not None], rows, signature, heads_first)
-        if len(xs) == 1:
-            return ys[0]
-        return ys[0], (ys[1] if len(ys) > 1 else None)
+        ys = rotate_deferred([x for x in xs if x is not None], rows, signature)
+        return ys[0] if len(xs) == 1 else (ys[0], ys[1] if len(ys) > 1 else None)
 
     return rotation

@@ -9,9 +9,9 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import permutations, product
 from operator import itemgetter
 from typing import Any, cast
 
@@ -20,16 +20,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from phasor.axes import Axes, Axial, InterleavedSections, Sectioned
-from phasor.errors import PhasorError, SpecError
-from phasor.identification import Identification, identify_samples
+from phasor.axes import Axial
+from phasor.errors import PhasorError
+from phasor.identification import identify_samples
 from phasor.positions import every_axis
 from phasor.rope import Rope
 from phasor.scaling import Rule
 from phasor.torch._operator.internals import outside_modes, outside_transforms
+from phasor.torch.functional import rotate_by
 from phasor.torch.hf.deferred import PositionFormat, RopeOfKind
 from phasor.torch.hf.modules import TABLE, TABLE_MAKER, ModuleInfo
-from phasor.torch.hf.signatures import RotationSignature, call_rotation, measure_signature
+from phasor.torch.hf.signatures import RotationSignature, measure_signature
 
 Grid = NDArray[np.int64]  # positions [axes, seq]
 #: What foreign code may raise when it is built or called in a way that it was not written for.
@@ -102,8 +103,6 @@ def half_rows(
     match signature.width:
         case "complex":
             rows = torch.view_as_real(rows[0]).unbind(-1)
-        case "table":
-            rows = rows[0].chunk(2, -1)[::-1]
         case "twice":
             rows = [row.chunk(2, -1)[0] for row in rows]
         case "repeated":
@@ -156,23 +155,44 @@ def positions_of_grid(grid: Grid) -> NDArray[np.int64]:
     return grid[0] if len(grid) == 1 else grid.T
 
 
-def identify_module_rows(
-    function: Any,
-    signature: RotationSignature,
-    answer: Any,
-    grid: Grid,
-    head_dim: int | None = None,
-) -> Identification:
-    """Identify the rope of ``function`` with rows made for ``grid``, by random vectors."""
-    count, width = grid.shape[1], head_dim or 2 * half_rows(answer, signature)[0].shape[-1]
+def rolled_positions(positions: Sequence[int], n_axes: int) -> Grid:
+    """Positions ``[axes, seq]`` of tokens with another coordinate on each axis."""
+    return np.stack([np.roll(positions, axis) for axis in range(n_axes)])
+
+
+def identify_rows(answer: Any, signature: RotationSignature, grid: Grid) -> Rope | None:
+    """The Rope of rows that were made for ``grid``, by vectors that they rotate; None if none."""
+    cos, sin = (torch.from_numpy(row) for row in half_rows(answer, signature))
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1, count, _HEADS, width, generator=generator, dtype=torch.float64)
-    y = call_rotation(function, x.transpose(1, 2) if signature.heads_first else x, answer)
-    y = y.transpose(1, 2) if signature.heads_first else y
-    # [1, seq, heads, width] -> [seq * heads, width]
-    before, after = (tensor.double().reshape(-1, width).numpy() for tensor in (x, y))
-    positions = positions_of_grid(grid).repeat(_HEADS, axis=0)
-    return identify_samples(before, after, positions)
+    # [seq, heads, head_dim] -> [seq * heads, head_dim]
+    x = torch.randn(len(cos), _HEADS, 2 * cos.shape[-1], generator=generator, dtype=torch.float64)
+    y = rotate_by(
+        x, cos, signature.direction * sin, pairing=signature.pairing,
+        pairing_out=signature.pairing_out, backend="eager",
+    )  # fmt: skip
+    before, after = (tensor.flatten(0, 1).numpy() for tensor in (x, y))
+    with suppress(PhasorError):
+        return identify_samples(before, after, positions_of_grid(grid).repeat(_HEADS, axis=0)).rope
+    return None
+
+
+def with_powers(rope: Rope, base: float | None) -> Rope | None:
+    """``rope`` with frequencies that are powers of ``base``; None if those it has are not close.
+
+    Towers have such powers, but in which order differs, and a law that fits a few of them too.
+    """
+    if base is None or base <= 1:
+        return None
+    pairs = rope.num_pairs
+    exponents = -np.log(rope.inv_freq) / math.log(base) * pairs
+    powers = exponents.round()
+    if np.abs(exponents - powers).max() > _EXPONENT_TOLERANCE:
+        return None
+    plain = replace(rope, base=base, scaling=None, explicit_inv_freq=None)
+    exact = tuple(base ** (-power / pairs) for power in powers)
+    if np.allclose(plain.inv_freq, exact, rtol=_FLOAT64_TOLERANCE, atol=0):
+        return plain
+    return replace(plain, base=None, explicit_inv_freq=exact)
 
 
 # ---- new instances as references ----
@@ -209,14 +229,12 @@ class ReferenceEmbedding:
 
     def position_ids(self, grid: Grid) -> Tensor:
         """Positions ``[axes, seq]`` in the layout in which the class takes them."""
-        if self.position_format.axis_order:
-            grid = grid[np.argsort(self.position_format.axis_order)]
-        positions = grid.T if self.position_format.axes_last else grid
-        if self.position_format.batched:
-            positions = positions[None] if self.position_format.axes_last else positions[:, None]
-        if len(grid) == 1 and not self.position_format.axes_last:
-            positions = positions[0]
-        return torch.tensor(positions)
+        axes_last, batched, axis_order, _ = self.position_format
+        if axis_order:
+            grid = grid[np.argsort(axis_order)]
+        if axes_last:
+            return torch.tensor(grid.T[None] if batched else grid.T)
+        return torch.tensor(grid if len(grid) == 1 else grid[:, None])
 
     def _find_position_format(self) -> None:
         """Try how many coordinates a position may have, and in which order of dimensions."""
@@ -252,44 +270,38 @@ class ReferenceEmbedding:
         is_narrow = at_zero[0].shape[-1] <= width
         return is_narrow and not any(torch.equal(rows, at_zero[-1]) for rows in moved)
 
-    def _signatures_of(self, functions: Sequence[Any]) -> list[tuple[Any, RotationSignature]]:
-        """The functions that take the rows of this instance, each with its geometry."""
-        found = ((it, measure_signature(it, self.position_format.batched)) for it in functions)
-        return [(it, s) for it, s in found if s and (s.width == "complex") is self.single]
+    def _signatures_of(self, functions: Sequence[Any]) -> list[RotationSignature]:
+        """The geometry of each function that takes the rows of this instance."""
+        found = (measure_signature(it, self.position_format.batched) for it in functions)
+        return [it for it in found if it and (it.width == "complex") is self.single]
+
+    def sample_grids(self) -> list[Grid]:
+        """Positions ``[axes, seq]`` near and far, or all to which the module is fixed."""
+        if fixed := self.position_format.fixed_positions:
+            return [np.array(fixed).T]
+        far = [min(p, self.farthest) for p in _FAR]
+        return [rolled_positions(positions, self.n_axes) for positions in (_NEAR, far)]
 
     def matches(self, rope: Rope, functions: Sequence[Any]) -> bool:
-        """Whether one of the functions, with these rows, rotates as ``rope`` does, near and far."""
-        if rope.axes.n_axes != self.n_axes:
-            return False
-        for positions in (_NEAR, tuple(min(p, self.farthest) for p in _FAR)):
-            grid = np.stack([np.roll(positions, axis) for axis in range(self.n_axes)])
-            if not self._find_signature(rope.at(max(positions) + 1), functions, self(grid), grid):
-                return False
-        return True
-
-    def _find_signature(
-        self, rope: Rope, functions: Sequence[Any], answer: Any, grid: Grid
-    ) -> bool:
-        """Set `signature` to that of a function that rotates as ``rope``; False if none does."""
-        for _, signature in self._signatures_of(functions):
-            if rope_error(rope, signature, answer, grid) <= 1:
+        """Whether one of the functions, with these rows, rotates as ``rope`` does; sets that."""
+        grids = [(rope.at(int(grid.max()) + 1), self(grid), grid) for grid in self.sample_grids()]
+        for signature in self._signatures_of(functions):
+            if all(rope_error(law, signature, rows, grid) <= 1 for law, rows, grid in grids):
                 self.signature = signature
                 return True
         return False
 
     def identify(self, functions: Sequence[Any]) -> Rope | None:
         """The Rope by which one of the functions rotates with these rows; None if none is found."""
-        for function, signature in self._signatures_of(functions):
-            if self.position_format.axes_last:
-                steps = half_rows(self(np.eye(self.n_axes, dtype=np.int64)), signature)
-                rope, order = axial_rope(steps, signature, base_of_config(self._config))
-                self.position_format = self.position_format._replace(axis_order=order)
-            else:
-                grid = spread_positions(min(FARTHEST, self.farthest + 1), self.n_axes)
-                try:
-                    rope = identify_module_rows(function, signature, self(grid), grid).rope
-                except PhasorError:
-                    continue
+        grid = spread_positions(min(FARTHEST, self.farthest + 1), self.n_axes)
+        in_order, is_picture = tuple(range(self.n_axes)), self.position_format.axes_last
+        orders = list(permutations(in_order)) if is_picture else [in_order]
+        for signature, order in product(self._signatures_of(functions), orders):
+            axis_order = () if order == in_order else order
+            self.position_format = self.position_format._replace(axis_order=axis_order)
+            rope = identify_rows(self(grid), signature, grid)
+            if rope is not None and is_picture:
+                rope = with_powers(rope, base_of_config(self._config))
             if rope is not None and self.matches(rope, functions):
                 return rope
         return None
@@ -336,18 +348,17 @@ class ReferenceGrid(ReferenceEmbedding):
     def identify(self, functions: Sequence[Any]) -> Rope | None:
         """A Rope with a spectrum for height and one for width, if it gives rows of the table."""
         base, pairs = base_of_config(self._config), self._table.shape[-1]
-        for _, signature in self._signatures_of(functions):
-            if base is None or pairs % 2:
-                continue
-            rope = _make_rope(signature, pairs, Axial((pairs // 2, pairs // 2)), base=base)
+        for signature in self._signatures_of(functions) if base and pairs % 2 == 0 else ():
+            geometry: dict[str, Any] = {name: getattr(signature, name) for name in _GEOMETRY}
+            axes = Axial((pairs // 2, pairs // 2))
+            rope = Rope(head_dim=2 * pairs, base=base, axes=axes, **geometry)
             cos, sin = half_rows(self._table, signature)
             # positions from the slowest pair of each axis, which makes less than half a turn
             slowest = [pairs // 2 - 1, pairs - 1]
             steps = np.arctan2(sin, cos)[:, slowest] / rope.inv_freq[slowest]
-            grid = steps.round().T.astype(np.int64)
-            if self._find_signature(rope, functions, self._table, grid):
-                positions = tuple((int(y), int(x)) for y, x in grid.T)
-                self.position_format = self.position_format._replace(fixed_positions=positions)
+            positions = tuple((int(y), int(x)) for y, x in steps.round())
+            self.position_format = self.position_format._replace(fixed_positions=positions)
+            if self.matches(rope, functions):
                 return rope
         return None
 
@@ -369,50 +380,3 @@ class Embedding:
             text = replace(law, direction=1).to_json()
             ropes_of_kinds[kind] = RopeOfKind(text, gain, self.reference.position_format)
         return ropes_of_kinds
-
-
-# ---- embeddings of pictures ----
-
-
-def axial_rope(
-    rows: tuple[NDArray[np.float64], ...], signature: RotationSignature, base: float | None
-) -> tuple[Rope | None, tuple[int, ...]]:
-    """The Rope of an embedding of pictures, if any, and its axes' coordinates if out of order.
-
-    Frequencies are powers of one base, but a pair's power and axis differ from tower to tower.
-    Both are found from ``rows``, cosines and sines ``[axes, num_pairs]`` one step along each axis.
-    """
-    cos, sin = rows
-    steps = np.arctan2(sin, cos)  # [axis, pair]: the pair's angle after one step along the axis
-    axes, pairs = steps.shape
-    axis_of_pair = np.argmax(np.abs(steps), 0)
-    frequencies = steps.max(0)
-    if base is None or base <= 1 or np.count_nonzero(steps) > pairs or frequencies.min() <= 0:
-        return None, ()
-    exponents = -np.log(frequencies) / math.log(base) * pairs
-    powers = exponents.round()
-    if np.abs(exponents - powers).max() > _EXPONENT_TOLERANCE:
-        return None, ()
-    counts = tuple(int(n) for n in np.bincount(axis_of_pair, minlength=axes))
-    for order in permutations(range(axes)):
-        expected = tuple(order.index(int(axis)) for axis in axis_of_pair)
-        sections = tuple(counts[axis] for axis in order)
-        for layout in (Axial(sections), Sectioned(sections), InterleavedSections(sections)):
-            try:
-                if layout.axis_of_pair(pairs) != expected:
-                    continue
-            except SpecError:  # this layout cannot have these sections
-                continue
-            rope = _make_rope(signature, pairs, layout, base=base)
-            exact = tuple(base ** (-power / pairs) for power in powers)
-            if not np.allclose(rope.inv_freq, exact, rtol=_FLOAT64_TOLERANCE, atol=0):
-                if isinstance(layout, Axial):
-                    continue
-                rope = _make_rope(signature, pairs, layout, base=None, explicit_inv_freq=exact)
-            return rope, () if order == tuple(range(axes)) else order
-    return None, ()
-
-
-def _make_rope(signature: RotationSignature, pairs: int, axes: Axes, **frequencies: Any) -> Rope:
-    geometry: dict[str, Any] = {name: getattr(signature, name) for name in _GEOMETRY}
-    return Rope(head_dim=2 * pairs, axes=axes, **geometry, **frequencies)

@@ -203,11 +203,10 @@ def has_foreign_forward(info: ModuleInfo) -> bool:
 
 
 @lru_cache(maxsize=512)
-def rotating_class(cls: type, batched: bool) -> type:
-    """The class for a module that rotates, by cosines with a batch or without: by the operator."""
-    substitutes = {name: substitute(it, batched) for name, it in rotations_of(cls).items()}
-    rebuild = partial(rotating_class, batched=batched)
-    return subclass_calling(cls, substitutes, rebuild, overrides_of(cls, substitutes))
+def rotating_class(cls: type) -> type:
+    """The class for a module that rotates: by the operator."""
+    substitutes = {name: substitute(it) for name, it in rotations_of(cls).items()}
+    return subclass_calling(cls, substitutes, rotating_class, overrides_of(cls, substitutes))
 
 
 @lru_cache(maxsize=512)

@@ -116,12 +116,8 @@ def _read_part(infos: Sequence[ModuleInfo]) -> PartRotation:
             functions = _functions_for(info, rotating)
             embedding_of_class[key] = _read_embedding(info, described, functions)
         embeddings.append(replace(embedding_of_class[key], info=info))
-    if len({it.reference.position_format.batched for it in embeddings}) > 1:
-        reason = "only some modules of its part make cosines with a batch dimension"
-        raise _refusal(embeddings[-1].info, reason)
-    batched = embeddings[0].reference.position_format.batched
     for group in modules_to_run(infos, rotating):
-        if reason := find_misuse(group, list(embedding_of_class.values()), batched):
+        if reason := find_misuse(group, list(embedding_of_class.values())):
             raise _refusal(group[0], reason)
     layers = _layers_by_code(embeddings) if described is None else described
     return PartRotation(

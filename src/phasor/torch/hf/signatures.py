@@ -14,18 +14,15 @@ from phasor.pairings import PAIRINGS, Pairing
 from phasor.torch.functional import rotate_by
 from phasor.torch.hf.methods import COMPLEX_ROWS, ROWS, parameters
 
-#: The parameter for sines and cosines in RoFormer, where they are one tensor.
-TABLE_ROWS = "sinusoidal_pos"
-_OPTIONS = ("position_ids", "unsqueeze_dim", "value_layer")
+_OPTIONS = ("position_ids", "unsqueeze_dim")
 # of the heads that measure a function: rotated pairs, and further coordinates
 _PAIRS, _SPARE = 4, 6
 # a head rotates as one, or in halves by a coordinate each, as in the tower of Gemma 4
 _SUBHEADS = (1, 2)
 _TOLERANCE = 1e-6
 #: How a function takes cosines and sines: once per pair ("half"), with a copy after them ("twice"),
-#: each twice in a row ("repeated"), as complex numbers ("complex"), or all sines and then all
-#: cosines in one tensor ("table").
-RowWidth = Literal["twice", "repeated", "half", "complex", "table"]
+#: each twice in a row ("repeated"), or as complex numbers ("complex").
+RowWidth = Literal["twice", "repeated", "half", "complex"]
 RotatedSlice = Literal["start", "end", "exact"]
 
 
@@ -43,8 +40,7 @@ class RotationSignature(NamedTuple):
 
 def tensor_parameters(function: Any) -> tuple[str, ...]:
     """The parameters of a rotation function that it rotates: all but its rows and options."""
-    not_rotated = (*ROWS, TABLE_ROWS, *_OPTIONS)
-    return tuple(name for name in parameters(function) if name not in not_rotated)
+    return tuple(name for name in parameters(function) if name not in (*ROWS, *_OPTIONS))
 
 
 def heads_come_first(unsqueeze_dim: int, rank: int) -> bool:
@@ -61,21 +57,15 @@ def heads_come_first(unsqueeze_dim: int, rank: int) -> bool:
 @lru_cache(maxsize=256)
 def measure_signature(function: Any, batched: bool = True) -> RotationSignature | None:
     """The geometry of a rotation function, by what it makes of random tensors; None without one."""
-    names = parameters(function)
-    rows = {*names} & {*ROWS, TABLE_ROWS}
+    rows = {*parameters(function)} & {*ROWS}
     takes_rows = rows == {"cos", "sin"} or len(rows) == 1
     if not takes_rows or len(tensor_parameters(function)) not in (1, 2):
         return None
-    widths: tuple[RowWidth, ...] = ("twice", "repeated", "half")
-    if len(rows) == 1:
-        widths = ("table",) if TABLE_ROWS in rows else ("complex",)
+    widths: tuple[RowWidth, ...] = ("twice", "repeated", "half") if len(rows) == 2 else ("complex",)
     shape = (1, 3, _PAIRS) if batched else (3, _PAIRS)  # of cosines, [..., seq, pairs]
-    orders = (True, False)
-    if "unsqueeze_dim" in names:
-        orders = (heads_come_first(names["unsqueeze_dim"].default, len(shape)),)
     with torch.device("cpu"), torch.no_grad():
         phases = torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 6
-        for subheads, width, heads_first in itertools.product(_SUBHEADS, widths, orders):
+        for subheads, width, heads_first in itertools.product(_SUBHEADS, widths, (True, False)):
             rows, spare = _make_rows(phases, width, subheads), _SPARE if subheads == 1 else 0
             # a wider head shows which slice is rotated, if the function takes one
             sample = _sample_rotation(function, rows, heads_first, 2 * _PAIRS + spare)
@@ -87,9 +77,9 @@ def measure_signature(function: Any, batched: bool = True) -> RotationSignature 
 
 
 def call_rotation(function: Any, x: Tensor, rows: Any) -> Tensor:
-    """``x`` rotated by ``function``, with rows ``(cos, sin)`` or one tensor for both."""
+    """``x`` rotated by ``function``, with rows ``(cos, sin)`` or complex numbers."""
     cos, sin = (rows, rows) if isinstance(rows, Tensor) else rows
-    by_name = {"cos": cos, "sin": sin} | dict.fromkeys((*COMPLEX_ROWS, TABLE_ROWS), cos)
+    by_name = {"cos": cos, "sin": sin} | dict.fromkeys(COMPLEX_ROWS, cos)
     # those of Gemma 4's tower only say by their last size how many subheads there are
     by_name["position_ids"] = torch.zeros(*cos.shape[:-1], _SUBHEADS[-1])
     needed = {name for name, it in parameters(function).items() if it.default is it.empty}
@@ -111,8 +101,6 @@ def _make_rows(phases: Tensor, width: RowWidth, subheads: int) -> Any:
             return cos.flatten(-2), sin.flatten(-2)
         case "complex":
             return torch.complex(cos, sin).flatten(-2)
-        case "table":
-            return torch.cat((sin, cos), -1).flatten(-2)
 
 
 def split_last(x: Tensor, count: int) -> Tensor:

@@ -172,15 +172,14 @@ def _run(
     module: nn.Module,
     rotating: Sequence[tuple[nn.Module, type]],
     arguments: Mapping[str, Any],
-    batched: bool | None,
+    is_deferring: bool,
 ) -> tuple[list[Tensor], set[type]]:
     """What a copy and its rotations return, in order, and the classes that rotated."""
     tensors: list[Tensor] = []
     classes: set[type] = set()
 
     def record(cls: type, function: Any) -> Callable[..., Any]:
-        # the class's own function, or phasor's for cosines with a batch or without
-        rotation = function if batched is None else substitute(function, batched)
+        rotation = substitute(function) if is_deferring else function
 
         def recorder(*args: Any, **kwargs: Any) -> Any:
             returned = rotation(*args, **kwargs)
@@ -192,12 +191,12 @@ def _run(
 
     for inner, cls in rotating:
         functions = {name: record(cls, it) for name, it in rotations_of(cls).items()}
-        body = {} if batched is None else overrides_of(cls, functions)
+        body = overrides_of(cls, functions) if is_deferring else {}
         replaced = {**functions, "_flash_attention_forward": _first}
         inner.__class__ = subclass_calling(cls, replaced, None, body)
     for inner in module.modules():
         if isinstance(inner, _EmbeddingCopy):
-            inner.is_deferring = batched is not None
+            inner.is_deferring = is_deferring
     leaves = tree_leaves(module(**arguments))
     tensors += [x for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]
     return tensors, classes
@@ -208,7 +207,7 @@ def _first(query: Tensor, *_: Any, **__: Any) -> Tensor:
     return query
 
 
-def find_misuse(group: Sequence[ModuleInfo], embeddings: Sequence[Embedding], batched: bool) -> str:
+def find_misuse(group: Sequence[ModuleInfo], embeddings: Sequence[Embedding]) -> str:
     """Why modules of one class cannot be patched; "" if a copy of one of them rotates exactly."""
     unable, misused = "", ""
     by_structure = {_structure(info.module): info for info in reversed(group)}
@@ -217,7 +216,7 @@ def find_misuse(group: Sequence[ModuleInfo], embeddings: Sequence[Embedding], ba
         rotating = [(it, cast(type, type(it))) for it in module.modules() if rotations_of(type(it))]
         for plain, deferred in _arguments(info, module, embeddings, length):
             try:
-                before, classes = _run(module, rotating, plain, None)
+                before, classes = _run(module, rotating, plain, is_deferring=False)
             except FOREIGN_ERRORS as error:
                 unable = unable or f"a small copy of it cannot be run ({one_line(error)})"
                 continue
@@ -225,7 +224,7 @@ def find_misuse(group: Sequence[ModuleInfo], embeddings: Sequence[Embedding], ba
                 unable = "a small copy of it does not rotate"
                 break
             try:
-                after, _ = _run(module, rotating, deferred, batched)
+                after, _ = _run(module, rotating, deferred, is_deferring=True)
             except FOREIGN_ERRORS as error:
                 misused = misused or f"it does more with cosines than rotate ({one_line(error)})"
                 continue
