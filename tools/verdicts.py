@@ -39,6 +39,7 @@ from phasor.identification import Identification, identify_samples
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Rule
+from phasor.torch.hf.classes import rotations_of, set_class, subclass_calling
 from phasor.torch.hf.embeddings import (
     FARTHEST,
     Grid,
@@ -47,12 +48,13 @@ from phasor.torch.hf.embeddings import (
     rope_error,
     spread_positions,
 )
-from phasor.torch.hf.methods import ROWS, parameters, rotations_of, subclass_calling
-from phasor.torch.hf.modules import layer_number, modules_of, set_class
+from phasor.torch.hf.modules import layer_number, modules_of
 from phasor.torch.hf.signatures import (
+    ROWS,
     RotationSignature,
     call_rotation,
     measure_signature,
+    parameters,
     tensor_parameters,
 )
 

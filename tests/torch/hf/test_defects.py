@@ -126,14 +126,14 @@ def test_the_rows_of_a_rule_are_those_of_its_law(length: int) -> None:
     places = torch.arange(length)[None]
     dynamic = DynamicNTK(factor=4.0, original_max_positions=64)
     rope = Rope(head_dim=8, pairing="half", base=100.0, scaling=dynamic)
-    deferred = defer_cos_sin(RopeOfKind(rope.to_json(), 1.0), places, torch.float64)
+    deferred = defer_cos_sin(RopeOfKind(rope), places, torch.float64)
     cos, sin = deferred.cos, deferred.sin
     base = 100.0 * (4.0 * max(length, 64) / 64 - 3.0) ** (8 / 6)
     long = LongRope(
         short_factors=(1, 1, 1, 2), long_factors=(1, 2, 3, 4), original_max_positions=64, factor=16
     )
     other = Rope(head_dim=8, pairing="half", base=100.0, scaling=long)
-    cos2 = defer_cos_sin(RopeOfKind(other.to_json(), 1.0), places, torch.float64).cos
+    cos2 = defer_cos_sin(RopeOfKind(other), places, torch.float64).cos
     gain = math.sqrt(1 + math.log(16) / math.log(64))
     factors = (1, 2, 3, 4) if length > 64 else (1, 1, 1, 2)
     p = length - 1
@@ -188,7 +188,7 @@ def test_a_rule_that_phasor_does_not_have_turns_by_its_own_laws(
     more = {"factor": 4.0, "original_max_positions": 64} if kind is Late else {"gain": 1.25}
     rope = Rope(head_dim=8, pairing="half", base=100.0, scaling=kind(**more))
     places = torch.arange(length)[None]
-    deferred = defer_cos_sin(RopeOfKind(rope.to_json(), 1.0), places, torch.float64)
+    deferred = defer_cos_sin(RopeOfKind(rope), places, torch.float64)
     cos, sin = deferred.cos, deferred.sin
     gain, p = more.get("gain", 1.0), length - 1
     for k in range(4):

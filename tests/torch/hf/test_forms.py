@@ -142,7 +142,7 @@ def test_the_stand_in_does_the_same(function: Any, inverse: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
     rope = Rope(head_dim=2 * PAIRS, pairing="half", base=BASE)
-    deferred = defer_cos_sin(RopeOfKind(rope.to_json(), 1.0), PLACES, torch.float64)
+    deferred = defer_cos_sin(RopeOfKind(rope), PLACES, torch.float64)
     ours = substitute(function)
     cos, sin = rows(inverse)
     if inverse and signature.pairing != signature.pairing_out:
@@ -173,7 +173,7 @@ def test_a_call_may_say_where_heads_stand(unsqueeze_dim: int) -> None:
     """Whatever the function's default is."""
     x, y = torch.randn(2, 1, 5, 5, 2 * PAIRS, dtype=torch.float64)
     rope = Rope(head_dim=2 * PAIRS, pairing="half", base=BASE)
-    deferred = defer_cos_sin(RopeOfKind(rope.to_json(), 1.0), PLACES, torch.float64)
+    deferred = defer_cos_sin(RopeOfKind(rope), PLACES, torch.float64)
     wide = [torch.cat((row, row), -1) for row in rows(inverse=False)]
     expected = halves(x, y, *wide, unsqueeze_dim=unsqueeze_dim)
     got = substitute(halves)(x, y, deferred, deferred, unsqueeze_dim=unsqueeze_dim)
@@ -184,7 +184,7 @@ def test_a_call_may_say_where_heads_stand(unsqueeze_dim: int) -> None:
 def test_what_stands_for_cosines_is_no_tensor() -> None:
     """Whoever treats it as one gets an error; it follows a device and keeps its dtype."""
     rope = Rope(head_dim=8, pairing="half")
-    deferred = defer_cos_sin(RopeOfKind(rope.to_json(), 1.0), PLACES, torch.float32)
+    deferred = defer_cos_sin(RopeOfKind(rope), PLACES, torch.float32)
     with pytest.raises(AttributeError, match=r"patched model .* rotated by: no unsqueeze"):
         deferred.unsqueeze(1)
     uses: list[Any] = [

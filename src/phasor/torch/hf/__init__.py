@@ -29,6 +29,15 @@ from phasor.errors import ConfigError
 from phasor.layers import LayerRopes, summarize
 from phasor.rope import Rope
 from phasor.torch.functional import cos_sin as operator_cos_sin
+from phasor.torch.hf.classes import (
+    ORIGINAL,
+    ROPES_OF_KINDS,
+    deferring_class,
+    original_class,
+    rotating_class,
+    rotations_of,
+    set_class,
+)
 from phasor.torch.hf.embeddings import (
     Grid,
     buffers_and_factors,
@@ -37,18 +46,7 @@ from phasor.torch.hf.embeddings import (
     isolated_torch_state,
     positions_of_grid,
 )
-from phasor.torch.hf.methods import ORIGINAL, named_modules, original_class, rotations_of
-from phasor.torch.hf.modules import (
-    TABLE,
-    ModuleInfo,
-    deferring_class,
-    holds_table,
-    layer_number,
-    reordering_class,
-    rotating_class,
-    set_class,
-)
-from phasor.torch.hf.overrides import ROPES_OF_KINDS
+from phasor.torch.hf.modules import TABLE, ModuleInfo, holds_table, layer_number, named_modules
 from phasor.torch.hf.reading import (
     Embedding,
     PartRotation,
@@ -202,18 +200,17 @@ def patch(
     for rotation in rotations:
         check_buffers(rotation)
         for embedding in rotation.embeddings:
-            info, reference = embedding.info, embedding.reference
+            info = embedding.info
             ropes_of_module[info.module] = ropes = embedding.ropes_of_kinds(seq_len)
             if info.module.__dict__.get(ROPES_OF_KINDS, ropes) != ropes:
                 raise ConfigError(
                     f"seq_len must be as before, and {info.path} was patched for another; "
                     "call unpatch(model) first"
                 )
-            is_fixed = bool(reference.position_format.fixed_positions)
-            classes[info.module] = deferring_class(info.cls, is_fixed, reference.single)
+            classes[info.module] = deferring_class(info.cls)
         # GPT-J's attention is both embedding and rotation: rotating_class, set last, wins
-        classes |= {it.module: rotating_class(it.cls) for it in rotation.rotating}
-        classes |= {it.module: reordering_class(it.cls) for it in rotation.reordering}
+        rotating = (*rotation.rotating, *rotation.reordering)
+        classes |= {it.module: rotating_class(it.cls) for it in rotating}
     new_classes = {it: cls for it, cls in classes.items() if original_class(it) is None}
     for module, cls in new_classes.items():
         if module in ropes_of_module:

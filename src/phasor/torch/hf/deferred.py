@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -21,12 +21,13 @@ from phasor.torch._operator import ops
 from phasor.torch._operator.angles import cos_sin, positions_of_pairs
 from phasor.torch._operator.internals import cached_constant
 from phasor.torch._operator.text import compute_dtype, count_axes, layout_text, read_rope
-from phasor.torch.hf.methods import COMPLEX_ROWS, parameters
 from phasor.torch.hf.signatures import (
+    COMPLEX_ROWS,
     RotationSignature,
     heads_come_first,
     join_heads,
     measure_signature,
+    parameters,
     split_heads,
     split_last,
     tensor_parameters,
@@ -49,16 +50,11 @@ _PLAIN_FORMAT = PositionFormat()
 class RopeOfKind:
     """How one kind of layer rotates."""
 
-    text: str  # the Rope, counter-clockwise, as JSON
-    gain: float  # of its cosines and sines
+    # Objects that a module holds: a compiler can follow their methods, but not those of one that a
+    # text describes.
+    rope: Rope  # counter-clockwise
     position_format: PositionFormat = _PLAIN_FORMAT
-    # the Rope's, if it has one: a compiler can follow the methods of an object that a module holds,
-    # but not those of one that a text describes
-    rule: Rule | None = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        scaling = read_rope(self.text).scaling
-        object.__setattr__(self, "rule", scaling if isinstance(scaling, Rule) else None)
+    is_complex: bool = False  # whether the model's code has one complex number for cos and sin
 
 
 class DeferredCosSin:
@@ -86,10 +82,10 @@ class DeferredCosSin:
         )
 
 
-def defer_cos_sin(rope: RopeOfKind, position_ids: Tensor, dtype: torch.dtype) -> DeferredCosSin:
+def defer_cos_sin(kind: RopeOfKind, position_ids: Tensor, dtype: torch.dtype) -> DeferredCosSin:
     """What stands for the cosines of a model's ``position_ids``, for hidden states of ``dtype``."""
-    positions, its_format = position_ids, rope.position_format
-    n_axes = count_axes(rope.text)
+    positions, its_format, text = position_ids, kind.position_format, kind.rope.to_json()
+    n_axes = count_axes(text)
     if n_axes > 1 and not its_format.axes_last:
         # [axes, batch, seq] -> [batch, seq, axes]
         positions = (positions[None] if positions.dim() == 2 else positions).movedim(0, -1)
@@ -99,49 +95,39 @@ def defer_cos_sin(rope: RopeOfKind, position_ids: Tensor, dtype: torch.dtype) ->
         positions = positions[..., list(its_format.axis_order)]
     dtype = compute_dtype(dtype)
     with torch.no_grad():
-        if rope.rule is not None:
-            return DeferredCosSin(*_rule_rows(rope.rule, rope.text, positions, dtype))
-        cos, sin = cos_sin(positions, rope.text, dtype)
-        return DeferredCosSin(cos * rope.gain, sin * rope.gain)
+        if isinstance(kind.rope.scaling, Rule):
+            return DeferredCosSin(*_rule_rows(kind.rope, text, positions, dtype))
+        cos, sin = cos_sin(positions, text, dtype)
+        gain = _gain(text)
+        return DeferredCosSin(cos * gain, sin * gain)
+
+
+@cached_constant
+def _gain(text: str) -> float:
+    return read_rope(text).attention_factor
 
 
 # ---- rows under a rule ----
 
 
 def _rule_rows(
-    rule: Rule, text: str, positions: Tensor, dtype: torch.dtype
+    rope: Rope, text: str, positions: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Rows ``[..., seq, num_pairs]`` of cos and sin, with gain, under ``rope.at(max + 1)``."""
     # by tensor operations alone, which a compiler can follow and no device waits for
     length = (positions.max() + 1).double()
     # numbers, not tensors: a compiler takes only one tensor as a constant from one function
     spectra = [length.new_tensor(spectrum) for spectrum in _plain_spectra(text)]
-    scaled = [rule.at_lengths(length, spectrum, torch) for spectrum in spectra]
+    scaled = [cast(Rule, rope.scaling).at_lengths(length, it, torch) for it in spectra]
     if scaled[0] is None:
-        return _rows_outside_graph(text, length, positions, dtype)
-    inv_freq, gain = torch.cat([first for first, _ in cast(Any, scaled)], -1), scaled[0][1]
-    if _rounds_to_float32(text):
+        inv_freq, gain = _law_at(text, length)
+    else:
+        inv_freq, gain = torch.cat([first for first, _ in cast(Any, scaled)], -1), scaled[0][1]
+    if rope.inv_freq_dtype == "float32":
         inv_freq = inv_freq.float().double()
     # frequencies that only the device knows are float64, which holds no fixed-point fraction
     angles = positions_of_pairs(positions, text).double() * inv_freq
     return (angles.cos() * gain).to(dtype), (angles.sin() * gain).to(dtype)
-
-
-def _rows_at_length(
-    text: str, length: Tensor, positions: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    law = read_rope(text).at(max(1, math.ceil(length)))
-    cos, sin = cos_sin(positions, law.to_json(), dtype)
-    return cos * law.attention_factor, sin * law.attention_factor
-
-
-# a rule without at_lengths needs the length as a number, which no graph holds
-_rows_outside_graph = cast(
-    Callable[[str, Tensor, Tensor, torch.dtype], tuple[Tensor, Tensor]],
-    torch.compiler.disable(
-        _rows_at_length, reason="the rule has no at_lengths: its length is read"
-    ),
-)
 
 
 @cached_constant
@@ -153,9 +139,15 @@ def _plain_spectra(text: str) -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(spectrum.inv_freq.tolist()) for spectrum in plain)
 
 
-@cached_constant
-def _rounds_to_float32(text: str) -> bool:
-    return read_rope(text).inv_freq_dtype == "float32"
+def _read_law(text: str, length: Tensor) -> tuple[Tensor, float]:
+    law = read_rope(text).at(max(1, math.ceil(length)))
+    return length.new_tensor(law.inv_freq), law.attention_factor
+
+
+# a rule without at_lengths needs the length as a number, which no graph holds
+_law_at: Callable[[str, Tensor], tuple[Tensor, float]] = cast(Any, torch.compiler).disable(
+    _read_law, reason="the rule has no at_lengths: its length is read"
+)
 
 
 # ---- the replacement of a rotation function ----

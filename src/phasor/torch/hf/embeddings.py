@@ -25,7 +25,6 @@ from phasor.errors import PhasorError
 from phasor.identification import identify_samples
 from phasor.positions import every_axis
 from phasor.rope import Rope
-from phasor.scaling import Rule
 from phasor.torch._operator.internals import outside_modes, outside_transforms
 from phasor.torch.functional import rotate_by
 from phasor.torch.hf.deferred import PositionFormat, RopeOfKind
@@ -373,10 +372,6 @@ class Embedding:
 
     def ropes_of_kinds(self, seq_len: int | None) -> dict[str | None, RopeOfKind]:
         """How every kind of layer rotates, under the law for ``seq_len`` tokens if one is given."""
-        ropes_of_kinds: dict[str | None, RopeOfKind] = {}
-        for kind, rope in self.ropes.items():
-            law = rope if seq_len is None else rope.at(seq_len)
-            gain = 1.0 if isinstance(law.scaling, Rule) else law.attention_factor
-            text = replace(law, direction=1).to_json()
-            ropes_of_kinds[kind] = RopeOfKind(text, gain, self.reference.position_format)
-        return ropes_of_kinds
+        laws = {kind: it if seq_len is None else it.at(seq_len) for kind, it in self.ropes.items()}
+        read_as = self.reference.position_format, self.reference.single
+        return {kind: RopeOfKind(replace(it, direction=1), *read_as) for kind, it in laws.items()}

@@ -1,4 +1,4 @@
-"""The modules of a model, which part of it each belongs to, and the classes of a patched model.
+"""The modules of a model, and which part of it each belongs to.
 
 A model of pictures and text has a config for each, and its modules hold their own. A part is named
 by the key of its config in the config file: ``text_config``, ``vision_config``, or several keys
@@ -8,33 +8,20 @@ joined by dots. The name is empty for the config of the whole model.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from types import FunctionType, MethodType
 from typing import Any, cast
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
+from phasor._checks import short_repr
 from phasor.errors import ConfigError
-from phasor.torch.hf.deferred import DeferredCosSin, defer_cos_sin, substitute
-from phasor.torch.hf.methods import (
-    methods_of,
-    named_modules,
-    original_class,
-    rotations_of,
-    subclass_calling,
-    subclass_of,
-)
-from phasor.torch.hf.overrides import ROPES_OF_KINDS, overrides_of
+from phasor.torch.hf.classes import bound_methods, methods_of, original_class, rotations_of
 
 #: The buffer in which attention of GPT-J and CodeGen keeps its table of sines, and the function
 #: that makes the table.
 TABLE = "embed_positions"
 TABLE_MAKER = "create_sinusoidal_positions"
-#: The method by which a tower with windows puts its tokens, and their cosines, in another order.
-REORDERING = "permute_input_for_window_attn"
 #: A number between the dots of a path.
 NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 #: Parts of the names of rotary embeddings.
@@ -50,6 +37,16 @@ class ModuleInfo:
     cls: type  # the class that it had before it was patched
     config: Any  # its own, or that of the nearest module around it that has one
     part: str  # the key of that config in the model's; the module's path where it has none
+
+
+def named_modules(model: object) -> Iterator[tuple[str, nn.Module]]:
+    """Every module of ``model`` with its name; an error if it is no module."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"model must be a torch.nn.Module, such as a model of transformers or a part of one, "
+            f"got {short_repr(model)}"
+        )
+    return cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
 
 
 def modules_of(model: nn.Module) -> Iterator[ModuleInfo]:
@@ -141,6 +138,12 @@ def holds_table(module: Any) -> bool:
     return TABLE in module._buffers and TABLE_MAKER in getattr(cls.forward, "__globals__", {})
 
 
+def has_foreign_forward(info: ModuleInfo) -> bool:
+    """Whether the module has a ``forward`` attribute that is not a method of its class."""
+    module = info.module
+    return "forward" in module.__dict__ and "forward" not in bound_methods(module).values()
+
+
 def _find_part(config: Any, outer_config: Any, outer_part: str, path: str) -> str:
     """The part of the module at ``path`` with its own config inside a module of another part."""
     if _equal(config, outer_config):
@@ -167,76 +170,3 @@ def _configs_inside(config: Any, depth: int = 3) -> Iterator[tuple[str, Any]]:
 
 def _equal(first: Any, second: Any) -> bool:
     return type(first) is type(second) and first.to_dict() == second.to_dict()
-
-
-# ---- another class for a module ----
-
-
-def bound_methods(module: nn.Module) -> Mapping[str, str]:
-    """Bound methods that a module holds as attributes, with their names in its class."""
-    # accelerate keeps the forward that it wraps so when it spreads a model over devices
-    return {
-        name: value.__name__
-        for name, value in vars(module).items()
-        if isinstance(value, MethodType)
-        and value.__self__ is module
-        and isinstance(value.__func__, FunctionType)
-        and getattr(type(module), value.__name__, None) is value.__func__
-    }
-
-
-def set_class(module: nn.Module, cls: type) -> None:
-    """Give a module another class, and bind the methods in its attributes to that class."""
-    bound = bound_methods(module)
-    module.__class__ = cls
-    for name, method in bound.items():
-        module.__dict__[name] = MethodType(getattr(cls, method), module)
-
-
-def has_foreign_forward(info: ModuleInfo) -> bool:
-    """Whether the module has a ``forward`` attribute that is not a method of its class."""
-    module = info.module
-    return "forward" in module.__dict__ and "forward" not in bound_methods(module).values()
-
-
-# ---- the classes of a patched model, each a subclass of the module's own ----
-
-
-@lru_cache(maxsize=512)
-def rotating_class(cls: type) -> type:
-    """The class for a module that rotates: by the operator."""
-    substitutes = {name: substitute(it) for name, it in rotations_of(cls).items()}
-    return subclass_calling(cls, substitutes, rotating_class, overrides_of(cls, substitutes))
-
-
-@lru_cache(maxsize=512)
-def deferring_class(cls: type, fixed: bool, single: bool) -> type:
-    """The class for a module that makes cosines: it returns what stands for them."""
-
-    def forward(
-        self: Any, x: Tensor, position_ids: Tensor | None = None, layer_type: Any = None
-    ) -> DeferredCosSin | tuple[DeferredCosSin, DeferredCosSin]:
-        rope = getattr(self, ROPES_OF_KINDS)[layer_type]
-        if fixed:  # its caller passes none
-            position_ids = torch.tensor(rope.position_format.fixed_positions, device=x.device)
-        assert position_ids is not None
-        rows = defer_cos_sin(rope, position_ids, x.dtype)
-        # complex numbers are one object, cosines and sines are two
-        return rows if single else (rows, rows)
-
-    rebuild = partial(deferring_class, fixed=fixed, single=single)
-    return subclass_of(cls, {"forward": forward}, rebuild)
-
-
-@lru_cache(maxsize=64)
-def reordering_class(cls: type) -> type:
-    """The class for a tower that puts its tokens in another order: those of rows follow."""
-    reorder = methods_of(cls)[REORDERING]
-
-    def method(self: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(given, DeferredCosSin):
-            cos, sin = (reorder(self, row, *args, **kwargs) for row in (given.cos, given.sin))
-            return DeferredCosSin(cos, sin, given.inverse)
-        return reorder(self, given, *args, **kwargs)
-
-    return subclass_of(cls, {REORDERING: method}, reordering_class)

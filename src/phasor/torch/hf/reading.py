@@ -19,6 +19,7 @@ from phasor.files.configs.facts import table
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Rule
+from phasor.torch.hf.classes import REORDERING, methods_of, rotations_of
 from phasor.torch.hf.embeddings import (
     FOREIGN_ERRORS,
     Embedding,
@@ -28,9 +29,7 @@ from phasor.torch.hf.embeddings import (
     buffers_and_factors,
     isolated_torch_state,
 )
-from phasor.torch.hf.methods import methods_of, rotations_of
 from phasor.torch.hf.modules import (
-    REORDERING,
     TABLE,
     ModuleInfo,
     has_foreign_forward,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
 
@@ -12,8 +14,10 @@ from torch import Tensor
 from phasor.errors import TensorError
 from phasor.pairings import PAIRINGS, Pairing
 from phasor.torch.functional import rotate_by
-from phasor.torch.hf.methods import COMPLEX_ROWS, ROWS, parameters
 
+#: Parameters for cosines and sines as complex numbers.
+COMPLEX_ROWS = ("freqs_cis", "freqs_ci")
+ROWS = ("cos", "sin", *COMPLEX_ROWS)
 _OPTIONS = ("position_ids", "unsqueeze_dim")
 # of the heads that measure a function: rotated pairs, and further coordinates
 _PAIRS, _SPARE = 4, 6
@@ -36,6 +40,13 @@ class RotationSignature(NamedTuple):
     width: RowWidth
     heads_first: bool  # whether tensors are [..., heads, seq, head_dim] by default
     subheads: int = 1  # equal parts of a head, each rotated as a head of its own
+
+
+def parameters(function: Any) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a function, by name."""
+    # the kernels package turns a function into a module
+    called = function.forward if isinstance(function, torch.nn.Module) else function
+    return inspect.signature(called).parameters
 
 
 def tensor_parameters(function: Any) -> tuple[str, ...]:

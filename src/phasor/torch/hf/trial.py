@@ -14,23 +14,27 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from phasor.torch.hf.deferred import DeferredCosSin, substitute
-from phasor.torch.hf.embeddings import FOREIGN_ERRORS, Embedding, each_row, half_rows
-from phasor.torch.hf.methods import (
-    COMPLEX_ROWS,
-    ROWS,
-    named_modules,
+from phasor.torch.hf.classes import (
+    ROPES_OF_KINDS,
     original_class,
+    overrides_of,
     rotations_of,
     subclass_calling,
 )
-from phasor.torch.hf.modules import NUMBER, TABLE, ModuleInfo, holds_table
-from phasor.torch.hf.overrides import ROPES_OF_KINDS, overrides_of
+from phasor.torch.hf.deferred import DeferredCosSin, substitute
+from phasor.torch.hf.embeddings import (
+    FOREIGN_ERRORS,
+    Embedding,
+    each_row,
+    half_rows,
+    rolled_positions,
+)
+from phasor.torch.hf.modules import NUMBER, TABLE, ModuleInfo, holds_table, named_modules
+from phasor.torch.hf.signatures import COMPLEX_ROWS, ROWS
 
 _ROW_PAIR = "position_embeddings"
 # tokens of a short run, and of one that fills the windows of a compressor
@@ -261,9 +265,7 @@ def _arguments(
     widths = [getattr(info.config, "hidden_size", None) or 1]
     widths += [weight.shape[-1] for weight in module.parameters() if weight.dim() == 2]
     for embedding in embeddings:
-        n_axes = embedding.reference.n_axes
-        # positions [axes, seq], another coordinate on each axis
-        grid = np.stack([np.roll(np.arange(length), axis) for axis in range(n_axes)])
+        grid = rolled_positions(range(length), embedding.reference.n_axes)
         for kind in embedding.ropes:
             rows = embedding.reference(grid, kind)
             both = rows, _defer(embedding, rows)
