@@ -49,7 +49,7 @@ from phasor.torch.hf.embeddings import (
     spread_positions,
 )
 from phasor.torch.hf.modules import layer_number, modules_of
-from phasor.torch.hf.signatures import (
+from phasor.torch.hf.rotations import (
     ROWS,
     RotationSignature,
     call_rotation,

@@ -18,7 +18,7 @@ from phasor import ConfigError, Rope
 from phasor.files.configs import load
 from phasor.scaling import Linear, Llama3, LongRope, Proportional, Yarn
 from phasor.torch.hf.embeddings import rope_error
-from phasor.torch.hf.signatures import RotationSignature
+from phasor.torch.hf.rotations import RotationSignature
 
 from ..offline import refuse_connections
 

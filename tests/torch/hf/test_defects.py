@@ -15,7 +15,7 @@ from torch import Tensor
 from phasor import LayerRopes, Rope
 from phasor.scaling import LAWS, NTK, DynamicNTK, Law, LongRope, PerPair, Rule
 from phasor.torch.hf import patch, reading
-from phasor.torch.hf.deferred import RopeOfKind, defer_cos_sin
+from phasor.torch.hf.rotations import RopeOfKind, defer_cos_sin
 
 from ...rounding import rounding
 from .live_models import difference, tokens

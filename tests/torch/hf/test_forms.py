@@ -10,8 +10,14 @@ from torch import Tensor
 
 from phasor import Rope
 from phasor.errors import TensorError
-from phasor.torch.hf.deferred import DeferredCosSin, RopeOfKind, defer_cos_sin, substitute
-from phasor.torch.hf.signatures import RotationSignature, measure_signature
+from phasor.torch.hf.rotations import (
+    DeferredCosSin,
+    RopeOfKind,
+    RotationSignature,
+    defer_cos_sin,
+    measure_signature,
+    substitute,
+)
 
 PAIRS, SPARE, BASE = 4, 4, 50.0
 PLACES = torch.tensor([[0, 1, 7, 30, 99]])

@@ -17,9 +17,8 @@ from tools.tiny_models import tiny_model
 from torch import Tensor
 
 from phasor.errors import ConfigError
-from phasor.torch.hf import CheckedModule, check, deferred, patch, unpatch
-from phasor.torch.hf.deferred import rotate_deferred
-from phasor.torch.hf.signatures import measure_signature
+from phasor.torch.hf import CheckedModule, check, patch, rotations, unpatch
+from phasor.torch.hf.rotations import measure_signature, rotate_deferred
 
 from ...rounding import rounding, says_the_same
 from .live_models import difference, fresh, generated, prefill, tokens
@@ -164,7 +163,7 @@ def test_a_model_that_accelerate_spread_is_patched(
         rotated.append(len(given))
         return rotate_deferred(*given)
 
-    monkeypatch.setattr(deferred, "rotate_deferred", counted)
+    monkeypatch.setattr(rotations, "rotate_deferred", counted)
     from accelerate import dispatch_model
 
     model = fresh(name)

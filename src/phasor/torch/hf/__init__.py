@@ -199,8 +199,7 @@ def patch(
     rotations = read_parts(model, part, "patch")
     for rotation in rotations:
         check_buffers(rotation)
-        for embedding in rotation.embeddings:
-            info = embedding.info
+        for embedding, info in rotation.embedding_modules():
             ropes_of_module[info.module] = ropes = embedding.ropes_of_kinds(seq_len)
             if info.module.__dict__.get(ROPES_OF_KINDS, ropes) != ropes:
                 raise ConfigError(
@@ -218,7 +217,7 @@ def patch(
         set_class(module, cls)
     report = Patched(
         model=type(model).__name__,
-        embeddings=tuple(it.info.path for rotation in rotations for it in rotation.embeddings),
+        embeddings=tuple(it.path for one in rotations for _, it in one.embedding_modules()),
         layers=tuple(
             _describe_replaced(info, rotation.layers, seq_len)
             for rotation in rotations
@@ -308,9 +307,9 @@ def check(model: nn.Module, *, part: str | None = None) -> Checked:
     weight = next(weights, torch.empty(0))
     with isolated_torch_state():
         modules = [
-            _check_module(embedding, kind, rotation, weight)
+            _check_module(embedding, info, kind, rotation, weight)
             for rotation in rotations
-            for embedding in rotation.embeddings
+            for embedding, info in rotation.embedding_modules()
             for kind in embedding.ropes
         ]
     return Checked(modules=tuple(modules))
@@ -337,16 +336,19 @@ def _describe_replaced(info: ModuleInfo, ropes: LayerRopes | str, seq_len: int |
 
 
 def _check_module(
-    embedding: Embedding, kind: str | None, rotation: PartRotation, weight: Tensor
+    embedding: Embedding,
+    info: ModuleInfo,
+    kind: str | None,
+    rotation: PartRotation,
+    weight: Tensor,
 ) -> CheckedModule:
     """Compare a module's cosines for hidden states in the dtype and on the device of ``weight``."""
-    info, reference = embedding.info, embedding.reference
     context = rotation.layers.context if isinstance(rotation.layers, LayerRopes) else None
     grid = _choose_grid(embedding, context or _DEFAULT_CONTEXT)
     law = replace(embedding.ropes[kind].at(int(grid.max()) + 1), direction=1)
     live = buffers_and_factors(info.module)
-    of_kind = [name for name in reference.buffers if name in live and name.startswith(kind or "")]
-    lost = [name for name in of_kind if is_lost(live[name], reference.buffers[name])]
+    of_kind = [name for name in embedding.buffers if name in live and name.startswith(kind or "")]
+    lost = [name for name in of_kind if is_lost(live[name], embedding.buffers[name])]
     if original_class(info.module) is not None:
         positions = torch.as_tensor(positions_of_grid(grid))
         tensors = operator_cos_sin(positions, law)
@@ -357,9 +359,9 @@ def _check_module(
         rows, dtype = (unknown, unknown), weight.dtype
     else:
         hidden = weight.new_zeros(1, grid.shape[1], 1)
-        answer = reference.rows_of(info.module, grid, kind, hidden)
-        assert reference.signature is not None, "a rope was found for it"
-        rows, dtype = half_rows(answer, reference.signature), each_row(answer)[0].real.dtype
+        answer = embedding.rows_of(info.module, grid, kind, hidden)
+        assert embedding.signature is not None, "a rope was found for it"
+        rows, dtype = half_rows(answer, embedding.signature), each_row(answer)[0].real.dtype
     gain = law.attention_factor
     exact = cos_sin(law, positions_of_grid(grid))
     error = np.max([np.abs(a - gain * b).max(-1) for a, b in zip(rows, exact, strict=True)], 0)
@@ -381,10 +383,10 @@ def _check_module(
 
 def _choose_grid(embedding: Embedding, context: int) -> Grid:
     """Positions ``[axes, seq]``: those that the module is fixed to, or equal ones on every axis."""
-    if embedding.reference.position_format.fixed_positions:
-        return np.array(embedding.reference.position_format.fixed_positions).T
+    if embedding.position_format.fixed_positions:
+        return np.array(embedding.position_format.fixed_positions).T
     if holds_table(embedding.info.module):
-        context = len(embedding.reference.buffers[TABLE])
+        context = len(embedding.buffers[TABLE])
     count = min(context, _MAX_POSITIONS)
     positions = np.unique(np.linspace(0, context - 1, count).round().astype(np.int64))
-    return np.tile(positions, (embedding.reference.n_axes, 1))
+    return np.tile(positions, (embedding.n_axes, 1))

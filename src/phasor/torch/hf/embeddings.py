@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import permutations, product
 from operator import itemgetter
 from typing import Any, cast
@@ -27,9 +27,13 @@ from phasor.positions import every_axis
 from phasor.rope import Rope
 from phasor.torch._operator.internals import outside_modes, outside_transforms
 from phasor.torch.functional import rotate_by
-from phasor.torch.hf.deferred import PositionFormat, RopeOfKind
 from phasor.torch.hf.modules import TABLE, TABLE_MAKER, ModuleInfo
-from phasor.torch.hf.signatures import RotationSignature, measure_signature
+from phasor.torch.hf.rotations import (
+    PositionFormat,
+    RopeOfKind,
+    RotationSignature,
+    measure_signature,
+)
 
 Grid = NDArray[np.int64]  # positions [axes, seq]
 #: What foreign code may raise when it is built or called in a way that it was not written for.
@@ -194,11 +198,11 @@ def with_powers(rope: Rope, base: float | None) -> Rope | None:
     return replace(plain, base=None, explicit_inv_freq=exact)
 
 
-# ---- new instances as references ----
+# ---- the embeddings of a model ----
 
 
-class ReferenceEmbedding:
-    """A new instance of an embedding class, built from a config, for one kind of layer."""
+class Embedding:
+    """The rotary embeddings of one class and config, as a new instance of it answers."""
 
     # of the function that rotates by its rows, once a rope has been found
     signature: RotationSignature | None = None
@@ -206,19 +210,26 @@ class ReferenceEmbedding:
     n_axes = 1
     farthest = _FAR[-1]  # the farthest position that it accepts
 
-    def __init__(self, cls: Any, config: Any, kind: str | None) -> None:
-        # a copy, because the class may write into its config
-        self.instance: Any = cls(copy.deepcopy(config))
-        self._config, self._kind = config, kind
+    def __init__(self, modules: Sequence[ModuleInfo]) -> None:
+        self.modules = modules
+        self.info = modules[0]
+        by_kind = getattr(self.info.module, "rope_type", None)
+        self.kinds = [*cast("dict[str, Any]", by_kind)] if isinstance(by_kind, dict) else [None]
+        self.ropes: dict[str | None, Rope] = {}  # of every kind of layer that it has cosines for
+        self.instance = self._build()
         self.buffers = buffers_and_factors(self.instance)
         self._find_position_format()
         # whether it returns one complex tensor
-        self.single = isinstance(self(np.zeros((self.n_axes, 1), int)), Tensor)
+        self.is_complex = isinstance(self(np.zeros((self.n_axes, 1), int)), Tensor)
+
+    def _build(self) -> Any:
+        # a copy, because the class may write into its config
+        return cast(Any, self.info.cls)(copy.deepcopy(self.info.config))
 
     def __call__(self, grid: Grid, kind: str | None = None) -> Any:
         """Cosines and sines, or complex numbers, at positions ``[axes, seq]``."""
         hidden = torch.zeros(1, grid.shape[1], 1)
-        return self.rows_of(self.instance, grid, kind or self._kind, hidden)
+        return self.rows_of(self.instance, grid, kind or self.kinds[0], hidden)
 
     def rows_of(self, module: Any, grid: Grid, kind: str | None, hidden: Tensor) -> Any:
         """The same from any module of the class, for hidden states ``[1, seq, 1]``."""
@@ -263,7 +274,7 @@ class ReferenceEmbedding:
         steps = np.eye(self.n_axes, dtype=int)
         moved = [each_row(self(steps[:, [axis]]))[-1] for axis in range(self.n_axes)]
         at_zero = each_row(self(np.zeros((self.n_axes, 1), int)))
-        config = self._config
+        config = self.info.config
         hidden = next((n for key in _WIDTH_KEYS if (n := getattr(config, key, None))), 0)
         width = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
         is_narrow = at_zero[0].shape[-1] <= width
@@ -272,7 +283,7 @@ class ReferenceEmbedding:
     def _signatures_of(self, functions: Sequence[Any]) -> list[RotationSignature]:
         """The geometry of each function that takes the rows of this instance."""
         found = (measure_signature(it, self.position_format.batched) for it in functions)
-        return [it for it in found if it and (it.width == "complex") is self.single]
+        return [it for it in found if it and (it.width == "complex") is self.is_complex]
 
     def sample_grids(self) -> list[Grid]:
         """Positions ``[axes, seq]`` near and far, or all to which the module is fixed."""
@@ -281,16 +292,18 @@ class ReferenceEmbedding:
         far = [min(p, self.farthest) for p in _FAR]
         return [rolled_positions(positions, self.n_axes) for positions in (_NEAR, far)]
 
-    def matches(self, rope: Rope, functions: Sequence[Any]) -> bool:
+    def matches(self, rope: Rope, functions: Sequence[Any], kind: str | None) -> bool:
         """Whether one of the functions, with these rows, rotates as ``rope`` does; sets that."""
-        grids = [(rope.at(int(grid.max()) + 1), self(grid), grid) for grid in self.sample_grids()]
+        grids = self.sample_grids()
+        laws = [rope.at(int(grid.max()) + 1) for grid in grids]
+        cases = [(law, self(grid, kind), grid) for law, grid in zip(laws, grids, strict=True)]
         for signature in self._signatures_of(functions):
-            if all(rope_error(law, signature, rows, grid) <= 1 for law, rows, grid in grids):
+            if all(rope_error(law, signature, rows, grid) <= 1 for law, rows, grid in cases):
                 self.signature = signature
                 return True
         return False
 
-    def identify(self, functions: Sequence[Any]) -> Rope | None:
+    def identify(self, functions: Sequence[Any], kind: str | None) -> Rope | None:
         """The Rope by which one of the functions rotates with these rows; None if none is found."""
         grid = spread_positions(min(FARTHEST, self.farthest + 1), self.n_axes)
         in_order, is_picture = tuple(range(self.n_axes)), self.position_format.axes_last
@@ -298,24 +311,32 @@ class ReferenceEmbedding:
         for signature, order in product(self._signatures_of(functions), orders):
             axis_order = () if order == in_order else order
             self.position_format = self.position_format._replace(axis_order=axis_order)
-            rope = identify_rows(self(grid), signature, grid)
+            rope = identify_rows(self(grid, kind), signature, grid)
             if rope is not None and is_picture:
-                rope = with_powers(rope, base_of_config(self._config))
-            if rope is not None and self.matches(rope, functions):
+                rope = with_powers(rope, base_of_config(self.info.config))
+            if rope is not None and self.matches(rope, functions, kind):
                 return rope
         return None
 
+    def ropes_of_kinds(self, seq_len: int | None) -> dict[str | None, RopeOfKind]:
+        """How every kind of layer rotates, under the law for ``seq_len`` tokens if one is given."""
+        laws = {kind: it if seq_len is None else it.at(seq_len) for kind, it in self.ropes.items()}
+        read_as = self.position_format, self.is_complex
+        return {kind: RopeOfKind(replace(it, direction=1), *read_as) for kind, it in laws.items()}
 
-class ReferenceTable(ReferenceEmbedding):
-    """A new table of sines and cosines, such as GPT-J and CodeGen keep in attention."""
 
-    single, _kind = False, None
+class EmbeddingTable(Embedding):
+    """Tables of sines and cosines, such as GPT-J and CodeGen keep in attention."""
 
-    def __init__(self, cls: Any, table: Tensor) -> None:
-        self.instance = nn.Module()
-        self.instance.register_buffer(TABLE, cls.forward.__globals__[TABLE_MAKER](*table.shape))
-        self.buffers = buffers_and_factors(self.instance)
+    def _build(self) -> Any:
+        table, instance = self.info.module.get_buffer(TABLE), nn.Module()
         self.farthest = min(len(table) - 1, _FAR[-1])
+        make = cast(Any, self.info.cls).forward.__globals__[TABLE_MAKER]
+        instance.register_buffer(TABLE, make(*table.shape))
+        return instance
+
+    def _find_position_format(self) -> None:
+        """A row for each position."""
 
     def rows_of(self, module: Any, grid: Grid, kind: str | None, hidden: Tensor) -> Any:
         """The rows of a module's table."""
@@ -323,55 +344,37 @@ class ReferenceTable(ReferenceEmbedding):
         return cos, sin
 
 
-class ReferenceGrid(ReferenceEmbedding):
-    """A new module that returns one table of complex rows, for the only size of a picture.
+class EmbeddingGrid(Embedding):
+    """Modules that return one table of complex rows, for the only size of a picture.
 
     Llama 4 has one. The positions are found from the rows.
     """
 
-    single, n_axes, position_format = True, 2, PositionFormat(axes_last=True)
-    _kind = None
+    n_axes, position_format = 2, PositionFormat(axes_last=True)
 
-    def __init__(self, cls: Any, config: Any) -> None:
-        self.instance, self._config = cls(copy.deepcopy(config)), config
+    def _find_position_format(self) -> None:
         answers = [self.instance(torch.zeros(shape)) for shape in ((1, 1, 1), (2, 7, 3))]
         if not torch.equal(*answers) or not answers[0].is_complex():
             raise TypeError("its forward does not return a table of complex rows")
-        self._table = answers[0]
-        self.buffers = buffers_and_factors(self.instance)
 
     def rows_of(self, module: Any, grid: Grid, kind: str | None, hidden: Tensor) -> Any:
         """The module's table, whatever the positions."""
         return module(hidden)
 
-    def identify(self, functions: Sequence[Any]) -> Rope | None:
+    def identify(self, functions: Sequence[Any], kind: str | None) -> Rope | None:
         """A Rope with a spectrum for height and one for width, if it gives rows of the table."""
-        base, pairs = base_of_config(self._config), self._table.shape[-1]
+        table = self.instance(torch.zeros(1, 1, 1))
+        base, pairs = base_of_config(self.info.config), table.shape[-1]
         for signature in self._signatures_of(functions) if base and pairs % 2 == 0 else ():
             geometry: dict[str, Any] = {name: getattr(signature, name) for name in _GEOMETRY}
             axes = Axial((pairs // 2, pairs // 2))
             rope = Rope(head_dim=2 * pairs, base=base, axes=axes, **geometry)
-            cos, sin = half_rows(self._table, signature)
+            cos, sin = half_rows(table, signature)
             # positions from the slowest pair of each axis, which makes less than half a turn
             slowest = [pairs // 2 - 1, pairs - 1]
             steps = np.arctan2(sin, cos)[:, slowest] / rope.inv_freq[slowest]
             positions = tuple((int(y), int(x)) for y, x in steps.round())
             self.position_format = self.position_format._replace(fixed_positions=positions)
-            if self.matches(rope, functions):
+            if self.matches(rope, functions, kind):
                 return rope
         return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Embedding:
-    """A module that makes cosines and sines of positions."""
-
-    info: ModuleInfo
-    ropes: dict[str | None, Rope]  # of every kind of layer that it makes cosines for
-    reference: ReferenceEmbedding
-
-    def ropes_of_kinds(self, seq_len: int | None) -> dict[str | None, RopeOfKind]:
-        """How every kind of layer rotates, under the law for ``seq_len`` tokens if one is given."""
-        laws = {kind: it if seq_len is None else it.at(seq_len) for kind, it in self.ropes.items()}
-        read_as = self.reference.position_format, self.reference.single
-        return {kind: RopeOfKind(replace(it, direction=1), *read_as) for kind, it in laws.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -23,21 +23,19 @@ from phasor.torch.hf.classes import REORDERING, methods_of, rotations_of
 from phasor.torch.hf.embeddings import (
     FOREIGN_ERRORS,
     Embedding,
-    ReferenceEmbedding,
-    ReferenceGrid,
-    ReferenceTable,
+    EmbeddingGrid,
+    EmbeddingTable,
     buffers_and_factors,
     isolated_torch_state,
 )
 from phasor.torch.hf.modules import (
-    TABLE,
     ModuleInfo,
     has_foreign_forward,
     holds_table,
     is_rotary_embedding,
     parts_of,
 )
-from phasor.torch.hf.signatures import RotationSignature, measure_signature
+from phasor.torch.hf.rotations import RotationSignature, measure_signature
 from phasor.torch.hf.trial import find_misuse, modules_to_run, one_line
 
 _FORWARD_PARAMETERS = (("self", "x", "position_ids"), ("self", "x", "position_ids", "layer_type"))
@@ -52,6 +50,10 @@ class PartRotation:
     embeddings: tuple[Embedding, ...]
     rotating: tuple[ModuleInfo, ...]  # these rotate queries and keys
     reordering: tuple[ModuleInfo, ...]  # these put tokens, and their cosines, in another order
+
+    def embedding_modules(self) -> list[tuple[Embedding, ModuleInfo]]:
+        """Every module that makes cosines, with what is known of its class."""
+        return [(embedding, info) for embedding in self.embeddings for info in embedding.modules]
 
 
 # ---- the parts of a model ----
@@ -107,16 +109,15 @@ def _read_part(infos: Sequence[ModuleInfo]) -> PartRotation:
     # no config describes parts of a head that rotate as heads of their own
     has_subheads = any(signature.subheads > 1 for signature in signatures)
     described = None if has_subheads else _ropes_of_config(rotary_embeddings)
-    embedding_of_class: dict[tuple[type, int], Embedding] = {}
-    embeddings: list[Embedding] = []
+    groups: dict[tuple[type, int], list[ModuleInfo]] = {}
     for info in rotary_embeddings:
-        key = (info.cls, id(info.config))
-        if key not in embedding_of_class:
-            functions = _functions_for(info, rotating)
-            embedding_of_class[key] = _read_embedding(info, described, functions)
-        embeddings.append(replace(embedding_of_class[key], info=info))
+        groups.setdefault((info.cls, id(info.config)), []).append(info)
+    embeddings = [
+        _read_embedding(group, described, _functions_for(group[0], rotating))
+        for group in groups.values()
+    ]
     for group in modules_to_run(infos, rotating):
-        if reason := find_misuse(group, list(embedding_of_class.values())):
+        if reason := find_misuse(group, embeddings):
             raise _refusal(group[0], reason)
     layers = _layers_by_code(embeddings) if described is None else described
     return PartRotation(
@@ -188,64 +189,60 @@ def _files(cls: type) -> set[str]:
 
 
 def _read_embedding(
-    info: ModuleInfo, described: LayerRopes | None, functions: Sequence[Any]
+    modules: Sequence[ModuleInfo], described: LayerRopes | None, functions: Sequence[Any]
 ) -> Embedding:
-    """The Ropes of one embedding, verified against a new instance of its class."""
-    by_kind = getattr(info.module, "rope_type", None)
-    kinds = list(cast("dict[str, Any]", by_kind)) if isinstance(by_kind, dict) else []
-    references: list[ReferenceEmbedding] = []
-    ropes: dict[str | None, Rope] = {}
-    for kind in kinds or [None]:
-        try:
-            references.append(_build_reference(info, kind))
-            rope = _find_rope(references[-1], kind, described, functions)
-        except PhasorError:
-            raise
-        except FOREIGN_ERRORS as error:
-            reason = f"a new one, asked for cosines, says {one_line(error)}"
-            raise _refusal(info, reason) from None
-        if rope is None:
-            of_kind = "" if kind is None else f" for {kind} layers"
-            reason = f"its cosines{of_kind} are not those that its config describes"
-            raise _refusal(info, reason)
-        ropes[kind] = rope
-    return Embedding(info=info, ropes=ropes, reference=references[0])
+    """The embeddings of one class, with Ropes that were verified against a new instance of it."""
+    info = modules[0]
+    try:
+        embedding = _class_of_embedding(info)(modules)
+        for kind in embedding.kinds:
+            rope = _find_rope(embedding, kind, described, functions)
+            if rope is None:
+                of_kind = "" if kind is None else f" for {kind} layers"
+                reason = f"its cosines{of_kind} are not those that its config describes"
+                raise _refusal(info, reason)
+            embedding.ropes[kind] = rope
+    except PhasorError:
+        raise
+    except FOREIGN_ERRORS as error:
+        reason = f"a new one, asked for cosines, says {one_line(error)}"
+        raise _refusal(info, reason) from None
+    return embedding
 
 
-def _build_reference(info: ModuleInfo, kind: str | None) -> ReferenceEmbedding:
-    cls = cast(Any, info.cls)
+def _class_of_embedding(info: ModuleInfo) -> type[Embedding]:
     if holds_table(info.module):
-        return ReferenceTable(cls, dict(info.module.named_buffers())[TABLE])
-    names = tuple(inspect.signature(cls.forward).parameters)
+        return EmbeddingTable
+    names = tuple(inspect.signature(cast(Any, info.cls).forward).parameters)
     if names in _FORWARD_PARAMETERS:
-        return ReferenceEmbedding(cls, info.config, kind)
+        return Embedding
     if len(names) == 2:
-        return ReferenceGrid(cls, info.config)
+        return EmbeddingGrid
     raise _refusal(info, f"its forward takes ({', '.join(names[1:])})")
 
 
 def _find_rope(
-    reference: ReferenceEmbedding,
+    embedding: Embedding,
     kind: str | None,
     described: LayerRopes | None,
     functions: Sequence[Any],
 ) -> Rope | None:
     """The rope that the config describes and the class computes; None if they differ."""
     if described is None:
-        return reference.identify(functions)
+        return embedding.identify(functions, kind)
     is_named = kind in described.kinds
     candidates = [described.kinds[cast(str, kind)]] if is_named else described.ropes
     for rope in candidates:
-        if rope and reference.matches(rope, functions):
+        if rope and embedding.matches(rope, functions, kind):
             return rope
     # a kind that no layer uses is absent from the config's ropes
-    return None if kind is None or is_named else reference.identify(functions)
+    return None if kind is None or is_named else embedding.identify(functions, kind)
 
 
 def _layers_by_code(embeddings: Sequence[Embedding]) -> LayerRopes | str:
     """The rope of every layer, as found from the code; the reason if that is not known."""
     config = embeddings[0].info.config
-    signatures = [it.reference.signature for it in embeddings]
+    signatures = [it.signature for it in embeddings]
     if any(it and it.subheads > 1 for it in signatures):
         return "the parts of a head rotate as heads of their own, which no Rope says"
     count = next((n for key in _LAYER_COUNTS if (n := getattr(config, key, None))), None)
@@ -260,7 +257,7 @@ def _layers_by_code(embeddings: Sequence[Embedding]) -> LayerRopes | str:
         f"The ropes of this {config.model_type} were identified from its code, not read from its "
         "config, and layers without position embedding are not told apart."
     ]
-    axis_orders = [it.reference.position_format.axis_order for it in embeddings]
+    axis_orders = [it.position_format.axis_order for it in embeddings]
     if axis_order := next(filter(None, axis_orders), ()):
         notes.append(f"The axes of its ropes are the coordinates {axis_order} of its position_ids.")
     return LayerRopes(
@@ -274,15 +271,15 @@ def _layers_by_code(embeddings: Sequence[Embedding]) -> LayerRopes | str:
 @isolated_torch_state()
 def check_buffers(rotation: PartRotation) -> None:
     """Refuse frequencies or factors that were changed in a live module; lost ones are accepted."""
-    for embedding in rotation.embeddings:
+    for embedding, info in rotation.embedding_modules():
         # a rule writes the frequencies of the last call here; their source is another buffer
         rewritten = {
             "inv_freq" if kind is None else f"{kind}_inv_freq"
             for kind, rope in embedding.ropes.items()
             if isinstance(rope.scaling, Rule)
         }
-        for name, live in buffers_and_factors(embedding.info.module).items():
-            expected = embedding.reference.buffers.get(name)
+        for name, live in buffers_and_factors(info.module).items():
+            expected = embedding.buffers.get(name)
             if expected is None or name in rewritten or is_lost(live, expected):
                 continue
             # a cast to 16 bit is accepted; float16 steps by 6e-8 near zero
@@ -291,10 +288,11 @@ def check_buffers(rotation: PartRotation) -> None:
             if not torch.allclose(live.cpu().to(dtype), expected.to(dtype), rtol=rtol, atol=atol):
                 reason = f"its {name} is not what its config says"
                 if live.dim():
-                    path = embedding.info.path
-                    reason += f'; if it was lost and not changed, move {path} to "meta", for a '
+                    reason += (
+                        f'; if it was lost and not changed, move {info.path} to "meta", for a '
+                    )
                     reason += "patched module needs none"
-                raise _refusal(embedding.info, reason)
+                raise _refusal(info, reason)
 
 
 def is_lost(live: Tensor, expected: Tensor) -> bool:

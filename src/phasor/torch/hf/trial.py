@@ -25,7 +25,6 @@ from phasor.torch.hf.classes import (
     rotations_of,
     subclass_calling,
 )
-from phasor.torch.hf.deferred import DeferredCosSin, substitute
 from phasor.torch.hf.embeddings import (
     FOREIGN_ERRORS,
     Embedding,
@@ -34,7 +33,7 @@ from phasor.torch.hf.embeddings import (
     rolled_positions,
 )
 from phasor.torch.hf.modules import NUMBER, TABLE, ModuleInfo, holds_table, named_modules
-from phasor.torch.hf.signatures import COMPLEX_ROWS, ROWS
+from phasor.torch.hf.rotations import COMPLEX_ROWS, ROWS, DeferredCosSin, substitute
 
 _ROW_PAIR = "position_embeddings"
 # tokens of a short run, and of one that fills the windows of a compressor
@@ -92,7 +91,7 @@ class _EmbeddingCopy(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         # a copy answers, because some keep what they were called with
-        answer = copy.deepcopy(self.embedding.reference.instance)(*args, **kwargs)
+        answer = copy.deepcopy(self.embedding.instance)(*args, **kwargs)
         return _defer(self.embedding, answer) if self.is_deferring else answer
 
 
@@ -107,13 +106,13 @@ class _QuickLinear(nn.Linear):
 
 def _defer(embedding: Embedding, answer: Any) -> Any:
     """What stands for the answer of a rotary embedding."""
-    assert embedding.reference.signature is not None, "a rope was found for it"
-    halves = half_rows(answer, embedding.reference.signature)
+    assert embedding.signature is not None, "a rope was found for it"
+    halves = half_rows(answer, embedding.signature)
     cos, sin = (torch.tensor(row).float() for row in halves)
     # [seq, num_pairs] -> [batch, seq, num_pairs]
-    is_batched = embedding.reference.position_format.batched
+    is_batched = embedding.position_format.batched
     rows = DeferredCosSin(cos[None], sin[None]) if is_batched else DeferredCosSin(cos, sin)
-    return rows if embedding.reference.single else (rows, rows)
+    return rows if embedding.is_complex else (rows, rows)
 
 
 def _copy_module(
@@ -146,7 +145,7 @@ def _copy_module(
         for name, it in state[group].items():
             vars(twin)[group][name] = None if it is None else copied(it)
     if made is not None:
-        twin._buffers[TABLE] = made.reference.buffers[TABLE]
+        twin._buffers[TABLE] = made.buffers[TABLE]
         twin.__dict__[ROPES_OF_KINDS] = made.ropes_of_kinds(None)
     return twin.eval()
 
@@ -265,9 +264,9 @@ def _arguments(
     widths = [getattr(info.config, "hidden_size", None) or 1]
     widths += [weight.shape[-1] for weight in module.parameters() if weight.dim() == 2]
     for embedding in embeddings:
-        grid = rolled_positions(range(length), embedding.reference.n_axes)
+        grid = rolled_positions(range(length), embedding.n_axes)
         for kind in embedding.ropes:
-            rows = embedding.reference(grid, kind)
+            rows = embedding(grid, kind)
             both = rows, _defer(embedding, rows)
             packed = [both] if kind is None else [both, tuple({kind: it} for it in both)]
             count = math.prod(each_row(rows)[0].shape[:-1])
@@ -276,7 +275,7 @@ def _arguments(
             ):
                 hidden = torch.randn(*shape, width, generator=torch.Generator().manual_seed(1))
                 mask = torch.zeros(1, 1, count, count) if has_mask else None
-                given = hidden, mask, embedding.reference.position_ids(grid)
+                given = hidden, mask, embedding.position_ids(grid)
                 yield tuple(_by_name(info.cls, *given, it) for it in packing)
 
 
