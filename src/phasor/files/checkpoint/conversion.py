@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasor.errors import CheckpointError
+from phasor.files import refusal
 from phasor.files.checkpoint.files import (
     CHUNK,
     Advance,
@@ -32,7 +33,6 @@ from phasor.files.checkpoint.files import (
 from phasor.files.checkpoint.model import Projection
 from phasor.files.checkpoint.rows import Reorder
 from phasor.files.configs.source import parse_json
-from phasor.files.refusals import refusal
 from phasor.numpy import score
 from phasor.pairings import Pairing
 from phasor.rope import Rope

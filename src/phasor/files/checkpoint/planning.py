@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from phasor.errors import SpecError
+from phasor.files import refusal
 from phasor.files.checkpoint.conversion import (
     PROGRAMS,
     Change,
@@ -31,7 +32,6 @@ from phasor.files.checkpoint.model import (
 )
 from phasor.files.checkpoint.programs import plan_program
 from phasor.files.checkpoint.rows import Context, reorder
-from phasor.files.refusals import refusal
 from phasor.pairings import Pairing, by_pairing, checked_pairing, opposite
 from phasor.rope import Rope
 

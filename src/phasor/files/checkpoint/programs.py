@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasor.errors import install_hint
+from phasor.files import refusal
 from phasor.files.checkpoint.conversion import (
     Change,
     ConversionPlan,
@@ -33,7 +34,6 @@ from phasor.files.checkpoint.rows import HeadRows, Reorder, reorder_heads
 from phasor.files.configs import load
 from phasor.files.configs.source import JsonObject, read_source
 from phasor.files.configs.writing import rope_parameters
-from phasor.files.refusals import refusal
 from phasor.pairings import Pairing, opposite
 from phasor.rope import Rope
 from phasor.scaling import Llama3

@@ -8,11 +8,11 @@ from functools import partial
 from phasor._checks import letters_and_numbers
 from phasor.axes import Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError
+from phasor.files import refusal
 from phasor.files.configs.facts import Architecture, table
 from phasor.files.configs.model_class import MOST_LAYERS, applies, has_rope, layers_by_pattern
 from phasor.files.configs.source import JsonObject, renamed_keys, single_value
 from phasor.files.configs.unread_keys import check_unread_keys
-from phasor.files.refusals import refusal
 from phasor.layers import LayerRopes
 from phasor.rope import WIDEST, Rope
 from phasor.scaling import NTK, Law, Linear, LongRope, PerPair, Rule, Yarn, yarn_multiplier

@@ -12,12 +12,12 @@ from dataclasses import replace
 from phasor._checks import short_repr
 from phasor.axes import Axes, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError
+from phasor.files import refusal
 from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import Architecture, Kind, table
 from phasor.files.configs.model_class import ModelConfig, has_rope, note_assumed_sizes
 from phasor.files.configs.source import JsonObject, renamed_keys, single_value
 from phasor.files.configs.unread_keys import check_unread_keys
-from phasor.files.refusals import refusal
 from phasor.layers import ConfigLocation, LayerRopes
 from phasor.rope import WIDEST, Rope
 from phasor.scaling import Linear

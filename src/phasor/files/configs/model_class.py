@@ -16,11 +16,11 @@ from itertools import pairwise
 from typing import Any, cast
 
 from phasor.errors import ConfigError, PhasorWarning
+from phasor.files import refusal
 from phasor.files.configs.facts import Architecture, Variant, table
 from phasor.files.configs.rope_blocks import RopeBlocks, normalize
 from phasor.files.configs.source import JsonObject, single_value
 from phasor.files.configs.unread_keys import objects_inside
-from phasor.files.refusals import refusal
 
 # far above any model's, so that a damaged count cannot fill the memory
 MOST_LAYERS = 100_000

@@ -14,9 +14,9 @@ from typing import Any, cast
 
 from phasor.axes import AXES, Axes
 from phasor.errors import ConfigError
+from phasor.files import refusal
 from phasor.files.configs.facts import Architecture, table
 from phasor.files.configs.source import JsonObject, renamed_keys, single_value
-from phasor.files.refusals import refusal
 from phasor.scaling import (
     NTK,
     DynamicNTK,

@@ -22,8 +22,8 @@ from typing import Any, BinaryIO, NoReturn, TypeGuard, TypeVar, cast
 
 from phasor._checks import first_repeated, number, short_repr, whole
 from phasor.errors import ConfigError, PhasorError, SpecError, install_hint
+from phasor.files import refusal
 from phasor.files.configs.facts import table
-from phasor.files.refusals import refusal
 from phasor.rope import WIDEST
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})

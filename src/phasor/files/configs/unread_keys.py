@@ -19,9 +19,9 @@ from typing import Any
 
 from phasor._checks import short_repr
 from phasor.axes import AXES
+from phasor.files import refusal
 from phasor.files.configs.facts import Architecture, read_table, table, tuples_for_lists
 from phasor.files.configs.source import JsonObject
-from phasor.files.refusals import refusal
 from phasor.rope import Rope
 from phasor.scaling import Linear
 

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 from phasor._checks import whole
 from phasor.axes import Alternating, Axes, InterleavedSections, OneAxis, Sectioned
+from phasor.files import refusal
 from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import Architecture, table
 from phasor.files.configs.source import JsonObject
-from phasor.files.refusals import refusal
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, PerPair, Proportional, Yarn

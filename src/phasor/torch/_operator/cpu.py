@@ -149,11 +149,11 @@ def _write_all(
         try_kernel(xs, outs, positions, text, inverse, gain, raises=True)
         return
     # given cos and sin, or positions between the integers
-    rows, dtype = source, compute_dtype(xs[0].dtype)
+    dtype = compute_dtype(xs[0].dtype)
     if len(source) == 1:
         check_has_angles(source[0])
-        rows = cos_sin(source[0], text, dtype)
-    cos, sin = (each.to(dtype).contiguous() for each in rows)
+        source = cos_sin(source[0], text, dtype)
+    cos, sin = (row.to(dtype).contiguous() for row in source)
     plan = _prepare_plan_of_rows(text, xs[0].shape[-1], cos.shape[-1])
     operands = (tensor for pair in zip(xs, outs, strict=True) for tensor in pair)
     _native.rotate(plan, cos, sin, inverse, gain, _path_index, True, *operands)
