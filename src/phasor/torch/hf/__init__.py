@@ -39,14 +39,13 @@ from phasor.torch.hf.classes import (
     set_class,
 )
 from phasor.torch.hf.embeddings import (
-    Grid,
     buffers_and_factors,
     each_row,
     half_rows,
     isolated_torch_state,
     positions_of_grid,
 )
-from phasor.torch.hf.modules import TABLE, ModuleInfo, holds_table, layer_number, named_modules
+from phasor.torch.hf.modules import ModuleInfo, layer_number, named_modules
 from phasor.torch.hf.reading import (
     Embedding,
     PartRotation,
@@ -70,7 +69,6 @@ __all__ = [
 
 # positions that are checked where the config has no context, as those of vision towers
 _DEFAULT_CONTEXT = 4096
-_MAX_POSITIONS = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,7 +342,7 @@ def _check_module(
 ) -> CheckedModule:
     """Compare a module's cosines for hidden states in the dtype and on the device of ``weight``."""
     context = rotation.layers.context if isinstance(rotation.layers, LayerRopes) else None
-    grid = _choose_grid(embedding, context or _DEFAULT_CONTEXT)
+    grid = embedding.spread_grid(context or _DEFAULT_CONTEXT)
     law = replace(embedding.ropes[kind].at(int(grid.max()) + 1), direction=1)
     live = buffers_and_factors(info.module)
     of_kind = [name for name in embedding.buffers if name in live and name.startswith(kind or "")]
@@ -379,14 +377,3 @@ def _check_module(
         beyond=int(grid[:, inexact[0]].max()) if len(inexact) else None,
         lost=lost[0] if lost else "",
     )
-
-
-def _choose_grid(embedding: Embedding, context: int) -> Grid:
-    """Positions ``[axes, seq]``: those that the module is fixed to, or equal ones on every axis."""
-    if embedding.position_format.fixed_positions:
-        return np.array(embedding.position_format.fixed_positions).T
-    if holds_table(embedding.info.module):
-        context = len(embedding.buffers[TABLE])
-    count = min(context, _MAX_POSITIONS)
-    positions = np.unique(np.linspace(0, context - 1, count).round().astype(np.int64))
-    return np.tile(positions, (embedding.n_axes, 1))

@@ -49,6 +49,8 @@ _FLOAT32_ROUNDING = 2.0**-24
 _HEADS = 8
 # what a Rope and a signature have both
 _GEOMETRY = ("pairing", "pairing_out", "direction")
+# that are compared with exact cosines
+_MAX_POSITIONS = 1 << 16
 _WIDTH_KEYS = ("embed_dim", "hidden_size")
 # exponents are whole numbers; float32 cosines give them to 1e-4
 _EXPONENT_TOLERANCE = 0.01
@@ -292,6 +294,14 @@ class Embedding:
         far = [min(p, self.farthest) for p in _FAR]
         return [rolled_positions(positions, self.n_axes) for positions in (_NEAR, far)]
 
+    def spread_grid(self, context: int) -> Grid:
+        """Positions ``[axes, seq]`` below ``context``, equal on every axis, or all fixed ones."""
+        if self.position_format.fixed_positions:
+            return self.sample_grids()[0]
+        count = min(context, _MAX_POSITIONS)
+        positions = np.unique(np.linspace(0, context - 1, count).round().astype(np.int64))
+        return np.tile(positions, (self.n_axes, 1))
+
     def matches(self, rope: Rope, functions: Sequence[Any], kind: str | None) -> bool:
         """Whether one of the functions, with these rows, rotates as ``rope`` does; sets that."""
         grids = self.sample_grids()
@@ -337,6 +347,10 @@ class EmbeddingTable(Embedding):
 
     def _find_position_format(self) -> None:
         """A row for each position."""
+
+    def spread_grid(self, context: int) -> Grid:
+        """Positions that the table has."""
+        return super().spread_grid(len(self.buffers[TABLE]))
 
     def rows_of(self, module: Any, grid: Grid, kind: str | None, hidden: Tensor) -> Any:
         """The rows of a module's table."""

@@ -115,9 +115,7 @@ def _defer(embedding: Embedding, answer: Any) -> Any:
     return rows if embedding.is_complex else (rows, rows)
 
 
-def _copy_module(
-    module: nn.Module, embeddings: Sequence[Embedding], configs: dict[int, Any]
-) -> nn.Module:
+def _copy_module(module: nn.Module, embeddings: Sequence[Embedding]) -> nn.Module:
     """A module of the original class with random weights and without hooks."""
     cls = cast(Any, original_class(module) or type(module))
     made = next((it for it in embeddings if it.info.cls is cls), None)
@@ -131,31 +129,28 @@ def _copy_module(
         # quantized weights have neither the shape nor the dtype of those that they stand for
         module, cls = nn.Linear(*cast("tuple[int, int]", sizes), device="meta"), _QuickLinear
 
-    def inside(child: nn.Module) -> nn.Module:
-        return _copy_module(child, embeddings, configs)
-
     twin: Any = object.__new__(cls)
     nn.Module.__init__(twin)
     for name, value in vars(module).items():
         # a hook may have put another forward into the module
         if name not in vars(twin) and not name.endswith("forward"):
-            twin.__dict__[name] = _eager(value, configs) if hasattr(value, "to_dict") else value
-    state = vars(module)
-    for group, copied in (("_parameters", _random), ("_buffers", _random), ("_modules", inside)):
-        for name, it in state[group].items():
-            vars(twin)[group][name] = None if it is None else copied(it)
+            twin.__dict__[name] = _eager(value) if hasattr(value, "to_dict") else value
+    for group in ("_parameters", "_buffers", "_modules"):
+        for name, it in vars(module)[group].items():
+            if it is not None:
+                it = _random(it) if isinstance(it, Tensor) else _copy_module(it, embeddings)
+            vars(twin)[group][name] = it
     if made is not None:
         twin._buffers[TABLE] = made.buffers[TABLE]
         twin.__dict__[ROPES_OF_KINDS] = made.ropes_of_kinds(None)
     return twin.eval()
 
 
-def _eager(config: Any, configs: dict[int, Any]) -> Any:
+def _eager(config: Any) -> Any:
     """A copy of a config for attention in Python, which runs on every device."""
-    if id(config) not in configs:
-        configs[id(config)] = copy.deepcopy(config)
-        configs[id(config)]._attn_implementation = "eager"
-    return configs[id(config)]
+    copied = copy.deepcopy(config)
+    copied._attn_implementation = "eager"
+    return copied
 
 
 def _random(weight: Tensor) -> Tensor:
@@ -195,7 +190,8 @@ def _run(
     for inner, cls in rotating:
         functions = {name: record(cls, it) for name, it in rotations_of(cls).items()}
         body = overrides_of(cls, functions) if is_deferring else {}
-        replaced = {**functions, "_flash_attention_forward": _first}
+        # attention that only a GPU has
+        replaced = {**functions, "_flash_attention_forward": lambda query, *_, **__: query}
         inner.__class__ = subclass_calling(cls, replaced, None, body)
     for inner in module.modules():
         if isinstance(inner, _EmbeddingCopy):
@@ -205,17 +201,12 @@ def _run(
     return tensors, classes
 
 
-def _first(query: Tensor, *_: Any, **__: Any) -> Tensor:
-    """In place of attention that only a GPU has."""
-    return query
-
-
 def find_misuse(group: Sequence[ModuleInfo], embeddings: Sequence[Embedding]) -> str:
     """Why modules of one class cannot be patched; "" if a copy of one of them rotates exactly."""
     unable, misused = "", ""
     by_structure = {_structure(info.module): info for info in reversed(group)}
     for length, info in itertools.product(_LENGTHS, by_structure.values()):
-        module = _copy_module(info.module, embeddings, {})
+        module = _copy_module(info.module, embeddings)
         rotating = [(it, cast(type, type(it))) for it in module.modules() if rotations_of(type(it))]
         for plain, deferred in _arguments(info, module, embeddings, length):
             try:
