@@ -184,7 +184,7 @@ def deferring_class(cls: type) -> type:
     ) -> DeferredCosSin | tuple[DeferredCosSin, DeferredCosSin]:
         rope = getattr(self, ROPES_OF_KINDS)[layer_type]
         if fixed := rope.position_format.fixed_positions:  # its caller passes none
-            position_ids = torch.tensor(fixed, device=x.device)
+            position_ids = torch.tensor([fixed], device=x.device)  # [1, seq, axes]
         assert position_ids is not None
         rows = defer_cos_sin(rope, position_ids, x.dtype)
         return rows if rope.is_complex else (rows, rows)

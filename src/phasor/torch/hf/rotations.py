@@ -331,9 +331,9 @@ def rotate_deferred(
 
 def substitute(function: Any) -> Callable[..., Any]:
     """The replacement of ``function``, for `DeferredCosSin`."""
-    # by the rank of rows: [batch, seq, num_pairs] or [seq, num_pairs]
-    signatures = {3: measure_signature(function), 2: measure_signature(function, False)}
-    if not any(signatures.values()):
+    # for rows [batch, seq, num_pairs] and [seq, num_pairs], which most functions take alike
+    batched, unbatched = measure_signature(function), measure_signature(function, False)
+    if batched is None and unbatched is None:
         raise TensorError(f"{function} must be a rotation that phasor understands")
     names, tensors = tuple(parameters(function)), tensor_parameters(function)
     # one object stands for cosines and sines, but only a sine may be negative
@@ -347,8 +347,9 @@ def substitute(function: Any) -> Callable[..., Any]:
                 "cos and sin must come from a rotary embedding of the patched model, got "
                 f"{type(rows).__name__}; unpatch the model before handing it cosines of your own"
             )
-        signature = signatures[rows.cos.dim()]
-        assert signature is not None, "a copy of every module that calls it has run"
+        is_batched = rows.cos.dim() > 2
+        signature = (batched or unbatched) if is_batched else (unbatched or batched)
+        assert signature is not None
         if unsqueeze_dim is not None:
             heads_first = heads_come_first(unsqueeze_dim, rows.cos.dim())
             signature = signature._replace(heads_first=heads_first)
