@@ -216,7 +216,10 @@ class Embedding:
         self.modules = modules
         self.info = modules[0]
         by_kind = getattr(self.info.module, "rope_type", None)
-        self.kinds = [*cast("dict[str, Any]", by_kind)] if isinstance(by_kind, dict) else [None]
+        kinds: list[str | None] = []
+        if isinstance(by_kind, dict):
+            kinds += cast("dict[str, Any]", by_kind)
+        self.kinds = kinds or [None]
         self.ropes: dict[str | None, Rope] = {}  # of every kind of layer that it has cosines for
         self.instance = self._build()
         self.buffers = buffers_and_factors(self.instance)
