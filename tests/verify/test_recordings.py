@@ -407,6 +407,9 @@ NAMED = {
     "and from few numbers": (ROPE, BASE, np.arange(300), 1, "base", "float16"),
     "such a base and a restart": (ROPE, replace(ROPE, base=20_000.0), CUT, 1, "restart base",
                                   "float64"),
+    "half of the head by another base": (
+        OTHER, replace(OTHER, rotary_dim=32, base=123_456.0), np.arange(100), 1, "slice base",
+        "float32"),
     "half of the head without its factor": (
         YARN, replace(YARN, rotary_dim=32), np.arange(100), 1.0, "slice factor-missing", "float64"),
 }  # fmt: skip

@@ -63,18 +63,21 @@ _LOG_BASES = math.log(20), math.log(1e10)
 _GRID = 129
 
 
-def measure(sample: Sample, rope: Rope) -> list[Turns]:
-    """The turns for each arrangement of pairs that explains the sample, of the rope's slice first.
+def measure(sample: Sample, rope: Rope) -> Iterator[list[Turns]]:
+    """The turns for each arrangement of pairs that explains the sample: first of the slice meant.
 
     If none does, one may if cos and sin are rounded.
     """
     for row_dtype in (None, *coarser(sample.dtype)):
-        for candidates in (islice(arrangements(rope, sample), 4), arrangements(rope, sample)):
+        is_found = False
+        for first, last in ((0, 4), (4, None)):
+            candidates = islice(arrangements(rope, sample), first, last)
             measured = (measure_turns(sample, one, row_dtype) for one in candidates)
-            found = [*islice((turns for turns in measured if turns is not None), 16)]
-            if found:
-                return found
-    return []
+            fitting = (turns for turns in measured if turns is not None)
+            yield (found := [*islice(fitting, 4 if is_found else 16)])
+            is_found |= bool(found)
+        if is_found:
+            return
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,11 @@ class Finder:
         return (Finding("tokens", text), *changes), undecided
 
     def _explain_best(self) -> Found | None:
-        results = [self._explain(turns) for turns in measure(self.sample, self.meant.rope)]
+        results: list[Found] = []
+        for measured in measure(self.sample, self.meant.rope):
+            results += map(self._explain, measured)
+            if any(not is_vague(changes) for changes, _ in results):
+                break  # interleaved pairs that stand still may be of the slice or not
         if not results:
             return None
         changes, undecided = min(results, key=lambda one: (is_vague(one[0]), len(one[0])))
