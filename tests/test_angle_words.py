@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phasor import LayerRopes, Rope, preset, preset_names
-from phasor._angle_words import cos_sin_of_words, split
+from phasor._angle_words import _upper_product, cos_sin_of_words, split
 from phasor.scaling import Rule
 
 from . import oracle, strategies
@@ -65,6 +65,15 @@ def test_every_preset_is_within_the_bound(name: str) -> None:
             places = np.stack([np.roll(places, i) for i in range(law.axes.n_axes)], -1)
         for dtype in (FLOAT32, FLOAT64):
             assert excess(places, law, dtype) <= 1
+
+
+@pytest.mark.parametrize(("word", "half"), [(np.uint32, 16), (np.uint64, 32)])
+def test_the_upper_word_of_a_product_is_exact(word: Any, half: int) -> None:
+    """At the largest words, and at such that carry from every half."""
+    most = 2 ** (2 * half) - 1
+    numbers = [most, most - 1, 2**half, 2**half - 1, 2**half + 1, 1, 0, most // 3, most // 7 * 5]
+    found = _upper_product(np.array(numbers, word)[:, None], np.array(numbers, word), half)
+    assert found.tolist() == [[(a * b) >> (2 * half) for b in numbers] for a in numbers]
 
 
 def test_what_has_no_angle_becomes_nan_alone() -> None:

@@ -109,7 +109,7 @@ def cos_sin(positions: Any, rope: Rope, *, dtype: Any = jnp.float32) -> tuple[Ar
 
     >>> cos, sin = cos_sin([0, 1, 2**31 - 1], Rope(head_dim=4, pairing="half"))
     >>> print(cos[2])
-    [-0.7287918  -0.91003305]
+    [-0.6888367 -0.7128175]
     """
     _tensors.check_rope(rope)
     if dtype not in (jnp.float32, jax.dtypes.canonicalize_dtype(np.float64)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -69,22 +70,21 @@ def test_float64_is_exact_to_the_last_integer() -> None:
 
 def test_rows_are_those_of_the_rotation() -> None:
     """`rotate_by` with what `cos_sin` makes; of a head each, they are its own."""
+    import jax
     import jax.numpy as jnp
 
-    from phasor.jax import cos_sin, rotate, rotate_by
+    from phasor.jax import cos_sin, rotate_by
 
     rope = ROPES["llama3"]
     x = normal(len(POSITIONS_32), 2, 16)
-    cos, sin = cos_sin(jnp.asarray(POSITIONS_32), rope)
+    cos, sin = map(np.asarray, cos_sin(jnp.asarray(POSITIONS_32), rope))
     right = exact_rows(rope, POSITIONS_32)
     error = row_error("float32", POSITIONS_32)
     assert max(np.abs(cos - right.real).max(), np.abs(sin - right.imag).max()) <= error
-    y = rotate_by(x, cos, sin, pairing="half")
-    assert_rotated(y, x, POSITIONS_32, rope)
-    heads = [jnp.stack([row, row], -2) for row in (cos, sin)]
-    by_head = rotate_by(x.swapaxes(0, 1), *heads, pairing="half", heads_first=True)
-    np.testing.assert_array_equal(by_head.swapaxes(0, 1), y)
-    np.testing.assert_allclose(rotate(x, POSITIONS_32, rope), y, rtol=0, atol=1e-6)
+    turn = jax.jit(partial(rotate_by, pairing="half", heads_first=True))
+    for rows in ((cos, sin), [np.stack([row, row], -2) for row in (cos, sin)]):
+        y = turn(jnp.swapaxes(x, 0, 1), *map(jnp.asarray, rows))
+        assert_rotated(np.swapaxes(y, 0, 1), np.asarray(x), POSITIONS_32, rope)
 
 
 def test_a_float_without_an_angle_becomes_nan_alone() -> None:
