@@ -33,6 +33,7 @@ from phasor.torch._operator import cpu
 _PACKAGES = (
     *("torch", "triton", "numpy", "transformers", "torchtune", "rotary-embedding-torch", "onnx"),
     *("onnxruntime", "liger-kernel", "flash-attn", "flashinfer-python", "transformer-engine"),
+    *("jax", "mlx"),
 )
 _LONGEST = 2**15  # positions of every case that is timed
 #: Forms that the report and the targets speak of.
