@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 PAGES = HERE.parents[1] / "docs" / "papers"
 NAMES = (
     *("previous_token", "convergence", "linear_attention", "frequency_usage"),
-    *("longer_context", "decay", "elementwise"),
+    *("longer_context", "decay", "elementwise", "live_model"),
 )
 MEASURED = re.compile(r"(<!-- measured -->\n).*?(<!-- /measured -->)", re.DOTALL)
 
@@ -36,9 +36,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--output", type=Path, default=HERE / "results", help="folder of the results"
     )
+    parser.add_argument("--model", help="of live_model: a folder of transformers' (SmolLM2-135M)")
     given = parser.parse_args(arguments)
     if given.seeds < 1:
         parser.error(f"--seeds must be 1 or more, got {given.seeds}")
+    if given.model and given.name != "live_model":
+        parser.error(f"--model is of live_model, not of {given.name}")
     if given.name == "pages":
         missing = [name for name in NAMES if not (given.output / f"{name}.json").exists()]
         if missing:
@@ -49,7 +52,10 @@ def main(arguments: list[str] | None = None) -> None:
     output = given.output / "quick" if given.quick else given.output
     torch.set_num_threads(1)  # sums in one order, so that a run gives the same numbers anew
     experiment = load(given.name)
-    study = Study(given.name, experiment.settings(given.quick), output, given.seeds)
+    settings: Row = experiment.settings(given.quick)
+    if given.model:
+        settings["model"] = given.model
+    study = Study(given.name, settings, output, given.seeds)
     experiment.run(study)
     write_picture(experiment.chart(study), output / f"{given.name}.svg")
     print(experiment.tables(study))

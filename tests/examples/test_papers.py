@@ -17,7 +17,7 @@ import torch
 ROOT = Path(__file__).parents[2]
 NAMES = (
     *("previous_token", "convergence", "linear_attention", "frequency_usage"),
-    *("longer_context", "decay", "elementwise"),
+    *("longer_context", "decay", "elementwise", "live_model"),
 )
 
 

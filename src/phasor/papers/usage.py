@@ -32,7 +32,7 @@ def pair_norms(x: ArrayLike, rope: Rope) -> NDArray[np.float64]:
     >>> pair_norms([[[3.0, 4.0, 0.0, 0.0]], [[0.0, 1.0, 2.0, 0.0]]], rope)
     array([[3., 1.]])
     """
-    vectors = _check_real("x", x)
+    vectors = _check_real("x", x).astype(np.float64)
     if vectors.ndim < 3 or vectors.shape[-1] != rope.head_dim or 0 in vectors.shape:
         raise TensorError(
             f"x must be [..., seq, heads, head_dim] with a token at least and head_dim "
@@ -64,7 +64,7 @@ def positional_score(attention: ArrayLike, offset: int) -> NDArray[np.float64]:
     seq = weights.shape[-1]
     offset = whole("offset", offset, least=1 - seq, most=seq - 1)
     diagonals = np.diagonal(weights, offset, -2, -1)  # [..., heads, seq - abs(offset)]
-    return diagonals.mean(-1).reshape(-1, weights.shape[-3]).mean(0)
+    return diagonals.mean(-1, dtype=np.float64).reshape(-1, weights.shape[-3]).mean(0)
 
 
 def sink_score(attention: ArrayLike) -> NDArray[np.float64]:
@@ -88,7 +88,8 @@ def sink_score(attention: ArrayLike) -> NDArray[np.float64]:
     weights = _check_attention(attention)
     if weights.shape[-1] < 2:
         raise TensorError("attention must have a query after the first, got a single token")
-    return weights[..., 1:, 0].mean(-1).reshape(-1, weights.shape[-3]).mean(0)
+    sinks = weights[..., 1:, 0]  # [..., heads, seq - 1]
+    return sinks.mean(-1, dtype=np.float64).reshape(-1, weights.shape[-3]).mean(0)
 
 
 def token_norms(x: ArrayLike) -> NDArray[np.float64]:
@@ -108,7 +109,7 @@ def token_norms(x: ArrayLike) -> NDArray[np.float64]:
     >>> token_norms([[[3.0, 4.0]], [[0.0, 1.0]]])
     array([[5., 1.]])
     """
-    vectors = _check_real("x", x)
+    vectors = _check_real("x", x).astype(np.float64)
     if vectors.ndim < 3 or 0 in vectors.shape:
         raise TensorError(
             "x must be [..., seq, heads, head_dim] with a token at least, "
@@ -118,7 +119,8 @@ def token_norms(x: ArrayLike) -> NDArray[np.float64]:
     return norms.reshape(-1, *norms.shape[-2:]).mean(0).T
 
 
-def _check_attention(attention: ArrayLike) -> NDArray[np.float64]:
+def _check_attention(attention: ArrayLike) -> NDArray[Any]:
+    """As it is: of large maps only what is read becomes float64."""
     weights = _check_real("attention", attention)
     if weights.ndim < 3 or weights.shape[-1] != weights.shape[-2] or 0 in weights.shape:
         raise TensorError(
@@ -129,8 +131,8 @@ def _check_attention(attention: ArrayLike) -> NDArray[np.float64]:
     return weights
 
 
-def _check_real(name: str, value: Any) -> NDArray[np.float64]:
+def _check_real(name: str, value: Any) -> NDArray[Any]:
     array = np.asarray(value)
     if array.dtype.kind not in "iuf":
         raise TensorError(f"{name} must hold real numbers, got {array.dtype}")
-    return array.astype(np.float64)
+    return array
