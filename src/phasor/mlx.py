@@ -123,11 +123,14 @@ class RotaryEmbedding(nn.Module):
             _tensors.check_counts_tokens(self.rope)
             _check_heads("x", x, self.rope, heads_first=True)
             last = max(x.shape[-2] - 1, 0)
-            if isinstance(offset, mx.array):
-                _tensors.check_position_dtype(offset.dtype, _POSITION_DTYPES[:-2])
-            else:
+            if not isinstance(offset, mx.array):
                 bounds: Any = {"least": -(2**63), "most": 2**63 - 1 - last}
                 offset = mx.array(whole("offset", offset, **bounds, error=PositionError), mx.int64)
+            elif not mx.issubdtype(offset.dtype, mx.integer):
+                raise PositionError(
+                    f"offset must be a whole number, or an array of them, got {offset.dtype}; "
+                    "give positions where tokens stand between two"
+                )
             positions = offset.astype(mx.int64)[..., None] + mx.arange(last + 1)
         elif not (type(offset) is int and offset == 0):
             raise PositionError(
