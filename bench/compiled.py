@@ -104,13 +104,13 @@ def time_ways(
 def steps(device: Any, seconds: float) -> dict[str, Callable[[], Any]]:
     """Every step in both pairings and dtypes."""
     return {
-        f"{step}, {batch} x {seq}, {pairing}, {str(dtype).removeprefix('torch.')}": partial(
-            time_ways, step, Rope(head_dim=128, pairing=pairing, base=500_000.0), dtype, batch, seq,
-            seconds * 0.625,
+        f"{step}, {batch} x {seq}, {pairing}, {dtype}": partial(
+            time_ways, step, Rope(head_dim=128, pairing=pairing, base=500_000.0),
+            getattr(torch, dtype), batch, seq, seconds * 0.625,
         )
         for step, shapes in STEPS.items()
         for pairing in PAIRINGS
-        for dtype in (torch.bfloat16, torch.float32)
+        for dtype in ("bfloat16", "float32")
         for batch, seq in shapes
     }  # fmt: skip
 

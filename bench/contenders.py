@@ -87,11 +87,8 @@ def ours() -> list[Contender]:
 
 def _compiled(one: Contender) -> Contender:
     """The same rotation, compiled for its shape when it is called first."""
-
-    def build(*case: Any) -> Rotation:
-        return torch.compile(one.build(*case), dynamic=False)
-
-    return replace(one, name=f"{one.name}, compiled", build=build)
+    name = f"{one.name}, compiled"
+    return replace(one, name=name, build=lambda *x: torch.compile(one.build(*x), dynamic=False))
 
 
 def probes(case: Case) -> list[Contender]:

@@ -69,7 +69,6 @@ class Measured:
     errors: dict[str, float] = field(default_factory=dict)  # as a part of the pair's length
     refused: list[str] = field(default_factory=list)  # too far from the truth, and not timed
     left_out: dict[str, str] = field(default_factory=dict)  # unable, and why
-    saved: dict[str, int] = field(default_factory=dict)  # bytes kept for the backward pass
 
     def replayed(self) -> Measured:
         """The same with the times of the replays in place of those of the calls."""
@@ -148,8 +147,6 @@ def admit(
             found.refused.append(key)
             continue
         calls[key] = call
-        if case.backward:
-            found.saved[key] = _bytes_saved(call)
     return found, calls
 
 
@@ -196,19 +193,6 @@ def _prepare(
         return *ys, *torch.autograd.grad(ys, leaves, grads)
 
     return step
-
-
-def _bytes_saved(step: Call) -> int:
-    """Of all that the forward pass of a step keeps for its backward pass."""
-    bytes_of: dict[int, int] = {}
-
-    def pack(x: Tensor) -> Tensor:
-        bytes_of[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        step()
-    return sum(bytes_of.values())
 
 
 # The gate: what a contender must come near to, in float64 and on the CPU

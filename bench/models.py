@@ -242,16 +242,13 @@ def steps(device: Any, seconds: float) -> dict[str, Callable[[], Any]]:
 
 
 def sections(found: Mapping[str, Any], device: str) -> Iterator[Section]:
-    """What came out in plain words; times, their ratio, and the parts that rotation takes; memory.
-
-    A run left its times and shares, a shape two numbers of bytes.
-    """
+    """What came out in plain words; times, ratios, and the parts that rotation takes; memory."""
     rows: dict[str, dict[str, str]] = {}
     memory: dict[str, dict[str, str]] = {}
     ratios: list[Spread] = []
     shares: list[list[float]] = []
     for name, plain in found.items():
-        if isinstance(plain, list):
+        if isinstance(plain, list):  # bytes of a shape, unpatched and patched
             theirs, ours = (f"{rise / 2**20:.0f}" for rise in plain)
             memory[name] = {"transformers, MiB": theirs, "phasor, MiB": ours}
             continue

@@ -69,7 +69,7 @@ def steps(device: Cpu, seconds: float) -> dict[str, Callable[[], Any]]:
             case "parts":
                 return Measured(case=case, seconds=time_parts(case, seconds))
             case "malloc":
-                return alone(time_with_system_memory, case, seconds)
+                return alone(measure_in_turn, case, seconds)
             case "errors":
                 # the gate's tolerance is for cases nearer by; here the error itself is the result
                 return admit(case, contenders, device.where)[0]
@@ -79,8 +79,8 @@ def steps(device: Cpu, seconds: float) -> dict[str, Callable[[], Any]]:
     return {case.label: lambda case=case: asdict(answer(case)) for case in CASES[device.kind]}
 
 
-def time_with_system_memory(case: Case, seconds: float) -> Measured:
-    """For a process with malloc as it comes."""
+def measure_in_turn(case: Case, seconds: float) -> Measured:
+    """For a process of its own."""
     return measure(case, everyone(case, "cpu"), seconds=seconds)
 
 

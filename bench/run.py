@@ -29,7 +29,7 @@ from report import markdown
 
 #: Each is a module: its ``steps`` are what can be measured, by name, ``QUICK`` says which of them
 #: are a few, and its ``sections`` are written of what they returned, which is JSON.
-PAGES = ("rotation", "models", "linear-attention", "compiled", "frameworks", "startup")
+PAGES = ("rotation", "models", "linear-attention", "compiled", "frameworks")
 #: The commit where there is no history, or nothing that reads it.
 UNKNOWN = "unknown"
 RESULTS = Path(__file__).parent / "results"

@@ -102,10 +102,9 @@ def _over_others(form: str, *, alike: bool = False) -> Values:
 
 def _pairings_apart(m: Measured) -> Iterable[tuple[str, float]]:
     """The slower pairing over the faster."""
-    for form in (IN_PLACE, NEW):
-        if len(keys := _own(m, form)) == 2:
-            ratio = m.seconds.ratio(*keys).median
-            yield form, max(ratio, 1 / ratio)
+    both = {form: keys for form in (IN_PLACE, NEW) if len(keys := _own(m, form)) == 2}
+    ratios = {form: m.seconds.ratio(*keys).median for form, keys in both.items()}
+    return [(form, max(ratio, 1 / ratio)) for form, ratio in ratios.items()]
 
 
 _TWO_DECODES = "decode 1, *", "decode 32, *"
@@ -124,9 +123,6 @@ _CPU = [
     Target("prefill from 4096 tokens, new output / copy", 0.85, _over(NEW, COPY), _FROM_4096),
     Target("prefill of 512 tokens, new output / copy", 1.25, _over(NEW, COPY), ("prefill 512*",)),
     Target("forward and backward, new outputs / two copies", 0.9, _over(NEW, COPY), ("training*",)),
-    Target("bytes saved for backward / bytes of the positions", 1.0,
-           lambda m: [(key, n / (8 * m.case.seq)) for key, n in m.saved.items()
-                      if key.startswith(NEW)]),
     Target("decode 1 and 32, in place / transformers' apply alone", 1 / 9,
            _over(IN_PLACE, "transformers"), _TWO_DECODES),
     Target("slower pairing / faster pairing, every case", 1.05, _pairings_apart),

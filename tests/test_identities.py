@@ -13,13 +13,14 @@ from phasor.numpy import change_pairing, matrix, pair_indices, rotate, score
 from phasor.papers import abel_bound
 
 from . import strategies
+from .each import each
 
 # an exact rotation applied twice, or compared with another, in vectors of length 1
 ERROR = COS_SIN_ERROR
 BIG = 2**62
 SHIFTS = [(3, 5), (1000, -7), (131_072, 131_071), (-(2**40), 2**40 + 3), (BIG, BIG - 9), (-BIG, 77)]
 
-laws = pytest.mark.parametrize("law", strategies.EVERY_LAW.values(), ids=list(strategies.EVERY_LAW))
+laws = each("law", strategies.EVERY_LAW.values())
 pairings = pytest.mark.parametrize("pairing", ["half", "interleaved"])
 bases = pytest.mark.parametrize("base", [10_000.0, 500_000.0])
 

@@ -34,7 +34,7 @@ ours = BENCH.contenders.ours
 
 @every_shape
 def test_phasor_passes_the_gate(case: Any) -> None:
-    """In every form and pairing; results survive JSON, and backward keeps the positions alone."""
+    """In every form and pairing; and results survive JSON."""
     found = BENCH.measure.measure(case, [*ours(), spoilt(lambda x: x)][: 6 + case.backward],
                                   seconds=0.0)  # fmt: skip
     assert found.refused == []
@@ -42,9 +42,6 @@ def test_phasor_passes_the_gate(case: Any) -> None:
     assert expected | {COPY, MULTIPLY} == set(found.seconds) - {"by hand, half"}
     plain = json.loads(json.dumps(asdict(found)))
     assert BENCH.measure.Measured.from_plain(plain) == found
-    if case.backward:
-        assert found.saved["phasor, new output, half"] == 5 * 8
-        assert found.saved["by hand, half"] > 5 * 8
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 import phasor.cli.demo
 import phasor.torch
 
@@ -26,13 +24,12 @@ def test_the_demo_fails_on_a_wrong_rotation(monkeypatch, capsys):
     assert "BEYOND THE BOUND" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("error", [1e-4, 1e-5])
-def test_the_demo_sees_a_frequency_that_is_slightly_off(monkeypatch, error):
-    """A base that is off by a part in 1e4 is caught."""
+def test_the_demo_sees_a_frequency_that_is_slightly_off(monkeypatch):
+    """A base that is off by a part in 1e5 is caught."""
     right = phasor.torch.rotate_qk
 
     def wrong(q, k, p, rope):
-        return right(q, k, p, replace(rope, base=rope.base * (1 + error)))
+        return right(q, k, p, replace(rope, base=rope.base * (1 + 1e-5)))
 
     monkeypatch.setattr(phasor.torch, "rotate_qk", wrong)
     assert not phasor.cli.demo.run()

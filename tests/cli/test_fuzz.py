@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ..each import each
 from ..files.checkpoint.checkpoints import (
     header_of,
     in_file,
@@ -143,12 +144,12 @@ READERS = {
 }
 
 
-@pytest.mark.parametrize("command", READERS)
+@each("command", READERS)
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_no_config_does_harm(kind: str, command: str) -> None:
     """Read by every command, from a folder with the most harmful of names."""
     folder = Path(TYPED.replace("/", "")[:60])
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "config.json").write_bytes(CONFIGS[kind])
     save(Path("good.safetensors"), llama_tensors())
     check(run_phasor(*(word.format(folder / "config.json") for word in READERS[command])))

@@ -91,12 +91,11 @@ def test_a_law_is_taken_in_any_capitals_and_suggested_when_misspelt(law):
     """Where its block is printed, and where a parameter is set."""
     model = ["extend", "llama-3-8b", "--to", "16k"]
     printed = run_phasor(*model, "--law", law)
-    for spelling in (law.upper(), law.title(), law.replace("_", "-")):
-        assert run_phasor(*model, "--law", spelling).stdout == printed.stdout
-    assert run_phasor(*model, "--law", law.upper(), "--json").returncode == 0
+    assert run_phasor(*model, "--law", law.title().replace("_", "-")).stdout == printed.stdout
     refused = run_phasor(*model, "--law", law[:-1] + "q")
     assert re.search(f"; did you mean .*{law}", refused.stderr)
     if law == "yarn":
+        assert run_phasor(*model, "--law", "YARN", "--json").returncode == 0
         set_plainly, set_loudly = (
             run_phasor(*model, "--law", spelling, "--set", "beta_fast=16").stdout
             for spelling in ("yarn", "YaRN")

@@ -14,6 +14,7 @@ from phasor.scaling import Llama3, Yarn
 from phasor.torch import attention as attention_module
 from phasor.torch.attention import RotaryAttention
 
+from ..each import each
 from ..rounding import rounding
 from .attention_oracle import HEADS, LAYERS, WIDTH, assert_attends, causal, everything, last, layer
 from .hf.live_models import difference
@@ -22,7 +23,7 @@ from .torch_oracle import normal
 DTYPES = [torch.float64, torch.float32]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each("dtype", DTYPES)
 @pytest.mark.parametrize("name", LAYERS)
 def test_attention_is_its_definition(name: str, dtype: torch.dtype, chunk: int) -> None:
     """Every row of a batch, to within what rounding can do."""
@@ -33,7 +34,7 @@ def test_attention_is_its_definition(name: str, dtype: torch.dtype, chunk: int) 
         assert_attends(y[row], attention, x[row], sees)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each("dtype", DTYPES)
 @pytest.mark.parametrize("name", LAYERS)
 def test_packed_sequences_are_separate_ones(name: str, dtype: torch.dtype, chunk: int) -> None:
     """Each is what it would be alone, from position 0; an empty one is nothing."""
@@ -55,8 +56,8 @@ def test_boundaries_may_be_a_tensor() -> None:
 PADDING = {"left": slice(0, 4), "right": slice(7, 11), "nowhere": slice(0, 0)}
 
 
-@pytest.mark.parametrize("side", PADDING)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each("side", PADDING)
+@each("dtype", DTYPES)
 @pytest.mark.parametrize("name", LAYERS)
 def test_padded_rows_are_unpadded_ones(
     name: str, dtype: torch.dtype, side: str, chunk: int

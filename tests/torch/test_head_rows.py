@@ -13,6 +13,7 @@ from phasor import TensorError
 from phasor.torch import rotate_by, rotate_by_
 from phasor.torch._operator import cpu
 
+from ..each import each
 from ..rotation_oracle import pair_places
 from .torch_oracle import normal
 
@@ -47,9 +48,9 @@ def room(x: Tensor) -> float:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+@each("dtype", DTYPES)
+@each("shape", SHAPES)
+@each("pairing", ["half", "interleaved"])
 def test_every_head_is_turned_by_its_own(
     pairing: str, shape: tuple[int, ...], dtype: torch.dtype, backend: str
 ) -> None:

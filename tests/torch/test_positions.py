@@ -12,6 +12,7 @@ from phasor import Rope
 from phasor.axes import Alternating, Axial, InterleavedSections, Sectioned
 from phasor.torch import rotate, rotate_
 
+from ..each import each
 from .torch_cases import HALF_16 as HALF
 from .torch_oracle import DTYPES, assert_rotated, normal
 
@@ -24,7 +25,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@each("dtype", DTYPES)
 @pytest.mark.parametrize(
     "places",
     [
@@ -45,9 +46,9 @@ def test_positions_of_every_size_are_exact(dtype: torch.dtype, places: Any) -> N
     assert torch.equal(rotate_(written, places, HALF), rotate(x, places, HALF))
 
 
-@pytest.mark.parametrize("direction", [1, -1])
-@pytest.mark.parametrize("kind", [torch.float64, torch.float32])
-@pytest.mark.parametrize("dtype", DTYPES)
+@each("direction", [1, -1])
+@each("kind", [torch.float64, torch.float32])
+@each("dtype", DTYPES)
 def test_fractions_of_a_position_turn_a_fraction(
     dtype: torch.dtype, kind: torch.dtype, direction: Any
 ) -> None:
@@ -124,8 +125,8 @@ def test_positions_broadcast_against_the_leading_dimensions(positions: Any) -> N
         assert_rotated(y[token][None], alone, place, HALF)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ["integers", "floats"])
+@each("dtype", DTYPES)
+@each("kind", ["integers", "floats"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_pair_follows_its_own_axis(layout: str, kind: str, dtype: torch.dtype) -> None:
     """Time, height and width drive the pairs that the layout gives them."""

@@ -71,14 +71,14 @@ def dense(q: Tensor, k: Tensor, v: Tensor, rope: Rope, bent: Bent, factor: float
     late, group = len(held) - len(asked), asked.shape[1] // held.shape[1]
     out = np.zeros_like(asked)
     for i in range(len(asked)):
+        away = [float(bent(late + i, n)) for n in range(late + i + 1)]
+        turns = np.array([[turn(d, f, rope.direction) for f in frequencies(rope)] for d in away])
         for head in range(asked.shape[1]):
             scores = []
-            for n in range(late + i + 1):
+            for n, turned in enumerate(turns):
                 x, y = asked[i, head], held[n, head // group]
                 z = (x[first] + 1j * x[second]) * (y[first] - 1j * y[second])
-                away = float(bent(late + i, n))
-                turns = [turn(away, f, rope.direction) for f in frequencies(rope)]
-                scores.append(factor * (float(np.real(z @ np.array(turns))) + x[rest] @ y[rest]))
+                scores.append(factor * (float(np.real(z @ turned)) + x[rest] @ y[rest]))
             weights = np.exp(np.array(scores) - max(scores))
             out[i, head] = weights / weights.sum() @ values[: late + i + 1, head // group]
     return out

@@ -14,6 +14,7 @@ from phasor import Rope
 from phasor.errors import TensorError
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
 
+from ..each import each
 from .torch_cases import HALF, PART, PLACES
 from .torch_oracle import DTYPES, assert_rotated, normal
 
@@ -65,9 +66,9 @@ def test_writing_in_place_moves_the_version() -> None:
         product.sum().backward()
 
 
-@pytest.mark.parametrize("rope", [HALF, PART], ids=["whole", "part"])
+@each("rope", [HALF, PART])
 @pytest.mark.parametrize("layout", [*LAYOUTS, *SHARED])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@each("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_results_have_the_strides_of_their_input(
     dtype: torch.dtype, layout: str, rope: Rope
 ) -> None:

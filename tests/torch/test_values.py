@@ -10,6 +10,7 @@ import torch
 from phasor import Rope
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
 
+from ..each import each
 from ..rotation_cases import PAIRINGS, POSITIONS, ROPES, SLICES, layouts
 from .torch_cases import HALF_16 as HALF
 from .torch_oracle import DTYPES, assert_rotated, excess_by, float64, normal, turns
@@ -17,7 +18,7 @@ from .torch_oracle import DTYPES, assert_rotated, excess_by, float64, normal, tu
 pytestmark = pytest.mark.usefixtures("implementation")
 
 
-@pytest.mark.parametrize("rope", layouts().values(), ids=layouts())
+@each("rope", layouts().values())
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_layout_turns_as_complex_numbers_do(dtype: torch.dtype, rope: Rope) -> None:
     """From 0 to 2**39 both ways, forwards and back, with and without a gain."""
@@ -29,7 +30,7 @@ def test_every_layout_turns_as_complex_numbers_do(dtype: torch.dtype, rope: Rope
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
+@each("rope", ROPES.values())
 def test_every_frequency_turns_at_its_own_rate(dtype: torch.dtype, rope: Rope) -> None:
     """Laws and explicit frequencies reach every pair, at near and far positions alone."""
     for places in ([1, 31, 1023, 1024, 1025, 2**20 - 1], [2**20, -(2**30) + 1, 2**40 - 1]):
@@ -62,9 +63,9 @@ def test_a_far_neighbour_changes_no_bit() -> None:
     assert torch.equal(rotate(x, [*near, 2**41], HALF)[:3], rotate(x[:3], near, HALF))
 
 
-@pytest.mark.parametrize("inverse", [False, True])
-@pytest.mark.parametrize("pairing_out", PAIRINGS)
-@pytest.mark.parametrize("width", SLICES)
+@each("inverse", [False, True])
+@each("pairing_out", PAIRINGS)
+@each("width", SLICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_in_place_is_out_of_place(
     dtype: torch.dtype, width: str, pairing_out: Any, inverse: bool
@@ -84,10 +85,10 @@ def test_in_place_is_out_of_place(
     assert all(map(torch.equal, written, expected))
 
 
-@pytest.mark.parametrize("inverse", [False, True])
-@pytest.mark.parametrize("start", [0, 5])
-@pytest.mark.parametrize("pairing_out", PAIRINGS)
-@pytest.mark.parametrize("pairing", PAIRINGS)
+@each("inverse", [False, True])
+@each("start", [0, 5])
+@each("pairing_out", PAIRINGS)
+@each("pairing", PAIRINGS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_explicit_rows_turn_as_they_say(
     dtype: torch.dtype, pairing: str, pairing_out: str, start: int, inverse: bool

@@ -9,8 +9,8 @@ import math
 from typing import Any
 
 import pytest
+import transformers
 from huggingface_hub.errors import StrictDataclassFieldValidationError
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from phasor import ConfigError
 from phasor.files.configs import load
@@ -35,7 +35,7 @@ def one_block(factor: float) -> dict[str, Any]:
 
 def transformers_frequencies(model_type: str, block: Any) -> list[float]:
     """The slowest frequency of each kind of layer, of transformers' own class."""
-    config = CONFIG_MAPPING[model_type](rope_parameters=block).get_text_config()
+    config = transformers.CONFIG_MAPPING[model_type](rope_parameters=block).get_text_config()
     name = type(config).__module__.replace("configuration_", "modeling_")
     (turning,) = (
         one
@@ -117,7 +117,9 @@ def test_one_of_deepseeks_two_blocks_alone_is_refused(absent, null):
     rope_parameters = alone | ({absent: None} if null else {})
     with pytest.raises(ConfigError, match=rf"{absent} must be an object, as transformers ignores"):
         load(keys | {"rope_parameters": rope_parameters})
-    of_transformers = CONFIG_MAPPING["deepseek_v4"](rope_parameters=copy.deepcopy(rope_parameters))
+    of_transformers = transformers.CONFIG_MAPPING["deepseek_v4"](
+        rope_parameters=copy.deepcopy(rope_parameters)
+    )
     assert of_transformers.rope_parameters[next(iter(alone))]["rope_theta"] != 2e4
 
 
@@ -138,7 +140,7 @@ def test_only_one_block_for_all_layers_lacks_deepseeks_yarn_factor():
     plain = {"rope_type": "default", "rope_theta": 1e4}
     keys = sized("deepseek_v4", layer_types=COMPRESSED, qk_rope_head_dim=64, head_dim=512)
     for block, factor in ((yarn, 1.0), ({"main": plain, "compress": yarn}, 0.1 * math.log(4) + 1)):
-        config = CONFIG_MAPPING["deepseek_v4"](rope_parameters=copy.deepcopy(block))
+        config = transformers.CONFIG_MAPPING["deepseek_v4"](rope_parameters=copy.deepcopy(block))
         of_transformers = DeepseekV4RotaryEmbedding(config).compress_attention_scaling
         ropes = load(keys | {"rope_parameters": block, "rope_theta": 1e4})
         assert ropes[1].attention_factor == pytest.approx(factor) == of_transformers

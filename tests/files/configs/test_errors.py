@@ -12,6 +12,7 @@ import pytest
 from phasor import ConfigError
 from phasor.files.configs import load
 
+from ...each import each
 from .config_files import small
 
 LLAMA3 = {
@@ -215,7 +216,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@each("name", WRONG)
 def test_damaged_configs_name_the_key(name: str) -> None:
     """Each kind of damage is a ConfigError that names the key and what came."""
     source, message = WRONG[name]

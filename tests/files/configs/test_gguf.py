@@ -18,6 +18,7 @@ from phasor.axes import InterleavedSections, Sectioned
 from phasor.files.configs import load
 from phasor.scaling import NTK, Linear, PerPair, Yarn
 
+from ...each import each
 from .config_files import gguf
 
 # llama.cpp's llama_model_rope_type, written down from its switch: NORM turns neighbours
@@ -80,7 +81,7 @@ def test_every_architecture_of_the_gguf_package_is_here() -> None:
     }
 
 
-@pytest.mark.parametrize("architecture", [*NORM, *NEOX, *MROPE, *IMROPE])
+@each("architecture", [*NORM, *NEOX, *MROPE, *IMROPE])
 def test_an_architecture_that_rotates(architecture: str) -> None:
     """Turns the pairs of llama.cpp's switch, with its axes."""
     ropes = load(small(architecture)).ropes
@@ -113,8 +114,8 @@ UNUSED = {
 }
 
 
-@pytest.mark.parametrize("key", LIVE_KEYS)
-@pytest.mark.parametrize("architecture", NOTHING)
+@each("key", LIVE_KEYS)
+@each("architecture", NOTHING)
 def test_a_rope_key_of_an_architecture_that_does_not_rotate(architecture: str, key: str) -> None:
     """Is refused by its name, unless the files are known to have it: then it is noted."""
     metadata = gguf(architecture, **{"rope__freq_base": None, key: LIVE_KEYS[key]})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from transformers import configuration_utils
+import transformers
 
 from phasor import ConfigError
 from phasor.files.checkpoint.model import describe
@@ -138,8 +138,8 @@ def test_an_unknown_word_for_a_kind_of_layer_is_refused(model_type, word):
 
 def test_the_words_of_transformers_are_known():
     """All that it allows, and the old ones that it renames."""
-    renamed = configuration_utils._LEGACY_LAYER_TYPE_REMAP
-    allowed = {*configuration_utils.ALLOWED_ATTN_LAYER_TYPES, *renamed}
+    renamed = transformers.configuration_utils._LEGACY_LAYER_TYPE_REMAP
+    allowed = {*transformers.configuration_utils.ALLOWED_ATTN_LAYER_TYPES, *renamed}
     assert allowed <= set(table().files["layer_words"])
 
 

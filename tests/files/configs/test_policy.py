@@ -10,6 +10,7 @@ from phasor import ConfigError, PhasorWarning
 from phasor.files.configs import load
 from phasor.files.configs.unread_keys import meanings
 
+from ...each import each
 from .config_files import small
 
 #: Of a key beside those of a model type, by hand: what passes in silence and what does not.
@@ -121,7 +122,7 @@ def test_every_key_of_the_table_has_its_case_here() -> None:
     assert meanings().keys() == (KEYS.keys() | NOTED.keys()) - {"rope_zoom"}
 
 
-@pytest.mark.parametrize("key", KEYS)
+@each("key", KEYS)
 def test_what_the_class_does_anyway_passes_in_silence(key: str) -> None:
     """Nothing is noted either."""
     model_type, neutral, _ = KEYS[key]
@@ -132,7 +133,7 @@ def test_what_the_class_does_anyway_passes_in_silence(key: str) -> None:
         assert ropes.notes == plain.notes
 
 
-@pytest.mark.parametrize("key", KEYS)
+@each("key", KEYS)
 def test_what_asks_for_something_else_is_refused_and_can_be_left_aside(key: str) -> None:
     """With strict=False the file is read as the class does, and the key is in the notes."""
     model_type, _, asking = KEYS[key]

@@ -9,6 +9,7 @@ import pytest
 from phasor import ConfigError, PhasorWarning
 from phasor.files.configs import load
 
+from ...each import each
 from .published_configs import cases, differences
 
 #: Why a file is refused: part of what the error says, which is true of it.
@@ -22,7 +23,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(cases().keys() - REFUSED.keys()))
+@each("name", sorted(cases().keys() - REFUSED.keys()))
 def test_a_published_file_is_read_as_its_model_rotates(name: str) -> None:
     """Pairing, widths, frequencies, factor and rotating layers are those of the reading."""
     case = cases()[name]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+import transformers
 
 
 @contextlib.contextmanager
@@ -33,12 +33,12 @@ def frequencies(config: dict[str, Any]) -> list[tuple[np.ndarray, float]] | None
 
     None where transformers has no such class, no module for its frequencies, or cannot build it.
     """
-    name = config.get("model_type")
-    if name not in CONFIG_MAPPING or "model_config" in config:  # MLC's, which no class opens
+    name, known = config.get("model_type"), transformers.CONFIG_MAPPING
+    if name not in known or "model_config" in config:  # MLC's, which no class opens
         return None
     with quiet():
         try:
-            whole = CONFIG_MAPPING[name].from_dict(copy.deepcopy(config))
+            whole = known[name].from_dict(copy.deepcopy(config))
             text_config = whole.get_text_config()
             if text_config is not whole and not any(
                 isinstance(part, dict) for part in config.values()

@@ -15,6 +15,7 @@ from phasor import Rope
 from phasor.errors import ConfigError, PhasorError, SpecError
 from phasor.files.presets import preset, preset_names, preset_of_hub_id
 
+from ...each import each
 from ..configs.published_configs import cases
 
 NAMES = preset_names()
@@ -26,7 +27,7 @@ def test_there_are_many_presets_in_alphabetical_order() -> None:
     assert list(NAMES) == sorted(set(NAMES))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_every_preset_is_whole(name: str) -> None:
     """Each preset has a layer, a rope, its heads, a source, and notes in sentences."""
     ropes = preset(name)
@@ -53,14 +54,14 @@ def test_no_preset_has_a_key_that_nothing_reads() -> None:
         assert table.get("size", {}).keys() <= {"layers", "heads", "context"}, name
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_every_rope_survives_its_own_json(name: str) -> None:
     """Reading back what a preset's ropes write gives equal ropes."""
     for rope in preset(name).ropes:
         assert Rope.from_json(rope.to_json()) == rope
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_every_rope_has_frequencies_at_its_context(name: str) -> None:
     """Laws and sections fit their spectra, and no pair turns faster than one radian a position."""
     ropes = preset(name)
@@ -234,7 +235,7 @@ def test_doubts_are_not_everywhere(name: str) -> None:
     assert not any(note.startswith("Uncertain: ") for note in preset(name).notes)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_capitals_and_punctuation_do_not_matter(name: str) -> None:
     """Each name is found as a person may write it, and never another one."""
     for spelling in (name.upper(), name.replace("-", "_"), f" {name.title()}", f"{name}!"):

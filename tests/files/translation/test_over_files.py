@@ -19,6 +19,7 @@ from phasor.files.translation import TranslationError, translate
 from phasor.scaling import Linear, Llama3, Yarn
 
 from ...cli.running import run_phasor
+from ...each import each
 from ..configs.published_configs import cases
 from ..configs.test_published import REFUSED
 from . import described
@@ -120,8 +121,8 @@ def assert_nothing_is_left(file: dict[str, Any], law: str, target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ENGINES)
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("name", FULL)
+@each("law", LAWS)
+@each("name", FULL)
 def test_nothing_is_left_of_a_file_that_says_all(name: str, law: str, target: str) -> None:
     """Whichever law takes the place of its own."""
     assert_nothing_is_left(FULL[name], law, target)

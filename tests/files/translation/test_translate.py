@@ -42,6 +42,7 @@ from phasor.scaling import (
 )
 
 from ... import oracle
+from ...each import each
 from ...strategies import resolved_ropes
 from .jobs import Job
 from .programs import IMPORT_LARGE_LIBRARIES, PROGRAMS
@@ -272,7 +273,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@each("name", OTHERS)
 @pytest.mark.parametrize("target", EVERY_PROGRAM)
 def test_a_program_turns_as_a_rope_of_no_preset_does(name: str, target: str) -> None:
     """Or the reason why it cannot is true of it."""

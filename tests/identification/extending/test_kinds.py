@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+import transformers
 
 from phasor import Rope, load, preset, preset_names
 from phasor.charts import report
@@ -109,7 +109,7 @@ def test_the_blocks_of_several_kinds_are_transformers_too(name, kind):
     """Its own class turns each kind of layer by them, at the context of the training."""
     (keys, _), ropes, planned = minimal(name), preset(name), longer(name, kind)
     for way in planned.options.values():
-        config = CONFIG_MAPPING[keys["model_type"]](**copy.deepcopy(keys | way.config))
+        config = transformers.CONFIG_MAPPING[keys["model_type"]](**copy.deepcopy(keys | way.config))
         module = importlib.import_module(
             type(config).__module__.replace("configuration_", "modeling_")
         )
@@ -160,7 +160,7 @@ def test_a_block_that_no_layer_reads_is_written_where_transformers_insists_on_it
         assert way.config["rope_parameters"].keys() == {"main", "compress"}
         unchanged_keys = {key: value for key, value in keys.items() if key not in planned.replaced}
         assert load(unchanged_keys | way.config)[0] == way.config_rope
-        of_transformers = CONFIG_MAPPING["deepseek_v4"](
+        of_transformers = transformers.CONFIG_MAPPING["deepseek_v4"](
             **copy.deepcopy(unchanged_keys | way.config)
         )
         assert (

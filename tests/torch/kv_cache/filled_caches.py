@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import cache_utils
-from transformers.models.llama import configuration_llama
 
 from phasor import Rope
 from phasor.torch import rotate
@@ -36,16 +35,16 @@ def config(layers: int, **more: Any) -> Any:
         "num_hidden_layers": layers,
         "max_position_embeddings": 512,
     }
-    return configuration_llama.LlamaConfig(**shape | more)
+    return transformers.LlamaConfig(**shape | more)
 
 
 def empty(kind: str, capacity: int = 20, layers: int = 3) -> Any:
     """A cache of transformers for that many layers."""
     if kind == "dynamic":
-        return cache_utils.DynamicCache()
+        return transformers.DynamicCache()
     if kind == "dynamic, of a config":
-        return cache_utils.DynamicCache(config=config(layers))
-    return cache_utils.StaticCache(config=config(layers), max_cache_len=capacity)
+        return transformers.DynamicCache(config=config(layers))
+    return transformers.StaticCache(config=config(layers), max_cache_len=capacity)
 
 
 def filled(kind: str, seq: int = 9, ropes: Any = ROPES, first: int = 0, at: int = 0) -> Any:
@@ -60,7 +59,7 @@ def filled(kind: str, seq: int = 9, ropes: Any = ROPES, first: int = 0, at: int 
 
 def layered(count: int) -> Any:
     """A cache of two layers that holds ``count`` tokens."""
-    made = cache_utils.DynamicCache()
+    made = transformers.DynamicCache()
     for index in range(2):
         made.update(*normal(2, 1, 1, count, 4, seed=index), index)
     return made

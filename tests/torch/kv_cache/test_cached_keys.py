@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
-from transformers import cache_utils
-from transformers.models.llama import modeling_llama
 
 from phasor import Rope
 from phasor.axes import Axial, Sectioned
@@ -106,7 +105,7 @@ def test_a_static_cache_stays_where_it_is_in_memory() -> None:
 def test_several_axes_name_their_gap() -> None:
     """A passage of 3 tokens that stood on 2 positions of every axis."""
     rope = Rope(head_dim=8, pairing="half", axes=Sectioned((2, 1, 1)))
-    cache, k = cache_utils.DynamicCache(), raw(5, 0)
+    cache, k = transformers.DynamicCache(), raw(5, 0)
     at = torch.tensor([0, 1, 1, 2, 3])[:, None].expand(5, 3)
     cache.update(rotate(k, at, rope).transpose(1, 2), k.transpose(1, 2), 0)
     CachedKeys(cache, rope).evict_(1, 4, gap=[2, 2, 2])
@@ -120,7 +119,7 @@ LLAMA = Rope(head_dim=8, pairing="half")
 def model(**more: Any) -> Any:
     """One layer, so that a key depends on its own token only."""
     torch.manual_seed(0)
-    return modeling_llama.LlamaForCausalLM(config(1, **more)).eval()
+    return transformers.LlamaForCausalLM(config(1, **more)).eval()
 
 
 def filling(net: Any, kind: str, tokens: Tensor) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import cache_utils
+import transformers
 
 from phasor import PhasorError, PositionError, Rope, SpecError, TensorError
 from phasor.axes import Axial, Sectioned
@@ -30,7 +30,7 @@ def own(lengths: list[int], capacity: int = 8) -> KVCache:
 
 def of_layers(*layers: Any) -> Any:
     """A DynamicCache of given layers, 4 tokens in each."""
-    cache = cache_utils.DynamicCache()
+    cache = transformers.DynamicCache()
     cache.layers = list(layers)
     for index in range(len(layers)):
         k = torch.ones(2, 3, 4, 8)
@@ -40,21 +40,21 @@ def of_layers(*layers: Any) -> Any:
 
 def offloaded() -> Any:
     """One that says so; where there is no accelerator, none can be filled."""
-    cache = of_layers(cache_utils.DynamicLayer())
+    cache = of_layers(transformers.DynamicLayer())
     cache.offloading = True
     return cache
 
 
 def of_integers() -> Any:
     """Two layers, one of which was quantised."""
-    cache = of_layers(cache_utils.DynamicLayer(), cache_utils.DynamicLayer())
+    cache = of_layers(transformers.DynamicLayer(), transformers.DynamicLayer())
     cache.layers[1].keys = cache.layers[1].keys.to(torch.int8)
     return cache
 
 
 def uneven() -> Any:
     """Two layers, one of which was given a token more."""
-    cache = of_layers(cache_utils.DynamicLayer(), cache_utils.DynamicLayer())
+    cache = of_layers(transformers.DynamicLayer(), transformers.DynamicLayer())
     cache.update(torch.ones(2, 3, 1, 8), torch.ones(2, 3, 1, 8), 1)
     return cache
 
@@ -66,15 +66,15 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[PhasorError], str]] = {
         lambda: CachedKeys(torch.ones(2, 3, 4, 8), HALF), TensorError,
         "cache must be a phasor KVCache.*got Tensor"),
     "a cache of another class": (
-        lambda: CachedKeys(cache_utils.EncoderDecoderCache(
-            cache_utils.DynamicCache(), cache_utils.DynamicCache()), HALF),
+        lambda: CachedKeys(transformers.EncoderDecoderCache(
+            transformers.DynamicCache(), transformers.DynamicCache()), HALF),
         TensorError, "got EncoderDecoderCache"),
     "a sliding layer": (
-        lambda: CachedKeys(of_layers(cache_utils.DynamicLayer(),
-            cache_utils.DynamicSlidingWindowLayer(sliding_window=3)), HALF),
+        lambda: CachedKeys(of_layers(transformers.DynamicLayer(),
+            transformers.cache_utils.DynamicSlidingWindowLayer(sliding_window=3)), HALF),
         TensorError, "keep every token, got a DynamicSlidingWindowLayer as layer 1"),
     "an empty cache": (
-        lambda: CachedKeys(cache_utils.DynamicCache(), HALF), TensorError, "run the prompt first"),
+        lambda: CachedKeys(transformers.DynamicCache(), HALF), TensorError, "run the prompt first"),
     "an empty layer": (
         lambda: CachedKeys(empty("static"), HALF), TensorError, "none in layer 0"),
     "an empty cache of ours": (
@@ -82,7 +82,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[PhasorError], str]] = {
     "an offloaded cache": (
         lambda: CachedKeys(offloaded(), HALF), TensorError, "must not be offloaded"),
     "a recurrent layer": (
-        lambda: CachedKeys(of_layers(cache_utils.LinearAttentionAndFullAttentionLayer()), HALF),
+        lambda: CachedKeys(of_layers(
+            transformers.cache_utils.LinearAttentionAndFullAttentionLayer()), HALF),
         TensorError, "got a LinearAttentionAndFullAttentionLayer as layer 0"),
     "a rule": (
         lambda: CachedKeys(filled("dynamic"), [HALF, None, RULE]), SpecError,
@@ -146,7 +147,7 @@ def test_what_cannot_be_done_is_refused_in_words(case: str) -> None:
 def test_nothing_is_written_where_the_last_layer_does_not_fit() -> None:
     """All layers or none."""
     k = torch.ones(2, 3, 4, 8)
-    cache, other = cache_utils.DynamicCache(), cache_utils.DynamicCache()
+    cache, other = transformers.DynamicCache(), transformers.DynamicCache()
     for index in range(2):
         cache.update(k, k, index)
         other.update(k, k[..., : 8 - index], index)

@@ -17,6 +17,7 @@ from phasor.angles import COS_SIN_ERROR
 from phasor.torch import rotate, rotate_
 from phasor.torch.kv_cache import evict, insert, retune_, shift_
 
+from ...each import each
 from ...rotation_oracle import pair_places
 from ...strategies import EVERY_LAW
 from ..torch_oracle import DTYPES, excess_by, float64, implementations, normal, row_error, run_on
@@ -25,7 +26,7 @@ from .turned_keys import HALF, LAYOUTS, assert_turned, places, turns
 
 @pytest.mark.parametrize("implementation", implementations())
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", LAYOUTS)
+@each("name", LAYOUTS)
 def test_every_token_moves_by_its_own_delta(
     name: str, dtype: torch.dtype, implementation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,9 +151,9 @@ def test_bfloat16_keys_do_not_turn_by_less_than_they_can_show() -> None:
     assert not torch.equal(moving, stored[..., [1, 3]])
 
 
-@pytest.mark.parametrize("gain", [1.0, 1.4])
+@each("gain", [1.0, 1.4])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", LAYOUTS)
+@each("name", LAYOUTS)
 def test_undone_keys_are_the_keys_before(name: str, dtype: torch.dtype, gain: float) -> None:
     """In the pairing that they were read in, without the gain."""
     rope, stored = LAYOUTS[name], normal(2, 5, 3, 8, dtype=dtype)
