@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -31,14 +32,24 @@ class Section(NamedTuple):
         return self.title and f"### {self.title}", self.note, table, self.after
 
 
+def marked(title: str, parts: Iterable[str]) -> str:
+    """Paragraphs between marks, so that a page of the documentation can include them alone."""
+    text = "\n\n".join(filter(None, parts))
+    name = "-".join(re.findall(r"\w+", title.lower())) or "note"
+    return text and f"<!-- --8<-- [start:{name}] -->\n{text}\n<!-- --8<-- [end:{name}] -->"
+
+
 def markdown(results: Mapping[str, Any], sections: Iterable[Section]) -> str:
     """A page: when, where and with what it was measured, its sections, and what failed."""
     named = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
-    parts = [
+    measured = (
         f"Measured {results['date']} at commit {results['commit']}, on {results['machine']}, "
-        f"Python {results['python']}; {named}.",
+        f"Python {results['python']}; {named}."
+    )
+    parts = [
+        marked("measured", [measured]),
         "" if results["whole"] else "This was a run of some of the cases.",
-        *(part for section in sections for part in section.parts()),
+        *(marked(section.title, section.parts()) for section in sections),
     ]
     parts += [f"{what} failed: {reason}" for what, reason in results["failed"].items()]
     return "\n\n".join(filter(None, parts)) + "\n"

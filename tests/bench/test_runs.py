@@ -364,8 +364,9 @@ def test_every_page_is_written_in_one_way(command: Any, tmp_path: Path) -> None:
         BENCH.run.main([name])
         assert json.loads((tmp_path / f"{name}.json").read_text("utf-8"))["whole"]
         text = (tmp_path / f"{name}.md").read_text("utf-8")
-        assert text.startswith("Measured 20")
-        assert text.endswith("\n\n### one\n\nNote\n\n### two\n\nNote\n")
+        assert text.startswith("<!-- --8<-- [start:measured] -->\nMeasured 20")
+        marks = "<!-- --8<-- [start:{0}] -->\n### {0}\n\nNote\n<!-- --8<-- [end:{0}] -->\n"
+        assert text.endswith(f"\n\n{marks.format('one')}\n{marks.format('two')}")
         with pytest.raises(SystemExit):
             BENCH.run.main([name, "--device", "cuda"])
 
