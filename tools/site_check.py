@@ -36,7 +36,7 @@ PAGE_WORDS = 1_800
 #: Pages that may have more: the lesson, the map of `translate`, and those still to be shortened.
 LONGER = {
     "attention/": 2_330,
-    "benchmarks/": 2_260,
+    "benchmarks/": 2_310,
     "exporting/": 2_160,
     "laws/": 2_010,
     "lesson/": 3_500,
@@ -47,7 +47,7 @@ LONGER = {
     "verify/": 2_220,
 }
 #: Words of all pages but the reference, and of their tables.
-ALL_WORDS, TABLE_WORDS = 52_600, 12_000
+ALL_WORDS, TABLE_WORDS = 53_600, 12_200
 #: Pictures whose labels are still smaller than that on a phone.
 SMALLER = {
     "pairs",
@@ -66,6 +66,7 @@ SMALLER = {
     "linear-attention",
     "longer-context",
     "previous-token",
+    "live-model",
     "lesson-number",
     "lesson-multiply",
     "lesson-pairs",
