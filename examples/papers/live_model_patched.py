@@ -109,7 +109,8 @@ def tables(study: Study) -> str:
     count = study.settings["written"]
     header = [f"tokens alike of {count}", "gap of the two best where they part"]
     texts = table(["prompt", *header, "change by patching there", "largest change"], rows)
-    marks = [m for m in study.settings["marks"] if f"logits/{m}/seed 0" in study.measured]
+    last = f"seed {study.seeds - 1}"
+    marks = [m for m in study.settings["marks"] if f"logits/{m}/{last}" in study.measured]
     errors = (
         [name, *(mean_and_spread(study.over_seeds(f"logits/{m}", name), 4) for m in marks)]
         for name in MODELS
