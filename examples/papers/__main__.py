@@ -16,7 +16,7 @@ from types import ModuleType
 import altair as alt
 import torch
 
-from .shared import Row, Study
+from .study import Row, Study
 
 HERE = Path(__file__).parent
 PAGES = HERE.parents[1] / "docs" / "papers"
@@ -33,6 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("name", choices=(*NAMES, "pages"), help="pages: write docs/papers anew")
     parser.add_argument("--quick", action="store_true", help="seconds, on a tiny model; no page")
     parser.add_argument("--seeds", type=int, default=3, help="runs of every contender (3)")
+    parser.add_argument("--first-seed", type=int, default=0, help="they count from here (0)")
     parser.add_argument(
         "--output", type=Path, default=HERE / "results", help="folder of the results"
     )
@@ -40,6 +41,8 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if given.seeds < 1:
         parser.error(f"--seeds must be 1 or more, got {given.seeds}")
+    if given.first_seed < 0:
+        parser.error(f"--first-seed must be 0 or more, got {given.first_seed}")
     if given.model and given.name != "live_model":
         parser.error(f"--model is of live_model, not of {given.name}")
     if given.name == "pages":
@@ -55,7 +58,8 @@ def main(arguments: list[str] | None = None) -> None:
     settings: Row = experiment.settings(given.quick)
     if given.model:
         settings["model"] = given.model
-    study = Study(given.name, settings, output, given.seeds)
+    seeds = range(given.first_seed, given.first_seed + given.seeds)
+    study = Study(given.name, settings, output, seeds)
     experiment.run(study)
     write_picture(experiment.chart(study), output / f"{given.name}.svg")
     print(experiment.tables(study))
@@ -125,7 +129,8 @@ def write_picture(chart: alt.TopLevelMixin, path: Path) -> None:
 def measured(name: str, results: Path) -> str:
     """The part of a page that comes out of ``results/NAME.json``: tables, and what made them."""
     saved: Row = json.loads((results / f"{name}.json").read_text("utf-8"))
-    study = Study(name, saved["settings"], results, saved["seeds"])
+    seeds = range(saved["first_seed"], saved["first_seed"] + saved["seeds"])
+    study = Study(name, saved["settings"], results, seeds)
     versions = ", ".join(f"{package} {number}" for package, number in saved["versions"].items())
     command = f"python -m examples.papers {name} --seeds {saved['seeds']}"
     minutes = f"{saved['seconds'] / 60:.1f} minutes of processor time"

@@ -15,17 +15,10 @@ from torch import Tensor, nn
 
 from phasor import Rope
 
-from .shared import (
-    Attention,
-    Row,
-    Study,
-    Text,
-    Transformer,
-    fit,
-    lines,
-    mean_and_spread,
-    table,
-)
+from .models import Attention, Transformer
+from .pictures import bands, contest, lines, mean_and_spread
+from .study import Row, Study
+from .training import Text, fit
 
 MASK = 256  # bytes are tokens 0 to 255
 CONTENDERS = ("RoPE", "sinusoidal", "learned", "ALiBi", "none")
@@ -150,25 +143,28 @@ def tables(study: Study) -> str:
     """The last loss, and how many steps RoPE needs for the last loss of each other contender."""
     ropes = study.over_seeds("RoPE", "curve")
 
-    def row(name: str) -> list[str]:
-        losses = study.over_seeds(name, "loss")
+    def needed(name: str) -> str:
         goals = [curve[-1] for curve in study.over_seeds(name, "curve")]
         steps = [_steps_to(study.settings, a, goal) for a, goal in zip(ropes, goals, strict=True)]
         reached = [step for step in steps if step is not None]
-        needed = (
-            mean_and_spread(reached, 0) if len(reached) == len(steps) and name != "RoPE" else ""
-        )
-        return [name, study.rate(name), mean_and_spread(losses), needed]
+        return mean_and_spread(reached, 0) if len(reached) == len(steps) > 0 else ""
 
-    header = ["", "rate", "bits for a masked byte", "steps RoPE needs for this loss"]
-    return table(header, map(row, CONTENDERS))
+    rows = {
+        name: (
+            [study.rate(name), "" if name == "RoPE" else needed(name)],
+            [study.over_seeds(name, "loss")],
+        )
+        for name in CONTENDERS
+    }
+    header = ["", "rate", "steps RoPE needs for the last of its curve", "bits for a masked byte"]
+    return contest(header, rows)
 
 
 def chart(study: Study) -> alt.TopLevelMixin:
     """Held-out loss against steps."""
     made = study.settings
     steps = [made["every"] * (n + 1) for n in range(made["steps"] // made["every"])]
-    rows = study.bands(CONTENDERS, "curve", steps)
+    rows = bands(study, CONTENDERS, "curve", steps)
     x = alt.X("x:Q", title="steps")
     y = alt.Y("mean:Q", title="bits for a masked byte", scale=alt.Scale(zero=False))
     return lines(rows, CONTENDERS, x=x, y=y, width=520, height=300)

@@ -13,7 +13,8 @@ from phasor.angles import cos_sin
 from phasor.numpy import rotate, score
 from phasor.papers import abel_bound, cosine, decay
 
-from .shared import Row, Study, lines, mean_and_spread, table
+from .pictures import lines, mean_and_spread, table
+from .study import Row, Study
 
 BASES = {"base 10 000": 10_000.0, "base 500 000": 500_000.0}
 LENGTHS = (1024, 4096, 16_384, 40_000, 65_536)

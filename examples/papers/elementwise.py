@@ -18,7 +18,9 @@ from phasor.angles import cos_sin
 from phasor.numpy import matrix
 from phasor.torch import rotate
 
-from .shared import Row, Study, band, lines, log2, mean_and_spread, milliseconds, table
+from .pictures import band, contest, lines, log2, table
+from .study import Row, Study
+from .training import milliseconds
 
 CONTENDERS = ("matrix, eq. 15", "element by element, eq. 34", "phasor")
 UNIT = "phasor at width 16 = 1"
@@ -32,7 +34,7 @@ def settings(quick: bool) -> Row:
 
 def run(study: Study) -> None:
     """Time and memory of each contender, after a check that all rotate alike."""
-    for seed in range(study.seeds):
+    for seed in study.seeds:
         study.measure(f"seed {seed}", lambda s=seed: _measure(study.settings, s))
 
 
@@ -93,16 +95,16 @@ def _relative_times(measured: Row, name: str) -> list[float]:
 def tables(study: Study) -> str:
     """Time and memory by width."""
     widths = [str(width) for width in study.settings["widths"]]
-    seeds = [study.measured[f"seed {seed}"] for seed in range(study.seeds)]
-    times, held = [], []
+    seeds = [study.measured[f"seed {seed}"] for seed in study.seeds]
+    times, held = {}, []
     for name in CONTENDERS:
         columns = zip(*(_relative_times(seed, name) for seed in seeds), strict=True)
-        times.append([name, *map(mean_and_spread, columns)])
+        times[name] = ([], list(columns))
         held.append([name, *(f"{kilobytes:,.0f}" for kilobytes in seeds[0][name]["kilobytes"])])
     largest = max(seed["largest difference"] for seed in seeds)
     return "\n\n".join(
         (
-            table([f"time, {UNIT}, width", *widths], times),
+            contest([f"time, {UNIT}, width", *widths], times, 2),
             table(["kilobytes held, width", *widths], held),
             f"Largest difference between two of them: {largest:.1e}.",
         )
@@ -112,12 +114,15 @@ def tables(study: Study) -> str:
 def chart(study: Study) -> alt.TopLevelMixin:
     """Time and memory against width, both axes logarithmic."""
     widths = study.settings["widths"]
-    seeds = [study.measured[f"seed {seed}"] for seed in range(study.seeds)]
+    seeds = [study.measured[f"seed {seed}"] for seed in study.seeds]
 
     def panel(read: Callable[[Row, str], list[float]], title: str) -> alt.LayerChart:
         curves = {name: [read(seed, name) for seed in seeds] for name in CONTENDERS}
         rows = [row for name in CONTENDERS for row in band(curves[name], widths, name)]
-        scale, axis = alt.Scale(type="log", nice=False), alt.Axis(format="~g", tickCount=6)
+        # from below the least of them, so that a level line does not lie on the axis
+        least = min(row["low"] for row in rows) / 2
+        scale = alt.Scale(type="log", nice=False, domainMin=least)
+        axis = alt.Axis(format="~g", tickCount=6)
         x = log2("width of a head", widths)
         y = alt.Y("mean:Q", title=title, scale=scale, axis=axis)
         return lines(rows, CONTENDERS, x=x, y=y)

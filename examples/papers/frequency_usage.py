@@ -7,7 +7,6 @@ which differ in the share of their pairs that turn.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import altair as alt
 import numpy as np
@@ -19,23 +18,16 @@ from phasor.scaling import Proportional
 from phasor.torch.papers.usage import watch_usage
 
 from . import convergence
-from .shared import (
-    Row,
-    Study,
-    Text,
-    Transformer,
-    attention_inputs,
-    lines,
-    mean_and_spread,
-    rotary,
-    table,
-    train_on_text,
-)
+from .models import Transformer, attention_inputs, rotary
+from .pictures import bands, contest, lines, mean_and_spread
+from .study import Row, Study
+from .training import Text, train_on_text
 
 FRACTIONS = (1.0, 0.75, 0.25, 0.0)
 MODELS = {"causal": "p = 1", "masked": "RoPE"}
 SCORES = ("itself", "previous", "first")
 LOOKS = 0.25  # of its weight on one place, and a head is said to look there
+FASTEST = 2  # pairs whose share of the usage is told
 
 
 def settings(quick: bool) -> Row:
@@ -55,7 +47,7 @@ def run(study: Study) -> None:
         study.compare(f"p = {fraction:g}", partial(_train, study, text, fraction))
     masked = Study("convergence", made["masked"], study.folder, study.seeds)
     convergence.run(masked, ("RoPE",))
-    for seed in range(study.seeds):
+    for seed in study.seeds:
         rows = text.test(32, masked.settings["seq"])
         hidden, _ = convergence.mask(rows, masked.settings["masked"], [seed])
         model = convergence.model(masked.settings, "RoPE", seed)
@@ -101,68 +93,71 @@ def _heads(model: Transformer, tokens: torch.Tensor) -> Row:
     return found
 
 
+def _contenders() -> list[str]:
+    return [f"p = {fraction:g}" for fraction in FRACTIONS]
+
+
 def tables(study: Study) -> str:
-    """Loss for each p, and how many heads look at a place."""
-
-    def of_fraction(fraction: float) -> list[str]:
-        name = f"p = {fraction:g}"
-        return [name, study.rate(name), mean_and_spread(study.over_seeds(name, "loss"))]
-
-    rows = []
-    for model in MODELS:
-        heads = [study.measured[f"{model}/heads {seed}"] for seed in range(study.seeds)]
-        for place in SCORES:
-            chosen = [np.array(one[place]) > LOOKS for one in heads]
-            rows.append([f"{model}: {place}", *_row_of_heads(heads, chosen)])
-        others = [
-            ~np.any([np.array(one[place]) > LOOKS for place in SCORES], axis=0) for one in heads
-        ]
-        rows.append([f"{model}: none of these", *_row_of_heads(heads, others)])
-    header = [
-        "a quarter of the weight on",
-        "heads of a model",
-        "usage of the faster half of the pairs",
-    ]
-    losses = table(["", "rate", "bits per byte"], map(of_fraction, FRACTIONS))
-    return f"{losses}\n\n{table(header, rows)}"
+    """Loss for each rope, and what the heads that look at a place use."""
+    losses = {
+        name: ([study.rate(name)], [study.over_seeds(name, "loss")]) for name in _contenders()
+    }
+    fast = [f"usage of the fastest {FASTEST} pairs", f"of {study.settings['head_dim'] // 2}"]
+    header = ["heads by where they look", "heads of a model", "seeds with one", " ".join(fast)]
+    return "\n\n".join(
+        (
+            contest(["", "rate", "bits per byte"], losses),
+            *(_table_of_heads(study, model, header) for model in MODELS),
+        )
+    )
 
 
-def _row_of_heads(heads: list[Row], chosen: list[Any]) -> list[str]:
-    """How many heads of each seed were chosen, and what share of their usage is in fast pairs."""
-    usages = [np.array(one["usage"])[which] for one, which in zip(heads, chosen, strict=True)]
-    fast = [row[: len(row) // 2].sum() for usage in usages for row in usage]
-    counts = [float(which.sum()) for which in chosen]
-    return [mean_and_spread(counts, 1), mean_and_spread(fast, 2) if fast else "no head"]
+def _role(heads: Row, i: int) -> str:
+    """The place on which a head has most weight, where that is enough to be said to look there."""
+    place = max(SCORES, key=lambda place: heads[place][i])
+    return place if heads[place][i] > LOOKS else "nowhere"
+
+
+def _table_of_heads(study: Study, model: str, header: list[str]) -> str:
+    rows: dict[str, tuple[list[str], list[list[float]]]] = {}
+    for place in (*SCORES, "nowhere"):
+        counts, shares = [], []
+        for seed in study.seeds:
+            heads = study.measured[f"{model}/heads {seed}"]
+            chosen = [u for i, u in enumerate(heads["usage"]) if _role(heads, i) == place]
+            counts.append(float(len(chosen)))
+            shares += [float(np.mean([sum(u[:FASTEST]) for u in chosen]))] if chosen else []
+        if shares:
+            told = [mean_and_spread(counts, 1), f"{len(shares)} of {len(counts)}"]
+            rows[f"{model}, {place}"] = (told, [shares])
+    return contest(header, rows, 2)
 
 
 def chart(study: Study) -> alt.TopLevelMixin:
-    """Usage by head and pair of the first seed, and the curves of p-RoPE."""
+    """Usage by pair of each kind of head, head by head in every seed, and the curves of p-RoPE."""
     made = study.settings
     steps = range(made["every"], made["steps"] + 1, made["every"])
-    names = [f"p = {fraction:g}" for fraction in FRACTIONS]
-    rows = study.bands(names, "curve", steps)
+    rows = bands(study, _contenders(), "curve", steps)
     y = alt.Y("mean:Q", title="bits per byte", scale=alt.Scale(zero=False))
-    curves = lines(rows, names, x=alt.X("x:Q", title="steps"), y=y, title="p-RoPE", width=620)
-    maps = [_map(f"{model}, seed 0", study.measured[f"{model}/heads 0"], made) for model in MODELS]
-    return alt.vconcat(alt.hconcat(*maps), curves).resolve_scale(
-        color="independent", strokeDash="independent"
+    curves = lines(
+        rows, _contenders(), x=alt.X("x:Q", title="steps"), y=y, title="p-RoPE", width=680
     )
+    maps = [
+        alt.hconcat(*(_map(study, model, made, seed) for model in MODELS)) for seed in study.seeds
+    ]
+    return alt.vconcat(*maps, curves).resolve_scale(color="independent", strokeDash="independent")
 
 
-def _map(title: str, heads: Row, made: Row) -> alt.Chart:
+def _map(study: Study, model: str, made: Row, seed: int) -> alt.Chart:
     """One row for each head, with the place that it looks at, if there is one."""
-    rows = []
+    heads, rows = study.measured[f"{model}/heads {seed}"], []
     for i, usage in enumerate(heads["usage"]):
-        place = max(SCORES, key=lambda place: heads[place][i])
-        role = f" {place}" if heads[place][i] > LOOKS else ""
-        name = f"{i // made['heads']}.{i % made['heads']}{role}"
+        role = _role(heads, i).replace("nowhere", "")
+        name = f"{i // made['heads']}.{i % made['heads']} {role}"
         rows += [{"head": name, "pair": pair, "usage": share} for pair, share in enumerate(usage)]
-    x = alt.X(
-        "pair:O",
-        title="pair, fast to slow",
-        axis=alt.Axis(labelAngle=0, values=list(range(0, 64, 4))),
-    )
-    y = alt.Y("head:N", title="layer and head", sort=None)
+    axis = alt.Axis(labelAngle=0, values=list(range(0, 64, 4)))
+    x = alt.X("pair:O", title="pair, fast to slow", axis=axis)
+    y = alt.Y("head:N", title=None, sort=None)
     colour = alt.Color("usage:Q", title="share of the usage", scale=alt.Scale(scheme="viridis"))
     chart = alt.Chart(alt.Data(values=rows)).mark_rect().encode(x=x, y=y, color=colour)
-    return chart.properties(title=title, width=250, height=200)
+    return chart.properties(title=f"{model}, seed {seed}", width=260, height=150)

@@ -22,8 +22,10 @@ from phasor.scaling import Proportional
 from phasor.torch import rotate_qk
 from phasor.torch.papers.linear import LinearState, linear_attention
 
-from . import shared
-from .shared import Row, Study, Text, doublings, table
+from .models import Attention, Transformer
+from .pictures import bands, by_seeds, lines, log2, mean_and_spread, table
+from .study import Row, Study
+from .training import Text, bits_by_length, doublings, milliseconds, train_on_text
 
 # name: features per coordinate (0 for softmax), whether it rotates, and the denominator too
 CONTENDERS = {
@@ -115,11 +117,11 @@ def _train(made: Row, text: Text, name: str, key: str, rate: float, seed: int) -
     if not CONTENDERS[name][0]:
         rope = Rope(head_dim=made["head_dim"], pairing="half")
         sizes = made["width"], made["heads"]
-        layer = partial(shared.Attention, *sizes, head_dim=rope.head_dim, rope=rope)
-    model = shared.Transformer(256, made["width"], made["layers"], layer)
-    found = shared.train_on_text(made, text, model, key, rate, seed)
+        layer = partial(Attention, *sizes, head_dim=rope.head_dim, rope=rope)
+    model = Transformer(256, made["width"], made["layers"], layer)
+    found = train_on_text(made, text, model, key, rate, seed)
     windows = text.test(made["windows"], made["longest"] + 1)
-    found["bits"] = shared.bits_by_length(model, windows, doublings(made["seq"], made["longest"]))
+    found["bits"] = bits_by_length(model, windows, doublings(made["seq"], made["longest"]))
     below = [getattr(block.attention, "not_positive", 0.0) for block in model.blocks]
     return found | {"not positive": max(below)}
 
@@ -141,11 +143,11 @@ def _not_positive(made: Row) -> list[int]:
 def _milliseconds(made: Row) -> dict[str, list[float]]:
     """Time for a layer of attention, forwards, by length."""
     rope = Rope(head_dim=made["head_dim"], pairing="half")
-    softmax = shared.Attention(made["width"], made["heads"], head_dim=rope.head_dim, rope=rope)
+    softmax = Attention(made["width"], made["heads"], head_dim=rope.head_dim, rope=rope)
     found: dict[str, list[float]] = {}
     for name, layer in (("softmax", softmax), ("linear", LinearAttention(made, 1, True, False))):
         inputs = [torch.randn(1, length, made["width"]) for length in made["timed"]]
-        found[name] = [shared.milliseconds(partial(layer, x), 5) for x in inputs]
+        found[name] = [milliseconds(partial(layer, x), 5) for x in inputs]
     return found
 
 
@@ -166,14 +168,13 @@ def tables(study: Study) -> str:
     """Loss by length, denominators that are not positive, and time by length."""
     made, found = study.settings, study.measured
     ends = [f"to {end}" for end in doublings(made["seq"], made["longest"])]
-    losses = ([name, study.rate(name), *study.cells(name, "bits")] for name in CONTENDERS)
-    share = shared.mean_and_spread(study.over_seeds("linear, RoPE below too", "not positive"))
+    share = mean_and_spread(study.over_seeds("linear, RoPE below too", "not positive"))
     unit = found["milliseconds"]["softmax"][0]
     times = ([name, *(f"{x / unit:.1f}" for x in xs)] for name, xs in found["milliseconds"].items())
     draws = ["rotated denominator not positive", *found["not positive"]]
     return "\n\n".join(
         (
-            table(["bits per byte, tokens", "rate", *ends], losses),
+            by_seeds(study, ["bits per byte, tokens", *ends], CONTENDERS, "bits"),
             table([f"draws of {made['draws']}, tokens", *made["sums"]], [draws]),
             f"Of the trained models' rotated denominators a share of {share} is not positive "
             f"within {made['longest']} tokens, in the layer that has more of them.",
@@ -189,8 +190,8 @@ def chart(study: Study) -> alt.TopLevelMixin:
     made, names = study.settings, tuple(CONTENDERS)
     steps = range(made["every"], made["steps"] + 1, made["every"])
     ends = doublings(made["seq"], made["longest"])
-    x = shared.log2("tokens", ends)
+    x = log2("tokens", ends)
     y = alt.Y("mean:Q", title="bits per byte", scale=alt.Scale(zero=False))
-    curves = study.bands(names, "curve", steps)
-    by_length = shared.lines(study.bands(names, "bits", ends), names, x=x, y=y)
-    return alt.hconcat(shared.lines(curves, names, x=alt.X("x:Q", title="steps"), y=y), by_length)
+    curves = bands(study, names, "curve", steps)
+    by_length = lines(bands(study, names, "bits", ends), names, x=x, y=y)
+    return alt.hconcat(lines(curves, names, x=alt.X("x:Q", title="steps"), y=y), by_length)

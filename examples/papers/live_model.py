@@ -14,7 +14,7 @@ from . import live_model_context as context
 from . import live_model_heads as heads
 from . import live_model_patched as patched
 from .live_model_reading import TEXTS, describe, load
-from .shared import Row, Study
+from .study import Row, Study
 
 PARTS = (heads, context, patched)
 

@@ -14,7 +14,9 @@ import numpy as np
 from phasor import Rope, scaling
 
 from .live_model_reading import TEXTS, Reader, losses
-from .shared import Study, band, doublings, lines, log2, mean_and_spread, table
+from .pictures import band, lines, log2, mean_and_spread, table
+from .study import Study
+from .training import doublings
 
 Curves = dict[str, list[list[float]]]  # of every text, by what it was read with
 PLAIN = "unchanged"
@@ -72,7 +74,7 @@ def run(study: Study, reader: Reader) -> None:
     laws: Sequence[str] = LAWS
     for length in (factor * context for factor in made["factors"]):
         for law in laws:
-            for seed in range(study.seeds):
+            for seed in study.seeds:
                 study.measure(f"{length}, {law}/seed {seed}", partial(read, law, length, seed))
         laws = list(_curves(study, 0))[: made["best"]]
 

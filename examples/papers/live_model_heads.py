@@ -17,7 +17,8 @@ from phasor.papers import positional_score, sink_score, token_norms
 from phasor.torch.papers import watch_usage
 
 from .live_model_reading import TEXTS, Reader, hooked
-from .shared import Row, Study, mean_and_spread, table
+from .pictures import mean_and_spread, table
+from .study import Row, Study
 
 #: How much of its weight on what makes a head one of these, and the score that says it.
 ROLES: dict[str, tuple[float, str, Callable[[Any], NDArray[np.float64]]]] = {

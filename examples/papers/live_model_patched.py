@@ -11,7 +11,8 @@ from torch import Tensor
 from phasor.torch.hf import patch, unpatch
 
 from .live_model_reading import Reader, logits
-from .shared import Row, Study, mean_and_spread, table
+from .pictures import mean_and_spread, table
+from .study import Row, Study
 
 PROMPTS = (
     "The capital of France is",
@@ -29,7 +30,7 @@ def run(study: Study, reader: Reader) -> None:
     for prompt in PROMPTS:
         study.measure(f"greedy/{prompt}", lambda p=prompt: _compare_text(study.settings, reader, p))
     for mark in study.settings["marks"]:
-        for seed in range(study.seeds):
+        for seed in study.seeds:
             study.measure(
                 f"logits/{mark}/seed {seed}", lambda m=mark, s=seed: _errors(reader, m, s)
             )

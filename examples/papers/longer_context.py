@@ -20,8 +20,10 @@ from torch import Tensor
 from phasor import Rope
 from phasor.scaling import NTK, Law, Linear, Yarn
 
-from . import shared
-from .shared import Row, Study, Text, Transformer, doublings, mean_and_spread, table
+from .models import Transformer, rotary
+from .pictures import band, contest, lines, log2, marked, mean_and_spread, table
+from .study import Row, Study
+from .training import Text, bits_by_length, doublings, fit
 
 SECRETS, QUERY = 16, 256 + 16  # tokens 0 to 255 are bytes, 256 to 271 secrets
 BASES = {"base 10 000": 10_000.0, "base 500 000": 500_000.0}
@@ -85,7 +87,7 @@ def _rope(made: Row, base: float, law_name: str) -> Rope:
 def _trained(study: Study, text: Text, base: float, rate: float, seed: int) -> Transformer:
     made = study.settings
     torch.manual_seed(seed)
-    model = shared.rotary(made, QUERY + 1, _rope(made, base, "unchanged"))
+    model = rotary(made, QUERY + 1, _rope(made, base, "unchanged"))
     key = f"base {base:g}, rate {rate:g}, seed {seed}"
     study.train(key, model, lambda: _train(made, text, model, key, rate, seed, "context"))
     return model
@@ -94,7 +96,7 @@ def _trained(study: Study, text: Text, base: float, rate: float, seed: int) -> T
 def _tune(study: Study, text: Text, way: Way, key: str, tuning_rate: float, seed: int) -> Row:
     """Read at every length with the law, as trained and after a few steps at the target."""
     made, (base, law_name, rate) = study.settings, way
-    model = shared.rotary(made, QUERY + 1, _rope(made, base, law_name))
+    model = rotary(made, QUERY + 1, _rope(made, base, law_name))
     # the rope is no weight: a model with another one takes the weights as they are
     model.load_state_dict(_trained(study, text, base, rate, seed).state_dict())
     before = _read(made, text, model, made["target"])
@@ -131,14 +133,14 @@ def _train(
         text_loss = nnf.cross_entropy(logits.mT, text_rows[:, 1:])
         return text_loss + nnf.cross_entropy(answers.mT, secrets)
 
-    shared.fit(model, loss, steps=steps, rate=rate, label=label)
+    fit(model, loss, steps=steps, rate=rate, label=label)
 
 
 @torch.no_grad()
 def _read(made: Row, text: Text, model: Transformer, longest: int) -> Row:
     """Bits per byte by position, and the share of secrets that are named, at each length."""
     lengths = doublings(made["context"], longest)
-    bits = shared.bits_by_length(model, text.test(made["windows"], longest + 1), lengths)
+    bits = bits_by_length(model, text.test(made["windows"], longest + 1), lengths)
     named, missed = [], []
     for length in lengths:
         rows, places, secrets = _hide(text.test(made["secrets"], length), [length], 1)
@@ -157,37 +159,52 @@ def tables(study: Study) -> str:
     parts = []
     for stage in STAGES:
         for what, title in (("bits", "bits per byte"), ("retrieval", "secrets named")):
-            rows = ([way, *study.cells(way, stage, what, digits=2)] for way in _10K + _500K)
-            parts.append(table([f"{title}, {stage}, at", *lengths], rows))
-    rows = (_order(study, *claim) for claim in CLAIMS)
-    parts.append(table(["published order beyond the context", "difference", "seeds"], rows))
+            rows = {
+                way: ([_rate(study, way, stage)], study.columns(way, stage, what))
+                for way in _10K + _500K
+            }
+            parts.append(contest([f"{title}, {stage}, at", "rate", *lengths], rows, 2))
+    orders = (_order(study, *claim) for claim in CLAIMS)
+    parts.append(table(["published order: ahead by", "source", *lengths[1:]], orders))
     return "\n\n".join(parts)
 
 
+def _rate(study: Study, way: str, stage: str) -> str:
+    """That of the training or of the fine-tuning."""
+    if stage == AFTER:
+        return study.rate(way)
+    keys = {rate: f"{way.split(',')[0]}/rate {rate:g}" for rate in study.settings["rates"]}
+    searched = {rate: study.measured[key]["loss"] for rate, key in keys.items() if len(keys) > 1}
+    return f"{min(searched or keys, key=lambda rate: searched.get(rate, 0.0)):g}"
+
+
 def _order(study: Study, what: str, ahead: Read, behind: Read, source: str) -> list[str]:
-    """By how much one is ahead of the other beyond the trained length, and in how many seeds."""
-    first, second = (
-        [statistics.mean(found[1:]) for found in study.over_seeds(*read, what)]
-        for read in (ahead, behind)
-    )
-    sign = 1 if what == "retrieval" else -1
-    gains = [sign * (a - b) for a, b in zip(first, second, strict=True)]
-    said = f"{what}: {', '.join(ahead)}, before {', '.join(behind)} ({source})"
-    return [said, mean_and_spread(gains, 2), f"{sum(gain > 0 for gain in gains)} of {len(gains)}"]
+    """By how much one is ahead of the other at each length, and in how many seeds."""
+    sign, cells = 1 if what == "retrieval" else -1, list[str]()
+    columns = zip(study.columns(*ahead, what), study.columns(*behind, what), strict=True)
+    for first, second in list(columns)[1:]:
+        gains = [sign * (a - b) for a, b in zip(first, second, strict=True)]
+        held = f"{sum(gain > 0 for gain in gains)} of {len(gains)}"
+        cells.append(f"{mean_and_spread(gains, 2)}, {held}")
+    return [f"{what}: {', '.join(ahead)}, before {', '.join(behind)}", source, *cells]
 
 
 def chart(study: Study) -> alt.TopLevelMixin:
     """Loss and retrieval against length, a column for each base and stage."""
     lengths = doublings(study.settings["context"], study.settings["target"])
-    x = shared.log2("tokens", lengths[::2])
+    # from half the trained length on, so that the mark does not lie on the axis
+    domain = [lengths[0] // 2, lengths[-1]]
+    x = log2("tokens", lengths[::2]).scale(type="log", base=2, domain=domain, nice=False)
 
     def panel(base: str, stage: str, what: str, title: str) -> alt.LayerChart:
-        curves = {law: study.over_seeds(f"{base}, {law}", stage, what) for law in LAWS}
-        rows = [row for law in LAWS for row in shared.band(curves[law], lengths, law)]
+        found = {law: study.over_seeds(f"{base}, {law}", stage, what) for law in LAWS}
+        rows = [row for law in LAWS for row in band(found[law], lengths, law)]
         scale = alt.Scale(domain=[2, 5.2] if what == "bits" else [0, 1])
         y = alt.Y("mean:Q", title=title, scale=scale)
         name = f"{base}, {stage}"
-        return shared.lines(rows, LAWS, x=x, y=y, title=name, width=160, height=150)
+        curves = lines(rows, LAWS, x=x, y=y, title=name, width=160, height=150)
+        chance = {} if what == "bits" else {"y": 1 / SECRETS}
+        return marked(curves, x=study.settings["context"], **chance)
 
     return alt.vconcat(
         *(

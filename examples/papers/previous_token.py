@@ -19,8 +19,10 @@ from phasor import Rope
 from phasor.papers import positional_score
 from phasor.papers.heads import attention_weight, required_alpha
 
-from . import shared
-from .shared import Row, Study, band, lines, mean_and_spread, table
+from .models import Attention
+from .pictures import band, bands, contest, lines, mean_and_spread, table
+from .study import Row, Study
+from .training import fit
 
 # name: whether there is a rope, a constant coordinate, a vocabulary in place of fresh vectors
 CONTENDERS = {
@@ -46,7 +48,7 @@ class Head(nn.Module):
 
     def __init__(self, width: int, rope: Rope | None) -> None:
         super().__init__()
-        self.attention = shared.Attention(width, 1, rope=rope)
+        self.attention = Attention(width, 1, rope=rope)
         self.attention.v_proj = self.attention.o_proj = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,7 +90,7 @@ def _train(made: Row, name: str, key: str, rate: float, seed: int) -> Row:
         found = head.attention.weights(tokens([seed, 10**6], 8, seq))
         return float(positional_score(found.numpy(), -1)[0])
 
-    curve = shared.fit(
+    curve = fit(
         head,
         loss,
         steps=made["steps"],
@@ -136,10 +138,10 @@ def tables(study: Study) -> str:
     """The weight on the previous token, and the trained head beside the one built by hand."""
     made, rope = study.settings, _rope(study.settings)
 
-    def row(name: str) -> list[str]:
-        near, far = (study.over_seeds(name, key) for key in ("weight", "longer"))
-        return [name, study.rate(name), mean_and_spread(near), mean_and_spread(far)]
-
+    rows = {
+        name: ([study.rate(name)], [study.over_seeds(name, key) for key in ("weight", "longer")])
+        for name in CONTENDERS
+    }
     name = next(iter(CONTENDERS))
     weights, lengths = study.over_seeds(name, "weight"), (made["seq"], made["longer"])
     by_hand = [required_alpha(rope, made["seq"], min(weight, 0.9999)) for weight in weights]
@@ -161,16 +163,14 @@ def tables(study: Study) -> str:
     ]
     header = ["weight on the previous token of", "rate", *map(str, lengths)]
     caption = f"the same weight at {made['seq']} tokens"
-    return (
-        f"{table(header, map(row, CONTENDERS))}\n\n{table([caption, 'trained', 'by hand'], heads)}"
-    )
+    return f"{contest(header, rows)}\n\n{table([caption, 'trained', 'by hand'], heads)}"
 
 
 def chart(study: Study) -> alt.TopLevelMixin:
     """The weight while training, and what each pair adds to the score of the wanted token."""
     made, name = study.settings, next(iter(CONTENDERS))
     steps = range(made["every"], made["steps"] + 1, made["every"])
-    rows = study.bands(CONTENDERS, "curve", steps)
+    rows = bands(study, CONTENDERS, "curve", steps)
     y = alt.Y("mean:Q", title="weight on the previous token", scale=alt.Scale(domain=[0, 1]))
     weight = lines(rows, tuple(CONTENDERS), x=alt.X("x:Q", title="steps"), y=y)
     towards = np.array(study.over_seeds(name, "towards"))
@@ -179,5 +179,6 @@ def chart(study: Study) -> alt.TopLevelMixin:
     rows = band(shares, pairs, "trained")
     rows += band([[1 / len(pairs)] * len(pairs)], pairs, "by hand")
     y = alt.Y("mean:Q", title="share of the score")
-    usage = lines(rows, ("trained", "by hand"), x=alt.X("x:Q", title="pair, fast to slow"), y=y)
+    x = alt.X("x:Q", title="pair, fast to slow", scale=alt.Scale(domain=[0, len(pairs) - 1]))
+    usage = lines(rows, ("trained", "by hand"), x=x, y=y)
     return alt.hconcat(weight, usage).resolve_scale(color="independent", strokeDash="independent")
