@@ -91,11 +91,9 @@ def _stopped(study: Study) -> Curves:
 def _curves(study: Study, which: int) -> Curves:
     """Loss by position at the first or the second length; first the law best beyond the context."""
     length = study.settings["factors"][which] * study.measured["model"]["context"]
-    read = {
-        law: {seed: f"{length}, {law}/seed {seed}" for seed in range(study.seeds)} for law in LAWS
-    }
-    laws = [law for law in LAWS if read[law][0] in study.measured]
-    seeds = [n for n in range(study.seeds) if all(read[law][n] in study.measured for law in laws)]
+    read = {law: {seed: f"{length}, {law}/seed {seed}" for seed in study.seeds} for law in LAWS}
+    laws = [law for law in LAWS if read[law][study.seeds[0]] in study.measured]
+    seeds = [n for n in study.seeds if all(read[law][n] in study.measured for law in laws)]
     found = {law: [study.measured[read[law][seed]] for seed in seeds] for law in laws}
     return dict(sorted(found.items(), key=lambda it: np.mean([c[BINS:] for c in it[1]])))
 

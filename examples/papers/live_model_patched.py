@@ -110,7 +110,7 @@ def tables(study: Study) -> str:
     count = study.settings["written"]
     header = [f"tokens alike of {count}", "gap of the two best where they part"]
     texts = table(["prompt", *header, "change by patching there", "largest change"], rows)
-    last = f"seed {study.seeds - 1}"
+    last = f"seed {study.seeds[-1]}"
     marks = [m for m in study.settings["marks"] if f"logits/{m}/{last}" in study.measured]
     errors = (
         [name, *(mean_and_spread(study.over_seeds(f"logits/{m}", name), 4) for m in marks)]
