@@ -44,10 +44,10 @@ LONGER = {
     "seeds/": 2_800,
     "transformers/": 2_350,
     "translate/": 2_900,
-    "verify/": 2_220,
+    "verify/": 2_290,
 }
 #: Words of all pages but the reference, and of their tables.
-ALL_WORDS, TABLE_WORDS = 53_600, 12_200
+ALL_WORDS, TABLE_WORDS = 54_000, 12_200
 #: Pictures whose labels are still smaller than that on a phone.
 SMALLER = {
     "pairs",
