@@ -443,3 +443,13 @@ def test_diff_names_what_a_function_does_otherwise(mistake):
     assert [cause.name for cause in found.causes] == [mistake]
     assert found.lines()[0] == found.causes[0].sentence
     assert found.as_plain()["causes"]
+
+
+def test_another_base_without_the_laws_factor_is_named_by_both() -> None:
+    """Not as another parameter of the law."""
+    meant = Rope(head_dim=32, pairing="half", scaling=Yarn(factor=4.0, original_max_positions=4096))
+    positions = np.arange(64)
+    q = np.random.default_rng(5).standard_normal((64, 2, 32))
+    rotated = rotate(q, positions, replace(meant, base=20_000.0), "float64", gain=1.0)
+    found = verify(meant, {"positions": positions, "q": q, "q_rotated": rotated})
+    assert [change.name for change in found.sides[0].changes] == ["base", "factor-missing"]

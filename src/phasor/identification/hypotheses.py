@@ -87,7 +87,9 @@ def compare(meant: Rope, found: Rope) -> Changes:
     if found.base != meant.base and found.base is not None and meant.base is not None:
         text = f"Base: {found.base:.9g} in place of {meant.base:.9g}."
         changes.append(Finding("base", text))
-    if found.scaling != meant.scaling:
+    if isinstance(found.scaling, Yarn) and found.scaling == _without_factor(meant.scaling):
+        changes.append(factor_missing(meant.attention_factor))
+    elif found.scaling != meant.scaling:
         changes.append(_compare_laws(found.scaling, meant.scaling))
     if found.axes != meant.axes:
         text = f"{found.axes!r} in place of {meant.axes!r}"
@@ -95,6 +97,10 @@ def compare(meant: Rope, found: Rope) -> Changes:
             text = "every pair is turned by the first coordinate"
         changes.append(Finding("axes", f"Axes: {text}."))
     return (*changes,)
+
+
+def _without_factor(law: Law | Rule | None) -> Law | Rule | None:
+    return replace(law, attention_factor=1.0) if isinstance(law, Yarn) else law
 
 
 def _compare_laws(found: Law | Rule | None, meant: Law | Rule | None) -> Finding:
