@@ -20,7 +20,7 @@ from phasor import _tensors
 from phasor._angle_words import Words, cos_sin_of_words, read_host_positions, split
 from phasor._checks import boolean, number, whole
 from phasor.errors import SpecError, TensorError
-from phasor.pairings import Pairing, by_pairing, checked_pairing, slices
+from phasor.pairings import Pairing, by_pairing, checked_pairing
 from phasor.rope import Rope
 
 # their own types are half unknown
@@ -208,12 +208,16 @@ def _cos_sin(
 
 def _turn(x: Array, cos: Array, sin: Array, source: Pairing, target: Pairing, start: int) -> Array:
     pairs = cos.shape[-1]
+    # the gradient of a split is one concatenation, that of slices a sum of padded arrays
+    before, rotary, after = jnp.split(x, (start, start + 2 * pairs), -1)
+    neighbours = rotary.reshape(*x.shape[:-1], pairs, 2)
+    halves = jnp.split(by_pairing(source, half=rotary, interleaved=neighbours), 2, -1)
     # [..., head_dim] -> twice [..., num_pairs]
-    x0, x1 = (x[..., part].astype(cos.dtype) for part in slices(source, pairs, start))
+    x0, x1 = (half.reshape(*x.shape[:-1], pairs).astype(cos.dtype) for half in halves)
     y0, y1 = (x0 * cos - x1 * sin).astype(x.dtype), (x0 * sin + x1 * cos).astype(x.dtype)
     mixed = jnp.stack([y0, y1], -1).reshape(*x.shape[:-1], 2 * pairs)
     rotated = by_pairing(target, half=[y0, y1], interleaved=[mixed])
-    return jnp.concatenate([x[..., :start], *rotated, x[..., start + 2 * pairs :]], -1)
+    return jnp.concatenate([before, *rotated, after], -1)
 
 
 def _read_positions(positions: Any, rope: Rope) -> Any:
