@@ -1,4 +1,4 @@
-"""Decay, drawn as the papers draw it: bounds, cosines, pairs and sums. Nothing is trained."""
+"""Decay, drawn as the papers draw it: bounds, cosines and sums, and a head that it turns away."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import altair as alt
 import numpy as np
 
 from phasor import Rope
-from phasor.angles import cos_sin
 from phasor.numpy import rotate, score
-from phasor.papers import abel_bound, cosine, decay
+from phasor.papers import abel_bound, cosine, decay, semantic_head
+from phasor.scaling import Proportional
 
 from .pictures import lines, mean_and_spread, table
 from .study import Row, Study
@@ -32,48 +32,47 @@ def settings(quick: bool) -> Row:
 
 
 def run(study: Study) -> None:
-    """Every curve once; random vectors as often as the settings say."""
+    """Every curve once; random vectors for every seed, as often as the settings say."""
     made = study.settings
     far = _spaced(1, made["farthest"], 120)
+    lengths = _spaced(1, LENGTHS[-1], 60)
     for name, base in BASES.items():
         rope = Rope(head_dim=made["head_dim"], pairing="half", base=base)
-        study.measure(f"{name}/bound", lambda r=rope: list(decay(r, np.arange(257))))
-        study.measure(f"{name}/aligned", lambda r=rope: list(cosine(r, far, "aligned")))
-        study.measure(f"{name}/opposite", lambda r=rope: list(cosine(r, far, "opposite")))
-        study.measure(f"{name}/independent", lambda r=rope: _independent(r, far, made["draws"]))
-        study.measure(f"{name}/pairs", lambda r=rope: _pairs(r))
-        study.measure(f"{name}/negative from", lambda r=rope: _negative_from(r))
-        study.measure(
-            f"{name}/share of the bound", lambda r=rope: _share_of_bound(r, made["draws"])
-        )
-        study.measure(f"{name}/nearest to the offset", lambda r=rope: _farthest_miss(r))
         narrow = Rope(head_dim=made["linear_head_dim"], pairing="half", base=base)
-        lengths = _spaced(1, LENGTHS[-1], 60)
-        study.measure(
-            f"{name}/linear",
-            lambda r=narrow, n=lengths: [cosine(r, np.arange(x), "aligned").mean() for x in n],
-        )
-        study.measure(
-            f"{name}/linear at",
-            lambda r=narrow: [cosine(r, np.arange(x), "aligned").mean() for x in LENGTHS],
-        )
+        curves: dict[str, Callable[[Rope, Rope], Any]] = {
+            "bound": lambda r, _: list(decay(r, np.arange(257))),
+            "aligned": lambda r, _: list(cosine(r, far, "aligned")),
+            "opposite": lambda r, _: list(cosine(r, far, "opposite")),
+            "negative from": lambda r, _: _negative_from(r),
+            "linear": lambda _, n: [cosine(n, np.arange(x), "aligned").mean() for x in lengths],
+            "linear at": lambda _, n: [cosine(n, np.arange(x), "aligned").mean() for x in LENGTHS],
+            "semantic": lambda r, _: _semantic(r),
+        }
+        for what, curve in curves.items():
+            study.measure(f"{name}/{what}", lambda c=curve, r=rope, n=narrow: c(r, n))
+        draws: dict[str, Callable[[Rope, int], Any]] = {
+            "independent": lambda r, seed: _independent(r, far, made["draws"], seed),
+            "share of the bound": lambda r, seed: _share_of_bound(r, made["draws"], seed),
+            "nearest to the offset": _farthest_miss,
+        }
+        for what, drawn in draws.items():
+            study.each_seed(f"{name}/{what}", lambda seed, d=drawn, r=rope: d(r, seed))
+    slow = Rope(head_dim=made["head_dim"], pairing="half", scaling=Proportional(fraction=0.75))
+    study.measure("p = 0.75/semantic", lambda: _semantic(slow))
 
 
 def _spaced(first: int, last: int, count: int) -> list[int]:
     return sorted({round(x) for x in np.geomspace(first, last, count)})
 
 
-def _independent(rope: Rope, distances: list[int], draws: int) -> Row:
+def _independent(rope: Rope, distances: list[int], draws: int, seed: int) -> Row:
     """Mean and deviation over Gaussian queries and keys, at every distance."""
-    found = np.stack([cosine(rope, distances, "independent", seed=seed) for seed in range(draws)])
+    drawn = (
+        cosine(rope, distances, "independent", seed=seed * draws + number)
+        for number in range(draws)
+    )
+    found = np.stack(list(drawn))
     return {"mean": list(found.mean(0)), "deviation": list(found.std(0))}
-
-
-def _pairs(rope: Rope) -> Row:
-    """The cosine that every fourth pair has at distances from 1 to 100 000."""
-    distances = _spaced(1, 100_000, 32)
-    cos, _ = cos_sin(rope, distances)
-    return {"distances": distances, "cos": [list(row) for row in cos[:, ::4].T]}
 
 
 def _negative_from(rope: Rope) -> int:
@@ -82,16 +81,28 @@ def _negative_from(rope: Rope) -> int:
     return int(np.argmax(curve < 0)) + 1
 
 
-def _share_of_bound(rope: Rope, draws: int) -> float:
+def _semantic(rope: Rope) -> list[float]:
+    """The weight on the first token of each length, which is the one that a head looks for.
+
+    The sharpness is what gives it 0.99 of the longest where the slowest pair stands still.
+    """
+    alpha = np.log(99 * LENGTHS[-1]) * rope.head_dim**0.5
+    head = semantic_head(rope, 1, alpha=float(alpha), width=2)
+    distances = np.array(LENGTHS) - 1
+    scores = score(head.query[:, 0], head.key[:, 1], distances, rope) / rope.head_dim**0.5
+    return list(1 / (1 + distances * np.exp(-scores)))
+
+
+def _share_of_bound(rope: Rope, draws: int, seed: int) -> float:
     """The largest ratio of a score of Gaussian vectors to the bound of RoFormer's eq. 37."""
-    q, k = np.random.default_rng(0).standard_normal((2, draws, rope.head_dim))
+    q, k = np.random.default_rng(seed).standard_normal((2, draws, rope.head_dim))
     distances = np.arange(1, 4096, 13)[:, None]
     return float((np.abs(score(q, k, distances, rope)) / abel_bound(q, k, distances, rope)).max())
 
 
-def _farthest_miss(rope: Rope) -> int:
+def _farthest_miss(rope: Rope, seed: int) -> int:
     """How far from the wanted offset the best distance is, for keys that are rotated queries."""
-    query = np.random.default_rng(0).standard_normal(rope.head_dim)
+    query = np.random.default_rng(seed).standard_normal(rope.head_dim)
     distances, worst = np.arange(-8192, 8193), 0
     for offset in OFFSETS:
         key = rotate(query, offset, rope)
@@ -102,38 +113,59 @@ def _farthest_miss(rope: Rope) -> int:
 
 def tables(study: Study) -> str:
     """What can be read off the curves, and sums of weights by length."""
-    found = {name: _of(study, name) for name in BASES}
-    offsets = ", ".join(map(str, OFFSETS))
-    rows: dict[str, Callable[[Row], object]] = {
-        "RoFormer's curve at distance 0": lambda m: f"{m['bound'][0]:.2f}",
-        "at 8": lambda m: f"{m['bound'][8]:.2f}",
-        "at 256": lambda m: f"{m['bound'][256]:.2f}",
-        "steps of 256 on which it rises": lambda m: sum(np.diff(m["bound"]) > 0),
-        "largest share of it that a score reaches": lambda m: f"{m['share of the bound']:.3f}",
-        "first distance at which an equal key scores below 0": lambda m: m["negative from"],
-        "cosine of independent vectors, mean over all distances": lambda m: mean_and_spread(
-            m["independent"]["mean"], 4
+    made, offsets = study.settings, ", ".join(map(str, OFFSETS))
+
+    def cell(name: str, what: str) -> Any:
+        return study.measured[f"{name}/{what}"]
+
+    def independent(name: str) -> str:
+        means = [float(np.mean(one)) for one in study.over_seeds(f"{name}/independent", "mean")]
+        return mean_and_spread(means, 4)
+
+    rows: dict[str, Callable[[str], object]] = {
+        "RoFormer's curve at distance 0": lambda name: f"{cell(name, 'bound')[0]:.2f}",
+        "at 8": lambda name: f"{cell(name, 'bound')[8]:.2f}",
+        "at 256": lambda name: f"{cell(name, 'bound')[256]:.2f}",
+        "steps of 256 on which it rises": lambda name: sum(np.diff(cell(name, "bound")) > 0),
+        f"largest share of it that a score reaches, {made['draws']} draws": lambda name: (
+            mean_and_spread(study.over_seeds(f"{name}/share of the bound"))
         ),
-        f"best distance less the one asked for ({offsets})": lambda m: m["nearest to the offset"],
+        "first distance at which an equal key scores below 0": lambda name: cell(
+            name, "negative from"
+        ),
+        f"cosine of independent vectors, over all distances and {made['draws']} draws": independent,
+        f"best distance less the one asked for ({offsets}), at most": lambda name: max(
+            study.over_seeds(f"{name}/nearest to the offset")
+        ),
     }
     for i, length in enumerate(LENGTHS):
         name = f"sum of linear weights over {length} tokens"
-        rows[name] = lambda m, i=i: f"{m['linear at'][i]:.4f}"
-    return table(["", *BASES], ([n, *(map(row, found.values()))] for n, row in rows.items()))
-
-
-def _of(study: Study, name: str) -> dict[str, Any]:
-    first = f"{name}/"
-    return {
-        key[len(first) :]: value for key, value in study.measured.items() if key.startswith(first)
-    }
+        rows[name] = lambda name, i=i: f"{cell(name, 'linear at')[i]:.4f}"
+    semantic = (
+        [name, *(f"{weight:.2f}" for weight in cell(name, "semantic"))]
+        for name in (*BASES, "p = 0.75")
+    )
+    return "\n\n".join(
+        (
+            table(["", *BASES], ([title, *map(row, BASES)] for title, row in rows.items())),
+            table(["weight on the token looked for, of", *LENGTHS], semantic),
+        )
+    )
 
 
 def chart(study: Study) -> alt.TopLevelMixin:
-    """The bound, the cosines, the pairs and the sums of linear weights, both bases in each."""
+    """The bound, the cosines and the sums of linear weights, both bases in each."""
     made = study.settings
     far, lengths = _spaced(1, made["farthest"], 120), _spaced(1, LENGTHS[-1], 60)
-    found = {name: _of(study, name) for name in BASES}
+    found = {
+        name: {what: study.measured[f"{name}/{what}"] for what in ("bound", "aligned", "linear")}
+        for name in BASES
+    }
+    first = next(iter(BASES))
+    independent = [
+        np.mean(study.over_seeds(f"{first}/independent", what), axis=0).tolist()
+        for what in ("mean", "deviation")
+    ]
 
     def curve(name: str, xs: Any, ys: list[float], spread: list[float] | None = None) -> list[Row]:
         widths = spread or [0.0] * len(ys)
@@ -153,8 +185,8 @@ def chart(study: Study) -> alt.TopLevelMixin:
     )
     cosines = lines(
         [row for name, m in found.items() for row in curve(name, far, m["aligned"])]
-        + curve("opposite, 10 000", far, found["base 10 000"]["opposite"])
-        + curve("independent, 10 000", far, *found["base 10 000"]["independent"].values()),
+        + curve("opposite, 10 000", far, study.measured[f"{first}/opposite"])
+        + curve("independent, 10 000", far, *independent),
         (*BASES, "opposite, 10 000", "independent, 10 000"),
         x=tokens,
         y=alt.Y("mean:Q", title="cosine", scale=any_scale),
@@ -168,31 +200,6 @@ def chart(study: Study) -> alt.TopLevelMixin:
         y=alt.Y("mean:Q", title="expected sum of weights", scale=any_scale),
         title="linear attention, eq. 19",
     )
-    maps = [_map(name, m["pairs"]) for name, m in found.items()]
-    top = alt.hconcat(bound, sums)
-    return alt.vconcat(top, cosines, alt.hconcat(*maps)).resolve_scale(
+    return alt.vconcat(alt.hconcat(bound, sums), cosines).resolve_scale(
         color="independent", strokeDash="independent"
-    )
-
-
-def _map(name: str, pairs: Row) -> alt.Chart:
-    """Pair by distance: where the cosine is 1 the pair does not tell the two places apart."""
-    rows = [
-        {"pair": 4 * pair, "x": str(distance), "cos": cos}
-        for pair, row in enumerate(pairs["cos"])
-        for distance, cos in zip(pairs["distances"], row, strict=True)
-    ]
-    shown = [str(distance) for distance in pairs["distances"]]
-    axis = alt.Axis(values=shown[::8], labelAngle=0)
-    return (
-        alt.Chart(alt.Data(values=rows))
-        .mark_rect()
-        .encode(
-            x=alt.X("x:N", title="distance", sort=shown, axis=axis),
-            y=alt.Y("pair:O", title="pair", axis=alt.Axis(values=list(range(0, 64, 16)))),
-            color=alt.Color(
-                "cos:Q", title="cos", scale=alt.Scale(scheme="blueorange", domain=[-1, 1])
-            ),
-        )
-        .properties(title=f"pairs at {name}", width=300, height=200)
     )

@@ -29,19 +29,18 @@ UNIT = "phasor at width 16 = 1"
 def settings(quick: bool) -> Row:
     """Widths of a head, and how often each is timed."""
     widths = [16, 64] if quick else [16, 32, 64, 128, 256, 512]
-    return {"seq": 256, "widths": widths, "calls": 3 if quick else 15}
+    return {"seq": 256, "widths": widths, "calls": 3 if quick else 15, "few": [16, 256]}
 
 
 def run(study: Study) -> None:
     """Time and memory of each contender, after a check that all rotate alike."""
-    for seed in study.seeds:
-        study.measure(f"seed {seed}", lambda s=seed: _measure(study.settings, s))
+    study.each_seed("rotations", lambda seed: _measure(study.settings, seed))
 
 
 def _measure(made: Row, seed: int) -> Row:
     torch.manual_seed(seed)
     found: Row = {name: {"milliseconds": [], "kilobytes": []} for name in CONTENDERS}
-    found["largest difference"] = 0.0
+    found |= {"largest difference": 0.0, **{f"{few} matrices": [] for few in made["few"]}}
     for width in made["widths"]:
         x = torch.randn(made["seq"], 1, width)
         rotations = _rotations(width, made["seq"])
@@ -56,7 +55,16 @@ def _measure(made: Row, seed: int) -> Row:
             found[name]["milliseconds"].append(
                 milliseconds(lambda c=call, x=x: c(x), made["calls"])
             )
+        whole = rotations[CONTENDERS[0]][1][0]
+        for few in made["few"]:
+            matrices, some = whole[:few].contiguous(), x[:few]
+            time = milliseconds(lambda m=matrices, y=some: _by_matrix(m, y), made["calls"])
+            found[f"{few} matrices"].append(1e6 * time / (few * width**2))
     return found
+
+
+def _by_matrix(matrices: Tensor, x: Tensor) -> Tensor:
+    return torch.einsum("sij,shj->shi", matrices, x)
 
 
 def _rotations(width: int, seq: int) -> dict[str, tuple[Callable[[Tensor], Tensor], list[Tensor]]]:
@@ -72,7 +80,7 @@ def _rotations(width: int, seq: int) -> dict[str, tuple[Callable[[Tensor], Tenso
     )
 
     def by_matrix(x: Tensor) -> Tensor:
-        return torch.einsum("sij,shj->shi", whole, x)
+        return _by_matrix(whole, x)
 
     def by_element(x: Tensor) -> Tensor:
         # (x0, x1, x2, x3, ...) -> (-x1, x0, -x3, x2, ...)
@@ -94,17 +102,19 @@ def _relative_times(measured: Row, name: str) -> list[float]:
 
 def tables(study: Study) -> str:
     """Time and memory by width."""
-    widths = [str(width) for width in study.settings["widths"]]
-    seeds = [study.measured[f"seed {seed}"] for seed in study.seeds]
+    made, seeds = study.settings, study.over_seeds("rotations")
+    widths = made["widths"]
     times, held = {}, []
     for name in CONTENDERS:
         columns = zip(*(_relative_times(seed, name) for seed in seeds), strict=True)
         times[name] = ([], list(columns))
         held.append([name, *(f"{kilobytes:,.0f}" for kilobytes in seeds[0][name]["kilobytes"])])
+    few = {f"{n} matrices": ([], study.columns("rotations", f"{n} matrices")) for n in made["few"]}
     largest = max(seed["largest difference"] for seed in seeds)
     return "\n\n".join(
         (
             contest([f"time, {UNIT}, width", *widths], times, 2),
+            contest(["nanoseconds for a number of eq. 15, width", *widths], few, 2),
             table(["kilobytes held, width", *widths], held),
             f"Largest difference between two of them: {largest:.1e}.",
         )
@@ -113,13 +123,12 @@ def tables(study: Study) -> str:
 
 def chart(study: Study) -> alt.TopLevelMixin:
     """Time and memory against width, both axes logarithmic."""
-    widths = study.settings["widths"]
-    seeds = [study.measured[f"seed {seed}"] for seed in study.seeds]
+    widths, seeds = study.settings["widths"], study.over_seeds("rotations")
 
     def panel(read: Callable[[Row, str], list[float]], title: str) -> alt.LayerChart:
         curves = {name: [read(seed, name) for seed in seeds] for name in CONTENDERS}
         rows = [row for name in CONTENDERS for row in band(curves[name], widths, name)]
-        # from below the least of them, so that a level line does not lie on the axis
+        # below the least of them, so that a level line does not lie on the axis
         least = min(row["low"] for row in rows) / 2
         scale = alt.Scale(type="log", nice=False, domainMin=least)
         axis = alt.Axis(format="~g", tickCount=6)

@@ -58,6 +58,11 @@ class Study:
             self.save()
         return self.measured[key]
 
+    def each_seed(self, name: str, run: Callable[[int], Any]) -> None:
+        """Measure for every seed what is drawn by it."""
+        for seed in self.seeds:
+            self.measure(f"{name}/seed {seed}", lambda s=seed: run(s))
+
     def weights(self, key: str) -> Path:
         """Where the weights of this training are kept."""
         return self.folder / "weights" / self.name / f"{key.replace('/', ', ')}.pt"

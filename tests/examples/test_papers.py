@@ -121,16 +121,21 @@ def test_a_longer_context_is_read_with_every_law(
 
 
 def test_decay_is_that_of_the_papers(tmp_path: Path) -> None:
-    """RoFormer's curve at 0, 8 and 256, from a sum of complex numbers."""
-    curve = quick("decay", tmp_path)["base 10 000/bound"]
+    """RoFormer's curve at 0, 8 and 256, from a sum of complex numbers; a head that turns away."""
+    found = quick("decay", tmp_path)
+    curve = found["base 10 000/bound"]
     for distance in (0, 8, 256):
         turned = np.exp(1j * distance * 10_000.0 ** (-np.arange(64) / 64))
         assert curve[distance] == pytest.approx(abs(np.cumsum(turned)).mean(), rel=1e-4)
+    assert (
+        max(found["base 10 000/semantic"][2:]) < 0.01 < 0.99 < min(found["p = 0.75/semantic"][:4])
+    )
+    assert found["p = 0.75/semantic"][4] == pytest.approx(0.99, rel=1e-4)
 
 
 def test_the_matrix_holds_what_grows_with_the_square_of_the_width(tmp_path: Path) -> None:
     """A head four times as wide: 16 times the memory, and 4 times for rows."""
-    found = quick("elementwise", tmp_path)["seed 0"]
+    found = quick("elementwise", tmp_path)["rotations/seed 0"]
     first, second = found["matrix, eq. 15"]["kilobytes"]
     assert second == 16 * first
     first, second = found["element by element, eq. 34"]["kilobytes"]
@@ -179,7 +184,7 @@ def test_other_seeds_are_other_runs(tmp_path: Path) -> None:
     module("__main__").main(["elementwise", *seeds])
     module("__main__").main(["elementwise", *seeds, "--first-seed", "7"])
     saved = json.loads((tmp_path / "quick" / "elementwise.json").read_text("utf-8"))
-    assert set(saved["measured"]) == {"seed 0", "seed 7"}
+    assert set(saved["measured"]) == {"rotations/seed 0", "rotations/seed 7"}
     assert (saved["seeds"], saved["first_seed"]) == (1, 7)
 
 
