@@ -40,14 +40,15 @@ LONGER = {
     "exporting/": 2_160,
     "laws/": 2_010,
     "lesson/": 3_500,
+    "papers/longer-context/": 1_960,
     "precision/": 1_920,
-    "seeds/": 2_800,
+    "seeds/": 2_920,
     "transformers/": 2_350,
     "translate/": 2_900,
     "verify/": 2_290,
 }
 #: Words of all pages but the reference, and of their tables.
-ALL_WORDS, TABLE_WORDS = 54_250, 12_300
+ALL_WORDS, TABLE_WORDS = 55_600, 13_000
 #: Pictures whose labels are still smaller than that on a phone.
 SMALLER = {
     "pairs",

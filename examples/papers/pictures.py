@@ -48,7 +48,7 @@ def contest(
             if other != name and not _parted(values, rows[other][1][column])
         ]
         told = mean_and_spread(values, digits)
-        return f"{told} ≈ {' '.join(alike)}" if alike else told
+        return f"{told} ≈ {''.join(alike)}" if alike else told
 
     lines = (
         [
