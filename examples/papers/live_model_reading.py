@@ -170,10 +170,13 @@ def losses(model: Any, tokens: Tensor, rope: Rope) -> np.ndarray:
 
 def describe(reader: Reader, path: Path | None, quick: bool) -> Row:
     """What is read: its name and sizes."""
-    name = f"{PACKAGE} {version(PACKAGE)}, 4-bit weights" if path is None else path.name
+    if path is not None:
+        name = path.name
+    else:
+        name = "random weights" if quick else f"{PACKAGE} {version(PACKAGE)}, 4-bit weights"
     config = reader.model.config
     return {
-        "name": "random weights" if quick and path is None else name,
+        "name": name,
         "transformers": version("transformers"),
         "context": config.max_position_embeddings,
         "base": reader.rope.base,
