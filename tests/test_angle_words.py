@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phasor import LayerRopes, Rope, preset, preset_names
-from phasor._angle_words import _upper_product, cos_sin_of_words, split
+from phasor._angle_words import _upper_product, axes_of, cos_sin_of_words, split
+from phasor.angles import turn_limbs
 from phasor.scaling import Rule
 
 from . import oracle, strategies
@@ -21,10 +22,18 @@ FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 FARTHEST = [2**63 - 1, -(2**63), 2**62 + 1, -(2**32) - 1, 2**32, 2**31, -(2**31)]
 
 
+def rows(
+    places: Any, rope: Rope, dtype: np.dtype[Any], gain: float = 1.0, inverse: bool = False
+) -> tuple[Any, Any]:
+    """Cos and sin in NumPy."""
+    words, limbs = split(places, dtype, np), turn_limbs(rope)
+    return cos_sin_of_words(words, limbs, dtype, np, axes_of(rope), gain, inverse)
+
+
 def excess(positions: Any, rope: Rope, dtype: np.dtype[Any]) -> float:
     """The largest error of cos and sin in units of what is allowed."""
     places = np.asarray(positions)
-    cos, sin = cos_sin_of_words(split(places, dtype, np), rope, dtype, 1.0, False, np)
+    cos, sin = rows(places, rope, dtype)
     assert cos.dtype == sin.dtype == dtype
     right = exact_rows(rope, positions)
     fastest = float(max(oracle.frequencies(rope)))
@@ -79,7 +88,7 @@ def test_the_upper_word_of_a_product_is_exact(word: Any, half: int) -> None:
 def test_what_has_no_angle_becomes_nan_alone() -> None:
     """NaN, infinities and what int64 does not hold; their neighbours stay right."""
     rope, places = ROPES["64 pairs"], np.array([1.5, np.nan, np.inf, -np.inf, 2.0**63, -(2.0**63)])
-    cos, sin = cos_sin_of_words(split(places, FLOAT32, np), rope, FLOAT32, 1.0, False, np)
+    cos, sin = rows(places, rope, FLOAT32)
     assert np.isnan(cos[1:]).all()
     assert np.isnan(sin[1:]).all()
     assert np.isfinite(cos[0]).all()
@@ -89,7 +98,7 @@ def test_opposite_positions_have_opposite_sines() -> None:
     """To the bit, in words: the sign is the sine's."""
     places = np.array([1, 5, 70_001, 2**31 - 1])
     both = [
-        cos_sin_of_words(split(p, FLOAT32, np), ROPES["64 pairs"], FLOAT32, 1.25, inverse, np)
+        rows(p, ROPES["64 pairs"], FLOAT32, 1.25, inverse)
         for p, inverse in ((places, False), (-places, True))
     ]
     assert all(map(np.array_equal, *both))

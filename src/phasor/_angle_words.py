@@ -13,10 +13,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from phasor._tensors import check_coordinates
-from phasor.angles import FLOAT32, FLOAT64, as_positions, turn_limbs
+from phasor.angles import FLOAT32, FLOAT64, as_positions
 from phasor.errors import PositionError
 from phasor.rope import Rope
 
@@ -80,15 +80,32 @@ def split(positions: Any, dtype: np.dtype[Any], xp: Any) -> Words:
     return Words(xp.stack(words, -1), is_negative, has_angle)
 
 
+def axes_of(rope: Rope) -> tuple[int, ...] | None:
+    """The axis of each pair, for `cos_sin_of_words`; None where there is one."""
+    return None if rope.axes.n_axes == 1 else rope.axes.axis_of_pair(rope.num_pairs)
+
+
 def cos_sin_of_words(
-    words: Words, rope: Rope, dtype: np.dtype[Any], gain: float, inverse: bool, xp: Any
+    words: Words,
+    limbs: Any,
+    dtype: np.dtype[Any],
+    xp: Any,
+    axis_of_pair: tuple[int, ...] | None,
+    gain: float = 1.0,
+    inverse: bool = False,
 ) -> tuple[Any, Any]:
-    """Cos and sin ``[..., seq, num_pairs]`` of ``dtype`` times the gain."""
+    """Cos and sin ``[..., seq, num_pairs]`` of ``dtype`` times the gain; limbs are `turn_limbs`."""
     number, bits = dtype.type, 8 * dtype.itemsize
     # [..., seq] -> [..., seq, 1], or [..., seq, n_axes] -> [..., seq, num_pairs]
-    axes = None if rope.axes.n_axes == 1 else np.array(rope.axes.axis_of_pair(rope.num_pairs))
+    axes = None if axis_of_pair is None else np.array(axis_of_pair)
     magnitude, is_negative = words.magnitude[..., axes, :], words.is_negative[..., axes]
-    turns = _turns(magnitude, xp.asarray(_limbs(rope, bits)), words.has_angle is None)
+    # whole turns, and the words of the fraction that follow: [num_pairs, 5 or 3]
+    if bits == 64:
+        wide = limbs.astype(np.uint64)
+        limbs = (wide[:, ::2] << 32) | wide[:, 1::2]
+    else:
+        limbs = limbs[:, 1:]
+    turns = _turns(magnitude, limbs, words.has_angle is None)
     # without quarter turns, in eighths of a turn, from -1 to 1
     x = (turns << 2).astype(f"i{dtype.itemsize}").astype(dtype) * number(2.0 ** (1 - bits))
     y = x * x
@@ -116,14 +133,6 @@ def _turns(magnitude: Any, limbs: Any, is_integer: bool) -> Any:
     products = magnitude * limbs[:, first : first + count]
     products = products + _upper_product(magnitude, following, magnitude.dtype.itemsize * 4)
     return products.sum(-1, dtype=products.dtype)
-
-
-def _limbs(rope: Rope, bits: int) -> NDArray[Any]:
-    """Whole turns, and the words of the fraction that follow: ``[num_pairs, 3 or 4]``."""
-    limbs = turn_limbs(rope)
-    if bits == 32:
-        return limbs[:, 1:5]
-    return (limbs[:, ::2].astype(np.uint64) << np.uint64(32)) | limbs[:, 1::2]
 
 
 def _upper_product(a: Any, b: Any, half: int) -> Any:

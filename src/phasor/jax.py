@@ -1,7 +1,7 @@
 """The rotation in JAX, as pure functions: exact at every position, without tables.
 
 They can be compiled, differentiated, batched, scanned and sharded; for the backward pass positions
-are kept, and cos and sin are made again. Arrays are ``[..., seq, heads, head_dim]``, or ``[...,
+are kept, and cos and sin made again. Arrays are ``[..., seq, heads, head_dim]``, or ``[...,
 heads, seq, head_dim]`` with ``heads_first=True``. A Rope is hashable: it can be a static argument.
 """
 
@@ -17,8 +17,9 @@ import numpy as np
 from jax import Array
 
 from phasor import _tensors
-from phasor._angle_words import Words, cos_sin_of_words, read_host_positions, split
+from phasor._angle_words import Words, axes_of, cos_sin_of_words, read_host_positions, split
 from phasor._checks import boolean, number, whole
+from phasor.angles import turn_limbs
 from phasor.errors import SpecError, TensorError
 from phasor.pairings import Pairing, by_pairing, checked_pairing
 from phasor.rope import Rope
@@ -36,31 +37,26 @@ def rotate(
     gain: float = 1.0,
     heads_first: bool = False,
 ) -> Array:
-    """``R(p) x`` for every token (RoFormer 2104.09864, eq. 34).
+    """``R(p) x`` for every token (RoFormer 2104.09864, eq. 34), as `phasor.torch.rotate` has it.
 
     Cos and sin are within `phasor.angles.COS_SIN_ERROR_FLOAT32` at every position. Arithmetic is
     float32 (float64 for float64 arrays) with one rounding at the end.
 
     Args:
-        x: ``[..., seq, heads, head_dim]``: float64, float32, bfloat16 or float16.
-        positions: Integers (any), or float32 or float64, of shape ``[..., seq]``, broadcast
-            against the leading dimensions of ``x``; ``[..., seq, n_axes]`` for a Rope of several
-            axes. A scalar is the position of every token. Arrays of JAX or NumPy, lists and
-            numbers are taken; floats that are no arrays of JAX count with all their 64 bits.
-        rope: What rotates; its scaling must be a law, not a rule.
-        inverse: Undo the rotation instead, from ``rope.output_pairing`` back to ``pairing``.
+        x: ``[..., seq, heads, head_dim]``: float64, float32, bfloat16 or float16, as the result.
+        positions: ``[..., seq]`` or ``[..., seq, n_axes]``: integers, float32 or float64, in
+            arrays of JAX or NumPy, lists or numbers. Floats that are no arrays of JAX count with
+            all their 64 bits. In an array of JAX, a float that is NaN or beyond int64 makes its
+            token NaN; anywhere else it is refused.
+        rope: What rotates; its scaling must be a law, not a rule. It is compiled once for every
+            Rope of a layout, for frequencies are an argument of what is compiled.
+        inverse: Undo the rotation instead.
         gain: Multiplied into cos and sin, for models that want ``rope.attention_factor`` there.
-        heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``; positions stay as they are.
-
-    Returns:
-        An array of the shape and dtype of ``x``.
+        heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``.
 
     Raises:
-        TensorError: If ``x`` does not fit the Rope, or has a dtype that cannot be rotated.
-        PositionError: If the positions are bools, 16-bit floats, want a gradient or do not fit
-            ``x``; if an integer that is no array of JAX is beyond int32 and ``jax_enable_x64`` off;
-            if a float is NaN or beyond int64. In an array of JAX its token becomes NaN instead.
-        SpecError: If ``rope.scaling`` is a rule (use ``rope.at(seq_len)``), or an option is wrong.
+        PositionError: As there; and if an integer that is no array of JAX is beyond int32 and
+            ``jax_enable_x64`` off.
 
     >>> rope = Rope(head_dim=64, pairing="half", base=500_000.0)
     >>> q = jnp.ones((2, 16, 8, 64))
@@ -114,7 +110,9 @@ def cos_sin(positions: Any, rope: Rope, *, dtype: Any = jnp.float32) -> tuple[Ar
     _tensors.check_rope(rope)
     if dtype not in (jnp.float32, jax.dtypes.canonicalize_dtype(np.float64)):
         raise SpecError(f"dtype must be float32 (float64 with jax_enable_x64), got {dtype!r:.80}")
-    return _cos_sin(_read_positions(positions, rope), rope, np.dtype(dtype))
+    places, options = _read_positions(positions, rope), (axes_of(rope),)
+    cos, sin = _cos_sin(places, _limbs(rope), np.dtype(dtype), options)
+    return cos, sin
 
 
 def rotate_by(
@@ -130,20 +128,9 @@ def rotate_by(
 ) -> Array:
     """``x`` rotated by given cos and sin, one entry per pair: those of `cos_sin`, or learned ones.
 
-    Args:
-        x: ``[..., seq, heads, head_dim]``: float64, float32, bfloat16 or float16.
-        cos: By token, ``[..., seq, num_pairs]``, of fewer dimensions than ``x`` and broadcast
-            against its leading ones; or by token and head, ``[..., seq, heads or 1, num_pairs]``.
-            They are rounded to float32 first, unless ``x`` is float64.
-        sin: The same shape.
-        pairing: ``"half"`` or ``"interleaved"``.
-        pairing_out: Pairing of the result where it differs.
-        rotary_start: Where the rotated slice begins inside the head.
-        inverse: Undo it instead: ``sin`` changes sign, and the pairings change places.
-        heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``; rows stay as they are.
-
-    Returns:
-        An array of the shape and dtype of ``x``. Differentiable in ``x``, ``cos`` and ``sin``.
+    Arguments and errors are those of `phasor.torch.rotate_by`: rows by token, ``[..., seq,
+    num_pairs]``, or by head, ``[..., seq, heads or 1, num_pairs]``, also with ``heads_first``. They
+    are rounded to float32 first, unless ``x`` is float64, and gradients reach them.
 
     >>> x = jnp.array([1.0, 0.0]).reshape(1, 1, 2)
     >>> print(rotate_by(x, jnp.array([[0.6]]), jnp.array([[0.8]]), pairing="half"))
@@ -177,47 +164,53 @@ def _rotate(
     _tensors.check_shared_tokens(shapes[0], shapes[-1], heads_first)
     positions = _read_positions(positions, rope)
     _tensors.check_placed(positions.shape, shapes[0], rope, heads_first)
-    options = boolean("inverse", inverse), number("gain", gain), heads_first
-    return _rotate_checked(xs, positions, rope, *options)
+    pairings = rope.pairing, rope.output_pairing
+    source, target = pairings[::-1] if boolean("inverse", inverse) else pairings
+    options = axes_of(rope), number("gain", gain), inverse
+    layout = source, target, rope.rotary_start
+    return _rotate_checked(xs, positions, _limbs(rope), options, layout, heads_first)
 
 
-@partial(_compile, static_argnums=(2, 3, 4, 5))
-@partial(_checkpoint, static_argnums=(2, 3, 4, 5))  # for the backward pass it keeps positions only
+def _limbs(rope: Rope) -> Array:
+    """An argument of what is compiled, which all frequencies share."""
+    return jnp.asarray(turn_limbs(rope))
+
+
+@partial(_compile, static_argnums=(3, 4, 5))
+@partial(_checkpoint, static_argnums=(3, 4, 5))  # for the backward pass it keeps positions
 def _rotate_checked(
-    xs: Sequence[Array], positions: Any, rope: Rope, inverse: bool, gain: float, heads_first: bool
+    xs: Sequence[Array], positions: Any, limbs: Array, options: Any, layout: Any, heads_first: bool
 ) -> Sequence[Array]:
-    layout = rope.pairing, rope.output_pairing
-    source, target = layout[::-1] if inverse else layout
     turned: list[Array] = []
     for x in xs:
-        dtype = jnp.promote_types(x.dtype, jnp.float32)
-        rows: Any = _cos_sin(positions, rope, dtype, gain, inverse)
-        if rows[0].ndim > 1:  # [..., seq, num_pairs], to broadcast over heads
-            rows = [jnp.expand_dims(row, -3 if heads_first else -2) for row in rows]
-        turned.append(_turn(x, rows[0], rows[1], source, target, rope.rotary_start))
+        rows: Any = _cos_sin(positions, limbs, jnp.promote_types(x.dtype, jnp.float32), options)
+        if rows.ndim > 2:  # [2, ..., seq, num_pairs], to broadcast over heads
+            rows = jnp.expand_dims(rows, -3 if heads_first else -2)
+        # behind a barrier, or a compiler may make an angle again for every head
+        cos, sin = jax.lax.optimization_barrier(rows)
+        turned.append(_turn(x, cos, sin, *layout))
     return turned
 
 
-@partial(_compile, static_argnums=(1, 2, 3, 4))
-def _cos_sin(
-    positions: Any, rope: Rope, dtype: np.dtype[Any], gain: float = 1.0, inverse: bool = False
-) -> tuple[Array, Array]:
+@partial(_compile, static_argnums=(2, 3))
+def _cos_sin(positions: Any, limbs: Array, dtype: np.dtype[Any], options: Any) -> Array:
     words = positions if isinstance(positions, Words) else split(positions, dtype, jnp)
-    return cos_sin_of_words(words, rope, dtype, gain, inverse, jnp)
+    return jnp.stack(cos_sin_of_words(words, limbs, dtype, jnp, *options))
 
 
 def _turn(x: Array, cos: Array, sin: Array, source: Pairing, target: Pairing, start: int) -> Array:
     pairs = cos.shape[-1]
     # the gradient of a split is one concatenation, that of slices a sum of padded arrays
     before, rotary, after = jnp.split(x, (start, start + 2 * pairs), -1)
+    rotary = rotary.astype(cos.dtype)
     neighbours = rotary.reshape(*x.shape[:-1], pairs, 2)
     halves = jnp.split(by_pairing(source, half=rotary, interleaved=neighbours), 2, -1)
     # [..., head_dim] -> twice [..., num_pairs]
-    x0, x1 = (half.reshape(*x.shape[:-1], pairs).astype(cos.dtype) for half in halves)
-    y0, y1 = (x0 * cos - x1 * sin).astype(x.dtype), (x0 * sin + x1 * cos).astype(x.dtype)
-    mixed = jnp.stack([y0, y1], -1).reshape(*x.shape[:-1], 2 * pairs)
-    rotated = by_pairing(target, half=[y0, y1], interleaved=[mixed])
-    return jnp.concatenate([before, *rotated, after], -1)
+    x0, x1 = (half.reshape(*x.shape[:-1], pairs) for half in halves)
+    y = [x0 * cos - x1 * sin, x0 * sin + x1 * cos]
+    mixed = jnp.stack(y, -1).reshape(rotary.shape)
+    rotated = by_pairing(target, half=jnp.concatenate(y, -1), interleaved=mixed)
+    return jnp.concatenate([before, rotated.astype(x.dtype), after], -1)
 
 
 def _read_positions(positions: Any, rope: Rope) -> Any:

@@ -67,7 +67,7 @@ def test_it_is_batched_scanned_and_rematerialized() -> None:
 
 
 def test_positions_are_kept_and_no_cosines() -> None:
-    """What the backward pass holds: nothing that has floats."""
+    """What the backward pass holds: nothing that has floats, and frequencies in fixed point."""
     import jax
     import jax.numpy as jnp
 
@@ -76,8 +76,8 @@ def test_positions_are_kept_and_no_cosines() -> None:
     q, k = normal(4, 2, 8), normal(4, 1, 8)
     places = jnp.asarray(PLACES)
     _, pull = jax.vjp(lambda q, k: rotate_qk(q, k, places, ROPE), q, k)
-    kept = jax.tree.leaves(pull)
-    assert [(a.shape, a.dtype.name) for a in kept] == [((4,), "int32")]
+    kept = {(a.shape, a.dtype.name) for a in jax.tree.leaves(pull)}
+    assert kept == {((4,), "int32"), ((2, 6), "uint32")}
 
 
 def test_a_compiled_function_is_small_and_the_same_everywhere() -> None:
@@ -99,6 +99,22 @@ def test_a_compiled_function_is_small_and_the_same_everywhere() -> None:
         for bits, shape in re.findall(r"[usf](\d+)\[([\d,]*)\]\S* constant\(", compiled)
     ]
     assert 0 < sum(sizes) <= 4096
+
+
+def test_ropes_of_one_layout_share_what_is_compiled() -> None:
+    """For frequencies are an argument of it."""
+    from phasor import jax as verbs
+
+    x = normal(2, 5, 8)
+    turned = [
+        verbs.rotate(x, [1, 2], Rope(head_dim=8, pairing="half", base=2.0**i)) for i in (3, 4)
+    ]
+    compiled = verbs._rotate_checked._cache_size()
+    for base, direction in ((100.0, 1), (500_000.0, -1)):
+        rope = Rope(head_dim=8, pairing="half", base=base, direction=direction)
+        assert_rotated(verbs.rotate(x, [1, 2], rope), x, [1, 2], rope)
+    assert verbs._rotate_checked._cache_size() == compiled
+    assert not np.array_equal(*turned)
 
 
 def test_a_rope_is_a_static_argument() -> None:
