@@ -34,27 +34,11 @@ def rotate(
     gain: float = 1.0,
     heads_first: bool = False,
 ) -> mx.array:
-    """``R(p) x`` for every token (RoFormer 2104.09864, eq. 34).
+    """``R(p) x`` for every token (RoFormer 2104.09864, eq. 34), as `phasor.torch.rotate` has it.
 
-    Args:
-        x: ``[..., seq, heads, head_dim]``: float32, bfloat16 or float16.
-        positions: Integers, float32 or float64 ``[..., seq]``, broadcast against the leading
-            dimensions of ``x``; ``[..., seq, n_axes]`` for several axes. A scalar is the position
-            of every token. NumPy's arrays and Python's numbers keep all their digits.
-        rope: What rotates; its scaling must be a law, not a rule.
-        inverse: Undo it instead: ``R(-p)``, from ``output_pairing`` back to ``pairing``.
-        gain: Multiplied into cos and sin, for models that want ``rope.attention_factor`` there.
-        heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``.
-
-    Returns:
-        The shape and dtype of ``x``.
-
-    Raises:
-        TensorError: If ``x`` does not fit the Rope, or is no array of these dtypes.
-        PositionError: If the positions are bools or 16-bit floats, want a gradient, or do not fit
-            ``x``; if a float is NaN or beyond int64. In an array of MLX its token becomes NaN.
-        SpecError: If ``rope.scaling`` is a rule: use ``rope.at(seq_len)``; if ``inverse`` or
-            ``heads_first`` is no bool or ``gain`` no number.
+    ``x`` is float32, bfloat16 or float16, ``[..., seq, heads, head_dim]``; ``positions`` are
+    integers, float32 or float64. NumPy's arrays and Python's numbers keep all their digits. In an
+    array of MLX a float that is NaN or beyond int64 makes its token NaN; elsewhere it is refused.
 
     >>> rope = Rope(head_dim=4, pairing="half", base=100.0)
     >>> rotate(mx.array([[[1.0, 1.0, 0.0, 0.0]]]), 2**40, rope)
@@ -93,7 +77,7 @@ def cos_sin(positions: Any, rope: Rope) -> tuple[mx.array, mx.array]:
     (array([0.540302], dtype=float32), array([0.841471], dtype=float32))
     """
     _tensors.check_rope(rope)
-    cos, sin = _cos_sin(_read(positions, rope), rope, 1.0, -2)
+    cos, sin = _cos_sin(_read(positions, rope), rope, 1.0, -2, heads_first=False, inverse=False)
     return cos[..., 0, 0, :], sin[..., 0, 1, :]
 
 
@@ -192,12 +176,7 @@ _without_gradient.vjp(_refuse_gradient)
 
 
 def _cos_sin(
-    positions: Any,
-    rope: Rope,
-    gain: float,
-    axis: int,
-    heads_first: bool = False,
-    inverse: bool = False,
+    positions: Any, rope: Rope, gain: float, axis: int, heads_first: bool, inverse: bool
 ) -> list[mx.array]:
     """Cos, and sin signed for either of a pair, to be broadcast over heads.
 
@@ -208,25 +187,18 @@ def _cos_sin(
     axis_of_pair = array.array(rope.axes.axis_of_pair(rope.num_pairs))
     # [..., seq, 1], or [..., seq, num_pairs] where pairs differ in their axis
     positions = positions[..., axis_of_pair if rope.axes.n_axes > 1 else None]
-    gains = mx.array(gain)
-    if "int" in str(positions.dtype):
-        parts = [positions]
-    else:
+    gains, parts = mx.array(gain), [positions]
+    if "float" in str(positions.dtype):
+        gains = mx.where(mx.array(abs(positions) < 2.0**63), gains, mx.nan)
         nearest = array.round(positions)
         parts = [nearest, array.round((positions - nearest) * 2.0**32)]
-        gains = mx.where(mx.array(abs(positions) < 2.0**63), gains, mx.nan)
     numbers = [mx.array(part.astype(array.int64)) for part in parts]
     return _cos_sin_of(numbers, _words(rope), gains, axis, heads_first, inverse)
 
 
 @mx.compile
 def _cos_sin_of(
-    numbers: list[mx.array],
-    words: list[mx.array],
-    gains: mx.array,
-    axis: int,
-    heads_first: bool,
-    inverse: bool,
+    numbers: Any, words: Any, gains: mx.array, axis: int, heads_first: bool, inverse: bool
 ) -> list[mx.array]:
     # in units of 2**-64 turns; uint64 wraps around, int64 need not
     turns: Any = sum(
@@ -255,11 +227,12 @@ def _turn(
     x: mx.array, cos: mx.array, sin: mx.array, start: int, end: int, axis: int, keeps_pairing: bool
 ) -> mx.array:
     # [..., head_dim] -> [..., 2, num_pairs] or [..., num_pairs, 2]
-    pairs = mx.unflatten(x[..., start:end], -1, (2, -1) if axis == -2 else (-1, 2))
+    wide = x[..., start:end].astype(mx.float32)
+    pairs = mx.unflatten(wide, -1, (2, -1) if axis == -2 else (-1, 2))
     partners = mx.flip(pairs, axis)
     if axis == -1:  # loops over two are slow; copied, pairs are one dimension
         partners = mx.contiguous(partners)
-    turned = pairs.astype(mx.float32) * cos + partners.astype(mx.float32) * sin
+    turned = pairs * cos + partners * sin
     turned = turned if keeps_pairing else turned.swapaxes(-2, -1)
     y = mx.flatten(turned.astype(x.dtype), -2, -1)
     return y if y.shape == x.shape else mx.concatenate([x[..., :start], y, x[..., end:]], -1)
