@@ -143,6 +143,8 @@ def sections(found: Mapping[str, Any], device: str) -> Iterator[Section]:
     yield Section(note=_RATIOS.format(gate=gate), after=_GPU_NOTE if device != "cpu" else _CPU_NOTE)
     targets = {target.what: target.row(measured) for target in TARGETS[device]}
     yield Section("Targets", rows=targets, corner="target")
+    short = {what: row | {"held": row["held"].partition(":")[0]} for what, row in targets.items()}
+    yield Section("Targets in short", rows=short, corner="target")
     groups: dict[tuple[str, str], list[Measured]] = {}
     for m in measured:
         calls = f"{m.case.group}, {m.case.dtype}", "Calls:" if m.replays else ""

@@ -1,9 +1,11 @@
 """Draw the pictures of the README and the documentation: ``make figures``.
 
-Two pages say how: each picture is the ``chart`` of the code below it. A picture is an SVG file in
-plain colours, which `phasor.charts.style.picture_stylesheet` exchanges on a dark page.
+Two pages say how: each picture is the ``chart`` of the code below it; those of the benchmarks are
+in ``bench/pictures.py``. A picture is an SVG file in plain colours, which
+`phasor.charts.style.picture_stylesheet` exchanges on a dark page.
 """
 
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -30,8 +32,13 @@ CONFIG = PAPER | {
 
 def main() -> None:
     """Write every picture of the pages, or those of the pages that are named."""
-    for page in sys.argv[1:] or PAGES:
-        draw(page)
+    for page in sys.argv[1:] or (*PAGES, "bench"):
+        if page == "bench":
+            sys.path.insert(0, str(DOCS.parent / "bench"))
+            for name, chart in importlib.import_module("pictures").pictures():
+                save(chart, f"images/{name}.svg")
+        else:
+            draw(page)
 
 
 def draw(page: str) -> None:
@@ -46,21 +53,22 @@ def draw(page: str) -> None:
         names.pop("chart", None)
         exec(code, names)
         if wanted and "chart" in names:
-            drawn = vl_convert.vegalite_to_svg(
-                screen_spec(names["chart"], config=CONFIG)
-            )
-            # a hundredth of a pixel is plenty
-            drawn = re.sub(
-                r"\d+\.\d{5,}(e-\d+)?",
-                lambda long: f"{float(long[0]):.2f}",
-                drawn,
-            )
-            opening = drawn.index(">") + 1
-            style = f"<style>{picture_stylesheet()}</style>"
-            styled = f"{drawn[:opening]}{style}{drawn[opening:]}"
-            (DOCS / wanted).write_text(styled + "\n", "utf-8")
-            print(DOCS / wanted)
+            save(names["chart"], wanted)
             wanted = ""
+
+
+def save(chart: Any, wanted: str) -> None:
+    """Write one picture."""
+    drawn = vl_convert.vegalite_to_svg(screen_spec(chart, config=CONFIG))
+    # a hundredth of a pixel is plenty
+    drawn = re.sub(
+        r"\d+\.\d{5,}(e-\d+)?", lambda long: f"{float(long[0]):.2f}", drawn
+    )
+    opening = drawn.index(">") + 1
+    style = f"<style>{picture_stylesheet()}</style>"
+    styled = f"{drawn[:opening]}{style}{drawn[opening:]}"
+    (DOCS / wanted).write_text(styled + "\n", "utf-8")
+    print(DOCS / wanted)
 
 
 if __name__ == "__main__":
