@@ -123,18 +123,20 @@ def test_every_finding_is_explained() -> None:
     """On the page of the verb that finds it, alone or with others that say the same of a dtype."""
     room = ROOT / "src/phasor/identification"
     of_verify = {"causes.py", "hypotheses.py", "verifying.py"}
-    for name, is_read in (
-        ("verify.md", lambda file: file in of_verify),
-        ("identify.md", lambda file: file not in of_verify),
-    ):
-        code = "".join(one.read_text("utf-8") for one in room.glob("*.py") if is_read(one.name))
-        names = set(re.findall(r'Finding\(\s*f?"([a-z]+(?:-[a-z0-9]+)*(?:-{.*?})?)"', code))
-        if name == "identify.md":
-            names |= {sentence.format(dtype="bfloat16") for sentence in SENTENCES}
-        assert {"norm-varies", "samples-part"} <= names or {"law-missing", "offset"} <= names
+    names = {"verify.md": set[str](), "identify.md": set[str]()}
+    for file in room.glob("*.py"):
+        name = r'(?:inding|_replaced)\(\s*f?"([a-z]+(?:-[a-z0-9]+)*(?:-{.*?})?)"'
+        verb = "verify.md" if file.name in of_verify else "identify.md"
+        names[verb] |= set(re.findall(name, file.read_text("utf-8")))
+    names["identify.md"] |= SENTENCES.keys() - names["verify.md"]
+    assert {"norm-varies", "samples-part", "offset"} <= names["identify.md"]
+    assert {"law-missing", "pairing", "offset"} <= names["verify.md"]
+    for name, of_verb in names.items():
         rows = "".join(re.findall(r"^\| .*`.*$", page(f"docs/{name}"), re.M))
-        either = {one: (f"`{one}`", f"`{re.split('-in-', one)[0]}-in-…`") for one in sorted(names)}
-        assert [one for one, forms in either.items() if not any(f in rows for f in forms)] == []
+        said = {one.format(dtype="bfloat16") for one in of_verb}
+        forms = {one: (f"`{one}`", f"`{re.split('-in-', one)[0]}-in-…`") for one in said}
+        missing = [one for one, some in forms.items() if not any(form in rows for form in some)]
+        assert missing == [], name
 
 
 def test_every_file_that_a_page_names_is_there() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from phasor.errors import TensorError
 from phasor.identification.calling import Calling, RefusedError, find_caller
-from phasor.identification.verifying import record, verify
+from phasor.identification.verifying import verify
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 
@@ -44,7 +44,7 @@ def assert_rotates(
         some = rope if isinstance(rope, Rope) else rope.ropes[0]
         caller = find_caller(recording, some.head_dim, Calling(n_axes=some.axes.n_axes, **options))
         try:
-            recording, options = record(caller, max_position), {}
+            recording, options = caller.record(max_position), {}
         except RefusedError as error:
             raise TensorError(
                 f"function must turn positions 0 to {max_position}, and says of some of them: "

@@ -77,8 +77,8 @@ def test_what_is_not_linear_is_not_taken_for_a_rotation():
     [
         ("table-end-identity", 1000),
         ("table-end-raises", 1000),
-        ("positions-clamped", 1000),
-        ("positions-wrapped", 1000),
+        ("clamped", 1000),
+        ("wrapped", 1000),
         ("table-end-garbage", 1000),
     ],
 )

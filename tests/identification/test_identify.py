@@ -201,7 +201,7 @@ def test_the_report_is_json():
     found = identify(lambda x, p: reference(x, np.minimum(p, 99)), 16)
     plain = json.loads(json.dumps(found.as_plain()))
     assert plain["table_end"] == 100
-    assert plain["findings"][0]["name"] == "positions-clamped"
+    assert plain["findings"][0]["name"] == "clamped"
     assert Rope.from_dict(plain["rope"]) == found.rope
     assert len(plain["pairs"]) == 8
 

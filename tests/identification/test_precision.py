@@ -110,8 +110,8 @@ def test_law_and_mistake_are_both_named(law: str, mistake: Mistake, precision: s
     # the gain is said with the fewest digits within two units, and 12 at most
     room = 2 * UNIT[dtypes[0]] + 1e-12
     assert found.attention_factor == pytest.approx(mistake.gain, rel=room, abs=0)
-    names = {"position-offset"} if mistake.offset else set()
-    names |= {"sign-reversed"} if mistake.direction < 0 else set()
+    names = {"offset"} if mistake.offset else set()
+    names |= {"direction"} if mistake.direction < 0 else set()
     assert found.names() - {"angles-in-float32", "frequencies-in-float32"} == names
     assert found.rope is not None, found.why_no_rope
     # a float32 angle is off by its frequency's and its own half unit
@@ -199,7 +199,7 @@ def test_rounding_at_every_step_is_named_as_that(dtype: str, late: int) -> None:
     """And not as noise; an offset is named beside it."""
     found = identify(lambda x, p: at_every_step(x, p + late), WIDTH, dtype=dtype, arrays="torch")
     assert found.names() - {"angles-in-float32"} == {f"steps-in-{dtype}"} | (
-        {"position-offset"} if late else set()
+        {"offset"} if late else set()
     )
     assert (found.base, found.position_offset) == (500_000, late)
     assert f"All steps are rounded to {dtype}" in str(found)

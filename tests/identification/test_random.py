@@ -24,7 +24,7 @@ def judged(one: Hidden) -> str:
     """``named``, ``unsure`` or ``still``; an assertion fails where the answer is wrong."""
     rope = one.rope
     found = identify(one.function, rope.head_dim, dtype=one.dtype)
-    assert found.names() == ({"sign-reversed"} if found.direction < 0 else set())
+    assert found.names() == ({"direction"} if found.direction < 0 else set())
     if found.rope is None:
         # the slowest arithmetic there is sees no turn by position 8
         assert found.why_no_rope == "nothing turns at the positions tried"

@@ -187,11 +187,28 @@ class Caller:
         """The linear map at a position, ``[out, in]``; the queries' if there is one for keys."""
         return self.turn(np.eye(self.head_dim), [position])[0, 0].T
 
-    def turn_random(self, positions: NDArray[Any]) -> tuple[Floats, Floats]:
-        """Random vectors ``[4, head_dim]``, and their results ``[outputs, P, 4, head_dim]``."""
+    def record(self, max_position: int) -> dict[str, NDArray[Any]]:
+        """A recording, as `verify` takes it, of random vectors around every power of two.
+
+        Raises:
+            RefusedError: If the function refuses one of the positions.
+        """
+        powers = (1 << power for power in range(4, 63))
+        steps = {*range(17), *(power + step for power in powers for step in (-1, 0, 1))}
+        positions = np.array(sorted(p for p in steps if p <= min(max_position, self.max_position)))
+        if self.n_axes > 1:  # other coordinates on every axis: [P, n_axes]
+            rolled = [np.roll(positions, 3 * axis) for axis in range(self.n_axes)]
+            positions = np.stack(rolled, axis=-1)
         x = np.random.default_rng(0).standard_normal((4, self.head_dim))
         x = self.arrays.read(self.arrays.make(x, self.arrays.dtype))
-        return x, self.turn(x, positions)
+        turned = self.turn(x, positions)  # [outputs, P, 4, head_dim]
+        # numbers of float64 are so exact only where the function was given such
+        kind = "float64" if self.rounding == ROUNDING["float64"] else "float32"
+        recording: dict[str, NDArray[Any]] = {"positions": positions}
+        for name, y in zip(("q", "k"), turned.astype(kind), strict=False):
+            before = np.broadcast_to(x.astype(kind), y.shape)
+            recording |= {name: before, f"{name}_rotated": y}
+        return recording
 
     def turn(self, vectors: NDArray[Any], positions: Sequence[Any] | NDArray[Any]) -> Floats:
         """Every vector ``[m, head_dim]`` at every position: ``[outputs, P, m, head_dim]``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from typing import Any
@@ -18,66 +18,44 @@ from phasor.identification.explaining import explain
 from phasor.identification.hypotheses import (
     COARSE,
     FACTORS,
-    Changes,
     Hypothesis,
     Meant,
     alternatives,
     compare,
     compare_layouts,
     exchanged_axes,
-    factor_missing,
+    positions_in,
     precisions,
     rounded,
-    rows_of,
     suppose,
 )
-from phasor.identification.report import Finding
-from phasor.identification.spectrum import ROUNDING, Floats, Interval, doubling, find_spectrum
+from phasor.identification.report import SENTENCES, Changes, Finding, make_finding
+from phasor.identification.spectrum import ROUNDING, Floats, Interval
 from phasor.identification.turns import (
     Sample,
     Turns,
     angle_errors,
     arrangements,
     coarser,
+    find_spectrum_of,
     measure_turns,
     rotates_as,
 )
+from phasor.numpy import every_axis_of, phasors
 from phasor.rope import Rope
 from phasor.scaling import Linear
 
 #: What differs, and texts of what that cannot be told from.
 Found = tuple[Changes, tuple[str, ...]]
-#: The names of changes, the most important first; those of roundings follow.
-_ORDER = (
-    *("heads", "tokens", "not-turned", "pairing", "slice", "direction", "twice", "layer", "offset"),
-    *("restart", "first-row", "clamped", "table-end", "length", "base", "law-missing"),
-    *("law", "law-parameter", "frequencies", "factor-missing", "factor-twice", "factor", "axes"),
-)
 # of two differences, one is mostly one of these
 _OFTEN = {"direction", "slice", "layer", "base", "law-missing", "length"}
-_NEAR = 64  # offsets of positions that are tried
+# offsets of positions that are tried
+_OFFSETS = np.array(sorted({*range(-64, 65)} - {0}, key=abs))
 _FEW = 6  # tokens on which they are, and that are more than chance
 _STEPS = sorted(range(-3, 4), key=abs)
 _MAX_CANDIDATES = 4096
 _LOG_BASES = math.log(20), math.log(1e10)
 _GRID = 129
-
-
-def measure(sample: Sample, rope: Rope) -> Iterator[list[Turns]]:
-    """The turns for each arrangement of pairs that explains the sample: first of the slice meant.
-
-    If none does, one may if cos and sin are rounded.
-    """
-    for row_dtype in (None, *coarser(sample.dtype)):
-        is_found = False
-        for first, last in ((0, 4), (4, None)):
-            candidates = islice(arrangements(rope, sample), first, last)
-            measured = (measure_turns(sample, one, row_dtype) for one in candidates)
-            fitting = (turns for turns in measured if turns is not None)
-            yield (found := [*islice(fitting, 4 if is_found else 16)])
-            is_found |= bool(found)
-        if is_found:
-            return
 
 
 @dataclass(frozen=True)
@@ -97,14 +75,13 @@ class Finder:
         whole = self._explain_best()
         if whole and not is_vague(whole[0]):
             return whole
-        good = rotates_as(self.sample, self.meant.rope)
+        good = rotates_as(self.sample, self.meant.rope)  # [T, heads]
         heads, is_bad = (np.logical_not(good.all(axis=axis)) for axis in (0, 1))
         if heads.any() and not heads.all():
             changes, undecided = replace(self, sample=self.sample.of_heads(heads)).find()
             if changes and not is_vague(changes):
                 which = ranges(np.flatnonzero(heads).tolist())
-                text = f"Only some heads are wrong, counted from 0: {which}."
-                return (Finding("heads", text), *changes), undecided
+                return (make_finding("heads", which=which), *changes), undecided
         if is_bad.all() or not is_bad.any():
             return whole or ((), ())
         bad = replace(self, sample=self.sample.of(is_bad), tokens=self.tokens[is_bad])
@@ -112,20 +89,36 @@ class Finder:
         if whole and (part is None or is_vague(part[0])):
             return whole
         changes, undecided = part or ((), ())
-        text = f"Only {self._name_tokens(is_bad)} are wrong"
-        text += "." if changes else ", and turned by no position."
-        return (Finding("tokens", text), *changes), undecided
+        more = "" if changes else ", and turned by no position"
+        which = self._name_tokens(is_bad)
+        return (make_finding("tokens", which=which, more=more), *changes), undecided
 
     def _explain_best(self) -> Found | None:
         results: list[Found] = []
-        for measured in measure(self.sample, self.meant.rope):
-            results += map(self._explain, measured)
+        for turns in self._measure():
+            results += map(self._explain, turns)
             if any(not is_vague(changes) for changes, _ in results):
                 break  # interleaved pairs that stand still may be of the slice or not
         if not results:
             return None
         changes, undecided = min(results, key=lambda one: (is_vague(one[0]), len(one[0])))
         return tuple(sorted(changes, key=_order_of)), undecided
+
+    def _measure(self) -> Iterator[list[Turns]]:
+        """The turns for each arrangement that explains the sample: first of the slice meant.
+
+        If none does, one may if cos and sin are rounded.
+        """
+        for row_dtype in (None, *coarser(self.sample.dtype)):
+            is_found = False
+            for first, last in ((0, 4), (4, None)):
+                candidates = islice(arrangements(self.meant.rope, self.sample), first, last)
+                measured = (measure_turns(self.sample, one, row_dtype) for one in candidates)
+                fitting = (turns for turns in measured if turns is not None)
+                yield (found := [*islice(fitting, 4 if is_found else 16)])
+                is_found |= bool(found)
+            if is_found:
+                return
 
     def _name_tokens(self, is_bad: NDArray[np.bool_]) -> str:
         places = self.sample.positions.reshape(len(is_bad), -1).max(axis=1)
@@ -139,8 +132,7 @@ class Finder:
     def _explain(self, turns: Turns) -> Found:
         layout = [*compare_layouts(self.meant.rope, turns.arrangement)]
         if turns.row_dtype is not None:
-            text = f"Cos and sin are rounded to {turns.row_dtype}."
-            layout.append(Finding(f"table-in-{turns.row_dtype}", text))
+            layout.append(make_finding("table-in-{dtype}", dtype=turns.row_dtype, details=""))
         rope = _arranged(self.meant.rope, turns.arrangement)
         for level in () if rope is None else self._levels(rope, turns):
             fitting: list[tuple[int, float, Changes]] = []
@@ -156,7 +148,7 @@ class Finder:
                 others = [one for one in others if not names <= {change.name for change in one}]
                 texts = (" ".join(change.sentence for change in other) for other in others[:3])
                 return best, tuple(dict.fromkeys(texts))
-        found = self._measure_frequencies(turns) or self._name_pairs(turns)
+        found = self._measure_frequencies(rope, turns) or _name_pairs(rope, turns)
         return (*layout, *found), ()
 
     def _levels(self, rope: Rope, turns: Turns) -> Iterator[Iterator[Hypothesis]]:
@@ -168,10 +160,7 @@ class Finder:
         single = [*alternatives(self.meant._replace(rope=rope), places)]
 
         def one() -> Iterator[Hypothesis]:
-            yield same
-            yield from single
-            twice = Finding("twice", "It is rotated twice: R(2p) in place of R(p).")
-            yield suppose(rope, 2 * places, twice)
+            yield from (same, *single, suppose(rope, 2 * places, make_finding("twice")))
             yield from self._moved(same, turns)
             yield from precisions(rope, places)
             yield from exchanged_axes(rope, places)
@@ -194,41 +183,34 @@ class Finder:
     def _moved(self, hypothesis: Hypothesis, turns: Turns) -> Iterator[Hypothesis]:
         """The hypothesis at other positions, which explain every token."""
         changes, rope, places, rows = hypothesis
-        n_axes = rope.axes.n_axes
-
-        def everywhere(moved: NDArray[Any]) -> NDArray[Any]:
-            return moved if n_axes == 1 else np.repeat(moved[:, None], n_axes, axis=1)
-
         # R(p + offset) = R(p) R(offset): [offsets, T, num_pairs]
-        offsets = np.array(sorted({*range(-_NEAR, _NEAR + 1)} - {0}, key=abs))
-        moved = rows[:_FEW] * (rows_of(rope, everywhere(offsets)) / rope.attention_factor)[:, None]
+        moved = rows[:_FEW] * phasors(rope, _OFFSETS)[:, None]
         off = np.abs(turns.z[:_FEW] - turns.scale(rope) * moved)
         fits = np.all(off <= turns.allowed(rope, places)[:_FEW], axis=(1, 2))
-        for offset in offsets[fits][:3].tolist():
+        for offset in _OFFSETS[fits][:3].tolist():
             yield suppose(rope, places + offset, *changes, *_offset_changes(offset))
-        every = places if n_axes == 1 else places[:, 0]
-        if n_axes > 1 and np.any(places != every[:, None]):
+        every = places if places.ndim == 1 else places[:, 0]
+        if places.ndim > 1 and np.any(places != every[:, None]):
             return  # of text all coordinates are one number
-        mapped = self._map_positions(rope, turns, every, everywhere)
+        mapped = self._map_positions(rope, turns, every)
         if mapped is not None:
             names = self._name_positions(mapped, every)
-            yield suppose(rope, everywhere(mapped), *changes, *names)
+            yield suppose(rope, every_axis_of(rope, mapped), *changes, *names)
 
     def _map_positions(
-        self, rope: Rope, turns: Turns, places: NDArray[Any],
-        everywhere: Callable[[NDArray[Any]], NDArray[Any]],
-    ) -> NDArray[np.int64] | None:  # fmt: skip
+        self, rope: Rope, turns: Turns, places: NDArray[Any]
+    ) -> NDArray[np.int64] | None:
         """The position in or near the recording as which each token is turned, if there is one."""
         recorded = np.rint(self.positions.reshape(-1)[:_MAX_CANDIDATES])
         counted = np.arange(min(int(self.positions.shape[1]), _MAX_CANDIDATES), dtype=np.float64)
         known: Floats = np.concatenate([recorded, counted])
-        shifted = [known + by for by in _STEPS]
-        coarse = [rounded(places, dtype) for places in shifted for dtype in COARSE]
-        coarse += [rounded(known, dtype) + by for dtype in COARSE for by in _STEPS]
-        candidates = np.unique(np.concatenate([*shifted, *coarse])).astype(np.int64)
-        scale = turns.scale(rope)
-        rows = scale * rows_of(rope, everywhere(candidates))
-        slack = scale * rope.attention_factor * angle_errors(candidates, rope.inv_freq, turns.dtype)
+        shifted = np.unique(np.add.outer(_STEPS, known))
+        coarse = [rounded(shifted, dtype) for dtype in COARSE]
+        coarse += [np.add.outer(_STEPS, rounded(known, dtype)).ravel() for dtype in COARSE]
+        candidates = np.unique(np.concatenate([shifted, *coarse])).astype(np.int64)
+        size = turns.scale(rope) * rope.attention_factor
+        rows = size * phasors(rope, candidates)
+        slack = size * angle_errors(candidates, rope.inv_freq, turns.dtype)
         mapped = np.empty(len(turns.z), np.int64)
         for token, place in enumerate(places):
             fits = np.abs(turns.z[token] - rows) <= turns.errors[token] + slack
@@ -238,31 +220,32 @@ class Finder:
             mapped[token] = fitting[np.argmin(np.abs(fitting - place))]
         return mapped
 
-    def _name_positions(self, mapped: NDArray[np.int64], places: NDArray[Any]) -> list[Finding]:
+    def _name_positions(self, mapped: NDArray[np.int64], places: NDArray[Any]) -> Changes:
         if not mapped.any():
-            return [Finding("not-turned", "It is not turned: every token is as at position 0.")]
+            return (make_finding("not-turned"),)
         column = self.tokens % self.positions.shape[1]
         # the first tokens show an offset alone, where others restart
         off = mapped - places
         by = off[0] if np.all(off[:3] == off[0]) else 0
-        changes = _offset_changes(by)
-        wrong = off != by
+        offset, wrong = _offset_changes(by), off != by
         if not wrong.any():
-            return changes
+            return offset
         first, last = int(np.argmax(wrong)), int(mapped.max())
-        where = (
-            f"token {self.tokens[first]} (position {places[first]:.15g}) is turned as "
-            f"{mapped[first]}"
-        )
-        if len(self.positions) > 1 and np.array_equal(mapped, self.positions[0, column]):
-            text = f"Positions: every row of the batch has those of the first: {where}."
-            return [Finding("first-row", text)]
+        at = f"token {self.tokens[first]} (position {places[first]:.15g})"
+        where = f"{at} is turned as {mapped[first]}"
+
+        def is_mapped(expected: NDArray[Any]) -> bool:
+            return np.array_equal(mapped, expected)
+
+        if len(self.positions) > 1 and is_mapped(self.positions[0, column]):
+            return (make_finding("first-row", where=where),)
         for dtype in COARSE:
-            change = Finding(f"positions-in-{dtype}", f"Positions are rounded to {dtype}: {where}.")
+            change = positions_in(dtype, f": {where}")
             for step in _STEPS:
-                choices = rounded(places + step, dtype), rounded(places, dtype) + step
-                if any(np.array_equal(mapped, choice) for choice in choices):
-                    return [*_offset_changes(step), change]
+                if any(
+                    map(is_mapped, (rounded(places + step, dtype), rounded(places, dtype) + step))
+                ):
+                    return *_offset_changes(step), change
             far = np.abs(mapped) > 1 / ROUNDING[dtype]
             if far.sum() >= _FEW:
                 # what tokens are turned as, and what they would be without a restart
@@ -270,46 +253,39 @@ class Finder:
                     np.array_equal(rounded(some[far], dtype), some[far])
                     for some in (mapped, column, places)
                 )
-                changes += [change] if is_rounded and not all(others) else []
-        if np.array_equal(mapped, np.minimum(places + by, last)):
-            text = f"Table: it ends, positions from {last - by + 1:.15g} on turn as {last}."
-            return [*changes, Finding("clamped", text)]
+                offset += (change,) if is_rounded and not all(others) else ()
+        if is_mapped(np.minimum(places + by, last)):
+            return *offset, make_finding("clamped", end=last - by + 1, last=last)
         if not mapped[wrong].any():
-            text = f"a table ends, or positions are not counted on: {where}, and so are others"
-            return [*changes, Finding("table-end", f"Positions: {text}.")]
-        text = "restart elsewhere"
-        if np.array_equal(mapped, column):
-            text = "are counted through and do not restart"
-        return [*changes, Finding("restart", f"Positions {text}: {where}.")]
+            return *offset, make_finding("table-end", where=where)
+        how = "are counted through and do not restart" if is_mapped(column) else "restart elsewhere"
+        return *offset, make_finding("restart", how=how, where=where)
 
     # ---- frequencies ----
 
-    def _measure_frequencies(self, turns: Turns) -> list[Finding] | None:
+    def _measure_frequencies(self, rope: Rope | None, turns: Turns) -> Changes | None:
         """What the frequencies are, and by how much positions are off."""
-        places, offset, found = turns.positions, 0, list[Rope]()
+        places, offset, known = turns.positions, 0, list[Rope]()
         pairs = turns.z.shape[1]
-        index = None if places.ndim > 1 or np.any(places % 1) else doubling(places)
-        if index is not None:
-            z, gain = turns.z[index], sum(turns.gain) / 2
-            errors = np.minimum(turns.errors[index] / gain, np.pi)
-            spectrum = find_spectrum(places[index].astype(int).tolist(), z, errors)
-            drivers = np.ones((1, z.shape[1]), dtype=bool)
-            sizes, rounding = np.full(z.shape, gain), ROUNDING[turns.dtype]
+        if places.ndim > 1:
+            return None
+        if (spectrum := find_spectrum_of(turns)) is not None:
+            drivers = np.ones((1, pairs), dtype=bool)
+            sizes = np.full((1, pairs), sum(turns.gain) / 2)
+            rounding = ROUNDING[turns.dtype]
             report = explain(turns.arrangement, spectrum, drivers, sizes, rounding=rounding)
             offset = 0 if report.position_offset % 1 else int(report.position_offset)
             if report.rope is not None and report.known_law:
-                found.append(replace(report.rope, inv_freq_dtype="exact"))
-        offsets = dict.fromkeys((offset, *_STEPS))
-        moved = [(places + by if by else places, _offset_changes(by)) for by in offsets]
-        moved += [(rounded(places, dtype), [Finding(f"positions-in-{dtype}",
-                   f"Positions are rounded to {dtype}.")]) for dtype in COARSE]  # fmt: skip
-        for at, changes in moved if places.ndim == 1 else ():
-            ropes = [*found, *self._find_bases(turns, at)]
-            likely = [suppose(rope, at, *changes) for rope in ropes if rope.num_pairs == pairs]
-            if at is places:
+                known.append(replace(report.rope, inv_freq_dtype="exact"))
+        moved = [(places + by, _offset_changes(by)) for by in dict.fromkeys((offset, *_STEPS))]
+        moved += [(rounded(places, dtype), (positions_in(dtype),)) for dtype in COARSE]
+        for at, changes in moved:
+            ropes = (*known, *_find_bases(rope, turns, at, () if changes else FACTORS))
+            likely = [suppose(one, at, *changes) for one in ropes if one.num_pairs == pairs]
+            if not changes:
                 likely += [moved for one in likely[:4] for moved in self._moved(one, turns)]
             fitting = [
-                [*one.changes, *compare(self.meant.rope, one.rope), *_gain_changes(one.rope, turns)]
+                (*one.changes, *compare(self.meant.rope, one.rope), *_gain_changes(one.rope, turns))
                 for one in likely
                 if turns.misfit(one).max() <= 1
             ]
@@ -317,57 +293,40 @@ class Finder:
                 return min(fitting, key=len)
         return None
 
-    def _find_bases(self, turns: Turns, places: NDArray[Any]) -> Iterator[Rope]:
-        """The rope with bases that tokens allow, with its law, none or others, either direction.
 
-        The bases that some tokens allow are found on a grid, then on finer ones for more tokens;
-        where later ones allow none, as after a restart, the first may be right all the same.
-        """
-        meant = _arranged(self.meant.rope, turns.arrangement)
-        if meant is None or meant.base is None:
-            return
-        order = np.argsort(np.abs(places), kind="stable")
-        linear = (Linear(factor=factor) for factor in FACTORS if places is turns.positions)
-        for law, direction in product(dict.fromkeys((meant.scaling, None, *linear)), (1, -1)):
-            (low, high), bases = _LOG_BASES, Interval(1, 0)
-            for some in (order[:4], order[:8], order[:16], order[:32], order, order, order):
-                count = _GRID + int((high - low) * float(np.abs(places[some]).max()) / 8)
-                logs = np.linspace(low, high, min(count, 4 * _MAX_CANDIDATES))
-                rope = replace(meant, scaling=law, direction=direction)
-                kept = _allowed_bases(rope, logs, places, turns, some)
-                if not len(kept):
-                    break
+def _find_bases(
+    meant: Rope | None, turns: Turns, places: NDArray[Any], factors: Sequence[float]
+) -> Iterator[Rope]:
+    """The rope with bases that tokens allow, with its law, none or others, either direction.
+
+    The bases that a few tokens allow are found on a grid, then on finer ones for more tokens, up
+    to as many as allow any: where positions restart, the first may be right all the same.
+    """
+    if meant is None or meant.base is None:
+        return
+    order = np.argsort(np.abs(places), kind="stable")
+    laws = dict.fromkeys((meant.scaling, None, *(Linear(factor=factor) for factor in factors)))
+    for law, direction in product(laws, (1, -1)):
+        rope = replace(meant, scaling=law, direction=direction)
+        (low, high), bases = _LOG_BASES, Interval(1, 0)
+        allowing, tried, limit, refinements = 0, min(4, len(order)), len(order), 3
+        while refinements:
+            some = order[:tried]
+            count = _GRID + int((high - low) * float(np.abs(places[some]).max()) / 8)
+            logs = np.linspace(low, high, min(count, 4 * _MAX_CANDIDATES))
+            kept = _allowed_bases(rope, logs, places, turns, some)
+            if len(kept):
                 step = float(logs[1] - logs[0])
                 low, high = float(kept[0]) - step, float(kept[-1]) + step
                 bases = Interval(low, high).exp()
-            for base in bases.decimals():
-                yield replace(meant, base=base, scaling=law, direction=direction)
-
-    def _name_pairs(self, turns: Turns) -> list[Finding]:
-        """From which pair on the frequencies differ."""
-        rope = _arranged(self.meant.rope, turns.arrangement)
-        if rope is None:
-            return [Finding("frequencies", "Frequencies differ.")]
-        misfit = turns.misfit(suppose(rope, turns.positions)).max(axis=0)
-        pairs: list[int] = np.flatnonzero(misfit > 1).tolist()
-        if not pairs:
-            text = "Angles differ by a little more than rounding explains."
-            return [Finding("angles", text), *_gain_changes(rope, turns)]
-        text = f"Frequencies differ from pair {pairs[0]} on: pairs {ranges(pairs)}."
-        return [Finding("frequencies", text), *_gain_changes(rope, turns)]
-
-
-def _order_of(change: Finding) -> int:
-    return _ORDER.index(change.name) if change.name in _ORDER else len(_ORDER)
-
-
-def is_vague(changes: Changes) -> bool:
-    """Whether it is said that something differs, and not why."""
-    return any(change.name in ("frequencies", "angles", "tokens") for change in changes)
-
-
-def _offset_changes(by: float) -> list[Finding]:
-    return [Finding("offset", f"Positions are off by {by:+.15g}.")] if by else []
+                refinements -= tried == limit
+                allowing, tried = tried, min(2 * tried, limit)
+            elif allowing in (0, tried):
+                break
+            else:
+                limit = tried - 1
+                tried = (allowing + tried) // 2
+        yield from (replace(rope, base=base) for base in bases.decimals())
 
 
 def _allowed_bases(
@@ -385,7 +344,7 @@ def _allowed_bases(
     change = np.maximum(change, np.roll(change, 1, axis=0))
     kept: list[float] = []
     for part in np.array_split(logs, 1 + len(logs) * z.size // 4_000_000):
-        ratio, off = (_interpolate(table, few, part) for table in (divided, change))
+        ratio, off = (_interpolate(few, table, part) for table in (divided, change))
         f = np.exp(ratio - part[:, None] * pairs)  # [bases, pairs]
         angles = rope.direction * places[some][:, None] * f[:, None]  # [bases, T, pairs]
         # neighbours on the grid are a step apart, and float32 angles rounded
@@ -396,10 +355,37 @@ def _allowed_bases(
     return np.array(kept)
 
 
-def _interpolate(table: Floats, at: Floats, wanted: Floats) -> Floats:
-    """Rows of a table ``[at, n]`` between those that there are, ``[wanted, n]``."""
+def _interpolate(at: Floats, table: Floats, wanted: Floats) -> Floats:
     columns: list[Floats] = [np.interp(wanted, at, column) for column in table.T]
-    return np.stack(columns, axis=1)
+    return np.stack(columns, axis=1)  # [wanted, n]
+
+
+def _name_pairs(rope: Rope | None, turns: Turns) -> Changes:
+    """From which pair on the frequencies differ."""
+    if rope is None:
+        return (make_finding("frequencies", where=""),)
+    misfit = turns.misfit(suppose(rope, turns.positions)).max(axis=0)
+    pairs: list[int] = np.flatnonzero(misfit > 1).tolist()
+    found = make_finding("angles")
+    if pairs:
+        where = f" from pair {pairs[0]} on: pairs {ranges(pairs)}"
+        found = make_finding("frequencies", where=where)
+    return found, *_gain_changes(rope, turns)
+
+
+def _order_of(change: Finding) -> int:
+    """The place in `SENTENCES`, behind all others for a rounding."""
+    names = [*SENTENCES]
+    return names.index(change.name) if change.name in names else len(names)
+
+
+def is_vague(changes: Changes) -> bool:
+    """Whether it is said that something differs, and not why."""
+    return any(change.name in ("frequencies", "angles", "tokens") for change in changes)
+
+
+def _offset_changes(by: float) -> Changes:
+    return (make_finding("offset", offset=by, more=""),) if by else ()
 
 
 def _arranged(rope: Rope, arrangement: Arrangement) -> Rope | None:
@@ -414,13 +400,13 @@ def _arranged(rope: Rope, arrangement: Arrangement) -> Rope | None:
         return None
 
 
-def _gain_changes(rope: Rope, turns: Turns) -> list[Finding]:
+def _gain_changes(rope: Rope, turns: Turns) -> Changes:
     """How the factor of cos and sin differs from the rope's."""
     factor, (low, high) = rope.attention_factor, turns.gain
     if low <= factor <= high:
-        return []
+        return ()
     if low <= 1 <= high:
-        return [factor_missing(factor)]
+        return (make_finding("factor-missing", factor=factor),)
     if low <= factor**2 <= high:
-        return [Finding("factor-twice", f"Factor: {factor:.7g} is multiplied twice.")]
-    return [Finding("factor", f"Factor: {(low + high) / 2:.6g} in place of {factor:.7g}.")]
+        return (make_finding("factor-twice", factor=factor),)
+    return (make_finding("factor", found=(low + high) / 2, factor=factor),)

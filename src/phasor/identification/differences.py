@@ -13,10 +13,9 @@ from phasor._checks import number, whole
 from phasor.describe import ranges, static_rope
 from phasor.errors import SpecError, TensorError
 from phasor.identification.calling import Caller, Calling, RefusedError, find_caller
-from phasor.identification.hypotheses import Changes
-from phasor.identification.report import Difference
+from phasor.identification.report import Changes, Difference
 from phasor.identification.spectrum import Floats, exact_phasors, find_first_bad
-from phasor.identification.verifying import record, verify
+from phasor.identification.verifying import verify
 from phasor.layers import LayerRopes
 from phasor.numpy import every_axis_of, matrix, pair_indices
 from phasor.rope import Rope, real_inv_freq
@@ -426,7 +425,7 @@ def diff(
     match first, second:
         case (Rope() as rope, Caller() as caller) | (Caller() as caller, Rope() as rope) if found:
             try:
-                recording = record(caller, min(context, found.position + _FAR) - 1)
+                recording = caller.record(min(context, found.position + _FAR) - 1)
                 (side, *_) = verify(rope, recording).sides
                 return replace(found, causes=side.changes)
             except (RefusedError, TensorError):  # some position is refused, or turned to NaN

@@ -142,7 +142,8 @@ def _find_direction(spectrum: Spectrum) -> tuple[Literal[1, -1], Floats, list[Fi
         rest = f" and {len(backwards) - 1} more turn" if len(backwards) > 1 else " turns"
         findings.append(make_finding("beyond-half-a-turn", pairs=f"{backwards[0]}{rest}"))
     if direction < 0:
-        findings.append(make_finding("sign-reversed"))
+        way = "clockwise: y0 = x0 cos + x1 sin. Scores against keys turned the usual way are wrong"
+        findings.append(make_finding("direction", way=way))
     return direction, np.where(f < 0, f + 2 * np.pi, f), findings
 
 
@@ -160,8 +161,10 @@ def _find_offset(spectrum: Spectrum) -> tuple[float | None, Finding | None]:
         return None, make_finding("constant-phase")
     order = np.lexsort((errors.max(axis=1), candidates != 0))
     offset, *others = candidates[order][fits[order]].tolist()
-    text = f" ({', '.join(f'{p:+g}' for p in others)} within rounding)" if others else ""
-    finding = make_finding("position-offset", offset=offset, others=text)
+    more = f" ({', '.join(f'{p:+g}' for p in others)} within rounding)" if others else ""
+    more += f": position 0 is turned as {offset:g}. Scores of distances are right, keys turned "
+    more += "elsewhere are not"
+    finding = make_finding("offset", offset=offset, more=more)
     return offset, finding if offset else None
 
 

@@ -30,8 +30,8 @@ from phasor.identification.spectrum import (
 )
 from phasor.scaling import Law
 
-# bases that models are trained with; any other base may be one of these, stretched
-_USUAL_BASES = (1e4, 5e5, 1e6, 1e5, 5e6, 1e7, 1.5e5, 1.6e5)
+#: Bases that models are trained with; any other base may be one of these, stretched.
+USUAL_BASES = (1e4, 5e5, 1e6, 1e5, 1.5e5, 1.6e5, 5e6, 1e7, 2e6, 8e6)
 # a frequency measured as 0 is evidence of a stopped pair only if its uncertainty is below this
 _MAX_ZERO_UNCERTAINTY = 1e-9
 # a mistake is likelier than a law that needs this many digits more
@@ -147,7 +147,7 @@ def _scan_stretched_base(measured: Frequencies) -> Proposals:
     if short is None or count_digits(short) <= 2:
         return
     spread = (bases.high - bases.low) / short + 1e-12
-    for usual in _USUAL_BASES:
+    for usual in USUAL_BASES:
         if usual >= bases.low:
             continue
         for law, factor in (
@@ -164,7 +164,7 @@ def _find_exponent_width(measured: Frequencies) -> Proposals:
     short = bases.simplest()
     for width in {measured.head_dim, pairs, 4 * pairs} - {2 * pairs}:
         intended = bases.power(width / (2 * pairs)).simplest()
-        if short and intended in _USUAL_BASES and short not in _USUAL_BASES:
+        if short and intended in USUAL_BASES and short not in USUAL_BASES:
             mistake = make_finding(
                 "exponent-width", width=width, rotary_dim=2 * pairs, intended=intended
             )

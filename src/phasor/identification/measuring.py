@@ -51,7 +51,7 @@ from phasor.identification.spectrum import (
     find_spectrum,
     powers_of_two,
 )
-from phasor.identification.turns import Sample, least_squares
+from phasor.identification.turns import Sample, least_squares, measure_turns
 from phasor.numpy import every_axis_of, matrix
 from phasor.rope import Rope
 
@@ -299,7 +299,7 @@ def identify_samples(
     sample = _group_samples(before, after, positions, dtype)
     is_equal = _are_equal(sample.positions)
     equal, unequal = sample.of(is_equal), sample.of(~is_equal)
-    arrangement = _find_arrangement(equal, rounding)
+    arrangement = _find_arrangement(equal)
     if arrangement is None:
         why = "no pairing of coordinates explains the samples as turns, up to a factor, of pairs"
         head_dim = sample.x.shape[-1]
@@ -367,20 +367,16 @@ def _are_equal(positions: NDArray[np.int64]) -> NDArray[np.bool_]:
     return np.asarray((positions == positions[:, :1]).all(axis=1))
 
 
-def _find_arrangement(sample: Sample, rounding: float) -> Arrangement | None:
-    """The narrowest arrangement that leaves no residue and holds every changed coordinate."""
+def _find_arrangement(sample: Sample) -> Arrangement | None:
+    """The narrowest arrangement that holds every changed coordinate and turns it."""
     sample = sample.of(np.arange(len(sample.positions)) < _ARRANGEMENT_POSITIONS)
-    changed = (np.abs(sample.x - sample.y) > rounding * np.abs(sample.x)).any(axis=(0, 1))
-    turning = np.flatnonzero(changed)
-    if len(turning) == 0:
+    changed = np.flatnonzero(~sample.is_kept().all(axis=(0, 1)))
+    if len(changed) == 0:
         return None
-    sizes = np.maximum(np.abs(sample.y).max(axis=(1, 2)), 1e-300)
-    for candidate in candidate_arrangements(int(turning[0]), int(turning[-1]), sample.x.shape[-1]):
-        u, v = sample.pairs(candidate)
-        residues = np.abs(v - least_squares(u, v)[:, None] * u).max(axis=(1, 2))
-        if np.all(residues <= 8 * rounding * sizes):
-            return candidate
-    return None
+    ends = int(changed[0]), int(changed[-1])
+    candidates = candidate_arrangements(*ends, sample.x.shape[-1])
+    measured = (measure_turns(sample, one, one_gain=False) for one in candidates)
+    return next((turns.arrangement for turns in measured if turns is not None), None)
 
 
 def _find_drivers_of_samples(

@@ -203,8 +203,8 @@ def add_limits(
         findings.append(Finding(name, sentence))
     for dtype, position in first_rounded.items():
         if dtype != "float64":
-            measured = {"position": position, "rounded": _round_position(position, dtype)}
-            findings.append(make_finding("positions-in-{dtype}", dtype=dtype, **measured))
+            where = f": {position} is turned as if it were {_round_position(position, dtype)}"
+            findings.append(make_finding("positions-in-{dtype}", dtype=dtype, where=where))
     name, negative = _describe_negative_positions(predicted, end)
     if name is not None:
         findings.append(Finding(name, f"A negative position {negative}."))
@@ -230,9 +230,9 @@ def _describe_table_end(predicted: _Prediction, end: int) -> tuple[str, str]:
         return "table-end-identity", "it does not turn at all (identity)"
     match predicted.find_source(results, {"last": lambda p: end - 1, "modulo": lambda p: p % end}):
         case "last":
-            return "positions-clamped", f"every position is turned as {end - 1} (clamped)"
+            return "clamped", f"every position is turned as {end - 1} (clamped)"
         case "modulo":
-            return "positions-wrapped", f"positions start again at 0 (modulo {end})"
+            return "wrapped", f"positions start again at 0 (modulo {end})"
         case _:
             other = "it gives something else (memory that is no table, or other rows)"
             return "table-end-garbage", other

@@ -12,31 +12,55 @@ from phasor.pairings import Pairing
 from phasor.rope import Rope
 from phasor.scaling import Law, Rule
 
-#: The sentence of each finding; `make_finding` replaces the braces by measured values. Findings
-#: about a table's end, negative positions and norms have sentences where they are measured.
+#: The sentence of each finding; `make_finding` replaces the braces by measured values. First what
+#: differs from a rope that was meant, the most important first. Findings about a table's end,
+#: negative positions and norms have sentences where they are measured.
 SENTENCES = {
+    "heads": "Only some heads are wrong, counted from 0: {which}.",
+    "tokens": "Only {which} are wrong{more}.",
+    "not-turned": "It is not turned: every token is as at position 0.",
+    "turned": "It is turned, and this layer has no position embedding.",
+    "no-rotation": "It turns no pairs of coordinates, up to one factor of all; perhaps these are "
+    "not the same vectors, or a norm lies between.",
+    "pairing": "Pairing: {found} in place of {meant}.",
+    "slice": "Slice: coordinates {found} turn, in place of {meant}.",
+    "direction": "Sign: it turns {way}.",
+    "twice": "It is rotated twice: R(2p) in place of R(p).",
+    "layer": "Layer: it is turned as layers of the kind {kind!r} are to be.",
+    "offset": "Positions are off by {offset:+.15g}{more}.",
+    "restart": "Positions {how}: {where}.",
+    "first-row": "Positions: every row of the batch has those of the first: {where}.",
+    "clamped": "Table: it ends, positions from {end:.15g} on turn as {last}.",
+    "table-end": "Positions: a table ends, or positions are not counted on: {where}, and so are "
+    "others.",
+    "length": "Length: its frequencies are chosen {which}.",
+    "base": "Base: {found} in place of {meant}.",
+    "law-missing": "Law: {law} is not applied, frequencies are the plain powers.",
+    "law": "Law: {found} in place of {meant}.",
+    "law-parameter": "Law: {law} with {parameters}.",
+    "frequencies": "Frequencies differ{where}.",
+    "factor-missing": "Factor: missing, cos and sin are to be multiplied by {factor:.7g}.",
+    "factor-twice": "Factor: {factor:.7g} is multiplied twice.",
+    "factor": "Factor: {found:.6g} in place of {factor:.7g}.",
+    "axes": "Axes: {found}.",
+    "angles": "Angles differ by a little more than rounding explains.",
+    "positions-in-{dtype}": "Positions are rounded to {dtype}{where}.",
+    "frequencies-in-{dtype}": "Frequencies are rounded to {dtype}{details}.",
+    "angles-in-{dtype}": "Positions, frequencies and angles are rounded to {dtype}.",
+    "table-in-{dtype}": "Cos and sin are rounded to {dtype}{details}.",
+    "steps-in-{dtype}": "{steps} rounded to {dtype}, not the result alone: a number is off by "
+    "{error:.1e} that one rounding moves by {once:.1e} at most.",
+    "angles-in-float32": "Angles are computed in float32: the error grows with the position, and "
+    "is {error:.1e} near {near}.",
+    "noise": "A number is off by {error:.1e} that rounding to {dtype} moves by {once:.1e} at most: "
+    "noise, or an approximation.",
     "inputs-written": "It writes its inputs: keep a copy of what goes in.",
     "remembers": "The result depends on earlier calls, or on chance: positions up to {top} are "
     "turned otherwise when they are asked for again.",
     "depends-on-length": "The result depends on the length of the call: it changes when one "
     "reaches {length}.{rule}",
-    "table-in-{dtype}": "Cos and sin are held in {dtype}: every value of the {result_dtype} result "
-    "is a {dtype} number, so they are off by up to {error:.1e}.",
-    "steps-in-{dtype}": "{steps} rounded to {dtype}, not the result alone: a number is off by "
-    "{error:.1e} that one rounding moves by {once:.1e} at most.",
-    "noise": "A number is off by {error:.1e} that rounding to {dtype} moves by {once:.1e} at most: "
-    "noise, or an approximation.",
-    "frequencies-in-{dtype}": "Frequencies are held in {dtype}: each is a {dtype} number{details}.",
-    "angles-in-float32": "Angles are computed in float32: the error grows with the position, and "
-    "is {error:.1e} near {near}.",
-    "positions-in-{dtype}": "Positions are held in {dtype}: {position} is turned as if it were "
-    "{rounded}.",
     "beyond-half-a-turn": "Pair {pairs} by more than half a turn per position, or against the "
     "others: whole positions cannot tell which.",
-    "sign-reversed": "It turns clockwise: y0 = x0 cos + x1 sin. Scores against keys turned the "
-    "usual way are wrong.",
-    "position-offset": "Positions are off by {offset:+g}{others}: position 0 is turned as "
-    "{offset:g}. Scores of distances are right, keys turned elsewhere are not.",
     "constant-phase": "Position 0 is turned by a constant angle.",
     "samples-part": "Up to position {last_position} the samples turn alike; {unused} does not.",
     "interleaved-rows-on-halves": "Rows of cos and sin for interleaved pairs (each angle twice in "
@@ -71,6 +95,9 @@ class Finding(NamedTuple):
 
     name: str  # for programs
     sentence: str  # for people
+
+
+Changes = tuple[Finding, ...]
 
 
 def make_finding(name: str, /, **measured: Any) -> Finding:

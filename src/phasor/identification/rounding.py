@@ -34,9 +34,8 @@ def find_table_dtype(values: Floats, rounding: float, dtype: str) -> tuple[float
     for name in coarser if len(distinct) >= 16 else ():
         if np.array_equal(round_to_dtype(distinct, name)[0], distinct):
             error = ROUNDING[name]
-            return error, [
-                make_finding("table-in-{dtype}", dtype=name, result_dtype=dtype, error=error / 2)
-            ]
+            details = f": every value of the {dtype} result is, off by up to {error / 2:.1e}"
+            return error, [make_finding("table-in-{dtype}", dtype=name, details=details)]
     return rounding, []
 
 

@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 
 from phasor.identification.blocks import Arrangement, arrangement_of, candidate_arrangements
 from phasor.identification.hypotheses import Hypothesis, rows_of
-from phasor.identification.spectrum import DTYPES, ROUNDING, Complex, Floats
+from phasor.identification.spectrum import (
+    DTYPES,
+    ROUNDING,
+    Complex,
+    Floats,
+    Spectrum,
+    doubling,
+    find_spectrum,
+)
 from phasor.pairings import PAIRINGS
 from phasor.rope import Rope
 
@@ -132,9 +140,9 @@ def least_squares(u: Complex, v: Complex) -> Complex:
 
 
 def measure_turns(
-    sample: Sample, arrangement: Arrangement, row_dtype: str | None = None
+    sample: Sample, arrangement: Arrangement, row_dtype: str | None = None, *, one_gain: bool = True
 ) -> Turns | None:
-    """The turns of a sample's pairs; None unless they all have one factor and heads agree.
+    """The turns of a sample's pairs; None unless heads agree, and pairs have one factor.
 
     The lengths of pairs tell pairings apart whatever the positions are, and one head is enough.
     With a ``row_dtype`` cos and sin may be rounded to it, which changes the lengths.
@@ -146,24 +154,30 @@ def measure_turns(
     telling = sizes > 0
     if not kept.all() or not telling.any():
         return None
-    gain = float(turned.sum() / sizes.sum())
-    products = gain * (np.abs(u.real) + np.abs(u.imag))
-    errors = np.sqrt(2) * sample.bounds(products, turned)  # of both members together
-    errors += row_error(sample.dtype) * gain * sizes
-    in_rows = 0.0 if row_dtype is None else 1.5 * gain * ROUNDING[row_dtype]
-    low = ((turned - errors)[telling] / sizes[telling]).max() - in_rows
-    high = ((turned + errors)[telling] / sizes[telling]).min() + in_rows
-    if low > high or np.any(turned[~telling] > errors[~telling]):
+    # |x0 cos| + |x1 sin| is at most the length; of both members together
+    errors = np.sqrt(2) * sample.bounds(turned, turned) + row_error(sample.dtype) * turned
+    in_rows = 0.0 if row_dtype is None else 1.5 * turned.sum() / sizes.sum() * ROUNDING[row_dtype]
+    low = float(((turned - errors)[telling] / sizes[telling]).max()) - in_rows
+    high = float(((turned + errors)[telling] / sizes[telling]).min()) + in_rows
+    if (one_gain and low > high) or np.any(turned[~telling] > errors[~telling]):
         return None
     z, weights = least_squares(u, v), np.maximum((sizes**2).sum(axis=1), _NOTHING)
     z_errors = np.minimum((sizes * errors).sum(axis=1) / weights, 1e300)
     z_errors[weights == _NOTHING] = 1e300  # zeros tell nothing
     if np.any(np.abs(v - z[:, None] * u) > errors + sizes * z_errors[:, None]):
         return None
-    span = float(low), float(high)
-    return Turns(
-        arrangement, z, z_errors + in_rows, span, sample.positions, sample.dtype, row_dtype
-    )
+    z_errors += in_rows
+    return Turns(arrangement, z, z_errors, (low, high), sample.positions, sample.dtype, row_dtype)
+
+
+def find_spectrum_of(turns: Turns) -> Spectrum | None:
+    """The frequencies, if positions are whole and two of them are one apart."""
+    places = turns.positions
+    index = None if places.ndim > 1 or np.any(places % 1) else doubling(places)
+    if index is None:
+        return None
+    errors = np.minimum(turns.errors[index] * 2 / sum(turns.gain), np.pi)
+    return find_spectrum(places[index].astype(int).tolist(), turns.z[index], errors)
 
 
 def coarser(dtype: str) -> list[str]:

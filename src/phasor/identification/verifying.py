@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from phasor.describe import static_rope
 from phasor.errors import SpecError, TensorError
 from phasor.identification.blocks import arrangement_of
-from phasor.identification.calling import Caller
 from phasor.identification.causes import Finder, is_vague
-from phasor.identification.hypotheses import Changes, Meant, alternatives, rows_of
+from phasor.identification.hypotheses import Meant, alternatives, rows_of
 from phasor.identification.recordings import (
     Arrays,
     Vectors,
@@ -29,8 +28,7 @@ from phasor.identification.recordings import (
     vectors_of,
     vectors_of_rows,
 )
-from phasor.identification.report import Difference, Finding
-from phasor.identification.spectrum import ROUNDING
+from phasor.identification.report import Changes, Difference, Finding, make_finding
 from phasor.identification.turns import Sample, measure_turns, rotates_as
 from phasor.layers import LayerRopes, one_layer
 from phasor.rope import Rope
@@ -153,28 +151,6 @@ def verify(
     return Verification(model=layers.name, sides=tuple(sides))
 
 
-def record(caller: Caller, max_position: int) -> dict[str, NDArray[Any]]:
-    """The recording of a function's random vectors; of queries and keys if it turns both.
-
-    Raises:
-        RefusedError: If it refuses one of the positions.
-    """
-    powers = (1 << power for power in range(4, 63))
-    steps = {*range(17), *(power + step for power in powers for step in (-1, 0, 1))}
-    positions = np.array(sorted(p for p in steps if p <= min(max_position, caller.max_position)))
-    if caller.n_axes > 1:  # other coordinates on every axis
-        rolled = [np.roll(positions, 3 * axis) for axis in range(caller.n_axes)]
-        positions = np.stack(rolled, axis=-1)
-    x, turned = caller.turn_random(positions)
-    # numbers of float64 are so exact only where the function was given such
-    kind = "float64" if caller.rounding == ROUNDING["float64"] else "float32"
-    recording: dict[str, NDArray[Any]] = {"positions": positions}
-    for name, y in zip(("q", "k"), turned, strict=False):
-        before = np.broadcast_to(x.astype(kind), y.shape)
-        recording |= {name: before, f"{name}_rotated": y.astype(kind)}
-    return recording
-
-
 class _Layer(NamedTuple):
     """What was recorded of one layer, or of one that has no number."""
 
@@ -188,8 +164,7 @@ class _Layer(NamedTuple):
         """The queries, the keys, or the tables."""
         layers, layer = self.layers, self.layer
         kinds = [*layers.kinds] if layer is None else [layers.layer_kinds[layer]]
-        sides = [side for side in ("q", "k", "qk") if side in self.arrays]
-        for side in sides or ["tables"]:
+        for side in [side for side in ("q", "k", "qk") if side in self.arrays] or ["tables"]:
             title = side if layer is None else f"layer {layer}, {side}"
             found = [self._verify_side(kind, side, title) for kind in kinds]
             agreeing = [one for one in found if not one]
@@ -200,35 +175,22 @@ class _Layer(NamedTuple):
                 )
             yield (agreeing or found)[0]
 
-    def _meant(self, kind: str, highest: float) -> Meant | None:
-        length = self.seq_len or max(int(highest) + 1, 1)
-        static = {
-            name: static_rope(rope, length) for name, rope in self.layers.kinds.items() if rope
-        }
-        own = static.get(kind)
-        others = [(name, rope) for name, rope in static.items() if name != kind and rope != own]
-        return None if own is None else Meant(own, self.layers.kinds[kind], others)
-
     def _verify_side(self, kind: str, side: str, title: str) -> SideVerification:
-        rope = self.layers.kinds[kind]
+        rope, change = self.layers.kinds[kind], make_finding("no-rotation")
         if side == "tables":
             rows, dtype = rows_of_tables(self.arrays)
             pairs = "none" if rope is None else f"{rope.num_pairs}"
             if rope is None or rows.shape[1] != rope.num_pairs:
-                change = Finding(
-                    "slice", f"Slice: {rows.shape[1]} pairs turn, in place of {pairs}."
-                )
+                text = f"Slice: {rows.shape[1]} pairs turn, in place of {pairs}."
+                change = Finding("slice", text)
                 return SideVerification(name=title, tokens=len(rows), changes=(change,))
             choices = [vectors_of_rows(rows, dtype, rope, self.arrays.get("positions"))]
             text = "Its rows are no cos and sin of one angle each, up to one factor of all."
+            change = Finding("no-rotation", text)
         else:
             some = rope or self.layers.ropes[0]
             choices = vectors_of(self.arrays, side, some.head_dim, some.axes.n_axes, self.dims)
-            text = (
-                "It turns no pairs of coordinates, up to one factor of all; perhaps these are not "
-                "the same vectors, or a norm lies between."
-            )
-        meant = self._meant(kind, float(choices[0].positions.max()))
+        meant = self._find_meant(rope, float(choices[0].positions.max()))
         found = [(vectors.dims, result) for vectors in choices
                  if (result := _verify_vectors(vectors, meant, title)) is not None]  # fmt: skip
         clear = [one for one in found if not is_vague(one[1].changes)]
@@ -236,20 +198,27 @@ class _Layer(NamedTuple):
         if len(best) > 1:
             orders = " and as ".join(repr(order) for order, _ in best)
             raise TensorError(f"{side} can be read as {orders}, and both explain it: give dims")
-        if best:
-            return best[0][1]
-        changes = (Finding("no-rotation", text),)
-        return SideVerification(name=title, tokens=choices[0].num_tokens, changes=changes)
+        none = SideVerification(name=title, tokens=choices[0].num_tokens, changes=(change,))
+        return best[0][1] if best else none
+
+    def _find_meant(self, unresolved: Rope | None, highest: float) -> Meant | None:
+        if unresolved is None:
+            return None
+        length = self.seq_len or max(int(highest) + 1, 1)
+        own = static_rope(unresolved, length)
+        kinds = self.layers.kinds.items()
+        static = [(name, static_rope(rope, length)) for name, rope in kinds if rope]
+        return Meant(own, unresolved, [other for other in static if other[1] != own])
 
 
 def _verify_vectors(vectors: Vectors, meant: Meant | None, title: str) -> SideVerification | None:
     """The verdict; None if no pairs of coordinates explain the recording as turns."""
     size = vectors.num_tokens
     vectors = vectors.in_own_dtype(_choose_tokens(size, np.array([], np.intp)))
-    bad = _bad_tokens(vectors, None if meant is None else meant.rope)
+    bad = _find_bad_tokens(vectors, None if meant is None else meant.rope)
     if meant is None:
-        turned = Finding("turned", "It is turned, and this layer has no position embedding.")
-        return SideVerification(name=title, tokens=size, changes=(turned,) if len(bad) else ())
+        changes = (make_finding("turned"),) if len(bad) else ()
+        return SideVerification(name=title, tokens=size, changes=changes)
     tokens = _choose_tokens(size, bad)
     sample = vectors.sample(tokens)
     if not sample.x.any():
@@ -257,7 +226,7 @@ def _verify_vectors(vectors: Vectors, meant: Meant | None, title: str) -> SideVe
             f"{vectors.name} must hold other numbers than 0, of which nothing is told"
         )
     if not len(bad):
-        undecided = _undecided(sample, meant)
+        undecided = _find_undecided(sample, meant)
         return SideVerification(name=title, tokens=size, undecided=undecided)
     changes, undecided = Finder(meant, sample, tokens, vectors.positions).find()
     if not changes:
@@ -268,7 +237,7 @@ def _verify_vectors(vectors: Vectors, meant: Meant | None, title: str) -> SideVe
     )
 
 
-def _bad_tokens(vectors: Vectors, rope: Rope | None) -> NDArray[np.intp]:
+def _find_bad_tokens(vectors: Vectors, rope: Rope | None) -> NDArray[np.intp]:
     """The tokens that are not turned as the rope says: of every token the first head is tried.
 
     Of some tokens all heads are.
@@ -319,7 +288,7 @@ def _first_wrong(vectors: Vectors, bad: NDArray[np.intp], rope: Rope) -> tuple[f
     return float(places[token]), float((np.linalg.norm(sample.y - expected, axis=-1) / sizes).max())
 
 
-def _undecided(sample: Sample, meant: Meant) -> tuple[str, ...]:
+def _find_undecided(sample: Sample, meant: Meant) -> tuple[str, ...]:
     """What the recording cannot tell from the rope, which explains it."""
     turns = measure_turns(sample, arrangement_of(meant.rope))
     if turns is None:
