@@ -157,8 +157,7 @@ def test_a_file_that_holds_no_model_says_what_it_is(name: str) -> None:
 
 
 FILES = {
-    "config.yaml": (b"model_type: llama\n", "YAML"),
-    "config.yml": (b"a: 1\n", "YAML"),
+    "config.yaml": (b"a: 1\n", "model_type is absent"),
     "model.safetensors": (b"\x10\0\0\0\0\0\0\0{}", "holds weights"),
     "pytorch_model.bin": (b"PK\x03\x04", "holds weights"),
     "a.gguf": (b"GGUF\x03", "damaged GGUF"),

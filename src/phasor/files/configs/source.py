@@ -24,6 +24,7 @@ from phasor._checks import first_repeated, number, short_repr, whole
 from phasor.errors import ConfigError, PhasorError, SpecError, install_hint
 from phasor.files import refusal
 from phasor.files.configs.facts import table
+from phasor.files.configs.yaml_text import parse_yaml
 from phasor.rope import WIDEST
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -252,6 +253,14 @@ def renamed_keys(block: JsonObject, names: Mapping[str, str]) -> Generator[None]
 
 SIZE_LIMIT = 16 * 2**20
 _FILE_NAMES = ("config.json", "params.json")
+_YAML = (".yaml", ".yml")
+# a pipeline of diffusers has the rope in its transformer, and an adapter names its model
+_OTHER_NAMES = (
+    "transformer/config.json",
+    "adapter_config.json",
+    "model_config.yaml",
+    "run_config.yaml",
+)
 
 
 def read_source(source: object) -> JsonObject:
@@ -281,7 +290,7 @@ def read_source(source: object) -> JsonObject:
             data = stream.read(SIZE_LIMIT + 1)
     except FileNotFoundError:
         way_out = "give the path of a config.json"
-        if is_hub_id(str(source)) and not str(source).endswith((".json", ".gguf")):
+        if is_hub_id(str(source)) and not str(source).endswith((".json", ".gguf", *_YAML)):
             way_out = (
                 "if it is a repository of the Hugging Face Hub, its config is not in the local "
                 f"cache: `hf download {source} config.json` (of huggingface_hub) fetches it"
@@ -295,7 +304,7 @@ def read_source(source: object) -> JsonObject:
         return JsonObject(read_gguf_header(path))
     if (what := table().files["other_files"].get(path.suffix)) is not None:
         raise ConfigError(f"{path} {what}")
-    return _parse_config(data, str(path))
+    return _parse_config(data, str(path), path.suffix)
 
 
 def cached_config(repository: str) -> Path | None:
@@ -325,18 +334,23 @@ def _config_file_in(folder: Path) -> Path:
         return files[0]
     if files:
         raise refusal("two_configs", folder=folder)
-    # a pipeline of diffusers has the rope in its transformer, and an adapter names its model
-    for inner in (folder / "transformer" / "config.json", folder / "adapter_config.json"):
+    for inner in (folder / name for name in _OTHER_NAMES):
         if inner.is_file():
             return inner
-    others = sorted(path.name for path in folder.iterdir() if path.suffix in (".json", ".gguf"))
+    suffixes = (".json", ".gguf", *_YAML)
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in suffixes)
     found = f"; it holds {', '.join(others[:8])}: give the path of a config" if others else ""
     raise ConfigError(f"{folder} holds neither config.json nor params.json{found}")
 
 
-def _parse_config(data: bytes, origin: str) -> JsonObject:
+def _parse_config(data: bytes, origin: str, suffix: str = "") -> JsonObject:
     if len(data) > SIZE_LIMIT:
         raise refusal("too_large", origin=origin, limit=SIZE_LIMIT // 2**20)
+    # a line with a key; JSON has its keys in quotes
+    if suffix in _YAML or (
+        not suffix and re.match(rb"(\s*(#.*)?\n|---\s)*[A-Za-z_]\w*:(\s|$)", data)
+    ):
+        return JsonObject(parse_yaml(data, origin))
     return JsonObject(parse_json(data, origin, ConfigError))
 
 
