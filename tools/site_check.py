@@ -51,16 +51,7 @@ LONGER = {
 ALL_WORDS, TABLE_WORDS = 55_600, 13_000
 #: Pictures whose labels are still smaller than that on a phone.
 SMALLER = {
-    "pairs",
-    "rotation",
     "decay",
-    "cosines",
-    "scaling",
-    "attention",
-    "usage",
-    "coverage",
-    "precision",
-    "linear-weights",
     "convergence",
     "elementwise",
     "frequency-usage",
@@ -68,12 +59,6 @@ SMALLER = {
     "longer-context",
     "previous-token",
     "live-model",
-    "lesson-number",
-    "lesson-multiply",
-    "lesson-pairs",
-    "lesson-pairings",
-    "lesson-decay",
-    "lesson-heads",
 }
 
 #: What a reader types into the search, and the page that has to be among the first three found.
