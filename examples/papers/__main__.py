@@ -24,7 +24,8 @@ NAMES = (
     *("previous_token", "convergence", "linear_attention", "frequency_usage"),
     *("longer_context", "decay", "elementwise", "live_model"),
 )
-MEASURED = re.compile(r"(<!-- measured -->\n).*?(<!-- /measured -->)", re.DOTALL)
+#: The part of a page that is written: of all tables and paragraphs those with these numbers.
+MEASURED = re.compile(r"(<!-- measured([ \d]+)-->\n).*?(<!-- /measured -->)", re.DOTALL)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -71,13 +72,24 @@ def load(name: str) -> ModuleType:
 
 
 def write_page(name: str, results: Path) -> None:
-    """Put the tables and the picture of ``results`` into the experiment's page."""
+    """Put what the experiment's page has of ``results`` into it, and all of it beside them."""
     page = PAGES / f"{name.replace('_', '-')}.md"
-    text = page.read_text("utf-8")
-    page.write_text(
-        MEASURED.sub(lambda found: found[1] + measured(name, results) + found[2], text), "utf-8"
-    )
-    shutil.copy(results / f"{name}.svg", PAGES / f"{name.replace('_', '-')}.svg")
+    everything = measured(name, results)
+    (results / f"{name}.md").write_text(everything, "utf-8")
+    page.write_text(fill(page.read_text("utf-8"), name, everything), "utf-8")
+    shutil.copy(results / f"{name}.svg", page.with_suffix(".svg"))
+
+
+def fill(page: str, name: str, everything: str) -> str:
+    """The text of a page with its choice of what was measured, and where the rest is."""
+    parts = everything.split("\n\n")
+
+    def chosen(found: re.Match[str]) -> str:
+        some = [parts[int(number) - 1] for number in found[2].split()]
+        end = f"`python -m examples.papers {name}`; more: `examples/papers/results/{name}.md`."
+        return "\n\n".join((f"{found[1]}{some[0]}", *some[1:], f"{end}\n{found[3]}"))
+
+    return MEASURED.sub(chosen, page)
 
 
 _DIGITS = re.compile(r"(\d+\.\d\d)\d+")
@@ -127,7 +139,7 @@ def write_picture(chart: alt.TopLevelMixin, path: Path) -> None:
 
 
 def measured(name: str, results: Path) -> str:
-    """The part of a page that comes out of ``results/NAME.json``: tables, and what made them."""
+    """All that comes out of ``results/NAME.json``: tables, and what made them."""
     saved: Row = json.loads((results / f"{name}.json").read_text("utf-8"))
     seeds = range(saved["first_seed"], saved["first_seed"] + saved["seeds"])
     study = Study(name, saved["settings"], results, seeds)

@@ -138,9 +138,7 @@ def tables(study: Study) -> str:
             study.over_seeds(f"{name}/nearest to the offset")
         ),
     }
-    for i, length in enumerate(LENGTHS):
-        name = f"sum of linear weights over {length} tokens"
-        rows[name] = lambda name, i=i: f"{cell(name, 'linear at')[i]:.4f}"
+    sums = ([name, *(f"{one:.4f}" for one in cell(name, "linear at"))] for name in BASES)
     semantic = (
         [name, *(f"{weight:.2f}" for weight in cell(name, "semantic"))]
         for name in (*BASES, "p = 0.75")
@@ -148,6 +146,7 @@ def tables(study: Study) -> str:
     return "\n\n".join(
         (
             table(["", *BASES], ([title, *map(row, BASES)] for title, row in rows.items())),
+            table(["sum of linear weights over tokens", *LENGTHS], sums),
             table(["weight on the token looked for, of", *LENGTHS], semantic),
         )
     )

@@ -153,10 +153,16 @@ def _read(made: Row, text: Text, model: Transformer, longest: int) -> Row:
 
 
 def tables(study: Study) -> str:
-    """Loss and retrieval at each length, and how each published order came out."""
+    """Loss and retrieval at the target and at each length; how each published order came out."""
     made = study.settings
     lengths = [str(length) for length in doublings(made["context"], made["target"])]
-    parts = []
+    reads = [(what, stage) for what in ("bits", "retrieval") for stage in STAGES]
+    told = ("bits per byte, as trained", "fine-tuned", "secrets named, as trained", "fine-tuned")
+    ends = (
+        [way, *(mean_and_spread(study.columns(way, stage, what)[-1], 2) for what, stage in reads)]
+        for way in _10K + _500K
+    )
+    parts = [table([f"at {lengths[-1]} tokens", *told], ends)]
     for stage in STAGES:
         for what, title in (("bits", "bits per byte"), ("retrieval", "secrets named")):
             rows = {

@@ -55,7 +55,10 @@ def test_a_page_says_what_its_results_say(name: str) -> None:
     main = module("__main__")
     page = main.PAGES / f"{name.replace('_', '-')}.md"
     results = main.HERE / "results"
-    assert main.measured(name, results) in page.read_text("utf-8")
+    everything, text = main.measured(name, results), page.read_text("utf-8")
+    assert (results / f"{name}.md").read_text("utf-8") == everything
+    assert main.MEASURED.search(text)
+    assert main.fill(text, name, everything) == text
     picture = (results / f"{name}.svg").read_text("utf-8")
     assert page.with_suffix(".svg").read_text("utf-8") == picture
 
