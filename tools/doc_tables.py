@@ -82,18 +82,17 @@ def is_reordered(ropes: LayerRopes, translated: Translation) -> bool:
 
 def targets_table() -> Iterator[str]:
     """A line for each target: what it is given, and how that is checked."""
-    yield "| `--to` | what it is given | checked |"
+    yield "| `--to` | what it is given | |"
     yield "|---|---|---|"
     for name, target in sorted(TARGETS.items()):
-        proof = {
-            "run": f"{PROOFS['run']} its own code is run",
-            "description": f"{PROOFS['description']} against its description, not proved",
-        }[target.checked]
-        yield f"| `{name}` | {target.program} ([documentation]({target.source})) | {proof} |"
+        yield f"| `{name}` | [{target.program}]({target.source}) | {PROOFS[target.checked]} |"
 
 
 def map_table() -> Iterator[str]:
-    """A line for each group of presets with the same cells, then their names and the reasons."""
+    """A line for each group of presets with the same cells, then the reasons and their names.
+
+    A cell is empty where nothing has to be said; `tables.css` shows a tick there.
+    """
     groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
     radians: dict[str, list[float]] = {}
     for name in phasor.preset_names():
@@ -111,27 +110,30 @@ def map_table() -> Iterator[str]:
     yield "|---" + "|:-:" * len(TARGETS) + "|"
     for number, (row, names) in enumerate(rows, 1):
         shown = [
-            f"{symbols} <sup>{reasons.index(reason) + 1}</sup>" if reason else symbols
+            f"{symbols}<sup>{reasons.index(reason) + 1}</sup>" if reason else symbols[1:].strip()
             for symbols, reason in row
         ]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         yield f"| {number}. `{names[0]}`{more} | {' | '.join(shown)} |"
     yield from ("", "Reasons:", "")
     for number, reason in enumerate(reasons, 1):
-        yield f"{number}. {reason}{distance(radians[reason])}."
+        first, _, what = reason.partition("it cannot express ")
+        told = f"{what}{': ' * bool(first)}{first.rstrip(': ')}" if what else reason
+        yield f"{number}. {told}{distance(radians[reason])}."
     yield from ("", "The presets of each row:", "")
     for number, (_, names) in enumerate(rows, 1):
-        yield f"{number}. {', '.join(f'`{name}`' for name in names)}"
+        if len(names) > 1:
+            yield f"{number}. {', '.join(f'`{name}`' for name in names)}"
 
 
 def distance(radians: list[float]) -> str:
-    """How far off the nearest are at the last position, in words."""
+    """How far off the nearest are at the last position."""
     if not radians:
         return ""
     if not any(radians):
-        return "; the nearest is exact for text"
+        return " (exact for text)"
     ends = list(dict.fromkeys(f"{float(f'{end:.2g}'):,g}" for end in (min(radians), max(radians))))
-    return f"; the nearest is off by {' to '.join(ends)} radians at the end of the context"
+    return f" ({'–'.join(ends)} rad)"
 
 
 def made() -> Iterator[str]:
@@ -186,15 +188,13 @@ def defects() -> Iterator[str]:
 
     for heading, group in GROUPS.items():
         yield from (f"## {heading.removesuffix('.')}", "")
-        yield "| Symptom | `verify` prints | Cause |"
+        yield "| Symptom | Program | `verify` names |"
         yield "|---|---|---|"
         for one in group:
-            says = [text for part in one.replay() for text in part.says]
-            thread = "/".join(one.thread.split("/")[3:5]) + "#" + one.thread.split("/")[-1]
-            yield (
-                f"| {one.symptom} [{thread}]({one.thread}) | {'<br>'.join(says)} | "
-                f"{one.program}: {one.cause} |"
-            )
+            changes = [names for part in one.replay() for names in part.changes.values()]
+            names = dict.fromkeys(f"`{name}`" for some in changes for name in some)
+            program = f"[{one.program.partition(',')[0]}]({one.thread})"
+            yield f"| {one.symptom} | {program} | {', '.join(names)} |"
         yield ""
 
 
