@@ -232,20 +232,27 @@ def _module(
     def rotate(positions: Tensor, x: Tensor) -> Tensor:
         assert x.shape[-1] == head_size
         assert positions.max() < rows, "beyond the table"
-        angles = positions[..., None].float() * freqs
-        if positions.ndim == 2:
-            sections: Sequence[int] = block["mrope_section"]
-            assert len(sections) == 3
-            assert sum(sections) == len(freqs)
-            axes = torch.repeat_interleave(torch.arange(3), torch.tensor(sections))
-            if block.get("mrope_interleaved"):
-                pairs = torch.arange(len(freqs))
-                axes = pairs % 3
-                axes[pairs >= 3 * torch.tensor(sections)[axes]] = 0
-            angles = torch.stack([angles[axis, :, k] for k, axis in enumerate(axes.tolist())], -1)
+        angles = angles_by_sections(positions, freqs, block)
         return turned(x, gain * angles.cos(), gain * angles.sin(), interleaved=not neox)
 
     return rotate
+
+
+def angles_by_sections(positions: Tensor, freqs: Tensor, block: Mapping[str, Any]) -> Tensor:
+    """Angles ``[tokens, pairs]`` at positions ``[tokens]`` or, in sections, ``[3, tokens]``."""
+    angles = positions[..., None].float() * freqs
+    if positions.ndim == 1:
+        return angles
+    sections: Sequence[int] = block["mrope_section"]
+    assert len(sections) == 3
+    if block.get("mrope_interleaved"):
+        pairs = torch.arange(len(freqs))
+        axes = pairs % 3
+        axes[pairs >= 3 * torch.tensor(sections)[axes]] = 0
+    else:
+        assert sum(sections) == len(freqs)
+        axes = torch.repeat_interleave(torch.arange(3), torch.tensor(sections))
+    return torch.stack([angles[axis, :, k] for k, axis in enumerate(axes.tolist())], -1)
 
 
 def _static(

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from . import described, described_ggml
-from .jobs import Job, on_slice, run_code
+from . import described, described_ggml, described_settings
+from .jobs import Job, on_slice, own_block, run_code
 
 
 @contextmanager
@@ -124,6 +124,24 @@ def by_factory(job: Job, rotate: described.Rotate) -> np.ndarray:
 
     def turn(x: np.ndarray) -> np.ndarray:
         return rotate(torch.tensor(job.positions), torch.tensor(x)).double().numpy()
+
+    return on_slice(job, turn)
+
+
+def exllamav3(job: Job) -> np.ndarray:
+    """Its frequencies, turned in the pairing that a note says; negative ones turn clockwise."""
+    import torch
+
+    config, rope = own_block(job), job.part.ropes[job.kind]
+    freqs, gain = described_settings.exllamav3(config, rope.head_dim - rope.rotary_start)
+    assert any(f"must rotate {rope.pairing} pairs" in note for note in job.part.notes)
+    positions = torch.tensor(job.positions)
+    angles = described.angles_by_sections(positions, freqs, config["rope_parameters"])
+    cos, sin, interleaved = angles.cos() * gain, angles.sin() * gain, rope.pairing == "interleaved"
+
+    def turn(x: np.ndarray) -> np.ndarray:
+        turned = described.turned(torch.tensor(x), cos, sin, interleaved=interleaved)
+        return turned.double().numpy()
 
     return on_slice(job, turn)
 

@@ -65,3 +65,15 @@ def on_slice(job: Job, turn: Callable[[np.ndarray], Any]) -> np.ndarray:
     start = job.part.ropes[job.kind].rotary_start
     turned = np.asarray(turn(job.x[:, start:]), dtype=np.float64)
     return np.concatenate([job.x[:, :start], turned], axis=-1)
+
+
+def own_block(job: Job) -> dict[str, Any]:
+    """A config's keys with the block of a kind of layer, as a class gives them its reader."""
+    keys = dict(job.part.settings)
+    block = keys["rope_parameters"]
+    if "rope_type" in block:
+        assert keys["rope_theta"] == block["rope_theta"]
+        assert keys["rope_scaling"] in (block, None)
+        assert keys["rope_scaling"] or block["rope_type"] == "default"
+        return keys
+    return keys | {"rope_parameters": block[job.ropes.in_config.label(job.kind)]}

@@ -10,6 +10,8 @@ import shlex
 import sys
 import warnings
 from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -19,7 +21,7 @@ import pytest
 
 from phasor.pairings import by_pairing
 
-from .jobs import Job, on_slice, run_all, run_code
+from .jobs import Job, on_slice, own_block, run_all, run_code
 
 
 def mlx(job: Job) -> np.ndarray:
@@ -31,6 +33,44 @@ def mlx(job: Job) -> np.ndarray:
         return np.array(run_code(job.part, x=heads, offset=job.offset))[0]
 
     return on_slice(job, turn)
+
+
+def mlx_lm(job: Job) -> np.ndarray:
+    """``initialize_rope``, which its classes call with the block of a kind of layer."""
+    import mlx.core as mx
+
+    keys, rope = own_block(job), job.part.ropes[job.kind]
+    block = keys["rope_parameters"]
+    width = rope.head_dim - rope.rotary_start
+    proportional = block["rope_type"] == "proportional"
+    fraction = 1.0 if proportional else block.get("partial_rotary_factor", 1.0)
+    module = mlx_lm_ropes().initialize_rope(
+        int(width * fraction),
+        block["rope_theta"],
+        keys["rope_traditional"],
+        block,
+        keys["max_position_embeddings"],
+    )
+
+    def turn(x: np.ndarray) -> np.ndarray:
+        heads = mx.array(x)[None, None]  # [batch, heads, seq, head_dim]
+        return np.array(module(heads, offset=job.offset))[0, 0]
+
+    return on_slice(job, turn)
+
+
+@functools.cache
+def mlx_lm_ropes() -> Any:
+    """Its module ``rope_utils`` alone: the package imports transformers."""
+    package = find_spec("mlx_lm")
+    assert package is not None
+    path = Path(str(package.origin)).parent / "models" / "rope_utils.py"
+    spec = spec_from_file_location("mlx_lm_rope_utils", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def transformers(job: Job) -> np.ndarray:

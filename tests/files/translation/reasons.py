@@ -58,8 +58,11 @@ def reason_is_true(ropes: LayerRopes, said: str) -> bool:
             rope.attention_factor != 1 for rope in resolved(ropes).ropes
         ),
         "YaRN with cos and sin multiplied": any(unusual_yarn(r.scaling) for r in ropes.ropes),
-        "for gpt-oss that need": any(
-            isinstance(rope.scaling, Yarn) and not rope.scaling.truncate for rope in ropes.ropes
+        **dict.fromkeys(
+            ("for gpt-oss that need", "truncate: false"),
+            any(
+                isinstance(rope.scaling, Yarn) and not rope.scaling.truncate for rope in ropes.ropes
+            ),
         ),
         "heads of": any(rope.head_dim - rope.rotary_start > 256 for rope in ropes.ropes),
         "neighbours at once": any(not fits_a_vector(rope) for rope in ropes.ropes),

@@ -310,7 +310,7 @@ def model_of(rope: Rope) -> LayerRopes:
     return LayerRopes(name="any", layer_kinds=("any",), kinds={"any": rope}, context=64)
 
 
-@pytest.mark.parametrize("target", ["sglang", "transformers", "vllm"])
+@pytest.mark.parametrize("target", ["exllamav3", "mlx-lm", "sglang", "transformers", "vllm"])
 def test_a_kind_of_layer_without_a_rope_has_an_empty_block(target: str) -> None:
     """Where each kind has a block of its own."""
     kinds = {"full": LLAMA, "sliding": replace(LLAMA, base=10_000.0), "none": None}
@@ -335,7 +335,7 @@ WITH_AXES = {
 
 
 @pytest.mark.parametrize("name", WITH_AXES)
-@pytest.mark.parametrize("target", ["megatron", "sglang", "vllm"])
+@pytest.mark.parametrize("target", ["exllamav3", "megatron", "sglang", "vllm"])
 def test_each_axis_drives_its_pairs(name: str, target: str) -> None:
     """Tokens of an image, whose coordinates differ."""
     rope = WITH_AXES[name]

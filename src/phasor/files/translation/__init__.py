@@ -16,7 +16,14 @@ from phasor._checks import did_you_mean, find_name, short_repr, whole
 from phasor.describe import to_plain
 from phasor.errors import SpecError
 from phasor.files.presets import preset, preset_names
-from phasor.files.translation import config_files, ggml, kernels, libraries, megatron
+from phasor.files.translation import (
+    config_dialects,
+    config_files,
+    ggml,
+    kernels,
+    libraries,
+    megatron,
+)
 from phasor.files.translation.target import (
     ProgramSettings,
     RefusalError,
@@ -34,6 +41,7 @@ __all__ = ["TARGETS", "ProgramSettings", "Target", "Translation", "TranslationEr
 TARGETS: Mapping[str, Target] = {
     target.name: target
     for target in (
+        config_dialects.EXLLAMAV3,
         kernels.FLASH_ATTN,
         kernels.FLASHINFER,
         ggml.GGUF,
@@ -42,6 +50,7 @@ TARGETS: Mapping[str, Target] = {
         megatron.TARGET,
         config_files.META,
         libraries.MLX,
+        config_dialects.MLX_LM,
         kernels.ONNX,
         libraries.ROTARY_EMBEDDING_TORCH,
         config_files.SGLANG,

@@ -76,7 +76,7 @@ def with_divisors(target: Target, rope: Rope, context: int) -> Rope:
 
 
 @contextmanager
-def _refusing(target: Target) -> Generator[None]:
+def refusing(target: Target) -> Generator[None]:
     """Say of the target what a config cannot say."""
     try:
         yield
@@ -94,7 +94,7 @@ def _write_transformers(ropes: LayerRopes, context: int) -> tuple[ProgramSetting
         kind: None if rope is None else in_config_form(TRANSFORMERS, rope, context)
         for kind, rope in ropes.kinds.items()
     }
-    with _refusing(TRANSFORMERS):
+    with refusing(TRANSFORMERS):
         keys = config_keys(replace(ropes, kinds=kinds).config_blocks(), context, context)
     keys = keys_over_file(keys, ropes)
     path = ropes.in_config.path
@@ -109,15 +109,15 @@ def _write_transformers(ropes: LayerRopes, context: int) -> tuple[ProgramSetting
     )
 
 
-def class_notes(target: Target, ropes: Iterable[Rope]) -> tuple[str, ...]:
+def class_notes(
+    target: Target, ropes: Iterable[Rope], why: str = "no config says which"
+) -> tuple[str, ...]:
     """Notes about properties that no config states: the code of the model's class has them."""
     notes: list[str] = []
     its_class = f"The class for the model in {target.name}"
     for rope in ropes:
         written = f" and write {rope.pairing_out} pairs" if rope.pairing_out else ""
-        notes.append(
-            f"{its_class} must rotate {rope.pairing} pairs{written}: no config says which."
-        )
+        notes.append(f"{its_class} must rotate {rope.pairing} pairs{written}: {why}.")
         if rope.rotary_start:
             notes.append(f"{its_class} must rotate from coordinate {rope.rotary_start} on.")
         if not isinstance(rope.scaling, Rule) and rope.softmax_factor != 1:
@@ -241,7 +241,7 @@ def _engine_block(
         candidates.append(with_one_axis)
     if unsupported:
         target.refuse(unsupported, rope, context, candidates)
-    with _refusing(target):
+    with refusing(target):
         keys = rope_parameters(form, context)
     if isinstance(law, PerPair):
         # both lists are the same, so the factor must not depend on the length either
@@ -303,7 +303,7 @@ def _override(
     target: Target, ropes: LayerRopes, context: int, block: Callable[[Rope, int], Block]
 ) -> Block:
     """The keys of the config, or of the one inside it."""
-    with _refusing(target):
+    with refusing(target):
         blocks = ropes.config_blocks()
     keys: Block = {"max_position_embeddings": context}
     if isinstance(blocks, Rope):

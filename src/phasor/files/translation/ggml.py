@@ -18,6 +18,8 @@ from phasor.files.translation.target import (
     ProgramSettings,
     Target,
     TranslationError,
+    base_and_divisors,
+    model_family,
     ntk_as_base,
     plain_candidates,
     softmax_note,
@@ -34,8 +36,6 @@ _TENSOR_NOTE = (
     "These tensors are float32. The architecture has to read them: llama does; the loader of one "
     "that does not refuses the file."
 )
-#: The divisor that converters write for a frequency of 0, as not every device handles infinity.
-_LARGEST_DIVISOR = 1e30
 # of most architectures of llama.cpp
 _DEFAULT_BETAS = {"yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0}
 
@@ -101,7 +101,7 @@ def _write_gguf(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
     if unrotated:
         notes.append(f"The architecture has to leave {' and '.join(unrotated)} layers as they are.")
     law_keys, tensors, law_notes = _law_settings(scaled)
-    if tensors and architecture_of(_family(ropes)) == "gpt-oss":
+    if tensors and architecture_of(model_family(ropes)) == "gpt-oss":
         GGUF.refuse(
             "frequencies for gpt-oss that need a tensor rope_freqs.weight, which its loader does "
             "not take",
@@ -116,11 +116,6 @@ def _write_gguf(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
             notes=tuple(dict.fromkeys((*notes, *law_notes))),
         ),
     )
-
-
-def _family(ropes: LayerRopes) -> str:
-    """The model's type, or the name of its preset."""
-    return ropes.in_config.values.get("model_type", ropes.name)
 
 
 def _near(rope: Rope) -> list[Rope]:
@@ -150,7 +145,11 @@ def _ggml_form(target: Target, ropes: LayerRopes, rope: Rope, context: int) -> _
             for k, axis in enumerate(rope.axes.axis_of_pair(rope.num_pairs))
             if axis > 2 or (rope_type == "IMROPE" and k >= 3 * sections[k % 3])
         ]
-        if extra_pairs and rope_type == "IMROPE" and architecture_of(_family(ropes)) == "qwen3vl":
+        if (
+            extra_pairs
+            and rope_type == "IMROPE"
+            and architecture_of(model_family(ropes)) == "qwen3vl"
+        ):
             radians = (context - 1) * rope.inv_freq[extra_pairs].max()
             notes += (
                 f"In llama.cpp pairs {' and '.join(map(str, extra_pairs))} stand still, in every "
@@ -172,7 +171,7 @@ def _ggml_form(target: Target, ropes: LayerRopes, rope: Rope, context: int) -> _
     start = f" from coordinate {rope.rotary_start} on" if rope.rotary_start else ""
     note = f"The architecture has to rotate {rope.pairing} pairs{start} (rope type {rope_type})"
     if not sections:
-        note += _permutation(architecture_of(_family(ropes)), rope.pairing)
+        note += _permutation(architecture_of(model_family(ropes)), rope.pairing)
     return _GgmlForm(rope, sections, (*notes, f"{note}."))
 
 
@@ -226,10 +225,7 @@ def _law_settings(rope: Rope) -> _LawSettings:
             return _LawSettings(keys, {}, ())
         if _is_ggml_yarn(rope):
             return _yarn_settings(cast(Yarn, law))
-    plain = replace(rope, base=rope.base or _BASE, scaling=None, explicit_inv_freq=None)
-    with np.errstate(divide="ignore", over="ignore"):
-        divisors = rope.direction * plain.inv_freq / rope.inv_freq
-    divisors = np.clip(divisors, -_LARGEST_DIVISOR, _LARGEST_DIVISOR)  # tensors are float32
+    _, divisors = base_and_divisors(rope)
     keys = {} if rope.attention_factor == 1 else {_GAIN_KEY: rope.attention_factor}
     notes = (_TENSOR_NOTE,)
     if rope.softmax_factor != 1:

@@ -201,6 +201,11 @@ def whole_model(
     return (ProgramSettings(settings, code, tuple(notes), kinds),)
 
 
+def model_family(ropes: LayerRopes) -> str:
+    """The model's type, or the name of its preset."""
+    return ropes.in_config.values.get("model_type", ropes.name)
+
+
 def table_settings(program: str, rope: Rope, context: int) -> dict[str, Any]:
     """The variables of code that calls `phasor.torch.cos_sin_cache`."""
     gain = rope.attention_factor
@@ -219,6 +224,19 @@ POSITIONS_UNCHECKED = "No position may be max_positions or more: the kernel does
 def softmax_note(factor: float) -> str:
     """The note for a program that has no setting for the softmax factor."""
     return f"Multiply the softmax scale by {factor!r} as well, as the model does."
+
+
+#: The divisor that converters write for a frequency of 0, as not every device handles infinity.
+_LARGEST_DIVISOR = 1e30
+
+
+def base_and_divisors(rope: Rope) -> tuple[float, NDArray[np.float64]]:
+    """A base, and what divides its powers; negative for pairs that turn clockwise."""
+    base = rope.base or 10_000.0
+    plain = replace(rope, base=base, scaling=None, explicit_inv_freq=None)
+    with np.errstate(divide="ignore", over="ignore"):
+        divisors = rope.direction * plain.inv_freq / rope.inv_freq
+    return base, np.clip(divisors, -_LARGEST_DIVISOR, _LARGEST_DIVISOR)  # programs keep float32
 
 
 def yarn_mscale(law: Yarn) -> float:

@@ -1,0 +1,83 @@
+"""What programs with a reading of their own are told, and what they cannot be told."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+import phasor
+from phasor import Rope
+from phasor.files.translation import TranslationError, translate
+from phasor.scaling import PerPair, Yarn
+
+from .test_refusals import refusal
+
+ROPE = Rope(head_dim=64, pairing="half", base=500_000.0)
+YARN = Yarn(factor=4.0, original_max_positions=4096)
+
+
+def block(rope: Rope, target: str, context: int = 16_384) -> dict[str, float]:
+    """The block of a config."""
+    return translate(rope, target, context=context).parts[0].settings["rope_parameters"]
+
+
+def test_mlx_lm_is_told_yarns_factor_by_its_two_scales() -> None:
+    """It reads no attention_factor."""
+    for gain, all_dim in ((1.0, 0.0), (1.25, 0.0), (0.8, 0.5), (None, 1.0)):
+        law = replace(YARN, attention_factor=gain, mscale_all_dim=all_dim)
+        rope = replace(ROPE, scaling=law)
+        said = block(rope, "mlx-lm")
+        one, other = (0.1 * said[name] * math.log(4) + 1 for name in ("mscale", "mscale_all_dim"))
+        assert one / other == pytest.approx(rope.attention_factor, rel=1e-15)
+
+
+def test_gpt_oss_is_refused_for_mlx_lm_as_far_off_as_its_rounded_ramp() -> None:
+    """Any other model of half pairs is given the ramp as a list of divisors."""
+    error = refusal(phasor.preset("gpt-oss-20b"), "mlx-lm")
+    assert "truncate: false for gpt-oss" in str(error)
+    assert "off by up to 28.9 radians at position 131071" in str(error)
+    rope = replace(ROPE, scaling=replace(YARN, truncate=False))
+    assert block(rope, "mlx-lm")["rope_type"] == "longrope"
+    assert block(rope, "exllamav3")["rope_type"] == "yarn"
+
+
+def test_two_lists_are_refused_for_mlx_lm_as_far_off_as_the_short_one_is_from_the_long() -> None:
+    """At the last position of the short list; at one length there is one list."""
+    model = phasor.preset("phi-3.5-mini")
+    error = refusal(model, "mlx-lm")
+    short, long = (model[0].at(length) for length in (4096, 4097))
+    assert error.nearest == long
+    assert error.radians == pytest.approx(4095 * abs(short.inv_freq - long.inv_freq).max())
+    assert translate(model, "mlx-lm", seq_len=4096).parts
+
+
+@pytest.mark.parametrize("target", ["exllamav3", "mlx-lm"])
+def test_a_factor_on_cos_and_sin_comes_from_two_lengths(target: str) -> None:
+    """Of a list of divisors; below 1 it cannot."""
+    law = PerPair(factors=tuple(range(1, 33)), attention_factor=1.25)
+    said = block(replace(ROPE, scaling=law), target)
+    ratio = math.log(16_384) / math.log(said["original_max_position_embeddings"])
+    assert math.sqrt(ratio) == pytest.approx(1.25, rel=1e-14)
+    with pytest.raises(TranslationError, match=r"cos and sin multiplied by 0\.5"):
+        translate(replace(ROPE, scaling=replace(law, attention_factor=0.5)), target, context=64)
+
+
+def test_exllamav3_computes_yarns_factor_of_two_lengths() -> None:
+    """Where their ratio is no such factor, the length before the extension is not given."""
+    for factor, length, original in ((4.0, 16_384, 4096), (2.3, 4096, None)):
+        rope = replace(ROPE, scaling=replace(YARN, factor=factor))
+        settings = translate(rope, "exllamav3", context=999).parts[0].settings
+        said = settings["rope_parameters"]
+        assert settings["max_position_embeddings"] == length
+        assert said.get("original_max_position_embeddings") == original
+        assert said["factor"] == factor
+        assert said["attention_factor"] == rope.attention_factor
+
+
+def test_clockwise_pairs_have_negative_divisors() -> None:
+    """In both programs."""
+    for target in ("exllamav3", "mlx-lm"):
+        said = block(replace(ROPE, direction=-1), target)
+        assert said["long_factor"] == said["short_factor"] == [-1.0] * 32
