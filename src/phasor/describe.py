@@ -209,13 +209,10 @@ def plain_fields(value: Any) -> dict[str, Any]:
 
 def as_plain(ropes: LayerRopes, seq_len: int | None, context: int | None) -> dict[str, Any]:
     """The ropes, laws picked for ``seq_len``, factors, and turns over a context, as JSON values."""
-    kinds: dict[str, Any] = {}
-    for kind, rope in ropes.kinds.items():
-        if rope is None:
-            kinds[kind] = None
-            continue
+
+    def describe(rope: Rope) -> dict[str, Any]:
         static = static_rope(rope, seq_len)
-        kinds[kind] = {
+        return {
             "rope": rope.to_dict(),
             "law": static.to_dict()["scaling"],
             "attention_factor": static.attention_factor,
@@ -223,6 +220,7 @@ def as_plain(ropes: LayerRopes, seq_len: int | None, context: int | None) -> dic
             "logit_factor": static.logit_factor,
             "pairs": [plain_fields(row) for row in pair_rows(static, context)],
         }
+
     return {
         "name": ropes.name,
         "context": context,
@@ -231,7 +229,8 @@ def as_plain(ropes: LayerRopes, seq_len: int | None, context: int | None) -> dic
         "num_heads": ropes.num_heads,
         "num_kv_heads": ropes.num_kv_heads,
         "layer_kinds": list(ropes.layer_kinds),
-        "kinds": kinds,
+        "kinds": {k: None if rope is None else describe(rope) for k, rope in ropes.kinds.items()},
+        "beside": [{"name": n, "layers": [*at]} | describe(rope) for n, rope, at in ropes.beside],
         "notes": list(ropes.notes),
     }
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from types import MappingProxyType
-from typing import Any, cast, overload
+from typing import Any, NamedTuple, cast, overload
 
 from phasor._checks import short_repr, whole
 from phasor.errors import ConfigError, SpecError
@@ -40,6 +40,14 @@ class ConfigLocation:
         return self.labels.get(kind, kind)
 
 
+class NamedRope(NamedTuple):
+    """A rotation beside attention, such as an indexer's; layers past the model's predict tokens."""
+
+    name: str
+    rope: Rope
+    layers: tuple[int, ...]
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LayerRopes(Sequence[Rope | None]):
     """The rope of each layer: ``ropes[i]`` is layer ``i``'s, or None where it has none.
@@ -54,6 +62,8 @@ class LayerRopes(Sequence[Rope | None]):
         num_heads: Attention heads of a layer, if known.
         num_kv_heads: Rotated key heads of a layer, if known; 1 in latent attention, where all heads
             share one rotated key.
+        beside: Rotations beside those layers' attention: of an ``indexer``, a ``compressor``, and
+            the attention of ``mtp``, layers after the last that predict further tokens.
         notes: Facts that a Rope has no field for, and doubts; a sentence each.
         in_config: How a Hugging Face config states the ropes.
 
@@ -71,6 +81,7 @@ class LayerRopes(Sequence[Rope | None]):
     context: int | None = None
     num_heads: int | None = None
     num_kv_heads: int | None = None
+    beside: tuple[NamedRope, ...] = ()
     notes: tuple[str, ...] = field(default=(), compare=False)
     in_config: ConfigLocation = field(default_factory=ConfigLocation, compare=False)
 
@@ -129,6 +140,8 @@ class LayerRopes(Sequence[Rope | None]):
         for kind, rope in self.kinds.items():
             summary = "no rotation" if rope is None else summarize(rope)
             lines.append(f"  {kind} ({self.layer_kinds.count(kind)} layers): {summary}")
+        for name, rope, layers in self.beside:
+            lines.append(f"  {name}, beside ({len(layers)} layers): {summarize(rope)}")
         return "\n".join([*lines, *(f"  Note: {note}" for note in self.notes)])
 
     @overload
@@ -147,6 +160,10 @@ class LayerRopes(Sequence[Rope | None]):
     def ropes(self) -> tuple[Rope, ...]:
         """The different ropes of the model, in the order of `kinds`."""
         return tuple(dict.fromkeys(rope for rope in self.kinds.values() if rope is not None))
+
+    def rope_beside(self, name: str, layer: int) -> Rope | None:
+        """The rope of the rotation of that name beside a layer's attention, None if it has none."""
+        return next((r for n, r, layers in self.beside if n == name and layer in layers), None)
 
     @property
     def softmax_factor(self) -> float:

@@ -65,10 +65,14 @@ def print_model(
     heads += f" and {ropes.num_kv_heads} key heads" if ropes.num_kv_heads else ""
     length = f", context {ropes.context}" if ropes.context else ""
     screen.print_line((ropes.name, "bold"), f": {len(ropes)} layers{heads}{length}")
-    for kind, rope in ropes.kinds.items():
-        layers = [i for i, name in enumerate(ropes.layer_kinds) if name == kind]
+    where = {
+        kind: [i for i, k in enumerate(ropes.layer_kinds) if k == kind] for kind in ropes.kinds
+    }
+    parts = [(kind, rope, "", where[kind]) for kind, rope in ropes.kinds.items()]
+    parts += [(name, rope, "beside attention, ", [*at]) for name, rope, at in ropes.beside]
+    for name, rope, beside, layers in parts:
         screen.print_line()
-        screen.print_line((kind, "bold cyan"), f" (layers {ranges(layers)})")
+        screen.print_line((name, "bold cyan"), f" ({beside}layers {ranges(layers)})")
         if rope is None:
             screen.print_line("  No position embedding.")
             continue

@@ -18,7 +18,7 @@ from typing import Any
 
 from phasor._checks import did_you_mean, find_name, short_repr
 from phasor.errors import SpecError
-from phasor.layers import ConfigLocation, LayerRopes
+from phasor.layers import ConfigLocation, LayerRopes, NamedRope
 from phasor.rope import Rope
 from phasor.scaling import Yarn
 
@@ -139,9 +139,14 @@ def _layer_ropes(name: str, table: Mapping[str, Any]) -> LayerRopes:
     kinds: Mapping[str, Any] = table.get("kinds", {"rope": {}})
     order = chain(table.get("prefix", ()), cycle(table.get("pattern", kinds)))
     num_heads, num_kv_heads = size["heads"]
+    layer_kinds = tuple(islice(order, size["layers"]))
+    beside: list[NamedRope] = []
+    for rotation, own in table.get("beside", {}).items():
+        rope = Rope.from_dict(shared | kinds[layer_kinds[-1]] | own["rope"])
+        beside.append(NamedRope(rotation, rope, tuple(own["layers"])))
     return LayerRopes(
         name=name,
-        layer_kinds=tuple(islice(order, size["layers"])),
+        layer_kinds=layer_kinds,
         kinds={
             kind: None if fields == "none" else Rope.from_dict(shared | fields)
             for kind, fields in kinds.items()
@@ -149,6 +154,7 @@ def _layer_ropes(name: str, table: Mapping[str, Any]) -> LayerRopes:
         context=size.get("context"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
+        beside=tuple(beside),
         in_config=ConfigLocation(
             labels=table.get("labels", {}), ignores_scaling=table.get("fixed", False)
         ),

@@ -245,7 +245,7 @@ class LayerDifference(Difference):
         kinds = " and ".join(dict.fromkeys(self.kinds))
         if self.difference is None:
             which = "first" if self.has_rope[0] else "second"
-            lines = [f"Only the {which} has a position embedding here."] if self else []
+            lines = [f"Only the {which} has a rotation here."] if self else []
         else:
             lines = self.difference.lines()
         return [f"{kinds} (layers {self.layers})", *(f"  {line}" for line in lines)]
@@ -291,12 +291,18 @@ def _diff_models(
     a: LayerRopes, b: LayerRopes, seq_len: int, context: int, tolerance: float
 ) -> ModelDifference:
     """A difference for each two kinds that share a layer, up to the shorter model's end."""
-    layers_of: dict[tuple[str, str], list[int]] = {}
+    layers_of: dict[tuple[tuple[str, str], Rope | None, Rope | None], list[int]] = {}
     for layer, kinds in enumerate(zip(a.layer_kinds, b.layer_kinds, strict=False)):
-        layers_of.setdefault(kinds, []).append(layer)
+        layers_of.setdefault((kinds, a[layer], b[layer]), []).append(layer)
+    end = min(len(a), len(b))
+    for name in dict.fromkeys(rotation.name for rotation in (*a.beside, *b.beside)):
+        for layer in sorted({i for n, _, at in (*a.beside, *b.beside) if n == name for i in at}):
+            ropes = a.rope_beside(name, layer), b.rope_beside(name, layer)
+            # files need not say whether layers follow that predict further tokens
+            if layer < end or (len(a) == len(b) and all(ropes)):
+                layers_of.setdefault(((name, name), *ropes), []).append(layer)
     differences: list[LayerDifference] = []
-    for kinds, layers in layers_of.items():
-        rope_a, rope_b = a.kinds[kinds[0]], b.kinds[kinds[1]]
+    for (kinds, rope_a, rope_b), layers in layers_of.items():
         difference = None
         if rope_a is not None and rope_b is not None:
             static = static_rope(rope_a, seq_len), static_rope(rope_b, seq_len)

@@ -125,6 +125,16 @@ NAMES = {
     "encoder.layers.0.attn.Wqkv.weight": "fused",  # Nomic
     "model.layers.0.self_attn.key_layernorm.weight": "vectors",  # Hunyuan
     "mtp.layers.0.self_attn.q_norm.weight": "vectors",  # Qwen3-Next
+    "model.layers.0.self_attn.indexer.wq_b.weight": "query",  # DeepSeek V3.2
+    "model.layers.0.self_attn.indexer.wk.weight": "key",
+    "model.layers.0.self_attn.indexer.k_norm.bias": "vectors",
+    "model.layers.0.self_attn.indexer.weights_proj.weight": None,
+    "layers.0.attn.indexer.compressor.ape": "vectors",  # DeepSeek V4's own files
+    "layers.0.attn.compressor.wgate.weight": "shared",
+    "mtp.0.attn.wq_b.weight": "query",
+    "model.layers.0.self_attn.index_q_proj.weight": "query",  # MiniMax M3
+    "model.layers.0.self_attn.kv_proj.weight": None,
+    "layers.0.attn_norm.weight": None,
     "model.layers.0.self_attn.v_proj.weight": None,
     "model.layers.0.self_attn.q_a_proj.weight": None,
     "model.layers.0.self_attn.kv_a_layernorm.weight": None,

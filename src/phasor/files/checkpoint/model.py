@@ -18,7 +18,7 @@ from phasor.layers import LayerRopes, one_layer
 from phasor.pairings import Pairing
 from phasor.rope import Rope
 
-Role = Literal["query", "key", "latent key", "blocks", "groups", "fused", "vectors"]
+Role = Literal["query", "key", "latent key", "shared", "blocks", "groups", "fused", "vectors"]
 
 _MODULE_PATTERNS: dict[Role, str] = {
     "query": "q_proj|wq|query|q_b_proj|wq_b",
@@ -28,16 +28,26 @@ _MODULE_PATTERNS: dict[Role, str] = {
     "vectors": r"(?:q|k|query|key)_(?:norm|layernorm)(?:\.norms\.\d+)?",
 }
 _ALL_MODULES = "|".join(_MODULE_PATTERNS.values())
+# beside attention, or where keys are values as well: what makes keys, and what multiplies them
+_SHARED_PATTERNS: dict[Role, str] = {
+    "shared": "kv_proj|wkv|gate_proj|wgate|index_qk_proj",
+    "vectors": "kv_norm|norm|position_bias|ape|o_a_proj|wo_a",
+}
+_SHARED_MODULES = "|".join(_SHARED_PATTERNS.values())
 # only these words may precede the layers, because vision and audio towers have their own ropes
 _PREFIXES = (
     "model|base_model|language_model|text_model|transformer|backbone_model|encoder|decoder|mtp|"
     "bert|new|esm|roformer|gpt_neox|gpt_neox_japanese"
 )
 _PROJECTION_NAME = re.compile(
-    rf"(?P<prefix>(?:(?:{_PREFIXES})\.)*)(?:layers|layer|h|blocks)\.(?P<layer>[0-9]{{1,9}})\."
-    r"(?:self_attn|self_attention|attention|attn)(?:\.(?:self|attention|\d+))?\."
-    rf"(?P<module>{_ALL_MODULES})\.(?P<suffix>.+)"
+    rf"(?P<place>(?:(?:{_PREFIXES})\.)*(?:layers|layer|h|blocks|mtp)\.(?P<layer>[0-9]{{1,9}})\."
+    r"(?:self_attn|self_attention|attention|attn)(?:\.(?:self|attention|\d+))?)"
+    r"(?:\.(?P<beside>(?:compressor\.)?indexer(?:\.compressor)?|compressor|index(?=_)))?"
+    rf"(?:\.|(?<=\.index)_)(?P<module>{_ALL_MODULES}|{_SHARED_MODULES})(?:\.(?P<suffix>.+))?"
 )
+_BESIDE_NAME = re.compile(r".*\.(?:indexer\.|compressor\.|index_).*")
+# what of a rotation beside attention has no coordinates of heads
+_WITHOUT_HEADS = re.compile(r".*\.(?:weights_proj|q_input_norm|softmax_scaling|ssmax_scaling)\..+")
 _SIMILAR_NAME = re.compile(rf"(?:.*\.)?(?:{_ALL_MODULES})\..+")
 _LAYER_NAME = re.compile(r"(?:.*\.)?(?:layers|layer|h|blocks)\.(?P<layer>[0-9]{1,9})\..*")
 # the value projection beside a key projection
@@ -50,6 +60,7 @@ class Projection:
 
     Heads are on the first axis, of ``vectors`` on the last; ``module`` is empty if a pattern
     matched. An extra layer is one for multi-token prediction; these are counted from 0 again.
+    ``beside`` names a rotation beside attention; queries and keys of one ``place`` go together.
     """
 
     role: Role
@@ -57,6 +68,8 @@ class Projection:
     module: str = ""
     suffix: str = ""
     is_extra_layer: bool = False
+    beside: str = ""
+    place: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,8 +123,10 @@ class Patterns:
         ]
 
 
-def known_part(name: str) -> Projection | None:
+def known_part(name: str, *, shares_values: bool = False) -> Projection | None:
     """What a tensor is by the names that model classes use; None if it is no query or key.
+
+    ``shares_values`` is for models whose keys are values as well, as in DeepSeek V4.
 
     >>> known_part("model.layers.3.self_attn.q_proj.weight").role
     'query'
@@ -120,13 +135,23 @@ def known_part(name: str) -> Projection | None:
     """
     match = _PROJECTION_NAME.fullmatch(name)
     if match is None:
+        if _BESIDE_NAME.fullmatch(name) and not _WITHOUT_HEADS.fullmatch(name):
+            raise refusal("beside", name=name)
         return None
-    module = match["module"]
+    module, beside = match["module"], match["beside"] or ""
+    beside = "indexer" if "index" in beside else beside
+    patterns = [*_MODULE_PATTERNS.items()]
+    patterns += _SHARED_PATTERNS.items() if beside or shares_values else ()
     # a module has one role: the patterns do not overlap
-    roles: list[Role] = [r for r, words in _MODULE_PATTERNS.items() if re.fullmatch(words, module)]
+    roles: list[Role] = [role for role, words in patterns if re.fullmatch(words, module)]
+    # in DeepSeek's own names, q_norm is that of a latent vector
+    if not roles or (shares_values and not beside and module == "q_norm"):
+        return None
     # their layers are counted from 0 again
-    is_extra = "mtp." in match["prefix"]
-    return Projection(roles[0], int(match["layer"]), module, match["suffix"], is_extra)
+    is_extra = "mtp." in name[: match.start("layer")]
+    place = f"{match['place']}.{beside}".removesuffix(".")
+    suffix = match["suffix"] or "weight"
+    return Projection(roles[0], int(match["layer"]), module, suffix, is_extra, beside, place)
 
 
 def looks_alike(name: str) -> bool:
@@ -138,13 +163,14 @@ def looks_alike(name: str) -> bool:
 class Projections:
     """What ``projections.toml`` has about a model type.
 
-    How a fused projection lies, whether rows of a gate follow each query head, and whether layers
-    differ in their heads.
+    How a fused projection lies, whether rows of a gate follow each query head, whether layers
+    differ in their heads, and whether keys are values as well.
     """
 
     fused: Literal["blocks", "groups"] | None = None
     gated: bool = False
     varied: bool = False
+    shares_values: bool = False
 
 
 def read_projections(model_type: str | None) -> Projections:
@@ -152,8 +178,8 @@ def read_projections(model_type: str | None) -> Projections:
     table = read_table("projections.toml")
     if (reason := table["refused"].get(model_type)) is not None:
         raise refusal("type_refused", model_type=model_type, reason=reason)
-    gated, varied = (model_type in table["types"][word] for word in ("gated", "varied"))
-    return Projections(table["fused"].get(model_type), gated, varied)
+    of_type = {word: model_type in types for word, types in table["types"].items()}
+    return Projections(table["fused"].get(model_type), **of_type)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,13 +214,20 @@ class CheckpointModel:
         return part.layer >= len(self.ropes) - self.num_shared_layers
 
     def rope_of(self, name: str, part: Projection) -> Rope | None:
-        """The rope of a tensor's layer, None for one without; refused if the layer is unclear."""
-        if part.layer is not None and part.layer < len(self.ropes) and not part.is_extra_layer:
-            return self.ropes[part.layer]
-        # the config's layers do not include a multi-token prediction layer
-        if len(self.ropes.ropes) == 1:
-            return self.ropes.ropes[0]
-        raise refusal("other_layer", name=name, count=len(self.ropes))
+        """The rope that turns a tensor's rows, None if none does; refused if that is unclear."""
+        ropes, layer = self.ropes, part.layer
+        if layer is not None and part.is_extra_layer:
+            layer += len(ropes)
+        if layer is not None and layer < len(ropes) and not part.beside:
+            return ropes[layer]
+        # layers of multi-token prediction follow those of the config
+        found = None if layer is None else ropes.rope_beside(part.beside or "mtp", layer)
+        of_name = {rotation.rope for rotation in ropes.beside if rotation.name == part.beside}
+        possible = of_name if part.beside else {*ropes.ropes}
+        if found is None and len(possible) != 1:
+            reason = "beside" if part.beside else "other_layer"
+            raise refusal(reason, name=name, count=len(ropes))
+        return found or possible.pop()
 
 
 def describe(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -95,13 +94,19 @@ def plan_conversion(
     context = Context(source_model, source_pairing, target, entries)
     changes: dict[str, Change] = {}
     similar_names: list[str] = []
+    unchanged: dict[str, Pairing] = {}
+    shares = source_model.projections.shares_values
     for name in context.entries:
-        part = known_part(name) if patterns is None else patterns.part(name)
+        part = known_part(name, shares_values=shares) if patterns is None else patterns.part(name)
         if part is None:
             similar_names += [name] if looks_alike(name) else []
             continue
         # None in a layer that does not rotate: its rows stay
         rope = source_model.rope_of(name, part)
+        if rope is not None and part.beside and rope.pairing != source_model.pairing:
+            # what has not attention's pairing has the other, which all of the result has
+            unchanged[part.beside] = rope.pairing
+            continue
         order = None if rope is None else reorder(context, name, part, rope)
         if rope is not None and order is not None:
             changes[name] = Change(part, rope, order)
@@ -124,7 +129,10 @@ def plan_conversion(
         other_files={} if index is None else {index: (checkpoint.path / index).read_bytes()},
         changes=MappingProxyType(changes),
         unchanged_lookalikes=MappingProxyType(count_kinds(similar_names)),
-        notes=tuple(_describe_result(source_model, target, is_complete=is_complete)),
+        notes=(
+            *_describe_result(source_model, target, is_complete=is_complete),
+            *(f"The {name} stays in its {pairing} pairing." for name, pairing in unchanged.items()),
+        ),
     )
 
 
@@ -169,11 +177,8 @@ def _check_changes(
     patterns: Patterns | None,
 ) -> None:
     names = context.entries
-    if patterns is not None:
-        if unused := patterns.unused_patterns(names):
-            raise refusal("unmatched", pattern=unused[0], names=list_kinds(names))
-    elif indexer := next((n for n in names if re.search(r"\.(indexer|compressor)\.", n)), None):
-        raise refusal("indexer", name=indexer)
+    if patterns is not None and (unused := patterns.unused_patterns(names)):
+        raise refusal("unmatched", pattern=unused[0], names=list_kinds(names))
     if not changes:
         raise refusal("nothing", path=checkpoint.path, names=list_kinds(names))
     # a LoRA may have queries only; its keys are in the base model
@@ -185,10 +190,9 @@ def _check_roles(checkpoint: Checkpoint, context: Context, changes: Mapping[str,
     """Refuse attention of which only the queries or only the keys would change."""
     roles_by_place: dict[str, set[str]] = {}
     borrowing_places: set[str] = set()
-    for name, change in changes.items():
+    for change in changes.values():
         part = change.part
-        place = name.removesuffix(f".{part.module}.{part.suffix}")
-        roles = roles_by_place.setdefault(place, set())
+        roles = roles_by_place.setdefault(place := part.place, set())
         # only queries, or only keys, may have a bias or a norm
         if part.role != "vectors" and not part.suffix.endswith("bias"):
             roles.add(part.role)
@@ -198,7 +202,8 @@ def _check_roles(checkpoint: Checkpoint, context: Context, changes: Mapping[str,
         if roles == {"query"} and place in borrowing_places:
             continue
         if roles <= {"query"} or roles <= {"key", "latent key"}:
-            siblings = list_kinds(n for n in context.entries if n.startswith(f"{place}."))
+            attention = place.removesuffix(".indexer")
+            siblings = list_kinds(n for n in context.entries if n.startswith(f"{attention}."))
             found = f"only {roles.pop()}" if roles else "neither"
             raise refusal(
                 "one_role", path=checkpoint.path, place=place, found=found, names=siblings

@@ -38,9 +38,10 @@ class Reorder:
     def stays_in_blocks(self, block: int) -> bool:
         """Whether each item stays in its block of ``block`` items, counted from the start."""
         width = self.layout.width
+        # after as many periods as a block has items, all begins again
         return all(
             np.array_equal((first + self.order) // block, (first + np.arange(width)) // block)
-            for first in range(0, self.layout.periods * width, width)
+            for first in range(0, min(self.layout.periods, block) * width, width)
         )
 
 
@@ -92,7 +93,8 @@ def reorder(context: Context, name: str, part: Projection, rope: Rope) -> Reorde
     A shape that is not of whole heads, or content that is not known, is refused.
     """
     if part.module:
-        _refuse_shared_values(context, name, part)
+        if not part.beside:
+            _refuse_shared_values(context, name, part)
         if _INNER_SUFFIX.fullmatch(part.suffix):
             return None
         if not _ROW_SUFFIX.fullmatch(part.suffix):
@@ -100,13 +102,13 @@ def reorder(context: Context, name: str, part: Projection, rope: Rope) -> Reorde
     elif re.search(r"\blora_(A|down)\b", name):
         raise refusal("lora", name=name)
     if part.role == "vectors":
-        return _reorder_vectors(context, name, rope)
+        return _reorder_vectors(context, name, part, rope)
     return _reorder_rows(context, name, part, rope)
 
 
-def _reorder_vectors(context: Context, name: str, rope: Rope) -> Reorder:
+def _reorder_vectors(context: Context, name: str, part: Projection, rope: Rope) -> Reorder:
     entry = context.entries[name]
-    if context.model.latent:
+    if context.model.latent and not part.beside:
         _refuse(name, entry, "a QK-norm in a model with latent attention is not known")
     width = rope.head_dim
     if not entry.shape or entry.shape[-1] % width or entry.bits % 8:
@@ -121,7 +123,8 @@ def _reorder_rows(context: Context, name: str, part: Projection, rope: Rope) -> 
     rows = entry.shape[0] if entry.shape else 0
     if rows * entry.count == 0 or (entry.count // rows * entry.bits) % 8:
         _refuse(name, entry, "it must have rows of whole bytes")
-    find_layout = _find_latent_layout if context.model.latent else _find_layout
+    is_latent = context.model.latent and not part.beside
+    find_layout = _find_latent_layout if is_latent else _find_layout
     layout = find_layout(context, name, part, rope.head_dim, rows)
     # [rows, inputs] of a weight, [rows] of a bias: both move as whole rows
     row_bytes = (entry.end - entry.begin) // rows
@@ -152,14 +155,16 @@ def _find_layout(context: Context, name: str, part: Projection, width: int, rows
         _refuse(name, entry, f"its rows must be whole heads of head_dim {width}")
     if part.role == "latent key":
         _refuse(name, entry, "the config describes no latent attention")
-    heads = model.num_heads if part.module and not model.projections.varied else None
+    # an indexer has as many heads as it has
+    is_counted = part.module and not part.beside and not model.projections.varied
+    heads = model.num_heads if is_counted else None
     if part.role == "query" and heads is not None and count != heads:
         if model.projections.gated and count == 2 * heads:
             return HeadRows(2 * width, (0,), heads)
         _refuse(name, entry, f"it must hold {heads} heads of head_dim {width}")
     if part.role == "key" and heads is not None and (count == 0 or heads % count):
         _refuse(name, entry, f"its heads must divide the {heads} query heads")
-    if part.role in ("query", "key"):
+    if part.role in ("query", "key", "shared"):
         return HeadRows(width, (0,), count)
     arrangement = model.projections.fused if part.role == "fused" else part.role
     if arrangement is None:
@@ -188,17 +193,16 @@ def _reorder_scales(context: Context, name: str, part: Projection, rope: Rope) -
         return None
     weight = name.removesuffix(part.suffix) + "weight"
     problem = "what it holds is not known, so its rows might be left behind"
-    if (
-        _SCALE_SUFFIX.fullmatch(part.suffix)
-        and weight in context.entries
-        and part.role != "vectors"
-    ):
+    if _SCALE_SUFFIX.fullmatch(part.suffix) and weight in context.entries:
         # a scale for each row moves with it, one for a block of rows stays if they do
+        is_vectors = part.role == "vectors"
         rows, block = context.entries[weight].shape[0], context.model.block_rows
-        if entry.shape[0] == rows:
+        if entry.shape[0] == rows and not is_vectors:
             return _reorder_rows(context, name, part, rope)
         if block and entry.shape[0] == -(-rows // block):
-            if _reorder_rows(context, weight, part, rope).stays_in_blocks(block):
+            # of vectors it is the columns that move, in blocks as wide
+            move = _reorder_vectors if is_vectors else _reorder_rows
+            if move(context, weight, part, rope).stays_in_blocks(block):
                 return None
             problem = f"rows would leave its blocks of {block}, which have one scale each"
     return _refuse(name, entry, f"{problem}; convert the checkpoint before it is quantised")

@@ -31,6 +31,18 @@ class Kind:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Beside:
+    """How a rotation beside attention differs from it; ``huggingface.toml`` explains each."""
+
+    kinds: tuple[str, ...] = ()
+    head_dim: int | None = 128
+    head_dim_key: str = "index_head_dim"
+    pairing: Pairing | None = None
+    trailing: bool = False
+    every: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class Variant:
     """Facts that replace those of the model type where the switch ``key`` has ``value``.
 
@@ -78,6 +90,7 @@ class Architecture:
     without_rope: tuple[str, ...] = ()
     without_rope_needs: str | None = None
     kinds: Mapping[str, Kind] = field(default_factory=dict[str, Kind])
+    beside: Mapping[str, Beside] = field(default_factory=dict[str, Beside])
     block_key: str | None = None
     factor: float | None = None
     block_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
@@ -195,6 +208,8 @@ def _architectures(
     def build(name: str) -> Architecture:
         entry = inherit(plain[name], plain)
         entry["kinds"] = {kind: Kind(**facts) for kind, facts in entry.get("kinds", {}).items()}
+        beside = entry.get("beside", {}).items()
+        entry["beside"] = {name: Beside(**tuples_for_lists(facts)) for name, facts in beside}
         entry["variants"] = tuple(build_variant(name, v) for v in entry.get("variants", ()))
         return Architecture(**freeze({"names": dict[str, Any](), **entry}))
 

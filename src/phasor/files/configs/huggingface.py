@@ -14,6 +14,7 @@ from phasor.axes import Axes, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError
 from phasor.files import refusal
 from phasor.files.configs import rope_blocks
+from phasor.files.configs.beside import ropes_beside
 from phasor.files.configs.facts import Architecture, Kind, table
 from phasor.files.configs.model_class import ModelConfig, has_rope, note_assumed_sizes
 from phasor.files.configs.source import JsonObject, renamed_keys, single_value
@@ -55,6 +56,8 @@ def huggingface_ropes(model: ModelConfig, *, strict: bool) -> LayerRopes:
     # a plain class of transformers is known to have no code for other keys
     is_plain = facts.sizes and not (facts.uses or facts.axes or facts.block or facts.nested)
     program = "transformers' class" if is_plain and not config.has("auto_map") else None
+    labelled = {kind: unused[label] for kind, label in facts.labels.items() if label in unused}
+    beside = ropes_beside(config, facts, model.layer_kinds, labelled | kinds)
     notes += check_unread_keys(
         config, blocks.used, kinds.values(), what, strict=strict, facts=facts, ignored_by=program
     )
@@ -67,6 +70,7 @@ def huggingface_ropes(model: ModelConfig, *, strict: bool) -> LayerRopes:
         num_heads=config.largest("num_attention_heads"),
         # latent attention rotates one key for all heads
         num_kv_heads=1 if facts.latent else config.largest("num_key_value_heads"),
+        beside=beside,
         notes=tuple(dict.fromkeys(notes)),
         in_config=ConfigLocation(
             labels=labels,

@@ -1,0 +1,244 @@
+"""Conversion of models that rotate beside attention: transformers' logits, in either order."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from phasor.files.checkpoint import CheckpointError, plan_conversion, write
+
+from .checkpoints import Tensors, load, save_folder, tensor
+
+TOKENS = torch.arange(3, 27)[None]
+# few keys are chosen, so that logits tell which
+CHOICE = {"index_topk": 3, "vocab_size": 32}
+INTERLEAVE = "apply_rotary_pos_emb_interleave"
+QWEN = {
+    "indexer_n_heads": 4,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 96,
+    "indexer_budget": 4,
+    "indexer_compress_ratio": 2,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v32": (INTERLEAVE, CHOICE),
+    "glm_moe_dsa": (INTERLEAVE, CHOICE | {"indexer_types": ["full", "shared"]}),
+    "hy_v4": ("apply_rotary_pos_emb", CHOICE),
+    "qwen4_exp_text": ("apply_rotary_pos_emb", QWEN),
+    "minimax_m3_vl_text": (
+        "apply_rotary_pos_emb",
+        {
+            "num_hidden_layers": 2,
+            "index_topk_blocks": 2,
+            "index_block_size": 2,
+            "layer_types": ["full_attention", "minimax_m3_sparse"],
+        },
+    ),
+    "deepseek_v4": (
+        "apply_rotary_pos_emb",
+        {
+            "index_topk": 2,
+            "layer_types": [
+                "sliding_attention",
+                "compressed_sparse_attention",
+                "heavily_compressed_attention",
+            ],
+            "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 3},
+            "num_hidden_layers": 3,
+        },
+    ),
+}
+
+
+def tiny(model_type: str, **changes: Any) -> Any:
+    """A random model in float64."""
+    from tools.tiny_models import special_cases, tiny_model
+
+    published = special_cases()["published"].get(model_type, {})
+    model = tiny_model(model_type, published | changes).double().eval()
+    model.set_experts_implementation("eager")
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data = torch.randn_like(parameter) * (0.3 if parameter.ndim > 1 else 1.0)
+    return model
+
+
+def logits(model: Any) -> np.ndarray:
+    """Of every token."""
+    with torch.no_grad():
+        return model(TOKENS)[0].numpy()[0]
+
+
+def to_halves(x: torch.Tensor) -> torch.Tensor:
+    """Interleaved pairs as halves."""
+    return torch.cat((x[..., 0::2], x[..., 1::2]), -1)
+
+
+def to_pairs(x: torch.Tensor) -> torch.Tensor:
+    """Halves as interleaved pairs."""
+    return torch.stack(x.chunk(2, -1), -1).flatten(-2)
+
+
+def with_other_pairs(function: Any, model_type: str) -> Any:
+    """The class's rotation, given its coordinates in the other order."""
+    of_halves = model_type in ("hy_v4", "qwen4_exp_text", "minimax_m3_vl_text")
+    before = to_halves if of_halves else to_pairs
+    after = to_pairs if of_halves else to_halves if model_type == "deepseek_v4" else (lambda x: x)
+
+    def at_slice(change: Any, x: Any, cos: Any) -> Any:
+        if model_type == "deepseek_v4":
+            n = x.shape[-1] - 2 * cos.shape[-1]
+            return torch.cat((x[..., :n], change(x[..., n:])), -1)
+        n = cos.shape[-1]
+        return torch.cat((change(x[..., :n]), x[..., n:]), -1)
+
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        args = tuple(a for a in args if a is not None)
+        cos, sin = [kwargs.pop("cos"), kwargs.pop("sin")] if "cos" in kwargs else args[-2:]
+        vectors = args if len(args) < 3 and args[-1] is not sin else args[:-2]
+        if len(vectors) > 1 or "k" in kwargs or model_type != "deepseek_v4":
+            found = function(
+                *(at_slice(before, x, cos) for x in vectors), cos=cos, sin=sin, **kwargs
+            )
+        else:
+            found = function(at_slice(before, vectors[0], cos), cos, sin, **kwargs)
+        several = isinstance(found, tuple)
+        found = [at_slice(after, x, cos) for x in (found if several else (found,))]
+        return tuple(found) if several else found[0]
+
+    return apply
+
+
+def numbers(folder: Path) -> dict[str, bytes]:
+    """The files of the weights."""
+    return {p.name: p.read_bytes() for p in sorted(folder.glob("*.safetensors*"))}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", MODELS)
+def test_all_that_rotates_takes_the_other_pairing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_type: str
+) -> None:
+    """The model's own forward, given the other order everywhere; and back to the same bytes."""
+    name, changes = MODELS[model_type]
+    model = tiny(model_type, **changes)
+    wanted = logits(model)
+    model.save_pretrained(tmp_path / "a", max_shard_size="2MB")
+    assert (tmp_path / "a/model.safetensors.index.json").exists()
+    is_half = model_type in ("hy_v4", "qwen4_exp_text", "minimax_m3_vl_text")
+    source, target = ("half", "interleaved") if is_half else ("interleaved", "half")
+    planned = plan_conversion(tmp_path / "a", target)
+    write(planned, tmp_path / "b", verified=True)
+    (tmp_path / "b/config.json").write_bytes((tmp_path / "a/config.json").read_bytes())
+    converted = (
+        type(model)
+        .from_pretrained(
+            tmp_path / "b",
+            dtype=torch.float64,
+            attn_implementation="eager",
+            experts_implementation="eager",
+        )
+        .eval()
+    )
+    wrong = logits(converted)
+    module = importlib.import_module(type(model).__module__)
+    rotate = getattr(module, name)
+    monkeypatch.setattr(module, name, with_other_pairs(rotate, model_type))
+    size = np.abs(wanted).max()
+    np.testing.assert_allclose(logits(converted), wanted, rtol=0, atol=2.0**-16 * size)
+    assert np.abs(wrong - wanted).max() > 1e-3 * size
+    back = plan_conversion(tmp_path / "b", source, source=target)
+    write(back, tmp_path / "c", verified=True)
+    assert numbers(tmp_path / "c") == numbers(tmp_path / "a")
+
+
+def dsa_tensors(layer: str = "model.layers.0", indexer: str = "indexer.") -> Tensors:
+    """Attention and an indexer with 2 heads of 12, of which 8 turn; rows have their numbers."""
+    sizes = {
+        "q_b_proj": 2 * 16,
+        "kv_a_proj_with_mqa": 4 + 8,
+        f"{indexer}wq_b": 2 * 12,
+        f"{indexer}wk": 12,
+        f"{indexer}weights_proj": 2,
+    }
+    place = f"{layer}.self_attn."
+    tensors = {
+        f"{place}{name}.weight": tensor(np.arange(rows, dtype=np.float32)[:, None])
+        for name, rows in sizes.items()
+    }
+    for name in ("weight", "bias"):
+        tensors[f"{place}{indexer}k_norm.{name}"] = tensor(np.arange(12, dtype=np.float32))
+    return tensors
+
+
+GLM = {
+    "model_type": "glm_moe_dsa",
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "hidden_size": 8,
+    "qk_rope_head_dim": 8,
+    "index_head_dim": 12,
+    "num_nextn_predict_layers": 1,
+}
+HALVES = [0, 2, 4, 6, 1, 3, 5, 7]  # of interleaved pairs
+
+
+def test_an_indexer_beside_shards_and_extra_layers_is_permuted(tmp_path: Path) -> None:
+    """The first coordinates of each of its heads; in the layer of multi-token prediction too."""
+    shards = dsa_tensors(), dsa_tensors("model.layers.1")
+    folder = save_folder(tmp_path / "a", GLM, *shards)
+    write(plan_conversion(folder, "half"), tmp_path / "b", verified=True)
+    for layer in (0, 1):
+        found = load(tmp_path / f"b/model-{layer + 1}-of-2.safetensors")
+        place = f"model.layers.{layer}.self_attn.indexer."
+        head = [*HALVES, 8, 9, 10, 11]
+        assert found[f"{place}wk.weight"][:, 0].tolist() == head
+        assert found[f"{place}k_norm.bias"].tolist() == head
+        assert found[f"{place}wq_b.weight"][:, 0].tolist() == [*head, *(12 + i for i in head)]
+        assert found[f"{place}weights_proj.weight"][:, 0].tolist() == [0, 1]
+
+
+def test_an_indexer_with_the_other_pairing_stays(tmp_path: Path) -> None:
+    """DeepSeek V3.2's: all is halves then, and it is as before on the way back."""
+    folder = save_folder(tmp_path / "a", GLM | {"model_type": "deepseek_v32"}, dsa_tensors())
+    planned = plan_conversion(folder, "half")
+    assert not any("indexer" in name for name in planned.changes)
+    assert "The indexer stays in its half pairing." in planned.notes
+    write(planned, tmp_path / "b", verified=True)
+    model = folder / "config.json"
+    back = plan_conversion(tmp_path / "b", "interleaved", source="half", model=model)
+    write(back, tmp_path / "c", verified=True)
+    assert numbers(tmp_path / "c") == numbers(folder)
+
+
+def test_half_of_an_indexer_and_what_is_not_known_of_one_are_refused(tmp_path: Path) -> None:
+    """Its queries without its keys; a tensor of another name; a model that has none."""
+    place = "model.layers.0.self_attn.indexer."
+    tensors = dsa_tensors()
+    cases: dict[str, tuple[dict[str, Any], Tensors]] = {
+        "queries and keys of model.layers.0.self_attn.indexer, got only query": (
+            GLM,
+            {name: one for name, one in tensors.items() if name != f"{place}wk.weight"},
+        ),
+        "belongs to a rotation of its own": (
+            GLM,
+            tensors | {f"{place}w.weight": tensor(np.ones(3))},
+        ),
+        "wq_b.weight' belongs to a rotation of its own": (
+            GLM | {"model_type": "deepseek_v3"},
+            tensors,
+        ),
+        "its last axis must hold whole heads of head_dim 12": (
+            GLM,
+            tensors | {f"{place}k_norm.weight": tensor(np.ones(9, np.float32))},
+        ),
+    }
+    for number, (message, (config, held)) in enumerate(cases.items()):
+        folder = save_folder(tmp_path / f"{number}", config, held)
+        with pytest.raises(CheckpointError, match=message):
+            plan_conversion(folder, "half")
