@@ -225,8 +225,9 @@ class CheckpointModel:
         of_name = {rotation.rope for rotation in ropes.beside if rotation.name == part.beside}
         possible = of_name if part.beside else {*ropes.ropes}
         if found is None and len(possible) != 1:
-            reason = "beside" if part.beside else "other_layer"
-            raise refusal(reason, name=name, count=len(ropes))
+            if part.beside:
+                raise refusal("beside", name=name)
+            raise refusal("other_layer", name=name, count=len(ropes))
         return found or possible.pop()
 
 
