@@ -139,7 +139,10 @@ def pytest_collection_finish() -> None:
 
 
 def run_console(example: Example) -> None:
-    """Run each ``$ phasor ...`` line of a block and compare what a terminal shows of it."""
+    """Run each ``$ phasor ...`` line of a block and compare what a terminal shows of it.
+
+    A line of three dots stands for any lines.
+    """
     sessions = [part for part in ("\n" + example.parsed).split("\n$ ") if part.strip()]
     for session in sessions:
         command, _, expected = session.partition("\n")
@@ -149,6 +152,9 @@ def run_console(example: Example) -> None:
         shown = re.sub("\x1b\\[[0-9;]*m", "", done.stderr if done.returncode == 2 else done.stdout)
         printed = [line.rstrip() for line in shown.strip().splitlines()]
         wanted = [line.rstrip() for line in expected.strip().splitlines()]
+        if "..." in wanted:
+            dots = wanted.index("...")
+            printed[dots : len(printed) - len(wanted[dots + 1 :])] = ["..."]
         assert printed == wanted, "\n".join(["printed:", *printed])
 
 
