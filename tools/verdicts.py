@@ -39,7 +39,6 @@ from phasor.identification import Identification, identify_samples
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.torch.hf.classes import rotations_of, set_class, subclass_calling
 from phasor.torch.hf.embeddings import (
     FARTHEST,
     Grid,
@@ -48,7 +47,7 @@ from phasor.torch.hf.embeddings import (
     rope_error,
     spread_positions,
 )
-from phasor.torch.hf.modules import layer_number, modules_of
+from phasor.torch.hf.modules import modules_of, rotations_of, set_class, subclass_calling
 from phasor.torch.hf.rotations import (
     ROWS,
     RotationSignature,
@@ -314,7 +313,7 @@ def record_calls(model: Any, inputs: Mapping[str, Tensor]) -> list[Call]:
             functions, static = rotations_of(cls), _static_rotations(cls)
             if not functions and not static:
                 continue
-            record = functools.partial(_record_rotation, calls, layer_number(info) or 0)
+            record = functools.partial(_record_rotation, calls, info.layer or 0)
             recorders = {name: record(function) for name, function in functions.items()}
             attention = cls.forward.__globals__.get(_ATTENTION)
             if attention is not None:

@@ -29,31 +29,27 @@ from phasor.errors import ConfigError
 from phasor.layers import LayerRopes, summarize
 from phasor.rope import Rope
 from phasor.torch.functional import cos_sin as operator_cos_sin
-from phasor.torch.hf.classes import (
-    ORIGINAL,
-    ROPES_OF_KINDS,
-    deferring_class,
-    original_class,
-    rotating_class,
-    rotations_of,
-    set_class,
-)
 from phasor.torch.hf.embeddings import (
+    Embedding,
+    Grid,
     buffers_and_factors,
     each_row,
     half_rows,
     isolated_torch_state,
     positions_of_grid,
 )
-from phasor.torch.hf.modules import ModuleInfo, layer_number, named_modules
-from phasor.torch.hf.reading import (
-    Embedding,
-    PartRotation,
-    check_buffers,
-    is_lost,
-    language_part,
-    read_parts,
+from phasor.torch.hf.modules import (
+    ORIGINAL,
+    ROPES_OF_KINDS,
+    ModuleInfo,
+    deferring_class,
+    named_modules,
+    original_class,
+    rotating_class,
+    rotations_of,
+    set_class,
 )
+from phasor.torch.hf.reading import check_buffers, is_lost, language_part, read_parts
 
 __all__ = [
     "Checked",
@@ -236,10 +232,8 @@ def unpatch(model: nn.Module) -> None:
     >>> with torch.device("meta"):
     ...     model = LlamaModel(LlamaConfig(num_hidden_layers=1))
     >>> before = type(model.rotary_emb)
-    >>> patched = patch(model)  # doctest: +ELLIPSIS
-    LlamaModel: phasor rotates in 1 module; ...
-    >>> type(model.rotary_emb) is before
-    False
+    >>> _ = patch(model)
+    LlamaModel: phasor rotates in 1 module; positions come from rotary_emb
     >>> unpatch(model)
     >>> type(model.rotary_emb) is before
     True
@@ -300,24 +294,19 @@ def check(model: nn.Module, *, part: str | None = None) -> Checked:
     >>> print(check(LlamaModel(small).to(torch.bfloat16)))  # doctest: +ELLIPSIS
     rotary_emb (LlamaRotaryEmbedding): cosines within 3.6e-01 of exact over 2048 positions, ...
     """
-    rotations = read_parts(model, part, "check")
     weights = (p for p in model.parameters() if p.is_floating_point() and not p.is_meta)
     weight = next(weights, torch.empty(0))
-    with isolated_torch_state():
-        modules = [
-            _check_module(embedding, info, kind, rotation, weight)
-            for rotation in rotations
-            for embedding, info in rotation.embedding_modules()
-            for kind in embedding.ropes
-        ]
+    modules: list[CheckedModule] = []
+    for rotation in read_parts(model, part, "check"):
+        context = isinstance(rotation.layers, LayerRopes) and rotation.layers.context
+        for embedding, info in rotation.embedding_modules():
+            grid = embedding.spread_grid(context or _DEFAULT_CONTEXT)
+            modules += [_check_module(embedding, info, it, grid, weight) for it in embedding.ropes]
     return Checked(modules=tuple(modules))
 
 
-# ---- what was replaced ----
-
-
 def _describe_replaced(info: ModuleInfo, ropes: LayerRopes | str, seq_len: int | None) -> Replaced:
-    layer, rope = layer_number(info), None
+    layer, rope = info.layer, None
     if isinstance(ropes, LayerRopes) and layer is not None and layer < len(ropes):
         rope = ropes[layer]
     return Replaced(
@@ -330,38 +319,26 @@ def _describe_replaced(info: ModuleInfo, ropes: LayerRopes | str, seq_len: int |
     )
 
 
-# ---- how far cosines are from exact ----
-
-
+@isolated_torch_state()
 def _check_module(
-    embedding: Embedding,
-    info: ModuleInfo,
-    kind: str | None,
-    rotation: PartRotation,
-    weight: Tensor,
+    embedding: Embedding, info: ModuleInfo, kind: str | None, grid: Grid, weight: Tensor
 ) -> CheckedModule:
     """Compare a module's cosines for hidden states in the dtype and on the device of ``weight``."""
-    context = rotation.layers.context if isinstance(rotation.layers, LayerRopes) else None
-    grid = embedding.spread_grid(context or _DEFAULT_CONTEXT)
     law = replace(embedding.ropes[kind].at(int(grid.max()) + 1), direction=1)
+    gain, positions = law.attention_factor, positions_of_grid(grid)
     live = buffers_and_factors(info.module)
     of_kind = [name for name in embedding.buffers if name in live and name.startswith(kind or "")]
     lost = [name for name in of_kind if is_lost(live[name], embedding.buffers[name])]
     if original_class(info.module) is not None:
-        positions = torch.as_tensor(positions_of_grid(grid))
         tensors = operator_cos_sin(positions, law)
-        rows = [row.double().numpy() * law.attention_factor for row in tensors]
-        dtype, lost = torch.float32, []
+        rows, dtype, lost = [row.double().numpy() * gain for row in tensors], torch.float32, []
     elif lost:
-        unknown = np.full((grid.shape[1], law.num_pairs), np.nan)
-        rows, dtype = (unknown, unknown), weight.dtype
+        rows, dtype = np.full((2, grid.shape[1], law.num_pairs), np.nan), weight.dtype
     else:
         hidden = weight.new_zeros(1, grid.shape[1], 1)
         answer = embedding.rows_of(info.module, grid, kind, hidden)
-        assert embedding.signature is not None, "a rope was found for it"
         rows, dtype = half_rows(answer, embedding.signature), each_row(answer)[0].real.dtype
-    gain = law.attention_factor
-    exact = cos_sin(law, positions_of_grid(grid))
+    exact = cos_sin(law, positions)
     error = np.max([np.abs(a - gain * b).max(-1) for a, b in zip(rows, exact, strict=True)], 0)
     rounding = torch.finfo(dtype).eps / 2 * gain
     # a NaN is not within the rounding either

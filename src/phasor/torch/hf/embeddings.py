@@ -47,8 +47,6 @@ _NEAR, _FAR = (0, 1, 2, 3), (1, 64, 4096, 65536)
 FARTHEST = 1 << 14
 _FLOAT32_ROUNDING = 2.0**-24
 _HEADS = 8
-# what a Rope and a signature have both
-_GEOMETRY = ("pairing", "pairing_out", "direction")
 # that are compared with exact cosines
 _MAX_POSITIONS = 1 << 16
 _WIDTH_KEYS = ("embed_dim", "hidden_size")
@@ -90,18 +88,16 @@ def base_of_config(config: Any) -> float | None:
     return cast("float | None", inside or getattr(config, "rope_theta", None))
 
 
-# ---- rows of cosines and sines, and the Rope that they belong to ----
-
-
 def each_row(answer: Any) -> tuple[Tensor, ...]:
     """The tensors of an answer: cosines and sines, or one tensor that holds both."""
     return (answer,) if isinstance(answer, Tensor) else tuple(answer)
 
 
 def half_rows(
-    answer: Any, signature: RotationSignature
+    answer: Any, signature: RotationSignature | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Cosines and sines ``[seq, num_pairs]`` of one sequence, from rows for that signature."""
+    assert signature is not None, "a rope was found for it"
     # [1, seq, width] -> [seq, subheads, width / subheads]
     shape = (-1, signature.subheads, each_row(answer)[0].shape[-1] // signature.subheads)
     rows = [row.reshape(shape) for row in each_row(answer)]
@@ -124,8 +120,7 @@ def rope_error(rope: Rope, signature: RotationSignature, answer: Any, grid: Grid
 
     At most 1 is right; infinity where pairs or direction differ. Head and slice are not compared.
     """
-    geometry = rope.pairing, rope.output_pairing, rope.direction
-    if tuple(getattr(signature, name) for name in _GEOMETRY) != geometry:
+    if signature[:3] != (rope.pairing, rope.output_pairing, rope.direction):
         return math.inf
     rows, pairs = half_rows(answer, signature), rope.num_pairs
     if rows[0].shape[-1] != pairs or len(grid) != rope.axes.n_axes:
@@ -200,9 +195,6 @@ def with_powers(rope: Rope, base: float | None) -> Rope | None:
     return replace(plain, base=None, explicit_inv_freq=exact)
 
 
-# ---- the embeddings of a model ----
-
-
 class Embedding:
     """The rotary embeddings of one class and config, as a new instance of it answers."""
 
@@ -215,11 +207,8 @@ class Embedding:
     def __init__(self, modules: Sequence[ModuleInfo]) -> None:
         self.modules = modules
         self.info = modules[0]
-        by_kind = getattr(self.info.module, "rope_type", None)
-        kinds: list[str | None] = []
-        if isinstance(by_kind, dict):
-            kinds += cast("dict[str, Any]", by_kind)
-        self.kinds = kinds or [None]
+        by_kind: Any = getattr(self.info.module, "rope_type", None)
+        self.kinds: list[str | None] = (isinstance(by_kind, dict) and [*by_kind]) or [None]
         self.ropes: dict[str | None, Rope] = {}  # of every kind of layer that it has cosines for
         self.instance = self._build()
         self.buffers = buffers_and_factors(self.instance)
@@ -307,9 +296,7 @@ class Embedding:
 
     def matches(self, rope: Rope, functions: Sequence[Any], kind: str | None) -> bool:
         """Whether one of the functions, with these rows, rotates as ``rope`` does; sets that."""
-        grids = self.sample_grids()
-        laws = [rope.at(int(grid.max()) + 1) for grid in grids]
-        cases = [(law, self(grid, kind), grid) for law, grid in zip(laws, grids, strict=True)]
+        cases = [(rope.at(int(it.max()) + 1), self(it, kind), it) for it in self.sample_grids()]
         for signature in self._signatures_of(functions):
             if all(rope_error(law, signature, rows, grid) <= 1 for law, rows, grid in cases):
                 self.signature = signature
@@ -383,9 +370,11 @@ class EmbeddingGrid(Embedding):
         table = self.instance(torch.zeros(1, 1, 1))
         base, pairs = base_of_config(self.info.config), table.shape[-1]
         for signature in self._signatures_of(functions) if base and pairs % 2 == 0 else ():
-            geometry: dict[str, Any] = {name: getattr(signature, name) for name in _GEOMETRY}
-            axes = Axial((pairs // 2, pairs // 2))
-            rope = Rope(head_dim=2 * pairs, base=base, axes=axes, **geometry)
+            rope = Rope(
+                head_dim=2 * pairs, base=base, axes=Axial((pairs // 2, pairs // 2)),
+                pairing=signature.pairing, pairing_out=signature.pairing_out,
+                direction=cast(Any, signature.direction),
+            )  # fmt: skip
             cos, sin = half_rows(table, signature)
             # positions from the slowest pair of each axis, which makes less than half a turn
             slowest = [pairs // 2 - 1, pairs - 1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,7 +19,6 @@ from phasor.files.configs.facts import table
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.torch.hf.classes import REORDERING, methods_of, rotations_of
 from phasor.torch.hf.embeddings import (
     FOREIGN_ERRORS,
     Embedding,
@@ -28,14 +27,8 @@ from phasor.torch.hf.embeddings import (
     buffers_and_factors,
     isolated_torch_state,
 )
-from phasor.torch.hf.modules import (
-    ModuleInfo,
-    has_foreign_forward,
-    holds_table,
-    is_rotary_embedding,
-    parts_of,
-)
-from phasor.torch.hf.rotations import RotationSignature, measure_signature
+from phasor.torch.hf.modules import REORDERING, ModuleInfo, methods_of, parts_of, rotations_of
+from phasor.torch.hf.rotations import measure_signature
 from phasor.torch.hf.trial import find_misuse, modules_to_run, one_line
 
 _FORWARD_PARAMETERS = (("self", "x", "position_ids"), ("self", "x", "position_ids", "layer_type"))
@@ -54,9 +47,6 @@ class PartRotation:
     def embedding_modules(self) -> list[tuple[Embedding, ModuleInfo]]:
         """Every module that makes cosines, with what is known of its class."""
         return [(embedding, info) for embedding in self.embeddings for info in embedding.modules]
-
-
-# ---- the parts of a model ----
 
 
 def read_parts(model: nn.Module, part: str | None, verb: str) -> list[PartRotation]:
@@ -91,23 +81,27 @@ def language_part(model: nn.Module) -> str:
     raise ConfigError(f"part must say which of {', '.join(map(repr, names))} is meant")
 
 
-# ---- one part ----
-
-
 @isolated_torch_state()
 def _read_part(infos: Sequence[ModuleInfo]) -> PartRotation:
     """The rotation of one of `parts_of`; an error names a module that is not understood."""
     rotating = [info for info in infos if rotations_of(info.cls)]
-    rotary_embeddings = [info for info in infos if is_rotary_embedding(info)]
+    rotary_embeddings = [info for info in infos if info.is_rotary_embedding]
     if not rotary_embeddings:
         raise _refusal(rotating[0], "no module of its part of the model makes cosines for it")
-    signatures = [signature for info in rotating for signature in _measure_functions(info)]
-    for info in [*rotary_embeddings, *rotating]:
-        if has_foreign_forward(info):
-            reason = "a hook has taken its forward; patch the model before it is placed"
-            raise _refusal(info, reason)
     # no config describes parts of a head that rotate as heads of their own
-    has_subheads = any(signature.subheads > 1 for signature in signatures)
+    has_subheads = False
+    for info in rotating:
+        for name, function in rotations_of(info.cls).items():
+            # with cosines that have a batch, or without
+            signature = measure_signature(function) or measure_signature(function, False)
+            if signature is None:
+                says = f"it rotates with {name}, which turns no pairs that phasor knows"
+                raise _refusal(info, says)
+            has_subheads = has_subheads or signature.subheads > 1
+    if taken := next(
+        (it for it in (*rotary_embeddings, *rotating) if it.has_foreign_forward), None
+    ):
+        raise _refusal(taken, "a hook has taken its forward; patch the model before it is placed")
     described = None if has_subheads else _ropes_of_config(rotary_embeddings)
     groups: dict[tuple[type, int], list[ModuleInfo]] = {}
     for info in rotary_embeddings:
@@ -119,9 +113,8 @@ def _read_part(infos: Sequence[ModuleInfo]) -> PartRotation:
     for group in modules_to_run(infos, rotating):
         if reason := find_misuse(group, embeddings):
             raise _refusal(group[0], reason)
-    layers = _layers_by_code(embeddings) if described is None else described
     return PartRotation(
-        layers=layers,
+        layers=_layers_by_code(embeddings) if described is None else described,
         embeddings=tuple(embeddings),
         rotating=tuple(rotating),
         reordering=tuple(info for info in infos if REORDERING in methods_of(info.cls)),
@@ -132,37 +125,27 @@ def _refusal(info: ModuleInfo, reason: str) -> ConfigError:
     return ConfigError(f"{info.path} ({info.cls.__name__}) is not understood: {reason}")
 
 
-def _measure_functions(info: ModuleInfo) -> Iterator[RotationSignature]:
-    """The geometry of each function that the module rotates with."""
-    for name, function in rotations_of(info.cls).items():
-        # with cosines that have a batch, or without
-        signature = measure_signature(function) or measure_signature(function, False)
-        if signature is None:
-            raise _refusal(info, f"it rotates with {name}, which turns no pairs that phasor knows")
-        yield signature
-
-
 def _ropes_of_config(rotary_embeddings: Sequence[ModuleInfo]) -> LayerRopes | None:
     """The ropes that the config of the embeddings describes; None if only the code tells them."""
+    first = rotary_embeddings[0]
     for info in rotary_embeddings:
         if info.config is None:
             raise _refusal(info, "it has no config")
-    config = rotary_embeddings[0].config.to_dict()
+    config = first.config.to_dict()
     if config.get("model_type") not in model_types():
         return None
     for info in rotary_embeddings:
-        if info.config is not rotary_embeddings[0].config and info.config.to_dict() != config:
-            raise _refusal(info, f"its config is not that of {rotary_embeddings[0].path}")
+        if info.config is not first.config and info.config.to_dict() != config:
+            raise _refusal(info, f"its config is not that of {first.path}")
     try:
         # a key that the class does not read may stay: the rotation is verified on the modules
         ropes = load(config, strict=False)
     except ConfigError as error:
         facts = table().huggingface[config["model_type"]]
         if facts.layers or facts.axes or facts.refused:
-            raise _refusal(rotary_embeddings[0], f"its config cannot be read ({error})") from None
+            raise _refusal(first, f"its config cannot be read ({error})") from None
         # where all layers are alike the modules tell all
-        path = rotary_embeddings[0].path
-        text = f"The config of {path} cannot be read ({error}); its modules are followed"
+        text = f"The config of {first.path} cannot be read ({error}); its modules are followed"
         warnings.warn(text, PhasorWarning, stacklevel=5)
         return None
     # no config says in which order a picture's coordinates come: that is measured on the modules
@@ -192,33 +175,26 @@ def _read_embedding(
     modules: Sequence[ModuleInfo], described: LayerRopes | None, functions: Sequence[Any]
 ) -> Embedding:
     """The embeddings of one class, with Ropes that were verified against a new instance of it."""
-    info = modules[0]
+    info, make = modules[0], EmbeddingTable
+    if not info.holds_table:
+        taken = tuple(inspect.signature(cast(Any, info.cls).forward).parameters)
+        if taken not in _FORWARD_PARAMETERS and len(taken) != 2:
+            raise _refusal(info, f"its forward takes ({', '.join(taken[1:])})")
+        make = EmbeddingGrid if len(taken) == 2 else Embedding
     try:
-        embedding = _class_of_embedding(info)(modules)
+        embedding = make(modules)
         for kind in embedding.kinds:
             rope = _find_rope(embedding, kind, described, functions)
             if rope is None:
-                of_kind = "" if kind is None else f" for {kind} layers"
-                reason = f"its cosines{of_kind} are not those that its config describes"
-                raise _refusal(info, reason)
+                which = "cosines" if kind is None else f"cosines for {kind} layers"
+                raise _refusal(info, f"its {which} are not those that its config describes")
             embedding.ropes[kind] = rope
     except PhasorError:
         raise
     except FOREIGN_ERRORS as error:
-        reason = f"a new one, asked for cosines, says {one_line(error)}"
-        raise _refusal(info, reason) from None
+        says = f"a new one, asked for cosines, says {one_line(error)}"
+        raise _refusal(info, says) from None
     return embedding
-
-
-def _class_of_embedding(info: ModuleInfo) -> type[Embedding]:
-    if holds_table(info.module):
-        return EmbeddingTable
-    names = tuple(inspect.signature(cast(Any, info.cls).forward).parameters)
-    if names in _FORWARD_PARAMETERS:
-        return Embedding
-    if len(names) == 2:
-        return EmbeddingGrid
-    raise _refusal(info, f"its forward takes ({', '.join(names[1:])})")
 
 
 def _find_rope(
@@ -265,9 +241,6 @@ def _layers_by_code(embeddings: Sequence[Embedding]) -> LayerRopes | str:
     )
 
 
-# ---- the buffers of live modules ----
-
-
 @isolated_torch_state()
 def check_buffers(rotation: PartRotation) -> None:
     """Refuse frequencies or factors that were changed in a live module; lost ones are accepted."""
@@ -286,13 +259,9 @@ def check_buffers(rotation: PartRotation) -> None:
             rtol, atol = (0.01, 1e-7) if live.element_size() < 4 else (1e-5, 0.0)
             dtype = torch.complex64 if expected.is_complex() else torch.float32
             if not torch.allclose(live.cpu().to(dtype), expected.to(dtype), rtol=rtol, atol=atol):
-                reason = f"its {name} is not what its config says"
-                if live.dim():
-                    reason += (
-                        f'; if it was lost and not changed, move {info.path} to "meta", for a '
-                    )
-                    reason += "patched module needs none"
-                raise _refusal(info, reason)
+                way_out = f'; if it was lost and not changed, move {info.path} to "meta", for a '
+                way_out = f"{way_out}patched module needs none" if live.dim() else ""
+                raise _refusal(info, f"its {name} is not what its config says{way_out}")
 
 
 def is_lost(live: Tensor, expected: Tensor) -> bool:

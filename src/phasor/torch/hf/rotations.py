@@ -66,17 +66,6 @@ def tensor_parameters(function: Any) -> tuple[str, ...]:
     return tuple(name for name in parameters(function) if name not in (*ROWS, *_OPTIONS))
 
 
-def heads_come_first(unsqueeze_dim: int, rank: int) -> bool:
-    """Whether ``unsqueeze_dim`` puts heads before tokens in cosines ``[..., seq, width]``."""
-    axis = unsqueeze_dim % (rank + 1)
-    if axis not in (rank - 2, rank - 1):
-        raise TensorError(
-            f"unsqueeze_dim must be {rank - 2} or {rank - 1} in a patched model, "
-            f"got {unsqueeze_dim}"
-        )
-    return axis == rank - 2
-
-
 @lru_cache(maxsize=256)
 def measure_signature(function: Any, batched: bool = True) -> RotationSignature | None:
     """The geometry of a rotation function, by what it makes of random tensors; None without one."""
@@ -89,13 +78,12 @@ def measure_signature(function: Any, batched: bool = True) -> RotationSignature 
     with torch.device("cpu"), torch.no_grad():
         phases = torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 6
         for subheads, width, heads_first in itertools.product(_SUBHEADS, widths, (True, False)):
-            rows, spare = _make_rows(phases, width, subheads), _SPARE if subheads == 1 else 0
+            rows = _make_rows(phases, width, subheads)
             # a wider head shows which slice is rotated, if the function takes one
-            sample = _sample_rotation(function, rows, heads_first, 2 * _PAIRS + spare)
-            sample = sample or _sample_rotation(function, rows, heads_first, 2 * _PAIRS)
-            geometry = sample and _find_geometry(*sample, phases, subheads)
-            if geometry:
-                return RotationSignature(*geometry, width, heads_first, subheads)
+            for spare in (_SPARE, 0) if subheads == 1 else (0,):
+                geometry = _find_geometry(function, phases, rows, heads_first, subheads, spare)
+                if geometry:
+                    return RotationSignature(*geometry, width, heads_first, subheads)
     return None
 
 
@@ -142,40 +130,31 @@ def join_heads(x: Tensor) -> Tensor:
     return x.transpose(-3, -2).flatten(-2)
 
 
-def _sample_rotation(
-    function: Any, rows: Any, heads_first: bool, width: int
-) -> tuple[Tensor, Tensor] | None:
-    """A random tensor and the rotated one, ``[..., seq, heads, width]``; None if it fails."""
+def _find_geometry(
+    function: Any, phases: Tensor, rows: Any, heads_first: bool, subheads: int, spare: int
+) -> tuple[Pairing, Pairing, int, RotatedSlice] | None:
+    """The pairings, direction and slice of ``function`` on heads with coordinates to spare."""
     generator = torch.Generator().manual_seed(1)
-    leading = (rows if isinstance(rows, Tensor) else rows[0]).shape[:-1]
-    x = torch.randn(*leading, 2, width, generator=generator)
+    # [..., seq, heads, head_dim]
+    x = torch.randn(*phases.shape[:-1], 2, 2 * _PAIRS + spare, generator=generator)
     try:
         y = call_rotation(function, x.transpose(-3, -2) if heads_first else x, rows)
     except (RuntimeError, ValueError, IndexError, TypeError):
         return None  # the function does not take these shapes
     y = y.transpose(-3, -2) if heads_first else y
-    return (x, y) if y.shape == x.shape else None
-
-
-def _find_geometry(
-    x: Tensor, y: Tensor, phases: Tensor, subheads: int
-) -> tuple[Pairing, Pairing, int, RotatedSlice] | None:
-    """The pairings, direction and slice of the rotation that makes ``y`` of ``x``, if one does."""
-    spare = x.shape[-1] - 2 * _PAIRS
+    if y.shape != x.shape:
+        return None
     starts: dict[RotatedSlice, int] = {"start": 0, "end": spare} if spare else {"exact": 0}
     x, phases = split_heads(x, subheads), split_last(phases, subheads)
-    for rotated, source, target in itertools.product(starts, PAIRINGS, PAIRINGS):
+    for place, source, target in itertools.product(starts, PAIRINGS, PAIRINGS):
         for direction in (1, -1) if source == target else (1,):
             expected = rotate_by(
                 x, phases.cos(), direction * phases.sin(),
-                pairing=source, pairing_out=target, rotary_start=starts[rotated], backend="eager",
+                pairing=source, pairing_out=target, rotary_start=starts[place], backend="eager",
             )  # fmt: skip
             if torch.allclose(join_heads(expected), y, atol=_TOLERANCE, rtol=0):
-                return source, target, direction, rotated
+                return source, target, direction, place
     return None
-
-
-# ---- what stands for cosines and sines ----
 
 
 class PositionFormat(NamedTuple):
@@ -251,9 +230,6 @@ def _gain(text: str) -> float:
     return read_rope(text).attention_factor
 
 
-# ---- rows under a rule ----
-
-
 def _rule_rows(
     rope: Rope, text: str, positions: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
@@ -292,9 +268,6 @@ def _read_law(text: str, length: Tensor) -> tuple[Tensor, float]:
 _law_at: Callable[[str, Tensor], tuple[Tensor, float]] = cast(Any, torch.compiler).disable(
     _read_law, reason="the rule has no at_lengths: its length is read"
 )
-
-
-# ---- the replacement of a rotation function ----
 
 
 def rotate_deferred(
@@ -347,12 +320,18 @@ def substitute(function: Any) -> Callable[..., Any]:
                 "cos and sin must come from a rotary embedding of the patched model, got "
                 f"{type(rows).__name__}; unpatch the model before handing it cosines of your own"
             )
-        is_batched = rows.cos.dim() > 2
-        signature = (batched or unbatched) if is_batched else (unbatched or batched)
+        rank = rows.cos.dim()
+        signature = (batched or unbatched) if rank > 2 else (unbatched or batched)
         assert signature is not None
         if unsqueeze_dim is not None:
-            heads_first = heads_come_first(unsqueeze_dim, rows.cos.dim())
-            signature = signature._replace(heads_first=heads_first)
+            # of cosines [..., seq, width]: heads go before the tokens, or after them
+            axis = unsqueeze_dim % (rank + 1)
+            if axis not in (rank - 2, rank - 1):
+                raise TensorError(
+                    f"unsqueeze_dim must be {rank - 2} or {rank - 1} in a patched model, "
+                    f"got {unsqueeze_dim}"
+                )
+            signature = signature._replace(heads_first=axis == rank - 2)
         xs = [values[name] for name in tensors]
         # a key may be None, where only queries are rotated
         ys = rotate_deferred([x for x in xs if x is not None], rows, signature)

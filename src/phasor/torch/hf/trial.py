@@ -18,21 +18,25 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from phasor.torch.hf.classes import (
+from phasor.torch.hf.embeddings import (
+    FOREIGN_ERRORS,
+    Embedding,
+    EmbeddingTable,
+    each_row,
+    half_rows,
+    rolled_positions,
+)
+from phasor.torch.hf.modules import (
+    NUMBER,
     ROPES_OF_KINDS,
+    TABLE,
+    ModuleInfo,
+    named_modules,
     original_class,
     overrides_of,
     rotations_of,
     subclass_calling,
 )
-from phasor.torch.hf.embeddings import (
-    FOREIGN_ERRORS,
-    Embedding,
-    each_row,
-    half_rows,
-    rolled_positions,
-)
-from phasor.torch.hf.modules import NUMBER, TABLE, ModuleInfo, holds_table, named_modules
 from phasor.torch.hf.rotations import COMPLEX_ROWS, ROWS, DeferredCosSin, substitute
 
 _ROW_PAIR = "position_embeddings"
@@ -40,9 +44,6 @@ _ROW_PAIR = "position_embeddings"
 _LENGTHS = (4, 160)
 # a share of the largest number, for sums of thousands of products in float32
 _TOLERANCE = 1e-4
-
-
-# ---- the modules that run ----
 
 
 def modules_to_run(
@@ -58,8 +59,12 @@ def modules_to_run(
         if info.path in paths:
             if any(info.path.startswith(f"{path}.") for path in paths):
                 continue  # it runs with the module around it
-            # what holds a single module is run with it, as an adapter
-            while (holder := by_path.get(info.path.rpartition(".")[0])) and _holds_one(holder):
+            # what holds a single module is run with it, as an adapter, but not torch's containers
+            while (
+                (holder := by_path.get(info.path.rpartition(".")[0]))
+                and len(list(holder.module.children())) == 1
+                and not holder.cls.__module__.startswith("torch.")
+            ):
                 inside, info = inside | {info.cls}, holder
         # one that stands where others rotate is run, though it calls no rotation
         elif inside or NUMBER.sub("*", info.path) not in places or not _takes_cosines(info.cls):
@@ -68,18 +73,10 @@ def modules_to_run(
     return list(groups.values())
 
 
-def _holds_one(info: ModuleInfo) -> bool:
-    is_foreign = not info.cls.__module__.startswith("torch.")
-    return is_foreign and len(list(info.module.children())) == 1
-
-
 def _takes_cosines(cls: Any) -> bool:
     taken = inspect.signature(cls.forward).parameters
     catches_all = any(it.kind is it.VAR_KEYWORD for it in taken.values())
     return catches_all or not {*taken}.isdisjoint((_ROW_PAIR, *ROWS))
-
-
-# ---- a copy of a module ----
 
 
 class _EmbeddingCopy(nn.Module):
@@ -106,9 +103,7 @@ class _QuickLinear(nn.Linear):
 
 def _defer(embedding: Embedding, answer: Any) -> Any:
     """What stands for the answer of a rotary embedding."""
-    assert embedding.signature is not None, "a rope was found for it"
-    halves = half_rows(answer, embedding.signature)
-    cos, sin = (torch.tensor(row).float() for row in halves)
+    cos, sin = (torch.tensor(row).float() for row in half_rows(answer, embedding.signature))
     # [seq, num_pairs] -> [batch, seq, num_pairs]
     is_batched = embedding.position_format.batched
     rows = DeferredCosSin(cos[None], sin[None]) if is_batched else DeferredCosSin(cos, sin)
@@ -119,8 +114,7 @@ def _copy_module(module: nn.Module, embeddings: Sequence[Embedding]) -> nn.Modul
     """A module of the original class with random weights and without hooks."""
     cls = cast(Any, original_class(module) or type(module))
     made = next((it for it in embeddings if it.info.cls is cls), None)
-    has_table = holds_table(module)
-    if made is not None and not has_table:
+    if made is not None and not isinstance(made, EmbeddingTable):
         return _EmbeddingCopy(made)
     sizes = getattr(module, "in_features", None), getattr(module, "out_features", None)
     held = itertools.chain(module.parameters(recurse=False), module.buffers(recurse=False))
@@ -133,8 +127,12 @@ def _copy_module(module: nn.Module, embeddings: Sequence[Embedding]) -> nn.Modul
     nn.Module.__init__(twin)
     for name, value in vars(module).items():
         # a hook may have put another forward into the module
-        if name not in vars(twin) and not name.endswith("forward"):
-            twin.__dict__[name] = _eager(value) if hasattr(value, "to_dict") else value
+        if name in vars(twin) or name.endswith("forward"):
+            continue
+        if hasattr(value, "to_dict"):  # for attention in Python, which runs on every device
+            value = copy.deepcopy(value)
+            value._attn_implementation = "eager"
+        twin.__dict__[name] = value
     for group in ("_parameters", "_buffers", "_modules"):
         for name, it in vars(module)[group].items():
             if it is not None:
@@ -146,13 +144,6 @@ def _copy_module(module: nn.Module, embeddings: Sequence[Embedding]) -> nn.Modul
     return twin.eval()
 
 
-def _eager(config: Any) -> Any:
-    """A copy of a config for attention in Python, which runs on every device."""
-    copied = copy.deepcopy(config)
-    copied._attn_implementation = "eager"
-    return copied
-
-
 def _random(weight: Tensor) -> Tensor:
     """Random numbers of that shape, every diagonal the same, so that they need no memory."""
     if not weight.is_floating_point():
@@ -161,9 +152,6 @@ def _random(weight: Tensor) -> Tensor:
     numbers = torch.randn(sum(weight.shape) + 1, generator=generator)
     scale = weight.shape[-1] ** -0.5 if weight.dim() > 1 else 1.0
     return (numbers * scale).as_strided(weight.shape, (1,) * weight.dim())
-
-
-# ---- two runs of a copy ----
 
 
 def _run(
@@ -187,10 +175,13 @@ def _run(
 
         return recorder
 
+    def pass_on(query: Tensor, *_: Any, **__: Any) -> Tensor:
+        return query  # in place of attention that only a GPU has
+
     for inner, cls in rotating:
         functions = {name: record(cls, it) for name, it in rotations_of(cls).items()}
         body = overrides_of(cls, functions) if is_deferring else {}
-        replaced = {**functions, "_flash_attention_forward": _first}
+        replaced = {**functions, "_flash_attention_forward": pass_on}
         inner.__class__ = subclass_calling(cls, replaced, None, body)
     for inner in module.modules():
         if isinstance(inner, _EmbeddingCopy):
@@ -198,11 +189,6 @@ def _run(
     leaves = tree_leaves(module(**arguments))
     tensors += [x for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]
     return tensors, classes
-
-
-def _first(query: Tensor, *_: Any, **__: Any) -> Tensor:
-    """In place of attention that only a GPU has."""
-    return query
 
 
 def find_misuse(group: Sequence[ModuleInfo], embeddings: Sequence[Embedding]) -> str:
