@@ -191,6 +191,7 @@ def empty_launch(case: Case, positions: Tensor) -> Callable[[Tensor], object]:
     """A kernel that does nothing, on as many programs as phasor's takes in place."""
     import triton
 
+    from phasor.torch._operator.arguments import Call as OperatorCall
     from phasor.torch._operator.triton import make_plan
     from phasor.torch._operator.triton.launching import widen_positions
 
@@ -199,8 +200,7 @@ def empty_launch(case: Case, positions: Tensor) -> Callable[[Tensor], object]:
         """Return at once."""
 
     tensors, text = case.tensors(device=positions.device), case.rope("half").to_json()
-    angles = widen_positions([positions])
-    plan = make_plan([*tensors, *tensors], angles, text, False, 1.0, True, False)
+    plan = make_plan(OperatorCall(tensors, widen_positions([positions]), text), tensors)
     assert plan is not None, "a step of decoding is one launch"
     return nothing[(plan.programs, 1, 1)]
 

@@ -16,6 +16,7 @@ from phasor.angles import COS_SIN_ERROR, COS_SIN_ERROR_FLOAT32, REST_ERROR, REST
 from phasor.axes import Sectioned
 from phasor.torch import rotate
 from phasor.torch._operator import triton as triton_backend
+from phasor.torch._operator.arguments import Call
 
 from .. import oracle, strategies
 from ..rotation_oracle import pair_places
@@ -118,7 +119,7 @@ def test_floats_without_an_angle_are_nan(given: torch.dtype, dtype: torch.dtype)
     places = torch.tensor([*rows, [5.5, 2.0**62, -7.25]], dtype=given, device=DEVICE)
     x = torch.ones(len(places), 2, 16, dtype=dtype, device=DEVICE)
     y = torch.empty_like(x)
-    triton_backend.rotate_into([x], [y], [places], ACROSS.to_json(), False, 1.0)
+    triton_backend.rotate_into(Call([x], [places], ACROSS.to_json()), [y])
     spoilt = [*range(3, 6), *range(11, 14)]
     kept = [i for i in range(16) if i not in spoilt]
     assert y[:5, :, spoilt].isnan().all()

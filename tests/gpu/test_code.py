@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from phasor import Rope
+from phasor.torch._operator.arguments import Call
 from phasor.torch._operator.triton import make_plan, plan_key
 from phasor.torch._operator.triton.launching import load_kernels
 
@@ -130,13 +131,14 @@ def test_memory_off_16_byte_boundaries_is_not_read_in_pieces_of_16(
     tensors = [memory.as_strided(shape, (4096, 512, 128, 1)) for _ in range(4)]
     tensors[which] = memory.as_strided(shape, strides, offset)
     rope = Rope(head_dim=64, pairing="half").to_json()
-    plan = make_plan(tensors, [torch.zeros(2, 3).long()], rope, False, 1.0, True, True)
+    call = Call(tensors[:2], [torch.zeros(2, 3).long()], rope)
+    plan = make_plan(call, tensors[2:])
     assert plan is not None
     names = load_kernels().rotation.arg_names[-len(plan.arguments) :]
     assert dict(zip(names, plan.arguments, strict=True))["packed"] == packed
-    key = plan_key(tensors, [torch.zeros(2, 3).long()], rope, False, 1.0, True, True)
+    key = plan_key(call, tensors[2:])
     tensors[which] = memory.as_strided(shape, (4096, 512, 128, 1))
-    again = plan_key(tensors, [torch.zeros(2, 3).long()], rope, False, 1.0, True, True)
+    again = plan_key(call._replace(xs=tensors[:2]), tensors[2:])
     assert (key == again) == packed
 
 

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from phasor import Rope
 from phasor.torch import chosen_backend
 from phasor.torch._operator import triton as triton_backend
+from phasor.torch._operator.arguments import Call
 from phasor.torch._operator.triton.launching import SHIFT_OFFSET, load_kernels, reciprocal
 
 from .triton_compiler import (
@@ -83,9 +84,8 @@ def test_the_stride_of_a_single_head_means_nothing() -> None:
     """A key that all queries share is read in pieces of 16 bytes, whatever torch says of it."""
     x = torch.empty(3, 64, dtype=torch.bfloat16).as_strided((3, 1, 64), (64, 5, 1))
     rope = Rope(head_dim=64, pairing="half").to_json()
-    plan = triton_backend.make_plan(
-        [x] * 4, [torch.zeros(3).long()], rope, False, 1.0, False, False
-    )
+    xs = [x]
+    plan = triton_backend.make_plan(Call(xs, [torch.zeros(3).long()], rope), xs)
     assert plan is not None
     names = load_kernels().rotation.arg_names[-len(plan.arguments) :]
     assert dict(zip(names, plan.arguments, strict=True))["packed"]
@@ -112,7 +112,8 @@ def test_what_is_compiled_is_launched_again_as_triton_launches_it(hopper: Hopper
     places = torch.zeros(3, dtype=torch.int64)
     for dtype in (torch.int64, torch.float64):
         for _ in range(2):
-            triton_backend.rotate_into([x], [x], [places.to(dtype)], HALF.to_json(), False, 1.0)
+            call = Call([x], [places.to(dtype)], HALF.to_json())
+            triton_backend.rotate_into(call, [x])
         first, second = hopper.launched[-2:]
         assert len(first) == len(second)
         # but for what profilers are told of it, which is a new object

@@ -15,6 +15,7 @@ from torch import Tensor
 from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.torch._operator import triton as triton_backend
+from phasor.torch._operator.arguments import Call
 from phasor.torch._operator.triton.launching import load_kernels
 
 from .triton_runs import APART, forget_plans, needs_triton
@@ -118,7 +119,7 @@ def launch(
     xs = xs if laid is None else [laid(x) for x in xs]
     outs = xs if in_place else [torch.empty_like(x) for x in xs]
     angles = [torch.zeros(tokens[-1], dtype=torch.int64) if places is None else places]
-    triton_backend.rotate_into(xs, outs, angles, rope.to_json(), inverse, gain)
+    triton_backend.rotate_into(Call(xs, angles, rope.to_json(), inverse, gain), outs)
 
 
 def as_it_is(x: Tensor) -> Tensor:

@@ -287,7 +287,7 @@ def rotate_by(
     tensor([0.6000, 0.8000])
     """
     layout = pairing, pairing_out, rotary_start
-    (y,) = ops.apply(*call_by_rows(x, cos, sin, *layout, inverse, heads_first, backend))
+    (y,) = ops.apply(call_by_rows(x, cos, sin, *layout, inverse, heads_first, backend))
     if y.dim() > x.dim():  # [..., seq, heads, 1, head_dim]
         y = y.squeeze(-2)
     return y.transpose(-3, -2) if heads_first else y
@@ -320,7 +320,7 @@ def rotate_by_(
     tensor([0.6000, 0.8000])
     """
     layout = pairing, pairing_out, rotary_start
-    ops.apply_(*call_by_rows(x, cos, sin, *layout, inverse, heads_first, backend))
+    ops.apply_(call_by_rows(x, cos, sin, *layout, inverse, heads_first, backend))
     return x
 
 
@@ -374,8 +374,8 @@ def _rotate(
     if outs is None:
         call = call_by_positions(views, positions, rope, inverse, gain, heads_first, backend)
         if in_place:
-            ops.apply_(*call)
+            ops.apply_(call)
             return xs
-        outs = ops.apply(*call)
+        outs = ops.apply(call)
     # [..., seq, heads, head_dim] -> [..., heads, seq, head_dim]
     return [y.transpose(-3, -2) for y in outs] if heads_first else outs

@@ -31,11 +31,11 @@ class Call(NamedTuple):
     """The operator's arguments, checked."""
 
     xs: Sequence[Tensor]  # [..., seq, heads, head_dim]: one, or a query and a key of its tokens
-    source: list[Tensor]  # [positions], or [cos, sin]
+    source: Sequence[Tensor]  # [positions], or [cos, sin]
     text: str  # one of `_operator.text`
-    inverse: bool
-    gain: float
-    backend: str
+    inverse: bool = False
+    gain: float = 1.0
+    backend: str = "auto"
 
 
 def call_by_positions(

@@ -22,6 +22,7 @@ from phasor.angles import turn_limbs
 from phasor.errors import DISTRIBUTION, BackendError, PositionError, TensorError
 from phasor.pairings import by_pairing
 from phasor.torch._operator.angles import check_has_angles, cos_sin
+from phasor.torch._operator.arguments import Call
 from phasor.torch._operator.in_place import check_writable
 from phasor.torch._operator.internals import cached_constant, count_writes
 from phasor.torch._operator.text import compute_dtype, read_layout, read_rope
@@ -110,53 +111,35 @@ def try_kernel(
     return _native.rotate(plan, positions, None, inverse, gain, _path_index, raises, *operands)
 
 
-def rotate_into(
-    xs: Sequence[Tensor],
-    outs: Sequence[Tensor],
-    source: Sequence[Tensor],
-    text: str,
-    inverse: bool,
-    gain: float,
-) -> None:
-    """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place."""
-    _write_all(xs, outs, source, text, inverse, gain)
-    if outs is xs:
-        count_writes(xs)
+def rotate_into(call: Call, outs: Sequence[Tensor]) -> None:
+    """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place.
 
-
-def _write_all(
-    xs: Sequence[Tensor],
-    outs: Sequence[Tensor],
-    source: Sequence[Tensor],
-    text: str,
-    inverse: bool,
-    gain: float,
-) -> None:
-    """One call for tensors of one dtype, which share their cos and sin; else one for each.
-
-    There is also one for each if the extension cannot tell whether the two overlap in memory.
+    One pass for tensors of one dtype, which share their cos and sin; else one for each. There is
+    also one for each if the extension cannot tell whether the two overlap in memory.
     """
-    are_both_written = outs is xs and len(xs) == 2
-    if xs[0].dtype != xs[-1].dtype or (are_both_written and not _native.apart(*xs)):
-        if are_both_written:
+    xs, source, text, inverse, gain, _ = call
+    in_place, pair = outs is xs, len(xs) == 2
+    if pair and (xs[0].dtype != xs[1].dtype or (in_place and not _native.apart(*xs))):
+        if in_place:
             check_writable(xs)  # every error comes before the first write
         for x, out in zip(xs, outs, strict=True):
-            _write_all([x], [out], source, text, inverse, gain)
-        return
-    if len(source) == 1 and not source[0].is_floating_point():
+            rotate_into(call._replace(xs=[x]), [out])
+    elif len(source) == 1 and not source[0].is_floating_point():
         is_read = source[0].dtype in (torch.int64, torch.int32)
         positions = source[0] if is_read else source[0].long()
         try_kernel(xs, outs, positions, text, inverse, gain, raises=True)
-        return
-    # given cos and sin, or positions between the integers
-    dtype = compute_dtype(xs[0].dtype)
-    if len(source) == 1:
-        check_has_angles(source[0])
-        source = cos_sin(source[0], text, dtype)
-    cos, sin = (row.to(dtype).contiguous() for row in source)
-    plan = _prepare_plan_of_rows(text, xs[0].shape[-1], cos.shape[-1])
-    operands = (tensor for pair in zip(xs, outs, strict=True) for tensor in pair)
-    _native.rotate(plan, cos, sin, inverse, gain, _path_index, True, *operands)
+    else:
+        # given cos and sin, or positions between the integers
+        dtype = compute_dtype(xs[0].dtype)
+        if len(source) == 1:
+            check_has_angles(source[0])
+            source = cos_sin(source[0], text, dtype)
+        cos, sin = (row.to(dtype).contiguous() for row in source)
+        plan = _prepare_plan_of_rows(text, xs[0].shape[-1], cos.shape[-1])
+        operands = (tensor for both in zip(xs, outs, strict=True) for tensor in both)
+        _native.rotate(plan, cos, sin, inverse, gain, _path_index, True, *operands)
+    if in_place:
+        count_writes(xs)
 
 
 @lru_cache(maxsize=64)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from phasor.pairings import Pairing, by_pairing
 from phasor.torch._operator.angles import check_has_angles, cos_sin
+from phasor.torch._operator.arguments import Call
 from phasor.torch._operator.in_place import check_writable
 from phasor.torch._operator.internals import below_autograd, in_transform
 from phasor.torch._operator.text import Layout, compute_dtype, read_layout
@@ -35,23 +36,15 @@ def needs_plain_ops(backend: str, tensors: Sequence[Tensor]) -> bool:
     return in_transform() or (compiled and not any(hasattr(t, "device_mesh") for t in tensors))
 
 
-def rotate_into(
-    xs: Sequence[Tensor],
-    outs: Sequence[Tensor],
-    source: Sequence[Tensor],
-    text: str,
-    inverse: bool,
-    gain: float,
-) -> None:
+def rotate_into(call: Call, outs: Sequence[Tensor]) -> None:
     """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place."""
-    if outs is xs:
-        check_writable(xs)
-    if len(source) == 1:
-        check_has_angles(source[0])
-    layout = layout_of(text, inverse)
+    if outs is call.xs:
+        check_writable(outs)
+    if len(call.source) == 1:
+        check_has_angles(call.source[0])
+    layout = layout_of(call.text, call.inverse)
     with below_autograd():
-        rotations = _iterate_with_cos_sin(xs, source, text, inverse, gain)
-        for (x, cos, sin), out in zip(rotations, outs, strict=True):
+        for (x, cos, sin), out in zip(_iterate_with_cos_sin(call), outs, strict=True):
             _rotate_tensor_into(x, out, cos, sin, layout)
 
 
@@ -85,15 +78,10 @@ def _split_pairs(x: Tensor, pairing: Pairing) -> Tensor:
     return x.view(*x.shape[:-1], x.shape[-1] // 2, 2).transpose(-1, -2)
 
 
-def rotate_without_writes(
-    xs: Sequence[Tensor], source: Sequence[Tensor], text: str, inverse: bool, gain: float
-) -> list[Tensor]:
+def rotate_without_writes(call: Call) -> list[Tensor]:
     """New tensors without writing to one or reading a value, as transformations require."""
-    layout = layout_of(text, inverse)
-    return [
-        rotate_by(x, cos, sin, layout)
-        for x, cos, sin in _iterate_with_cos_sin(xs, source, text, inverse, gain)
-    ]
+    layout = layout_of(call.text, call.inverse)
+    return [rotate_by(x, cos, sin, layout) for x, cos, sin in _iterate_with_cos_sin(call)]
 
 
 def rotate_by(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
@@ -124,13 +112,12 @@ def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> tuple[
     return torch.addcmul(x0 * cos, x1, sin, value=-1), torch.addcmul(x1 * cos, x0, sin)
 
 
-def _iterate_with_cos_sin(
-    xs: Sequence[Tensor], source: Sequence[Tensor], text: str, inverse: bool, gain: float
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _iterate_with_cos_sin(call: Call) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Each tensor with its cos and sin ``[..., seq, 1, num_pairs]`` in the dtype it is computed in.
 
     They are made once for tensors that are computed in the same dtype.
     """
+    xs, source, text, inverse, gain, _ = call
     by_dtype: dict[torch.dtype, tuple[Tensor, Tensor]] = {}
     for x in xs:
         dtype = compute_dtype(x.dtype)

@@ -26,6 +26,7 @@ from phasor.rope import Rope
 from phasor.torch._operator import cpu, eager
 from phasor.torch._operator import inductor as _inductor
 from phasor.torch._operator import triton as triton_backend
+from phasor.torch._operator.arguments import Call
 from phasor.torch._operator.in_place import (
     check_copies,
     check_mutable,
@@ -101,16 +102,15 @@ def try_kernel(
     return list(outs)
 
 
-def apply(
-    xs: Sequence[Tensor], source: list[Tensor], text: str, inverse: bool, gain: float, backend: str
-) -> list[Tensor]:
+def apply(call: Call) -> list[Tensor]:
     """The operator on checked arguments, or plain torch operations where those are needed.
 
     Plain operations are needed where the operator has no rule: for gradients of cos and sin, under
     ``torch.func``, and for compilers that are given ``backend="eager"``.
     """
+    xs, source, *_, backend = call
     if _needs_no_dispatcher(xs, source):
-        return _run_backend(xs, source, text, inverse, gain, backend)
+        return _run_backend(*call)
     backend_argument = _backend_argument(backend, xs[0])
     rows_want_grad = _wants_cos_sin_gradient(source)
     if rows_want_grad and len({hasattr(t, "device_mesh") for t in (*xs, *source)}) > 1:
@@ -122,18 +122,17 @@ def apply(
         if backend not in ("auto", "eager"):
             what = "gradients for cos and sin" if rows_want_grad else "torch.func transformations"
             raise BackendError(f"backend={backend!r} has no {what}; use 'auto' or 'eager'")
-        return eager.rotate_without_writes(xs, source, text, inverse, gain)
-    return operator(xs, source, text, inverse, gain, backend_argument)
+        return eager.rotate_without_writes(call)
+    return operator(*call[:-1], backend_argument)
 
 
-def apply_(
-    xs: Sequence[Tensor], source: list[Tensor], text: str, inverse: bool, gain: float, backend: str
-) -> None:
+def apply_(call: Call) -> None:
     """The in-place operator, or `apply` and a copy where a derivative has to be recorded."""
+    xs, source, *_, backend = call
     check_not_expanded(xs)
     check_mutable(xs)
     if _needs_no_dispatcher(xs, source):
-        _run_backend_(xs, source, text, inverse, gain, backend)
+        _run_backend_(*call)
         return
     rows_want_grad = _wants_cos_sin_gradient(source)
     is_recorded = rows_want_grad or any(map(_wants_gradient, xs))
@@ -142,12 +141,12 @@ def apply_(
             check_writable(xs)
         # the gradient of cos and sin needs the values that are about to be overwritten
         copies = [x.clone() for x in xs] if rows_want_grad else xs
-        rotated = apply(copies, source, text, inverse, gain, backend)
+        rotated = apply(call._replace(xs=copies))
         check_copies(xs, rotated)
         for x, y in zip(xs, rotated, strict=True):
             x.copy_(y)
     else:
-        operator_(xs, source, text, inverse, gain, _backend_argument(backend, xs[0]))
+        operator_(*call[:-1], _backend_argument(backend, xs[0]))
 
 
 def _needs_no_dispatcher(xs: Sequence[Tensor], source: Sequence[Tensor]) -> bool:
@@ -175,35 +174,21 @@ def _find_backend(backend: str, x: Tensor) -> Any:
     return BACKENDS[resolve("auto" if _inductor.is_compiled_auto(backend) else backend, x)]
 
 
-def _run_backend(
-    xs: Sequence[Tensor],
-    source: Sequence[Tensor],
-    text: str,
-    inverse: bool,
-    gain: float,
-    backend: str,
-) -> list[Tensor]:
-    outs = [torch.empty_like(x) for x in xs]
-    _find_backend(backend, xs[0]).rotate_into(xs, outs, source, text, inverse, gain)
+def _run_backend(*arguments: Any) -> list[Tensor]:
+    call = Call(*arguments)
+    outs = [torch.empty_like(x) for x in call.xs]
+    _find_backend(call.backend, call.xs[0]).rotate_into(call, outs)
     return outs
 
 
-def _run_plain_ops(
-    xs: list[Tensor], source: list[Tensor], text: str, inverse: bool, gain: float, _backend: str
-) -> list[Tensor]:
-    return eager.rotate_without_writes(xs, source, text, inverse, gain)
+def _run_plain_ops(*arguments: Any) -> list[Tensor]:
+    return eager.rotate_without_writes(Call(*arguments))
 
 
-def _run_backend_(
-    xs: Sequence[Tensor],
-    source: Sequence[Tensor],
-    text: str,
-    inverse: bool,
-    gain: float,
-    backend: str,
-) -> None:
-    check_mutable(xs)
-    _find_backend(backend, xs[0]).rotate_into(xs, xs, source, text, inverse, gain)
+def _run_backend_(*arguments: Any) -> None:
+    call = Call(*arguments)
+    check_mutable(call.xs)
+    _find_backend(call.backend, call.xs[0]).rotate_into(call, call.xs)
 
 
 class _Rotation(torch.autograd.Function):

@@ -23,6 +23,7 @@ from phasor.rope import Rope
 from phasor.scaling import Rule
 from phasor.torch._operator import ops
 from phasor.torch._operator.angles import cos_sin, positions_of_pairs
+from phasor.torch._operator.arguments import Call
 from phasor.torch._operator.internals import cached_constant
 from phasor.torch._operator.text import compute_dtype, count_axes, layout_text, read_rope
 from phasor.torch.functional import rotate_by
@@ -296,7 +297,7 @@ def rotate_deferred(
         xs = [split_heads(x, signature.subheads) for x in xs]
         # [..., seq, num_pairs] -> [..., seq, subheads, num_pairs / subheads]
         angles = [split_last(row, signature.subheads) for row in angles]
-    ys = ops.apply(xs, angles, text, inverse, 1.0, "auto")
+    ys = ops.apply(Call(xs, angles, text, inverse))
     if signature.subheads > 1:
         ys = [join_heads(y) for y in ys]
     return [y.transpose(-3, -2) if heads_first else y for y in ys]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from phasor.torch._operator.arguments import Call
 from phasor.torch._operator.in_place import (
     check_cos_sin,
     check_no_self_overlap,
@@ -50,31 +51,23 @@ def unsupported_reason(x: Tensor) -> str:
     return f"it needs a tensor on a GPU, got one on {x.device}"
 
 
-def rotate_into(
-    xs: Sequence[Tensor],
-    outs: Sequence[Tensor],
-    source: Sequence[Tensor],
-    text: str,
-    inverse: bool,
-    gain: float,
-) -> None:
+def rotate_into(call: Call, outs: Sequence[Tensor]) -> None:
     """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place.
 
     One launch for tensors of one dtype, which share cos and sin; else one for each.
     """
-    in_place = outs is xs
-    if in_place and len(source) == 2:
-        check_cos_sin(xs, source)
+    xs, in_place = call.xs, outs is call.xs
+    if in_place and len(call.source) == 2:
+        check_cos_sin(xs, call.source)
     if xs[0].dtype != xs[-1].dtype:
         if in_place:
             check_writable(xs)  # every error comes before the first write
         for x, out in zip(xs, outs, strict=True):
             single = [x]
-            rotate_into(single, single if in_place else [out], source, text, inverse, gain)
+            rotate_into(call._replace(xs=single), single if in_place else [out])
         return
-    source = widen_positions(source)
     with on_device_of(xs[0]):
-        _launch(xs, outs, source, text, inverse, gain)
+        _launch(call._replace(source=widen_positions(call.source)), outs)
     if in_place:
         count_writes(xs)
 
@@ -93,12 +86,11 @@ def try_kernel(
     """
     if type(inverse) is not bool or (type(gain) is not float and type(gain) is not int):
         return False
-    tensors, source = (xs[0], xs[-1], outs[0], outs[-1]), (positions,)
-    is_new = outs is not xs
-    plan = _PLANS.get(plan_key(tensors, source, text, inverse, gain, len(xs) == 2, is_new))
+    call = Call(xs, (positions,), text, inverse, gain)
+    plan = _PLANS.get(plan_key(call, outs))
     if plan is None or (xs[0].is_cuda and xs[0].device.index != torch.cuda.current_device()):
         return False
-    plan.launch(tensors, source)
+    plan.launch(_operands(call, outs), call.source)
     return True
 
 
@@ -118,73 +110,56 @@ def _report_absence() -> str:
     return ""
 
 
-def _launch(
-    xs: Sequence[Tensor],
-    outs: Sequence[Tensor],
-    source: Sequence[Tensor],
-    text: str,
-    inverse: bool,
-    gain: float,
-) -> None:
-    tensors = (xs[0], xs[-1], outs[0], outs[-1])
-    options = text, inverse, gain, len(xs) == 2, outs is not xs
+def _launch(call: Call, outs: Sequence[Tensor]) -> None:
+    xs, in_place = call.xs, outs is call.xs
 
     def plan_launch() -> LaunchPlan | None:
-        if outs is xs:
+        if in_place:
             check_no_self_overlap(xs)
-        return make_plan(tensors, source, *options)
+        return make_plan(call, outs)
 
-    plan = find_plan(_PLANS, plan_key(tensors, source, *options), plan_launch)
+    plan = find_plan(_PLANS, plan_key(call, outs), plan_launch)
     if plan is not None:
-        plan.launch(tensors, source)
+        plan.launch(_operands(call, outs), call.source)
         return
-    if outs is xs:
+    if in_place:
         check_writable(xs)
     # strides too irregular for one launch: one for every index of the first dimension
     token_shape = xs[0].shape[:-2]
-    source = expand_to_tokens(source, text, token_shape)
+    source = expand_to_tokens(call.source, call.text, token_shape)
     for i in range(token_shape[0]):
         inputs = [x[i] for x in xs]
-        outputs = inputs if outs is xs else [out[i] for out in outs]
-        _launch(inputs, outputs, [a[i] for a in source], text, inverse, gain)
+        outputs = inputs if in_place else [out[i] for out in outs]
+        _launch(call._replace(xs=inputs, source=[a[i] for a in source]), outputs)
 
 
-def plan_key(
-    tensors: Sequence[Tensor],
-    source: Sequence[Tensor],
-    text: str,
-    inverse: bool,
-    gain: float,
-    has_key: bool,
-    is_new: bool,
-) -> tuple[Any, ...]:
+def _operands(call: Call, outs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """A query, a key (or the query again), and where each is written to."""
+    return call.xs[0], call.xs[-1], outs[0], outs[-1]
+
+
+def plan_key(call: Call, outs: Sequence[Tensor]) -> tuple[Any, ...]:
     """All that a plan depends on, and all that was checked before it was made.
 
-    ``tensors`` are a query, a key, and where each is written to. Without ``has_key`` the key is the
-    query again; with ``is_new`` the outputs are new tensors. ``source`` is widened.
+    The positions of ``call`` are widened; ``outs`` are its ``xs`` in place.
     """
-    addresses = 0
+    xs, source, text, inverse, gain, _ = call
+    tensors, addresses = _operands(call, outs), 0
     for t in tensors:
         addresses |= t.data_ptr()
     return (
-        *(text, inverse, gain, has_key, is_new, addresses % VECTOR_BYTES == 0),
+        *(text, inverse, gain, len(xs), outs is xs, addresses % VECTOR_BYTES == 0),
         # Triton specializes on the alignment of the pointer to sin
         source[-1].data_ptr() % VECTOR_BYTES == 0,
         *[(t.shape, t.stride(), t.dtype, t.device) for t in (*tensors, *source)],
     )
 
 
-def make_plan(
-    tensors: Sequence[Tensor],
-    source: Sequence[Tensor],
-    text: str,
-    inverse: bool,
-    gain: float,
-    has_key: bool,
-    is_new: bool,
-) -> LaunchPlan | None:
+def make_plan(call: Call, outs: Sequence[Tensor]) -> LaunchPlan | None:
     """The launch for the arguments of `plan_key`; None where strides are too irregular for one."""
-    q, k = tensors[:2]
+    xs, source, text, inverse, gain, _ = call
+    q, k, *_ = tensors = _operands(call, outs)
+    has_key, is_new = len(xs) == 2, outs is not xs
     layout = read_layout(text).inverse() if inverse else read_layout(text)
     tokens = find_tokens(tensors, source, text)
     if tokens is None:
