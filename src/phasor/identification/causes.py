@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from phasor.describe import ranges
 from phasor.errors import PhasorError
-from phasor.identification.blocks import Arrangement
 from phasor.identification.explaining import explain
 from phasor.identification.hypotheses import (
     COARSE,
@@ -30,14 +29,13 @@ from phasor.identification.hypotheses import (
     suppose,
 )
 from phasor.identification.report import SENTENCES, Changes, Finding, make_finding
-from phasor.identification.spectrum import ROUNDING, Floats, Interval
+from phasor.identification.spectrum import ROUNDING, Floats, Interval, coarser
 from phasor.identification.turns import (
+    Arrangement,
     Sample,
     Turns,
     angle_errors,
     arrangements,
-    coarser,
-    find_spectrum_of,
     measure_turns,
     rotates_as,
 )
@@ -109,7 +107,7 @@ class Finder:
 
         If none does, one may if cos and sin are rounded.
         """
-        for row_dtype in (None, *coarser(self.sample.dtype)):
+        for row_dtype in (None, *coarser(ROUNDING[self.sample.dtype])):
             is_found = False
             for first, last in ((0, 4), (4, None)):
                 candidates = islice(arrangements(self.meant.rope, self.sample), first, last)
@@ -137,7 +135,7 @@ class Finder:
         for level in () if rope is None else self._levels(rope, turns):
             fitting: list[tuple[int, float, Changes]] = []
             for hypothesis in level:
-                worst = float(turns.misfit(hypothesis).max())
+                worst = float(turns.misfit(*hypothesis[1:]).max())
                 gain = _gain_changes(hypothesis.rope, turns)
                 if worst <= 1 and (changes := (*layout, *hypothesis.changes, *gain)):
                     fitting.append((len(changes), round(worst, 1), changes))
@@ -269,7 +267,7 @@ class Finder:
         pairs = turns.z.shape[1]
         if places.ndim > 1:
             return None
-        if (spectrum := find_spectrum_of(turns)) is not None:
+        if (spectrum := turns.find_spectrum()) is not None:
             drivers = np.ones((1, pairs), dtype=bool)
             sizes = np.full((1, pairs), sum(turns.gain) / 2)
             rounding = ROUNDING[turns.dtype]
@@ -287,7 +285,7 @@ class Finder:
             fitting = [
                 (*one.changes, *compare(self.meant.rope, one.rope), *_gain_changes(one.rope, turns))
                 for one in likely
-                if turns.misfit(one).max() <= 1
+                if turns.misfit(*one[1:]).max() <= 1
             ]
             if fitting:
                 return min(fitting, key=len)
@@ -364,7 +362,7 @@ def _name_pairs(rope: Rope | None, turns: Turns) -> Changes:
     """From which pair on the frequencies differ."""
     if rope is None:
         return (make_finding("frequencies", where=""),)
-    misfit = turns.misfit(suppose(rope, turns.positions)).max(axis=0)
+    misfit = turns.misfit(*suppose(rope, turns.positions)[1:]).max(axis=0)
     pairs: list[int] = np.flatnonzero(misfit > 1).tolist()
     found = make_finding("angles")
     if pairs:

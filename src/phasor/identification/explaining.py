@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from phasor.axes import AXES, Axes, OneAxis
 from phasor.errors import SpecError
-from phasor.identification.blocks import Arrangement
 from phasor.identification.laws import Explanation, find_explanations, law_text
 from phasor.identification.report import (
     Finding,
@@ -30,6 +29,7 @@ from phasor.identification.spectrum import (
     round_to_dtype,
     simplest_near,
 )
+from phasor.identification.turns import Arrangement
 from phasor.pairings import by_pairing
 from phasor.rope import Rope
 from phasor.scaling import Law

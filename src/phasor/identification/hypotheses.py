@@ -12,13 +12,12 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor.angles import cos_sin
 from phasor.axes import AXES, OneAxis
 from phasor.errors import PhasorError
-from phasor.identification.blocks import Arrangement
 from phasor.identification.laws import USUAL_BASES, law_text
 from phasor.identification.report import Changes, Finding, make_finding
 from phasor.identification.spectrum import Complex, Floats, round_to_dtype
+from phasor.identification.turns import Arrangement, rows_of
 from phasor.rope import Rope
 from phasor.scaling import NTK, Law, Linear, Llama3, LongRope, Rule, Yarn
 
@@ -45,12 +44,6 @@ class Hypothesis(NamedTuple):
     rope: Rope
     places: Positions  # where the tokens are turned as if they stood
     rows: Complex  # gain * exp(i angle) of every token, [T, num_pairs]
-
-
-def rows_of(rope: Rope, places: Positions) -> Complex:
-    """``gain * exp(i angle)``, ``[T, num_pairs]``."""
-    cos, sin = cos_sin(rope, places)
-    return rope.attention_factor * (cos + 1j * sin)
 
 
 def suppose(rope: Rope, places: Positions, *changes: Finding) -> Hypothesis:

@@ -14,14 +14,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from phasor._checks import choice, whole
 from phasor.errors import PositionError, TensorError
-from phasor.identification.blocks import (
-    Arrangement,
-    arrange_blocks,
-    arrangement_of,
-    candidate_arrangements,
-    find_blocks,
-    pair_factors,
-)
 from phasor.identification.calling import Caller, Calling, RefusedError, find_caller
 from phasor.identification.explaining import Drivers, explain
 from phasor.identification.mistakes import (
@@ -51,7 +43,17 @@ from phasor.identification.spectrum import (
     find_spectrum,
     powers_of_two,
 )
-from phasor.identification.turns import Sample, least_squares, measure_turns
+from phasor.identification.turns import (
+    Arrangement,
+    Sample,
+    arrange_blocks,
+    arrangement_of,
+    candidate_arrangements,
+    find_blocks,
+    least_squares,
+    measure_turns,
+    pair_factors,
+)
 from phasor.numpy import every_axis_of, matrix
 from phasor.rope import Rope
 

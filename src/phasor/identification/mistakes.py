@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor.identification.blocks import Arrangement, pair_factors
 from phasor.identification.calling import Caller, RefusedError
 from phasor.identification.report import Finding, Identification, add_findings, make_finding
 from phasor.identification.spectrum import (
@@ -31,8 +30,8 @@ from phasor.identification.spectrum import (
     round_to_dtype,
     simplest_near,
 )
+from phasor.identification.turns import Arrangement, pair_factors
 from phasor.pairings import by_pairing
-from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, LongRope, Rule
 
 # LongRoPE divides the powers of a base; if no base was measured, there are divisors for any base
@@ -54,11 +53,9 @@ class Probe:
         """At positions ``[P]``, equal on all axes, or ``[P, n_axes]``: ``[P, pairs]``."""
         vector = np.zeros((1, self.caller.head_dim))
         vector[0, self.arrangement.read[0]] = 1
-        turned = self.caller.turn(vector, positions)[0, :, 0]
-        first, second = self.arrangement.written
-        z = np.empty((len(turned), len(first)), dtype=np.complex128)
-        z.real, z.imag = turned[:, first], turned[:, second]  # a product would warn of infinities
-        return z
+        turned = self.caller.turn(vector, positions)[0, :, 0]  # [P, head_dim]
+        # [P, pairs, 2] is a complex array; a product would warn of infinities
+        return np.ascontiguousarray(turned[:, self.arrangement.written.T]).view(complex)[..., 0]
 
     def angle_errors(self, z: Complex) -> Floats:
         """How far angles of such results may be off."""
@@ -78,8 +75,7 @@ def compare_members(probe: Probe, factors: Complex) -> list[Finding]:
     # ``factors`` are `pair_factors` at small positions with equal coordinates, and then at others
     arrangement, tolerance = probe.arrangement, 32 * probe.rounding
     size = np.maximum(np.maximum(np.abs(factors.real), np.abs(factors.imag)).max(axis=0), 1e-30)
-    # [2, P, pairs] to [pairs]
-    skew = (np.abs(factors[0] - factors[1]) / size).max(axis=0)
+    skew = (np.abs(factors[0] - factors[1]) / size).max(axis=0)  # [2, P, pairs] to [pairs]
     if not (skew > tolerance).any():
         return []
 
@@ -110,9 +106,9 @@ def compare_members(probe: Probe, factors: Complex) -> list[Finding]:
         if count > 1:
             which = f"{count} of {pairs} pairs, such as coordinates {coordinates}, are"
         return [make_finding("reflection", which=which)]
+    count, names = int((skew > tolerance).sum()), ("members-differ", "members-on-different-axes")
     follow_axes = probe.caller.n_axes > 1 and are_equal(factors[0, :6], factors[1, :6])
-    name = "members-on-different-axes" if follow_axes else "members-differ"
-    return [make_finding(name, count=int((skew > tolerance).sum()), coordinates=coordinates)]
+    return [make_finding(names[follow_axes], count=count, coordinates=coordinates)]
 
 
 def compare_queries_and_keys(probe: Probe, maps: Floats) -> tuple[float | None, list[Finding]]:
@@ -133,6 +129,9 @@ def compare_queries_and_keys(probe: Probe, maps: Floats) -> tuple[float | None, 
 
 
 # Mistakes at a table's end, at rounded and at negative positions.
+
+# the name of a finding, if it is one, and what happens
+_Said = tuple[str | None, str]
 
 
 class _Prediction:
@@ -162,12 +161,12 @@ class _Prediction:
         return bool(np.all(np.abs(value - expected) <= tolerance))
 
     def find_source(
-        self, values: Mapping[int, Complex | None], sources: Mapping[str, Callable[[int], int]]
-    ) -> str | None:
-        """The first of the named ``sources`` as whose positions all of them were turned."""
-        for name, source in sources.items():
+        self, values: Mapping[int, Complex | None], sources: Mapping[_Said, Callable[[int], int]]
+    ) -> _Said | None:
+        """What is said of the first source as whose positions all of them were turned."""
+        for said, source in sources.items():
             if all(self.is_turn_of(z, source(position)) for position, z in values.items()):
-                return name
+                return said
         return None
 
 
@@ -196,27 +195,25 @@ def add_limits(
         first_rounded.setdefault(dtype, position)
         last_good = position
     findings: list[Finding] = []
-    behaviour = None
-    if end is not None:
-        name, behaviour = _describe_table_end(predicted, end)
-        sentence = f"Up to position {end - 1} it turns; from {end} on {behaviour}."
+    name, beyond = (None, None) if end is None else _describe_table_end(predicted, end)
+    if end is not None and name is not None:
+        sentence = f"Up to position {end - 1} it turns; from {end} on {beyond}."
         findings.append(Finding(name, sentence))
+    first_rounded.pop("float64", None)
     for dtype, position in first_rounded.items():
-        if dtype != "float64":
-            where = f": {position} is turned as if it were {_round_position(position, dtype)}"
-            findings.append(make_finding("positions-in-{dtype}", dtype=dtype, where=where))
+        where = f": {position} is turned as if it were {_round_position(position, dtype)}"
+        findings.append(make_finding("positions-in-{dtype}", dtype=dtype, where=where))
     name, negative = _describe_negative_positions(predicted, end)
     if name is not None:
         findings.append(Finding(name, f"A negative position {negative}."))
-    return add_findings(report, *findings, table_end=end, beyond=behaviour, negative=negative)
+    return add_findings(report, *findings, table_end=end, beyond=beyond, negative=negative)
 
 
 def _round_position(position: int, dtype: str) -> int:
     return int(round_to_dtype(np.array(float(position)), dtype)[0])
 
 
-def _describe_table_end(predicted: _Prediction, end: int) -> tuple[str, str]:
-    """The name of the finding at a table's end, and what happens from there on."""
+def _describe_table_end(predicted: _Prediction, end: int) -> _Said:
     if predicted.value(end) is None:
         return "table-end-raises", f"it raises ({predicted.refusal})"
     positions = (end, end + 1, end + 2, 2 * end + 3)
@@ -228,36 +225,27 @@ def _describe_table_end(predicted: _Prediction, end: int) -> tuple[str, str]:
         return "table-end-zeros", "it gives zeros"
     if np.abs(values - 1).max() < 1e-3:
         return "table-end-identity", "it does not turn at all (identity)"
-    match predicted.find_source(results, {"last": lambda p: end - 1, "modulo": lambda p: p % end}):
-        case "last":
-            return "clamped", f"every position is turned as {end - 1} (clamped)"
-        case "modulo":
-            return "wrapped", f"positions start again at 0 (modulo {end})"
-        case _:
-            other = "it gives something else (memory that is no table, or other rows)"
-            return "table-end-garbage", other
+    sources: dict[_Said, Callable[[int], int]] = {
+        ("clamped", f"every position is turned as {end - 1} (clamped)"): lambda p: end - 1,
+        ("wrapped", f"positions start again at 0 (modulo {end})"): lambda p: p % end,
+    }
+    other = "it gives something else (memory that is no table, or other rows)"
+    return predicted.find_source(results, sources) or ("table-end-garbage", other)
 
 
-def _describe_negative_positions(predicted: _Prediction, end: int | None) -> tuple[str | None, str]:
-    """The name of the finding if negative positions are wrong, and what happens to them."""
+def _describe_negative_positions(predicted: _Prediction, end: int | None) -> _Said:
     results = {p: predicted.value(p) for p in (-1, -3, -6)}
     if any(z is None for z in results.values()):
         return None, f"is refused ({predicted.refusal})"
     rows = end or 0  # of the table; without one, -1 is the source of -1
-    sources: dict[str, Callable[[int], int]] = {
-        "self": lambda p: p, "from-end": lambda p: rows + p, "abs": abs, "zero": lambda p: 0,
-    }  # fmt: skip
-    match predicted.find_source(results, sources):
-        case "self":
-            return None, "is turned backwards, as it should be"
-        case "from-end":
-            return "negative-wraps", f"counts from the table's end (-1 is {rows - 1})"
-        case "abs":
-            return "negative-unsigned", "is turned as if it were positive"
-        case "zero":
-            return "negative-clamped", "is turned as 0"
-        case _:
-            return "negative-garbage", "gives something else (another row of a table, perhaps)"
+    sources: dict[_Said, Callable[[int], int]] = {
+        (None, "is turned backwards, as it should be"): lambda p: p,
+        ("negative-wraps", f"counts from the table's end (-1 is {rows - 1})"): lambda p: rows + p,
+        ("negative-unsigned", "is turned as if it were positive"): abs,
+        ("negative-clamped", "is turned as 0"): lambda p: 0,
+    }
+    other = "gives something else (another row of a table, perhaps)"
+    return predicted.find_source(results, sources) or ("negative-garbage", other)
 
 
 # Results that depend on the length of the call.
@@ -319,21 +307,19 @@ def add_rule(report: Identification, lengths: Lengths, probe: Probe) -> Identifi
         spectrum = find_spectrum(powers_of_two(top), z, probe.angle_errors(z))
         if spectrum.last_position == top and np.all(spectrum.inv_freq):
             longer_calls.append(_LongerCall(top + 1, spectrum, float(np.median(np.abs(z)))))
-    rule, sentence = None, ""
-    if report.rope is not None and report.rope.num_pairs > 1 and len(longer_calls) > 1:
-        found = _fit_dynamic_ntk(report, longer_calls)
-        if found is None and lengths.irreproducible_at is None:
-            original = lengths.changes_at or 0
-            found = _fit_longrope(report, report.rope, original, longer_calls, probe.rounding)
-        rule, sentence = found or (None, "")
+    rule, sentence, rope = None, "", report.rope
+    if rope is not None and rope.num_pairs > 1 and len(longer_calls) > 1:
+        rule = _fit_dynamic_ntk(report, longer_calls)
+        sentence = f" The rule is {rule}." if rule else ""
+        if rule is None and lengths.irreproducible_at is None:
+            original, errors = lengths.changes_at or 0, probe.rounding
+            rule, sentence = _fit_longrope(report, rope.inv_freq, original, longer_calls, errors)
     finding = make_finding("depends-on-length", length=lengths.changes_at, rule=sentence)
     return add_findings(report, finding, rule=rule)
 
 
-def _fit_dynamic_ntk(
-    report: Identification, longer_calls: list[_LongerCall]
-) -> tuple[Rule, str] | None:
-    """Dynamic NTK and its sentence, if it gives the factors measured at all lengths."""
+def _fit_dynamic_ntk(report: Identification, longer_calls: list[_LongerCall]) -> Rule | None:
+    """Dynamic NTK, if it gives the factors measured at all lengths."""
     if report.base is None or report.law is not None:
         return None
     pairs = len(report.pairs)
@@ -347,16 +333,13 @@ def _fit_dynamic_ntk(
     original = interval_around(factor / slope, 1e-3).power_of_two() or round(factor / slope)
     rule = DynamicNTK(factor=factor, original_max_positions=original)
     fits = all(np.isclose(rule.at(n).factor, measured, rtol=1e-3) for n, measured in factors)
-    return (rule, f" The rule is {rule}.") if fits else None
+    return rule if fits else None
 
 
 def _fit_longrope(
-    report: Identification,
-    rope: Rope,
-    original: int,
-    longer_calls: list[_LongerCall],
+    report: Identification, short: Floats, original: int, longer_calls: list[_LongerCall],
     rounding: float,
-) -> tuple[Rule, str] | None:
+) -> tuple[Rule | None, str]:  # fmt: skip
     """LongRoPE and its sentence, if all calls longer than ``original`` have equal frequencies."""
     _, last, gain = longer_calls[-1]
     all_equal = all(
@@ -364,22 +347,20 @@ def _fit_longrope(
         and abs(factor - gain) <= 16 * rounding * gain
         for _, spectrum, factor in longer_calls
     )
-    short = rope.inv_freq
     if original < 2 or not all_equal or not np.all(short) or len(short) != len(report.pairs):
-        return None
+        return None, ""
     known_base = report.base if report.law is None else None
-    base = _ANY_BASE if known_base is None else known_base
+    base = known_base or _ANY_BASE
     plain = base ** (-np.arange(len(short)) / len(short))
 
     def shortest_divisors(inv_freq: Floats, uncertainty: Floats) -> tuple[float, ...]:
         """Each with the fewest digits that its measurement allows."""
         values, errors = plain / inv_freq, _FLOAT32_ERROR + uncertainty / inv_freq
-        near = zip(values, errors, strict=True)
-        return tuple(simplest_near(value, error) or float(value) for value, error in near)
+        near = zip(values.tolist(), errors, strict=True)
+        return tuple(simplest_near(value, error) or value for value, error in near)
 
-    uncertainty = np.array([pair.uncertainty for pair in report.pairs])
     rule = LongRope(
-        short_factors=shortest_divisors(short, uncertainty),
+        short_factors=shortest_divisors(short, np.array([p.uncertainty for p in report.pairs])),
         long_factors=shortest_divisors(np.abs(last.inv_freq), last.uncertainty),
         original_max_positions=original,
         factor=simplest_near(math.exp((gain**2 - 1) * math.log(original)), 1e-4) or 1.0,
@@ -391,7 +372,7 @@ def _fit_longrope(
         rule = replace(rule, factor=1.0, **gains)
     lists = (rule.short_factors, rule.long_factors)
     spans = " and ".join(f"by {min(factors):g} to {max(factors):g}" for factors in lists)
-    any_base = " (any would do)" if known_base is None else ""
+    any_base = "" if known_base else " (any would do)"
     return rule, (
         f" The rule is LongRoPE's: the powers of base {base:.15g}{any_base} are "
         f"divided by one list up to {original} tokens and by another beyond, {spans}."

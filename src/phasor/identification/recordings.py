@@ -22,10 +22,9 @@ from phasor._checks import short_repr
 from phasor.angles import as_positions
 from phasor.errors import CheckpointError, PhasorError, TensorError
 from phasor.files.checkpoint.files import FLOATS, open_file, read_header
-from phasor.identification.blocks import arrangement_of
-from phasor.identification.spectrum import DTYPES, ROUNDING, Complex, round_to_dtype
+from phasor.identification.spectrum import ROUNDING, Complex, coarsest_dtype
 from phasor.identification.tables import one_of_pair
-from phasor.identification.turns import Sample
+from phasor.identification.turns import Sample, arrangement_of
 from phasor.rope import Rope
 
 #: Orders of dimensions: batch, sequence, heads, coordinates; without ``h`` a row has all heads.
@@ -204,12 +203,9 @@ class Vectors(NamedTuple):
         itself in which dtype it is kept.
         """
         numbers = np.unique(self.sample(tokens).y)
-        finer = [name for name in DTYPES if ROUNDING[name] >= ROUNDING[self.dtype]]
         is_telling = len(numbers) > _TELLING and not self.is_table
-        for dtype in reversed(finer if is_telling else []):
-            if np.array_equal(round_to_dtype(numbers, dtype)[0], numbers):
-                return self._replace(dtype=dtype)
-        return self
+        dtype = coarsest_dtype(numbers, ROUNDING[self.dtype]) if is_telling else None
+        return self._replace(dtype=dtype or self.dtype)
 
 
 def vectors_of(

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from phasor.identification.blocks import Arrangement, pair_factors
 from phasor.identification.mistakes import Probe
 from phasor.identification.report import Finding, Identification, add_findings, make_finding
 from phasor.identification.spectrum import (
-    DTYPES,
     ROUNDING,
     Complex,
     Floats,
     Spectrum,
+    coarsest_dtype,
     exact_phasors,
     round_to_dtype,
 )
+from phasor.identification.turns import Arrangement, pair_factors
 
 #: Positions near which errors are measured.
 PRECISION_POSITIONS = (1 << 10, 1 << 12, 1 << 15, 1 << 17, 1 << 20)
@@ -30,13 +30,12 @@ _FLOAT32_ROWS = 2.0**-20
 def find_table_dtype(values: Floats, rounding: float, dtype: str) -> tuple[float, list[Finding]]:
     """The rounding of cosines and sines, and a finding if they are numbers of a coarser dtype."""
     distinct = np.unique(np.abs(values[(values != 0) & (np.abs(values) != 1)]))
-    coarser = [name for name in reversed(DTYPES) if ROUNDING[name] > rounding]
-    for name in coarser if len(distinct) >= 16 else ():
-        if np.array_equal(round_to_dtype(distinct, name)[0], distinct):
-            error = ROUNDING[name]
-            details = f": every value of the {dtype} result is, off by up to {error / 2:.1e}"
-            return error, [make_finding("table-in-{dtype}", dtype=name, details=details)]
-    return rounding, []
+    name = coarsest_dtype(distinct, rounding) if len(distinct) >= 16 else None
+    if name is None:
+        return rounding, []
+    error = ROUNDING[name]
+    details = f": every value of the {dtype} result is, off by up to {error / 2:.1e}"
+    return error, [make_finding("table-in-{dtype}", dtype=name, details=details)]
 
 
 def measure_noise(arrangement: Arrangement, maps: Floats, rounding: float) -> float:

@@ -54,6 +54,17 @@ def round_to_dtype(values: Floats, dtype: str) -> tuple[Floats, Floats]:
     return np.rint(values / unit) * unit, unit
 
 
+def coarser(rounding: float) -> list[str]:
+    """The dtypes with a larger rounding error, the nearest first."""
+    return [name for name in DTYPES if ROUNDING[name] > rounding]
+
+
+def coarsest_dtype(numbers: Floats, rounding: float) -> str | None:
+    """The dtype with the largest of such errors, of which all these numbers are."""
+    names = reversed(coarser(rounding))
+    return next((n for n in names if np.array_equal(round_to_dtype(numbers, n)[0], numbers)), None)
+
+
 def powers_of_two(highest: int) -> list[int]:
     """0 and the powers of two up to ``highest``: positions from which frequencies can be read."""
     return [0, *(1 << j for j in range(highest.bit_length()))]

@@ -1,21 +1,20 @@
-"""Turns of pairs measured from recorded vectors, within bounds of what rounding can do.
+"""Which coordinates turn together, and by which angles: of linear maps and of recorded vectors.
 
-A number of a dtype may be off by what rounding at every step of ``x0 cos - x1 sin`` can move it,
-cos and sin by a float32 computation's error, and angles by float32's (float64's for float64).
+A recorded number may be off by what rounding at every step of ``x0 cos - x1 sin`` can move it, cos
+and sin by a float32 computation's error, and angles by float32's (float64's for float64).
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor.identification.blocks import Arrangement, arrangement_of, candidate_arrangements
-from phasor.identification.hypotheses import Hypothesis, rows_of
+from phasor.angles import cos_sin
 from phasor.identification.spectrum import (
     DTYPES,
     ROUNDING,
@@ -25,10 +24,136 @@ from phasor.identification.spectrum import (
     doubling,
     find_spectrum,
 )
-from phasor.pairings import PAIRINGS
+from phasor.numpy import pair_indices
+from phasor.pairings import PAIRINGS, Pairing, by_pairing
 from phasor.rope import Rope
 
 _NOTHING = 1e-300
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrangement:
+    """The coordinates of pairs: pair ``k`` is ``read[:, k]`` before and ``written[:, k]`` after."""
+
+    head_dim: int
+    pairing: Pairing | None  # of ``read``; None if it is neither
+    pairing_out: Pairing | None  # of ``written``; None if it is neither
+    rotary_start: int
+    rotary_dim: int
+    read: NDArray[np.intp]  # ``[2, pairs]``
+    written: NDArray[np.intp]  # ``[2, pairs]``
+
+    @property
+    def num_pairs(self) -> int:
+        """How many pairs there are, those that do not turn included."""
+        return self.read.shape[1]
+
+    def blocks(self, maps: Floats) -> Floats:
+        """The 2x2 block of every pair: ``[..., d, d]`` to ``[..., pairs, 2, 2]``."""
+        return maps[..., self.written.T[:, :, None], self.read.T[:, None, :]]
+
+
+def arrangement_of(rope: Rope) -> Arrangement:
+    """The pairs of a Rope."""
+    pairings = rope.pairing, rope.output_pairing
+    read, written = (np.stack(pair_indices(rope, one)) for one in pairings)
+    return Arrangement(
+        head_dim=rope.head_dim, pairing=pairings[0], pairing_out=pairings[1], read=read,
+        rotary_start=rope.rotary_start, rotary_dim=rope.rotary_dim, written=written,
+    )  # fmt: skip
+
+
+# Of linear maps.
+
+
+class MixedCoordinates(NamedTuple):
+    """Coordinates that are mixed with each other and with no other: those read, those written."""
+
+    read: tuple[int, ...]
+    written: tuple[int, ...]
+
+
+def find_blocks(maps: Floats, rounding: float) -> list[MixedCoordinates]:
+    """The smallest blocks of coordinates that no map ``[P, out, in]`` mixes with each other."""
+    mixed = np.abs(maps).max(axis=0)
+    connected = mixed > 0
+    # products with zero are exact, so only a map that mixes more than pairs has rounding errors
+    if connected.sum(axis=0).max() > 2:
+        connected = mixed > 16 * rounding * mixed.max()
+    # float32, because NumPy multiplies bools slowly; what is set to 0 writes nothing: [in, in]
+    links = connected.astype(np.float32)
+    reached, links = (links.T @ links + np.eye(len(links), dtype=np.float32)) > 0, links * 0
+    while not np.array_equal(reached, links):
+        links = reached.astype(np.float32)
+        reached = (links @ links) > 0
+    firsts = np.flatnonzero(reached.argmax(axis=1) == np.arange(len(reached)))
+    return [
+        MixedCoordinates(
+            tuple(np.flatnonzero(reached[first]).tolist()),
+            tuple(np.flatnonzero(connected[:, reached[first]].any(axis=1)).tolist()),
+        )
+        for first in firsts
+    ]
+
+
+def arrange_blocks(blocks: list[MixedCoordinates], head_dim: int) -> Arrangement | None:
+    """The narrowest arrangement with exactly these blocks; None if a block is wider than a pair."""
+    pairs = [block for block in blocks if len(block.read) == 2]
+    moves = [block for block in blocks if len(block.read) == 1 and block.read != block.written]
+    is_wide = any(len(read) > 2 or len(read) != len(written) for read, written in blocks)
+    if is_wide or not pairs:
+        return None
+    lowest = min(block.read[0] for block in pairs + moves)
+    highest = max(max(block.read + block.written) for block in pairs + moves)
+    for candidate in candidate_arrangements(lowest, highest, head_dim, pairs[0]):
+        if _has_blocks(candidate, pairs, moves):
+            return candidate
+    # of no pairing, in the order of their first coordinates
+    read, written = (np.array(coordinates).T for coordinates in zip(*pairs, strict=True))
+    return Arrangement(
+        head_dim=head_dim, pairing=None, pairing_out=None, rotary_start=lowest,
+        rotary_dim=2 * len(pairs), read=read, written=written,
+    )  # fmt: skip
+
+
+def candidate_arrangements(
+    lowest: int, highest: int, head_dim: int, pair: MixedCoordinates | None = None
+) -> Iterator[Arrangement]:
+    """The arrangements whose slice holds ``lowest`` to ``highest``, the narrowest first."""
+    # the first pair is the fastest; if it does not turn, the slice most likely begins at 0
+    for start in dict.fromkeys([lowest, 0, *range(lowest - 1, 0, -1)]):
+        widths = (w for w in range(2, head_dim - start + 1, 2) if start + w > highest)
+        for width, pairing, out in itertools.product(widths, PAIRINGS, PAIRINGS):
+            # with a ``pair``, only those whose pairs are as far apart as its coordinates
+            gaps = [by_pairing(p, half=width // 2, interleaved=1) for p in (pairing, out)]
+            if pair is None or gaps == [b - a for a, b in pair]:
+                yield arrangement_of(
+                    Rope(head_dim=head_dim, pairing=pairing, pairing_out=out,
+                         rotary_start=start, rotary_dim=width)
+                )  # fmt: skip
+
+
+def _has_blocks(
+    arrangement: Arrangement, pairs: list[MixedCoordinates], moves: list[MixedCoordinates]
+) -> bool:
+    # where each coordinate is written, and with which one it turns
+    target, partner = np.arange(arrangement.head_dim), np.arange(arrangement.head_dim)
+    target[arrangement.read] = arrangement.written
+    partner[arrangement.read] = arrangement.read[::-1]
+    return all(
+        partner[a] == b and sorted((target[a], target[b])) == list(written)
+        for (a, b), written in pairs
+    ) and all(target[read[0]] == written[0] for read, written in moves)
+
+
+def pair_factors(blocks: Floats) -> Complex:
+    """``gain * exp(i angle)`` from both rows of blocks ``[P, pairs, 2, 2]``: ``[2, P, pairs]``."""
+    # of a rotation both are the same, otherwise their mean is the nearest one
+    first = blocks[..., 0, 0] - 1j * blocks[..., 0, 1]
+    return np.stack((first, blocks[..., 1, 1] + 1j * blocks[..., 1, 0]))
+
+
+# Of recorded vectors.
 
 
 class Sample(NamedTuple):
@@ -52,10 +177,8 @@ class Sample(NamedTuple):
     def pairs(self, arrangement: Arrangement) -> tuple[Complex, Complex]:
         """The pairs before and after as complex numbers, ``[T, heads, num_pairs]``."""
         (first, second), (to_first, to_second) = arrangement.read, arrangement.written
-        return (
-            self.x[..., first] + 1j * self.x[..., second],
-            self.y[..., to_first] + 1j * self.y[..., to_second],
-        )
+        u = self.x[..., first] + 1j * self.x[..., second]
+        return u, self.y[..., to_first] + 1j * self.y[..., to_second]
 
     def is_kept(self) -> NDArray[np.bool_]:
         """Which numbers are as they were, ``[T, heads, head_dim]``."""
@@ -82,9 +205,8 @@ class Turns(NamedTuple):
     dtype: str
     row_dtype: str | None = None  # to which cos and sin must be rounded for one factor of all
 
-    def misfit(self, hypothesis: Hypothesis) -> Floats:
-        """How far numbers ``[T, num_pairs]`` are off what it says, in units of what is allowed."""
-        _, rope, places, rows = hypothesis
+    def misfit(self, rope: Rope, places: NDArray[Any], rows: Complex) -> Floats:
+        """How far they are off the rope's rows ``[T, num_pairs]``, in units of what is allowed."""
         off: Floats = np.abs(self.z - self.scale(rope) * rows)
         return off / self.allowed(rope, places)
 
@@ -97,18 +219,31 @@ class Turns(NamedTuple):
 
     def scale(self, rope: Rope) -> float:
         """What brings rows of the rope to the factor that was measured: its own, 1, or twice."""
-        low, high = self.gain
-        factor = rope.attention_factor
+        (low, high), factor = self.gain, rope.attention_factor
         likely = (one for one in (factor, 1.0, factor**2) if low <= one <= high)
         return next(likely, (low + high) / 2) / factor
+
+    def find_spectrum(self) -> Spectrum | None:
+        """The frequencies, if positions are whole and two of them are one apart."""
+        places = self.positions
+        index = None if places.ndim > 1 or np.any(places % 1) else doubling(places)
+        if index is None:
+            return None
+        errors = np.minimum(self.errors[index] * 2 / sum(self.gain), np.pi)
+        return find_spectrum(places[index].astype(int).tolist(), self.z[index], errors)
+
+
+def rows_of(rope: Rope, places: NDArray[Any]) -> Complex:
+    """``gain * exp(i angle)``, ``[T, num_pairs]``."""
+    cos, sin = cos_sin(rope, places)
+    return rope.attention_factor * (cos + 1j * sin)
 
 
 def angle_errors(positions: NDArray[Any], inv_freq: Floats, dtype: str) -> Floats:
     """How far angles may be off, ``[T, num_pairs]``."""
     places = np.abs(positions.astype(np.float64)).reshape(len(positions), -1).max(axis=1)
-    return np.minimum(
-        places[:, None] * inv_freq * (2.0**-50 if dtype == "float64" else 2.0**-21), 2.0
-    )
+    relative = 2.0**-50 if dtype == "float64" else 2.0**-21
+    return np.minimum(places[:, None] * inv_freq * relative, 2.0)
 
 
 def row_error(dtype: str) -> float:
@@ -170,21 +305,6 @@ def measure_turns(
     return Turns(arrangement, z, z_errors, (low, high), sample.positions, sample.dtype, row_dtype)
 
 
-def find_spectrum_of(turns: Turns) -> Spectrum | None:
-    """The frequencies, if positions are whole and two of them are one apart."""
-    places = turns.positions
-    index = None if places.ndim > 1 or np.any(places % 1) else doubling(places)
-    if index is None:
-        return None
-    errors = np.minimum(turns.errors[index] * 2 / sum(turns.gain), np.pi)
-    return find_spectrum(places[index].astype(int).tolist(), turns.z[index], errors)
-
-
-def coarser(dtype: str) -> list[str]:
-    """The dtypes with fewer digits, the nearest first."""
-    return [name for name in DTYPES if ROUNDING[name] > ROUNDING[dtype]]
-
-
 def arrangements(rope: Rope, sample: Sample) -> Iterator[Arrangement]:
     """Those of the rope's slice, its own first, then every other that holds what is changed.
 
@@ -198,12 +318,12 @@ def arrangements(rope: Rope, sample: Sample) -> Iterator[Arrangement]:
     for pairing, out in sorted(itertools.product(PAIRINGS, PAIRINGS), key=lambda p: p != own):
         yield arrangement_of(replace(plain, pairing=pairing, pairing_out=out))
     changed = np.flatnonzero(~sample.is_kept().all(axis=(0, 1)))
+    quarter = max(rope.head_dim // 4, 1)
+
+    def is_unlikely(other: Arrangement) -> tuple[bool, bool, bool]:
+        pairings = other.pairing, other.pairing_out
+        return other.rotary_dim % quarter != 0, pairings != own, pairings[0] != pairings[1]
+
     if len(changed):
         others = candidate_arrangements(int(changed[0]), int(changed[-1]), rope.head_dim)
-        quarter = max(rope.head_dim // 4, 1)
-
-        def is_unlikely(other: Arrangement) -> tuple[bool, bool, bool]:
-            pairings = other.pairing, other.pairing_out
-            return other.rotary_dim % quarter != 0, pairings != own, pairings[0] != pairings[1]
-
         yield from sorted(others, key=is_unlikely)

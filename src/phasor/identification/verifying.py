@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from phasor.describe import static_rope
 from phasor.errors import SpecError, TensorError
-from phasor.identification.blocks import arrangement_of
 from phasor.identification.causes import Finder, is_vague
-from phasor.identification.hypotheses import Meant, alternatives, rows_of
+from phasor.identification.hypotheses import Meant, alternatives
 from phasor.identification.recordings import (
     Arrays,
     Vectors,
@@ -29,7 +28,7 @@ from phasor.identification.recordings import (
     vectors_of_rows,
 )
 from phasor.identification.report import Changes, Difference, Finding, make_finding
-from phasor.identification.turns import Sample, measure_turns, rotates_as
+from phasor.identification.turns import Sample, arrangement_of, measure_turns, rotates_as, rows_of
 from phasor.layers import LayerRopes, one_layer
 from phasor.rope import Rope
 
@@ -295,8 +294,8 @@ def _find_undecided(sample: Sample, meant: Meant) -> tuple[str, ...]:
         return ()
     low, high = turns.gain
     fitting = (
-        hypothesis.changes[0].sentence
-        for hypothesis in alternatives(meant, turns.positions)
-        if low <= hypothesis.rope.attention_factor <= high and turns.misfit(hypothesis).max() <= 1
+        changes[0].sentence
+        for changes, rope, *turned in alternatives(meant, turns.positions)
+        if low <= rope.attention_factor <= high and turns.misfit(rope, *turned).max() <= 1
     )
     return tuple(islice(fitting, _MAX_UNDECIDED))
