@@ -17,12 +17,14 @@ from phasor.identification.report import Changes, Difference
 from phasor.identification.spectrum import Floats, exact_phasors, find_first_bad
 from phasor.identification.verifying import verify
 from phasor.layers import LayerRopes
-from phasor.numpy import every_axis_of, matrix, pair_indices
+from phasor.numpy import matrix, pair_indices
 from phasor.rope import Rope, real_inv_freq
 
 Function = Callable[..., Any]
 _FAR = 1 << 12  # positions beyond where two part that are asked for why
 _CONTEXT = 1 << 20  # positions compared if no model has a context
+_LAYOUT = ("head_dim", "pairing", "rotary_dim", "rotary_start", "direction", "axes")
+_FACTORS = ("attention_factor", "softmax_factor", "logit_factor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,20 +61,15 @@ class RopeDifference(Difference):
 
     def lines(self) -> list[str]:
         lines = [f"{name}: {first} and {second}" for name, (first, second) in self.fields.items()]
-        for name, factors in (
-            ("Attention factor", self.attention_factors),
-            ("Softmax factor", self.softmax_factors),
-            ("Logit factor", self.logit_factors),
-        ):
-            if factors:
-                lines.append(f"{name}: {factors[0]:.9g} and {factors[1]:.9g}.")
+        for name in _FACTORS:
+            if factors := getattr(self, f"{name}s"):
+                words = name.replace("_", " ").capitalize()
+                lines.append("{}: {:.9g} and {:.9g}.".format(words, *factors))
         if self.earliest is None or self.first_pair is None:
             return lines
         part = "1 pair parts" if self.pairs == 1 else f"{self.pairs} pairs part"
         lines += [f"{part} within the context.", f"Earliest pair: {self.earliest}"]
-        if self.first_pair != self.earliest:
-            lines.append(f"First pair: {self.first_pair}")
-        return lines
+        return lines + [f"First pair: {self.first_pair}"] * (self.first_pair != self.earliest)
 
     def __str__(self) -> str:
         return super().__str__() or "They agree at every position within the context."
@@ -80,33 +77,27 @@ class RopeDifference(Difference):
 
 def _diff_ropes(a: Rope, b: Rope, context: int, tolerance: float) -> RopeDifference:
     """The difference of two Ropes; each pair's position is computed from its frequencies."""
-    names = ("head_dim", "pairing", "rotary_dim", "rotary_start", "direction", "axes")
-    fields = {name: (getattr(a, name), getattr(b, name)) for name in names}
+    fields = {name: (getattr(a, name), getattr(b, name)) for name in _LAYOUT}
     fields["pairing_out"] = a.output_pairing, b.output_pairing
     if _axes_of_pairs(a) == _axes_of_pairs(b):
         fields.pop("axes")  # different sections may give every pair the same axis
-    same_pairs = a.num_pairs == b.num_pairs
-    positions = _first_differences(a, b, tolerance) if same_pairs else np.array([])
-    differing = np.flatnonzero(positions < context)
+    positions = _first_differences(a, b, tolerance) if a.num_pairs == b.num_pairs else np.array([])
+    differing: list[int] = np.flatnonzero(positions < context).tolist()
 
     def compare_pair(pair: int) -> PairDifference:
-        place = np.array([int(positions[pair])])
-        za, zb = (exact_phasors(rope, place)[0, pair] for rope in (a, b))
-        return PairDifference(
-            pair=pair,
-            position=int(place[0]),
-            error=float(abs(za - zb)),
-            inv_freq=(float(a.inv_freq[pair]), float(b.inv_freq[pair])),
-        )
+        place = int(positions[pair])
+        za, zb = (exact_phasors(rope, np.array([place]))[0, pair] for rope in (a, b))
+        inv_freq = float(a.inv_freq[pair]), float(b.inv_freq[pair])
+        error = float(abs(za - zb))
+        return PairDifference(pair=pair, position=place, error=error, inv_freq=inv_freq)
 
+    factors = ((name, getattr(a, name), getattr(b, name)) for name in _FACTORS)
     return RopeDifference(
         fields={name: values for name, values in fields.items() if values[0] != values[1]},
-        earliest=compare_pair(int(np.argmin(positions))) if len(differing) else None,
-        first_pair=compare_pair(int(differing[0])) if len(differing) else None,
+        earliest=compare_pair(int(np.argmin(positions))) if differing else None,
+        first_pair=compare_pair(differing[0]) if differing else None,
         pairs=len(differing),
-        attention_factors=_pair_if_different(a.attention_factor, b.attention_factor, tolerance),
-        softmax_factors=_pair_if_different(a.softmax_factor, b.softmax_factor, tolerance),
-        logit_factors=_pair_if_different(a.logit_factor, b.logit_factor, tolerance),
+        **{f"{name}s": _pair_if_different(fa, fb, tolerance) for name, fa, fb in factors},
     )
 
 
@@ -153,13 +144,8 @@ class MapDifference(Difference):
         text = f"They part at position {self.position}{where}"
         if self.refused is not None:
             return [f"{text}, which one refuses: {self.refused}."]
-        text += (
-            ""
-            if self.pair is None
-            else f", in pair {self.pair}"
-            if where
-            else f" in pair {self.pair}"
-        )
+        if self.pair is not None:
+            text += f"{',' if where else ''} in pair {self.pair}"
         if self.size is None or self.score is None:
             return [f"{text}: one gives no finite numbers."]
         return [
@@ -193,13 +179,12 @@ def _diff_measured(
         read = int(np.argmax(np.where(np.isfinite(distances), distances, np.inf)))
         # [d, d]: how the scores of all pairs of unit vectors change, the key at position 0
         scores = first_map.T @ origins[0] - second_map.T @ origins[1]
+        pairs = (_pair_of(side, read) for side in (first, second) if isinstance(side, Rope))
         return MapDifference(
             position=position,
             axis=axis,
             coordinates=(read, int(np.argmax(np.abs(first_map - second_map)[:, read]))),
-            pair=next(
-                (_pair_of(side, read) for side in (first, second) if isinstance(side, Rope)), None
-            ),
+            pair=next(pairs, None),
             size=float(distances[read]) if np.isfinite(distances[read]) else None,
             score=float(np.linalg.norm(scores, 2)) if np.isfinite(scores).all() else None,
         )
@@ -215,13 +200,11 @@ def _diff_measured(
 
 
 def _find_map(side: Rope | Caller, position: int, axis: int | None = None) -> Floats:
+    n_axes = side.n_axes if isinstance(side, Caller) else side.axes.n_axes
+    place = position * (np.ones(n_axes, int) if axis is None else np.eye(n_axes, dtype=int)[axis])
     if isinstance(side, Caller):
-        n_axes = side.n_axes
-        return side.map(position if axis is None else np.eye(n_axes, dtype=int)[axis] * position)
-    place = every_axis_of(side, position)
-    return matrix(
-        place if axis is None else np.where(np.arange(len(place)) == axis, place, 0), side
-    )
+        return side.map(position if axis is None else place)
+    return matrix(place if n_axes > 1 else position, side)
 
 
 def _pair_of(rope: Rope, coordinate: int) -> int | None:
@@ -243,10 +226,9 @@ class LayerDifference(Difference):
 
     def lines(self) -> list[str]:
         kinds = " and ".join(dict.fromkeys(self.kinds))
-        if self.difference is None:
-            which = "first" if self.has_rope[0] else "second"
-            lines = [f"Only the {which} has a rotation here."] if self else []
-        else:
+        which = "first" if self.has_rope[0] else "second"
+        lines = [f"Only the {which} has a rotation here."] if self else []
+        if self.difference is not None:
             lines = self.difference.lines()
         return [f"{kinds} (layers {self.layers})", *(f"  {line}" for line in lines)]
 
@@ -302,16 +284,12 @@ def _diff_models(
             if layer < end or (len(a) == len(b) and all(ropes)):
                 layers_of.setdefault(((name, name), *ropes), []).append(layer)
     differences: list[LayerDifference] = []
-    for (kinds, rope_a, rope_b), layers in layers_of.items():
-        difference = None
-        if rope_a is not None and rope_b is not None:
-            static = static_rope(rope_a, seq_len), static_rope(rope_b, seq_len)
-            difference = _diff_ropes(*static, context, tolerance)
-        has_rope = rope_a is not None, rope_b is not None
+    for (kinds, *ropes), layers in layers_of.items():
+        both = [static_rope(rope, seq_len) for rope in ropes if rope is not None]
+        found = _diff_ropes(both[0], both[1], context, tolerance) if len(both) == 2 else None
+        has_rope = ropes[0] is not None, ropes[1] is not None
         differences.append(
-            LayerDifference(
-                layers=ranges(layers), kinds=kinds, has_rope=has_rope, difference=difference
-            )
+            LayerDifference(layers=ranges(layers), kinds=kinds, has_rope=has_rope, difference=found)
         )
     return ModelDifference(
         names=(a.name, b.name),
@@ -404,8 +382,8 @@ def diff(
     if seq_len is not None and not (isinstance(a, LayerRopes) and isinstance(b, LayerRopes)):
         raise SpecError("seq_len picks the laws of models: give the ropes as rope.at(seq_len)")
     whole("context", 1 if context is None else context, least=1)
-    limit = None if measured else 2
-    number("tolerance", 1 if tolerance is None else tolerance, above=0, most=limit)
+    given = 1 if tolerance is None else tolerance
+    number("tolerance", given, above=0, most=None if measured else 2)
     if isinstance(a, LayerRopes) and isinstance(b, LayerRopes):
         context = context or max(a.context or 0, b.context or 0) or _CONTEXT
         return _diff_models(a, b, seq_len or context, context, tolerance or 1e-6)

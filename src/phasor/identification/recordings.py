@@ -28,11 +28,7 @@ from phasor.identification.turns import Sample, arrangement_of
 from phasor.rope import Rope
 
 #: Orders of dimensions: batch, sequence, heads, coordinates; without ``h`` a row has all heads.
-DIMS = {
-    2: ("sd",),
-    3: ("shd", "hsd", "bsd", "dhs"),
-    4: ("bshd", "bhsd", "sbhd", "dhsb", "dshb"),
-}
+DIMS = {2: ("sd",), 3: ("shd", "hsd", "bsd", "dhs"), 4: ("bshd", "bhsd", "sbhd", "dhsb", "dshb")}
 _SIDES = ("q", "k", "qk")
 _TABLES = ("cos", "sin", "cos_sin_cache", "freqs_cis", "freqs", "cos_cache", "sin_cache")
 _ATTRIBUTES = ("cos_cached", "sin_cached", *_TABLES)  # of modules that hold tables
@@ -83,12 +79,11 @@ def read_recording(source: object) -> dict[int | None, dict[str, Stored]]:
                 f"a recording holds positions, q and q_rotated (k and k_rotated, layers.3.q), or "
                 f"cos and sin, cos_sin_cache, freqs_cis or freqs; got {short_repr(name)}"
             )
-        stored = value if isinstance(value, Stored) else _store(name, value)
-        layers.setdefault(int(match["layer"]) if match["layer"] else None, {})[short] = stored
+        own = layers.setdefault(int(match["layer"]) if match["layer"] else None, {})
+        own[short] = value if isinstance(value, Stored) else _store(name, value)
     if not layers:
-        raise TensorError(
-            "a recording must hold positions, q and q_rotated, or tables; got nothing"
-        )
+        text = "a recording must hold positions, q and q_rotated, or tables; got nothing"
+        raise TensorError(text)
     return layers
 
 
@@ -96,17 +91,24 @@ def _read_file(path: Path) -> Iterator[tuple[str, object]]:
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; give a .safetensors or .npz file")
     with open_file(path) as stream:
-        start = stream.read(4)
-    if start == b"PK\x03\x04":
+        is_zip = stream.read(4) == b"PK\x03\x04"
+    if is_zip:
         yield from _read_npz(path)
         return
     for name, entry in read_header(path).tensors.items():
         dtype = FLOATS.get(entry.dtype, {"I64": "int64", "I32": "int32"}.get(entry.dtype, ""))
         _check_dtype(name, dtype or entry.dtype)
         raw = np.dtype("uint16" if dtype == "bfloat16" else dtype).newbyteorder("<")
-        values = (np.memmap(path, raw, "r", entry.begin, entry.shape) if entry.count
-                  else np.empty(entry.shape, raw))  # fmt: skip
-        yield name, Stored(values, dtype)
+        yield name, Stored(_map_array(path, raw, entry.begin, entry.shape), dtype)
+
+
+def _map_array(
+    path: Path, dtype: np.dtype[Any], begin: int, shape: tuple[int, ...], is_fortran: bool = False
+) -> NDArray[Any]:
+    """An array of a file, of which only what is looked at is read; nothing cannot be mapped."""
+    if not prod(shape):
+        return np.empty(shape, dtype)
+    return np.memmap(path, dtype, "r", begin, shape, "F" if is_fortran else "C")
 
 
 def _read_npz(path: Path) -> Iterator[tuple[str, object]]:
@@ -115,13 +117,14 @@ def _read_npz(path: Path) -> Iterator[tuple[str, object]]:
         with zipfile.ZipFile(path) as archive, path.open("rb") as stream:
             for item in archive.infolist():
                 name = item.filename.removesuffix(".npy")
-                if item.compress_type != zipfile.ZIP_STORED and item.file_size > _MAX_COMPRESSED:
+                is_compressed = item.compress_type != zipfile.ZIP_STORED
+                if is_compressed and item.file_size > _MAX_COMPRESSED:
                     raise TensorError(
                         f"{name} has {item.file_size} bytes and is compressed: write it with "
                         "numpy.savez, or as safetensors, of which parts can be read"
                     )
                 with archive.open(item) as member:
-                    if item.compress_type != zipfile.ZIP_STORED:
+                    if is_compressed:
                         yield name, npy.read_array(member, allow_pickle=False)
                         continue
                     is_first = npy.read_magic(member) == (1, 0)
@@ -132,9 +135,7 @@ def _read_npz(path: Path) -> Iterator[tuple[str, object]]:
                 stream.seek(item.header_offset + 26)
                 sizes = np.frombuffer(stream.read(4), "<u2")
                 begin = item.header_offset + 30 + int(sizes.sum()) + header_size
-                order = "F" if is_fortran else "C"
-                yield name, (np.memmap(path, dtype, "r", begin, shape, order) if prod(shape)
-                             else np.empty(shape, dtype))  # fmt: skip
+                yield name, _map_array(path, dtype, begin, shape, is_fortran)
     except PhasorError:
         raise
     except Exception as error:  # of damaged bytes zipfile, zlib and NumPy each raise their own
@@ -145,33 +146,31 @@ def _store(name: str, value: Any) -> Stored:
     """An array of anybody's: NumPy's, torch's, jax's or MLX's."""
     text = str(getattr(value, "dtype", ""))
     if text.startswith("torch."):
-        value = value.detach().cpu()
-        if text == "torch.bfloat16":
-            value = value.view(import_module("torch").int16)
-        _check_dtype(name, text.removeprefix("torch."))
-        value = value.numpy()
+        text, value = text.removeprefix("torch."), value.detach().cpu()
+        _check_dtype(name, text)
+        # NumPy has no bfloat16
+        value = (value.view(import_module("torch").int16) if text == "bfloat16" else value).numpy()
     elif "mlx" in text and text.endswith("bfloat16"):
         value = value.astype(import_module("mlx.core").float32)
     try:
         array = np.asarray(value)
     except (TypeError, ValueError) as error:
         raise TensorError(f"{name} must be an array of numbers: {error}") from None
-    dtype = text.removeprefix("torch.") if text.startswith("torch.") else str(array.dtype)
-    if dtype in ("bfloat16", "|V2"):  # ml_dtypes' own, and what numpy.load makes of that
+    # torch's, ml_dtypes' own, and what numpy.load makes of that
+    if text == "bfloat16" or str(array.dtype) in ("bfloat16", "|V2"):
         return Stored(array.view(np.uint16), "bfloat16")
-    _check_dtype(name, dtype)
-    return Stored(array, dtype)
+    _check_dtype(name, str(array.dtype))
+    return Stored(array, str(array.dtype))
 
 
 def _check_dtype(name: str, dtype: str) -> None:
-    words = ["int64", "int32"] if name.endswith("positions") else []
+    is_positions = name.endswith("positions")
+    words = ["int64", "int32"] if is_positions else []
     words += ["complex64", "complex128"] if name.endswith("freqs_cis") else []
-    if dtype not in (*ROUNDING, *words) or (name.endswith("positions") and dtype[-2:] == "16"):
+    if dtype not in (*ROUNDING, *words) or (is_positions and dtype[-2:] == "16"):
         what = "; 8 bits hold no rotated vectors, record before they are quantized"
-        raise TensorError(
-            f"{name} must be of {', '.join((*words, *ROUNDING))}, got {dtype}"
-            f"{what if '8' in dtype else ''}"
-        )
+        expected = f"{name} must be of {', '.join((*words, *ROUNDING))}"
+        raise TensorError(f"{expected}, got {dtype}{what if '8' in dtype else ''}")
 
 
 class Vectors(NamedTuple):
@@ -216,37 +215,33 @@ def vectors_of(
         if needed not in arrays:
             raise TensorError(f"a recording with {side} must hold {needed} too")
     before, after, positions = arrays[side], arrays[f"{side}_rotated"], arrays["positions"]
-    shape = before.values.shape
+    shape, places = before.values.shape, as_positions(positions.values)
     if shape != after.values.shape:
-        raise TensorError(
-            f"{side} and {side}_rotated must have one shape, got {list(shape)} and "
-            f"{list(after.values.shape)}"
-        )
+        both = f"{list(shape)} and {list(after.values.shape)}"
+        raise TensorError(f"{side} and {side}_rotated must have one shape, got {both}")
     if dims is not None and (len(dims) != len(shape) or not set("sd") <= set(dims) <= set("bshd")):
         raise TensorError(
             f"dims must have a letter for each dimension of {side}, of b, s, h and d, such as "
             f"'bshd', or 'sd' for [tokens, heads * head_dim]; got {dims!r} for {list(shape)}"
         )
-    places = as_positions(positions.values)
     found: dict[tuple[Any, ...], Vectors] = {}
     for order in DIMS.get(len(shape), ()) if dims is None else (dims,):
-        view = _view(before.values, order, head_dim)
+        view, turned = (_view(one.values, order, head_dim) for one in (before, after))
         tokens = None if view is None else _fit_positions(places, view.shape[:2], n_axes)
-        if view is None or tokens is None:
+        if view is None or turned is None or tokens is None:
             continue
         # what has no positions of its own is as good as a head, one token is as good as a row
         row = "h" if tokens.strides[0] == 0 else "s" if view.shape[1] == 1 else "b"
         column = "h" if tokens.strides[1] == 0 else "s"
         roles = zip(f"{row}{column}hd", view.shape, view.strides, strict=True)
         same = (*sorted(role for role in roles if role[1] > 1),)
-        turned = Stored(cast(NDArray[Any], _view(after.values, order, head_dim)), after.dtype)
-        vectors = Vectors(side, order, Stored(view, before.dtype), turned, tokens, after.dtype)
-        found.setdefault(same, vectors)
+        both = Stored(view, before.dtype), Stored(turned, after.dtype)
+        found.setdefault(same, Vectors(side, order, *both, tokens, after.dtype))
     if not found:
+        given = f"{list(shape)} and positions {list(places.shape)}"
         raise TensorError(
             f"{side} must be [tokens, heads * {head_dim}] or have dimensions such as bshd or bhsd "
-            f"with d = {head_dim}, the rope's head_dim, and a position for each token; got "
-            f"{list(shape)} and positions {list(places.shape)}"
+            f"with d = {head_dim}, the rope's head_dim, and a position for each token; got {given}"
             f"{'' if dims is None else f' as {dims!r}'}"
         )
     return list(found.values())
@@ -294,10 +289,10 @@ def rows_of_tables(arrays: Arrays) -> tuple[Complex, str]:
             pair = np.split(values[0], 2, axis=-1)
         case ["freqs"]:
             pair = [np.cos(values[0]), np.sin(values[0])]
-        case ["freqs_cis"] if np.iscomplexobj(values[0]):
-            pair = [np.real(values[0]), np.imag(values[0])]
         case ["freqs_cis"]:
-            pair = [*np.moveaxis(values[0], -1, 0)]
+            z = values[0]
+            is_complex = np.iscomplexobj(z)
+            pair = [np.real(z), np.imag(z)] if is_complex else [*np.moveaxis(z, -1, 0)]
         case _:
             pass
     if len(pair) != 2 or pair[0].shape != pair[1].shape or pair[0].ndim < 2:
@@ -308,9 +303,9 @@ def rows_of_tables(arrays: Arrays) -> tuple[Complex, str]:
         )
     # other dimensions are of length 1, as in [1, 1, P, n] and [P, 1, 1, n]
     rows: Complex = np.asarray(pair[0] + 1j * pair[1], np.complex128)
-    rows = one_of_pair(rows.reshape(-1, rows.shape[-1]))
     dtype = next(iter(tables.values())).dtype
-    return rows, {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
+    dtype = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
+    return one_of_pair(rows.reshape(-1, rows.shape[-1])), dtype
 
 
 def vectors_of_rows(rows: Complex, dtype: str, rope: Rope, positions: Stored | None) -> Vectors:
@@ -322,11 +317,8 @@ def vectors_of_rows(rows: Complex, dtype: str, rope: Rope, positions: Stored | N
             f"tables must be finite and have a row for each of {len(places)} positions, "
             f"got {len(rows)}"
         )
-    arrangement = arrangement_of(rope)
+    (first, _), (to_first, to_second) = (one := arrangement_of(rope)).read, one.written
     x, y = np.zeros(rope.head_dim), np.zeros((1, len(rows), 1, rope.head_dim))
-    x[arrangement.read[0]] = 1
-    y[..., arrangement.written[0]], y[..., arrangement.written[1]] = (
-        part[None, :, None] for part in (rows.real, rows.imag)
-    )
+    x[first], y[0, :, 0, to_first], y[0, :, 0, to_second] = 1, rows.real.T, rows.imag.T
     before, after = (Stored(part, "float64") for part in (np.broadcast_to(x, y.shape), y))
     return Vectors("tables", "sd", before, after, tokens, dtype, is_table=True)
