@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from dataclasses import fields, replace
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from phasor import LayerRopes, Rope, SpecError, diff, preset
+from phasor import LayerRopes, QueryFactor, Rope, SpecError, diff, preset
 from phasor.angles import wavelengths
 from phasor.axes import Axial, InterleavedSections, Sectioned
 from phasor.layers import summarize
@@ -237,3 +238,50 @@ def test_what_neither_a_model_nor_a_rope_has_is_an_ordinary_error() -> None:
         AttributeError, match=r"^'LayerRopes' object has no attribute 'wavelength'$"
     ):
         _ = preset("llama-3.1-8b").wavelength
+
+
+STEPS = QueryFactor(strength=0.3, length=7, first=1)
+FORMS = {
+    "steps": lambda u: 1 + 0.3 * math.log(1 + math.floor(u)),
+    "log": lambda u: 1 + 0.3 * math.log(max(u, 1)),
+    "power": lambda u: (1 + u) ** 0.3,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_query_factor_is_its_formula_at_every_position(form: Any, first: int) -> None:
+    """In float64 of any numbers; of tensors in their own precision; before 0 as at 0."""
+    factor = QueryFactor(strength=0.3, length=7, first=first, form=form)
+    places = [0, 5, 6, 7, 13, 14, 10**6, 7 * 2**40 - 1, 7 * 2**40]
+    right = np.array([FORMS[form]((p + first) / 7) for p in places])
+    assert np.abs(factor(places) / right - 1).max() < 1e-14
+    assert np.abs(factor(torch.tensor(places), torch).numpy() / right - 1).max() < 1e-6
+    assert factor(np.array([[200, 6]], np.uint8)).tolist() == [factor([200, 6]).tolist()]
+    assert factor(-3 - first) == FORMS[form](0)
+    assert (QueryFactor(form=form)(places) == 1).all()
+
+
+def test_the_factor_of_a_layer_is_that_of_its_kind() -> None:
+    """It is part of what is equal, kept, copied, shown and told apart."""
+    ropes = replace(gemma(), query_factors={"nope": STEPS})
+    assert [ropes.query_factor(i) == STEPS for i in (0, 2, 3, -1)] == [False, False, True, True]
+    assert ropes.query_factor(0) == QueryFactor()
+    assert ropes != gemma()
+    assert pickle.loads(pickle.dumps(ropes)) == copy.deepcopy(ropes) == ropes
+    assert "no rotation, queries times 1 + 0.3 ln(1 + floor((p + 1) / 7))" in str(ropes)
+    assert not diff(ropes, ropes)
+    said = str(diff(ropes, gemma()))
+    assert "Queries: times 1 + 0.3 ln(1 + floor((p + 1) / 7)) and 1." in said
+    assert "Only the" not in said
+    with pytest.raises(SpecError, match=r"query_factors must be of \['local'.*got \['other'\]"):
+        replace(gemma(), query_factors={"other": STEPS})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("length", 0), ("first", -1), ("strength", math.nan), ("form", "steep")]
+)
+def test_a_query_factor_names_the_field_that_is_wrong(field: str, value: Any) -> None:
+    """With what came."""
+    with pytest.raises(SpecError, match=f"{field} must be .*got {value!r}"):
+        QueryFactor(**{"strength": 0.1, "length": 8} | {field: value})

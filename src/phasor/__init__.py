@@ -23,6 +23,7 @@ __all__ = [
     "PhasorError",
     "PhasorWarning",
     "PositionError",
+    "QueryFactor",
     "Rope",
     "SpecError",
     "TensorError",
@@ -42,11 +43,12 @@ if TYPE_CHECKING:
     from phasor.files.presets import preset, preset_names
     from phasor.files.translation import translate
     from phasor.identification import diff, identify, verify
-    from phasor.layers import LayerRopes
+    from phasor.layers import LayerRopes, QueryFactor
     from phasor.rope import Rope
 else:
     _MODULES = {
         "LayerRopes": "phasor.layers",
+        "QueryFactor": "phasor.layers",
         "Rope": "phasor.rope",
         "diff": "phasor.identification",
         "identify": "phasor.identification",

@@ -231,6 +231,7 @@ def as_plain(ropes: LayerRopes, seq_len: int | None, context: int | None) -> dic
         "layer_kinds": list(ropes.layer_kinds),
         "kinds": {k: None if rope is None else describe(rope) for k, rope in ropes.kinds.items()},
         "beside": [{"name": n, "layers": [*at]} | describe(rope) for n, rope, at in ropes.beside],
+        "query_factors": to_plain(ropes.query_factors),
         "notes": list(ropes.notes),
     }
 

@@ -6,14 +6,57 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, cast, overload
+from typing import Any, Literal, NamedTuple, cast, overload
 
-from phasor._checks import short_repr, whole
+import numpy as np
+
+from phasor._checks import choice, number, short_repr, whole
 from phasor.errors import ConfigError, SpecError
 from phasor.rope import Rope
 from phasor.scaling import Rule
 
 _ROPE_FIELDS = frozenset(field.name for field in fields(Rope))
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryFactor:
+    """What a layer multiplies queries by at their positions (2501.19399); by default 1 everywhere.
+
+    With ``u = (position + first) / length``, taken as 0 or more, the ``form`` ``"steps"`` is
+    ``1 + strength ln(1 + floor(u))`` (Llama 4, Ministral 3), ``"log"`` is ``1 + strength
+    ln(max(u, 1))`` (Inkling, Qwen), and ``"power"`` is ``(1 + u) ** strength`` (Beam).
+
+    >>> QueryFactor(strength=0.1, length=8192)([8191, 8192]).round(4)
+    array([1.    , 1.0693])
+    """
+
+    strength: float = 0.0
+    length: int = 1
+    first: int = 0
+    form: Literal["steps", "log", "power"] = "steps"
+
+    def __post_init__(self) -> None:
+        number("strength", self.strength)
+        whole("length", self.length, least=1)
+        whole("first", self.first, least=0)
+        choice("form", self.form, ("steps", "log", "power"))
+
+    def __call__(self, positions: Any, xp: Any = np) -> Any:
+        """The factors in float64; of arrays of 32 or 64 bits by another module, as ``torch``."""
+        positions = np.asarray(positions, np.float64) if xp is np else positions
+        ahead = xp.clip(positions + self.first, 0, None)
+        if self.form == "power":
+            return xp.exp(self.strength * xp.log1p(ahead / self.length))
+        if self.form == "log":
+            return 1 + self.strength * xp.log(xp.clip(ahead / self.length, 1, None))
+        return 1 + self.strength * xp.log1p(ahead // self.length)
+
+    def __str__(self) -> str:
+        u = f"(p + {self.first}) / {self.length}" if self.first else f"p / {self.length}"
+        if self.form == "power":
+            return f"(1 + {u}) ** {self.strength:.12g}"
+        grown = f"1 + floor({u})" if self.form == "steps" else f"max({u}, 1)"
+        return f"1 + {self.strength:.12g} ln({grown})" if self.strength else "1"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,6 +107,7 @@ class LayerRopes(Sequence[Rope | None]):
             share one rotated key.
         beside: Rotations beside those layers' attention: of an ``indexer``, a ``compressor``, and
             the attention of ``mtp``, layers after the last that predict further tokens.
+        query_factors: What each kind multiplies its queries by, where that is not 1.
         notes: Facts that a Rope has no field for, and doubts; a sentence each.
         in_config: How a Hugging Face config states the ropes.
 
@@ -82,6 +126,7 @@ class LayerRopes(Sequence[Rope | None]):
     num_heads: int | None = None
     num_kv_heads: int | None = None
     beside: tuple[NamedRope, ...] = ()
+    query_factors: Mapping[str, QueryFactor] = field(default_factory=dict[str, QueryFactor])
     notes: tuple[str, ...] = field(default=(), compare=False)
     in_config: ConfigLocation = field(default_factory=ConfigLocation, compare=False)
 
@@ -106,13 +151,17 @@ class LayerRopes(Sequence[Rope | None]):
             # the cast keeps this check for callers without a type checker
             if rope is not None and not isinstance(cast(object, rope), Rope):
                 raise SpecError(f"kinds[{kind!r}] must be a Rope or None, got {short_repr(rope)}")
+        if not self.query_factors.keys() <= self.kinds.keys():
+            raise SpecError(
+                f"query_factors must be of {[*self.kinds]}, got {[*self.query_factors]}"
+            )
         for name in ("context", "num_heads", "num_kv_heads"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), least=1)
-        _freeze(self, "kinds")
+        _freeze(self, "kinds", "query_factors")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild(self, "kinds"), ()
+        return _rebuild(self, "kinds", "query_factors"), ()
 
     def __hash__(self) -> int:
         return hash((self.layer_kinds, frozenset(self.kinds.items()), self.context))
@@ -139,6 +188,8 @@ class LayerRopes(Sequence[Rope | None]):
         lines = [f"{self.name}: {', '.join(facts)}"]
         for kind, rope in self.kinds.items():
             summary = "no rotation" if rope is None else summarize(rope)
+            if kind in self.query_factors:
+                summary += f", queries times {self.query_factors[kind]}"
             lines.append(f"  {kind} ({self.layer_kinds.count(kind)} layers): {summary}")
         for name, rope, layers in self.beside:
             lines.append(f"  {name}, beside ({len(layers)} layers): {summarize(rope)}")
@@ -164,6 +215,15 @@ class LayerRopes(Sequence[Rope | None]):
     def rope_beside(self, name: str, layer: int) -> Rope | None:
         """The rope of the rotation of that name beside a layer's attention, None if it has none."""
         return next((r for n, r, layers in self.beside if n == name and layer in layers), None)
+
+    def query_factor(self, layer: int) -> QueryFactor:
+        """What layer ``layer`` multiplies queries by, of their positions: also where nothing turns.
+
+        >>> import phasor
+        >>> float(phasor.preset("llama-4-scout").query_factor(3)(8191))
+        1.0693147180559945
+        """
+        return self.query_factors.get(self.layer_kinds[layer], QueryFactor())
 
     @property
     def softmax_factor(self) -> float:

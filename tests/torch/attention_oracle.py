@@ -8,6 +8,7 @@ they are below a hundredth of the rest in every case here, which `SECOND_ORDER` 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from phasor import Rope
+from phasor import QueryFactor, Rope
 from phasor.torch.attention import RotaryAttention
 
 from ..rotation_oracle import pair_places
@@ -30,6 +31,8 @@ Carried = tuple[np.ndarray, np.ndarray]
 WIDTH, HEADS = 12, 4
 HALF = Rope(head_dim=8, pairing="half", base=100.0)
 MIXED = Rope(head_dim=8, rotary_dim=4, rotary_start=2, pairing="interleaved", direction=-1)
+STEPS = QueryFactor(strength=0.7, length=3, first=1)
+LOG = QueryFactor(strength=0.7, length=3, form="log")
 
 
 def causal(i: int, j: int) -> bool:
@@ -61,6 +64,11 @@ LAYERS: dict[str, tuple[dict[str, Any], Any]] = {
     "without positions": ({"rope": None, "head_dim": 6, "window": 5}, last(5)),
     "dropout, which is for training": ({"dropout": 0.5}, causal),
     "a part of the head": ({"rope": MIXED, "qk_norm": True, "norm_eps": 1e-2}, causal),
+    "queries by position": ({"query_factor": STEPS, "num_kv_heads": 2}, causal),
+    "queries by position, nothing turned": (
+        {"rope": None, "head_dim": 6, "query_factor": LOG, "window": 5},
+        last(5),
+    ),
 }
 
 
@@ -128,6 +136,21 @@ def rotated(
     return x, off
 
 
+def multiplied(
+    given: Carried, factor: QueryFactor | None, positions: Sequence[Any], unit: float
+) -> Carried:
+    """Each query times the number of its position; a logarithm is good to a few units."""
+    if factor is None:
+        return given
+    numbers = []
+    for p in positions:
+        u = (int(p) + factor.first) / factor.length
+        grown = max(1.0, {"steps": 1 + math.floor(u), "log": u}[factor.form])
+        numbers.append(1 + factor.strength * math.log(grown))
+    row = np.array(numbers)[:, None, None]
+    return given[0] * row, given[1] * row + np.abs(given[0]) * row * gamma(10, unit)
+
+
 def gathered(
     q: Carried, k: Carried, v: Carried, sees: np.ndarray, factor: float, unit: float
 ) -> Carried:
@@ -172,7 +195,9 @@ def attention(
         )
         return normed((value, off), norm, unit)
 
-    q = rotated(projected(x, layer.q_proj, layer.q_norm), layer.rope, positions, unit, dtype)
+    queries = projected(x, layer.q_proj, layer.q_norm)
+    queries = multiplied(queries, layer.query_factor, positions, unit)
+    q = rotated(queries, layer.rope, positions, unit, dtype)
     k = rotated(projected(y, layer.k_proj, layer.k_norm), layer.rope, key_positions, unit, dtype)
     v = projected(y, layer.v_proj)
     seen = np.array([[sees(i, j) for j in range(len(y))] for i in range(seq)])

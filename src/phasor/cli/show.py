@@ -73,6 +73,8 @@ def print_model(
     for name, rope, beside, layers in parts:
         screen.print_line()
         screen.print_line((name, "bold cyan"), f" ({beside}layers {ranges(layers)})")
+        if not beside and (factor := ropes.query_factors.get(name)):
+            screen.print_line(f"  Queries are multiplied by {factor} at position p.")
         if rope is None:
             screen.print_line("  No position embedding.")
             continue

@@ -18,7 +18,7 @@ from typing import Any
 
 from phasor._checks import did_you_mean, find_name, short_repr
 from phasor.errors import SpecError
-from phasor.layers import ConfigLocation, LayerRopes, NamedRope
+from phasor.layers import ConfigLocation, LayerRopes, NamedRope, QueryFactor
 from phasor.rope import Rope
 from phasor.scaling import Yarn
 
@@ -155,6 +155,9 @@ def _layer_ropes(name: str, table: Mapping[str, Any]) -> LayerRopes:
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         beside=tuple(beside),
+        query_factors={
+            kind: QueryFactor(**fields) for kind, fields in table.get("query_factors", {}).items()
+        },
         in_config=ConfigLocation(
             labels=table.get("labels", {}), ignores_scaling=table.get("fixed", False)
         ),

@@ -16,7 +16,7 @@ from phasor.identification.calling import Caller, Calling, RefusedError, find_ca
 from phasor.identification.report import Changes, Difference
 from phasor.identification.spectrum import Floats, exact_phasors, find_first_bad
 from phasor.identification.verifying import verify
-from phasor.layers import LayerRopes
+from phasor.layers import LayerRopes, QueryFactor
 from phasor.numpy import matrix, pair_indices
 from phasor.rope import Rope, real_inv_freq
 
@@ -220,16 +220,20 @@ class LayerDifference(Difference):
     kinds: tuple[str, str]  # of these layers in the first and in the second model
     has_rope: tuple[bool, bool]
     difference: RopeDifference | None  # None unless both models have a rope here
+    query_factors: tuple[QueryFactor, QueryFactor]  # of these layers in each
 
     def __bool__(self) -> bool:
-        return self.has_rope[0] != self.has_rope[1] or bool(self.difference)
+        pairs = (self.has_rope, self.query_factors)
+        return any(a != b for a, b in pairs) or bool(self.difference)
 
     def lines(self) -> list[str]:
         kinds = " and ".join(dict.fromkeys(self.kinds))
         which = "first" if self.has_rope[0] else "second"
-        lines = [f"Only the {which} has a rotation here."] if self else []
+        lines = [f"Only the {which} has a rotation here."] * sum(self.has_rope)
         if self.difference is not None:
             lines = self.difference.lines()
+        if self.query_factors[0] != self.query_factors[1]:
+            lines.append("Queries: times {} and {}.".format(*self.query_factors))
         return [f"{kinds} (layers {self.layers})", *(f"  {line}" for line in lines)]
 
 
@@ -289,7 +293,16 @@ def _diff_models(
         found = _diff_ropes(both[0], both[1], context, tolerance) if len(both) == 2 else None
         has_rope = ropes[0] is not None, ropes[1] is not None
         differences.append(
-            LayerDifference(layers=ranges(layers), kinds=kinds, has_rope=has_rope, difference=found)
+            LayerDifference(
+                layers=ranges(layers),
+                kinds=kinds,
+                has_rope=has_rope,
+                difference=found,
+                query_factors=(
+                    a.query_factors.get(kinds[0], QueryFactor()),
+                    b.query_factors.get(kinds[1], QueryFactor()),
+                ),
+            )
         )
     return ModelDifference(
         names=(a.name, b.name),

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 import torch.nn.functional as nnf
 from torch import Tensor, nn
 
-from phasor._checks import boolean, number, whole
-from phasor._tensors import check_counts_tokens, check_rope
+from phasor._checks import boolean, number, short_repr, whole
+from phasor._tensors import check_counts_tokens, check_placed, check_rope
 from phasor.errors import SpecError, TensorError
+from phasor.layers import QueryFactor
 from phasor.rope import Rope
-from phasor.torch._operator.arguments import check_is_tensor
+from phasor.torch._operator.arguments import check_is_tensor, read_positions
 from phasor.torch._operator.internals import refuse_torchscript, refuse_tracing
 from phasor.torch.functional import rotate, rotate_qk
 from phasor.torch.kv_cache.cache import KVCache, check_attention_mask
@@ -28,6 +29,7 @@ from phasor.torch.module import count_positions, read_bounds
 
 #: Queries that share one mask.
 CHUNK = 512
+_ONE_AXIS = Rope(head_dim=2, pairing="half")  # for checks of positions, also where nothing turns
 
 
 class RotaryAttention(nn.Module):
@@ -49,6 +51,8 @@ class RotaryAttention(nn.Module):
         causal: Whether a query sees nothing after itself.
         window: Tokens that a causal query sees, itself included; None for all. Counted in tokens,
             whatever their positions are.
+        query_factor: What queries are multiplied by at their positions (Llama 4, also where
+            ``rope`` is None): that of the layer by `LayerRopes.query_factor`. For one axis.
         qk_norm: Whether each head of queries and keys goes through an RMS norm with weights before
             the rotation (Qwen3, 2505.09388).
         norm_eps: Epsilon of these norms.
@@ -91,6 +95,7 @@ class RotaryAttention(nn.Module):
         head_dim: int | None = None,
         causal: bool = True,
         window: int | None = None,
+        query_factor: QueryFactor | None = None,
         qk_norm: bool = False,
         norm_eps: float = 1e-6,
         dropout: float = 0.0,
@@ -116,6 +121,10 @@ class RotaryAttention(nn.Module):
         self.window = None if window is None else whole("window", window, least=1)
         if window is not None and not causal:
             raise SpecError(f"window must be None in a layer with causal=False, got {window}")
+        if not isinstance(cast(object, query_factor), QueryFactor | None):
+            raise SpecError(f"query_factor must be a QueryFactor, got {short_repr(query_factor)}")
+        # that of layers without one asks for no positions
+        self.query_factor = query_factor if query_factor != QueryFactor() else None
         boolean("qk_norm", qk_norm, "; norm_eps is the epsilon")
         boolean("qkv_bias", qkv_bias)
         boolean("o_bias", o_bias)
@@ -147,6 +156,8 @@ class RotaryAttention(nn.Module):
                     f"rope must have the head_dim of this layer ({self.head_dim}), "
                     f"got {rope.head_dim}"
                 )
+            if self.query_factor is not None and rope.axes.n_axes > 1:
+                raise SpecError(f"query_factor is for one axis, got a Rope of {rope.axes.n_axes}")
         self._rope = rope
         self._gain, self._factor = logit_factors(rope, self.head_dim)
 
@@ -167,8 +178,8 @@ class RotaryAttention(nn.Module):
             x: ``[batch, seq, embed_dim]``.
             positions: As for `phasor.torch.rotate`, ``[seq]`` or ``[batch, seq]``. If None, 0, 1,
                 2, ... from the first token of each sequence: padding is not counted, cached tokens
-                are. A Rope of several axes needs them; a layer without Rope ignores them, so that
-                all layers of a model can be called alike.
+                are. A Rope of several axes needs them; a layer without Rope or ``query_factor``
+                ignores them, so that all layers of a model can be called alike.
             attention_mask: Bools ``[batch, seq]``: True is a token, False is padding, on either
                 side. No token sees padding, and the output for padding means nothing. With
                 ``key_value_states`` it is theirs, ``[batch, key_seq]``.
@@ -207,10 +218,13 @@ class RotaryAttention(nn.Module):
         v = self.v_proj(key_inputs).view(key_shape)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
+        if positions is None and (self.rope is not None or self.query_factor is not None):
+            mask = attention_mask if key_value_states is None else None
+            positions = _default_positions(x, self.rope, mask, bounds, cache)
+        if self.query_factor is not None:
+            q = _multiply(q, positions, self.query_factor)
         if key_value_states is not None:
             if self.rope is not None:
-                if positions is None:
-                    positions = _default_positions(x, self.rope)
                 if key_value_positions is None:
                     key_value_positions = _default_positions(key_inputs, self.rope, attention_mask)
                 q = rotate(q, positions, self.rope, gain=self._gain)
@@ -220,8 +234,6 @@ class RotaryAttention(nn.Module):
             y = _sdpa(q, k, v, self._factor, visible, dropout=self._current_dropout())
         else:
             if self.rope is not None:
-                if positions is None:
-                    positions = _default_positions(x, self.rope, attention_mask, bounds, cache)
                 q, k = rotate_qk(q, k, positions, self.rope, gain=self._gain)
             y = self._attend(q, k, v, attention_mask, bounds, cache)
         # [batch, seq, num_heads, head_dim] -> [batch, seq, embed_dim]
@@ -435,15 +447,27 @@ def logit_factors(rope: Rope | None, head_dim: int) -> tuple[float, float]:
     return rope.attention_factor, head_dim**-0.5 * rope.softmax_factor
 
 
+def _multiply(q: Tensor, positions: Any, factor: QueryFactor) -> Tensor:
+    """Queries ``[batch, seq, num_heads, head_dim]`` times their positions' factors."""
+    positions = read_positions(positions, q.device, _ONE_AXIS)
+    check_placed(positions.shape, q.shape, _ONE_AXIS, heads_first=False)
+    if q.dtype == torch.float64:
+        positions = positions.double()
+    elif not positions.is_floating_point():
+        positions = positions.long()  # in 8 bits, length would not fit
+    # [..., seq] -> [..., seq, 1, 1]
+    return (q * factor(positions, torch)[..., None, None]).to(q.dtype)
+
+
 def _default_positions(
     x: Tensor,
-    rope: Rope,
+    rope: Rope | None,
     attention_mask: Tensor | None = None,
     bounds: list[int] | None = None,
     cache: KVCache | None = None,
 ) -> Tensor:
     """Positions counted from the first token of each sequence, ``[seq]`` or ``[batch, seq]``."""
-    check_counts_tokens(rope)
+    check_counts_tokens(rope or _ONE_AXIS)
     seq = x.shape[1]
     if cache is not None:
         return cache.next_positions(seq, attention_mask)

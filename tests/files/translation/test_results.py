@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import phasor
-from phasor import LayerRopes, Rope
+from phasor import LayerRopes, QueryFactor, Rope, load, preset
 from phasor.axes import Sectioned
 from phasor.errors import SpecError
 from phasor.files.translation import TARGETS, TranslationError, translate
@@ -269,3 +270,31 @@ def test_a_rope_is_a_model_of_one_layer() -> None:
     with pytest.raises(SpecError, match="context must be given for flash-attn"):
         translate(ROPE, "flash-attn")
     assert translate(ROPE, "mlx", context=64).model == "rope"
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_every_target_says_what_it_does_with_the_factor_on_queries(target: str) -> None:
+    """Also of layers that do not rotate, which have no part; another model has no such note."""
+    plain = layers({"full": ROPE, "nope": None})
+    factors = {"nope": QueryFactor(strength=0.1, length=64)}
+    notes = [part.notes for part in translate(replace(plain, query_factors=factors), target).parts]
+    said = "Queries of nope layers are multiplied by 1 + 0.1 ln(1 + floor(p / 64)): "
+    assert any(note.startswith(said) and len(note) > len(said) + 9 for note in notes[0])
+    assert not any("Queries" in n for part in translate(plain, target).parts for n in part.notes)
+
+
+def test_the_factor_on_queries_is_among_the_keys_of_those_who_read_it() -> None:
+    """Ministral's class fails without it, and Meta's code leaves the factor out."""
+    (part,) = translate(preset("ministral-3-8b"), "transformers").parts
+    block = part.settings["rope_parameters"]
+    assert block["llama_4_scaling_beta"] == 0.1
+    assert block["original_max_position_embeddings"] == 16384
+    file = {"model_type": "ministral3", "num_hidden_layers": 2, "hidden_size": 64,
+            "num_attention_heads": 2, "head_dim": 128, **part.settings}  # fmt: skip
+    assert load(file).query_factor(1) == preset("ministral-3-8b").query_factor(1)
+    maverick = preset("llama-4-maverick")
+    (part,) = translate(maverick, "meta").parts
+    keys = {"attn_temperature_tuning": True, "floor_scale": 8192, "attn_scale": 0.1}
+    assert keys.items() <= part.settings.items()
+    params = {"dim": 5120, "n_layers": 48, "n_heads": 40, "moe_args": {}, **part.settings}
+    assert load(params).query_factors == maverick.query_factors

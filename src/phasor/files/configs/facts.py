@@ -99,6 +99,7 @@ class Architecture:
     variants: tuple[Variant, ...] = ()
     parts: Mapping[str, str] = field(default_factory=dict[str, str])
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+    query_factor: Mapping[str, Any] = field(default_factory=dict[str, Any])
     uses: str | None = None
     carried: tuple[str, ...] = ()
     divisors: bool = False

@@ -11,6 +11,7 @@ from phasor.errors import ConfigError
 from phasor.files import refusal
 from phasor.files.configs.facts import Architecture, table
 from phasor.files.configs.model_class import MOST_LAYERS, applies, has_rope, layers_by_pattern
+from phasor.files.configs.rope_blocks import query_factors
 from phasor.files.configs.source import JsonObject, renamed_keys, single_value
 from phasor.files.configs.unread_keys import check_unread_keys
 from phasor.layers import LayerRopes
@@ -60,6 +61,7 @@ def load_gguf(top: JsonObject, *, strict: bool) -> LayerRopes:
         num_heads=config.largest("attention.head_count"),
         # latent attention rotates one key for all heads
         num_kv_heads=1 if facts.latent else config.largest("attention.head_count_kv"),
+        query_factors=query_factors(facts.query_factor, config, kinds),
         notes=tuple(dict.fromkeys(notes)),
     )
 

@@ -30,7 +30,7 @@ def huggingface_ropes(model: ModelConfig, *, strict: bool) -> LayerRopes:
     labels: dict[str, str] = {}
     unused: dict[str, Rope] = {}
     if facts.uses is not None:
-        kinds: dict[str, Rope | None] = {"nope": None}
+        kinds: dict[str, Rope | None] = dict.fromkeys(model.layer_kinds)
         position_type = config.text("position_embedding_type") or ""
         instead = table().files["instead"].get(position_type, facts.uses)
         notes.append(f"{model.model_type} has no rotary embedding; in its place: {instead}.")
@@ -52,6 +52,7 @@ def huggingface_ropes(model: ModelConfig, *, strict: bool) -> LayerRopes:
             labels = dict.fromkeys(kinds, "rope_parameters")
         if model.assumed_sizes:
             notes.append(note_assumed_sizes(model))
+    factors = rope_blocks.query_factors(facts.query_factor, config, kinds, blocks.block_of)
     what = f"a file of model type {model.model_type!r}"
     # a plain class of transformers is known to have no code for other keys
     is_plain = facts.sizes and not (facts.uses or facts.axes or facts.block or facts.nested)
@@ -71,6 +72,7 @@ def huggingface_ropes(model: ModelConfig, *, strict: bool) -> LayerRopes:
         # latent attention rotates one key for all heads
         num_kv_heads=1 if facts.latent else config.largest("num_key_value_heads"),
         beside=beside,
+        query_factors=factors,
         notes=tuple(dict.fromkeys(notes)),
         in_config=ConfigLocation(
             labels=labels,

@@ -61,7 +61,7 @@ def read_model_config(top: JsonObject, *, part: str | None, like: str | None) ->
             f"The file has no rope_parameters; {dict(facts.block)} is what {model_type} assumes."
         )
     context = _context(config, notes)
-    if facts.uses is None:
+    if facts.uses is None or (facts.query_factor and config.has("num_hidden_layers")):
         kinds = layer_kinds(config, facts)
     else:
         kinds = ("nope",) * (config.whole("num_hidden_layers", most=MOST_LAYERS) or 1)

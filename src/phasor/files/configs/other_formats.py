@@ -71,6 +71,8 @@ def load_params(config: JsonObject, *, strict: bool) -> LayerRopes:
         rope = Rope(head_dim=head_dim, pairing=pairing, base=base, scaling=scaling)
     interval = config.whole("nope_layer_interval")
     kinds = ["nope" if interval and i % interval == 0 else "rope" for i in range(1, layers + 1)]
+    by_kind = {"rope": rope, "nope": None} if "nope" in kinds else {"rope": rope}
+    facts = read_table("params.toml")["llama4" if "nope" in kinds else "mistral"]["query_factor"]
     what = "Mistral's or Meta's params.json"
     blocks = () if yarn is None else (yarn,)
     notes += check_unread_keys(config, blocks, (rope,), what, strict=strict)
@@ -79,11 +81,12 @@ def load_params(config: JsonObject, *, strict: bool) -> LayerRopes:
     return LayerRopes(
         name=config.text("model_type") or "params.json",
         layer_kinds=tuple(kinds),
-        kinds={"rope": rope, "nope": None} if "nope" in kinds else {"rope": rope},
+        kinds=by_kind,
         context=context,
         num_heads=heads,
         # latent attention rotates one key for all heads
         num_kv_heads=1 if config.has("qk_rope_head_dim") else config.whole("n_kv_heads"),
+        query_factors=rope_blocks.query_factors(facts, config, by_kind),
         notes=tuple(notes),
     )
 

@@ -17,6 +17,8 @@ from phasor.errors import ConfigError
 from phasor.files import refusal
 from phasor.files.configs.facts import Architecture, table
 from phasor.files.configs.source import JsonObject, renamed_keys, single_value
+from phasor.layers import QueryFactor
+from phasor.rope import Rope
 from phasor.scaling import (
     NTK,
     DynamicNTK,
@@ -211,6 +213,34 @@ def axes(block: JsonObject, outside: LawContext) -> Axes | None:
         several: Axes = cast(Any, AXES[facts.axes])(ordered)
         several.axis_of_pair(outside.rotary_dim // 2)  # checked here, where an error names the key
         return several
+
+
+def query_factors(
+    facts: Mapping[str, Any],
+    config: JsonObject,
+    kinds: Mapping[str, Rope | None],
+    block_of: Callable[[str], JsonObject | None] = lambda kind: None,
+) -> dict[str, QueryFactor]:
+    """By kind, what a class multiplies queries by: its ``query_factor`` and the file's numbers."""
+    found: dict[str, QueryFactor] = {}
+    value = config.values.get(switch := facts.get("switch", ""))
+    config.ignore(switch)
+    # not a flag: Llama 4's first files have 4 for true
+    is_on = facts.get("on", facts) if value is None else value
+    for kind, rope in kinds.items():
+        has_it = rope is None if facts.get("unrotated") else kind in facts.get("kinds", (kind,))
+        if not (is_on and has_it):
+            continue
+        places = (block_of(kind) or config, config)
+        lengths = (p.whole(key) for key in facts.get("length_keys", ()) for p in places)
+        strengths = (p.number(facts.get("strength_key", "")) for p in places)
+        length = next(filter(None, lengths), facts.get("length"))
+        strength = next((s for s in strengths if s is not None), facts.get("strength"))
+        if length and strength:
+            other = {key: facts[key] for key in ("form", "first") if key in facts}
+            strength = 1 / math.log(length) if strength == "1 / ln(length)" else strength
+            found[kind] = QueryFactor(strength=strength, length=length, **other)
+    return found
 
 
 def _read_factor_law(law: Callable[..., Law], block: JsonObject, _outside: LawContext) -> Law:

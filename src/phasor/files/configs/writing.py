@@ -121,6 +121,10 @@ def keys_over_file(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]
             "original": blocks.get(_ORIGINAL_KEY, context),
         }
         blocks = _block_over(blocks, {**_object(file, "rope_scaling"), **old})
+        for factor in ropes.query_factors.values():
+            if (factor.form, factor.first) == ("steps", 0):  # of Mistral's classes
+                blocks["llama_4_scaling_beta"] = factor.strength
+                blocks.setdefault(_ORIGINAL_KEY, factor.length)
     else:
         for kind, block in blocks.items():
             key, base = facts.kind(kind).base_key or "rope_theta", block and block["rope_theta"]

@@ -19,6 +19,7 @@ from phasor.axes import Alternating, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError
 from phasor.files.configs.writing import WRITERS, config_keys, keys_over_file, rope_parameters
 from phasor.files.translation.target import (
+    IN_SOME_CLASSES,
     PICK_LAW,
     ProgramSettings,
     Target,
@@ -137,6 +138,7 @@ TRANSFORMERS = Target(
     axes=(OneAxis, Sectioned, InterleavedSections, Alternating),
     rules=(DynamicNTK, LongRope),
     softmax=True,
+    query_factor="the class that was made for the model does so, by the numbers of its config",
     other_pairs_out=True,
 )
 
@@ -156,6 +158,10 @@ def _write_meta(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
     if rope.scaling is not None or rope.base is None:
         settings |= _scaling_keys(rope, context)
     settings |= _interval_key(ropes)
+    for factor in ropes.query_factors.values():
+        if (factor.form, factor.first) == ("steps", 1):
+            numbers = {"floor_scale": factor.length, "attn_scale": factor.strength}
+            settings |= {"attn_temperature_tuning": True} | numbers
     notes = [f"The code computes head_dim as dim / n_heads, which has to be {rope.head_dim}."]
     needs_llama4 = {key: settings[key] for key in _LLAMA3_CONSTANTS if key in settings} not in (
         {},
@@ -209,6 +215,7 @@ META = Target(
     needs_context=False,
     pairings=("interleaved",),
     partial=False,
+    query_factor="llama_models.llama4 does so, if it can, by attn_temperature_tuning and its like",
 )
 
 
@@ -372,6 +379,7 @@ VLLM = Target(
     write=_write_vllm,
     axes=(OneAxis, Sectioned, InterleavedSections),
     softmax=True,
+    query_factor=IN_SOME_CLASSES,
 )
 
 
@@ -438,4 +446,5 @@ SGLANG = Target(
     axes=(OneAxis, Sectioned, InterleavedSections),
     rules=(LongRope,),
     softmax=True,
+    query_factor=IN_SOME_CLASSES,
 )

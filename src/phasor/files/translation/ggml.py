@@ -14,6 +14,7 @@ from phasor.axes import InterleavedSections, OneAxis, Sectioned
 from phasor.files.configs.facts import table
 from phasor.files.configs.gguf import architecture_of
 from phasor.files.translation.target import (
+    IN_SOME_CLASSES,
     PICK_LAW,
     ProgramSettings,
     Target,
@@ -334,6 +335,7 @@ GGUF = Target(
     axes=(OneAxis, Sectioned, InterleavedSections),
     rules=(LongRope,),
     softmax=True,
+    query_factor=IN_SOME_CLASSES,
 )
 
 
@@ -405,4 +407,5 @@ LLAMA_CPP = Target(
     checked="description",
     write=_write_llama_cpp,
     axes=(OneAxis, Sectioned, InterleavedSections),
+    query_factor=IN_SOME_CLASSES,
 )
