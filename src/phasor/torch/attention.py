@@ -360,23 +360,13 @@ def attend(
     index: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Softmax attention with any of the layer's masks.
+    """Softmax attention ``[batch, new, num_heads, head_dim]`` with any of the layer's masks.
 
-    Args:
-        q: ``[batch, new, num_heads, head_dim]``.
-        k: ``[batch, seq, num_kv_heads, head_dim]``, in causal order.
-        v: The same shape.
-        factor: On the scores.
-        causal: Whether a query sees nothing after itself.
-        window: Tokens that a causal query sees, itself included; None for all.
-        attention_mask: Bools ``[batch, seq]``, False for padding. Padding is seen by itself only,
-            because a softmax over nothing would be NaN.
-        index: ``[batch, new]``, the index in ``k`` of each query's own token, as of new tokens in
-            a cache. None where queries and keys are of the same tokens.
-        dropout: Probability with which a weight is set to 0.
-
-    Returns:
-        ``[batch, new, num_heads, head_dim]``.
+    Queries are ``[batch, new, num_heads, head_dim]``; keys and values ``[batch, seq, num_kv_heads,
+    head_dim]``, in causal order. ``index`` is ``[batch, new]``: where in ``k`` each query's own
+    token is, as of new tokens in a cache; None where queries and keys are of the same tokens. In
+    ``attention_mask``, bools ``[batch, seq]``, padding is False, and seen by itself only, because a
+    softmax over nothing would be NaN.
     """
     length = q.shape[1]
     # an exported program has one graph for all lengths, so none may decide what is in it
@@ -438,9 +428,6 @@ def logit_factors(rope: Rope | None, head_dim: int) -> tuple[float, float]:
 
     Together they are ``head_dim**-0.5 * rope.logit_factor`` for a fully rotated head; the gain
     does not act on coordinates that are not rotated, as in the models that have it.
-
-    Raises:
-        SpecError: If ``rope.scaling`` is a rule.
     """
     if rope is None:
         return 1.0, head_dim**-0.5

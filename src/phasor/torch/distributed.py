@@ -106,9 +106,8 @@ def _local_part(
 ) -> Tensor:
     """The part of positions, cos or sin that belongs to this rank's tokens.
 
-    ``whole`` is a DTensor, or a plain tensor that is the same on every rank; its last
-    ``own_dims`` dimensions are not those of tokens. ``mesh`` and ``token_dims`` are from
-    `_check_sharding`; ``tokens`` are the leading dimensions of the tensors to be rotated.
+    ``whole`` is a DTensor, or a plain tensor that is the same on every rank; its last ``own_dims``
+    dimensions are not those of ``tokens``. ``mesh`` and ``token_dims`` are from `_check_sharding`.
     """
     if not isinstance(whole, DTensor):
         whole = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)

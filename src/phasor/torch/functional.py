@@ -205,7 +205,7 @@ def cos_sin(
     Args:
         positions: As for `rotate`: ``[..., seq]``, or ``[..., seq, n_axes]`` for a Rope of several
             axes. A tensor's device is where the rows are; numbers and arrays go to torch's default.
-        rope: What rotates; its scaling must be a law, not a rule.
+        rope: As for `rotate`.
         dtype: float32, or float64 for tensors that are float64.
 
     Returns:
@@ -213,8 +213,7 @@ def cos_sin(
         ``rope.direction``, and nothing is multiplied by ``rope.attention_factor``.
 
     Raises:
-        PositionError: If the positions are bools, 16-bit floats, want a gradient or lack axes; if
-            one is NaN or beyond int64, where that can be read; it becomes NaN elsewhere.
+        PositionError: As `rotate`.
         SpecError: If ``rope.scaling`` is a rule: use ``rope.at(seq_len)``; or for another dtype.
 
     >>> import torch
@@ -255,7 +254,7 @@ def rotate_by(
     """``x`` rotated by given cos and sin, one entry per pair: those of `cos_sin`, or learned ones.
 
     Args:
-        x: ``[..., seq, heads, head_dim]``: float64, float32, bfloat16 or float16, any strides.
+        x: As for `rotate`.
         cos: By token, ``[..., seq, num_pairs]``, of fewer dimensions than ``x`` and broadcast
             against its leading ones; or by token and head, ``[..., seq, heads, num_pairs]`` or
             ``[..., seq, 1, num_pairs]``, of as many dimensions as ``x``. Half width: of a
@@ -267,19 +266,12 @@ def rotate_by(
         pairing_out: Pairing of the result where it differs.
         rotary_start: Where the rotated slice begins inside the head.
         inverse: Undo it instead: ``sin`` changes sign, and the pairings change places.
-        heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``; the shapes of ``cos`` and
-            ``sin`` stay.
-        backend: ``"auto"``, ``"cpu"``, ``"triton"`` or ``"eager"``.
+        heads_first: As for `rotate`; the shapes of ``cos`` and ``sin`` stay.
+        backend: As for `rotate`.
 
     Returns:
         A tensor of the shape, dtype and strides of ``x``. Differentiable in ``x``, and in ``cos``
-        and ``sin`` where they require it.
-
-    Raises:
-        TensorError: If a shape or dtype does not fit.
-        SpecError: For a pairing that does not exist, or an ``inverse`` or ``heads_first`` that is
-            no bool.
-        BackendError: If the named backend does not exist, or cannot rotate ``x``.
+        and ``sin`` where they require it. It raises what `rotate` does.
 
     >>> import torch
     >>> x = torch.tensor([1.0, 0.0]).reshape(1, 1, 2)

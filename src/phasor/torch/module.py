@@ -132,14 +132,8 @@ def count_positions(
 ) -> Tensor:
     """Positions from ``offset`` on in every row, or in every sequence of ``cu_seqlens``.
 
-    Args:
-        tokens: ``[..., seq]``, the leading dimensions of what is rotated.
-        device: Where it is.
-        offset: As for `RotaryEmbedding.forward`.
-        cu_seqlens: The same.
-
-    Returns:
-        int64 ``[seq]``, or ``[..., seq]`` where each row has an offset of its own.
+    The ``tokens`` are ``[..., seq]``. The result is int64 ``[seq]``, or ``[..., seq]`` where each
+    row has an offset of its own.
     """
     *rows, seq = tokens
     starts = None

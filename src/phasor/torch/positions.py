@@ -43,7 +43,7 @@ def span(length: int, start: int = 0, *, device: _Device = None) -> Tensor:
 
 
 def packed(cu_seqlens: Tensor, total_tokens: int | None = None) -> Tensor:
-    """`phasor.positions.packed`: sequences end to end, each counted from 0 again.
+    """`phasor.positions.packed`: sequences end to end, int64 ``[total_tokens]``.
 
     Args:
         cu_seqlens: Boundaries ``[n_sequences + 1]``, int32 as FlashAttention takes them or any
@@ -51,9 +51,6 @@ def packed(cu_seqlens: Tensor, total_tokens: int | None = None) -> Tensor:
         total_tokens: How many positions are made: the length of the packed tensor. Tokens after
             the last boundary are padding and count from there. Without it the last boundary is
             read, which is possible in the CPU's memory only.
-
-    Returns:
-        int64 ``[total_tokens]``, on the device of ``cu_seqlens``.
 
     >>> packed(torch.tensor([0, 3, 5], dtype=torch.int32), total_tokens=6)
     tensor([0, 1, 2, 0, 1, 0])
@@ -84,11 +81,8 @@ def packed(cu_seqlens: Tensor, total_tokens: int | None = None) -> Tensor:
 def sequence_indices(cu_seqlens: Tensor, total_tokens: int) -> Tensor:
     """Which of the packed sequences each token is in: what a mask between sequences compares.
 
-    The arguments are those of `packed`, whose checks are left out.
-
-    Returns:
-        int64 ``[total_tokens]``, on the device of ``cu_seqlens``; ``n_sequences`` for padding after
-        the last boundary.
+    The arguments are those of `packed`, whose checks are left out. The result is int64
+    ``[total_tokens]``, ``n_sequences`` for padding after the last boundary.
 
     >>> sequence_indices(torch.tensor([0, 3, 5], dtype=torch.int32), total_tokens=6)
     tensor([0, 0, 0, 1, 1, 2])
@@ -116,13 +110,10 @@ def padded(mask: Tensor) -> Tensor:
 
 
 def cached(lengths: Tensor, new_tokens: int) -> Tensor:
-    """`phasor.positions.cached`: the tokens that follow caches of different lengths.
+    """`phasor.positions.cached`: the tokens that follow caches, int64 ``[batch, new_tokens]``.
 
     ``lengths`` are the positions of the next tokens, ``[batch]``, negative where a row is padded on
     the left; ``new_tokens`` may be a compiler's symbol.
-
-    Returns:
-        int64 ``[batch, new_tokens]``.
 
     >>> cached(torch.tensor([7, -2], dtype=torch.int32), new_tokens=3)
     tensor([[ 7,  8,  9],
@@ -138,10 +129,7 @@ def cached(lengths: Tensor, new_tokens: int) -> Tensor:
 
 
 def grid(*sizes: int, device: _Device = None) -> Tensor:
-    """`phasor.positions.grid` on ``device``: every cell in row-major order, the last axis fastest.
-
-    Returns:
-        int64 ``[prod(sizes), len(sizes)]``.
+    """`phasor.positions.grid` on ``device``: int64 ``[prod(sizes), len(sizes)]``, row-major.
 
     >>> grid(2, 3).T
     tensor([[0, 0, 0, 1, 1, 1],
@@ -157,10 +145,7 @@ def grid(*sizes: int, device: _Device = None) -> Tensor:
 
 
 def every_axis(positions: Tensor, n_axes: int) -> Tensor:
-    """`phasor.positions.every_axis`: the same position on every axis, as models place text.
-
-    Returns:
-        int64 ``[..., seq, n_axes]`` of positions ``[..., seq]``.
+    """`phasor.positions.every_axis`: int64 ``[..., seq, n_axes]`` of positions ``[..., seq]``.
 
     >>> every_axis(torch.tensor([0, 1, 5]), n_axes=2).T
     tensor([[0, 1, 5],
@@ -180,10 +165,7 @@ def context_parallel(
     *,
     device: _Device = None,
 ) -> Tensor:
-    """`phasor.positions.context_parallel` on ``device``: the tokens that one rank holds.
-
-    Returns:
-        int64 ``[length // world_size]``, increasing.
+    """`phasor.positions.context_parallel` on ``device``: int64 ``[length // world_size]``.
 
     >>> context_parallel(8, rank=0, world_size=2, layout="zigzag")
     tensor([0, 1, 6, 7])

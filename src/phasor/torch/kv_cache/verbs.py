@@ -102,10 +102,7 @@ def retune_(
         heads_first: As for `shift_`.
 
     Raises:
-        SpecError: If the Ropes differ in which coordinates they rotate or along which axis, or the
-            scaling of either is a rule.
-        PositionError: If the positions do not fit the keys.
-        TensorError: If the keys do not fit the Ropes, or elements of them share memory.
+        SpecError: Also if the Ropes differ in which coordinates they rotate or along which axis.
 
     >>> import torch
     >>> from phasor.scaling import DynamicNTK
@@ -211,17 +208,15 @@ def insert(
     example once for many prompts. With ``at = seq`` this appends one cache to another.
 
     Args:
-        keys: ``[..., seq, heads, head_dim]``, rotated by ``rope``.
-        values: ``[..., seq, heads, value_dim]`` of the same tokens.
+        keys: As for `evict`.
+        values: As for `evict`.
         at: Index of the token before which the new ones go, or ``seq``.
         new_keys: ``[..., count, heads, head_dim]``, rotated by ``rope``.
         new_values: ``[..., count, heads, value_dim]``.
         rope: What rotated all the keys; None if nothing did.
-        offset: By how many positions the new tokens move, one number per axis where ``rope`` has
-            several. By default ``at``, for a Rope of one axis.
-        gap: By how many positions the later tokens move. By default ``count``, for a Rope of one
-            axis.
-        heads_first: Whether tensors, the results included, are ``[..., heads, seq, head_dim]``.
+        offset: By how many positions the new tokens move; by default ``at``. As ``gap`` of `evict`.
+        gap: By how many positions the later tokens move; by default ``count``.
+        heads_first: As for `evict`.
 
     Returns:
         New keys and values ``[..., seq + count, heads, ...]``.
@@ -229,7 +224,6 @@ def insert(
     Raises:
         PositionError: If ``at`` is not within the tokens, or ``offset`` or ``gap`` is missing or
             does not fit.
-        TensorError: If a shape, dtype or device does not fit.
 
     >>> import torch
     >>> from phasor.torch import rotate

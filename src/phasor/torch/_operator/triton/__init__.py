@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from phasor.pairings import by_pairing
 from phasor.torch._operator.arguments import Call
 from phasor.torch._operator.in_place import (
     check_cos_sin,
@@ -23,24 +26,20 @@ from phasor.torch._operator.in_place import (
     qk_memory,
 )
 from phasor.torch._operator.internals import cached_constant, count_writes
-from phasor.torch._operator.text import read_layout
+from phasor.torch._operator.text import count_own_dimensions, read_layout
 from phasor.torch._operator.triton.launching import (
     VECTOR_BYTES,
     LaunchPlan,
-    Plans,
     choose_tile,
-    expand_to_tokens,
-    find_plan,
     find_tokens,
-    float64_bits,
     head_strides,
     load_kernels,
-    on_device_of,
     reciprocal,
     widen_positions,
 )
 
-_PLANS: Plans = {}
+_PLANS: dict[tuple[Any, ...], LaunchPlan | None] = {}
+_MOST_PLANS = 256
 
 
 def unsupported_reason(x: Tensor) -> str:
@@ -66,7 +65,7 @@ def rotate_into(call: Call, outs: Sequence[Tensor]) -> None:
             single = [x]
             rotate_into(call._replace(xs=single), single if in_place else [out])
         return
-    with on_device_of(xs[0]):
+    with torch.cuda.device(xs[0].device) if xs[0].is_cuda else nullcontext():
         _launch(call._replace(source=widen_positions(call.source)), outs)
     if in_place:
         count_writes(xs)
@@ -111,22 +110,23 @@ def _report_absence() -> str:
 
 
 def _launch(call: Call, outs: Sequence[Tensor]) -> None:
-    xs, in_place = call.xs, outs is call.xs
-
-    def plan_launch() -> LaunchPlan | None:
+    xs, in_place, key = call.xs, outs is call.xs, plan_key(call, outs)
+    plan: LaunchPlan | Literal[False] | None = _PLANS.get(key, False)
+    if plan is False:
         if in_place:
             check_no_self_overlap(xs)
-        return make_plan(call, outs)
-
-    plan = find_plan(_PLANS, plan_key(call, outs), plan_launch)
+        if len(_PLANS) >= _MOST_PLANS:
+            _PLANS.clear()
+        # not read back: another thread may have cleared the plans in between
+        plan = _PLANS[key] = make_plan(call, outs)
     if plan is not None:
         plan.launch(_operands(call, outs), call.source)
         return
     if in_place:
         check_writable(xs)
     # strides too irregular for one launch: one for every index of the first dimension
-    token_shape = xs[0].shape[:-2]
-    source = expand_to_tokens(call.source, call.text, token_shape)
+    token_shape, own_dims = xs[0].shape[:-2], count_own_dimensions(call.source, call.text)
+    source = [a.expand(*token_shape, *a.shape[a.dim() - own_dims :]) for a in call.source]
     for i in range(token_shape[0]):
         inputs = [x[i] for x in xs]
         outputs = inputs if in_place else [out[i] for out in outs]
@@ -167,16 +167,19 @@ def make_plan(call: Call, outs: Sequence[Tensor]) -> LaunchPlan | None:
     q_heads, k_heads = q.shape[-2], k.shape[-2] if has_key else 0
     strides, packed = head_strides(tensors, tokens)
     tile = choose_tile(tokens, q, packed)
-    blocks, tiles = tile.count_heads(q_heads, k_heads), tile.count_tokens(tokens)
-    kernels = load_kernels()
+    blocks = -(-q_heads // tile.heads) + -(-k_heads // tile.heads)
+    tiles = -(-tokens.inner // tile.tokens)
+    kernels, gain_bits = load_kernels(), int(np.float64(gain).view(np.int64))
+    load = kernels.load_half, kernels.load_interleaved
+    store = kernels.store_half, kernels.store_interleaved
     return LaunchPlan(
         tokens.outer * tiles * blocks,
         tokens.constants,
         (
             *(tokens.inner, q_heads, k_heads, reciprocal(blocks), reciprocal(tiles)),
-            *(float64_bits(gain), *strides, *tokens.angle_strides, tokens.source_kind),
-            kernels.load_function(layout.pairing),
-            kernels.store_function(layout.pairing_out),
+            *(gain_bits, *strides, *tokens.angle_strides, tokens.source_kind),
+            by_pairing(layout.pairing, half=load[0], interleaved=load[1]),
+            by_pairing(layout.pairing_out, half=store[0], interleaved=store[1]),
             *(layout.pairing != layout.pairing_out or tokens.are_few, inverse),
             *(tokens.num_pairs, layout.rotary_start),
             q.shape[-1] if is_new and q.shape[-1] > 2 * tokens.num_pairs else 0,

@@ -11,7 +11,7 @@ on data: what must not be read is masked, and masked pairs are rotated by the id
 """
 
 # pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false
-# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false
+# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportArgumentType=false
 
 from __future__ import annotations
 
@@ -19,21 +19,12 @@ import triton
 import triton.language as tl
 
 from phasor.angles import FLOAT32, FLOAT64
-from phasor.pairings import by_pairing
 from phasor.torch._operator.triton.launching import SHIFT_OFFSET
 
 _COS_FLOAT32, _SIN_FLOAT32 = tl.constexpr(FLOAT32.cos), tl.constexpr(FLOAT32.sin)
 _COS_FLOAT64, _SIN_FLOAT64 = tl.constexpr(FLOAT64.cos), tl.constexpr(FLOAT64.sin)
 _SHIFT_OFFSET = tl.constexpr(SHIFT_OFFSET)
 _MULTIPLIER_MASK = tl.constexpr((1 << SHIFT_OFFSET) - 1)
-
-#: Strides of positions (or cos) and of sin over the outer and inner tokens and the last dimension.
-ANGLE_STRIDES = ["angle_outer", "angle_inner", "angle_step", "sin_outer", "sin_inner", "sin_step"]
-
-
-def stride_names(*tensors: str) -> list[str]:
-    """The arguments that are strides of these tensors: outer and inner tokens, heads, columns."""
-    return [f"{x}_{step}" for x in tensors for step in ("outer", "inner", "head", "step")]
 
 
 # Cos and sin
@@ -217,16 +208,6 @@ def store_interleaved(y, step, exists, y0, y1, num_pairs: tl.constexpr, pair_blo
     tl.store(y + column * step, both, mask=exists & (column < 2 * num_pairs))
 
 
-def load_function(pairing):
-    """The kernel function that reads pairs."""
-    return by_pairing(pairing, half=load_half, interleaved=load_interleaved)
-
-
-def store_function(pairing):
-    """The kernel function that writes pairs."""
-    return by_pairing(pairing, half=store_half, interleaved=store_interleaved)
-
-
 @triton.jit
 def _copy_columns(x, x_step, y, y_step, exists, start, end, block: tl.constexpr):
     """Copy columns ``start`` to ``end``, which are not rotated."""
@@ -245,26 +226,17 @@ def _divide(count, reciprocal):
     return (count * (reciprocal & _MULTIPLIER_MASK)) >> (reciprocal >> _SHIFT_OFFSET)
 
 
-@triton.jit
-def tile_index(item, blocks, blocks_reciprocal, inner, tiles_reciprocal, token_block: tl.constexpr):
-    """The block of heads, the outer index, and the ``[tokens]`` inner ones that a program rotates.
-
-    ``item`` counts blocks of heads fastest, then tiles of ``token_block`` tokens, then the outer
-    dimension. Inner indices may run past ``inner``. The reciprocals are `launching.reciprocal` of
-    the number of blocks and of tiles.
-    """
-    tile = _divide(item, blocks_reciprocal)
-    outer = _divide(tile, tiles_reciprocal)
-    first = (tile - outer * tl.cdiv(inner, token_block)) * token_block
-    return item - tile * blocks, outer, first + tl.arange(0, token_block)
-
-
 @triton.jit(
     do_not_specialize_on_alignment=["q", "k", "q_out", "k_out", "angles"],
     do_not_specialize=[
         *("inner", "q_heads", "k_heads", "blocks_reciprocal", "tiles_reciprocal", "gain"),
-        *stride_names("q", "k", "q_out", "k_out"),
-        *ANGLE_STRIDES,
+        # strides over the outer and inner tokens, over heads, and within them
+        *(
+            f"{x}_{s}"
+            for x in ("q", "k", "q_out", "k_out")
+            for s in ("outer", "inner", "head", "step")
+        ),
+        *(f"{x}_{s}" for x in ("angle", "sin") for s in ("outer", "inner", "step")),
     ],
 )
 def rotation(
@@ -316,9 +288,11 @@ def rotation(
     dtype: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
     q_blocks = tl.cdiv(q_heads, head_block)
     blocks = q_blocks + tl.cdiv(k_heads, head_block)
-    block, outer, token = tile_index(
-        tl.program_id(0), blocks, blocks_reciprocal, inner, tiles_reciprocal, token_block
-    )
+    # programs count blocks of heads fastest, then tiles of tokens, then the outer dimension
+    tile = _divide(tl.program_id(0), blocks_reciprocal)
+    outer, block = _divide(tile, tiles_reciprocal), tl.program_id(0) - tile * blocks
+    # [tokens], which may run past `inner`
+    token = (tile - outer * tl.cdiv(inner, token_block)) * token_block + tl.arange(0, token_block)
 
     x, y, n_heads, first = q, q_out, q_heads, block
     x_outer, x_inner, x_head, x_step = q_outer, q_inner, q_head, q_step

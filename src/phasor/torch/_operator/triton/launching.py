@@ -15,13 +15,11 @@ and for nothing else: not for a size, a stride, a position or a gain.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,9 +35,6 @@ MANY_TOKENS = 2048
 VECTOR_BYTES = 16  # bytes that memory is moved by at a time
 SHIFT_OFFSET = 40  # where the shift of a `reciprocal` begins, above its multiplier
 _LARGE_TILE, _SMALL_TILE = 32768, 4096  # bytes of a tile, of many tokens and of few
-_MOST_PLANS = 256
-
-Plans = dict[tuple[Any, ...], "LaunchPlan | None"]
 
 
 def load_kernels() -> Any:
@@ -77,19 +72,6 @@ class LaunchPlan:
         self.compiled = launched or self.compiled
 
 
-def find_plan(
-    plans: Plans, key: tuple[Any, ...], make: Callable[[], LaunchPlan | None]
-) -> LaunchPlan | None:
-    """The plan of ``key`` in ``plans``, made if there is none."""
-    plan: LaunchPlan | Literal[False] | None = plans.get(key, False)
-    if plan is False:
-        if len(plans) >= _MOST_PLANS:
-            plans.clear()
-        # not read back: another thread may have cleared the plans in between
-        plan = plans[key] = make()
-    return plan
-
-
 # Tokens
 
 
@@ -112,7 +94,7 @@ class Tokens(NamedTuple):
     inner: int
     outer: int
     strides: list[tuple[int, int]]  # of every tensor over the tokens: outer, inner
-    angle_strides: tuple[int, ...]  # `kernels.ANGLE_STRIDES`
+    angle_strides: tuple[int, ...]  # of positions or cos, and of sin: outer, inner, within a row
     source_kind: str  # as in `kernels`
     constants: Tensor | None  # None for given cos and sin
     num_pairs: int
@@ -129,14 +111,6 @@ def widen_positions(source: Sequence[Tensor]) -> Sequence[Tensor]:
     if positions.is_floating_point() or positions.dtype in (torch.int64, torch.int32):
         return source
     return [positions.long()]
-
-
-def expand_to_tokens(
-    source: Sequence[Tensor], text: str, token_shape: Sequence[int]
-) -> list[Tensor]:
-    """Views of a widened source with one entry for every token of ``token_shape``."""
-    own_dims = count_own_dimensions(source, text)
-    return [each.expand(*token_shape, *each.shape[each.dim() - own_dims :]) for each in source]
 
 
 def find_tokens(xs: Sequence[Tensor], source: Sequence[Tensor], text: str) -> Tokens | None:
@@ -203,14 +177,6 @@ class Tile(NamedTuple):
     tokens: int
     heads: int
 
-    def count_heads(self, *heads: int) -> int:
-        """The number of blocks of heads of all tensors together."""
-        return sum(-(-n // self.heads) for n in heads)
-
-    def count_tokens(self, tokens: Tokens) -> int:
-        """The number of tiles of the inner tokens."""
-        return -(-tokens.inner // self.tokens)
-
 
 def choose_tile(tokens: Tokens, x: Tensor, packed: bool) -> Tile:
     """The tile of a program for heads of ``x``.
@@ -233,21 +199,10 @@ def head_strides(xs: Sequence[Tensor], tokens: Tokens) -> tuple[list[int], bool]
         # the stride of a single head is never used, and may be anything
         steps = (*token_strides, x.stride(-2) if x.shape[-2] > 1 else 0)
         strides += (*steps, x.stride(-1))
-        packed = packed and is_packed(x, steps)
+        # one piece on 16-byte boundaries, wherever these steps lead
+        offsets = x.data_ptr(), *(step * x.element_size() for step in steps)
+        packed = packed and x.stride(-1) == 1 and not any(n % VECTOR_BYTES for n in offsets)
     return strides, packed
-
-
-def is_packed(x: Tensor, strides: Sequence[int]) -> bool:
-    """Whether every head of ``x``, reached by ``strides``, is one piece on 16-byte boundaries."""
-    aligned = all(step * x.element_size() % VECTOR_BYTES == 0 for step in strides)
-    return aligned and x.data_ptr() % VECTOR_BYTES == 0 and x.stride(-1) == 1
-
-
-def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
-    """Inside, kernels are launched on the device of ``x``."""
-    if x.is_cuda and x.device.index != torch.cuda.current_device():
-        return torch.cuda.device(x.device)
-    return nullcontext()
 
 
 def reciprocal(n: int) -> int:
@@ -260,8 +215,3 @@ def reciprocal(n: int) -> int:
     """
     shift = 31 + (max(n, 1) - 1).bit_length()
     return shift << SHIFT_OFFSET | -(-(2**shift) // max(n, 1))
-
-
-def float64_bits(value: float) -> int:
-    """The bits of a float64, which Triton cannot pass to a kernel."""
-    return struct.unpack("q", struct.pack("d", value))[0]
