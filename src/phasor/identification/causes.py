@@ -131,8 +131,7 @@ class Finder:
         layout = [*compare_layouts(self.meant.rope, turns.arrangement)]
         if turns.row_dtype is not None:
             layout.append(make_finding("table-in-{dtype}", dtype=turns.row_dtype, details=""))
-        rope = _arranged(self.meant.rope, turns.arrangement)
-        for level in () if rope is None else self._levels(rope, turns):
+        for level in self._levels(turns):
             fitting: list[tuple[int, float, Changes]] = []
             for hypothesis in level:
                 worst = float(turns.misfit(*hypothesis[1:]).max())
@@ -146,12 +145,14 @@ class Finder:
                 others = [one for one in others if not names <= {change.name for change in one}]
                 texts = (" ".join(change.sentence for change in other) for other in others[:3])
                 return best, tuple(dict.fromkeys(texts))
-        found = self._measure_frequencies(rope, turns) or _name_pairs(rope, turns)
-        return (*layout, *found), ()
+        return (*layout, *_name_pairs(_arranged(self.meant.rope, turns.arrangement), turns)), ()
 
-    def _levels(self, rope: Rope, turns: Turns) -> Iterator[Iterator[Hypothesis]]:
+    def _levels(self, turns: Turns) -> Iterator[Iterator[Hypothesis]]:
         """Hypotheses of no change, of one, and of two, the likelier before the others."""
-        places = turns.positions
+        rope, places = _arranged(self.meant.rope, turns.arrangement), turns.positions
+        if rope is None:
+            yield from self._measured(None, turns)
+            return
         same = suppose(rope, places)
         if not _gain_changes(rope, turns):
             yield iter([same])
@@ -175,6 +176,7 @@ class Finder:
         yield two(_OFTEN)
         yield (moved for first in single for moved in self._moved(first, turns))
         yield two({"slice", "base"})
+        yield from self._measured(rope, turns)
 
     # ---- positions ----
 
@@ -231,65 +233,67 @@ class Finder:
         first, last = int(np.argmax(wrong)), int(mapped.max())
         at = f"token {self.tokens[first]} (position {places[first]:.15g})"
         where = f"{at} is turned as {mapped[first]}"
-
-        def is_mapped(expected: NDArray[Any]) -> bool:
-            return np.array_equal(mapped, expected)
-
-        if len(self.positions) > 1 and is_mapped(self.positions[0, column]):
-            return (make_finding("first-row", where=where),)
+        coarse = {dtype: positions_in(dtype, f": {where}") for dtype in COARSE}
+        known: list[tuple[NDArray[Any], Changes]] = []
+        if len(self.positions) > 1:
+            known.append((self.positions[0, column], (make_finding("first-row", where=where),)))
+        for dtype, step in product(COARSE, _STEPS):
+            names = (*_offset_changes(step), coarse[dtype])
+            known += [
+                (rounded(places + step, dtype), names),
+                (rounded(places, dtype) + step, names),
+            ]
         for dtype in COARSE:
-            change = positions_in(dtype, f": {where}")
-            for step in _STEPS:
-                if any(
-                    map(is_mapped, (rounded(places + step, dtype), rounded(places, dtype) + step))
-                ):
-                    return *_offset_changes(step), change
             far = np.abs(mapped) > 1 / ROUNDING[dtype]
-            if far.sum() >= _FEW:
-                # what tokens are turned as, and what they would be without a restart
-                is_rounded, *others = (
-                    np.array_equal(rounded(some[far], dtype), some[far])
-                    for some in (mapped, column, places)
-                )
-                offset += (change,) if is_rounded and not all(others) else ()
-        if is_mapped(np.minimum(places + by, last)):
-            return *offset, make_finding("clamped", end=last - by + 1, last=last)
-        if not mapped[wrong].any():
-            return *offset, make_finding("table-end", where=where)
-        how = "are counted through and do not restart" if is_mapped(column) else "restart elsewhere"
-        return *offset, make_finding("restart", how=how, where=where)
+            # what tokens are turned as, and what they would be without a restart
+            is_rounded, *others = (
+                np.array_equal(rounded(some[far], dtype), some[far])
+                for some in (mapped, column, places)
+            )
+            if far.sum() >= _FEW and is_rounded and not all(others):
+                offset += (coarse[dtype],)
+        clamped = make_finding("clamped", end=last - by + 1, last=last)
+        ended = make_finding("table-end", where=where)
+        hows = "are counted through and do not restart", "restart elsewhere"
+        counted, restart = (make_finding("restart", how=how, where=where) for how in hows)
+        known += [
+            (np.minimum(places + by, last), (*offset, clamped)),
+            (np.where(wrong, 0, mapped), (*offset, ended)),
+            (column, (*offset, counted)),
+        ]
+        names = (names for expected, names in known if np.array_equal(mapped, expected))
+        return next(names, (*offset, restart))
 
     # ---- frequencies ----
 
-    def _measure_frequencies(self, rope: Rope | None, turns: Turns) -> Changes | None:
-        """What the frequencies are, and by how much positions are off."""
-        places, offset, known = turns.positions, 0, list[Rope]()
-        pairs = turns.z.shape[1]
+    def _measured(self, rope: Rope | None, turns: Turns) -> Iterator[Iterator[Hypothesis]]:
+        """Frequencies that were measured, at positions that are off by little, or rounded."""
+        places, offset, pairs, known = turns.positions, 0, turns.z.shape[1], list[Rope]()
         if places.ndim > 1:
-            return None
+            return
         if (spectrum := turns.find_spectrum()) is not None:
-            drivers = np.ones((1, pairs), dtype=bool)
-            sizes = np.full((1, pairs), sum(turns.gain) / 2)
+            drivers, sizes = np.ones((1, pairs), bool), np.full((1, pairs), sum(turns.gain) / 2)
             rounding = ROUNDING[turns.dtype]
             report = explain(turns.arrangement, spectrum, drivers, sizes, rounding=rounding)
             offset = 0 if report.position_offset % 1 else int(report.position_offset)
             if report.rope is not None and report.known_law:
                 known.append(replace(report.rope, inv_freq_dtype="exact"))
-        moved = [(places + by, _offset_changes(by)) for by in dict.fromkeys((offset, *_STEPS))]
-        moved += [(rounded(places, dtype), (positions_in(dtype),)) for dtype in COARSE]
-        for at, changes in moved:
+
+        def found_at(at: NDArray[Any], *changes: Finding) -> Iterator[Hypothesis]:
             ropes = (*known, *_find_bases(rope, turns, at, () if changes else FACTORS))
-            likely = [suppose(one, at, *changes) for one in ropes if one.num_pairs == pairs]
-            if not changes:
-                likely += [moved for one in likely[:4] for moved in self._moved(one, turns)]
-            fitting = [
-                (*one.changes, *compare(self.meant.rope, one.rope), *_gain_changes(one.rope, turns))
-                for one in likely
-                if turns.misfit(*one[1:]).max() <= 1
+            likely = [
+                suppose(one, at, *changes, *compare(self.meant.rope, one))
+                for one in ropes
+                if one.num_pairs == pairs
             ]
-            if fitting:
-                return min(fitting, key=len)
-        return None
+            yield from likely
+            for one in () if changes else likely[:4]:
+                yield from self._moved(one, turns)
+
+        for by in dict.fromkeys((offset, *_STEPS)):
+            yield found_at(places + by, *_offset_changes(by))
+        for dtype in COARSE:
+            yield found_at(rounded(places, dtype), positions_in(dtype))
 
 
 def _find_bases(
@@ -324,7 +328,10 @@ def _find_bases(
             else:
                 limit = tried - 1
                 tried = (allowing + tried) // 2
-        yield from (replace(rope, base=base) for base in bases.decimals())
+        for base in bases.decimals():
+            yield (found := replace(rope, base=base))
+            if turns.misfit(*suppose(found, places)[1:]).max() <= 1:
+                break  # others have more digits
 
 
 def _allowed_bases(

@@ -49,14 +49,9 @@ _CERTAIN_DIGITS = 4
 
 
 def explain(
-    arrangement: Arrangement,
-    spectrum: Spectrum,
-    drivers: Drivers,
-    sizes: Floats,
-    *,
-    rounding: float,
-    is_rotation: bool = True,
-) -> Identification:
+    arrangement: Arrangement, spectrum: Spectrum, drivers: Drivers, sizes: Floats, *,
+    rounding: float, is_rotation: bool = True,
+) -> Identification:  # fmt: skip
     """The report about the rotation: its pairs and factor, and the Rope that does the same."""
     # ``sizes`` [P, pairs] are the lengths of turned unit vectors; ``drivers`` has no axis for pairs
     # that were not seen to turn; of a rotation both members of every pair turn alike
@@ -66,25 +61,16 @@ def explain(
     axes = [int(axis.argmax()) if axis.any() else None for axis in drivers.T]
     columns = arrangement.read, arrangement.written
     pairs = map(
-        PairFound,
-        *(zip(*coordinates.tolist(), strict=True) for coordinates in columns),
-        spectrum.inv_freq.tolist(),
-        spectrum.uncertainty.tolist(),
-        axes,
-    )
+        PairFound, *(zip(*coordinates.tolist(), strict=True) for coordinates in columns),
+        spectrum.inv_freq.tolist(), spectrum.uncertainty.tolist(), axes,
+    )  # fmt: skip
     report = Identification(
-        head_dim=arrangement.head_dim,
-        called=None,
-        linear=True,
-        is_rotation=has_one_gain,
-        keeps_norms=has_one_gain and gain == 1,
-        attention_factor=gain if has_one_gain else None,
-        pairing=arrangement.pairing,
-        pairing_out=arrangement.pairing_out,
-        rotary_start=arrangement.rotary_start,
-        rotary_dim=arrangement.rotary_dim,
+        head_dim=arrangement.head_dim, called=None, linear=True, is_rotation=has_one_gain,
+        keeps_norms=has_one_gain and gain == 1, attention_factor=gain if has_one_gain else None,
+        pairing=arrangement.pairing, pairing_out=arrangement.pairing_out,
+        rotary_start=arrangement.rotary_start, rotary_dim=arrangement.rotary_dim,
         pairs=tuple(pairs),
-    )
+    )  # fmt: skip
     if has_one_gain:
         return _explain_rotation(report, spectrum, drivers)
     if not is_rotation:
@@ -288,12 +274,9 @@ def _explain_frequencies(
 
 
 def _add_explanation(
-    report: Identification,
-    fit: Fit,
-    f: Floats,
-    uncertainty: Floats,
+    report: Identification, fit: Fit, f: Floats, uncertainty: Floats,
     dtype_match: tuple[str, Floats] | None,
-) -> Identification:
+) -> Identification:  # fmt: skip
     """The report with the base and law that explain the frequencies ``f`` of measured pairs."""
     rope, (best, *others) = fit
     findings = [] if best.mistake is None else [best.mistake]

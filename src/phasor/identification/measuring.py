@@ -1,7 +1,4 @@
-"""`identify`, `identify_samples`, `identify_table`: which rotation somebody else's program does.
-
-It is measured on a function, on recorded vectors, or on a table of cos and sin.
-"""
+"""Which rotation a function does, or a program whose vectors were recorded."""
 
 from __future__ import annotations
 
@@ -26,7 +23,6 @@ from phasor.identification.mistakes import (
 )
 from phasor.identification.report import Finding, Identification, add_findings, make_finding
 from phasor.identification.rounding import (
-    PRECISION_POSITIONS,
     add_precision,
     add_steps,
     find_table_dtype,
@@ -34,12 +30,9 @@ from phasor.identification.rounding import (
 )
 from phasor.identification.spectrum import (
     ROUNDING,
-    Complex,
     Floats,
     Spectrum,
-    bound_angle_errors,
     doubling,
-    exact_phasors,
     find_spectrum,
     powers_of_two,
 )
@@ -47,7 +40,6 @@ from phasor.identification.turns import (
     Arrangement,
     Sample,
     arrange_blocks,
-    arrangement_of,
     candidate_arrangements,
     find_blocks,
     least_squares,
@@ -55,7 +47,6 @@ from phasor.identification.turns import (
     pair_factors,
 )
 from phasor.numpy import every_axis_of, matrix
-from phasor.rope import Rope
 
 _SMALL_POSITIONS = (0, 1, 2, 3, 5, 8)
 # enough samples of one position, and enough positions, to tell pairings apart
@@ -64,17 +55,10 @@ _ARRANGEMENT_POSITIONS = 24
 
 
 def identify(
-    function: Callable[..., Any],
-    head_dim: int,
-    *,
-    table: Callable[..., Any] | None = None,
-    takes: str | None = None,
-    dims: str | None = None,
-    arrays: str | None = None,
-    dtype: str = "float32",
-    n_axes: int = 1,
-    max_position: int = 1 << 20,
-) -> Identification:
+    function: Callable[..., Any], head_dim: int, *, table: Callable[..., Any] | None = None,
+    takes: str | None = None, dims: str | None = None, arrays: str | None = None,
+    dtype: str = "float32", n_axes: int = 1, max_position: int = 1 << 20,
+) -> Identification:  # fmt: skip
     """Which rotation ``function`` does: pairing, slice, sign, frequencies, law, limits, mistakes.
 
     Unit vectors go in at chosen positions, and what comes out is read as a linear map, block by
@@ -232,38 +216,6 @@ def _add_error(report: Identification, maps: Floats) -> Identification:
     return replace(report, error=float(np.abs(maps[: len(positions)] - exact).max()))
 
 
-def identify_table(z: Complex, dtype: str, pairs: Rope) -> Identification:
-    """Which rotation a table ``z = cos + i sin`` is of: row ``p`` is position ``p``."""
-    # of ``pairs`` only the coordinates are used; ``error`` is of complex entries
-    rounding, findings = find_table_dtype(np.stack((z.real, z.imag)), ROUNDING[dtype], dtype)
-    read_rows = powers_of_two(len(z) - 1)
-    spectrum = find_spectrum(read_rows, z[read_rows], bound_angle_errors(z[read_rows], rounding))
-    drivers = np.ones((1, z.shape[1]), dtype=bool)
-    report = explain(arrangement_of(pairs), spectrum, drivers, np.abs(z), rounding=rounding)
-    report = replace(report, findings=(*findings, *report.findings), table_end=len(z))
-    unused = _first_unused(read_rows, spectrum)
-    if unused is not None:
-        found = f"rows 0 to {spectrum.last_position} do, row {unused} does not"
-        why = f"rows must turn at fixed frequencies, and {found}"
-        return replace(report, rope=None, why_no_rope=why)
-    if report.rope is None:
-        return report
-    gain, offset = report.attention_factor or 1.0, report.position_offset
-    rows = np.arange(len(z))
-    error = np.abs(z - gain * exact_phasors(report.rope, rows, offset)[:, : z.shape[1]]).max(axis=1)
-    # angles may be float32 products of float32 frequencies, each a few roundings off
-    fastest = max(abs(pair.inv_freq) for pair in report.pairs)
-    tolerance = gain * (16 * rounding + (rows + abs(offset)) * fastest * 2.0**-20)
-    wrong = np.flatnonzero(error > tolerance)
-    if len(wrong):
-        size = f"{error[wrong[0]]:.2g} off what the others say"
-        why = f"row {wrong[0]} is {size}, more than rounding explains"
-        return replace(report, rope=None, why_no_rope=why)
-    near = [p for p in PRECISION_POSITIONS if p <= len(z)]
-    precision = tuple((p, float(error[p - 12 : p].max() / gain)) for p in near)
-    return replace(report, error=float(error.max()), precision=precision)
-
-
 def identify_samples(
     before: ArrayLike, after: ArrayLike, positions: ArrayLike, *, dtype: str = "float32"
 ) -> Identification:
@@ -313,13 +265,13 @@ def identify_samples(
     spectrum = find_spectrum(read_positions, z, np.full(z.shape, rounding))
     drivers = _find_drivers_of_samples(unequal, arrangement, spectrum, rounding)
     report = explain(arrangement, spectrum, drivers, np.abs(z), rounding=rounding)
-    last, unused = spectrum.last_position, _first_unused(read_positions, spectrum)
+    last, unused = spectrum.last_position, first_unused(read_positions, spectrum)
     if unused is None:
         return report
     return add_findings(report, make_finding("samples-part", last_position=last, unused=unused))
 
 
-def _first_unused(positions: Iterable[int], spectrum: Spectrum) -> int | None:
+def first_unused(positions: Iterable[int], spectrum: Spectrum) -> int | None:
     """The first position whose angles do not fit the frequencies."""
     return next((p for p in positions if p > spectrum.last_position), None)
 

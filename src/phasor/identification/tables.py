@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import ArrayLike
 
 from phasor.errors import ConfigError, TensorError
-from phasor.identification.measuring import identify_table
+from phasor.identification.explaining import explain
+from phasor.identification.measuring import first_unused
 from phasor.identification.report import Identification
-from phasor.identification.spectrum import ROUNDING, Complex
+from phasor.identification.rounding import PRECISION_POSITIONS, find_table_dtype
+from phasor.identification.spectrum import (
+    ROUNDING,
+    Complex,
+    bound_angle_errors,
+    exact_phasors,
+    find_spectrum,
+    powers_of_two,
+)
+from phasor.identification.turns import arrangement_of
 from phasor.pairings import Pairing
 from phasor.rope import Rope
 
 
 def from_cache(
-    cos: ArrayLike,
-    sin: ArrayLike,
-    *,
-    pairing: Pairing,
-    head_dim: int | None = None,
+    cos: ArrayLike, sin: ArrayLike, *, pairing: Pairing, head_dim: int | None = None,
     rotary_start: int = 0,
-) -> tuple[Rope, Identification]:
+) -> tuple[Rope, Identification]:  # fmt: skip
     """The `Rope` behind tables of cos and sin, with what it says about them.
 
     Frequencies are found from row 0 to the last at growing distances, explained by a base and a
@@ -53,20 +61,44 @@ def from_cache(
     (True, True)
     """
     z, dtype = _complex_rows(cos, sin)
-    rotary_dim = 2 * z.shape[1]
-    width = rotary_start + rotary_dim if head_dim is None else head_dim
-    pairs = Rope(head_dim=width, pairing=pairing, rotary_dim=rotary_dim, rotary_start=rotary_start)
-    report = identify_table(z, dtype, pairs)
+    width = rotary_start + 2 * z.shape[1] if head_dim is None else head_dim
+    pairs = Rope(
+        head_dim=width, pairing=pairing, rotary_dim=2 * z.shape[1], rotary_start=rotary_start
+    )
+    rounding, findings = find_table_dtype(np.stack((z.real, z.imag)), ROUNDING[dtype], dtype)
+    read, rows = powers_of_two(len(z) - 1), np.arange(len(z))
+    spectrum = find_spectrum(read, z[read], bound_angle_errors(z[read], rounding))
+    drivers = np.ones((1, z.shape[1]), dtype=bool)
+    report = explain(arrangement_of(pairs), spectrum, drivers, np.abs(z), rounding=rounding)
+    if (unused := first_unused(read, spectrum)) is not None:
+        found = f"rows 0 to {spectrum.last_position} do, row {unused} does not"
+        raise _no_rope(f"rows must turn at fixed frequencies, and {found}")
     if report.rope is None:
-        raise ConfigError(
-            f"cos and sin must be a Rope's, and no Rope gives them: {report.why_no_rope}; "
-            "give the rows before, or rotate_by, which takes the rows as they are"
-        )
-    return report.rope, report
+        raise _no_rope(report.why_no_rope)
+    gain, offset = report.attention_factor or 1.0, report.position_offset
+    error = np.abs(z - gain * exact_phasors(report.rope, rows, offset)[:, : z.shape[1]]).max(axis=1)
+    # angles may be float32 products of float32 frequencies, each a few roundings off
+    fastest = max(abs(pair.inv_freq) for pair in report.pairs)
+    tolerance = gain * (16 * rounding + (rows + abs(offset)) * fastest * 2.0**-20)
+    wrong = np.flatnonzero(error > tolerance)
+    if len(wrong):
+        size = f"{error[wrong[0]]:.2g} off what the others say"
+        raise _no_rope(f"row {wrong[0]} is {size}, more than rounding explains")
+    near = [p for p in PRECISION_POSITIONS if p <= len(z)]
+    return report.rope, replace(
+        report, findings=(*findings, *report.findings), table_end=len(z), error=float(error.max()),
+        precision=tuple((p, float(error[p - 12 : p].max() / gain)) for p in near),
+    )  # fmt: skip
+
+
+def _no_rope(why: str | None) -> ConfigError:
+    return ConfigError(
+        f"cos and sin must be a Rope's, and no Rope gives them: {why}; "
+        "give the rows before, or rotate_by, which takes the rows as they are"
+    )
 
 
 def _complex_rows(cos: ArrayLike, sin: ArrayLike) -> tuple[Complex, str]:
-    """``cos + i sin`` of each pair, ``[rows, num_pairs]``, and the dtype of the tables."""
     tables = np.asarray(cos), np.asarray(sin)
     dtypes = {str(table.dtype) for table in tables}
     shape = tables[0].shape

@@ -97,13 +97,9 @@ class Verification(Difference):
 
 
 def verify(
-    rope: Rope | LayerRopes,
-    recording: object,
-    *,
-    dims: str | None = None,
-    seq_len: int | None = None,
-    progress: Progress | None = None,
-) -> Verification:
+    rope: Rope | LayerRopes, recording: object, *, dims: str | None = None,
+    seq_len: int | None = None, progress: Progress | None = None,
+) -> Verification:  # fmt: skip
     """Whether vectors or tables that a program recorded rotate as ``rope`` says, and what differs.
 
     Args:

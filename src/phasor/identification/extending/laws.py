@@ -34,13 +34,9 @@ EVIDENCE: Mapping[str, str] = {
 
 
 def extended_ropes(
-    rope: Rope,
-    context: int,
-    to: int,
-    *,
-    factors: Sequence[float] | None = None,
+    rope: Rope, context: int, to: int, *, factors: Sequence[float] | None = None,
     parameters: Mapping[str, Mapping[str, Any]] | None = None,
-) -> dict[str, Rope]:
+) -> dict[str, Rope]:  # fmt: skip
     """By name of the law, ``rope`` extended from ``context`` to ``to`` tokens; first unchanged.
 
     With ``s = to / context``: no change, linear interpolation by ``s``, NTK-aware by ``s``, dynamic
