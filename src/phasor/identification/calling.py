@@ -267,18 +267,13 @@ class Caller:
 
     def _make_arguments(self, tokens: NDArray[Any], positions: NDArray[Any]) -> dict[str, Any]:
         """The values of the arguments, by the words of ``takes``."""
-        if "h" in self.dims:
-            order = ["shd".index(letter) for letter in self.dims if letter != "b"]
-            vectors = np.transpose(tokens, order)
-        else:
-            vectors = tokens[:, 0]  # [s, 1, d] to [s, d]
+        order = self.dims.replace("b", "")
+        # [s, h, d] in another order; [s, 1, d] to [s, d]
+        vectors = np.einsum(f"shd->{order}", tokens) if "h" in order else tokens[:, 0]
         vectors = vectors[None] if "b" in self.dims else vectors
         # an array for each argument: a function may write one of them
-        arguments = {
-            word: self.arrays.make(vectors, self.arrays.dtype)
-            for word in _VECTORS
-            if word in self._words
-        }
+        words = (word for word in _VECTORS if word in self._words)
+        arguments = {word: self.arrays.make(vectors, self.arrays.dtype) for word in words}
         ordered = positions.T if self.position_dims in ("ns", "nbs") else positions
         if "b" in self.position_dims:
             ordered = np.expand_dims(ordered, self.position_dims.index("b"))
@@ -288,26 +283,20 @@ class Caller:
         if "offset" in self._words:
             arguments["offset"] = int(positions[0])
         if self.table is not None:
-            parameters = _find_parameters(self.table)
-            if parameters is not None and _count_required(parameters) == 1:
-                rows = self.table(library_positions)
-            else:
-                rows = self.table(next(iter(arguments.values())), library_positions)
+            takes_one = _count_required(_find_parameters(self.table) or []) == 1
+            x = [] if takes_one else [next(iter(arguments.values()))]
+            rows = self.table(*x, library_positions)
             if "rows" in self._words:
-                arguments["rows"] = rows
-            else:
-                arguments["cos"], arguments["sin"] = rows
+                return arguments | {"rows": rows}
+            arguments["cos"], arguments["sin"] = rows
         return arguments
 
     def _unpack(self, result: Floats, shape: tuple[int, ...]) -> Floats:
         """A result in the function's dims as ``[s, h, d]``."""
         if result.shape != shape:
             raise TensorError(f"of {list(shape)} it makes {list(result.shape)}")
-        vectors = result[0] if "b" in self.dims else result
-        if "h" not in self.dims:
-            return vectors[:, None]
-        letters = self.dims.replace("b", "")
-        return np.transpose(vectors, [letters.index(letter) for letter in "shd"])
+        vectors, order = result[0] if "b" in self.dims else result, self.dims.replace("b", "")
+        return np.einsum(f"{order}->shd", vectors) if "h" in order else vectors[:, None]
 
 
 def find_caller(function: Callable[..., Any], head_dim: int, how: Calling) -> Caller:
@@ -323,12 +312,12 @@ def find_caller(function: Callable[..., Any], head_dim: int, how: Calling) -> Ca
     if not callable(function):
         raise SpecError(f"function must be callable, got {function!r}")
     choice("dtype", how.dtype, ROUNDING)
-    arrays, dims = how.arrays, how.dims
+    arrays, dims, takes = how.arrays, how.dims, how.takes
     libraries = ("numpy", "torch") if arrays is None else (choice("arrays", arrays, _LIBRARIES),)
     orders = _DIMS if dims is None else (choice("dims", dims, _DIMS),)
-    if how.takes is not None:
-        _check_takes(how.takes, how.table)
-    guesses = _guess_arguments(function, how.table) if how.takes is None else [how.takes]
+    if takes is not None:
+        _check_takes(takes, how.table)
+    guesses = _guess_arguments(function, how.table) if takes is None else [takes]
     refusals: list[tuple[bool, str]] = []
     for name in libraries:
         try:

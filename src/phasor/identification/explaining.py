@@ -59,11 +59,9 @@ def explain(
     has_one_gain = is_rotation and float(np.ptp(sizes)) <= 16 * rounding * max(median, 1)
     gain = simplest_near(median, 4 * rounding + 1e-12) or 0.0
     axes = [int(axis.argmax()) if axis.any() else None for axis in drivers.T]
-    columns = arrangement.read, arrangement.written
-    pairs = map(
-        PairFound, *(zip(*coordinates.tolist(), strict=True) for coordinates in columns),
-        spectrum.inv_freq.tolist(), spectrum.uncertainty.tolist(), axes,
-    )  # fmt: skip
+    columns = (zip(*of.tolist(), strict=True) for of in (arrangement.read, arrangement.written))
+    measured = spectrum.inv_freq.tolist(), spectrum.uncertainty.tolist()
+    pairs = map(PairFound, *columns, *measured, axes)
     report = Identification(
         head_dim=arrangement.head_dim, called=None, linear=True, is_rotation=has_one_gain,
         keeps_norms=has_one_gain and gain == 1, attention_factor=gain if has_one_gain else None,
@@ -86,30 +84,27 @@ def explain(
 def _explain_rotation(
     report: Identification, spectrum: Spectrum, drivers: Drivers
 ) -> Identification:
-    direction, f, direction_findings = _find_direction(spectrum)
-    offset, offset_finding = _find_offset(spectrum)
-    offset_findings = [] if offset_finding is None else [offset_finding]
+    direction, f, findings = _find_direction(spectrum)
+    offset, offset_findings = _find_offset(spectrum)
     slices = _possible_slices(report, direction, drivers)
-    why = None
-    if report.pairing is None:
-        why = "its pairs are neither halves nor interleaved; their coordinates are in pairs"
-    elif np.any(drivers.sum(axis=0) > 1):
-        why = "a pair turns with more than one axis"
-    elif offset is None:
-        why = "it turns by a constant angle at position 0, which no shift of positions explains"
-    elif not slices:
-        why = "the axes are dealt to the pairs in an order that has no name here"
-    report = add_findings(
-        report, *offset_findings, *direction_findings,
-        direction=direction, position_offset=offset or 0.0, why_no_rope=why,
-    )  # fmt: skip
+    whys = {
+        "its pairs are neither halves nor interleaved; their coordinates are in pairs":
+            report.pairing is None,
+        "a pair turns with more than one axis": np.any(drivers.sum(axis=0) > 1),
+        "it turns by a constant angle at position 0, which no shift of positions explains":
+            offset is None,
+        "the axes are dealt to the pairs in an order that has no name here": not slices,
+    }  # fmt: skip
+    why = next((why for why, holds in whys.items() if holds), None)
+    findings, offset = [*offset_findings, *findings], offset or 0.0
+    report = replace(report, direction=direction, position_offset=offset, why_no_rope=why)
+    report = add_findings(report, *findings)
     if why is not None:
         return report
-    uncertainty = spectrum.uncertainty
-    dtype_match = _find_frequency_dtype(f, uncertainty)
-    fit = _find_best_fit(slices, f, uncertainty, may_be_float64=dtype_match is None)
+    dtype_match = _find_frequency_dtype(f, spectrum.uncertainty)
+    fit = _find_best_fit(slices, f, spectrum.uncertainty, may_be_float64=dtype_match is None)
     if fit is not None:
-        return _add_explanation(report, fit, f, uncertainty, dtype_match)
+        return _add_explanation(report, fit, f, spectrum.uncertainty, dtype_match)
     if dtype_match is None:
         return replace(report, rope=_set_frequencies(slices[0], f))
     rope = _set_frequencies(slices[0], dtype_match[1])
@@ -124,8 +119,8 @@ def _find_direction(spectrum: Spectrum) -> tuple[Literal[1, -1], Floats, list[Fi
     f = direction * f
     backwards = np.flatnonzero(f < 0)
     findings: list[Finding] = []
-    if len(backwards):
-        rest = f" and {len(backwards) - 1} more turn" if len(backwards) > 1 else " turns"
+    if count := len(backwards):
+        rest = f" and {count - 1} more turn" if count > 1 else " turns"
         findings.append(make_finding("beyond-half-a-turn", pairs=f"{backwards[0]}{rest}"))
     if direction < 0:
         way = "clockwise: y0 = x0 cos + x1 sin. Scores against keys turned the usual way are wrong"
@@ -133,7 +128,7 @@ def _find_direction(spectrum: Spectrum) -> tuple[Literal[1, -1], Floats, list[Fi
     return direction, np.where(f < 0, f + 2 * np.pi, f), findings
 
 
-def _find_offset(spectrum: Spectrum) -> tuple[float | None, Finding | None]:
+def _find_offset(spectrum: Spectrum) -> tuple[float | None, list[Finding]]:
     """The number added to positions, from the angles at position 0; None if none explains them."""
     f, phase = spectrum.inv_freq, spectrum.phase
     turning = np.abs(f) > spectrum.uncertainty
@@ -142,16 +137,15 @@ def _find_offset(spectrum: Spectrum) -> tuple[float | None, Finding | None]:
     errors = np.abs(np.exp(1j * candidates[:, None] * f) - np.exp(1j * phase))
     # cos, sin, their factor and the result are rounded, which is twice an ulp
     tolerances = spectrum.phase_uncertainty + np.abs(candidates)[:, None] * spectrum.uncertainty
-    fits = np.all(errors <= 2 * tolerances, axis=1)
+    fits = np.all(errors <= 2 * tolerances, axis=1)  # [candidates]
     if not fits.any():
-        return None, make_finding("constant-phase")
+        return None, [make_finding("constant-phase")]
     order = np.lexsort((errors.max(axis=1), candidates != 0))
     offset, *others = candidates[order][fits[order]].tolist()
     more = f" ({', '.join(f'{p:+g}' for p in others)} within rounding)" if others else ""
     more += f": position 0 is turned as {offset:g}. Scores of distances are right, keys turned "
-    more += "elsewhere are not"
-    finding = make_finding("offset", offset=offset, more=more)
-    return offset, finding if offset else None
+    finding = make_finding("offset", offset=offset, more=f"{more}elsewhere are not")
+    return offset, [finding] if offset else []
 
 
 # Which slice and which axes.
