@@ -33,22 +33,10 @@ SMALLEST_LABEL = 9.0  # pixels on a phone
 
 #: Words that a page may have, its code and tables included; the reference is not counted.
 PAGE_WORDS = 1_800
-#: Pages that may have more: the lesson, the map of `translate`, and those still to be shortened.
-LONGER = {
-    "attention/": 2_330,
-    "benchmarks/": 2_330,
-    "exporting/": 2_160,
-    "laws/": 2_010,
-    "lesson/": 3_500,
-    "papers/longer-context/": 1_960,
-    "precision/": 1_920,
-    "seeds/": 2_920,
-    "transformers/": 2_350,
-    "translate/": 2_900,
-    "verify/": 2_290,
-}
+#: Pages that may have more: the lesson, and the map of `translate`.
+LONGER = {"lesson/": 3_500, "translate/": 2_900}
 #: Words of all pages but the reference, and of their tables.
-ALL_WORDS, TABLE_WORDS = 55_600, 13_000
+ALL_WORDS, TABLE_WORDS = 32_000, 6_000
 #: Pictures whose labels are still smaller than that on a phone.
 SMALLER = {
     "decay",
