@@ -7,14 +7,16 @@ formulas, the defaults, and what is refused.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from phasor import ConfigError, PhasorWarning
+from phasor.axes import Sectioned
 from phasor.files.configs import load
-from phasor.scaling import Linear, Llama3
+from phasor.scaling import Linear, Llama3, Yarn
 
 from ...each import each
 
@@ -105,6 +107,138 @@ def test_litgpts_defaults_are_those_of_its_class() -> None:
     assert (rope.head_dim, rope.rotary_dim, rope.base, rope.pairing) == (128, 32, 10000, "half")
 
 
+# TensorRT-LLM, Megatron, KerasHub and torchtune
+
+TRTLLM = {
+    "architecture": "LlamaForCausalLM",
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "hidden_size": 512,
+    "position_embedding_type": "rope_gpt_neox",
+    "max_position_embeddings": 8192,
+}
+MEGATRON = {
+    "num_layers": 4,
+    "hidden_size": 512,
+    "num_attention_heads": 4,
+    "position_embedding_type": "rope",
+    "rotary_base": 10000,
+}
+LLAMA3_KERAS: dict[str, Any] = {
+    "class_name": "Llama3Backbone",
+    "registered_name": "keras_hub>Llama3Backbone",
+    "config": {
+        "num_layers": 2,
+        "num_query_heads": 4,
+        "hidden_dim": 512,
+        "num_key_value_heads": 2,
+        "rope_max_wavelength": 500000,
+        "rope_frequency_adjustment_factor": 8.0,
+        "rope_low_freq_factor": 1.0,
+        "rope_high_freq_factor": 4.0,
+        "rope_pretraining_sequence_length": 8192,
+    },
+}
+
+
+def keras(**more: Any) -> dict[str, Any]:
+    """The backbone above with other keys."""
+    return LLAMA3_KERAS | {"config": LLAMA3_KERAS["config"] | more}
+
+
+def torchtune(component: str, **more: Any) -> dict[str, Any]:
+    """A recipe with this model."""
+    return {"model": {"_component_": component} | more, "seed": 1}
+
+
+SCRIPT = r"""
+#!/bin/bash
+export NUM_LAYERS=4   # as many as fit
+HIDDEN="512"
+GPT_ARGS=(
+    --num-layers ${NUM_LAYERS} --hidden-size $HIDDEN
+    --num-attention-heads 4
+    --position-embedding-type mrope
+    --mrope-section 16 24 24
+    --rotary-base=1000000
+    --rotary-percent 1.0 \
+    --no-rope-freq 2
+    --swiglu
+)
+torchrun "${DISTRIBUTED[@]}" pretrain_gpt.py "${GPT_ARGS[@]}" --bf16
+"""
+
+
+@each("suffix", [".sh", ".txt", ""])
+def test_the_arguments_of_a_launch_script_are_read(suffix: str, tmp_path: Path) -> None:
+    """With its variables, in an array, after an equals sign and without a value."""
+    file = tmp_path / f"train{suffix}"
+    file.write_text(SCRIPT)
+    ropes = load(file)
+    assert ropes.layer_kinds == ("rope", "nope", "rope", "nope")
+    (rope,) = ropes.ropes
+    assert (rope.base, rope.head_dim, rope.axes) == (1e6, 128, Sectioned((16, 24, 24)))
+    file.write_text(SCRIPT.replace("=1000000", " $BASE"))
+    with pytest.raises(ConfigError, match=r"--rotary-base must be .*True"):
+        load(file)
+
+
+@each("value", [2, [0, 1, 0, 1], "[0,1,0,1]", "0 1 0 1"])
+def test_megatron_says_which_layers_do_not_rotate(value: Any) -> None:
+    """Every so many, or in a list; as a value, or as the text of one."""
+    ropes = load(MEGATRON | {"no_rope_freq": value})
+    assert ropes.layer_kinds == ("rope", "nope", "rope", "nope")
+
+
+def test_megatron_reads_the_flags_of_the_type_in_use_alone() -> None:
+    """YaRN of usual attention turns whole heads; nothing else reads its numbers."""
+    yarn = {"yarn_beta_fast": 16.0, "rotary_scaling_factor": 4.0, "rotary_percent": 0.5}
+    (rope,) = load(MEGATRON | yarn).ropes
+    assert (rope.scaling, rope.rotary_dim) == (None, 64)
+    (rope,) = load(MEGATRON | yarn | {"position_embedding_type": "yarn"}).ropes
+    assert rope.rotary_dim == 128
+    assert rope.scaling == Yarn(
+        factor=4.0, original_max_positions=4096, beta_fast=16.0, attention_factor=gain(4)
+    )
+
+
+def gain(factor: float) -> float:
+    """YaRN's factor on cos and sin where nothing else is said."""
+    return 0.1 * math.log(factor) + 1
+
+
+@each(
+    "builder, base, head_dim, pairing",
+    [
+        ("llama2.llama2_7b", 1e4, 128, "interleaved"),
+        ("gemma.qlora_gemma_2b", 1e4, 256, "interleaved"),
+        ("code_llama2.code_llama2_7b", 1e6, 128, "interleaved"),
+        ("code_llama2.lora_code_llama2_7b", 1e4, 128, "interleaved"),
+        ("qwen3.qwen3_8b_instruct", 1e6, 128, "half"),
+        ("phi4.lora_phi4_14b", 1e4, 128, "half"),
+    ],
+)
+def test_torchtunes_builders_have_their_numbers_in_code(
+    builder: str, base: float, head_dim: int, pairing: str
+) -> None:
+    """With LoRA or without, which drops the base of Code Llama."""
+    rope = load(torchtune(f"torchtune.models.{builder}"))[0]
+    assert rope is not None
+    assert (rope.base, rope.head_dim, rope.pairing) == (base, head_dim, pairing)
+
+
+def test_torchtunes_functions_with_arguments_take_those_of_the_file() -> None:
+    """And assume the others."""
+    sizes = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "embed_dim": 512}
+    numbers = {"rope_base": 300000, "scale_factor": 16, "max_seq_len": 4096}
+    ropes = load(torchtune("torchtune.models.llama3_1.llama3_1", **sizes, **numbers))
+    (rope,) = ropes.ropes
+    assert (len(ropes), ropes.context, rope.base, rope.head_dim) == (2, 4096, 3e5, 128)
+    assert rope.scaling == Llama3(factor=16.0, original_max_positions=8192)
+    (plain,) = load(torchtune("torchtune.models.llama3_1.llama3_1", **sizes)).ropes
+    assert (plain.base, plain.scaling) == (5e5, Llama3(factor=8.0, original_max_positions=8192))
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "litgpt, bands and betas": (
         LITGPT | {"rope_adjustments": LLAMA3 | {"beta_fast": 32}},
@@ -140,6 +274,132 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "litgpt, a slice without a width": (
         LITGPT | {"latent_attention": {"qk_rope_head_dim": "64"}},
         r"latent_attention\.qk_rope_head_dim must be",
+    ),
+    "TensorRT-LLM, a type of its own": (
+        TRTLLM | {"position_embedding_type": "chatglm"},
+        "position_embedding_type must be one of",
+    ),
+    "TensorRT-LLM, a type that is a number": (
+        TRTLLM | {"position_embedding_type": 2},
+        "position_embedding_type must be a string",
+    ),
+    "TensorRT-LLM, an unknown law": (
+        TRTLLM | {"rotary_scaling": {"type": "wide"}},
+        r"rotary_scaling\.type must be one of",
+    ),
+    "TensorRT-LLM, two laws": (
+        TRTLLM | {"rotary_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2}},
+        r"rotary_scaling\.(rope_)?type says",
+    ),
+    "TensorRT-LLM, a factor of no law": (
+        TRTLLM | {"rotary_scaling": {"factor": 2}},
+        r"rotary_scaling\.factor must be 1",
+    ),
+    "TensorRT-LLM, a law that is text": (TRTLLM | {"rotary_scaling": "linear"}, "rotary_scaling"),
+    "TensorRT-LLM, sections left out": (
+        TRTLLM | {"position_embedding_type": "mrope"},
+        r"rotary_scaling\.mrope_section is absent",
+    ),
+    "TensorRT-LLM, lists left out": (
+        TRTLLM | {"position_embedding_type": "long_rope", "original_max_position_embeddings": 4096},
+        "longrope_scaling_short_factors is absent",
+    ),
+    "TensorRT-LLM, an unknown rope key": (TRTLLM | {"rope_zoom": 2}, "rope_zoom"),
+    "TensorRT-LLM, a base that is text": (TRTLLM | {"rotary_base": "1e4"}, "rotary_base must be"),
+    "TensorRT-LLM, an engine without layers": (
+        {"pretrained_config": without(TRTLLM, "num_hidden_layers")},
+        r"pretrained_config\.num_hidden_layers is absent",
+    ),
+    "Megatron, an unknown type": (
+        MEGATRON | {"position_embedding_type": "spiral"},
+        "position_embedding_type must be one of",
+    ),
+    "Megatron, YaRN of pairs beside each other": (
+        MEGATRON | {"position_embedding_type": "yarn", "rotary_interleaved": True},
+        "rotary_interleaved must be false",
+    ),
+    "Megatron, sections that do not fit": (
+        MEGATRON | {"position_embedding_type": "mrope", "mrope_section": "16 24 25"},
+        "mrope_section",
+    ),
+    "Megatron, sections left out": (
+        MEGATRON | {"position_embedding_type": "mrope"},
+        "mrope_section is absent",
+    ),
+    "Megatron, a pattern as code": (
+        MEGATRON | {"no_rope_freq": "([0]*3+[1])*1"},
+        "no_rope_freq must be a list",
+    ),
+    "Megatron, a list for other layers": (
+        MEGATRON | {"no_rope_freq": [0, 1]},
+        "no_rope_freq must be",
+    ),
+    "Megatron, two bases": (
+        MEGATRON | {"rotary_base": [10000, 1000000]},
+        "rotary_base must be",
+    ),
+    "Megatron, a flag that is a text": (
+        MEGATRON | {"use_rope_scaling": "yes"},
+        "use_rope_scaling must be true or false",
+    ),
+    "Megatron, an unknown rope key": (MEGATRON | {"rotary_zoom": 2}, "rotary_zoom"),
+    "Megatron, an unknown flag": (
+        {
+            "MODEL_ARGS": {
+                "--num-layers": 2,
+                "--hidden-size": 64,
+                "--rotary-base": 1e4,
+                "--num-attention-heads": 1,
+                "--position-embedding-type": "rope",
+                "--rotary-zoom": 2,
+            }
+        },
+        r"MODEL_ARGS\.--rotary-zoom",
+    ),
+    "Megatron-Bridge, a base that is null and crossed betas": (
+        {
+            "model": MEGATRON
+            | {"position_embedding_type": "yarn", "yarn_beta_fast": 1.0, "yarn_beta_slow": 2.0}
+        },
+        r"model",
+    ),
+    "KerasHub, another class": (
+        LLAMA3_KERAS | {"class_name": "SpinBackbone"},
+        "class_name must be a backbone that phasor knows",
+    ),
+    "KerasHub, a number left out": (
+        keras(rope_low_freq_factor=None),
+        r"config\.rope_low_freq_factor is absent",
+    ),
+    "KerasHub, divided positions": (
+        keras(rope_position_scaling_factor=4.0),
+        r"config\.rope_position_scaling_factor must be 1",
+    ),
+    "KerasHub, an unknown rope key": (keras(rope_zoom=2), r"config\.rope_zoom"),
+    "KerasHub, a wavelength that is text": (
+        keras(rope_max_wavelength="1e4"),
+        r"config\.rope_max_wavelength must be",
+    ),
+    "KerasHub, a config that is a list": (
+        LLAMA3_KERAS | {"config": [1]},
+        "config must be an object",
+    ),
+    "torchtune, another model": (
+        torchtune("torchtune.models.llama9.llama9_1b"),
+        r"model\._component_ must be a model of torchtune's",
+    ),
+    "torchtune, a model of one's own": (torchtune("mine.llama3_1_8b"), r"model\._component_"),
+    "torchtune, a function without its sizes": (
+        torchtune("torchtune.models.llama3_1.llama3_1"),
+        r"model\.num_layers is absent",
+    ),
+    "torchtune, an unknown rope key": (
+        torchtune("torchtune.models.llama3_1.llama3_1_8b", rope_zoom=2),
+        r"model\.rope_zoom",
+    ),
+    "torchtune, a base that is an interpolation": (
+        torchtune("torchtune.models.llama3_1.llama3_1_8b", rope_base="${base}"),
+        r"model\.rope_base must be .*\$\{base\}",
     ),
 }
 

@@ -2,7 +2,7 @@
 
 The formats are Hugging Face ``config.json`` (transformers 4 and 5), ``transformer/config.json`` of
 diffusers, ``params.json`` of Mistral and Meta, DeepSeek's inference configs, GGUF, and the files of
-programs that train and serve models (`programs`), in JSON or YAML (`yaml_text`). This package
+programs that train and serve models (`programs`), in JSON or YAML (`texts`). This package
 is the only place that knows foreign key names. Nothing is guessed: a key that contradicts what the
 model's class does, two keys that disagree or a value out of range is a `ConfigError` that names
 the key.
@@ -33,7 +33,7 @@ from phasor.files.configs.other_formats import (
     load_diffusers,
     load_params,
 )
-from phasor.files.configs.programs import program_reader
+from phasor.files.configs.programs import load_program
 from phasor.files.configs.source import cached_config, is_hub_id, read_source
 from phasor.files.presets import preset, preset_of_hub_id
 from phasor.layers import LayerRopes
@@ -101,8 +101,8 @@ def load(
                 return load_gguf(config, strict=strict)
             if is_deepseek(config):
                 return load_deepseek(config, strict=strict)
-            if (read := program_reader(config)) is not None:
-                return read(config, strict)
+            if (ropes := load_program(config, strict=strict)) is not None:
+                return ropes
             if is_params(config):
                 return load_params(config, strict=strict)
         return huggingface_ropes(read_model_config(config, part=part, like=like), strict=strict)

@@ -1,4 +1,4 @@
-"""Files of programs that train or serve models: litgpt's model_config.yaml.
+"""Files of programs that train or serve: litgpt, TensorRT-LLM, Megatron, KerasHub, torchtune.
 
 ``programs.toml`` has their names of keys, and what their code assumes for those that are absent.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from phasor.axes import Sectioned
 from phasor.errors import ConfigError, PhasorWarning
-from phasor.files.configs.facts import Architecture, read_table
+from phasor.files.configs import rope_blocks
+from phasor.files.configs.facts import Architecture, inherit, read_table, table
 from phasor.files.configs.huggingface import rotated_width
 from phasor.files.configs.model_class import MOST_LAYERS
 from phasor.files.configs.source import JsonObject, renamed_keys
@@ -23,17 +26,24 @@ from phasor.files.configs.unread_keys import check_unread_keys
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing
 from phasor.rope import WIDEST, Rope
-from phasor.scaling import Law, Linear, Llama3, PerPair, yarn_multiplier
+from phasor.scaling import Linear, PerPair, yarn_multiplier
 
-Reader = Callable[[JsonObject, bool], LayerRopes]
-_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor")
-_BETAS = ("beta_fast", "beta_slow")
-_LLAMA3_NAMES: Mapping[str, str] = {name: name for name in _LLAMA3}
+_MSCALES = ("mscale", "mscale_all_dim")
 
 
-def program_reader(config: JsonObject) -> Reader | None:
-    """What reads a file, if it is one of these programs'."""
-    return next((read for is_its, read in _PROGRAMS if is_its(config)), None)
+def load_program(top: JsonObject, *, strict: bool) -> LayerRopes | None:
+    """The rope of each layer; None if the file is none of these programs'."""
+    if top.values.get("model_type") in table().huggingface and not top.has("architecture"):
+        return None
+    for program, read in _READERS.items():
+        for place in (*(facts := _programs()[program])["inside"], ""):
+            found = top if not place else _object_at(top, place)
+            if found is not None and all(
+                any(found.has(key) or found.has(_flag(key)) for key in keys)
+                for keys in facts["marks"]
+            ):
+                return read(_Model(program, found, strict))
+    return None
 
 
 @lru_cache(maxsize=1)
@@ -41,173 +51,398 @@ def _programs() -> Mapping[str, Mapping[str, Any]]:
     return read_table("programs.toml")
 
 
-class _Model:
-    """What the files of all programs say: sizes, and a rope without a law."""
+def _object_at(top: JsonObject, place: str) -> JsonObject | None:
+    """The object at a dotted path, if it is one."""
+    for key in place.split("."):
+        if not isinstance(top.values.get(key), Mapping):
+            return None
+        top = top.object(key) or top
+    return top
 
-    def __init__(self, program: str, config: JsonObject) -> None:
-        self.facts, self.program = _programs()[program], program
-        names = {key: (name,) for key, name in self.facts["names"].items()}
-        self.config = JsonObject(config.values, config.path, names=names)
-        self.config.ignore(*self.facts["ignored"])
+
+def _flag(key: str) -> str:
+    """A key as it is written on a command line."""
+    return f"--{key.replace('_', '-')}"
+
+
+def _names(plain: Mapping[str, str | list[str]]) -> dict[str, tuple[str, ...]]:
+    """The names of keys, each as a key and as a flag."""
+    lists = {key: [name] if isinstance(name, str) else name for key, name in plain.items()}
+    return {key: (*names, *map(_flag, names)) for key, names in lists.items()}
+
+
+class _Model:
+    """What the files of all programs say: sizes, a rope, and the numbers of a law."""
+
+    def __init__(self, program: str, config: JsonObject, strict: bool) -> None:
+        self.facts, self.program, self.strict = _programs()[program], program, strict
+        self.config = JsonObject(config.values, config.path, names=_names(self.facts["names"]))
+        self.config.ignore(*self.facts["ignored"], *map(_flag, self.facts["ignored"]))
+        self.defaults = dict(self.facts["defaults"])
         self.notes: list[str] = []
-        self.layers = self.size("num_hidden_layers")
         self.latent = self.config.has("qk_rope_head_dim")
+        self.blocks: list[JsonObject] = []
 
     def size(self, key: str) -> int:
         """A size of the model; where the file leaves it out, with a warning, the program's."""
         most = MOST_LAYERS if key == "num_hidden_layers" else 2**31
-        value, default = self.config.whole(key, most=most), self.facts["defaults"].get(key)
+        value, default = self.config.whole(key, most=most), self.defaults.get(key)
         if value is None and default is not None:
             absent = f"The file has no {self.config.name(key)}"
             self.notes.append(f"{absent}; {default} is what {self.program} assumes.")
             warnings.warn(self.notes[-1], PhasorWarning, stacklevel=5)
         return self.config.require(key, default if value is None else value)
 
-    def number(self, key: str, above: float) -> float:
-        """A number of the file, or the program's with a note."""
-        default, whose = self.facts["defaults"].get(key), f"what {self.program} assumes"
-        value = self.config.number(key, above=above)
-        return self.config.or_default(key, value, default, whose, self.notes)
-
-    def rope(self, pairing: Pairing, pairing_out: Pairing | None = None) -> Rope:
-        """The rope of a head, or of its rotated slice in latent attention."""
-        config = self.config
-        key = "qk_rope_head_dim" if self.latent else "head_dim"
-        head_dim = config.whole(key, least=2, most=WIDEST)
+    def rope(self, pairing: Pairing, out: Pairing | None = None, width: str = "head_dim") -> Rope:
+        """The rope of a head, or of the slice of a head that has a ``width`` of its own."""
+        config, defaults = self.config, self.defaults
+        head_dim = config.whole(width, least=2, most=WIDEST) or defaults.get(width)
         if head_dim is None:
-            width, heads = self.size("hidden_size"), self.size("num_attention_heads")
-            names = (config.name(key) for key in ("hidden_size", "num_attention_heads"))
-            head_dim = config.head_width(key, " / ".join(names), width, heads)
-        fraction = self.facts["defaults"].get("partial_rotary_factor")
+            hidden, heads = self.size("hidden_size"), self.size("num_attention_heads")
+            quotient = f"{config.name('hidden_size')} / {config.name('num_attention_heads')}"
+            head_dim = config.head_width(width, quotient, hidden, heads)
         names = {"rotary_dim": ("rotary_dim",)} if "rotary_dim" in self.facts["names"] else {}
+        fraction = defaults.get("partial_rotary_factor")
         facts = Architecture(partial=True, fraction=fraction, names=names)
-        plain = JsonObject({}, config.path)
-        width = head_dim if self.latent else rotated_width(config, plain, facts, head_dim)
-        base = self.number("rope_theta", above=1)
+        rotary_dim = head_dim
+        if width == "head_dim":
+            rotary_dim = rotated_width(config, JsonObject({}, config.path), facts, head_dim)
+        base, whose = config.number("rope_theta", above=1), f"what {self.program} assumes"
+        base = config.or_default("rope_theta", base, defaults["rope_theta"], whose, self.notes)
         with renamed_keys(config, {"base": "rope_theta", "rotary_dim": "partial_rotary_factor"}):
             return Rope(
                 head_dim=head_dim,
                 pairing=pairing,
-                pairing_out=pairing_out,
+                pairing_out=out,
                 base=base,
-                rotary_dim=width,
+                rotary_dim=rotary_dim,
             )
 
+    def law(
+        self, kind: str, rope: Rope, block: JsonObject | None = None, names: str = "", **facts: Any
+    ) -> Rope:
+        """The rope with the law of that ``rope_type``, whose numbers are in ``block``."""
+        config, of_law = block or self.config, self.facts["laws"].get(names or kind, {})
+        if block is not None:
+            self.blocks.append(block)
+        # no program of these reads an attention_factor, and a null is an absent key to all of them
+        values = {k: v for k, v in config.values.items() if v is not None}
+        values.pop("attention_factor", None)
+        numbers = JsonObject(values, config.path, names=_names(of_law.get("names", {})))
+        defaults = {"rope_type": kind, **of_law.get("defaults", {})}
+        numbers.add_defaults({k: v for k, v in defaults.items() if not numbers.has(k)})
+        if kind == "yarn":
+            facts = self.yarn_facts(numbers) | facts
+        context = {"max_position_embeddings": self.config.whole("max_position_embeddings")}
+        outside = rope_blocks.LawContext(
+            facts=Architecture(**facts), rotary_dim=rope.rotary_dim, config=JsonObject(context)
+        )
+        law = rope_blocks.scaling(numbers, outside)
+        config.ignore(*(key for key in values if key not in numbers.unread()))
+        return replace(rope, scaling=law)
+
+    def yarn_facts(self, numbers: JsonObject) -> dict[str, Any]:
+        """YaRN's factor on cos and sin, and whether the softmax has one too."""
+        factor = numbers.number("factor", above=0) or 1.0
+        mscale, all_dim = (numbers.number(key, least=0) for key in _MSCALES)
+        gain = yarn_multiplier(factor, 1.0 if mscale is None else mscale)
+        gain /= yarn_multiplier(factor, all_dim or 0.0)
+        return {"yarn_attention_factor": gain, "softmax": self.latent}
+
     def ropes(
-        self,
-        kinds: Mapping[str, Rope | None],
-        *,
-        strict: bool,
-        in_order: Sequence[str] = (),
-        blocks: Sequence[JsonObject] = (),
+        self, kinds: Mapping[str, Rope | None], in_order: Sequence[str] = (), layers: int = 0
     ) -> LayerRopes:
         """The ropes of all layers, after the keys that nothing read were checked."""
-        config, in_order = self.config, in_order or tuple(kinds) * self.layers
+        config = self.config
+        in_order = in_order or tuple(kinds) * (layers or self.size("num_hidden_layers"))
         kinds = {kind: kinds[kind] for kind in dict.fromkeys(in_order)}
         what = f"a file of {self.program}"
-        self.notes += check_unread_keys(config, blocks, kinds.values(), what, strict=strict)
+        keys = (config, self.blocks, kinds.values(), what)
+        notes = [*self.notes, *check_unread_keys(*keys, strict=self.strict)]
         return LayerRopes(
-            name=config.text("name") or self.program,
+            name=self.program,
             layer_kinds=tuple(in_order),
             kinds=kinds,
             context=config.whole("max_position_embeddings"),
             num_heads=config.whole("num_attention_heads"),
             # latent attention rotates one key for all heads
             num_kv_heads=1 if self.latent else config.whole("num_key_value_heads"),
-            notes=tuple(dict.fromkeys(self.notes)),
+            notes=tuple(dict.fromkeys(notes)),
         )
 
+    def without(self, what: str, instead: str) -> LayerRopes:
+        """The layers of a model that does not rotate."""
+        self.notes.append(f"{what} has no rotary embedding; in its place: {instead}.")
+        return self.ropes({"nope": None})
 
-def _divided(rope: Rope, by: float) -> Rope:
+
+def _divided(rope: Rope, by: float | None) -> Rope:
     """The rope of positions that are divided by a number."""
-    if by == 1 or rope.scaling is None:
-        return rope if by == 1 else replace(rope, scaling=Linear(factor=by))
+    if by in (None, 1) or rope.scaling is None:
+        return rope if by in (None, 1) else replace(rope, scaling=Linear(factor=by))
     divisors = by * replace(rope, scaling=None).inv_freq / rope.inv_freq
-    factors = tuple(divisors.tolist())
-    return replace(rope, scaling=PerPair(factors=factors, attention_factor=rope.attention_factor))
+    gain = rope.attention_factor
+    return replace(rope, scaling=PerPair(factors=tuple(divisors.tolist()), attention_factor=gain))
 
 
 # litgpt's model_config.yaml, also inside the file of a training run.
 
 
-def _is_litgpt(config: JsonObject) -> bool:
-    if config.has("model_type") or config.has("_component_"):
-        return False
-    inner = config.values.get("model_config")
-    block = (isinstance(inner, Mapping) and config.object("model_config")) or config
-    sizes = ("n_layer", "n_head", "n_embd")
-    return any(map(block.has, sizes)) and any(map(block.has, _programs()["litgpt"]["marks"]))
-
-
-def _load_litgpt(top: JsonObject, strict: bool) -> LayerRopes:
-    inner = None if top.has("n_layer") else top.object("model_config")
-    model = _Model("litgpt", inner or top)
-    config = model.config
+def _load_litgpt(model: _Model) -> LayerRopes:
+    config, layers = model.config, model.size("num_hidden_layers")
+    width = "qk_rope_head_dim" if model.latent else "head_dim"
     pairing: Pairing = "interleaved" if config.flag("rope_interleave") else "half"
-    plain = model.rope(pairing, "half")
-    adjusted = config.object("rope_adjustments")
-    law = None if adjusted is None else _litgpt_law(adjusted, plain, model.notes)
-    ratio = config.number("rope_condense_ratio", above=0) or 1.0
-    kinds = {"rope": _divided(replace(plain, scaling=law), ratio)}
-    in_order = ("rope",) * model.layers
-    local_base = config.number("rope_local_base_freq", above=1)
-    indices = config.wholes("rope_indices")
-    if local_base is not None:
-        # the factor on cos and sin is that of all layers
-        local = _divided(replace(plain, base=local_base), ratio)
-        if (gain := kinds["rope"].attention_factor) != 1:
-            law = PerPair(factors=(ratio,) * local.num_pairs, attention_factor=gain)
-            local = replace(local, scaling=law)
-        kinds = {"global": kinds["rope"], "local": local}
-        # without a list all layers are local
-        indices = (1,) * model.layers if indices is None else indices[: model.layers]
-        if len(indices) < model.layers or not {*indices} <= {0, 1}:
-            config.refuse("rope_indices", f"a 0 or a 1 for each of the {model.layers} layers")
-        in_order = tuple("local" if index else "global" for index in indices)
-    elif indices is not None:
-        absent, beside = map(config.name, ("rope_local_base_freq", "rope_indices"))
-        raise ConfigError(f"{absent} is absent beside {beside}, the layers that it is for; add it")
-    blocks = () if adjusted is None else (adjusted,)
-    return model.ropes(kinds, strict=strict, in_order=in_order, blocks=blocks)
+    plain = model.rope(pairing, "half", width)
+    ratio = config.number("rope_condense_ratio", above=0)
+    block = config.object("rope_adjustments")
+    wide = _divided(plain if block is None else _litgpt_law(model, block, plain), ratio)
+    local_base, indices = (
+        config.number("rope_local_base_freq", above=1),
+        config.wholes("rope_indices"),
+    )
+    if local_base is None:
+        if indices is not None:
+            absent, beside = map(config.name, ("rope_local_base_freq", "rope_indices"))
+            raise ConfigError(f"{absent} is absent beside {beside}, whose layers it is for; add it")
+        return model.ropes({"rope": wide}, layers=layers)
+    # the factor on cos and sin is that of all layers
+    law = PerPair(factors=(ratio or 1.0,) * wide.num_pairs, attention_factor=wide.attention_factor)
+    local = _divided(replace(plain, base=local_base), ratio)
+    local = local if wide.attention_factor == 1 else replace(local, scaling=law)
+    # without a list all layers are local
+    indices = (1,) * layers if indices is None else indices[:layers]
+    if len(indices) < layers or not {*indices} <= {0, 1}:
+        config.refuse("rope_indices", f"a 0 or a 1 for each of the {layers} layers")
+    kinds = {"global": wide, "local": local}
+    return model.ropes(kinds, tuple("local" if index else "global" for index in indices))
 
 
-def _litgpt_law(block: JsonObject, rope: Rope, notes: list[str]) -> Law | None:
-    """The law of ``rope_adjustments``, which litgpt tells by its keys."""
-    mscale, all_dim = (block.number(key, least=0) for key in ("mscale", "mscale_all_dim"))
+def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
+    """The rope with the law of ``rope_adjustments``, which litgpt tells by its keys."""
+    model.blocks.append(block)
     factor = block.number("factor", above=0)
+    mscale, all_dim = (block.number(key, least=0) for key in _MSCALES)
     if all_dim and factor:
         # whatever the law is
         softmax = yarn_multiplier(factor, all_dim) ** 2
-        notes.append(f"The softmax scale is multiplied by {softmax!r} as well.")
-    of_llama3 = [key for key in _LLAMA3[1:] if block.contains(key)]
-    of_yarn = [key for key in _BETAS if block.contains(key)]
+        model.notes.append(f"The softmax scale is multiplied by {softmax!r} as well.")
+    of_llama3, of_yarn = (
+        [key for key in keys if block.contains(key)]
+        for keys in (("low_freq_factor", "high_freq_factor"), ("beta_fast", "beta_slow"))
+    )
     if of_llama3 and of_yarn:
         first, second = block.name(of_llama3[0]), block.name(of_yarn[0])
         raise ConfigError(f"{first} is of Llama 3's law and {second} of YaRN; keep one of them")
-    if not of_llama3 and not of_yarn:
-        return None if factor is None else Linear(factor=factor)
-    keys = ("factor", "original_max_seq_len", *(_LLAMA3[1:] if of_llama3 else _BETAS))
-    numbers = {key: block.require(key, block.number(key, above=0)) for key in keys}
-    original = block.require(keys[1], block.whole(keys[1]))
     if of_llama3:
-        laws = {key: numbers[key] for key in _LLAMA3}
-        with renamed_keys(block, _LLAMA3_NAMES):
-            return Llama3(original_max_positions=original, **laws)
-    notes.append(_programs()["litgpt"]["yarn"])
-    factor, pairs = numbers["factor"], rope.num_pairs
-    assert rope.base is not None, "a file of litgpt has a base"
-    turns_to_pair = pairs / math.log(rope.base)
+        return model.law("llama3", rope, block)
+    if not of_yarn:
+        return rope if factor is None else replace(rope, scaling=Linear(factor=factor))
+    model.notes.append(model.facts["yarn"])
+    factor, pairs = block.require("factor", factor), rope.num_pairs
+    original = block.require("original_max_seq_len", block.whole("original_max_seq_len"))
+    betas = (block.require(k, block.number(k, above=0)) for k in ("beta_fast", "beta_slow"))
     low, high = (
-        turns_to_pair * math.log(original / (numbers[beta] * 2 * math.pi)) for beta in _BETAS
+        pairs * math.log(original / (beta * 2 * math.pi)) / math.log(rope.base or 1)
+        for beta in betas
     )
     low, high = max(math.floor(low), 0), min(math.ceil(high), pairs - 1)
     ramp = np.clip((np.arange(pairs) - low) / (high - low or 0.001), 0, 1)
+    divisors = tuple((1 / ((1 - ramp) / factor + ramp)).tolist())
     gains = [yarn_multiplier(factor, coefficient or 0) for coefficient in (mscale, all_dim)]
-    divisors = 1 / ((1 - ramp) / factor + ramp)
-    return PerPair(
-        factors=tuple(divisors.tolist()),
-        attention_factor=gains[0] / gains[1] if mscale and all_dim else gains[0] * gains[1],
-    )
+    gain = gains[0] / gains[1] if mscale and all_dim else gains[0] * gains[1]
+    return replace(rope, scaling=PerPair(factors=divisors, attention_factor=gain))
 
 
-_PROGRAMS: Sequence[tuple[Callable[[JsonObject], bool], Reader]] = ((_is_litgpt, _load_litgpt),)
+# TensorRT-LLM's config of a checkpoint, also inside that of an engine.
+
+
+def _load_tensorrt(model: _Model) -> LayerRopes:
+    config, facts, layers = model.config, model.facts, model.size("num_hidden_layers")
+    architecture = config.text("architecture") or ""
+    model.defaults |= facts["architectures"].get(architecture, {})
+    if "rotary_dim" in model.defaults:
+        config.add_defaults({"rotary_dim": model.defaults["rotary_dim"]})
+    key = "position_embedding_type"
+    position_type = config.text(key) or "learned_absolute"
+    if model.latent:
+        # it turns what the weights of DeepSeek have beside each other
+        rope = model.rope("interleaved", width="qk_rope_head_dim")
+    elif position_type in facts["instead"]:
+        return model.without(architecture, facts["instead"][position_type])
+    elif position_type in facts["pairings"]:
+        rope = model.rope(facts["pairings"][position_type])
+    else:
+        config.refuse(key, f"one of {', '.join([*facts['pairings'], *facts['instead']])}")
+    block = config.object("rotary_scaling")
+    if position_type == "long_rope":
+        config.ignore("longrope_short_mscale", "longrope_long_mscale")
+        numbers = {
+            key: value
+            for key, value in config.values.items()
+            if architecture in facts["mscales"] or not key.endswith("_mscale")
+        }
+        rope = model.law("longrope", rope, JsonObject(numbers, config.path))
+        model.blocks.clear()
+        config.ignore(*facts["laws"]["longrope"]["names"].values())
+    elif block is not None:
+        kind = rope_blocks.rope_type(block, Architecture(laws={"none": "default"}))
+        if kind == "default" and block.number("factor") not in (None, 1):
+            block.refuse("factor", "1 where no law is named")
+        rope = model.law(kind, rope, block, ntk_alpha=True)
+    config.ignore("original_max_position_embeddings")
+    if position_type == "mrope":
+        block = block or JsonObject({}, "rotary_scaling")
+        with renamed_keys(block, {"sections": "mrope_section", "axes": "mrope_section"}):
+            sections = block.require("mrope_section", block.wholes("mrope_section"))
+            rope = replace(rope, axes=Sectioned(sections))
+    kinds: dict[str, Rope | None] = {"attention": rope, "recurrent": None}
+    cycle, without = config.texts("layer_types") or ("attention",), table().files["without_rope"]
+    words = [cycle[i % len(cycle)] for i in range(layers)]
+    in_order = ["recurrent" if word in without else "attention" for word in words]
+    if (local_base := config.number("rope_local_base_freq", above=1)) is not None:
+        key = "sliding_window_pattern"
+        interval = config.require(key, config.whole(key))
+        kinds["local"] = replace(rope, base=local_base, scaling=None)
+        in_order = ["local" if i % interval else "attention" for i in range(1, layers + 1)]
+    return model.ropes(kinds, in_order)
+
+
+# Megatron-LM's arguments, and the models of Megatron-Bridge and NeMo.
+
+
+def _load_megatron(model: _Model) -> LayerRopes:
+    config, facts, layers = model.config, model.facts, model.size("num_hidden_layers")
+    key, instead = "position_embedding_type", facts["instead"]
+    position_type = config.text(key) or "learned_absolute"
+    position_type = "rope" if config.flag("use_rotary") else position_type
+    model.latent = config.flag("latent") is True
+    if config.has("_target_"):  # a class of Megatron-Bridge's
+        config.add_defaults(facts["bridge"] | (facts["bridge_latent"] if model.latent else {}))
+        config.add_defaults({"max_position_embeddings": config.whole("seq_length")})
+    if position_type in instead and not (model.latent and position_type == "learned_absolute"):
+        return model.without(f"Megatron's type {position_type}", instead[position_type])
+    if position_type not in ("rope", "mrope", "yarn", *instead):
+        config.refuse(key, f"one of rope, mrope, yarn, {', '.join(instead)}")
+    interleaved = config.flag("interleaved")
+    if model.latent:
+        # it reads pairs that stand beside each other, and writes halves
+        rope, kind = model.rope("interleaved", "half", "slice"), config.text("rope_type") or "yarn"
+        if kind not in ("rope", "yarn"):
+            config.refuse("rope_type", "rope or yarn")
+        rope = model.law("yarn", rope) if kind == "yarn" else rope
+    elif position_type == "yarn":
+        if interleaved:
+            config.refuse("interleaved", "false, as Megatron's YaRN turns halves alone")
+        # its frequencies are those of whole heads, whatever the fraction is
+        rope = model.rope("half")
+        rope = model.law("yarn", replace(rope, rotary_dim=rope.head_dim))
+    else:
+        rope = model.rope("interleaved" if interleaved else "half")
+        if position_type == "rope" and config.flag("llama3"):
+            rope = model.law("llama3", rope)
+        elif config.has("scale_factor") and config.has("old_context_len"):
+            rope = model.law("llama3", rope, names="bridge")
+        if position_type == "mrope":
+            sections = config.require("sections", _whole_numbers(config, "sections"))
+            with renamed_keys(config, {"sections": "sections", "axes": "sections"}):
+                rope = replace(rope, axes=Sectioned(sections))
+        rope = _divided(rope, config.number("interpolation", above=0))
+    # every n-th layer, or those with a 1 in a list, do not rotate
+    without = _whole_numbers(config, "no_rope") or (0,)
+    if len(without) == 1:
+        without = tuple(int(without[0] > 0 and i % without[0] == 0) for i in range(1, layers + 1))
+    if len(without) != layers or not {*without} <= {0, 1}:
+        config.refuse("no_rope", f"a number, or a list of a 0 or a 1 for each of {layers} layers")
+    return model.ropes({"rope": rope, "nope": None}, ["nope" if no else "rope" for no in without])
+
+
+def _whole_numbers(config: JsonObject, key: str) -> tuple[int, ...] | None:
+    """A whole number, a list of them, or the text of one, such as ``16 24 24``."""
+    value = config.values.get(config.name(key).rpartition(".")[2])
+    if isinstance(value, str) and re.fullmatch(r"\[?\s*\d{1,9}([\s,]+\d{1,9})*\s*\]?", value):
+        return tuple(map(int, re.findall(r"\d+", value)))
+    if isinstance(value, (int, float)):
+        return (config.whole(key, least=0) or 0,)
+    return config.wholes(key)
+
+
+# KerasHub's config.json of a backbone, also inside that of a task.
+
+
+def _load_keras(model: _Model) -> LayerRopes:
+    outer, facts = model.config, model.facts
+    name = outer.text("class_name") or ""
+    config = outer.object("config") or outer
+    model.config = config = JsonObject(config.values, config.path, names=_names(facts["names"]))
+    if name in facts["instead"]:
+        return model.without(f"KerasHub's {name}", facts["instead"][name])
+    if (of_class := facts["classes"].get(name)) is None:
+        outer.refuse("class_name", f"a backbone that phasor knows ({', '.join(facts['classes'])})")
+    layers = model.size("num_hidden_layers")
+    model.defaults |= of_class
+    rope, law = model.rope("half", of_class.get("pairing_out")), of_class.get("law")
+    if law == "gemma3":
+        wide, local = (
+            _divided(
+                replace(rope, base=base), config.number(f"{kind}_rope_scaling_factor", above=0)
+            )
+            for base, kind in ((1_000_000.0, "global"), (10_000.0, "local"))
+        )
+        windowed = config.flag("use_sliding_window_attention")
+        in_order = ["local" if windowed and i % 6 < 5 else "global" for i in range(layers)]
+        model.notes.clear()  # no file of it says a base
+        return model.ropes({"global": wide, "local": local}, in_order)
+    key = "rope_position_scaling_factor"
+    if config.number(key, above=0) not in (None, 1):
+        config.refuse(key, "1, as releases of KerasHub differ in whether it divides positions")
+    kind = config.text("rope_scaling_type")
+    if kind not in (None, "su"):
+        config.refuse("rope_scaling_type", "su or null")
+    names = facts["laws"].get(law, {}).get("names", {}).values()
+    if (
+        law in ("linear", "yarn")
+        or (law == "longrope" and kind)
+        or any(law == "llama3" and config.has(name) for name in names)
+    ):
+        rope = model.law(law, rope)
+    config.ignore(*names)
+    key = "rope_layer_enabled_list"
+    enabled = config.items(key) or (True,) * layers
+    if len(enabled) != layers:
+        config.refuse(key, f"a true or a false for each of {layers} layers")
+    return model.ropes({"rope": rope, "nope": None}, ["rope" if on else "nope" for on in enabled])
+
+
+# torchtune's recipes, whose model is a function of its own, with or without arguments.
+
+
+def _load_torchtune(model: _Model) -> LayerRopes:
+    config, facts = model.config, model.facts
+    component = config.text("_component_") or ""
+    builders, name = facts["builders"], component.rpartition(".")[2]
+    plain = re.sub("^q?lora_|_classifier$|_decoder$", "", name)
+    found = builders.get(name, builders.get(plain))
+    if found is None or not component.startswith("torchtune.models."):
+        config.refuse("_component_", "a model of torchtune's that phasor knows")
+    of_model = inherit(found, builders)
+    numbers = dict(zip(facts["sizes"], of_model.get("sizes", ()), strict=False))
+    numbers |= {key: of_model[key] for key in ("rope_theta", "head_dim") if key in of_model}
+    config.add_defaults(model.defaults | numbers)
+    layers = model.size("num_hidden_layers")
+    rope = model.rope(of_model["pairing"])
+    if "factor" in of_model:
+        config.add_defaults({"scale_factor": of_model["factor"]})
+        rope = model.law("llama3", rope)
+    model.notes += [facts["note"], *([of_model["note"]] if "note" in of_model else [])]
+    interval = of_model.get("interval") and (config.whole("skip_rope_interval") or 4)
+    in_order = ["nope" if interval and i % interval == 0 else "rope" for i in range(1, layers + 1)]
+    return model.ropes({"rope": rope, "nope": None}, in_order)
+
+
+_READERS: Mapping[str, Callable[[_Model], LayerRopes]] = {
+    "litgpt": _load_litgpt,
+    "TensorRT-LLM": _load_tensorrt,
+    "Megatron": _load_megatron,
+    "KerasHub": _load_keras,
+    "torchtune": _load_torchtune,
+}

@@ -24,7 +24,7 @@ from phasor._checks import first_repeated, number, short_repr, whole
 from phasor.errors import ConfigError, PhasorError, SpecError, install_hint
 from phasor.files import refusal
 from phasor.files.configs.facts import table
-from phasor.files.configs.yaml_text import parse_yaml
+from phasor.files.configs.texts import parse_arguments, parse_yaml
 from phasor.rope import WIDEST
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -254,6 +254,8 @@ def renamed_keys(block: JsonObject, names: Mapping[str, str]) -> Generator[None]
 SIZE_LIMIT = 16 * 2**20
 _FILE_NAMES = ("config.json", "params.json")
 _YAML = (".yaml", ".yml")
+# a line that begins with a key, where JSON has it in quotes
+_KEY_OF_YAML = rb"(\s*(#.*)?\n|---\s)*[A-Za-z_]\w*:(\s|$)"
 # a pipeline of diffusers has the rope in its transformer, and an adapter names its model
 _OTHER_NAMES = (
     "transformer/config.json",
@@ -346,11 +348,10 @@ def _config_file_in(folder: Path) -> Path:
 def _parse_config(data: bytes, origin: str, suffix: str = "") -> JsonObject:
     if len(data) > SIZE_LIMIT:
         raise refusal("too_large", origin=origin, limit=SIZE_LIMIT // 2**20)
-    # a line with a key; JSON has its keys in quotes
-    if suffix in _YAML or (
-        not suffix and re.match(rb"(\s*(#.*)?\n|---\s)*[A-Za-z_]\w*:(\s|$)", data)
-    ):
+    if suffix in _YAML or (not suffix and re.match(_KEY_OF_YAML, data)):
         return JsonObject(parse_yaml(data, origin))
+    if re.search(rb"(^|\s)--(num-layers|hidden-size|kv-channels)[ =]", data) and data[:1] != b"{":
+        return JsonObject(parse_arguments(data.decode("utf-8", "replace")))
     return JsonObject(parse_json(data, origin, ConfigError))
 
 

@@ -1,20 +1,20 @@
-"""YAML as the plain values of JSON, by version 1.2 of YAML: ``1e6`` is a number, ``no`` a text.
+"""Texts that are no JSON, as its plain values: YAML, and the arguments of a command.
 
-Read with ruamel.yaml, which makes no objects here: a node with a tag of a program's own, such as
-``!!python/name``, stays the text of its tag, which no reader of numbers accepts.
+YAML is that of version 1.2, where ``1e6`` is a number and ``no`` a text. ruamel.yaml reads it and
+makes no objects here: a node with a tag of a program's own, such as ``!!python/name``, stays the
+text of its tag, which no reader of numbers accepts.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any, cast
 
-from phasor._checks import first_repeated, short_repr
+from phasor._checks import short_repr
 from phasor.errors import ConfigError, install_hint
 
 SIZE_LIMIT = 2**20  # far above any config's, and some seconds to read
-_MOST_VALUES = (
-    20_000  # aliases written out; a chain of them may stand for more than fits the memory
-)
+_MOST_VALUES = 20_000  # with aliases written out, which may stand for more than fits the memory
 _STANDARD = "tag:yaml.org,2002:"
 
 
@@ -88,10 +88,12 @@ class _Reader:
                 raise ConfigError(f"{self.origin}: keys must be texts, got {key.tag}")
             else:
                 own.append((key.value, self.read(value)))
-        if (repeated := first_repeated(own)) is not None:
-            what = f"the key {short_repr(repeated)} stands twice in one object; keep one"
+        values = dict(own)
+        # real files have a key twice with one value
+        if differs := [key for key, value in own if value != values[key]]:
+            what = f"the key {short_repr(differs[0])} stands twice in one object; keep one"
             raise ConfigError(f"{self.origin}: {what}")
-        return merged | dict(own)
+        return merged | values
 
 
 def _scalar(kind: str, text: str) -> Any:
@@ -109,3 +111,36 @@ def _scalar(kind: str, text: str) -> Any:
             return float(digits.replace(".inf", "inf").replace(".nan", "nan"))
         case _:
             return text
+
+
+def parse_arguments(text: str) -> dict[str, Any]:
+    """The flags of a launch script with their values, True without one; variables are filled in."""
+    plain = re.sub(r"\\\r?\n", " ", re.sub(r"(?m)(^|\s)#.*$", "", text))
+    variables = re.findall(r"(?m)^\s*(?:export\s+)?(\w+)=[\"']?([\w.+-]+)[\"']?\s*$", plain)
+    known = dict(variables)
+    plain = re.sub(r"\$\{?(\w+)\}?", lambda found: known.get(found[1], found[0]), plain)
+    flags: dict[str, list[Any]] = {}
+    for line in plain.splitlines():
+        values: list[Any] = []
+        for word in re.findall(r"\[[\d\s,]*\]|[^\s\"'()\\]+", line):
+            flag, equals, value = word.partition("=")
+            if re.match("--[a-z]", flag):
+                values = flags[flag] = [_argument(value)] if equals else []
+            elif not values or {type(values[0]), type(_argument(word))} <= {int, float}:
+                values.append(_argument(word))
+    lists = {
+        flag: [value for value in values if value is not None] for flag, values in flags.items()
+    }
+    return {
+        flag: (values or [True])[0] if len(values) < 2 else values for flag, values in lists.items()
+    }
+
+
+def _argument(word: str) -> Any:
+    """A number, a text, or None for a variable that nothing fills in."""
+    for number in (int, float):
+        try:
+            return number(word)
+        except ValueError:
+            pass
+    return None if word.startswith("$") else word
