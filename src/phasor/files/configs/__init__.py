@@ -74,6 +74,7 @@ def load(
     Raises:
         ConfigError: If the file cannot be read, is damaged, contradicts itself, or says something
             about its rope that phasor does not understand.
+        CheckpointError: If the folder's weights lack the frequencies that they should have.
 
     Warns:
         PhasorWarning: If a size that the file does not say was taken from the model's class, or

@@ -103,6 +103,7 @@ class Architecture:
     uses: str | None = None
     carried: tuple[str, ...] = ()
     divisors: bool = False
+    learned: tuple[str, ...] = ()
     refused: str | None = None
     note: str | None = None
 

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from phasor._checks import short_repr
 from phasor.axes import Axes, Axial, InterleavedSections, OneAxis, Sectioned
@@ -21,7 +25,7 @@ from phasor.files.configs.source import JsonObject, renamed_keys, single_value
 from phasor.files.configs.unread_keys import check_unread_keys
 from phasor.layers import ConfigLocation, LayerRopes
 from phasor.rope import WIDEST, Rope
-from phasor.scaling import Linear
+from phasor.scaling import Linear, PerPair
 
 
 def huggingface_ropes(model: ModelConfig, *, strict: bool) -> LayerRopes:
@@ -52,20 +56,23 @@ def huggingface_ropes(model: ModelConfig, *, strict: bool) -> LayerRopes:
             labels = dict.fromkeys(kinds, "rope_parameters")
         if model.assumed_sizes:
             notes.append(note_assumed_sizes(model))
+    order = model.layer_kinds
+    if facts.learned and model.levels[0].folder is not None:
+        order, kinds = _learned_ropes(model, model.levels[0].folder, kinds)
     factors = rope_blocks.query_factors(facts.query_factor, config, kinds, blocks.block_of)
     what = f"a file of model type {model.model_type!r}"
     # a plain class of transformers is known to have no code for other keys
     is_plain = facts.sizes and not (facts.uses or facts.axes or facts.block or facts.nested)
     program = "transformers' class" if is_plain and not config.has("auto_map") else None
     labelled = {kind: unused[label] for kind, label in facts.labels.items() if label in unused}
-    beside = ropes_beside(config, facts, model.layer_kinds, labelled | kinds)
+    beside = ropes_beside(config, facts, order, labelled | kinds)
     notes += check_unread_keys(
         config, blocks.used, kinds.values(), what, strict=strict, facts=facts, ignored_by=program
     )
     name = model.levels[0].text("_name_or_path") or config.text("_name_or_path")
     return LayerRopes(
         name=name or model.model_type,
-        layer_kinds=model.layer_kinds,
+        layer_kinds=order,
         kinds=kinds,
         context=model.context,
         num_heads=config.largest("num_attention_heads"),
@@ -77,11 +84,55 @@ def huggingface_ropes(model: ModelConfig, *, strict: bool) -> LayerRopes:
         in_config=ConfigLocation(
             labels=labels,
             unused_blocks=unused,
-            ignores_scaling=facts.fixed,
+            ignores_scaling=facts.fixed or bool(facts.learned),
             path=config.path,
             values=model.levels[-1].values,
         ),
     )
+
+
+def _learned_ropes(
+    model: ModelConfig, folder: Path, kinds: Mapping[str, Rope | None]
+) -> tuple[tuple[str, ...], dict[str, Rope | None]]:
+    """The kind of each layer and their ropes, frequencies times exp(alpha) of the checkpoint."""
+    # not at the top, as that package reads configs
+    from phasor.files.checkpoint.files import open_checkpoint, read_floats
+
+    files = open_checkpoint(folder).files.values()
+    tensors = {f".{name}": file for file in files for name in file.tensors}
+    endings = tuple(f".{name}" for name in model.facts.learned)
+    order: list[str] = []
+    ropes: dict[str, Rope | None] = {}
+    for i, kind in enumerate(model.layer_kinds):
+        if (rope := kinds[kind]) is not None:
+            # one for all layers, or one of its own
+            names = [name for name in tensors if name.endswith(endings)]
+            names = [n for n in names if f".layers.{i}." in n or ".layers." not in n]
+            if len(names) != 1:
+                wanted = f"{model.facts.learned[0]} of layer {i}"
+                raise refusal("learned", folder=folder, name=wanted, got=names or "none")
+            alpha = read_floats(tensors[names[0]], names[0][1:])
+            # exp of larger ones is none of a frequency
+            if alpha.shape != (rope.num_pairs,) or not (np.abs(alpha) < 100).all():
+                wanted = f"{names[0][1:]}, with a number for each of {rope.num_pairs} pairs"
+                raise refusal("learned", folder=folder, name=wanted, got=alpha.tolist())
+            rope = _times(rope, np.exp(alpha))
+        known = (name for name in ropes if name.split()[0] == kind and ropes[name] == rope)
+        order.append(next(known, f"{kind} {i}" if kind in ropes else kind))
+        ropes[order[-1]] = rope
+    return tuple(order), ropes
+
+
+def _times(rope: Rope, factors: NDArray[np.float64]) -> Rope:
+    """The rope with each frequency multiplied."""
+    inv_freq, gain = rope.inv_freq * factors, rope.attention_factor
+    if rope.softmax_factor != 1:
+        raise ConfigError("mscale_all_dim must not scale the softmax beside learned frequencies")
+    if gain == 1:
+        explicit = tuple(inv_freq.tolist())
+        return replace(rope, base=None, scaling=None, explicit_inv_freq=explicit)
+    divisors = tuple((replace(rope, scaling=None).inv_freq / inv_freq).tolist())
+    return replace(rope, scaling=PerPair(factors=divisors, attention_factor=gain))
 
 
 def _rope(

@@ -52,7 +52,8 @@ def read_model_config(top: JsonObject, *, part: str | None, like: str | None) ->
         notes.append(f"Read as model type {like}; the file says {file_type or 'none'}.")
     elif file_type is None:
         notes.append(f"The file has no model_type; its architectures are those of {model_type}.")
-    if facts.refused is not None:
+    weights = [] if top.folder is None else [*top.folder.glob("*.safetensors")]
+    if facts.refused is not None and not (facts.learned and weights):
         raise ConfigError(f"{config.name('model_type')} {model_type!r} here {facts.refused}")
     assumed_sizes = _assume_sizes(config, facts)
     blocks = RopeBlocks(config, facts)

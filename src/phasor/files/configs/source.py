@@ -51,6 +51,7 @@ class JsonObject:
         self.values, self.path = values, path
         self._names, self._nulls = names, nulls
         self._keys_read: set[str] = set()
+        self.folder: Path | None = None  # where it was found, if that was given
 
     def name(self, key: str) -> str:
         """The path of ``key`` under the name that it has in this file."""
@@ -283,8 +284,9 @@ def read_source(source: object) -> JsonObject:
         return _parse_config(sys.stdin.buffer.read(SIZE_LIMIT + 1), "standard input")
     try:
         path = Path(source)
-        if path.is_dir():
-            path = _config_file_in(path)
+        folder = path if path.is_dir() else None
+        if folder is not None:
+            path = _config_file_in(folder)
         # opening a pipe that has no writer would block for ever
         if not stat.S_ISREG(path.stat().st_mode):
             raise ConfigError(f"{path} is not a file; give the path of a config.json")
@@ -306,7 +308,9 @@ def read_source(source: object) -> JsonObject:
         return JsonObject(read_gguf_header(path))
     if (what := table().files["other_files"].get(path.suffix)) is not None:
         raise ConfigError(f"{path} {what}")
-    return _parse_config(data, str(path), path.suffix)
+    config = _parse_config(data, str(path), path.suffix)
+    config.folder = folder
+    return config
 
 
 def cached_config(repository: str) -> Path | None:
