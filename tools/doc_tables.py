@@ -113,7 +113,7 @@ def map_table() -> Iterator[str]:
             f"{symbols}<sup>{reasons.index(reason) + 1}</sup>" if reason else symbols[1:].strip()
             for symbols, reason in row
         ]
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        more = f" +{len(names) - 1}" if len(names) > 1 else ""
         yield f"| {number}. `{names[0]}`{more} | {' | '.join(shown)} |"
     yield from ("", "Reasons:", "")
     for number, reason in enumerate(reasons, 1):

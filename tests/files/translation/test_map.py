@@ -47,7 +47,7 @@ def test_every_preset_is_in_one_row_and_every_target_has_a_column() -> None:
         number, first, *more = row.removeprefix("| ").partition(" |")[0].split(" ")
         these = lists.pop(number.rstrip("."), [first])
         assert these[0] == first
-        assert len(these) - 1 == (int(more[1]) if more else 0)
+        assert len(these) - 1 == (int(more[0]) if more else 0)
         assert row.count("|") == len(TARGETS) + 2
         names += these
     assert lists == {}
