@@ -110,8 +110,7 @@ class Patched:
                 rope = "unknown: the rope of the positions it is given"
             rows.append((number, name, ", ".join(module.functions), rope))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = (map(str.ljust, row, widths) for row in rows)
-        return "\n".join("  ".join(line).rstrip() for line in lines)
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +192,7 @@ def patch(
     rotations = read_parts(model, part, "patch")
     for rotation in rotations:
         check_buffers(rotation)
-        for embedding, info in rotation.embedding_modules():
+        for embedding, info in rotation.embeddings:
             ropes_of_module[info.module] = ropes = embedding.ropes_of_kinds(seq_len)
             if info.module.__dict__.get(ROPES_OF_KINDS, ropes) != ropes:
                 raise ConfigError(
@@ -211,7 +210,7 @@ def patch(
         set_class(module, cls)
     report = Patched(
         model=type(model).__name__,
-        embeddings=tuple(it.path for one in rotations for _, it in one.embedding_modules()),
+        embeddings=tuple(it.path for one in rotations for _, it in one.embeddings),
         layers=tuple(
             _describe_replaced(info, rotation.layers, seq_len)
             for rotation in rotations
@@ -299,7 +298,7 @@ def check(model: nn.Module, *, part: str | None = None) -> Checked:
     modules: list[CheckedModule] = []
     for rotation in read_parts(model, part, "check"):
         context = isinstance(rotation.layers, LayerRopes) and rotation.layers.context
-        for embedding, info in rotation.embedding_modules():
+        for embedding, info in rotation.embeddings:
             grid = embedding.spread_grid(context or _DEFAULT_CONTEXT)
             modules += [_check_module(embedding, info, it, grid, weight) for it in embedding.ropes]
     return Checked(modules=tuple(modules))

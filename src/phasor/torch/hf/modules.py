@@ -326,11 +326,11 @@ def deferring_class(cls: type) -> type:
 
 def overrides_of(cls: type, rotations: _Functions) -> dict[str, Any]:
     """The methods that a subclass of ``cls`` needs besides those that call ``rotations``."""
-    found: dict[str, Any] = {}
-    for name, method in methods_of(cls).items():
-        if make := _OVERRIDES.get(name) or _OVERRIDES.get(method.__qualname__):
-            found[name] = make(method, rotations)
-    return found
+    return {
+        name: make(method, rotations)
+        for name, method in methods_of(cls).items()
+        if (make := _OVERRIDES.get(name) or _OVERRIDES.get(method.__qualname__))
+    }
 
 
 def _attend_by_table(original: Any, rotations: _Functions) -> Any:

@@ -40,13 +40,9 @@ class PartRotation:
     """The rotation of one part of a model in its present state."""
 
     layers: LayerRopes | str  # the rope of every layer, or the reason why that is not known
-    embeddings: tuple[Embedding, ...]
-    rotating: tuple[ModuleInfo, ...]  # these rotate queries and keys
-    reordering: tuple[ModuleInfo, ...]  # these put tokens, and their cosines, in another order
-
-    def embedding_modules(self) -> list[tuple[Embedding, ModuleInfo]]:
-        """Every module that makes cosines, with what is known of its class."""
-        return [(embedding, info) for embedding in self.embeddings for info in embedding.modules]
+    embeddings: list[tuple[Embedding, ModuleInfo]]  # every module that makes cosines, and its class
+    rotating: list[ModuleInfo]  # these rotate queries and keys
+    reordering: list[ModuleInfo]  # these put tokens, and their cosines, in another order
 
 
 def read_parts(model: nn.Module, part: str | None, verb: str) -> list[PartRotation]:
@@ -98,10 +94,10 @@ def _read_part(infos: Sequence[ModuleInfo]) -> PartRotation:
                 says = f"it rotates with {name}, which turns no pairs that phasor knows"
                 raise _refusal(info, says)
             has_subheads = has_subheads or signature.subheads > 1
-    if taken := next(
-        (it for it in (*rotary_embeddings, *rotating) if it.has_foreign_forward), None
-    ):
-        raise _refusal(taken, "a hook has taken its forward; patch the model before it is placed")
+    for info in (*rotary_embeddings, *rotating):
+        if info.has_foreign_forward:
+            says = "a hook has taken its forward; patch the model before it is placed"
+            raise _refusal(info, says)
     described = None if has_subheads else _ropes_of_config(rotary_embeddings)
     groups: dict[tuple[type, int], list[ModuleInfo]] = {}
     for info in rotary_embeddings:
@@ -115,9 +111,9 @@ def _read_part(infos: Sequence[ModuleInfo]) -> PartRotation:
             raise _refusal(group[0], reason)
     return PartRotation(
         layers=_layers_by_code(embeddings) if described is None else described,
-        embeddings=tuple(embeddings),
-        rotating=tuple(rotating),
-        reordering=tuple(info for info in infos if REORDERING in methods_of(info.cls)),
+        embeddings=[(embedding, info) for embedding in embeddings for info in embedding.modules],
+        rotating=rotating,
+        reordering=[info for info in infos if REORDERING in methods_of(info.cls)],
     )
 
 
@@ -198,17 +194,13 @@ def _read_embedding(
 
 
 def _find_rope(
-    embedding: Embedding,
-    kind: str | None,
-    described: LayerRopes | None,
-    functions: Sequence[Any],
+    embedding: Embedding, kind: str | None, described: LayerRopes | None, functions: Sequence[Any]
 ) -> Rope | None:
     """The rope that the config describes and the class computes; None if they differ."""
     if described is None:
         return embedding.identify(functions, kind)
     is_named = kind in described.kinds
-    candidates = [described.kinds[cast(str, kind)]] if is_named else described.ropes
-    for rope in candidates:
+    for rope in [described.kinds[cast(str, kind)]] if is_named else described.ropes:
         if rope and embedding.matches(rope, functions, kind):
             return rope
     # a kind that no layer uses is absent from the config's ropes
@@ -218,8 +210,7 @@ def _find_rope(
 def _layers_by_code(embeddings: Sequence[Embedding]) -> LayerRopes | str:
     """The rope of every layer, as found from the code; the reason if that is not known."""
     config = embeddings[0].info.config
-    signatures = [it.signature for it in embeddings]
-    if any(it and it.subheads > 1 for it in signatures):
+    if any(it.signature and it.signature.subheads > 1 for it in embeddings):
         return "the parts of a head rotate as heads of their own, which no Rope says"
     count = next((n for key in _LAYER_COUNTS if (n := getattr(config, key, None))), None)
     kinds = {kind or "rope": rope for it in embeddings for kind, rope in it.ropes.items()}
@@ -233,18 +224,17 @@ def _layers_by_code(embeddings: Sequence[Embedding]) -> LayerRopes | str:
         f"The ropes of this {config.model_type} were identified from its code, not read from its "
         "config, and layers without position embedding are not told apart."
     ]
-    axis_orders = [it.position_format.axis_order for it in embeddings]
-    if axis_order := next(filter(None, axis_orders), ()):
-        notes.append(f"The axes of its ropes are the coordinates {axis_order} of its position_ids.")
-    return LayerRopes(
-        name=config.model_type, layer_kinds=tuple(order), kinds=kinds, notes=tuple(notes)
-    )
+    axis_orders = (it.position_format.axis_order for it in embeddings)
+    if order_of_axes := next(filter(None, axis_orders), ()):
+        notes.append(f"Its ropes' axes are the coordinates {order_of_axes} of its position_ids.")
+    name, layer_kinds = config.model_type, tuple(order)
+    return LayerRopes(name=name, layer_kinds=layer_kinds, kinds=kinds, notes=tuple(notes))
 
 
 @isolated_torch_state()
 def check_buffers(rotation: PartRotation) -> None:
     """Refuse frequencies or factors that were changed in a live module; lost ones are accepted."""
-    for embedding, info in rotation.embedding_modules():
+    for embedding, info in rotation.embeddings:
         # a rule writes the frequencies of the last call here; their source is another buffer
         rewritten = {
             "inv_freq" if kind is None else f"{kind}_inv_freq"

@@ -155,10 +155,7 @@ def _random(weight: Tensor) -> Tensor:
 
 
 def _run(
-    module: nn.Module,
-    rotating: Sequence[tuple[nn.Module, type]],
-    arguments: Mapping[str, Any],
-    is_deferring: bool,
+    module: nn.Module, rotating: Mapping[nn.Module, type], arguments: Any, is_deferring: bool
 ) -> tuple[list[Tensor], set[type]]:
     """What a copy and its rotations return, in order, and the classes that rotated."""
     tensors: list[Tensor] = []
@@ -178,7 +175,7 @@ def _run(
     def pass_on(query: Tensor, *_: Any, **__: Any) -> Tensor:
         return query  # in place of attention that only a GPU has
 
-    for inner, cls in rotating:
+    for inner, cls in rotating.items():
         functions = {name: record(cls, it) for name, it in rotations_of(cls).items()}
         body = overrides_of(cls, functions) if is_deferring else {}
         replaced = {**functions, "_flash_attention_forward": pass_on}
@@ -197,14 +194,14 @@ def find_misuse(group: Sequence[ModuleInfo], embeddings: Sequence[Embedding]) ->
     by_structure = {_structure(info.module): info for info in reversed(group)}
     for length, info in itertools.product(_LENGTHS, by_structure.values()):
         module = _copy_module(info.module, embeddings)
-        rotating = [(it, cast(type, type(it))) for it in module.modules() if rotations_of(type(it))]
+        rotating = {it: cast(type, type(it)) for it in module.modules() if rotations_of(type(it))}
         for plain, deferred in _arguments(info, module, embeddings, length):
             try:
                 before, classes = _run(module, rotating, plain, is_deferring=False)
             except FOREIGN_ERRORS as error:
                 unable = unable or f"a small copy of it cannot be run ({one_line(error)})"
                 continue
-            if classes != {cls for _, cls in rotating}:
+            if classes != {*rotating.values()}:
                 unable = "a small copy of it does not rotate"
                 break
             try:
