@@ -174,18 +174,17 @@ def _check_floating(name: str, x: Any, shape: str, least_dims: int) -> None:
 
 def _make_tensor(positions: Any, device: torch.device) -> Tensor:
     """Numbers, lists and arrays as a tensor of their own precision: a float is a float64."""
-    if type(positions) is int or type(positions) is float:
-        dtype = torch.int64 if type(positions) is int else torch.float64
-        try:
-            return torch.tensor(positions, dtype=dtype, device=device)
-        except (OverflowError, RuntimeError, ValueError) as error:
-            raise PositionError(
-                f"positions must fit 64 bits, got {short_repr(positions)}: {error}"
-            ) from None
+    is_number = type(positions) is int or type(positions) is float
     try:
+        if is_number:
+            dtype = torch.int64 if type(positions) is int else torch.float64
+            return torch.tensor(positions, dtype=dtype, device=device)
         array = np.asarray(positions)
         # torch reads neither foreign byte order, nor negative strides, nor read-only memory
         native = array.astype(array.dtype.newbyteorder("="), order="C")
         return torch.from_numpy(native).to(device)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise PositionError(f"positions must be an array of numbers: {error}") from None
+        expected = (
+            f"fit 64 bits, got {short_repr(positions)}" if is_number else "be an array of numbers"
+        )
+        raise PositionError(f"positions must {expected}: {error}") from None

@@ -1,10 +1,5 @@
 """The rotation of a transformers model, read off it and replaced by phasor's, in that model alone.
 
-    patch(model)       every layer rotates by positions, with phasor's operator
-    unpatch(model)     the classes that were there before, on the same modules
-    from_model(model)  the rope of every layer of a live model, verified
-    check(model)       how far its live cosines are from exact
-
 A model of pictures and text has a part for each, named by the key of its config in the config file,
 as in ``patch(model, part="text_config")``.
 
@@ -61,10 +56,6 @@ __all__ = [
     "patch",
     "unpatch",
 ]
-
-
-# positions that are checked where the config has no context, as those of vision towers
-_DEFAULT_CONTEXT = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,7 +290,7 @@ def check(model: nn.Module, *, part: str | None = None) -> Checked:
     for rotation in read_parts(model, part, "check"):
         context = isinstance(rotation.layers, LayerRopes) and rotation.layers.context
         for embedding, info in rotation.embeddings:
-            grid = embedding.spread_grid(context or _DEFAULT_CONTEXT)
+            grid = embedding.spread_grid(context or 4096)  # configs of vision towers have none
             modules += [_check_module(embedding, info, it, grid, weight) for it in embedding.ropes]
     return Checked(modules=tuple(modules))
 

@@ -36,6 +36,7 @@ from phasor.torch.hf.rotations import (
 )
 
 Grid = NDArray[np.int64]  # positions [axes, seq]
+_Rows = NDArray[np.float64]  # [seq, num_pairs]
 #: What foreign code may raise when it is built or called in a way that it was not written for.
 FOREIGN_ERRORS = (
     TypeError, ValueError, RuntimeError, AttributeError, LookupError, ArithmeticError,
@@ -46,14 +47,8 @@ _NEAR, _FAR = (0, 1, 2, 3), (1, 64, 4096, 65536)
 #: At this position the angle of a slow pair exceeds the rounding of float32.
 FARTHEST = 1 << 14
 _FLOAT32_ROUNDING = 2.0**-24
-_HEADS = 8
 # that are compared with exact cosines
 _MAX_POSITIONS = 1 << 16
-_WIDTH_KEYS = ("embed_dim", "hidden_size")
-# exponents are whole numbers; float32 cosines give them to 1e-4
-_EXPONENT_TOLERANCE = 0.01
-# between two float64 computations of the same real number
-_FLOAT64_TOLERANCE = 1e-14
 
 
 @contextmanager
@@ -93,9 +88,7 @@ def each_row(answer: Any) -> tuple[Tensor, ...]:
     return (answer,) if isinstance(answer, Tensor) else tuple(answer)
 
 
-def half_rows(
-    answer: Any, signature: RotationSignature | None
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def half_rows(answer: Any, signature: RotationSignature | None) -> tuple[_Rows, _Rows]:
     """Cosines and sines ``[seq, num_pairs]`` of one sequence, from rows for that signature."""
     assert signature is not None, "a rope was found for it"
     # [1, seq, width] -> [seq, subheads, width / subheads]
@@ -165,14 +158,14 @@ def identify_rows(answer: Any, signature: RotationSignature, grid: Grid) -> Rope
     cos, sin = (torch.from_numpy(row) for row in half_rows(answer, signature))
     generator = torch.Generator().manual_seed(0)
     # [seq, heads, head_dim] -> [seq * heads, head_dim]
-    x = torch.randn(len(cos), _HEADS, 2 * cos.shape[-1], generator=generator, dtype=torch.float64)
+    x = torch.randn(len(cos), 8, 2 * cos.shape[-1], generator=generator, dtype=torch.float64)
     y = rotate_by(
         x, cos, signature.direction * sin, pairing=signature.pairing,
         pairing_out=signature.pairing_out, backend="eager",
     )  # fmt: skip
     before, after = (tensor.flatten(0, 1).numpy() for tensor in (x, y))
     with suppress(PhasorError):
-        return identify_samples(before, after, positions_of_grid(grid).repeat(_HEADS, axis=0)).rope
+        return identify_samples(before, after, positions_of_grid(grid).repeat(8, axis=0)).rope
     return None
 
 
@@ -186,11 +179,11 @@ def with_powers(rope: Rope, base: float | None) -> Rope | None:
     pairs = rope.num_pairs
     exponents = -np.log(rope.inv_freq) / math.log(base) * pairs
     powers = exponents.round()
-    if np.abs(exponents - powers).max() > _EXPONENT_TOLERANCE:
+    if np.abs(exponents - powers).max() > 0.01:  # float32 cosines give whole numbers to 1e-4
         return None
     plain = replace(rope, base=base, scaling=None, explicit_inv_freq=None)
     exact = tuple(base ** (-power / pairs) for power in powers)
-    if np.allclose(plain.inv_freq, exact, rtol=_FLOAT64_TOLERANCE, atol=0):
+    if np.allclose(plain.inv_freq, exact, rtol=1e-14, atol=0):  # of the same numbers in float64
         return plain
     return replace(plain, base=None, explicit_inv_freq=exact)
 
@@ -205,8 +198,7 @@ class Embedding:
     farthest = _FAR[-1]  # the farthest position that it accepts
 
     def __init__(self, modules: Sequence[ModuleInfo]) -> None:
-        self.modules = modules
-        self.info = modules[0]
+        self.modules, self.info = modules, modules[0]
         by_kind: Any = getattr(self.info.module, "rope_type", None)
         self.kinds: list[str | None] = (isinstance(by_kind, dict) and [*by_kind]) or [None]
         self.ropes: dict[str | None, Rope] = {}  # of every kind of layer that it has cosines for
@@ -269,7 +261,7 @@ class Embedding:
         moved = [each_row(self(steps[:, [axis]]))[-1] for axis in range(self.n_axes)]
         at_zero = each_row(self(np.zeros((self.n_axes, 1), int)))
         config = self.info.config
-        hidden = next((n for key in _WIDTH_KEYS if (n := getattr(config, key, None))), 0)
+        hidden = getattr(config, "embed_dim", None) or getattr(config, "hidden_size", None) or 0
         width = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
         is_narrow = at_zero[0].shape[-1] <= width
         return is_narrow and not any(torch.equal(rows, at_zero[-1]) for rows in moved)
@@ -349,10 +341,7 @@ class EmbeddingTable(Embedding):
 
 
 class EmbeddingGrid(Embedding):
-    """Modules that return one table of complex rows, for the only size of a picture.
-
-    Llama 4 has one. The positions are found from the rows.
-    """
+    """One table of complex rows for the only size of a picture, as Llama 4 has; it is read."""
 
     n_axes, position_format = 2, PositionFormat(axes_last=True)
 

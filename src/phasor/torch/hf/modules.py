@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from types import CellType, CodeType, FunctionType, MethodType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,17 +45,11 @@ _Functions = Mapping[str, Any]
 @lru_cache(maxsize=1024)
 def methods_of(cls: type) -> dict[str, FunctionType]:
     """Every method of an instance of ``cls`` but those of ``torch.nn.Module`` itself."""
-    found: dict[str, FunctionType] = {}
+    members: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        if base in (object, nn.Module):
-            continue
-        for name, value in vars(base).items():
-            function = value.__func__ if isinstance(value, staticmethod) else value
-            if isinstance(function, FunctionType):
-                found[name] = function
-            else:
-                found.pop(name, None)
-    return found
+        members |= {} if base in (object, nn.Module) else vars(base)
+    plain = {k: it.__func__ if isinstance(it, staticmethod) else it for k, it in members.items()}
+    return {name: it for name, it in plain.items() if isinstance(it, FunctionType)}
 
 
 def rotations_of(cls: type) -> _Functions:
@@ -80,8 +73,7 @@ def _rotation_names(code: CodeType) -> tuple[str, ...]:
     return (*filter(_ROTATION_NAME.fullmatch, code.co_names), *chain.from_iterable(inner))
 
 
-@dataclass(frozen=True)
-class ModuleInfo:
+class ModuleInfo(NamedTuple):
     """One module of a model."""
 
     path: str
@@ -161,7 +153,7 @@ def parts_of(model: nn.Module) -> dict[str, list[ModuleInfo]]:
         while part_of_path.get(outer) in rotating_parts - cosine_parts and "." in outer:
             outer = outer.rpartition(".")[0]
         part = part_of_path[outer] if part_of_path.get(outer) in cosine_parts else info.part
-        found.setdefault(part, []).append(replace(info, part=part))
+        found.setdefault(part, []).append(info._replace(part=part))
     return {part: found[part] for part in found if part in rotating_parts | cosine_parts}
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,11 +31,9 @@ from phasor.torch.hf.rotations import measure_signature
 from phasor.torch.hf.trial import find_misuse, modules_to_run, one_line
 
 _FORWARD_PARAMETERS = (("self", "x", "position_ids"), ("self", "x", "position_ids", "layer_type"))
-_LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "depth")
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartRotation:
+class PartRotation(NamedTuple):
     """The rotation of one part of a model in its present state."""
 
     layers: LayerRopes | str  # the rope of every layer, or the reason why that is not known
@@ -68,13 +65,11 @@ def read_parts(model: nn.Module, part: str | None, verb: str) -> list[PartRotati
 
 def language_part(model: nn.Module) -> str:
     """The name of the part that is the language model, or of the only part; else an error."""
-    names = list(parts_of(model))
-    keys = {*table().files["language_models"], ""}
-    if languages := [name for name in names if keys.issuperset(name.split("."))]:
-        return max(languages, key=len)
-    if len(names) == 1:
-        return names[0]
-    raise ConfigError(f"part must say which of {', '.join(map(repr, names))} is meant")
+    names, keys = list(parts_of(model)), {*table().files["language_models"], ""}
+    languages = [name for name in names if keys.issuperset(name.split("."))]
+    if not languages and len(names) > 1:
+        raise ConfigError(f"part must say which of {', '.join(map(repr, names))} is meant")
+    return max(languages or names, key=len)
 
 
 @isolated_torch_state()
@@ -102,10 +97,7 @@ def _read_part(infos: Sequence[ModuleInfo]) -> PartRotation:
     groups: dict[tuple[type, int], list[ModuleInfo]] = {}
     for info in rotary_embeddings:
         groups.setdefault((info.cls, id(info.config)), []).append(info)
-    embeddings = [
-        _read_embedding(group, described, _functions_for(group[0], rotating))
-        for group in groups.values()
-    ]
+    embeddings = [_read_embedding(group, described, rotating) for group in groups.values()]
     for group in modules_to_run(infos, rotating):
         if reason := find_misuse(group, embeddings):
             raise _refusal(group[0], reason)
@@ -151,27 +143,27 @@ def _ropes_of_config(rotary_embeddings: Sequence[ModuleInfo]) -> LayerRopes | No
 
 def _functions_for(rotary_embedding: ModuleInfo, rotating: Sequence[ModuleInfo]) -> list[Any]:
     """The rotation functions from the file of a rotary embedding, or called by modules from it."""
+
+    def files_of(cls: type) -> set[str]:
+        return {base.__module__ for base in cls.__mro__ if base not in (object, nn.Module)}
+
     found: dict[int, Any] = {}
     for info in rotating:
         functions = rotations_of(info.cls).values()
-        files = _files(info.cls) | {function.__module__ for function in functions}
-        if _files(rotary_embedding.cls) & files:
+        files = files_of(info.cls) | {function.__module__ for function in functions}
+        if files_of(rotary_embedding.cls) & files:
             found |= {id(function): function for function in functions}
     if not found:
         raise _refusal(rotary_embedding, "no module of the model rotates by what it returns")
     return list(found.values())
 
 
-def _files(cls: type) -> set[str]:
-    """The Python modules that define a class and its bases."""
-    return {base.__module__ for base in cls.__mro__ if base not in (object, nn.Module)}
-
-
 def _read_embedding(
-    modules: Sequence[ModuleInfo], described: LayerRopes | None, functions: Sequence[Any]
+    modules: Sequence[ModuleInfo], described: LayerRopes | None, rotating: Sequence[ModuleInfo]
 ) -> Embedding:
     """The embeddings of one class, with Ropes that were verified against a new instance of it."""
     info, make = modules[0], EmbeddingTable
+    functions = _functions_for(info, rotating)
     if not info.holds_table:
         taken = tuple(inspect.signature(cast(Any, info.cls).forward).parameters)
         if taken not in _FORWARD_PARAMETERS and len(taken) != 2:
@@ -212,12 +204,13 @@ def _layers_by_code(embeddings: Sequence[Embedding]) -> LayerRopes | str:
     config = embeddings[0].info.config
     if any(it.signature and it.signature.subheads > 1 for it in embeddings):
         return "the parts of a head rotate as heads of their own, which no Rope says"
-    count = next((n for key in _LAYER_COUNTS if (n := getattr(config, key, None))), None)
+    counts = ("num_hidden_layers", "n_layer", "num_layers", "depth")
+    count = next((n for key in counts if (n := getattr(config, key, None))), 0)
     kinds = {kind or "rope": rope for it in embeddings for kind, rope in it.ropes.items()}
     ropes = {rope for it in embeddings for rope in it.ropes.values()}
     order = getattr(config, "layer_types", None)
     if len(ropes) == 1:
-        kinds, order = {"rope": ropes.pop()}, ["rope"] * (count or 0)
+        kinds, order = {"rope": ropes.pop()}, ["rope"] * count
     if not order or not set(order) <= set(kinds):
         return f"phasor does not know which layer of a {config.model_type} has which rope"
     notes = [

@@ -126,11 +126,6 @@ def split_heads(x: Tensor, subheads: int) -> Tensor:
     return split_last(x, subheads).transpose(-3, -2)
 
 
-def join_heads(x: Tensor) -> Tensor:
-    """The inverse of `split_heads`."""
-    return x.transpose(-3, -2).flatten(-2)
-
-
 def _find_geometry(
     function: Any, phases: Tensor, rows: Any, heads_first: bool, subheads: int, spare: int
 ) -> tuple[Pairing, Pairing, int, RotatedSlice] | None:
@@ -146,14 +141,14 @@ def _find_geometry(
     if y.shape != x.shape:
         return None
     starts: dict[RotatedSlice, int] = {"start": 0, "end": spare} if spare else {"exact": 0}
-    x, phases = split_heads(x, subheads), split_last(phases, subheads)
+    x, y, phases = split_heads(x, subheads), split_heads(y, subheads), split_last(phases, subheads)
     for place, source, target in itertools.product(starts, PAIRINGS, PAIRINGS):
         for direction in (1, -1) if source == target else (1,):
             expected = rotate_by(
                 x, phases.cos(), direction * phases.sin(),
                 pairing=source, pairing_out=target, rotary_start=starts[place], backend="eager",
             )  # fmt: skip
-            if torch.allclose(join_heads(expected), y, atol=_TOLERANCE, rtol=0):
+            if torch.allclose(expected, y, atol=_TOLERANCE, rtol=0):
                 return source, target, direction, place
     return None
 
@@ -287,9 +282,7 @@ def rotate_deferred(
     head_dim, rotary_dim = xs[0].shape[-1], 2 * rows.cos.shape[-1]
     spare = head_dim - rotary_dim
     if spare < 0 or (spare and signature.slice == "exact"):
-        raise TensorError(
-            f"the rotated tensors must end in {rotary_dim} coordinates, got {head_dim}"
-        )
+        raise TensorError(f"rotated tensors must end in {rotary_dim} coordinates, got {head_dim}")
     start = spare if signature.slice == "end" else 0
     text = layout_text(signature.pairing, signature.pairing_out, start)
     angles = [rows.cos, rows.sin]
@@ -299,7 +292,8 @@ def rotate_deferred(
         angles = [split_last(row, signature.subheads) for row in angles]
     ys = ops.apply(Call(xs, angles, text, inverse))
     if signature.subheads > 1:
-        ys = [join_heads(y) for y in ys]
+        # [..., seq, subheads, heads, head_dim / subheads] -> [..., seq, heads, head_dim]
+        ys = [y.transpose(-3, -2).flatten(-2) for y in ys]
     return [y.transpose(-3, -2) if heads_first else y for y in ys]
 
 

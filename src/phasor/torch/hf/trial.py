@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
-import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -22,7 +21,6 @@ from phasor.torch.hf.embeddings import (
     FOREIGN_ERRORS,
     Embedding,
     EmbeddingTable,
-    each_row,
     half_rows,
     rolled_positions,
 )
@@ -247,7 +245,7 @@ def _arguments(
             rows = embedding(grid, kind)
             both = rows, _defer(embedding, rows)
             packed = [both] if kind is None else [both, tuple({kind: it} for it in both)]
-            count = math.prod(each_row(rows)[0].shape[:-1])
+            count = len(half_rows(rows, embedding.signature)[0])
             for width, shape, has_mask, packing in itertools.product(
                 dict.fromkeys(widths), ((1, count), (count,), (1, 1, count)), (False, True), packed
             ):

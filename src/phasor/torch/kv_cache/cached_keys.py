@@ -210,11 +210,9 @@ class CachedKeys:
 class _DynamicLayer:
     """A ``DynamicLayer`` of transformers, which gets new tensors; base of the other layers."""
 
-    #: How many tokens fit; None where memory grows.
-    capacity: int | None = None
-
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, capacity: int | None = None) -> None:
         self._layer = layer
+        self._capacity = capacity  # how many tokens fit; None where memory grows
 
     @property
     def keys(self) -> Tensor:
@@ -237,10 +235,10 @@ class _DynamicLayer:
 
     def check_room(self, length: int) -> None:
         """Refuse more tokens than fit."""
-        if self.capacity is not None and length > self.capacity:
+        if self._capacity is not None and length > self._capacity:
             raise TensorError(
-                f"the cache must have room for {length} tokens, got {self.capacity}; make a longer "
-                "cache or evict some first"
+                f"the cache must have room for {length} tokens, got {self._capacity}; make a "
+                "longer cache or evict some first"
             )
 
     def tensors_to_write(self) -> tuple[Tensor, ...]:
@@ -257,10 +255,6 @@ class _DynamicLayer:
 class _StaticLayer(_DynamicLayer):
     """A ``StaticLayer``, written in place because compiled models keep its addresses."""
 
-    def __init__(self, layer: Any) -> None:
-        super().__init__(layer)
-        self.capacity = layer.max_cache_len
-
     def _view(self, cached: Tensor) -> Tensor:
         return cached.transpose(1, 2)[:, : int(self._layer.cumulative_length)]
 
@@ -275,10 +269,6 @@ class _StaticLayer(_DynamicLayer):
 
 class _KVCacheLayer(_DynamicLayer):
     """A `KVCache`, whose rows may be shorter than its columns."""
-
-    def __init__(self, cache: KVCache) -> None:
-        super().__init__(cache)
-        self.capacity = cache.capacity
 
     def _view(self, cached: Tensor) -> Tensor:
         return cached
@@ -301,34 +291,33 @@ class _KVCacheLayer(_DynamicLayer):
 
 def _wrap_layers(name: str, cache: Any) -> Sequence[_DynamicLayer]:
     """The layers of a supported cache that holds tokens, or an error."""
-    if isinstance(cache, KVCache):
-        layers: list[_DynamicLayer] = [_KVCacheLayer(cache)]
-    else:
-        layers = _wrap_transformers_layers(name, cache)
-    if not layers or any(layer.keys.shape[1] == 0 for layer in layers):
-        raise TensorError(f"{name} must hold tokens in every layer; run the prompt first")
-    return layers
-
-
-def _wrap_transformers_layers(name: str, cache: Any) -> list[_DynamicLayer]:
     library: Any = sys.modules.get("transformers.cache_utils")
-    if library is None or type(cache) not in (library.DynamicCache, library.StaticCache):
+    layers: list[_DynamicLayer] = []
+    foreign: Sequence[Any] = ()
+    if isinstance(cache, KVCache):
+        layers = [_KVCacheLayer(cache, cache.capacity)]
+    elif library is None or type(cache) not in (library.DynamicCache, library.StaticCache):
         raise TensorError(f"{name} must be {_SUPPORTED_CACHES}, got {type(cache).__name__}")
-    if cache.offloading:
+    elif cache.offloading:
         raise TensorError(
             f"{name} must not be offloaded, because its layers move between devices; make it with "
             "offloading=False"
         )
-    wrappers = {library.DynamicLayer: _DynamicLayer, library.StaticLayer: _StaticLayer}
-    for index, layer in enumerate(cache.layers):
+    else:
+        foreign = cache.layers
+    for index, layer in enumerate(foreign):
         # compared by type: a subclass of one of the two may keep fewer tokens, or other tensors
-        if type(layer) not in wrappers:
+        if type(layer) not in (library.DynamicLayer, library.StaticLayer):
             raise TensorError(
                 f"{name} must be {_SUPPORTED_CACHES}, got a {type(layer).__name__} as layer {index}"
             )
         if not layer.is_initialized:
             raise TensorError(f"{name} must hold tokens in every layer, got none in layer {index}")
-    return [wrappers[type(layer)](layer) for layer in cache.layers]
+        is_static = type(layer) is library.StaticLayer
+        layers += [_StaticLayer(layer, layer.max_cache_len) if is_static else _DynamicLayer(layer)]
+    if not layers or any(layer.keys.shape[1] == 0 for layer in layers):
+        raise TensorError(f"{name} must hold tokens in every layer; run the prompt first")
+    return layers
 
 
 def _count_tokens(name: str, layers: Sequence[_DynamicLayer]) -> int:

@@ -124,18 +124,18 @@ def watch_usage(
         )
     if own is not None and len(own) == len(per_layer):
         _check_pairs(sources, per_layer, tuple(own))
-    num_heads, num_kv_heads = (
-        getattr(given, "num_heads", None),
-        getattr(given, "num_kv_heads", None),
-    )
-    usage: list[LayerUsage | None] = []
+    heads = getattr(given, "num_heads", None), getattr(given, "num_kv_heads", None)
+    usage = [
+        None if it is None else LayerUsage(n) for n, it in zip(sources, per_layer, strict=True)
+    ]
     hooks: list[Any] = []
     try:
-        for (name, (queries, keys)), rope in zip(sources.items(), per_layer, strict=True):
-            usage.append(None if rope is None else LayerUsage(name))
-            if rope is not None and (layer := usage[-1]):
-                hooks += _add_hooks(queries, _NormHooks(name, rope, num_heads, layer.queries))
-                hooks += _add_hooks(keys, _NormHooks(name, rope, num_kv_heads, layer.keys))
+        for layer, both, rope in zip(usage, sources.values(), per_layer, strict=True):
+            if rope is not None and layer is not None:
+                for source, count, norms in zip(
+                    both, heads, (layer.queries, layer.keys), strict=True
+                ):
+                    hooks += _add_hooks(source, _NormHooks(layer.name, rope, count, norms))
         yield tuple(usage)
     finally:
         for hook in hooks:
