@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.report
-
 ROOT = Path(__file__).parents[2]
 CASES = json.loads((ROOT / "bench/results/cpu.json").read_text("utf-8"))["cases"]
 DRAWN = {
