@@ -274,7 +274,7 @@ def test_the_factor_of_a_layer_is_that_of_its_kind() -> None:
     said = str(diff(ropes, gemma()))
     assert "Queries: times 1 + 0.3 ln(1 + floor((p + 1) / 7)) and 1." in said
     assert "Only the" not in said
-    with pytest.raises(SpecError, match=r"query_factors must be of \['local'.*got \['other'\]"):
+    with pytest.raises(SpecError, match=r"query_factors must name some of kinds, got \['other'\]"):
         replace(gemma(), query_factors={"other": STEPS})
 
 

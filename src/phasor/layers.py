@@ -152,9 +152,7 @@ class LayerRopes(Sequence[Rope | None]):
             if rope is not None and not isinstance(cast(object, rope), Rope):
                 raise SpecError(f"kinds[{kind!r}] must be a Rope or None, got {short_repr(rope)}")
         if not self.query_factors.keys() <= self.kinds.keys():
-            raise SpecError(
-                f"query_factors must be of {[*self.kinds]}, got {[*self.query_factors]}"
-            )
+            raise SpecError(f"query_factors must name some of kinds, got {[*self.query_factors]}")
         for name in ("context", "num_heads", "num_kv_heads"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), least=1)
@@ -217,12 +215,7 @@ class LayerRopes(Sequence[Rope | None]):
         return next((r for n, r, layers in self.beside if n == name and layer in layers), None)
 
     def query_factor(self, layer: int) -> QueryFactor:
-        """What layer ``layer`` multiplies queries by, of their positions: also where nothing turns.
-
-        >>> import phasor
-        >>> float(phasor.preset("llama-4-scout").query_factor(3)(8191))
-        1.0693147180559945
-        """
+        """What layer ``layer`` multiplies queries by at positions, whether it rotates or not."""
         return self.query_factors.get(self.layer_kinds[layer], QueryFactor())
 
     @property

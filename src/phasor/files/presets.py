@@ -155,9 +155,7 @@ def _layer_ropes(name: str, table: Mapping[str, Any]) -> LayerRopes:
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         beside=tuple(beside),
-        query_factors={
-            kind: QueryFactor(**fields) for kind, fields in table.get("query_factors", {}).items()
-        },
+        query_factors={k: QueryFactor(**v) for k, v in table.get("query_factors", {}).items()},
         in_config=ConfigLocation(
             labels=table.get("labels", {}), ignores_scaling=table.get("fixed", False)
         ),

@@ -220,11 +220,10 @@ class LayerDifference(Difference):
     kinds: tuple[str, str]  # of these layers in the first and in the second model
     has_rope: tuple[bool, bool]
     difference: RopeDifference | None  # None unless both models have a rope here
-    query_factors: tuple[QueryFactor, QueryFactor]  # of these layers in each
+    queries: str = ""  # what each multiplies its queries by, if they differ
 
     def __bool__(self) -> bool:
-        pairs = (self.has_rope, self.query_factors)
-        return any(a != b for a, b in pairs) or bool(self.difference)
+        return self.has_rope[0] != self.has_rope[1] or bool(self.difference or self.queries)
 
     def lines(self) -> list[str]:
         kinds = " and ".join(dict.fromkeys(self.kinds))
@@ -232,8 +231,7 @@ class LayerDifference(Difference):
         lines = [f"Only the {which} has a rotation here."] * sum(self.has_rope)
         if self.difference is not None:
             lines = self.difference.lines()
-        if self.query_factors[0] != self.query_factors[1]:
-            lines.append("Queries: times {} and {}.".format(*self.query_factors))
+        lines += [self.queries] * bool(self.queries)
         return [f"{kinds} (layers {self.layers})", *(f"  {line}" for line in lines)]
 
 
@@ -292,16 +290,15 @@ def _diff_models(
         both = [static_rope(rope, seq_len) for rope in ropes if rope is not None]
         found = _diff_ropes(both[0], both[1], context, tolerance) if len(both) == 2 else None
         has_rope = ropes[0] is not None, ropes[1] is not None
+        times = [m.query_factors.get(k, QueryFactor()) for m, k in zip((a, b), kinds, strict=True)]
+        said = "" if times[0] == times[1] else "Queries: times {} and {}.".format(*times)
         differences.append(
             LayerDifference(
                 layers=ranges(layers),
                 kinds=kinds,
                 has_rope=has_rope,
                 difference=found,
-                query_factors=(
-                    a.query_factors.get(kinds[0], QueryFactor()),
-                    b.query_factors.get(kinds[1], QueryFactor()),
-                ),
+                queries=said,
             )
         )
     return ModelDifference(

@@ -123,7 +123,6 @@ class RotaryAttention(nn.Module):
             raise SpecError(f"window must be None in a layer with causal=False, got {window}")
         if not isinstance(cast(object, query_factor), QueryFactor | None):
             raise SpecError(f"query_factor must be a QueryFactor, got {short_repr(query_factor)}")
-        # that of layers without one asks for no positions
         self.query_factor = query_factor if query_factor != QueryFactor() else None
         boolean("qk_norm", qk_norm, "; norm_eps is the epsilon")
         boolean("qkv_bias", qkv_bias)
@@ -438,10 +437,8 @@ def _multiply(q: Tensor, positions: Any, factor: QueryFactor) -> Tensor:
     """Queries ``[batch, seq, num_heads, head_dim]`` times their positions' factors."""
     positions = read_positions(positions, q.device, _ONE_AXIS)
     check_placed(positions.shape, q.shape, _ONE_AXIS, heads_first=False)
-    if q.dtype == torch.float64:
-        positions = positions.double()
-    elif not positions.is_floating_point():
-        positions = positions.long()  # in 8 bits, length would not fit
+    if q.dtype == torch.float64 or not positions.is_floating_point():  # a length needs 32 bits
+        positions = positions.to(torch.float64 if q.dtype == torch.float64 else torch.int64)
     # [..., seq] -> [..., seq, 1, 1]
     return (q * factor(positions, torch)[..., None, None]).to(q.dtype)
 

@@ -140,13 +140,13 @@ def rows_of(path: Path, entry: Entry, row_bytes: int) -> Rows:
 def read_floats(header: Header, name: str) -> NDArray[np.float64]:
     """A small tensor; one that is none of `FLOATS` as NaNs."""
     entry = header.tensors[name]
-    data = rows_of(header.path, entry, entry.end - entry.begin).read(0, 1)[0]
-    if entry.dtype == "BF16":  # the upper half of a float32
-        data = (data.view("<u2").astype("<u4") << 16).view("<f4")
     if entry.dtype not in FLOATS:
         return np.full(entry.shape, np.nan)
-    dtype = {"F64": "<f8", "F16": "<f2"}.get(entry.dtype, "<f4")
-    return data.view(dtype).astype(np.float64).reshape(entry.shape)
+    data = rows_of(header.path, entry, entry.end - entry.begin).read(0, 1)[0]
+    if entry.dtype == "BF16":  # the upper half of a float32
+        data = (data.view("<u2").astype("<u4") << 16).view(np.uint8)
+    numbers = data.view({"F64": "<f8", "F16": "<f2"}.get(entry.dtype, "<f4"))
+    return numbers.astype(np.float64).reshape(entry.shape)
 
 
 _INDEX = ".safetensors.index.json"

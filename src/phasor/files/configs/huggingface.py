@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from phasor._checks import short_repr
 from phasor.axes import Axes, Axial, InterleavedSections, OneAxis, Sectioned
@@ -98,41 +97,36 @@ def _learned_ropes(
     # not at the top, as that package reads configs
     from phasor.files.checkpoint.files import open_checkpoint, read_floats
 
-    files = open_checkpoint(folder).files.values()
-    tensors = {f".{name}": file for file in files for name in file.tensors}
-    endings = tuple(f".{name}" for name in model.facts.learned)
+    files, learned = open_checkpoint(folder).files.values(), model.facts.learned
+    endings = tuple(f".{name}" for name in learned)
+    tensors = {name: file for file in files for name in file.tensors}
+    tensors = {n: file for n, file in tensors.items() if f".{n}".endswith(endings)}
     order: list[str] = []
     ropes: dict[str, Rope | None] = {}
     for i, kind in enumerate(model.layer_kinds):
         if (rope := kinds[kind]) is not None:
             # one for all layers, or one of its own
-            names = [name for name in tensors if name.endswith(endings)]
-            names = [n for n in names if f".layers.{i}." in n or ".layers." not in n]
+            names = [n for n in tensors if f".layers.{i}." in f".{n}" or ".layers." not in f".{n}"]
             if len(names) != 1:
-                wanted = f"{model.facts.learned[0]} of layer {i}"
+                wanted = f"{learned[0]} of layer {i}"
                 raise refusal("learned", folder=folder, name=wanted, got=names or "none")
-            alpha = read_floats(tensors[names[0]], names[0][1:])
+            alpha = read_floats(tensors[names[0]], names[0])
             # exp of larger ones is none of a frequency
             if alpha.shape != (rope.num_pairs,) or not (np.abs(alpha) < 100).all():
-                wanted = f"{names[0][1:]}, with a number for each of {rope.num_pairs} pairs"
+                wanted = f"{names[0]}, with a number for each of {rope.num_pairs} pairs"
                 raise refusal("learned", folder=folder, name=wanted, got=alpha.tolist())
-            rope = _times(rope, np.exp(alpha))
+            if rope.softmax_factor != 1:
+                raise refusal("learned_softmax", block=model.blocks.top.path)
+            inv_freq, gain = rope.inv_freq * np.exp(alpha), rope.attention_factor
+            factors = tuple((replace(rope, scaling=None).inv_freq / inv_freq).tolist())
+            rope = replace(rope, scaling=PerPair(factors=factors, attention_factor=gain))
+            if gain == 1:
+                explicit = tuple(inv_freq.tolist())
+                rope = replace(rope, base=None, scaling=None, explicit_inv_freq=explicit)
         known = (name for name in ropes if name.split()[0] == kind and ropes[name] == rope)
         order.append(next(known, f"{kind} {i}" if kind in ropes else kind))
         ropes[order[-1]] = rope
     return tuple(order), ropes
-
-
-def _times(rope: Rope, factors: NDArray[np.float64]) -> Rope:
-    """The rope with each frequency multiplied."""
-    inv_freq, gain = rope.inv_freq * factors, rope.attention_factor
-    if rope.softmax_factor != 1:
-        raise ConfigError("mscale_all_dim must not scale the softmax beside learned frequencies")
-    if gain == 1:
-        explicit = tuple(inv_freq.tolist())
-        return replace(rope, base=None, scaling=None, explicit_inv_freq=explicit)
-    divisors = tuple((replace(rope, scaling=None).inv_freq / inv_freq).tolist())
-    return replace(rope, scaling=PerPair(factors=divisors, attention_factor=gain))
 
 
 def _rope(

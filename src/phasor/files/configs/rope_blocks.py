@@ -223,23 +223,20 @@ def query_factors(
 ) -> dict[str, QueryFactor]:
     """By kind, what a class multiplies queries by: its ``query_factor`` and the file's numbers."""
     found: dict[str, QueryFactor] = {}
-    value = config.values.get(switch := facts.get("switch", ""))
-    config.ignore(switch)
-    # not a flag: Llama 4's first files have 4 for true
-    is_on = facts.get("on", facts) if value is None else value
+    config.ignore(switch := facts.get("switch", ""))
+    value = config.values.get(switch)  # Llama 4's first files have 4 for true
+    if not (facts.get("on", facts) if value is None else value):
+        return found
     for kind, rope in kinds.items():
-        has_it = rope is None if facts.get("unrotated") else kind in facts.get("kinds", (kind,))
-        if not (is_on and has_it):
-            continue
         places = (block_of(kind) or config, config)
         lengths = (p.whole(key) for key in facts.get("length_keys", ()) for p in places)
         strengths = (p.number(facts.get("strength_key", "")) for p in places)
         length = next(filter(None, lengths), facts.get("length"))
         strength = next((s for s in strengths if s is not None), facts.get("strength"))
-        if length and strength:
-            other = {key: facts[key] for key in ("form", "first") if key in facts}
+        has_it = rope is None if facts.get("unrotated") else kind in facts.get("kinds", kinds)
+        if has_it and length and strength:
             strength = 1 / math.log(length) if strength == "1 / ln(length)" else strength
-            found[kind] = QueryFactor(strength=strength, length=length, **other)
+            found[kind] = QueryFactor(strength=strength, length=length, **facts.get("other", {}))
     return found
 
 

@@ -19,7 +19,6 @@ from phasor.axes import Alternating, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError
 from phasor.files.configs.writing import WRITERS, config_keys, keys_over_file, rope_parameters
 from phasor.files.translation.target import (
-    IN_SOME_CLASSES,
     PICK_LAW,
     ProgramSettings,
     Target,
@@ -138,7 +137,7 @@ TRANSFORMERS = Target(
     axes=(OneAxis, Sectioned, InterleavedSections, Alternating),
     rules=(DynamicNTK, LongRope),
     softmax=True,
-    query_factor="the class that was made for the model does so, by the numbers of its config",
+    query_factor=True,
     other_pairs_out=True,
 )
 
@@ -215,7 +214,7 @@ META = Target(
     needs_context=False,
     pairings=("interleaved",),
     partial=False,
-    query_factor="llama_models.llama4 does so, if it can, by attn_temperature_tuning and its like",
+    query_factor=True,
 )
 
 
@@ -379,7 +378,7 @@ VLLM = Target(
     write=_write_vllm,
     axes=(OneAxis, Sectioned, InterleavedSections),
     softmax=True,
-    query_factor=IN_SOME_CLASSES,
+    query_factor=True,
 )
 
 
@@ -446,5 +445,5 @@ SGLANG = Target(
     axes=(OneAxis, Sectioned, InterleavedSections),
     rules=(LongRope,),
     softmax=True,
-    query_factor=IN_SOME_CLASSES,
+    query_factor=True,
 )

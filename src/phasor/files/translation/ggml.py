@@ -14,7 +14,6 @@ from phasor.axes import InterleavedSections, OneAxis, Sectioned
 from phasor.files.configs.facts import table
 from phasor.files.configs.gguf import architecture_of
 from phasor.files.translation.target import (
-    IN_SOME_CLASSES,
     PICK_LAW,
     ProgramSettings,
     Target,
@@ -335,7 +334,7 @@ GGUF = Target(
     axes=(OneAxis, Sectioned, InterleavedSections),
     rules=(LongRope,),
     softmax=True,
-    query_factor=IN_SOME_CLASSES,
+    query_factor=True,
 )
 
 
@@ -407,5 +406,5 @@ LLAMA_CPP = Target(
     checked="description",
     write=_write_llama_cpp,
     axes=(OneAxis, Sectioned, InterleavedSections),
-    query_factor=IN_SOME_CLASSES,
+    query_factor=True,
 )

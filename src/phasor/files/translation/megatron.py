@@ -176,6 +176,5 @@ TARGET = Target(
     needs_context=False,
     axes=(OneAxis, Sectioned),
     softmax=True,
-    query_factor="no flag does so",
     other_pairs_out=True,
 )

@@ -30,8 +30,6 @@ from phasor.scaling.laws import yarn_multiplier
 
 #: The way out where a rule would have to pick its law in the program.
 PICK_LAW = "translate rope.at(seq_len), or give --seq-len TOKENS"
-#: What is done with the factor on queries by programs that have the model's code.
-IN_SOME_CLASSES = "what it has for Llama 4 and Mistral does so, by the numbers of their files"
 
 
 @dataclass(frozen=True, eq=False)  # settings may be arrays
@@ -121,8 +119,7 @@ class Target:
     # those it applies by itself; others must have picked their law
     rules: tuple[type[Rule], ...] = ()
     softmax: bool = False  # whether ``write`` has a setting or a note for the softmax factor
-    # what it does with the factor on queries, after "Queries ... are multiplied by ...: "
-    query_factor: str = "it only rotates, so multiply them as well"
+    query_factor: bool = False  # whether its own code for Llama 4 and Mistral multiplies queries
     # whether ``write`` reads ``pairing_out``; otherwise the target writes the pairs that it reads
     other_pairs_out: bool = False
 
