@@ -170,7 +170,10 @@ def float32(value: mpf) -> float:
 @mpmath.workdps(DIGITS)
 def frequencies(rope: Any) -> Reals:
     """Radians per position of every pair of a rope whose rule, if any, has picked its law."""
-    if rope.explicit_inv_freq is not None:
+    if type(rope.axes).__name__ == "Mixed":
+        # of the step along which it turns fastest
+        found = [mpmath.sqrt(sum(f * f for f in own)) for own in zip(*terms(rope), strict=True)]
+    elif rope.explicit_inv_freq is not None:
         found = [mpf(f) for f in rope.explicit_inv_freq]
     else:
         base = mpf(rope.base)
@@ -185,14 +188,30 @@ def frequencies(rope: Any) -> Reals:
 
 
 @mpmath.workdps(DIGITS)
+def terms(rope: Any) -> list[Reals]:
+    """For each axis, the radians by which one step along it turns each pair."""
+    if type(rope.axes).__name__ == "Mixed":
+        is_exact = rope.inv_freq_dtype == "exact"
+        return [
+            [mpf(f) if is_exact else mpf(float32(mpf(f))) for f in row]
+            for row in rope.axes.inv_freq
+        ]
+    axes, own = axis_of_pair(rope.axes, rope.rotary_dim // 2), frequencies(rope)
+    return [
+        [f if axis == turning else mpf(0) for axis, f in zip(axes, own, strict=True)]
+        for turning in range(rope.axes.n_axes)
+    ]
+
+
+@mpmath.workdps(DIGITS)
 def cos_sin(rope: Any, position: float | Sequence[float]) -> tuple[Reals, Reals]:
     """Cosine and sine of every pair at one position, to 60 digits and more."""
     at = list(position) if isinstance(position, Sequence) else [position]
-    axes = axis_of_pair(rope.axes, rope.rotary_dim // 2)
     cosines, sines = [], []
-    for f, axis in zip(frequencies(rope), axes, strict=True):
-        exact = Fraction(at[axis])  # a float stands for the rational it is
-        angle = f * exact.numerator / exact.denominator
+    for steps in zip(*terms(rope), strict=True):
+        exact = [Fraction(p) for p in at]  # a float stands for the rational it is
+        places = (mpf(p.numerator) / p.denominator for p in exact)
+        angle = sum(f * p for f, p in zip(steps, places, strict=True))
         cos, sin = mpmath.cos_sin(angle)
         cosines.append(cos)
         sines.append(rope.direction * sin)

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from phasor import Rope, pairings
-from phasor.axes import Alternating, Axes, Axial, InterleavedSections, OneAxis, Sectioned
+from phasor.axes import Alternating, Axes, Axial, InterleavedSections, Mixed, OneAxis, Sectioned
 from phasor.scaling import (
     NTK,
     REGISTRY,
@@ -36,7 +36,7 @@ EVERY_LAW: dict[str, Law | None] = {"plain": None}
 for name, (example, _) in REGISTRY.items():
     EVERY_LAW[name] = example.at(65_536) if isinstance(example, Rule) else example
 
-EVERY_AXES = ("one", "sectioned", "axial", "interleaved", "alternating")
+EVERY_AXES = ("one", "sectioned", "axial", "interleaved", "alternating", "mixed")
 
 INT64 = st.integers(-(2**63), 2**63 - 1) | st.integers(-5000, 5000)
 FLOAT_POSITIONS = st.floats(-(2.0**62), 2.0**62) | st.floats(-5000, 5000)
@@ -51,6 +51,9 @@ def axes(draw: st.DrawFn, pairs: int) -> Axes:
     kind = draw(st.sampled_from(EVERY_AXES if pairs >= 3 else EVERY_AXES[:1]))
     if kind == "one":
         return OneAxis()
+    if kind == "mixed":
+        row = st.lists(st.floats(-8.0, 8.0), min_size=pairs, max_size=pairs).map(tuple)
+        return Mixed(draw(st.lists(row, min_size=2, max_size=3).map(tuple)))
     if kind == "alternating":
         each = draw(st.integers(0, pairs // 2))
         return Alternating((pairs - 2 * each, each, each))
@@ -149,6 +152,8 @@ def descriptions(draw: st.DrawFn) -> dict[str, Any]:
         "direction": draw(st.sampled_from([1, -1])),
         "inv_freq_dtype": draw(st.sampled_from(["exact", "float32"])),
     }
+    if isinstance(layout, Mixed):
+        return fields
     spectra = layout.spectra(pairs)
     source = draw(st.sampled_from(["plain", "law", "rule", "explicit"]))
     if source == "explicit":

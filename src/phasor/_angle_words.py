@@ -80,9 +80,9 @@ def split(positions: Any, dtype: np.dtype[Any], xp: Any) -> Words:
     return Words(xp.stack(words, -1), is_negative, has_angle)
 
 
-def axes_of(rope: Rope) -> tuple[int, ...] | None:
+def axes_of(rope: Rope) -> tuple[Any, ...] | None:
     """The axis of each pair, for `cos_sin_of_words`; None where there is one."""
-    return None if rope.axes.n_axes == 1 else rope.axes.axis_of_pair(rope.num_pairs)
+    return None if rope.axes.n_axes == 1 else rope.axes.indices(rope.num_pairs)
 
 
 def cos_sin_of_words(
@@ -90,7 +90,7 @@ def cos_sin_of_words(
     limbs: Any,
     dtype: np.dtype[Any],
     xp: Any,
-    axis_of_pair: tuple[int, ...] | None,
+    axis_of_pair: tuple[Any, ...] | None,
     gain: float = 1.0,
     inverse: bool = False,
 ) -> tuple[Any, Any]:
@@ -102,10 +102,15 @@ def cos_sin_of_words(
     # whole turns, and the words of the fraction that follow: [num_pairs, 5 or 3]
     if bits == 64:
         wide = limbs.astype(np.uint64)
-        limbs = (wide[:, ::2] << 32) | wide[:, 1::2]
+        limbs = (wide[..., ::2] << 32) | wide[..., 1::2]
     else:
-        limbs = limbs[:, 1:]
+        limbs = limbs[..., 1:]
     turns = _turns(magnitude, limbs, words.has_angle is None)
+    has_angle = None if words.has_angle is None else words.has_angle[..., axes]
+    if limbs.ndim == 3:  # axes mix: [..., seq, n_axes, num_pairs]
+        turns = xp.where(is_negative, -turns, turns).sum(-2, dtype=turns.dtype)
+        is_negative = False
+        has_angle = None if has_angle is None else has_angle.all(-2)
     # without quarter turns, in eighths of a turn, from -1 to 1
     x = (turns << 2).astype(f"i{dtype.itemsize}").astype(dtype) * number(2.0 ** (1 - bits))
     y = x * x
@@ -115,8 +120,8 @@ def cos_sin_of_words(
     quarters = (turns + turns.dtype.type(1 << (bits - 3))) >> (bits - 2)
     is_odd, is_negated = (quarters & 1) == 1, quarters > 1
     factor = number(gain)
-    if words.has_angle is not None:
-        factor = xp.where(words.has_angle[..., axes], factor, number(np.nan))
+    if has_angle is not None:
+        factor = xp.where(has_angle, factor, number(np.nan))
     is_sin_negated = is_negated ^ is_negative ^ inverse
     cos = xp.where(is_odd, -even_sin, even_cos) * xp.where(is_negated, -factor, factor)
     sin = xp.where(is_odd, even_cos, even_sin) * xp.where(is_sin_negated, -factor, factor)
@@ -129,8 +134,8 @@ def _turns(magnitude: Any, limbs: Any, is_integer: bool) -> Any:
     Three words of a float32 are less than four units too small, one of an integer less than two.
     """
     first, count = int(is_integer), magnitude.shape[-1]
-    following = limbs[:, first + 1 : first + 1 + count]
-    products = magnitude * limbs[:, first : first + count]
+    following = limbs[..., first + 1 : first + 1 + count]
+    products = magnitude * limbs[..., first : first + count]
     products = products + _upper_product(magnitude, following, magnitude.dtype.itemsize * 4)
     return products.sum(-1, dtype=products.dtype)
 

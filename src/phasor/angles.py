@@ -28,7 +28,7 @@ from phasor._checks import number
 from phasor._reals import PI, in_reals
 from phasor._tensors import check_coordinates
 from phasor.errors import PositionError
-from phasor.rope import Rope, real_inv_freq
+from phasor.rope import Rope, real_inv_freq, real_terms
 
 #: Largest absolute error of a float64 cosine or sine at an integer position. Derived, in units of
 #: 1e-17: the 64 bits of the angle are off by 4 units of the last (0.2), ``x`` in float64 moves the
@@ -39,7 +39,7 @@ COS_SIN_ERROR = 1e-15
 #: 96 bits of the frequency move the angle by 2**-33 turns, two products by 2**-32 (together 0.3),
 #: ``x`` in float32 by pi/4 * 2**-25 (2.3), the polynomial is off by 2.4, mostly its first
 #: coefficient, and its evaluation rounds ``S`` (3.0), the product with ``x`` (3.0) and smaller
-#: terms (1.0): 12.0.
+#: terms (1.0): 12.0. Of axes that mix every further one adds 0.6.
 COS_SIN_ERROR_FLOAT32 = 1.25e-7
 #: At a float position, what these bounds grow by for every radian per position: half a unit of the
 #: rest.
@@ -148,11 +148,12 @@ def cos_sin(
     if rope.axes.n_axes == 1:
         coordinates = coordinates[..., None]
     else:
-        # [..., n_axes] -> [..., num_pairs]
-        coordinates = coordinates[..., np.array(rope.axes.axis_of_pair(rope.num_pairs))]
-    cos = np.empty((*coordinates.shape[:-1], rope.num_pairs), dtype)
+        # [..., n_axes] -> [..., num_pairs], or [..., n_axes, num_pairs] where axes mix
+        coordinates = coordinates[..., np.array(rope.axes.indices(rope.num_pairs))]
+    tokens = coordinates.shape[: 1 - turn_words(rope).ndim]
+    cos = np.empty((*tokens, rope.num_pairs), dtype)
     sin = np.empty_like(cos)
-    flat = coordinates.reshape(-1, coordinates.shape[-1])
+    flat = coordinates.reshape(-1, *coordinates.shape[len(tokens) :])
     flat_cos, flat_sin = cos.reshape(-1, rope.num_pairs), sin.reshape(-1, rope.num_pairs)
     step = max(1, _CHUNK_ELEMENTS // rope.num_pairs)
     for start in range(0, len(flat), step):
@@ -198,15 +199,18 @@ def turn_limbs(rope: Rope) -> NDArray[np.uint32]:
 
     The most significant limb is first. Whole turns modulo 2**64 are in two limbs, the fraction is
     in four. Of a Rope that turns the other way it is the negative number, in two's complement.
+    Where axes mix it is ``[n_axes, num_pairs, 6]``: a pair's angle is the sum over axes.
 
     >>> turn_limbs(Rope(head_dim=2, pairing="half", explicit_inv_freq=(6.283185307179586,)))
     array([[         0,          0, 4294967295, 4294967295, 2848034561,
             1152018303]], dtype=uint32)
     """
     # the product with |p| < 2**63 still has 66 correct bits after the point
-    units = [int((rope.direction * t * 2**128).to_integral_value()) for t in real_turns(rope)]
+    turns = [rope.direction * f / (2 * PI) for term in real_terms(rope) for f in term]
+    units = [int((turn * 2**128).to_integral_value()) for turn in turns]
     limbs = [[(unit >> shift) & 0xFFFFFFFF for shift in range(160, -1, -32)] for unit in units]
-    array = np.array(limbs, dtype=np.uint32)
+    lead = np.shape(rope.axes.indices(rope.num_pairs))
+    array = np.array(limbs, dtype=np.uint32).reshape(*lead, 6)
     array.flags.writeable = False  # cached, so all callers share it
     return array
 
@@ -216,27 +220,33 @@ def turn_words(rope: Rope, rest_bits: int = 0) -> NDArray[np.int64]:
     """The numbers that positions are multiplied by, or their rests: read-only ``[3, num_pairs]``.
 
     64 bits of the frequency, the 32 bits that follow, and the 32 after those, which only float64
-    needs. ``rest_bits`` is 0 for positions, 32 or 64 for rests in units of 2**-32 or 2**-64.
+    needs. ``rest_bits`` is 0 for positions, 32 or 64 for rests in units of 2**-32 or 2**-64. Where
+    axes mix it is ``[3, n_axes, num_pairs]``.
     """
     first = 2 - rest_bits // 32
     # [num_pairs, 6] -> [4, num_pairs]
-    limbs = turn_limbs(rope)[:, first : first + 4].T.astype(np.int64)
+    limbs = np.moveaxis(turn_limbs(rope)[..., first : first + 4], -1, 0).astype(np.int64)
     words = np.stack(((limbs[0] << 32) | limbs[1], limbs[2], limbs[3]))
     words.flags.writeable = False
     return words
 
 
 def _turns(rope: Rope, positions: NDArray[Any], dtype: Any) -> NDArray[np.int64]:
-    """Angles ``[P, num_pairs]`` in units of 2**-64 turns at ``[P, 1]`` or ``[P, num_pairs]``."""
+    """Angles ``[P, num_pairs]`` in units of 2**-64 turns at ``[P, 1]`` or ``[P, num_pairs]``.
+
+    Where axes mix, at ``[P, n_axes, num_pairs]``; integers add up exactly.
+    """
     bits = _REST_BITS[np.dtype(dtype).itemsize]
     if positions.dtype == np.int64:
-        return _multiply(positions, turn_words(rope), bits)
-    nearest = np.rint(positions)
-    # from -1/2 to below 1/2, because 2**63 units are no int64
-    nearest += positions - nearest == 0.5
-    rest = np.rint((positions - nearest) * 2.0**bits).astype(np.int64)
-    whole_turns = _multiply(nearest.astype(np.int64), turn_words(rope), bits)
-    return whole_turns + _multiply(rest, turn_words(rope, bits), bits)
+        turns = _multiply(positions, turn_words(rope), bits)
+    else:
+        nearest = np.rint(positions)
+        # from -1/2 to below 1/2, because 2**63 units are no int64
+        nearest += positions - nearest == 0.5
+        rest = np.rint((positions - nearest) * 2.0**bits).astype(np.int64)
+        turns = _multiply(nearest.astype(np.int64), turn_words(rope), bits)
+        turns += _multiply(rest, turn_words(rope, bits), bits)
+    return turns if turns.ndim == 2 else turns.sum(-2)
 
 
 def _multiply(numbers: NDArray[np.int64], words: NDArray[np.int64], bits: int) -> NDArray[np.int64]:

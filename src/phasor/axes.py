@@ -3,16 +3,16 @@
 Sections count *pairs*, one entry per axis, in the order the positions list their axes
 (time, height, width). In `Axial` the frequencies start again at 1 in each section. In all others
 they run over all pairs, so a position with equal coordinates on all axes is rotated exactly as in a
-rope with one axis.
+rope with one axis. In `Mixed` every axis turns every pair, with a frequency of its own.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from phasor._checks import short_repr, whole
+from phasor._checks import numbers, short_repr, whole
 from phasor.errors import SpecError
 
 
@@ -30,6 +30,10 @@ class Axes(ABC):
     @abstractmethod
     def axis_of_pair(self, num_pairs: int) -> tuple[int, ...]:
         """The axis that drives each of ``num_pairs`` pairs."""
+
+    def indices(self, num_pairs: int) -> tuple[int, ...] | tuple[tuple[int, ...], ...]:
+        """The axis of each pair; of `Mixed` a row for each term of the angles' sum."""
+        return self.axis_of_pair(num_pairs)
 
     def counts(self, num_pairs: int) -> tuple[int, ...]:
         """How many of the pairs each axis drives."""
@@ -167,6 +171,53 @@ class Alternating(_Sections):
         return (1, 2) * height + (0,) * time
 
 
+@dataclass(frozen=True)
+class Mixed(Axes):
+    """Every axis turns every pair, and the angles add up (RoPE-Mixed, RoPE-ViT 2403.13298, eq. 14).
+
+    The commuting case of STRING (2502.02562), shared by all heads; `phasor.torch.rotate_by` takes
+    angles by head. ``inv_freq[a][k]`` are the radians by which a step on axis ``a`` turns pair
+    ``k``, of either sign. The Rope has no other frequencies; its ``inv_freq`` is that of a step
+    along which a pair turns fastest.
+
+    >>> Mixed(((1.0, 0.5), (0.0, -2.0))).indices(2)
+    ((0, 0), (1, 1))
+    """
+
+    inv_freq: tuple[tuple[float, ...], ...]
+    summary = "each turned by the sum over all axes"
+
+    def __post_init__(self) -> None:
+        rows: Any = self.inv_freq if hasattr(self.inv_freq, "__iter__") else ()
+        rows = [numbers(f"inv_freq[{axis}]", row) for axis, row in enumerate(rows)]
+        if len(rows) < 2 or len({*map(len, rows)}) > 1:
+            raise SpecError(
+                "inv_freq must be a row for each of two axes or more, with a number for each pair, "
+                "such as Mixed([[0.5] * 64] * 3) where a head has 64 pairs, "
+                f"got {short_repr(self.inv_freq)}"
+            )
+        # one zero, so that equal ropes have equal text
+        object.__setattr__(self, "inv_freq", tuple(tuple(f + 0.0 for f in row) for row in rows))
+
+    @property
+    def n_axes(self) -> int:
+        return len(self.inv_freq)
+
+    def axis_of_pair(self, num_pairs: int) -> tuple[int, ...]:
+        raise SpecError("axes must be others than Mixed here: with these, no pair has one axis")
+
+    def indices(self, num_pairs: int) -> tuple[tuple[int, ...], ...]:
+        if len(self.inv_freq[0]) != num_pairs:
+            raise SpecError(
+                "inv_freq of the axes must hold one number per pair (rotary_dim / 2 = "
+                f"{num_pairs}), got {len(self.inv_freq[0])}"
+            )
+        return tuple((axis,) * num_pairs for axis in range(self.n_axes))
+
+    def counts(self, num_pairs: int) -> tuple[int, ...]:
+        return (num_pairs,) * self.n_axes
+
+
 #: By their names in JSON; of those that fit what it sees, `identify` reports the first.
 AXES: dict[str, type[Axes]] = {
     "one": OneAxis,
@@ -174,4 +225,5 @@ AXES: dict[str, type[Axes]] = {
     "axial": Axial,
     "interleaved": InterleavedSections,
     "alternating": Alternating,
+    "mixed": Mixed,
 }

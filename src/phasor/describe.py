@@ -8,7 +8,7 @@ from dataclasses import asdict, fields, is_dataclass, replace
 from typing import Any, NamedTuple, cast
 
 from phasor.angles import turns, wavelengths
-from phasor.axes import Axes, OneAxis
+from phasor.axes import Axes, Mixed, OneAxis
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing, by_pairing
 from phasor.rope import Rope, real_inv_freq
@@ -19,7 +19,7 @@ class PairRow(NamedTuple):
     """The numbers of one pair."""
 
     pair: int  # its index, from 0
-    axis: int  # the position axis that drives it
+    axis: int | None  # the position axis that drives it; None where all do
     inv_freq: float  # radians per position
     wavelength: float | None  # positions per turn; None if its frequency is 0
     turns: float | None  # over the context; None without a context
@@ -28,7 +28,8 @@ class PairRow(NamedTuple):
 
 def pair_rows(rope: Rope, context: float | None) -> list[PairRow]:
     """One row for each pair of a Rope with a static law."""
-    axes = rope.axes.axis_of_pair(rope.num_pairs)
+    no_axis = (None,) * rope.num_pairs
+    axes = no_axis if isinstance(rope.axes, Mixed) else rope.axes.axis_of_pair(rope.num_pairs)
     lengths = wavelengths(rope).tolist()
     turns_of_pair = None if context is None else turns(rope, context).tolist()
     frequencies = zip(real_inv_freq(without_law(rope)), real_inv_freq(rope), strict=True)

@@ -184,12 +184,13 @@ def _cos_sin(
     is at ``axis``.
     """
     array: Any = mx if isinstance(positions, mx.array) else np
-    axis_of_pair = array.array(rope.axes.axis_of_pair(rope.num_pairs))
-    # [..., seq, 1], or [..., seq, num_pairs] where pairs differ in their axis
-    positions = positions[..., axis_of_pair if rope.axes.n_axes > 1 else None]
+    indices = array.array(rope.axes.indices(rope.num_pairs))
+    # [..., seq, 1], [..., seq, num_pairs] where pairs differ in their axis, or with all of its axes
+    positions = positions[..., indices if rope.axes.n_axes > 1 else None]
     gains, parts = mx.array(gain), [positions]
     if "float" in str(positions.dtype):
-        gains = mx.where(mx.array(abs(positions) < 2.0**63), gains, mx.nan)
+        has_angle = mx.array(abs(positions) < 2.0**63)
+        gains = mx.where(has_angle.all(-2) if indices.ndim > 1 else has_angle, gains, mx.nan)
         nearest = array.round(positions)
         parts = [nearest, array.round((positions - nearest) * 2.0**32)]
     numbers = [mx.array(part.astype(array.int64)) for part in parts]
@@ -205,6 +206,7 @@ def _cos_sin_of(
         part.astype(mx.uint64) * first + (part >> 32).astype(mx.uint64) * second
         for part, first, second in zip(numbers, words[::2], words[1::2], strict=False)
     )
+    turns = turns.sum(-2) if words[0].ndim > 1 else turns
     # in eighths of a turn, from -1 to 1
     x = (turns << 2).astype(mx.int64).astype(mx.float32) * 2.0**-63
     y: Any = x * x

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from phasor._checks import choice, number, numbers, short_repr, whole
 from phasor._reals import in_reals, nearest_float32, powers
-from phasor.axes import AXES, Axes, OneAxis
+from phasor.axes import AXES, Axes, Mixed, OneAxis
 from phasor.errors import SpecError
 from phasor.pairings import Pairing, checked_pairing
 from phasor.scaling import LAWS, Law, Rule, Temperature
@@ -122,7 +122,7 @@ class Rope:
                 "axes must be one of phasor.axes, such as phasor.axes.Axial((16, 16)) where "
                 f"a head has 32 pairs, got {short_repr(self.axes)}"
             )
-        self.axes.axis_of_pair(self.num_pairs)
+        self.axes.indices(self.num_pairs)
         self._check_frequencies(set_field)
         # the hash, and the operator's argument: computed once, as both are needed at every call
         set_field("_json", _canonical_json(_plain_constants({"format": FORMAT} | self.to_dict())))
@@ -141,6 +141,11 @@ class Rope:
             )
 
     def _check_frequencies(self, set_field: Any) -> None:
+        if isinstance(self.axes, Mixed):
+            for name in ("base", "scaling", "explicit_inv_freq"):
+                if getattr(self, name) is not None:
+                    raise SpecError(f"axes.Mixed holds the frequencies: drop {name}")
+            return
         if self.explicit_inv_freq is None:
             base = 10_000.0 if self.base is None else number("base", self.base, above=1)
             set_field("base", base)
@@ -290,7 +295,10 @@ class Rope:
 def real_inv_freq(rope: Rope) -> tuple[Decimal, ...]:
     """The scaled frequency of every pair with 60 digits."""
     law = rope.law()
-    if rope.explicit_inv_freq is not None:
+    if isinstance(rope.axes, Mixed):
+        by_pair = zip(*real_terms(rope), strict=True)
+        scaled = tuple(sum((f * f for f in own), Decimal()).sqrt() for own in by_pair)
+    elif rope.explicit_inv_freq is not None:
         scaled = tuple(map(Decimal, rope.explicit_inv_freq))
     else:
         base = rope.base or 0.0
@@ -306,6 +314,16 @@ def real_inv_freq(rope: Rope) -> tuple[Decimal, ...]:
     if rope.inv_freq_dtype == "float32":
         return tuple(Decimal(float(nearest_float32(f))) for f in scaled)
     return scaled
+
+
+def real_terms(rope: Rope) -> tuple[tuple[Decimal, ...], ...]:
+    """The frequencies of every pair, in a row for each term of the sum that its angle is."""
+    if not isinstance(rope.axes, Mixed):
+        return (real_inv_freq(rope),)
+    rows = rope.axes.inv_freq
+    if rope.inv_freq_dtype == "float32":
+        rows = [[float(nearest_float32(Decimal(f))) for f in row] for row in rows]
+    return tuple(tuple(map(Decimal, row)) for row in rows)
 
 
 @lru_cache(maxsize=64)
@@ -352,9 +370,14 @@ def _to_tagged(value: Any, registry: Mapping[str, type], tag: str) -> dict[str, 
             f"known: {', '.join(registry)}"
         )
     body = {field.name: getattr(value, field.name) for field in fields(value)}
-    return {tag: names[0]} | {
-        k: list(cast(tuple[Any, ...], v)) if type(v) is tuple else v for k, v in body.items()
-    }
+    return {tag: names[0]} | {name: _lists(value) for name, value in body.items()}
+
+
+def _lists(value: Any) -> Any:
+    """Tuples as lists, those inside too."""
+    if type(value) is not tuple:
+        return value
+    return [_lists(item) for item in cast(tuple[Any, ...], value)]
 
 
 def _from_tagged(name: str, value: Any, registry: Mapping[str, type], tag: str) -> Any:

@@ -64,6 +64,8 @@ def frequencies(rope: Rope) -> list[mpf]:
     with mp.workdps(60):
         if rope.explicit_inv_freq is not None:
             return [mpf(f) for f in rope.explicit_inv_freq]
+        if type(rope.axes).__name__ == "Mixed":
+            return [mpf(f) for row in rope.axes.inv_freq for f in row]
         own_spectrum = type(rope.axes).__name__ == "Axial"
         widths = rope.axes.sections if own_spectrum else [rope.rotary_dim // 2]
         plain = [mpf(rope.base) ** (-mpf(2 * k) / (2 * n)) for n in widths for k in range(n)]
@@ -93,6 +95,8 @@ def axis_of_pair(rope: Rope) -> list[int]:
     pairs, kind = rope.rotary_dim // 2, type(rope.axes).__name__
     if kind == "OneAxis":
         return [0] * pairs
+    if kind == "Mixed":  # of a pair for each term of its angle
+        return [axis for axis in range(rope.axes.n_axes) for _ in range(pairs)]
     sections = rope.axes.sections
     if kind == "InterleavedSections":
         dealt = [0] * pairs
@@ -128,7 +132,10 @@ def turns(rope: Rope, positions: Any, steps: list[mpf] | None = None) -> np.ndar
     for token in np.ndindex(*places.shape[:-1]):
         for pair, (axis, step) in enumerate(zip(axes, steps, strict=True)):
             made[token][pair] = turn(places[token][axis], step, rope.direction)
-    return made
+    if type(rope.axes).__name__ != "Mixed":
+        return made
+    # turns that are made one after the other
+    return made.reshape(*made.shape[:-1], rope.axes.n_axes, -1).prod(-2)
 
 
 def agree(found: Tensor, expected: Tensor, rotations: int = 1, size: float | None = None) -> bool:

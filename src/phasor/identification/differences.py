@@ -10,6 +10,7 @@ from typing import Any, TypedDict, Unpack, overload
 import numpy as np
 
 from phasor._checks import number, whole
+from phasor.axes import Mixed
 from phasor.describe import ranges, static_rope
 from phasor.errors import SpecError, TensorError
 from phasor.identification.calling import Caller, Calling, RefusedError, find_caller
@@ -101,7 +102,9 @@ def _diff_ropes(a: Rope, b: Rope, context: int, tolerance: float) -> RopeDiffere
     )
 
 
-def _axes_of_pairs(rope: Rope) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+def _axes_of_pairs(rope: Rope) -> tuple[object, ...]:
+    if isinstance(rope.axes, Mixed):
+        return (rope.axes,)
     pairs = rope.num_pairs
     return rope.axes.n_axes, rope.axes.axis_of_pair(pairs), rope.axes.spectra(pairs)
 

@@ -90,7 +90,8 @@ def _explain_rotation(
     whys = {
         "its pairs are neither halves nor interleaved; their coordinates are in pairs":
             report.pairing is None,
-        "a pair turns with more than one axis": np.any(drivers.sum(axis=0) > 1),
+        "a pair turns with more than one axis, as with axes.Mixed, whose numbers are data":
+            np.any(drivers.sum(axis=0) > 1),
         "it turns by a constant angle at position 0, which no shift of positions explains":
             offset is None,
         "the axes are dealt to the pairs in an order that has no name here": not slices,

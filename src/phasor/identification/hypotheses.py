@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor.axes import AXES, OneAxis
+from phasor.axes import AXES, Mixed, OneAxis
 from phasor.errors import PhasorError
 from phasor.identification.laws import USUAL_BASES, law_text
 from phasor.identification.report import Changes, Finding, make_finding
@@ -240,6 +240,8 @@ def precisions(rope: Rope, places: Positions) -> Iterator[Hypothesis]:
     """The rotation with positions, frequencies and angles rounded."""
     for dtype in COARSE:
         yield suppose(rope, rounded(places, dtype), positions_in(dtype))
+        if isinstance(rope.axes, Mixed):
+            continue  # a pair has several frequencies
         f = rounded(rope.inv_freq, dtype)
         # [T] -> [T, 1]; [T, n_axes] -> [T, num_pairs]
         axis_of_pair = list(rope.axes.axis_of_pair(rope.num_pairs))

@@ -314,9 +314,8 @@ def arrangements(rope: Rope, sample: Sample) -> Iterator[Arrangement]:
         yield arrangement_of(rope)
         return
     own = rope.pairing, rope.output_pairing
-    plain = replace(rope, explicit_inv_freq=None, base=10_000.0, scaling=None)
     for pairing, out in sorted(itertools.product(PAIRINGS, PAIRINGS), key=lambda p: p != own):
-        yield arrangement_of(replace(plain, pairing=pairing, pairing_out=out))
+        yield arrangement_of(replace(rope, pairing=pairing, pairing_out=out))
     changed = np.flatnonzero(~sample.is_kept().all(axis=(0, 1)))
     quarter = max(rope.head_dim // 4, 1)
 

@@ -64,14 +64,14 @@ def _constant_tensors(
 
 
 @_constant_tensors
-def _axis_of_pair(text: str) -> tuple[tuple[int, ...]]:
-    """``[num_pairs]`` index of the position axis that drives each pair."""
+def _axis_of_pair(text: str) -> tuple[tuple[Any, ...]]:
+    """``[num_pairs]`` index of the axis that drives each pair; ``[n_axes, num_pairs]`` if mixed."""
     rope = read_rope(text)
-    return (tuple(rope.axes.axis_of_pair(rope.num_pairs)),)
+    return (rope.axes.indices(rope.num_pairs),)
 
 
 @_constant_tensors
-def _words(text: str) -> tuple[tuple[int, ...], ...]:
+def _words(text: str) -> tuple[tuple[Any, ...], ...]:
     """Seven rows ``[num_pairs]``: every word of `phasor.angles.turn_words` once, 56 bytes a pair.
 
     64 bits of the frequency for rests in units of 2**-64, of 2**-32, and for whole positions; then
@@ -101,7 +101,10 @@ def cos_sin(positions: Tensor, text: str, dtype: torch.dtype) -> tuple[Tensor, T
 
 
 def positions_of_pairs(positions: Tensor, text: str) -> Tensor:
-    """``[..., seq, 1]``, or ``[..., seq, num_pairs]`` where pairs differ in their axis."""
+    """``[..., seq, 1]``, or ``[..., seq, num_pairs]`` where pairs differ in their axis.
+
+    Where axes mix, ``[..., seq, n_axes, num_pairs]``.
+    """
     if count_axes(text) == 1:
         return positions.unsqueeze(-1)
     (axis_of_pair,) = _axis_of_pair(positions.device, torch.int64, text)
@@ -114,15 +117,18 @@ def turns(positions: Tensor, text: str, dtype: torch.dtype) -> Tensor:
     They are exact enough for cos and sin in ``dtype``. ``positions`` are `positions_of_pairs`.
     """
     words = _words(positions.device, torch.int64, text)
-    if not positions.is_floating_point():
-        return _multiply(positions.long(), words, 0, dtype)
-    nearest = positions.round()
-    if dtype == torch.float64:
-        # from -1/2 to below 1/2, because 2**63 units are no int64
-        nearest = nearest + (positions - nearest == 0.5)
-    bits = 64 if dtype == torch.float64 else 32
-    rest = ((positions - nearest) * 2.0**bits).round().long()
-    return _multiply(nearest.long(), words, 0, dtype) + _multiply(rest, words, bits, dtype)
+    nearest = positions
+    if positions.is_floating_point():
+        nearest = positions.round()
+        if dtype == torch.float64:
+            # from -1/2 to below 1/2, because 2**63 units are no int64
+            nearest = nearest + (positions - nearest == 0.5)
+    turns = _multiply(nearest.long(), words, 0, dtype)
+    if positions.is_floating_point():
+        bits = 64 if dtype == torch.float64 else 32
+        rest = ((positions - nearest) * 2.0**bits).round().long()
+        turns = turns + _multiply(rest, words, bits, dtype)
+    return turns.sum(-2) if words[0].dim() > 1 else turns
 
 
 def cos_sin_of_turns(turns: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -139,7 +145,9 @@ def cos_sin_of_turns(turns: Tensor, positions: Tensor, dtype: torch.dtype) -> tu
     is_odd = (shifted << 1) < 0
     sign = torch.copysign(one, shifted.to(dtype))
     if positions.is_floating_point():
-        sign = sign.masked_fill(~_has_angle(positions), torch.nan)
+        has_angle = _has_angle(positions)
+        has_angle = has_angle.all(-2) if has_angle.dim() > turns.dim() else has_angle
+        sign = sign.masked_fill(~has_angle, torch.nan)
     cos = torch.where(is_odd, -even_sin, even_cos) * sign
     return cos, torch.where(is_odd, even_cos, even_sin) * sign
 

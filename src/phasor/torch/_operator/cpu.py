@@ -25,7 +25,7 @@ from phasor.torch._operator.angles import check_has_angles, cos_sin
 from phasor.torch._operator.arguments import Call
 from phasor.torch._operator.in_place import check_writable
 from phasor.torch._operator.internals import cached_constant, count_writes
-from phasor.torch._operator.text import compute_dtype, read_layout, read_rope
+from phasor.torch._operator.text import compute_dtype, mixes_axes, read_layout, read_rope
 
 _MAX_HEAD_DIM = 4096  # the cos and sin of a token are on the stack of the thread that needs them
 
@@ -104,7 +104,7 @@ def try_kernel(
     raises: bool = False,
 ) -> bool:
     """One pass from ``xs`` to ``outs``; where the kernel refuses, an error or False."""
-    if _native is None:
+    if _native is None or mixes_axes(text):
         return False
     operands = (xs[0], outs[0]) if len(xs) == 1 else (xs[0], outs[0], xs[1], outs[1])
     plan = _prepare_plan(text)
@@ -124,12 +124,12 @@ def rotate_into(call: Call, outs: Sequence[Tensor]) -> None:
             check_writable(xs)  # every error comes before the first write
         for x, out in zip(xs, outs, strict=True):
             rotate_into(call._replace(xs=[x]), [out])
-    elif len(source) == 1 and not source[0].is_floating_point():
+    elif len(source) == 1 and not source[0].is_floating_point() and not mixes_axes(text):
         is_read = source[0].dtype in (torch.int64, torch.int32)
         positions = source[0] if is_read else source[0].long()
         try_kernel(xs, outs, positions, text, inverse, gain, raises=True)
     else:
-        # given cos and sin, or positions between the integers
+        # given cos and sin, or positions between the integers or on axes that mix
         dtype = compute_dtype(xs[0].dtype)
         if len(source) == 1:
             check_has_angles(source[0])

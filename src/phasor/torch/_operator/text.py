@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from phasor.axes import Mixed
 from phasor.pairings import Pairing, slices
 from phasor.rope import Rope
 from phasor.torch._operator.internals import cached_constant
@@ -52,6 +53,12 @@ def read_layout(text: str) -> Layout:
 def read_rope(text: str) -> Rope:
     """The Rope that a text from `Rope.to_json` describes."""
     return Rope.from_json(text)
+
+
+@cached_constant
+def mixes_axes(text: str) -> bool:
+    """Whether every axis turns every pair; kernels are given cos and sin then."""
+    return isinstance(read_rope(text).axes, Mixed)
 
 
 @cached_constant

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from phasor.pairings import by_pairing
+from phasor.torch._operator.angles import cos_sin
 from phasor.torch._operator.arguments import Call
 from phasor.torch._operator.in_place import (
     check_cos_sin,
@@ -26,7 +27,12 @@ from phasor.torch._operator.in_place import (
     qk_memory,
 )
 from phasor.torch._operator.internals import cached_constant, count_writes
-from phasor.torch._operator.text import count_own_dimensions, read_layout
+from phasor.torch._operator.text import (
+    compute_dtype,
+    count_own_dimensions,
+    mixes_axes,
+    read_layout,
+)
 from phasor.torch._operator.triton.launching import (
     VECTOR_BYTES,
     LaunchPlan,
@@ -65,6 +71,8 @@ def rotate_into(call: Call, outs: Sequence[Tensor]) -> None:
             single = [x]
             rotate_into(call._replace(xs=single), single if in_place else [out])
         return
+    if len(call.source) == 1 and mixes_axes(call.text):
+        call = call._replace(source=cos_sin(call.source[0], call.text, compute_dtype(xs[0].dtype)))
     with torch.cuda.device(xs[0].device) if xs[0].is_cuda else nullcontext():
         _launch(call._replace(source=widen_positions(call.source)), outs)
     if in_place:
