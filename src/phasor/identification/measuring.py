@@ -250,22 +250,20 @@ def identify_samples(
     """
     # a coordinate is a sum of two products, and the turn is solved for: a few roundings
     rounding = 8 * ROUNDING[choice("dtype", dtype, ROUNDING)]
-    sample = _group_samples(before, after, positions, dtype)
-    is_equal = _are_equal(sample.positions)
-    equal, unequal = sample.of(is_equal), sample.of(~is_equal)
+    equal, unequal = _group_samples(before, after, positions, dtype)
     arrangement = _find_arrangement(equal)
     if arrangement is None:
         why = "no pairing of coordinates explains the samples as turns, up to a factor, of pairs"
-        head_dim = sample.x.shape[-1]
+        head_dim = equal.x.shape[-1]
         return Identification(head_dim=head_dim, called=None, linear=True, why_no_rope=why)
     places = equal.positions[:, 0]
     indices = doubling(places)
-    read_positions: list[int] = places[indices].tolist()
+    read: list[int] = places[indices].tolist()
     z = least_squares(*equal.pairs(arrangement))[indices]
-    spectrum = find_spectrum(read_positions, z, np.full(z.shape, rounding))
+    spectrum = find_spectrum(read, z, np.full(z.shape, rounding))
     drivers = _find_drivers_of_samples(unequal, arrangement, spectrum, rounding)
     report = explain(arrangement, spectrum, drivers, np.abs(z), rounding=rounding)
-    last, unused = spectrum.last_position, first_unused(read_positions, spectrum)
+    last, unused = spectrum.last_position, first_unused(read, spectrum)
     if unused is None:
         return report
     return add_findings(report, make_finding("samples-part", last_position=last, unused=unused))
@@ -276,33 +274,30 @@ def first_unused(positions: Iterable[int], spectrum: Spectrum) -> int | None:
     return next((p for p in positions if p > spectrum.last_position), None)
 
 
-def _group_samples(before: ArrayLike, after: ArrayLike, positions: ArrayLike, dtype: str) -> Sample:
-    """Samples by position ``[P, n_axes]``, as heads; zeros, which tell nothing, where one lacks."""
+def _group_samples(
+    before: ArrayLike, after: ArrayLike, positions: ArrayLike, dtype: str
+) -> tuple[Sample, Sample]:
+    """Samples of one position as its heads: those of equal coordinates, and the others."""
     x, y = (np.asarray(vectors, dtype=np.float64) for vectors in (before, after))
     places = np.asarray(positions)
     if x.ndim != 2 or x.shape != y.shape:
-        raise TensorError(
-            "before and after must both be [samples, head_dim], got "
-            f"{list(x.shape)} and {list(y.shape)}"
-        )
+        shapes = f"{list(x.shape)} and {list(y.shape)}"
+        raise TensorError(f"before and after must both be [samples, head_dim], got {shapes}")
     fit = places.ndim in (1, 2) and places.shape[:1] == x.shape[:1]
     if not fit or places.dtype.kind not in "iu":
         raise PositionError(
             f"positions must be whole numbers [{len(x)}], one per sample, or one per axis of each, "
             f"got {places.dtype} {list(places.shape)}"
         )
+    # of every position that has two, as many as all of them have
     places, group, counts = np.unique(
         places.reshape(len(x), -1), axis=0, return_inverse=True, return_counts=True
     )
-    by_group = np.argsort(group.ravel(), kind="stable")
-    rank = np.empty(len(x), np.intp)  # of a sample among those of its position
-    rank[by_group] = np.arange(len(x)) - np.repeat(np.cumsum(counts) - counts, counts)
-    grouped = np.zeros((2, len(places), _SAMPLES_PER_POSITION, x.shape[1]))
-    some = rank < _SAMPLES_PER_POSITION
-    grouped[:, group.ravel()[some], rank[some]] = x[some], y[some]
-    kept = counts > 1
-    sample = Sample(grouped[0, kept], grouped[1, kept], places[kept], dtype)
-    is_equal = _are_equal(sample.positions)
+    kept, starts = counts > 1, np.cumsum(counts) - counts
+    ranks: NDArray[np.int64] = np.arange(int(counts[kept].min(initial=_SAMPLES_PER_POSITION)))
+    index = np.argsort(group.ravel(), kind="stable")[starts[kept, None] + ranks]  # [P, heads]
+    sample = Sample(x[index], y[index], places[kept], dtype)
+    is_equal: NDArray[np.bool_] = (sample.positions == sample.positions[:, :1]).all(axis=1)
     if 1 not in np.diff(sample.positions[is_equal, 0]):
         raise PositionError(
             "positions must hold two that are one apart, with two samples or more at each (of "
@@ -313,12 +308,7 @@ def _group_samples(before: ArrayLike, after: ArrayLike, positions: ArrayLike, dt
             f"positions have {places.shape[1]} axes and equal coordinates everywhere, which does "
             "not tell the axes apart; give one column, or some with unequal coordinates"
         )
-    return sample
-
-
-def _are_equal(positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Where all coordinates of positions ``[P, n_axes]`` are equal."""
-    return np.asarray((positions == positions[:, :1]).all(axis=1))
+    return sample.of(is_equal), sample.of(~is_equal)
 
 
 def _find_arrangement(sample: Sample) -> Arrangement | None:
