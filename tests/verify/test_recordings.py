@@ -16,7 +16,7 @@ from tests.verify.programs import rotate, rounded, stored
 from phasor import LayerRopes, PhasorError, Rope, diff, preset, verify
 from phasor.axes import Axial
 from phasor.cli import main
-from phasor.scaling import Yarn
+from phasor.scaling import Linear, Yarn
 from phasor.testing import assert_rotates
 
 ROPE = Rope(head_dim=64, pairing="half", base=10_000.0)
@@ -398,6 +398,9 @@ YARN = Rope(
     scaling=Yarn(factor=4.0, original_max_positions=4096),
 )  # fmt: skip
 BASE = Rope(head_dim=64, pairing="half", base=123_456.0)
+LINEAR = Rope(
+    head_dim=64, pairing="half", base=1e6, rotary_dim=24, scaling=Linear(factor=8.0)
+)  # fmt: skip
 CUT = np.concatenate([np.arange(40), np.arange(60)])
 # a rope, what is done in its place, at which positions, with which factor; the names and a dtype
 NAMED = {
@@ -407,6 +410,9 @@ NAMED = {
     "and from few numbers": (ROPE, BASE, np.arange(300), 1, "base", "float16"),
     "such a base and a restart": (ROPE, replace(ROPE, base=20_000.0), CUT, 1, "restart base",
                                   "float64"),
+    "and where few tokens of few numbers tell it": (
+        LINEAR, replace(LINEAR, base=7_777.0), np.concatenate([np.arange(11), np.arange(89)]), 1,
+        "restart base", "float16"),
     "half of the head by another base": (
         OTHER, replace(OTHER, rotary_dim=32, base=123_456.0), np.arange(100), 1, "slice base",
         "float32"),

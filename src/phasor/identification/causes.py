@@ -54,6 +54,7 @@ _STEPS = sorted(range(-3, 4), key=abs)
 _MAX_CANDIDATES = 4096
 _LOG_BASES = math.log(20), math.log(1e10)
 _GRID = 129
+_UNSURE_BASE = 0.02  # of the logarithm, that a few tokens leave
 
 
 @dataclass(frozen=True)
@@ -198,9 +199,12 @@ class Finder:
             yield suppose(rope, every_axis_of(rope, mapped), *changes, *names)
 
     def _map_positions(
-        self, rope: Rope, turns: Turns, places: NDArray[Any]
+        self, rope: Rope, turns: Turns, places: NDArray[Any], unsure: float = 0.0
     ) -> NDArray[np.int64] | None:
-        """The position in or near the recording as which each token is turned, if there is one."""
+        """The position in or near the recording as which each token is turned, if there is one.
+
+        The logarithm of the base may be off by ``unsure``.
+        """
         recorded = np.rint(self.positions.reshape(-1)[:_MAX_CANDIDATES])
         counted = np.arange(min(int(self.positions.shape[1]), _MAX_CANDIDATES), dtype=np.float64)
         known: Floats = np.concatenate([recorded, counted])
@@ -211,6 +215,9 @@ class Finder:
         size = turns.scale(rope) * rope.attention_factor
         rows = size * phasors(rope, candidates)
         slack = size * angle_errors(candidates, rope.inv_freq, turns.dtype)
+        # an error of the base's logarithm moves the frequency of pair k by k / n of it
+        moves: Floats = np.arange(rope.num_pairs) / rope.num_pairs * rope.inv_freq * unsure
+        slack += size * np.abs(candidates)[:, None] * moves
         mapped = np.empty(len(turns.z), np.int64)
         for token, place in enumerate(places):
             fits = np.abs(turns.z[token] - rows) <= turns.errors[token] + slack
@@ -279,6 +286,8 @@ class Finder:
             if report.rope is not None and report.known_law:
                 known.append(replace(report.rope, inv_freq_dtype="exact"))
 
+        coarse: list[Hypothesis] = []  # of bases that tokens before a restart leave
+
         def found_at(at: NDArray[Any], *changes: Finding) -> Iterator[Hypothesis]:
             ropes = (*known, *_find_bases(rope, turns, at, () if changes else FACTORS))
             likely = [
@@ -288,12 +297,21 @@ class Finder:
             ]
             yield from likely
             for one in () if changes else likely[:4]:
+                coarse.append(one)
                 yield from self._moved(one, turns)
+
+        def refined() -> Iterator[Hypothesis]:
+            for _, one, *_ in coarse:
+                mapped = self._map_positions(one, turns, places, _UNSURE_BASE)
+                for other in () if mapped is None else _find_bases(one, turns, mapped, ()):
+                    same = suppose(other, places, *compare(self.meant.rope, other))
+                    yield from self._moved(same, turns)
 
         for by in dict.fromkeys((offset, *_STEPS)):
             yield found_at(places + by, *_offset_changes(by))
         for dtype in COARSE:
             yield found_at(rounded(places, dtype), positions_in(dtype))
+        yield refined()
 
 
 def _find_bases(
@@ -343,8 +361,11 @@ def _allowed_bases(
     pairs: Floats = np.arange(rope.num_pairs) / rope.num_pairs
     # what the law divides powers by changes slowly: logarithms at some bases, [bases, pairs]
     few: Floats = np.linspace(float(logs[0]), float(logs[-1]), 65)
-    lawful = np.array([replace(rope, base=math.exp(log)).inv_freq for log in few.tolist()])
-    divided = np.log(np.maximum(lawful, 1e-300)) + few[:, None] * pairs
+    if isinstance(law := rope.scaling, Linear) or law is None:  # needs no 60 digits
+        divided = np.full((len(few), rope.num_pairs), -math.log(law.factor) if law else 0.0)
+    else:
+        lawful = np.array([replace(rope, base=math.exp(log)).inv_freq for log in few.tolist()])
+        divided = np.log(np.maximum(lawful, 1e-300)) + few[:, None] * pairs
     change = np.abs(np.diff(divided, axis=0, append=divided[-1:]))
     change = np.maximum(change, np.roll(change, 1, axis=0))
     kept: list[float] = []

@@ -338,13 +338,11 @@ def diff(
 ) -> RopeDifference | ModelDifference | MapDifference | None:  # fmt: skip
     """How two Ropes, two models or two functions differ; false if they agree within the context.
 
-    Two pairs of Ropes part at the first position where ``exp(i p f_a)`` and ``exp(i p f_b)`` are
-    more than ``tolerance`` apart. It is computed from the difference of the frequencies, not
-    searched for. Models are compared layer by layer, up to the end of the one with fewer layers.
-
-    A function is compared with a Rope or another function at positions 0 to 16 and around every
-    power of two below the context. The position where they part is then found by bisection
-    between the last that agrees and the first that does not.
+    Two Ropes part at the first position where ``exp(i p f_a)`` and ``exp(i p f_b)`` of a pair are
+    more than ``tolerance`` apart, which is computed from their frequencies. Models are compared
+    layer by layer, up to the end of the one with fewer layers. A function is compared at positions
+    0 to 16 and around every power of two below the context, and where it parts is then found by
+    bisection between the last that agrees and the first that does not.
 
     Args:
         a: A Rope with a static law, the ropes of a model, or a function as `identify` takes it.
@@ -355,13 +353,11 @@ def diff(
             for functions. 1e-6 unless given, or 1e-3 for functions.
         seq_len: The length at which rules of models pick their law; ``context`` unless given.
         head_dim: Width of a head, for two functions.
-        calling: How functions are called: ``table``, ``takes``, ``dims``, ``arrays``, ``dtype``
-            and ``n_axes``, as for `identify`.
+        calling: How functions are called, as for `identify`.
 
     Returns:
-        For Ropes, the fields, pairs and factors that differ; for models, the same for each pair of
-        kinds that share a layer; for functions, the first position at which they part, the pair,
-        how far, and the change of a score, or None if they agree.
+        Of Ropes the fields, pairs and factors that differ, of models these by kind of layers; of
+        functions where they part, how far and the change of a score there, or None if they agree.
 
     Raises:
         TensorError: If no way of calling a function works.

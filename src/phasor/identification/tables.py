@@ -31,8 +31,8 @@ def from_cache(
 ) -> tuple[Rope, Identification]:  # fmt: skip
     """The `Rope` behind tables of cos and sin, with what it says about them.
 
-    Frequencies are found from row 0 to the last at growing distances, explained by a base and a
-    law where one does, and then every row is compared with the exact rotation.
+    Frequencies are found from rows at growing distances, explained by a base and a law where one
+    does, and then every row is compared with the exact rotation.
 
     Args:
         cos: ``[max_positions, num_pairs]``: row ``p`` belongs to position ``p``. Tables that say
@@ -44,10 +44,8 @@ def from_cache(
         rotary_start: Where the rotated slice begins inside the head.
 
     Returns:
-        The Rope, and the report: ``error`` is the largest difference between an entry and the
-        Rope's exact one, as a complex number, ``precision`` the same near some positions,
-        ``attention_factor`` what cos and sin are multiplied by, ``position_offset`` the position
-        of row 0. Where no law gives the frequencies, ``rope.explicit_inv_freq`` holds them.
+        The Rope, and the report: ``error`` and ``precision`` are how far entries are off the
+        Rope's, as complex numbers, ``position_offset`` is the position of row 0.
 
     Raises:
         ConfigError: If no Rope gives them, saying why.

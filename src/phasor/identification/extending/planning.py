@@ -224,12 +224,10 @@ def plan_extension(
     """The laws that extend a model's layers to ``to`` tokens, and what its release documents.
 
     Recommended is only what the release documents. The numbers of the laws are computed from
-    angles, which no paper has shown to predict perplexity.
-
-    With ``s`` the ratio of the lengths, the laws are: none, linear interpolation by ``s``,
-    NTK-aware by ``s``, dynamic NTK, YaRN and Llama 3 with their published parameters, and LongRoPE
-    if its searched ``factors`` are given. Laws are not combined: layers that have one get the same
-    law with ``s`` times its factor.
+    angles, which no paper has shown to predict perplexity. The laws are none, linear interpolation
+    and NTK-aware by the ratio of the lengths, dynamic NTK, YaRN and Llama 3 with their published
+    parameters, and LongRoPE if its searched ``factors`` are given; layers that have a law get the
+    same with the ratio times its factor.
 
     Args:
         ropes: The model, or one Rope for all its layers.
