@@ -74,7 +74,8 @@ class Finder:
         whole = self._explain_best()
         if whole and not is_vague(whole[0]):
             return whole
-        good = rotates_as(self.sample, self.meant.rope)  # [T, heads]
+        # keys beside queries, or tokens behind a table's end: [T, heads]
+        good = rotates_as(self.sample, self.meant.rope)
         heads, is_bad = (np.logical_not(good.all(axis=axis)) for axis in (0, 1))
         if heads.any() and not heads.all():
             changes, undecided = replace(self, sample=self.sample.of_heads(heads)).find()
@@ -140,6 +141,7 @@ class Finder:
                 if worst <= 1 and (changes := (*layout, *hypothesis.changes, *gain)):
                     fitting.append((len(changes), round(worst, 1), changes))
             if fitting:
+                # fewer changes are likelier, then what fits better; the order of equals stays
                 fitting.sort(key=lambda one: one[:2])
                 best, *others = (changes for *_, changes in fitting)
                 names = {change.name for change in best}
@@ -168,6 +170,7 @@ class Finder:
         def two(names: set[str]) -> Iterator[Hypothesis]:
             for first in single:
                 name = first.changes[0].name
+                # rare ones are tried beside a few only, for their number multiplies
                 if (name in _OFTEN) == (names == _OFTEN):
                     rest = None if name == "direction" else names - {name}
                     for second in alternatives(Meant(first.rope), places, rest):
@@ -205,6 +208,7 @@ class Finder:
 
         The logarithm of the base may be off by ``unsure``.
         """
+        # a program may shift positions, round them, or count the tokens of a row
         recorded = np.rint(self.positions.reshape(-1)[:_MAX_CANDIDATES])
         counted = np.arange(min(int(self.positions.shape[1]), _MAX_CANDIDATES), dtype=np.float64)
         known: Floats = np.concatenate([recorded, counted])
@@ -221,6 +225,7 @@ class Finder:
         mapped = np.empty(len(turns.z), np.int64)
         for token, place in enumerate(places):
             fits = np.abs(turns.z[token] - rows) <= turns.errors[token] + slack
+            # of turns that the noise cannot tell apart the nearest
             fitting = candidates[fits.all(axis=1)]
             if not len(fitting):
                 return None
@@ -324,6 +329,7 @@ def _find_bases(
     """
     if meant is None or meant.base is None:
         return
+    # near 0 all bases are alike, and far away a coarse grid misses the right one
     order = np.argsort(np.abs(places), kind="stable")
     laws = dict.fromkeys((meant.scaling, None, *(Linear(factor=factor) for factor in factors)))
     for law, direction in product(laws, (1, -1)):

@@ -78,6 +78,7 @@ def compare(meant: Rope, found: Rope) -> Changes:
     changes: list[Finding] = []
     if found.direction != meant.direction:
         changes.append(make_finding("direction", way=way))
+    # explicit frequencies have no base
     if None not in (found.base, meant.base):
         changes += _replaced("base", found.base, meant.base, _short)
     if found.scaling != meant.scaling:
@@ -135,6 +136,7 @@ def alternatives(
 
     bases = () if rope.base is None else (*(other.base for _, other in others), *USUAL_BASES)
     known = (base for base in dict.fromkeys(bases) if base is not None)
+    # of equal fits the first is named
     found: dict[str, Iterable[_Change]] = {
         "direction": compared([replace(rope, direction=-rope.direction)]),
         "slice": _narrower(rope),
@@ -184,6 +186,7 @@ def _other_laws(rope: Rope) -> Iterator[Rope]:
     for changed in () if law is None else _other_parameters(law):
         with suppress(PhasorError):
             laws.append(replace(cast(Law, law), **changed))
+    # of another type with the same numbers, as a config that is misread
     factor, length = getattr(law, "factor", None), getattr(law, "original_max_positions", None)
     factors = FACTORS if law is None else () if factor is None else (factor,)
     lengths = _ORIGINALS if law is None else () if length is None else (length,)
@@ -196,6 +199,7 @@ def _other_laws(rope: Rope) -> Iterator[Rope]:
 
 
 def _other_parameters(law: Law) -> Iterator[dict[str, Any]]:
+    # other published values, halves and doubles, the default
     for field in fields(law):
         value: Any = getattr(law, field.name)
         values: list[Any] = []

@@ -256,6 +256,7 @@ def identify_samples(
         why = "no pairing of coordinates explains the samples as turns, up to a factor, of pairs"
         head_dim = equal.x.shape[-1]
         return Identification(head_dim=head_dim, called=None, linear=True, why_no_rope=why)
+    # [P], and turns [P, pairs] at distances that double
     places = equal.positions[:, 0]
     indices = doubling(places)
     read: list[int] = places[indices].tolist()
@@ -317,6 +318,7 @@ def _find_arrangement(sample: Sample) -> Arrangement | None:
     changed = np.flatnonzero(~sample.is_kept().all(axis=(0, 1)))
     if len(changed) == 0:
         return None
+    # an unmoved coordinate at an end may be of a pair that stands still
     ends = int(changed[0]), int(changed[-1])
     candidates = candidate_arrangements(*ends, sample.x.shape[-1])
     measured = (measure_turns(sample, one, one_gain=False) for one in candidates)

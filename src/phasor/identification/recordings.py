@@ -33,6 +33,7 @@ _SIDES = ("q", "k", "qk")
 _TABLES = ("cos", "sin", "cos_sin_cache", "freqs_cis", "freqs", "cos_cache", "sin_cache")
 _ATTRIBUTES = ("cos_cached", "sin_cached", *_TABLES)  # of modules that hold tables
 _KNOWN = {"positions", *_TABLES, *(side + end for side in _SIDES for end in ("", "_rotated"))}
+# "q", "layers.3.q", "model.layers.3.self_attn.q_rotated"
 _NAME = re.compile(r"(?:(?:.*\.)?layers?\.(?P<layer>\d+)\.)?(?:.*\.)?(?P<name>[a-z_]+)", re.DOTALL)
 # a compressed array is read as a whole
 _MAX_COMPRESSED = 1 << 29
@@ -317,6 +318,7 @@ def vectors_of_rows(rows: Complex, dtype: str, rope: Rope, positions: Stored | N
             f"tables must be finite and have a row for each of {len(places)} positions, "
             f"got {len(rows)}"
         )
+    # before [1, P, 1, head_dim] each pair is 1 and 0, after that cos and sin
     (first, _), (to_first, to_second) = (one := arrangement_of(rope)).read, one.written
     x, y = np.zeros(rope.head_dim), np.zeros((1, len(rows), 1, rope.head_dim))
     x[first], y[0, :, 0, to_first], y[0, :, 0, to_second] = 1, rows.real.T, rows.imag.T

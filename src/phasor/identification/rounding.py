@@ -29,6 +29,7 @@ _FLOAT32_ROWS = 2.0**-20
 
 def find_table_dtype(values: Floats, rounding: float, dtype: str) -> tuple[float, list[Finding]]:
     """The rounding of cosines and sines, and a finding if they are numbers of a coarser dtype."""
+    # 0 and 1 are numbers of every dtype
     distinct = np.unique(np.abs(values[(values != 0) & (np.abs(values) != 1)]))
     name = coarsest_dtype(distinct, rounding) if len(distinct) >= 16 else None
     if name is None:

@@ -116,6 +116,7 @@ def _complex_rows(cos: ArrayLike, sin: ArrayLike) -> tuple[Complex, str]:
 
 def one_of_pair(z: Complex) -> Complex:
     """Rows that have everything for both members of a pair, for one of them."""
+    # halves as rows for that pairing repeat them, or neighbours
     half = z.shape[1] // 2
     for first, second in ((z[:, :half], z[:, half:]), (z[:, ::2], z[:, 1::2])):
         if np.array_equal(first, second):

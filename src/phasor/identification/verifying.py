@@ -33,6 +33,7 @@ from phasor.layers import LayerRopes, one_layer
 from phasor.rope import Rope
 
 Progress = Callable[[int, int], None]
+# tokens that are read at once, which bounds memory, and tokens of which every head is tried
 _CHUNK, _SAMPLE = 1 << 13, 64
 _MAX_UNDECIDED = 6
 
@@ -162,6 +163,7 @@ class _Layer(NamedTuple):
         for side in [side for side in ("q", "k", "qk") if side in self.arrays] or ["tables"]:
             title = side if layer is None else f"layer {layer}, {side}"
             found = [self._verify_side(kind, side, title) for kind in kinds]
+            # without a number it may be of any kind of layers: one that agrees is enough
             agreeing = [one for one in found if not one]
             if len(found) > 1 and not agreeing:
                 raise TensorError(
@@ -188,6 +190,7 @@ class _Layer(NamedTuple):
         meant = self._find_meant(rope, float(choices[0].positions.max()))
         found = [(vectors.dims, result) for vectors in choices
                  if (result := _verify_vectors(vectors, meant, title)) is not None]  # fmt: skip
+        # a wrong order of dimensions may fit some turns, but no cause
         clear = [one for one in found if not is_vague(one[1].changes)]
         best = [one for one in found if not one[1]] or clear or found
         if len(best) > 1:
@@ -243,6 +246,7 @@ def _find_bad_tokens(vectors: Vectors, rope: Rope | None) -> NDArray[np.intp]:
         for start in range(0, count, _CHUNK)
     ]
     parts.append((np.unique(np.linspace(0, count - 1, _SAMPLE).astype(np.intp)), slice(1, None)))
+    # samples are [tokens, heads, head_dim]
     bad: list[NDArray[np.intp]] = []
     for tokens, heads in parts:
         sample = vectors.sample(tokens, heads)
@@ -260,6 +264,7 @@ def _choose_tokens(count: int, bad: NDArray[np.intp]) -> NDArray[np.intp]:
     """Tokens to look at: some anywhere, the first at distances that double, and wrong ones."""
     spread = np.linspace(0, count - 1, _SAMPLE // 2).astype(np.intp)
     doubling = [0, *(1 << j for j in range(count.bit_length()))]
+    # beside a wrong token are those where a restart or a table's end begins
     near_bad = [token + step for token in bad[:4].tolist() for step in (-1, 0, 1)]
     some_bad = bad[np.linspace(0, max(len(bad) - 1, 0), min(16, len(bad))).astype(np.intp)]
     tokens = np.unique(np.array([*spread, *doubling, *near_bad, *some_bad], dtype=np.intp))
@@ -268,6 +273,7 @@ def _choose_tokens(count: int, bad: NDArray[np.intp]) -> NDArray[np.intp]:
 
 def _first_wrong(vectors: Vectors, bad: NDArray[np.intp], rope: Rope) -> tuple[float, float]:
     """The position nearest to 0 that is turned wrongly, and how far a unit vector is off there."""
+    # of several axes the largest coordinate is a token's position
     columns = np.divmod(bad, vectors.positions.shape[1])
     places = vectors.positions[columns].astype(np.float64).reshape(len(bad), -1).max(axis=1)
     token = int(np.argmin(np.abs(places)))
@@ -288,6 +294,7 @@ def _find_undecided(sample: Sample, meant: Meant) -> tuple[str, ...]:
     turns = measure_turns(sample, arrangement_of(meant.rope))
     if turns is None:
         return ()
+    # another factor shows whatever the angles are
     low, high = turns.gain
     fitting = (
         changes[0].sentence
