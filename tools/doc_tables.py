@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -24,8 +25,10 @@ from phasor.scaling import LAWS, REGISTRY, Rule
 
 DOCS = Path(__file__).parent.parent / "docs"
 CONTEXT = 4096  # where a model has none
+#: By target, what tools/engines.py kept of its runs.
+ENGINES = tomllib.loads((Path(__file__).parent / "engines.toml").read_text("utf-8"))
 RUN_ON = "llama-2-7b"  # which every program can express
-PROOFS = {"run": "✓", "description": "○"}
+PROOFS = {"run": "✓", "engine": "✓", "description": "○"}
 REORDERED, ONE_LENGTH, REFUSED = "↔", "=", "✗"
 
 
@@ -85,7 +88,9 @@ def targets_table() -> Iterator[str]:
     yield "| `--to` | what it is given | |"
     yield "|---|---|---|"
     for name, target in sorted(TARGETS.items()):
-        yield f"| `{name}` | [{target.program}]({target.source}) | {PROOFS[target.checked]} |"
+        version = f" {ENGINES[name]['version']}" if target.checked == "engine" else ""
+        proof = f"{PROOFS[target.checked]}{version}"
+        yield f"| `{name}` | [{target.program}]({target.source}) | {proof} |"
 
 
 def map_table() -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .described import llama3, plain, yarn, yarn_multiplier
+from .described import angles_by_sections, llama3, plain, turned, yarn, yarn_multiplier
 
 
 def long_factor_gain(length: float, original: float) -> float:
@@ -51,3 +51,77 @@ def exllamav3(config: Mapping[str, Any], width: int) -> tuple[Tensor, float]:
     else:
         assert kind == "default"
     return freqs, 1.0
+
+
+def litgpt(keys: Mapping[str, Any], width: int, *, local: bool) -> tuple[Tensor, float]:
+    """Frequencies and the factor on cos and sin; its YaRN divides the pairs before the ramp."""
+    n, condense = int(keys["rotary_percentage"] * width), keys.get("rope_condense_ratio", 1)
+    given = keys.get("rope_adjustments", {})
+    factor, gain = given.get("factor", 1.0), 1.0
+    freqs = plain(n, keys["rope_base"])
+    if "low_freq_factor" in given:
+        ends = given["low_freq_factor"], given["high_freq_factor"], given["original_max_seq_len"]
+        freqs = llama3(freqs, factor, *ends)
+    elif "beta_fast" in given:
+        own, every = given.get("mscale"), given.get("mscale_all_dim")
+        if own or every:
+            gain = yarn_multiplier(factor, own or every)
+        if own and every:
+            gain /= yarn_multiplier(factor, every)
+        at = given["original_max_seq_len"] / (2 * math.pi)
+        low, high = (
+            n * math.log(at / given[name]) / (2 * math.log(keys["rope_base"]))
+            for name in ("beta_fast", "beta_slow")
+        )
+        low, high = max(math.floor(low), 0), min(math.ceil(high), n // 2 - 1)
+        assert low != high
+        kept = ((torch.arange(n // 2) - low) / (high - low)).clamp(0, 1)
+        freqs = freqs / factor * (1 - kept) + freqs * kept
+    else:
+        freqs = freqs / factor
+    if local:
+        freqs = plain(n, keys["rope_local_base_freq"])
+    return freqs / condense, gain
+
+
+def maxtext(keys: Mapping[str, Any], kind: str, x: Tensor, positions: Tensor) -> Tensor:
+    """``x`` ``[seq, head_dim]`` turned by the class that the keys pick."""
+    width, name = x.shape[-1], keys["rope_type"]
+    for key, value in keys.items():
+        if "proportion" not in key and key not in ("mscale", "partial_rotary_factor",
+                                                  "rope_linear_scaling_factor"):  # fmt: skip
+            assert not isinstance(value, float), "its configuration takes whole numbers here"
+    if name == "yarn":
+        assert positions.max() < keys["max_position_embeddings"], "beyond the table"
+        original, base = keys["original_max_position_embeddings"], keys["rope_max_timescale"]
+        betas = {key: keys[key] for key in ("beta_fast", "beta_slow")}
+        freqs = yarn(plain(width, base), base, keys["rope_factor"], original,
+                     truncate=keys["rope_truncate"], **betas)  # fmt: skip
+        gain = yarn_multiplier(keys["rope_factor"]) if keys["rope_attention_scaling"] else 1.0
+        angles = positions[:, None].float() * freqs
+        out = turned(x, angles.cos(), angles.sin(), interleaved=keys["rope_interleave"]) * gain
+        if keys["rope_interleave"] and not keys["rope_pairwise"]:
+            out = torch.cat((out[..., ::2], out[..., 1::2]), -1)
+        return out
+    least, most = keys["rope_min_timescale"], keys["rope_max_timescale"]
+    fraction, divisor, still = keys.get("partial_rotary_factor", 1.0), 1.0, None
+    if name == "default":
+        divisor = keys["rope_linear_scaling_factor"]
+    if "sliding" in kind and "local_rope_max_timescale" in keys:
+        most = keys["local_rope_max_timescale"]
+        if keys["model_name"].startswith("gemma3"):
+            divisor = 1.0
+    elif "global_rope_proportion" in keys:
+        assert keys["model_name"].startswith("gemma4")
+        most, still = keys["global_rope_max_timescale"], keys["global_rope_proportion"]
+    freqs = plain(int(width * fraction), most / least) / least / divisor
+    if still is not None:
+        freqs[int(width * still) // 2 :] = 0
+    if keys.get("rope_use_scale"):
+        freqs = llama3(freqs, 8, 1, 4, 8192)
+    if positions.ndim == 1:
+        angles = positions[:, None].float() * freqs
+    else:
+        assert sum(keys["mrope_section"]) == len(freqs)
+        angles = angles_by_sections(positions, freqs, {**keys, "mrope_interleaved": True})
+    return turned(x, angles.cos(), angles.sin(), interleaved=name == "llama3.1")

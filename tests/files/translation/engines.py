@@ -146,6 +146,36 @@ def exllamav3(job: Job) -> np.ndarray:
     return on_slice(job, turn)
 
 
+def litgpt(job: Job) -> np.ndarray:
+    """Its tables; interleaved pairs are put into halves before they are turned."""
+    import torch
+
+    keys, rope = job.part.settings, job.part.ropes[job.kind]
+    first = job.ropes.layer_kinds.index(job.kind)
+    local = bool(keys.get("rope_indices", [0] * (first + 1))[first])
+    freqs, gain = described_settings.litgpt(keys, rope.head_dim, local=local)
+    angles = torch.tensor(job.positions)[:, None].float() * freqs
+    width = 2 * len(freqs)
+    tokens = torch.tensor(job.x)
+    if keys["rope_interleave"]:
+        first = [*range(0, width, 2), *range(1, width, 2)]
+        tokens = tokens[:, [*first, *range(width, rope.head_dim)]]
+    cos, sin = gain * angles.cos(), gain * angles.sin()
+    return described.turned(tokens, cos, sin, interleaved=False).double().numpy()
+
+
+def maxtext(job: Job) -> np.ndarray:
+    """The class that its keys pick, of a model whose name begins as a note says."""
+    import torch
+
+    keys, notes = job.part.settings, " ".join(job.part.notes)
+    (name,) = re.findall(r"model_name has to begin with (\w+)", notes) or ["any"]
+    positions = torch.tensor(job.positions)
+    tokens = torch.tensor(job.x)
+    given = {"model_name": name, **keys}
+    return described_settings.maxtext(given, job.kind, tokens, positions).double().numpy()
+
+
 def gguf(job: Job) -> np.ndarray:
     """What ggml is documented to do with the file, in a layer of this kind."""
     keys = {key.removeprefix("{arch}."): value for key, value in job.part.settings.items()}

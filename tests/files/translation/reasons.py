@@ -89,6 +89,9 @@ def reason_is_true(ropes: LayerRopes, said: str) -> bool:
             for rope in ropes.ropes
         ),
         "with a factor below 1": max(frequencies) > 1,
+        "rotates in every layer": bool(unrotated),
+        "with these numbers": any(rope.scaling is not None for rope in ropes.ropes),
+        "such a base here": any(base != int(base) for base in bases),
         "YaRN of": any(isinstance(rope.scaling, Yarn) for rope in ropes.ropes)
         and any(rope.rotary_dim < rope.head_dim for rope in ropes.ropes),
     }

@@ -6,7 +6,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 
 import pytest
-from tools.doc_tables import DOCS, cell, made, map_table
+from tools.doc_tables import DOCS, ENGINES, cell, made, map_table
 
 import phasor
 from phasor.files.translation import TARGETS
@@ -61,6 +61,14 @@ def test_every_number_of_a_reason_is_explained() -> None:
     reasons = reasons.partition("The presets")[0]
     used = {cell.partition("<")[0] for cell in table.split("<sup>")[1:]}
     assert used == {line.partition(".")[0] for line in reasons.splitlines() if line}
+
+
+def test_a_program_that_was_run_once_turned_all_that_it_was_given() -> None:
+    """As its line says, which ``python -m tools.engines --keep`` wrote."""
+    assert [name for name in sorted(TARGETS) if TARGETS[name].checked == "engine"] == [*ENGINES]
+    for run in ENGINES.values():
+        for right, given, asked in (run["presets"], run["random"]):
+            assert 0 < right == given <= asked
 
 
 def test_a_tick_comes_only_from_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

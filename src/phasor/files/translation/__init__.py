@@ -23,6 +23,7 @@ from phasor.files.translation import (
     kernels,
     libraries,
     megatron,
+    yaml_settings,
 )
 from phasor.files.translation.target import (
     ProgramSettings,
@@ -47,6 +48,8 @@ TARGETS: Mapping[str, Target] = {
         ggml.GGUF,
         kernels.LIGER,
         ggml.LLAMA_CPP,
+        yaml_settings.LITGPT,
+        yaml_settings.MAXTEXT,
         megatron.TARGET,
         config_files.META,
         libraries.MLX,

@@ -85,20 +85,23 @@ def _write(
         width = rope.head_dim - rope.rotary_start
         return block(replace(rope, head_dim=width, rotary_start=0))
 
-    if isinstance(blocks, Rope):
+    one = isinstance(blocks, Rope)
+    if one:
         parameters = slice_block(blocks)
-        plain = parameters["rope_type"] == "default"
-        keys |= {"rope_theta": parameters["rope_theta"], "rope_scaling": parameters}
-        if plain and "mrope_section" not in parameters:
-            keys["rope_scaling"] = None
-        if "partial_rotary_factor" in parameters:
-            keys["partial_rotary_factor"] = parameters["partial_rotary_factor"]
+        keys |= {key: parameters[key] for key in ("rope_theta", "partial_rotary_factor")
+                 if key in parameters}  # fmt: skip
     else:
         parameters = {label: rope and slice_block(rope) for label, rope in blocks.items()}
     keys = keys_over_file({**keys, "rope_parameters": parameters}, ropes)
+    if one:
+        block_of_file = keys["rope_parameters"]
+        if parameters["rope_type"] == "yarn" and _ORIGINAL not in parameters:
+            block_of_file.pop(_ORIGINAL, None)  # with it exllamav3 would not read the factor
+        nothing = block_of_file["rope_type"] == "default" and "mrope_section" not in parameters
+        keys["rope_scaling"] = None if nothing else block_of_file
     path = ropes.in_config.path
     notes = (f"These keys belong inside {path} of the config.",) if path else ()
-    if not isinstance(blocks, Rope):
+    if not one:
         notes += (f"The class for the model in {target.name} must read a block for each kind.",)
     kinds = {kind: rope for kind, rope in ropes.kinds.items() if rope is not None}
     notes += class_notes(target, kinds.values(), pairing)
@@ -165,6 +168,7 @@ MLX_LM = Target(
     backwards=True,
     rules=(DynamicNTK, LongRope),
     softmax=True,
+    query_factor=True,
 )
 
 
@@ -205,9 +209,10 @@ EXLLAMAV3 = Target(
     name="exllamav3",
     program="keys of a model's config.json for exllamav3",
     source="https://github.com/turboderp-org/exllamav3/blob/master/exllamav3/util/rope.py",
-    checked="description",
+    checked="engine",
     write=_write_exllamav3,
     backwards=True,
     axes=(OneAxis, Sectioned, InterleavedSections),
     softmax=True,
+    query_factor=True,
 )

@@ -103,8 +103,9 @@ class Target:
     name: str  # by which `translate` finds it
     program: str  # what the settings are and what reads them, in half a line
     source: str  # where its arguments are documented
-    # whether the tests run the program itself, or a function written from its documentation
-    checked: Literal["run", "description"]
+    # whether the tests run the program itself, or a function written from its documentation, and
+    # then whether tools/engines.py ran the program
+    checked: Literal["run", "engine", "description"]
     # makes settings for each rope, or for the model, of ropes that have passed `check`
     write: Callable[[LayerRopes, int], tuple[ProgramSettings, ...]]
     alternative: str = ""  # the target of the same program that can express more

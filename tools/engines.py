@@ -1,0 +1,370 @@
+"""Run programs that the tests only describe: their own code, on what `phasor.translate` writes.
+
+Usage: python -m tools.engines [--random N] [--keep] [NAME ...]
+
+Of each program it fetches the wheel, without what that requires, and imports the file that makes
+the rotation; modules which that file wants for other things are stubs. Every preset and N random
+ropes go through `translate` and the program, as in the tests. It prints versions and minutes and
+deletes what it fetched; ``--keep`` writes the lines to ``tools/engines.toml``, from which the
+documentation has its marks.
+"""
+
+from __future__ import annotations
+
+import ast
+import datetime
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from enum import Enum
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+from tests.files.translation import test_translate as tests
+from tests.files.translation.jobs import Job, on_slice, own_block
+from tests.strategies import resolved_ropes
+
+import phasor
+from phasor import LayerRopes, Rope
+from phasor.axes import OneAxis
+from phasor.files.translation import TranslationError, translate
+
+KEPT = Path(__file__).with_suffix(".toml")
+Run = Callable[[Job], np.ndarray]
+
+
+class Program(NamedTuple):
+    """A program: its package on the registry, the files of its wheel, and what makes the runner."""
+
+    package: str
+    files: tuple[str, ...]
+    make: Callable[[Path], Run]
+
+
+def stub(*names: str, **members: Any) -> None:
+    """Modules that are empty but for ``members``; any other name in them is a mock."""
+    for name in names:
+        module = mock.MagicMock()
+        module.__path__, module.__spec__ = [], None
+        vars(module).update(members)
+        sys.modules[name] = module
+
+
+def packages(root: Path, *names: str) -> None:
+    """Packages whose own ``__init__`` is not run."""
+    for name in names:
+        module = ModuleType(name)
+        module.__path__ = [str(root / name.replace(".", "/"))]
+        sys.modules[name] = module
+
+
+def load(name: str, path: Path) -> ModuleType:
+    """One file as a module."""
+    spec = spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def definition(path: Path, name: str) -> ast.AST:
+    """The class or function of this name in a file."""
+    nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+    return next(node for node in nodes if getattr(node, "name", "") == name)
+
+
+def execute(node: ast.AST, scope: dict[str, Any]) -> Any:
+    """What a definition defines, with ``scope`` as its module."""
+    module = ast.fix_missing_locations(ast.Module([node], []))
+    exec(compile(module, "<file>", "exec", dont_inherit=True), scope)
+    return scope[node.name]
+
+
+# exllamav3
+
+
+def exllamav3(root: Path) -> Run:
+    """Its ``RoPE`` of the settings that it reads from a config; the kernel is its PyTorch form."""
+    import torch
+
+    positions: dict[str, Any] = {}
+
+    def fill(ids: torch.Tensor, *_: Any) -> int:
+        ids[:] = positions["now"]
+        return 0
+
+    packages(root, "exllamav3", "exllamav3.util", "exllamav3.model")
+    stub("exllamav3.ext", exllamav3_ext=SimpleNamespace(gen_mrope_pos_ids=fill))
+    rope_file = load("exllamav3.util.rope", root / "exllamav3/util/rope.py")
+    reading = load("exllamav3.util.file", root / "exllamav3/util/file.py")
+    scope = {**vars(reading), **vars(rope_file)}
+    read = execute(
+        definition(root / "exllamav3/model/config.py", "read_rope_settings_default"), scope
+    )
+
+    def run(job: Job) -> np.ndarray:
+        rope, config = job.part.ropes[job.kind], own_block(job)
+        if config.get("rope_scaling") is None:
+            config.pop("rope_scaling", None)
+        half = rope.pairing == "half"
+        style = rope_file.RopeStyle.NEOX if half else rope_file.RopeStyle.GPTJ
+        width = rope.head_dim - rope.rotary_start
+        module = rope_file.RoPE(
+            "cpu", read(SimpleNamespace(config_dict=config, head_dim=width), style)
+        )
+        if job.positions.ndim == 1:
+            sin, cos = module.compute_sincos(torch.tensor(job.positions))
+        else:
+            positions["now"] = torch.tensor(job.positions)
+            ids = torch.zeros(1, len(job.x), dtype=torch.long)
+            angles, _ = module.get_mrope_freqs(ids, [], len(job.x))
+            cos, sin = angles[0].cos() * module.attn_factor, angles[0].sin() * module.attn_factor
+            cos, sin = (
+                torch.cat((t, t), -1) if half else t.repeat_interleave(2, -1) for t in (cos, sin)
+            )
+        name = f"_apply_rope_embed_q_{'neox' if half else 'gptj'}"
+
+        def turn(x: np.ndarray) -> np.ndarray:
+            tokens = torch.tensor(x)[None, :, None]  # [batch, seq, heads, head_dim]
+            first, rest = tokens[..., : cos.shape[-1]], tokens[..., cos.shape[-1] :]
+            turned = getattr(rope_file, name)(first, sin[None], cos[None])
+            return torch.cat((turned, rest), -1)[0, :, 0].double().numpy()
+
+        return on_slice(job, turn)
+
+    return run
+
+
+# litgpt
+
+
+def litgpt(root: Path) -> Run:
+    """Its ``Config``, the tables of its ``GPT``, and the functions that its attention calls."""
+    import torch
+
+    packages(root, "litgpt")
+    stub("litgpt.scripts", "litgpt.scripts.convert_hf_checkpoint")
+    config = load("litgpt.config", root / "litgpt/config.py")
+    model = load("litgpt.model", root / "litgpt/model.py")
+
+    def run(job: Job) -> np.ndarray:
+        import yaml
+
+        keys, rope = yaml.safe_load(job.part.code), job.part.ropes[job.kind]
+        assert keys == job.part.settings
+        sizes = {"n_embd": rope.head_dim, "n_head": 1, "head_size": rope.head_dim}
+        made = config.Config(n_layer=len(job.ropes), **sizes, **keys)
+        end = job.offset + len(job.x)
+        cos, sin = model.GPT.rope_cache(SimpleNamespace(config=made, max_seq_length=end))
+        if made.rope_indices is not None:
+            which = made.rope_indices[job.ropes.layer_kinds.index(job.kind)]
+            cos, sin = cos[..., which], sin[..., which]
+        cos, sin = cos[None, job.offset :], sin[None, job.offset :]
+        apply = model.apply_rope_interleave if made.rope_interleave else model.apply_rope
+        tokens, n = torch.tensor(job.x)[None, None], made.rope_n_elem
+        turned = torch.cat((apply(tokens[..., :n], cos, sin), tokens[..., n:]), -1)
+        return turned[0, 0].double().numpy()
+
+    return run
+
+
+# MaxText
+
+
+def maxtext(root: Path) -> Run:
+    """The class that ``Attention`` picks, of keys that its configuration takes."""
+    import jax.numpy as jnp
+    import pydantic
+
+    stub("maxtext", "maxtext.common", "maxtext.common.common_types", "maxtext.layers",
+         "maxtext.layers.initializers", "maxtext.utils", "maxtext.utils.sharding")  # fmt: skip
+    embeddings = load("maxtext_embeddings", root / "maxtext/layers/embeddings.py")
+    types_file = root / "maxtext/configs/types.py"
+    wanted = ("BaseModel", "Field", "model_validator")
+    scope: dict[str, Any] = {"Enum": Enum, **{name: getattr(pydantic, name) for name in wanted}}
+    for name in ("RopeType", "Rope", "YarnRope"):
+        execute(definition(types_file, name), scope)
+    fields = {**scope["Rope"].model_fields, **scope["YarnRope"].model_fields}
+    local, mla = object(), object()
+    names = {**vars(embeddings), "AttentionType": SimpleNamespace(
+        LOCAL_SLIDING=local, MLA=SimpleNamespace(value=mla))}  # fmt: skip
+    pick = execute(
+        definition(root / "maxtext/layers/attentions.py", "init_rotary_embedding"), names
+    )
+
+    def run(job: Job) -> np.ndarray:
+        import yaml
+
+        keys, rope = yaml.safe_load(job.part.code), job.part.ropes[job.kind]
+        assert keys == job.part.settings
+        yarn = {key: value for key, value in keys.items() if key in scope["YarnRope"].model_fields}
+        read = {**scope["Rope"](**keys).model_dump(), **scope["YarnRope"](**yarn).model_dump()}
+        assert all(read[key] == value for key, value in keys.items() if key in fields)
+        begins = re.findall(r"has to begin with (\w+)", " ".join(job.part.notes))
+        fraction, sliding = keys.get("partial_rotary_factor", 1.0), "sliding" in job.kind
+        most, of_gemma4 = read["rope_max_timescale"], begins == ["gemma4"]
+        if of_gemma4:  # as its decoder gives them to the layer
+            which = "local" if sliding else "global"
+            most, fraction = read[f"{which}_rope_max_timescale"], read[f"{which}_rope_proportion"]
+        config = SimpleNamespace(
+            **read, attention_type=None, model_name=(*begins, "any")[0], shard_mode=None,
+            partial_rotary_factor=fraction, head_dim=rope.head_dim, dtype=jnp.float32,
+        )  # fmt: skip
+        attention = SimpleNamespace(
+            config=config, head_dim=rope.head_dim, rope_type=read["rope_type"].value,
+            is_vision=False, use_mrope=keys.get("use_mrope", False), mesh=None, rngs=None,
+            mrope_section=keys.get("mrope_section"), dtype=jnp.float32, rope_max_timescale=most,
+            partial_rotary_factor=fraction if of_gemma4 else None,
+            is_qwen3_hybrid=not of_gemma4 and fraction != 1,
+            attention_type=local if sliding else None,
+        )  # fmt: skip
+        module = pick(attention)
+        tokens = jnp.asarray(job.x)[None, :, None]  # [batch, seq, heads, head_dim]
+        positions = jnp.asarray(job.positions.T)[None]  # [batch, seq], or with three axes
+        return np.array(module(tokens, positions), dtype=np.float64)[0, :, 0]
+
+    return run
+
+
+PROGRAMS: Mapping[str, Program] = {
+    "exllamav3": Program(
+        "exllamav3",
+        ("exllamav3/util/*.py", "exllamav3/model/config.py"),
+        exllamav3,
+    ),
+    "litgpt": Program("litgpt", ("litgpt/model.py", "litgpt/config.py"), litgpt),
+    "maxtext": Program(
+        "maxtext",
+        (
+            "maxtext/layers/embeddings.py",
+            "maxtext/layers/attentions.py",
+            "maxtext/configs/types.py",
+        ),
+        maxtext,
+    ),
+}
+
+
+class Tally(NamedTuple):
+    """How many ropes were given to a program, and how many of these it turned right."""
+
+    given: int
+    right: int
+    asked: int
+
+
+def tally(target: str, models: list[LayerRopes]) -> Tally:
+    """What the program makes of each model; a wrong one is printed."""
+    counts: Counter[str] = Counter()
+    for model in models:
+        context = min(model.context or tests.CONTEXT, tests.LONGEST)
+        try:
+            translate(model, target, context=context)
+            counts["given"] += 1
+        except TranslationError:
+            continue
+        try:
+            tests.assert_turns(model, target)
+            counts["right"] += 1
+        except AssertionError as error:
+            print(f"{target}: {model.name} is wrong: {error}\n{model.kinds}")
+    return Tally(counts["given"], counts["right"], len(models))
+
+
+def random_ropes(number: int) -> list[LayerRopes]:
+    """Half of any kind, half with one axis, from the first coordinate on and counter-clockwise."""
+    found: list[LayerRopes] = []
+
+    def collect(strategy: st.SearchStrategy[Rope]) -> None:
+        @seed(0)
+        @settings(max_examples=number, database=None, deadline=None,
+                  suppress_health_check=list(HealthCheck))  # fmt: skip
+        @given(strategy)
+        def draw(rope: Rope) -> None:
+            found.append(tests.model_of(rope))
+
+        end = len(found) + number // 2
+        draw()
+        del found[end:]
+
+    usual = {"axes": OneAxis(), "direction": 1, "rotary_start": 0}
+    collect(resolved_ropes())
+    collect(resolved_ropes().map(lambda rope: replace(rope, **usual)))
+    return found
+
+
+def fetch(program: Program, folder: Path) -> str:
+    """The files of its wheel in the folder; and its version."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--no-deps", "-q", "--only-binary=:all:",
+         "--python-version", "3.12", "-d", str(folder), program.package],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    wheels = list(folder.glob("*.whl"))
+    if not wheels:
+        raise SystemExit(done.stderr)
+    names = [f"{folder}/x", *program.files]
+    subprocess.run([sys.executable, "-c", UNZIP, str(wheels[0]), *names], check=True)
+    return wheels[0].name.split("-")[1]
+
+
+UNZIP = """
+import fnmatch, sys, zipfile
+wheel, to, *patterns = sys.argv[1:]
+with zipfile.ZipFile(wheel) as archive:
+    for name in archive.namelist():
+        if any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
+            archive.extract(name, to)
+"""
+
+
+def main() -> None:
+    """Fetch, run and print; keep the lines if asked."""
+    words = sys.argv[1:]
+    keep, number = "--keep" in words, 300
+    if "--random" in words:
+        number = int(words.pop(words.index("--random") + 1))
+    lines: dict[str, str] = {}
+    for name in [word for word in words if not word.startswith("--")] or [*PROGRAMS]:
+        program, start = PROGRAMS[name], time.monotonic()
+        folder = Path(tempfile.mkdtemp())
+        try:
+            version = fetch(program, folder)
+            tests.PROGRAMS[name] = program.make(folder / "x")
+            presets = tally(name, [phasor.preset(one) for one in phasor.preset_names()])
+            drawn = tally(name, random_ropes(number))
+        finally:
+            shutil.rmtree(folder)
+        minutes = (time.monotonic() - start) / 60
+        lines[name] = (
+            f'"{name}" = {{ version = "{program.package} {version}", '
+            f"date = {datetime.date.today()}, "
+            f"presets = [{presets.right}, {presets.given}, {presets.asked}], "
+            f"random = [{drawn.right}, {drawn.given}, {drawn.asked}], minutes = {minutes:.1f} }}"
+        )
+        print(lines[name], flush=True)
+    if keep:
+        head, *old = KEPT.read_text("utf-8").splitlines() if KEPT.exists() else [HEAD]
+        kept = {line.split('"')[1]: line for line in old if line.startswith('"')} | lines
+        KEPT.write_text("\n".join([head, *(kept[name] for name in sorted(kept)), ""]), "utf-8")
+
+
+HEAD = "# python -m tools.engines --keep: right, given and asked; by hand nothing"
+
+
+if __name__ == "__main__":
+    main()
