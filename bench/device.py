@@ -192,8 +192,7 @@ def empty_launch(case: Case, positions: Tensor) -> Callable[[Tensor], object]:
     import triton
 
     from phasor.torch._operator.arguments import Call as OperatorCall
-    from phasor.torch._operator.triton import make_plan
-    from phasor.torch._operator.triton.launching import widen_positions
+    from phasor.torch._operator.triton import make_plan, widen_positions
 
     @triton.jit
     def nothing(x):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from phasor.errors import DISTRIBUTION
 from phasor.torch._operator import cpu
-from phasor.torch._operator.triton.launching import load_kernels
+from phasor.torch._operator.triton import load_kernels
 
 from .bench_files import BENCH, ROOT, SHAPES, TINY, admitted, contender, every_shape, result, spoilt
 

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from phasor import Rope
 from phasor.torch._operator.arguments import Call
-from phasor.torch._operator.triton import make_plan, plan_key
-from phasor.torch._operator.triton.launching import load_kernels
+from phasor.torch._operator.triton import load_kernels, make_plan, plan_key
 
 from .triton_compiler import (
     DECODE,

@@ -15,7 +15,7 @@ from phasor import Rope
 from phasor.torch import chosen_backend
 from phasor.torch._operator import triton as triton_backend
 from phasor.torch._operator.arguments import Call
-from phasor.torch._operator.triton.launching import SHIFT_OFFSET, load_kernels, reciprocal
+from phasor.torch._operator.triton import SHIFT_OFFSET, load_kernels, reciprocal
 
 from .triton_compiler import (
     HALF,

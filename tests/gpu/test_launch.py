@@ -15,7 +15,6 @@ from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rota
 from phasor.torch._operator import internals as _internals
 from phasor.torch._operator import ops
 from phasor.torch._operator import triton as triton_backend
-from phasor.torch._operator.triton import launching as triton_launching
 
 from ..torch.torch_oracle import assert_rotated
 from .triton_runs import (
@@ -39,13 +38,13 @@ def test_query_and_key_go_in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None
     options: dict[str, Any] = {"inverse": True, "gain": 1.25, **TRITON}
     alone = [rotate(x, places, HALF, **options) for x in (q, k)]
     launches: list[int] = []
-    launch = triton_launching.LaunchPlan.launch
+    launch = triton_backend.LaunchPlan.launch
 
-    def counted(self: triton_launching.LaunchPlan, *given: Any) -> None:
+    def counted(self: triton_backend.LaunchPlan, *given: Any) -> None:
         launches.append(1)
         launch(self, *given)
 
-    monkeypatch.setattr(triton_launching.LaunchPlan, "launch", counted)
+    monkeypatch.setattr(triton_backend.LaunchPlan, "launch", counted)
     together = rotate_qk(q, k, places, HALF, **options)
     assert all(map(torch.equal, alone, together))
     rotate_qk_(q, k, places, HALF, **options)
@@ -169,8 +168,8 @@ def test_constants_that_a_graph_was_captured_with_are_kept(
     constants, sin = (torch.zeros(7, 8, dtype=torch.int32).as_subclass(OnDevice) for _ in range(2))
     kept, forgotten = weakref.ref(constants), weakref.ref(sin)
     x, kernel = here(3, 2, 16), {(1, 1, 1): lambda *_: None}
-    triton_launching.LaunchPlan(1, constants, (), compiled=kernel).launch([x] * 4, [x])
-    triton_launching.LaunchPlan(1, None, (), compiled=kernel).launch([x] * 4, [x, sin])
+    triton_backend.LaunchPlan(1, constants, (), compiled=kernel).launch([x] * 4, [x])
+    triton_backend.LaunchPlan(1, None, (), compiled=kernel).launch([x] * 4, [x, sin])
     del constants, sin
     gc.collect()
     assert (kept() is not None) == capturing
@@ -181,12 +180,12 @@ def test_constants_are_28_bytes_a_pair() -> None:
     """On the device once, and those of the latest Ropes alone."""
     ropes = [Rope(head_dim=128, pairing="half", base=100.0 + i).to_json() for i in range(65)]
     cpu = torch.device("cpu")
-    first = triton_launching.rope_constants(ropes[0], cpu)
+    first = triton_backend.rope_constants(ropes[0], cpu)
     assert first.nbytes == 64 * 28
-    assert triton_launching.rope_constants(ropes[0], cpu) is first
+    assert triton_backend.rope_constants(ropes[0], cpu) is first
     for rope in ropes[1:]:
-        triton_launching.rope_constants(rope, cpu)
-    assert triton_launching.rope_constants(ropes[0], cpu) is not first
+        triton_backend.rope_constants(rope, cpu)
+    assert triton_backend.rope_constants(ropes[0], cpu) is not first
 
 
 @runs_kernels

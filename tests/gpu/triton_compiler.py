@@ -16,7 +16,7 @@ from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.torch._operator import triton as triton_backend
 from phasor.torch._operator.arguments import Call
-from phasor.torch._operator.triton.launching import load_kernels
+from phasor.torch._operator.triton import load_kernels
 
 from .triton_runs import APART, forget_plans, needs_triton
 

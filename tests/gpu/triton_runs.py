@@ -21,7 +21,6 @@ from torch import Tensor
 
 from phasor import Rope
 from phasor.torch._operator import triton as triton_backend
-from phasor.torch._operator.triton import launching as triton_launching
 
 from ..torch.torch_oracle import normal
 
@@ -60,7 +59,7 @@ def here(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tens
 
 def ask_for_many(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make so many tokens many, which have a tile of their own."""
-    monkeypatch.setattr(triton_launching, "MANY_TOKENS", tokens)
+    monkeypatch.setattr(triton_backend, "MANY_TOKENS", tokens)
     forget_plans(monkeypatch)
 
 

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from phasor.angles import FLOAT32, FLOAT64
-from phasor.torch._operator.triton.launching import SHIFT_OFFSET
+from phasor.torch._operator.triton import SHIFT_OFFSET
 
 _COS_FLOAT32, _SIN_FLOAT32 = tl.constexpr(FLOAT32.cos), tl.constexpr(FLOAT32.sin)
 _COS_FLOAT64, _SIN_FLOAT64 = tl.constexpr(FLOAT64.cos), tl.constexpr(FLOAT64.sin)
@@ -117,7 +117,7 @@ def _cos_sin_of_turns(turns, factor, dtype: tl.constexpr):
 
 @triton.jit
 def _load_constant(constants, row: tl.constexpr, pair, num_pairs: tl.constexpr):
-    """A row of `launching.rope_constants`, int64 ``[1, pairs]``; 0 from ``num_pairs`` on."""
+    """A row of `triton.rope_constants`, int64 ``[1, pairs]``; 0 from ``num_pairs`` on."""
     bits = tl.load(constants + row * num_pairs + pair, mask=pair < num_pairs, other=0)
     return bits.to(tl.uint32, bitcast=True).to(tl.int64)
 
@@ -222,7 +222,7 @@ def _copy_columns(x, x_step, y, y_step, exists, start, end, block: tl.constexpr)
 
 @triton.jit
 def _divide(count, reciprocal):
-    """``count // n`` without a division, by `launching.reciprocal` of ``n``."""
+    """``count // n`` without a division, by `triton.reciprocal` of ``n``."""
     return (count * (reciprocal & _MULTIPLIER_MASK)) >> (reciprocal >> _SHIFT_OFFSET)
 
 
@@ -260,10 +260,10 @@ def rotation(
 
         q, k, q_out, k_out    pointers of one dtype; in place, the outputs are the inputs
         angles                pointer to positions, or to cos
-        sin_or_constants      pointer to sin, or to `launching.rope_constants`
+        sin_or_constants      pointer to sin, or to `triton.rope_constants`
         inner                 tokens of the inner dimension
         q_heads, k_heads      how many there are; 0 where there is no key
-        blocks_reciprocal     `launching.reciprocal` of the blocks of heads of both
+        blocks_reciprocal     `triton.reciprocal` of the blocks of heads of both
         tiles_reciprocal      the same of the tiles of ``inner``
         gain                  the bits of a float64
         q_outer ... sin_step  strides, in elements
