@@ -55,10 +55,10 @@ def load(
             for standard input, the dictionary that such a file holds, or a config object of
             transformers. Or the id of a repository on the Hugging Face Hub: its preset, or
             where there is none, and with ``part`` or ``like``, the file in the local cache; nothing
-            is downloaded. Of a GGUF file the header is read, with
-            the ``gguf`` package. GGUF metadata may come as a dictionary too, with the tensors
-            ``rope_freqs.weight``, ``rope_factors_short.weight`` and ``rope_factors_long.weight``
-            among them as lists.
+            is downloaded. Learned frequencies are read from a folder's safetensors files. Of a
+            GGUF file the header is read, with the ``gguf`` package. GGUF metadata may come as a
+            dictionary too, with the tensors ``rope_freqs.weight``, ``rope_factors_short.weight``
+            and ``rope_factors_long.weight`` among them as lists.
         part: Key of the config inside the file to load, such as ``"vision_config"``; keys joined
             by dots where it lies deeper. By default the language model's.
         like: A known model type, for a file of a type that is unknown but rotates as that one.
