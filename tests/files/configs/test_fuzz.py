@@ -19,6 +19,8 @@ from phasor.files.configs import load
 from .config_files import CONFIGS
 
 VALID = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(CONFIGS.glob("*.json"))}
+_PROGRAMS = (CONFIGS / "published" / "programs.jsonl").read_text("utf-8").splitlines()
+PROGRAMS = {case["name"]: case["config"] for case in map(json.loads, _PROGRAMS)}
 
 _NUMBERS = st.sampled_from(
     [0, 1, -1, 2, 3, 0.5, -0.5, 1.5, 64, 1e-300, 1e300, 2**63, 10**400, -(10**30)]
@@ -69,9 +71,9 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 @st.composite
-def damaged(draw: st.DrawFn) -> dict[str, Any]:
+def damaged(draw: st.DrawFn, valid: dict[str, Any] = VALID) -> dict[str, Any]:
     """A valid config with up to four things deleted, replaced, negated, nested or added."""
-    config = copy.deepcopy(VALID[draw(st.sampled_from(sorted(VALID)))])
+    config = copy.deepcopy(valid[draw(st.sampled_from(sorted(valid)))])
     for _ in range(draw(st.integers(1, 4))):
         places = _places(config)
         if not places:
@@ -112,6 +114,13 @@ def loads_or_refuses(source: Any) -> None:
 @given(damaged())
 def test_a_damaged_dictionary_loads_or_is_refused(config: dict[str, Any]) -> None:
     """Deleted, retyped, negative, not finite or nested values: never another exception."""
+    loads_or_refuses(config)
+
+
+@settings(max_examples=4 * settings().max_examples, derandomize=True)
+@given(damaged(PROGRAMS))
+def test_a_damaged_file_of_another_program_loads_or_is_refused(config: dict[str, Any]) -> None:
+    """The same of the programs that train and serve."""
     loads_or_refuses(config)
 
 

@@ -185,3 +185,26 @@ def test_a_folder_says_what_it_holds_instead(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
     with pytest.raises(ConfigError, match=r"adapter.*owner/model"):
         load(tmp_path)
+
+
+def test_lists_of_negative_divisors_turn_the_other_way() -> None:
+    """As programs divide by whatever they are given; one sign for all of them."""
+    lists = {"rope_type": "longrope", "factor": 1.0, "original_max_position_embeddings": 8192}
+    lists |= {"short_factor": [-1.0] * 64, "long_factor": [-2.0] * 64}
+    (rope,) = load(small(rope_scaling=lists)).ropes
+    (mirrored,) = load(
+        small(rope_scaling=lists | {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64})
+    ).ropes
+    assert (rope.direction, mirrored.direction) == (-1, 1)
+    assert rope.scaling == mirrored.scaling
+    for key in ("short_factor", "long_factor"):
+        for other in ([1.0] * 64, [-1.0] * 63 + [1.0], [-1.0] * 63 + [0.0]):
+            with pytest.raises(ConfigError, match=r"rope_scaling\.(short|long)_factor"):
+                load(small(rope_scaling=lists | {key: other}))
+
+
+@pytest.mark.parametrize("fraction", [float("nan"), float("inf"), 1e308, -0.5, 1.5])
+def test_a_fraction_that_is_none_is_refused_under_another_name_too(fraction: float) -> None:
+    """A key that the class does not read may hold any number."""
+    with pytest.raises(ConfigError, match="rotary_pct"):
+        load(small(rotary_pct=fraction))

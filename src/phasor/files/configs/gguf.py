@@ -145,7 +145,7 @@ def _rope(
     # some kinds of layer ignore the scaling keys
     law = _read_scaling(top, config, facts, pairs, notes) if special.scaled else None
     if isinstance(law, PerPair):
-        law = PerPair(factors=law.factors[: width // 2])
+        law = replace(law, factors=law.factors[: width // 2])
     if facts.fixed and (law is not None or base != _BASE):
         raise refusal(
             "gguf_fixed", path=config.path, usual=_BASE, key=config.name(key), base=base, law=law
@@ -158,6 +158,7 @@ def _rope(
             rotary_dim=width,
             scaling=law,
             axes=_axes(config, facts, width // 2),
+            direction=top.sign(_FREQS) if isinstance(law, PerPair) else 1,
         )
 
 
@@ -207,7 +208,8 @@ def _read_scaling(
     if law_name == "longrope" or _SHORT in divisors or _LONG in divisors:
         return _read_longrope(top, config, pairs)
     if (factors := top.numbers_per_pair(_FREQS, pairs)) is not None:
-        return PerPair(factors=factors)
+        gain = config.number(_GAIN_KEY, above=0) or 1.0
+        return PerPair(factors=factors, attention_factor=gain)
     if facts.divisors:
         raise refusal("gguf_divisors", tensor=_FREQS, path=config.path)
     notes.append(

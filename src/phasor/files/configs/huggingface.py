@@ -173,7 +173,7 @@ def _rope(
             rotary_start=head_dim - width if facts.trailing else 0,
             scaling=law,
             axes=OneAxis() if facts.positions else rope_blocks.axes(block, outside) or OneAxis(),
-            direction=1 if facts.direction == 1 else -1,
+            direction=1 if facts.direction == scaling_block.sign("short_factor") else -1,
         )
     return _patch_grid_rope(rope, facts, notes) if facts.positions else rope
 

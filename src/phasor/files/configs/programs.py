@@ -33,7 +33,7 @@ _MSCALES = ("mscale", "mscale_all_dim")
 
 def load_program(top: JsonObject, *, strict: bool) -> LayerRopes | None:
     """The rope of each layer; None if the file is none of these programs'."""
-    if top.values.get("model_type") in table().huggingface and not top.has("architecture"):
+    if str(top.values.get("model_type")) in table().huggingface and not top.has("architecture"):
         return None
     for program, read in _READERS.items():
         for place in (*(facts := _programs()[program])["inside"], ""):
@@ -316,6 +316,8 @@ def _load_megatron(model: _Model) -> LayerRopes:
     position_type = config.text(key) or "learned_absolute"
     position_type = "rope" if config.flag("use_rotary") else position_type
     model.latent = config.flag("latent") is True
+    if config.flag("not_rounded"):
+        config.add_defaults({"yarn_correction_range_round_to_int": False})
     if config.has("_target_"):  # a class of Megatron-Bridge's
         config.add_defaults(facts["bridge"] | (facts["bridge_latent"] if model.latent else {}))
         config.add_defaults({"max_position_embeddings": config.whole("seq_length")})

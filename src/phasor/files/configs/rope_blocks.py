@@ -283,6 +283,8 @@ def _read_longrope(block: JsonObject, outside: LawContext) -> LongRope:
         block.require(key, block.numbers_per_pair(key, pairs))
         for key in ("short_factor", "long_factor")
     )
+    if block.sign("short_factor") != block.sign("long_factor"):
+        block.refuse("long_factor", "negative where short_factor is, and positive where it is not")
     short_gain, long_gain = (
         single_value((block.name(k), block.number(k, above=0)) for k in ("attention_factor", key))
         for key in ("short_mscale", "long_mscale")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, NoReturn, TypeGuard, TypeVar, cast
+from typing import Any, BinaryIO, Literal, NoReturn, TypeGuard, TypeVar, cast
 
 from phasor._checks import first_repeated, number, short_repr, whole
 from phasor.errors import ConfigError, PhasorError, SpecError, install_hint
@@ -177,9 +177,21 @@ class JsonObject:
         """The list of whole numbers at ``key``."""
         return self._read_items(key, lambda item, i: item.whole(i, least=least))
 
+    def sign(self, key: str) -> Literal[1, -1]:
+        """-1 if every number of the list at ``key`` is negative: such pairs turn clockwise."""
+        items = self.items(key) or ()
+        numbers = [item for item in items if isinstance(item, (int, float)) and item < 0]
+        return -1 if items and len(numbers) == len(items) else 1
+
     def numbers_per_pair(self, key: str, pairs: int) -> tuple[float, ...] | None:
-        """The list of positive numbers at ``key``, one for each pair."""
-        numbers = self._read_items(key, lambda item, i: item.number(i, above=0))
+        """The list of divisors at ``key``, one for each pair, without their `sign`."""
+        sign = self.sign(key)
+
+        def read(item: JsonObject, i: str) -> float | None:
+            value = item.number(i)
+            return sign * value if value and sign * value > 0 else item.number(i, above=0)
+
+        numbers = self._read_items(key, read)
         if numbers is not None and len(numbers) != pairs:
             raise ConfigError(
                 f"{self.name(key)} must hold one number per pair ({pairs}), got {len(numbers)}"

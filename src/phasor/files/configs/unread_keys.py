@@ -36,7 +36,10 @@ _HAS: Mapping[str, Callable[[Rope, Any], bool]] = {
     ),
     "base": lambda rope, asked: rope.base == asked,
     "fraction": lambda rope, asked: (
-        isinstance(asked, (int, float)) and int(rope.head_dim * asked) == rope.rotary_dim
+        # neither infinite nor NaN
+        isinstance(asked, (int, float))
+        and 0 <= asked <= 1
+        and int(rope.head_dim * asked) == rope.rotary_dim
     ),
     "width": lambda rope, asked: rope.rotary_dim == asked,
     "divides": lambda rope, asked: (
