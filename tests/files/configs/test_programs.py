@@ -86,6 +86,20 @@ def test_litgpts_yarn_has_the_ramp_the_other_way_round() -> None:
         assert math.isclose(rope.attention_factor, gain)
 
 
+def test_betas_in_the_other_order_make_litgpts_ramp_that_of_yarn() -> None:
+    """Kept up to the end of the slow beta, divided from the begin of the fast one on."""
+    yarn = {"factor": 8.0, "beta_fast": 1.0, "beta_slow": 32.0, "original_max_seq_len": 4096}
+    (rope,) = load(LITGPT | {"rope_adjustments": yarn | {"mscale_all_dim": 1.0}}).ropes
+    indices = np.array([math.log(4096 / (2 * math.pi * b), 500000.0) * 64 for b in (32, 1)])
+    begin, end = math.ceil(indices[0]), math.floor(indices[1])
+    ramp = np.clip((np.arange(64) - end) / (begin - end), 0, 1)
+    plain = 500000.0 ** -(np.arange(64) / 64)
+    assert np.allclose(rope.inv_freq, plain * ((1 - ramp) / 8 + ramp), rtol=1e-12)
+    one = 0.1 * math.log(8) + 1
+    assert math.isclose(rope.attention_factor, one)
+    assert math.isclose(rope.softmax_factor, one**2)
+
+
 def test_litgpts_local_layers_have_a_base_of_their_own_and_no_law() -> None:
     """The list may be longer than the layers, and without it all are local."""
     config = LITGPT | {"rope_local_base_freq": 10000, "rope_adjustments": {"factor": 8.0}}

@@ -101,12 +101,20 @@ def megatron(part: ProgramSettings, rope: Rope) -> dict[str, Any]:
     return {"MODEL_ARGS": sizes | dict(part.settings)}
 
 
+def litgpt(part: ProgramSettings, rope: Rope) -> dict[str, Any]:
+    """A model_config.yaml, whose latent attention turns a slice with a width of its own."""
+    sizes: dict[str, Any] = {"n_layer": 1, "n_head": HEADS, "norm_class_name": "RMSNorm"}
+    sizes |= {"n_embd": HEADS * rope.head_dim, "head_size": rope.head_dim, "block_size": CONTEXT}
+    return sizes | dict(part.settings)
+
+
 FILES: Mapping[str, Callable[[ProgramSettings, Rope], dict[str, Any]]] = {
     "transformers": huggingface,
     "meta": meta,
     "gguf": gguf,
     "megatron": megatron,
     "mlx-lm": mlx_lm,
+    "litgpt": litgpt,
 }
 #: Programs whose file does not say which coordinates turn together, but for the notes.
 NO_PAIRING = ("transformers",)

@@ -26,7 +26,7 @@ from phasor.files.configs.unread_keys import check_unread_keys
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing
 from phasor.rope import WIDEST, Rope
-from phasor.scaling import Linear, PerPair, yarn_multiplier
+from phasor.scaling import Linear, PerPair, Yarn, yarn_multiplier
 
 _MSCALES = ("mscale", "mscale_all_dim")
 
@@ -222,10 +222,6 @@ def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
     model.blocks.append(block)
     factor = block.number("factor", above=0)
     mscale, all_dim = (block.number(key, least=0) for key in _MSCALES)
-    if all_dim and factor:
-        # whatever the law is
-        softmax = yarn_multiplier(factor, all_dim) ** 2
-        model.notes.append(f"The softmax scale is multiplied by {softmax!r} as well.")
     of_llama3, of_yarn = (
         [key for key in keys if block.contains(key)]
         for keys in (("low_freq_factor", "high_freq_factor"), ("beta_fast", "beta_slow"))
@@ -233,11 +229,13 @@ def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
     if of_llama3 and of_yarn:
         first, second = block.name(of_llama3[0]), block.name(of_yarn[0])
         raise ConfigError(f"{first} is of Llama 3's law and {second} of YaRN; keep one of them")
+    if all_dim and factor and not of_yarn:
+        softmax = yarn_multiplier(factor, all_dim) ** 2  # whatever the law is
+        model.notes.append(f"The softmax scale is multiplied by {softmax!r} as well.")
     if of_llama3:
         return model.law("llama3", rope, block)
     if not of_yarn:
         return rope if factor is None else replace(rope, scaling=Linear(factor=factor))
-    model.notes.append(model.facts["yarn"])
     factor, pairs = block.require("factor", factor), rope.num_pairs
     original = block.require("original_max_seq_len", block.whole("original_max_seq_len"))
     betas = (block.require(k, block.number(k, above=0)) for k in ("beta_fast", "beta_slow"))
@@ -246,10 +244,22 @@ def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
         for beta in betas
     )
     low, high = max(math.floor(low), 0), min(math.ceil(high), pairs - 1)
-    ramp = np.clip((np.arange(pairs) - low) / (high - low or 0.001), 0, 1)
-    divisors = tuple((1 / ((1 - ramp) / factor + ramp)).tolist())
     gains = [yarn_multiplier(factor, coefficient or 0) for coefficient in (mscale, all_dim)]
     gain = gains[0] / gains[1] if mscale and all_dim else gains[0] * gains[1]
+    if low > high >= 0:
+        # a ramp that ends before it begins is YaRN's own
+        ends = {
+            key: original / (2 * math.pi) * (rope.base or 1) ** (-index / pairs)
+            for key, index in (("beta_fast", high), ("beta_slow", low))
+        }
+        law = Yarn(
+            factor=factor, original_max_positions=original, truncate=False, **ends,
+            mscale_all_dim=all_dim or 0.0, attention_factor=gain,
+        )  # fmt: skip
+        return replace(rope, scaling=law)
+    model.notes.append(model.facts["yarn"].format(softmax=gains[1] ** 2))
+    ramp = np.clip((np.arange(pairs) - low) / (high - low or 0.001), 0, 1)
+    divisors = tuple((1 / ((1 - ramp) / factor + ramp)).tolist())
     return replace(rope, scaling=PerPair(factors=divisors, attention_factor=gain))
 
 

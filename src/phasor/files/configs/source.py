@@ -179,9 +179,10 @@ class JsonObject:
 
     def sign(self, key: str) -> Literal[1, -1]:
         """-1 if every number of the list at ``key`` is negative: such pairs turn clockwise."""
-        items = self.items(key) or ()
-        numbers = [item for item in items if isinstance(item, (int, float)) and item < 0]
-        return -1 if items and len(numbers) == len(items) else 1
+        found: Any = self._find(self._aliases(key)[0])
+        items: list[Any] = [*found] if isinstance(found, (list, tuple)) else []
+        negative = [item for item in items if isinstance(item, (int, float)) and item < 0]
+        return -1 if items and len(negative) == len(items) else 1
 
     def numbers_per_pair(self, key: str, pairs: int) -> tuple[float, ...] | None:
         """The list of divisors at ``key``, one for each pair, without their `sign`."""

@@ -105,8 +105,9 @@ def _write(
         notes += (f"The class for the model in {target.name} must read a block for each kind.",)
     kinds = {kind: rope for kind, rope in ropes.kinds.items() if rope is not None}
     notes += class_notes(target, kinds.values(), pairing)
-    found = [parameters] if isinstance(blocks, Rope) else parameters.values()
-    if any(keys and not float(keys.get(_ORIGINAL, 0)).is_integer() for keys in found):
+    found: list[Block | None] = [parameters] if isinstance(blocks, Rope) else [*parameters.values()]
+    lengths = [keys.get(_ORIGINAL) for keys in found if keys]
+    if any(isinstance(length, float) and not length.is_integer() for length in lengths):
         notes += (f"{_ORIGINAL} gives the factor on cos and sin; it is no length, and other "
                   "programs refuse it.",)  # fmt: skip
     return (ProgramSettings(keys, json.dumps(keys, indent=2), notes, kinds),)
