@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from phasor import BackendError, Rope
-from phasor.axes import Alternating, InterleavedSections, Sectioned
+from phasor.axes import Alternating, InterleavedSections, Mixed, Sectioned
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk
 
 from ..torch.torch_cases import memory_layouts
@@ -56,6 +56,7 @@ AXES = {
     "sectioned": Sectioned((3, 3, 2)),
     "interleaved": InterleavedSections((4, 2, 2)),
     "alternating": Alternating((2, 3, 3)),
+    "mixed": Mixed([[0.5 * k - 1.9, 0.1 * k, 3.0][axis] for k in range(8)] for axis in range(3)),
 }
 
 

@@ -218,7 +218,7 @@ class CheckpointModel:
         ropes, layer = self.ropes, part.layer
         if layer is not None and part.is_extra_layer:
             layer += len(ropes)
-        if layer is not None and layer < len(ropes) and not part.beside:
+        if layer is not None and layer < len(ropes) and not (part.beside and ropes[layer]):
             return ropes[layer]
         # layers of multi-token prediction follow those of the config
         found = None if layer is None else ropes.rope_beside(part.beside or "mtp", layer)
@@ -243,7 +243,8 @@ def describe(
     # a larger model says its quantisation at the top and its heads inside
     levels = [block.values for block in language_models(read_source(model))]
     top, config = levels[0], levels[-1]
-    ropes = load(top, like=like, strict=strict)
+    # learned frequencies are in the files beside a config
+    ropes = load(top if model == "-" else model, like=like, strict=strict)
     model_types = (level.get("model_type") for level in reversed(levels))
     model_type = like or next(filter(None, model_types), None)
     if config.get("rotary_value"):
