@@ -188,11 +188,7 @@ class Caller:
         return self.turn(np.eye(self.head_dim), [position])[0, 0].T
 
     def record(self, max_position: int) -> dict[str, NDArray[Any]]:
-        """A recording, as `verify` takes it, of random vectors around every power of two.
-
-        Raises:
-            RefusedError: If the function refuses one of the positions.
-        """
+        """A recording, as `verify` takes it, of random vectors around every power of two."""
         powers = (1 << power for power in range(4, 63))
         steps = {*range(17), *(power + step for power in powers for step in (-1, 0, 1))}
         positions = np.array(sorted(p for p in steps if p <= min(max_position, self.max_position)))
@@ -300,15 +296,7 @@ class Caller:
 
 
 def find_caller(function: Callable[..., Any], head_dim: int, how: Calling) -> Caller:
-    """The first way of calling ``function`` that works and treats all heads alike.
-
-    >>> from phasor import Rope
-    >>> from phasor.numpy import rotate
-    >>> rope = Rope(head_dim=4, pairing="half")
-    >>> caller = find_caller(lambda x, p: rotate(x, p, rope), 4, Calling())
-    >>> caller.map(0).tolist() == np.eye(4).tolist()
-    True
-    """
+    """The first way of calling ``function`` that works and treats all heads alike."""
     if not callable(function):
         raise SpecError(f"function must be callable, got {function!r}")
     choice("dtype", how.dtype, ROUNDING)

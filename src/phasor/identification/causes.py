@@ -78,7 +78,8 @@ class Finder:
         good = rotates_as(self.sample, self.meant.rope)
         heads, is_bad = (np.logical_not(good.all(axis=axis)) for axis in (0, 1))
         if heads.any() and not heads.all():
-            changes, undecided = replace(self, sample=self.sample.of_heads(heads)).find()
+            x, y = (part[:, heads] for part in (self.sample.x, self.sample.y))
+            changes, undecided = replace(self, sample=self.sample._replace(x=x, y=y)).find()
             if changes and not is_vague(changes):
                 which = ranges(np.flatnonzero(heads).tolist())
                 return (make_finding("heads", which=which), *changes), undecided
@@ -102,7 +103,9 @@ class Finder:
         if not results:
             return None
         changes, undecided = min(results, key=lambda one: (is_vague(one[0]), len(one[0])))
-        return tuple(sorted(changes, key=_order_of)), undecided
+        # roundings are in no order, and come last
+        order = {name: place for place, name in enumerate(SENTENCES)}
+        return tuple(sorted(changes, key=lambda one: order.get(one.name, len(order)))), undecided
 
     def _measure(self) -> Iterator[list[Turns]]:
         """The turns for each arrangement that explains the sample: first of the slice meant.
@@ -403,12 +406,6 @@ def _name_pairs(rope: Rope | None, turns: Turns) -> Changes:
         where = f" from pair {pairs[0]} on: pairs {ranges(pairs)}"
         found = make_finding("frequencies", where=where)
     return found, *_gain_changes(rope, turns)
-
-
-def _order_of(change: Finding) -> int:
-    """The place in `SENTENCES`, behind all others for a rounding."""
-    names = [*SENTENCES]
-    return names.index(change.name) if change.name in names else len(names)
 
 
 def is_vague(changes: Changes) -> bool:

@@ -105,14 +105,10 @@ def _compare_laws(found: Law | Rule | None, rope: Rope) -> Finding:
             "no law" if law is None else law_text(cast(Law, law)) for law in (found, meant)
         )
         return make_finding("law", found=one, meant=other)
-    names = [field.name for field in fields(found) if _differs(field.name, found, meant)]
-    both = ((name, *(_short(getattr(law, name)) for law in (found, meant))) for name in names)
-    texts = ", ".join(f"{name} {one} in place of {other}" for name, one, other in both)
-    return make_finding("law-parameter", law=type(found).__name__, parameters=texts)
-
-
-def _differs(name: str, one: object, other: object) -> bool:
-    return bool(getattr(one, name) != getattr(other, name))
+    names = (field.name for field in fields(found))
+    both = ((name, getattr(found, name), getattr(meant, name)) for name in names)
+    texts = [f"{name} {_short(a)} in place of {_short(b)}" for name, a, b in both if a != b]
+    return make_finding("law-parameter", law=type(found).__name__, parameters=", ".join(texts))
 
 
 def _short(value: Any) -> str:

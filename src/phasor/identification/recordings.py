@@ -58,12 +58,7 @@ class Stored(NamedTuple):
 
 
 def read_recording(source: object) -> dict[int | None, dict[str, Stored]]:
-    """The arrays of a recording by layer (None where a name has none) and name.
-
-    Raises:
-        CheckpointError: If a file is damaged or of another format.
-        TensorError: If an array is of a dtype that holds no vectors, or a name is not known.
-    """
+    """The arrays of a recording by layer (None where a name has none) and name."""
     if isinstance(source, (str, Path)):
         arrays = _read_file(Path(source))
     elif isinstance(source, Mapping):

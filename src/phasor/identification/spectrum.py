@@ -210,11 +210,7 @@ def simplest_near(value: float, relative_error: float) -> float | None:
 
 
 def count_digits(value: float) -> int:
-    """Significant decimal digits of ``value``; a power of two counts as two.
-
-    >>> [count_digits(x) for x in (10000.0, 8192, 0.125, 123.4)]
-    [1, 2, 3, 4]
-    """
+    """Significant decimal digits: 3 of 0.125, 1 of 10000; a power of two counts as two."""
     mantissa = repr(float(value)).partition("e")[0].replace(".", "").replace("-", "")
     counted = len(mantissa.strip("0"))
     return min(counted, 2) if value >= 1 and math.log2(value).is_integer() else counted

@@ -170,10 +170,6 @@ class Sample(NamedTuple):
         x, y, positions = (part[tokens] for part in self[:3])
         return self._replace(x=x, y=y, positions=positions)
 
-    def of_heads(self, heads: NDArray[np.bool_]) -> Sample:
-        """Some of its heads."""
-        return self._replace(x=self.x[:, heads], y=self.y[:, heads])
-
     def pairs(self, arrangement: Arrangement) -> tuple[Complex, Complex]:
         """The pairs before and after as complex numbers, ``[T, heads, num_pairs]``."""
         (first, second), (to_first, to_second) = arrangement.read, arrangement.written

@@ -39,16 +39,9 @@ def extended_ropes(
 ) -> dict[str, Rope]:  # fmt: skip
     """By name of the law, ``rope`` extended from ``context`` to ``to`` tokens; first unchanged.
 
-    With ``s = to / context``: no change, linear interpolation by ``s``, NTK-aware by ``s``, dynamic
-    NTK with the usual parameters (factor ``s``, at ``to`` tokens), YaRN and Llama 3 with their
-    published ramps, and LongRoPE if its searched ``factors`` are given. NTK laws are left out if
-    an axis has a single pair. Laws are not combined: a Rope that has one gets the same law with
-    ``s`` times its factor; explicit frequencies, and those of a law without a factor, are divided
-    by ``s``. Rules (dynamic NTK, LongRoPE) have not picked their law yet.
-
-    >>> extended = extended_ropes(Rope(head_dim=128, pairing="half"), 4096, 32768)
-    >>> extended["linear"].scaling
-    Linear(factor=8.0)
+    As `plan_extension` says. NTK laws are left out if an axis has a single pair; explicit
+    frequencies, and those of a law without a factor, are divided by ``to / context``. Rules
+    (dynamic NTK, LongRoPE) have not picked their law yet.
     """
     if to <= whole("context", context, least=2):
         raise SpecError(
