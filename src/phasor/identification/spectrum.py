@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -85,10 +86,8 @@ def doubling(positions: Floats) -> NDArray[np.intp] | None:
 
 def find_first_bad(good: int, bad: int, is_good: Callable[[int], bool]) -> int:
     """The first bad position after the good ones, by bisection between a good and a bad one."""
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if is_good(middle) else (good, middle)
-    return bad
+    between = range(good + 1, bad)
+    return good + 1 + bisect_left(between, True, key=lambda position: not is_good(position))
 
 
 def exact_phasors(rope: Rope, positions: NDArray[np.int64], offset: float = 0.0) -> Complex:

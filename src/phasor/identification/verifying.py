@@ -241,10 +241,8 @@ def _find_bad_tokens(vectors: Vectors, rope: Rope | None) -> NDArray[np.intp]:
     Of some tokens all heads are.
     """
     count = vectors.num_tokens
-    parts = [
-        (np.arange(start, min(start + _CHUNK, count)), slice(0, 1))
-        for start in range(0, count, _CHUNK)
-    ]
+    chunks = np.array_split(np.arange(count), -(-count // _CHUNK))
+    parts = [(chunk, slice(0, 1)) for chunk in chunks]
     parts.append((np.unique(np.linspace(0, count - 1, _SAMPLE).astype(np.intp)), slice(1, None)))
     # samples are [tokens, heads, head_dim]
     bad: list[NDArray[np.intp]] = []

@@ -16,20 +16,12 @@ _BATCH = 1 << 16  # distances between two looks for a negative sum
 def cosine_sums(rope: Rope, count: int, start: int = 0) -> NDArray[np.float64]:
     """``C(r) = sum_k cos(r * inv_freq[k])`` for distances ``r`` in a row.
 
-    A distance is the start of its block plus a rest, and ``R(a + b) = R(a) R(b)``: cosines are
-    computed for all starts and for the rests of one block, and a matrix product gives the others.
-
-    Each of the two factors is within ``sqrt(2) * COS_SIN_ERROR``, at any int64 distance, and a
-    complex sum of n products within ``sqrt(2) * (n + 2)`` roundings (Higham 2002, section 3.6),
-    so the answer is within ``(4e-15 + num_pairs * 4 * 2**-53) * num_pairs``.
-
-    Args:
-        rope: What rotates. Where it has several axes, ``r`` is along every one, as in text.
-        count: How many distances.
-        start: The first distance; they are ``start, start + 1, ..., start + count - 1``.
-
-    Returns:
-        float64 ``[count]``.
+    Float64 ``[count]`` from distance ``start`` on, along every axis, as in text. A distance is the
+    start of its block plus a rest, and ``R(a + b) = R(a) R(b)``: cosines are computed for all
+    starts and for the rests of one block, and a matrix product gives the others. Each factor is
+    within ``sqrt(2) * COS_SIN_ERROR``, at any int64 distance, and a complex sum of n products
+    within ``sqrt(2) * (n + 2)`` roundings (Higham 2002, section 3.6), so the answer is within
+    ``(4e-15 + num_pairs * 4 * 2**-53) * num_pairs``.
 
     >>> print(cosine_sums(Rope(head_dim=4, pairing="half", base=100.0), 3).round(4))
     [2.     1.5353 0.5639]

@@ -162,14 +162,7 @@ class ExtensionPlan:
         return self.options[find_law(name, self.options)]
 
     def config_with(self, config: Mapping[str, Any], law: str | None) -> dict[str, Any]:
-        """The Hugging Face config that the plan is about, changed for the longer context.
-
-        Args:
-            config: The whole file, which stays as it is.
-            law: As for `option`.
-
-        Returns:
-            A copy with the keys of the option set, and those that they replace removed.
+        """A copy of the whole Hugging Face config that the plan is about, changed for `option`.
 
         Raises:
             ConfigError: If a config cannot express the law, or has no config at ``inside``.
@@ -243,14 +236,9 @@ def plan_extension(
     >>> planned = plan_extension(preset("qwen3-8b"), 131072)
     >>> planned.recommended, planned.documented.law.factor
     ('documented', 4.0)
-    >>> for name, one in plan_extension(preset("llama-2-7b"), 32768).options.items():
-    ...     print(name, one.pairs_with_new_phases, one.sign_change, round(one.resolution, 3))
-    unchanged 18 1707 1.0
-    linear 0 13649 0.125
-    ntk 17 5732 1.0
-    dynamic_ntk 0 21472 1.0
-    yarn 0 8886 1.0
-    llama3 0 11089 1.0
+    >>> linear = planned.options["linear"]
+    >>> linear.pairs_with_new_phases, linear.sign_change, round(linear.resolution, 3)
+    (0, 86767, 0.312)
     """
     if isinstance(ropes, Rope):
         ropes = one_layer(ropes)
