@@ -144,6 +144,10 @@ FOREIGN: dict[str, tuple[dict[str, Any], str]] = {
     "a policy": ({"type": "pi0", "n_action_steps": 50}, r"LeRobot policy \(pi0\)"),
     "an old chat config": ({"model_lib": "a", "conv_template": "b"}, "older chat config of MLC"),
     "two towers": ({"vision_cfg": {"layers": 2}, "text_cfg": {"width": 2}}, "open_clip"),
+    "two towers in a file of the Hub": (
+        {"model_cfg": {"vision_cfg": {"layers": 2}, "text_cfg": {"hf_model_name": "a/b"}}},
+        "open_clip_config.json.* hf_model_name",
+    ),
 }
 
 

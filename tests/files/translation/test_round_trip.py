@@ -20,6 +20,7 @@ from phasor.axes import InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError, SpecError
 from phasor.files.configs import load
 from phasor.files.configs.facts import table
+from phasor.files.configs.texts import parse_arguments, parse_yaml
 from phasor.files.presets import preset, preset_names
 from phasor.files.translation import ProgramSettings, TranslationError, translate
 from phasor.scaling import Linear, Llama3, LongRope, Yarn
@@ -95,17 +96,17 @@ def gguf(part: ProgramSettings, rope: Rope) -> dict[str, Any]:
 
 
 def megatron(part: ProgramSettings, rope: Rope) -> dict[str, Any]:
-    """Arguments."""
-    sizes = {"--num-layers": 1, "--hidden-size": HEADS * rope.head_dim}
-    sizes |= {"--num-attention-heads": HEADS, "--max-position-embeddings": CONTEXT}
-    return {"MODEL_ARGS": sizes | dict(part.settings)}
+    """The command that is printed, in a launch script."""
+    sizes = f"--num-layers 1 --hidden-size {HEADS * rope.head_dim} --num-attention-heads {HEADS}"
+    return parse_arguments(f"ARGS=(\n  {sizes}\n  --bf16\n)\npretrain {part.code} \\\n  --swiglu\n")
 
 
 def litgpt(part: ProgramSettings, rope: Rope) -> dict[str, Any]:
-    """A model_config.yaml, whose latent attention turns a slice with a width of its own."""
+    """The printed lines of a model_config.yaml."""
     sizes: dict[str, Any] = {"n_layer": 1, "n_head": HEADS, "norm_class_name": "RMSNorm"}
     sizes |= {"n_embd": HEADS * rope.head_dim, "head_size": rope.head_dim, "block_size": CONTEXT}
-    return sizes | dict(part.settings)
+    lines = "".join(f"{key}: {value}\n" for key, value in sizes.items())
+    return parse_yaml((lines + part.code).encode(), "model_config.yaml")
 
 
 FILES: Mapping[str, Callable[[ProgramSettings, Rope], dict[str, Any]]] = {

@@ -170,6 +170,14 @@ class _Model:
             notes=tuple(dict.fromkeys(notes)),
         )
 
+    def position_type(self) -> str:
+        """The word for the position embedding; in these programs an absent one is learned."""
+        found = self.config.text("position_embedding_type")
+        if found is None:
+            absent = f"The file has no {self.config.name('position_embedding_type')}"
+            self.notes.append(f"{absent}; learned_absolute is what {self.program} assumes.")
+        return found or "learned_absolute"
+
     def without(self, what: str, instead: str) -> LayerRopes:
         """The layers of a model that does not rotate."""
         self.notes.append(f"{what} has no rotary embedding; in its place: {instead}.")
@@ -272,8 +280,7 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
     model.defaults |= facts["architectures"].get(architecture, {})
     if "rotary_dim" in model.defaults:
         config.add_defaults({"rotary_dim": model.defaults["rotary_dim"]})
-    key = "position_embedding_type"
-    position_type = config.text(key) or "learned_absolute"
+    key, position_type = "position_embedding_type", model.position_type()
     if model.latent:
         # it turns what the weights of DeepSeek have beside each other
         rope = model.rope("interleaved", width="qk_rope_head_dim")
@@ -323,8 +330,7 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
 def _load_megatron(model: _Model) -> LayerRopes:
     config, facts, layers = model.config, model.facts, model.size("num_hidden_layers")
     key, instead = "position_embedding_type", facts["instead"]
-    position_type = config.text(key) or "learned_absolute"
-    position_type = "rope" if config.flag("use_rotary") else position_type
+    position_type = "rope" if config.flag("use_rotary") else model.position_type()
     model.latent = config.flag("latent") is True
     if config.flag("not_rounded"):
         config.add_defaults({"yarn_correction_range_round_to_int": False})
