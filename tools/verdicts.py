@@ -231,6 +231,7 @@ def verdict(name: str, config: Mapping[str, Any] | None = None) -> Verdict:
         runs = [_run_model(model, grid) for grid in _choose_grids(model, ropes)]
     if not runs[0].attention_calls:
         wrong.append("its rotation was not called, or not by a name that is watched")
+    wrong += _judge_beside(ropes, runs)
     other_rotations = [
         sentence
         for run in runs
@@ -442,6 +443,26 @@ def _judge_kind(kind: str, ropes: LayerRopes, runs: Sequence[_Run]) -> KindVerdi
         place=places[0] if places else None,
         wrong=tuple(dict.fromkeys(wrong)),
     )
+
+
+def _judge_beside(ropes: LayerRopes, runs: Sequence[_Run]) -> list[str]:
+    """A sentence for each rotation beside attention that is no entry of its layer."""
+    wrong: dict[str, None] = {}
+    for run in runs:
+        for call in run.other_calls:
+            if call.tokens != run.grid.shape[1] or call.layer >= len(ropes):
+                continue
+            own, turned = ropes[call.layer], call.identify(run.grid)
+            rope = None if turned is None else turned.rope
+            if own is not None and rope is not None and rope.direction != own.direction:
+                continue  # the output of attention, turned back
+            known = [rope for _, rope, layers in ropes.beside if call.layer in layers]
+            known += [] if own is None else [own]
+            length = int(run.grid.max()) + 1
+            if all(compare(rope.at(length), [call], run.grid)[1] for rope in known):
+                said = ", ".join(_describe_vectors(call, run.grid))
+                wrong[f"phasor.load has no entry for {said}"] = None
+    return list(wrong)
 
 
 def compare(rope: Rope, calls: Sequence[Call], grid: Grid) -> tuple[float, list[str]]:
