@@ -165,6 +165,24 @@ def torchtune(component: str, **more: Any) -> dict[str, Any]:
     return {"model": {"_component_": component} | more, "seed": 1}
 
 
+def test_tensorrt_reads_neither_truncate_nor_an_attention_factor() -> None:
+    """Of YaRN; both are noted, as what it does is another rotation than the file asks for."""
+    yarn = {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 4096}
+    ignored = {"truncate": False, "attention_factor": 3.0}
+    ropes = load(TRTLLM | {"rotary_scaling": yarn | ignored})
+    assert ropes.ropes == load(TRTLLM | {"rotary_scaling": yarn}).ropes
+    for key in ignored:
+        assert any(f"rotary_scaling.{key}" in note for note in ropes.notes)
+
+
+def test_an_absent_type_is_the_programs_default_and_said() -> None:
+    """Learned positions, whatever base stands beside it."""
+    for config in (TRTLLM | {"rotary_base": 1e4}, MEGATRON):
+        ropes = load(without(config, "position_embedding_type"))
+        assert not any(ropes)
+        assert any("no position_embedding_type; learned_absolute" in note for note in ropes.notes)
+
+
 SCRIPT = r"""
 #!/bin/bash
 export NUM_LAYERS=4   # as many as fit

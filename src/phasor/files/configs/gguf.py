@@ -175,7 +175,7 @@ def _axes(config: JsonObject, facts: Architecture, num_pairs: int) -> Axes:
     if facts.axes is None:
         return OneAxis()
     sections = config.require(_SECTIONS_KEY, config.wholes(_SECTIONS_KEY))
-    while sections and not sections[-1]:
+    while len(sections) > 3 and not sections[-1]:
         sections = sections[:-1]  # the fourth counts pairs of an axis that few models have
     if facts.axes == "sectioned":
         return Sectioned(sections)

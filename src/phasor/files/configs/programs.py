@@ -125,9 +125,9 @@ class _Model:
         config, of_law = block or self.config, self.facts["laws"].get(names or kind, {})
         if block is not None:
             self.blocks.append(block)
-        # no program of these reads an attention_factor, and a null is an absent key to all of them
-        values = {k: v for k, v in config.values.items() if v is not None}
-        values.pop("attention_factor", None)
+        # no program of these reads the two, and a null is an absent key to all of them
+        others = ("attention_factor", "truncate")
+        values = {k: v for k, v in config.values.items() if v is not None and k not in others}
         numbers = JsonObject(values, config.path, names=_names(of_law.get("names", {})))
         defaults = {"rope_type": kind, **of_law.get("defaults", {})}
         numbers.add_defaults({k: v for k, v in defaults.items() if not numbers.has(k)})
