@@ -104,10 +104,9 @@ def try_kernel(
     raises: bool = False,
 ) -> bool:
     """One pass from ``xs`` to ``outs``; where the kernel refuses, an error or False."""
-    if _native is None or mixes_axes(text):
+    if _native is None or (plan := _prepare_plan(text)) is None:
         return False
     operands = (xs[0], outs[0]) if len(xs) == 1 else (xs[0], outs[0], xs[1], outs[1])
-    plan = _prepare_plan(text)
     return _native.rotate(plan, positions, None, inverse, gain, _path_index, raises, *operands)
 
 
@@ -143,8 +142,10 @@ def rotate_into(call: Call, outs: Sequence[Tensor]) -> None:
 
 
 @lru_cache(maxsize=64)
-def _prepare_plan(text: str) -> bytes:
-    """What the extension needs of a Rope, packed into bytes once."""
+def _prepare_plan(text: str) -> bytes | None:
+    """What the extension needs of a Rope, packed into bytes once; None where axes mix."""
+    if mixes_axes(text):
+        return None
     value = read_rope(text)
     axis_of_pair = np.array(value.axes.axis_of_pair(value.num_pairs), dtype=np.int32)
     turns = value.axes.n_axes, turn_limbs(value).tobytes(), axis_of_pair.tobytes()

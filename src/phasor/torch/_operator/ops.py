@@ -110,7 +110,7 @@ def apply(call: Call) -> list[Tensor]:
     """
     xs, source, *_, backend = call
     if _needs_no_dispatcher(xs, source):
-        return _run_backend(*call)
+        return _run_backend(call)
     backend_argument = _backend_argument(backend, xs[0])
     rows_want_grad = _wants_cos_sin_gradient(source)
     if rows_want_grad and len({hasattr(t, "device_mesh") for t in (*xs, *source)}) > 1:
@@ -132,7 +132,7 @@ def apply_(call: Call) -> None:
     check_not_expanded(xs)
     check_mutable(xs)
     if _needs_no_dispatcher(xs, source):
-        _run_backend_(*call)
+        _run_backend_(call)
         return
     rows_want_grad = _wants_cos_sin_gradient(source)
     is_recorded = rows_want_grad or any(map(_wants_gradient, xs))
@@ -174,19 +174,13 @@ def _find_backend(backend: str, x: Tensor) -> Any:
     return BACKENDS[resolve("auto" if _inductor.is_compiled_auto(backend) else backend, x)]
 
 
-def _run_backend(*arguments: Any) -> list[Tensor]:
-    call = Call(*arguments)
+def _run_backend(call: Call) -> list[Tensor]:
     outs = [torch.empty_like(x) for x in call.xs]
     _find_backend(call.backend, call.xs[0]).rotate_into(call, outs)
     return outs
 
 
-def _run_plain_ops(*arguments: Any) -> list[Tensor]:
-    return eager.rotate_without_writes(Call(*arguments))
-
-
-def _run_backend_(*arguments: Any) -> None:
-    call = Call(*arguments)
+def _run_backend_(call: Call) -> None:
     check_mutable(call.xs)
     _find_backend(call.backend, call.xs[0]).rotate_into(call, call.xs)
 
@@ -318,10 +312,19 @@ def _batch_source(
     return batched
 
 
-_LIBRARY.impl("rotate", _run_backend, "CompositeExplicitAutograd")
-_LIBRARY.impl("rotate_", _run_backend_, "CompositeExplicitAutograd")
+def _implement(name: str, run: Callable[[Call], Any], key: str) -> None:
+    """Let the dispatcher run the operator of that name by ``run``."""
+
+    def implementation(*arguments: Any) -> Any:
+        return run(Call(*arguments))
+
+    _LIBRARY.impl(name, implementation, key)
+
+
+_implement("rotate", _run_backend, "CompositeExplicitAutograd")
+_implement("rotate_", _run_backend_, "CompositeExplicitAutograd")
 # autograd's is_grads_batched uses batching older than torch.func, which needs plain operations
-_LIBRARY.impl("rotate", _run_plain_ops, "Batched")
+_implement("rotate", eager.rotate_without_writes, "Batched")
 _LIBRARY.impl("rotate", _autograd, "Autograd")
 _LIBRARY.impl("rotate_", _autograd_, "Autograd")
 torch.library.register_fake("phasor::rotate", _fake, lib=_LIBRARY)
