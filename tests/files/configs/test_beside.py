@@ -105,6 +105,29 @@ def test_where_layers_differ_the_file_says_what_follows_them() -> None:
     assert (mtp.layers, mtp.rope.base) == ((4,), 10_000.0)
 
 
+def test_deepseeks_own_files_say_the_same() -> None:
+    """Those of its inference code, of V3.2 and of V4, each of four layers or fewer."""
+    v32 = {"dim": 64, "inter_dim": 64, "n_layers": 2, "n_heads": 4, "qk_rope_head_dim": 64}
+    assert load(v32).beside == ()
+    (indexer,) = load(v32 | {"index_head_dim": 128}).beside
+    assert indexer.layers == (0, 1)
+    assert [getattr(indexer.rope, field) for field in FIELDS] == [128, 64, 0, "half", 1e4]
+    v4: dict[str, Any] = {
+        "dim": 64,
+        "n_layers": 4,
+        "n_heads": 4,
+        "head_dim": 512,
+        "rope_head_dim": 64,
+        "compress_ratios": [0, 4, 128, 4],
+        "compress_rope_theta": 160000,
+        "original_seq_len": 65536,
+        "rope_factor": 16,
+        "max_seq_len": 1048576,
+    }
+    found = {name: layers for name, _, layers in load(v4).beside}
+    assert found == {"compressor": (1, 2, 3), "indexer": (1, 3)}
+
+
 def test_presets_say_the_same_as_the_models_configs() -> None:
     """And `diff` sees an indexer that only one of two models has."""
     known, old = preset("deepseek-v3.2"), preset("deepseek-v3")

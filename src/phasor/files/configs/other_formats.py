@@ -15,6 +15,7 @@ from phasor._checks import short_repr
 from phasor.axes import Axial, OneAxis
 from phasor.errors import ConfigError
 from phasor.files.configs import rope_blocks
+from phasor.files.configs.beside import ropes_beside
 from phasor.files.configs.facts import (
     Architecture,
     inherit,
@@ -122,6 +123,8 @@ def load_deepseek(config: JsonObject, *, strict: bool) -> LayerRopes:
         # their code leaves frequencies and softmax alone up to the original length
         kinds = {"rope": replace(rope, scaling=law if longest > original else None)}
         kinds_in_order, facts = ("rope",) * layers, Architecture()
+        if config.has("index_head_dim"):
+            facts = table().huggingface["deepseek_v32"]
         if is_v4:
             facts = table().huggingface["deepseek_v4"]
             kinds_in_order = layers_by_pattern(config, facts, layers)
@@ -132,6 +135,7 @@ def load_deepseek(config: JsonObject, *, strict: bool) -> LayerRopes:
             ropes = {"main": main, "compress": replace(main, base=base, scaling=law)}
             kinds = {kind: ropes[facts.labels[kind]] for kind in dict.fromkeys(kinds_in_order)}
             notes.append(str(facts.note))
+    beside = ropes_beside(config, facts, kinds_in_order, kinds)
     what = "DeepSeek's inference config"
     notes += check_unread_keys(config, (), kinds.values(), what, strict=strict)
     return LayerRopes(
@@ -141,6 +145,7 @@ def load_deepseek(config: JsonObject, *, strict: bool) -> LayerRopes:
         context=longest,
         num_heads=config.whole("n_heads"),
         num_kv_heads=1,  # latent attention rotates one key for all heads
+        beside=beside,
         notes=tuple(notes),
         in_config=ConfigLocation(labels=facts.labels),
     )
