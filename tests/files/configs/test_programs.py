@@ -307,6 +307,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         LITGPT | {"latent_attention": {"qk_rope_head_dim": "64"}},
         r"latent_attention\.qk_rope_head_dim must be",
     ),
+    "litgpt, a block of transformers": (
+        LITGPT | {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        "rope_scaling must be absent, as litgpt reads no such block",
+    ),
+    "TensorRT-LLM, a block of transformers": (
+        TRTLLM | {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+        "rope_parameters must be absent",
+    ),
     "TensorRT-LLM, a type of its own": (
         TRTLLM | {"position_embedding_type": "chatglm"},
         "position_embedding_type must be one of",

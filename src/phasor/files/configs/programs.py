@@ -156,6 +156,9 @@ class _Model:
         config = self.config
         in_order = in_order or tuple(kinds) * (layers or self.size("num_hidden_layers"))
         kinds = {kind: kinds[kind] for kind in dict.fromkeys(in_order)}
+        for key in ("rope_scaling", "rope_parameters"):
+            if self.strict and isinstance(config.unread().get(key), Mapping):
+                config.refuse(key, f"absent, as {self.program} reads no such block")
         what = f"a file of {self.program}"
         keys = (config, self.blocks, kinds.values(), what)
         notes = [*self.notes, *check_unread_keys(*keys, strict=self.strict)]
