@@ -161,10 +161,6 @@ class GatheredKeys(ParallelStyle):
         layout: ``"zigzag"``, which gives every rank the same work in causal attention, or
             ``"contiguous"``.
 
-    Raises:
-        SpecError: When applied, if the module is no `RotaryAttention` or the mesh has several
-            dimensions.
-
     >>> GatheredKeys("zigzag").layout
     'zigzag'
     """

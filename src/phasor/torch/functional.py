@@ -331,9 +331,6 @@ def chosen_backend(x: Tensor, *more: Tensor, compiled_for: Rope | None = None) -
             operator that is kept. That depends on the pairing, the dtype and the number of
             elements of all tensors together.
 
-    Raises:
-        SpecError: If ``compiled_for`` is no Rope, or its scaling is a rule.
-
     >>> import torch
     >>> chosen_backend(torch.zeros(1, 1, 2, device="meta"))
     'eager'

@@ -36,10 +36,6 @@ class RotaryEmbedding(nn.Module):
         rope: Can be replaced, for a longer context.
         gain: What is multiplied into cos and sin.
 
-    Raises:
-        SpecError: If ``rope`` is no Rope or has a rule, ``gain`` is no number, or ``heads_first``
-            no bool.
-
     >>> import torch
     >>> from phasor import Rope
     >>> rotary = RotaryEmbedding(Rope(head_dim=64, pairing="half"))
