@@ -259,3 +259,60 @@ def test_half_of_an_indexer_and_what_is_not_known_of_one_are_refused(tmp_path: P
         folder = save_folder(tmp_path / f"{number}", config, held)
         with pytest.raises(CheckpointError, match=message):
             plan_conversion(folder, "half")
+
+
+def numbered(*shape: int) -> Any:
+    """A tensor whose rows and columns are told by its numbers."""
+    return tensor(np.arange(np.prod(shape), dtype=np.float32).reshape(shape))
+
+
+def test_deepseeks_own_files_are_permuted_in_fp8_and_in_their_last_layer(tmp_path: Path) -> None:
+    """Blocks keep their scales; what attention returns is permuted as columns; q_norm stays."""
+    config = {
+        "model_type": "deepseek_v4",
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "hidden_size": 128,
+        "head_dim": 512,
+        "qk_rope_head_dim": 64,
+        "compress_ratios": [4, 0],
+        "num_nextn_predict_layers": 1,
+        "quantization_config": {"weight_block_size": [128, 128]},
+    }
+    tensors: Tensors = {}
+    for place in ("layers.0.attn", "mtp.0.attn"):
+        tensors |= {
+            f"{place}.q_norm.weight": numbered(64),
+            f"{place}.wq_b.weight": numbered(1024, 64),
+            f"{place}.wq_b.scale": numbered(8, 1),
+            f"{place}.wkv.weight": numbered(512, 128),
+            f"{place}.kv_norm.weight": numbered(512),
+            f"{place}.wo_a.weight": numbered(256, 512),
+            f"{place}.wo_a.scale": numbered(2, 4),
+        }
+    tensors |= {
+        "layers.0.attn.indexer.wq_b.weight": numbered(256, 64),
+        "layers.0.attn.indexer.weights_proj.weight": numbered(2, 128),
+        "layers.0.attn.indexer.compressor.wkv.weight": numbered(256, 128),
+        "layers.0.attn.indexer.compressor.ape": numbered(4, 256),
+    }
+    folder = save_folder(tmp_path / "a", config, tensors)
+    write(plan_conversion(folder, "half"), tmp_path / "b", verified=True)
+    before, after = (load(tmp_path / f"{name}/model.safetensors") for name in "ab")
+    turned = np.r_[0:64:2, 1:64:2]  # halves of interleaved pairs
+    of_head, of_index = np.r_[0:448, 448 + turned], np.r_[0:64, 64 + turned]
+    two_heads, two_indices = np.r_[of_head, 512 + of_head], np.r_[of_index, 128 + of_index]
+    rows = {"wq_b.weight": two_heads, "wkv.weight": of_head, "kv_norm.weight": of_head}
+    for name, weight in before.items():
+        place, _, module = name.partition(".attn.")
+        assert place in ("layers.0", "mtp.0")
+        expected = weight
+        if module in rows:
+            expected = weight[rows[module]]
+        elif module == "wo_a.weight":
+            expected = weight[:, of_head]
+        elif module in ("indexer.wq_b.weight", "indexer.compressor.wkv.weight"):
+            expected = weight[two_indices]
+        elif module == "indexer.compressor.ape":
+            expected = weight[:, two_indices]
+        np.testing.assert_array_equal(after[name], expected, err_msg=name)
