@@ -125,3 +125,36 @@ def maxtext(keys: Mapping[str, Any], kind: str, x: Tensor, positions: Tensor) ->
         assert sum(keys["mrope_section"]) == len(freqs)
         angles = angles_by_sections(positions, freqs, {**keys, "mrope_interleaved": True})
     return turned(x, angles.cos(), angles.sin(), interleaved=name == "llama3.1")
+
+
+def tensorrt_llm(keys: Mapping[str, Any], *, local: bool, end: int) -> tuple[Tensor, float]:
+    """Frequencies and the factor on cos and sin of a checkpoint, for a batch of ``end`` tokens."""
+    base = keys["rope_local_base_freq"] if local else keys["rotary_base"]
+    n, length = (
+        int(keys["head_size"] * keys.get("rotary_pct", 1.0)),
+        keys["max_position_embeddings"],
+    )
+    assert end <= length, "beyond the table"
+    freqs, law = plain(n, base), keys["rotary_scaling"] or {"type": "none"}
+    if keys["position_embedding_type"] == "long_rope":
+        original = keys["original_max_position_embeddings"]
+        which = "long" if end > original else "short"
+        freqs = freqs / torch.tensor(keys[f"longrope_scaling_{which}_factors"])
+        return freqs, long_factor_gain(length, original)
+    if law["type"] == "linear":
+        freqs = freqs / law["factor"]
+    elif law["type"] == "llama3":
+        original = law["original_max_position_embeddings"]
+        freqs = llama3(
+            freqs, law["factor"], law["low_freq_factor"], law["high_freq_factor"], original
+        )
+    elif law["type"] == "yarn":
+        betas = {name: law[name] for name in ("beta_fast", "beta_slow")}
+        freqs = yarn(freqs, base, law["factor"], law["original_max_position_embeddings"], **betas)
+        own, every = (
+            yarn_multiplier(law["factor"], law[name]) for name in ("mscale", "mscale_all_dim")
+        )
+        return freqs, own / every
+    else:
+        assert law["type"] in ("none", "mrope")
+    return freqs, 1.0

@@ -176,6 +176,22 @@ def maxtext(job: Job) -> np.ndarray:
     return described_settings.maxtext(given, job.kind, tokens, positions).double().numpy()
 
 
+def tensorrt_llm(job: Job) -> np.ndarray:
+    """Its tables, in the pairing that the file says."""
+    import torch
+
+    keys, rope = job.part.settings, job.part.ropes[job.kind]
+    assert json.loads(job.part.code) == json.loads(json.dumps(keys))
+    local = "rope_local_base_freq" in keys and rope.base == keys["rope_local_base_freq"]
+    end = job.offset + len(job.x)
+    freqs, gain = described_settings.tensorrt_llm(keys, local=local, end=end)
+    block = keys["rotary_scaling"] or {}
+    angles = described.angles_by_sections(torch.tensor(job.positions), freqs, block)
+    interleaved = keys["position_embedding_type"] == "rope_gptj"
+    tokens, cos, sin = torch.tensor(job.x), gain * angles.cos(), gain * angles.sin()
+    return described.turned(tokens, cos, sin, interleaved=interleaved).double().numpy()
+
+
 def gguf(job: Job) -> np.ndarray:
     """What ggml is documented to do with the file, in a layer of this kind."""
     keys = {key.removeprefix("{arch}."): value for key, value in job.part.settings.items()}

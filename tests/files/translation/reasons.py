@@ -12,6 +12,7 @@ from phasor.scaling import (
     NTK,
     Linear,
     Llama3,
+    LongRope,
     NTKFixed,
     NTKMixed,
     NTKOld,
@@ -89,6 +90,9 @@ def reason_is_true(ropes: LayerRopes, said: str) -> bool:
             for rope in ropes.ropes
         ),
         "with a factor below 1": max(frequencies) > 1,
+        "one factor on cos and sin for both": any(
+            isinstance(rope.scaling, LongRope) for rope in ropes.ropes
+        ),
         "rotates in every layer": bool(unrotated),
         "with these numbers": any(rope.scaling is not None for rope in ropes.ropes),
         "such a base here": any(base != int(base) for base in bases),

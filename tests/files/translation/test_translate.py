@@ -335,7 +335,9 @@ WITH_AXES = {
 
 
 @pytest.mark.parametrize("name", WITH_AXES)
-@pytest.mark.parametrize("target", ["exllamav3", "maxtext", "megatron", "sglang", "vllm"])
+@pytest.mark.parametrize(
+    "target", ["exllamav3", "maxtext", "megatron", "sglang", "tensorrt-llm", "vllm"]
+)
 def test_each_axis_drives_its_pairs(name: str, target: str) -> None:
     """Tokens of an image, whose coordinates differ."""
     rope = WITH_AXES[name]

@@ -23,6 +23,7 @@ from phasor.files.translation import (
     kernels,
     libraries,
     megatron,
+    tensorrt_llm,
     yaml_settings,
 )
 from phasor.files.translation.target import (
@@ -57,6 +58,7 @@ TARGETS: Mapping[str, Target] = {
         kernels.ONNX,
         libraries.ROTARY_EMBEDDING_TORCH,
         config_files.SGLANG,
+        tensorrt_llm.TENSORRT_LLM,
         libraries.TORCHTUNE,
         kernels.TRANSFORMER_ENGINE,
         config_files.TRANSFORMERS,

@@ -356,7 +356,14 @@ def _write_llama_cpp(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, 
             f"is below {context}, add --override-kv ARCH.context_length=int:{context}, with the "
             "file's general.architecture for ARCH.",
         )
+    if rope.scaling is None or isinstance(rope.scaling, Linear):
+        scale = 1.0 if rope.scaling is None else 1 / rope.scaling.factor
+        same = f"KoboldCpp takes the same as --ropeconfig {scale!r} {rope.base!r}, LM Studio in "
+        same += "its fields of these two; ollama takes what the file says (--to gguf)."
+    else:
+        same = "KoboldCpp, LM Studio and ollama have a scale and a base alone: say --to gguf."
     notes += (
+        same,
         f"{file}.",
         "The file must not have rope_freqs or rope_factors tensors, nor the keys "
         "rope.scaling.attn_factor and rope.scaling.yarn_log_multiplier: they would scale too.",

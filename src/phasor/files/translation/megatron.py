@@ -64,6 +64,10 @@ def _write(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
         )
     if rope.softmax_factor != 1 and not latent:
         notes.append(softmax_note(rope.softmax_factor))
+    notes.append(
+        "Megatron-Bridge and NeMo read the same numbers as fields of a model's configuration: "
+        "rotary_base, rotary_percent, seq_len_interpolation_factor, yarn_rotary_scaling_factor."
+    )
     # a shell would read the list's brackets as a pattern of file names
     texts = {name: f"'{v}'" if str(v).startswith("[") else v for name, v in flags.items()}
     words = [name if text is True else f"{name} {text}" for name, text in texts.items()]

@@ -54,7 +54,7 @@ def _settings(
     return (ProgramSettings(keys, code, tuple(notes), kinds),)
 
 
-def _main_and_local(ropes: LayerRopes) -> tuple[Rope, Rope | None]:
+def main_and_local(ropes: LayerRopes) -> tuple[Rope, Rope | None]:
     """The rope of a model, or its two: the second is that of sliding layers, or has no law."""
     kinds = sorted(ropes.kinds.items(), key=lambda item: "sliding" in item[0])
     first, *others = dict.fromkeys(rope for _, rope in kinds if rope is not None)
@@ -131,7 +131,7 @@ def _write_litgpt(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...
         raise TranslationError(
             f"litgpt rotates in every layer, and {ropes.name} has layers without a rotation"
         )
-    main, local = (rope and ntk_as_base(rope) for rope in _main_and_local(ropes))
+    main, local = (rope and ntk_as_base(rope) for rope in main_and_local(ropes))
     assert main is not None, "translate refuses models without a rotation"
     if local is not None and main.scaling is None and local.scaling is not None:
         main, local = local, main
@@ -255,7 +255,7 @@ def _pairings_of_maxtext(rope: Rope) -> tuple[Pairing, ...]:
 
 
 def _write_maxtext(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
-    main, local = _main_and_local(ropes)
+    main, local = main_and_local(ropes)
     keys = _maxtext_keys(main)
     notes = [f"head_dim, in latent attention qk_rope_head_dim, has to be {main.head_dim}."]
     if local is not None:
