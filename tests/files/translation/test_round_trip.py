@@ -109,6 +109,15 @@ def litgpt(part: ProgramSettings, rope: Rope) -> dict[str, Any]:
     return parse_yaml((lines + part.code).encode(), "model_config.yaml")
 
 
+def tensorrt_llm(part: ProgramSettings, rope: Rope) -> dict[str, Any]:
+    """A checkpoint's config.json; DeepSeek's attention turns a slice with a width of its own."""
+    sizes = {"architecture": "LlamaForCausalLM", "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": HEADS, "hidden_size": HEADS * rope.head_dim}
+    if any("DeepSeek" in note for note in part.notes) and rope.pairing == "interleaved":
+        sizes |= {"architecture": "DeepseekV2ForCausalLM", "qk_rope_head_dim": rope.head_dim}
+    return sizes | dict(part.settings)
+
+
 FILES: Mapping[str, Callable[[ProgramSettings, Rope], dict[str, Any]]] = {
     "transformers": huggingface,
     "meta": meta,
@@ -116,6 +125,7 @@ FILES: Mapping[str, Callable[[ProgramSettings, Rope], dict[str, Any]]] = {
     "megatron": megatron,
     "mlx-lm": mlx_lm,
     "litgpt": litgpt,
+    "tensorrt-llm": tensorrt_llm,
 }
 #: Programs whose file does not say which coordinates turn together, but for the notes.
 NO_PAIRING = ("transformers",)

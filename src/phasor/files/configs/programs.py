@@ -139,7 +139,7 @@ class _Model:
         )
         law = rope_blocks.scaling(numbers, outside)
         config.ignore(*(key for key in values if key not in numbers.unread()))
-        return replace(rope, scaling=law)
+        return replace(rope, scaling=law, direction=numbers.sign("short_factor"))
 
     def yarn_facts(self, numbers: JsonObject) -> dict[str, Any]:
         """YaRN's factor on cos and sin, and whether the softmax has one too."""
@@ -301,9 +301,18 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
             for key, value in config.values.items()
             if architecture in facts["mscales"] or not key.endswith("_mscale")
         }
-        rope = model.law("longrope", rope, JsonObject(numbers, config.path))
+        names, key = facts["laws"]["longrope"]["names"], "original_max_position_embeddings"
+        length, original = config.whole("max_position_embeddings"), config.number(key, above=1)
+        lists = [config.numbers_per_pair(names[k], rope.num_pairs) for k in list(names)[:2]]
+        if length and original and not original.is_integer() and lists[0] and lists[0] == lists[1]:
+            # no length, but one that gives the factor on cos and sin
+            gain = math.sqrt(max(1.0, math.log(length) / math.log(original)))
+            law = PerPair(factors=lists[0], attention_factor=gain)
+            rope = replace(rope, scaling=law, direction=config.sign(names["short_factor"]))
+        else:
+            rope = model.law("longrope", rope, JsonObject(numbers, config.path))
         model.blocks.clear()
-        config.ignore(*facts["laws"]["longrope"]["names"].values())
+        config.ignore(*names.values())
     elif block is not None:
         kind = rope_blocks.rope_type(block, Architecture(laws={"none": "default"}))
         if kind == "default" and block.number("factor") not in (None, 1):
@@ -322,7 +331,7 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
     if (local_base := config.number("rope_local_base_freq", above=1)) is not None:
         key = "sliding_window_pattern"
         interval = config.require(key, config.whole(key))
-        kinds["local"] = replace(rope, base=local_base, scaling=None)
+        kinds["local"] = replace(rope, base=local_base)  # it scales both alike
         in_order = ["local" if i % interval else "attention" for i in range(1, layers + 1)]
     return model.ropes(kinds, in_order)
 
