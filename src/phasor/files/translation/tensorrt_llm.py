@@ -60,7 +60,8 @@ def _lists(rope: Rope, context: int) -> Keys:
         start = law.original_max_positions
         short, long = rope.at(start), rope.at(start + 1)
         gains = {short.attention_factor, long.attention_factor}
-        length = round(start ** max(gains) ** 2)
+        # of the larger of them, and below 2**58 where no length gives them
+        length = round(start ** min(max(gains) ** 2, 40 / math.log(start)))
         own = math.sqrt(max(1, math.log(length) / math.log(start)))
         if any(abs(gain - own) > 2**-24 for gain in gains):
             raise TranslationError(
