@@ -305,10 +305,13 @@ def _diff_models(
             )
         )
     return ModelDifference(
-        names=(a.name, b.name), layer_counts=(len(a), len(b)),
-        softmax_factors=(a.softmax_factor, b.softmax_factor), context=context, tolerance=tolerance,
+        names=(a.name, b.name),
+        layer_counts=(len(a), len(b)),
+        softmax_factors=(a.softmax_factor, b.softmax_factor),
+        context=context,
+        tolerance=tolerance,
         layers=tuple(differences),
-    )  # fmt: skip
+    )
 
 
 class _Compared(TypedDict, total=False):

@@ -49,9 +49,14 @@ _CERTAIN_DIGITS = 4
 
 
 def explain(
-    arrangement: Arrangement, spectrum: Spectrum, drivers: Drivers, sizes: Floats, *,
-    rounding: float, is_rotation: bool = True,
-) -> Identification:  # fmt: skip
+    arrangement: Arrangement,
+    spectrum: Spectrum,
+    drivers: Drivers,
+    sizes: Floats,
+    *,
+    rounding: float,
+    is_rotation: bool = True,
+) -> Identification:
     """The report about the rotation: its pairs and factor, and the Rope that does the same."""
     # ``sizes`` [P, pairs] are the lengths of turned unit vectors; ``drivers`` has no axis for pairs
     # that were not seen to turn; of a rotation both members of every pair turn alike
@@ -63,12 +68,18 @@ def explain(
     measured = spectrum.inv_freq.tolist(), spectrum.uncertainty.tolist()
     pairs = map(PairFound, *columns, *measured, axes)
     report = Identification(
-        head_dim=arrangement.head_dim, called=None, linear=True, is_rotation=has_one_gain,
-        keeps_norms=has_one_gain and gain == 1, attention_factor=gain if has_one_gain else None,
-        pairing=arrangement.pairing, pairing_out=arrangement.pairing_out,
-        rotary_start=arrangement.rotary_start, rotary_dim=arrangement.rotary_dim,
+        head_dim=arrangement.head_dim,
+        called=None,
+        linear=True,
+        is_rotation=has_one_gain,
+        keeps_norms=has_one_gain and gain == 1,
+        attention_factor=gain if has_one_gain else None,
+        pairing=arrangement.pairing,
+        pairing_out=arrangement.pairing_out,
+        rotary_start=arrangement.rotary_start,
+        rotary_dim=arrangement.rotary_dim,
         pairs=tuple(pairs),
-    )  # fmt: skip
+    )
     if has_one_gain:
         return _explain_rotation(report, spectrum, drivers)
     if not is_rotation:
@@ -88,14 +99,15 @@ def _explain_rotation(
     offset, offset_findings = _find_offset(spectrum)
     slices = _possible_slices(report, direction, drivers)
     whys = {
-        "its pairs are neither halves nor interleaved; their coordinates are in pairs":
-            report.pairing is None,
-        "a pair turns with more than one axis, as with axes.Mixed, whose numbers are data":
-            np.any(drivers.sum(axis=0) > 1),
-        "it turns by a constant angle at position 0, which no shift of positions explains":
-            offset is None,
+        "its pairs are neither halves nor interleaved; their coordinates are in pairs": report.pairing
+        is None,
+        "a pair turns with more than one axis, as with axes.Mixed, whose numbers are data": np.any(
+            drivers.sum(axis=0) > 1
+        ),
+        "it turns by a constant angle at position 0, which no shift of positions explains": offset
+        is None,
         "the axes are dealt to the pairs in an order that has no name here": not slices,
-    }  # fmt: skip
+    }
     why = next((why for why, holds in whys.items() if holds), None)
     findings, offset = [*offset_findings, *findings], offset or 0.0
     report = replace(report, direction=direction, position_offset=offset, why_no_rope=why)
@@ -269,9 +281,12 @@ def _explain_frequencies(
 
 
 def _add_explanation(
-    report: Identification, fit: Fit, f: Floats, uncertainty: Floats,
+    report: Identification,
+    fit: Fit,
+    f: Floats,
+    uncertainty: Floats,
     dtype_match: tuple[str, Floats] | None,
-) -> Identification:  # fmt: skip
+) -> Identification:
     """The report with the base and law that explain the frequencies ``f`` of measured pairs."""
     rope, (best, *others) = fit
     findings = [] if best.mistake is None else [best.mistake]

@@ -437,15 +437,23 @@ def _find_inverted_ramp(measured: Frequencies) -> Proposals:
 #: are listed one by one, as those of `PerPair`, which gives any; rules show in calls of several
 #: lengths (`mistakes.add_rule`).
 SCANS: dict[str, tuple[Form, Scan]] = {
-    "linear": ("scaled", _scan_divided), "ntk": ("powers", _scan_stretched_base),
-    "ntk_old": ("powers", _scan_stretched_base), "ntk_fixed": ("scaled", _scan_ntk_fixed),
-    "resonance": ("scaled", _scan_whole_wavelengths), "ntk_mixed": ("scaled", _scan_ntk_mixed),
-    "yarn": ("scaled", _scan_ramps), "llama3": ("scaled", _scan_ramps),
-    "yarn_paper": ("scaled", _scan_ramps), "part_ntk": ("scaled", _scan_ramps),
-    "proportional": ("stopped", _scan_stopped), "hope": ("stopped", _scan_stopped),
+    "linear": ("scaled", _scan_divided),
+    "ntk": ("powers", _scan_stretched_base),
+    "ntk_old": ("powers", _scan_stretched_base),
+    "ntk_fixed": ("scaled", _scan_ntk_fixed),
+    "resonance": ("scaled", _scan_whole_wavelengths),
+    "ntk_mixed": ("scaled", _scan_ntk_mixed),
+    "yarn": ("scaled", _scan_ramps),
+    "llama3": ("scaled", _scan_ramps),
+    "yarn_paper": ("scaled", _scan_ramps),
+    "part_ntk": ("scaled", _scan_ramps),
+    "proportional": ("stopped", _scan_stopped),
+    "hope": ("stopped", _scan_stopped),
     "cope": ("stopped", _scan_faded),
-}  # fmt: skip
+}
 _MISTAKES: tuple[tuple[Form, Scan], ...] = (
-    ("powers", _find_exponent_width), ("scaled", _find_indices_from_one),
-    ("scaled", _find_stretched_frequencies), ("scaled", _find_inverted_ramp),
-)  # fmt: skip
+    ("powers", _find_exponent_width),
+    ("scaled", _find_indices_from_one),
+    ("scaled", _find_stretched_frequencies),
+    ("scaled", _find_inverted_ramp),
+)

@@ -55,10 +55,17 @@ _ARRANGEMENT_POSITIONS = 24
 
 
 def identify(
-    function: Callable[..., Any], head_dim: int, *, table: Callable[..., Any] | None = None,
-    takes: str | None = None, dims: str | None = None, arrays: str | None = None,
-    dtype: str = "float32", n_axes: int = 1, max_position: int = 1 << 20,
-) -> Identification:  # fmt: skip
+    function: Callable[..., Any],
+    head_dim: int,
+    *,
+    table: Callable[..., Any] | None = None,
+    takes: str | None = None,
+    dims: str | None = None,
+    arrays: str | None = None,
+    dtype: str = "float32",
+    n_axes: int = 1,
+    max_position: int = 1 << 20,
+) -> Identification:
     """Which rotation ``function`` does: pairing, slice, sign, frequencies, law, limits, mistakes.
 
     Unit vectors go in at chosen positions, and what comes out is read as a linear map, block by

@@ -337,9 +337,12 @@ def _fit_dynamic_ntk(report: Identification, longer_calls: list[_LongerCall]) ->
 
 
 def _fit_longrope(
-    report: Identification, short: Floats, original: int, longer_calls: list[_LongerCall],
+    report: Identification,
+    short: Floats,
+    original: int,
+    longer_calls: list[_LongerCall],
     rounding: float,
-) -> tuple[Rule | None, str]:  # fmt: skip
+) -> tuple[Rule | None, str]:
     """LongRoPE and its sentence, if all calls longer than ``original`` have equal frequencies."""
     _, last, gain = longer_calls[-1]
     all_equal = all(

@@ -17,8 +17,11 @@ Floats = NDArray[np.float64]
 Complex = NDArray[np.complex128]
 #: Significant bits of a dtype, and the exponent of its smallest number.
 DTYPES = {
-    "float64": (53, -1074), "float32": (24, -149), "float16": (11, -24), "bfloat16": (8, -133),
-}  # fmt: skip
+    "float64": (53, -1074),
+    "float32": (24, -149),
+    "float16": (11, -24),
+    "bfloat16": (8, -133),
+}
 #: Largest relative error of rounding to a dtype.
 ROUNDING = {dtype: 2.0**-bits for dtype, (bits, _) in DTYPES.items()}
 # an angle further from its prediction is not used: the table has ended, or the precision has

@@ -26,9 +26,13 @@ from phasor.rope import Rope
 
 
 def from_cache(
-    cos: ArrayLike, sin: ArrayLike, *, pairing: Pairing, head_dim: int | None = None,
+    cos: ArrayLike,
+    sin: ArrayLike,
+    *,
+    pairing: Pairing,
+    head_dim: int | None = None,
     rotary_start: int = 0,
-) -> tuple[Rope, Identification]:  # fmt: skip
+) -> tuple[Rope, Identification]:
     """The `Rope` behind tables of cos and sin, with what it says about them.
 
     Frequencies are found from rows at growing distances, explained by a base and a law where one
@@ -84,9 +88,12 @@ def from_cache(
         raise _no_rope(f"row {wrong[0]} is {size}, more than rounding explains")
     near = [p for p in PRECISION_POSITIONS if p <= len(z)]
     return report.rope, replace(
-        report, findings=(*findings, *report.findings), table_end=len(z), error=float(error.max()),
+        report,
+        findings=(*findings, *report.findings),
+        table_end=len(z),
+        error=float(error.max()),
         precision=tuple((p, float(error[p - 12 : p].max() / gain)) for p in near),
-    )  # fmt: skip
+    )
 
 
 def _no_rope(why: str | None) -> ConfigError:

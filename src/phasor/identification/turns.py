@@ -58,9 +58,14 @@ def arrangement_of(rope: Rope) -> Arrangement:
     pairings = rope.pairing, rope.output_pairing
     read, written = (np.stack(pair_indices(rope, one)) for one in pairings)
     return Arrangement(
-        head_dim=rope.head_dim, pairing=pairings[0], pairing_out=pairings[1], read=read,
-        rotary_start=rope.rotary_start, rotary_dim=rope.rotary_dim, written=written,
-    )  # fmt: skip
+        head_dim=rope.head_dim,
+        pairing=pairings[0],
+        pairing_out=pairings[1],
+        read=read,
+        rotary_start=rope.rotary_start,
+        rotary_dim=rope.rotary_dim,
+        written=written,
+    )
 
 
 # Of linear maps.
@@ -111,9 +116,14 @@ def arrange_blocks(blocks: list[MixedCoordinates], head_dim: int) -> Arrangement
     # of no pairing, in the order of their first coordinates
     read, written = (np.array(coordinates).T for coordinates in zip(*pairs, strict=True))
     return Arrangement(
-        head_dim=head_dim, pairing=None, pairing_out=None, rotary_start=lowest,
-        rotary_dim=2 * len(pairs), read=read, written=written,
-    )  # fmt: skip
+        head_dim=head_dim,
+        pairing=None,
+        pairing_out=None,
+        rotary_start=lowest,
+        rotary_dim=2 * len(pairs),
+        read=read,
+        written=written,
+    )
 
 
 def candidate_arrangements(
@@ -128,9 +138,14 @@ def candidate_arrangements(
             gaps = [by_pairing(p, half=width // 2, interleaved=1) for p in (pairing, out)]
             if pair is None or gaps == [b - a for a, b in pair]:
                 yield arrangement_of(
-                    Rope(head_dim=head_dim, pairing=pairing, pairing_out=out,
-                         rotary_start=start, rotary_dim=width)
-                )  # fmt: skip
+                    Rope(
+                        head_dim=head_dim,
+                        pairing=pairing,
+                        pairing_out=out,
+                        rotary_start=start,
+                        rotary_dim=width,
+                    )
+                )
 
 
 def _has_blocks(

@@ -98,9 +98,13 @@ class Verification(Difference):
 
 
 def verify(
-    rope: Rope | LayerRopes, recording: object, *, dims: str | None = None,
-    seq_len: int | None = None, progress: Progress | None = None,
-) -> Verification:  # fmt: skip
+    rope: Rope | LayerRopes,
+    recording: object,
+    *,
+    dims: str | None = None,
+    seq_len: int | None = None,
+    progress: Progress | None = None,
+) -> Verification:
     """Whether vectors or tables that a program recorded rotate as ``rope`` says, and what differs.
 
     Args:

@@ -264,9 +264,13 @@ def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
             for key, index in (("beta_fast", high), ("beta_slow", low))
         }
         law = Yarn(
-            factor=factor, original_max_positions=original, truncate=False, **ends,
-            mscale_all_dim=all_dim or 0.0, attention_factor=gain,
-        )  # fmt: skip
+            factor=factor,
+            original_max_positions=original,
+            truncate=False,
+            **ends,
+            mscale_all_dim=all_dim or 0.0,
+            attention_factor=gain,
+        )
         return replace(rope, scaling=law)
     model.notes.append(model.facts["yarn"].format(softmax=gains[1] ** 2))
     ramp = np.clip((np.arange(pairs) - low) / (high - low or 0.001), 0, 1)

@@ -33,9 +33,11 @@ def _has_name(rope: Rope) -> bool:
     form = ntk_as_base(rope)
     turns = form.direction == 1 and form.base is not None
     whole_head = form.rotary_start + form.rotary_dim == form.head_dim
-    return turns and isinstance(form.scaling, _LAWS) and (
-        whole_head or not isinstance(form.scaling, Proportional)
-    )  # fmt: skip
+    return (
+        turns
+        and isinstance(form.scaling, _LAWS)
+        and (whole_head or not isinstance(form.scaling, Proportional))
+    )
 
 
 def _named_block(target: Target, rope: Rope, length: int) -> Block:
@@ -88,8 +90,11 @@ def _write(
     one = isinstance(blocks, Rope)
     if one:
         parameters = slice_block(blocks)
-        keys |= {key: parameters[key] for key in ("rope_theta", "partial_rotary_factor")
-                 if key in parameters}  # fmt: skip
+        keys |= {
+            key: parameters[key]
+            for key in ("rope_theta", "partial_rotary_factor")
+            if key in parameters
+        }
     else:
         parameters = {label: rope and slice_block(rope) for label, rope in blocks.items()}
     keys = keys_over_file({**keys, "rope_parameters": parameters}, ropes)
@@ -108,8 +113,10 @@ def _write(
     found: list[Block | None] = [parameters] if isinstance(blocks, Rope) else [*parameters.values()]
     lengths = [keys.get(_ORIGINAL) for keys in found if keys]
     if any(isinstance(length, float) and not length.is_integer() for length in lengths):
-        notes += (f"{_ORIGINAL} gives the factor on cos and sin; it is no length, and other "
-                  "programs refuse it.",)  # fmt: skip
+        notes += (
+            f"{_ORIGINAL} gives the factor on cos and sin; it is no length, and other "
+            "programs refuse it.",
+        )
     return (ProgramSettings(keys, json.dumps(keys, indent=2), notes, kinds),)
 
 
@@ -128,8 +135,11 @@ def _pairings_of_mlx_lm(rope: Rope) -> tuple[Pairing, ...]:
 
 
 def _write_mlx_lm(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
-    starts = {rope.scaling.original_max_positions for rope in ropes.ropes
-              if isinstance(rope.scaling, DynamicNTK)}  # fmt: skip
+    starts = {
+        rope.scaling.original_max_positions
+        for rope in ropes.ropes
+        if isinstance(rope.scaling, DynamicNTK)
+    }
     if len(starts) > 1:
         MLX_LM.only_rope(ropes, context)
     length = min(starts, default=context)
@@ -142,16 +152,24 @@ def _write_mlx_lm(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...
             if short != rope:
                 MLX_LM.refuse(
                     "the short list of LongRope, which picks one by the length of the sequence: "
-                    f"its code always takes the long one; {PICK_LAW}", short, start, [rope],
-                )  # fmt: skip
+                    f"its code always takes the long one; {PICK_LAW}",
+                    short,
+                    start,
+                    [rope],
+                )
         if _is_named_by_mlx_lm(rope):
             keys = _named_block(MLX_LM, rope, length)
         elif model_family(ropes).replace("_", "-").startswith("gpt-oss"):
             near = plain_candidates(rope)
             if isinstance(law, Yarn):
                 near.append(replace(rope, scaling=replace(law, truncate=True)))
-            MLX_LM.refuse("truncate: false for gpt-oss, whose class gives a list of divisors no "
-                          "max_position_embeddings", rope, context, near)  # fmt: skip
+            MLX_LM.refuse(
+                "truncate: false for gpt-oss, whose class gives a list of divisors no "
+                "max_position_embeddings",
+                rope,
+                context,
+                near,
+            )
         else:
             keys = _list_block(MLX_LM, rope, length)
         if isinstance(law, Yarn) and keys["rope_type"] == "yarn":

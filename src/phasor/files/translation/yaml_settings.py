@@ -43,13 +43,19 @@ def _settings(
 ) -> tuple[ProgramSettings, ...]:
     """The one part of a file; a note says where it writes other pairs than the model."""
     written = {rope.output_pairing: ropes.kinds[kind] for kind, rope in kinds.items()}
-    others = [pairing for pairing, model in written.items()
-              if model is not None and pairing != model.output_pairing]  # fmt: skip
-    notes = *notes, *(
-        f"{target.name} writes {pairing} pairs here: attention scores are the same, coordinates of "
-        "cached keys are in another order."
-        for pairing in others
-    )  # fmt: skip
+    others = [
+        pairing
+        for pairing, model in written.items()
+        if model is not None and pairing != model.output_pairing
+    ]
+    notes = (
+        *notes,
+        *(
+            f"{target.name} writes {pairing} pairs here: attention scores are the same, coordinates of "
+            "cached keys are in another order."
+            for pairing in others
+        ),
+    )
     code = "\n".join(f"{name}: {_as_yaml(value)}" for name, value in keys.items())
     return (ProgramSettings(keys, code, tuple(notes), kinds),)
 
@@ -164,8 +170,10 @@ def _write_litgpt(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...
             f"beta_fast: {law.beta_fast:g} and beta_slow: {law.beta_slow:g}."
         )
     if local is not None:
-        is_local = {kind: int(rope is not None and ntk_as_base(rope) == local)
-                    for kind, rope in ropes.kinds.items()}  # fmt: skip
+        is_local = {
+            kind: int(rope is not None and ntk_as_base(rope) == local)
+            for kind, rope in ropes.kinds.items()
+        }
         keys["rope_local_base_freq"] = local.base
         keys["rope_indices"] = [is_local[kind] for kind in ropes.layer_kinds]
     kinds = {kind: replace(rope, pairing_out="half") for kind, rope in ropes.kinds.items() if rope}

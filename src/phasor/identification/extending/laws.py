@@ -34,9 +34,13 @@ EVIDENCE: Mapping[str, str] = {
 
 
 def extended_ropes(
-    rope: Rope, context: int, to: int, *, factors: Sequence[float] | None = None,
+    rope: Rope,
+    context: int,
+    to: int,
+    *,
+    factors: Sequence[float] | None = None,
     parameters: Mapping[str, Mapping[str, Any]] | None = None,
-) -> dict[str, Rope]:  # fmt: skip
+) -> dict[str, Rope]:
     """By name of the law, ``rope`` extended from ``context`` to ``to`` tokens; first unchanged.
 
     As `plan_extension` says. NTK laws are left out if an axis has a single pair; explicit

@@ -98,11 +98,13 @@ def coverage(rope: Rope, context: int, extended: Rope, to: int) -> Coverage:
     before, after = real_turns(rope), real_turns(extended)
     arcs = [_Arc(context * t, u) for t, u in zip(before, after, strict=True)]
     return Coverage(
-        context=context, to=to, trained_turns=turns(rope, context),
+        context=context,
+        to=to,
+        trained_turns=turns(rope, context),
         extended_turns=turns(extended, to),
         first_new=np.array([arc.first_new(to) for arc in arcs]),
         new_share=np.array([arc.count_new_below(to) / to for arc in arcs]),
-    )  # fmt: skip
+    )
 
 
 class _Arc:

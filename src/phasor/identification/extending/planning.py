@@ -210,10 +210,14 @@ class ExtensionPlan:
 
 
 def plan_extension(
-    ropes: LayerRopes | Rope, to: int, *, kind: str | Sequence[str] | None = None,
-    context: int | None = None, factors: Sequence[float] | None = None,
+    ropes: LayerRopes | Rope,
+    to: int,
+    *,
+    kind: str | Sequence[str] | None = None,
+    context: int | None = None,
+    factors: Sequence[float] | None = None,
     parameters: Mapping[str, Mapping[str, Any]] | None = None,
-) -> ExtensionPlan:  # fmt: skip
+) -> ExtensionPlan:
     """The laws that extend a model's layers to ``to`` tokens, and what its release documents.
 
     Recommended is only what the release documents. The numbers of the laws are computed from
@@ -270,23 +274,32 @@ def plan_extension(
         config, refused = _config_keys(ropes, names, config_rope, length, to)
         before, after = trained.inv_freq[fastest], static.inv_freq[fastest]
         return ExtensionOption(
-            name=name, rope=static, coverage=coverage(trained, length, static, to),
+            name=name,
+            rope=static,
+            coverage=coverage(trained, length, static, to),
             sign_change=find_first_negative(static, to),
-            resolution=float(after / before) if before else 1.0, config_rope=config_rope,
-            config=config, refused=refused,
-        )  # fmt: skip
+            resolution=float(after / before) if before else 1.0,
+            config_rope=config_rope,
+            config=config,
+            refused=refused,
+        )
 
     by_kind, in_config = ropes.has_blocks_by_kind, ropes.in_config
     lists = ("replaced", "replaced_by_kind") if by_kind else ("replaced",)
     replaceable: list[str] = [key for name in lists for key in table().files[name]]
     replaced = tuple(key for key in replaceable if key in in_config.values)
     return ExtensionPlan(
-        model=ropes.name, kinds=tuple(names),
+        model=ropes.name,
+        kinds=tuple(names),
         labels=tuple(dict.fromkeys(map(in_config.label, names))) if by_kind else (),
-        inside=in_config.path, replaced=replaced if in_config.values else None, context=length,
-        to=to, options={name: make_option(name, scaled) for name, scaled in by_law.items()},
-        documented=documented, cache=cache_size(ropes, length, to),
-    )  # fmt: skip
+        inside=in_config.path,
+        replaced=replaced if in_config.values else None,
+        context=length,
+        to=to,
+        options={name: make_option(name, scaled) for name, scaled in by_law.items()},
+        documented=documented,
+        cache=cache_size(ropes, length, to),
+    )
 
 
 def _find_kinds(ropes: LayerRopes, kind: str | Sequence[str] | None) -> tuple[list[str], Rope]:

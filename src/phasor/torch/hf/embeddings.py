@@ -360,10 +360,13 @@ class EmbeddingGrid(Embedding):
         base, pairs = base_of_config(self.info.config), table.shape[-1]
         for signature in self._signatures_of(functions) if base and pairs % 2 == 0 else ():
             rope = Rope(
-                head_dim=2 * pairs, base=base, axes=Axial((pairs // 2, pairs // 2)),
-                pairing=signature.pairing, pairing_out=signature.pairing_out,
+                head_dim=2 * pairs,
+                base=base,
+                axes=Axial((pairs // 2, pairs // 2)),
+                pairing=signature.pairing,
+                pairing_out=signature.pairing_out,
                 direction=cast(Any, signature.direction),
-            )  # fmt: skip
+            )
             cos, sin = half_rows(table, signature)
             # positions from the slowest pair of each axis, which makes less than half a turn
             slowest = [pairs // 2 - 1, pairs - 1]
