@@ -98,17 +98,15 @@ def _explain_rotation(
     direction, f, findings = _find_direction(spectrum)
     offset, offset_findings = _find_offset(spectrum)
     slices = _possible_slices(report, direction, drivers)
-    whys = {
-        "its pairs are neither halves nor interleaved; their coordinates are in pairs": report.pairing
-        is None,
-        "a pair turns with more than one axis, as with axes.Mixed, whose numbers are data": np.any(
-            drivers.sum(axis=0) > 1
-        ),
-        "it turns by a constant angle at position 0, which no shift of positions explains": offset
-        is None,
-        "the axes are dealt to the pairs in an order that has no name here": not slices,
-    }
-    why = next((why for why, holds in whys.items() if holds), None)
+    why = None
+    if report.pairing is None:
+        why = "its pairs are neither halves nor interleaved; their coordinates are in pairs"
+    elif np.any(drivers.sum(axis=0) > 1):
+        why = "a pair turns with more than one axis, as with axes.Mixed, whose numbers are data"
+    elif offset is None:
+        why = "it turns by a constant angle at position 0, which no shift of positions explains"
+    elif not slices:
+        why = "the axes are dealt to the pairs in an order that has no name here"
     findings, offset = [*offset_findings, *findings], offset or 0.0
     report = replace(report, direction=direction, position_offset=offset, why_no_rope=why)
     report = add_findings(report, *findings)

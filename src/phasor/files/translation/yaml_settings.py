@@ -51,8 +51,8 @@ def _settings(
     notes = (
         *notes,
         *(
-            f"{target.name} writes {pairing} pairs here: attention scores are the same, coordinates of "
-            "cached keys are in another order."
+            f"{target.name} writes {pairing} pairs here: attention scores are the same, "
+            "coordinates of cached keys are in another order."
             for pairing in others
         ),
     )
