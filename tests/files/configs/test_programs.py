@@ -222,6 +222,13 @@ def test_megatron_says_which_layers_do_not_rotate(value: Any) -> None:
     assert ropes.layer_kinds == ("rope", "nope", "rope", "nope")
 
 
+def test_megatron_has_as_many_keys_as_queries_unless_they_are_grouped() -> None:
+    """A saved namespace has one group, whether they are grouped or not."""
+    for grouped, heads in ((False, None), (True, 1)):
+        keys = {"num_query_groups": 1, "group_query_attention": grouped}
+        assert load(MEGATRON | keys).num_kv_heads == heads
+
+
 def test_megatron_reads_the_flags_of_the_type_in_use_alone() -> None:
     """YaRN of usual attention turns whole heads; nothing else reads its numbers."""
     yarn = {"yarn_beta_fast": 16.0, "rotary_scaling_factor": 4.0, "rotary_percent": 0.5}

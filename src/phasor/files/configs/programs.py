@@ -348,6 +348,8 @@ def _load_megatron(model: _Model) -> LayerRopes:
     key, instead = "position_embedding_type", facts["instead"]
     position_type = "rope" if config.flag("use_rotary") else model.position_type()
     model.latent = config.flag("latent") is True
+    if config.flag("grouped") is False:  # its groups are then those of a default that nothing reads
+        config.values = {k: v for k, v in config.values.items() if k != "num_query_groups"}
     if config.flag("not_rounded"):
         config.add_defaults({"yarn_correction_range_round_to_int": False})
     if config.has("_target_"):  # a class of Megatron-Bridge's
