@@ -100,7 +100,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a negative among factors": (
         scaled(LONG, short_factor=[-1.0] * 64),
-        r"rope_scaling\.short_factor\.0 .* > 0",
+        r"rope_scaling\.long_factor must be negative where short_factor is",
     ),
     "factors that are no list": (scaled(LONG, short_factor=1.0), r"rope_scaling\.short_factor"),
     "two attention factors": (
