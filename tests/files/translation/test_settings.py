@@ -81,3 +81,27 @@ def test_clockwise_pairs_have_negative_divisors() -> None:
     for target in ("exllamav3", "mlx-lm"):
         said = block(replace(ROPE, direction=-1), target)
         assert said["long_factor"] == said["short_factor"] == [-1.0] * 32
+
+
+def test_litgpt_is_given_betas_that_turn_its_ramp_round() -> None:
+    """The floor of the first and the ceiling of the second are the ends, in the other order."""
+    rope = replace(ROPE, scaling=YARN)
+    (part,) = translate(rope, "litgpt").parts
+    said = part.settings["rope_adjustments"]
+    first, second = (
+        32 * math.log(4096 / (2 * math.pi * said[name])) / math.log(500_000)
+        for name in ("beta_fast", "beta_slow")
+    )
+    begin, end = (32 * math.log(4096 / (2 * math.pi * b)) / math.log(500_000) for b in (32, 1))
+    assert (math.floor(first), math.ceil(second)) == (math.ceil(end), math.floor(begin))
+    assert any("beta_fast: 32 and beta_slow: 1." in note for note in part.notes)
+
+
+def test_maxtext_is_given_a_base_as_a_quotient_of_whole_numbers() -> None:
+    """It takes no other; the common divisor is taken back by the factor."""
+    for base in (500_000.0, 999_999.442):
+        said = translate(replace(ROPE, base=base), "maxtext").parts[0].settings
+        least, most = said["rope_min_timescale"], said["rope_max_timescale"]
+        assert isinstance(most, int)
+        assert most / least == pytest.approx(base, rel=2**-25)
+        assert said["rope_linear_scaling_factor"] * least == 1
