@@ -61,7 +61,7 @@ neon:  ## the CPU kernel's sweeps for 64-bit Arm, cross-built and emulated
 	$(PYTHON) tests/native/checks.py neon
 
 figures: $(VENV)/docs.done  ## draw the pictures of the README and the documentation
-	$(BIN)/python docs/draw.py
+	$(BIN)/python -m docs.draw
 
 clean:  ## remove the environment and everything built
 	rm -rf $(VENV) site build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""The pictures of the page of benchmarks, from what was measured: ``python docs/draw.py bench``."""
+"""The pictures of the page of benchmarks, from what was measured: ``python -m docs.draw bench``."""
 
 from __future__ import annotations
 

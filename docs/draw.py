@@ -8,11 +8,10 @@ in ``bench/pictures.py``. A picture is an SVG file in plain colours, which
 import importlib
 import re
 import sys
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-import vl_convert
+from tools.pictures import fit
 
 from phasor.charts.style import PAPER, picture_stylesheet, screen_spec
 
@@ -29,7 +28,6 @@ CONFIG = PAPER | {
     "font": "DejaVu Sans, Verdana, sans-serif",
     "legend": PAPER["legend"] | {"columns": 2},
 }
-WIDEST = 470  # pixels: on a phone of 390 labels of 12 are 9
 
 
 def main() -> None:
@@ -59,48 +57,9 @@ def draw(page: str) -> None:
             wanted = ""
 
 
-def narrow(
-    part: Any, columns: int, width: int, legend: dict[str, Any]
-) -> None:
-    """Give the panels of a chart at most this width, so many a row, and put legends there."""
-    if isinstance(part, list):
-        for one in part:
-            narrow(one, columns, width, legend)
-    elif isinstance(part, dict):
-        for key, inside in part.items():
-            if key not in ("data", "datasets", "config"):
-                narrow(inside, columns, width, legend)
-        if "concat" in part:
-            part["columns"] = columns
-        if part.get("orient") == "right":
-            part |= legend
-        if isinstance(part.get("width"), int) and part["width"] > width:
-            if part["width"] == part.get("height"):
-                part["height"] = width
-            part["width"] = width
-
-
-def fit(chart: Any) -> str:
-    """The chart as SVG, so narrow that its labels are read on a phone."""
-    sizes = [(1, width) for width in range(400, 90, -10)]
-    if any(
-        one.get("width", 999) <= 200
-        for one in chart.to_dict().get("concat", ())
-    ):
-        sizes = [(2, width) for width in (150, 140, 130, 120)] + sizes
-    above = {"orient": "top", "direction": "horizontal", "columns": 8}
-    for legend, (columns, width) in product((above, {}), sizes):
-        spec = screen_spec(chart, config=CONFIG)
-        narrow(spec, columns, width, legend)
-        drawn = vl_convert.vegalite_to_svg(spec)
-        if float(re.findall(r'width="([\d.]+)"', drawn)[0]) <= WIDEST:
-            return drawn
-    raise ValueError(f"{chart.description} is wider than {WIDEST}")
-
-
 def save(chart: Any, wanted: str) -> None:
     """Write one picture."""
-    drawn = fit(chart)
+    drawn = fit(screen_spec(chart, config=CONFIG))
     # a hundredth of a pixel is plenty
     drawn = re.sub(
         r"\d+\.\d{5,}(e-\d+)?", lambda long: f"{float(long[0]):.2f}", drawn

@@ -20,7 +20,7 @@ DRAWN = {
 
 @pytest.mark.parametrize("case", ["prefill 4096, bfloat16", "decode 32, bfloat16"])
 def test_a_time_is_the_median_of_its_ratios_to_a_copy(case: str) -> None:
-    """As its label has it; pictures are drawn anew by ``python docs/draw.py bench``."""
+    """As its label has it; pictures are drawn anew by ``python -m docs.draw bench``."""
     picture = (ROOT / "docs/images/benchmarks-time.svg").read_text("utf-8")
     labels = re.findall(r"<text[^>]*>([^<]+)</text>", picture)
     seconds = CASES[case]["seconds"]
