@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,13 @@ from phasor.angles import COS_SIN_ERROR, COS_SIN_ERROR_FLOAT32, cos_sin
 from phasor.axes import Axial, Mixed, Sectioned
 from phasor.describe import pair_rows, sentences
 from phasor.errors import PhasorError, SpecError
+from phasor.identification.extending.laws import extended_ropes
+from phasor.identification.extending.planning import plan_extension
 from phasor.numpy import rotate
+from phasor.papers import angle_errors
 from phasor.torch import rotate as torch_rotate
 from phasor.torch import rotate_, rotate_by
+from phasor.torch.export import export
 
 from . import oracle
 from .each import each
@@ -111,6 +116,26 @@ def test_compilers_are_given_the_sum() -> None:
     compiled = torch.compile(lambda x, p: torch_rotate(x, p, ROPE), fullgraph=True)
     y = compiled(x, torch.tensor(FAR))
     assert np.abs(y.numpy() - rotate(x.numpy(), FAR, ROPE)).max() < 2e-6
+
+
+@pytest.mark.slow
+@pytest.mark.onnx
+@each("scale", [1, 2**55, 0.25])
+def test_onnx_is_given_the_sum(tmp_path: Path, scale: float) -> None:
+    """At positions as large as they come, and between them."""
+    runtime = pytest.importorskip("onnxruntime")
+
+    class Turn(torch.nn.Module):
+        def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            return torch_rotate(x, positions, ROPE)
+
+    x, positions = torch.randn(1, len(NEAR), 3, 14), torch.tensor(NEAR) * scale
+    export(Turn(), (x, positions)).save(tmp_path / "turn.onnx")
+    session = runtime.InferenceSession(tmp_path / "turn.onnx")
+    names = [value.name for value in session.get_inputs()]
+    (y,) = session.run(None, dict(zip(names, (x.numpy(), positions.numpy()), strict=True)))
+    exact = rotate(x.numpy(), positions.numpy(), ROPE)
+    assert np.abs(y - exact).max() < 2 * float(x.abs().max()) * (COS_SIN_ERROR_FLOAT32 + 5e-7)
 
 
 @pytest.mark.slow
@@ -217,9 +242,38 @@ def test_pages_and_comparisons_say_what_mixes() -> None:
     assert diff(ROPE, Rope(head_dim=14, rotary_dim=12, pairing="half", axes=Axial((3, 3))))
     with pytest.raises(SpecError, match="no pair has one axis"):
         ROPE.axes.axis_of_pair(6)
-    with pytest.raises(PhasorError, match="cannot express positions of 2 axes"):
+    # what pairs would be without their frequencies is not near
+    with pytest.raises(PhasorError, match="positions of 2 axes .Mixed., and nothing .* is near"):
         translate(ROPE, "vllm", context=64)
     assert preset("llama-3-8b")
+
+
+def test_of_axes_that_mix_no_pair_is_said_to_part() -> None:
+    """A pair has no one frequency to compare, and a page no room for all numbers."""
+    wide = [
+        Rope(head_dim=128, pairing="half", axes=Mixed(np.random.default_rng(i).random((3, 64))))
+        for i in range(2)
+    ]
+    found = diff(*wide)
+    assert found.earliest is None
+    assert len(str(found)) < 200
+    rounded = Rope(head_dim=128, pairing="half", axes=wide[0].axes, inv_freq_dtype="float32")
+    assert diff(wide[0], rounded, context=10**6).pairs > 32
+
+
+def test_a_longer_context_divides_every_frequency() -> None:
+    """Linear interpolation is the one law that such a Rope can hold."""
+    unchanged, linear = extended_ropes(ROPE, 100, 400).values()
+    assert unchanged == ROPE
+    assert linear.axes == Mixed(FREQUENCIES / 4)
+    assert plan_extension(ROPE, 400, context=100).options["linear"].resolution < 1
+
+
+def test_common_recipes_are_measured_on_the_sum() -> None:
+    """In float64 they are nearly right, in bfloat16 they are not."""
+    errors = [angle_errors(ROPE, NEAR, way).max() for way in ("float64 angle", "bfloat16 table")]
+    assert errors[0] < 1e-11
+    assert 1e-3 < errors[1] < 1e-2
 
 
 def test_identify_and_verify_know_axes_that_mix() -> None:
@@ -234,3 +288,6 @@ def test_identify_and_verify_know_axes_that_mix() -> None:
     exchanged = recording | {"q_rotated": rotate(q, positions[:, ::-1], ROPE)}
     (side,) = verify(ROPE, exchanged).sides
     assert [change.name for change in side.changes] == ["axes"]
+    for rope in (ROPE, Rope(head_dim=14, pairing="half", axes=Sectioned((3, 4)))):
+        (side,) = verify(rope, recording | {"q_rotated": q}).sides
+        assert [change.name for change in side.changes] == ["not-turned"]

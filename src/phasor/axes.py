@@ -217,6 +217,9 @@ class Mixed(Axes):
     def counts(self, num_pairs: int) -> tuple[int, ...]:
         return (num_pairs,) * self.n_axes
 
+    def spectra(self, num_pairs: int) -> tuple[int, ...]:
+        return ()  # its frequencies are its own
+
 
 #: By their names in JSON; of those that fit what it sees, `identify` reports the first.
 AXES: dict[str, type[Axes]] = {

@@ -165,6 +165,7 @@ class Finder:
         single = [*alternatives(self.meant._replace(rope=rope), places)]
 
         def one() -> Iterator[Hypothesis]:
+            yield suppose(rope, 0 * places, make_finding("not-turned"))
             yield from (same, *single, suppose(rope, 2 * places, make_finding("twice")))
             yield from self._moved(same, turns)
             yield from precisions(rope, places)

@@ -9,7 +9,7 @@ from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 
-from phasor._checks import number, whole
+from phasor._checks import number, short_repr, whole
 from phasor.axes import Mixed
 from phasor.describe import ranges, static_rope
 from phasor.errors import SpecError, TensorError
@@ -61,7 +61,10 @@ class RopeDifference(Difference):
         return bool(self.fields or self.earliest or self.attention_factors or self.softmax_factors)
 
     def lines(self) -> list[str]:
-        lines = [f"{name}: {first} and {second}" for name, (first, second) in self.fields.items()]
+        lines = [
+            "{}: {} and {}".format(name, *(short_repr(v) if name == "axes" else v for v in both))
+            for name, both in self.fields.items()
+        ]
         for name in _FACTORS:
             if factors := getattr(self, f"{name}s"):
                 words = name.replace("_", " ").capitalize()
@@ -82,7 +85,10 @@ def _diff_ropes(a: Rope, b: Rope, context: int, tolerance: float) -> RopeDiffere
     fields["pairing_out"] = a.output_pairing, b.output_pairing
     if _axes_of_pairs(a) == _axes_of_pairs(b):
         fields.pop("axes")  # different sections may give every pair the same axis
-    positions = _first_differences(a, b, tolerance) if a.num_pairs == b.num_pairs else np.array([])
+    # pairs of axes that mix have no one frequency to compare
+    mixed = "axes" in fields and Mixed in (type(a.axes), type(b.axes))
+    comparable = a.num_pairs == b.num_pairs and not mixed
+    positions = _first_differences(a, b, tolerance) if comparable else np.array([])
     differing: list[int] = np.flatnonzero(positions < context).tolist()
 
     def compare_pair(pair: int) -> PairDifference:

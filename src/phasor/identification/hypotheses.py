@@ -213,7 +213,7 @@ def _other_parameters(law: Law) -> Iterator[dict[str, Any]]:
 
 def _other_axes(rope: Rope) -> Iterator[Rope]:
     """Pairs dealt to the axes otherwise, or all to the first."""
-    if rope.axes.n_axes == 1:
+    if rope.axes.n_axes == 1 or isinstance(rope.axes, Mixed):
         return
     yield replace(rope, axes=OneAxis())
     kinds: list[Any] = [kind for kind in AXES.values() if kind is not OneAxis]

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from phasor._checks import choice
 from phasor.angles import as_positions, cos_sin
-from phasor.rope import Rope
+from phasor.rope import Rope, real_terms
 
 Recipe = Literal["float32 angle", "float64 angle", "float32 rows", "complex64", "bfloat16 table"]
 RECIPES: tuple[Recipe, ...] = get_args(Recipe)
@@ -54,9 +54,10 @@ def _compute_cos_sin(
         return cos_sin(rope, positions, np.float32)
     dtype: Any = np.float64 if recipe == "float64 angle" else np.float32
     coordinates = positions[..., None] if rope.axes.n_axes == 1 else positions
-    # [..., n_axes] -> [..., num_pairs]
-    coordinate_of_pair = coordinates[..., list(rope.axes.axis_of_pair(rope.num_pairs))]
-    angle = coordinate_of_pair.astype(dtype) * (rope.direction * rope.inv_freq).astype(dtype)
+    terms = rope.direction * np.array(real_terms(rope), np.float64)
+    # [..., n_axes] -> [..., terms, num_pairs]: several terms where axes mix
+    own = coordinates[..., np.atleast_2d(rope.axes.indices(rope.num_pairs))]
+    angle = (own.astype(dtype) * terms.astype(dtype)).sum(-2)
     if recipe == "complex64":
         unit: NDArray[np.complex64] = np.exp(np.complex64(1j) * angle)
         return unit.real, unit.imag

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple, cast
@@ -22,6 +22,7 @@ from torch import nn
 
 from phasor._checks import whole
 from phasor.angles import FLOAT32, cos_sin, turn_words
+from phasor.axes import Mixed
 from phasor.errors import BackendError, PhasorError, SpecError, TensorError, install_hint
 from phasor.pairings import by_pairing
 from phasor.rope import Rope
@@ -276,11 +277,11 @@ def _make_rows(op: Any, positions: Any, rope: Rope, fractional: bool) -> tuple[A
         # [..., seq] -> [..., seq, 1]
         positions = op.Unsqueeze(positions, _constant(op, [-1]))
     else:
-        # [..., seq, n_axes] -> [..., seq, num_pairs]
-        axis_of_pair = list(rope.axes.axis_of_pair(rope.num_pairs))
-        positions = op.Gather(positions, _constant(op, axis_of_pair), axis=-1)
+        # [..., seq, n_axes] -> [..., seq, num_pairs], or [..., seq, n_axes, num_pairs] if axes mix
+        indices = _constant(op, rope.axes.indices(rope.num_pairs))
+        positions = op.Gather(positions, indices, axis=-1)
     if not fractional:
-        return _cos_sin(op, _turns(op, positions, turn_words(rope)))
+        return _cos_sin(op, _all_axes(op, op.Add, _turns(op, positions, turn_words(rope)), rope))
     nearest = op.Round(positions)
     unit = op.CastLike(_constant(op, 2.0**32, np.float32), positions)
     rest = op.Round(op.Mul(op.Sub(positions, nearest), unit))
@@ -288,9 +289,18 @@ def _make_rows(op: Any, positions: Any, rope: Rope, fractional: bool) -> tuple[A
     turns = op.Add(whole_turns, _turns(op, rest, turn_words(rope, rest_bits=32)))
     limit = op.CastLike(_constant(op, 2.0**63, np.float32), positions)
     has_angle = op.Less(op.Abs(positions), limit)
+    has_angle = _all_axes(op, op.And, has_angle, rope)
     nan = _constant(op, np.nan, np.float32)
-    cos, sin = _cos_sin(op, turns)
+    cos, sin = _cos_sin(op, _all_axes(op, op.Add, turns, rope))
     return op.Where(has_angle, cos, nan), op.Where(has_angle, sin, nan)
+
+
+def _all_axes(op: Any, combine: Any, values: Any, rope: Rope) -> Any:
+    """Where axes mix, ``[..., n_axes, num_pairs]`` to ``[..., num_pairs]``."""
+    if not isinstance(rope.axes, Mixed):
+        return values
+    axes = range(rope.axes.n_axes)
+    return reduce(combine, [op.Gather(values, _constant(op, axis), axis=-2) for axis in axes])
 
 
 def _turns(op: Any, numbers: Any, words: NDArray[np.int64]) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import Any, cast
 
 from phasor._checks import choice, did_you_mean, find_name, whole
+from phasor.axes import Mixed
 from phasor.errors import SpecError
 from phasor.rope import Rope
 from phasor.scaling import LAWS, NTK, DynamicNTK, Law, Linear, Llama3, LongRope, PerPair, Rule, Yarn
@@ -101,6 +102,9 @@ def _with_parameters(name: str, rope: Rope, values: Mapping[str, Any]) -> Rope:
 def _stretch(rope: Rope, context: int, to: int) -> dict[str, Rope]:
     """By name of the law, ``rope`` extended by it; a rule has not picked its law yet."""
     ratio, law = to / context, rope.law()
+    if isinstance(rope.axes, Mixed):
+        rows = tuple(tuple(f / ratio for f in row) for row in rope.axes.inv_freq)
+        return {"linear": replace(rope, axes=Mixed(rows))}
     if rope.explicit_inv_freq is None and law is None:
         lengths: dict[str, Any] = {"factor": ratio, "original_max_positions": context}
         laws: dict[str, Law | Rule] = {"linear": Linear(factor=ratio)}
