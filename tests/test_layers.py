@@ -276,6 +276,9 @@ def test_the_factor_of_a_layer_is_that_of_its_kind() -> None:
     assert "Only the" not in said
     with pytest.raises(SpecError, match=r"query_factors must name some of kinds, got \['other'\]"):
         replace(gemma(), query_factors={"other": STEPS})
+    (kind, *_) = gemma().kinds
+    with pytest.raises(SpecError, match=r"query_factors\['.*'\] must be a QueryFactor, got 2.0"):
+        replace(gemma(), query_factors={kind: 2.0})
 
 
 @pytest.mark.parametrize(

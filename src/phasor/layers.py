@@ -153,6 +153,10 @@ class LayerRopes(Sequence[Rope | None]):
                 raise SpecError(f"kinds[{kind!r}] must be a Rope or None, got {short_repr(rope)}")
         if not self.query_factors.keys() <= self.kinds.keys():
             raise SpecError(f"query_factors must name some of kinds, got {[*self.query_factors]}")
+        for kind, factor in self.query_factors.items():
+            if not isinstance(cast(object, factor), QueryFactor):
+                got = short_repr(factor)
+                raise SpecError(f"query_factors[{kind!r}] must be a QueryFactor, got {got}")
         for name in ("context", "num_heads", "num_kv_heads"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), least=1)

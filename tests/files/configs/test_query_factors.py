@@ -107,6 +107,14 @@ def test_a_key_that_is_read_is_no_note() -> None:
     assert any("llama_4_scaling_beta (got 0.3) scales queries" in note for note in other.notes)
 
 
+def test_a_length_whose_logarithm_divides_has_one() -> None:
+    """Of 1 it is 0; without the key the class has 8192."""
+    file = small("qwen", rope_theta=None, max_position_embeddings=None)
+    assert load(file).query_factor(0).length == 8192
+    with pytest.raises(ConfigError, match=r"seq_length must be .* from 2 .* got 1"):
+        load(file | {"seq_length": 1})
+
+
 @each("key, value", [("attn_scale", "much"), ("floor_scale", 0), ("floor_scale", 2.5)])
 def test_a_number_that_is_none_is_named(key: str, value: object) -> None:
     """With what came in its place."""

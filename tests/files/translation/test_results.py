@@ -20,6 +20,7 @@ from phasor.files.translation import TARGETS, TranslationError, translate
 from phasor.scaling import Linear, Proportional, Yarn
 
 from ... import oracle
+from ...each import each
 from ...strategies import resolved_ropes
 
 ROPE = Rope(head_dim=64, pairing="half")
@@ -284,11 +285,30 @@ def test_every_target_says_what_it_does_with_the_factor_on_queries(target: str) 
     (kind,) = factors
     notes = [part.notes for part in translate(replace(plain, query_factors=factors), target).parts]
     said = f"Queries of {kind} layers are multiplied by 1 + 0.1 ln(1 + floor(p / 64)); "
-    its_code = ("exllamav3", "gguf", "llama.cpp", "maxtext", "meta", "mlx-lm", "sglang",
-                "transformers", "vllm")  # fmt: skip
+    its_code = ("exllamav3", "gguf", "llama.cpp", "mlx-lm", "sglang", "transformers", "vllm")
     done = "has code for such models that does so" if target in its_code else "leaves that to you"
     assert f"{said}{target} {done}." in notes[0]
     assert not any("Queries" in n for part in translate(plain, target).parts for n in part.notes)
+
+
+@each("target, strength, form, does", [
+    ("gguf", 0.1, "steps", True), ("gguf", 0.2, "steps", False), ("llama.cpp", 0.2, "steps", False),
+    ("maxtext", 0.1, "steps", True), ("maxtext", 0.2, "steps", False),
+    ("meta", 0.2, "steps", True), ("meta", 0.1, "log", False),
+    ("vllm", 0.2, "steps", True), ("vllm", 0.1, "log", False),
+    ("transformers", 0.1, "log", True),
+])  # fmt: skip
+def test_a_program_with_other_numbers_leaves_queries_to_the_user(
+    target: str, strength: float, form: Any, does: bool
+) -> None:
+    """Some have those of Llama 4 as constants, or no code of that form."""
+    factor = QueryFactor(strength=strength, length=8192, first=1, form=form)
+    model = replace(preset("llama-4-maverick"), query_factors={"nope": factor})
+    (part,) = translate(model, target, context=8192).parts
+    done = "has code for such models that does so" if does else "leaves that to you"
+    assert f"Queries of nope layers are multiplied by {factor}; {target} {done}." in part.notes
+    if target == "maxtext":  # off unless it is said
+        assert part.settings.get("temperature_tuning", False) is does
 
 
 def test_the_factor_on_queries_is_among_the_keys_of_those_who_read_it() -> None:

@@ -109,11 +109,11 @@ def _learned_ropes(
             names = [n for n in tensors if f".layers.{i}." in f".{n}" or ".layers." not in f".{n}"]
             if len(names) != 1:
                 wanted = f"{learned[0]} of layer {i}"
-                raise refusal("learned", folder=folder, name=wanted, got=names or "none")
+                raise refusal("learned", folder=folder, name=wanted, got=names or None)
             alpha = read_floats(tensors[names[0]], names[0])
             # exp of larger ones is none of a frequency
             if alpha.shape != (rope.num_pairs,) or not (np.abs(alpha) < 100).all():
-                wanted = f"{names[0]}, with a number for each of {rope.num_pairs} pairs"
+                wanted = f"{names[0]}, with a float below 100 for each of {rope.num_pairs} pairs"
                 raise refusal("learned", folder=folder, name=wanted, got=alpha.tolist())
             if rope.softmax_factor != 1:
                 raise refusal("learned_softmax", block=model.blocks.top.path)

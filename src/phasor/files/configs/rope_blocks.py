@@ -229,13 +229,15 @@ def query_factors(
         return found
     for kind, rope in kinds.items():
         places = (block_of(kind) or config, config)
-        lengths = (p.whole(key) for key in facts.get("length_keys", ()) for p in places)
+        by_log = facts.get("strength") == "1 / ln(length)"
+        keys = facts.get("length_keys", ())
+        lengths = (p.whole(key, least=1 + by_log) for key in keys for p in places)
         strengths = (p.number(facts.get("strength_key", "")) for p in places)
         length = next(filter(None, lengths), facts.get("length"))
         strength = next((s for s in strengths if s is not None), facts.get("strength"))
         has_it = rope is None if facts.get("unrotated") else kind in facts.get("kinds", kinds)
         if has_it and length and strength:
-            strength = 1 / math.log(length) if strength == "1 / ln(length)" else strength
+            strength = 1 / math.log(length) if by_log else strength
             found[kind] = QueryFactor(strength=strength, length=length, **facts.get("other", {}))
     return found
 

@@ -213,8 +213,9 @@ def _write_parts(target: Target, ropes: LayerRopes, context: int) -> tuple[Progr
     for part in target.write(_change_ropes(ropes, lambda rope: adapted[rope][0]), context):
         rope_notes = dict.fromkeys(note for kind in part.ropes for note in notes[kind])
         parts.append(replace(part, notes=(*part.notes, *rope_notes)))
-    done = "has code for such models that does so" if target.query_factor else "leaves that to you"
     for kind, factor in ropes.query_factors.items():  # those that do not rotate have no part
+        does = target.query_factor(factor)
+        done = "has code for such models that does so" if does else "leaves that to you"
         note = f"Queries of {kind} layers are multiplied by {factor}; {target.name} {done}."
         parts[0] = replace(parts[0], notes=(*parts[0].notes, note))
     return tuple(parts)

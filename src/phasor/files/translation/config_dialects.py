@@ -14,6 +14,7 @@ from phasor.files.translation.target import (
     ProgramSettings,
     Target,
     base_and_divisors,
+    has_steps,
     model_family,
     ntk_as_base,
     plain_candidates,
@@ -191,7 +192,7 @@ MLX_LM = Target(
     backwards=True,
     rules=(DynamicNTK, LongRope),
     softmax=True,
-    query_factor=True,
+    query_factor=has_steps,
 )
 
 
@@ -237,5 +238,5 @@ EXLLAMAV3 = Target(
     backwards=True,
     axes=(OneAxis, Sectioned, InterleavedSections),
     softmax=True,
-    query_factor=True,
+    query_factor=has_steps,
 )

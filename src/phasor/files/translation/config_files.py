@@ -23,6 +23,7 @@ from phasor.files.translation.target import (
     ProgramSettings,
     Target,
     TranslationError,
+    has_steps,
     ntk_as_base,
     plain_candidates,
     whole_model,
@@ -137,7 +138,7 @@ TRANSFORMERS = Target(
     axes=(OneAxis, Sectioned, InterleavedSections, Alternating),
     rules=(DynamicNTK, LongRope),
     softmax=True,
-    query_factor=True,
+    query_factor=lambda factor: True,
     other_pairs_out=True,
 )
 
@@ -158,7 +159,7 @@ def _write_meta(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
         settings |= _scaling_keys(rope, context)
     settings |= _interval_key(ropes)
     for factor in ropes.query_factors.values():
-        if (factor.form, factor.first) == ("steps", 1):
+        if META.query_factor(factor):
             numbers = {"floor_scale": factor.length, "attn_scale": factor.strength}
             settings |= {"attn_temperature_tuning": True} | numbers
     notes = [f"The code computes head_dim as dim / n_heads, which has to be {rope.head_dim}."]
@@ -214,7 +215,7 @@ META = Target(
     needs_context=False,
     pairings=("interleaved",),
     partial=False,
-    query_factor=True,
+    query_factor=lambda factor: has_steps(factor) and factor.first == 1,
 )
 
 
@@ -378,7 +379,7 @@ VLLM = Target(
     write=_write_vllm,
     axes=(OneAxis, Sectioned, InterleavedSections),
     softmax=True,
-    query_factor=True,
+    query_factor=has_steps,
 )
 
 
@@ -445,5 +446,5 @@ SGLANG = Target(
     axes=(OneAxis, Sectioned, InterleavedSections),
     rules=(LongRope,),
     softmax=True,
-    query_factor=True,
+    query_factor=has_steps,
 )

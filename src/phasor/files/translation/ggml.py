@@ -14,18 +14,20 @@ from phasor.axes import InterleavedSections, OneAxis, Sectioned
 from phasor.files.configs.facts import table
 from phasor.files.configs.gguf import architecture_of
 from phasor.files.translation.target import (
+    LLAMA4_FACTOR,
     PICK_LAW,
     ProgramSettings,
     Target,
     TranslationError,
     base_and_divisors,
+    has_steps,
     model_family,
     ntk_as_base,
     plain_candidates,
     softmax_note,
     whole_model,
 )
-from phasor.layers import LayerRopes
+from phasor.layers import LayerRopes, QueryFactor
 from phasor.pairings import Pairing, by_pairing
 from phasor.rope import Rope
 from phasor.scaling import Linear, LongRope, Yarn, yarn_multiplier
@@ -323,6 +325,11 @@ def _writing_code(settings: Mapping[str, Any]) -> str:
     return "\n".join((["import numpy as np", ""] if uses_numpy else []) + lines)
 
 
+def _multiplies_queries(factor: QueryFactor) -> bool:
+    """By numbers of the file for Mistral, and by its own for Llama 4."""
+    return (has_steps(factor) and factor.first == 0) or factor == LLAMA4_FACTOR
+
+
 GGUF = Target(
     name="gguf",
     program="Python that writes metadata and tensors of a file for llama.cpp",
@@ -334,7 +341,7 @@ GGUF = Target(
     axes=(OneAxis, Sectioned, InterleavedSections),
     rules=(LongRope,),
     softmax=True,
-    query_factor=True,
+    query_factor=_multiplies_queries,
 )
 
 
@@ -413,5 +420,5 @@ LLAMA_CPP = Target(
     checked="description",
     write=_write_llama_cpp,
     axes=(OneAxis, Sectioned, InterleavedSections),
-    query_factor=True,
+    query_factor=_multiplies_queries,
 )

@@ -22,7 +22,7 @@ from phasor._reals import in_reals
 from phasor.axes import Axes, OneAxis
 from phasor.describe import plain_fields
 from phasor.errors import ConfigError, SpecError
-from phasor.layers import LayerRopes
+from phasor.layers import LayerRopes, QueryFactor
 from phasor.pairings import PAIRINGS, Pairing
 from phasor.rope import Rope, real_inv_freq
 from phasor.scaling import NTK, Linear, NTKFixed, NTKOld, Rule, Yarn
@@ -30,6 +30,15 @@ from phasor.scaling.laws import yarn_multiplier
 
 #: The way out where a rule would have to pick its law in the program.
 PICK_LAW = "translate rope.at(seq_len), or give --seq-len TOKENS"
+
+
+#: The factor on queries of Llama 4's releases, which some programs have as constants.
+LLAMA4_FACTOR = QueryFactor(strength=0.1, length=8192, first=1)
+
+
+def has_steps(factor: QueryFactor) -> bool:
+    """Whether it is of the form that Llama 4 and Mistral have."""
+    return factor.form == "steps"
 
 
 @dataclass(frozen=True, eq=False)  # settings may be arrays
@@ -120,7 +129,8 @@ class Target:
     # those it applies by itself; others must have picked their law
     rules: tuple[type[Rule], ...] = ()
     softmax: bool = False  # whether ``write`` has a setting or a note for the softmax factor
-    query_factor: bool = False  # whether its own code for Llama 4 and Mistral multiplies queries
+    # whether its own code, of models that have such a factor, multiplies queries by it
+    query_factor: Callable[[QueryFactor], bool] = lambda factor: False
     # whether ``write`` reads ``pairing_out``; otherwise the target writes the pairs that it reads
     other_pairs_out: bool = False
 

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, cast
 from phasor.axes import InterleavedSections, OneAxis
 from phasor.files.configs.writing import rotated_fraction
 from phasor.files.translation.target import (
+    LLAMA4_FACTOR,
     ProgramSettings,
     Target,
     TranslationError,
@@ -290,6 +291,8 @@ def _write_maxtext(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ..
         notes.append(
             f"The decoder_block has to leave {' and '.join(unrotated)} layers as they are."
         )
+    if LLAMA4_FACTOR in ropes.query_factors.values():
+        keys["temperature_tuning"] = True
     writes: Pairing = "interleaved" if keys["rope_type"] == "llama3.1" else "half"
     if keys.get("rope_pairwise"):
         writes = "interleaved"
@@ -337,6 +340,6 @@ MAXTEXT = Target(
     pairings=_pairings_of_maxtext,
     axes=(OneAxis, InterleavedSections),
     softmax=True,
-    query_factor=True,
+    query_factor=LLAMA4_FACTOR.__eq__,
     other_pairs_out=True,
 )
