@@ -1,8 +1,7 @@
 """Draw the pictures of the README and the documentation: ``make figures``.
 
 Two pages say how: each picture is the ``chart`` of the code below it; those of the benchmarks are
-in ``bench/pictures.py``. A picture is an SVG file in plain colours, which
-`phasor.charts.style.picture_stylesheet` exchanges on a dark page.
+in ``bench/pictures.py``.
 """
 
 import importlib
@@ -11,23 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tools.pictures import fit
-
-from phasor.charts.style import PAPER, picture_stylesheet, screen_spec
+import tools.pictures
 
 DOCS = Path(__file__).parent
 PAGES = ("figures.md", "lesson.md")
 PICTURE_OR_CODE = re.compile(
     r"\]\((images/[\w-]+\.svg)\)|^```python\n(.*?)^```", re.M | re.S
 )
-# the text beside a picture says what is in it, so no mark has to
-# a font that is wide leaves room for whichever font a reader has
-CONFIG = PAPER | {
-    "aria": False,
-    "background": "transparent",
-    "font": "DejaVu Sans, Verdana, sans-serif",
-    "legend": PAPER["legend"] | {"columns": 2},
-}
 
 
 def main() -> None:
@@ -59,15 +48,7 @@ def draw(page: str) -> None:
 
 def save(chart: Any, wanted: str) -> None:
     """Write one picture."""
-    drawn = fit(screen_spec(chart, config=CONFIG))
-    # a hundredth of a pixel is plenty
-    drawn = re.sub(
-        r"\d+\.\d{5,}(e-\d+)?", lambda long: f"{float(long[0]):.2f}", drawn
-    )
-    opening = drawn.index(">") + 1
-    style = f"<style>{picture_stylesheet()}</style>"
-    styled = f"{drawn[:opening]}{style}{drawn[opening:]}"
-    (DOCS / wanted).write_text(styled + "\n", "utf-8")
+    (DOCS / wanted).write_text(tools.pictures.draw(chart), "utf-8")
     print(DOCS / wanted)
 
 
