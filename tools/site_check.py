@@ -44,9 +44,11 @@ SMALLER = {
     "elementwise",
     "frequency-usage",
     "linear-attention",
+    "long-documents",
     "longer-context",
     "previous-token",
     "live-model",
+    "translation",
 }
 
 #: What a reader types into the search, and the page that has to be among the first three found.

@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 PAGES = HERE.parents[1] / "docs" / "papers"
 NAMES = (
     *("previous_token", "convergence", "linear_attention", "frequency_usage"),
-    *("longer_context", "decay", "elementwise", "live_model"),
+    *("translation", "long_documents", "longer_context", "decay", "elementwise", "live_model"),
 )
 #: The part of a page that is written: of all tables and paragraphs those with these numbers.
 MEASURED = re.compile(r"(<!-- measured([ \d]+)-->\n).*?(<!-- /measured -->)", re.DOTALL)
@@ -35,15 +35,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="seconds, on a tiny model; no page")
     parser.add_argument("--seeds", type=int, default=3, help="runs of every contender (3)")
     parser.add_argument("--first-seed", type=int, default=0, help="they count from here (0)")
-    parser.add_argument(
-        "--output", type=Path, default=HERE / "results", help="folder of the results"
-    )
+    parser.add_argument("--output", type=Path, default=HERE / "results", help="of the results")
     parser.add_argument("--model", help="of live_model: a folder of transformers' (SmolLM2-135M)")
     given = parser.parse_args(arguments)
-    if given.seeds < 1:
-        parser.error(f"--seeds must be 1 or more, got {given.seeds}")
-    if given.first_seed < 0:
-        parser.error(f"--first-seed must be 0 or more, got {given.first_seed}")
+    for option, number, least in (("seeds", given.seeds, 1), ("first-seed", given.first_seed, 0)):
+        if number < least:
+            parser.error(f"--{option} must be {least} or more, got {number}")
     if given.model and given.name != "live_model":
         parser.error(f"--model is of live_model, not of {given.name}")
     if given.name == "pages":
@@ -99,30 +96,14 @@ svg > rect { fill: #22252e } text { fill: #d5d8df !important }
 .role-axis-grid line { stroke: #3f4450 }
 .role-axis-domain line, .role-axis-tick line { stroke: #777c88 }
 }</style>"""
-_LOOKS: Row = {
+_TEXT: Row = {"titleFontWeight": "normal", "labelFontSize": 12}
+_LOOKS: Row = {"background": "#ffffff", "font": "system-ui, sans-serif", "padding": 14} | {
     "aria": False,  # a page describes the picture as a whole, beside it
-    "background": "#ffffff",
-    "font": "system-ui, sans-serif",
-    "padding": 14,
     "view": {"stroke": None},
-    "axis": {
-        "labelFontSize": 12,
-        "titleFontSize": 13,
-        "titleFontWeight": "normal",
-        "gridColor": "#e3e5ea",
-    },
-    "legend": {
-        "orient": "bottom",
-        "columns": 4,
-        "columnPadding": 24,
-        "labelFontSize": 13,
-        "symbolType": "stroke",
-        "symbolSize": 260,
-        "symbolStrokeWidth": 2.5,
-        "symbolOpacity": 1,
-        "labelLimit": 260,
-        "titleFontWeight": "normal",
-    },
+    "axis": _TEXT | {"titleFontSize": 13, "gridColor": "#e3e5ea"},
+    "legend": _TEXT
+    | {"orient": "bottom", "columns": 4, "columnPadding": 24, "labelLimit": 260}
+    | {"symbolType": "stroke", "symbolSize": 260, "symbolStrokeWidth": 2.5, "symbolOpacity": 1},
     "title": {"fontSize": 14, "fontWeight": "normal", "anchor": "start"},
 }
 

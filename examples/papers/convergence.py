@@ -1,11 +1,12 @@
-"""Faster convergence: masked bytes, five ways to say where a token stands, equal steps for each."""
+"""Faster convergence: masked bytes, five ways to say where a token stands, equal steps for each.
+
+What was trained at positions from 0 on is then read at positions from others on.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 
 import altair as alt
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from phasor import Rope
 
 from .models import Attention, Transformer
-from .pictures import bands, contest, lines, mean_and_spread
+from .pictures import by_rate, curves, mean_and_spread, steps_of, table
 from .study import Row, Study
 from .training import Text, fit
 
@@ -26,20 +27,20 @@ CONTENDERS = ("RoPE", "sinusoidal", "learned", "ALiBi", "none")
 
 def settings(quick: bool) -> Row:
     """The sizes; the quick ones take seconds."""
-    sizes = {"width": 64, "heads": 4, "head_dim": 32, "layers": 2, "seq": 64, "rows": 16}
-    plan = {"masked": 0.15, "steps": 800, "every": 40, "test_rows": 64, "test_rows_at_last": 512}
-    plan["rates"] = [1e-3, 3e-3, 1e-2]
+    sizes = {"width": 64, "heads": 4, "head_dim": 32, "layers": 2, "seq": 64, "rows": 8}
+    plan = {"masked": 0.15, "steps": 400, "every": 40, "test_rows": 64, "test_rows_at_last": 256}
+    plan |= {"rates": [1e-3, 3e-3, 1e-2, 3e-2], "first": [0, 16, 64]}
     if quick:
-        sizes |= {"width": 32, "heads": 2, "head_dim": 16, "rows": 8}
+        sizes |= {"width": 32, "heads": 2, "head_dim": 16}
         plan |= {"steps": 40, "every": 20, "test_rows_at_last": 64, "rates": [1e-2]}
     return sizes | plan
 
 
-def run(study: Study, contenders: Sequence[str] = CONTENDERS) -> None:
-    """Every contender with an equally searched rate."""
+def run(study: Study) -> None:
+    """Every contender with every rate."""
     text = Text.load()
-    for name in contenders:
-        study.compare(name, partial(_train, study, text, name))
+    for name in CONTENDERS:
+        study.compare(name, partial(_train, study.settings, text, name))
 
 
 def rope(made: Row) -> Rope:
@@ -52,10 +53,10 @@ class Sinusoidal(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.inv_freq = 10_000.0 ** (-torch.arange(0, width, 2) / width)
+        self.inv_freq, self.first = 10_000.0 ** (-torch.arange(0, width, 2) / width), 0
 
     def forward(self, seq: int) -> Tensor:
-        angles = torch.arange(seq)[:, None] * self.inv_freq
+        angles = (self.first + torch.arange(seq))[:, None] * self.inv_freq
         return torch.cat((angles.sin(), angles.cos()), -1)
 
 
@@ -64,10 +65,10 @@ class Learned(nn.Module):
 
     def __init__(self, width: int, longest: int) -> None:
         super().__init__()
-        self.vectors = nn.Embedding(longest, width)
+        self.vectors, self.first = nn.Embedding(longest, width), 0
 
     def forward(self, seq: int) -> Tensor:
-        return self.vectors.weight[:seq]
+        return self.vectors.weight[self.first : self.first + seq]
 
 
 def alibi(heads: int, seq: int) -> Tensor:
@@ -94,7 +95,8 @@ def model(made: Row, name: str, seed: int) -> Transformer:
             causal=False,
         )
 
-    absolute = {"sinusoidal": Sinusoidal(width), "learned": Learned(width, made["seq"])}.get(name)
+    longest = made["seq"] + max(made["first"])  # training meets the vectors of the first seq
+    absolute = {"sinusoidal": Sinusoidal(width), "learned": Learned(width, longest)}.get(name)
     return Transformer(MASK + 1, width, made["layers"], attention, absolute)
 
 
@@ -104,8 +106,8 @@ def mask(rows: Tensor, share: float, seed: list[int]) -> tuple[Tensor, Tensor]:
     return rows.masked_fill(hidden, MASK), hidden
 
 
-def _train(study: Study, text: Text, name: str, key: str, rate: float, seed: int) -> Row:
-    made, trained = study.settings, model(study.settings, name, seed)
+def _train(made: Row, text: Text, name: str, key: str, rate: float, seed: int) -> Row:
+    trained = model(made, name, seed)
 
     def loss_of(rows: Tensor, numbers: list[int]) -> Tensor:
         masked, hidden = mask(rows, made["masked"], numbers)
@@ -117,54 +119,37 @@ def _train(study: Study, text: Text, name: str, key: str, rate: float, seed: int
     def bits(rows: int) -> float:
         return loss_of(text.test(rows, made["seq"]), [rows]).item() / math.log(2)
 
-    curve = fit(
-        *(trained, loss),
-        steps=made["steps"],
-        rate=rate,
-        label=key,
-        watch=lambda: bits(made["test_rows"]),
-        every=made["every"],
-    )
-    study.keep(key, trained)
-    with torch.no_grad():
-        return {"rate": rate, "curve": curve, "loss": bits(made["test_rows_at_last"])}
+    def moved(first: int) -> float:
+        for part in trained.modules():
+            if hasattr(part, "first"):
+                part.first = first
+        with torch.no_grad():
+            return bits(made["test_rows_at_last"])
 
-
-def _steps_to(made: Row, curve: list[float], goal: float) -> float | None:
-    """Steps after which the curve first comes down to the goal, between the two measured ones."""
-    steps = [made["every"] * (n + 1) for n in range(len(curve))]
-    for (a, high), (b, low) in pairwise(zip(steps, curve, strict=True)):
-        if high > goal >= low:
-            return a + (b - a) * (high - goal) / (high - low)
-    return None
+    curve = fit(trained, loss, made, rate, key, lambda: bits(made["test_rows"]))
+    read = [moved(first) for first in made["first"]]
+    return {"curve": curve, "loss": read[0], "moved": read[1:]}
 
 
 def tables(study: Study) -> str:
-    """The last loss, and how many steps RoPE needs for the last loss of each other contender."""
-    ropes = study.over_seeds("RoPE", "curve")
+    """The last loss, read elsewhere too, and the steps that RoPE needs for that of the others."""
+    steps = steps_of(study.settings)
 
     def needed(name: str) -> str:
-        goals = [curve[-1] for curve in study.over_seeds(name, "curve")]
-        steps = [_steps_to(study.settings, a, goal) for a, goal in zip(ropes, goals, strict=True)]
-        reached = [step for step in steps if step is not None]
-        return mean_and_spread(reached, 0) if len(reached) == len(steps) > 0 else ""
+        pairs = zip(study.over_seeds("RoPE", "curve"), study.over_seeds(name, "curve"), strict=True)
+        found = [[n for n, x in zip(steps, a, strict=True) if x <= b[-1]] for a, b in pairs]
+        return mean_and_spread([ns[0] for ns in found], 0) if all(found) else ""
 
-    rows = {
-        name: (
-            [study.rate(name), "" if name == "RoPE" else needed(name)],
-            [study.over_seeds(name, "loss")],
+    rows = ([name, needed(name)] for name in CONTENDERS[1:])
+    header = ["bits for a masked byte, read from position", *study.settings["first"]]
+    return "\n\n".join(
+        (
+            by_rate(study, header, CONTENDERS, ["loss"], ["moved"]),
+            table(["", "steps until RoPE is below the end of its curve"], rows),
         )
-        for name in CONTENDERS
-    }
-    header = ["", "rate", "steps RoPE needs for the last of its curve", "bits for a masked byte"]
-    return contest(header, rows)
+    )
 
 
 def chart(study: Study) -> alt.TopLevelMixin:
     """Held-out loss against steps."""
-    made = study.settings
-    steps = [made["every"] * (n + 1) for n in range(made["steps"] // made["every"])]
-    rows = bands(study, CONTENDERS, "curve", steps)
-    x = alt.X("x:Q", title="steps")
-    y = alt.Y("mean:Q", title="bits for a masked byte", scale=alt.Scale(zero=False))
-    return lines(rows, CONTENDERS, x=x, y=y, width=520, height=300)
+    return curves(study, CONTENDERS, "bits for a masked byte", width=520, height=300)

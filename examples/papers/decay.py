@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import altair as alt
@@ -13,7 +13,7 @@ from phasor.numpy import rotate, score
 from phasor.papers import abel_bound, cosine, decay, semantic_head
 from phasor.scaling import Proportional
 
-from .pictures import lines, mean_and_spread, table
+from .pictures import band, lines, mean_and_spread, table
 from .study import Row, Study
 
 BASES = {"base 10 000": 10_000.0, "base 500 000": 500_000.0}
@@ -23,42 +23,45 @@ OFFSETS = (1, 7, 100, 4000)
 
 def settings(quick: bool) -> Row:
     """Widths of the papers: 128, and 64 for linear attention."""
-    return {
-        "head_dim": 128,
-        "linear_head_dim": 64,
-        "draws": 20 if quick else 200,
-        "farthest": 100_000,
-    }
+    widths = {"head_dim": 128, "linear_head_dim": 64}
+    return widths | {"draws": 20 if quick else 200, "farthest": 100_000}
 
 
 def run(study: Study) -> None:
     """Every curve once; random vectors for every seed, as often as the settings say."""
-    made = study.settings
-    far = _spaced(1, made["farthest"], 120)
-    lengths = _spaced(1, LENGTHS[-1], 60)
     for name, base in BASES.items():
-        rope = Rope(head_dim=made["head_dim"], pairing="half", base=base)
-        narrow = Rope(head_dim=made["linear_head_dim"], pairing="half", base=base)
-        curves: dict[str, Callable[[Rope, Rope], Any]] = {
-            "bound": lambda r, _: list(decay(r, np.arange(257))),
-            "aligned": lambda r, _: list(cosine(r, far, "aligned")),
-            "opposite": lambda r, _: list(cosine(r, far, "opposite")),
-            "negative from": lambda r, _: _negative_from(r),
-            "linear": lambda _, n: [cosine(n, np.arange(x), "aligned").mean() for x in lengths],
-            "linear at": lambda _, n: [cosine(n, np.arange(x), "aligned").mean() for x in LENGTHS],
-            "semantic": lambda r, _: _semantic(r),
-        }
-        for what, curve in curves.items():
-            study.measure(f"{name}/{what}", lambda c=curve, r=rope, n=narrow: c(r, n))
-        draws: dict[str, Callable[[Rope, int], Any]] = {
-            "independent": lambda r, seed: _independent(r, far, made["draws"], seed),
-            "share of the bound": lambda r, seed: _share_of_bound(r, made["draws"], seed),
-            "nearest to the offset": _farthest_miss,
-        }
-        for what, drawn in draws.items():
-            study.each_seed(f"{name}/{what}", lambda seed, d=drawn, r=rope: d(r, seed))
-    slow = Rope(head_dim=made["head_dim"], pairing="half", scaling=Proportional(fraction=0.75))
-    study.measure("p = 0.75/semantic", lambda: _semantic(slow))
+        _curves(study, name, base)
+    width, slow = study.settings["head_dim"], Proportional(fraction=0.75)
+    head = Rope(head_dim=width, pairing="half", scaling=slow)
+    study.measure("p = 0.75/semantic", lambda: _semantic(head))
+
+
+def _curves(study: Study, name: str, base: float) -> None:
+    made = study.settings
+    far, lengths = _spaced(1, made["farthest"], 120), _spaced(1, LENGTHS[-1], 60)
+    near = np.arange(1, made["farthest"])
+    rope, narrow = (
+        Rope(head_dim=made[width], pairing="half", base=base)
+        for width in ("head_dim", "linear_head_dim")
+    )
+    curves: dict[str, Callable[[], Any]] = {
+        "bound": lambda: list(decay(rope, np.arange(257))),
+        "aligned": lambda: list(cosine(rope, far, "aligned")),
+        "opposite": lambda: list(cosine(rope, far, "opposite")),
+        "negative from": lambda: 1 + int(np.argmax(cosine(rope, near, "aligned") < 0)),
+        "linear": lambda: [cosine(narrow, np.arange(x), "aligned").mean() for x in lengths],
+        "linear at": lambda: [cosine(narrow, np.arange(x), "aligned").mean() for x in LENGTHS],
+        "semantic": lambda: _semantic(rope),
+    }
+    for what, curve in curves.items():
+        study.measure(f"{name}/{what}", curve)
+    draws: dict[str, Callable[[int], Any]] = {
+        "independent": lambda seed: _independent(rope, far, made["draws"], seed),
+        "share of the bound": lambda seed: _share_of_bound(rope, made["draws"], seed),
+        "nearest to the offset": lambda seed: _farthest_miss(rope, seed),
+    }
+    for what, drawn in draws.items():
+        study.each_seed(f"{name}/{what}", drawn)
 
 
 def _spaced(first: int, last: int, count: int) -> list[int]:
@@ -67,18 +70,9 @@ def _spaced(first: int, last: int, count: int) -> list[int]:
 
 def _independent(rope: Rope, distances: list[int], draws: int, seed: int) -> Row:
     """Mean and deviation over Gaussian queries and keys, at every distance."""
-    drawn = (
-        cosine(rope, distances, "independent", seed=seed * draws + number)
-        for number in range(draws)
-    )
-    found = np.stack(list(drawn))
+    seeds = range(seed * draws, (seed + 1) * draws)
+    found = np.stack([cosine(rope, distances, "independent", seed=number) for number in seeds])
     return {"mean": list(found.mean(0)), "deviation": list(found.std(0))}
-
-
-def _negative_from(rope: Rope) -> int:
-    """The first distance at which a key equal to the query scores below 0."""
-    curve = cosine(rope, np.arange(1, 100_000), "aligned")
-    return int(np.argmax(curve < 0)) + 1
 
 
 def _semantic(rope: Rope) -> list[float]:
@@ -123,9 +117,10 @@ def tables(study: Study) -> str:
         return mean_and_spread(means, 4)
 
     rows: dict[str, Callable[[str], object]] = {
-        "RoFormer's curve at distance 0": lambda name: f"{cell(name, 'bound')[0]:.2f}",
-        "at 8": lambda name: f"{cell(name, 'bound')[8]:.2f}",
-        "at 256": lambda name: f"{cell(name, 'bound')[256]:.2f}",
+        title: lambda name, at=at: f"{cell(name, 'bound')[at]:.2f}"
+        for title, at in (("RoFormer's curve at distance 0", 0), ("at 8", 8), ("at 256", 256))
+    }
+    rows |= {
         "steps of 256 on which it rises": lambda name: sum(np.diff(cell(name, "bound")) > 0),
         f"largest share of it that a score reaches, {made['draws']} draws": lambda name: (
             mean_and_spread(study.over_seeds(f"{name}/share of the bound"))
@@ -154,51 +149,30 @@ def tables(study: Study) -> str:
 
 def chart(study: Study) -> alt.TopLevelMixin:
     """The bound, the cosines and the sums of linear weights, both bases in each."""
-    made = study.settings
-    far, lengths = _spaced(1, made["farthest"], 120), _spaced(1, LENGTHS[-1], 60)
-    found = {
-        name: {what: study.measured[f"{name}/{what}"] for what in ("bound", "aligned", "linear")}
-        for name in BASES
-    }
+    far, lengths = _spaced(1, study.settings["farthest"], 120), _spaced(1, LENGTHS[-1], 60)
     first = next(iter(BASES))
-    independent = [
-        np.mean(study.over_seeds(f"{first}/independent", what), axis=0).tolist()
+    mean, deviation = (
+        np.mean(study.over_seeds(f"{first}/independent", what), axis=0)
         for what in ("mean", "deviation")
-    ]
+    )
+    independent = band([mean - deviation, mean, mean + deviation], far, "independent, 10 000")
+    opposite = band([study.measured[f"{first}/opposite"]], far, "opposite, 10 000")
 
-    def curve(name: str, xs: Any, ys: list[float], spread: list[float] | None = None) -> list[Row]:
-        widths = spread or [0.0] * len(ys)
-        return [
-            {"series": name, "x": x, "mean": y, "low": y - w, "high": y + w}
-            for x, y, w in zip(xs, ys, widths, strict=True)
-        ]
+    def both(what: str, xs: Sequence[int]) -> list[Row]:
+        return [row for name in BASES for row in band([study.measured[f"{name}/{what}"]], xs, name)]
 
-    log, any_scale = alt.Scale(type="log"), alt.Scale(zero=False)
-    tokens = alt.X("x:Q", title="distance", scale=log, axis=alt.Axis(format="~s", tickCount=5))
-    bound = lines(
-        [row for name, m in found.items() for row in curve(name, range(257), m["bound"])],
-        tuple(BASES),
-        x=alt.X("x:Q", title="distance"),
-        y=alt.Y("mean:Q", title="mean |S(r)|", scale=any_scale),
-        title="RoFormer's figure 2",
-    )
-    cosines = lines(
-        [row for name, m in found.items() for row in curve(name, far, m["aligned"])]
-        + curve("opposite, 10 000", far, study.measured[f"{first}/opposite"])
-        + curve("independent, 10 000", far, *independent),
-        (*BASES, "opposite, 10 000", "independent, 10 000"),
-        x=tokens,
-        y=alt.Y("mean:Q", title="cosine", scale=any_scale),
-        title="a key that is the query, its opposite, or independent of it",
-        width=670,
-    )
-    sums = lines(
-        [row for name, m in found.items() for row in curve(name, lengths, m["linear"])],
-        tuple(BASES),
-        x=alt.X("x:Q", title="keys", scale=log, axis=alt.Axis(format="~s", tickCount=5)),
-        y=alt.Y("mean:Q", title="expected sum of weights", scale=any_scale),
-        title="linear attention, eq. 19",
-    )
+    def draw(rows: list[Row], xs: str, ys: str, title: str, **looks: Any) -> alt.LayerChart:
+        named = tuple(dict.fromkeys(row["series"] for row in rows))
+        scale = alt.Scale(type="linear" if "|S" in ys else "log")
+        x = alt.X("x:Q", title=xs, scale=scale, axis=alt.Axis(format="~s", tickCount=5))
+        y = alt.Y("mean:Q", title=ys, scale=alt.Scale(zero=False))
+        return lines(rows, named, x=x, y=y, title=title, **looks)
+
+    bound = draw(both("bound", range(257)), "distance", "mean |S(r)|", "RoFormer's figure 2")
+    sums = draw(both("linear", lengths), "keys", "sum of weights", "linear attention, eq. 19")
+    title = "a key that is the query, its opposite, or independent of it"
+    rows = [*both("aligned", far), *opposite, *independent]
+    cosines = draw(rows, "distance", "cosine", title, width=670)
     return alt.vconcat(alt.hconcat(bound, sums), cosines).resolve_scale(
         color="independent", strokeDash="independent"
     )

@@ -7,6 +7,7 @@ rotation alone, and the memory is what it holds for 256 positions.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import altair as alt
 import numpy as np
@@ -52,13 +53,11 @@ def _measure(made: Row, seed: int) -> Row:
             found["largest difference"] = max(found["largest difference"], difference)
             kilobytes = sum(part.nelement() * part.element_size() for part in held) / 1024
             found[name]["kilobytes"].append(kilobytes)
-            found[name]["milliseconds"].append(
-                milliseconds(lambda c=call, x=x: c(x), made["calls"])
-            )
+            found[name]["milliseconds"].append(milliseconds(partial(call, x), made["calls"]))
         whole = rotations[CONTENDERS[0]][1][0]
         for few in made["few"]:
             matrices, some = whole[:few].contiguous(), x[:few]
-            time = milliseconds(lambda m=matrices, y=some: _by_matrix(m, y), made["calls"])
+            time = milliseconds(partial(_by_matrix, matrices, some), made["calls"])
             found[f"{few} matrices"].append(1e6 * time / (few * width**2))
     return found
 
@@ -79,19 +78,14 @@ def _rotations(width: int, seq: int) -> dict[str, tuple[Callable[[Tensor], Tenso
         for part in cos_sin(rope, np.arange(seq))
     )
 
-    def by_matrix(x: Tensor) -> Tensor:
-        return _by_matrix(whole, x)
-
     def by_element(x: Tensor) -> Tensor:
         # (x0, x1, x2, x3, ...) -> (-x1, x0, -x3, x2, ...)
         swapped = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
         return x * cos + swapped * sin
 
-    def by_phasor(x: Tensor) -> Tensor:
-        return rotate(x, positions, rope)
-
-    calls = (by_matrix, [whole]), (by_element, [cos, sin]), (by_phasor, [positions])
-    return dict(zip(CONTENDERS, calls, strict=True))
+    calls = [partial(_by_matrix, whole), by_element, lambda x: rotate(x, positions, rope)]
+    held = [[whole], [cos, sin], [positions]]
+    return dict(zip(CONTENDERS, zip(calls, held, strict=True), strict=True))
 
 
 def _relative_times(measured: Row, name: str) -> list[float]:
@@ -102,8 +96,7 @@ def _relative_times(measured: Row, name: str) -> list[float]:
 
 def tables(study: Study) -> str:
     """Time and memory by width."""
-    made, seeds = study.settings, study.over_seeds("rotations")
-    widths = made["widths"]
+    made, seeds, widths = study.settings, study.over_seeds("rotations"), study.settings["widths"]
     times, held = {}, []
     for name in CONTENDERS:
         columns = zip(*(_relative_times(seed, name) for seed in seeds), strict=True)
@@ -131,10 +124,8 @@ def chart(study: Study) -> alt.TopLevelMixin:
         # below the least of them, so that a level line does not lie on the axis
         least = min(row["low"] for row in rows) / 2
         scale = alt.Scale(type="log", nice=False, domainMin=least)
-        axis = alt.Axis(format="~g", tickCount=6)
-        x = log2("width of a head", widths)
-        y = alt.Y("mean:Q", title=title, scale=scale, axis=axis)
-        return lines(rows, CONTENDERS, x=x, y=y)
+        y = alt.Y("mean:Q", title=title, scale=scale, axis=alt.Axis(format="~g", tickCount=6))
+        return lines(rows, CONTENDERS, x=log2("width of a head", widths), y=y)
 
     return alt.hconcat(
         panel(_relative_times, f"time, {UNIT}"),

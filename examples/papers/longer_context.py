@@ -1,4 +1,4 @@
-"""A longer context: train at 128 tokens, read 2,048 with each law, before and after fine-tuning.
+"""A longer context: train at 128 tokens, read 1,024 with each law, before and after fine-tuning.
 
 The model learns two things at once. The text loss is that of the next byte of Python's standard
 library. Retrieval is a secret token somewhere in the first half, which has to be named wherever
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 
 import altair as alt
 import numpy as np
@@ -28,28 +30,16 @@ from .training import Text, bits_by_length, doublings, fit
 SECRETS, QUERY = 16, 256 + 16  # tokens 0 to 255 are bytes, 256 to 271 secrets
 BASES = {"base 10 000": 10_000.0, "base 500 000": 500_000.0}
 LAWS = ("unchanged", "linear", "NTK", "YaRN")
-Read = tuple[str, str]  # base and law, and the stage
-Way = tuple[float, str, float]  # the base, the law and the rate of the training
+WAYS = (*product(list(BASES)[:1], LAWS), (list(BASES)[1], LAWS[0]))
 STAGES = BEFORE, AFTER = ("as trained", "fine-tuned")
-_10K, _500K = (tuple(f"{base}, {law}" for law in LAWS) for base in BASES)
-#: What is read, who should be ahead at which stage, who behind, and who published it.
-CLAIMS = (
-    ("bits", (_10K[2], BEFORE), (_10K[0], BEFORE), "Su, kexue.fm/9706"),
-    ("bits", (_10K[0], BEFORE), (_10K[1], BEFORE), "Su, kexue.fm/9706"),
-    ("bits", (_10K[3], BEFORE), (_10K[2], BEFORE), "Peng et al., 2309.00071"),
-    ("bits", (_10K[1], AFTER), (_10K[1], BEFORE), "Chen et al., 2306.15595"),
-    ("bits", (_10K[1], AFTER), (_10K[0], AFTER), "Chen et al., 2306.15595"),
-    ("bits", (_10K[1], AFTER), (_10K[2], AFTER), "Peng et al., 2309.00071"),
-    ("bits", (_10K[3], AFTER), (_10K[2], AFTER), "Peng et al., 2309.00071"),
-    ("retrieval", (_500K[0], AFTER), (_10K[0], AFTER), "Xiong et al., 2309.16039"),
-)
+WHAT = {"bits": "bits per byte", "retrieval": "secrets named"}
 
 
 def settings(quick: bool) -> Row:
     """The sizes; the quick ones take seconds and learn little."""
-    sizes = {"width": 64, "heads": 2, "layers": 2, "context": 128, "target": 2048, "tokens": 1024}
-    plan = {"steps": 1200, "tuning_steps": 40, "windows": 16, "secrets": 64}
-    rates = {"rates": [1e-3, 3e-3, 1e-2], "tuning_rates": [1e-3, 3e-3]}
+    sizes = {"width": 64, "heads": 2, "layers": 2, "context": 128, "target": 1024, "tokens": 512}
+    plan = {"steps": 600, "tuning_steps": 40, "windows": 16, "secrets": 64}
+    rates = {"rates": [1e-3, 3e-3, 1e-2, 3e-2], "tuning_rates": [3e-4, 1e-3, 3e-3, 1e-2]}
     if quick:
         sizes |= {"width": 32, "heads": 1, "context": 32, "target": 128, "tokens": 256}
         plan = {"steps": 20, "tuning_steps": 2, "windows": 2, "secrets": 8}
@@ -58,13 +48,20 @@ def settings(quick: bool) -> Row:
 
 
 def run(study: Study) -> None:
-    """Both bases trained alike; every law read before and after an equally searched fine-tuning."""
-    text = Text.load()
-    for name, base in BASES.items():
-        rate = study.search(name, partial(_pretrain, study, text, base))
-        for law_name in LAWS:
-            tune = partial(_tune, study, text, (base, law_name, rate))
-            study.compare(f"{name}, {law_name}", tune, "tuning_rates")
+    """Both bases with every rate; every law read as trained, and fine-tuned with every rate."""
+    text, made = Text.load(), study.settings
+    for name, law in WAYS:
+        study.compare(name, partial(_pretrain, study, text, BASES[name]))
+        load = partial(_with_law, study, text, name, law)
+        read = partial(_read, made, text, longest=made["target"])
+        before, after = (_way(study, name, law, stage) for stage in STAGES)
+        study.each_seed(before, lambda n, m=load, read=read: read(m(n)))
+        study.compare(after, partial(_tune, made, text, load), "tuning_rates")
+
+
+def _way(study: Study, name: str, law: str, stage: str) -> str:
+    """The key of a base with a law, which goes on from the best rate of the training."""
+    return f"{name}, from {study.rate(name):g}, {law}, {stage}"
 
 
 def _pretrain(study: Study, text: Text, base: float, _key: str, rate: float, seed: int) -> Row:
@@ -93,16 +90,21 @@ def _trained(study: Study, text: Text, base: float, rate: float, seed: int) -> T
     return model
 
 
-def _tune(study: Study, text: Text, way: Way, key: str, tuning_rate: float, seed: int) -> Row:
-    """Read at every length with the law, as trained and after a few steps at the target."""
-    made, (base, law_name, rate) = study.settings, way
+def _with_law(study: Study, text: Text, name: str, law_name: str, seed: int) -> Transformer:
+    """The trained model with another rope, which is no weight."""
+    made, base = study.settings, BASES[name]
     model = rotary(made, QUERY + 1, _rope(made, base, law_name))
-    # the rope is no weight: a model with another one takes the weights as they are
-    model.load_state_dict(_trained(study, text, base, rate, seed).state_dict())
-    before = _read(made, text, model, made["target"])
-    _train(made, text, model, key, tuning_rate, seed, "target")
-    after = _read(made, text, model, made["target"])
-    return {"loss": after["loss"], "rate": tuning_rate, BEFORE: before, AFTER: after}
+    trained = _trained(study, text, base, study.rate(name), seed)
+    model.load_state_dict(trained.state_dict())
+    return model
+
+
+def _tune(
+    made: Row, text: Text, load: Callable[[int], Transformer], key: str, rate: float, seed: int
+) -> Row:
+    model = load(seed)
+    _train(made, text, model, key, rate, seed, "target")
+    return _read(made, text, model, made["target"])
 
 
 def _hide(rows: Tensor, seed: list[int], queries: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -133,7 +135,7 @@ def _train(
         text_loss = nnf.cross_entropy(logits.mT, text_rows[:, 1:])
         return text_loss + nnf.cross_entropy(answers.mT, secrets)
 
-    fit(model, loss, steps=steps, rate=rate, label=label)
+    fit(model, loss, {"steps": steps}, rate, label)
 
 
 @torch.no_grad()
@@ -153,68 +155,45 @@ def _read(made: Row, text: Text, model: Transformer, longest: int) -> Row:
 
 
 def tables(study: Study) -> str:
-    """Loss and retrieval at the target and at each length; how each published order came out."""
+    """Loss and retrieval at the target and at each length."""
     made = study.settings
     lengths = [str(length) for length in doublings(made["context"], made["target"])]
-    reads = [(what, stage) for what in ("bits", "retrieval") for stage in STAGES]
-    told = ("bits per byte, as trained", "fine-tuned", "secrets named, as trained", "fine-tuned")
+
+    def columns(way: Sequence[str], stage: str, what: str) -> list[list[float]]:
+        return study.columns(_way(study, *way, stage), what)
+
+    reads = tuple(product(STAGES, WHAT))
+    told = (f"{WHAT[what]}, {stage}" for stage, what in reads)
     ends = (
-        [way, *(mean_and_spread(study.columns(way, stage, what)[-1], 2) for what, stage in reads)]
-        for way in _10K + _500K
+        [f"{way[0]}, {way[1]}", *(mean_and_spread(columns(way, *read)[-1], 2) for read in reads)]
+        for way in WAYS
     )
     parts = [table([f"at {lengths[-1]} tokens", *told], ends)]
-    for stage in STAGES:
-        for what, title in (("bits", "bits per byte"), ("retrieval", "secrets named")):
-            rows = {
-                way: ([_rate(study, way, stage)], study.columns(way, stage, what))
-                for way in _10K + _500K
-            }
-            parts.append(contest([f"{title}, {stage}, at", "rate", *lengths], rows, 2))
-    orders = (_order(study, *claim) for claim in CLAIMS)
-    parts.append(table(["published order: ahead by", "source", *lengths[1:]], orders))
+    for stage, (what, title) in product(STAGES, WHAT.items()):
+        rows: dict[str, tuple[Sequence[object], Sequence[Sequence[float]]]] = {}
+        for name, law in WAYS:
+            rate = study.told_rate(name if stage == BEFORE else _way(study, name, law, stage))
+            rows[f"{name}, {law}"] = [rate], columns((name, law), stage, what)
+        parts.append(contest([f"{title}, {stage}, at", "rate", *lengths], rows, 2))
     return "\n\n".join(parts)
 
 
-def _rate(study: Study, way: str, stage: str) -> str:
-    """That of the training or of the fine-tuning."""
-    if stage == AFTER:
-        return study.rate(way)
-    keys = {rate: f"{way.split(',')[0]}/rate {rate:g}" for rate in study.settings["rates"]}
-    searched = {rate: study.measured[key]["loss"] for rate, key in keys.items() if len(keys) > 1}
-    return f"{min(searched or keys, key=lambda rate: searched.get(rate, 0.0)):g}"
-
-
-def _order(study: Study, what: str, ahead: Read, behind: Read, source: str) -> list[str]:
-    """By how much one is ahead of the other at each length, and in how many seeds."""
-    sign, cells = 1 if what == "retrieval" else -1, list[str]()
-    columns = zip(study.columns(*ahead, what), study.columns(*behind, what), strict=True)
-    for first, second in list(columns)[1:]:
-        gains = [sign * (a - b) for a, b in zip(first, second, strict=True)]
-        held = f"{sum(gain > 0 for gain in gains)} of {len(gains)}"
-        cells.append(f"{mean_and_spread(gains, 2)}, {held}")
-    return [f"{what}: {', '.join(ahead)}, before {', '.join(behind)}", source, *cells]
-
-
 def chart(study: Study) -> alt.TopLevelMixin:
-    """Loss and retrieval against length, a column for each base and stage."""
+    """Loss and retrieval against length, a column for each stage."""
     lengths = doublings(study.settings["context"], study.settings["target"])
     # from half the trained length on, so that the mark does not lie on the axis
     domain = [lengths[0] // 2, lengths[-1]]
-    x = log2("tokens", lengths[::2]).scale(type="log", base=2, domain=domain, nice=False)
+    x = log2("tokens", lengths).scale(type="log", base=2, domain=domain, nice=False)
+    names = {", ".join(way): way for way in WAYS}
 
-    def panel(base: str, stage: str, what: str, title: str) -> alt.LayerChart:
-        found = {law: study.over_seeds(f"{base}, {law}", stage, what) for law in LAWS}
-        rows = [row for law in LAWS for row in band(found[law], lengths, law)]
-        scale = alt.Scale(domain=[2, 5.2] if what == "bits" else [0, 1])
-        y = alt.Y("mean:Q", title=title, scale=scale)
-        name = f"{base}, {stage}"
-        curves = lines(rows, LAWS, x=x, y=y, title=name, width=160, height=150)
+    def panel(what: str, stage: str) -> alt.LayerChart:
+        rows: list[Row] = []
+        for name, way in names.items():
+            rows += band(study.over_seeds(_way(study, *way, stage), what), lengths, name)
+        scale = alt.Scale(zero=False) if what == "bits" else alt.Scale(domain=[0, 1])
+        y = alt.Y("mean:Q", title=WHAT[what], scale=scale)
         chance = {} if what == "bits" else {"y": 1 / SECRETS}
-        return marked(curves, x=study.settings["context"], **chance)
+        drawn = lines(rows, tuple(names), x=x, y=y, title=stage, height=190)
+        return marked(drawn, x=study.settings["context"], **chance)
 
-    return alt.vconcat(
-        *(
-            alt.hconcat(*(panel(base, stage, what, title) for base in BASES for stage in STAGES))
-            for what, title in (("bits", "bits per byte"), ("retrieval", "secrets named"))
-        )
-    )
+    return alt.vconcat(*(alt.hconcat(*(panel(what, s) for s in STAGES)) for what in WHAT))

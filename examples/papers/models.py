@@ -19,14 +19,8 @@ from .study import Row
 class Attention(nn.Module):
     """Softmax attention with a rope, with a bias on the scores (ALiBi), or with neither.
 
-    Args:
-        width: Of the tokens.
-        heads: How many.
-        head_dim: Coordinates of each; ``width // heads`` unless given.
-        rope: Rotates queries and keys.
-        bias: Called with the number of tokens for what is added to the scores,
-            ``[heads, seq, seq]``.
-        causal: Whether a token sees nothing after itself.
+    ``head_dim`` is ``width // heads`` unless given; ``bias`` is called with the number of tokens
+    for what is added to the scores, ``[heads, seq, seq]``.
     """
 
     def __init__(
@@ -41,6 +35,7 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.heads, self.rope, self.bias, self.causal = heads, rope, bias, causal
+        self.first = 0  # the position of the first token
         inner = width if head_dim is None else heads * head_dim
         self.q_proj, self.k_proj, self.v_proj = (
             nn.Linear(width, inner, bias=False) for _ in range(3)
@@ -50,12 +45,10 @@ class Attention(nn.Module):
     def queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Both ``[batch, seq, heads, head_dim]``, rotated where there is a rope."""
         # [batch, seq, width] -> [batch, seq, heads, head_dim]
-        q, k = (
-            project(x).unflatten(-1, (self.heads, -1)) for project in (self.q_proj, self.k_proj)
-        )
+        q, k = (part(x).unflatten(-1, (self.heads, -1)) for part in (self.q_proj, self.k_proj))
         if self.rope is None:
             return q, k
-        positions, gain = torch.arange(x.shape[1]), self.rope.attention_factor
+        positions, gain = self.first + torch.arange(x.shape[1]), self.rope.attention_factor
         return rotate_qk(q, k, positions, self.rope, gain=gain)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -89,21 +82,16 @@ class Block(nn.Module):
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x))
+    def forward(self, x: Tensor, **given: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), **given)
         return x + self.feed(self.feed_norm(x))
 
 
 class Transformer(nn.Module):
     """Tokens ``[batch, seq]`` to logits ``[batch, seq, vocabulary]``.
 
-    Args:
-        vocabulary: Number of tokens there are.
-        width: Of the embeddings.
-        layers: How many.
-        attention: Makes the attention of one layer.
-        absolute: Maps the number of tokens to vectors ``[seq, width]`` that are added to the
-            embeddings; None for none.
+    ``attention`` makes that of one layer; ``absolute`` maps the number of tokens to vectors
+    ``[seq, width]`` that are added to the embeddings.
     """
 
     def __init__(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from string import ascii_lowercase
+from typing import Any
 
 import altair as alt
 
@@ -30,13 +31,9 @@ def contest(
 ) -> str:
     """A table of contenders that says which of them the seeds do not tell apart.
 
-    Each has a letter, and a cell ends with the letters of those in its column whose mean is
-    nearer to its own than the two spreads are together.
-
-    Args:
-        header: The names of the columns.
-        rows: Of every contender the cells that are no measurement, and the columns of seeds.
-        digits: After the point.
+    Of every contender ``rows`` has the cells that are no measurement, and columns of seeds. Each
+    has a letter, and a cell ends with the letters of those in its column whose mean is nearer to
+    its own than the two spreads are together.
     """
     letters = dict(zip(rows, ascii_lowercase, strict=False)) if len(rows) > 1 else {}
 
@@ -50,12 +47,9 @@ def contest(
         told = mean_and_spread(values, digits)
         return f"{told} ≈ {''.join(alike)}" if alike else told
 
+    names = {name: f"{letters[name]}: {name}" if letters else name for name in rows}
     lines = (
-        [
-            f"{letters[name]}: {name}" if letters else name,
-            *cells,
-            *(cell(name, i) for i in range(len(columns))),
-        ]
+        [names[name], *cells, *(cell(name, i) for i in range(len(columns)))]
         for name, (cells, columns) in rows.items()
     )
     return table(header, lines)
@@ -67,12 +61,18 @@ def _parted(first: Sequence[float], second: Sequence[float]) -> bool:
     return abs(statistics.mean(first) - statistics.mean(second)) > spreads
 
 
-def by_seeds(
-    study: Study, header: Sequence[object], names: Iterable[str], *path: str, digits: int = 3
+def by_rate(
+    study: Study, header: Sequence[object], names: Iterable[str], *paths: Sequence[str]
 ) -> str:
-    """`contest` of contenders, with a column for their rates."""
-    rows = {name: ([study.rate(name)], study.columns(name, *path)) for name in names}
-    return contest([header[0], "rate", *header[1:]], rows, digits)
+    """`contest` of contenders at their best rates, which have a column; lists have one for each."""
+    found = {name: [x for path in paths for x in study.columns(name, *path)] for name in names}
+    rows = {name: ([study.told_rate(name)], values) for name, values in found.items()}
+    return contest([header[0], "rate", *header[1:]], rows)
+
+
+def steps_of(made: Row) -> range:
+    """The steps after which a curve was measured."""
+    return range(made["every"], made["steps"] + 1, made["every"])
 
 
 def band(curves: Sequence[Sequence[float]], xs: Iterable[float], series: str) -> list[Row]:
@@ -100,23 +100,15 @@ def log2(title: str, values: Sequence[int]) -> alt.X:
 
 
 def lines(
-    rows: Sequence[Row],
-    series: Sequence[str],
-    *,
-    x: alt.X,
-    y: alt.Y,
-    title: str = "",
-    width: int = 300,
-    height: int = 230,
+    rows: Sequence[Row], series: Sequence[str], *, x: alt.X, y: alt.Y, **looks: Any
 ) -> alt.LayerChart:
     """Mean curves with bands from the lowest to the highest seed, a colour and dash for each."""
-    chart = alt.Chart(alt.Data(values=list(rows))).transform_filter(
-        alt.FieldOneOfPredicate("series", list(series))
-    )
-    told: Row = {"title": None, "sort": None, "legend": alt.Legend(columns=max(2, width // 150))}
-    colours = alt.Scale(domain=list(series), range=COLOURS)
+    looks = {"width": 300, "height": 230} | looks
+    chart = alt.Chart(alt.Data(values=list(rows)))
+    legend = alt.Legend(columns=max(2, looks["width"] // 150))
+    told: Row = {"title": None, "sort": None, "legend": legend}
+    colours, dashes = (alt.Scale(domain=list(series), range=kinds) for kinds in (COLOURS, DASHES))
     colour = alt.Color("series:N", scale=colours, **told)
-    dashes = alt.Scale(domain=list(series), range=DASHES)
     dash = alt.StrokeDash("series:N", scale=dashes, **told)
     bands = chart.mark_area(opacity=0.25, clip=True).encode(
         x=x, y=alt.Y("low:Q", title=y["title"], scale=y["scale"]), y2="high:Q", color=colour
@@ -124,16 +116,18 @@ def lines(
     means = chart.mark_line(strokeWidth=2, clip=True).encode(
         x=x, y=y, color=colour, strokeDash=dash
     )
-    return alt.layer(bands, means).properties(title=title, width=width, height=height)
+    return alt.layer(bands, means).properties(**looks)
+
+
+def curves(study: Study, names: Iterable[str], told: str, **looks: Any) -> alt.LayerChart:
+    """What was measured while each contender was trained, against steps."""
+    y = alt.Y("mean:Q", title=told, scale=alt.Scale(zero=False))
+    rows = bands(study, names, "curve", steps_of(study.settings))
+    return lines(rows, tuple(names), x=alt.X("x:Q", title="steps"), y=y, **looks)
 
 
 def marked(chart: alt.LayerChart, **places: float) -> alt.LayerChart:
     """The chart with a thin line at an ``x``, a ``y``, or both."""
     channels = {"x": alt.XDatum, "y": alt.YDatum}
-    rules = (
-        alt.Chart(alt.Data(values=[{}]))
-        .mark_rule(strokeDash=[3, 3], color="#80858f")
-        .encode(channels[name](value))
-        for name, value in places.items()
-    )
-    return alt.layer(chart, *rules)
+    rule = alt.Chart(alt.Data(values=[{}])).mark_rule(strokeDash=[3, 3], color="#80858f")
+    return alt.layer(chart, *(rule.encode(channels[name](at)) for name, at in places.items()))

@@ -20,7 +20,7 @@ from phasor.papers import positional_score
 from phasor.papers.heads import attention_weight, required_alpha
 
 from .models import Attention
-from .pictures import band, bands, contest, lines, mean_and_spread, table
+from .pictures import band, by_rate, curves, lines, mean_and_spread, table
 from .study import Row, Study
 from .training import fit
 
@@ -36,7 +36,7 @@ CONTENDERS = {
 def settings(quick: bool) -> Row:
     """The sizes; the quick ones take seconds."""
     sizes = {"width": 64, "words": 32, "seq": 64, "longer": 512, "batch": 16}
-    plan = {"steps": 600, "every": 30, "rates": [3e-3, 1e-2, 3e-2]}
+    plan = {"steps": 600, "every": 30, "rates": [3e-3, 1e-2, 3e-2, 1e-1]}
     if quick:
         sizes |= {"width": 32, "words": 16, "seq": 16, "longer": 64}
         plan = {"steps": 200, "every": 25, "rates": [3e-2]}
@@ -73,9 +73,8 @@ def _train(made: Row, name: str, key: str, rate: float, seed: int) -> Row:
     vocabulary = torch.randn(made["words"], made["width"])
 
     def tokens(numbers: list[int], batch: int, seq: int) -> Tensor:
-        draw = torch.Generator().manual_seed(
-            int(np.random.SeedSequence(numbers).generate_state(1)[0])
-        )
+        state = int(np.random.SeedSequence(numbers).generate_state(1)[0])
+        draw = torch.Generator().manual_seed(state)
         x = torch.randn(batch, seq, made["width"], generator=draw)
         if words:
             x = vocabulary[torch.randint(made["words"], (batch, seq), generator=draw)]
@@ -90,22 +89,9 @@ def _train(made: Row, name: str, key: str, rate: float, seed: int) -> Row:
         found = head.attention.weights(tokens([seed, 10**6], 8, seq))
         return float(positional_score(found.numpy(), -1)[0])
 
-    curve = fit(
-        head,
-        loss,
-        steps=made["steps"],
-        rate=rate,
-        label=key,
-        watch=lambda: weight(made["seq"]),
-        every=made["every"],
-    )
-    found = {
-        "rate": rate,
-        "loss": loss(10**6).item(),
-        "curve": curve,
-        "weight": curve[-1],
-        "longer": weight(made["longer"]),
-    }
+    curve = fit(head, loss, made, rate, key, lambda: weight(made["seq"]))
+    found = {"loss": loss(10**6).item(), "curve": curve, "weight": curve[-1]}
+    found["longer"] = weight(made["longer"])
     if with_rope and constant:
         found |= _pairs(made, head.attention, rope)
     return found
@@ -115,9 +101,8 @@ def _train(made: Row, name: str, key: str, rate: float, seed: int) -> Row:
 def _pairs(made: Row, attention: Any, rope: Rope) -> Row:
     """What the constant coordinate adds to a score, pair by pair.
 
-    With queries ``q`` and keys ``k`` of the constant alone, as complex numbers, pair ``p`` adds
-    ``Re(q_p conj(k_p) exp(i (m - n) inv_freq[p]))``. The head built by hand has ``|q_p conj(k_p)|
-    = alpha`` and the angle ``-inv_freq[p]`` for each.
+    Of the constant alone pair ``p`` adds ``Re(q_p conj(k_p) exp(i (m - n) inv_freq[p]))``. By hand
+    ``|q_p conj(k_p)|`` is alpha, and its angle ``-inv_freq[p]``.
     """
     half = made["width"] // 2
     q, k = (
@@ -127,7 +112,6 @@ def _pairs(made: Row, attention: Any, rope: Rope) -> Row:
     products = q * k.conj()
     inv_freq = 10_000.0 ** (-np.arange(half) / half)
     return {
-        "amplitude": np.abs(products),
         "towards": (products * np.exp(1j * inv_freq)).real,
         "alpha": float(np.abs(products).mean()),
         "used": float(np.abs(products).sum() ** 2 / (np.abs(products) ** 2).sum()),
@@ -138,41 +122,26 @@ def tables(study: Study) -> str:
     """The weight on the previous token, and the trained head beside the one built by hand."""
     made, rope = study.settings, _rope(study.settings)
 
-    rows = {
-        name: ([study.rate(name)], [study.over_seeds(name, key) for key in ("weight", "longer")])
-        for name in CONTENDERS
-    }
     name = next(iter(CONTENDERS))
     weights, lengths = study.over_seeds(name, "weight"), (made["seq"], made["longer"])
     by_hand = [required_alpha(rope, made["seq"], min(weight, 0.9999)) for weight in weights]
     far = [attention_weight(rope, alpha, made["longer"]) for alpha in by_hand]
+    alpha, used, longer = (study.over_seeds(name, what) for what in ("alpha", "used", "longer"))
     heads = [
-        [
-            "mean alpha of a pair",
-            *(mean_and_spread(x, 1) for x in (study.over_seeds(name, "alpha"), by_hand)),
-        ],
-        [
-            "pairs in use",
-            mean_and_spread(study.over_seeds(name, "used"), 1),
-            str(made["width"] // 2),
-        ],
-        [
-            f"weight on the previous of {made['longer']} tokens",
-            *(mean_and_spread(x) for x in (study.over_seeds(name, "longer"), far)),
-        ],
+        ["mean alpha of a pair", *(mean_and_spread(x, 1) for x in (alpha, by_hand))],
+        ["pairs in use", mean_and_spread(used, 1), made["width"] // 2],
+        [f"weight on the previous of {lengths[1]} tokens", *map(mean_and_spread, (longer, far))],
     ]
-    header = ["weight on the previous token of", "rate", *map(str, lengths)]
+    header = ["weight on the previous token of", *lengths]
+    weights_of_all = by_rate(study, header, CONTENDERS, ["weight"], ["longer"])
     caption = f"the same weight at {made['seq']} tokens"
-    return f"{contest(header, rows)}\n\n{table([caption, 'trained', 'by hand'], heads)}"
+    return f"{weights_of_all}\n\n{table([caption, 'trained', 'by hand'], heads)}"
 
 
 def chart(study: Study) -> alt.TopLevelMixin:
     """The weight while training, and what each pair adds to the score of the wanted token."""
     made, name = study.settings, next(iter(CONTENDERS))
-    steps = range(made["every"], made["steps"] + 1, made["every"])
-    rows = bands(study, CONTENDERS, "curve", steps)
-    y = alt.Y("mean:Q", title="weight on the previous token", scale=alt.Scale(domain=[0, 1]))
-    weight = lines(rows, tuple(CONTENDERS), x=alt.X("x:Q", title="steps"), y=y)
+    weight = curves(study, CONTENDERS, "weight on the previous token")
     towards = np.array(study.over_seeds(name, "towards"))
     shares = (towards / towards.sum(1, keepdims=True)).tolist()
     pairs = range(made["width"] // 2)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import math
 import platform
+import re
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +21,20 @@ import numpy as np
 import torch
 from torch import nn
 
-SEARCH_SEED = 1000  # learning rates are chosen on it, and nothing is reported of it
+WIDENED = 2  # times that further rates are tried where the best one is at an end
 Row = dict[str, Any]
 
 
 @dataclass
 class Study:
-    """The measurements of one experiment, saved after each one, so that a run can go on.
-
-    Attributes:
-        name: Of the experiment.
-        settings: What the measurements depend on; others are discarded.
-        folder: Where ``NAME.json``, ``NAME.svg`` and the trained weights are kept.
-        seeds: Those that each contender runs with.
-        measured: What has been measured, by key.
-        seconds: Spent on it so far, over all sessions.
-    """
+    """The measurements of one experiment, saved after each one, so that a run can go on."""
 
     name: str
-    settings: Row
-    folder: Path
-    seeds: range
+    settings: Row  # what the measurements depend on; others are discarded
+    folder: Path  # of NAME.json, NAME.svg and the trained weights
+    seeds: range  # those that each contender runs with
     measured: dict[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
+    seconds: float = 0.0  # of processor time spent so far, over all sessions
 
     def __post_init__(self) -> None:
         path = self.folder / f"{self.name}.json"
@@ -63,64 +58,70 @@ class Study:
         for seed in self.seeds:
             self.measure(f"{name}/seed {seed}", lambda s=seed: run(s))
 
-    def weights(self, key: str) -> Path:
-        """Where the weights of this training are kept."""
-        return self.folder / "weights" / self.name / f"{key.replace('/', ', ')}.pt"
-
-    def keep(self, key: str, model: nn.Module) -> None:
-        """Keep the weights of a trained model under this key."""
-        self.weights(key).parent.mkdir(parents=True, exist_ok=True)
-        torch.save(model.state_dict(), self.weights(key))
-
     def train(self, key: str, model: nn.Module, training: Callable[[], Any]) -> None:
         """Give ``model`` its weights after ``training``, or those kept under this key."""
-        if not self.weights(key).exists():
+        weights = self.folder / "weights" / self.name / f"{key.replace('/', ', ')}.pt"
+        if not weights.exists():
             self.measured.pop(key, None)
             self.measure(key, training)
-            self.keep(key, model)
-        model.load_state_dict(torch.load(self.weights(key), weights_only=True))
-
-    def search(
-        self, contender: str, run: Callable[[str, float, int], Row], rates: str = "rates"
-    ) -> float:
-        """The rate of those in the settings with the lowest ``loss`` on the search seed.
-
-        Args:
-            contender: Its name, the beginning of its keys.
-            run: Called with a key, a rate and a seed; returns at least a ``loss``.
-            rates: Where in the settings the rates are.
-        """
-        choice: list[float] = self.settings[rates]
-        losses: list[float] = []
-        for rate in choice if len(choice) > 1 else []:
-            key = f"{contender}/rate {rate:g}"
-            loss = self.measure(key, lambda k=key, r=rate: run(k, r, SEARCH_SEED))["loss"]
-            losses.append(loss if math.isfinite(loss) else math.inf)
-        return choice[losses.index(min(losses))] if losses else choice[0]
+            weights.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(model.state_dict(), weights)
+        model.load_state_dict(torch.load(weights, weights_only=True))
 
     def compare(
         self, contender: str, run: Callable[[str, float, int], Row], rates: str = "rates"
     ) -> None:
-        """Search the rate as `search` does, then run every seed with it."""
-        rate = self.search(contender, run, rates)
-        for seed in self.seeds:
-            key = f"{contender}/seed {seed}"
-            self.measure(key, lambda k=key, s=seed: run(k, rate, s))
+        """Run every rate of the settings with every seed, and more beyond an end that is best.
+
+        ``run`` is called with a key, a rate and a seed, and returns at least a ``loss``.
+        """
+        tried: list[float] = self.settings[rates]
+        for _ in range(1 + WIDENED):
+            for rate, seed in product(tried, self.seeds):
+                key = f"{contender}/rate {rate:g}/seed {seed}"
+                self.measure(key, partial(run, key, rate, seed))
+            best = min(tried, key=self.losses(contender).__getitem__)
+            if len(tried) == 1 or tried[0] < best < tried[-1]:
+                return
+            beyond = best / 3 if best == tried[0] else best / 0.3  # 0.001, 0.003, 0.01, ...
+            tried = sorted([*tried, float(f"{beyond:.0e}")])
+
+    def losses(self, contender: str) -> dict[float, float]:
+        """The mean loss over all seeds of every rate that it ran with."""
+        runs, found = re.compile(re.escape(contender) + "/rate ([^/]+)/seed"), dict[float, float]()
+        for rate in sorted({float(run[1]) for run in map(runs.match, self.measured) if run}):
+            keys = [f"{contender}/rate {rate:g}/seed {seed}" for seed in self.seeds]
+            if all(key in self.measured for key in keys):
+                loss = statistics.mean(self.measured[key]["loss"] for key in keys)
+                found[rate] = loss if math.isfinite(loss) else math.inf
+        return found
+
+    def rate(self, contender: str) -> float:
+        """The one of the lowest mean loss."""
+        losses = self.losses(contender)
+        return min(losses, key=losses.__getitem__)
+
+    def told_rate(self, contender: str) -> str:
+        """The best rate, of how many, and whether it is the highest or the lowest of them."""
+        best, tried = self.rate(contender), list(self.losses(contender))
+        ends = {tried[0]: "lowest ", tried[-1]: "highest "} if len(tried) > 1 else {}
+        return f"{best:g}, {ends.get(best, '')}of {len(tried)}"
+
+    def key(self, contender: str, seed: int) -> str:
+        """That of its measurement with this seed, at the best rate where there are rates."""
+        rate = f"rate {self.rate(contender):g}/" if self.losses(contender) else ""
+        return f"{contender}/{rate}seed {seed}"
 
     def over_seeds(self, contender: str, *path: str) -> list[Any]:
-        """One number, or list, of every seed: ``measured["CONTENDER/seed 0"][path[0]]...``."""
-        found = [self.measured[f"{contender}/seed {seed}"] for seed in self.seeds]
+        """One number, or list, of every seed: ``measured[key][path[0]]...``."""
+        found = [self.measured[self.key(contender, seed)] for seed in self.seeds]
         for name in path:
             found = [one[name] for one in found]
         return found
 
-    def rate(self, contender: str) -> str:
-        """The learning rate that was chosen for it."""
-        return f"{self.over_seeds(contender, 'rate')[0]:g}"
-
     def columns(self, contender: str, *path: str) -> list[list[float]]:
-        """For each number in a list: that of every seed."""
-        return [list(column) for column in zip(*self.over_seeds(contender, *path), strict=True)]
+        """Of a number, or of each in a list: that of every seed."""
+        return np.atleast_2d(np.transpose(self.over_seeds(contender, *path))).tolist()
 
     def save(self) -> None:
         """Write ``NAME.json``; what was there stays whole until the new one is."""

@@ -70,27 +70,17 @@ def bits_by_length(model: nn.Module, rows: Tensor, ends: Sequence[int]) -> list[
 def fit(
     model: nn.Module,
     loss: Callable[[int], Tensor],
-    *,
-    steps: int,
+    made: Row,
     rate: float,
     label: str,
     watch: Callable[[], float] | None = None,
-    every: int = 0,
 ) -> list[float]:
     """Train with AdamW: a short warm-up, then half a cosine down to a tenth of the rate.
 
-    Args:
-        model: Trained in place.
-        loss: The loss at a step, counted from 0.
-        steps: How many.
-        rate: The highest learning rate.
-        label: Shown beside the progress bar.
-        watch: What is measured without a gradient.
-        every: After how many steps; 0 for never.
-
-    Returns:
-        What ``watch`` returned, in order.
+    ``made`` says how many ``steps``, and ``every`` how many ``watch`` is called, without a
+    gradient; what it returned is returned.
     """
+    steps = made["steps"]
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=rate, betas=(0.9, 0.95), weight_decay=0.01)
     warmup = max(1, steps // 20)
@@ -107,7 +97,7 @@ def fit(
         nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
         schedule.step()
-        if watch is not None and every and (step + 1) % every == 0:
+        if watch is not None and (step + 1) % made["every"] == 0:
             with torch.no_grad():
                 watched.append(watch())
     return watched
@@ -118,16 +108,14 @@ def train_on_text(made: Row, text: Text, model: nn.Module, key: str, rate: float
     test = text.test(64, made["seq"] + 1)
 
     def loss(step: int) -> Tensor:
-        return next_token_bits(
-            model, text.batch([seed, step], made["rows"], made["seq"] + 1)
-        ).mean()
+        rows = text.batch([seed, step], made["rows"], made["seq"] + 1)
+        return next_token_bits(model, rows).mean()
 
     def watch() -> float:
         return next_token_bits(model, test).mean().item()
 
-    plan = {"steps": made["steps"], "rate": rate, "label": key, "every": made["every"]}
-    curve = fit(model, loss, watch=watch, **plan)
-    return {"rate": rate, "curve": curve, "loss": curve[-1]}
+    curve = fit(model, loss, made, rate, key, watch)
+    return {"curve": curve, "loss": curve[-1]}
 
 
 def milliseconds(call: Callable[[], object], calls: int) -> float:

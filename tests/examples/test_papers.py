@@ -17,7 +17,7 @@ import torch
 ROOT = Path(__file__).parents[2]
 NAMES = (
     *("previous_token", "convergence", "linear_attention", "frequency_usage"),
-    *("longer_context", "decay", "elementwise", "live_model"),
+    *("translation", "long_documents", "longer_context", "decay", "elementwise", "live_model"),
 )
 
 
@@ -78,7 +78,8 @@ def test_a_previous_token_head_is_learned_with_rope_and_a_constant(tmp_path: Pat
     """And without either it is not."""
     found = quick("previous_token", tmp_path)
     weight = {
-        name: found[f"{name}/seed 0"]["weight"] for name in module("previous_token").CONTENDERS
+        name: found[f"{name}/rate 0.03/seed 0"]["weight"]
+        for name in module("previous_token").CONTENDERS
     }
     assert weight["RoPE and a constant"] > 0.8
     assert weight["RoPE, no constant"] < 0.5
@@ -86,20 +87,27 @@ def test_a_previous_token_head_is_learned_with_rope_and_a_constant(tmp_path: Pat
 
 
 def test_masked_training_runs_for_every_contender(tmp_path: Path) -> None:
-    """Its models are those that usage is read from, with half of the pairs holding a share."""
+    """What is relative reads the same wherever it begins."""
     losses = quick("convergence", tmp_path)
     assert {key.split("/")[0] for key in losses} == set(module("convergence").CONTENDERS)
     assert all(found["loss"] < 8 for found in losses.values())  # bits: better than no training
+    for name in module("convergence").CONTENDERS:
+        found = losses[f"{name}/rate 0.01/seed 0"]
+        relative = name not in ("sinusoidal", "learned")
+        assert (found["moved"] == pytest.approx([found["loss"]] * 2, rel=2e-5)) == relative
+
+
+def test_usage_is_a_share_of_every_pair(tmp_path: Path) -> None:
+    """Of each head."""
     usage = quick("frequency_usage", tmp_path)
-    for kind in ("causal", "masked"):
-        shares = np.array(usage[f"{kind}/heads 0"]["usage"])
-        np.testing.assert_allclose(shares.sum(1), 1, atol=1e-3)  # saved with five digits
+    shares = np.array(usage["p = 1/rate 0.01/seed 0"]["heads"]["usage"])
+    np.testing.assert_allclose(shares.sum(1), 1, atol=1e-3)  # saved with five digits
 
 
-def test_linear_attention_streams_and_its_rotated_denominator_fails(tmp_path: Path) -> None:
-    """A state gives the quadratic sum; and training runs with every denominator."""
+def test_linear_attention_is_trained_with_every_denominator_and_feature(tmp_path: Path) -> None:
+    """The rotated one may be negative, and yet no loss is infinite."""
     found = quick("linear_attention", tmp_path)
-    assert found["streaming"] < 1e-12
+    assert {key.split("/")[0] for key in found} > set(module("linear_attention").CONTENDERS)
     assert all(math.isfinite(x["loss"]) for key, x in found.items() if "/seed" in key)
 
 
@@ -111,16 +119,16 @@ def test_a_longer_context_is_read_with_every_law(
     fit = experiment.fit
 
     def counted(*given: Any, **named: Any) -> Any:
-        trained.append(named["label"])
+        trained.append(given[4])
         return fit(*given, **named)
 
     monkeypatch.setattr(experiment, "fit", counted)
     found = quick("longer_context", tmp_path)
-    assert len(trained) == len(experiment.BASES) * (1 + len(experiment.LAWS))
-    for base in experiment.BASES:
-        before = [found[f"{base}, {law}/seed 0"]["as trained"] for law in ("unchanged", "linear")]
-        assert before[0]["bits"] != before[1]["bits"]  # the law reached the model
-        assert len(before[0]["retrieval"]) == 3
+    assert len(trained) == len(experiment.BASES) + len(experiment.WAYS)
+    ways = [", from 0.01, ".join(way) for way in experiment.WAYS]
+    before = [found[f"{way}, as trained/seed 0"]["bits"] for way in ways]
+    assert len({str(bits) for bits in before}) == len(before)  # the law reached the model
+    assert len(found[f"{ways[0]}, fine-tuned/rate 0.003/seed 0"]["retrieval"]) == 3
 
 
 def test_decay_is_that_of_the_papers(tmp_path: Path) -> None:
@@ -153,12 +161,12 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_numbers(
     whole = quick("longer_context", tmp_path / "whole")
     real, calls = experiment._read, 0
 
-    def stops(*given: Any) -> Any:
+    def stops(*given: Any, **named: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 6:
             raise KeyboardInterrupt
-        return real(*given)
+        return real(*given, **named)
 
     monkeypatch.setattr(experiment, "_read", stops)
     with pytest.raises(KeyboardInterrupt):
@@ -205,19 +213,104 @@ def test_a_table_marks_whom_the_seeds_do_not_part() -> None:
     ]
 
 
-def test_the_searched_rate_is_the_best_one_on_a_seed_of_its_own(tmp_path: Path) -> None:
-    """A loss that is no number loses."""
-    study = module("study").Study("x", {"rates": [1.0, 2.0, 3.0]}, tmp_path, range(2))
-    seeds: list[tuple[float, int]] = []
+def test_every_rate_runs_with_every_seed_and_an_end_is_widened(tmp_path: Path) -> None:
+    """The best mean wins, a loss that is no number loses, and only an inner rate ends it early."""
+    study = module("study").Study("x", {"rates": [1e-3, 3e-3, 1e-2, 3e-2]}, tmp_path, range(2))
+    runs: list[tuple[float, int]] = []
 
-    def run(_key: str, rate: float, seed: int) -> dict[str, float]:
-        seeds.append((rate, seed))
-        return {"loss": math.nan if rate == 1 else -rate, "rate": rate}
+    def run(wanted: float) -> Any:
+        def measured(_key: str, rate: float, seed: int) -> dict[str, float]:
+            runs.append((rate, seed))
+            far = abs(math.log(rate / wanted)) + (-1) ** seed
+            return {"loss": math.nan if rate == 1e-3 else far}
 
-    study.compare("it", run)
-    search = module("study").SEARCH_SEED
-    assert seeds == [(1.0, search), (2.0, search), (3.0, search), (3.0, 0), (3.0, 1)]
-    assert study.rate("it") == "3"
+        return measured
+
+    for wanted, tried, told in (
+        (1e-2, [1e-3, 3e-3, 1e-2, 3e-2], "0.01, of 4"),
+        (3e-2, [1e-3, 3e-3, 1e-2, 3e-2, 0.1], "0.03, of 5"),
+        (10, [1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3], "0.3, highest of 6"),
+    ):
+        runs.clear()
+        study.compare(str(wanted), run(wanted))
+        assert sorted(set(runs)) == [(rate, seed) for rate in tried for seed in range(2)]
+        assert study.told_rate(str(wanted)) == told
+    assert study.over_seeds("0.01", "loss") == pytest.approx([1, -1])
+    runs.clear()
+    for wanted in (3e-2, 10):
+        study.compare(str(wanted), run(wanted))
+    assert runs == []  # all of it is kept, and widened no further
+
+
+def test_lower_rates_are_those_of_the_same_list(tmp_path: Path) -> None:
+    """Below 0.001 come 0.0003 and 0.0001."""
+    study = module("study").Study("x", {"rates": [1e-3, 3e-3]}, tmp_path, range(1))
+    study.compare("it", lambda _key, rate, _seed: {"loss": rate})
+    assert list(study.losses("it")) == [1e-4, 3e-4, 1e-3, 3e-3]
+    assert study.told_rate("it") == "0.0001, lowest of 4"
+
+
+def test_dates_are_said_in_words() -> None:
+    """Each in its own, and a sentence is its dates one after another."""
+    experiment = module("translation")
+    assert experiment.translate(3, 21) == ["twenty", "one", "march"]
+    assert experiment.translate(12, 30) == ["thirty", "december"]
+    assert experiment.translate(7, 4) == ["four", "july"]
+    dates = [(month, day) for month in range(1, 13) for day in range(1, 32)]
+    assert len({tuple(experiment.translate(*date)) for date in dates}) == len(dates)
+    digits, words = experiment.sentences([0], 5, 3)
+    for row, said in zip(digits.tolist(), words.tolist(), strict=True):
+        numbers = [10 * a + b for a, b in zip(row[::2], row[1::2], strict=True)]
+        pairs = zip(numbers[::2], numbers[1::2], strict=True)
+        wanted = [word for date in pairs for word in experiment.translate(*date)]
+        told = [experiment.WORDS[number] for number in said]
+        assert told == wanted + ["<end>"] * (len(told) - len(wanted))
+        assert "<end>" in told
+
+
+@pytest.mark.parametrize("name", ["RoPE", "sinusoidal"])
+def test_a_translator_reads_all_digits_and_no_later_word(name: str, tmp_path: Path) -> None:
+    """The next word depends on the last digit, and not on the words after it."""
+    experiment = module("translation")
+    torch.manual_seed(0)
+    model = experiment.Translator(experiment.settings(quick=True), name)
+    digits, words = experiment.sentences([0], 2, 2)
+    logits, first = model(digits, words), model(digits, words[:, :2])
+    torch.testing.assert_close(first, logits[:, :2])
+    changed = digits.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % 10
+    assert (model(changed, words)[:, 0] != logits[:, 0]).any(-1).all()
+    found = quick("translation", tmp_path)[f"{name}/rate 0.01/seed 0"]
+    assert len(found["exact"]) == len(found["bits"]) == 4
+
+
+def test_the_evidence_of_a_long_document_is_where_no_training_reached(tmp_path: Path) -> None:
+    """The label is the letter after the only mark."""
+    experiment = module("long_documents")
+    tokens, labels = experiment.documents([0], 50, 20, 40)
+    for row, label in zip(tokens.tolist(), labels.tolist(), strict=True):
+        assert row[0] == experiment.FIRST
+        assert row.count(experiment.MARK) == 1
+        mark = row.index(experiment.MARK)
+        assert 20 <= mark < 39
+        assert row[mark + 1] == label < experiment.LETTERS
+    found = quick("long_documents", tmp_path)
+    assert len(found["learned/rate 0.01/seed 0"]["accuracy"]) == 2
+
+
+def test_the_ropes_of_table_2() -> None:
+    """A quarter of the pairs stands still, from the slow end or from the fast one."""
+    ropes = {name: module("frequency_usage")._rope(32, name) for name in ("p = 0.75", "p = 1")}
+    full = 10_000.0 ** (-np.arange(16) / 16)
+    np.testing.assert_allclose(ropes["p = 1"].inv_freq, full)
+    np.testing.assert_allclose(ropes["p = 0.75"].inv_freq, np.where(np.arange(16) < 12, full, 0))
+    turned = module("frequency_usage")._rope(32, "p = 0.75, reversed").inv_freq
+    np.testing.assert_allclose(turned, np.where(np.arange(16) < 4, 0, full))
+    part = module("frequency_usage")._rope(32, "p = 0.75, partial")
+    assert part.rotary_dim == 24
+    np.testing.assert_allclose(part.inv_freq[:12], 10_000.0 ** (-np.arange(12) / 12))
+    large = module("frequency_usage")._rope(32, "base 500 000").inv_freq
+    np.testing.assert_allclose(large, 500_000.0 ** (-np.arange(16) / 16))
 
 
 def test_all_contenders_read_the_same_bytes() -> None:
@@ -265,8 +358,11 @@ def test_eq_19_and_its_rotated_denominator_by_loops() -> None:
     phi = [np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))) for x in (q.numpy(), k.numpy())]
     pairs = [x[0, :, 0, :2] + 1j * x[0, :, 0, 2:] for x in phi]
     inv_freq = np.array([1.0, 0.01])
+    plain = {"causal": True, "feature_map": experiment.elu_plus_one}
     for below_too in (False, True):
-        out, _ = experiment.quadratic(q, k, v, rope, below_too=below_too)
+        out, _ = experiment.rotated_below(q, k, v, rope)
+        if not below_too:
+            out = experiment.linear_attention(q, k, v, torch.arange(5), rope, **plain)
         for m in range(5):
             turned = [
                 (pairs[0][m] * pairs[1][n].conj() * np.exp(1j * (m - n) * inv_freq)).real.sum()
