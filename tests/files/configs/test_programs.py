@@ -7,6 +7,7 @@ formulas, the defaults, and what is refused.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,15 @@ def test_litgpts_yarn_has_the_ramp_the_other_way_round() -> None:
         assert math.isclose(rope.attention_factor, gain)
 
 
+@each("beta", [5e-324, 1e308])
+def test_a_beta_at_the_end_of_the_floats_is_read_or_refused(beta: float) -> None:
+    """A ramp from the one end of the spectrum to the other, or an error about the block."""
+    for key in ("beta_fast", "beta_slow"):
+        with suppress(ConfigError):
+            ropes = load(LITGPT | {"rope_adjustments": LITGPT_YARN | {key: beta}})
+            assert np.isfinite(ropes.ropes[0].inv_freq).all()
+
+
 def test_betas_in_the_other_order_make_litgpts_ramp_that_of_yarn() -> None:
     """Kept up to the end of the slow beta, divided from the begin of the fast one on."""
     yarn = {"factor": 8.0, "beta_fast": 1.0, "beta_slow": 32.0, "original_max_seq_len": 4096}
@@ -155,6 +165,11 @@ LLAMA3_KERAS: dict[str, Any] = {
 }
 
 
+LITGPT_YARN = {"factor": 8.0, "beta_fast": 1.0, "beta_slow": 32.0, "original_max_seq_len": 4096}
+LATENT = {"qk_rope_head_dim": 64}
+TRTLLM_YARN = {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 4096}
+
+
 def keras(**more: Any) -> dict[str, Any]:
     """The backbone above with other keys."""
     return LLAMA3_KERAS | {"config": LLAMA3_KERAS["config"] | more}
@@ -213,6 +228,42 @@ def test_the_arguments_of_a_launch_script_are_read(suffix: str, tmp_path: Path) 
     file.write_text(SCRIPT.replace("=1000000", " $BASE"))
     with pytest.raises(ConfigError, match=r"--rotary-base must be .*True"):
         load(file)
+
+
+@each(
+    "before, value, layers",
+    [
+        ("", "${N:-4}", 4),
+        ("N=${1:-4}; M=2", "$N", 4),
+        ('export M=8 N="4"', "${N}", 4),
+        ("if big\n  N=8\nelse\n  N=4\nfi", "$N", None),
+        ("echo --num-layers 8", "4", None),
+        ("N=4 # or\nN=4", "$N", 4),
+    ],
+)
+def test_a_variable_of_a_script_has_one_value_or_is_refused(
+    before: str, value: str, layers: int | None, tmp_path: Path
+) -> None:
+    """Its default counts where nothing sets it; of two sizes of a model none is taken."""
+    file = tmp_path / "train.sh"
+    sizes = "--hidden-size 512 --num-attention-heads 4 --position-embedding-type rope"
+    file.write_text(f"{before}\npython train.py --num-layers {value} {sizes}\n")
+    if layers:
+        assert len(load(file)) == layers
+    else:
+        with pytest.raises(ConfigError, match=r"--num-layers must be .*got '8\|4'"):
+            load(file)
+
+
+@each("text", ["([0]*1+[1]*1)*2", "[0]+[1]+([0]+[1])", "[0]*2+[1]*2", "[0] * 4"])
+def test_a_script_may_repeat_a_list(text: str, tmp_path: Path) -> None:
+    """As its program's own examples do; Python says here what that is."""
+    file = tmp_path / "train.sh"
+    sizes = "--num-layers 4 --hidden-size 512 --num-attention-heads 4"
+    file.write_text(f'{sizes} --position-embedding-type rope --no-rope-freq "{text}" --bf16')
+    kinds = ["nope" if item else "rope" for item in eval(text)]
+    assert list(load(file).layer_kinds) == kinds
+    assert list(load(MEGATRON | {"no_rope_freq": text}).layer_kinds) == kinds
 
 
 @each("value", [2, [0, 1, 0, 1], "[0,1,0,1]", "0 1 0 1"])
@@ -290,6 +341,18 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "litgpt, crossed bands": (
         LITGPT | {"rope_adjustments": LLAMA3 | {"low_freq_factor": 5.0}},
         r"rope_adjustments\.low_freq_factor cannot be used|rope_adjustments\.high_freq_factor",
+    ),
+    "litgpt, a scale beyond all floats": (
+        LITGPT | {"rope_adjustments": LITGPT_YARN | {"mscale_all_dim": 1e300}},
+        r"rope_adjustments\.mscale_all_dim cannot be used",
+    ),
+    "TensorRT-LLM, a scale beyond all floats": (
+        TRTLLM | {"rotary_scaling": TRTLLM_YARN | {"mscale_all_dim": 1e300}} | LATENT,
+        "rotary_scaling cannot be used: mscale_all_dim must be",
+    ),
+    "Megatron, a list repeated without end": (
+        MEGATRON | {"no_rope_freq": "(([0]*9999)*9999)*9999"},
+        "no_rope_freq must be",
     ),
     "litgpt, a factor that is text": (
         LITGPT | {"rope_adjustments": {"factor": "8"}},
@@ -374,7 +437,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "mrope_section is absent",
     ),
     "Megatron, a pattern as code": (
-        MEGATRON | {"no_rope_freq": "([0]*3+[1])*1"},
+        MEGATRON | {"no_rope_freq": "([0]*3+[1])*n"},
         "no_rope_freq must be a list",
     ),
     "Megatron, a list for other layers": (

@@ -58,6 +58,7 @@ def test_a_number_is_one_in_every_spelling(base: str, tmp_path: Path) -> None:
         ("!scaled 5", "!scaled"),
         ("!!str 500000", "got '500000'"),
         (".inf", "got inf"),
+        (".nan", "got nan"),
         ("[500000]", "got "),
     ],
 )
@@ -135,8 +136,10 @@ def test_yaml_is_known_by_its_suffix_and_on_standard_input(
     """And in a folder that has no config.json."""
     ropes = read(tmp_path, "# written by litgpt\n" + text())
     assert load(tmp_path) == ropes
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text().encode())))
-    assert load("-") == ropes
+    for mark in ("", "\ufeff"):
+        stream = io.BytesIO((mark + text()).encode())
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stream))
+        assert load("-") == ropes
 
 
 def test_without_ruamel_the_error_says_how_to_install_it(

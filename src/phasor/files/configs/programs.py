@@ -206,11 +206,10 @@ def _load_litgpt(model: _Model) -> LayerRopes:
     plain = model.rope(pairing, "half", width)
     ratio = config.number("rope_condense_ratio", above=0)
     block = config.object("rope_adjustments")
-    wide = _divided(plain if block is None else _litgpt_law(model, block, plain), ratio)
-    local_base, indices = (
-        config.number("rope_local_base_freq", above=1),
-        config.wholes("rope_indices"),
-    )
+    with renamed_keys(block or config, {key: key for key in _MSCALES}):
+        wide = _divided(plain if block is None else _litgpt_law(model, block, plain), ratio)
+    local_base = config.number("rope_local_base_freq", above=1)
+    indices = config.wholes("rope_indices")
     if local_base is None:
         if indices is not None:
             absent, beside = map(config.name, ("rope_local_base_freq", "rope_indices"))
@@ -241,8 +240,8 @@ def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
         first, second = block.name(of_llama3[0]), block.name(of_yarn[0])
         raise ConfigError(f"{first} is of Llama 3's law and {second} of YaRN; keep one of them")
     if all_dim and factor and not of_yarn:
-        softmax = yarn_multiplier(factor, all_dim) ** 2  # whatever the law is
-        model.notes.append(f"The softmax scale is multiplied by {softmax!r} as well.")
+        softmax = yarn_multiplier(factor, all_dim)  # whatever the law is
+        model.notes.append(f"The softmax scale is multiplied by {softmax * softmax!r} as well.")
     if of_llama3:
         return model.law("llama3", rope, block)
     if not of_yarn:
@@ -251,7 +250,7 @@ def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
     original = block.require("original_max_seq_len", block.whole("original_max_seq_len"))
     betas = (block.require(k, block.number(k, above=0)) for k in ("beta_fast", "beta_slow"))
     low, high = (
-        pairs * math.log(original / (beta * 2 * math.pi)) / math.log(rope.base or 1)
+        pairs * (math.log(original / (2 * math.pi)) - math.log(beta)) / math.log(rope.base or 1)
         for beta in betas
     )
     low, high = max(math.floor(low), 0), min(math.ceil(high), pairs - 1)
@@ -272,7 +271,7 @@ def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
             attention_factor=gain,
         )
         return replace(rope, scaling=law)
-    model.notes.append(model.facts["yarn"].format(softmax=gains[1] ** 2))
+    model.notes.append(model.facts["yarn"].format(softmax=gains[1] * gains[1]))
     ramp = np.clip((np.arange(pairs) - low) / (high - low or 0.001), 0, 1)
     divisors = tuple((1 / ((1 - ramp) / factor + ramp)).tolist())
     return replace(rope, scaling=PerPair(factors=divisors, attention_factor=gain))
@@ -393,8 +392,15 @@ def _load_megatron(model: _Model) -> LayerRopes:
 
 
 def _whole_numbers(config: JsonObject, key: str) -> tuple[int, ...] | None:
-    """A whole number, a list of them, or the text of one, such as ``16 24 24``."""
+    """A whole number, a list, or the text of one, such as ``16 24 24`` or ``([0]*3+[1])*2``."""
     value = config.values.get(config.name(key).rpartition(".")[2])
+    before = None
+    while isinstance(value, str) and value != before and len(value) < 2**14:
+        before = value
+        times = r"\[([\d,\s]*)\]\s*\*\s*(\d{1,4})"
+        value = re.sub(times, lambda m: f"[{','.join([m[1]] * int(m[2]))}]", value)
+        value = re.sub(r"\]\s*\+\s*\[", ",", value)
+        value = re.sub(r"\((\[[\d,\s]*\])\)", r"\1", value)
     if isinstance(value, str) and re.fullmatch(r"\[?\s*\d{1,9}([\s,]+\d{1,9})*\s*\]?", value):
         return tuple(map(int, re.findall(r"\d+", value)))
     if isinstance(value, (int, float)):

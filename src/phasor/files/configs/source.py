@@ -269,7 +269,7 @@ SIZE_LIMIT = 16 * 2**20
 _FILE_NAMES = ("config.json", "params.json")
 _YAML = (".yaml", ".yml")
 # a line that begins with a key, where JSON has it in quotes
-_KEY_OF_YAML = rb"(\s*(#.*)?\n|---\s)*[A-Za-z_]\w*:(\s|$)"
+_KEY_OF_YAML = rb"(\xef\xbb\xbf)?(\s*(#.*)?\n|---\s)*[A-Za-z_]\w*:(\s|$)"
 # a pipeline of diffusers has the rope in its transformer, and an adapter names its model
 _OTHER_NAMES = (
     "transformer/config.json",

@@ -89,8 +89,8 @@ class _Reader:
             else:
                 own.append((key.value, self.read(value)))
         values = dict(own)
-        # real files have a key twice with one value
-        if differs := [key for key, value in own if value != values[key]]:
+        # real files have a key twice with one value; NaN is its own here
+        if differs := [key for key, value in own if [value] != [values[key]]]:
             what = f"the key {short_repr(differs[0])} stands twice in one object; keep one"
             raise ConfigError(f"{self.origin}: {what}")
         return merged | values
@@ -114,26 +114,43 @@ def _scalar(kind: str, text: str) -> Any:
 
 
 def parse_arguments(text: str) -> dict[str, Any]:
-    """The flags of a launch script with their values, True without one; variables are filled in."""
+    """The flags of a launch script with their values, True without one; variables are filled in.
+
+    What has two values in it, such as one for each size of model, has the text of both.
+    """
     plain = re.sub(r"\\\r?\n", " ", re.sub(r"(?m)(^|\s)#.*$", "", text))
-    variables = re.findall(r"(?m)^\s*(?:export\s+)?(\w+)=[\"']?([\w.+-]+)[\"']?\s*$", plain)
-    known = dict(variables)
-    plain = re.sub(r"\$\{?(\w+)\}?", lambda found: known.get(found[1], found[0]), plain)
-    flags: dict[str, list[Any]] = {}
+    known: dict[str, Any] = {}
+    assigned = r"(?m)(?:^|[\s;])(\w+)=[\"']?(?:\$\{\w+:?-)?([\w.+-]+)\}?[\"']?(?=[\s;]|$)"
+    for name, value in re.findall(assigned, plain):
+        _add(known, name, value)
+    variable = r"\$\{(\w+)(?::?-([\w.+-]+))?\}|\$(\w+)"
+    plain = re.sub(variable, lambda m: known.get(m[1] or m[3], m[2] or m[0]), plain)
+    flags: dict[str, Any] = {}
     for line in plain.splitlines():
-        values: list[Any] = []
-        for word in re.findall(r"\[[\d\s,]*\]|[^\s\"'()\\]+", line):
+        found: list[tuple[str, list[Any]]] = []
+        for word in re.findall(_WORD, line):
             flag, equals, value = word.partition("=")
             if re.match("--[a-z]", flag):
-                values = flags[flag] = [_argument(value)] if equals else []
-            elif not values or {type(values[0]), type(_argument(word))} <= {int, float}:
-                values.append(_argument(word))
-    lists = {
-        flag: [value for value in values if value is not None] for flag, values in flags.items()
-    }
-    return {
-        flag: (values or [True])[0] if len(values) < 2 else values for flag, values in lists.items()
-    }
+                found.append((flag, [_argument(value)] if equals else []))
+            elif found:
+                values = found[-1][1]
+                if not values or {type(values[0]), type(_argument(word))} <= {int, float}:
+                    values.append(_argument(word))
+        for flag, values in found:
+            values = [value for value in values if value is not None] or [True]
+            _add(flags, flag, values[0] if len(values) == 1 else values)
+    return flags
+
+
+# a list, an expression of lists such as ([0]*3+[1])*2, or what stands between spaces
+_WORD = r"\[[\d\s,]*\](?!\s*[*+])|[(\[]+\d(?:[\d,\[\]()]|\s*[*+]\s*)*|[^\s\"'()\\]+"
+
+
+def _add(values: dict[str, Any], name: str, value: Any) -> None:
+    """Add a value to those by name; a different one that is there becomes a text of both."""
+    first = values.setdefault(name, value)
+    if [first] != [value] and "|" not in str(first):
+        values[name] = f"{first}|{value}"
 
 
 def _argument(word: str) -> Any:
