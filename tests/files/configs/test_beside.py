@@ -93,6 +93,8 @@ def test_a_list_that_is_no_schedule_is_refused() -> None:
     for types in (["full"], ["full", "none", "full", "full"]):
         with pytest.raises(ConfigError, match="indexer_types must be full or shared"):
             load({"model_type": "glm_moe_dsa", **SIZES, "indexer_types": types})
+    with pytest.raises(ConfigError, match=r"index_topk_pattern must be .* F or S.* got 'FFFX'"):
+        load({"model_type": "glm_moe_dsa", **SIZES, "index_topk_pattern": "FFFX"})
 
 
 def test_where_layers_differ_the_file_says_what_follows_them() -> None:

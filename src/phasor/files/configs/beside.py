@@ -65,12 +65,14 @@ def _rope_beside(rope: Rope, beside: Beside, width: int) -> Rope:
 
 def _layers_with_own(config: JsonObject, beside: Beside, count: int) -> list[int]:
     """The layers with an indexer of their own; the others take the choice of the one before."""
-    words = config.texts("indexer_types") or config.text("index_topk_pattern")
+    key, words = "indexer_types", config.texts("indexer_types")
+    if words is None:
+        key, words = "index_topk_pattern", config.text("index_topk_pattern")
     if words is None:
         every = config.whole("index_topk_freq") or beside.every
         offset = config.whole("index_skip_topk_offset", least=0)
         first = (2 if offset is None else offset) - 1
         return [layer for layer in range(count) if max(layer - first, 0) % every == 0]
     if len(words) < count or not {*words} <= {"full", "shared", "F", "S"}:
-        config.refuse("indexer_types", f"full or shared for each of {count} layers")
+        config.refuse(key, f"full or shared (in a pattern F or S) for each of {count} layers")
     return [layer for layer in range(count) if words[layer] in ("full", "F")]
