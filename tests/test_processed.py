@@ -158,7 +158,13 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "got 2, and 1 have tokens": lambda: processed([0, 1, 0], [[1, 2, 2], [1, 2, 2]]),
     "0 (text), 1 (image) and 2 (video), got 3": lambda: processed([0, 3]),
     "image_grid_thw must be [images, 3], got [3]": lambda: processed([0, 1], [1, 2, 2]),
-    "of at least [1, 2, 2] patches, got [1, 1, 2]": lambda: processed([0, 1], [[1, 1, 2]]),
+    "at least 1 frames, and rows and columns in multiples of 2 patches, got [1, 1, 2]": lambda: (
+        processed([0, 1], [[1, 1, 2]])
+    ),
+    "in multiples of 2 patches, got [1, 5, 4]": lambda: processed([0, 1], [[1, 5, 4]]),
+    "second_per_grid_ts[0] must be a finite number > 0": (
+        lambda: processed([0, 2], (), [[1, 2, 2]], tokens_per_second=2, second_per_grid_ts=[0])
+    ),
     "mask the same, got [2] and [1]": lambda: processed([0, 1], [[1, 2, 2]], mask=[1]),
     "'size' or 'time', got 'end'": lambda: processed([0], after_video="end"),  # pyright: ignore
     "the boundaries of one row of token_types, got 3 tokens for [1, 2]": (
@@ -169,6 +175,12 @@ REFUSED: dict[str, Callable[[], Any]] = {
         lambda: processed([0, 2], (), [[1, 2, 2]], second_per_grid_ts=[1.0])
     ),
 }
+
+
+def test_a_batch_of_no_tokens_has_no_positions() -> None:
+    """As `multimodal` of no segments."""
+    assert processed(np.zeros((2, 0), int)).shape == (2, 0, 3)
+    assert processed(np.zeros(0, int)).shape == (0, 3)
 
 
 @pytest.mark.parametrize("says", REFUSED)

@@ -232,7 +232,7 @@ def integers(name: str, values: Any, shape: str, kinds: str = "iu") -> Positions
     if any(kind.__module__ == "torch" for kind in type(values).__mro__):
         raise PositionError(
             f"{name} must be an array or a list, got a torch tensor; phasor.torch.positions has "
-            "the same functions for tensors, on their device"
+            "functions for tensors, on their device; what begins on the host takes tensor.numpy()"
         )
     try:
         array = np.asarray(values)

@@ -226,7 +226,7 @@ def processed(
         for _, height, width in _grids("image_grid_thw", image_grid_thw, [1, *merges[1:]])
     ]
     waiting = {"image": iter(images), "video": iter(videos)}
-    rows = types.reshape(-1, types.shape[-1])
+    rows = np.atleast_2d(types)
     placed = np.zeros((*rows.shape, 3), dtype=np.int64)
     for row, tokens in enumerate(real.reshape(rows.shape)):
         for begin, end in _bounds(cu_seqlens, rows.shape):
@@ -251,10 +251,11 @@ def _grids(name: str, grids: ArrayLike, merges: Sequence[int]) -> list[list[int]
     if patches.ndim != 2 or patches.shape[1] != 3:
         raise PositionError(f"{name} must be [{name[:5]}s, 3], got {list(patches.shape)}")
     merged = patches // merges
-    if merged.min() < 1:
+    is_bad = (merged < 1).any(1) | (patches % merges)[:, 1:].any(1)
+    if is_bad.any():
         raise PositionError(
-            f"{name} must hold frames, rows and columns of at least {merges} patches, got "
-            f"{patches[(merged < 1).any(1)][0].tolist()}"
+            f"{name} must hold at least {merges[0]} frames, and rows and columns in multiples of "
+            f"{merges[1]} patches, got {patches[is_bad][0].tolist()}"
         )
     return merged.tolist()
 
@@ -262,7 +263,10 @@ def _grids(name: str, grids: ArrayLike, merges: Sequence[int]) -> list[list[int]
 def _videos(
     grids: Sequence[Sequence[int]], tokens_per_second: float | None, seconds: ArrayLike
 ) -> list[Video]:
-    paces: list[Any] = np.asarray(seconds).tolist()
+    paces: list[Any] = [
+        number(f"second_per_grid_ts[{i}]", pace, above=0, most=1e9, error=PositionError)
+        for i, pace in enumerate(np.atleast_1d(np.asarray(seconds)).tolist())
+    ]
     if paces and tokens_per_second is None:
         raise PositionError("tokens_per_second must be given with second_per_grid_ts, got None")
     if tokens_per_second is not None:
