@@ -37,20 +37,6 @@ PAGE_WORDS = 1_800
 LONGER = {"lesson/": 3_500, "translate/": 2_900}
 #: Words of all pages but the reference, and of their tables.
 ALL_WORDS, TABLE_WORDS = 32_000, 6_000
-#: Pictures whose labels are still smaller than that on a phone.
-SMALLER = {
-    "decay",
-    "convergence",
-    "elementwise",
-    "frequency-usage",
-    "linear-attention",
-    "long-documents",
-    "longer-context",
-    "previous-token",
-    "live-model",
-    "translation",
-}
-
 #: What a reader types into the search, and the page that has to be among the first three found.
 SEARCHES: dict[str, str] = {
     "permute": "converting/",
@@ -129,7 +115,7 @@ def look_at(browser: Browser, root: str, path: str) -> Seen:
                 faults[f"{width}: {fault}"] = None
         if width < 500:
             for name, size in page.evaluate("siteCheck.labels()").items():
-                if size < SMALLEST_LABEL and name.removesuffix(".svg") not in SMALLER:
+                if size < SMALLEST_LABEL:
                     faults[f"{width}: labels of {name} are {size:.1f} px"] = None
     page.close()
     if words > LONGER.get(path, PAGE_WORDS) and not path.startswith("api/"):

@@ -13,8 +13,8 @@ import shutil
 from pathlib import Path
 from types import ModuleType
 
-import altair as alt
 import torch
+from tools.pictures import draw
 
 from .study import Row, Study
 
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
     seeds = range(given.first_seed, given.first_seed + given.seeds)
     study = Study(given.name, settings, output, seeds)
     experiment.run(study)
-    write_picture(experiment.chart(study), output / f"{given.name}.svg")
+    (output / f"{given.name}.svg").write_text(draw(experiment.chart(study)), "utf-8")
     print(experiment.tables(study))
 
 
@@ -87,36 +87,6 @@ def fill(page: str, name: str, everything: str) -> str:
         return "\n\n".join((f"{found[1]}{some[0]}", *some[1:], f"{end}\n{found[3]}"))
 
     return MEASURED.sub(chosen, page)
-
-
-_DIGITS = re.compile(r"(\d+\.\d\d)\d+")
-#: Card, text and grid of a picture where the reader's system is dark.
-_DARK = """<style>@media (prefers-color-scheme: dark) {
-svg > rect { fill: #22252e } text { fill: #d5d8df !important }
-.role-axis-grid line { stroke: #3f4450 }
-.role-axis-domain line, .role-axis-tick line { stroke: #777c88 }
-}</style>"""
-_TEXT: Row = {"titleFontWeight": "normal", "labelFontSize": 12}
-_LOOKS: Row = {"background": "#ffffff", "font": "system-ui, sans-serif", "padding": 14} | {
-    "aria": False,  # a page describes the picture as a whole, beside it
-    "view": {"stroke": None},
-    "axis": _TEXT | {"titleFontSize": 13, "gridColor": "#e3e5ea"},
-    "legend": _TEXT
-    | {"orient": "bottom", "columns": 4, "columnPadding": 24, "labelLimit": 260}
-    | {"symbolType": "stroke", "symbolSize": 260, "symbolStrokeWidth": 2.5, "symbolOpacity": 1},
-    "title": {"fontSize": 14, "fontWeight": "normal", "anchor": "start"},
-}
-
-
-def write_picture(chart: alt.TopLevelMixin, path: Path) -> None:
-    """The chart as SVG on a card of its own, light or dark as the reader's system is."""
-    chart = chart.configure(**_LOOKS)
-    chart.save(str(path), format="svg")
-    drawing = path.read_text("utf-8")
-    # places to a hundredth of a pixel; labels, which are between the tags, as they are
-    drawing = re.sub(r"<[^>]*>", lambda tag: _DIGITS.sub(r"\1", tag[0]), drawing)
-    end = drawing.index(">", drawing.index("<svg")) + 1
-    path.write_text(drawing[:end] + _DARK + drawing[end:], "utf-8")
 
 
 def measured(name: str, results: Path) -> str:

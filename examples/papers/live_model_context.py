@@ -147,7 +147,10 @@ def chart(study: Study) -> alt.TopLevelMixin:
     ]
     for which, factor in enumerate(study.settings["factors"]):
         places = [(i + 1) * context // BINS for i in range(BINS * factor)]
-        title, x = f"{factor * context} tokens, trained on {context}", alt.X("x:Q", title="tokens")
+        title, x = (
+            f"{factor * context} tokens, trained on {context}",
+            alt.X("x:Q", title="tokens", axis=alt.Axis(format="~s")),
+        )
         panels.append((title, _curves(study, which), places, x))
     drawn = list[alt.TopLevelMixin]()
     for title, curves, places, x in panels:

@@ -9,6 +9,8 @@ from typing import Any
 
 import altair as alt
 
+from phasor.charts import style
+
 from .study import Row, Study
 
 
@@ -89,10 +91,6 @@ def bands(study: Study, names: Iterable[str], path: str, xs: Iterable[float]) ->
     return [row for c in names for row in band(study.over_seeds(c, path), xs, c)]
 
 
-COLOURS = ["#3b7dd8", "#d9730d", "#2a9d5c", "#9b5fc0", "#d64550", "#1798a6", "#a0693a", "#80858f"]
-DASHES = [[1, 0], [7, 3], [2, 2], [9, 3, 2, 3], [4, 2], [12, 3], [1, 3], [6, 2, 1, 2]]
-
-
 def log2(title: str, values: Sequence[int]) -> alt.X:
     """A logarithmic axis with these values, each twice the one before."""
     scale, axis = alt.Scale(type="log", base=2), alt.Axis(values=list(values), format="d")
@@ -105,11 +103,10 @@ def lines(
     """Mean curves with bands from the lowest to the highest seed, a colour and dash for each."""
     looks = {"width": 300, "height": 230} | looks
     chart = alt.Chart(alt.Data(values=list(rows)))
-    legend = alt.Legend(columns=max(2, looks["width"] // 150))
-    told: Row = {"title": None, "sort": None, "legend": legend}
-    colours, dashes = (alt.Scale(domain=list(series), range=kinds) for kinds in (COLOURS, DASHES))
-    colour = alt.Color("series:N", scale=colours, **told)
-    dash = alt.StrokeDash("series:N", scale=dashes, **told)
+    legend = {"symbolSize": 600, "symbolType": "stroke", "symbolOpacity": 1}
+    colour = style.colour("series", series, legend)
+    scale = alt.Scale(domain=list(series), range=style.DASHES[: len(series)])
+    dash = alt.StrokeDash("series:N", title=None, sort=list(series), scale=scale)
     bands = chart.mark_area(opacity=0.25, clip=True).encode(
         x=x, y=alt.Y("low:Q", title=y["title"], scale=y["scale"]), y2="high:Q", color=colour
     )
@@ -129,5 +126,5 @@ def curves(study: Study, names: Iterable[str], told: str, **looks: Any) -> alt.L
 def marked(chart: alt.LayerChart, **places: float) -> alt.LayerChart:
     """The chart with a thin line at an ``x``, a ``y``, or both."""
     channels = {"x": alt.XDatum, "y": alt.YDatum}
-    rule = alt.Chart(alt.Data(values=[{}])).mark_rule(strokeDash=[3, 3], color="#80858f")
+    rule = alt.Chart(alt.Data(values=[{}])).mark_rule(style="reference", strokeDash=[4, 4])
     return alt.layer(chart, *(rule.encode(channels[name](at)) for name, at in places.items()))

@@ -139,7 +139,7 @@ def test_curves_stand_out_from_their_background(colours: dict[str, Any], paper: 
 
 def test_any_two_curves_differ_in_their_dashes() -> None:
     """In the number of strokes of a period, or in a stroke by a factor of 1.5: in grey as well."""
-    strokes = [sorted(dash[::2], reverse=True) for dash in style._DASHES]
+    strokes = [sorted(dash[::2], reverse=True) for dash in style.DASHES]
     strokes[0] = [math.inf]
     assert len(style._LIGHT["series"]) == len(style._DARK["series"]) == len(strokes)
     for one, other in itertools.combinations(strokes, 2):

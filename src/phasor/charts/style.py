@@ -32,7 +32,7 @@ _DARK: dict[str, Any] = {
     "series": ("#5ab0ee", "#ff9154", "#3fcf9f", "#e795c4", "#edb83d", "#c39bf0", "#8ed1f2",
                "#b3bac4"),
 }  # fmt: skip
-_DASHES = [
+DASHES = [
     [1, 0], [10, 4], [12, 4, 2, 4], [2, 3], [24, 6], [12, 4, 2, 4, 2, 4], [5, 3], [24, 4, 4, 4],
 ]  # fmt: skip
 
@@ -80,7 +80,7 @@ SCREEN = _config(
     "var(--ink)",
     "var(--rule)",
     "var(--grid)",
-    [f"var(--series-{index})" for index in range(len(_DASHES))],
+    [f"var(--series-{index})" for index in range(len(DASHES))],
     background="transparent",
     font="system-ui, sans-serif",
     columns=2,
@@ -182,16 +182,16 @@ def curves(
     legend are not clickable. A single curve has no legend.
     """
     names = list(series)
-    if len(names) > len(_DASHES):
+    if len(names) > len(DASHES):
         raise SpecError(
-            f"a chart must have at most {len(_DASHES)} curves, which can be told apart without "
+            f"a chart must have at most {len(DASHES)} curves, which can be told apart without "
             f"colour, got {len(names)}; draw several charts"
         )
     tables = (
         records(**{"name": name, field_of(x): xs, field_of(y): ys}) for name, ys in series.items()
     )
     legend = {"symbolSize": 600} if len(names) > 1 else None
-    dashes = alt.Scale(domain=names, range=_DASHES[: len(names)])
+    dashes = alt.Scale(domain=names, range=DASHES[: len(names)])
     chart = (
         chart_of(*tables)
         .mark_line(clip=True)
