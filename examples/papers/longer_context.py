@@ -174,7 +174,11 @@ def tables(study: Study) -> str:
         for name, law in WAYS:
             rate = study.told_rate(name if stage == BEFORE else _way(study, name, law, stage))
             rows[f"{name}, {law}"] = [rate], columns((name, law), stage, what)
-        parts.append(contest([f"{title}, {stage}, at", "rate", *lengths], rows, 2))
+        parts.append(
+            contest(
+                [f"{title}, {stage}, at", f"best of {len(made['rates'])} rates", *lengths], rows, 2
+            )
+        )
     return "\n\n".join(parts)
 
 

@@ -69,7 +69,8 @@ def by_rate(
     """`contest` of contenders at their best rates, which have a column; lists have one for each."""
     found = {name: [x for path in paths for x in study.columns(name, *path)] for name in names}
     rows = {name: ([study.told_rate(name)], values) for name, values in found.items()}
-    return contest([header[0], "rate", *header[1:]], rows)
+    told = f"best of {len(study.settings['rates'])} rates"
+    return contest([header[0], told, *header[1:]], rows)
 
 
 def steps_of(made: Row) -> range:

@@ -102,9 +102,11 @@ class Study:
         return min(losses, key=losses.__getitem__)
 
     def told_rate(self, contender: str) -> str:
-        """The best rate, of how many, and whether it is the highest or the lowest of them."""
+        """The best rate; where others were added, of how many, and whether it is at their end."""
         best, tried = self.rate(contender), list(self.losses(contender))
-        ends = {tried[0]: "lowest ", tried[-1]: "highest "} if len(tried) > 1 else {}
+        if len(tried) == len(self.settings["rates"]):
+            return f"{best:g}"
+        ends = {tried[0]: "lowest ", tried[-1]: "highest "}
         return f"{best:g}, {ends.get(best, '')}of {len(tried)}"
 
     def key(self, contender: str, seed: int) -> str:
