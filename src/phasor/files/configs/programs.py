@@ -110,13 +110,8 @@ class _Model:
         base, whose = config.number("rope_theta", above=1), f"what {self.program} assumes"
         base = config.or_default("rope_theta", base, defaults["rope_theta"], whose, self.notes)
         with renamed_keys(config, {"base": "rope_theta", "rotary_dim": "partial_rotary_factor"}):
-            return Rope(
-                head_dim=head_dim,
-                pairing=pairing,
-                pairing_out=out,
-                base=base,
-                rotary_dim=rotary_dim,
-            )
+            pairs: dict[str, Any] = {"pairing": pairing, "pairing_out": out}
+            return Rope(head_dim=head_dim, base=base, rotary_dim=rotary_dim, **pairs)
 
     def law(
         self, kind: str, rope: Rope, block: JsonObject | None = None, names: str = "", **facts: Any
@@ -232,10 +227,8 @@ def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
     model.blocks.append(block)
     factor = block.number("factor", above=0)
     mscale, all_dim = (block.number(key, least=0) for key in _MSCALES)
-    of_llama3, of_yarn = (
-        [key for key in keys if block.contains(key)]
-        for keys in (("low_freq_factor", "high_freq_factor"), ("beta_fast", "beta_slow"))
-    )
+    bands, betas = ("low_freq_factor", "high_freq_factor"), ("beta_fast", "beta_slow")
+    of_llama3, of_yarn = ([*filter(block.contains, keys)] for keys in (bands, betas))
     if of_llama3 and of_yarn:
         first, second = block.name(of_llama3[0]), block.name(of_yarn[0])
         raise ConfigError(f"{first} is of Llama 3's law and {second} of YaRN; keep one of them")
@@ -248,28 +241,17 @@ def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
         return rope if factor is None else replace(rope, scaling=Linear(factor=factor))
     factor, pairs = block.require("factor", factor), rope.num_pairs
     original = block.require("original_max_seq_len", block.whole("original_max_seq_len"))
-    betas = (block.require(k, block.number(k, above=0)) for k in ("beta_fast", "beta_slow"))
-    low, high = (
-        pairs * (math.log(original / (2 * math.pi)) - math.log(beta)) / math.log(rope.base or 1)
-        for beta in betas
-    )
+    found = [block.require(key, block.number(key, above=0)) for key in betas]
+    turns, step = math.log(original / (2 * math.pi)), math.log(rope.base or 1) / pairs
+    low, high = ((turns - math.log(beta)) / step for beta in found)
     low, high = max(math.floor(low), 0), min(math.ceil(high), pairs - 1)
     gains = [yarn_multiplier(factor, coefficient or 0) for coefficient in (mscale, all_dim)]
     gain = gains[0] / gains[1] if mscale and all_dim else gains[0] * gains[1]
     if low > high >= 0:
         # a ramp that ends before it begins is YaRN's own
-        ends = {
-            key: original / (2 * math.pi) * (rope.base or 1) ** (-index / pairs)
-            for key, index in (("beta_fast", high), ("beta_slow", low))
-        }
-        law = Yarn(
-            factor=factor,
-            original_max_positions=original,
-            truncate=False,
-            **ends,
-            mscale_all_dim=all_dim or 0.0,
-            attention_factor=gain,
-        )
+        ends = {k: math.exp(turns - i * step) for k, i in zip(betas, (high, low), strict=True)}
+        ends |= {"mscale_all_dim": all_dim or 0.0, "attention_factor": gain}
+        law = Yarn(factor=factor, original_max_positions=original, truncate=False, **ends)
         return replace(rope, scaling=law)
     model.notes.append(model.facts["yarn"].format(softmax=gains[1] * gains[1]))
     ramp = np.clip((np.arange(pairs) - low) / (high - low or 0.001), 0, 1)
@@ -299,11 +281,8 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
     block = config.object("rotary_scaling")
     if position_type == "long_rope":
         config.ignore("longrope_short_mscale", "longrope_long_mscale")
-        numbers = {
-            key: value
-            for key, value in config.values.items()
-            if architecture in facts["mscales"] or not key.endswith("_mscale")
-        }
+        own = architecture in facts["mscales"]
+        numbers = {k: v for k, v in config.values.items() if own or not k.endswith("_mscale")}
         names, key = facts["laws"]["longrope"]["names"], "original_max_position_embeddings"
         length, original = config.whole("max_position_embeddings"), config.number(key, above=1)
         lists = [config.numbers_per_pair(names[k], rope.num_pairs) for k in list(names)[:2]]
@@ -424,12 +403,9 @@ def _load_keras(model: _Model) -> LayerRopes:
     model.defaults |= of_class
     rope, law = model.rope("half", of_class.get("pairing_out")), of_class.get("law")
     if law == "gemma3":
-        wide, local = (
-            _divided(
-                replace(rope, base=base), config.number(f"{kind}_rope_scaling_factor", above=0)
-            )
-            for base, kind in ((1_000_000.0, "global"), (10_000.0, "local"))
-        )
+        by = (config.number(f"{k}_rope_scaling_factor", above=0) for k in ("global", "local"))
+        bases = (replace(rope, base=base) for base in (1_000_000.0, 10_000.0))
+        wide, local = map(_divided, bases, by)
         windowed = config.flag("use_sliding_window_attention")
         in_order = ["local" if windowed and i % 6 < 5 else "global" for i in range(layers)]
         model.notes.clear()  # no file of it says a base
@@ -441,11 +417,8 @@ def _load_keras(model: _Model) -> LayerRopes:
     if kind not in (None, "su"):
         config.refuse("rope_scaling_type", "su or null")
     names = facts["laws"].get(law, {}).get("names", {}).values()
-    if (
-        law in ("linear", "yarn")
-        or (law == "longrope" and kind)
-        or any(law == "llama3" and config.has(name) for name in names)
-    ):
+    in_use = {"llama3": any(map(config.has, names)), "longrope": kind}
+    if law and in_use.get(law, True):
         rope = model.law(law, rope)
     config.ignore(*names)
     key = "rope_layer_enabled_list"
