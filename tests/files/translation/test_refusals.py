@@ -135,6 +135,15 @@ def test_a_rule_has_to_pick_its_law() -> None:
     assert resolved.as_plain() == given_at.as_plain()
 
 
+def test_a_rule_with_another_fault_gets_a_nearest_with_the_rule() -> None:
+    """Sections cost nothing in text; the distance is that of the law at the context."""
+    rule = DynamicNTK(factor=4.0, original_max_positions=8)
+    rope = Rope(head_dim=22, pairing="half", scaling=rule, axes=Sectioned((3, 8)))
+    with pytest.raises(TranslationError, match="exact where a token's coordinates are") as caught:
+        translate(rope, "mlx-lm", context=64)
+    assert caught.value.nearest == replace(rope, axes=OneAxis())
+
+
 def test_layers_without_rotation_have_nothing_to_give() -> None:
     """A model whose every layer goes without."""
     ropes = LayerRopes(name="flat", layer_kinds=("nope",), kinds={"nope": None}, context=64)

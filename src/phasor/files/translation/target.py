@@ -295,8 +295,10 @@ def ntk_as_base(rope: Rope) -> Rope:
 def radians_apart(a: Rope, b: Rope, context: int) -> float:
     """The largest difference of a pair's angle at the last position, whole turns included.
 
-    For positions with the same coordinate on all axes. Infinite if the numbers of pairs differ.
+    For positions with the same coordinate on all axes, and of a rule the law of that length.
+    Infinite if the numbers of pairs differ.
     """
+    a, b = a.at(context), b.at(context)
     if a.num_pairs != b.num_pairs:
         return math.inf
     # exact: float64 frequencies times a million positions would show their rounding
