@@ -297,12 +297,17 @@ class Finder:
 
         coarse: list[Hypothesis] = []  # of bases that tokens before a restart leave
 
+        def has_meant(one: Rope) -> bool:
+            return np.allclose(one.inv_freq, self.meant.rope.inv_freq, rtol=1e-6, atol=0)
+
         def found_at(at: NDArray[Any], *changes: Finding) -> Iterator[Hypothesis]:
             ropes = (*known, *_find_bases(rope, turns, at, () if changes else FACTORS))
             likely = [
-                suppose(one, at, *changes, *compare(self.meant.rope, one))
+                suppose(one, at, *changes, *named)
                 for one in ropes
                 if one.num_pairs == pairs
+                # frequencies without a name would leave what is said of positions as the only cause
+                and ((named := compare(self.meant.rope, one)) or has_meant(one))
             ]
             yield from likely
             for one in () if changes else likely[:4]:
