@@ -159,7 +159,8 @@ def refusals() -> list[Any]:
         crossed = "beta_fast must be at least beta_slow (1), got 0.5"
         table.append((law, {**ext, "beta_fast": 0.5}, crossed))
         table.append((law, {**ext, "beta_slow": 0}, f"beta_slow {above} 0"))
-        table.append((law, {**ext, "mscale": -1}, "mscale must be a finite number >= 0, got -1"))
+        message = "mscale must be a finite number >= 0 and <= 1e+09, got -1"
+        table.append((law, {**ext, "mscale": -1}, message))
         table.append((law, {**ext, "attention_factor": 0}, f"attention_factor {above} 0"))
     crossed = "high_freq_factor must be at least low_freq_factor (1), got 0.5"
     few = "long_factors must be as many as short_factors (1), got 2"
