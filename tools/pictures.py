@@ -37,13 +37,15 @@ def _fit(spec: dict[str, Any]) -> str:
     sizes = [(1, width) for width in range(400, 90, -10)]
     if any(one.get("width", WIDEST) <= 200 for one in spec.get("concat", ())):
         sizes = [(2, width) for width in (150, 140, 130, 120)] + sizes
+    tried: list[tuple[float, str]] = []
     for legend, (columns, width) in product((_ABOVE, {}), sizes):
         narrow = deepcopy(spec)
         _narrow(narrow, columns, width, legend)
         drawn = vl_convert.vegalite_to_svg(narrow)
-        if float(re.findall(r'width="([\d.]+)"', drawn)[0]) <= WIDEST:
+        tried.append((float(re.findall(r'width="([\d.]+)"', drawn)[0]), drawn))
+        if tried[-1][0] <= WIDEST:
             return drawn
-    raise ValueError(f"this chart is wider than {WIDEST}: {spec.get('description')}")
+    return min(tried)[1]  # a legend may be wider than that; tools.site_check says so
 
 
 def _narrow(part: Any, columns: int, width: int, legend: dict[str, Any]) -> None:
