@@ -17,7 +17,7 @@ import pytest
 import phasor
 import phasor.cli
 from phasor.cli import COMMANDS, run
-from phasor.cli.common import print_line
+from phasor.cli.common import Screen
 from phasor.cli.show import print_model
 
 from .running import run_phasor
@@ -210,8 +210,7 @@ def test_a_kind_of_layer_is_only_ever_text(kind, capsys):
         for one in (rope, replace(rope, base=5.0))
     )
     print_model(first, None, None, every_pair=False)
-    for line in phasor.diff(first, second, context=16).lines():
-        print_line(line)
+    Screen().print_lines(phasor.diff(first, second, context=16).lines())
     assert capsys.readouterr().out.count(f"\n{kind} (layers 0)") == 2
 
 
@@ -291,7 +290,7 @@ def test_an_interrupt_while_packages_are_imported_prints_nothing(
 def test_ctrl_c_ends_it_with_130(monkeypatch, capsys):
     """In the middle of work; nothing is printed but the end of the terminal's line."""
 
-    def interrupted(model, reading):
+    def interrupted(model, **reading):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("phasor.cli.show.read_model", interrupted)

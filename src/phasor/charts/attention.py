@@ -14,8 +14,9 @@ from phasor.charts.style import (
     chart_of,
     check_list,
     curves,
-    darkness,
+    heat_map,
     horizontal_line,
+    index_ticks,
     layer,
     records,
     style_for_paper,
@@ -55,21 +56,17 @@ def attention_chart(
     tokens = whole("tokens", tokens, least=2)
     offsets = [whole("each offset", offset, least=0, most=tokens - 1) for offset in offsets]
     query, key = np.indices((tokens, tokens))
-    ticks = list(range(0, tokens, max(1, tokens // 6)))
+    ticks = index_ticks(tokens, 6)
+    x = alt.X("key:O").title("key (token)").axis(values=ticks, labelAngle=0)
+    y = alt.Y("query:O").title("query (token)").axis(values=ticks)
     panels: list[alt.LayerChart] = []
     for offset in offsets:
         weights = attention_map(rope, offset, alpha=alpha, tokens=tokens)
         rows = records(query=query.ravel(), key=key.ravel(), weight=weights.ravel())
-        cells = chart_of(rows).encode(
-            x=alt.X("key:O", title="key (token)", axis=alt.Axis(values=ticks, labelAngle=0)),
-            y=alt.Y("query:O", title="query (token)", axis=alt.Axis(values=ticks)),
-        )
+        cells = chart_of(rows).encode(x=x, y=y)
         masked = cells.mark_rect(style="shade").transform_filter("datum.weight === null")
-        visible = cells.mark_rect().transform_filter("datum.weight !== null")
-        visible = visible.encode(
-            opacity=darkness("weight", "attention weight", domain=[0, 1], range=[0, 1]),
-            tooltip=["query:O", "key:O", alt.Tooltip("weight:Q", format=".3~g")],
-        )
+        visible = cells.transform_filter("datum.weight !== null")
+        visible = heat_map(visible, "weight", "attention weight", "query:O", "key:O", domain=[0, 1])
         title = f"offset {offset} ({_OFFSET_NAMES.get(offset, f'{offset} tokens back')})"
         panels.append(layer(masked, visible).properties(title=title, width=200, height=200))
     return style_for_paper(
@@ -111,21 +108,14 @@ def usage_chart(norms: Mapping[str, ArrayLike]) -> alt.FacetChart:
         for name, array in layers.items()
         for head, lengths in enumerate(array)
     )
-    ticks = list(range(0, width[0], max(1, width[0] // 8)))
-    cells = (
-        chart_of(*tables)
-        .mark_rect()
-        .encode(
-            x=alt.X("pair:O", title="pair (index)", axis=alt.Axis(values=ticks, labelAngle=0)),
-            y=alt.Y("head:O", title=None, axis=None),
-            opacity=darkness("length", "mean length", domainMin=0, range=[0, 1]),
-            tooltip=["layer:N", "head:O", "pair:O", alt.Tooltip("length:Q", format=".4~g")],
-        )
-        .properties(width=480, height=alt.Step(10))
-    )
+    x = alt.X("pair:O").title("pair (index)").axis(values=index_ticks(width[0]), labelAngle=0)
+    cells = chart_of(*tables).encode(x=x, y=alt.Y("head:O", title=None, axis=None))
+    labels = "layer:N", "head:O", "pair:O"
+    cells = heat_map(cells, "length", "mean length", *labels, digits=".4~g", domainMin=0)
     header = alt.Header(title="layer, a row for each head", labelAngle=0, labelAlign="left")
     rows = alt.Row("layer:N", sort=list(layers), header=header)
-    chart = cells.facet(row=rows, spacing=4).resolve_scale(y="independent")
+    chart = cells.properties(width=480, height=alt.Step(10)).facet(row=rows, spacing=4)
+    chart = chart.resolve_scale(y="independent")
     return style_for_paper(chart, "Mean length of each pair, a row for each head of each layer.")
 
 
@@ -148,9 +138,9 @@ def linear_chart(rope: Rope, lengths: Sequence[int], *, draws: int) -> alt.Conca
     check_rope("rope", rope)
     check_list("lengths", lengths)
     whole("draws", draws, least=1)
-    weights = [[_random_weights(rope, n, seed) for seed in range(draws)] for n in lengths]
-    negative = np.array([[(of_draw < 0).mean() for of_draw in row] for row in weights])
-    total = np.array([[of_draw.sum() for of_draw in row] for row in weights])
+    draw = [[_random_weights(rope, n, seed) for seed in range(draws)] for n in lengths]
+    negative = np.array([[(weights < 0).mean() for weights in row] for row in draw])
+    total = np.array([[weights.sum() for weights in row] for row in draw])
     sums = [cosine(rope, np.arange(n), "aligned").mean() for n in lengths]
 
     def panel(
@@ -158,13 +148,11 @@ def linear_chart(rope: Rope, lengths: Sequence[int], *, draws: int) -> alt.Conca
     ) -> alt.LayerChart:
         mean, spread = values.mean(-1), values.std(-1)
         rows = records(keys=lengths, high=mean + spread, low=np.maximum(mean - spread, least))
-        ticks = alt.Axis(values=list(lengths), grid=False, format="d")
-        x = alt.X("keys:Q", title="keys (tokens)", axis=ticks,
-                  scale=alt.Scale(type="log", base=2, nice=False))  # fmt: skip
-        band = chart_of(rows).mark_area(style="shade").encode(
-            x=x, y=alt.Y("low:Q", title=title), y2="high:Q"
-        )  # fmt: skip
-        y = alt.Y("value:Q", title=title, axis=alt.Axis(format=number_format))
+        x = alt.X("keys:Q").title("keys (tokens)").scale(type="log", base=2, nice=False)
+        x = x.axis(values=list(lengths), grid=False, format="d")
+        low = alt.Y("low:Q", title=title)
+        band = chart_of(rows).mark_area(style="shade").encode(x=x, y=low, y2="high:Q")
+        y = alt.Y("value:Q").title(title).axis(format=number_format)
         series = {f"mean of {draws} draws": mean, "expected sum": expected}
         lines = curves(lengths, series, x, y, clickable=False)
         return layer(band, horizontal_line(0), lines).properties(width=320, height=240)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from itertools import chain
 
 import altair as alt
 import numpy as np
@@ -13,11 +15,10 @@ from phasor.charts.style import (
     check_by_name,
     colour,
     curves,
-    darkness,
+    heat_map,
     horizontal_line,
     layer,
     pair_axis,
-    powers,
     records,
     style_for_paper,
 )
@@ -51,9 +52,8 @@ def coverage_chart(ways: Mapping[str, Coverage]) -> alt.VConcatChart:
     turns = {_TRAINED: first.trained_turns} | {n: way.extended_turns for n, way in ways.items()}
     # zero has no logarithm
     series = {name: np.where(values > 0, values, np.nan) for name, values in turns.items()}
-    y = alt.Y("turns:Q", title=["turns", f"(training {first.context},", f"extended {first.to} "
-              "tokens)"], scale=alt.Scale(type="log"),
-              axis=alt.Axis(format="~g", tickCount=6))  # fmt: skip
+    title = ["turns", f"(training {first.context},", f"extended {first.to} tokens)"]
+    y = alt.Y("turns:Q").title(title).scale(type="log").axis(format="~g", tickCount=6)
     never_turned = pairs[first.never_turned]
     bands = records(start=never_turned - 0.5, end=never_turned + 0.5) if len(never_turned) else []
     unturned = chart_of(bands).mark_rect(style="shade").encode(x="start:Q", x2="end:Q")
@@ -66,17 +66,11 @@ def coverage_chart(ways: Mapping[str, Coverage]) -> alt.VConcatChart:
         records(name=name, pair=pairs, start=left, end=right, share=way.new_share)
         for name, way in ways.items()
     )
-    share_panel = (
-        chart_of(*cells)
-        .mark_rect()
-        .encode(
-            x=pair_axis("start", domain=edges),
-            x2="end:Q",
-            y=alt.Y("name:N", title="extension", sort=list(ways)),
-            opacity=darkness("share", "share of new distances", domain=[0, 1], range=[0, 1]),
-            tooltip=["name:N", "pair:Q", alt.Tooltip("share:Q", format=".3~g")],
-        )
-    )  # fmt: skip
+    names = alt.Y("name:N", title="extension", sort=list(ways))
+    share_panel = chart_of(*cells).encode(x=pair_axis("start", domain=edges), x2="end:Q", y=names)
+    share_panel = heat_map(
+        share_panel, "share", "share of new distances", "name:N", "pair:Q", domain=[0, 1]
+    )
     return style_for_paper(
         alt.vconcat(
             turns_panel.properties(width=480, height=280),
@@ -105,19 +99,20 @@ def turns_chart(ways: Mapping[str, Coverage]) -> alt.LayerChart:
     trained = _shared_training(ways)
     context, to = trained.context, trained.to
     step = max(1, context // 8)
-    slider = alt.binding_range(
-        min=context - (context - 1) // step * step, max=to, step=step, name="Context, tokens "
-    )
+    shortest = context - (context - 1) // step * step
+    slider = alt.binding_range(min=shortest, max=to, step=step, name="Context, tokens ")
     tokens = alt.param(name="tokens", value=to, bind=slider)
-    per_token = {name: way.extended_turns / to for name, way in ways.items()}
-    tables = (
-        records(law=name, pair=range(len(rates)), turns_per_token=rates,
-                first_new=ways[name].first_new, turned=ways[name].trained_turns >= 1)
-        for name, rates in per_token.items()
-    )  # fmt: skip
-    rates = np.concatenate(list(per_token.values()))
-    rates = rates[rates > 0] if (rates > 0).any() else np.ones(1)
-    low, high = float(rates.min()) * step, float(rates.max()) * to
+    pairs, turned = range(len(trained.trained_turns)), trained.trained_turns >= 1
+    tables = [
+        records(law=name, pair=pairs, turns_per_token=way.extended_turns / to,
+                first_new=way.first_new, turned=turned)
+        for name, way in ways.items()
+    ]  # fmt: skip
+    rates = [row["turns_per_token"] for row in chain(*tables) if row["turns_per_token"] > 0] or [
+        1.0
+    ]
+    low, high = min(rates) * step, max(rates) * to
+    powers_of_ten = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     phases = [_WITHIN, _NEW, _WHOLE]
     current_pairs = (
         chart_of(*tables)
@@ -131,9 +126,10 @@ def turns_chart(ways: Mapping[str, Coverage]) -> alt.LayerChart:
     shapes = alt.Scale(domain=phases, range=["square", "cross", "circle"])
     points = current_pairs.mark_point(size=45, filled=True, opacity=1).encode(
         x=pair_axis(),
-        y=alt.Y("turns:Q", title="turns over the context",
-                scale=alt.Scale(type="log", domain=[low, high], nice=False),
-                axis=alt.Axis(format="~g", values=powers(10, low, high))),
+        y=alt.Y("turns:Q")
+        .title("turns over the context")
+        .scale(type="log", domain=[low, high], nice=False)
+        .axis(format="~g", values=[10.0**power for power in powers_of_ten]),
         color=colour("phases", phases, {"symbolSize": 90, "columns": 1}),
         shape=alt.Shape("phases:N", sort=phases, scale=shapes),
         tooltip=["pair:Q", alt.Tooltip("turns:Q", format=".4~g"), "phases:N",

@@ -18,7 +18,9 @@ from phasor.charts.style import (
     check_list,
     curves,
     darkness,
+    heat_map,
     horizontal_line,
+    index_ticks,
     layer,
     pair_axis,
     records,
@@ -39,13 +41,8 @@ _KIND_TITLES: dict[Kind, str] = {
     "random": "random: q = k, one Gaussian draw",
     "independent": "independent: q and k, one Gaussian draw each",
 }
-_RECIPE_NAMES: dict[Recipe, str] = {
-    "float32 angle": "float32 angle",
-    "float64 angle": "float64 angle",
-    "float32 rows": "phasor, float32",
-    "complex64": "complex64",
-    "bfloat16 table": "bfloat16 table",
-}
+#: Of recipes that are called by another name in a legend.
+_RECIPE_NAMES: dict[Recipe, str] = {"float32 rows": "phasor, float32"}
 
 
 def rotation_chart(rope: Rope, *, pairs: Sequence[int], tokens: int) -> alt.ConcatChart:
@@ -72,23 +69,23 @@ def rotation_chart(rope: Rope, *, pairs: Sequence[int], tokens: int) -> alt.Conc
     lengths = wavelengths(rope)
 
     def axis(channel: Any, field: str, title: str) -> Any:
-        plane = alt.Axis(values=[-1, 0, 1], format="d")
-        return channel(f"{field}:Q", title=title, axis=plane, scale=alt.Scale(domain=[-1.15, 1.15]))
+        coordinate = channel(f"{field}:Q").title(title).scale(domain=[-1.15, 1.15])
+        return coordinate.axis(values=[-1, 0, 1], format="d")
 
+    opacity = darkness("position", "position (tokens)", symbol="circle", range=[0.25, 1])
+    x, y = "first coordinate", "second coordinate"
     panels: list[alt.LayerChart] = []
     for pair in indices:
         points = records(position=positions, start=0, first=cos[:, pair], second=sin[:, pair])
-        chart = chart_of(points).encode(opacity=darkness("position", "position (tokens)",
-                                                     symbol="circle", range=[0.25, 1]))  # fmt: skip
-        x, y = "first coordinate", "second coordinate"
+        chart = chart_of(points).encode(opacity=opacity)
         vectors = chart.mark_rule(style="first-series").encode(
             x=axis(alt.X, "start", x), y=axis(alt.Y, "start", y), x2="first:Q", y2="second:Q"
         )
         tips = chart.mark_point(filled=True, size=35).encode(
             x=axis(alt.X, "first", x), y=axis(alt.Y, "second", y), tooltip=["position:Q"]
         )
-        wavelength = lengths[pair]
-        speed = f"{wavelength:.4g} tokens per turn" if np.isfinite(wavelength) else "does not turn"
+        turns = np.isfinite(lengths[pair])
+        speed = f"{lengths[pair]:.4g} tokens per turn" if turns else "does not turn"
         title = [f"pair {pair}", speed]
         panels.append(layer(vectors, tips).properties(title=title, width=150, height=150))
     return style_for_paper(
@@ -266,23 +263,16 @@ def pairs_chart(ropes: Mapping[str, Rope], distances: Sequence[int]) -> alt.Conc
 
     def panel(name: str, rope: Rope) -> alt.Chart:
         cos, _ = cos_sin(rope, every_axis_of(rope, each))
-        cells = (
+        tables = (
             records(pair=pair, distance=each, start=edges[:-1], end=edges[1:], cosine=cos[:, pair])
             for pair in range(rope.num_pairs)
         )
-        ticks = list(range(0, rope.num_pairs, max(1, rope.num_pairs // 8)))
-        return (
-            chart_of(*cells)
-            .mark_rect()
-            .encode(
-                x=token_axis("start").title("distance (tokens)"),
-                x2="end:Q",
-                y=alt.Y("pair:O", title="pair (index)", axis=alt.Axis(values=ticks)),
-                opacity=darkness("cosine", "cosine", domain=[-1, 1], range=[0, 1]),
-                tooltip=["pair:O", "distance:Q", alt.Tooltip("cosine:Q", format=".3~f")],
-            )
-            .properties(title=name, width=240, height=220)
-        )
+        x = token_axis("start").title("distance (tokens)")
+        y = alt.Y("pair:O").title("pair (index)").axis(values=index_ticks(rope.num_pairs))
+        cells = chart_of(*tables).encode(x=x, x2="end:Q", y=y)
+        labels = "pair:O", "distance:Q"
+        cells = heat_map(cells, "cosine", "cosine", *labels, digits=".3~f", domain=[-1, 1])
+        return cells.properties(title=name, width=240, height=220)
 
     panels = [panel(name, rope) for name, rope in ropes.items()]
     description = "Cosine of the angle of each pair at each distance, a panel for each rope."
@@ -315,15 +305,14 @@ def precision_chart(
     octaves = [generator.integers(2**bit, 2 ** (bit + 1), draws) for bit in range(bits)]
     # an exact result has no logarithm
     errors = {
-        _RECIPE_NAMES[recipe]: [
+        _RECIPE_NAMES.get(recipe, recipe): [
             max(float(angle_errors(rope, every_axis_of(rope, octave), recipe).max()), 2.0**-54)
             for octave in octaves
         ]
         for recipe in RECIPES
     }
-    axis = alt.Axis(format=".0e", values=[10.0**power for power in range(-16, 1, 2)])
-    y = alt.Y("error:Q", title="largest error of cos and sin", axis=axis,
-              scale=alt.Scale(type="log"))  # fmt: skip
+    y = alt.Y("error:Q").title("largest error of cos and sin").scale(type="log")
+    y = y.axis(format=".0e", values=[10.0**power for power in range(-16, 1, 2)])
     lines = curves([2**bit for bit in range(bits)], errors, token_axis("position"), y)
     return style_for_paper(
         layer(trained_mark(context, "position"), lines).properties(width=480, height=300),

@@ -73,6 +73,10 @@ def report(
         sections.append(_describe_section(ropes, rope, context, to, len(sections)))
         if progress is not None:
             progress(len(sections), steps)
+    layers = {
+        kind: [layer for layer, one in enumerate(ropes.layer_kinds) if one == kind]
+        for kind in ropes.kinds
+    }
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     source = resources.files("phasor.charts").joinpath("page.html").read_text("utf-8")
     page = environment.from_string(source).render(
@@ -80,7 +84,8 @@ def report(
         context=context,
         to=to,
         colours=stylesheet(),
-        kinds=[_describe_kind(ropes, kind) for kind in ropes.kinds],
+        layers=layers,
+        ranges=ranges,
         sections=sections,
         bundle=_load_chart_program(),
     )
@@ -95,12 +100,6 @@ def _load_chart_program() -> str:
     program = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     # this text would end the script
     return program.replace("</script", "<\\/script")
-
-
-def _describe_kind(ropes: LayerRopes, kind: str) -> dict[str, Any]:
-    layers = [index for index, layer_kind in enumerate(ropes.layer_kinds) if layer_kind == kind]
-    rotates = ropes.kinds[kind] is not None
-    return {"name": kind, "layers": ranges(layers), "count": len(layers), "rotates": rotates}
 
 
 def _describe_section(

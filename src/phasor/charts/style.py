@@ -20,42 +20,41 @@ Record = Mapping[str, Any]
 AnyChart = alt.Chart | alt.LayerChart | alt.ConcatChart | alt.VConcatChart | alt.FacetChart
 AChart = TypeVar("AChart", bound=AnyChart)
 
-# every series keeps a contrast of 3 to 1 with its background (WCAG 2.2), and any two series differ
-# in their dashes by a factor of 1.5 at least, so that they can be told apart in grey
-_LIGHT: dict[str, Any] = {
-    "ink": "#1c2024", "rule": "#8a939e", "grid": "#e3e6ea",
-    "series": ("#0072b2", "#c44e00", "#00805f", "#a84a83", "#9a6a00", "#7a3fb0", "#2f86b8",
-               "#5a6370"),
-}  # fmt: skip
-_DARK: dict[str, Any] = {
-    "ink": "#e8eaed", "rule": "#7b8490", "grid": "#2b3038",
-    "series": ("#5ab0ee", "#ff9154", "#3fcf9f", "#e795c4", "#edb83d", "#c39bf0", "#8ed1f2",
-               "#b3bac4"),
-}  # fmt: skip
+# Colours on light screens and paper, and on dark screens. Every series keeps a contrast of 3 to 1
+# with its background (WCAG 2.2), and any two differ in their dashes by a factor of 1.5 at least, so
+# that they can be told apart in grey.
+_COLOURS = {
+    "ink": ("#1c2024", "#e8eaed"),
+    "rule": ("#8a939e", "#7b8490"),
+    "grid": ("#e3e6ea", "#2b3038"),
+    "series-0": ("#0072b2", "#5ab0ee"),
+    "series-1": ("#c44e00", "#ff9154"),
+    "series-2": ("#00805f", "#3fcf9f"),
+    "series-3": ("#a84a83", "#e795c4"),
+    "series-4": ("#9a6a00", "#edb83d"),
+    "series-5": ("#7a3fb0", "#c39bf0"),
+    "series-6": ("#2f86b8", "#8ed1f2"),
+    "series-7": ("#5a6370", "#b3bac4"),
+}
+LIGHT, DARK = ({name: both[i] for name, both in _COLOURS.items()} for i in (0, 1))
 DASHES = [
     [1, 0], [10, 4], [12, 4, 2, 4], [2, 3], [24, 6], [12, 4, 2, 4, 2, 4], [5, 3], [24, 4, 4, 4],
 ]  # fmt: skip
 
 
 def _config(
-    ink: str,
-    rule: str,
-    grid: str,
-    series: Sequence[str],
-    *,
-    background: str,
-    font: str,
-    columns: int,
+    colours: Mapping[str, str], background: str, font: str, legend_columns: int
 ) -> dict[str, Any]:
     """Vega-Lite's configuration of a chart in these colours."""
+    ink, rule, grid, *series = colours.values()
     words = {"labelColor": ink, "titleColor": ink, "labelFontSize": 12, "titleFontSize": 12}
     words |= {"titleFontWeight": "normal"}
     axis = {"domainColor": rule, "tickColor": rule, "gridColor": grid}
-    legend = {"orient": "top", "direction": "horizontal", "columns": columns, "offset": 24}
+    legend = {"orient": "top", "direction": "horizontal", "columns": legend_columns, "offset": 24}
     return {
         "background": background,
         "font": font,
-        "range": {"category": list(series)},
+        "range": {"category": series},
         "mark": {"color": series[0]},
         "line": {"strokeWidth": 2},
         "view": {"stroke": None},
@@ -74,27 +73,17 @@ def _config(
 
 
 #: Dark on white, for saved charts.
-PAPER = _config(**_LIGHT, background="white", font="sans-serif", columns=3)
+PAPER = _config(LIGHT, "white", "sans-serif", 3)
 #: Colours that `stylesheet` defines, for pages.
-SCREEN = _config(
-    "var(--ink)",
-    "var(--rule)",
-    "var(--grid)",
-    [f"var(--series-{index})" for index in range(len(DASHES))],
-    background="transparent",
-    font="system-ui, sans-serif",
-    columns=2,
-)
+_VARIABLES = {name: f"var(--{name})" for name in _COLOURS}
+SCREEN = _config(_VARIABLES, "transparent", "system-ui, sans-serif", 2)
 
 
 def stylesheet() -> str:
     """CSS that defines the colours of `SCREEN` on light screens and in print, and on dark ones."""
     light, dark = (
-        "; ".join(
-            [f"--{name}: {colours[name]}" for name in ("ink", "rule", "grid")]
-            + [f"--series-{index}: {colour}" for index, colour in enumerate(colours["series"])]
-        )
-        for colours in (_LIGHT, _DARK)
+        "; ".join(f"--{name}: {colour}" for name, colour in colours.items())
+        for colours in (LIGHT, DARK)
     )
     dark_screen = "@media screen and (prefers-color-scheme: dark)"
     return f":root {{ {light} }}\n{dark_screen} {{ :root {{ {dark} }} }}"
@@ -105,16 +94,12 @@ def picture_stylesheet() -> str:
 
     A renderer that knows no stylesheets, or no variables in them, draws the picture as it is.
     """
-    colours = zip(
-        *((each["ink"], each["rule"], each["grid"], *each["series"]) for each in (_LIGHT, _DARK)),
-        strict=True,
-    )
-    rules = (
+    rules = "\n".join(
         f'[{attribute}="{light}"] {{ {attribute}: {dark} }}'
-        for light, dark in colours
+        for light, dark in _COLOURS.values()
         for attribute in ("fill", "stroke")
     )
-    return f"@media screen and (prefers-color-scheme: dark) {{\n{chr(10).join(rules)}\n}}"
+    return f"@media screen and (prefers-color-scheme: dark) {{\n{rules}\n}}"
 
 
 def screen_spec(chart: AnyChart, **changes: Any) -> dict[str, Any]:
@@ -145,19 +130,17 @@ def records(**columns: Any) -> list[Record]:
     ]
 
 
-def check_by_name(argument: str, values: object, kind: type) -> None:
+def check_by_name(argument: str, values: Any, kind: type) -> None:
     """Refuse what does not hold values of ``kind`` by the names of their curves."""
-    wrong = values
+    wrong = [values]
     if isinstance(values, Mapping) and values:
-        named = cast(Mapping[object, object], values).values()
-        others = [value for value in named if not isinstance(value, kind)]
-        if not others:
-            return
-        wrong = others[0]
-    raise SpecError(
-        f"{argument} must be a {kind.__name__} by the name of each curve, such as "
-        f"{{'mine': {kind.__name__.lower()}}}, got {short_repr(wrong)}{rope_hint(wrong)}"
-    )
+        named = cast(Mapping[str, object], values).values()
+        wrong = [value for value in named if not isinstance(value, kind)]
+    if wrong:
+        raise SpecError(
+            f"{argument} must be a {kind.__name__} by the name of each curve, such as "
+            f"{{'mine': {kind.__name__.lower()}}}, got {short_repr(wrong[0])}{rope_hint(wrong[0])}"
+        )
 
 
 def check_list(argument: str, values: object) -> None:
@@ -187,11 +170,9 @@ def curves(
             f"a chart must have at most {len(DASHES)} curves, which can be told apart without "
             f"colour, got {len(names)}; draw several charts"
         )
-    tables = (
-        records(**{"name": name, field_of(x): xs, field_of(y): ys}) for name, ys in series.items()
-    )
+    across, up = (cast(Any, channel).to_dict()["field"] for channel in (x, y))
+    tables = (records(**{"name": name, across: xs, up: ys}) for name, ys in series.items())
     legend = {"symbolSize": 600} if len(names) > 1 else None
-    dashes = alt.Scale(domain=names, range=DASHES[: len(names)])
     chart = (
         chart_of(*tables)
         .mark_line(clip=True)
@@ -199,8 +180,13 @@ def curves(
             x=x,
             y=y,
             color=colour("name", names, legend),
-            strokeDash=alt.StrokeDash("name:N", sort=names, scale=dashes),
-            tooltip=[alt.Tooltip("name:N", title=" "), rounded_tooltip(x), rounded_tooltip(y)],
+            strokeDash=alt.StrokeDash("name:N")
+            .sort(names)
+            .scale(domain=names, range=DASHES[: len(names)]),
+            tooltip=[
+                alt.Tooltip("name:N", title=" "),
+                *(alt.Tooltip(f"{field}:Q", format=".4~g") for field in (across, up)),
+            ],
         )
     )
     if not clickable or legend is None:
@@ -218,21 +204,25 @@ def colour(field: str, names: Sequence[str], legend: Mapping[str, Any] | None) -
 
 
 def darkness(field: str, title: str, *, symbol: str = "square", **scale: Any) -> alt.Opacity:
-    """A heat map's encoding: a larger number is more opaque, so darker on white."""
+    """An encoding by which a larger number is more opaque, so darker on white."""
     legend = alt.Legend(orient="right", direction="vertical", columns=1, symbolType=symbol,
                         symbolSize=200, offset=12)  # fmt: skip
     return alt.Opacity(f"{field}:Q", title=title, legend=legend, scale=alt.Scale(**scale))
 
 
-def field_of(channel: alt.X | alt.Y) -> str:
-    """The field of the records that a coordinate shows."""
-    described: Any = channel.to_dict()  # pyright: ignore[reportUnknownVariableType]
-    return described["field"]
+def heat_map(
+    cells: alt.Chart, field: str, title: str, *labels: str, digits: str = ".3~g", **scale: Any
+) -> alt.Chart:
+    """Rectangles at the coordinates of ``cells``, darker for a larger number."""
+    return cells.mark_rect().encode(
+        opacity=darkness(field, title, range=[0, 1], **scale),
+        tooltip=[*labels, alt.Tooltip(f"{field}:Q", format=digits)],
+    )
 
 
-def rounded_tooltip(channel: alt.X | alt.Y) -> alt.Tooltip:
-    """A tooltip with one of a mark's coordinates."""
-    return alt.Tooltip(f"{field_of(channel)}:Q", format=".4~g")
+def index_ticks(count: int, most: int = 8) -> list[int]:
+    """About so many of the whole numbers below ``count``, for an axis's labels."""
+    return list(range(0, count, max(1, count // most)))
 
 
 def pair_axis(field: str = "pair", **scale: Any) -> alt.X:
@@ -248,12 +238,6 @@ def token_axis(field: str, *, log: bool = True) -> alt.X:
     scale = alt.Scale(type="log" if log else "linear", nice=False)
     axis = alt.Axis(format="~s", tickCount=6, grid=False)
     return alt.X(f"{field}:Q", title=f"{field} (tokens)", scale=scale, axis=axis)
-
-
-def powers(base: int, low: float, high: float) -> list[float]:
-    """The powers from just below ``low`` to just above ``high``, for an axis's labels."""
-    first, last = math.floor(math.log(low, base)), math.ceil(math.log(high, base))
-    return [float(base) ** power for power in range(first, last + 1)]
 
 
 def horizontal_line(value: float) -> alt.Chart:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from phasor._checks import did_you_mean
-from phasor.cli.common import print_line
+from phasor.cli.common import Screen
 from phasor.errors import DISTRIBUTION, PhasorError, VerificationError
 
 _EXIT_DIFFERENCE, _EXIT_ERROR, _EXIT_INTERRUPTED, _EXIT_PIPE_CLOSED = 1, 2, 130, 141
@@ -31,7 +31,7 @@ def run() -> None:
     status, message = _run_command()
     if message is not None:
         with contextlib.suppress(OSError):
-            print_line(f"phasor: {message}", err=True)
+            Screen(stderr=True).print_line(f"phasor: {message}")
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

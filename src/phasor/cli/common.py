@@ -8,10 +8,10 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from importlib.util import find_spec
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -93,21 +93,8 @@ strict_option = click.option(
 
 
 def add_load_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of `phasor.load`, which a command gets as one argument ``load_options``."""
-
-    @part_option
-    @like_option
-    @strict_option
-    @wraps(command)
-    def run_command(*args: Any, part: Any, like: Any, strict: Any, **rest: Any) -> None:
-        command(*args, load_options={"part": part, "like": like, "strict": strict}, **rest)
-
-    return run_command
-
-
-def print_line(text: str = "", *, err: bool = False) -> None:
-    """Print one line, as `Screen.print_line` does."""
-    Screen(stderr=err).print_line(text)
+    """Add the options of `phasor.load`, which a command takes as ``**load_options``."""
+    return part_option(like_option(strict_option(command)))
 
 
 def print_json(plain: Any) -> None:
@@ -152,7 +139,7 @@ def write_file(path: Path, text: str) -> None:
         part.unlink(missing_ok=True)
 
 
-def read_model(model: str, load_options: Mapping[str, Any]) -> LayerRopes:
+def read_model(model: str, **load_options: Any) -> LayerRopes:
     """Load a preset by name, or a file by path or dash; ``load_options`` are for files."""
     is_path = model == STDIN or Path(model).exists() or "/" in model or model.endswith(".json")
     if is_path and model not in preset_names():
@@ -173,8 +160,8 @@ def read_model(model: str, load_options: Mapping[str, Any]) -> LayerRopes:
 class Screen(Console):
     """Rich's console without markup and emoji codes; unprintable characters are escaped."""
 
-    def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
-        super().__init__(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
         # rich renders every str here; cells of tables may have several lines
@@ -203,6 +190,26 @@ class Screen(Console):
             row.rstrip()
             self.print(Text(" " * indent) + row, soft_wrap=True)
 
+    def print_lines(self, lines: Iterable[str], indent: str = "") -> None:
+        """Print several lines."""
+        for line in lines:
+            self.print_line(indent + line)
+
+    def print_table(
+        self,
+        columns: Mapping[str, Sequence[str]],
+        *,
+        words: Collection[str] = (),
+        styles: Sequence[str | None] = (),
+    ) -> None:
+        """Print a table by its columns of numbers, or ``words``, in the styles of its rows."""
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+        for title in columns:
+            table.add_column(title, justify="left" if title in words else "right")
+        for cells, style in zip_longest(zip(*columns.values(), strict=True), styles):
+            table.add_row(*cells, style=style)
+        self.print(table)
+
     def on_broken_pipe(self) -> None:
         # called inside the except block; rich would exit with status 1
         raise
@@ -215,17 +222,8 @@ def exit_with(difference: Difference, *, as_json: bool) -> NoReturn:
     else:
         screen, (title, *rest) = Screen(), difference.lines()
         screen.print_line((title, "bold"))
-        for line in rest:
-            screen.print_line(line)
+        screen.print_lines(rest)
     sys.exit(1 if difference else 0)
-
-
-def make_table(*columns: str, words: Collection[str] = ()) -> Table:
-    """An empty table without lines between its rows; columns hold numbers, or ``words``."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    for title in columns:
-        table.add_column(title, justify="left" if title in words else "right")
-    return table
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from phasor.cli.common import Screen, like_option, print_line, strict_option
+from phasor.cli.common import Screen, like_option, strict_option
 from phasor.errors import PhasorWarning
 from phasor.files.checkpoint import (
     PROGRAMS,
@@ -116,14 +116,14 @@ def convert(
         )
     if out is not None and not dry_run:
         _write(conversion, out, verified=verified)
-    for line in conversion.lines():
-        print_line(line)
+    screen = Screen()
+    screen.print_lines(conversion.lines())
     files = f"Written to {out}. Files beside the weights were not copied."
     if program is not None:
         files = f"Written to {out}: {' and '.join((*conversion.other_files, *conversion.files))}."
     if verified:
-        print_line("Verified: both sides agree, byte for byte and in their scores.")
-    print_line("Nothing was written." if out is None or dry_run else files)
+        screen.print_line("Verified: both sides agree, byte for byte and in their scores.")
+    screen.print_line("Nothing was written." if out is None or dry_run else files)
 
 
 def _write(conversion: ConversionPlan, out: Path, *, verified: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -11,12 +11,12 @@ import click
 
 from phasor.cli.common import (
     STDIN,
+    Screen,
     add_load_options,
     exit_with,
     function_widths,
     model_argument,
     print_json,
-    print_line,
     read_model,
     seq_len_option,
     tokens_option,
@@ -53,7 +53,7 @@ def diff(
     head_dim: int | None,
     kind: str | None,
     seq_len: int | None,
-    load_options: Mapping[str, Any],
+    **load_options: Any,
 ) -> None:
     """Show where two rotations part: first pair, first position. Exit status 1 if they do.
 
@@ -63,8 +63,9 @@ def diff(
         raise click.UsageError("standard input is read once; give one of the two as a file.")
     if is_function(first) or is_function(second):
         with redirect_stdout(sys.stderr):  # output of the functions' own code
-            sides = first, second
-            rotations = [_find_rotation(side, kind, seq_len, load_options) for side in sides]
+            rotations = [
+                _find_rotation(side, kind, seq_len, **load_options) for side in (first, second)
+            ]
             found = diff_rotations(
                 *rotations, head_dim=head_dim, context=context or 4096, tolerance=tolerance
             )
@@ -72,23 +73,23 @@ def diff(
             plain = None if found is None else found.as_plain()
             print_json({"differ": found is not None, "difference": plain})
         else:
-            print_line("They agree wherever they were compared." if found is None else str(found))
+            Screen().print_line(str(found or "They agree wherever they were compared."))
         sys.exit(0 if found is None else 1)
     for option, value in (("--head-dim", head_dim), ("--kind", kind)):
         if value is not None:
             raise click.UsageError(f"{option} is for functions; two models say it themselves.")
-    a, b = read_model(first, load_options), read_model(second, load_options)
+    a, b = (read_model(model, **load_options) for model in (first, second))
     difference = diff_rotations(a, b, seq_len=seq_len, context=context, tolerance=tolerance)
     exit_with(difference, as_json=as_json)
 
 
 def _find_rotation(
-    text: str, kind: str | None, seq_len: int | None, load_options: Mapping[str, Any]
+    text: str, kind: str | None, seq_len: int | None, **load_options: Any
 ) -> Rope | Callable[..., Any]:
     """The function that ``text`` names, or the rope of a model to compare a function with."""
     if is_function(text):
         return find_function(text)
-    ropes = read_model(text, load_options)
+    ropes = read_model(text, **load_options)
     rotating = {name: rope for name, rope in ropes.kinds.items() if rope is not None}
     rotating |= {rotation.name: rotation.rope for rotation in ropes.beside}
     name = next(iter(rotating)) if kind is None and len(rotating) == 1 else kind

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import click
-from rich.table import Table
 
 from phasor.cli.common import (
     Screen,
     add_load_options,
     context_option,
-    make_table,
     model_argument,
     print_json,
-    print_line,
     read_model,
     tokens_option,
     write_file,
@@ -76,7 +72,7 @@ def extend(
     folder: Path | None,
     as_json: bool,
     context: int | None,
-    load_options: Mapping[str, Any],
+    **load_options: Any,
 ) -> None:
     """Compare the laws for a longer context, and write the config.
 
@@ -84,20 +80,19 @@ def extend(
     """
     if settings and law is None:
         raise click.UsageError("--set changes a parameter of a law: name it with --law.")
-    ropes = read_model(model, load_options)
-    parameters_of_law = dict(map(_parse_setting, settings))
-    parameters = {law: parameters_of_law} if law is not None and parameters_of_law else None
+    ropes = read_model(model, **load_options)
+    parameters = {law: dict(map(_parse_setting, settings))} if law and settings else None
     divisors = None if factors is None else _read_divisors(factors)
     with Screen(stderr=True).status("comparing the laws"):
         extension = plan_extension(
             ropes, to, kind=kind, context=context, factors=divisors, parameters=parameters
         )
     # written first, so that nothing is printed if that fails
-    path = write_config(extension, law, model, load_options, ropes, folder) if folder else None
+    path = write_config(extension, law, model, ropes, folder, **load_options) if folder else None
     if as_json:
         print_json(extension.as_plain(law))
     elif path is not None:
-        print_line(f"Written: {path}, for {to} tokens by {extension.option(law).name}.")
+        Screen().print_line(f"Written: {path}, for {to} tokens by {extension.option(law).name}.")
     else:
         print_plan(extension, law)
 
@@ -125,9 +120,9 @@ def write_config(
     extension: ExtensionPlan,
     law: str | None,
     model: str,
-    load_options: Mapping[str, Any],
     ropes: LayerRopes,
     folder: Path,
+    **load_options: Any,
 ) -> Path:
     """Write the config of ``model``, changed by the plan, to ``folder``; return its path."""
     if not Path(model).exists() or not ropes.in_config.values:
@@ -163,19 +158,23 @@ def print_plan(extension: ExtensionPlan, law: str | None) -> None:
     screen = Screen()
     chosen = None if law is None and extension.recommended is None else extension.option(law)
     screen.print_line((extension.model, "bold"), f", {extension.title}")
-    for sentence in extension.judgement:
-        screen.print_line(f"  {sentence}")
-    screen.print(_plan_table(extension))
-    for title, meaning in _COLUMNS.items():
-        screen.print_line(f"  {title}: {meaning}")
-    screen.print_line()
-    for sentence in extension.costs:
-        screen.print_line(sentence)
-    screen.print_line()
+    screen.print_lines(extension.judgement, "  ")
+    names, ways = list(extension.options), extension.options.values()
+    columns = {
+        "law": names,
+        "new phases": [f"{way.pairs_with_new_phases} of {way.rope.num_pairs}" for way in ways],
+        "slowest": [f"{way.slowest_turns:.3g}" for way in ways],
+        "C(r) < 0": [str(way.sign_change or "none") for way in ways],
+        "neighbours": [f"{way.resolution:.3g}" for way in ways],
+        "attention factor": [f"{way.rope.attention_factor:.6g}" for way in ways],
+    }
+    styles = ["green" if name == extension.recommended else None for name in names]
+    screen.print_table(columns, words=["law"], styles=styles)
+    screen.print_lines((f"{title}: {meaning}" for title, meaning in _COLUMNS.items()), "  ")
+    screen.print_lines(["", *extension.costs, ""])
     screen.print_line("Measured on trained models", style="bold")
-    for name, way in extension.options.items():
-        if way.evidence:
-            screen.print_line(f"  {name}: {way.evidence}")
+    measured = {name: way.evidence for name, way in extension.options.items() if way.evidence}
+    screen.print_lines((f"{name}: {evidence}" for name, evidence in measured.items()), "  ")
     screen.print_line()
     if chosen is None:
         screen.print_line("--law NAME prints the block of a law for a Hugging Face config.json.")
@@ -196,18 +195,3 @@ def print_plan(extension: ExtensionPlan, law: str | None) -> None:
         remove = ", and remove older names of them (from the path of a config.json this says which)"
     screen.print_line(f"  {set_these} these keys{remove}:")
     screen.print(json.dumps(chosen.config, indent=2), soft_wrap=True)
-
-
-def _plan_table(extension: ExtensionPlan) -> Table:
-    table = make_table("law", *_COLUMNS, "attention factor", words=["law"])
-    for name, way in extension.options.items():
-        table.add_row(
-            name,
-            f"{way.pairs_with_new_phases} of {way.rope.num_pairs}",
-            f"{way.slowest_turns:.3g}",
-            "none" if way.sign_change is None else str(way.sign_change),
-            f"{way.resolution:.3g}",
-            f"{way.rope.attention_factor:.6g}",
-            style="green" if name == extension.recommended else None,
-        )
-    return table

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import click
 
-from phasor.cli.common import function_widths, print_json, print_line
+from phasor.cli.common import Screen, function_widths, print_json
 from phasor.errors import SpecError
 from phasor.identification import identify as identify_function
 
@@ -70,6 +70,5 @@ def identify(function: str, as_json: bool, **options: Any) -> None:
         identified = identify_function(find_function(function), **given_options)
     if as_json:
         print_json(identified.as_plain())
-        return
-    for line in str(identified).split("\n"):
-        print_line(line)
+    else:
+        Screen().print_lines(str(identified).split("\n"))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from phasor.cli.common import (
+    Screen,
     add_load_options,
     context_option,
     model_argument,
-    print_line,
     progress_bar,
     read_model,
     require_modules,
@@ -36,7 +35,7 @@ from phasor.cli.common import (
 @context_option
 @add_load_options
 def report(
-    model: str, output: Path, to: int | None, context: int | None, load_options: Mapping[str, Any]
+    model: str, output: Path, to: int | None, context: int | None, **load_options: Any
 ) -> None:
     """Write all of this about MODEL as one HTML page.
 
@@ -45,7 +44,7 @@ def report(
     require_modules("the report", "charts", "altair", "jinja2", "vl_convert")
     from phasor.charts import report as write_report
 
-    file, ropes = resolve_output(output), read_model(model, load_options)
+    file, ropes = resolve_output(output), read_model(model, **load_options)
     with progress_bar("writing the report") as progress:
         write_file(file, write_report(ropes, context=context, to=to, progress=progress))
-    print_line(f"{output}: {file.stat().st_size / 1e6:.1f} MB")
+    Screen().print_line(f"{output}: {file.stat().st_size / 1e6:.1f} MB")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
-from rich.table import Table
 
 from phasor.cli.common import (
     Screen,
     add_load_options,
-    make_table,
     model_argument,
     print_json,
     read_model,
@@ -45,10 +43,10 @@ def show(
     pairs: bool,
     context: int | None,
     seq_len: int | None,
-    load_options: Mapping[str, Any],
+    **load_options: Any,
 ) -> None:
     """Say which rotation MODEL means, in words and pair by pair."""
-    ropes = read_model(model, load_options)
+    ropes = read_model(model, **load_options)
     length = context or ropes.context
     if as_json:
         print_json(as_plain(ropes, seq_len or length, length))
@@ -79,10 +77,9 @@ def print_model(
             screen.print_line("  No position embedding.")
             continue
         static = static_rope(rope, seq_len)
-        for sentence in (*rule_sentences(rope, seq_len), *sentences(static, context)):
-            screen.print_line(f"  {sentence}")
+        screen.print_lines((*rule_sentences(rope, seq_len), *sentences(static, context)), "  ")
         rows = pair_rows(static, context)
-        screen.print(_pair_table(rows if every_pair else _select_rows(rows), context))
+        _print_pairs(screen, rows if every_pair else _select_rows(rows), context)
         if not every_pair and len(rows) > _MOST_ROWS:
             screen.print_line(f"  A selection of {len(rows)} pairs; --pairs shows all.")
     screen.print_line()
@@ -109,24 +106,22 @@ def _select_rows(rows: Sequence[PairRow]) -> list[PairRow]:
     return [rows[i] for i in sorted(selected)]
 
 
-def _pair_table(rows: Sequence[PairRow], context: int | None) -> Table:
-    has_axes = len({row.axis for row in rows}) > 1
-    titles = ["pair", *(["axis"] if has_axes else []), "inv_freq", "wavelength"]
-    titles += [] if context is None else [f"turns in {context}"]
-    table = make_table(*titles, "law", words=["law"])
-    for row in rows:
-        is_partial = row.turns is not None and row.turns < 1  # less than one turn in the context
-        cells = [str(row.pair)]
-        cells += [str(row.axis)] if has_axes else []
-        cells += [
-            f"{row.inv_freq:.6g}",
-            "-" if row.wavelength is None else f"{row.wavelength:.6g}",
-        ]
-        if context is not None:
-            cells.append(f"{row.turns:.4g}" + (" never" if is_partial else ""))
-        cells.append(_law_cell(row.divided_by))
-        table.add_row(*cells, style="yellow" if is_partial else None)
-    return table
+def _print_pairs(screen: Screen, rows: Sequence[PairRow], context: int | None) -> None:
+    columns = {
+        "pair": [str(row.pair) for row in rows],
+        "axis": [str(row.axis) for row in rows],
+        "inv_freq": [f"{row.inv_freq:.6g}" for row in rows],
+        "wavelength": ["-" if row.wavelength is None else f"{row.wavelength:.6g}" for row in rows],
+    }
+    if len(set(columns["axis"])) == 1:
+        del columns["axis"]
+    turns = [row.turns for row in rows if row.turns is not None]  # of all or of none
+    if context is not None:
+        words = (f"{count:.4g}" + (" never" if count < 1 else "") for count in turns)
+        columns[f"turns in {context}"] = list(words)
+    columns["law"] = [_law_cell(row.divided_by) for row in rows]
+    styles = ["yellow" if count < 1 else None for count in turns]
+    screen.print_table(columns, words=["law"], styles=styles)
 
 
 def _law_cell(divided_by: float | None) -> str:

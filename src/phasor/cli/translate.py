@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -43,7 +42,7 @@ def translate(
     as_json: bool,
     context: int | None,
     seq_len: int | None,
-    load_options: Mapping[str, Any],
+    **load_options: Any,
 ) -> None:
     """Print what makes another program rotate like MODEL.
 
@@ -58,7 +57,7 @@ def translate(
         raise click.UsageError(
             f"{model} needs --to PROGRAM; `phasor translate` lists the programs."
         )
-    ropes = read_model(model, load_options)
+    ropes = read_model(model, **load_options)
     translation = translate_ropes(ropes, target, context=context, seq_len=seq_len)
     if as_json:
         print_json(translation.as_plain())

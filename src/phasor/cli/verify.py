@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -31,14 +30,14 @@ def verify(
     dims: str | None,
     as_json: bool,
     seq_len: int | None,
-    load_options: Mapping[str, Any],
+    **load_options: Any,
 ) -> None:
     """Compare a recorded rotation with MODEL, and say what differs.
 
     FILE is .safetensors or .npz, and holds positions, q and q_rotated, k and k_rotated; or cos and
     sin, or a cos_sin_cache. Exits with 1 if something differs.
     """
-    layers = read_model(model, load_options)
+    layers = read_model(model, **load_options)
     with progress_bar("Layers") as progress:
         found = verify_recording(layers, file, dims=dims, seq_len=seq_len, progress=progress)
     exit_with(found, as_json=as_json)

@@ -275,31 +275,27 @@ def causal_sum(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor,
     """
     seq = q.shape[-2]
     if torch.compiler.is_exporting():
-        return _causal_sum_of_any_length(q, k, v, before)
-    chunks = (seq // CHUNK, CHUNK) if seq >= CHUNK else (1, seq)
-    # [..., heads, seq, width] -> [..., heads, chunks, CHUNK or seq, width]
-    q, k, v = (cast(Tensor, cast(Any, x).unflatten(-2, chunks)) for x in (q, k, v))
-    *starts, after = accumulate((k.mT @ v).unbind(-3), initial=before)
+        # Operations that are the same for every length, with zeros after the last token; at least
+        # two chunks, because one would be a size that torch.export makes a case of its own.
+        chunks = torch.arange(seq // CHUNK + 2, device=q.device)
+        tokens = chunks[:, None] * CHUNK + torch.arange(CHUNK, device=q.device)
+        padding = (tokens >= seq)[..., None]
+        q, k, v = (x[..., tokens.clamp(max=seq - 1), :].masked_fill(padding, 0) for x in (q, k, v))
+        sums = k.mT @ v
+        ends = before.unsqueeze(-3) + sums.cumsum(-3)  # the sum up to each chunk's end
+        starts, after = ends - sums, ends[..., -1, :, :]
+    else:
+        chunks = (seq // CHUNK, CHUNK) if seq >= CHUNK else (1, seq)
+        # [..., heads, seq, width] -> [..., heads, chunks, CHUNK or seq, width]
+        q, k, v = (cast(Tensor, cast(Any, x).unflatten(-2, chunks)) for x in (q, k, v))
+        *parts, after = accumulate((k.mT @ v).unbind(-3), initial=before)
+        starts = torch.stack(parts, -3)
     scores = (q @ k.mT).tril()  # [..., heads, chunks, CHUNK, CHUNK]
-    return (scores @ v + q @ torch.stack(starts, -3)).flatten(-3, -2), after
-
-
-def _causal_sum_of_any_length(
-    q: Tensor, k: Tensor, v: Tensor, before: Tensor
-) -> tuple[Tensor, Tensor]:
-    """`causal_sum` in operations that are the same for every length, with zeros after the last."""
-    seq = q.shape[-2]
-    # at least two, because one chunk would be a size that torch.export makes a case of its own
-    chunks = torch.arange(seq // CHUNK + 2, device=q.device)
-    tokens = chunks[:, None] * CHUNK + torch.arange(CHUNK, device=q.device)
-    is_padding = (tokens >= seq)[..., None]
-    # [..., heads, seq, width] -> [..., heads, chunks, CHUNK, width]
-    q, k, v = (x[..., tokens.clamp(max=seq - 1), :].masked_fill(is_padding, 0) for x in (q, k, v))
-    sums = k.mT @ v
-    ends = before.unsqueeze(-3) + sums.cumsum(-3)  # the sum up to each chunk's end
-    y = (q @ k.mT).tril() @ v + q @ (ends - sums)
-    # a slice would be a case of its own where it is the whole
-    return y.flatten(-3, -2)[..., torch.arange(seq, device=q.device), :], ends[..., -1, :, :]
+    y = (scores @ v + q @ starts).flatten(-3, -2)
+    if torch.compiler.is_exporting():
+        # a slice would be a case of its own where it is the whole
+        y = y[..., torch.arange(seq, device=q.device), :]
+    return y, after
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from phasor._checks import number, whole
+from phasor._tensors import check_rope
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
 from phasor.torch._operator.arguments import check_heads, check_is_tensor, tokens_first
@@ -118,6 +119,7 @@ def relative_attention(
     """
     q, k, v = tokens_first([q, k, v], heads_first)
     _check_shapes(q, k, v)
+    check_rope(rope)
     check_heads("q", q, rope)
     if not isinstance(cast(object, distance), Distance):
         raise SpecError(f"distance must be a ReRope or SelfExtend, got {type(distance).__name__}")

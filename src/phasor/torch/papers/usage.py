@@ -135,7 +135,7 @@ def watch_usage(
                 for source, count, norms in zip(
                     both, heads, (layer.queries, layer.keys), strict=True
                 ):
-                    hooks += _add_hooks(source, _NormHooks(layer.name, rope, count, norms))
+                    hooks += _watch(source, layer.name, rope, count, norms)
         yield tuple(usage)
     finally:
         for hook in hooks:
@@ -194,54 +194,43 @@ def _find_attention(model: nn.Module) -> Iterator[tuple[str, tuple[_Source, _Sou
             yield name, ((parts[q], parts.get("q_norm")), (parts[k], parts.get("k_norm")))
 
 
-def _add_hooks(source: _Source, hooks: _NormHooks) -> list[Any]:
+def _watch(
+    source: _Source, name: str, rope: Rope, num_heads: int | None, norms: PairNorms
+) -> list[Any]:
+    """Hooks that add the norms of the heads that a projection, or the norm after it, makes."""
     projection, norm = source
-    if norm is None or isinstance(norm, nn.Identity):
-        return [projection.register_forward_hook(hooks.after_projection)]
-    return [
-        projection.register_forward_hook(hooks.store_length),
-        norm.register_forward_hook(hooks.after_norm),
-    ]
+    seq = 0
 
+    def add(x: Tensor, *, split: bool = True) -> None:
+        if split:
+            # [..., seq, heads * head_dim] -> [..., seq, heads, head_dim], or one head that is wrong
+            is_whole = x.shape[-1] % rope.head_dim == 0
+            x = x.reshape(*x.shape[:-1], -1, rope.head_dim if is_whole else x.shape[-1])
+        if x.shape[-1] != rope.head_dim or num_heads not in (None, x.shape[-2]):
+            raise TensorError(
+                f"{name} must have {num_heads or 'some'} heads of head_dim {rope.head_dim}, got "
+                f"{x.shape[-2]} of {x.shape[-1]}; its projection holds more than heads, or ropes "
+                "describe another model"
+            )
+        norms.add(x, rope)
 
-@dataclass(eq=False)
-class _NormHooks:
-    """Hooks that split the output of a projection or a norm into heads, and add their norms."""
+    def after_projection(_module: nn.Module, _inputs: Any, x: Tensor) -> None:
+        nonlocal seq
+        seq = x.shape[-2]
+        if not has_norm:
+            add(x)
 
-    name: str  # of the attention module
-    rope: Rope
-    num_heads: int | None
-    norms: PairNorms
-    seq: int = 0
-
-    def after_projection(self, _module: nn.Module, _inputs: Any, x: Tensor) -> None:
-        self._add(self._split(x))
-
-    def store_length(self, _module: nn.Module, _inputs: Any, x: Tensor) -> None:
-        self.seq = x.shape[-2]
-
-    def after_norm(self, _module: nn.Module, inputs: tuple[Tensor, ...], x: Tensor) -> None:
-        """The norm may be over whole projections, or over heads before or after the tokens."""
+    def after_norm(_module: nn.Module, inputs: tuple[Tensor, ...], x: Tensor) -> None:
+        # the norm may be over whole projections, or over heads before or after the tokens
         if x.ndim < 4:
-            self._add(self._split(x))
+            add(x)
             return
-        heads_first = x.shape[-2] == self.seq
+        heads_first = x.shape[-2] == seq
         if x.shape[-3] == x.shape[-2]:
             # as many heads as tokens: in memory the heads of a token are next to each other
             heads_first = inputs[0].stride(-2) > inputs[0].stride(-3)
-        self._add(x.transpose(-3, -2) if heads_first else x)
+        add(x.transpose(-3, -2) if heads_first else x, split=False)
 
-    def _split(self, x: Tensor) -> Tensor:
-        """``[..., seq, heads * head_dim]`` as ``[..., seq, heads, head_dim]``."""
-        is_whole = x.shape[-1] % self.rope.head_dim == 0
-        return x.reshape(*x.shape[:-1], -1, self.rope.head_dim if is_whole else x.shape[-1])
-
-    def _add(self, heads: Tensor) -> None:
-        wrong_width = heads.shape[-1] != self.rope.head_dim
-        if wrong_width or self.num_heads not in (None, heads.shape[-2]):
-            raise TensorError(
-                f"{self.name} must have {self.num_heads or 'some'} heads of head_dim "
-                f"{self.rope.head_dim}, got {heads.shape[-2]} of {heads.shape[-1]}; its projection "
-                "holds more than heads, or ropes describe another model"
-            )
-        self.norms.add(heads, self.rope)
+    has_norm = norm is not None and not isinstance(norm, nn.Identity)
+    hooks = [projection.register_forward_hook(after_projection)]
+    return [*hooks, norm.register_forward_hook(after_norm)] if has_norm else hooks
