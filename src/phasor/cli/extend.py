@@ -81,7 +81,8 @@ def extend(
     if settings and law is None:
         raise click.UsageError("--set changes a parameter of a law: name it with --law.")
     ropes = read_model(model, **load_options)
-    parameters = {law: dict(map(_parse_setting, settings))} if law and settings else None
+    changed = dict(map(_parse_setting, settings))
+    parameters = {law: changed} if law is not None and changed else None
     divisors = None if factors is None else _read_divisors(factors)
     with Screen(stderr=True).status("comparing the laws"):
         extension = plan_extension(
