@@ -13,8 +13,8 @@ import io
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from types import FunctionType
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
@@ -93,20 +93,12 @@ def prepared(model: Any, dtype: torch.dtype, patched: bool) -> Any:
     return model
 
 
-def rotating_methods(model: Any) -> list[tuple[Any, FunctionType]]:
-    """The layers that rotate, each with its method; what it calls is among the method's globals."""
-    found = [(module, inspect.unwrap(type(module).forward)) for module in model.modules()]
-    return [(module, method) for module, method in found if APPLY in method.__code__.co_names]
-
-
-def replace_rotation(model: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Let every layer rotate by what ``make`` makes of its rotation function."""
-    for module, method in rotating_methods(model):
-        scope = {**method.__globals__, APPLY: make(method.__globals__[APPLY])}
-        scope.pop("__name__", None)  # by which a compiler would look globals up in the module
-        cls, defaults = type(module), method.__defaults__
-        replaced = FunctionType(method.__code__, scope, APPLY, defaults, method.__closure__)
-        module.__class__ = type(cls.__name__, (cls,), {"forward": replaced})
+def rotation_scope(model: Any) -> dict[str, Any]:
+    """The globals among which the layers of ``model`` find the function that rotates."""
+    methods = [inspect.unwrap(type(module).forward) for module in model.modules()]
+    found = [m.__globals__ for m in methods if APPLY in m.__code__.co_names]
+    assert all(scope is found[0] for scope in found), "every layer is of one class"
+    return found[0]
 
 
 def llama(which: str, dtype: str) -> Any:
@@ -160,11 +152,14 @@ def rotation_share(which: str, run: str, dtype: str) -> float:
 
     model = llama(which, dtype)
     model.model.rotary_emb.forward = marked(model.model.rotary_emb.forward)
-    replace_rotation(model, marked)
-    call = run_of(model, run, compiled=False)
+    call, scope = run_of(model, run, compiled=False), rotation_scope(model)
     spent: list[tuple[float, float]] = []
     for _ in range(PROFILED + 1):
-        with torch.profiler.profile() as profile, torch.profiler.record_function(STEP):
+        with (
+            mock.patch.dict(scope, {APPLY: marked(scope[APPLY])}),
+            torch.profiler.profile() as profile,
+            torch.profiler.record_function(STEP),
+        ):
             call()
         events = profile.events()
         rotations = [event for event in events if event.name == ROTATION]
@@ -205,7 +200,7 @@ def memory_rise(what: str, name: str, patched: bool) -> int:
     )
     torch.manual_seed(0)
     model = prepared(getattr(transformers, f"{kind}Model")(config), torch.bfloat16, patched)
-    rotate = rotating_methods(model)[0][1].__globals__[APPLY]
+    rotate = rotation_scope(model)[APPLY]
     of_layer = ["full_attention"] if name.startswith("Gemma") else []
 
     def rise(length: int) -> int:

@@ -100,6 +100,11 @@ def _over_others(form: str, *, alike: bool = False) -> Values:
     ]
 
 
+def _over_bound(begin: str) -> Values:
+    """Errors of the contenders whose names begin so, in bounds."""
+    return lambda m: [(k, e / FAR_BOUND) for k, e in m.errors.items() if k.startswith(begin)]
+
+
 def _pairings_apart(m: Measured) -> Iterable[tuple[str, float]]:
     """The slower pairing over the faster."""
     both = {form: keys for form in (IN_PLACE, NEW) if len(keys := _own(m, form)) == 2}
@@ -110,9 +115,8 @@ def _pairings_apart(m: Measured) -> Iterable[tuple[str, float]]:
 _TWO_DECODES = "decode 1, *", "decode 32, *"
 _FROM_4096 = "prefill 4096*", "prefill 32768*"
 _LONG = "*, prefill*", "*, training*"
-_FAR = Target("error far out / its bound, float32", 1.0,
-              lambda m: [(key, error / FAR_BOUND) for key, error in m.errors.items()
-                         if key.startswith("phasor")], ("*float32",), "errors")  # fmt: skip
+_FAR = Target("error far out / its bound, float32", 1.0, _over_bound("phasor"), ("*float32",),
+              "errors")  # fmt: skip
 _CPU = [
     Target("prefill from 4096 tokens, in place / multiply", 1.05,
            _over(IN_PLACE, MULTIPLY), _FROM_4096),
@@ -133,9 +137,8 @@ _CPU = [
            _over("phasor, avx2", IN_PLACE), ("prefill 64*", "prefill 512*")),
     Target("positions near 2^62 / rows of a table", 1.05,
            _over(_FAR_OUT, "phasor, rows of a table")),
-    Target("error near position 2^62 / its bound, float32", 1.0,
-           lambda m: [(key, error / FAR_BOUND) for key, error in m.errors.items()
-                      if key.startswith(_FAR_OUT)], ("*float32",)),
+    Target("error near position 2^62 / its bound, float32", 1.0, _over_bound(_FAR_OUT),
+           ("*float32",)),
     Target("new output / each contender, every case", 1.03, _over_others(NEW)),
     Target("in place / each contender, every case", 1.03, _over_others(IN_PLACE)),
     Target("new output, float32, malloc as it comes / onnxruntime", 1.0,

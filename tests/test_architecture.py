@@ -211,7 +211,7 @@ def printers(src: Path) -> set[str]:
 
 def test_what_is_printed_goes_one_way() -> None:
     """There it is made visible. The help is click's, and `patch` names classes of Python."""
-    assert printers(SRC) == {"cli", "cli.common", "torch.hf"}
+    assert printers(SRC) == {"cli", "cli.output", "torch.hf"}
 
 
 @pytest.mark.parametrize("line", ["print(1)", "click.echo(1)", "Console().rule()"])

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, sync_playwright
+from playwright.sync_api import Browser, Page, Request, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
@@ -28,17 +28,11 @@ def complaints(page: Page, address: str) -> list[str]:
     """What will go wrong on ``page``: words of its console, errors, requests beyond ``address``."""
     found: list[str] = []
 
-    def console(said: ConsoleMessage) -> None:
-        found.append(said.text)
-
-    def error(raised: Error) -> None:
-        found.append(str(raised))
-
     def request(asked: Request) -> None:
         if not asked.url.startswith(address):
             found.append(asked.url)
 
-    page.on("console", console)
-    page.on("pageerror", error)
+    page.on("console", lambda said: found.append(said.text))
+    page.on("pageerror", lambda raised: found.append(str(raised)))
     page.on("request", request)
     return found

@@ -18,6 +18,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,13 +56,12 @@ def main(arguments: list[str]) -> None:
         start = time.monotonic()
         done = run()
         last = (done.stdout.strip().splitlines() or ["nothing was printed"])[-1].strip(" =")
-        where = ""
+        ending, where = "passes", ""
         if done.returncode != 0:
             failed += 1
             printed = outputs / f"{name.replace(' ', '-').replace(':', '')}.txt"
             printed.write_text(done.stdout)
-            where = f"; see {printed}"
-        ending = "passes" if done.returncode == 0 else "FAILS"
+            ending, where = "FAILS", f"; see {printed}"
         print(f"{name:35} {ending} in {time.monotonic() - start:.0f} s: {last}{where}", flush=True)
     raise SystemExit(failed > 0)
 
@@ -71,20 +71,13 @@ Run = Callable[[], subprocess.CompletedProcess[str]]
 
 def machines(pytest_arguments: list[str], folder: Path) -> dict[str, Run]:
     """What to run, by name."""
-    named: dict[str, Run] = {}
-
-    def here(**environment: str) -> Run:
-        return lambda: suite(
-            ROOT, pytest_arguments, {"PYTHONPATH": str(ROOT / "src"), **environment}
-        )
-
-    for path in paths():
-        held = LIBRARIES.get(path, {}) | numpy_without(path)
-        named[f"instructions {path}"] = here(PHASOR_CPU=path, **held)
-    for threads in ("1", "2", "4"):
-        named[f"threads {threads}"] = here(OMP_NUM_THREADS=threads)
-    for place, environment in PLACES.items():
-        named[place] = here(**environment)
+    settings = {f"instructions {p}": {"PHASOR_CPU": p} | held_to(p) for p in paths()}
+    settings |= {f"threads {n}": {"OMP_NUM_THREADS": n} for n in ("1", "2", "4")} | PLACES
+    source = {"PYTHONPATH": str(ROOT / "src")}
+    named: dict[str, Run] = {
+        name: partial(suite, ROOT, pytest_arguments, source | environment)
+        for name, environment in settings.items()
+    }
     named["no kernel"] = lambda: without_kernel(pytest_arguments, folder / "unbuilt")
     named["a checkout that cannot be written"] = lambda: unwritable(
         pytest_arguments, folder / "unwritable"
@@ -92,26 +85,27 @@ def machines(pytest_arguments: list[str], folder: Path) -> dict[str, Run]:
     return named
 
 
+def printed_by(program: str, python: str = sys.executable) -> str:
+    """What a program of Python prints."""
+    command = [python, "-c", program]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def paths() -> list[str]:
     """The instruction sets that this machine has a kernel for."""
-    program = "from phasor.torch._operator import cpu; print(*cpu.paths())"
-    return subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True
-    ).stdout.split()
+    return printed_by("from phasor.torch._operator import cpu; print(*cpu.paths())").split()
 
 
-def numpy_without(path: str) -> dict[str, str]:
-    """What NumPy must leave alone on a processor that has no more than ``path``."""
-    program = (
+def held_to(path: str) -> dict[str, str]:
+    """What keeps torch's libraries and NumPy to the instructions of ``path``."""
+    found = printed_by(
         "from numpy._core import _multiarray_umath as n\n"
         "print(*[name for name in n.__cpu_dispatch__ if n.__cpu_features__[name]])"
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True
-    ).stdout.split()
+    ).split()
     wide = [name for name in found if name.startswith(("AVX512", "X86_V4"))]
     lacking = {"portable": found, "avx2": wide}.get(path, [])
-    return {"NPY_DISABLE_CPU_FEATURES": " ".join(lacking)} if lacking else {}
+    numpys = {"NPY_DISABLE_CPU_FEATURES": " ".join(lacking)} if lacking else {}
+    return LIBRARIES.get(path, {}) | numpys
 
 
 def suite(
@@ -151,10 +145,7 @@ def unwritable(pytest_arguments: list[str], root: Path) -> subprocess.CompletedP
     environment = root.with_name("environment")
     python = str(environment / "bin" / "python")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
-    site = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        check=True, capture_output=True, text=True,
-    ).stdout.strip()  # fmt: skip
+    site = printed_by("import sysconfig; print(sysconfig.get_path('purelib'))", python)
     Path(site, "borrowed.pth").write_text(sysconfig.get_path("purelib"))
     install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*install, str(root)], check=True)

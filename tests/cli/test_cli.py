@@ -17,7 +17,7 @@ import pytest
 import phasor
 import phasor.cli
 from phasor.cli import COMMANDS, run
-from phasor.cli.common import Screen
+from phasor.cli.output import Screen
 from phasor.cli.show import print_model
 
 from .running import run_phasor

@@ -52,7 +52,7 @@ def test_a_missing_folder_is_said(tmp_path):
 
 def test_the_missing_extra_is_named(tmp_path, monkeypatch):
     """Without the plotting library the command says what to install."""
-    monkeypatch.setattr("phasor.cli.common.find_spec", lambda name: name != "altair" or None)
+    monkeypatch.setattr("phasor.cli.output.find_spec", lambda name: name != "altair" or None)
     done = command("gpt-j-6b", "-o", tmp_path / "page.html")
     assert done.returncode == 2
     assert "pip install 'phasor-rope[charts]'" in done.stderr

@@ -139,7 +139,7 @@ def test_help_ends_where_its_sentences_do(name):
 @pytest.mark.parametrize("command", [["show", "--context"], ["report", "--to"], ["extend", "--to"]])
 def test_tokens_are_counted_with_letters_too(command, text, tokens):
     """They are 1024 and 1024 times that, whatever their case."""
-    from phasor.cli.common import TokenCount
+    from phasor.cli.options import TokenCount
 
     for spelling in (text, text.lower(), text.upper()):
         assert TokenCount().convert(spelling, None, None) == tokens

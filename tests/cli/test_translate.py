@@ -25,18 +25,22 @@ def test_without_a_model_it_lists_the_programs() -> None:
         assert ("not proved" in row) == (target.checked == "description")
 
 
-def test_a_target_without_a_model_is_an_error() -> None:
-    """One line says what is missing."""
-    done = run_phasor("translate", "--to", "mlx")
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--to", "mlx"], "--to needs a MODEL"),
+        (
+            ["llama-2-7b"],
+            "llama-2-7b needs --to PROGRAM; `phasor translate` lists the programs.",
+        ),
+    ],
+    ids=["no model", "no target"],
+)
+def test_what_is_missing_is_an_error(arguments: list[str], says: str) -> None:
+    """One line says what."""
+    done = run_phasor("translate", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--to needs a MODEL" in done.stderr
-
-
-def test_a_model_without_a_target_is_an_error() -> None:
-    """One line says what is missing and where the programs are listed."""
-    done = run_phasor("translate", "llama-2-7b")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "llama-2-7b needs --to PROGRAM; `phasor translate` lists the programs." in done.stderr
+    assert says in done.stderr
 
 
 def test_the_programs_as_json() -> None:

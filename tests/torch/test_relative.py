@@ -294,6 +294,9 @@ BUILDS: dict[str, Callable[[], object]] = {
     "width must be a whole number >= 1, got 0": lambda: ReRope(0),
     "factor must be a finite number > 0, got 0": lambda: ReRope(4, factor=0),
     "group must be a whole number >= 1, got 1.5": lambda: SelfExtend(4, 1.5),
+    "rope must be a phasor.Rope, got NoneType": (
+        lambda: relative_attention(Q, K, K, None, ReRope(4))  # type: ignore[arg-type]
+    ),
     "distance must be a ReRope or SelfExtend": (
         lambda: relative_attention(Q, K, K, HALF, 16)  # type: ignore[arg-type]
     ),

@@ -301,6 +301,7 @@ def precision_chart(
     100
     """
     check_rope("rope", rope)
+    bits, draws = whole("bits", bits, least=1, most=63), whole("draws", draws, least=1)
     generator = np.random.default_rng(0)
     octaves = [generator.integers(2**bit, 2 ** (bit + 1), draws) for bit in range(bits)]
     # an exact result has no logarithm

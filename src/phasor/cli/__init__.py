@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from phasor._checks import did_you_mean
-from phasor.cli.common import Screen
+from phasor.cli.output import Screen
 from phasor.errors import DISTRIBUTION, PhasorError, VerificationError
 
 _EXIT_DIFFERENCE, _EXIT_ERROR, _EXIT_INTERRUPTED, _EXIT_PIPE_CLOSED = 1, 2, 130, 141

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from phasor.cli.common import Screen, like_option, strict_option
+from phasor.cli.options import like_option, strict_option
+from phasor.cli.output import Screen
 from phasor.errors import PhasorWarning
 from phasor.files.checkpoint import (
     PROGRAMS,

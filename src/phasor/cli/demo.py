@@ -9,14 +9,14 @@ from __future__ import annotations
 import sys
 from importlib import resources
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 import click
 import numpy as np
 from numpy.typing import NDArray
 
 from phasor.angles import COS_SIN_ERROR_FLOAT32
-from phasor.cli.common import Screen, require_modules
+from phasor.cli.output import Screen, require_modules
 from phasor.describe import sentences
 from phasor.files.configs import load
 from phasor.files.presets import preset
@@ -31,29 +31,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TOKENS = 256
-
-
-class _Case(NamedTuple):
-    """A model, and its rotation by the oracle."""
-
-    ropes: LayerRopes  # what phasor read
-    inv_freq: NDArray[np.float64]  # by the oracle's formula
-
-    @property
-    def rope(self) -> Rope:
-        """The rope of every layer."""
-        return self.ropes.ropes[0]
-
-    @property
-    def start(self) -> int:
-        """The first position of the test, near the end of the model's context."""
-        assert self.ropes.context is not None
-        return self.ropes.context - _TOKENS
-
-    @property
-    def heads(self) -> str:
-        """Their numbers and their width."""
-        return f"{self.ropes.num_heads} + {self.ropes.num_kv_heads} heads of {self.rope.head_dim}"
+# a model as phasor reads it, every layer alike, and its frequencies by the oracle's formula
+_Case = tuple[LayerRopes, NDArray[np.float64]]
 
 
 def _geometric(base: float, pairs: int) -> NDArray[np.float64]:
@@ -79,11 +58,16 @@ def _cases() -> list[_Case]:
     with resources.as_file(config) as path:
         llama = load(path)
     return [
-        _Case(llama, _llama_3_1()),
-        _Case(preset("gpt-j-6b"), _geometric(10_000.0, 32)),
-        _Case(preset("deepseek-v3"), _deepseek_v3()),
-        _Case(preset("qwen3-8b"), _geometric(1e6, 64)),
+        (llama, _llama_3_1()),
+        (preset("gpt-j-6b"), _geometric(10_000.0, 32)),
+        (preset("deepseek-v3"), _deepseek_v3()),
+        (preset("qwen3-8b"), _geometric(1e6, 64)),
     ]
+
+
+def _positions(ropes: LayerRopes) -> NDArray[np.int64]:
+    assert ropes.context is not None
+    return np.arange(ropes.context - _TOKENS, ropes.context)
 
 
 @click.command(epilog="Example: phasor demo")
@@ -99,20 +83,24 @@ def run() -> bool:
     from rich.progress import track
 
     screen, cases = Screen(), _cases()
-    llama = cases[0]
+    llama, _ = cases[0]
     screen.print_line(("1. Read a configuration", "bold"), " (llama-3.1-8b.json)")
-    screen.print_lines(sentences(llama.rope, llama.ropes.context), "   ")
+    screen.print_lines(sentences(llama.ropes[0], llama.context), "   ")
     screen.print_line()
     title = "2. Rotate queries and keys", "bold"
     screen.print_line(title, f" of real shapes, {_TOKENS} tokens at the context's end,")
     screen.print_line("   forward and backward, and compare with complex128 multiplication")
-    cells = list(product(cases, (torch.float32, torch.bfloat16)))
-    progress = track(cells, "   rotating", console=screen, transient=True)
-    errors = [_errors(case, dtype) for case, dtype in progress]
+    runs = list(product(cases, (torch.float32, torch.bfloat16)))
+    progress = track(runs, "   rotating", console=screen, transient=True)
+    errors = [_errors(*case, dtype) for case, dtype in progress]
+    models = [ropes for (ropes, _), _ in runs]
     columns = {
-        "model": [case.ropes.name for case, _ in cells],
-        "q and k": [case.heads for case, _ in cells],
-        "dtype": [str(dtype).removeprefix("torch.") for _, dtype in cells],
+        "model": [ropes.name for ropes in models],
+        "q and k": [
+            f"{ropes.num_heads} + {ropes.num_kv_heads} heads of {ropes.ropes[0].head_dim}"
+            for ropes in models
+        ],
+        "dtype": [str(dtype).removeprefix("torch.") for _, dtype in runs],
         "forward": [f"{forward:.3f}" for forward, _ in errors],
         "backward": [f"{backward:.3f}" for _, backward in errors],
     }
@@ -123,34 +111,36 @@ def run() -> bool:
     said = f"   Largest error, in units of the derived bound: {largest:.3f}, "
     screen.print_line(said, verdict, ".")
     screen.print_line()
-    said = f": near position {llama.start} the usual float32 angles are off by"
+    positions = _positions(llama)
+    said = f": near position {positions[0]} the usual float32 angles are off by"
     screen.print_line(("3. For comparison", "bold"), said)
-    usual = angle_errors(llama.rope, np.arange(_TOKENS) + llama.start, "float32 angle").max()
-    screen.print_line(
-        f"   up to {usual:.1e} in cos and sin; phasor's within {COS_SIN_ERROR_FLOAT32:.2e}."
-    )
+    usual = angle_errors(llama.ropes[0], positions, "float32 angle").max()
+    said = f"   up to {usual:.1e} in cos and sin; phasor's within {COS_SIN_ERROR_FLOAT32:.2e}."
+    screen.print_line(said)
     return is_within
 
 
-def _errors(case: _Case, dtype: torch.dtype) -> tuple[float, float]:
+def _errors(
+    ropes: LayerRopes, inv_freq: NDArray[np.float64], dtype: torch.dtype
+) -> tuple[float, float]:
     """Largest error of the new q and k, and of their gradients, in units of the bound."""
     import torch
 
     from phasor.torch import rotate_qk
 
-    rope = case.rope
+    rope, positions = ropes.ropes[0], _positions(ropes)
     generator = torch.Generator().manual_seed(0)
 
-    def draw(heads: int | None) -> Tensor:
-        return torch.randn(1, _TOKENS, heads or 1, rope.head_dim, generator=generator).to(dtype)
+    def draw() -> list[Tensor]:
+        shapes = [
+            (1, _TOKENS, n or 1, rope.head_dim) for n in (ropes.num_heads, ropes.num_kv_heads)
+        ]
+        return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
 
-    q, k = draw(case.ropes.num_heads), draw(case.ropes.num_kv_heads)
-    grads = draw(case.ropes.num_heads), draw(case.ropes.num_kv_heads)
-    positions = torch.arange(case.start, case.start + _TOKENS)
-    inputs = q.requires_grad_(), k.requires_grad_()
-    rotated = rotate_qk(*inputs, positions, rope)
+    inputs, grads = [x.requires_grad_() for x in draw()], draw()
+    rotated = rotate_qk(*inputs, torch.from_numpy(positions), rope)
     gradients = torch.autograd.grad(rotated, inputs, grads)
-    turns = np.exp(1j * positions.numpy()[:, None] * case.inv_freq)[:, None, :]
+    turns = np.exp(1j * positions[:, None] * inv_freq)[:, None, :]
     # the heads of queries and of keys side by side
     x, y, grad_y, grad_x = (torch.cat(one, 2) for one in (inputs, rotated, grads, gradients))
     first, last = rope.pairing, rope.output_pairing

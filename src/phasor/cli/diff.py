@@ -9,19 +9,9 @@ from typing import Any
 
 import click
 
-from phasor.cli.common import (
-    STDIN,
-    Screen,
-    add_load_options,
-    exit_with,
-    function_widths,
-    model_argument,
-    print_json,
-    read_model,
-    seq_len_option,
-    tokens_option,
-)
 from phasor.cli.identify import find_function, is_function
+from phasor.cli.options import HEAD_DIM, read_model, seq_len_option, takes_models, tokens_option
+from phasor.cli.output import Screen, exit_with, print_json
 from phasor.describe import static_rope
 from phasor.errors import SpecError
 from phasor.identification import diff as diff_rotations
@@ -29,8 +19,6 @@ from phasor.rope import Rope
 
 
 @click.command(epilog="Example: phasor diff llama-3-8b llama-3.1-8b")
-@model_argument("first")
-@model_argument("second")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option(
     "--tolerance",
@@ -40,10 +28,10 @@ from phasor.rope import Rope
 @tokens_option(
     "--context", "Positions to compare; the longer of the two models' contexts unless given."
 )
-@click.option("--head-dim", type=function_widths, help="Width of a head, for two functions.")
+@click.option("--head-dim", type=HEAD_DIM, help="Width of a head, for two functions.")
 @click.option("--kind", metavar="NAME", help="Layers to compare a function with.")
 @seq_len_option
-@add_load_options
+@takes_models("first", "second")
 def diff(
     first: str,
     second: str,
@@ -59,7 +47,7 @@ def diff(
 
     FIRST and SECOND are models, or functions as `identify` takes them (package.module:function).
     """
-    if first == second == STDIN:
+    if first == second == "-":
         raise click.UsageError("standard input is read once; give one of the two as a file.")
     if is_function(first) or is_function(second):
         with redirect_stdout(sys.stderr):  # output of the functions' own code

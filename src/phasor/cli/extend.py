@@ -9,16 +9,8 @@ from typing import Any, cast
 
 import click
 
-from phasor.cli.common import (
-    Screen,
-    add_load_options,
-    context_option,
-    model_argument,
-    print_json,
-    read_model,
-    tokens_option,
-    write_file,
-)
+from phasor.cli.options import context_option, read_model, takes_models, tokens_option
+from phasor.cli.output import Screen, print_json, write_file
 from phasor.errors import ConfigError, PhasorWarning, SpecError
 from phasor.files.configs import load
 from phasor.files.configs.source import read_source
@@ -35,7 +27,6 @@ _COLUMNS = {
 
 
 @click.command(epilog="Example: phasor extend qwen3-8b --to 128k")
-@model_argument()
 @tokens_option("--to", "The longer context, such as 128k or 1M.", least=3, required=True)
 @click.option("--law", metavar="NAME", help="Write this law's block, not the documented one's.")
 @click.option(
@@ -61,7 +52,7 @@ _COLUMNS = {
 )
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @context_option
-@add_load_options
+@takes_models("model")
 def extend(
     model: str,
     to: int,

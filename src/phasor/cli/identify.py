@@ -11,7 +11,8 @@ from typing import Any, cast
 
 import click
 
-from phasor.cli.common import Screen, function_widths, print_json
+from phasor.cli.options import HEAD_DIM
+from phasor.cli.output import Screen, print_json
 from phasor.errors import SpecError
 from phasor.identification import identify as identify_function
 
@@ -50,7 +51,7 @@ def find_function(text: str) -> Callable[..., Any]:
 
 @click.command(epilog="Example: phasor identify model:rotate --head-dim 128")
 @click.argument("function")
-@click.option("--head-dim", type=function_widths, required=True, help="Width of a head.")
+@click.option("--head-dim", type=HEAD_DIM, required=True, help="Width of a head.")
 @click.option("--table", metavar="FUNCTION", help="Makes cos and sin from positions.")
 @click.option("--takes", metavar="WORDS", help='The arguments, such as "q k positions".')
 @click.option("--dims", metavar="LETTERS", help="Order of dimensions, such as bhsd.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from phasor.cli.common import Screen, print_json
+from phasor.cli.output import Screen, print_json
 from phasor.errors import SpecError
 from phasor.files.presets import preset, preset_names
 from phasor.layers import summarize

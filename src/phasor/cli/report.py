@@ -7,22 +7,11 @@ from typing import Any
 
 import click
 
-from phasor.cli.common import (
-    Screen,
-    add_load_options,
-    context_option,
-    model_argument,
-    progress_bar,
-    read_model,
-    require_modules,
-    resolve_output,
-    tokens_option,
-    write_file,
-)
+from phasor.cli.options import context_option, read_model, takes_models, tokens_option
+from phasor.cli.output import Screen, progress_bar, require_modules, resolve_output, write_file
 
 
 @click.command(epilog="Example: phasor report llama-3-8b -o llama.html --to 128k")
-@model_argument()
 @click.option(
     "-o",
     "--output",
@@ -33,7 +22,7 @@ from phasor.cli.common import (
 )
 @tokens_option("--to", "Longest context to look at; eight times the context unless given.", least=3)
 @context_option
-@add_load_options
+@takes_models("model")
 def report(
     model: str, output: Path, to: int | None, context: int | None, **load_options: Any
 ) -> None:

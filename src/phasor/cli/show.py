@@ -7,15 +7,8 @@ from typing import Any
 
 import click
 
-from phasor.cli.common import (
-    Screen,
-    add_load_options,
-    model_argument,
-    print_json,
-    read_model,
-    seq_len_option,
-    tokens_option,
-)
+from phasor.cli.options import read_model, seq_len_option, takes_models, tokens_option
+from phasor.cli.output import Screen, print_json
 from phasor.describe import (
     PairRow,
     as_plain,
@@ -31,12 +24,11 @@ _MOST_ROWS = 20  # tables of at most this many rows are printed in full
 
 
 @click.command(epilog="Example: phasor show llama-3.1-8b --context 8k")
-@model_argument()
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
 @click.option("--pairs", is_flag=True, help="All pairs, not a selection.")
 @tokens_option("--context", "Count turns over this length.")
 @seq_len_option
-@add_load_options
+@takes_models("model")
 def show(
     model: str,
     as_json: bool,

@@ -6,15 +6,8 @@ from typing import Any
 
 import click
 
-from phasor.cli.common import (
-    Screen,
-    add_load_options,
-    model_argument,
-    print_json,
-    read_model,
-    seq_len_option,
-    tokens_option,
-)
+from phasor.cli.options import read_model, seq_len_option, takes_models, tokens_option
+from phasor.cli.output import Screen, print_json
 from phasor.files.translation import TARGETS, Translation
 from phasor.files.translation import translate as translate_ropes
 
@@ -30,12 +23,11 @@ def _complete(_context: object, _parameter: object, begun: str) -> list[str]:
 
 
 @click.command(epilog="Example: phasor translate llama-3.1-8b --to gguf")
-@model_argument(required=False)
 @click.option("--to", "target", metavar="PROGRAM", help="The program.", shell_complete=_complete)
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with every number.")
 @tokens_option("--context", "Tokens that its tables are for.")
 @seq_len_option
-@add_load_options
+@takes_models("model", required=False)
 def translate(
     model: str | None,
     target: str | None,

@@ -6,24 +6,17 @@ from typing import Any
 
 import click
 
-from phasor.cli.common import (
-    add_load_options,
-    exit_with,
-    model_argument,
-    progress_bar,
-    read_model,
-    seq_len_option,
-)
+from phasor.cli.options import read_model, seq_len_option, takes_models
+from phasor.cli.output import exit_with, progress_bar
 from phasor.identification import verify as verify_recording
 
 
 @click.command(epilog="Example: phasor verify llama-3.1-8b recording.npz")
-@model_argument()
-@click.argument("file", type=click.Path())
 @click.option("--dims", metavar="LETTERS", help="Order of dimensions, such as bshd; found if not.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @seq_len_option
-@add_load_options
+@takes_models("model")
+@click.argument("file", type=click.Path())
 def verify(
     model: str,
     file: str,

@@ -263,9 +263,10 @@ def oddly_normed() -> nn.Module:
     [
         (Fused(), ROPE, "some modules with q_proj and k_proj .* got 0"),
         (Model("none"), layer_ropes("rope", "rope"), "must have 2 modules .* got 1"),
+        (Model("none"), "x", "ropes must be a phasor.Rope, got 'x'"),
         (oddly_normed(), ROPE, r"layers.0 has norms that are not watched \(q_layernorm;"),
     ],
-    ids=["fused", "other count", "other norms"],
+    ids=["fused", "other count", "no rope", "other norms"],
 )
 def test_models_that_cannot_be_watched_are_refused(model, ropes, message):
     """Before anything runs, and nothing stays hooked."""

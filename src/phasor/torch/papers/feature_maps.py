@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +83,15 @@ class PositiveRandomFeatures(nn.Module):
         exponents = self._exponents(x)
         return (exponents - exponents.amax(-1, keepdim=True).detach()).exp()
 
+    def _count(self, head_dim: int) -> int:
+        """The features of a head of this width, which must be its own."""
+        if self.head_dim != head_dim:
+            raise SpecError(
+                f"feature_map must be for heads of width {head_dim}, got {self.head_dim}; "
+                "head_dim is that of the layer, while the Rope's is the number of features"
+            )
+        return self.num_features
+
     def _exponents(self, x: Tensor) -> Tensor:
         y = x * self.head_dim**-0.25
         return y @ self.projection.to(y.dtype).T - y.square().sum(-1, keepdim=True) / 2
@@ -97,15 +106,29 @@ def _elu_plus_one(x: Tensor) -> Tensor:
     return (x - positive).exp() + positive
 
 
-#: The maps of queries and of keys [..., seq, heads, head_dim], by name.
-_FEATURE_MAPS: dict[str, tuple[FeatureMap, FeatureMap]] = {
-    "elu": (_elu_plus_one, _elu_plus_one),
-    "softmax": (partial(torch.softmax, dim=-1), torch.exp),
-    "shen": (partial(torch.softmax, dim=-1), partial(torch.softmax, dim=-3)),
+class Features(NamedTuple):
+    """What a ``feature_map`` names, is or holds."""
+
+    of_queries: FeatureMap  # [..., seq, heads, head_dim] -> [..., seq, heads, features]
+    of_keys: FeatureMap
+    #: From a head's width to the number of its features; to None where only a call shows it.
+    count: Callable[[int], int | None]
+    by_token: bool  # each token is taken by itself, and there are no trainable parameters
+
+
+def _same_width(head_dim: int) -> int:
+    return head_dim
+
+
+_softmax = partial(torch.softmax, dim=-1)
+_NAMED = {
+    "elu": Features(_elu_plus_one, _elu_plus_one, _same_width, True),
+    "softmax": Features(_softmax, torch.exp, _same_width, True),
+    "shen": Features(_softmax, partial(torch.softmax, dim=-3), _same_width, False),
 }
 
 
-def find_feature_maps(feature_map: object, causal: bool) -> tuple[FeatureMap, FeatureMap]:
+def find_features(feature_map: object, causal: bool) -> Features:
     """The maps of queries and of keys that ``feature_map`` names, is or holds."""
     boolean("causal", causal)
     if feature_map == "shen" and causal:
@@ -113,40 +136,19 @@ def find_feature_maps(feature_map: object, causal: bool) -> tuple[FeatureMap, Fe
             "feature_map='shen' divides every key by a sum over all tokens, later ones too, "
             "and cannot be causal; use 'softmax', or causal=False"
         )
-    if isinstance(feature_map, str) and feature_map in _FEATURE_MAPS:
-        return _FEATURE_MAPS[feature_map]
+    if isinstance(feature_map, str) and feature_map in _NAMED:
+        return _NAMED[feature_map]
     if isinstance(feature_map, PositiveRandomFeatures):
-        return feature_map.of_queries, feature_map
+        is_fixed = not feature_map.projection.requires_grad
+        return Features(feature_map.of_queries, feature_map, feature_map._count, is_fixed)
     is_pair = isinstance(feature_map, tuple)
     pair = cast(tuple[Any, ...], feature_map if is_pair else (feature_map, feature_map))
     if len(pair) == 2 and all(map(callable, pair)):
-        return pair[0], pair[1]
-    known = ", ".join(repr(name) for name in _FEATURE_MAPS)
+        return Features(*pair, lambda _head_dim: None, False)
     raise SpecError(
-        f"feature_map must be {known}, a callable or a pair of callables, "
+        f"feature_map must be {', '.join(map(repr, _NAMED))}, a callable or a pair of callables, "
         f"got {short_repr(cast(object, feature_map))}"
     )
-
-
-def maps_each_token(feature_map: object) -> bool:
-    """Whether a map is known to take each token by itself, and to have no trainable parameters."""
-    if isinstance(feature_map, PositiveRandomFeatures):
-        return not feature_map.projection.requires_grad
-    return isinstance(feature_map, str) and feature_map != "shen"
-
-
-def number_of_features(feature_map: object, head_dim: int) -> int | None:
-    """How many features a head becomes; None where only a call of the map shows it."""
-    if isinstance(feature_map, str):
-        return head_dim
-    if not isinstance(feature_map, PositiveRandomFeatures):
-        return None
-    if feature_map.head_dim != head_dim:
-        raise SpecError(
-            f"feature_map must be for heads of width {head_dim}, got {feature_map.head_dim}; "
-            "head_dim is that of the layer, while the Rope's is the number of features"
-        )
-    return feature_map.num_features
 
 
 def check_features(features: Any, x: Tensor, rope: Rope | None, width: int | None) -> None:

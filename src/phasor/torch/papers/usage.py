@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from phasor.errors import ConfigError, SpecError, TensorError
-from phasor.layers import LayerRopes, summarize
+from phasor.layers import LayerRopes, check_rope, summarize
 from phasor.numpy import pair_indices
 from phasor.rope import Rope
 from phasor.torch.attention import RotaryAttention
@@ -116,6 +116,8 @@ def watch_usage(
             f"phasor.torch.RotaryAttention, got None for a {type(model).__name__}"
         )
     per_layer = (given,) * len(sources) if isinstance(given, Rope) else tuple(given)
+    for rope in filter(None, per_layer):
+        check_rope("ropes", rope)
     if not sources or len(per_layer) != len(sources):
         raise SpecError(
             f"model must have {len(per_layer) or 'some'} modules with q_proj and k_proj (or query "

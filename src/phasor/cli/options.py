@@ -1,0 +1,103 @@
+"""Options that several commands take, and the way from what they say to a model's ropes."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import click
+from click.shell_completion import CompletionItem
+
+import phasor
+from phasor.errors import PhasorWarning, SpecError
+from phasor.files.presets import preset, preset_names
+from phasor.layers import LayerRopes
+
+
+class TokenCount(click.ParamType[int]):
+    """A number of tokens from ``minimum`` on: whole, or with k (1024) or M (1024 * 1024)."""
+
+    name = "tokens"
+    _UNIT_SIZES: ClassVar = {"": 1, "k": 1 << 10, "m": 1 << 20}
+
+    def __init__(self, minimum: int = 1) -> None:
+        self._minimum = minimum
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        # no more digits than any count has
+        match = re.fullmatch(r"([0-9][0-9_]{,30})([km]?)", str(value).lower())
+        count = 0 if match is None else int(match[1].replace("_", "")) * self._UNIT_SIZES[match[2]]
+        if not self._minimum <= count < 1 << 63:
+            self.fail(
+                f"{value!r} is no number of tokens from {self._minimum} to 2**63 - 1, such as "
+                "4096, 128k (131072) or 1M (1048576).",
+                param,
+                ctx,
+            )
+        return count
+
+
+def tokens_option(name: str, says: str, *, least: int = 1, **rest: Any) -> Callable[..., Any]:
+    """An option that takes a number of tokens."""
+    return click.option(name, type=TokenCount(least), metavar="TOKENS", help=says, **rest)
+
+
+# functions are called with a matrix of this width at many positions: wider ones take gigabytes
+HEAD_DIM = click.IntRange(2, 4096)
+seq_len_option = tokens_option(
+    "--seq-len", "Sequence length at which a rule (dynamic NTK, LongRoPE) picks its law."
+)
+context_option = tokens_option(
+    "--context", "Tokens of the training; the model's own context unless given.", least=2
+)
+part_option = click.option(
+    "--part", metavar="KEY", help="Config inside the file that is meant, as vision_config."
+)
+like_option = click.option(
+    "--like", metavar="TYPE", help="Read an unknown model type as this known one."
+)
+strict_option = click.option(
+    "--strict/--no-strict",
+    default=True,
+    help="--no-strict leaves aside keys that the model's class does not read.",
+)
+
+
+def takes_models(*names: str, required: bool = True) -> Callable[..., Any]:
+    """Arguments that are models, and the options of `phasor.load`, taken as ``**load_options``.
+
+    Each is a preset's name, a path, an id of the Hub, or a dash; shells complete names and paths.
+    """
+
+    def complete(_context: object, _parameter: object, begun: str) -> list[CompletionItem]:
+        known = [CompletionItem(name) for name in preset_names() if name.startswith(begun)]
+        return known or [CompletionItem(begun, type="file")]
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        command = part_option(like_option(strict_option(command)))
+        for name in reversed(names):
+            command = click.argument(name, required=required, shell_complete=complete)(command)
+        return command
+
+    return decorate
+
+
+def read_model(model: str, **load_options: Any) -> LayerRopes:
+    """Load a preset by name, or a file by path or dash; ``load_options`` are for files."""
+    is_path = model == "-" or Path(model).exists() or "/" in model or model.endswith(".json")
+    if is_path and model not in preset_names():
+        with warnings.catch_warnings():
+            # commands print the notes, which say the same
+            warnings.simplefilter("ignore", PhasorWarning)
+            return phasor.load(model, **load_options)  # imports the readers of files only now
+    try:
+        return preset(model)
+    except SpecError as error:
+        # name the command instead of the Python function
+        message = str(error).replace("phasor.preset_names()", "`phasor presets`")
+        raise SpecError(
+            f"no file or folder is called {model!r}, and as a preset: {message}"
+        ) from None

@@ -1,0 +1,148 @@
+"""What commands put out: text on the terminal, JSON, progress, and files."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from phasor.errors import BackendError, SpecError, install_hint, visible
+
+if TYPE_CHECKING:  # which loads more than most commands need
+    from phasor.identification.report import Difference
+
+
+class Screen(Console):
+    """Rich's console without markup and emoji codes; unprintable characters are escaped."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        # rich renders every str here; cells of tables may have several lines
+        return super().render_str("\n".join(map(visible, text.split("\n"))), **options)
+
+    def print_line(self, *parts: str | tuple[str, str], style: str = "") -> None:
+        """Print one line; a part is text, or text with its style.
+
+        On a terminal it is broken between words, with the indent of its first row.
+        """
+        line = Text(style=style)
+        for part in parts:
+            text, text_style = (part, "") if isinstance(part, str) else part
+            line.append(visible(text), text_style)
+        if not self.is_terminal or len(line) <= self.width:
+            self.print(line, soft_wrap=True)
+            return
+        indent = len(line.plain) - len(line.plain.lstrip())
+        starts, start = list[int](), indent
+        # a list of numbers is one word, as it may be copied
+        for word in re.finditer(r"(?:[\[(][-+.,\de ]*[\])]|\S)+", line.plain):
+            if word.start() > start and word.end() - start > self.width - indent:
+                start = word.start()
+                starts.append(start)
+        for row in line[indent:].divide([start - indent for start in starts]):
+            row.rstrip()
+            self.print(Text(" " * indent) + row, soft_wrap=True)
+
+    def print_lines(self, lines: Iterable[str], indent: str = "") -> None:
+        """Print several lines."""
+        for line in lines:
+            self.print_line(indent + line)
+
+    def print_table(
+        self,
+        columns: Mapping[str, Sequence[str]],
+        *,
+        words: Collection[str] = (),
+        styles: Sequence[str | None] = (),
+    ) -> None:
+        """Print a table by its columns of numbers, or ``words``, in the styles of its rows."""
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+        for title in columns:
+            table.add_column(title, justify="left" if title in words else "right")
+        for cells, style in zip_longest(zip(*columns.values(), strict=True), styles):
+            table.add_row(*cells, style=style)
+        self.print(table)
+
+    def on_broken_pipe(self) -> None:
+        # called inside the except block; rich would exit with status 1
+        raise
+
+
+def exit_with(difference: Difference, *, as_json: bool) -> NoReturn:
+    """Print a difference, its first line as a title, and exit with 1 if there is one."""
+    if as_json:
+        print_json(difference.as_plain())
+    else:
+        screen, (title, *rest) = Screen(), difference.lines()
+        screen.print_line((title, "bold"))
+        screen.print_lines(rest)
+    sys.exit(1 if difference else 0)
+
+
+@contextmanager
+def progress_bar(title: str) -> Generator[Callable[[int, int], None]]:
+    """A progress bar on a terminal's stderr; yields ``update(done, total)``."""
+    from rich.progress import Progress
+
+    screen = Screen(stderr=True)
+    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
+        task = progress.add_task(title, total=None)
+        yield lambda completed, total: progress.update(task, completed=completed, total=total)
+
+
+def print_json(plain: Any) -> None:
+    """Print JSON values, with non-ASCII characters escaped."""
+    click.echo(json.dumps(plain, indent=2))
+
+
+def require_modules(feature: str, extra: str, *modules: str) -> None:
+    """Raise an error that names the extra to install if one of its ``modules`` is missing."""
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        raise BackendError(
+            f"{feature} is made with {', '.join(missing)}, not installed: {install_hint(extra)}"
+        )
+
+
+def resolve_output(path: Path) -> Path:
+    """``path`` with symlinks resolved, after a check that it can be written or replaced."""
+    try:
+        file = path.resolve()
+        if file.is_symlink() or (file.exists() and not file.is_file()):
+            raise SpecError(f"{path} must be a file or new, and is a device, a pipe or a folder")
+        if not os.access(file.parent, os.W_OK):
+            number = errno.EACCES if file.parent.is_dir() else errno.ENOENT
+            raise OSError(number, os.strerror(number))
+    except (OSError, RuntimeError) as error:  # RuntimeError: symlinks in a circle
+        reason = getattr(error, "strerror", None) or error
+        raise SpecError(f"{path} cannot be written: {reason}") from None
+    return file
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a whole file or nothing; an existing file is replaced."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("x", encoding="utf-8", errors="xmlcharrefreplace") as stream:
+            stream.write(text)
+        part.replace(path)
+    except OSError as error:
+        raise SpecError(f"{path} cannot be written: {error.strerror}") from None
+    finally:
+        part.unlink(missing_ok=True)
