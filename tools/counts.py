@@ -12,22 +12,12 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 SOURCE = Path(__file__).parents[1] / "src" / "phasor"
 REFUSES = re.compile(r"_*check(ed)?(_|$)|.*(_error|_hint)$|_*(error|hint)$")
 VERBS = ("functional.py", "attention.py", "module.py", "_operator/arguments.py",
          "_operator/in_place.py")  # fmt: skip
-
-
-class Counts(NamedTuple):
-    """Numbers of lines; what is in none but ``lines`` is blank or a docstring."""
-
-    lines: int
-    code: int
-    comments: int
-    refuses: int
-    works: int
 
 
 def _only_raises(body: list[ast.stmt]) -> bool:
@@ -67,8 +57,11 @@ def _lines(nodes: Iterable[Any]) -> set[int]:
     return {line for node in nodes for line in range(node.lineno, node.end_lineno + 1)}
 
 
-def count(path: Path) -> Counts:
-    """The lines of a file."""
+def count(path: Path) -> tuple[int, int, int, int, int]:
+    """Lines of a file: all, code, comments, and of code what refuses and what works.
+
+    What is in none but the first is blank or a docstring.
+    """
     text = path.read_text("utf-8")
     nodes = [*ast.walk(ast.parse(text))]
     rows = {number: line.strip() for number, line in enumerate(text.splitlines(), 1)}
@@ -82,9 +75,8 @@ def count(path: Path) -> Counts:
     code = written - comments
     imports = _lines(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
     refusing = code & _lines(_refusing(nodes[0]))
-    return Counts(
-        len(rows), len(code), len(comments), len(refusing), len(code - refusing - imports)
-    )
+    works = code - refusing - imports
+    return len(rows), len(code), len(comments), len(refusing), len(works)
 
 
 def main(places: list[str]) -> None:

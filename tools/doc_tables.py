@@ -33,24 +33,19 @@ REORDERED, ONE_LENGTH, REFUSED = "↔", "=", "✗"
 
 
 class Cell(NamedTuple):
-    """What a target makes of a preset.
+    """What a target makes of a preset."""
 
-    Attributes:
-        symbols: How it is proved and what it takes, or `REFUSED`.
-        reason: Why it is refused; empty where it is not.
-        radians: How far off the nearest that it can is; None without one.
-    """
-
-    symbols: str
-    reason: str = ""
-    radians: float | None = None
+    symbols: str  # how it is proved and what it takes, or `REFUSED`
+    reason: str = ""  # why it is refused
+    radians: float | None = None  # how far off the nearest that it can is
 
 
 def cell(ropes: LayerRopes, target: str) -> Cell:
     """Translate one preset for one target; a rule that the target lacks at the context alone."""
     context = ropes.context or CONTEXT
-    rules = any(isinstance(rope.scaling, Rule) for rope in ropes.ropes)
-    at = context if rules and not applies_rules(ropes, target) else None
+    rules = [rope.scaling for rope in ropes.ropes if isinstance(rope.scaling, Rule)]
+    # the target may pick laws by the length itself
+    at = None if all(isinstance(rule, TARGETS[target].rules) for rule in rules) else context
     try:
         translated = translate(ropes, target, context=context, seq_len=at)
     except TranslationError as error:
@@ -63,14 +58,6 @@ def cell(ropes: LayerRopes, target: str) -> Cell:
     if at is not None:
         symbols.append(ONE_LENGTH)
     return Cell(" ".join(symbols))
-
-
-def applies_rules(ropes: LayerRopes, target: str) -> bool:
-    """Whether the target picks laws by the length itself."""
-    rules = TARGETS[target].rules
-    return all(
-        isinstance(rope.scaling, rules) for rope in ropes.ropes if isinstance(rope.scaling, Rule)
-    )
 
 
 def is_reordered(ropes: LayerRopes, translated: Translation) -> bool:
@@ -105,10 +92,9 @@ def map_table() -> Iterator[str]:
         cells = [cell(ropes, target) for target in sorted(TARGETS)]
         groups.setdefault(tuple((one.symbols, one.reason) for one in cells), []).append(name)
         for one in cells:
-            if one.reason:
-                radians.setdefault(one.reason, [])
+            known = radians.setdefault(one.reason, [])
             if one.radians is not None:
-                radians[one.reason].append(one.radians)
+                known.append(one.radians)
     rows = sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))
     reasons = list(dict.fromkeys(reason for row, _ in rows for _, reason in row if reason))
     yield f"| presets | {' | '.join(f'`{name}`' for name in sorted(TARGETS))} |"

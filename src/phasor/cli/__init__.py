@@ -77,7 +77,10 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        return getattr(import_module(f"phasor.cli.{cmd_name}"), cmd_name)
+        try:
+            return getattr(import_module(f"phasor.cli.{cmd_name}"), cmd_name)
+        except KeyboardInterrupt:  # nothing was begun: click would print an end of line
+            sys.exit(_EXIT_INTERRUPTED)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
