@@ -131,13 +131,13 @@ def _errors(
     rope, positions = ropes.ropes[0], _positions(ropes)
     generator = torch.Generator().manual_seed(0)
 
-    def draw() -> list[Tensor]:
-        shapes = [
-            (1, _TOKENS, n or 1, rope.head_dim) for n in (ropes.num_heads, ropes.num_kv_heads)
-        ]
-        return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    def draw() -> tuple[Tensor, Tensor]:
+        heads = ropes.num_heads, ropes.num_kv_heads
+        q, k = (torch.randn(1, _TOKENS, n or 1, rope.head_dim, generator=generator) for n in heads)
+        return q.to(dtype), k.to(dtype)
 
-    inputs, grads = [x.requires_grad_() for x in draw()], draw()
+    (q, k), grads = draw(), draw()
+    inputs = q.requires_grad_(), k.requires_grad_()
     rotated = rotate_qk(*inputs, torch.from_numpy(positions), rope)
     gradients = torch.autograd.grad(rotated, inputs, grads)
     turns = np.exp(1j * positions[:, None] * inv_freq)[:, None, :]

@@ -83,15 +83,6 @@ class PositiveRandomFeatures(nn.Module):
         exponents = self._exponents(x)
         return (exponents - exponents.amax(-1, keepdim=True).detach()).exp()
 
-    def _count(self, head_dim: int) -> int:
-        """The features of a head of this width, which must be its own."""
-        if self.head_dim != head_dim:
-            raise SpecError(
-                f"feature_map must be for heads of width {head_dim}, got {self.head_dim}; "
-                "head_dim is that of the layer, while the Rope's is the number of features"
-            )
-        return self.num_features
-
     def _exponents(self, x: Tensor) -> Tensor:
         y = x * self.head_dim**-0.25
         return y @ self.projection.to(y.dtype).T - y.square().sum(-1, keepdim=True) / 2
@@ -112,19 +103,32 @@ class Features(NamedTuple):
     of_queries: FeatureMap  # [..., seq, heads, head_dim] -> [..., seq, heads, features]
     of_keys: FeatureMap
     #: From a head's width to the number of its features; to None where only a call shows it.
-    count: Callable[[int], int | None]
+    number: Callable[[int], int | None]
     by_token: bool  # each token is taken by itself, and there are no trainable parameters
 
 
-def _same_width(head_dim: int) -> int:
+def _of_each_coordinate(head_dim: int) -> int:
     return head_dim
+
+
+def _of_a_call(_head_dim: int) -> None:
+    return None
+
+
+def _of_random_rows(features: PositiveRandomFeatures, head_dim: int) -> int:
+    if features.head_dim != head_dim:
+        raise SpecError(
+            f"feature_map must be for heads of width {head_dim}, got {features.head_dim}; "
+            "head_dim is that of the layer, while the Rope's is the number of features"
+        )
+    return features.num_features
 
 
 _softmax = partial(torch.softmax, dim=-1)
 _NAMED = {
-    "elu": Features(_elu_plus_one, _elu_plus_one, _same_width, True),
-    "softmax": Features(_softmax, torch.exp, _same_width, True),
-    "shen": Features(_softmax, partial(torch.softmax, dim=-3), _same_width, False),
+    "elu": Features(_elu_plus_one, _elu_plus_one, _of_each_coordinate, True),
+    "softmax": Features(_softmax, torch.exp, _of_each_coordinate, True),
+    "shen": Features(_softmax, partial(torch.softmax, dim=-3), _of_each_coordinate, False),
 }
 
 
@@ -140,11 +144,12 @@ def find_features(feature_map: object, causal: bool) -> Features:
         return _NAMED[feature_map]
     if isinstance(feature_map, PositiveRandomFeatures):
         is_fixed = not feature_map.projection.requires_grad
-        return Features(feature_map.of_queries, feature_map, feature_map._count, is_fixed)
+        number = partial(_of_random_rows, feature_map)
+        return Features(feature_map.of_queries, feature_map, number, is_fixed)
     is_pair = isinstance(feature_map, tuple)
     pair = cast(tuple[Any, ...], feature_map if is_pair else (feature_map, feature_map))
     if len(pair) == 2 and all(map(callable, pair)):
-        return Features(*pair, lambda _head_dim: None, False)
+        return Features(*pair, _of_a_call, False)
     raise SpecError(
         f"feature_map must be {', '.join(map(repr, _NAMED))}, a callable or a pair of callables, "
         f"got {short_repr(cast(object, feature_map))}"

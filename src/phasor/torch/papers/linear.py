@@ -133,7 +133,7 @@ def linear_attention(
         else:
             # features are made block by block; empty views of their shapes serve for the checks
             features_q, features_k = (
-                x.new_empty(()).expand(*x.shape[:-1], maps.count(x.shape[-1]))
+                x.new_empty(()).expand(*x.shape[:-1], maps.number(x.shape[-1]))
                 for x in cast(list[Any], [q, k])
             )
         check_features(features_q, q, rope, None)
@@ -211,7 +211,7 @@ class RotaryLinearAttention(nn.Module):
         self.head_dim = whole("head_dim", head_dim, least=1)
         boolean("qkv_bias", qkv_bias)
         boolean("o_bias", o_bias)
-        features = find_features(feature_map, causal).count(self.head_dim)
+        features = find_features(feature_map, causal).number(self.head_dim)
         if rope is not None and features not in (None, rope.head_dim):
             raise SpecError(
                 f"rope must have as many coordinates as the features that it rotates ({features}), "

@@ -201,6 +201,7 @@ def _watch(
 ) -> list[Any]:
     """Hooks that add the norms of the heads that a projection, or the norm after it, makes."""
     projection, norm = source
+    norm = None if isinstance(norm, nn.Identity) else norm
     seq = 0
 
     def add(x: Tensor, *, split: bool = True) -> None:
@@ -219,7 +220,7 @@ def _watch(
     def after_projection(_module: nn.Module, _inputs: Any, x: Tensor) -> None:
         nonlocal seq
         seq = x.shape[-2]
-        if not has_norm:
+        if norm is None:
             add(x)
 
     def after_norm(_module: nn.Module, inputs: tuple[Tensor, ...], x: Tensor) -> None:
@@ -233,6 +234,5 @@ def _watch(
             heads_first = inputs[0].stride(-2) > inputs[0].stride(-3)
         add(x.transpose(-3, -2) if heads_first else x, split=False)
 
-    has_norm = norm is not None and not isinstance(norm, nn.Identity)
     hooks = [projection.register_forward_hook(after_projection)]
-    return [*hooks, norm.register_forward_hook(after_norm)] if has_norm else hooks
+    return hooks if norm is None else [*hooks, norm.register_forward_hook(after_norm)]
