@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import resources
 from typing import Any, cast
@@ -67,12 +67,11 @@ def report(
             "tokens was it trained on?"
         )
     to = _DEFAULT_EXTENSION * context if to is None else to
-    steps = len(ropes.ropes) + 1
+    steps, told = len(ropes.ropes) + 1, progress or (lambda done, total: None)
     sections: list[dict[str, Any]] = []
     for rope in ropes.ropes:
         sections.append(_describe_section(ropes, rope, context, to, len(sections)))
-        if progress is not None:
-            progress(len(sections), steps)
+        told(len(sections), steps)
     layers = {
         kind: [layer for layer, one in enumerate(ropes.layer_kinds) if one == kind]
         for kind in ropes.kinds
@@ -89,8 +88,7 @@ def report(
         sections=sections,
         bundle=_load_chart_program(),
     )
-    if progress is not None:
-        progress(steps, steps)
+    told(steps, steps)
     return page
 
 
@@ -108,29 +106,27 @@ def _describe_section(
     """The template's values for the layers that rotate by ``rope``."""
     kinds = [kind for kind, kind_rope in ropes.kinds.items() if kind_rope == rope]
     planned = plan_extension(ropes, to, kind=kinds, context=context)
-    trained = planned.options["unchanged"].rope
-    alpha, kept, reason = None, dict[str, float](), ""
+    laws = {name: way.rope for name, way in planned.options.items()}
+    trained = laws["unchanged"]
     try:
         alpha = required_alpha(trained, min(context, _LONGEST_HEAD_CONTEXT), 0.99)
-        kept = _weights_kept(planned, alpha)
+        head = {"alpha": alpha, "kept": _weights_kept(laws, alpha, planned.to)}
     except SpecError as error:  # no pair turns, or all pairs return within the context
-        alpha, reason = None, str(error)
+        head = {"alpha": None, "kept": {}, "no_head": str(error)}
     return {
         "id": f"rope-{index}",
         "title": ", ".join(kinds),
         "sentences": [*rule_sentences(rope, context), *sentences(trained, context)],
         "planned": planned,
         "configs": {name: json.dumps(it.config, indent=2) for name, it in planned.options.items()},
-        "alpha": alpha,
-        "kept": kept,
-        "no_head": reason,
+        **head,
         "charts": {
             # in the page's colours, as wide as its column
             name: {
                 "id": f"rope-{index}-{name}",
                 "spec": screen_spec(chart, width="container", autosize=_FIT),
             }
-            for name, chart in _draw_charts(planned).items()
+            for name, chart in _draw_charts(planned, laws).items()
         },
         "pairs": pair_rows(trained, context),
         "several_axes": rope.axes.n_axes > 1,
@@ -138,11 +134,9 @@ def _describe_section(
     }
 
 
-def _draw_charts(planned: ExtensionPlan) -> dict[str, AnyChart]:
+def _draw_charts(planned: ExtensionPlan, laws: Mapping[str, Rope]) -> dict[str, AnyChart]:
     """The charts that every rope has."""
-    context, to = planned.context, planned.to
-    laws = {name: way.rope for name, way in planned.options.items()}
-    trained = laws["unchanged"]
+    context, to, trained = planned.context, planned.to, laws["unchanged"]
     # whole distances with evenly spaced logarithms
     distances = np.unique(np.geomspace(1, to - 1, _CURVE_POINTS).astype(np.int64))
     return {
@@ -157,14 +151,12 @@ def _draw_charts(planned: ExtensionPlan) -> dict[str, AnyChart]:
     }
 
 
-def _weights_kept(planned: ExtensionPlan, alpha: float) -> dict[str, float]:
+def _weights_kept(laws: Mapping[str, Rope], alpha: float, to: int) -> dict[str, float]:
     """By law, what a trained previous-token head of this sharpness gives its token over ``to``.
 
     A law's factor on the logits (YaRN's temperature) sharpens it too.
     """
-    trained, tokens = planned.options["unchanged"].rope, min(planned.to, _LONGEST_HEAD_CONTEXT)
-    sharpness = alpha / trained.logit_factor
-    laws = {name: way.rope for name, way in planned.options.items()}
+    tokens, sharpness = min(to, _LONGEST_HEAD_CONTEXT), alpha / laws["unchanged"].logit_factor
     return {
         name: attention_weight(law, sharpness * law.logit_factor, tokens)
         for name, law in laws.items()

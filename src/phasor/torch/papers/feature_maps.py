@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -97,42 +97,15 @@ def _elu_plus_one(x: Tensor) -> Tensor:
     return (x - positive).exp() + positive
 
 
-class Features(NamedTuple):
-    """What a ``feature_map`` names, is or holds."""
-
-    of_queries: FeatureMap  # [..., seq, heads, head_dim] -> [..., seq, heads, features]
-    of_keys: FeatureMap
-    #: From a head's width to the number of its features; to None where only a call shows it.
-    number: Callable[[int], int | None]
-    by_token: bool  # each token is taken by itself, and there are no trainable parameters
-
-
-def _of_each_coordinate(head_dim: int) -> int:
-    return head_dim
-
-
-def _of_a_call(_head_dim: int) -> None:
-    return None
-
-
-def _of_random_rows(features: PositiveRandomFeatures, head_dim: int) -> int:
-    if features.head_dim != head_dim:
-        raise SpecError(
-            f"feature_map must be for heads of width {head_dim}, got {features.head_dim}; "
-            "head_dim is that of the layer, while the Rope's is the number of features"
-        )
-    return features.num_features
-
-
-_softmax = partial(torch.softmax, dim=-1)
-_NAMED = {
-    "elu": Features(_elu_plus_one, _elu_plus_one, _of_each_coordinate, True),
-    "softmax": Features(_softmax, torch.exp, _of_each_coordinate, True),
-    "shen": Features(_softmax, partial(torch.softmax, dim=-3), _of_each_coordinate, False),
+#: The maps of queries and of keys [..., seq, heads, head_dim], by name.
+_FEATURE_MAPS: dict[str, tuple[FeatureMap, FeatureMap]] = {
+    "elu": (_elu_plus_one, _elu_plus_one),
+    "softmax": (partial(torch.softmax, dim=-1), torch.exp),
+    "shen": (partial(torch.softmax, dim=-1), partial(torch.softmax, dim=-3)),
 }
 
 
-def find_features(feature_map: object, causal: bool) -> Features:
+def find_feature_maps(feature_map: object, causal: bool) -> tuple[FeatureMap, FeatureMap]:
     """The maps of queries and of keys that ``feature_map`` names, is or holds."""
     boolean("causal", causal)
     if feature_map == "shen" and causal:
@@ -140,20 +113,40 @@ def find_features(feature_map: object, causal: bool) -> Features:
             "feature_map='shen' divides every key by a sum over all tokens, later ones too, "
             "and cannot be causal; use 'softmax', or causal=False"
         )
-    if isinstance(feature_map, str) and feature_map in _NAMED:
-        return _NAMED[feature_map]
+    if isinstance(feature_map, str) and feature_map in _FEATURE_MAPS:
+        return _FEATURE_MAPS[feature_map]
     if isinstance(feature_map, PositiveRandomFeatures):
-        is_fixed = not feature_map.projection.requires_grad
-        number = partial(_of_random_rows, feature_map)
-        return Features(feature_map.of_queries, feature_map, number, is_fixed)
+        return feature_map.of_queries, feature_map
     is_pair = isinstance(feature_map, tuple)
     pair = cast(tuple[Any, ...], feature_map if is_pair else (feature_map, feature_map))
     if len(pair) == 2 and all(map(callable, pair)):
-        return Features(*pair, _of_a_call, False)
+        return pair[0], pair[1]
+    known = ", ".join(repr(name) for name in _FEATURE_MAPS)
     raise SpecError(
-        f"feature_map must be {', '.join(map(repr, _NAMED))}, a callable or a pair of callables, "
+        f"feature_map must be {known}, a callable or a pair of callables, "
         f"got {short_repr(cast(object, feature_map))}"
     )
+
+
+def maps_each_token(feature_map: object) -> bool:
+    """Whether a map is known to take each token by itself, and to have no trainable parameters."""
+    if isinstance(feature_map, PositiveRandomFeatures):
+        return not feature_map.projection.requires_grad
+    return isinstance(feature_map, str) and feature_map != "shen"
+
+
+def number_of_features(feature_map: object, head_dim: int) -> int | None:
+    """How many features a head becomes; None where only a call of the map shows it."""
+    if isinstance(feature_map, str):
+        return head_dim
+    if not isinstance(feature_map, PositiveRandomFeatures):
+        return None
+    if feature_map.head_dim != head_dim:
+        raise SpecError(
+            f"feature_map must be for heads of width {head_dim}, got {feature_map.head_dim}; "
+            "head_dim is that of the layer, while the Rope's is the number of features"
+        )
+    return feature_map.num_features
 
 
 def check_features(features: Any, x: Tensor, rope: Rope | None, width: int | None) -> None:

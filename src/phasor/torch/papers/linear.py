@@ -21,10 +21,12 @@ from phasor.torch._operator.arguments import check_is_tensor, fit_positions, tok
 from phasor.torch._operator.internals import in_transform, outside_autocast
 from phasor.torch.functional import rotate_qk
 from phasor.torch.papers.feature_maps import (
+    FeatureMap,
     FeatureMaps,
-    Features,
     check_features,
-    find_features,
+    find_feature_maps,
+    maps_each_token,
+    number_of_features,
 )
 
 # Tokens in a chunk of a causal sum. Work for one token is CHUNK * (features + values) within its
@@ -117,7 +119,7 @@ def linear_attention(
     >>> linear_attention(q, k, v, torch.arange(500), rope, causal=True).shape
     torch.Size([2, 500, 8, 64])
     """
-    features = find_features(feature_map, causal)
+    map_query, map_key = find_feature_maps(feature_map, causal)
     if state is not None and not (causal and isinstance(cast(object, state), LinearState)):
         raise SpecError(
             "state must be a LinearState with causal=True and None without, for a sum over all "
@@ -127,13 +129,13 @@ def linear_attention(
     _check_tensors(q, k, v)
     dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
     with outside_autocast(q.device):
-        maps = features if causal and features.by_token else None
+        maps = (map_query, map_key) if causal and maps_each_token(feature_map) else None
         if maps is None:
-            features_q, features_k = features.of_queries(q.to(dtype)), features.of_keys(k.to(dtype))
+            features_q, features_k = map_query(q.to(dtype)), map_key(k.to(dtype))
         else:
             # features are made block by block; empty views of their shapes serve for the checks
             features_q, features_k = (
-                x.new_empty(()).expand(*x.shape[:-1], maps.number(x.shape[-1]))
+                x.new_empty(()).expand(*x.shape[:-1], number_of_features(feature_map, x.shape[-1]))
                 for x in cast(list[Any], [q, k])
             )
         check_features(features_q, q, rope, None)
@@ -211,7 +213,8 @@ class RotaryLinearAttention(nn.Module):
         self.head_dim = whole("head_dim", head_dim, least=1)
         boolean("qkv_bias", qkv_bias)
         boolean("o_bias", o_bias)
-        features = find_features(feature_map, causal).number(self.head_dim)
+        find_feature_maps(feature_map, causal)
+        features = number_of_features(feature_map, self.head_dim)
         if rope is not None and features not in (None, rope.head_dim):
             raise SpecError(
                 f"rope must have as many coordinates as the features that it rotates ({features}), "
@@ -299,7 +302,7 @@ def causal_sum(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor,
 class _Blocks:
     """The blocks of tokens of a sum, and the options for each."""
 
-    maps: Features | None  # None where queries and keys are features already
+    maps: tuple[FeatureMap, FeatureMap] | None  # None where queries and keys are features already
     rope: Rope | None
     causal: bool
     sizes: list[int]  # tokens of each block
@@ -323,8 +326,7 @@ class _Blocks:
         # products of a contiguous copy take less time
         features_q, features_k, v_heads = (x.contiguous() if self.causal else x for x in heads)
         if self.maps is not None:
-            features_q = self.maps.of_queries(features_q)
-            features_k = self.maps.of_keys(features_k)
+            features_q, features_k = self.maps[0](features_q), self.maps[1](features_k)
         rotated_q, rotated_k = features_q, features_k
         if self.rope is not None:
             rotated_q, rotated_k = rotate_qk(

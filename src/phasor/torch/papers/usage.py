@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -126,22 +126,16 @@ def watch_usage(
         )
     if own is not None and len(own) == len(per_layer):
         _check_pairs(sources, per_layer, tuple(own))
-    heads = getattr(given, "num_heads", None), getattr(given, "num_kv_heads", None)
-    usage = [
-        None if it is None else LayerUsage(n) for n, it in zip(sources, per_layer, strict=True)
-    ]
-    hooks: list[Any] = []
-    try:
-        for layer, both, rope in zip(usage, sources.values(), per_layer, strict=True):
+    num_heads, num_kv_heads = (getattr(given, n, None) for n in ("num_heads", "num_kv_heads"))
+    usage: list[LayerUsage | None] = []
+    with ExitStack() as hooks:
+        for (name, (queries, keys)), rope in zip(sources.items(), per_layer, strict=True):
+            layer = None if rope is None else LayerUsage(name)
+            usage.append(layer)
             if rope is not None and layer is not None:
-                for source, count, norms in zip(
-                    both, heads, (layer.queries, layer.keys), strict=True
-                ):
-                    hooks += _watch(source, layer.name, rope, count, norms)
+                _watch(hooks, queries, name, rope, num_heads, layer.queries)
+                _watch(hooks, keys, name, rope, num_kv_heads, layer.keys)
         yield tuple(usage)
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _own_ropes(
@@ -197,9 +191,9 @@ def _find_attention(model: nn.Module) -> Iterator[tuple[str, tuple[_Source, _Sou
 
 
 def _watch(
-    source: _Source, name: str, rope: Rope, num_heads: int | None, norms: PairNorms
-) -> list[Any]:
-    """Hooks that add the norms of the heads that a projection, or the norm after it, makes."""
+    hooks: ExitStack, source: _Source, name: str, rope: Rope, heads: int | None, norms: PairNorms
+) -> None:
+    """Add the norms of the heads that a projection, or the norm after it, makes."""
     projection, norm = source
     norm = None if isinstance(norm, nn.Identity) else norm
     seq = 0
@@ -209,9 +203,9 @@ def _watch(
             # [..., seq, heads * head_dim] -> [..., seq, heads, head_dim], or one head that is wrong
             is_whole = x.shape[-1] % rope.head_dim == 0
             x = x.reshape(*x.shape[:-1], -1, rope.head_dim if is_whole else x.shape[-1])
-        if x.shape[-1] != rope.head_dim or num_heads not in (None, x.shape[-2]):
+        if x.shape[-1] != rope.head_dim or heads not in (None, x.shape[-2]):
             raise TensorError(
-                f"{name} must have {num_heads or 'some'} heads of head_dim {rope.head_dim}, got "
+                f"{name} must have {heads or 'some'} heads of head_dim {rope.head_dim}, got "
                 f"{x.shape[-2]} of {x.shape[-1]}; its projection holds more than heads, or ropes "
                 "describe another model"
             )
@@ -234,5 +228,6 @@ def _watch(
             heads_first = inputs[0].stride(-2) > inputs[0].stride(-3)
         add(x.transpose(-3, -2) if heads_first else x, split=False)
 
-    hooks = [projection.register_forward_hook(after_projection)]
-    return hooks if norm is None else [*hooks, norm.register_forward_hook(after_norm)]
+    hooks.enter_context(projection.register_forward_hook(after_projection))
+    if norm is not None:
+        hooks.enter_context(norm.register_forward_hook(after_norm))
