@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -86,15 +87,14 @@ def _select_rows(rows: Sequence[PairRow]) -> list[PairRow]:
     if len(rows) <= _MOST_ROWS:
         return list(rows)
     last = len(rows) - 1
-    selected = {0, 1, last - 1, last}
-    selected |= {
-        end
-        for i in range(last)
-        if (rows[i].divided_by == 1.0) != (rows[i + 1].divided_by == 1.0)
-        or (rows[i].turns or 1) >= 1 > (rows[i + 1].turns or 1)
-        for end in (i, i + 1)
+    changes = {
+        i + end
+        for i, (row, after) in enumerate(pairwise(rows))
+        if (row.divided_by == 1.0) != (after.divided_by == 1.0)
+        or (row.turns or 1) >= 1 > (after.turns or 1)
+        for end in (0, 1)
     }
-    selected |= set(range(0, last, max(1, last // 8)))
+    selected = {0, 1, last - 1, last, *range(0, last, max(1, last // 8)), *changes}
     return [rows[i] for i in sorted(selected)]
 
 
