@@ -132,6 +132,7 @@ def test_diff_compares_a_model_with_a_function(config, function, code, says):
     """And says by its exit code whether they part."""
     done = CliRunner().invoke(diff, [config, f"somebodys_rope:{function}"])
     assert (done.exit_code, says in done.output) == (code, True)
+    assert r"\n" not in done.output  # a cause and a distance are lines of their own
 
 
 def test_diff_of_two_functions_needs_the_width_of_a_head():

@@ -61,7 +61,8 @@ def diff(
             plain = None if found is None else found.as_plain()
             print_json({"differ": found is not None, "difference": plain})
         else:
-            Screen().print_line(str(found or "They agree wherever they were compared."))
+            told = str(found or "They agree wherever they were compared.")
+            Screen().print_lines(told.splitlines())
         sys.exit(0 if found is None else 1)
     for option, value in (("--head-dim", head_dim), ("--kind", kind)):
         if value is not None:
