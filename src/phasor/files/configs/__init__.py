@@ -24,7 +24,6 @@ from typing import Any
 from phasor.errors import ConfigError, SpecError
 from phasor.files.configs.facts import table
 from phasor.files.configs.gguf import load_gguf
-from phasor.files.configs.huggingface import huggingface_ropes
 from phasor.files.configs.model_class import read_model_config
 from phasor.files.configs.other_formats import (
     is_deepseek,
@@ -34,6 +33,7 @@ from phasor.files.configs.other_formats import (
     load_params,
 )
 from phasor.files.configs.programs import load_program
+from phasor.files.configs.ropes import huggingface_ropes
 from phasor.files.configs.source import cached_config, is_hub_id, read_source
 from phasor.files.presets import preset, preset_of_hub_id
 from phasor.layers import LayerRopes

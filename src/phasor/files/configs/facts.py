@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from phasor.pairings import Pairing
 
@@ -82,6 +82,7 @@ class Architecture:
     softmax: bool = False
     ntk_alpha: bool = False
     yarn_attention_factor: float | None = None
+    mscale_alone: bool = False
     log_multiplier_unit: float = 1.0
     laws: Mapping[str, str] = field(default_factory=dict[str, str])
     layers: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -122,6 +123,10 @@ class Architecture:
         return self.kinds.get(self.labels.get(kind, kind), Kind())
 
 
+NO_FACTS = Architecture()
+_Facts = TypeVar("_Facts", bound=Architecture)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """Facts by ``model_type`` and ``general.architecture``, and what ``files.toml`` explains."""
@@ -150,8 +155,8 @@ def table() -> Table:
             known = {key: size for key, size in zip(keys, sizes, strict=True) if size}
             types[name] = {"sizes": known} | types[name]
     return Table(
-        huggingface=_architectures(types, files["names"]),
-        gguf=_architectures(read_table("gguf.toml"), {}),
+        huggingface=architectures(types, files["names"]),
+        gguf=architectures(read_table("gguf.toml"), {}),
         files=MappingProxyType(files),
     )
 
@@ -176,9 +181,11 @@ def inherit(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) 
     return own if like is None else inherit(entries[like], entries) | own
 
 
-def _architectures(
-    plain: Mapping[str, dict[str, Any]], names: Mapping[str, list[str]]
-) -> Mapping[str, Architecture]:
+def architectures(
+    plain: Mapping[str, dict[str, Any]],
+    names: Mapping[str, list[str]],
+    of: type[_Facts] = Architecture,
+) -> Mapping[str, _Facts]:
     """The entries of a table, which all have these names of keys besides their own."""
 
     def freeze(entry: dict[str, Any]) -> dict[str, Any]:
@@ -207,12 +214,12 @@ def _architectures(
             facts=freeze(facts),
         )
 
-    def build(name: str) -> Architecture:
+    def build(name: str) -> _Facts:
         entry = inherit(plain[name], plain)
         entry["kinds"] = {kind: Kind(**facts) for kind, facts in entry.get("kinds", {}).items()}
         beside = entry.get("beside", {}).items()
         entry["beside"] = {name: Beside(**tuples_for_lists(facts)) for name, facts in beside}
         entry["variants"] = tuple(build_variant(name, v) for v in entry.get("variants", ()))
-        return Architecture(**freeze({"names": dict[str, Any](), **entry}))
+        return of(**freeze({"names": dict[str, Any](), **entry}))
 
     return MappingProxyType({name: build(name) for name in plain})

@@ -10,12 +10,18 @@ from phasor.axes import Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError
 from phasor.files import refusal
 from phasor.files.configs.facts import Architecture, table
-from phasor.files.configs.model_class import MOST_LAYERS, applies, has_rope, layers_by_pattern
+from phasor.files.configs.model_class import (
+    MOST_LAYERS,
+    applies,
+    has_rope,
+    kinds_by_flags,
+    layers_by_pattern,
+)
 from phasor.files.configs.rope_blocks import query_factors
+from phasor.files.configs.ropes import layer_ropes
 from phasor.files.configs.source import JsonObject, renamed_keys, single_value
-from phasor.files.configs.unread_keys import check_unread_keys
 from phasor.layers import LayerRopes
-from phasor.rope import WIDEST, Rope
+from phasor.rope import Rope
 from phasor.scaling import NTK, Law, Linear, LongRope, PerPair, Rule, Yarn, yarn_multiplier
 
 _FREQS = "rope_freqs.weight"
@@ -28,6 +34,11 @@ _PATTERN_KEY = "attention.sliding_window_pattern"
 _ZERO_IS_NONE = ("attention.sliding_window", "attention.head_count", "attention.head_count_kv")
 _WINDOWED = ("sliding_attention", "chunked_attention")
 _BASE = 10_000.0  # llama.cpp's default
+_NAMES = {
+    "hidden_size": ("embedding_length",),
+    "num_attention_heads": ("attention.head_count",),
+    "num_key_value_heads": ("attention.head_count_kv",),
+}
 
 
 def load_gguf(top: JsonObject, *, strict: bool) -> LayerRopes:
@@ -49,20 +60,19 @@ def load_gguf(top: JsonObject, *, strict: bool) -> LayerRopes:
     }
     if facts.uses is not None:
         notes.append(f"{name} has no rotary embedding; in its place: {facts.uses}.")
-    what, by = f"a GGUF file of architecture {name!r}", "llama.cpp"
-    notes += check_unread_keys(
-        config, (), kinds.values(), what, strict=strict, facts=facts, ignored_by=by
-    )
-    return LayerRopes(
+    return layer_ropes(
+        config,
+        kinds,
+        kinds_in_order,
+        notes,
+        f"a GGUF file of architecture {name!r}",
+        strict=strict,
+        facts=facts,
+        ignored_by="llama.cpp",
+        read_heads=JsonObject.largest,
         name=top.text("general.name") or name,
-        layer_kinds=kinds_in_order,
-        kinds=kinds,
         context=config.whole("context_length"),
-        num_heads=config.largest("attention.head_count"),
-        # latent attention rotates one key for all heads
-        num_kv_heads=1 if facts.latent else config.largest("attention.head_count_kv"),
         query_factors=query_factors(facts.query_factor, config, kinds),
-        notes=tuple(dict.fromkeys(notes)),
     )
 
 
@@ -87,7 +97,7 @@ def _select_facts(
     values = {k: v for k, v in values.items() if v != 0 or k not in _ZERO_IS_NONE}
     if isinstance(values.get(_PATTERN_KEY), (list, tuple)) and "listed" not in facts.layers:
         del values[_PATTERN_KEY]  # llama.cpp takes a number here, and passes over lists
-    config = JsonObject(values, name)
+    config = JsonObject(values, name, names=_NAMES)
     # converters also write these where nothing uses them
     config.ignore("attention.max_alibi_bias", "rope.scaling.finetuned", _ORIGINAL_KEY)
     for key, value in values.items():
@@ -104,9 +114,8 @@ def _kinds_in_order(config: JsonObject, facts: Architecture, count: int) -> tupl
         return ("nope",) * count
     if "listed" in facts.layers:
         windowed = config.require(_PATTERN_KEY, config.items(_PATTERN_KEY))
-        if len(windowed) != count or any(flag not in (0, 1) for flag in windowed):
-            config.refuse(_PATTERN_KEY, f"a list of true or false for each of the {count} layers")
-        kinds = tuple(facts.layers["miss" if flag else "hit"] for flag in windowed)
+        on, off = facts.layers["miss"], facts.layers["hit"]
+        kinds = kinds_by_flags(config, _PATTERN_KEY, windowed, count, on=on, off=off)
     else:
         kinds = layers_by_pattern(config, facts, count)
     key = "attention.head_count_kv"
@@ -132,8 +141,11 @@ def _rope(
     width_key = _key(config, kind, _WIDTH_KEY)
     # all layers may have keys of their own, and a fixed architecture turns whole heads
     config.ignore(_BASE_KEY, _WIDTH_KEY)
-    width = None if facts.fixed else config.whole(width_key, least=2, most=WIDEST)
-    head_dim = config.require(width_key, width if facts.latent else _head_dim(config, kind))
+    width = None if facts.fixed else config.width(width_key)
+    if facts.latent:
+        head_dim = config.require(width_key, width)
+    else:
+        head_dim = config.head_dim(_key(config, kind, "attention.key_length"), per_layer=True)
     width = width or head_dim
     pairs = width // 2
     if facts.fraction is not None and kind not in _WINDOWED:
@@ -150,7 +162,7 @@ def _rope(
         raise refusal(
             "gguf_fixed", path=config.path, usual=_BASE, key=config.name(key), base=base, law=law
         )
-    with renamed_keys(config, {"base": key, "rotary_dim": width_key, "sections": _SECTIONS_KEY}):
+    with renamed_keys(config, base=key, rotary_dim=width_key, sections=_SECTIONS_KEY):
         return Rope(
             head_dim=head_dim,
             pairing=facts.pairing,
@@ -160,15 +172,6 @@ def _rope(
             axes=_axes(config, facts, width // 2),
             direction=top.sign(_FREQS) if isinstance(law, PerPair) else 1,
         )
-
-
-def _head_dim(config: JsonObject, kind: str) -> int:
-    key = _key(config, kind, "attention.key_length")
-    if (head_dim := config.whole(key, least=2, most=WIDEST)) is not None:
-        return head_dim
-    width = config.require("embedding_length", config.whole("embedding_length"))
-    heads = config.require("attention.head_count", config.largest("attention.head_count"))
-    return config.head_width(key, "embedding_length / head_count", width, heads)
 
 
 def _axes(config: JsonObject, facts: Architecture, num_pairs: int) -> Axes:
@@ -240,7 +243,7 @@ def _read_longrope(top: JsonObject, config: JsonObject, pairs: int) -> LongRope:
         raise refusal("gguf_lists", short=_SHORT, long=_LONG)
     original = _original_length(config)
     gain = config.number(_GAIN_KEY, above=0) or 1.0
-    with renamed_keys(config, {"original_max_positions": _ORIGINAL_KEY}):
+    with renamed_keys(config, original_max_positions=_ORIGINAL_KEY):
         return LongRope(
             short_factors=short_factors,
             long_factors=long_factors,
@@ -265,7 +268,7 @@ def _read_yarn(config: JsonObject, facts: Architecture, factor: float) -> Yarn:
     multiplier = partial(yarn_multiplier, factor)
     gain = config.number(_GAIN_KEY, above=0) or 1.0
     derived = gain == 1 and (facts.softmax or not all_dim)
-    with renamed_keys(config, keys):
+    with renamed_keys(config, **keys):
         return Yarn(
             factor=factor,
             original_max_positions=_original_length(config),

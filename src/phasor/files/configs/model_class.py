@@ -89,12 +89,8 @@ def language_models(top: JsonObject) -> list[JsonObject]:
     while inner := [key for key in keys if levels[-1].has(key)]:
         outer = levels[-1]
         if len(inner) > 1:
-            raise refusal(
-                "two_language_models",
-                first=outer.name(inner[0]),
-                second=outer.name(inner[1]),
-                part=inner[0],
-            )
+            first, second = map(outer.name, inner[:2])
+            raise refusal("two_language_models", first=first, second=second, part=inner[0])
         levels.append(cast(JsonObject, outer.object(inner[0])))
     return levels
 
@@ -332,9 +328,8 @@ def layer_kinds(config: JsonObject, facts: Architecture) -> tuple[str, ...]:
         known |= {*files["layer_words"]}
     for i, word in enumerate(kinds):
         if word not in known:
-            raise refusal(
-                "layer_kind", key=config.name(key), i=i, known=", ".join(sorted(known)), word=word
-            )
+            listed = ", ".join(sorted(known))
+            raise refusal("layer_kind", key=config.name(key), i=i, known=listed, word=word)
     return kinds
 
 
@@ -351,10 +346,17 @@ def _layers_by_switch(config: JsonObject, rule: Mapping[str, Any], count: int) -
     switches = config.wholes("no_rope_layers")
     interval = config.whole("no_rope_layer_interval") or rule["no_rope_interval"]
     if switches:
-        if len(switches) != count or not set(switches) <= {0, 1}:
-            config.refuse("no_rope_layers", f"a list of {count} ones (rope) and zeros (none)")
-        return tuple("rope" if switch else "nope" for switch in switches)
+        return kinds_by_flags(config, "no_rope_layers", switches, count, on="rope", off="nope")
     return tuple("rope" if (i + 1) % interval else "nope" for i in range(count))
+
+
+def kinds_by_flags(
+    config: JsonObject, key: str, flags: Sequence[Any], count: int, *, on: str, off: str
+) -> tuple[str, ...]:
+    """One kind per layer, by the list of ones and zeros, or of true and false, at ``key``."""
+    if len(flags) != count or any(flag not in (0, 1) for flag in flags):
+        config.refuse(key, f"a list of a 0 or a 1, false or true, for each of {count} layers")
+    return tuple(on if flag else off for flag in flags)
 
 
 def _layers_by_base(config: JsonObject, rule: Mapping[str, Any], count: int) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -19,13 +19,12 @@ from phasor.axes import Sectioned
 from phasor.errors import ConfigError, PhasorWarning
 from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import Architecture, inherit, read_table, table
-from phasor.files.configs.huggingface import rotated_width
-from phasor.files.configs.model_class import MOST_LAYERS
+from phasor.files.configs.model_class import MOST_LAYERS, kinds_by_flags
+from phasor.files.configs.ropes import layer_ropes, rotated_width
 from phasor.files.configs.source import JsonObject, renamed_keys
-from phasor.files.configs.unread_keys import check_unread_keys
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing
-from phasor.rope import WIDEST, Rope
+from phasor.rope import Rope
 from phasor.scaling import Linear, PerPair, Yarn, yarn_multiplier
 
 _MSCALES = ("mscale", "mscale_all_dim")
@@ -35,14 +34,12 @@ def load_program(top: JsonObject, *, strict: bool) -> LayerRopes | None:
     """The rope of each layer; None if the file is none of these programs'."""
     if str(top.values.get("model_type")) in table().huggingface and not top.has("architecture"):
         return None
-    for program, read in _READERS.items():
-        for place in (*(facts := _programs()[program])["inside"], ""):
-            found = top if not place else _object_at(top, place)
-            if found is not None and all(
-                any(found.has(key) or found.has(_flag(key)) for key in keys)
-                for keys in facts["marks"]
-            ):
-                return read(_Model(program, found, strict))
+    for program, facts in _programs().items():
+        for place in (*facts["inside"], ""):
+            values = top.find(place) if place else top.values
+            found = JsonObject(values if isinstance(values, Mapping) else {}, place)
+            if all(any(map(found.has, _spellings(keys))) for keys in facts["marks"]):
+                return _READERS[program](_Model(program, found, strict))
     return None
 
 
@@ -51,24 +48,13 @@ def _programs() -> Mapping[str, Mapping[str, Any]]:
     return read_table("programs.toml")
 
 
-def _object_at(top: JsonObject, place: str) -> JsonObject | None:
-    """The object at a dotted path, if it is one."""
-    for key in place.split("."):
-        if not isinstance(top.values.get(key), Mapping):
-            return None
-        top = top.object(key) or top
-    return top
-
-
-def _flag(key: str) -> str:
-    """A key as it is written on a command line."""
-    return f"--{key.replace('_', '-')}"
+def _spellings(keys: Iterable[str]) -> tuple[str, ...]:
+    """The keys, and as they are written on a command line."""
+    return (*keys, *(f"--{key.replace('_', '-')}" for key in keys))
 
 
 def _names(plain: Mapping[str, str | list[str]]) -> dict[str, tuple[str, ...]]:
-    """The names of keys, each as a key and as a flag."""
-    lists = {key: [name] if isinstance(name, str) else name for key, name in plain.items()}
-    return {key: (*names, *map(_flag, names)) for key, names in lists.items()}
+    return {k: _spellings([name] if isinstance(name, str) else name) for k, name in plain.items()}
 
 
 class _Model:
@@ -77,95 +63,92 @@ class _Model:
     def __init__(self, program: str, config: JsonObject, strict: bool) -> None:
         self.facts, self.program, self.strict = _programs()[program], program, strict
         self.config = JsonObject(config.values, config.path, names=_names(self.facts["names"]))
-        self.config.ignore(*self.facts["ignored"], *map(_flag, self.facts["ignored"]))
-        self.defaults = dict(self.facts["defaults"])
+        self.config.ignore(*_spellings(self.facts["ignored"]))
+        self.defaults, self.assumes = dict(self.facts["defaults"]), f"what {program} assumes"
         self.notes: list[str] = []
-        self.latent = self.config.has("qk_rope_head_dim")
+        key = "qk_rope_head_dim"
+        self.latent = key in self.facts["names"] and self.config.has(key)
         self.blocks: list[JsonObject] = []
 
-    def size(self, key: str) -> int:
+    def size(self, key: str, stacklevel: int = 5) -> int:
         """A size of the model; where the file leaves it out, with a warning, the program's."""
-        most = MOST_LAYERS if key == "num_hidden_layers" else 2**31
-        value, default = self.config.whole(key, most=most), self.defaults.get(key)
-        if value is None and default is not None:
-            absent = f"The file has no {self.config.name(key)}"
-            self.notes.append(f"{absent}; {default} is what {self.program} assumes.")
-            warnings.warn(self.notes[-1], PhasorWarning, stacklevel=5)
-        return self.config.require(key, default if value is None else value)
+        config, most = self.config, MOST_LAYERS if key == "num_hidden_layers" else 2**31
+        if (size := config.whole(key, most=most)) is not None:
+            return size
+        size = int(config.or_default(key, None, self.defaults.get(key), self.assumes, self.notes))
+        warnings.warn(self.notes[-1], PhasorWarning, stacklevel=stacklevel)
+        config.add_defaults({key: size})
+        return size
 
-    def rope(self, pairing: Pairing, out: Pairing | None = None, width: str = "head_dim") -> Rope:
-        """The rope of a head, or of the slice of a head that has a ``width`` of its own."""
+    def rope(self, pairing: Pairing, out: Pairing | None = None) -> Rope:
+        """The rope of a head, or of the slice of a head in latent attention."""
         config, defaults = self.config, self.defaults
-        head_dim = config.whole(width, least=2, most=WIDEST) or defaults.get(width)
-        if head_dim is None:
-            hidden, heads = self.size("hidden_size"), self.size("num_attention_heads")
-            quotient = f"{config.name('hidden_size')} / {config.name('num_attention_heads')}"
-            head_dim = config.head_width(width, quotient, hidden, heads)
         names = {"rotary_dim": ("rotary_dim",)} if "rotary_dim" in self.facts["names"] else {}
         fraction = defaults.get("partial_rotary_factor")
-        facts = Architecture(partial=True, fraction=fraction, names=names)
+        facts = Architecture(latent=self.latent, partial=True, fraction=fraction, names=names)
+        width = facts.width_key
+        if (head_dim := config.width(width) or defaults.get(width)) is None:
+            for key in ("hidden_size", "num_attention_heads"):
+                self.size(key, stacklevel=6)
+            head_dim = config.head_dim(width)
         rotary_dim = head_dim
-        if width == "head_dim":
+        if not self.latent:
             rotary_dim = rotated_width(config, JsonObject({}, config.path), facts, head_dim)
-        base, whose = config.number("rope_theta", above=1), f"what {self.program} assumes"
-        base = config.or_default("rope_theta", base, defaults["rope_theta"], whose, self.notes)
-        with renamed_keys(config, {"base": "rope_theta", "rotary_dim": "partial_rotary_factor"}):
+        base, default = config.number("rope_theta", above=1), defaults["rope_theta"]
+        base = config.or_default("rope_theta", base, default, self.assumes, self.notes)
+        with renamed_keys(config):
             pairs: dict[str, Any] = {"pairing": pairing, "pairing_out": out}
             return Rope(head_dim=head_dim, base=base, rotary_dim=rotary_dim, **pairs)
 
     def law(
-        self, kind: str, rope: Rope, block: JsonObject | None = None, names: str = "", **facts: Any
+        self,
+        kind: str,
+        rope: Rope,
+        block: JsonObject | None = None,
+        of: str = "",
+        hidden: Sequence[str] = (),
+        **facts: Any,
     ) -> Rope:
-        """The rope with the law of that ``rope_type``, whose numbers are in ``block``."""
-        config, of_law = block or self.config, self.facts["laws"].get(names or kind, {})
-        if block is not None:
-            self.blocks.append(block)
-        # no program of these reads the two, and a null is an absent key to all of them
-        others = ("attention_factor", "truncate")
-        values = {k: v for k, v in config.values.items() if v is not None and k not in others}
-        numbers = JsonObject(values, config.path, names=_names(of_law.get("names", {})))
-        defaults = {"rope_type": kind, **of_law.get("defaults", {})}
-        numbers.add_defaults({k: v for k, v in defaults.items() if not numbers.has(k)})
-        if kind == "yarn":
-            facts = self.yarn_facts(numbers) | facts
+        """The rope with the law of that ``rope_type``, whose numbers are in ``block``.
+
+        Their names are those of the law ``of``, and the ``hidden`` ones the program does not read.
+        """
+        config, of_law = block or self.config, self.facts["laws"].get(of or kind, {})
+        self.blocks += [] if block is None else [block]
+        own, nothing = _names(of_law.get("names", {})), dict.fromkeys(hidden, ())
+        # no program of these reads a key of the first two names
+        names = {"attention_factor": (), "truncate": (), **own, **nothing}
+        numbers = JsonObject(config.values, config.path, names=names)
+        numbers.add_defaults({"rope_type": kind, **of_law.get("defaults", {})})
         context = {"max_position_embeddings": self.config.whole("max_position_embeddings")}
         outside = rope_blocks.LawContext(
-            facts=Architecture(**facts), rotary_dim=rope.rotary_dim, config=JsonObject(context)
+            facts=Architecture(softmax=self.latent, mscale_alone=True, **facts),
+            rotary_dim=rope.rotary_dim,
+            config=JsonObject(context),
         )
-        law = rope_blocks.scaling(numbers, outside)
-        config.ignore(*(key for key in values if key not in numbers.unread()))
+        law = rope_blocks.read_law(numbers, outside)
+        config.ignore(*numbers.keys_read)
         return replace(rope, scaling=law, direction=numbers.sign("short_factor"))
-
-    def yarn_facts(self, numbers: JsonObject) -> dict[str, Any]:
-        """YaRN's factor on cos and sin, and whether the softmax has one too."""
-        factor = numbers.number("factor", above=0) or 1.0
-        mscale, all_dim = (numbers.number(key, least=0) for key in _MSCALES)
-        gain = yarn_multiplier(factor, 1.0 if mscale is None else mscale)
-        gain /= yarn_multiplier(factor, all_dim or 0.0)
-        return {"yarn_attention_factor": gain, "softmax": self.latent}
 
     def ropes(
         self, kinds: Mapping[str, Rope | None], in_order: Sequence[str] = (), layers: int = 0
     ) -> LayerRopes:
         """The ropes of all layers, after the keys that nothing read were checked."""
-        config = self.config
-        in_order = in_order or tuple(kinds) * (layers or self.size("num_hidden_layers"))
-        kinds = {kind: kinds[kind] for kind in dict.fromkeys(in_order)}
+        config, in_order = self.config, in_order or tuple(kinds) * layers
         for key in ("rope_scaling", "rope_parameters"):
             if self.strict and isinstance(config.unread().get(key), Mapping):
                 config.refuse(key, f"absent, as {self.program} reads no such block")
-        what = f"a file of {self.program}"
-        keys = (config, self.blocks, kinds.values(), what)
-        notes = [*self.notes, *check_unread_keys(*keys, strict=self.strict)]
-        return LayerRopes(
+        return layer_ropes(
+            config,
+            {kind: kinds[kind] for kind in dict.fromkeys(in_order)},
+            in_order,
+            self.notes,
+            f"a file of {self.program}",
+            strict=self.strict,
+            facts=Architecture(latent=self.latent),
+            blocks=self.blocks,
             name=self.program,
-            layer_kinds=tuple(in_order),
-            kinds=kinds,
             context=config.whole("max_position_embeddings"),
-            num_heads=config.whole("num_attention_heads"),
-            # latent attention rotates one key for all heads
-            num_kv_heads=1 if self.latent else config.whole("num_key_value_heads"),
-            notes=tuple(dict.fromkeys(notes)),
         )
 
     def position_type(self) -> str:
@@ -173,13 +156,13 @@ class _Model:
         found = self.config.text("position_embedding_type")
         if found is None:
             absent = f"The file has no {self.config.name('position_embedding_type')}"
-            self.notes.append(f"{absent}; learned_absolute is what {self.program} assumes.")
+            self.notes.append(f"{absent}; learned_absolute is {self.assumes}.")
         return found or "learned_absolute"
 
     def without(self, what: str, instead: str) -> LayerRopes:
         """The layers of a model that does not rotate."""
         self.notes.append(f"{what} has no rotary embedding; in its place: {instead}.")
-        return self.ropes({"nope": None})
+        return self.ropes({"nope": None}, layers=self.size("num_hidden_layers"))
 
 
 def _divided(rope: Rope, by: float | None) -> Rope:
@@ -196,12 +179,10 @@ def _divided(rope: Rope, by: float | None) -> Rope:
 
 def _load_litgpt(model: _Model) -> LayerRopes:
     config, layers = model.config, model.size("num_hidden_layers")
-    width = "qk_rope_head_dim" if model.latent else "head_dim"
-    pairing: Pairing = "interleaved" if config.flag("rope_interleave") else "half"
-    plain = model.rope(pairing, "half", width)
+    plain = model.rope("interleaved" if config.flag("rope_interleave") else "half", "half")
     ratio = config.number("rope_condense_ratio", above=0)
     block = config.object("rope_adjustments")
-    with renamed_keys(block or config, {key: key for key in _MSCALES}):
+    with renamed_keys(block or config):
         wide = _divided(plain if block is None else _litgpt_law(model, block, plain), ratio)
     local_base = config.number("rope_local_base_freq", above=1)
     indices = config.wholes("rope_indices")
@@ -216,10 +197,8 @@ def _load_litgpt(model: _Model) -> LayerRopes:
     local = local if wide.attention_factor == 1 else replace(local, scaling=law)
     # without a list all layers are local
     indices = (1,) * layers if indices is None else indices[:layers]
-    if len(indices) < layers or not {*indices} <= {0, 1}:
-        config.refuse("rope_indices", f"a 0 or a 1 for each of the {layers} layers")
-    kinds = {"global": wide, "local": local}
-    return model.ropes(kinds, tuple("local" if index else "global" for index in indices))
+    in_order = kinds_by_flags(config, "rope_indices", indices, layers, on="local", off="global")
+    return model.ropes({"global": wide, "local": local}, in_order)
 
 
 def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
@@ -271,20 +250,20 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
     key, position_type = "position_embedding_type", model.position_type()
     if model.latent:
         # it turns what the weights of DeepSeek have beside each other
-        rope = model.rope("interleaved", width="qk_rope_head_dim")
+        rope = model.rope("interleaved")
     elif position_type in facts["instead"]:
         return model.without(architecture, facts["instead"][position_type])
     elif position_type in facts["pairings"]:
         rope = model.rope(facts["pairings"][position_type])
     else:
         config.refuse(key, f"one of {', '.join([*facts['pairings'], *facts['instead']])}")
-    block = config.object("rotary_scaling")
+    block, original_key = config.object("rotary_scaling"), "original_max_position_embeddings"
     if position_type == "long_rope":
-        config.ignore("longrope_short_mscale", "longrope_long_mscale")
-        own = architecture in facts["mscales"]
-        numbers = {k: v for k, v in config.values.items() if own or not k.endswith("_mscale")}
-        names, key = facts["laws"]["longrope"]["names"], "original_max_position_embeddings"
-        length, original = config.whole("max_position_embeddings"), config.number(key, above=1)
+        names = facts["laws"]["longrope"]["names"]
+        length, original = (
+            config.whole("max_position_embeddings"),
+            config.number(original_key, above=1),
+        )
         lists = [config.numbers_per_pair(names[k], rope.num_pairs) for k in list(names)[:2]]
         if length and original and not original.is_integer() and lists[0] and lists[0] == lists[1]:
             # no length, but one that gives the factor on cos and sin
@@ -292,18 +271,18 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
             law = PerPair(factors=lists[0], attention_factor=gain)
             rope = replace(rope, scaling=law, direction=config.sign(names["short_factor"]))
         else:
-            rope = model.law("longrope", rope, JsonObject(numbers, config.path))
-        model.blocks.clear()
+            hidden = () if architecture in facts["mscales"] else ("short_mscale", "long_mscale")
+            rope = model.law("longrope", rope, hidden=hidden)
         config.ignore(*names.values())
     elif block is not None:
         kind = rope_blocks.rope_type(block, Architecture(laws={"none": "default"}))
         if kind == "default" and block.number("factor") not in (None, 1):
             block.refuse("factor", "1 where no law is named")
         rope = model.law(kind, rope, block, ntk_alpha=True)
-    config.ignore("original_max_position_embeddings")
+    config.ignore(original_key)
     if position_type == "mrope":
         block = block or JsonObject({}, "rotary_scaling")
-        with renamed_keys(block, {"sections": "mrope_section", "axes": "mrope_section"}):
+        with renamed_keys(block):
             sections = block.require("mrope_section", block.wholes("mrope_section"))
             rope = replace(rope, axes=Sectioned(sections))
     kinds: dict[str, Rope | None] = {"attention": rope, "recurrent": None}
@@ -340,7 +319,7 @@ def _load_megatron(model: _Model) -> LayerRopes:
     interleaved = config.flag("interleaved")
     if model.latent:
         # it reads pairs that stand beside each other, and writes halves
-        rope, kind = model.rope("interleaved", "half", "slice"), config.text("rope_type") or "yarn"
+        rope, kind = model.rope("interleaved", "half"), config.text("rope_type") or "yarn"
         if kind not in ("rope", "yarn"):
             config.refuse("rope_type", "rope or yarn")
         rope = model.law("yarn", rope) if kind == "yarn" else rope
@@ -355,25 +334,23 @@ def _load_megatron(model: _Model) -> LayerRopes:
         if position_type == "rope" and config.flag("llama3"):
             rope = model.law("llama3", rope)
         elif config.has("scale_factor") and config.has("old_context_len"):
-            rope = model.law("llama3", rope, names="bridge")
+            rope = model.law("llama3", rope, of="bridge")
         if position_type == "mrope":
             sections = config.require("sections", _whole_numbers(config, "sections"))
-            with renamed_keys(config, {"sections": "sections", "axes": "sections"}):
+            with renamed_keys(config, sections="sections", axes="sections"):
                 rope = replace(rope, axes=Sectioned(sections))
         rope = _divided(rope, config.number("interpolation", above=0))
     # every n-th layer, or those with a 1 in a list, do not rotate
     without = _whole_numbers(config, "no_rope") or (0,)
     if len(without) == 1:
         without = tuple(int(without[0] > 0 and i % without[0] == 0) for i in range(1, layers + 1))
-    if len(without) != layers or not {*without} <= {0, 1}:
-        config.refuse("no_rope", f"a number, or a list of a 0 or a 1 for each of {layers} layers")
-    return model.ropes({"rope": rope, "nope": None}, ["nope" if no else "rope" for no in without])
+    in_order = kinds_by_flags(config, "no_rope", without, layers, on="nope", off="rope")
+    return model.ropes({"rope": rope, "nope": None}, in_order)
 
 
 def _whole_numbers(config: JsonObject, key: str) -> tuple[int, ...] | None:
     """A whole number, a list, or the text of one, such as ``16 24 24`` or ``([0]*3+[1])*2``."""
-    value = config.values.get(config.name(key).rpartition(".")[2])
-    before = None
+    value, before = config.value(key), None
     while isinstance(value, str) and value != before and len(value) < 2**14:
         before = value
         times = r"\[([\d,\s]*)\]\s*\*\s*(\d{1,4})"
@@ -393,8 +370,8 @@ def _whole_numbers(config: JsonObject, key: str) -> tuple[int, ...] | None:
 def _load_keras(model: _Model) -> LayerRopes:
     outer, facts = model.config, model.facts
     name = outer.text("class_name") or ""
-    config = outer.object("config") or outer
-    model.config = config = JsonObject(config.values, config.path, names=_names(facts["names"]))
+    inner = outer.object("config") or outer
+    model.config = config = JsonObject(inner.values, inner.path, names=_names(facts["names"]))
     if name in facts["instead"]:
         return model.without(f"KerasHub's {name}", facts["instead"][name])
     if (of_class := facts["classes"].get(name)) is None:
@@ -423,9 +400,8 @@ def _load_keras(model: _Model) -> LayerRopes:
     config.ignore(*names)
     key = "rope_layer_enabled_list"
     enabled = config.items(key) or (True,) * layers
-    if len(enabled) != layers:
-        config.refuse(key, f"a true or a false for each of {layers} layers")
-    return model.ropes({"rope": rope, "nope": None}, ["rope" if on else "nope" for on in enabled])
+    in_order = kinds_by_flags(config, key, enabled, layers, on="rope", off="nope")
+    return model.ropes({"rope": rope, "nope": None}, in_order)
 
 
 # torchtune's recipes, whose model is a function of its own, with or without arguments.

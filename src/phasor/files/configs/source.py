@@ -50,13 +50,13 @@ class JsonObject:
     ) -> None:
         self.values, self.path = values, path
         self._names, self._nulls = names, nulls
-        self._keys_read: set[str] = set()
+        self.keys_read: set[str] = set()
         self.folder: Path | None = None  # where it was found, if that was given
 
     def name(self, key: str) -> str:
         """The path of ``key`` under the name that it has in this file."""
         names = self._aliases(key)
-        return self.path_of(next((n for n in names if self._find(n) is not None), names[0]))
+        return self.path_of(next((n for n in names if self.find(n) is not None), [*names, key][0]))
 
     def path_of(self, name: str) -> str:
         """The path of the key with this name in the file."""
@@ -64,30 +64,31 @@ class JsonObject:
 
     def has(self, key: str) -> bool:
         """Whether the file has ``key`` with a value other than null."""
-        return any(self._find(name) is not None for name in self._aliases(key))
+        return any(self.find(name) is not None for name in self._aliases(key))
 
     def contains(self, key: str) -> bool:
         """Whether the file has ``key``, even with null."""
         return any(name in self.values for name in self._aliases(key))
 
     def add_defaults(self, values: Mapping[str, Any]) -> None:
-        """Add ``values`` for keys that the file does not have."""
-        self.values = {self._aliases(key)[0]: v for key, v in values.items()} | {**self.values}
+        """Add ``values`` for keys that the file does not have, or with a null."""
+        added = {self._aliases(key)[0]: v for key, v in values.items() if not self.has(key)}
+        self.values = {**self.values, **added}
 
     def ignore(self, *keys: str) -> None:
         """Count ``keys`` as read, because their values do not matter."""
-        self._keys_read.update(keys)
+        self.keys_read.update(keys)
 
     def unread(self) -> dict[str, Any]:
         """The keys that were not read, with their values; nulls are left out."""
-        return {k: v for k, v in self.values.items() if v is not None and k not in self._keys_read}
+        return {k: v for k, v in self.values.items() if v is not None and k not in self.keys_read}
 
     def unread_objects(self) -> list[JsonObject]:
         """The objects at keys that were not read, or of which only single keys were."""
         objects: list[JsonObject] = []
         for key, value in self.values.items():
-            read = [n[len(key) + 1 :] for n in self._keys_read if n.startswith(f"{key}.")]
-            if isinstance(value, Mapping) and (read or key not in self._keys_read):
+            read = [n[len(key) + 1 :] for n in self.keys_read if n.startswith(f"{key}.")]
+            if isinstance(value, Mapping) and (read or key not in self.keys_read):
                 values = {str(inner): v for inner, v in cast(Mapping[Any, Any], value).items()}
                 objects.append(JsonObject(values, self.path_of(key)))
                 objects[-1].ignore(*read)
@@ -95,58 +96,52 @@ class JsonObject:
 
     def refuse(self, key: str, expected: str) -> NoReturn:
         """Raise the error about the value of ``key``."""
-        raise ConfigError(f"{self.name(key)} must be {expected}, got {short_repr(self._read(key))}")
+        raise ConfigError(f"{self.name(key)} must be {expected}, got {short_repr(self.value(key))}")
 
-    def _find(self, path: str) -> Any:
+    def find(self, path: str) -> Any:
         """The value at ``path``, a key or keys joined by dots; None if there is none."""
         if path in self.values:
             return self.values[path]
         head, dot, rest = path.partition(".")
         inner = self.values.get(head)
-        if not dot or not isinstance(inner, Mapping):
-            return None
-        return JsonObject(cast(Mapping[str, Any], inner))._find(rest)
+        is_inside = dot and isinstance(inner, Mapping)
+        return JsonObject(cast(Mapping[str, Any], inner)).find(rest) if is_inside else None
 
     def _aliases(self, key: str) -> tuple[str, ...]:
         """The names that this file may have for ``key``."""
         return self._names.get(key, (key,))
 
-    def _read(self, key: str) -> Any:
+    def value(self, key: str) -> Any:
         """The value of ``key`` under any of its names, which then count as read."""
         names = self._aliases(key)
-        self._keys_read.update(names, (name.partition(".")[0] for name in names))
-        value = single_value((self.path_of(name), self._find(name)) for name in names)
+        self.keys_read.update(names, (name.partition(".")[0] for name in names))
+        value = single_value((self.path_of(name), self.find(name)) for name in names)
         if value is None and key in self._nulls and self.contains(key):
             return self._nulls[key]
         return value
 
-    def number(
-        self, key: str, *, above: float | None = None, least: float | None = None
-    ) -> float | None:
-        """The finite number at ``key``."""
-        value = self._read(key)
-        if value is None:
-            return None
-        return number(self.name(key), value, above=above, least=least, error=ConfigError)
+    def number(self, key: str, **bounds: float) -> float | None:
+        """The finite number at ``key``, within the bounds ``above``, ``least`` and ``most``."""
+        value = self.value(key)
+        return None if value is None else number(self.name(key), value, error=ConfigError, **bounds)
 
     def whole(self, key: str, *, least: int = 1, most: int = _LARGEST) -> int | None:
         """The whole number at ``key``; ``64.0`` is one too, as some programs write it."""
-        value = self._read(key)
+        value = self.value(key)
+        value = int(value) if isinstance(value, float) and value.is_integer() else value
         if value is None:
             return None
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
         return whole(self.name(key), value, least=least, most=most, error=ConfigError)
 
     def largest(self, key: str) -> int | None:
         """The whole number at ``key``, or the largest of a list with one for each layer."""
-        if isinstance(self._read(key), (list, tuple)):
+        if isinstance(self.value(key), (list, tuple)):
             return max(self.wholes(key) or (0,)) or None
         return self.whole(key)
 
     def _of_type(self, key: str, types: Any, expected: str) -> Any:
         """The value at ``key``; refused if it has none of the types."""
-        value = self._read(key)
+        value = self.value(key)
         if value is not None and not isinstance(value, types):
             self.refuse(key, expected)
         return value
@@ -179,7 +174,7 @@ class JsonObject:
 
     def sign(self, key: str) -> Literal[1, -1]:
         """-1 if every number of the list at ``key`` is negative: such pairs turn clockwise."""
-        found: Any = self._find(self._aliases(key)[0])
+        found: Any = self.find(self._aliases(key)[0])
         items: list[Any] = [*found] if isinstance(found, (list, tuple)) else []
         negative = [item for item in items if isinstance(item, (int, float)) and item < 0]
         return -1 if items and len(negative) == len(items) else 1
@@ -228,17 +223,30 @@ class JsonObject:
         notes.append(f"The file has no {self.name(key)}; {default:g} is {whose}.")
         return default
 
-    def head_width(self, key: str, quotient: str, width: int, heads: int) -> int:
-        """``width / heads``, in place of the absent ``key``; ``quotient`` names the two keys."""
+    def width(self, key: str, *, least: int = 2) -> int | None:
+        """The number of coordinates at ``key``, of a head or a part of it."""
+        return self.whole(key, least=least, most=WIDEST)
+
+    def head_dim(
+        self, key: str = "head_dim", default: int | None = None, *, per_layer: bool = False
+    ) -> int:
+        """The width of a head at ``key``, else the default, else that of all heads by their number.
+
+        The default is for an absent key; with a null, classes divide the hidden size. The number
+        of heads may be a list with one for each layer, if ``per_layer``.
+        """
+        if (head_dim := self.width(key)) is not None:
+            return head_dim
+        if default is not None and not self.contains(key):
+            return default
+        key, (all_, of) = self.name(key), map(self.name, ("hidden_size", "num_attention_heads"))
+        width = self.whole("hidden_size")
+        heads = (self.largest if per_layer else self.whole)("num_attention_heads")
+        if width is None or heads is None:
+            raise refusal("no_head_dim", key=key, all=all_, heads=of)
         if width % heads or not 2 <= width // heads <= WIDEST:
-            raise refusal(
-                "head_width",
-                key=self.name(key),
-                quotient=quotient,
-                width=width,
-                heads=heads,
-                widest=WIDEST,
-            )
+            got = f"{width} / {heads}"
+            raise refusal("head_width", key=key, all=all_, heads=of, got=got, widest=WIDEST)
         return width // heads
 
 
@@ -252,14 +260,31 @@ def single_value(named_values: Iterable[tuple[str, _T | None]]) -> _T | None:
     return present[0][1] if present else None
 
 
+#: What transformers' keys call fields of a Rope, of laws and of axes that have another name here.
+KEYS = {
+    "axes": "mrope_section",
+    "base": "rope_theta",
+    "fraction": "partial_rotary_factor",
+    "long_factors": "long_factor",
+    "original_max_positions": "original_max_position_embeddings",
+    "rotary_dim": "partial_rotary_factor",
+    "sections": "mrope_section",
+    "short_factors": "short_factor",
+}
+
+
 @contextmanager
-def renamed_keys(block: JsonObject, names: Mapping[str, str]) -> Generator[None]:
-    """Turn a SpecError about a field of a Rope or law into a ConfigError about the file's key."""
+def renamed_keys(block: JsonObject, **keys: str) -> Generator[None]:
+    """Turn a SpecError about a field of a Rope or law into a ConfigError about the file's key.
+
+    ``keys`` are those of fields that have another key than in `KEYS`.
+    """
     try:
         yield
     except SpecError as error:
-        first = str(error).split(" ", 1)[0].split("[", 1)[0]
-        where = block.name(names[first]) if first in names else block.path or "the config"
+        field, names = re.split(r"[ \[]", str(error))[0], {**KEYS, **keys}
+        key = names.get(field, field)
+        where = block.name(key) if field in names or block.has(key) else block.path or "the config"
         raise ConfigError(f"{where} cannot be used: {error}") from None
 
 

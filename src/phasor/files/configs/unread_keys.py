@@ -20,7 +20,13 @@ from typing import Any
 from phasor._checks import short_repr
 from phasor.axes import AXES
 from phasor.files import refusal
-from phasor.files.configs.facts import Architecture, read_table, table, tuples_for_lists
+from phasor.files.configs.facts import (
+    NO_FACTS,
+    Architecture,
+    read_table,
+    table,
+    tuples_for_lists,
+)
 from phasor.files.configs.source import JsonObject
 from phasor.rope import Rope
 from phasor.scaling import Linear
@@ -77,7 +83,6 @@ class Meaning:
                 return all(_HAS[self.means](rope, asked) for rope in ropes) if ropes else not value
 
 
-_NO_FACTS = Architecture()
 _UNKNOWN = Meaning(means="unknown", says="is not a key that phasor knows here")
 
 
@@ -104,7 +109,7 @@ def check_unread_keys(
     what: str,
     *,
     strict: bool,
-    facts: Architecture = _NO_FACTS,
+    facts: Architecture = NO_FACTS,
     ignored_by: str | None = None,
 ) -> list[str]:
     """Notes about the keys that were not read; those that contradict the class are refused.

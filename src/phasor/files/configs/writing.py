@@ -170,7 +170,7 @@ def _check_block(rope: Rope, block: dict[str, Any], context: int) -> None:
         facts=facts, rotary_dim=rope.rotary_dim, config=JsonObject(config)
     )
     read = JsonObject(block, "rope_parameters")
-    read_law = rope_blocks.scaling(read, outside)
+    read_law = rope_blocks.read_law(read, outside)
     read_axes = rope_blocks.axes(read, outside) or OneAxis()
     expected = _as_rule(law, context) if isinstance(law, PerPair) else law
     # both would be written as partial_rotary_factor
