@@ -268,7 +268,7 @@ def _transformer_rope(config: JsonObject, facts: Transformer) -> Rope:
     elif facts.axes_key and (any(size % 2 for size in sizes) or sum(sizes) > head_dim):
         config.refuse(facts.axes_key, f"even numbers of coordinates, at most {head_dim} together")
     base, block = config.number("rope_theta", above=1), config.object("rope_scaling")
-    outside = rope_blocks.LawContext(facts=NO_FACTS, rotary_dim=head_dim, config=config)
+    outside = rope_blocks.LawContext(NO_FACTS, head_dim, config)
     with renamed_keys(config, sections=facts.axes_key or "head_dim"):
         return Rope(
             head_dim=head_dim,

@@ -27,7 +27,7 @@ from phasor.pairings import Pairing
 from phasor.rope import Rope
 from phasor.scaling import Linear, PerPair, Yarn, yarn_multiplier
 
-_MSCALES = ("mscale", "mscale_all_dim")
+_MSCALES, _CONTEXT = ("mscale", "mscale_all_dim"), "max_position_embeddings"
 
 
 def load_program(top: JsonObject, *, strict: bool) -> LayerRopes | None:
@@ -100,32 +100,17 @@ class _Model:
             pairs: dict[str, Any] = {"pairing": pairing, "pairing_out": out}
             return Rope(head_dim=head_dim, base=base, rotary_dim=rotary_dim, **pairs)
 
-    def law(
-        self,
-        kind: str,
-        rope: Rope,
-        block: JsonObject | None = None,
-        of: str = "",
-        hidden: Sequence[str] = (),
-        **facts: Any,
-    ) -> Rope:
-        """The rope with the law of that ``rope_type``, whose numbers are in ``block``.
-
-        Their names are those of the law ``of``, and the ``hidden`` ones the program does not read.
-        """
-        config, of_law = block or self.config, self.facts["laws"].get(of or kind, {})
+    def law(self, kind: str, rope: Rope, block: JsonObject | None = None, **facts: Any) -> Rope:
+        """The rope with the law of that name in the table, whose numbers are in ``block``."""
+        config, of_law = block or self.config, self.facts["laws"].get(kind, {})
         self.blocks += [] if block is None else [block]
-        own, nothing = _names(of_law.get("names", {})), dict.fromkeys(hidden, ())
-        # no program of these reads a key of the first two names
-        names = {"attention_factor": (), "truncate": (), **own, **nothing}
+        # no program of these reads the two
+        names = {"attention_factor": (), "truncate": (), **_names(of_law.get("names", {}))}
         numbers = JsonObject(config.values, config.path, names=names)
         numbers.add_defaults({"rope_type": kind, **of_law.get("defaults", {})})
-        context = {"max_position_embeddings": self.config.whole("max_position_embeddings")}
-        outside = rope_blocks.LawContext(
-            facts=Architecture(softmax=self.latent, mscale_alone=True, **facts),
-            rotary_dim=rope.rotary_dim,
-            config=JsonObject(context),
-        )
+        context = JsonObject({_CONTEXT: self.config.whole(_CONTEXT)})
+        of_class = Architecture(softmax=self.latent, mscale_alone=True, **facts)
+        outside = rope_blocks.LawContext(of_class, rope.rotary_dim, context)
         law = rope_blocks.read_law(numbers, outside)
         config.ignore(*numbers.keys_read)
         return replace(rope, scaling=law, direction=numbers.sign("short_factor"))
@@ -134,7 +119,7 @@ class _Model:
         self, kinds: Mapping[str, Rope | None], in_order: Sequence[str] = (), layers: int = 0
     ) -> LayerRopes:
         """The ropes of all layers, after the keys that nothing read were checked."""
-        config, in_order = self.config, in_order or tuple(kinds) * layers
+        config, in_order = self.config, in_order or [*kinds] * layers
         for key in ("rope_scaling", "rope_parameters"):
             if self.strict and isinstance(config.unread().get(key), Mapping):
                 config.refuse(key, f"absent, as {self.program} reads no such block")
@@ -148,7 +133,7 @@ class _Model:
             facts=Architecture(latent=self.latent),
             blocks=self.blocks,
             name=self.program,
-            context=config.whole("max_position_embeddings"),
+            context=config.whole(_CONTEXT),
         )
 
     def position_type(self) -> str:
@@ -260,10 +245,7 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
     block, original_key = config.object("rotary_scaling"), "original_max_position_embeddings"
     if position_type == "long_rope":
         names = facts["laws"]["longrope"]["names"]
-        length, original = (
-            config.whole("max_position_embeddings"),
-            config.number(original_key, above=1),
-        )
+        length, original = config.whole(_CONTEXT), config.number(original_key, above=1)
         lists = [config.numbers_per_pair(names[k], rope.num_pairs) for k in list(names)[:2]]
         if length and original and not original.is_integer() and lists[0] and lists[0] == lists[1]:
             # no length, but one that gives the factor on cos and sin
@@ -271,8 +253,7 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
             law = PerPair(factors=lists[0], attention_factor=gain)
             rope = replace(rope, scaling=law, direction=config.sign(names["short_factor"]))
         else:
-            hidden = () if architecture in facts["mscales"] else ("short_mscale", "long_mscale")
-            rope = model.law("longrope", rope, hidden=hidden)
+            rope = model.law("longrope" if architecture in facts["mscales"] else "su", rope)
         config.ignore(*names.values())
     elif block is not None:
         kind = rope_blocks.rope_type(block, Architecture(laws={"none": "default"}))
@@ -311,7 +292,7 @@ def _load_megatron(model: _Model) -> LayerRopes:
         config.add_defaults({"yarn_correction_range_round_to_int": False})
     if config.has("_target_"):  # a class of Megatron-Bridge's
         config.add_defaults(facts["bridge"] | (facts["bridge_latent"] if model.latent else {}))
-        config.add_defaults({"max_position_embeddings": config.whole("seq_length")})
+        config.add_defaults({_CONTEXT: config.whole("seq_length")})
     if position_type in instead and not (model.latent and position_type == "learned_absolute"):
         return model.without(f"Megatron's type {position_type}", instead[position_type])
     if position_type not in ("rope", "mrope", "yarn", *instead):
@@ -334,7 +315,7 @@ def _load_megatron(model: _Model) -> LayerRopes:
         if position_type == "rope" and config.flag("llama3"):
             rope = model.law("llama3", rope)
         elif config.has("scale_factor") and config.has("old_context_len"):
-            rope = model.law("llama3", rope, of="bridge")
+            rope = model.law("bridge", rope)
         if position_type == "mrope":
             sections = config.require("sections", _whole_numbers(config, "sections"))
             with renamed_keys(config, sections="sections", axes="sections"):

@@ -115,7 +115,7 @@ def _check_same_values(new: JsonObject, old: JsonObject) -> None:
 # The law and the axes of a block.
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LawContext:
     """What a law depends on outside its block; ``config`` is the one that the block is in."""
 

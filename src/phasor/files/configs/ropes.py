@@ -181,7 +181,7 @@ def _rope(
         width = rotated_width(config, block, facts, head_dim)
     # transformers applies the attention factor of the class only where one block is for all layers
     law_facts = facts if one_block else replace(facts, yarn_attention_factor=None)
-    outside = rope_blocks.LawContext(facts=law_facts, rotary_dim=width, config=config)
+    outside = rope_blocks.LawContext(law_facts, width, config)
     config.whole("original_max_position_embeddings")  # whether the law uses it or not
     law = rope_blocks.read_law(scaling_block, outside)
     if facts.factor_key is not None:
