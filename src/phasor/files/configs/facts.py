@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from phasor.pairings import Pairing
 
@@ -124,6 +124,7 @@ class Architecture:
 
 
 NO_FACTS = Architecture()
+_OF_A_SWITCH = {"key", "is", "unless", "present", "default"}
 _Facts = TypeVar("_Facts", bound=Architecture)
 
 
@@ -166,12 +167,15 @@ def read_table(name: str) -> dict[str, Any]:
     return tomllib.loads(resources.files("phasor.files.configs").joinpath(name).read_text("utf-8"))
 
 
-def tuples_for_lists(entry: Mapping[str, Any]) -> dict[str, Any]:
+def frozen(entry: Mapping[str, Any]) -> dict[str, Any]:
     """An entry whose values can be fields of a frozen dataclass."""
-    return {
-        key: tuple(cast("list[Any]", value)) if isinstance(value, list) else value
-        for key, value in entry.items()
-    }
+    lists = {key: tuple(value) for key, value in entry.items() if isinstance(value, list)}
+    return {**entry, **lists}
+
+
+def tuples(names: Mapping[str, str | list[str]]) -> dict[str, tuple[str, ...]]:
+    """Names of keys, of which a table has one or a list."""
+    return {k: (name,) if isinstance(name, str) else tuple(name) for k, name in names.items()}
 
 
 def inherit(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -189,37 +193,33 @@ def architectures(
     """The entries of a table, which all have these names of keys besides their own."""
 
     def freeze(entry: dict[str, Any]) -> dict[str, Any]:
-        entry = tuples_for_lists(entry)
+        entry = frozen(entry)
         if "names" in entry:
             entry["names"] = {**names, **entry["names"]}
-        for fact in entry.keys() & {"names", "block_names"}:
-            entry[fact] = {
-                key: (name,) if isinstance(name, str) else tuple(name)
-                for key, name in entry[fact].items()
-            }
-        return entry
+        lists = {fact: tuples(entry[fact]) for fact in entry.keys() & {"names", "block_names"}}
+        return entry | lists
 
     def build_variant(name: str, entry: dict[str, Any]) -> Variant:
         facts = inherit(entry, plain)
         if "like" in entry:
             # the other type's facts replace all of this one's, so these return to their defaults
             facts = {k: getattr(Architecture(), k) for k in inherit(plain[name], plain)} | facts
-        facts.pop("present", None)
-        unless = facts.pop("unless", None)
-        return Variant(
-            key=facts.pop("key"),
-            value=facts.pop("is", unless),
-            unless=unless is not None,
-            default=facts.pop("default", None),
-            facts=freeze(facts),
-        )
+        unless = facts.get("unless")
+        switch = {"value": facts.get("is", unless), "default": facts.get("default")}
+        rest = {k: v for k, v in facts.items() if k not in _OF_A_SWITCH}
+        return Variant(key=facts["key"], unless=unless is not None, facts=freeze(rest), **switch)
 
     def build(name: str) -> _Facts:
-        entry = inherit(plain[name], plain)
-        entry["kinds"] = {kind: Kind(**facts) for kind, facts in entry.get("kinds", {}).items()}
-        beside = entry.get("beside", {}).items()
-        entry["beside"] = {name: Beside(**tuples_for_lists(facts)) for name, facts in beside}
-        entry["variants"] = tuple(build_variant(name, v) for v in entry.get("variants", ()))
-        return of(**freeze({"names": dict[str, Any](), **entry}))
+        entry = {
+            "names": {},
+            "kinds": {},
+            "beside": {},
+            "variants": (),
+            **inherit(plain[name], plain),
+        }
+        entry["kinds"] = {kind: Kind(**facts) for kind, facts in entry["kinds"].items()}
+        entry["beside"] = {key: Beside(**frozen(facts)) for key, facts in entry["beside"].items()}
+        entry["variants"] = tuple(build_variant(name, v) for v in entry["variants"])
+        return of(**freeze(entry))
 
     return MappingProxyType({name: build(name) for name in plain})

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from phasor.errors import ConfigError, PhasorWarning
 from phasor.files import refusal
-from phasor.files.configs.facts import Architecture, Variant, table
+from phasor.files.configs.facts import NO_FACTS, Architecture, Variant, table
 from phasor.files.configs.rope_blocks import RopeBlocks, normalize
 from phasor.files.configs.source import JsonObject, single_value
 from phasor.files.configs.unread_keys import objects_inside
@@ -112,17 +112,15 @@ def select_config(
     for file in table().files["foreign_files"]:
         if name is None and all(map(config.has, file["keys"])):
             raise ConfigError(file["says"].format_map(config.values))
-    ways_out = "describe its embedding with phasor.Rope(...)"
+    ways_out, key = "describe its embedding with phasor.Rope(...)", config.name("model_type")
     if part is None and (inner := _known_inner_config(top)) is not None:
         ways_out = f"read the {inner} inside: load(..., part={inner!r}), on the command line --part"
     elif proposed is not None and not config.has("auto_map"):
-        ways_out = (
-            f"its architectures are those of {proposed}, as which load(..., like={proposed!r}), on "
-            f"the command line --like {proposed}, reads it; or {ways_out}"
-        )
+        its = f"its architectures are those of {proposed}, as which load(..., like={proposed!r}), "
+        ways_out = f"{its}on the command line --like {proposed}, reads it; or {ways_out}"
     if name is None:
-        raise refusal("no_model_type", key=config.name("model_type"), ways_out=ways_out)
-    raise refusal("model_type", key=config.name("model_type"), name=name, ways_out=ways_out)
+        raise refusal("no_model_type", key=key, ways_out=ways_out)
+    raise refusal("model_type", key=key, name=name, ways_out=ways_out)
 
 
 def _type_of_architectures(config: JsonObject) -> str | None:
@@ -146,11 +144,10 @@ def _types_by_stem() -> Mapping[str, str]:
 
 def _known_inner_config(top: JsonObject) -> str | None:
     """The key of the one config inside the file that has a known type and sizes."""
-    found: list[str] = []
+    other, found = table().files["other_models"], list[str]()
     for inner in top.unread_objects():
         facts = table().huggingface.get(str(inner.values.get("model_type")))
-        is_other = re.search(table().files["other_models"], inner.path)
-        if facts is not None and not is_other and _states_sizes(inner, facts):
+        if facts is not None and not re.search(other, inner.path) and _states_sizes(inner, facts):
             found.append(inner.path)
     return found[0] if len(found) == 1 else None
 
@@ -177,19 +174,16 @@ def _path_to_part(top: JsonObject, part: str) -> list[JsonObject]:
 def type_in_file(levels: list[JsonObject]) -> str | None:
     """The innermost config's type: its own, the one its outer class implies, or the outer one."""
     model_type: str | None = None
-    known, marks = table().huggingface, table().files["marks"]
-    for i, level in enumerate(levels):
-        key = level.path.rpartition(".")[2]
-        outer = None if model_type is None or i == 0 else known.get(model_type)
-        implied_type = None if outer is None else outer.parts.get(key)
+    for level in levels:
+        outer = table().huggingface.get(model_type or "", NO_FACTS)
+        implied_type = outer.parts.get(level.path.rpartition(".")[2])
         # keys that one program alone writes
-        marked = (name for name, keys in marks.items() if all(map(level.has, keys)))
+        marks = table().files["marks"].items()
+        marked = (name for name, keys in marks if all(map(level.has, keys)))
         file_type = level.text("model_type") or next(marked, None)
         # transformers also saves the type of the whole model in the configs of its parts
-        if implied_type is not None and file_type in (None, model_type):
-            model_type = implied_type
-        else:
-            model_type = file_type or model_type
+        is_implied = implied_type is not None and file_type in (None, model_type)
+        model_type = implied_type if is_implied else file_type or model_type
     return model_type
 
 
@@ -257,32 +251,22 @@ def note_assumed_sizes(model: ModelConfig) -> str:
     Refused if the file has a size, or an object that may hold one, where nothing reads it; or does
     not say its type, as these are then the sizes of another model.
     """
-    config, facts, assumed = model.config, model.facts, model.assumed_sizes
+    config, facts, name, assumed = model.config, model.facts, model.model_type, model.assumed_sizes
     if not model.says_type:
-        raise refusal("no_size", size=config.name(next(iter(assumed))), model_type=model.model_type)
+        raise refusal("no_size", size=config.name(next(iter(assumed))), model_type=name)
     known = {*facts.parts, *table().files["other_objects"]}
-    objects = [
-        inner.path
-        for inner in config.unread_objects()
-        if inner.path.rpartition(".")[2] not in known and not inner.has("model_type")
-    ]
-    numbers = [
-        block.path_of(key)
-        for level in (*model.levels[:-1], config)
-        for block in (level, *objects_inside(level))
-        for key, value in block.unread().items()
-        if type(value) in (int, float) and re.fullmatch(table().files["sizes"], key)
-    ]
-    if found := objects + numbers:
-        alone = f", or load it alone, with its model_type in it: load(..., part={found[0]!r})"
-        raise refusal(
-            "size_elsewhere",
-            found=found[0],
-            model_type=model.model_type,
-            alone=alone if objects else "",
-        )
+    for inner in config.unread_objects():
+        if inner.path.rpartition(".")[2] not in known and not inner.has("model_type"):
+            alone = f", or load it alone, with its model_type in it: load(..., part={inner.path!r})"
+            raise refusal("size_elsewhere", found=inner.path, model_type=name, alone=alone)
+    for level in (*model.levels[:-1], config):
+        for block in (level, *objects_inside(level)):
+            for key, value in block.unread().items():
+                if type(value) in (int, float) and re.fullmatch(table().files["sizes"], key):
+                    found = block.path_of(key)
+                    raise refusal("size_elsewhere", found=found, model_type=name, alone="")
     sizes = " and ".join(f"{key} {size}" for key, size in assumed.items())
-    note = f"The file does not say its size; {sizes} is what {model.model_type} assumes."
+    note = f"The file does not say its size; {sizes} is what {name} assumes."
     warnings.warn(note, PhasorWarning, stacklevel=4)
     return note
 

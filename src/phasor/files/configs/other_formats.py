@@ -14,7 +14,14 @@ from typing import Any
 from phasor.axes import Axial, OneAxis
 from phasor.errors import ConfigError
 from phasor.files.configs import rope_blocks
-from phasor.files.configs.facts import NO_FACTS, Architecture, architectures, read_table, table
+from phasor.files.configs.facts import (
+    NO_FACTS,
+    Architecture,
+    architectures,
+    read_table,
+    table,
+    tuples,
+)
 from phasor.files.configs.model_class import MOST_LAYERS, layers_by_pattern
 from phasor.files.configs.ropes import layer_ropes, ropes_beside
 from phasor.files.configs.source import JsonObject, renamed_keys, single_value
@@ -33,8 +40,7 @@ def _params() -> Mapping[str, Any]:
 
 
 def _with_names(top: JsonObject) -> JsonObject:
-    names = {key: (name,) for key, name in _params()["names"].items()}
-    return JsonObject(top.values, top.path, names=names)
+    return JsonObject(top.values, top.path, names=tuples(_params()["names"]))
 
 
 def is_params(config: JsonObject) -> bool:

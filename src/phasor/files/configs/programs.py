@@ -18,7 +18,7 @@ import numpy as np
 from phasor.axes import Sectioned
 from phasor.errors import ConfigError, PhasorWarning
 from phasor.files.configs import rope_blocks
-from phasor.files.configs.facts import Architecture, inherit, read_table, table
+from phasor.files.configs.facts import Architecture, inherit, read_table, table, tuples
 from phasor.files.configs.model_class import MOST_LAYERS, kinds_by_flags
 from phasor.files.configs.ropes import layer_ropes, rotated_width
 from phasor.files.configs.source import JsonObject, renamed_keys
@@ -54,7 +54,7 @@ def _spellings(keys: Iterable[str]) -> tuple[str, ...]:
 
 
 def _names(plain: Mapping[str, str | list[str]]) -> dict[str, tuple[str, ...]]:
-    return {k: _spellings([name] if isinstance(name, str) else name) for k, name in plain.items()}
+    return {key: _spellings(names) for key, names in tuples(plain).items()}
 
 
 class _Model:

@@ -20,13 +20,7 @@ from typing import Any
 from phasor._checks import short_repr
 from phasor.axes import AXES
 from phasor.files import refusal
-from phasor.files.configs.facts import (
-    NO_FACTS,
-    Architecture,
-    read_table,
-    table,
-    tuples_for_lists,
-)
+from phasor.files.configs.facts import NO_FACTS, Architecture, frozen, read_table, table
 from phasor.files.configs.source import JsonObject
 from phasor.rope import Rope
 from phasor.scaling import Linear
@@ -90,7 +84,7 @@ _UNKNOWN = Meaning(means="unknown", says="is not a key that phasor knows here")
 def meanings() -> Mapping[str, Meaning]:
     """``keys.toml``, read once."""
     entries = read_table("keys.toml").items()
-    return {key: Meaning(**tuples_for_lists(entry)) for key, entry in entries}
+    return {key: Meaning(**frozen(entry)) for key, entry in entries}
 
 
 def objects_inside(block: JsonObject, depth: int = 8) -> Iterator[JsonObject]:
@@ -160,19 +154,10 @@ def check_unread_keys(
         why = f"is not a key that phasor understands in {what}"
         if rotates_nothing:
             why = f"is a key of models that rotate, and {what} has no rotary embedding"
-        way_out = "Remove what nothing depends on"
-        if ignored_by is not None:
-            way_out += (
-                f", or read the file as {ignored_by} does, which ignores it: "
-                "load(..., strict=False), on the command line --no-strict"
-            )
-        raise refusal(
-            "unread",
-            key=refused[0].split(" ")[0],
-            why=why,
-            sentences="; ".join(refused),
-            way_out=way_out,
-        )
+        key, sentences = refused[0].split(" ")[0], "; ".join(refused)
+        ignore = f", or read the file as {ignored_by} does, which ignores it: load(..., "
+        ignore = f"{ignore}strict=False), on the command line --no-strict" if ignored_by else ""
+        raise refusal("unread", key=key, why=why, sentences=sentences, or_ignore=ignore)
     return [*notes, *(f"Left aside: {sentence}." for sentence in refused)]
 
 
