@@ -10,13 +10,7 @@ from phasor.axes import Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError
 from phasor.files import refusal
 from phasor.files.configs.facts import Architecture, table
-from phasor.files.configs.model_class import (
-    MOST_LAYERS,
-    applies,
-    has_rope,
-    kinds_by_flags,
-    layers_by_pattern,
-)
+from phasor.files.configs.model_class import facts_for, has_rope, kinds_by_flags, layers_by_pattern
 from phasor.files.configs.rope_blocks import query_factors
 from phasor.files.configs.ropes import layer_ropes
 from phasor.files.configs.source import JsonObject, renamed_keys, single_value
@@ -35,6 +29,7 @@ _ZERO_IS_NONE = ("attention.sliding_window", "attention.head_count", "attention.
 _WINDOWED = ("sliding_attention", "chunked_attention")
 _BASE = 10_000.0  # llama.cpp's default
 _NAMES = {
+    "num_hidden_layers": ("block_count",),
     "hidden_size": ("embedding_length",),
     "num_attention_heads": ("attention.head_count",),
     "num_key_value_heads": ("attention.head_count_kv",),
@@ -51,19 +46,18 @@ def load_gguf(top: JsonObject, *, strict: bool) -> LayerRopes:
             "config.json, or describe its embedding with phasor.Rope(...))",
         )
     config, facts = _select_facts(top, name, facts)
-    count = config.require("block_count", config.whole("block_count", most=MOST_LAYERS))
-    kinds_in_order = _kinds_in_order(config, facts, count)
+    in_order = _kinds_in_order(config, facts, config.layers())
     notes = [facts.note] if facts.note else []
     kinds = {
         kind: _rope(top, config, facts, kind, notes) if has_rope(kind, config, facts) else None
-        for kind in dict.fromkeys(kinds_in_order)
+        for kind in dict.fromkeys(in_order)
     }
     if facts.uses is not None:
         notes.append(f"{name} has no rotary embedding; in its place: {facts.uses}.")
     return layer_ropes(
         config,
         kinds,
-        kinds_in_order,
+        in_order,
         notes,
         f"a GGUF file of architecture {name!r}",
         strict=strict,
@@ -90,8 +84,7 @@ def _select_facts(
     """The keys of the architecture, and its facts for their switches."""
     start = f"{name}."
     values = {k.removeprefix(start): v for k, v in top.values.items() if k.startswith(start)}
-    variant = next((v for v in facts.variants if applies(v, JsonObject(values, name))), None)
-    facts = facts if variant is None else replace(facts, **variant.facts)
+    facts = facts_for(JsonObject(values, name), facts)
     if facts.refused is not None:
         raise ConfigError(f"general.architecture {name!r} {facts.refused}")
     values = {k: v for k, v in values.items() if v != 0 or k not in _ZERO_IS_NONE}

@@ -22,9 +22,6 @@ from phasor.files.configs.rope_blocks import RopeBlocks, normalize
 from phasor.files.configs.source import JsonObject, single_value
 from phasor.files.configs.unread_keys import objects_inside
 
-# far above any model's, so that a damaged count cannot fill the memory
-MOST_LAYERS = 100_000
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -65,7 +62,7 @@ def read_model_config(top: JsonObject, *, part: str | None, like: str | None) ->
     if facts.uses is None or (facts.query_factor and config.has("num_hidden_layers")):
         kinds = layer_kinds(config, facts)
     else:
-        kinds = ("nope",) * (config.whole("num_hidden_layers", most=MOST_LAYERS) or 1)
+        kinds = ("nope",) * (config.layers() if config.has("num_hidden_layers") else 1)
     return ModelConfig(
         levels=levels,
         model_type=model_type,
@@ -196,7 +193,13 @@ def _check_same_ropes(outer: JsonObject, inner: JsonObject) -> None:
 # The facts of the class.
 
 
-def applies(variant: Variant, config: JsonObject) -> bool:
+def facts_for(config: JsonObject, facts: Architecture) -> Architecture:
+    """The facts, with those of the first variant whose switch is set in the file."""
+    variant = next((variant for variant in facts.variants if _applies(variant, config)), None)
+    return facts if variant is None else replace(facts, **variant.facts)
+
+
+def _applies(variant: Variant, config: JsonObject) -> bool:
     """Whether the switch in the file has the value that the facts of a variant are for."""
     if variant.value is None:
         return config.has(variant.key)
@@ -211,9 +214,8 @@ def applies(variant: Variant, config: JsonObject) -> bool:
 def _select_facts(block: JsonObject, facts: Architecture) -> tuple[JsonObject, Architecture]:
     """The config with the key names of its model type, and the facts for its switches."""
     plain, values, switches = JsonObject(block.values, block.path), block.values, facts.variants
-    variant = next((v for v in switches if applies(v, plain)), None)
-    facts = facts if variant is None else replace(facts, **variant.facts)
-    names = dict(facts.names)
+    facts = facts_for(plain, facts)
+    names: dict[str, Sequence[str]] = {**facts.names}
     swapped_by = "rope_traditional of MLX" if values.get("rope_traditional") is True else None
     if block.path.partition(".")[0] == "model_config":  # of MLC
         own = table().files["mlc_names"]
@@ -287,9 +289,7 @@ def _context(config: JsonObject, notes: list[str]) -> int | None:
 
 def layer_kinds(config: JsonObject, facts: Architecture) -> tuple[str, ...]:
     """One kind per layer: the file's names for them, else ``rope`` and ``nope``."""
-    count = config.whole("num_hidden_layers", most=MOST_LAYERS)
-    count = config.require("num_hidden_layers", count)
-    rule, files = facts.layers, table().files
+    rule, files, count = facts.layers, table().files, config.layers()
     if "no_rope_interval" in rule or "bases_key" in rule:
         # in these models layer_types is about the mask, not the rope
         config.ignore("layer_types")

@@ -14,17 +14,10 @@ from typing import Any
 from phasor.axes import Axial, OneAxis
 from phasor.errors import ConfigError
 from phasor.files.configs import rope_blocks
-from phasor.files.configs.facts import (
-    NO_FACTS,
-    Architecture,
-    architectures,
-    read_table,
-    table,
-    tuples,
-)
-from phasor.files.configs.model_class import MOST_LAYERS, layers_by_pattern
+from phasor.files.configs.facts import NO_FACTS, Architecture, architectures, read_table, table
+from phasor.files.configs.model_class import layers_by_pattern
 from phasor.files.configs.ropes import layer_ropes, ropes_beside
-from phasor.files.configs.source import JsonObject, renamed_keys, single_value
+from phasor.files.configs.source import MOST_LAYERS, JsonObject, renamed_keys, single_value
 from phasor.layers import ConfigLocation, LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Law, Llama3, Yarn
@@ -37,10 +30,6 @@ _LATENT = Architecture(latent=True)
 @lru_cache(maxsize=1)
 def _params() -> Mapping[str, Any]:
     return read_table("params.toml")
-
-
-def _with_names(top: JsonObject) -> JsonObject:
-    return JsonObject(top.values, top.path, names=tuples(_params()["names"]))
 
 
 def is_params(config: JsonObject) -> bool:
@@ -65,9 +54,8 @@ def is_deepseek(config: JsonObject) -> bool:
 
 def load_params(top: JsonObject, *, strict: bool) -> LayerRopes:
     """The rope of each layer, the same for all but Llama 4's layers without one."""
-    config, notes = _with_names(top), list[str]()
-    layers = config.require("n_layers", config.whole("n_layers", most=MOST_LAYERS))
-    latent = config.has("qk_rope_head_dim")
+    config, notes = JsonObject(top.values, names=_params()["names"]), list[str]()
+    layers, latent = config.layers(), config.has("qk_rope_head_dim")
     head_dim = config.width("qk_rope_head_dim") or config.head_dim()
     base, yarn = _base(config, notes), config.object("yarn")
     law: Law | None = (
@@ -102,7 +90,7 @@ def load_params(top: JsonObject, *, strict: bool) -> LayerRopes:
 
 def load_deepseek(top: JsonObject, *, strict: bool) -> LayerRopes:
     """The rope of each layer: in V4 of a head, else of its ``qk_rope_head_dim`` slice alone."""
-    config, notes = _with_names(top), list[str]()
+    config, notes = JsonObject(top.values, names=_params()["names"]), list[str]()
     is_v4 = config.has("rope_head_dim")
     defaults = _params()["deepseek_v4" if is_v4 else "deepseek"]
 
@@ -110,7 +98,7 @@ def load_deepseek(top: JsonObject, *, strict: bool) -> LayerRopes:
         value, whose = config.number(key, above=above), "the default of DeepSeek's own code"
         return config.or_default(key, value, defaults.get(key), whose, notes)
 
-    layers = config.require("n_layers", config.whole("n_layers", most=MOST_LAYERS))
+    layers = config.layers()
     key = "rope_head_dim" if is_v4 else "qk_rope_head_dim"
     width = config.require(key, config.width(key))
     longest, original = (

@@ -19,9 +19,9 @@ from phasor.axes import Sectioned
 from phasor.errors import ConfigError, PhasorWarning
 from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import Architecture, inherit, read_table, table, tuples
-from phasor.files.configs.model_class import MOST_LAYERS, kinds_by_flags
+from phasor.files.configs.model_class import kinds_by_flags
 from phasor.files.configs.ropes import layer_ropes, rotated_width
-from phasor.files.configs.source import JsonObject, renamed_keys
+from phasor.files.configs.source import MOST_LAYERS, JsonObject, renamed_keys
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing
 from phasor.rope import Rope

@@ -14,7 +14,7 @@ import re
 import stat
 import struct
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +29,8 @@ from phasor.rope import WIDEST
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 _LARGEST = 2**63 - 1
+# far above any model's, so that a damaged count cannot fill the memory
+MOST_LAYERS = 100_000
 _T = TypeVar("_T")
 
 
@@ -45,7 +47,7 @@ class JsonObject:
         values: Mapping[str, Any],
         path: str = "",
         *,
-        names: Mapping[str, tuple[str, ...]] = _EMPTY,
+        names: Mapping[str, Sequence[str]] = _EMPTY,
         nulls: Mapping[str, Any] = _EMPTY,
     ) -> None:
         self.values, self.path = values, path
@@ -107,7 +109,7 @@ class JsonObject:
         is_inside = dot and isinstance(inner, Mapping)
         return JsonObject(cast(Mapping[str, Any], inner)).find(rest) if is_inside else None
 
-    def _aliases(self, key: str) -> tuple[str, ...]:
+    def _aliases(self, key: str) -> Sequence[str]:
         """The names that this file may have for ``key``."""
         return self._names.get(key, (key,))
 
@@ -222,6 +224,11 @@ class JsonObject:
         default = self.require(key, default)
         notes.append(f"The file has no {self.name(key)}; {default:g} is {whose}.")
         return default
+
+    def layers(self) -> int:
+        """The number of layers."""
+        key = "num_hidden_layers"
+        return self.require(key, self.whole(key, most=MOST_LAYERS))
 
     def width(self, key: str, *, least: int = 2) -> int | None:
         """The number of coordinates at ``key``, of a head or a part of it."""
