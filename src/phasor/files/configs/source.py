@@ -8,7 +8,6 @@ unread ones can be noted or refused.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -20,11 +19,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, Literal, NoReturn, TypeGuard, TypeVar, cast
 
-from phasor._checks import first_repeated, number, short_repr, whole
-from phasor.errors import ConfigError, PhasorError, SpecError, install_hint
+from phasor._checks import number, short_repr, whole
+from phasor.errors import ConfigError, SpecError, install_hint
 from phasor.files import refusal
 from phasor.files.configs.facts import table
-from phasor.files.configs.texts import parse_arguments, parse_yaml
+from phasor.files.configs.texts import parse_arguments, parse_json, parse_yaml
 from phasor.rope import WIDEST
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -402,30 +401,6 @@ def _parse_config(data: bytes, origin: str, suffix: str = "") -> JsonObject:
     if re.search(rb"(^|\s)--(num-layers|hidden-size|kv-channels)[ =]", data) and data[:1] != b"{":
         return JsonObject(parse_arguments(data.decode("utf-8", "replace")))
     return JsonObject(parse_json(data, origin, ConfigError))
-
-
-def parse_json(data: bytes, origin: str, error: type[PhasorError]) -> dict[str, Any]:
-    """The JSON object of a file; ``error`` if it holds anything else, or a key stands twice."""
-
-    def refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if (key := first_repeated(pairs)) is not None:
-            what = f"the key {short_repr(key)} stands twice in one object; keep one"
-            raise error(f"{origin}: {what}")
-        return dict(pairs)
-
-    try:
-        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=refuse_repeated_keys)
-    except UnicodeDecodeError as problem:
-        raise error(f"{origin} must be UTF-8 text, got {problem}") from None
-    except RecursionError:
-        raise error(f"{origin} is nested too deeply") from None
-    except PhasorError:
-        raise
-    except ValueError as problem:
-        raise error(f"{origin} must be JSON: {problem}") from None
-    if not isinstance(value, dict):
-        raise error(f"{origin} must hold a JSON object, got {short_repr(value)}")
-    return cast(dict[str, Any], value)
 
 
 # The header of a GGUF file, read with the gguf package after its lengths were checked.
