@@ -40,11 +40,9 @@ def load_gguf(top: JsonObject, *, strict: bool) -> LayerRopes:
     """The rope of each layer of a model in GGUF."""
     name = top.require("general.architecture", top.text("general.architecture"))
     if (facts := table().gguf.get(name)) is None:
-        top.refuse(
-            "general.architecture",
-            "one that phasor knows, such as gguf.MODEL_ARCH_NAMES lists (else load the model's "
-            "config.json, or describe its embedding with phasor.Rope(...))",
-        )
+        known = "one that phasor knows, such as gguf.MODEL_ARCH_NAMES lists (else load the model's "
+        else_ = "config.json, or describe its embedding with phasor.Rope(...))"
+        top.refuse("general.architecture", known + else_)
     config, facts = _select_facts(top, name, facts)
     in_order = _kinds_in_order(config, facts, config.layers())
     notes = [facts.note] if facts.note else []
@@ -187,9 +185,7 @@ def _read_scaling(
     top: JsonObject, config: JsonObject, facts: Architecture, pairs: int, notes: list[str]
 ) -> Law | Rule | None:
     key = "rope.scaling.type"
-    law_name = config.text(key)
-    if law_name not in (None, "none", "linear", "yarn", "longrope"):
-        config.refuse(key, "one of none, linear, yarn, longrope")
+    law_name = config.text(key, "none", "linear", "yarn", "longrope")
     keys = ("rope.scaling.factor", "rope.scale_linear")
     factor = single_value((config.name(k), config.number(k, least=0)) for k in keys) or 1.0
     divisors = [tensor for tensor in (_FREQS, _SHORT, _LONG) if top.has(tensor)]
@@ -213,9 +209,8 @@ def _read_scaling(
         f"({_FREQS} of Llama 3; {_SHORT} and {_LONG} of LongRoPE); none were given."
     )
     if config.number(_GAIN_KEY) not in (None, 1.0):
-        config.refuse(
-            _GAIN_KEY, f"1 unless the scaling type is yarn, or {_SHORT} and {_LONG} are given"
-        )
+        lists = f"{_SHORT} and {_LONG}"
+        config.refuse(_GAIN_KEY, f"1 unless the scaling type is yarn, or {lists} are given")
     if law_name == "none" and factor != 1:
         config.refuse(key, "linear, as there is a factor other than 1")
     if facts.ntk_alpha and (alpha := config.number("rope.scaling.alpha", least=0)):

@@ -136,9 +136,10 @@ class _Model:
             context=config.whole(_CONTEXT),
         )
 
-    def position_type(self) -> str:
+    def position_type(self, *rotating: str) -> str:
         """The word for the position embedding; in these programs an absent one is learned."""
-        found = self.config.text("position_embedding_type")
+        words = (*rotating, *self.facts["instead"])
+        found = self.config.text("position_embedding_type", *words)
         if found is None:
             absent = f"The file has no {self.config.name('position_embedding_type')}"
             self.notes.append(f"{absent}; learned_absolute is {self.assumes}.")
@@ -232,16 +233,11 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
     model.defaults |= facts["architectures"].get(architecture, {})
     if "rotary_dim" in model.defaults:
         config.add_defaults({"rotary_dim": model.defaults["rotary_dim"]})
-    key, position_type = "position_embedding_type", model.position_type()
-    if model.latent:
-        # it turns what the weights of DeepSeek have beside each other
-        rope = model.rope("interleaved")
-    elif position_type in facts["instead"]:
+    position_type = model.position_type(*facts["pairings"])
+    if position_type in facts["instead"] and not model.latent:
         return model.without(architecture, facts["instead"][position_type])
-    elif position_type in facts["pairings"]:
-        rope = model.rope(facts["pairings"][position_type])
-    else:
-        config.refuse(key, f"one of {', '.join([*facts['pairings'], *facts['instead']])}")
+    # in latent attention it turns what the weights of DeepSeek have beside each other
+    rope = model.rope("interleaved" if model.latent else facts["pairings"][position_type])
     block, original_key = config.object("rotary_scaling"), "original_max_position_embeddings"
     if position_type == "long_rope":
         names = facts["laws"]["longrope"]["names"]
@@ -283,8 +279,8 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
 
 def _load_megatron(model: _Model) -> LayerRopes:
     config, facts, layers = model.config, model.facts, model.size("num_hidden_layers")
-    key, instead = "position_embedding_type", facts["instead"]
-    position_type = "rope" if config.flag("use_rotary") else model.position_type()
+    instead, rotating = facts["instead"], ("rope", "mrope", "yarn")
+    position_type = "rope" if config.flag("use_rotary") else model.position_type(*rotating)
     model.latent = config.flag("latent") is True
     if config.flag("grouped") is False:  # its groups are then those of a default that nothing reads
         config.values = {k: v for k, v in config.values.items() if k != "num_query_groups"}
@@ -295,15 +291,13 @@ def _load_megatron(model: _Model) -> LayerRopes:
         config.add_defaults({_CONTEXT: config.whole("seq_length")})
     if position_type in instead and not (model.latent and position_type == "learned_absolute"):
         return model.without(f"Megatron's type {position_type}", instead[position_type])
-    if position_type not in ("rope", "mrope", "yarn", *instead):
-        config.refuse(key, f"one of rope, mrope, yarn, {', '.join(instead)}")
     interleaved = config.flag("interleaved")
     if model.latent:
         # it reads pairs that stand beside each other, and writes halves
-        rope, kind = model.rope("interleaved", "half"), config.text("rope_type") or "yarn"
-        if kind not in ("rope", "yarn"):
-            config.refuse("rope_type", "rope or yarn")
-        rope = model.law("yarn", rope) if kind == "yarn" else rope
+        rope = model.rope("interleaved", "half")
+        rope = (
+            rope if config.text("rope_type", "rope", "yarn") == "rope" else model.law("yarn", rope)
+        )
     elif position_type == "yarn":
         if interleaved:
             config.refuse("interleaved", "false, as Megatron's YaRN turns halves alone")
@@ -371,10 +365,8 @@ def _load_keras(model: _Model) -> LayerRopes:
     key = "rope_position_scaling_factor"
     if config.number(key, above=0) not in (None, 1):
         config.refuse(key, "1, as releases of KerasHub differ in whether it divides positions")
-    kind = config.text("rope_scaling_type")
-    if kind not in (None, "su"):
-        config.refuse("rope_scaling_type", "su or null")
     names = facts["laws"].get(law, {}).get("names", {}).values()
+    kind = config.text("rope_scaling_type", "su")
     in_use = {"llama3": any(map(config.has, names)), "longrope": kind}
     if law and in_use.get(law, True):
         rope = model.law(law, rope)

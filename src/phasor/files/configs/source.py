@@ -151,9 +151,12 @@ class JsonObject:
         """The true or false at ``key``."""
         return self._of_type(key, bool, "true or false")
 
-    def text(self, key: str) -> str | None:
-        """The string at ``key``."""
-        return self._of_type(key, str, "a string")
+    def text(self, key: str, *words: str) -> str | None:
+        """The string at ``key``, one of the ``words`` if there are any."""
+        text = self._of_type(key, str, "a string")
+        if words and text not in (None, *words):
+            self.refuse(key, f"one of {', '.join(words)}")
+        return text
 
     def object(self, key: str) -> JsonObject | None:
         """The object at ``key``."""
@@ -167,7 +170,7 @@ class JsonObject:
 
     def texts(self, key: str) -> tuple[str, ...] | None:
         """The list of strings at ``key``."""
-        return self._read_items(key, JsonObject.text)
+        return self._read_items(key, lambda item, i: item.text(i))
 
     def wholes(self, key: str, *, least: int = 0) -> tuple[int, ...] | None:
         """The list of whole numbers at ``key``."""
