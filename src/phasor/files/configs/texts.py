@@ -7,9 +7,10 @@ text of its tag, which no reader of numbers accepts.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -70,57 +71,44 @@ def parse_yaml(data: bytes, origin: str) -> dict[str, Any]:
         if len(documents) != 1:
             what = f"must hold one YAML document, got {len(documents)}"
             raise ConfigError(f"{origin} {what}; give that of the model in a file of its own")
-        value = _Reader(origin).read(documents[0])
+        value = _read_node(documents[0], origin, itertools.count())
     if not isinstance(value, dict):
         raise ConfigError(f"{origin} must hold an object of keys, got {short_repr(value)}")
     return cast("dict[str, Any]", value)
 
 
-class _Reader:
+def _read_node(node: Any, origin: str, count: Iterator[int], inside: tuple[int, ...] = ()) -> Any:
     """The values of a graph of nodes, in which an alias is the node that it names."""
-
-    def __init__(self, origin: str) -> None:
-        self.origin, self.count = origin, 0
-        self.inside: set[int] = set()
-
-    def read(self, node: Any) -> Any:
-        self.count += 1
-        if self.count > _MOST_VALUES or id(node) in self.inside:
-            what = "repeats itself by its aliases without end"
-            if id(node) not in self.inside:
-                what = f"holds more than {_MOST_VALUES} values, which no config does"
-            raise ConfigError(f"{self.origin} {what}")
-        tag, value = str(node.tag), node.value
-        kind = tag.removeprefix(_STANDARD)
-        if kind not in ("null", "bool", "int", "float", "str", "timestamp", "seq", "map", "value"):
-            return f"{node.tag}"
-        if isinstance(value, str):
-            return _scalar(kind, value)
-        self.inside.add(id(node))
-        read = self._map(value) if kind == "map" else [self.read(item) for item in value]
-        self.inside.discard(id(node))
-        return read
-
-    def _map(self, pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
-        merged: dict[str, Any] = {}
-        own: list[tuple[str, Any]] = []
-        for key, value in pairs:
-            if str(key.tag) == f"{_STANDARD}merge":
-                found = self.read(value)
-                for other in cast("list[Any]", found if isinstance(found, list) else [found]):
-                    if not isinstance(other, dict):
-                        got = short_repr(other)
-                        raise ConfigError(f"{self.origin}: << must name objects, got {got}")
-                    merged = cast("dict[str, Any]", other) | merged
-            elif not isinstance(key.value, str):
-                raise ConfigError(f"{self.origin}: keys must be texts, got {key.tag}")
-            else:
-                own.append((key.value, self.read(value)))
-        values = dict(own)
-        # real files have a key twice with one value; NaN is its own here
-        if differs := [key for key, value in own if [value] != [values[key]]]:
-            raise ConfigError(f"{self.origin}: {_twice(differs[0])}")
-        return merged | values
+    if id(node) in inside:
+        raise ConfigError(f"{origin} repeats itself by its aliases without end")
+    if next(count) == _MOST_VALUES:
+        raise ConfigError(f"{origin} holds more than {_MOST_VALUES} values, which no config does")
+    value, kind = node.value, str(node.tag).removeprefix(_STANDARD)
+    if kind not in ("null", "bool", "int", "float", "str", "timestamp", "seq", "map", "value"):
+        return f"{node.tag}"
+    if isinstance(value, str):
+        return _scalar(kind, value)
+    inside = (*inside, id(node))
+    if kind != "map":
+        return [_read_node(item, origin, count, inside) for item in value]
+    merged: dict[str, Any] = {}
+    own: list[tuple[str, Any]] = []
+    for key, of_key in value:
+        if str(key.tag) == f"{_STANDARD}merge":
+            found = _read_node(of_key, origin, count, inside)
+            for other in cast("list[Any]", found if isinstance(found, list) else [found]):
+                if not isinstance(other, dict):
+                    raise ConfigError(f"{origin}: << must name objects, got {short_repr(other)}")
+                merged = cast("dict[str, Any]", other) | merged
+        elif not isinstance(key.value, str):
+            raise ConfigError(f"{origin}: keys must be texts, got {key.tag}")
+        else:
+            own.append((key.value, _read_node(of_key, origin, count, inside)))
+    values = dict(own)
+    # real files have a key twice with one value; NaN is its own here
+    if differs := [key for key, item in own if [item] != [values[key]]]:
+        raise ConfigError(f"{origin}: {_twice(differs[0])}")
+    return merged | values
 
 
 def _scalar(kind: str, text: str) -> Any:
