@@ -9,10 +9,10 @@ the key.
 
 A config is read in three stages. `source` gives what the file says, a `JsonObject`. `model_class`
 makes of it what the class of its model type would, a `ModelConfig`: which part of the file, under
-which keys, and for every layer its kind and its block. `huggingface` makes the ropes, whose laws
+which keys, and for every layer its kind and its block. `ropes` makes the `LayerRopes`, whose laws
 `rope_blocks` reads; `unread_keys` notes or refuses the keys that nothing read, of every format.
-`gguf` and `other_formats` are the later stages of the other formats. `facts` has the tables
-as values, and `writing` writes a rope back as a config block.
+The second stage of other formats is in `gguf`, `programs` and `other_formats`. `facts` has the
+tables as values, and `writing` writes a rope back as a config block.
 """
 
 from __future__ import annotations
@@ -94,19 +94,20 @@ def load(
             return preset(name)
         source = cached_config(source) or source
     config = read_source(source)
+    config.strict = strict
     try:
         if part is None and like is None:
             if config.has("_class_name"):
-                return load_diffusers(config, strict=strict)
+                return load_diffusers(config)
             if config.has("general.architecture"):
-                return load_gguf(config, strict=strict)
+                return load_gguf(config)
             if is_deepseek(config):
-                return load_deepseek(config, strict=strict)
-            if (ropes := load_program(config, strict=strict)) is not None:
+                return load_deepseek(config)
+            if (ropes := load_program(config)) is not None:
                 return ropes
             if is_params(config):
-                return load_params(config, strict=strict)
-        return huggingface_ropes(read_model_config(config, part=part, like=like), strict=strict)
+                return load_params(config)
+        return huggingface_ropes(read_model_config(config, part=part, like=like))
     except SpecError as error:
         raise ConfigError(f"the config describes no usable embedding: {error}") from None
 

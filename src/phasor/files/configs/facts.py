@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from phasor.pairings import Pairing
 
@@ -169,8 +169,8 @@ def read_table(name: str) -> dict[str, Any]:
 
 def frozen(entry: Mapping[str, Any]) -> dict[str, Any]:
     """An entry whose values can be fields of a frozen dataclass."""
-    lists = {key: tuple(value) for key, value in entry.items() if isinstance(value, list)}
-    return {**entry, **lists}
+    items = entry.items()
+    return {k: tuple(cast("list[Any]", v)) if isinstance(v, list) else v for k, v in items}
 
 
 def tuples(names: Mapping[str, str | list[str]]) -> dict[str, tuple[str, ...]]:
@@ -210,16 +210,11 @@ def architectures(
         return Variant(key=facts["key"], unless=unless is not None, facts=freeze(rest), **switch)
 
     def build(name: str) -> _Facts:
-        entry = {
-            "names": {},
-            "kinds": {},
-            "beside": {},
-            "variants": (),
-            **inherit(plain[name], plain),
-        }
-        entry["kinds"] = {kind: Kind(**facts) for kind, facts in entry["kinds"].items()}
-        entry["beside"] = {key: Beside(**frozen(facts)) for key, facts in entry["beside"].items()}
-        entry["variants"] = tuple(build_variant(name, v) for v in entry["variants"])
+        entry = {"names": dict[str, Any](), **inherit(plain[name], plain)}
+        kinds, beside = (entry.get(fact, {}).items() for fact in ("kinds", "beside"))
+        entry["kinds"] = {kind: Kind(**facts) for kind, facts in kinds}
+        entry["beside"] = {key: Beside(**frozen(facts)) for key, facts in beside}
+        entry["variants"] = tuple(build_variant(name, v) for v in entry.get("variants", ()))
         return of(**freeze(entry))
 
     return MappingProxyType({name: build(name) for name in plain})

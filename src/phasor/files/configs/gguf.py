@@ -36,7 +36,7 @@ _NAMES = {
 }
 
 
-def load_gguf(top: JsonObject, *, strict: bool) -> LayerRopes:
+def load_gguf(top: JsonObject) -> LayerRopes:
     """The rope of each layer of a model in GGUF."""
     name = top.require("general.architecture", top.text("general.architecture"))
     if (facts := table().gguf.get(name)) is None:
@@ -45,20 +45,17 @@ def load_gguf(top: JsonObject, *, strict: bool) -> LayerRopes:
         top.refuse("general.architecture", known + else_)
     config, facts = _select_facts(top, name, facts)
     in_order = _kinds_in_order(config, facts, config.layers())
-    notes = [facts.note] if facts.note else []
     kinds = {
-        kind: _rope(top, config, facts, kind, notes) if has_rope(kind, config, facts) else None
+        kind: _rope(top, config, facts, kind) if has_rope(kind, config, facts) else None
         for kind in dict.fromkeys(in_order)
     }
     if facts.uses is not None:
-        notes.append(f"{name} has no rotary embedding; in its place: {facts.uses}.")
+        config.notes.append(f"{name} has no rotary embedding; in its place: {facts.uses}.")
     return layer_ropes(
         config,
         kinds,
         in_order,
-        notes,
         f"a GGUF file of architecture {name!r}",
-        strict=strict,
         facts=facts,
         ignored_by="llama.cpp",
         read_heads=JsonObject.largest,
@@ -88,7 +85,8 @@ def _select_facts(
     values = {k: v for k, v in values.items() if v != 0 or k not in _ZERO_IS_NONE}
     if isinstance(values.get(_PATTERN_KEY), (list, tuple)) and "listed" not in facts.layers:
         del values[_PATTERN_KEY]  # llama.cpp takes a number here, and passes over lists
-    config = JsonObject(values, name, names=_NAMES)
+    config = JsonObject(values, name, names=_NAMES, strict=top.strict)
+    config.notes += [facts.note] if facts.note else []
     # converters also write these where nothing uses them
     config.ignore("attention.max_alibi_bias", "rope.scaling.finetuned", _ORIGINAL_KEY)
     for key, value in values.items():
@@ -125,9 +123,7 @@ def _key(config: JsonObject, kind: str, key: str) -> str:
     return own if kind in _WINDOWED and config.has(own) else key
 
 
-def _rope(
-    top: JsonObject, config: JsonObject, facts: Architecture, kind: str, notes: list[str]
-) -> Rope:
+def _rope(top: JsonObject, config: JsonObject, facts: Architecture, kind: str) -> Rope:
     special = facts.kind(kind)
     width_key = _key(config, kind, _WIDTH_KEY)
     # all layers may have keys of their own, and a fixed architecture turns whole heads
@@ -144,9 +140,9 @@ def _rope(
     if width % 2 or width > head_dim:
         config.refuse(width_key, f"an even number of coordinates, at most {head_dim}")
     key = special.base_key or _key(config, kind, _BASE_KEY)
-    base = config.or_default(key, config.number(key, above=1), _BASE, "llama.cpp's default", notes)
+    base = config.or_default(key, config.number(key, above=1), _BASE, "llama.cpp's default")
     # some kinds of layer ignore the scaling keys
-    law = _read_scaling(top, config, facts, pairs, notes) if special.scaled else None
+    law = _read_scaling(top, config, facts, pairs) if special.scaled else None
     if isinstance(law, PerPair):
         law = replace(law, factors=law.factors[: width // 2])
     if facts.fixed and (law is not None or base != _BASE):
@@ -182,7 +178,7 @@ def _axes(config: JsonObject, facts: Architecture, num_pairs: int) -> Axes:
 
 
 def _read_scaling(
-    top: JsonObject, config: JsonObject, facts: Architecture, pairs: int, notes: list[str]
+    top: JsonObject, config: JsonObject, facts: Architecture, pairs: int
 ) -> Law | Rule | None:
     key = "rope.scaling.type"
     law_name = config.text(key, "none", "linear", "yarn", "longrope")
@@ -204,7 +200,7 @@ def _read_scaling(
         return PerPair(factors=factors, attention_factor=gain)
     if facts.divisors:
         raise refusal("gguf_divisors", tensor=_FREQS, path=config.path)
-    notes.append(
+    config.notes.append(
         f"Divisors of the frequencies are tensors of a GGUF file and not in its metadata "
         f"({_FREQS} of Llama 3; {_SHORT} and {_LONG} of LongRoPE); none were given."
     )

@@ -36,14 +36,13 @@ class ModelConfig:
     blocks: RopeBlocks
     layer_kinds: tuple[str, ...]  # of each layer; nope for all in a class that never rotates
     context: int | None
-    notes: tuple[str, ...]
 
 
 def read_model_config(top: JsonObject, *, part: str | None, like: str | None) -> ModelConfig:
     """What the class makes of a file; the arguments are those of `load`."""
     levels, model_type = select_config(top, part, like)
     config, facts = _select_facts(levels[-1], table().huggingface[model_type])
-    notes = [facts.note] if facts.note else []
+    notes = config.notes
     file_type = type_in_file(levels)
     if like is not None:
         notes.append(f"Read as model type {like}; the file says {file_type or 'none'}.")
@@ -58,7 +57,7 @@ def read_model_config(top: JsonObject, *, part: str | None, like: str | None) ->
         notes.append(
             f"The file has no rope_parameters; {dict(facts.block)} is what {model_type} assumes."
         )
-    context = _context(config, notes)
+    context = _context(config)
     if facts.uses is None or (facts.query_factor and config.has("num_hidden_layers")):
         kinds = layer_kinds(config, facts)
     else:
@@ -73,7 +72,6 @@ def read_model_config(top: JsonObject, *, part: str | None, like: str | None) ->
         blocks=blocks,
         layer_kinds=kinds,
         context=context,
-        notes=tuple(notes),
     )
 
 
@@ -225,13 +223,14 @@ def _select_facts(block: JsonObject, facts: Architecture) -> tuple[JsonObject, A
         facts = replace(facts, laws={**facts.laws, "gptj": "default"})
         if plain.has("rope_scaling") and plain.text("rope_scaling.rope_type") == "gptj":
             swapped_by = "rope_type gptj of MLC"
-    config = JsonObject(values, block.path, names=names, nulls=facts.nulls)
+    config = JsonObject(values, block.path, names=names, nulls=facts.nulls, strict=block.strict)
     config.ignore(*(switch.key for switch in switches))
     if facts.pairing == "half" and swapped_by is not None:
         config.ignore("rope_traditional")
         why = f"as {swapped_by} says; transformers rotates halves without a word."
         note = " ".join(filter(None, (facts.note, f"Pairs are interleaved, {why}")))
         facts = replace(facts, pairing="interleaved", note=note)
+    config.notes += [facts.note] if facts.note else []
     return config, facts
 
 
@@ -273,14 +272,15 @@ def note_assumed_sizes(model: ModelConfig) -> str:
     return note
 
 
-def _context(config: JsonObject, notes: list[str]) -> int | None:
+def _context(config: JsonObject) -> int | None:
     """The first context of the file; `LawContext.context` refuses several that disagree."""
     keys = [key for key in table().files["contexts"] if config.has(key)]
     contexts = {config.name(key): config.whole(key) for key in keys}
     if len(set(contexts.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in contexts.items())
-        notes.append(f"The file gives several contexts ({listed}); the first is taken.")
-        warnings.warn(notes[-1], PhasorWarning, stacklevel=4)
+        note = f"The file gives several contexts ({listed}); the first is taken."
+        config.notes.append(note)
+        warnings.warn(note, PhasorWarning, stacklevel=4)
     return next(iter(contexts.values()), None)
 
 

@@ -52,15 +52,13 @@ def is_deepseek(config: JsonObject) -> bool:
     return not config.has("model_type") and any(all(map(config.has, keys)) for keys in marks)
 
 
-def load_params(top: JsonObject, *, strict: bool) -> LayerRopes:
+def load_params(top: JsonObject) -> LayerRopes:
     """The rope of each layer, the same for all but Llama 4's layers without one."""
-    config, notes = JsonObject(top.values, names=_params()["names"]), list[str]()
+    config = JsonObject(top.values, names=_params()["names"], strict=top.strict)
     layers, latent = config.layers(), config.has("qk_rope_head_dim")
     head_dim = config.width("qk_rope_head_dim") or config.head_dim()
-    base, yarn = _base(config, notes), config.object("yarn")
-    law: Law | None = (
-        _read_llama3(config, layers, notes) if config.flag("use_scaled_rope") else None
-    )
+    base, yarn = _base(config), config.object("yarn")
+    law: Law | None = _read_llama3(config, layers) if config.flag("use_scaled_rope") else None
     if yarn is not None:
         if law is not None:
             config.refuse("use_scaled_rope", "false beside yarn, which scales as well")
@@ -77,9 +75,7 @@ def load_params(top: JsonObject, *, strict: bool) -> LayerRopes:
         config,
         kinds,
         in_order,
-        notes,
         "Mistral's or Meta's params.json",
-        strict=strict,
         facts=_LATENT if latent else NO_FACTS,
         blocks=() if yarn is None else (yarn,),
         name=config.text("model_type") or "params.json",
@@ -88,15 +84,15 @@ def load_params(top: JsonObject, *, strict: bool) -> LayerRopes:
     )
 
 
-def load_deepseek(top: JsonObject, *, strict: bool) -> LayerRopes:
+def load_deepseek(top: JsonObject) -> LayerRopes:
     """The rope of each layer: in V4 of a head, else of its ``qk_rope_head_dim`` slice alone."""
-    config, notes = JsonObject(top.values, names=_params()["names"]), list[str]()
+    config = JsonObject(top.values, names=_params()["names"], strict=top.strict)
     is_v4 = config.has("rope_head_dim")
     defaults = _params()["deepseek_v4" if is_v4 else "deepseek"]
 
     def number_or_default(key: str, above: float = 0) -> float:
         value, whose = config.number(key, above=above), "the default of DeepSeek's own code"
-        return config.or_default(key, value, defaults.get(key), whose, notes)
+        return config.or_default(key, value, defaults.get(key), whose)
 
     layers = config.layers()
     key = "rope_head_dim" if is_v4 else "qk_rope_head_dim"
@@ -130,14 +126,12 @@ def load_deepseek(top: JsonObject, *, strict: bool) -> LayerRopes:
             base = number_or_default("compress_rope_theta", 1)
             ropes = {"main": main, "compress": replace(main, base=base, scaling=law)}
             kinds = {kind: ropes[facts.labels[kind]] for kind in dict.fromkeys(in_order)}
-            notes.append(str(facts.note))
+            config.notes.append(str(facts.note))
     return layer_ropes(
         config,
         kinds,
         in_order,
-        notes,
         "DeepSeek's inference config",
-        strict=strict,
         facts=_LATENT,
         name="deepseek",
         context=longest,
@@ -146,7 +140,7 @@ def load_deepseek(top: JsonObject, *, strict: bool) -> LayerRopes:
     )
 
 
-def _base(config: JsonObject, notes: list[str]) -> float:
+def _base(config: JsonObject) -> float:
     """The base of a file; where it does not state it, that of the program that reads it."""
     base, model_type = config.number("rope_theta", above=1), config.text("model_type")
     default, whose = 10_000.0, "a constant in Meta's code for Llama 1 and 2"
@@ -155,10 +149,10 @@ def _base(config: JsonObject, notes: list[str]) -> float:
     elif base is None and (config.contains("use_scaled_rope") or not config.has("multiple_of")):
         others = "programs that read params.json fill it in differently (10000 and 1000000)"
         raise ConfigError(f"{config.name('rope_theta')} is absent, and {others}; add it")
-    return config.or_default("rope_theta", base, default, whose, notes)
+    return config.or_default("rope_theta", base, default, whose)
 
 
-def _read_llama3(config: JsonObject, layers: int, notes: list[str]) -> Llama3:
+def _read_llama3(config: JsonObject, layers: int) -> Llama3:
     """Llama 3's law with the numbers of the file, of Llama 4's code, or of the release."""
     factor = config.number("rope_scaling_factor", above=0)
     is_llama4 = config.has("moe_args") or config.has("nope_layer_interval")
@@ -166,14 +160,14 @@ def _read_llama3(config: JsonObject, layers: int, notes: list[str]) -> Llama3:
     high = config.number("rope_high_freq_factor", above=0) or marks["high_freq_factor"]
     if is_llama4:
         whose = "the default of Llama 4's code"
-        factor = config.or_default("rope_scaling_factor", factor, marks["factor"], whose, notes)
+        factor = config.or_default("rope_scaling_factor", factor, marks["factor"], whose)
     if factor is None:
         release = marks["releases"].get(f"{config.whole('dim')} x {layers}")
         if release is None:
             raise ConfigError(f"{config.name('use_scaled_rope')} {marks['unknown']}")
         factor = float(release["factor"])
-        notes.append(marks["release"].format(**release))
-        notes += [marks["not_8"]] * (factor != 8)
+        config.notes.append(marks["release"].format(**release))
+        config.notes += [marks["not_8"]] * (factor != 8)
     with renamed_keys(config, high_freq_factor="rope_high_freq_factor"):
         return Llama3(factor=factor, original_max_positions=8192, high_freq_factor=high)
 
@@ -211,7 +205,7 @@ class Transformer(Architecture):
     only_if: str | None = None
 
 
-def load_diffusers(top: JsonObject, *, strict: bool) -> LayerRopes:
+def load_diffusers(top: JsonObject) -> LayerRopes:
     """The rope of each layer of a transformer of diffusers, the same for all."""
     name = top.text("_class_name") or ""
     if (facts := _classes().get(name)) is None:
@@ -222,28 +216,27 @@ def load_diffusers(top: JsonObject, *, strict: bool) -> LayerRopes:
         )
     if facts.refused is not None:
         raise ConfigError(f"{top.name('_class_name')} {name} cannot be read: {facts.refused}")
-    config, notes = JsonObject(top.values, names=facts.names), [facts.note] if facts.note else []
+    names = {"num_attention_heads": ()} if facts.uses else facts.names
+    config = JsonObject(top.values, names=names, strict=top.strict)
+    config.notes += [facts.note] if facts.note else []
     layers = sum(config.whole(key, least=0, most=MOST_LAYERS) or 0 for key in facts.layer_keys)
     rope, blocks = None, ()
     if facts.uses is not None:
-        notes.append(f"{name} has no rotary embedding; in its place: {facts.uses}.")
-        config = JsonObject(top.values, names={"num_attention_heads": ()})
+        config.notes.append(f"{name} has no rotary embedding; in its place: {facts.uses}.")
         blocks = filter(None, map(config.object, ("rope_scaling", "rope_parameters")))
     else:
         config.require(facts.layer_keys[0], layers or None)
         rope = _transformer_rope(config, facts)
-        notes += [f"Axes are ({', '.join(facts.order)})."] * bool(facts.order)
+        config.notes += [f"Axes are ({', '.join(facts.order)})."] * bool(facts.order)
     if facts.only_if is not None and config.flag(facts.only_if) is not True:
         rope = None
-        notes.append(f"{config.name(facts.only_if)} is off: positions are sinusoidal.")
+        config.notes.append(f"{config.name(facts.only_if)} is off: positions are sinusoidal.")
     kind = "nope" if rope is None else "rope"
     return layer_ropes(
         config,
         {kind: rope},
         (kind,) * (layers or 1),
-        notes,
         f"a diffusers {name}",
-        strict=strict,
         facts=Architecture(uses=facts.uses),
         blocks=blocks,
         name=name,

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -30,16 +30,17 @@ from phasor.scaling import Linear, PerPair, Yarn, yarn_multiplier
 _MSCALES, _CONTEXT = ("mscale", "mscale_all_dim"), "max_position_embeddings"
 
 
-def load_program(top: JsonObject, *, strict: bool) -> LayerRopes | None:
+def load_program(top: JsonObject) -> LayerRopes | None:
     """The rope of each layer; None if the file is none of these programs'."""
     if str(top.values.get("model_type")) in table().huggingface and not top.has("architecture"):
         return None
     for program, facts in _programs().items():
         for place in (*facts["inside"], ""):
             values = top.find(place) if place else top.values
-            found = JsonObject(values if isinstance(values, Mapping) else {}, place)
+            values = cast("Mapping[str, Any]", values if isinstance(values, Mapping) else {})
+            found = JsonObject(values, place, strict=top.strict)
             if all(any(map(found.has, _spellings(keys))) for keys in facts["marks"]):
-                return _READERS[program](_Model(program, found, strict))
+                return _READERS[program](_Model(program, found))
     return None
 
 
@@ -60,23 +61,28 @@ def _names(plain: Mapping[str, str | list[str]]) -> dict[str, tuple[str, ...]]:
 class _Model:
     """What the files of all programs say: sizes, a rope, and the numbers of a law."""
 
-    def __init__(self, program: str, config: JsonObject, strict: bool) -> None:
-        self.facts, self.program, self.strict = _programs()[program], program, strict
-        self.config = JsonObject(config.values, config.path, names=_names(self.facts["names"]))
-        self.config.ignore(*_spellings(self.facts["ignored"]))
+    def __init__(self, program: str, config: JsonObject) -> None:
+        self.facts, self.program = _programs()[program], program
+        self.config = self.named(config)
         self.defaults, self.assumes = dict(self.facts["defaults"]), f"what {program} assumes"
-        self.notes: list[str] = []
         key = "qk_rope_head_dim"
         self.latent = key in self.facts["names"] and self.config.has(key)
         self.blocks: list[JsonObject] = []
+
+    def named(self, config: JsonObject) -> JsonObject:
+        """The object with the names that the program has for keys."""
+        names, strict = _names(self.facts["names"]), config.strict
+        config = JsonObject(config.values, config.path, names=names, strict=strict)
+        config.ignore(*_spellings(self.facts["ignored"]))
+        return config
 
     def size(self, key: str, stacklevel: int = 5) -> int:
         """A size of the model; where the file leaves it out, with a warning, the program's."""
         config, most = self.config, MOST_LAYERS if key == "num_hidden_layers" else 2**31
         if (size := config.whole(key, most=most)) is not None:
             return size
-        size = int(config.or_default(key, None, self.defaults.get(key), self.assumes, self.notes))
-        warnings.warn(self.notes[-1], PhasorWarning, stacklevel=stacklevel)
+        size = int(config.or_default(key, None, self.defaults.get(key), self.assumes))
+        warnings.warn(config.notes[-1], PhasorWarning, stacklevel=stacklevel)
         config.add_defaults({key: size})
         return size
 
@@ -95,7 +101,7 @@ class _Model:
         if not self.latent:
             rotary_dim = rotated_width(config, JsonObject({}, config.path), facts, head_dim)
         base, default = config.number("rope_theta", above=1), defaults["rope_theta"]
-        base = config.or_default("rope_theta", base, default, self.assumes, self.notes)
+        base = config.or_default("rope_theta", base, default, self.assumes)
         with renamed_keys(config):
             pairs: dict[str, Any] = {"pairing": pairing, "pairing_out": out}
             return Rope(head_dim=head_dim, base=base, rotary_dim=rotary_dim, **pairs)
@@ -121,15 +127,13 @@ class _Model:
         """The ropes of all layers, after the keys that nothing read were checked."""
         config, in_order = self.config, in_order or [*kinds] * layers
         for key in ("rope_scaling", "rope_parameters"):
-            if self.strict and isinstance(config.unread().get(key), Mapping):
+            if config.strict and isinstance(config.unread().get(key), Mapping):
                 config.refuse(key, f"absent, as {self.program} reads no such block")
         return layer_ropes(
             config,
             {kind: kinds[kind] for kind in dict.fromkeys(in_order)},
             in_order,
-            self.notes,
             f"a file of {self.program}",
-            strict=self.strict,
             facts=Architecture(latent=self.latent),
             blocks=self.blocks,
             name=self.program,
@@ -142,12 +146,12 @@ class _Model:
         found = self.config.text("position_embedding_type", *words)
         if found is None:
             absent = f"The file has no {self.config.name('position_embedding_type')}"
-            self.notes.append(f"{absent}; learned_absolute is {self.assumes}.")
+            self.config.notes.append(f"{absent}; learned_absolute is {self.assumes}.")
         return found or "learned_absolute"
 
     def without(self, what: str, instead: str) -> LayerRopes:
         """The layers of a model that does not rotate."""
-        self.notes.append(f"{what} has no rotary embedding; in its place: {instead}.")
+        self.config.notes.append(f"{what} has no rotary embedding; in its place: {instead}.")
         return self.ropes({"nope": None}, layers=self.size("num_hidden_layers"))
 
 
@@ -199,7 +203,9 @@ def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
         raise ConfigError(f"{first} is of Llama 3's law and {second} of YaRN; keep one of them")
     if all_dim and factor and not of_yarn:
         softmax = yarn_multiplier(factor, all_dim)  # whatever the law is
-        model.notes.append(f"The softmax scale is multiplied by {softmax * softmax!r} as well.")
+        model.config.notes.append(
+            f"The softmax scale is multiplied by {softmax * softmax!r} as well."
+        )
     if of_llama3:
         return model.law("llama3", rope, block)
     if not of_yarn:
@@ -218,7 +224,7 @@ def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
         ends |= {"mscale_all_dim": all_dim or 0.0, "attention_factor": gain}
         law = Yarn(factor=factor, original_max_positions=original, truncate=False, **ends)
         return replace(rope, scaling=law)
-    model.notes.append(model.facts["yarn"].format(softmax=gains[1] * gains[1]))
+    model.config.notes.append(model.facts["yarn"].format(softmax=gains[1] * gains[1]))
     ramp = np.clip((np.arange(pairs) - low) / (high - low or 0.001), 0, 1)
     divisors = tuple((1 / ((1 - ramp) / factor + ramp)).tolist())
     return replace(rope, scaling=PerPair(factors=divisors, attention_factor=gain))
@@ -346,7 +352,7 @@ def _load_keras(model: _Model) -> LayerRopes:
     outer, facts = model.config, model.facts
     name = outer.text("class_name") or ""
     inner = outer.object("config") or outer
-    model.config = config = JsonObject(inner.values, inner.path, names=_names(facts["names"]))
+    model.config = config = model.named(inner)
     if name in facts["instead"]:
         return model.without(f"KerasHub's {name}", facts["instead"][name])
     if (of_class := facts["classes"].get(name)) is None:
@@ -360,7 +366,7 @@ def _load_keras(model: _Model) -> LayerRopes:
         wide, local = map(_divided, bases, by)
         windowed = config.flag("use_sliding_window_attention")
         in_order = ["local" if windowed and i % 6 < 5 else "global" for i in range(layers)]
-        model.notes.clear()  # no file of it says a base
+        config.notes.clear()  # no file of it says a base
         return model.ropes({"global": wide, "local": local}, in_order)
     key = "rope_position_scaling_factor"
     if config.number(key, above=0) not in (None, 1):
@@ -397,7 +403,7 @@ def _load_torchtune(model: _Model) -> LayerRopes:
     if "factor" in of_model:
         config.add_defaults({"scale_factor": of_model["factor"]})
         rope = model.law("llama3", rope)
-    model.notes += [facts["note"], *([of_model["note"]] if "note" in of_model else [])]
+    config.notes += [facts["note"], *([of_model["note"]] if "note" in of_model else [])]
     interval = of_model.get("interval") and (config.whole("skip_rope_interval") or 4)
     in_order = ["nope" if interval and i % interval == 0 else "rope" for i in range(1, layers + 1)]
     return model.ropes({"rope": rope, "nope": None}, in_order)

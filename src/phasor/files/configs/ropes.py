@@ -33,10 +33,8 @@ def layer_ropes(
     config: JsonObject,
     kinds: Mapping[str, Rope | None],
     in_order: Sequence[str],
-    notes: Iterable[str],
     what: str,
     *,
-    strict: bool,
     facts: Architecture = NO_FACTS,
     blocks: Iterable[JsonObject] = (),
     ignored_by: str | None = None,
@@ -47,9 +45,8 @@ def layer_ropes(
 
     The arguments that `check_unread_keys` has too are its own; ``fields`` are of the result.
     """
-    unread = check_unread_keys(
-        config, blocks, kinds.values(), what, strict=strict, facts=facts, ignored_by=ignored_by
-    )
+    ropes = kinds.values()
+    unread = check_unread_keys(config, blocks, ropes, what, facts=facts, ignored_by=ignored_by)
     key_heads = None if facts.latent else read_heads(config, "num_key_value_heads")
     return LayerRopes(
         layer_kinds=tuple(in_order),
@@ -57,39 +54,41 @@ def layer_ropes(
         num_heads=read_heads(config, "num_attention_heads"),
         # latent attention rotates one key for all heads
         num_kv_heads=1 if facts.latent else key_heads,
-        notes=tuple(dict.fromkeys([*notes, *unread])),
+        notes=tuple(dict.fromkeys([*config.notes, *unread])),
         **fields,
     )
 
 
-def huggingface_ropes(model: ModelConfig, *, strict: bool) -> LayerRopes:
+def huggingface_ropes(model: ModelConfig) -> LayerRopes:
     """The rope of each layer."""
-    config, facts, blocks, notes = model.config, model.facts, model.blocks, [*model.notes]
+    config, facts, blocks = model.config, model.facts, model.blocks
     order, labels = model.layer_kinds, dict[str, str]()
     kinds: dict[str, Rope | None] = dict.fromkeys(order)
     unused: dict[str, Rope] = {}
     if facts.uses is not None:
         position_type = config.text("position_embedding_type") or ""
         instead = table().files["instead"].get(position_type, facts.uses)
-        notes.append(f"{model.model_type} has no rotary embedding; in its place: {instead}.")
+        config.notes.append(f"{model.model_type} has no rotary embedding; in its place: {instead}.")
         blocks.use_all()
     else:
         widths = widths_of_single_layers(config, facts, order)
         kinds = {
-            kind: _rope(model, kind, widths, notes) if has_rope(kind, config, facts) else None
+            kind: _rope(model, kind, widths) if has_rope(kind, config, facts) else None
             for kind in kinds
         }
+        notes = [*config.notes]
         for kind, label in facts.labels.items():
             if label not in {*unused, *map(facts.labels.get, kinds)}:
-                rope = _rope(model, kind, widths, [])
+                rope = _rope(model, kind, widths)
                 assert rope is not None, "a class with labels has a block for each"
                 unused[label] = rope
+        config.notes = notes  # what is assumed for layers that there are not says nothing
         if facts.nested or facts.labels or blocks.by_kind:
             labels = {kind: facts.labels.get(kind, kind) for kind in kinds}
         elif len({*kinds.values()} - {None}) > 1:
             labels = dict.fromkeys(kinds, "rope_parameters")
         if model.assumed_sizes:
-            notes.append(note_assumed_sizes(model))
+            config.notes.append(note_assumed_sizes(model))
     if facts.learned and model.levels[0].folder is not None:
         order, kinds = _learned_ropes(model, model.levels[0].folder, kinds)
     factors = rope_blocks.query_factors(facts.query_factor, config, kinds, blocks.block_of)
@@ -101,9 +100,7 @@ def huggingface_ropes(model: ModelConfig, *, strict: bool) -> LayerRopes:
         config,
         kinds,
         order,
-        notes,
         f"a file of model type {model.model_type!r}",
-        strict=strict,
         facts=facts,
         blocks=blocks.used,
         ignored_by="transformers' class" if is_plain and not config.has("auto_map") else None,
@@ -161,9 +158,7 @@ def _learned_ropes(
     return tuple(order), ropes
 
 
-def _rope(
-    model: ModelConfig, kind: str, widths: Mapping[str, int], notes: list[str]
-) -> Rope | None:
+def _rope(model: ModelConfig, kind: str, widths: Mapping[str, int]) -> Rope | None:
     config, facts, block = model.config, model.facts, model.blocks.block_of(kind)
     if block is None:
         return None
@@ -186,7 +181,7 @@ def _rope(
     law = rope_blocks.read_law(scaling_block, outside)
     if facts.factor_key is not None:
         law = Linear(factor=config.number(facts.factor_key, above=0) or 1.0)
-    base = _base(model, kind_facts, block, notes)
+    base = _base(model, kind_facts, block)
     if facts.fixed and (law is not None or base != facts.base):
         asked = {"what": "base", "asked": base} if law is None else {"what": "law", "asked": name}
         raise refusal("fixed_class", block=block.path or "the config", base=facts.base, **asked)
@@ -202,7 +197,7 @@ def _rope(
             axes=OneAxis() if facts.positions else rope_blocks.axes(block, outside) or OneAxis(),
             direction=1 if facts.direction == scaling_block.sign("short_factor") else -1,
         )
-    return _patch_grid_rope(rope, facts, notes) if facts.positions else rope
+    return _patch_grid_rope(rope, facts, config.notes) if facts.positions else rope
 
 
 def _patch_grid_rope(rope: Rope, facts: Architecture, notes: list[str]) -> Rope:
@@ -227,7 +222,7 @@ def _patch_grid_rope(rope: Rope, facts: Architecture, notes: list[str]) -> Rope:
     return replace(rope, base=None, explicit_inv_freq=inv_freq, axes=several)
 
 
-def _base(model: ModelConfig, kind: Kind, block: JsonObject, notes: list[str]) -> float:
+def _base(model: ModelConfig, kind: Kind, block: JsonObject) -> float:
     config, facts, one_block = model.config, model.facts, not model.blocks.by_kind
     block_base = block.number("rope_theta", above=1)
     key = kind.base_key or "rope_theta"
@@ -241,7 +236,7 @@ def _base(model: ModelConfig, kind: Kind, block: JsonObject, notes: list[str]) -
     if not one_block or kind.base_key is None:
         named_bases.insert(0, (block.name("rope_theta"), block_base))
     base, default = single_value(named_bases), facts.base if kind.base is None else kind.base
-    return config.or_default(key, base, default, "the class default of this model type", notes)
+    return config.or_default(key, base, default, "the class default of this model type")
 
 
 def _head_dim(config: JsonObject, facts: Architecture, kind: Kind) -> int:

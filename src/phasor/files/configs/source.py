@@ -38,7 +38,8 @@ class JsonObject:
 
     ``names`` are those that the file may have for a key, where ``a.b`` is key ``b`` of the object
     ``a``; other keys have their own name alone. ``nulls`` has what an explicit null stands for; in
-    other keys null counts as absent.
+    other keys null counts as absent. ``strict`` is whether unread keys are refused. ``notes`` are
+    those of the ropes: what was assumed, ignored or taken from elsewhere.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class JsonObject:
         *,
         names: Mapping[str, Sequence[str]] = _EMPTY,
         nulls: Mapping[str, Any] = _EMPTY,
+        strict: bool = True,
     ) -> None:
-        self.values, self.path = values, path
+        self.values, self.path, self.strict = values, path, strict
+        self.notes: list[str] = []
         self._names, self._nulls = names, nulls
         self.keys_read: set[str] = set()
         self.folder: Path | None = None  # where it was found, if that was given
@@ -161,7 +164,7 @@ class JsonObject:
     def object(self, key: str) -> JsonObject | None:
         """The object at ``key``."""
         values = self._of_type(key, Mapping, "an object")
-        return None if values is None else JsonObject(values, self.name(key))
+        return None if values is None else JsonObject(values, self.name(key), strict=self.strict)
 
     def items(self, key: str) -> tuple[Any, ...] | None:
         """The list at ``key``, its items unchecked."""
@@ -217,14 +220,12 @@ class JsonObject:
             raise ConfigError(f"{self.name(key)} is absent; add it, as the model's authors give it")
         return value
 
-    def or_default(
-        self, key: str, value: float | None, default: float | None, whose: str, notes: list[str]
-    ) -> float:
+    def or_default(self, key: str, value: float | None, default: float | None, whose: str) -> float:
         """``value`` of ``key``; if it is None, the default, with a note that says whose it is."""
         if value is not None:
             return value
         default = self.require(key, default)
-        notes.append(f"The file has no {self.name(key)}; {default:g} is {whose}.")
+        self.notes.append(f"The file has no {self.name(key)}; {default:g} is {whose}.")
         return default
 
     def layers(self) -> int:

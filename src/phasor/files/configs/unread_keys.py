@@ -102,7 +102,6 @@ def check_unread_keys(
     layers: Iterable[Rope | None],
     what: str,
     *,
-    strict: bool,
     facts: Architecture = NO_FACTS,
     ignored_by: str | None = None,
 ) -> list[str]:
@@ -113,7 +112,6 @@ def check_unread_keys(
         blocks: Its rope blocks that a layer uses, after reading.
         layers: The rope of each kind of layer.
         what: The kind of file, such as ``a file of model type 'llama'``.
-        strict: Whether to refuse any.
         facts: Those of its class, if the file names one.
         ignored_by: The program that is known to have no code for further keys.
     """
@@ -150,7 +148,7 @@ def check_unread_keys(
     if unused:
         reason = "the law of that block does not use it" if ropes else "nothing rotates"
         notes.insert(0, f"Nothing depends on {', '.join(dict.fromkeys(unused))}: {reason}.")
-    if refused and strict:
+    if refused and config.strict:
         why = f"is not a key that phasor understands in {what}"
         if rotates_nothing:
             why = f"is a key of models that rotate, and {what} has no rotary embedding"
