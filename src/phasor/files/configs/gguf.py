@@ -222,15 +222,14 @@ def _original_length(config: JsonObject) -> int:
 
 
 def _read_longrope(top: JsonObject, config: JsonObject, pairs: int) -> LongRope:
-    short_factors, long_factors = (top.numbers_per_pair(key, pairs) for key in (_SHORT, _LONG))
-    if short_factors is None or long_factors is None:
+    short, long = (top.numbers_per_pair(key, pairs) for key in (_SHORT, _LONG))
+    if short is None or long is None:
         raise refusal("gguf_lists", short=_SHORT, long=_LONG)
-    original = _original_length(config)
-    gain = config.number(_GAIN_KEY, above=0) or 1.0
+    original, gain = _original_length(config), config.number(_GAIN_KEY, above=0) or 1.0
     with renamed_keys(config, original_max_positions=_ORIGINAL_KEY):
         return LongRope(
-            short_factors=short_factors,
-            long_factors=long_factors,
+            short_factors=short,
+            long_factors=long,
             original_max_positions=original,
             factor=(config.whole("context_length") or original) / original,
             short_attention_factor=gain,

@@ -54,9 +54,8 @@ def read_model_config(top: JsonObject, *, part: str | None, like: str | None) ->
     assumed_sizes = _assume_sizes(config, facts)
     blocks = RopeBlocks(config, facts)
     if blocks.assumed:
-        notes.append(
-            f"The file has no rope_parameters; {dict(facts.block)} is what {model_type} assumes."
-        )
+        whose = f"{dict(facts.block)} is what {model_type} assumes"
+        notes.append(f"The file has no rope_parameters; {whose}.")
     context = _context(config)
     if facts.uses is None or (facts.query_factor and config.has("num_hidden_layers")):
         kinds = layer_kinds(config, facts)
@@ -150,10 +149,9 @@ def _known_inner_config(top: JsonObject) -> str | None:
 def _states_sizes(config: JsonObject, facts: Architecture) -> bool:
     """Whether a file says what the ropes of a type need: layers, and the width of a head."""
     has = JsonObject(config.values, names=facts.names).has
-    has_width = has(facts.width_key) or (
-        not facts.latent and has("hidden_size") and has("num_attention_heads")
-    )
-    return facts.uses is None and facts.refused is None and has("num_hidden_layers") and has_width
+    widths = [facts.width_key] if facts.latent else ["hidden_size", "num_attention_heads"]
+    has_sizes = has("num_hidden_layers") and (has(facts.width_key) or all(map(has, widths)))
+    return facts.uses is None and facts.refused is None and has_sizes
 
 
 def _path_to_part(top: JsonObject, part: str) -> list[JsonObject]:
@@ -302,9 +300,8 @@ def layer_kinds(config: JsonObject, facts: Architecture) -> tuple[str, ...]:
     if kinds is None:
         return layers_by_pattern(config, facts, count)
     if len(kinds) != count:
-        raise ConfigError(
-            f"{config.name(key)} must name the kind of each of the {count} layers, got {len(kinds)}"
-        )
+        each = f"the kind of each of the {count} layers"
+        raise ConfigError(f"{config.name(key)} must name {each}, got {len(kinds)}")
     known = {rule[word] for word in ("hit", "miss", "absent") if word in rule}
     known |= {*facts.labels, *rule.get("codes", {}).values(), *files["without_rope"]}
     # a special kind must be named by its own name, which has the kind's facts

@@ -177,10 +177,9 @@ def axes(block: JsonObject, outside: LawContext) -> Axes | None:
         block.refuse(key, f"a list of {len(facts.sections)} pair counts, one per axis")
     # interleaved sections need not add up: the first axis gets the remaining pairs
     if facts.axes != "interleaved" and sum(sections) != outside.rotary_dim // 2:
-        raise ConfigError(
-            f"{block.name(key)} must add up to the number of pairs ({outside.rotary_dim // 2}), "
-            f"got {list(sections)}" + ("" if file_sections else ", which is the class default")
-        )
+        got = f"{list(sections)}" + ("" if file_sections else ", which is the class default")
+        pairs = f"the number of pairs ({outside.rotary_dim // 2})"
+        raise ConfigError(f"{block.name(key)} must add up to {pairs}, got {got}")
     ordered = tuple(sections[i] for i in facts.axis_order) if facts.axis_order else sections
     with renamed_keys(block, sections=key):
         several: Axes = cast(Any, AXES[facts.axes])(ordered)

@@ -189,17 +189,12 @@ class JsonObject:
     def numbers_per_pair(self, key: str, pairs: int) -> tuple[float, ...] | None:
         """The list of divisors at ``key``, one for each pair, without their `sign`."""
         sign = self.sign(key)
-
-        def read(item: JsonObject, i: str) -> float | None:
-            value = item.number(i)
-            return sign * value if value and sign * value > 0 else item.number(i, above=0)
-
-        numbers = self._read_items(key, read)
+        bounds = {"above": 0.0} if sign > 0 else {}
+        numbers = self._read_items(key, lambda item, i: item.number(i, **bounds))
         if numbers is not None and len(numbers) != pairs:
-            raise ConfigError(
-                f"{self.name(key)} must hold one number per pair ({pairs}), got {len(numbers)}"
-            )
-        return numbers
+            got = f"({pairs}), got {len(numbers)}"
+            raise ConfigError(f"{self.name(key)} must hold one number per pair {got}")
+        return numbers and tuple(sign * number for number in numbers)
 
     def _read_items(
         self, key: str, read: Callable[[JsonObject, str], _T | None]

@@ -18,7 +18,6 @@ from functools import lru_cache
 from typing import Any
 
 from phasor._checks import short_repr
-from phasor.axes import AXES
 from phasor.files import refusal
 from phasor.files.configs.facts import NO_FACTS, Architecture, frozen, read_table, table
 from phasor.files.configs.source import JsonObject
@@ -31,9 +30,7 @@ _ABOUT_POSITIONS = re.compile(r"(?<!p)rope|rotary|alibi|key_length_swa", re.IGNO
 _HAS: Mapping[str, Callable[[Rope, Any], bool]] = {
     "pairing": lambda rope, asked: rope.pairing == asked,
     # their name, or how many there are
-    "axes": lambda rope, asked: (
-        asked == rope.axes.n_axes or type(rope.axes) is AXES.get(str(asked))
-    ),
+    "axes": lambda rope, asked: asked in (rope.axes.n_axes, rope.to_dict()["axes"]["layout"]),
     "base": lambda rope, asked: rope.base == asked,
     "fraction": lambda rope, asked: (
         # neither infinite nor NaN
