@@ -278,7 +278,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "TensorRT-LLM, a scale beyond all floats": (
         TRTLLM | {"rotary_scaling": TRTLLM_YARN | {"mscale_all_dim": 1e300}} | LATENT,
-        "rotary_scaling cannot be used: mscale_all_dim must be",
+        r"rotary_scaling\.mscale_all_dim cannot be used: mscale_all_dim must be",
     ),
     "Megatron, a list repeated without end": (
         MEGATRON | {"no_rope_freq": "(([0]*9999)*9999)*9999"},
