@@ -25,13 +25,7 @@ from phasor.errors import ConfigError, SpecError
 from phasor.files.configs.facts import table
 from phasor.files.configs.gguf import load_gguf
 from phasor.files.configs.model_class import read_model_config
-from phasor.files.configs.other_formats import (
-    is_deepseek,
-    is_params,
-    load_deepseek,
-    load_diffusers,
-    load_params,
-)
+from phasor.files.configs.other_formats import load_deepseek, load_diffusers, load_params
 from phasor.files.configs.programs import load_program
 from phasor.files.configs.ropes import huggingface_ropes
 from phasor.files.configs.source import cached_config, is_hub_id, read_source
@@ -39,6 +33,10 @@ from phasor.files.presets import preset, preset_of_hub_id
 from phasor.layers import LayerRopes
 
 __all__ = ["load", "model_types"]
+
+
+#: Of formats that are no config of transformers; each gives None for a file of another format.
+_READERS = (load_diffusers, load_gguf, load_deepseek, load_program, load_params)
 
 
 def load(
@@ -96,17 +94,9 @@ def load(
     config = read_source(source)
     config.strict = strict
     try:
-        if part is None and like is None:
-            if config.has("_class_name"):
-                return load_diffusers(config)
-            if config.has("general.architecture"):
-                return load_gguf(config)
-            if is_deepseek(config):
-                return load_deepseek(config)
-            if (ropes := load_program(config)) is not None:
+        for read in _READERS if part is None and like is None else ():
+            if (ropes := read(config)) is not None:
                 return ropes
-            if is_params(config):
-                return load_params(config)
         return huggingface_ropes(read_model_config(config, part=part, like=like))
     except SpecError as error:
         raise ConfigError(f"the config describes no usable embedding: {error}") from None

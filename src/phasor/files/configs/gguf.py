@@ -36,9 +36,10 @@ _NAMES = {
 }
 
 
-def load_gguf(top: JsonObject) -> LayerRopes:
-    """The rope of each layer of a model in GGUF."""
-    name = top.require("general.architecture", top.text("general.architecture"))
+def load_gguf(top: JsonObject) -> LayerRopes | None:
+    """The rope of each layer of a model in GGUF; None if the file is none."""
+    if (name := top.text("general.architecture")) is None:
+        return None
     if (facts := table().gguf.get(name)) is None:
         known = "one that phasor knows, such as gguf.MODEL_ARCH_NAMES lists (else load the model's "
         else_ = "config.json, or describe its embedding with phasor.Rope(...))"

@@ -32,7 +32,7 @@ def _params() -> Mapping[str, Any]:
     return read_table("params.toml")
 
 
-def is_params(config: JsonObject) -> bool:
+def _is_params(config: JsonObject) -> bool:
     """Whether a file has the keys of Mistral's and Meta's code, as those of the first MLX do."""
     marks = _params()["params"]
     if not all(map(config.has, marks["sizes"])):
@@ -46,14 +46,10 @@ def is_params(config: JsonObject) -> bool:
     return any(map(config.has, marks["own"]))
 
 
-def is_deepseek(config: JsonObject) -> bool:
-    """Whether a file has the keys of DeepSeek's inference code."""
-    marks = _params()["deepseek"]["marks"]
-    return not config.has("model_type") and any(all(map(config.has, keys)) for keys in marks)
-
-
-def load_params(top: JsonObject) -> LayerRopes:
+def load_params(top: JsonObject) -> LayerRopes | None:
     """The rope of each layer, the same for all but Llama 4's layers without one."""
+    if not _is_params(top):
+        return None
     config = JsonObject(top.values, names=_params()["names"], strict=top.strict)
     layers, latent = config.layers(), config.has("qk_rope_head_dim")
     head_dim = config.width("qk_rope_head_dim") or config.head_dim()
@@ -84,8 +80,11 @@ def load_params(top: JsonObject) -> LayerRopes:
     )
 
 
-def load_deepseek(top: JsonObject) -> LayerRopes:
+def load_deepseek(top: JsonObject) -> LayerRopes | None:
     """The rope of each layer: in V4 of a head, else of its ``qk_rope_head_dim`` slice alone."""
+    marks = _params()["deepseek"]["marks"]  # keys of DeepSeek's inference code
+    if top.has("model_type") or not any(all(map(top.has, keys)) for keys in marks):
+        return None
     config = JsonObject(top.values, names=_params()["names"], strict=top.strict)
     is_v4 = config.has("rope_head_dim")
     defaults = _params()["deepseek_v4" if is_v4 else "deepseek"]
@@ -205,9 +204,10 @@ class Transformer(Architecture):
     only_if: str | None = None
 
 
-def load_diffusers(top: JsonObject) -> LayerRopes:
+def load_diffusers(top: JsonObject) -> LayerRopes | None:
     """The rope of each layer of a transformer of diffusers, the same for all."""
-    name = top.text("_class_name") or ""
+    if (name := top.text("_class_name")) is None:
+        return None
     if (facts := _classes().get(name)) is None:
         top.refuse(
             "_class_name",

@@ -89,8 +89,7 @@ class _Model:
     def rope(self, pairing: Pairing, out: Pairing | None = None) -> Rope:
         """The rope of a head, or of the slice of a head in latent attention."""
         config, defaults = self.config, self.defaults
-        names = {"rotary_dim": ("rotary_dim",)} if "rotary_dim" in self.facts["names"] else {}
-        fraction = defaults.get("partial_rotary_factor")
+        fraction, names = defaults.get("partial_rotary_factor"), self.facts["names"]
         facts = Architecture(latent=self.latent, partial=True, fraction=fraction, names=names)
         width = facts.width_key
         if (head_dim := config.width(width) or defaults.get(width)) is None:
@@ -237,8 +236,7 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
     config, facts, layers = model.config, model.facts, model.size("num_hidden_layers")
     architecture = config.text("architecture") or ""
     model.defaults |= facts["architectures"].get(architecture, {})
-    if "rotary_dim" in model.defaults:
-        config.add_defaults({"rotary_dim": model.defaults["rotary_dim"]})
+    config.add_defaults({"rotary_dim": model.defaults.get("rotary_dim")})
     position_type = model.position_type(*facts["pairings"])
     if position_type in facts["instead"] and not model.latent:
         return model.without(architecture, facts["instead"][position_type])
