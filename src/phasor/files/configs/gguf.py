@@ -46,10 +46,7 @@ def load_gguf(top: JsonObject) -> LayerRopes | None:
         top.refuse("general.architecture", known + else_)
     config, facts = _select_facts(top, name, facts)
     in_order = _kinds_in_order(config, facts, config.layers())
-    kinds = {
-        kind: _rope(top, config, facts, kind) if has_rope(kind, config, facts) else None
-        for kind in dict.fromkeys(in_order)
-    }
+    kinds = {kind: _rope(top, config, facts, kind) for kind in dict.fromkeys(in_order)}
     if facts.uses is not None:
         config.notes.append(f"{name} has no rotary embedding; in its place: {facts.uses}.")
     return layer_ropes(
@@ -88,6 +85,9 @@ def _select_facts(
         del values[_PATTERN_KEY]  # llama.cpp takes a number here, and passes over lists
     config = JsonObject(values, name, names=_NAMES, strict=top.strict)
     config.notes += [facts.note] if facts.note else []
+    # of a list, what is read here is the largest
+    heads = {"attention.head_count": config.largest("num_attention_heads")}
+    config.values = {**config.values, **heads}
     # converters also write these where nothing uses them
     config.ignore("attention.max_alibi_bias", "rope.scaling.finetuned", _ORIGINAL_KEY)
     for key, value in values.items():
@@ -124,7 +124,9 @@ def _key(config: JsonObject, kind: str, key: str) -> str:
     return own if kind in _WINDOWED and config.has(own) else key
 
 
-def _rope(top: JsonObject, config: JsonObject, facts: Architecture, kind: str) -> Rope:
+def _rope(top: JsonObject, config: JsonObject, facts: Architecture, kind: str) -> Rope | None:
+    if not has_rope(kind, config, facts):
+        return None
     special = facts.kind(kind)
     width_key = _key(config, kind, _WIDTH_KEY)
     # all layers may have keys of their own, and a fixed architecture turns whole heads
@@ -133,7 +135,7 @@ def _rope(top: JsonObject, config: JsonObject, facts: Architecture, kind: str) -
     if facts.latent:
         head_dim = config.require(width_key, width)
     else:
-        head_dim = config.head_dim(_key(config, kind, "attention.key_length"), per_layer=True)
+        head_dim = config.head_dim(_key(config, kind, "attention.key_length"))
     width = width or head_dim
     pairs = width // 2
     if facts.fraction is not None and kind not in _WINDOWED:
@@ -147,9 +149,8 @@ def _rope(top: JsonObject, config: JsonObject, facts: Architecture, kind: str) -
     if isinstance(law, PerPair):
         law = replace(law, factors=law.factors[: width // 2])
     if facts.fixed and (law is not None or base != _BASE):
-        raise refusal(
-            "gguf_fixed", path=config.path, usual=_BASE, key=config.name(key), base=base, law=law
-        )
+        says = {"key": config.name(key), "base": base, "law": law}
+        raise refusal("gguf_fixed", path=config.path, usual=_BASE, **says)
     with renamed_keys(config, base=key, rotary_dim=width_key, sections=_SECTIONS_KEY):
         return Rope(
             head_dim=head_dim,

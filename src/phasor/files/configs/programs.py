@@ -120,11 +120,9 @@ class _Model:
         config.ignore(*numbers.keys_read)
         return replace(rope, scaling=law, direction=numbers.sign("short_factor"))
 
-    def ropes(
-        self, kinds: Mapping[str, Rope | None], in_order: Sequence[str] = (), layers: int = 0
-    ) -> LayerRopes:
+    def ropes(self, kinds: Mapping[str, Rope | None], in_order: Sequence[str]) -> LayerRopes:
         """The ropes of all layers, after the keys that nothing read were checked."""
-        config, in_order = self.config, in_order or [*kinds] * layers
+        config = self.config
         for key in ("rope_scaling", "rope_parameters"):
             if config.strict and isinstance(config.unread().get(key), Mapping):
                 config.refuse(key, f"absent, as {self.program} reads no such block")
@@ -151,7 +149,7 @@ class _Model:
     def without(self, what: str, instead: str) -> LayerRopes:
         """The layers of a model that does not rotate."""
         self.config.notes.append(f"{what} has no rotary embedding; in its place: {instead}.")
-        return self.ropes({"nope": None}, layers=self.size("num_hidden_layers"))
+        return self.ropes({"nope": None}, ["nope"] * self.size("num_hidden_layers"))
 
 
 def _divided(rope: Rope, by: float | None) -> Rope:
@@ -179,7 +177,7 @@ def _load_litgpt(model: _Model) -> LayerRopes:
         if indices is not None:
             absent, beside = map(config.name, ("rope_local_base_freq", "rope_indices"))
             raise ConfigError(f"{absent} is absent beside {beside}, whose layers it is for; add it")
-        return model.ropes({"rope": wide}, layers=layers)
+        return model.ropes({"rope": wide}, ["rope"] * layers)
     # the factor on cos and sin is that of all layers
     law = PerPair(factors=(ratio or 1.0,) * wide.num_pairs, attention_factor=wide.attention_factor)
     local = _divided(replace(plain, base=local_base), ratio)
@@ -193,7 +191,7 @@ def _load_litgpt(model: _Model) -> LayerRopes:
 def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
     """The rope with the law of ``rope_adjustments``, which litgpt tells by its keys."""
     model.blocks.append(block)
-    factor = block.number("factor", above=0)
+    factor, notes = block.number("factor", above=0), model.config.notes
     mscale, all_dim = (block.number(key, least=0) for key in _MSCALES)
     bands, betas = ("low_freq_factor", "high_freq_factor"), ("beta_fast", "beta_slow")
     of_llama3, of_yarn = ([*filter(block.contains, keys)] for keys in (bands, betas))
@@ -202,9 +200,7 @@ def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
         raise ConfigError(f"{first} is of Llama 3's law and {second} of YaRN; keep one of them")
     if all_dim and factor and not of_yarn:
         softmax = yarn_multiplier(factor, all_dim)  # whatever the law is
-        model.config.notes.append(
-            f"The softmax scale is multiplied by {softmax * softmax!r} as well."
-        )
+        notes.append(f"The softmax scale is multiplied by {softmax * softmax!r} as well.")
     if of_llama3:
         return model.law("llama3", rope, block)
     if not of_yarn:
@@ -223,7 +219,7 @@ def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
         ends |= {"mscale_all_dim": all_dim or 0.0, "attention_factor": gain}
         law = Yarn(factor=factor, original_max_positions=original, truncate=False, **ends)
         return replace(rope, scaling=law)
-    model.config.notes.append(model.facts["yarn"].format(softmax=gains[1] * gains[1]))
+    notes.append(model.facts["yarn"].format(softmax=gains[1] * gains[1]))
     ramp = np.clip((np.arange(pairs) - low) / (high - low or 0.001), 0, 1)
     divisors = tuple((1 / ((1 - ramp) / factor + ramp)).tolist())
     return replace(rope, scaling=PerPair(factors=divisors, attention_factor=gain))
@@ -299,9 +295,8 @@ def _load_megatron(model: _Model) -> LayerRopes:
     if model.latent:
         # it reads pairs that stand beside each other, and writes halves
         rope = model.rope("interleaved", "half")
-        rope = (
-            rope if config.text("rope_type", "rope", "yarn") == "rope" else model.law("yarn", rope)
-        )
+        is_plain = config.text("rope_type", "rope", "yarn") == "rope"
+        rope = rope if is_plain else model.law("yarn", rope)
     elif position_type == "yarn":
         if interleaved:
             config.refuse("interleaved", "false, as Megatron's YaRN turns halves alone")

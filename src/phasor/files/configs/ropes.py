@@ -71,11 +71,8 @@ def huggingface_ropes(model: ModelConfig) -> LayerRopes:
         config.notes.append(f"{model.model_type} has no rotary embedding; in its place: {instead}.")
         blocks.use_all()
     else:
-        widths = widths_of_single_layers(config, facts, order)
-        kinds = {
-            kind: _rope(model, kind, widths) if has_rope(kind, config, facts) else None
-            for kind in kinds
-        }
+        widths = widths_by_kind(config, facts, order)
+        kinds = {kind: _rope(model, kind, widths) for kind in kinds}
         notes = [*config.notes]
         for kind, label in facts.labels.items():
             if label not in {*unused, *map(facts.labels.get, kinds)}:
@@ -159,7 +156,8 @@ def _learned_ropes(
 
 
 def _rope(model: ModelConfig, kind: str, widths: Mapping[str, int]) -> Rope | None:
-    config, facts, block = model.config, model.facts, model.blocks.block_of(kind)
+    config, facts = model.config, model.facts
+    block = model.blocks.block_of(kind) if has_rope(kind, config, facts) else None
     if block is None:
         return None
     kind_facts = facts.kind(kind)
@@ -246,9 +244,7 @@ def _head_dim(config: JsonObject, facts: Architecture, kind: Kind) -> int:
     return config.head_dim(facts.width_key, facts.head_dim)
 
 
-def widths_of_single_layers(
-    config: JsonObject, facts: Architecture, kinds: Sequence[str]
-) -> dict[str, int]:
+def widths_by_kind(config: JsonObject, facts: Architecture, kinds: Sequence[str]) -> dict[str, int]:
     """Head widths by kind, of a ``per_layer_config`` for single layers; refused if they differ."""
     name = "per_layer_config"
     layers = config.object(name)
@@ -290,7 +286,12 @@ def rotated_width(config: JsonObject, block: JsonObject, facts: Architecture, he
     places = (block,) if facts.nested else (block, config)
     fractions = [(place.name(key), place.number(key, above=0, most=1)) for place in places]
     if facts.latent:
-        _check_latent_fractions(config, fractions, head_dim)
+        whole = head_dim + (config.whole("qk_nope_head_dim", least=0) or 0)
+        for name, fraction in fractions:
+            wide = {whole, config.whole("head_dim") or 0}
+            if fraction not in (None, 1) and all(int(n * fraction) != head_dim for n in wide):
+                says = {"name": name, "fraction": fraction, "whole": whole, "rotated": head_dim}
+                raise refusal("latent_fraction", **says, width_key=config.name("qk_rope_head_dim"))
         return head_dim
     widths = [(name, None if f is None else int(head_dim * f)) for name, f in fractions]
     if "rotary_dim" in facts.names:
@@ -304,18 +305,6 @@ def rotated_width(config: JsonObject, block: JsonObject, facts: Architecture, he
     if width != head_dim and not facts.partial:
         raise refusal("whole_heads", source=source, width=width, head_dim=head_dim)
     return width
-
-
-def _check_latent_fractions(
-    config: JsonObject, fractions: list[tuple[str, float | None]], rotated: int
-) -> None:
-    """Check that fractions of the whole head agree with the width of the rotated slice."""
-    whole = rotated + (config.whole("qk_nope_head_dim", least=0) or 0)
-    for name, fraction in fractions:
-        head_dims = {whole, config.whole("head_dim") or 0}
-        if fraction not in (None, 1) and all(int(n * fraction) != rotated for n in head_dims):
-            says = {"name": name, "fraction": fraction, "whole": whole, "rotated": rotated}
-            raise refusal("latent_fraction", **says, width_key=config.name("qk_rope_head_dim"))
 
 
 # Rotations beside attention: of indexers and compressors, and of layers after the last.

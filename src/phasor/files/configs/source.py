@@ -232,21 +232,17 @@ class JsonObject:
         """The number of coordinates at ``key``, of a head or a part of it."""
         return self.whole(key, least=least, most=WIDEST)
 
-    def head_dim(
-        self, key: str = "head_dim", default: int | None = None, *, per_layer: bool = False
-    ) -> int:
+    def head_dim(self, key: str = "head_dim", default: int | None = None) -> int:
         """The width of a head at ``key``, else the default, else that of all heads by their number.
 
-        The default is for an absent key; with a null, classes divide the hidden size. The number
-        of heads may be a list with one for each layer, if ``per_layer``.
+        The default is for an absent key; with a null, classes divide the hidden size.
         """
         if (head_dim := self.width(key)) is not None:
             return head_dim
         if default is not None and not self.contains(key):
             return default
         key, (all_, of) = self.name(key), map(self.name, ("hidden_size", "num_attention_heads"))
-        width = self.whole("hidden_size")
-        heads = (self.largest if per_layer else self.whole)("num_attention_heads")
+        width, heads = self.whole("hidden_size"), self.whole("num_attention_heads")
         if width is None or heads is None:
             raise refusal("no_head_dim", key=key, all=all_, heads=of)
         if width % heads or not 2 <= width // heads <= WIDEST:
@@ -300,13 +296,6 @@ _FILE_NAMES = ("config.json", "params.json")
 _YAML = (".yaml", ".yml")
 # a line that begins with a key, where JSON has it in quotes
 _KEY_OF_YAML = rb"(\xef\xbb\xbf)?(\s*(#.*)?\n|---\s)*[A-Za-z_]\w*:(\s|$)"
-# a pipeline of diffusers has the rope in its transformer, and an adapter names its model
-_OTHER_NAMES = (
-    "transformer/config.json",
-    "adapter_config.json",
-    "model_config.yaml",
-    "run_config.yaml",
-)
 
 
 def read_source(source: object) -> JsonObject:
@@ -383,7 +372,7 @@ def _config_file_in(folder: Path) -> Path:
         return files[0]
     if files:
         raise refusal("two_configs", folder=folder)
-    for inner in (folder / name for name in _OTHER_NAMES):
+    for inner in (folder / name for name in table().files["file_names"]):
         if inner.is_file():
             return inner
     suffixes = (".json", ".gguf", *_YAML)
