@@ -155,11 +155,11 @@ def table() -> Table:
         if name in types:
             known = {key: size for key, size in zip(keys, sizes, strict=True) if size}
             types[name] = {"sizes": known} | types[name]
-    return Table(
-        huggingface=architectures(types, files["names"]),
-        gguf=architectures(read_table("gguf.toml"), {}),
-        files=MappingProxyType(files),
+    of_types, of_gguf = (
+        architectures(types, files["names"]),
+        architectures(read_table("gguf.toml"), {}),
     )
+    return Table(huggingface=of_types, gguf=of_gguf, files=MappingProxyType(files))
 
 
 def read_table(name: str) -> dict[str, Any]:

@@ -28,12 +28,6 @@ _PATTERN_KEY = "attention.sliding_window_pattern"
 _ZERO_IS_NONE = ("attention.sliding_window", "attention.head_count", "attention.head_count_kv")
 _WINDOWED = ("sliding_attention", "chunked_attention")
 _BASE = 10_000.0  # llama.cpp's default
-_NAMES = {
-    "num_hidden_layers": ("block_count",),
-    "hidden_size": ("embedding_length",),
-    "num_attention_heads": ("attention.head_count",),
-    "num_key_value_heads": ("attention.head_count_kv",),
-}
 
 
 def load_gguf(top: JsonObject) -> LayerRopes | None:
@@ -42,8 +36,8 @@ def load_gguf(top: JsonObject) -> LayerRopes | None:
         return None
     if (facts := table().gguf.get(name)) is None:
         known = "one that phasor knows, such as gguf.MODEL_ARCH_NAMES lists (else load the model's "
-        else_ = "config.json, or describe its embedding with phasor.Rope(...))"
-        top.refuse("general.architecture", known + else_)
+        way_out = "config.json, or describe its embedding with phasor.Rope(...))"
+        top.refuse("general.architecture", known + way_out)
     config, facts = _select_facts(top, name, facts)
     in_order = _kinds_in_order(config, facts, config.layers())
     kinds = {kind: _rope(top, config, facts, kind) for kind in dict.fromkeys(in_order)}
@@ -83,7 +77,7 @@ def _select_facts(
     values = {k: v for k, v in values.items() if v != 0 or k not in _ZERO_IS_NONE}
     if isinstance(values.get(_PATTERN_KEY), (list, tuple)) and "listed" not in facts.layers:
         del values[_PATTERN_KEY]  # llama.cpp takes a number here, and passes over lists
-    config = JsonObject(values, name, names=_NAMES, strict=top.strict)
+    config = JsonObject(values, name, names=table().files["gguf_names"], strict=top.strict)
     config.notes += [facts.note] if facts.note else []
     # of a list, what is read here is the largest
     heads = {"attention.head_count": config.largest("num_attention_heads")}

@@ -96,10 +96,8 @@ def load_deepseek(top: JsonObject) -> LayerRopes | None:
     layers = config.layers()
     key = "rope_head_dim" if is_v4 else "qk_rope_head_dim"
     width = config.require(key, config.width(key))
-    longest, original = (
-        config.whole(key) or int(number_or_default(key))
-        for key in ("max_seq_len", "original_seq_len")
-    )
+    lengths = ("max_seq_len", "original_seq_len")
+    longest, original = (config.whole(k) or int(number_or_default(k)) for k in lengths)
     # cos and sin stay as they are; V3's softmax scale takes m(mscale) squared
     keys = ("attention_factor",) if is_v4 else ("mscale", "mscale_all_dim")
     temperature = dict.fromkeys(keys, 1.0 if is_v4 else number_or_default("mscale"))
@@ -209,11 +207,8 @@ def load_diffusers(top: JsonObject) -> LayerRopes | None:
     if (name := top.text("_class_name")) is None:
         return None
     if (facts := _classes().get(name)) is None:
-        top.refuse(
-            "_class_name",
-            "a transformer that phasor knows (of a pipeline give its transformer/config.json, else "
-            "describe the embedding with phasor.Rope(...))",
-        )
+        known = "a transformer that phasor knows (of a pipeline give its transformer/config.json, "
+        top.refuse("_class_name", f"{known}else describe the embedding with phasor.Rope(...))")
     if facts.refused is not None:
         raise ConfigError(f"{top.name('_class_name')} {name} cannot be read: {facts.refused}")
     names = {"num_attention_heads": ()} if facts.uses else facts.names

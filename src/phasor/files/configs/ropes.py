@@ -330,9 +330,8 @@ def ropes_beside(
     rule = facts.layers
     codes = config.wholes(rule["codes_key"]) if "codes_key" in rule else None
     # where layers differ, the file must say of which kind these are
-    listed = config.texts("mtp_layer_types") or [
-        rule["codes"][str(code)] for code in (codes or ())[len(layer_kinds) :]
-    ]
+    coded = [rule["codes"][str(code)] for code in (codes or ())[len(layer_kinds) :]]
+    listed = config.texts("mtp_layer_types") or coded
     for i in range(config.whole("num_nextn_predict_layers", least=0, most=_MOST_EXTRA) or 0):
         rope = kinds.get(listed[i]) if i < len(listed) else only_rope
         if rope is not None:

@@ -83,18 +83,6 @@ def config_keys(rope: Rope | Mapping[str, Rope | None], context: int, to: int) -
     return {"max_position_embeddings": min(starts, default=length), "rope_parameters": block}
 
 
-#: Keys of laws and axes that say nothing at these values of a block; all others do so at null.
-_NEUTRAL = {
-    "apply_yarn_scaling": True,
-    "attn_factor": 1.0,
-    "extrapolation_factor": 1.0,
-    "partial_rotary_factor": 1.0,
-    "truncate": True,
-}
-_OTHER_KEYS = {_ORIGINAL_KEY, "short_mscale", "long_mscale", "mixed_b", "mrope_section",
-               "mrope_interleaved", "xdrope_section"}  # fmt: skip
-
-
 def keys_over_file(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]:
     """``keys`` for the config of a model, and those that overwrite what else its own file says.
 
@@ -129,11 +117,9 @@ def keys_over_file(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]
         blocks = {kind: b and _block_over(b, _object(old, kind)) for kind, b in blocks.items()}
     if "qk_rope_head_dim" in file:  # there the fraction is one of a wider head
         says["fraction"] = file.get("partial_rotary_factor")
-    outside = {
-        key: bases.get(key, says.get(about))
-        for key, about in {**table().files["replaced"], **table().files["replaced_by_kind"]}.items()
-        if file.get(key) is not None
-    }
+    replaced = {**table().files["replaced"], **table().files["replaced_by_kind"]}
+    about = {key: word for key, word in replaced.items() if file.get(key) is not None}
+    outside = {key: bases.get(key, says.get(word)) for key, word in about.items()}
     # transformers takes a rope_scaling for the block, so the block has to come after it
     return outside | {**keys, "rope_parameters": blocks}
 
@@ -145,8 +131,9 @@ def _object(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def _block_over(block: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
     """The block, and the keys of laws and axes that only ``old`` has, saying nothing."""
-    known = {*_NEUTRAL, *_OTHER_KEYS}.union(*table().files["law_numbers"].values())
-    neutral = {key: _NEUTRAL.get(key) for key in old if key in known and key not in block}
+    keys = table().files["block_keys"]
+    known = {*keys["names"]}.union(*table().files["law_numbers"].values())
+    neutral = {key: keys["neutral"].get(key) for key in old if key in known and key not in block}
     # vLLM refuses two different words for the law
     return {**block, **neutral, **({"type": block["rope_type"]} if "type" in old else {})}
 
