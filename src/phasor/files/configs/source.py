@@ -358,12 +358,9 @@ def cached_config(repository: str) -> Path | None:
 
 def is_hub_id(source: object) -> TypeGuard[str]:
     """Whether ``source`` reads as ``owner/name`` and there is no such file."""
-    return (
-        isinstance(source, str)
-        and re.fullmatch(r"[\w.-]+/[\w.-]+", source) is not None
-        and not source.startswith(".")
-        and not Path(source).exists()
-    )
+    if not isinstance(source, str) or source.startswith("."):
+        return False
+    return bool(re.fullmatch(r"[\w.-]+/[\w.-]+", source)) and not Path(source).exists()
 
 
 def _config_file_in(folder: Path) -> Path:

@@ -39,9 +39,7 @@ _HAS: Mapping[str, Callable[[Rope, Any], bool]] = {
         and int(rope.head_dim * asked) == rope.rotary_dim
     ),
     "width": lambda rope, asked: rope.rotary_dim == asked,
-    "divides": lambda rope, asked: (
-        isinstance(rope.scaling, Linear) and rope.scaling.factor == asked
-    ),
+    "divides": lambda rope, asked: type(rope.scaling) is Linear and rope.scaling.factor == asked,
 }
 MEANINGS = (*_HAS, "rotates", "law", "switch", "note")
 
