@@ -241,13 +241,13 @@ class JsonObject:
             return head_dim
         if default is not None and not self.contains(key):
             return default
-        key, (all_, of) = self.name(key), map(self.name, ("hidden_size", "num_attention_heads"))
         width, heads = self.whole("hidden_size"), self.whole("num_attention_heads")
+        names = {"key": self.name(key), "width_key": self.name("hidden_size")}
+        names["heads_key"] = self.name("num_attention_heads")
         if width is None or heads is None:
-            raise refusal("no_head_dim", key=key, all=all_, heads=of)
+            raise refusal("no_head_dim", **names)
         if width % heads or not 2 <= width // heads <= WIDEST:
-            got = f"{width} / {heads}"
-            raise refusal("head_width", key=key, all=all_, heads=of, got=got, widest=WIDEST)
+            raise refusal("head_width", **names, got=f"{width} / {heads}", widest=WIDEST)
         return width // heads
 
 
