@@ -123,8 +123,9 @@ def test_litgpts_local_layers_have_a_base_of_their_own_and_no_law() -> None:
 
 def test_litgpts_defaults_are_those_of_its_class() -> None:
     """A quarter of a head, as in Pythia, whose files it read first."""
-    with pytest.warns(PhasorWarning, match="n_embd; 4096 is what litgpt assumes"):
+    with pytest.warns(PhasorWarning, match="n_embd; 4096 is what litgpt assumes") as caught:
         ropes = load({"norm_class_name": "LayerNorm", "n_layer": 2, "n_head": 32})
+    assert [warning.filename for warning in caught] == [__file__]  # that of the caller
     (rope,) = ropes.ropes
     assert (rope.head_dim, rope.rotary_dim, rope.base, rope.pairing) == (128, 32, 10000, "half")
 
@@ -186,6 +187,13 @@ def test_tensorrt_reads_neither_truncate_nor_an_attention_factor() -> None:
     assert ropes.ropes == load(TRTLLM | {"rotary_scaling": yarn}).ropes
     for key in ignored:
         assert any(f"rotary_scaling.{key}" in note for note in ropes.notes)
+
+
+@pytest.mark.filterwarnings("ignore::phasor.PhasorWarning")
+def test_heads_that_a_program_assumes_are_those_of_the_model() -> None:
+    """As their width is counted by them."""
+    ropes = load(without(LITGPT, "n_head"))
+    assert (ropes.num_heads, ropes.ropes[0].head_dim) == (32, 16)
 
 
 def test_an_absent_type_is_the_programs_default_and_said() -> None:
@@ -278,7 +286,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "TensorRT-LLM, a scale beyond all floats": (
         TRTLLM | {"rotary_scaling": TRTLLM_YARN | {"mscale_all_dim": 1e300}} | LATENT,
-        "rotary_scaling cannot be used: mscale_all_dim must be",
+        r"rotary_scaling\.mscale_all_dim cannot be used: mscale_all_dim must be",
     ),
     "Megatron, a list repeated without end": (
         MEGATRON | {"no_rope_freq": "(([0]*9999)*9999)*9999"},

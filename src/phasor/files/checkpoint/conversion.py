@@ -32,7 +32,7 @@ from phasor.files.checkpoint.files import (
 )
 from phasor.files.checkpoint.model import Projection
 from phasor.files.checkpoint.rows import Reorder
-from phasor.files.configs.source import parse_json
+from phasor.files.configs.texts import parse_json
 from phasor.numpy import score
 from phasor.pairings import Pairing
 from phasor.rope import Rope

@@ -9,10 +9,10 @@ the key.
 
 A config is read in three stages. `source` gives what the file says, a `JsonObject`. `model_class`
 makes of it what the class of its model type would, a `ModelConfig`: which part of the file, under
-which keys, and for every layer its kind and its block. `huggingface` makes the ropes, whose laws
+which keys, and for every layer its kind and its block. `ropes` makes the `LayerRopes`, whose laws
 `rope_blocks` reads; `unread_keys` notes or refuses the keys that nothing read, of every format.
-`gguf` and `other_formats` are the later stages of the other formats. `facts` has the tables
-as values, and `writing` writes a rope back as a config block.
+The second stage of other formats is in `gguf`, `programs` and `other_formats`. `facts` has the
+tables as values, and `writing` writes a rope back as a config block.
 """
 
 from __future__ import annotations
@@ -24,21 +24,19 @@ from typing import Any
 from phasor.errors import ConfigError, SpecError
 from phasor.files.configs.facts import table
 from phasor.files.configs.gguf import load_gguf
-from phasor.files.configs.huggingface import huggingface_ropes
 from phasor.files.configs.model_class import read_model_config
-from phasor.files.configs.other_formats import (
-    is_deepseek,
-    is_params,
-    load_deepseek,
-    load_diffusers,
-    load_params,
-)
+from phasor.files.configs.other_formats import load_deepseek, load_diffusers, load_params
 from phasor.files.configs.programs import load_program
+from phasor.files.configs.ropes import huggingface_ropes
 from phasor.files.configs.source import cached_config, is_hub_id, read_source
 from phasor.files.presets import preset, preset_of_hub_id
 from phasor.layers import LayerRopes
 
 __all__ = ["load", "model_types"]
+
+
+#: Of formats that are no config of transformers; each gives None for a file of another format.
+_READERS = (load_diffusers, load_gguf, load_deepseek, load_program, load_params)
 
 
 def load(
@@ -94,19 +92,12 @@ def load(
             return preset(name)
         source = cached_config(source) or source
     config = read_source(source)
+    config.strict = strict
     try:
-        if part is None and like is None:
-            if config.has("_class_name"):
-                return load_diffusers(config, strict=strict)
-            if config.has("general.architecture"):
-                return load_gguf(config, strict=strict)
-            if is_deepseek(config):
-                return load_deepseek(config, strict=strict)
-            if (ropes := load_program(config, strict=strict)) is not None:
+        for read in _READERS if part is None and like is None else ():
+            if (ropes := read(config)) is not None:
                 return ropes
-            if is_params(config):
-                return load_params(config, strict=strict)
-        return huggingface_ropes(read_model_config(config, part=part, like=like), strict=strict)
+        return huggingface_ropes(read_model_config(config, part=part, like=like))
     except SpecError as error:
         raise ConfigError(f"the config describes no usable embedding: {error}") from None
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from phasor.pairings import Pairing
 
@@ -82,6 +82,7 @@ class Architecture:
     softmax: bool = False
     ntk_alpha: bool = False
     yarn_attention_factor: float | None = None
+    mscale_alone: bool = False
     log_multiplier_unit: float = 1.0
     laws: Mapping[str, str] = field(default_factory=dict[str, str])
     layers: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -122,6 +123,11 @@ class Architecture:
         return self.kinds.get(self.labels.get(kind, kind), Kind())
 
 
+NO_FACTS = Architecture()
+_OF_A_SWITCH = {"key", "is", "unless", "present", "default"}
+_Facts = TypeVar("_Facts", bound=Architecture)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """Facts by ``model_type`` and ``general.architecture``, and what ``files.toml`` explains."""
@@ -149,11 +155,11 @@ def table() -> Table:
         if name in types:
             known = {key: size for key, size in zip(keys, sizes, strict=True) if size}
             types[name] = {"sizes": known} | types[name]
-    return Table(
-        huggingface=_architectures(types, files["names"]),
-        gguf=_architectures(read_table("gguf.toml"), {}),
-        files=MappingProxyType(files),
+    of_types, of_gguf = (
+        architectures(types, files["names"]),
+        architectures(read_table("gguf.toml"), {}),
     )
+    return Table(huggingface=of_types, gguf=of_gguf, files=MappingProxyType(files))
 
 
 def read_table(name: str) -> dict[str, Any]:
@@ -161,12 +167,15 @@ def read_table(name: str) -> dict[str, Any]:
     return tomllib.loads(resources.files("phasor.files.configs").joinpath(name).read_text("utf-8"))
 
 
-def tuples_for_lists(entry: Mapping[str, Any]) -> dict[str, Any]:
+def frozen(entry: Mapping[str, Any]) -> dict[str, Any]:
     """An entry whose values can be fields of a frozen dataclass."""
-    return {
-        key: tuple(cast("list[Any]", value)) if isinstance(value, list) else value
-        for key, value in entry.items()
-    }
+    items = entry.items()
+    return {k: tuple(cast("list[Any]", v)) if isinstance(v, list) else v for k, v in items}
+
+
+def tuples(names: Mapping[str, str | list[str]]) -> dict[str, tuple[str, ...]]:
+    """Names of keys, of which a table has one or a list."""
+    return {k: (name,) if isinstance(name, str) else tuple(name) for k, name in names.items()}
 
 
 def inherit(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -176,43 +185,36 @@ def inherit(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) 
     return own if like is None else inherit(entries[like], entries) | own
 
 
-def _architectures(
-    plain: Mapping[str, dict[str, Any]], names: Mapping[str, list[str]]
-) -> Mapping[str, Architecture]:
+def architectures(
+    plain: Mapping[str, dict[str, Any]],
+    names: Mapping[str, list[str]],
+    of: type[_Facts] = Architecture,
+) -> Mapping[str, _Facts]:
     """The entries of a table, which all have these names of keys besides their own."""
 
     def freeze(entry: dict[str, Any]) -> dict[str, Any]:
-        entry = tuples_for_lists(entry)
+        entry = frozen(entry)
         if "names" in entry:
             entry["names"] = {**names, **entry["names"]}
-        for fact in entry.keys() & {"names", "block_names"}:
-            entry[fact] = {
-                key: (name,) if isinstance(name, str) else tuple(name)
-                for key, name in entry[fact].items()
-            }
-        return entry
+        lists = {fact: tuples(entry[fact]) for fact in entry.keys() & {"names", "block_names"}}
+        return entry | lists
 
     def build_variant(name: str, entry: dict[str, Any]) -> Variant:
         facts = inherit(entry, plain)
         if "like" in entry:
             # the other type's facts replace all of this one's, so these return to their defaults
             facts = {k: getattr(Architecture(), k) for k in inherit(plain[name], plain)} | facts
-        facts.pop("present", None)
-        unless = facts.pop("unless", None)
-        return Variant(
-            key=facts.pop("key"),
-            value=facts.pop("is", unless),
-            unless=unless is not None,
-            default=facts.pop("default", None),
-            facts=freeze(facts),
-        )
+        unless = facts.get("unless")
+        switch = {"value": facts.get("is", unless), "default": facts.get("default")}
+        rest = {k: v for k, v in facts.items() if k not in _OF_A_SWITCH}
+        return Variant(key=facts["key"], unless=unless is not None, facts=freeze(rest), **switch)
 
-    def build(name: str) -> Architecture:
-        entry = inherit(plain[name], plain)
-        entry["kinds"] = {kind: Kind(**facts) for kind, facts in entry.get("kinds", {}).items()}
-        beside = entry.get("beside", {}).items()
-        entry["beside"] = {name: Beside(**tuples_for_lists(facts)) for name, facts in beside}
+    def build(name: str) -> _Facts:
+        entry = {"names": dict[str, Any](), **inherit(plain[name], plain)}
+        kinds, beside = (entry.get(fact, {}).items() for fact in ("kinds", "beside"))
+        entry["kinds"] = {kind: Kind(**facts) for kind, facts in kinds}
+        entry["beside"] = {key: Beside(**frozen(facts)) for key, facts in beside}
         entry["variants"] = tuple(build_variant(name, v) for v in entry.get("variants", ()))
-        return Architecture(**freeze({"names": dict[str, Any](), **entry}))
+        return of(**freeze(entry))
 
     return MappingProxyType({name: build(name) for name in plain})

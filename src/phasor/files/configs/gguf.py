@@ -10,12 +10,12 @@ from phasor.axes import Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError
 from phasor.files import refusal
 from phasor.files.configs.facts import Architecture, table
-from phasor.files.configs.model_class import MOST_LAYERS, applies, has_rope, layers_by_pattern
+from phasor.files.configs.model_class import facts_for, has_rope, kinds_by_flags, layers_by_pattern
 from phasor.files.configs.rope_blocks import query_factors
+from phasor.files.configs.ropes import layer_ropes
 from phasor.files.configs.source import JsonObject, renamed_keys, single_value
-from phasor.files.configs.unread_keys import check_unread_keys
 from phasor.layers import LayerRopes
-from phasor.rope import WIDEST, Rope
+from phasor.rope import Rope
 from phasor.scaling import NTK, Law, Linear, LongRope, PerPair, Rule, Yarn, yarn_multiplier
 
 _FREQS = "rope_freqs.weight"
@@ -30,39 +30,30 @@ _WINDOWED = ("sliding_attention", "chunked_attention")
 _BASE = 10_000.0  # llama.cpp's default
 
 
-def load_gguf(top: JsonObject, *, strict: bool) -> LayerRopes:
-    """The rope of each layer of a model in GGUF."""
-    name = top.require("general.architecture", top.text("general.architecture"))
+def load_gguf(top: JsonObject) -> LayerRopes | None:
+    """The rope of each layer of a model in GGUF; None if the file is none."""
+    if (name := top.text("general.architecture")) is None:
+        return None
     if (facts := table().gguf.get(name)) is None:
-        top.refuse(
-            "general.architecture",
-            "one that phasor knows, such as gguf.MODEL_ARCH_NAMES lists (else load the model's "
-            "config.json, or describe its embedding with phasor.Rope(...))",
-        )
+        known = "one that phasor knows, such as gguf.MODEL_ARCH_NAMES lists (else load the model's "
+        way_out = "config.json, or describe its embedding with phasor.Rope(...))"
+        top.refuse("general.architecture", known + way_out)
     config, facts = _select_facts(top, name, facts)
-    count = config.require("block_count", config.whole("block_count", most=MOST_LAYERS))
-    kinds_in_order = _kinds_in_order(config, facts, count)
-    notes = [facts.note] if facts.note else []
-    kinds = {
-        kind: _rope(top, config, facts, kind, notes) if has_rope(kind, config, facts) else None
-        for kind in dict.fromkeys(kinds_in_order)
-    }
+    in_order = _kinds_in_order(config, facts, config.layers())
+    kinds = {kind: _rope(top, config, facts, kind) for kind in dict.fromkeys(in_order)}
     if facts.uses is not None:
-        notes.append(f"{name} has no rotary embedding; in its place: {facts.uses}.")
-    what, by = f"a GGUF file of architecture {name!r}", "llama.cpp"
-    notes += check_unread_keys(
-        config, (), kinds.values(), what, strict=strict, facts=facts, ignored_by=by
-    )
-    return LayerRopes(
+        config.notes.append(f"{name} has no rotary embedding; in its place: {facts.uses}.")
+    return layer_ropes(
+        config,
+        kinds,
+        in_order,
+        f"a GGUF file of architecture {name!r}",
+        facts=facts,
+        ignored_by="llama.cpp",
+        read_heads=JsonObject.largest,
         name=top.text("general.name") or name,
-        layer_kinds=kinds_in_order,
-        kinds=kinds,
         context=config.whole("context_length"),
-        num_heads=config.largest("attention.head_count"),
-        # latent attention rotates one key for all heads
-        num_kv_heads=1 if facts.latent else config.largest("attention.head_count_kv"),
         query_factors=query_factors(facts.query_factor, config, kinds),
-        notes=tuple(dict.fromkeys(notes)),
     )
 
 
@@ -80,14 +71,17 @@ def _select_facts(
     """The keys of the architecture, and its facts for their switches."""
     start = f"{name}."
     values = {k.removeprefix(start): v for k, v in top.values.items() if k.startswith(start)}
-    variant = next((v for v in facts.variants if applies(v, JsonObject(values, name))), None)
-    facts = facts if variant is None else replace(facts, **variant.facts)
+    facts = facts_for(JsonObject(values, name), facts)
     if facts.refused is not None:
         raise ConfigError(f"general.architecture {name!r} {facts.refused}")
     values = {k: v for k, v in values.items() if v != 0 or k not in _ZERO_IS_NONE}
     if isinstance(values.get(_PATTERN_KEY), (list, tuple)) and "listed" not in facts.layers:
         del values[_PATTERN_KEY]  # llama.cpp takes a number here, and passes over lists
-    config = JsonObject(values, name)
+    config = JsonObject(values, name, names=table().files["gguf_names"], strict=top.strict)
+    config.notes += [facts.note] if facts.note else []
+    # of a list, what is read here is the largest
+    heads = {"attention.head_count": config.largest("num_attention_heads")}
+    config.values = {**config.values, **heads}
     # converters also write these where nothing uses them
     config.ignore("attention.max_alibi_bias", "rope.scaling.finetuned", _ORIGINAL_KEY)
     for key, value in values.items():
@@ -104,9 +98,8 @@ def _kinds_in_order(config: JsonObject, facts: Architecture, count: int) -> tupl
         return ("nope",) * count
     if "listed" in facts.layers:
         windowed = config.require(_PATTERN_KEY, config.items(_PATTERN_KEY))
-        if len(windowed) != count or any(flag not in (0, 1) for flag in windowed):
-            config.refuse(_PATTERN_KEY, f"a list of true or false for each of the {count} layers")
-        kinds = tuple(facts.layers["miss" if flag else "hit"] for flag in windowed)
+        on, off = facts.layers["miss"], facts.layers["hit"]
+        kinds = kinds_by_flags(config, _PATTERN_KEY, windowed, count, on=on, off=off)
     else:
         kinds = layers_by_pattern(config, facts, count)
     key = "attention.head_count_kv"
@@ -125,15 +118,18 @@ def _key(config: JsonObject, kind: str, key: str) -> str:
     return own if kind in _WINDOWED and config.has(own) else key
 
 
-def _rope(
-    top: JsonObject, config: JsonObject, facts: Architecture, kind: str, notes: list[str]
-) -> Rope:
+def _rope(top: JsonObject, config: JsonObject, facts: Architecture, kind: str) -> Rope | None:
+    if not has_rope(kind, config, facts):
+        return None
     special = facts.kind(kind)
     width_key = _key(config, kind, _WIDTH_KEY)
     # all layers may have keys of their own, and a fixed architecture turns whole heads
     config.ignore(_BASE_KEY, _WIDTH_KEY)
-    width = None if facts.fixed else config.whole(width_key, least=2, most=WIDEST)
-    head_dim = config.require(width_key, width if facts.latent else _head_dim(config, kind))
+    width = None if facts.fixed else config.width(width_key)
+    if facts.latent:
+        head_dim = config.require(width_key, width)
+    else:
+        head_dim = config.head_dim(_key(config, kind, "attention.key_length"))
     width = width or head_dim
     pairs = width // 2
     if facts.fraction is not None and kind not in _WINDOWED:
@@ -141,16 +137,15 @@ def _rope(
     if width % 2 or width > head_dim:
         config.refuse(width_key, f"an even number of coordinates, at most {head_dim}")
     key = special.base_key or _key(config, kind, _BASE_KEY)
-    base = config.or_default(key, config.number(key, above=1), _BASE, "llama.cpp's default", notes)
+    base = config.or_default(key, config.number(key, above=1), _BASE, "llama.cpp's default")
     # some kinds of layer ignore the scaling keys
-    law = _read_scaling(top, config, facts, pairs, notes) if special.scaled else None
+    law = _read_scaling(top, config, facts, pairs) if special.scaled else None
     if isinstance(law, PerPair):
         law = replace(law, factors=law.factors[: width // 2])
     if facts.fixed and (law is not None or base != _BASE):
-        raise refusal(
-            "gguf_fixed", path=config.path, usual=_BASE, key=config.name(key), base=base, law=law
-        )
-    with renamed_keys(config, {"base": key, "rotary_dim": width_key, "sections": _SECTIONS_KEY}):
+        says = {"key": config.name(key), "base": base, "law": law}
+        raise refusal("gguf_fixed", path=config.path, usual=_BASE, **says)
+    with renamed_keys(config, base=key, rotary_dim=width_key, sections=_SECTIONS_KEY):
         return Rope(
             head_dim=head_dim,
             pairing=facts.pairing,
@@ -160,15 +155,6 @@ def _rope(
             axes=_axes(config, facts, width // 2),
             direction=top.sign(_FREQS) if isinstance(law, PerPair) else 1,
         )
-
-
-def _head_dim(config: JsonObject, kind: str) -> int:
-    key = _key(config, kind, "attention.key_length")
-    if (head_dim := config.whole(key, least=2, most=WIDEST)) is not None:
-        return head_dim
-    width = config.require("embedding_length", config.whole("embedding_length"))
-    heads = config.require("attention.head_count", config.largest("attention.head_count"))
-    return config.head_width(key, "embedding_length / head_count", width, heads)
 
 
 def _axes(config: JsonObject, facts: Architecture, num_pairs: int) -> Axes:
@@ -188,12 +174,10 @@ def _axes(config: JsonObject, facts: Architecture, num_pairs: int) -> Axes:
 
 
 def _read_scaling(
-    top: JsonObject, config: JsonObject, facts: Architecture, pairs: int, notes: list[str]
+    top: JsonObject, config: JsonObject, facts: Architecture, pairs: int
 ) -> Law | Rule | None:
     key = "rope.scaling.type"
-    law_name = config.text(key)
-    if law_name not in (None, "none", "linear", "yarn", "longrope"):
-        config.refuse(key, "one of none, linear, yarn, longrope")
+    law_name = config.text(key, "none", "linear", "yarn", "longrope")
     keys = ("rope.scaling.factor", "rope.scale_linear")
     factor = single_value((config.name(k), config.number(k, least=0)) for k in keys) or 1.0
     divisors = [tensor for tensor in (_FREQS, _SHORT, _LONG) if top.has(tensor)]
@@ -212,14 +196,13 @@ def _read_scaling(
         return PerPair(factors=factors, attention_factor=gain)
     if facts.divisors:
         raise refusal("gguf_divisors", tensor=_FREQS, path=config.path)
-    notes.append(
+    config.notes.append(
         f"Divisors of the frequencies are tensors of a GGUF file and not in its metadata "
         f"({_FREQS} of Llama 3; {_SHORT} and {_LONG} of LongRoPE); none were given."
     )
     if config.number(_GAIN_KEY) not in (None, 1.0):
-        config.refuse(
-            _GAIN_KEY, f"1 unless the scaling type is yarn, or {_SHORT} and {_LONG} are given"
-        )
+        lists = f"{_SHORT} and {_LONG}"
+        config.refuse(_GAIN_KEY, f"1 unless the scaling type is yarn, or {lists} are given")
     if law_name == "none" and factor != 1:
         config.refuse(key, "linear, as there is a factor other than 1")
     if facts.ntk_alpha and (alpha := config.number("rope.scaling.alpha", least=0)):
@@ -235,15 +218,14 @@ def _original_length(config: JsonObject) -> int:
 
 
 def _read_longrope(top: JsonObject, config: JsonObject, pairs: int) -> LongRope:
-    short_factors, long_factors = (top.numbers_per_pair(key, pairs) for key in (_SHORT, _LONG))
-    if short_factors is None or long_factors is None:
+    short, long = (top.numbers_per_pair(key, pairs) for key in (_SHORT, _LONG))
+    if short is None or long is None:
         raise refusal("gguf_lists", short=_SHORT, long=_LONG)
-    original = _original_length(config)
-    gain = config.number(_GAIN_KEY, above=0) or 1.0
-    with renamed_keys(config, {"original_max_positions": _ORIGINAL_KEY}):
+    original, gain = _original_length(config), config.number(_GAIN_KEY, above=0) or 1.0
+    with renamed_keys(config, original_max_positions=_ORIGINAL_KEY):
         return LongRope(
-            short_factors=short_factors,
-            long_factors=long_factors,
+            short_factors=short,
+            long_factors=long,
             original_max_positions=original,
             factor=(config.whole("context_length") or original) / original,
             short_attention_factor=gain,
@@ -265,7 +247,7 @@ def _read_yarn(config: JsonObject, facts: Architecture, factor: float) -> Yarn:
     multiplier = partial(yarn_multiplier, factor)
     gain = config.number(_GAIN_KEY, above=0) or 1.0
     derived = gain == 1 and (facts.softmax or not all_dim)
-    with renamed_keys(config, keys):
+    with renamed_keys(config, **keys):
         return Yarn(
             factor=factor,
             original_max_positions=_original_length(config),

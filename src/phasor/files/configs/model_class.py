@@ -17,13 +17,10 @@ from typing import Any, cast
 
 from phasor.errors import ConfigError, PhasorWarning
 from phasor.files import refusal
-from phasor.files.configs.facts import Architecture, Variant, table
+from phasor.files.configs.facts import NO_FACTS, Architecture, Variant, table
 from phasor.files.configs.rope_blocks import RopeBlocks, normalize
 from phasor.files.configs.source import JsonObject, single_value
 from phasor.files.configs.unread_keys import objects_inside
-
-# far above any model's, so that a damaged count cannot fill the memory
-MOST_LAYERS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +36,13 @@ class ModelConfig:
     blocks: RopeBlocks
     layer_kinds: tuple[str, ...]  # of each layer; nope for all in a class that never rotates
     context: int | None
-    notes: tuple[str, ...]
 
 
 def read_model_config(top: JsonObject, *, part: str | None, like: str | None) -> ModelConfig:
     """What the class makes of a file; the arguments are those of `load`."""
     levels, model_type = select_config(top, part, like)
     config, facts = _select_facts(levels[-1], table().huggingface[model_type])
-    notes = [facts.note] if facts.note else []
+    notes = config.notes
     file_type = type_in_file(levels)
     if like is not None:
         notes.append(f"Read as model type {like}; the file says {file_type or 'none'}.")
@@ -58,14 +54,13 @@ def read_model_config(top: JsonObject, *, part: str | None, like: str | None) ->
     assumed_sizes = _assume_sizes(config, facts)
     blocks = RopeBlocks(config, facts)
     if blocks.assumed:
-        notes.append(
-            f"The file has no rope_parameters; {dict(facts.block)} is what {model_type} assumes."
-        )
-    context = _context(config, notes)
+        whose = f"{dict(facts.block)} is what {model_type} assumes"
+        notes.append(f"The file has no rope_parameters; {whose}.")
+    context = _context(config)
     if facts.uses is None or (facts.query_factor and config.has("num_hidden_layers")):
         kinds = layer_kinds(config, facts)
     else:
-        kinds = ("nope",) * (config.whole("num_hidden_layers", most=MOST_LAYERS) or 1)
+        kinds = ("nope",) * (config.layers() if config.has("num_hidden_layers") else 1)
     return ModelConfig(
         levels=levels,
         model_type=model_type,
@@ -76,7 +71,6 @@ def read_model_config(top: JsonObject, *, part: str | None, like: str | None) ->
         blocks=blocks,
         layer_kinds=kinds,
         context=context,
-        notes=tuple(notes),
     )
 
 
@@ -89,12 +83,8 @@ def language_models(top: JsonObject) -> list[JsonObject]:
     while inner := [key for key in keys if levels[-1].has(key)]:
         outer = levels[-1]
         if len(inner) > 1:
-            raise refusal(
-                "two_language_models",
-                first=outer.name(inner[0]),
-                second=outer.name(inner[1]),
-                part=inner[0],
-            )
+            first, second = map(outer.name, inner[:2])
+            raise refusal("two_language_models", first=first, second=second, part=inner[0])
         levels.append(cast(JsonObject, outer.object(inner[0])))
     return levels
 
@@ -116,17 +106,15 @@ def select_config(
     for file in table().files["foreign_files"]:
         if name is None and all(map(config.has, file["keys"])):
             raise ConfigError(file["says"].format_map(config.values))
-    ways_out = "describe its embedding with phasor.Rope(...)"
+    ways_out, key = "describe its embedding with phasor.Rope(...)", config.name("model_type")
     if part is None and (inner := _known_inner_config(top)) is not None:
         ways_out = f"read the {inner} inside: load(..., part={inner!r}), on the command line --part"
     elif proposed is not None and not config.has("auto_map"):
-        ways_out = (
-            f"its architectures are those of {proposed}, as which load(..., like={proposed!r}), on "
-            f"the command line --like {proposed}, reads it; or {ways_out}"
-        )
+        its = f"its architectures are those of {proposed}, as which load(..., like={proposed!r}), "
+        ways_out = f"{its}on the command line --like {proposed}, reads it; or {ways_out}"
     if name is None:
-        raise refusal("no_model_type", key=config.name("model_type"), ways_out=ways_out)
-    raise refusal("model_type", key=config.name("model_type"), name=name, ways_out=ways_out)
+        raise refusal("no_model_type", key=key, ways_out=ways_out)
+    raise refusal("model_type", key=key, name=name, ways_out=ways_out)
 
 
 def _type_of_architectures(config: JsonObject) -> str | None:
@@ -150,11 +138,10 @@ def _types_by_stem() -> Mapping[str, str]:
 
 def _known_inner_config(top: JsonObject) -> str | None:
     """The key of the one config inside the file that has a known type and sizes."""
-    found: list[str] = []
+    other, found = table().files["other_models"], list[str]()
     for inner in top.unread_objects():
         facts = table().huggingface.get(str(inner.values.get("model_type")))
-        is_other = re.search(table().files["other_models"], inner.path)
-        if facts is not None and not is_other and _states_sizes(inner, facts):
+        if facts is not None and not re.search(other, inner.path) and _states_sizes(inner, facts):
             found.append(inner.path)
     return found[0] if len(found) == 1 else None
 
@@ -162,10 +149,9 @@ def _known_inner_config(top: JsonObject) -> str | None:
 def _states_sizes(config: JsonObject, facts: Architecture) -> bool:
     """Whether a file says what the ropes of a type need: layers, and the width of a head."""
     has = JsonObject(config.values, names=facts.names).has
-    has_width = has(facts.width_key) or (
-        not facts.latent and has("hidden_size") and has("num_attention_heads")
-    )
-    return facts.uses is None and facts.refused is None and has("num_hidden_layers") and has_width
+    widths = [facts.width_key] if facts.latent else ["hidden_size", "num_attention_heads"]
+    has_sizes = has("num_hidden_layers") and (has(facts.width_key) or all(map(has, widths)))
+    return facts.uses is None and facts.refused is None and has_sizes
 
 
 def _path_to_part(top: JsonObject, part: str) -> list[JsonObject]:
@@ -181,19 +167,16 @@ def _path_to_part(top: JsonObject, part: str) -> list[JsonObject]:
 def type_in_file(levels: list[JsonObject]) -> str | None:
     """The innermost config's type: its own, the one its outer class implies, or the outer one."""
     model_type: str | None = None
-    known, marks = table().huggingface, table().files["marks"]
-    for i, level in enumerate(levels):
-        key = level.path.rpartition(".")[2]
-        outer = None if model_type is None or i == 0 else known.get(model_type)
-        implied_type = None if outer is None else outer.parts.get(key)
+    for level in levels:
+        outer = table().huggingface.get(model_type or "", NO_FACTS)
+        implied_type = outer.parts.get(level.path.rpartition(".")[2])
         # keys that one program alone writes
-        marked = (name for name, keys in marks.items() if all(map(level.has, keys)))
+        marks = table().files["marks"].items()
+        marked = (name for name, keys in marks if all(map(level.has, keys)))
         file_type = level.text("model_type") or next(marked, None)
         # transformers also saves the type of the whole model in the configs of its parts
-        if implied_type is not None and file_type in (None, model_type):
-            model_type = implied_type
-        else:
-            model_type = file_type or model_type
+        is_implied = implied_type is not None and file_type in (None, model_type)
+        model_type = implied_type if is_implied else file_type or model_type
     return model_type
 
 
@@ -206,7 +189,13 @@ def _check_same_ropes(outer: JsonObject, inner: JsonObject) -> None:
 # The facts of the class.
 
 
-def applies(variant: Variant, config: JsonObject) -> bool:
+def facts_for(config: JsonObject, facts: Architecture) -> Architecture:
+    """The facts, with those of the first variant whose switch is set in the file."""
+    variant = next((variant for variant in facts.variants if _applies(variant, config)), None)
+    return facts if variant is None else replace(facts, **variant.facts)
+
+
+def _applies(variant: Variant, config: JsonObject) -> bool:
     """Whether the switch in the file has the value that the facts of a variant are for."""
     if variant.value is None:
         return config.has(variant.key)
@@ -221,9 +210,8 @@ def applies(variant: Variant, config: JsonObject) -> bool:
 def _select_facts(block: JsonObject, facts: Architecture) -> tuple[JsonObject, Architecture]:
     """The config with the key names of its model type, and the facts for its switches."""
     plain, values, switches = JsonObject(block.values, block.path), block.values, facts.variants
-    variant = next((v for v in switches if applies(v, plain)), None)
-    facts = facts if variant is None else replace(facts, **variant.facts)
-    names = dict(facts.names)
+    facts = facts_for(plain, facts)
+    names: dict[str, Sequence[str]] = {**facts.names}
     swapped_by = "rope_traditional of MLX" if values.get("rope_traditional") is True else None
     if block.path.partition(".")[0] == "model_config":  # of MLC
         own = table().files["mlc_names"]
@@ -233,13 +221,14 @@ def _select_facts(block: JsonObject, facts: Architecture) -> tuple[JsonObject, A
         facts = replace(facts, laws={**facts.laws, "gptj": "default"})
         if plain.has("rope_scaling") and plain.text("rope_scaling.rope_type") == "gptj":
             swapped_by = "rope_type gptj of MLC"
-    config = JsonObject(values, block.path, names=names, nulls=facts.nulls)
+    config = JsonObject(values, block.path, names=names, nulls=facts.nulls, strict=block.strict)
     config.ignore(*(switch.key for switch in switches))
     if facts.pairing == "half" and swapped_by is not None:
         config.ignore("rope_traditional")
         why = f"as {swapped_by} says; transformers rotates halves without a word."
         note = " ".join(filter(None, (facts.note, f"Pairs are interleaved, {why}")))
         facts = replace(facts, pairing="interleaved", note=note)
+    config.notes += [facts.note] if facts.note else []
     return config, facts
 
 
@@ -261,44 +250,35 @@ def note_assumed_sizes(model: ModelConfig) -> str:
     Refused if the file has a size, or an object that may hold one, where nothing reads it; or does
     not say its type, as these are then the sizes of another model.
     """
-    config, facts, assumed = model.config, model.facts, model.assumed_sizes
+    config, facts, name, assumed = model.config, model.facts, model.model_type, model.assumed_sizes
     if not model.says_type:
-        raise refusal("no_size", size=config.name(next(iter(assumed))), model_type=model.model_type)
+        raise refusal("no_size", size=config.name(next(iter(assumed))), model_type=name)
     known = {*facts.parts, *table().files["other_objects"]}
-    objects = [
-        inner.path
-        for inner in config.unread_objects()
-        if inner.path.rpartition(".")[2] not in known and not inner.has("model_type")
-    ]
-    numbers = [
-        block.path_of(key)
-        for level in (*model.levels[:-1], config)
-        for block in (level, *objects_inside(level))
-        for key, value in block.unread().items()
-        if type(value) in (int, float) and re.fullmatch(table().files["sizes"], key)
-    ]
-    if found := objects + numbers:
-        alone = f", or load it alone, with its model_type in it: load(..., part={found[0]!r})"
-        raise refusal(
-            "size_elsewhere",
-            found=found[0],
-            model_type=model.model_type,
-            alone=alone if objects else "",
-        )
+    for inner in config.unread_objects():
+        if inner.path.rpartition(".")[2] not in known and not inner.has("model_type"):
+            alone = f", or load it alone, with its model_type in it: load(..., part={inner.path!r})"
+            raise refusal("size_elsewhere", found=inner.path, model_type=name, alone=alone)
+    for level in (*model.levels[:-1], config):
+        for block in (level, *objects_inside(level)):
+            for key, value in block.unread().items():
+                if type(value) in (int, float) and re.fullmatch(table().files["sizes"], key):
+                    found = block.path_of(key)
+                    raise refusal("size_elsewhere", found=found, model_type=name, alone="")
     sizes = " and ".join(f"{key} {size}" for key, size in assumed.items())
-    note = f"The file does not say its size; {sizes} is what {model.model_type} assumes."
+    note = f"The file does not say its size; {sizes} is what {name} assumes."
     warnings.warn(note, PhasorWarning, stacklevel=4)
     return note
 
 
-def _context(config: JsonObject, notes: list[str]) -> int | None:
+def _context(config: JsonObject) -> int | None:
     """The first context of the file; `LawContext.context` refuses several that disagree."""
     keys = [key for key in table().files["contexts"] if config.has(key)]
     contexts = {config.name(key): config.whole(key) for key in keys}
     if len(set(contexts.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in contexts.items())
-        notes.append(f"The file gives several contexts ({listed}); the first is taken.")
-        warnings.warn(notes[-1], PhasorWarning, stacklevel=4)
+        note = f"The file gives several contexts ({listed}); the first is taken."
+        config.notes.append(note)
+        warnings.warn(note, PhasorWarning, stacklevel=4)
     return next(iter(contexts.values()), None)
 
 
@@ -307,9 +287,7 @@ def _context(config: JsonObject, notes: list[str]) -> int | None:
 
 def layer_kinds(config: JsonObject, facts: Architecture) -> tuple[str, ...]:
     """One kind per layer: the file's names for them, else ``rope`` and ``nope``."""
-    count = config.whole("num_hidden_layers", most=MOST_LAYERS)
-    count = config.require("num_hidden_layers", count)
-    rule, files = facts.layers, table().files
+    rule, files, count = facts.layers, table().files, config.layers()
     if "no_rope_interval" in rule or "bases_key" in rule:
         # in these models layer_types is about the mask, not the rope
         config.ignore("layer_types")
@@ -322,9 +300,8 @@ def layer_kinds(config: JsonObject, facts: Architecture) -> tuple[str, ...]:
     if kinds is None:
         return layers_by_pattern(config, facts, count)
     if len(kinds) != count:
-        raise ConfigError(
-            f"{config.name(key)} must name the kind of each of the {count} layers, got {len(kinds)}"
-        )
+        each = f"the kind of each of the {count} layers"
+        raise ConfigError(f"{config.name(key)} must name {each}, got {len(kinds)}")
     known = {rule[word] for word in ("hit", "miss", "absent") if word in rule}
     known |= {*facts.labels, *rule.get("codes", {}).values(), *files["without_rope"]}
     # a special kind must be named by its own name, which has the kind's facts
@@ -332,9 +309,8 @@ def layer_kinds(config: JsonObject, facts: Architecture) -> tuple[str, ...]:
         known |= {*files["layer_words"]}
     for i, word in enumerate(kinds):
         if word not in known:
-            raise refusal(
-                "layer_kind", key=config.name(key), i=i, known=", ".join(sorted(known)), word=word
-            )
+            listed = ", ".join(sorted(known))
+            raise refusal("layer_kind", key=config.name(key), i=i, known=listed, word=word)
     return kinds
 
 
@@ -351,10 +327,17 @@ def _layers_by_switch(config: JsonObject, rule: Mapping[str, Any], count: int) -
     switches = config.wholes("no_rope_layers")
     interval = config.whole("no_rope_layer_interval") or rule["no_rope_interval"]
     if switches:
-        if len(switches) != count or not set(switches) <= {0, 1}:
-            config.refuse("no_rope_layers", f"a list of {count} ones (rope) and zeros (none)")
-        return tuple("rope" if switch else "nope" for switch in switches)
+        return kinds_by_flags(config, "no_rope_layers", switches, count, on="rope", off="nope")
     return tuple("rope" if (i + 1) % interval else "nope" for i in range(count))
+
+
+def kinds_by_flags(
+    config: JsonObject, key: str, flags: Sequence[Any], count: int, *, on: str, off: str
+) -> tuple[str, ...]:
+    """One kind per layer, by the list of ones and zeros, or of true and false, at ``key``."""
+    if len(flags) != count or any(flag not in (0, 1) for flag in flags):
+        config.refuse(key, f"a list of a 0 or a 1, false or true, for each of {count} layers")
+    return tuple(on if flag else off for flag in flags)
 
 
 def _layers_by_base(config: JsonObject, rule: Mapping[str, Any], count: int) -> tuple[str, ...]:

@@ -11,32 +11,30 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from phasor._checks import short_repr
 from phasor.axes import Axial, OneAxis
 from phasor.errors import ConfigError
 from phasor.files.configs import rope_blocks
-from phasor.files.configs.beside import ropes_beside
-from phasor.files.configs.facts import (
-    Architecture,
-    inherit,
-    read_table,
-    table,
-    tuples_for_lists,
-)
-from phasor.files.configs.model_class import MOST_LAYERS, layers_by_pattern
-from phasor.files.configs.source import JsonObject, renamed_keys, single_value
-from phasor.files.configs.unread_keys import check_unread_keys
+from phasor.files.configs.facts import NO_FACTS, Architecture, architectures, read_table, table
+from phasor.files.configs.model_class import layers_by_pattern
+from phasor.files.configs.ropes import layer_ropes, ropes_beside
+from phasor.files.configs.source import MOST_LAYERS, JsonObject, renamed_keys, single_value
 from phasor.layers import ConfigLocation, LayerRopes
-from phasor.pairings import Pairing
-from phasor.rope import WIDEST, Rope
-from phasor.scaling import Llama3, Yarn
+from phasor.rope import Rope
+from phasor.scaling import Law, Llama3, Yarn
 
 # params.json, and DeepSeek's inference config.
 
+_LATENT = Architecture(latent=True)
 
-def is_params(config: JsonObject) -> bool:
+
+@lru_cache(maxsize=1)
+def _params() -> Mapping[str, Any]:
+    return read_table("params.toml")
+
+
+def _is_params(config: JsonObject) -> bool:
     """Whether a file has the keys of Mistral's and Meta's code, as those of the first MLX do."""
-    marks = read_table("params.toml")["params"]
+    marks = _params()["params"]
     if not all(map(config.has, marks["sizes"])):
         return False
     single_value((config.name(key), config.values.get(key)) for key in ("dim", "hidden_size"))
@@ -48,70 +46,62 @@ def is_params(config: JsonObject) -> bool:
     return any(map(config.has, marks["own"]))
 
 
-def is_deepseek(config: JsonObject) -> bool:
-    """Whether a file has the keys of DeepSeek's inference code."""
-    marks = read_table("params.toml")["deepseek"]["marks"]
-    return not config.has("model_type") and any(all(map(config.has, keys)) for keys in marks)
-
-
-def load_params(config: JsonObject, *, strict: bool) -> LayerRopes:
+def load_params(top: JsonObject) -> LayerRopes | None:
     """The rope of each layer, the same for all but Llama 4's layers without one."""
-    heads = config.require("n_heads", config.whole("n_heads"))
-    layers = config.require("n_layers", config.whole("n_layers", most=MOST_LAYERS))
-    head_dim = _head_dim(config, heads)
-    notes: list[str] = []
-    base = _base(config, notes)
-    yarn = config.object("yarn")
-    scaling = _read_llama3(config, layers, notes) if config.flag("use_scaled_rope") else None
+    if not _is_params(top):
+        return None
+    config = JsonObject(top.values, names=_params()["names"], strict=top.strict)
+    layers, latent = config.layers(), config.has("qk_rope_head_dim")
+    head_dim = config.width("qk_rope_head_dim") or config.head_dim()
+    base, yarn = _base(config), config.object("yarn")
+    law: Law | None = _read_llama3(config, layers) if config.flag("use_scaled_rope") else None
     if yarn is not None:
-        if scaling is not None:
+        if law is not None:
             config.refuse("use_scaled_rope", "false beside yarn, which scales as well")
-        scaling = _read_yarn(yarn, latent=config.has("qk_rope_head_dim"))
+        law = _read_yarn(yarn, latent=latent)
     pairing = "half" if config.flag("rope_traditional") is False else "interleaved"
-    with renamed_keys(config, {"rotary_dim": "head_dim", "head_dim": "head_dim"}):
-        rope = Rope(head_dim=head_dim, pairing=pairing, base=base, scaling=scaling)
+    with renamed_keys(config, rotary_dim="head_dim"):
+        rope = Rope(head_dim=head_dim, pairing=pairing, base=base, scaling=law)
     interval = config.whole("nope_layer_interval")
-    kinds = ["nope" if interval and i % interval == 0 else "rope" for i in range(1, layers + 1)]
-    by_kind = {"rope": rope, "nope": None} if "nope" in kinds else {"rope": rope}
-    facts = read_table("params.toml")["llama4" if "nope" in kinds else "mistral"]["query_factor"]
-    what = "Mistral's or Meta's params.json"
-    blocks = () if yarn is None else (yarn,)
-    notes += check_unread_keys(config, blocks, (rope,), what, strict=strict)
+    in_order = ["nope" if interval and i % interval == 0 else "rope" for i in range(1, layers + 1)]
+    kinds = {"rope": rope, "nope": None} if "nope" in in_order else {"rope": rope}
+    query_factor = _params()["llama4" if "nope" in kinds else "mistral"]["query_factor"]
     lengths = ("max_position_embeddings", "max_seq_len", "model_max_length")
-    context = single_value((config.name(key), config.whole(key)) for key in lengths)
-    return LayerRopes(
+    return layer_ropes(
+        config,
+        kinds,
+        in_order,
+        "Mistral's or Meta's params.json",
+        facts=_LATENT if latent else NO_FACTS,
+        blocks=() if yarn is None else (yarn,),
         name=config.text("model_type") or "params.json",
-        layer_kinds=tuple(kinds),
-        kinds=by_kind,
-        context=context,
-        num_heads=heads,
-        # latent attention rotates one key for all heads
-        num_kv_heads=1 if config.has("qk_rope_head_dim") else config.whole("n_kv_heads"),
-        query_factors=rope_blocks.query_factors(facts, config, by_kind),
-        notes=tuple(notes),
+        context=single_value((config.name(key), config.whole(key)) for key in lengths),
+        query_factors=rope_blocks.query_factors(query_factor, config, kinds),
     )
 
 
-def load_deepseek(config: JsonObject, *, strict: bool) -> LayerRopes:
+def load_deepseek(top: JsonObject) -> LayerRopes | None:
     """The rope of each layer: in V4 of a head, else of its ``qk_rope_head_dim`` slice alone."""
-    notes: list[str] = []
+    marks = _params()["deepseek"]["marks"]  # keys of DeepSeek's inference code
+    if top.has("model_type") or not any(all(map(top.has, keys)) for keys in marks):
+        return None
+    config = JsonObject(top.values, names=_params()["names"], strict=top.strict)
     is_v4 = config.has("rope_head_dim")
-    defaults = read_table("params.toml")["deepseek_v4" if is_v4 else "deepseek"]
+    defaults = _params()["deepseek_v4" if is_v4 else "deepseek"]
 
     def number_or_default(key: str, above: float = 0) -> float:
         value, whose = config.number(key, above=above), "the default of DeepSeek's own code"
-        return config.or_default(key, value, defaults.get(key), whose, notes)
+        return config.or_default(key, value, defaults.get(key), whose)
 
-    layers = config.require("n_layers", config.whole("n_layers", most=MOST_LAYERS))
+    layers = config.layers()
     key = "rope_head_dim" if is_v4 else "qk_rope_head_dim"
-    width = config.require(key, config.whole(key, least=2, most=WIDEST))
-    longest = config.whole("max_seq_len") or int(number_or_default("max_seq_len"))
-    original = config.whole("original_seq_len") or int(number_or_default("original_seq_len"))
+    width = config.require(key, config.width(key))
+    lengths = ("max_seq_len", "original_seq_len")
+    longest, original = (config.whole(k) or int(number_or_default(k)) for k in lengths)
     # cos and sin stay as they are; V3's softmax scale takes m(mscale) squared
     keys = ("attention_factor",) if is_v4 else ("mscale", "mscale_all_dim")
     temperature = dict.fromkeys(keys, 1.0 if is_v4 else number_or_default("mscale"))
-    names = {name: name for name in ("head_dim", "beta_fast", "beta_slow")}
-    with renamed_keys(config, names | {"rotary_dim": key}):
+    with renamed_keys(config, rotary_dim=key):
         law = Yarn(
             factor=number_or_default("rope_factor"),
             original_max_positions=original,
@@ -122,77 +112,60 @@ def load_deepseek(config: JsonObject, *, strict: bool) -> LayerRopes:
         rope = Rope(head_dim=width, pairing="interleaved", base=number_or_default("rope_theta", 1))
         # their code leaves frequencies and softmax alone up to the original length
         kinds = {"rope": replace(rope, scaling=law if longest > original else None)}
-        kinds_in_order, facts = ("rope",) * layers, Architecture()
+        in_order, facts = ("rope",) * layers, NO_FACTS
         if config.has("index_head_dim"):
             facts = table().huggingface["deepseek_v32"]
         if is_v4:
             facts = table().huggingface["deepseek_v4"]
-            kinds_in_order = layers_by_pattern(config, facts, layers)
-            head_dim = config.whole("head_dim", least=width, most=WIDEST)
-            head_dim = config.require("head_dim", head_dim)
+            in_order = layers_by_pattern(config, facts, layers)
+            head_dim = config.require("head_dim", config.width("head_dim", least=width))
             main = replace(rope, head_dim=head_dim, rotary_dim=width, rotary_start=head_dim - width)
             base = number_or_default("compress_rope_theta", 1)
             ropes = {"main": main, "compress": replace(main, base=base, scaling=law)}
-            kinds = {kind: ropes[facts.labels[kind]] for kind in dict.fromkeys(kinds_in_order)}
-            notes.append(str(facts.note))
-    beside = ropes_beside(config, facts, kinds_in_order, kinds)
-    what = "DeepSeek's inference config"
-    notes += check_unread_keys(config, (), kinds.values(), what, strict=strict)
-    return LayerRopes(
+            kinds = {kind: ropes[facts.labels[kind]] for kind in dict.fromkeys(in_order)}
+            config.notes.append(str(facts.note))
+    return layer_ropes(
+        config,
+        kinds,
+        in_order,
+        "DeepSeek's inference config",
+        facts=_LATENT,
         name="deepseek",
-        layer_kinds=kinds_in_order,
-        kinds=kinds,
         context=longest,
-        num_heads=config.whole("n_heads"),
-        num_kv_heads=1,  # latent attention rotates one key for all heads
-        beside=beside,
-        notes=tuple(notes),
+        beside=ropes_beside(config, facts, in_order, kinds),
         in_config=ConfigLocation(labels=facts.labels),
     )
 
 
-def _base(config: JsonObject, notes: list[str]) -> float:
+def _base(config: JsonObject) -> float:
     """The base of a file; where it does not state it, that of the program that reads it."""
     base, model_type = config.number("rope_theta", above=1), config.text("model_type")
-    if base is not None:
-        return base
+    default, whose = 10_000.0, "a constant in Meta's code for Llama 1 and 2"
     if model_type is not None:
         default, whose = table().huggingface[model_type].base, f"what MLX assumes for {model_type}"
-    elif config.has("multiple_of") and not config.contains("use_scaled_rope"):
-        default, whose = 10_000.0, "a constant in Meta's code for Llama 1 and 2"
-    else:
+    elif base is None and (config.contains("use_scaled_rope") or not config.has("multiple_of")):
         others = "programs that read params.json fill it in differently (10000 and 1000000)"
         raise ConfigError(f"{config.name('rope_theta')} is absent, and {others}; add it")
-    return config.or_default("rope_theta", base, default, whose, notes)
+    return config.or_default("rope_theta", base, default, whose)
 
 
-def _head_dim(config: JsonObject, heads: int) -> int:
-    keys = ("qk_rope_head_dim", "head_dim")
-    stated = (config.whole(key, least=2, most=WIDEST) for key in keys)
-    if (head_dim := next(filter(None, stated), None)) is not None:
-        return head_dim
-    width = config.require("dim", config.whole("dim"))
-    return config.head_width("head_dim", "dim / n_heads", width, heads)
-
-
-def _read_llama3(config: JsonObject, layers: int, notes: list[str]) -> Llama3:
+def _read_llama3(config: JsonObject, layers: int) -> Llama3:
     """Llama 3's law with the numbers of the file, of Llama 4's code, or of the release."""
     factor = config.number("rope_scaling_factor", above=0)
     is_llama4 = config.has("moe_args") or config.has("nope_layer_interval")
-    marks = read_table("params.toml")["llama4" if is_llama4 else "llama3"]
+    marks = _params()["llama4" if is_llama4 else "llama3"]
     high = config.number("rope_high_freq_factor", above=0) or marks["high_freq_factor"]
     if is_llama4:
         whose = "the default of Llama 4's code"
-        factor = config.or_default("rope_scaling_factor", factor, marks["factor"], whose, notes)
+        factor = config.or_default("rope_scaling_factor", factor, marks["factor"], whose)
     if factor is None:
         release = marks["releases"].get(f"{config.whole('dim')} x {layers}")
         if release is None:
             raise ConfigError(f"{config.name('use_scaled_rope')} {marks['unknown']}")
         factor = float(release["factor"])
-        notes.append(marks["release"].format(**release))
-        notes += [marks["not_8"]] * (factor != 8)
-    names = {"factor": "rope_scaling_factor", "high_freq_factor": "rope_high_freq_factor"}
-    with renamed_keys(config, names):
+        config.notes.append(marks["release"].format(**release))
+        config.notes += [marks["not_8"]] * (factor != 8)
+    with renamed_keys(config, high_freq_factor="rope_high_freq_factor"):
         return Llama3(factor=factor, original_max_positions=8192, high_freq_factor=high)
 
 
@@ -201,13 +174,12 @@ def _read_yarn(block: JsonObject, *, latent: bool) -> Yarn:
     apply_scale = block.require("apply_scale", block.flag("apply_scale"))
     if apply_scale and latent:
         block.refuse("apply_scale", "false, as Mistral's own latent-attention models have it")
-    original = block.whole("original_max_position_embeddings")
-    names = ("beta", "alpha", "factor")
+    names, key = ("beta", "alpha", "factor"), "original_max_position_embeddings"
     fast, slow, factor = (block.require(k, block.number(k, above=0)) for k in names)
-    with renamed_keys(block, {"beta_fast": "beta", "beta_slow": "alpha"}):
+    with renamed_keys(block, beta_fast="beta", beta_slow="alpha"):
         return Yarn(
             factor=factor,
-            original_max_positions=block.require("original_max_position_embeddings", original),
+            original_max_positions=block.require(key, block.whole(key)),
             beta_fast=fast,
             beta_slow=slow,
             attention_factor=None if apply_scale else 1.0,
@@ -218,109 +190,76 @@ def _read_yarn(block: JsonObject, *, latent: bool) -> Yarn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transformer:
+class Transformer(Architecture):
     """Facts of a class of diffusers; ``diffusers.toml`` explains each where it lists them."""
 
-    pairing: Pairing = "half"
-    base: float = 10_000.0
-    base_key: str | None = None
     axes_key: str | None = None
     dims: tuple[int, ...] = ()
+    summed: bool = False
     split: str | None = None
-    head_dim: int | None = None
-    head_dim_key: str = "attention_head_dim"
-    head_dim_from: tuple[str, ...] = ()
-    heads: str = "num_attention_heads"
-    scaling_key: str | None = None
-    fraction: float | None = None
-    layers: tuple[str, ...] = ("num_layers",)
+    layer_keys: tuple[str, ...] = ("num_layers",)
     order: tuple[str, ...] = ()
     only_if: str | None = None
-    uses: str | None = None
-    refused: str | None = None
-    note: str | None = None
 
 
-def load_diffusers(config: JsonObject, *, strict: bool) -> LayerRopes:
+def load_diffusers(top: JsonObject) -> LayerRopes | None:
     """The rope of each layer of a transformer of diffusers, the same for all."""
-    name = config.text("_class_name") or ""
-    facts = _classes().get(name)
-    if facts is None:
-        config.refuse(
-            "_class_name",
-            "a transformer that phasor knows (of a pipeline give its transformer/config.json, else "
-            "describe the embedding with phasor.Rope(...))",
-        )
+    if (name := top.text("_class_name")) is None:
+        return None
+    if (facts := _classes().get(name)) is None:
+        known = "a transformer that phasor knows (of a pipeline give its transformer/config.json, "
+        top.refuse("_class_name", f"{known}else describe the embedding with phasor.Rope(...))")
     if facts.refused is not None:
-        raise ConfigError(f"{config.name('_class_name')} {name} cannot be read: {facts.refused}")
-    notes = [facts.note] if facts.note else []
-    layers = sum(config.whole(key, least=0, most=MOST_LAYERS) or 0 for key in facts.layers)
+        raise ConfigError(f"{top.name('_class_name')} {name} cannot be read: {facts.refused}")
+    names = {"num_attention_heads": ()} if facts.uses else facts.names
+    config = JsonObject(top.values, names=names, strict=top.strict)
+    config.notes += [facts.note] if facts.note else []
+    layers = sum(config.whole(key, least=0, most=MOST_LAYERS) or 0 for key in facts.layer_keys)
     rope, blocks = None, ()
     if facts.uses is not None:
-        notes.append(f"{name} has no rotary embedding; in its place: {facts.uses}.")
+        config.notes.append(f"{name} has no rotary embedding; in its place: {facts.uses}.")
         blocks = filter(None, map(config.object, ("rope_scaling", "rope_parameters")))
     else:
-        config.require(facts.layers[0], layers or None)
+        config.require(facts.layer_keys[0], layers or None)
         rope = _transformer_rope(config, facts)
-        notes += [f"Axes are ({', '.join(facts.order)})."] * bool(facts.order)
+        config.notes += [f"Axes are ({', '.join(facts.order)})."] * bool(facts.order)
     if facts.only_if is not None and config.flag(facts.only_if) is not True:
         rope = None
-        notes.append(f"{config.name(facts.only_if)} is off: positions are sinusoidal.")
-    what, classless = f"a diffusers {name}", Architecture(uses=facts.uses)
-    notes += check_unread_keys(config, blocks, (rope,), what, strict=strict, facts=classless)
+        config.notes.append(f"{config.name(facts.only_if)} is off: positions are sinusoidal.")
     kind = "nope" if rope is None else "rope"
-    return LayerRopes(
+    return layer_ropes(
+        config,
+        {kind: rope},
+        (kind,) * (layers or 1),
+        f"a diffusers {name}",
+        facts=Architecture(uses=facts.uses),
+        blocks=blocks,
         name=name,
-        layer_kinds=(kind,) * (layers or 1),
-        kinds={kind: rope},
-        num_heads=None if facts.uses is not None else config.whole(facts.heads),
-        notes=tuple(notes),
     )
 
 
 def _transformer_rope(config: JsonObject, facts: Transformer) -> Rope:
-    head_dim = _transformer_width(config, facts)
-    sizes = _axis_sizes(config, facts, head_dim)
-    base = None if facts.base_key is None else config.number(facts.base_key, above=1)
-    block = None if facts.scaling_key is None else config.object(facts.scaling_key)
-    outside = rope_blocks.LawContext(facts=Architecture(), rotary_dim=head_dim, config=config)
-    with renamed_keys(config, {"sections": facts.axes_key or facts.head_dim_key}):
+    sizes = () if facts.axes_key is None else config.wholes(facts.axes_key) or facts.dims
+    head_dim = sum(sizes)
+    if not facts.summed:
+        # a class that has a key for the width of all heads has none for that of one
+        default = None if "hidden_size" in facts.names else facts.head_dim
+        head_dim = config.width("head_dim") or default or config.head_dim()
+    if facts.split is not None:
+        sizes = _SPLITS[facts.split](head_dim)
+    elif facts.axes_key and (any(size % 2 for size in sizes) or sum(sizes) > head_dim):
+        config.refuse(facts.axes_key, f"even numbers of coordinates, at most {head_dim} together")
+    base, block = config.number("rope_theta", above=1), config.object("rope_scaling")
+    outside = rope_blocks.LawContext(NO_FACTS, head_dim, config)
+    with renamed_keys(config, sections=facts.axes_key or "head_dim"):
         return Rope(
             head_dim=head_dim,
             pairing=facts.pairing,
             base=facts.base if base is None else base,
             rotary_dim=sum(sizes) if sizes else int(head_dim * (facts.fraction or 1)),
-            scaling=None if block is None else rope_blocks.scaling(block, outside),
+            scaling=None if block is None else rope_blocks.read_law(block, outside),
             axes=Axial(tuple(size // 2 for size in sizes)) if sizes else OneAxis(),
         )
-
-
-def _transformer_width(config: JsonObject, facts: Transformer) -> int:
-    if len(facts.head_dim_from) == 2:
-        width, heads = (config.whole(key, least=1) for key in facts.head_dim_from)
-        if width is not None and heads is not None and 2 <= width // heads <= WIDEST:
-            return width // heads
-        both, got = (
-            " and ".join(facts.head_dim_from),
-            f"{short_repr(width)} and {short_repr(heads)}",
-        )
-        raise ConfigError(f"{config.path_of(both)} must give the width of a head, got {got}")
-    if facts.head_dim_from:
-        return sum(config.wholes(facts.head_dim_from[0]) or facts.dims)
-    width = config.whole(facts.head_dim_key, least=2, most=WIDEST) or facts.head_dim
-    return config.require(facts.head_dim_key, width)
-
-
-def _axis_sizes(config: JsonObject, facts: Transformer, head_dim: int) -> tuple[int, ...]:
-    """Rotated coordinates of each axis."""
-    if facts.split is not None:
-        return _SPLITS[facts.split](head_dim)
-    if facts.axes_key is None:
-        return ()
-    dims = config.wholes(facts.axes_key) or facts.dims
-    if any(size % 2 for size in dims) or sum(dims) > head_dim:
-        config.refuse(facts.axes_key, f"even numbers of coordinates, at most {head_dim} together")
-    return dims
 
 
 _SPLITS: Mapping[str, Callable[[int], tuple[int, ...]]] = {
@@ -334,7 +273,7 @@ _SPLITS: Mapping[str, Callable[[int], tuple[int, ...]]] = {
 def _classes() -> Mapping[str, Transformer]:
     """``diffusers.toml``, read once."""
     plain = read_table("diffusers.toml")
-    entries: dict[str, Mapping[str, Any]] = plain["rotating"]
+    entries: dict[str, dict[str, Any]] = plain["rotating"]
     entries |= {name: {"uses": uses} for name, uses in plain["without_rotation"].items()}
     entries |= {name: {"refused": why} for name, why in plain["refused"].items()}
-    return {k: Transformer(**tuples_for_lists(inherit(v, entries))) for k, v in entries.items()}
+    return architectures(entries, plain["names"], Transformer)

@@ -8,41 +8,39 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from phasor.axes import Sectioned
 from phasor.errors import ConfigError, PhasorWarning
 from phasor.files.configs import rope_blocks
-from phasor.files.configs.facts import Architecture, inherit, read_table, table
-from phasor.files.configs.huggingface import rotated_width
-from phasor.files.configs.model_class import MOST_LAYERS
-from phasor.files.configs.source import JsonObject, renamed_keys
-from phasor.files.configs.unread_keys import check_unread_keys
+from phasor.files.configs.facts import Architecture, inherit, read_table, table, tuples
+from phasor.files.configs.model_class import kinds_by_flags
+from phasor.files.configs.ropes import layer_ropes, rotated_width
+from phasor.files.configs.source import MOST_LAYERS, JsonObject, renamed_keys
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing
-from phasor.rope import WIDEST, Rope
+from phasor.rope import Rope
 from phasor.scaling import Linear, PerPair, Yarn, yarn_multiplier
 
-_MSCALES = ("mscale", "mscale_all_dim")
+_MSCALES, _CONTEXT = ("mscale", "mscale_all_dim"), "max_position_embeddings"
 
 
-def load_program(top: JsonObject, *, strict: bool) -> LayerRopes | None:
+def load_program(top: JsonObject) -> LayerRopes | None:
     """The rope of each layer; None if the file is none of these programs'."""
     if str(top.values.get("model_type")) in table().huggingface and not top.has("architecture"):
         return None
-    for program, read in _READERS.items():
-        for place in (*(facts := _programs()[program])["inside"], ""):
-            found = top if not place else _object_at(top, place)
-            if found is not None and all(
-                any(found.has(key) or found.has(_flag(key)) for key in keys)
-                for keys in facts["marks"]
-            ):
-                return read(_Model(program, found, strict))
+    for program, facts in _programs().items():
+        for place in (*facts["inside"], ""):
+            values = top.find(place) if place else top.values
+            values = cast("Mapping[str, Any]", values if isinstance(values, Mapping) else {})
+            found = JsonObject(values, place, strict=top.strict)
+            if all(any(map(found.has, _spellings(keys))) for keys in facts["marks"]):
+                return _READERS[program](_Model(program, found))
     return None
 
 
@@ -51,135 +49,107 @@ def _programs() -> Mapping[str, Mapping[str, Any]]:
     return read_table("programs.toml")
 
 
-def _object_at(top: JsonObject, place: str) -> JsonObject | None:
-    """The object at a dotted path, if it is one."""
-    for key in place.split("."):
-        if not isinstance(top.values.get(key), Mapping):
-            return None
-        top = top.object(key) or top
-    return top
-
-
-def _flag(key: str) -> str:
-    """A key as it is written on a command line."""
-    return f"--{key.replace('_', '-')}"
+def _spellings(keys: Iterable[str]) -> tuple[str, ...]:
+    """The keys, and as they are written on a command line."""
+    return (*keys, *(f"--{key.replace('_', '-')}" for key in keys))
 
 
 def _names(plain: Mapping[str, str | list[str]]) -> dict[str, tuple[str, ...]]:
-    """The names of keys, each as a key and as a flag."""
-    lists = {key: [name] if isinstance(name, str) else name for key, name in plain.items()}
-    return {key: (*names, *map(_flag, names)) for key, names in lists.items()}
+    return {key: _spellings(names) for key, names in tuples(plain).items()}
 
 
 class _Model:
     """What the files of all programs say: sizes, a rope, and the numbers of a law."""
 
-    def __init__(self, program: str, config: JsonObject, strict: bool) -> None:
-        self.facts, self.program, self.strict = _programs()[program], program, strict
-        self.config = JsonObject(config.values, config.path, names=_names(self.facts["names"]))
-        self.config.ignore(*self.facts["ignored"], *map(_flag, self.facts["ignored"]))
-        self.defaults = dict(self.facts["defaults"])
-        self.notes: list[str] = []
-        self.latent = self.config.has("qk_rope_head_dim")
+    def __init__(self, program: str, config: JsonObject) -> None:
+        self.facts, self.program = _programs()[program], program
+        self.config = self.named(config)
+        self.defaults, self.assumes = dict(self.facts["defaults"]), f"what {program} assumes"
+        key = "qk_rope_head_dim"
+        self.latent = key in self.facts["names"] and self.config.has(key)
         self.blocks: list[JsonObject] = []
 
-    def size(self, key: str) -> int:
-        """A size of the model; where the file leaves it out, with a warning, the program's."""
-        most = MOST_LAYERS if key == "num_hidden_layers" else 2**31
-        value, default = self.config.whole(key, most=most), self.defaults.get(key)
-        if value is None and default is not None:
-            absent = f"The file has no {self.config.name(key)}"
-            self.notes.append(f"{absent}; {default} is what {self.program} assumes.")
-            warnings.warn(self.notes[-1], PhasorWarning, stacklevel=5)
-        return self.config.require(key, default if value is None else value)
+    def named(self, config: JsonObject) -> JsonObject:
+        """The object with the names that the program has for keys."""
+        names, strict = _names(self.facts["names"]), config.strict
+        config = JsonObject(config.values, config.path, names=names, strict=strict)
+        config.ignore(*_spellings(self.facts["ignored"]))
+        return config
 
-    def rope(self, pairing: Pairing, out: Pairing | None = None, width: str = "head_dim") -> Rope:
-        """The rope of a head, or of the slice of a head that has a ``width`` of its own."""
+    def size(self, key: str, stacklevel: int = 5) -> int:
+        """A size of the model; where the file leaves it out, with a warning, the program's."""
+        config, most = self.config, MOST_LAYERS if key == "num_hidden_layers" else 2**31
+        if (size := config.whole(key, most=most)) is not None:
+            return size
+        size = int(config.or_default(key, None, self.defaults.get(key), self.assumes))
+        warnings.warn(config.notes[-1], PhasorWarning, stacklevel=stacklevel)
+        config.add_defaults({key: size})
+        return size
+
+    def rope(self, pairing: Pairing, out: Pairing | None = None) -> Rope:
+        """The rope of a head, or of the slice of a head in latent attention."""
         config, defaults = self.config, self.defaults
-        head_dim = config.whole(width, least=2, most=WIDEST) or defaults.get(width)
-        if head_dim is None:
-            hidden, heads = self.size("hidden_size"), self.size("num_attention_heads")
-            quotient = f"{config.name('hidden_size')} / {config.name('num_attention_heads')}"
-            head_dim = config.head_width(width, quotient, hidden, heads)
-        names = {"rotary_dim": ("rotary_dim",)} if "rotary_dim" in self.facts["names"] else {}
-        fraction = defaults.get("partial_rotary_factor")
-        facts = Architecture(partial=True, fraction=fraction, names=names)
+        fraction, names = defaults.get("partial_rotary_factor"), self.facts["names"]
+        facts = Architecture(latent=self.latent, partial=True, fraction=fraction, names=names)
+        width = facts.width_key
+        if (head_dim := config.width(width) or defaults.get(width)) is None:
+            for key in ("hidden_size", "num_attention_heads"):
+                self.size(key, stacklevel=6)
+            head_dim = config.head_dim(width)
         rotary_dim = head_dim
-        if width == "head_dim":
+        if not self.latent:
             rotary_dim = rotated_width(config, JsonObject({}, config.path), facts, head_dim)
-        base, whose = config.number("rope_theta", above=1), f"what {self.program} assumes"
-        base = config.or_default("rope_theta", base, defaults["rope_theta"], whose, self.notes)
-        with renamed_keys(config, {"base": "rope_theta", "rotary_dim": "partial_rotary_factor"}):
+        base, default = config.number("rope_theta", above=1), defaults["rope_theta"]
+        base = config.or_default("rope_theta", base, default, self.assumes)
+        with renamed_keys(config):
             pairs: dict[str, Any] = {"pairing": pairing, "pairing_out": out}
             return Rope(head_dim=head_dim, base=base, rotary_dim=rotary_dim, **pairs)
 
-    def law(
-        self, kind: str, rope: Rope, block: JsonObject | None = None, names: str = "", **facts: Any
-    ) -> Rope:
-        """The rope with the law of that ``rope_type``, whose numbers are in ``block``."""
-        config, of_law = block or self.config, self.facts["laws"].get(names or kind, {})
-        if block is not None:
-            self.blocks.append(block)
-        # no program of these reads the two, and a null is an absent key to all of them
-        others = ("attention_factor", "truncate")
-        values = {k: v for k, v in config.values.items() if v is not None and k not in others}
-        numbers = JsonObject(values, config.path, names=_names(of_law.get("names", {})))
-        defaults = {"rope_type": kind, **of_law.get("defaults", {})}
-        numbers.add_defaults({k: v for k, v in defaults.items() if not numbers.has(k)})
-        if kind == "yarn":
-            facts = self.yarn_facts(numbers) | facts
-        context = {"max_position_embeddings": self.config.whole("max_position_embeddings")}
-        outside = rope_blocks.LawContext(
-            facts=Architecture(**facts), rotary_dim=rope.rotary_dim, config=JsonObject(context)
-        )
-        law = rope_blocks.scaling(numbers, outside)
-        config.ignore(*(key for key in values if key not in numbers.unread()))
+    def law(self, kind: str, rope: Rope, block: JsonObject | None = None, **facts: Any) -> Rope:
+        """The rope with the law of that name in the table, whose numbers are in ``block``."""
+        config, of_law = block or self.config, self.facts["laws"].get(kind, {})
+        self.blocks += [] if block is None else [block]
+        # no program of these reads the two
+        names = {"attention_factor": (), "truncate": (), **_names(of_law.get("names", {}))}
+        numbers = JsonObject(config.values, config.path, names=names)
+        numbers.add_defaults({"rope_type": kind, **of_law.get("defaults", {})})
+        context = JsonObject({_CONTEXT: self.config.whole(_CONTEXT)})
+        of_class = Architecture(softmax=self.latent, mscale_alone=True, **facts)
+        outside = rope_blocks.LawContext(of_class, rope.rotary_dim, context)
+        law = rope_blocks.read_law(numbers, outside)
+        config.ignore(*numbers.keys_read)
         return replace(rope, scaling=law, direction=numbers.sign("short_factor"))
 
-    def yarn_facts(self, numbers: JsonObject) -> dict[str, Any]:
-        """YaRN's factor on cos and sin, and whether the softmax has one too."""
-        factor = numbers.number("factor", above=0) or 1.0
-        mscale, all_dim = (numbers.number(key, least=0) for key in _MSCALES)
-        gain = yarn_multiplier(factor, 1.0 if mscale is None else mscale)
-        gain /= yarn_multiplier(factor, all_dim or 0.0)
-        return {"yarn_attention_factor": gain, "softmax": self.latent}
-
-    def ropes(
-        self, kinds: Mapping[str, Rope | None], in_order: Sequence[str] = (), layers: int = 0
-    ) -> LayerRopes:
+    def ropes(self, kinds: Mapping[str, Rope | None], in_order: Sequence[str]) -> LayerRopes:
         """The ropes of all layers, after the keys that nothing read were checked."""
         config = self.config
-        in_order = in_order or tuple(kinds) * (layers or self.size("num_hidden_layers"))
-        kinds = {kind: kinds[kind] for kind in dict.fromkeys(in_order)}
         for key in ("rope_scaling", "rope_parameters"):
-            if self.strict and isinstance(config.unread().get(key), Mapping):
+            if config.strict and isinstance(config.unread().get(key), Mapping):
                 config.refuse(key, f"absent, as {self.program} reads no such block")
-        what = f"a file of {self.program}"
-        keys = (config, self.blocks, kinds.values(), what)
-        notes = [*self.notes, *check_unread_keys(*keys, strict=self.strict)]
-        return LayerRopes(
+        return layer_ropes(
+            config,
+            {kind: kinds[kind] for kind in dict.fromkeys(in_order)},
+            in_order,
+            f"a file of {self.program}",
+            facts=Architecture(latent=self.latent),
+            blocks=self.blocks,
             name=self.program,
-            layer_kinds=tuple(in_order),
-            kinds=kinds,
-            context=config.whole("max_position_embeddings"),
-            num_heads=config.whole("num_attention_heads"),
-            # latent attention rotates one key for all heads
-            num_kv_heads=1 if self.latent else config.whole("num_key_value_heads"),
-            notes=tuple(dict.fromkeys(notes)),
+            context=config.whole(_CONTEXT),
         )
 
-    def position_type(self) -> str:
+    def position_type(self, *rotating: str) -> str:
         """The word for the position embedding; in these programs an absent one is learned."""
-        found = self.config.text("position_embedding_type")
+        words = (*rotating, *self.facts["instead"])
+        found = self.config.text("position_embedding_type", *words)
         if found is None:
             absent = f"The file has no {self.config.name('position_embedding_type')}"
-            self.notes.append(f"{absent}; learned_absolute is what {self.program} assumes.")
+            self.config.notes.append(f"{absent}; learned_absolute is {self.assumes}.")
         return found or "learned_absolute"
 
     def without(self, what: str, instead: str) -> LayerRopes:
         """The layers of a model that does not rotate."""
-        self.notes.append(f"{what} has no rotary embedding; in its place: {instead}.")
-        return self.ropes({"nope": None})
+        self.config.notes.append(f"{what} has no rotary embedding; in its place: {instead}.")
+        return self.ropes({"nope": None}, ["nope"] * self.size("num_hidden_layers"))
 
 
 def _divided(rope: Rope, by: float | None) -> Rope:
@@ -196,12 +166,10 @@ def _divided(rope: Rope, by: float | None) -> Rope:
 
 def _load_litgpt(model: _Model) -> LayerRopes:
     config, layers = model.config, model.size("num_hidden_layers")
-    width = "qk_rope_head_dim" if model.latent else "head_dim"
-    pairing: Pairing = "interleaved" if config.flag("rope_interleave") else "half"
-    plain = model.rope(pairing, "half", width)
+    plain = model.rope("interleaved" if config.flag("rope_interleave") else "half", "half")
     ratio = config.number("rope_condense_ratio", above=0)
     block = config.object("rope_adjustments")
-    with renamed_keys(block or config, {key: key for key in _MSCALES}):
+    with renamed_keys(block or config):
         wide = _divided(plain if block is None else _litgpt_law(model, block, plain), ratio)
     local_base = config.number("rope_local_base_freq", above=1)
     indices = config.wholes("rope_indices")
@@ -209,23 +177,21 @@ def _load_litgpt(model: _Model) -> LayerRopes:
         if indices is not None:
             absent, beside = map(config.name, ("rope_local_base_freq", "rope_indices"))
             raise ConfigError(f"{absent} is absent beside {beside}, whose layers it is for; add it")
-        return model.ropes({"rope": wide}, layers=layers)
+        return model.ropes({"rope": wide}, ["rope"] * layers)
     # the factor on cos and sin is that of all layers
     law = PerPair(factors=(ratio or 1.0,) * wide.num_pairs, attention_factor=wide.attention_factor)
     local = _divided(replace(plain, base=local_base), ratio)
     local = local if wide.attention_factor == 1 else replace(local, scaling=law)
     # without a list all layers are local
     indices = (1,) * layers if indices is None else indices[:layers]
-    if len(indices) < layers or not {*indices} <= {0, 1}:
-        config.refuse("rope_indices", f"a 0 or a 1 for each of the {layers} layers")
-    kinds = {"global": wide, "local": local}
-    return model.ropes(kinds, tuple("local" if index else "global" for index in indices))
+    in_order = kinds_by_flags(config, "rope_indices", indices, layers, on="local", off="global")
+    return model.ropes({"global": wide, "local": local}, in_order)
 
 
 def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
     """The rope with the law of ``rope_adjustments``, which litgpt tells by its keys."""
     model.blocks.append(block)
-    factor = block.number("factor", above=0)
+    factor, notes = block.number("factor", above=0), model.config.notes
     mscale, all_dim = (block.number(key, least=0) for key in _MSCALES)
     bands, betas = ("low_freq_factor", "high_freq_factor"), ("beta_fast", "beta_slow")
     of_llama3, of_yarn = ([*filter(block.contains, keys)] for keys in (bands, betas))
@@ -234,7 +200,7 @@ def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
         raise ConfigError(f"{first} is of Llama 3's law and {second} of YaRN; keep one of them")
     if all_dim and factor and not of_yarn:
         softmax = yarn_multiplier(factor, all_dim)  # whatever the law is
-        model.notes.append(f"The softmax scale is multiplied by {softmax * softmax!r} as well.")
+        notes.append(f"The softmax scale is multiplied by {softmax * softmax!r} as well.")
     if of_llama3:
         return model.law("llama3", rope, block)
     if not of_yarn:
@@ -253,7 +219,7 @@ def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
         ends |= {"mscale_all_dim": all_dim or 0.0, "attention_factor": gain}
         law = Yarn(factor=factor, original_max_positions=original, truncate=False, **ends)
         return replace(rope, scaling=law)
-    model.notes.append(model.facts["yarn"].format(softmax=gains[1] * gains[1]))
+    notes.append(model.facts["yarn"].format(softmax=gains[1] * gains[1]))
     ramp = np.clip((np.arange(pairs) - low) / (high - low or 0.001), 0, 1)
     divisors = tuple((1 / ((1 - ramp) / factor + ramp)).tolist())
     return replace(rope, scaling=PerPair(factors=divisors, attention_factor=gain))
@@ -266,25 +232,16 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
     config, facts, layers = model.config, model.facts, model.size("num_hidden_layers")
     architecture = config.text("architecture") or ""
     model.defaults |= facts["architectures"].get(architecture, {})
-    if "rotary_dim" in model.defaults:
-        config.add_defaults({"rotary_dim": model.defaults["rotary_dim"]})
-    key, position_type = "position_embedding_type", model.position_type()
-    if model.latent:
-        # it turns what the weights of DeepSeek have beside each other
-        rope = model.rope("interleaved", width="qk_rope_head_dim")
-    elif position_type in facts["instead"]:
+    config.add_defaults({"rotary_dim": model.defaults.get("rotary_dim")})
+    position_type = model.position_type(*facts["pairings"])
+    if position_type in facts["instead"] and not model.latent:
         return model.without(architecture, facts["instead"][position_type])
-    elif position_type in facts["pairings"]:
-        rope = model.rope(facts["pairings"][position_type])
-    else:
-        config.refuse(key, f"one of {', '.join([*facts['pairings'], *facts['instead']])}")
-    block = config.object("rotary_scaling")
+    # in latent attention it turns what the weights of DeepSeek have beside each other
+    rope = model.rope("interleaved" if model.latent else facts["pairings"][position_type])
+    block, original_key = config.object("rotary_scaling"), "original_max_position_embeddings"
     if position_type == "long_rope":
-        config.ignore("longrope_short_mscale", "longrope_long_mscale")
-        own = architecture in facts["mscales"]
-        numbers = {k: v for k, v in config.values.items() if own or not k.endswith("_mscale")}
-        names, key = facts["laws"]["longrope"]["names"], "original_max_position_embeddings"
-        length, original = config.whole("max_position_embeddings"), config.number(key, above=1)
+        names = facts["laws"]["longrope"]["names"]
+        length, original = config.whole(_CONTEXT), config.number(original_key, above=1)
         lists = [config.numbers_per_pair(names[k], rope.num_pairs) for k in list(names)[:2]]
         if length and original and not original.is_integer() and lists[0] and lists[0] == lists[1]:
             # no length, but one that gives the factor on cos and sin
@@ -292,18 +249,17 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
             law = PerPair(factors=lists[0], attention_factor=gain)
             rope = replace(rope, scaling=law, direction=config.sign(names["short_factor"]))
         else:
-            rope = model.law("longrope", rope, JsonObject(numbers, config.path))
-        model.blocks.clear()
+            rope = model.law("longrope" if architecture in facts["mscales"] else "su", rope)
         config.ignore(*names.values())
     elif block is not None:
         kind = rope_blocks.rope_type(block, Architecture(laws={"none": "default"}))
         if kind == "default" and block.number("factor") not in (None, 1):
             block.refuse("factor", "1 where no law is named")
         rope = model.law(kind, rope, block, ntk_alpha=True)
-    config.ignore("original_max_position_embeddings")
+    config.ignore(original_key)
     if position_type == "mrope":
         block = block or JsonObject({}, "rotary_scaling")
-        with renamed_keys(block, {"sections": "mrope_section", "axes": "mrope_section"}):
+        with renamed_keys(block):
             sections = block.require("mrope_section", block.wholes("mrope_section"))
             rope = replace(rope, axes=Sectioned(sections))
     kinds: dict[str, Rope | None] = {"attention": rope, "recurrent": None}
@@ -323,8 +279,8 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
 
 def _load_megatron(model: _Model) -> LayerRopes:
     config, facts, layers = model.config, model.facts, model.size("num_hidden_layers")
-    key, instead = "position_embedding_type", facts["instead"]
-    position_type = "rope" if config.flag("use_rotary") else model.position_type()
+    instead, rotating = facts["instead"], ("rope", "mrope", "yarn")
+    position_type = "rope" if config.flag("use_rotary") else model.position_type(*rotating)
     model.latent = config.flag("latent") is True
     if config.flag("grouped") is False:  # its groups are then those of a default that nothing reads
         config.values = {k: v for k, v in config.values.items() if k != "num_query_groups"}
@@ -332,18 +288,15 @@ def _load_megatron(model: _Model) -> LayerRopes:
         config.add_defaults({"yarn_correction_range_round_to_int": False})
     if config.has("_target_"):  # a class of Megatron-Bridge's
         config.add_defaults(facts["bridge"] | (facts["bridge_latent"] if model.latent else {}))
-        config.add_defaults({"max_position_embeddings": config.whole("seq_length")})
+        config.add_defaults({_CONTEXT: config.whole("seq_length")})
     if position_type in instead and not (model.latent and position_type == "learned_absolute"):
         return model.without(f"Megatron's type {position_type}", instead[position_type])
-    if position_type not in ("rope", "mrope", "yarn", *instead):
-        config.refuse(key, f"one of rope, mrope, yarn, {', '.join(instead)}")
     interleaved = config.flag("interleaved")
     if model.latent:
         # it reads pairs that stand beside each other, and writes halves
-        rope, kind = model.rope("interleaved", "half", "slice"), config.text("rope_type") or "yarn"
-        if kind not in ("rope", "yarn"):
-            config.refuse("rope_type", "rope or yarn")
-        rope = model.law("yarn", rope) if kind == "yarn" else rope
+        rope = model.rope("interleaved", "half")
+        is_plain = config.text("rope_type", "rope", "yarn") == "rope"
+        rope = rope if is_plain else model.law("yarn", rope)
     elif position_type == "yarn":
         if interleaved:
             config.refuse("interleaved", "false, as Megatron's YaRN turns halves alone")
@@ -355,25 +308,23 @@ def _load_megatron(model: _Model) -> LayerRopes:
         if position_type == "rope" and config.flag("llama3"):
             rope = model.law("llama3", rope)
         elif config.has("scale_factor") and config.has("old_context_len"):
-            rope = model.law("llama3", rope, names="bridge")
+            rope = model.law("bridge", rope)
         if position_type == "mrope":
             sections = config.require("sections", _whole_numbers(config, "sections"))
-            with renamed_keys(config, {"sections": "sections", "axes": "sections"}):
+            with renamed_keys(config, sections="sections", axes="sections"):
                 rope = replace(rope, axes=Sectioned(sections))
         rope = _divided(rope, config.number("interpolation", above=0))
     # every n-th layer, or those with a 1 in a list, do not rotate
     without = _whole_numbers(config, "no_rope") or (0,)
     if len(without) == 1:
         without = tuple(int(without[0] > 0 and i % without[0] == 0) for i in range(1, layers + 1))
-    if len(without) != layers or not {*without} <= {0, 1}:
-        config.refuse("no_rope", f"a number, or a list of a 0 or a 1 for each of {layers} layers")
-    return model.ropes({"rope": rope, "nope": None}, ["nope" if no else "rope" for no in without])
+    in_order = kinds_by_flags(config, "no_rope", without, layers, on="nope", off="rope")
+    return model.ropes({"rope": rope, "nope": None}, in_order)
 
 
 def _whole_numbers(config: JsonObject, key: str) -> tuple[int, ...] | None:
     """A whole number, a list, or the text of one, such as ``16 24 24`` or ``([0]*3+[1])*2``."""
-    value = config.values.get(config.name(key).rpartition(".")[2])
-    before = None
+    value, before = config.value(key), None
     while isinstance(value, str) and value != before and len(value) < 2**14:
         before = value
         times = r"\[([\d,\s]*)\]\s*\*\s*(\d{1,4})"
@@ -393,8 +344,8 @@ def _whole_numbers(config: JsonObject, key: str) -> tuple[int, ...] | None:
 def _load_keras(model: _Model) -> LayerRopes:
     outer, facts = model.config, model.facts
     name = outer.text("class_name") or ""
-    config = outer.object("config") or outer
-    model.config = config = JsonObject(config.values, config.path, names=_names(facts["names"]))
+    inner = outer.object("config") or outer
+    model.config = config = model.named(inner)
     if name in facts["instead"]:
         return model.without(f"KerasHub's {name}", facts["instead"][name])
     if (of_class := facts["classes"].get(name)) is None:
@@ -408,24 +359,21 @@ def _load_keras(model: _Model) -> LayerRopes:
         wide, local = map(_divided, bases, by)
         windowed = config.flag("use_sliding_window_attention")
         in_order = ["local" if windowed and i % 6 < 5 else "global" for i in range(layers)]
-        model.notes.clear()  # no file of it says a base
+        config.notes.clear()  # no file of it says a base
         return model.ropes({"global": wide, "local": local}, in_order)
     key = "rope_position_scaling_factor"
     if config.number(key, above=0) not in (None, 1):
         config.refuse(key, "1, as releases of KerasHub differ in whether it divides positions")
-    kind = config.text("rope_scaling_type")
-    if kind not in (None, "su"):
-        config.refuse("rope_scaling_type", "su or null")
     names = facts["laws"].get(law, {}).get("names", {}).values()
+    kind = config.text("rope_scaling_type", "su")
     in_use = {"llama3": any(map(config.has, names)), "longrope": kind}
     if law and in_use.get(law, True):
         rope = model.law(law, rope)
     config.ignore(*names)
     key = "rope_layer_enabled_list"
     enabled = config.items(key) or (True,) * layers
-    if len(enabled) != layers:
-        config.refuse(key, f"a true or a false for each of {layers} layers")
-    return model.ropes({"rope": rope, "nope": None}, ["rope" if on else "nope" for on in enabled])
+    in_order = kinds_by_flags(config, key, enabled, layers, on="rope", off="nope")
+    return model.ropes({"rope": rope, "nope": None}, in_order)
 
 
 # torchtune's recipes, whose model is a function of its own, with or without arguments.
@@ -448,7 +396,7 @@ def _load_torchtune(model: _Model) -> LayerRopes:
     if "factor" in of_model:
         config.add_defaults({"scale_factor": of_model["factor"]})
         rope = model.law("llama3", rope)
-    model.notes += [facts["note"], *([of_model["note"]] if "note" in of_model else [])]
+    config.notes += [facts["note"], *([of_model["note"]] if "note" in of_model else [])]
     interval = of_model.get("interval") and (config.whole("skip_rope_interval") or 4)
     in_order = ["nope" if interval and i % interval == 0 else "rope" for i in range(1, layers + 1)]
     return model.ropes({"rope": rope, "nope": None}, in_order)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+from phasor import scaling
 from phasor.axes import AXES, Axes
 from phasor.errors import ConfigError
 from phasor.files import refusal
@@ -19,21 +20,7 @@ from phasor.files.configs.facts import Architecture, table
 from phasor.files.configs.source import JsonObject, renamed_keys, single_value
 from phasor.layers import QueryFactor
 from phasor.rope import Rope
-from phasor.scaling import (
-    NTK,
-    DynamicNTK,
-    Law,
-    Linear,
-    Llama3,
-    LongRope,
-    NTKFixed,
-    NTKOld,
-    Proportional,
-    Rule,
-    SteppedNTK,
-    Yarn,
-    yarn_multiplier,
-)
+from phasor.scaling import Law, Rule, yarn_multiplier
 
 _OLD_NAMES = {"su": "longrope", "mrope": "default", "xdrope": "dynamic"}
 _CONTEXT = "max_position_embeddings"
@@ -68,29 +55,22 @@ class RopeBlocks:
             keys = [k for k, v in self.top.values.items() if k not in types or v != "default"]
             plain_keys = [key for key in keys if self.top.has(key) and key not in nested]
             if plain_keys:
-                raise refusal(
-                    "beside_kinds", key=self.top.name(plain_keys[0]), kinds=", ".join(nested)
-                )
+                key = self.top.name(plain_keys[0])
+                raise refusal("beside_kinds", key=key, kinds=", ".join(nested))
             absent = [label for label in facts.labels.values() if label not in nested]
             if absent:
-                raise refusal(
-                    "kind_no_object",
-                    key=self.top.name(absent[0]),
-                    kinds=", ".join(nested),
-                    got=self.top.values.get(absent[0]),
-                )
+                key, got = self.top.name(absent[0]), self.top.values.get(absent[0])
+                raise refusal("kind_no_object", key=key, kinds=", ".join(nested), got=got)
             self.by_kind = {key: self.top.object(key) for key in keys}
             base = config.number("rope_theta", above=1)
             bases = [b.number("rope_theta", above=1) for b in self.by_kind.values() if b]
             if base is not None and None not in bases and base not in bases:
-                raise refusal(
-                    "base_of_no_kind", key=config.name("rope_theta"), base=base, block=self.top.path
-                )
+                key, block = config.name("rope_theta"), self.top
+                raise refusal("base_of_no_kind", key=key, base=base, block=block.path)
 
     def use_all(self) -> None:
         """Count every block as used, as in a class that reads none."""
-        blocks = self.by_kind.values() if self.by_kind else (self.top,)
-        self.used = [block for block in blocks if block is not None]
+        self.used = [*filter(None, self.by_kind.values())] if self.by_kind else [self.top]
 
     def block_of(self, kind: str) -> JsonObject | None:
         """The block for layers of this kind; None where the file says they have no rope."""
@@ -99,12 +79,10 @@ class RopeBlocks:
             return self.top
         label = self.facts.labels.get(kind, kind)
         if label not in self.by_kind:
-            raise refusal(
-                "kind_absent", key=self.top.name(label), kind=kind, blocks=", ".join(self.by_kind)
-            )
+            key, blocks = self.top.name(label), ", ".join(self.by_kind)
+            raise refusal("kind_absent", key=key, kind=kind, blocks=blocks)
         block = self.by_kind[label]
-        if block is not None:
-            self.used.append(block)
+        self.used += [] if block is None else [block]
         return block
 
 
@@ -126,23 +104,18 @@ def _check_same_values(new: JsonObject, old: JsonObject) -> None:
     """Check that ``rope_parameters`` and ``rope_scaling`` say the same."""
     new_values, old_values = (normalize(block.values) for block in (new, old))
     # keys that transformers 4 has outside its block, and transformers 5 inside
-    moved = {"rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
-    for key in sorted(set(new_values) | set(old_values), key=str):
-        value, old_value = new_values.get(key), old_values.get(key)
-        if value != old_value and not (key in moved and key not in old_values):
-            raise refusal(
-                "blocks_differ",
-                new=new.name(key),
-                old=old.name(key),
-                value=value,
-                old_value=old_value,
-            )
+    moved = {"rope_theta", "partial_rotary_factor", _ORIGINAL} - set(old_values)
+    for key in sorted({*new_values, *old_values} - moved, key=str):
+        got, old_got = new_values.get(key), old_values.get(key)
+        if got != old_got:
+            names = {"new": new.name(key), "old": old.name(key)}
+            raise refusal("blocks_differ", **names, value=got, old_value=old_got)
 
 
 # The law and the axes of a block.
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LawContext:
     """What a law depends on outside its block; ``config`` is the one that the block is in."""
 
@@ -187,7 +160,7 @@ def normalize(value: Any) -> Any:
     return plain
 
 
-def scaling(block: JsonObject, outside: LawContext) -> Law | Rule | None:
+def read_law(block: JsonObject, outside: LawContext) -> Law | Rule | None:
     """The law or rule that ``block`` names."""
     return {**_LAWS, **_INTERNAL_LAWS}[rope_type(block, outside.facts)](block, outside)
 
@@ -204,12 +177,11 @@ def axes(block: JsonObject, outside: LawContext) -> Axes | None:
         block.refuse(key, f"a list of {len(facts.sections)} pair counts, one per axis")
     # interleaved sections need not add up: the first axis gets the remaining pairs
     if facts.axes != "interleaved" and sum(sections) != outside.rotary_dim // 2:
-        raise ConfigError(
-            f"{block.name(key)} must add up to the number of pairs ({outside.rotary_dim // 2}), "
-            f"got {list(sections)}" + ("" if file_sections else ", which is the class default")
-        )
+        got = f"{list(sections)}" + ("" if file_sections else ", which is the class default")
+        pairs = f"the number of pairs ({outside.rotary_dim // 2})"
+        raise ConfigError(f"{block.name(key)} must add up to {pairs}, got {got}")
     ordered = tuple(sections[i] for i in facts.axis_order) if facts.axis_order else sections
-    with renamed_keys(block, {"sections": key}):
+    with renamed_keys(block, sections=key):
         several: Axes = cast(Any, AXES[facts.axes])(ordered)
         several.axis_of_pair(outside.rotary_dim // 2)  # checked here, where an error names the key
         return several
@@ -242,60 +214,58 @@ def query_factors(
     return found
 
 
-def _read_factor_law(law: Callable[..., Law], block: JsonObject, _outside: LawContext) -> Law:
-    return law(factor=block.require("factor", block.number("factor", above=0)))
+_Reader = Callable[[JsonObject, LawContext], Law | Rule | None]
 
 
-def _read_dynamic(block: JsonObject, outside: LawContext) -> NTK | DynamicNTK:
+def _reader(law: Callable[..., Law], *fields: str) -> _Reader:
+    """A reader of laws whose block must have all of these fields."""
+
+    def read(block: JsonObject, outside: LawContext) -> Law:
+        numbers = {key: block.require(key, block.number(key, above=0)) for key in fields}
+        if law is scaling.Llama3:
+            numbers["original_max_positions"] = _original_length(block, outside)
+        with renamed_keys(block):
+            return law(**numbers)
+
+    return read
+
+
+def _read_dynamic(block: JsonObject, outside: LawContext) -> Law | Rule:
     if outside.rotary_dim < 4:
         raise refusal("few_coordinates", key=block.name("rope_type"), rotary_dim=outside.rotary_dim)
     if outside.facts.ntk_alpha and block.has("alpha"):
         block.ignore("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-        return NTK(factor=block.require("alpha", block.number("alpha", above=0)))
-    length = single_value(
-        [(block.name(_ORIGINAL), block.whole(_ORIGINAL)), (_CONTEXT, outside.context)]
-    )
+        return scaling.NTK(factor=block.require("alpha", block.number("alpha", above=0)))
+    lengths = [(block.name(_ORIGINAL), block.whole(_ORIGINAL)), (_CONTEXT, outside.context)]
+    length = single_value(lengths)
     factor = block.number("factor", above=0) or outside.facts.factor
     factor, length = block.require("factor", factor), block.require(_ORIGINAL, length)
-    with renamed_keys(block, {"factor": "factor"}):
-        return DynamicNTK(factor=factor, original_max_positions=length)
+    with renamed_keys(block):
+        return scaling.DynamicNTK(factor=factor, original_max_positions=length)
 
 
-def _read_llama3(block: JsonObject, outside: LawContext) -> Llama3:
-    names = ("factor", "low_freq_factor", "high_freq_factor")
-    numbers = {key: block.require(key, block.number(key, above=0)) for key in names}
-    original = _original_length(block, outside, or_context=False)
-    with renamed_keys(block, {name: name for name in names}):
-        return Llama3(original_max_positions=original, **numbers)
-
-
-def _read_proportional(block: JsonObject, outside: LawContext) -> Proportional:
-    key = "partial_rotary_factor"
-    fraction = single_value(
-        (place.name(key), place.number(key, least=0)) for place in (block, outside.config)
-    )
+def _read_proportional(block: JsonObject, outside: LawContext) -> Law:
+    key, places = "partial_rotary_factor", (block, outside.config)
+    fraction = single_value((place.name(key), place.number(key, least=0)) for place in places)
     factor = block.number("factor", above=0) or 1.0
-    with renamed_keys(block if block.has(key) else outside.config, {"fraction": key}):
-        return Proportional(fraction=1.0 if fraction is None else fraction, factor=factor)
+    with renamed_keys(block if block.has(key) else outside.config):
+        return scaling.Proportional(fraction=1.0 if fraction is None else fraction, factor=factor)
 
 
-def _read_longrope(block: JsonObject, outside: LawContext) -> LongRope:
-    pairs = outside.rotary_dim // 2
-    short_factors, long_factors = (
-        block.require(key, block.numbers_per_pair(key, pairs))
-        for key in ("short_factor", "long_factor")
-    )
+def _read_longrope(block: JsonObject, outside: LawContext) -> Rule:
+    pairs, keys = outside.rotary_dim // 2, ("short_factor", "long_factor")
+    short, long = (block.require(key, block.numbers_per_pair(key, pairs)) for key in keys)
     if block.sign("short_factor") != block.sign("long_factor"):
         block.refuse("long_factor", "negative where short_factor is, and positive where it is not")
     short_gain, long_gain = (
         single_value((block.name(k), block.number(k, above=0)) for k in ("attention_factor", key))
         for key in ("short_mscale", "long_mscale")
     )
-    original = _original_length(block, outside, or_context=False)
-    with renamed_keys(block, {"original_max_positions": _ORIGINAL}):
-        return LongRope(
-            short_factors=short_factors,
-            long_factors=long_factors,
+    original = _original_length(block, outside)
+    with renamed_keys(block):
+        return scaling.LongRope(
+            short_factors=short,
+            long_factors=long,
             original_max_positions=original,
             factor=_extension_factor(block, outside, original),
             short_attention_factor=short_gain,
@@ -303,15 +273,15 @@ def _read_longrope(block: JsonObject, outside: LawContext) -> LongRope:
         )
 
 
-def _read_yarn(block: JsonObject, outside: LawContext) -> Yarn:
+def _read_yarn(block: JsonObject, outside: LawContext) -> Law:
     """The law of a ``yarn`` block, with transformers' defaults for absent keys."""
-    original = _original_length(block, outside, or_context=True)
+    original = _original_length(block, outside, outside.context)
     factor = _extension_factor(block, outside, original)
     betas = {key: block.number(key, above=0) for key in ("beta_fast", "beta_slow")}
     # Ministral repeats the context inside the block: refuse two values
     single_value([(block.name(_CONTEXT), block.whole(_CONTEXT)), (_CONTEXT, outside.context)])
-    with renamed_keys(block, {name: name for name in betas}):
-        return Yarn(
+    with renamed_keys(block):
+        return scaling.Yarn(
             factor=factor,
             original_max_positions=original,
             truncate=block.flag("truncate") is not False,
@@ -320,41 +290,31 @@ def _read_yarn(block: JsonObject, outside: LawContext) -> Yarn:
         )
 
 
-def _read_temperature(block: JsonObject, outside: LawContext, factor: float) -> dict[str, float]:
+def _read_temperature(block: JsonObject, outside: LawContext, factor: float) -> dict[str, Any]:
     """YaRN's temperature as the model applies it, on cos and sin or on the softmax scale."""
-    multiplier = partial(yarn_multiplier, factor)
-    mscale = block.number("mscale", least=0)
-    all_dim = block.number("mscale_all_dim", least=0)
-    class_factor = outside.facts.yarn_attention_factor
-    attention_factor = block.number("attention_factor", above=0) or class_factor
-    if attention_factor is None and mscale and all_dim:
-        attention_factor = multiplier(mscale) / multiplier(all_dim)
-        if outside.facts.softmax:
+    facts, multiplier = outside.facts, partial(yarn_multiplier, factor)
+    mscale, all_dim = (block.number(key, least=0) for key in ("mscale", "mscale_all_dim"))
+    stated = block.number("attention_factor", above=0) or facts.yarn_attention_factor
+    by_transformers = multiplier(1)
+    by_deepseek = multiplier(1 if mscale is None else mscale) / multiplier(all_dim or 0)
+    if stated is None and (facts.mscale_alone or (mscale and all_dim)):
+        if facts.softmax and not facts.mscale_alone:
             # Yarn derives both factors from these two
             return {"mscale": mscale, "mscale_all_dim": all_dim}
-    elif attention_factor is None:
-        by_transformers = multiplier(1)
-        by_deepseek = multiplier(1 if mscale is None else mscale) / multiplier(all_dim or 0)
-        if not math.isclose(by_transformers, by_deepseek, rel_tol=1e-12):
-            raise refusal(
-                "one_mscale",
-                mscale=block.name("mscale"),
-                all_dim=block.name("mscale_all_dim"),
-                by_transformers=by_transformers,
-                by_deepseek=by_deepseek,
-            )
-    temperature = {} if attention_factor is None else {"attention_factor": attention_factor}
-    if outside.facts.softmax and all_dim:
-        temperature["mscale_all_dim"] = all_dim
-    return temperature
+        stated = by_deepseek
+    elif stated is None and not math.isclose(by_transformers, by_deepseek, rel_tol=1e-12):
+        names = {"mscale": block.name("mscale"), "all_dim": block.name("mscale_all_dim")}
+        factors = {"by_transformers": by_transformers, "by_deepseek": by_deepseek}
+        raise refusal("one_mscale", **names, **factors)
+    all_dim = all_dim if facts.softmax else None
+    return {"attention_factor": stated, "mscale_all_dim": all_dim or 0.0}
 
 
-def _original_length(block: JsonObject, outside: LawContext, *, or_context: bool) -> int:
+def _original_length(block: JsonObject, outside: LawContext, default: int | None = None) -> int:
     """The context before the extension, from the block or from the config that it is in."""
-    length = single_value(
-        (place.name(_ORIGINAL), place.whole(_ORIGINAL)) for place in (block, outside.config)
-    )
-    return block.require(_ORIGINAL, length or (outside.context if or_context else None))
+    places = (block, outside.config)
+    length = single_value((place.name(_ORIGINAL), place.whole(_ORIGINAL)) for place in places)
+    return block.require(_ORIGINAL, length or default)
 
 
 def _extension_factor(block: JsonObject, outside: LawContext, original: int) -> float:
@@ -367,23 +327,23 @@ def _extension_factor(block: JsonObject, outside: LawContext, original: int) -> 
     return outside.context / original
 
 
-_LAWS: Mapping[str, Callable[[JsonObject, LawContext], Law | Rule | None]] = {
+_LAWS: Mapping[str, _Reader] = {
     "default": lambda _block, _outside: None,
-    "linear": partial(_read_factor_law, Linear),
+    "linear": _reader(scaling.Linear, "factor"),
     "dynamic": _read_dynamic,
-    "llama3": _read_llama3,
+    "llama3": _reader(scaling.Llama3, "factor", "low_freq_factor", "high_freq_factor"),
     "proportional": _read_proportional,
     "longrope": _read_longrope,
     "yarn": _read_yarn,
 }
 # values of `Architecture.laws`; files do not use these names
-_INTERNAL_LAWS: Mapping[str, Callable[[JsonObject, LawContext], Law | Rule | None]] = {
+_INTERNAL_LAWS: Mapping[str, _Reader] = {
     # Su's scaling, which some model types call "ntk"
-    "ntk_fixed": partial(_read_factor_law, NTKFixed),
+    "ntk_fixed": _reader(scaling.NTKFixed, "factor"),
     # the base times the factor, which Skywork calls "ntk"
-    "ntk_old": partial(_read_factor_law, NTKOld),
+    "ntk_old": _reader(scaling.NTKOld, "factor"),
     # the rule of Qwen 1, whose original length is the file's context
-    "stepped_ntk": lambda block, outside: SteppedNTK(
+    "stepped_ntk": lambda block, outside: scaling.SteppedNTK(
         original_max_positions=block.require(_CONTEXT, outside.context)
     ),
 }

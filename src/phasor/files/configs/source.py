@@ -8,27 +8,28 @@ unread ones can be noted or refused.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
 import struct
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, Literal, NoReturn, TypeGuard, TypeVar, cast
 
-from phasor._checks import first_repeated, number, short_repr, whole
-from phasor.errors import ConfigError, PhasorError, SpecError, install_hint
+from phasor._checks import number, short_repr, whole
+from phasor.errors import ConfigError, SpecError, install_hint
 from phasor.files import refusal
 from phasor.files.configs.facts import table
-from phasor.files.configs.texts import parse_arguments, parse_yaml
+from phasor.files.configs.texts import parse_arguments, parse_json, parse_yaml
 from phasor.rope import WIDEST
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 _LARGEST = 2**63 - 1
+# far above any model's, so that a damaged count cannot fill the memory
+MOST_LAYERS = 100_000
 _T = TypeVar("_T")
 
 
@@ -37,7 +38,8 @@ class JsonObject:
 
     ``names`` are those that the file may have for a key, where ``a.b`` is key ``b`` of the object
     ``a``; other keys have their own name alone. ``nulls`` has what an explicit null stands for; in
-    other keys null counts as absent.
+    other keys null counts as absent. ``strict`` is whether unread keys are refused. ``notes`` are
+    those of the ropes: what was assumed, ignored or taken from elsewhere.
     """
 
     def __init__(
@@ -45,18 +47,20 @@ class JsonObject:
         values: Mapping[str, Any],
         path: str = "",
         *,
-        names: Mapping[str, tuple[str, ...]] = _EMPTY,
+        names: Mapping[str, Sequence[str]] = _EMPTY,
         nulls: Mapping[str, Any] = _EMPTY,
+        strict: bool = True,
     ) -> None:
-        self.values, self.path = values, path
+        self.values, self.path, self.strict = values, path, strict
+        self.notes: list[str] = []
         self._names, self._nulls = names, nulls
-        self._keys_read: set[str] = set()
+        self.keys_read: set[str] = set()
         self.folder: Path | None = None  # where it was found, if that was given
 
     def name(self, key: str) -> str:
         """The path of ``key`` under the name that it has in this file."""
         names = self._aliases(key)
-        return self.path_of(next((n for n in names if self._find(n) is not None), names[0]))
+        return self.path_of(next((n for n in names if self.find(n) is not None), [*names, key][0]))
 
     def path_of(self, name: str) -> str:
         """The path of the key with this name in the file."""
@@ -64,30 +68,31 @@ class JsonObject:
 
     def has(self, key: str) -> bool:
         """Whether the file has ``key`` with a value other than null."""
-        return any(self._find(name) is not None for name in self._aliases(key))
+        return any(self.find(name) is not None for name in self._aliases(key))
 
     def contains(self, key: str) -> bool:
         """Whether the file has ``key``, even with null."""
         return any(name in self.values for name in self._aliases(key))
 
     def add_defaults(self, values: Mapping[str, Any]) -> None:
-        """Add ``values`` for keys that the file does not have."""
-        self.values = {self._aliases(key)[0]: v for key, v in values.items()} | {**self.values}
+        """Add ``values`` for keys that the file does not have, or with a null."""
+        added = {self._aliases(key)[0]: v for key, v in values.items() if not self.has(key)}
+        self.values = {**self.values, **added}
 
     def ignore(self, *keys: str) -> None:
         """Count ``keys`` as read, because their values do not matter."""
-        self._keys_read.update(keys)
+        self.keys_read.update(keys)
 
     def unread(self) -> dict[str, Any]:
         """The keys that were not read, with their values; nulls are left out."""
-        return {k: v for k, v in self.values.items() if v is not None and k not in self._keys_read}
+        return {k: v for k, v in self.values.items() if v is not None and k not in self.keys_read}
 
     def unread_objects(self) -> list[JsonObject]:
         """The objects at keys that were not read, or of which only single keys were."""
         objects: list[JsonObject] = []
         for key, value in self.values.items():
-            read = [n[len(key) + 1 :] for n in self._keys_read if n.startswith(f"{key}.")]
-            if isinstance(value, Mapping) and (read or key not in self._keys_read):
+            read = [n[len(key) + 1 :] for n in self.keys_read if n.startswith(f"{key}.")]
+            if isinstance(value, Mapping) and (read or key not in self.keys_read):
                 values = {str(inner): v for inner, v in cast(Mapping[Any, Any], value).items()}
                 objects.append(JsonObject(values, self.path_of(key)))
                 objects[-1].ignore(*read)
@@ -95,58 +100,52 @@ class JsonObject:
 
     def refuse(self, key: str, expected: str) -> NoReturn:
         """Raise the error about the value of ``key``."""
-        raise ConfigError(f"{self.name(key)} must be {expected}, got {short_repr(self._read(key))}")
+        raise ConfigError(f"{self.name(key)} must be {expected}, got {short_repr(self.value(key))}")
 
-    def _find(self, path: str) -> Any:
+    def find(self, path: str) -> Any:
         """The value at ``path``, a key or keys joined by dots; None if there is none."""
         if path in self.values:
             return self.values[path]
         head, dot, rest = path.partition(".")
         inner = self.values.get(head)
-        if not dot or not isinstance(inner, Mapping):
-            return None
-        return JsonObject(cast(Mapping[str, Any], inner))._find(rest)
+        is_inside = dot and isinstance(inner, Mapping)
+        return JsonObject(cast(Mapping[str, Any], inner)).find(rest) if is_inside else None
 
-    def _aliases(self, key: str) -> tuple[str, ...]:
+    def _aliases(self, key: str) -> Sequence[str]:
         """The names that this file may have for ``key``."""
         return self._names.get(key, (key,))
 
-    def _read(self, key: str) -> Any:
+    def value(self, key: str) -> Any:
         """The value of ``key`` under any of its names, which then count as read."""
         names = self._aliases(key)
-        self._keys_read.update(names, (name.partition(".")[0] for name in names))
-        value = single_value((self.path_of(name), self._find(name)) for name in names)
+        self.keys_read.update(names, (name.partition(".")[0] for name in names))
+        value = single_value((self.path_of(name), self.find(name)) for name in names)
         if value is None and key in self._nulls and self.contains(key):
             return self._nulls[key]
         return value
 
-    def number(
-        self, key: str, *, above: float | None = None, least: float | None = None
-    ) -> float | None:
-        """The finite number at ``key``."""
-        value = self._read(key)
-        if value is None:
-            return None
-        return number(self.name(key), value, above=above, least=least, error=ConfigError)
+    def number(self, key: str, **bounds: float) -> float | None:
+        """The finite number at ``key``, within the bounds ``above``, ``least`` and ``most``."""
+        value = self.value(key)
+        return None if value is None else number(self.name(key), value, error=ConfigError, **bounds)
 
     def whole(self, key: str, *, least: int = 1, most: int = _LARGEST) -> int | None:
         """The whole number at ``key``; ``64.0`` is one too, as some programs write it."""
-        value = self._read(key)
+        value = self.value(key)
+        value = int(value) if isinstance(value, float) and value.is_integer() else value
         if value is None:
             return None
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
         return whole(self.name(key), value, least=least, most=most, error=ConfigError)
 
     def largest(self, key: str) -> int | None:
         """The whole number at ``key``, or the largest of a list with one for each layer."""
-        if isinstance(self._read(key), (list, tuple)):
+        if isinstance(self.value(key), (list, tuple)):
             return max(self.wholes(key) or (0,)) or None
         return self.whole(key)
 
     def _of_type(self, key: str, types: Any, expected: str) -> Any:
         """The value at ``key``; refused if it has none of the types."""
-        value = self._read(key)
+        value = self.value(key)
         if value is not None and not isinstance(value, types):
             self.refuse(key, expected)
         return value
@@ -155,14 +154,17 @@ class JsonObject:
         """The true or false at ``key``."""
         return self._of_type(key, bool, "true or false")
 
-    def text(self, key: str) -> str | None:
-        """The string at ``key``."""
-        return self._of_type(key, str, "a string")
+    def text(self, key: str, *words: str) -> str | None:
+        """The string at ``key``, one of the ``words`` if there are any."""
+        text = self._of_type(key, str, "a string")
+        if words and text not in (None, *words):
+            self.refuse(key, f"one of {', '.join(words)}")
+        return text
 
     def object(self, key: str) -> JsonObject | None:
         """The object at ``key``."""
         values = self._of_type(key, Mapping, "an object")
-        return None if values is None else JsonObject(values, self.name(key))
+        return None if values is None else JsonObject(values, self.name(key), strict=self.strict)
 
     def items(self, key: str) -> tuple[Any, ...] | None:
         """The list at ``key``, its items unchecked."""
@@ -171,7 +173,7 @@ class JsonObject:
 
     def texts(self, key: str) -> tuple[str, ...] | None:
         """The list of strings at ``key``."""
-        return self._read_items(key, JsonObject.text)
+        return self._read_items(key, lambda item, i: item.text(i))
 
     def wholes(self, key: str, *, least: int = 0) -> tuple[int, ...] | None:
         """The list of whole numbers at ``key``."""
@@ -179,7 +181,7 @@ class JsonObject:
 
     def sign(self, key: str) -> Literal[1, -1]:
         """-1 if every number of the list at ``key`` is negative: such pairs turn clockwise."""
-        found: Any = self._find(self._aliases(key)[0])
+        found: Any = self.find(self._aliases(key)[0])
         items: list[Any] = [*found] if isinstance(found, (list, tuple)) else []
         negative = [item for item in items if isinstance(item, (int, float)) and item < 0]
         return -1 if items and len(negative) == len(items) else 1
@@ -187,17 +189,12 @@ class JsonObject:
     def numbers_per_pair(self, key: str, pairs: int) -> tuple[float, ...] | None:
         """The list of divisors at ``key``, one for each pair, without their `sign`."""
         sign = self.sign(key)
-
-        def read(item: JsonObject, i: str) -> float | None:
-            value = item.number(i)
-            return sign * value if value and sign * value > 0 else item.number(i, above=0)
-
-        numbers = self._read_items(key, read)
+        bounds = {"above": 0.0} if sign > 0 else {}
+        numbers = self._read_items(key, lambda item, i: item.number(i, **bounds))
         if numbers is not None and len(numbers) != pairs:
-            raise ConfigError(
-                f"{self.name(key)} must hold one number per pair ({pairs}), got {len(numbers)}"
-            )
-        return numbers
+            got = f"({pairs}), got {len(numbers)}"
+            raise ConfigError(f"{self.name(key)} must hold one number per pair {got}")
+        return numbers and tuple(sign * number for number in numbers)
 
     def _read_items(
         self, key: str, read: Callable[[JsonObject, str], _T | None]
@@ -218,27 +215,39 @@ class JsonObject:
             raise ConfigError(f"{self.name(key)} is absent; add it, as the model's authors give it")
         return value
 
-    def or_default(
-        self, key: str, value: float | None, default: float | None, whose: str, notes: list[str]
-    ) -> float:
+    def or_default(self, key: str, value: float | None, default: float | None, whose: str) -> float:
         """``value`` of ``key``; if it is None, the default, with a note that says whose it is."""
         if value is not None:
             return value
         default = self.require(key, default)
-        notes.append(f"The file has no {self.name(key)}; {default:g} is {whose}.")
+        self.notes.append(f"The file has no {self.name(key)}; {default:g} is {whose}.")
         return default
 
-    def head_width(self, key: str, quotient: str, width: int, heads: int) -> int:
-        """``width / heads``, in place of the absent ``key``; ``quotient`` names the two keys."""
+    def layers(self) -> int:
+        """The number of layers."""
+        key = "num_hidden_layers"
+        return self.require(key, self.whole(key, most=MOST_LAYERS))
+
+    def width(self, key: str, *, least: int = 2) -> int | None:
+        """The number of coordinates at ``key``, of a head or a part of it."""
+        return self.whole(key, least=least, most=WIDEST)
+
+    def head_dim(self, key: str = "head_dim", default: int | None = None) -> int:
+        """The width of a head at ``key``, else the default, else that of all heads by their number.
+
+        The default is for an absent key; with a null, classes divide the hidden size.
+        """
+        if (head_dim := self.width(key)) is not None:
+            return head_dim
+        if default is not None and not self.contains(key):
+            return default
+        width, heads = self.whole("hidden_size"), self.whole("num_attention_heads")
+        names = {"key": self.name(key), "width_key": self.name("hidden_size")}
+        names["heads_key"] = self.name("num_attention_heads")
+        if width is None or heads is None:
+            raise refusal("no_head_dim", **names)
         if width % heads or not 2 <= width // heads <= WIDEST:
-            raise refusal(
-                "head_width",
-                key=self.name(key),
-                quotient=quotient,
-                width=width,
-                heads=heads,
-                widest=WIDEST,
-            )
+            raise refusal("head_width", **names, got=f"{width} / {heads}", widest=WIDEST)
         return width // heads
 
 
@@ -252,14 +261,31 @@ def single_value(named_values: Iterable[tuple[str, _T | None]]) -> _T | None:
     return present[0][1] if present else None
 
 
+#: What transformers' keys call fields of a Rope, of laws and of axes that have another name here.
+KEYS = {
+    "axes": "mrope_section",
+    "base": "rope_theta",
+    "fraction": "partial_rotary_factor",
+    "long_factors": "long_factor",
+    "original_max_positions": "original_max_position_embeddings",
+    "rotary_dim": "partial_rotary_factor",
+    "sections": "mrope_section",
+    "short_factors": "short_factor",
+}
+
+
 @contextmanager
-def renamed_keys(block: JsonObject, names: Mapping[str, str]) -> Generator[None]:
-    """Turn a SpecError about a field of a Rope or law into a ConfigError about the file's key."""
+def renamed_keys(block: JsonObject, **keys: str) -> Generator[None]:
+    """Turn a SpecError about a field of a Rope or law into a ConfigError about the file's key.
+
+    ``keys`` are those of fields that have another key than in `KEYS`.
+    """
     try:
         yield
     except SpecError as error:
-        first = str(error).split(" ", 1)[0].split("[", 1)[0]
-        where = block.name(names[first]) if first in names else block.path or "the config"
+        field, names = re.split(r"[ \[]", str(error))[0], {**KEYS, **keys}
+        key = names.get(field, field)
+        where = block.name(key) if field in names or block.has(key) else block.path or "the config"
         raise ConfigError(f"{where} cannot be used: {error}") from None
 
 
@@ -270,13 +296,6 @@ _FILE_NAMES = ("config.json", "params.json")
 _YAML = (".yaml", ".yml")
 # a line that begins with a key, where JSON has it in quotes
 _KEY_OF_YAML = rb"(\xef\xbb\xbf)?(\s*(#.*)?\n|---\s)*[A-Za-z_]\w*:(\s|$)"
-# a pipeline of diffusers has the rope in its transformer, and an adapter names its model
-_OTHER_NAMES = (
-    "transformer/config.json",
-    "adapter_config.json",
-    "model_config.yaml",
-    "run_config.yaml",
-)
 
 
 def read_source(source: object) -> JsonObject:
@@ -339,12 +358,9 @@ def cached_config(repository: str) -> Path | None:
 
 def is_hub_id(source: object) -> TypeGuard[str]:
     """Whether ``source`` reads as ``owner/name`` and there is no such file."""
-    return (
-        isinstance(source, str)
-        and re.fullmatch(r"[\w.-]+/[\w.-]+", source) is not None
-        and not source.startswith(".")
-        and not Path(source).exists()
-    )
+    if not isinstance(source, str) or source.startswith("."):
+        return False
+    return bool(re.fullmatch(r"[\w.-]+/[\w.-]+", source)) and not Path(source).exists()
 
 
 def _config_file_in(folder: Path) -> Path:
@@ -353,7 +369,7 @@ def _config_file_in(folder: Path) -> Path:
         return files[0]
     if files:
         raise refusal("two_configs", folder=folder)
-    for inner in (folder / name for name in _OTHER_NAMES):
+    for inner in (folder / name for name in table().files["file_names"]):
         if inner.is_file():
             return inner
     suffixes = (".json", ".gguf", *_YAML)
@@ -370,30 +386,6 @@ def _parse_config(data: bytes, origin: str, suffix: str = "") -> JsonObject:
     if re.search(rb"(^|\s)--(num-layers|hidden-size|kv-channels)[ =]", data) and data[:1] != b"{":
         return JsonObject(parse_arguments(data.decode("utf-8", "replace")))
     return JsonObject(parse_json(data, origin, ConfigError))
-
-
-def parse_json(data: bytes, origin: str, error: type[PhasorError]) -> dict[str, Any]:
-    """The JSON object of a file; ``error`` if it holds anything else, or a key stands twice."""
-
-    def refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if (key := first_repeated(pairs)) is not None:
-            what = f"the key {short_repr(key)} stands twice in one object; keep one"
-            raise error(f"{origin}: {what}")
-        return dict(pairs)
-
-    try:
-        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=refuse_repeated_keys)
-    except UnicodeDecodeError as problem:
-        raise error(f"{origin} must be UTF-8 text, got {problem}") from None
-    except RecursionError:
-        raise error(f"{origin} is nested too deeply") from None
-    except PhasorError:
-        raise
-    except ValueError as problem:
-        raise error(f"{origin} must be JSON: {problem}") from None
-    if not isinstance(value, dict):
-        raise error(f"{origin} must hold a JSON object, got {short_repr(value)}")
-    return cast(dict[str, Any], value)
 
 
 # The header of a GGUF file, read with the gguf package after its lengths were checked.

@@ -1,4 +1,4 @@
-"""Texts that are no JSON, as its plain values: YAML, and the arguments of a command.
+"""Texts as plain values: JSON, YAML, and the arguments of a command.
 
 YAML is that of version 1.2, where ``1e6`` is a number and ``no`` a text. ruamel.yaml reads it and
 makes no objects here: a node with a tag of a program's own, such as ``!!python/name``, stays the
@@ -7,93 +7,108 @@ text of its tag, which no reader of numbers accepts.
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
-from phasor._checks import short_repr
-from phasor.errors import ConfigError, install_hint
+from phasor._checks import first_repeated, short_repr
+from phasor.errors import ConfigError, PhasorError, install_hint
 
 SIZE_LIMIT = 2**20  # far above any config's, and some seconds to read
 _MOST_VALUES = 20_000  # with aliases written out, which may stand for more than fits the memory
 _STANDARD = "tag:yaml.org,2002:"
 
 
+@contextmanager
+def _refuse_damage(origin: str, kind: str, error: type[PhasorError]) -> Generator[None]:
+    """Turn what a parser raises into an ``error`` about the file; ``kind`` is what it must be."""
+    try:
+        yield
+    except UnicodeDecodeError as problem:
+        raise error(f"{origin} must be UTF-8 text, got {problem}") from None
+    except RecursionError:
+        raise error(f"{origin} is nested too deeply") from None
+    except PhasorError:
+        raise
+    # a parser of numbers finds faults of its own
+    except Exception as problem:
+        raise error(f"{origin} must be {kind}: {' '.join(str(problem).split())}") from None
+
+
+def parse_json(data: bytes, origin: str, error: type[PhasorError]) -> dict[str, Any]:
+    """The JSON object of a file; ``error`` if it holds anything else, or a key stands twice."""
+
+    def refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if (key := first_repeated(pairs)) is not None:
+            raise error(f"{origin}: {_twice(key)}")
+        return dict(pairs)
+
+    with _refuse_damage(origin, "JSON", error):
+        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=refuse_repeated_keys)
+    if not isinstance(value, dict):
+        raise error(f"{origin} must hold a JSON object, got {short_repr(value)}")
+    return cast(dict[str, Any], value)
+
+
+def _twice(key: str) -> str:
+    return f"the key {short_repr(key)} stands twice in one object; keep one"
+
+
 def parse_yaml(data: bytes, origin: str) -> dict[str, Any]:
     """The one document of a file; a `ConfigError` for anything but an object of plain values."""
     try:
         from ruamel.yaml import YAML
-        from ruamel.yaml.error import YAMLError
     except ImportError:
         what = "is YAML, which is read with the ruamel.yaml package"
         raise ConfigError(f"{origin} {what}: {install_hint('yaml')}") from None
     if len(data) > SIZE_LIMIT:
         raise ConfigError(f"{origin} is larger than {SIZE_LIMIT // 2**20} MiB, which no config is")
-    try:
+    with _refuse_damage(origin, "YAML", ConfigError):
         documents = list(YAML(typ="safe", pure=True).compose_all(data.decode("utf-8-sig")))
         if len(documents) != 1:
             what = f"must hold one YAML document, got {len(documents)}"
             raise ConfigError(f"{origin} {what}; give that of the model in a file of its own")
-        value = _Reader(origin).read(documents[0])
-    except UnicodeDecodeError as problem:
-        raise ConfigError(f"{origin} must be UTF-8 text, got {problem}") from None
-    except RecursionError:
-        raise ConfigError(f"{origin} is nested too deeply") from None
-    # a parser of numbers finds faults of its own
-    except (YAMLError, ValueError, ArithmeticError) as problem:
-        if isinstance(problem, ConfigError):
-            raise
-        raise ConfigError(f"{origin} must be YAML: {' '.join(str(problem).split())}") from None
+        value = _read_node(documents[0], origin, itertools.count())
     if not isinstance(value, dict):
         raise ConfigError(f"{origin} must hold an object of keys, got {short_repr(value)}")
     return cast("dict[str, Any]", value)
 
 
-class _Reader:
+def _read_node(node: Any, origin: str, count: Iterator[int], inside: tuple[int, ...] = ()) -> Any:
     """The values of a graph of nodes, in which an alias is the node that it names."""
-
-    def __init__(self, origin: str) -> None:
-        self.origin, self.count = origin, 0
-        self.inside: set[int] = set()
-
-    def read(self, node: Any) -> Any:
-        self.count += 1
-        if self.count > _MOST_VALUES or id(node) in self.inside:
-            what = "repeats itself by its aliases without end"
-            if id(node) not in self.inside:
-                what = f"holds more than {_MOST_VALUES} values, which no config does"
-            raise ConfigError(f"{self.origin} {what}")
-        tag, value = str(node.tag), node.value
-        kind = tag.removeprefix(_STANDARD)
-        if kind not in ("null", "bool", "int", "float", "str", "timestamp", "seq", "map", "value"):
-            return f"{node.tag}"
-        if isinstance(value, str):
-            return _scalar(kind, value)
-        self.inside.add(id(node))
-        read = self._map(value) if kind == "map" else [self.read(item) for item in value]
-        self.inside.discard(id(node))
-        return read
-
-    def _map(self, pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
-        merged: dict[str, Any] = {}
-        own: list[tuple[str, Any]] = []
-        for key, value in pairs:
-            if str(key.tag) == f"{_STANDARD}merge":
-                found = self.read(value)
-                for other in cast("list[Any]", found if isinstance(found, list) else [found]):
-                    if not isinstance(other, dict):
-                        got = short_repr(other)
-                        raise ConfigError(f"{self.origin}: << must name objects, got {got}")
-                    merged = cast("dict[str, Any]", other) | merged
-            elif not isinstance(key.value, str):
-                raise ConfigError(f"{self.origin}: keys must be texts, got {key.tag}")
-            else:
-                own.append((key.value, self.read(value)))
-        values = dict(own)
-        # real files have a key twice with one value; NaN is its own here
-        if differs := [key for key, value in own if [value] != [values[key]]]:
-            what = f"the key {short_repr(differs[0])} stands twice in one object; keep one"
-            raise ConfigError(f"{self.origin}: {what}")
-        return merged | values
+    if id(node) in inside:
+        raise ConfigError(f"{origin} repeats itself by its aliases without end")
+    if next(count) == _MOST_VALUES:
+        raise ConfigError(f"{origin} holds more than {_MOST_VALUES} values, which no config does")
+    value, kind = node.value, str(node.tag).removeprefix(_STANDARD)
+    if kind not in ("null", "bool", "int", "float", "str", "timestamp", "seq", "map", "value"):
+        return f"{node.tag}"
+    if isinstance(value, str):
+        return _scalar(kind, value)
+    inside = (*inside, id(node))
+    if kind != "map":
+        return [_read_node(item, origin, count, inside) for item in value]
+    merged: dict[str, Any] = {}
+    own: list[tuple[str, Any]] = []
+    for key, of_key in value:
+        if str(key.tag) == f"{_STANDARD}merge":
+            found = _read_node(of_key, origin, count, inside)
+            for other in cast("list[Any]", found if isinstance(found, list) else [found]):
+                if not isinstance(other, dict):
+                    raise ConfigError(f"{origin}: << must name objects, got {short_repr(other)}")
+                merged = cast("dict[str, Any]", other) | merged
+        elif not isinstance(key.value, str):
+            raise ConfigError(f"{origin}: keys must be texts, got {key.tag}")
+        else:
+            own.append((key.value, _read_node(of_key, origin, count, inside)))
+    values = dict(own)
+    # real files have a key twice with one value; NaN is its own here
+    if differs := [key for key, item in own if [item] != [values[key]]]:
+        raise ConfigError(f"{origin}: {_twice(differs[0])}")
+    return merged | values
 
 
 def _scalar(kind: str, text: str) -> Any:

@@ -18,9 +18,8 @@ from functools import lru_cache
 from typing import Any
 
 from phasor._checks import short_repr
-from phasor.axes import AXES
 from phasor.files import refusal
-from phasor.files.configs.facts import Architecture, read_table, table, tuples_for_lists
+from phasor.files.configs.facts import NO_FACTS, Architecture, frozen, read_table, table
 from phasor.files.configs.source import JsonObject
 from phasor.rope import Rope
 from phasor.scaling import Linear
@@ -31,9 +30,7 @@ _ABOUT_POSITIONS = re.compile(r"(?<!p)rope|rotary|alibi|key_length_swa", re.IGNO
 _HAS: Mapping[str, Callable[[Rope, Any], bool]] = {
     "pairing": lambda rope, asked: rope.pairing == asked,
     # their name, or how many there are
-    "axes": lambda rope, asked: (
-        asked == rope.axes.n_axes or type(rope.axes) is AXES.get(str(asked))
-    ),
+    "axes": lambda rope, asked: asked in (rope.axes.n_axes, rope.to_dict()["axes"]["layout"]),
     "base": lambda rope, asked: rope.base == asked,
     "fraction": lambda rope, asked: (
         # neither infinite nor NaN
@@ -42,9 +39,7 @@ _HAS: Mapping[str, Callable[[Rope, Any], bool]] = {
         and int(rope.head_dim * asked) == rope.rotary_dim
     ),
     "width": lambda rope, asked: rope.rotary_dim == asked,
-    "divides": lambda rope, asked: (
-        isinstance(rope.scaling, Linear) and rope.scaling.factor == asked
-    ),
+    "divides": lambda rope, asked: type(rope.scaling) is Linear and rope.scaling.factor == asked,
 }
 MEANINGS = (*_HAS, "rotates", "law", "switch", "note")
 
@@ -77,7 +72,6 @@ class Meaning:
                 return all(_HAS[self.means](rope, asked) for rope in ropes) if ropes else not value
 
 
-_NO_FACTS = Architecture()
 _UNKNOWN = Meaning(means="unknown", says="is not a key that phasor knows here")
 
 
@@ -85,7 +79,7 @@ _UNKNOWN = Meaning(means="unknown", says="is not a key that phasor knows here")
 def meanings() -> Mapping[str, Meaning]:
     """``keys.toml``, read once."""
     entries = read_table("keys.toml").items()
-    return {key: Meaning(**tuples_for_lists(entry)) for key, entry in entries}
+    return {key: Meaning(**frozen(entry)) for key, entry in entries}
 
 
 def objects_inside(block: JsonObject, depth: int = 8) -> Iterator[JsonObject]:
@@ -103,8 +97,7 @@ def check_unread_keys(
     layers: Iterable[Rope | None],
     what: str,
     *,
-    strict: bool,
-    facts: Architecture = _NO_FACTS,
+    facts: Architecture = NO_FACTS,
     ignored_by: str | None = None,
 ) -> list[str]:
     """Notes about the keys that were not read; those that contradict the class are refused.
@@ -114,7 +107,6 @@ def check_unread_keys(
         blocks: Its rope blocks that a layer uses, after reading.
         layers: The rope of each kind of layer.
         what: The kind of file, such as ``a file of model type 'llama'``.
-        strict: Whether to refuse any.
         facts: Those of its class, if the file names one.
         ignored_by: The program that is known to have no code for further keys.
     """
@@ -151,23 +143,14 @@ def check_unread_keys(
     if unused:
         reason = "the law of that block does not use it" if ropes else "nothing rotates"
         notes.insert(0, f"Nothing depends on {', '.join(dict.fromkeys(unused))}: {reason}.")
-    if refused and strict:
+    if refused and config.strict:
         why = f"is not a key that phasor understands in {what}"
         if rotates_nothing:
             why = f"is a key of models that rotate, and {what} has no rotary embedding"
-        way_out = "Remove what nothing depends on"
-        if ignored_by is not None:
-            way_out += (
-                f", or read the file as {ignored_by} does, which ignores it: "
-                "load(..., strict=False), on the command line --no-strict"
-            )
-        raise refusal(
-            "unread",
-            key=refused[0].split(" ")[0],
-            why=why,
-            sentences="; ".join(refused),
-            way_out=way_out,
-        )
+        key, sentences = refused[0].split(" ")[0], "; ".join(refused)
+        ignore = f", or read the file as {ignored_by} does, which ignores it: load(..., "
+        ignore = f"{ignore}strict=False), on the command line --no-strict" if ignored_by else ""
+        raise refusal("unread", key=key, why=why, sentences=sentences, or_ignore=ignore)
     return [*notes, *(f"Left aside: {sentence}." for sentence in refused)]
 
 

@@ -13,7 +13,7 @@ from phasor.axes import Alternating, Axes, InterleavedSections, OneAxis, Section
 from phasor.files import refusal
 from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import Architecture, table
-from phasor.files.configs.source import JsonObject
+from phasor.files.configs.source import KEYS, JsonObject
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, PerPair, Proportional, Yarn
@@ -43,11 +43,8 @@ def rope_parameters(rope: Rope, context: int) -> dict[str, Any]:
         raise refusal("no_base")
     write = WRITERS.get(type(rope.scaling))
     if write is None:
-        raise refusal(
-            "no_rope_type",
-            law=rope.scaling,
-            laws=", ".join(sorted(law.__name__ for law in WRITERS if law is not type(None))),
-        )
+        laws = sorted(law.__name__ for law in WRITERS if law is not type(None))
+        raise refusal("no_rope_type", law=rope.scaling, laws=", ".join(laws))
     law = _as_rule(rope.scaling, context) if isinstance(rope.scaling, PerPair) else rope.scaling
     block = write(law)
     block["rope_theta"] = rope.base
@@ -86,18 +83,6 @@ def config_keys(rope: Rope | Mapping[str, Rope | None], context: int, to: int) -
     return {"max_position_embeddings": min(starts, default=length), "rope_parameters": block}
 
 
-#: Keys of laws and axes that say nothing at these values of a block; all others do so at null.
-_NEUTRAL = {
-    "apply_yarn_scaling": True,
-    "attn_factor": 1.0,
-    "extrapolation_factor": 1.0,
-    "partial_rotary_factor": 1.0,
-    "truncate": True,
-}
-_OTHER_KEYS = {_ORIGINAL_KEY, "short_mscale", "long_mscale", "mixed_b", "mrope_section",
-               "mrope_interleaved", "xdrope_section"}  # fmt: skip
-
-
 def keys_over_file(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]:
     """``keys`` for the config of a model, and those that overwrite what else its own file says.
 
@@ -132,11 +117,9 @@ def keys_over_file(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]
         blocks = {kind: b and _block_over(b, _object(old, kind)) for kind, b in blocks.items()}
     if "qk_rope_head_dim" in file:  # there the fraction is one of a wider head
         says["fraction"] = file.get("partial_rotary_factor")
-    outside = {
-        key: bases.get(key, says.get(about))
-        for key, about in {**table().files["replaced"], **table().files["replaced_by_kind"]}.items()
-        if file.get(key) is not None
-    }
+    replaced = {**table().files["replaced"], **table().files["replaced_by_kind"]}
+    about = {key: word for key, word in replaced.items() if file.get(key) is not None}
+    outside = {key: bases.get(key, says.get(word)) for key, word in about.items()}
     # transformers takes a rope_scaling for the block, so the block has to come after it
     return outside | {**keys, "rope_parameters": blocks}
 
@@ -148,8 +131,9 @@ def _object(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def _block_over(block: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
     """The block, and the keys of laws and axes that only ``old`` has, saying nothing."""
-    known = {*_NEUTRAL, *_OTHER_KEYS}.union(*table().files["law_numbers"].values())
-    neutral = {key: _NEUTRAL.get(key) for key in old if key in known and key not in block}
+    keys = table().files["block_keys"]
+    known = {*keys["names"]}.union(*table().files["law_numbers"].values())
+    neutral = {key: keys["neutral"].get(key) for key in old if key in known and key not in block}
     # vLLM refuses two different words for the law
     return {**block, **neutral, **({"type": block["rope_type"]} if "type" in old else {})}
 
@@ -163,26 +147,17 @@ def _check_block(rope: Rope, block: dict[str, Any], context: int) -> None:
         axis_order=_alternating_facts().axis_order if isinstance(rope.axes, Alternating) else (),
         softmax=isinstance(law, Yarn) and law.mscale_all_dim > 0,
     )
-    config: dict[str, Any] = {}
-    if isinstance(law, DynamicNTK):
-        config["max_position_embeddings"] = law.original_max_positions
-    outside = rope_blocks.LawContext(
-        facts=facts, rotary_dim=rope.rotary_dim, config=JsonObject(config)
-    )
+    start = {_CONTEXT: law.original_max_positions} if isinstance(law, DynamicNTK) else {}
+    outside = rope_blocks.LawContext(facts, rope.rotary_dim, JsonObject(start))
     read = JsonObject(block, "rope_parameters")
-    read_law = rope_blocks.scaling(read, outside)
+    read_law = rope_blocks.read_law(read, outside)
     read_axes = rope_blocks.axes(read, outside) or OneAxis()
     expected = _as_rule(law, context) if isinstance(law, PerPair) else law
     # both would be written as partial_rotary_factor
     ambiguous = isinstance(law, Proportional) and rope.rotary_dim != rope.head_dim
     if ambiguous or (read_law, read_axes) != (expected, rope.axes):
-        raise refusal(
-            "block_cannot",
-            rope_type=block["rope_type"],
-            law=law,
-            rotary_dim=rope.rotary_dim,
-            head_dim=rope.head_dim,
-        )
+        widths = {"rotary_dim": rope.rotary_dim, "head_dim": rope.head_dim}
+        raise refusal("block_cannot", rope_type=block["rope_type"], law=law, **widths)
 
 
 def rotated_fraction(rotary_dim: int, head_dim: int) -> float:
@@ -209,13 +184,10 @@ def _alternating_facts() -> Architecture:
     return next(f for f in table().huggingface.values() if f.axes == "alternating")
 
 
-def _field_writer(rope_type: str, *names: str) -> Callable[[Any], dict[str, Any]]:
+def _field_writer(rope_type: str, *fields: str) -> Callable[[Any], dict[str, Any]]:
     """A writer for laws whose block has their own fields."""
-    keys = {"original_max_positions": _ORIGINAL_KEY}
-    return lambda law: {
-        "rope_type": rope_type,
-        **{keys.get(name, name): getattr(law, name) for name in names},
-    }
+    keys = {KEYS.get(field, field): field for field in fields}
+    return lambda law: {"rope_type": rope_type, **{k: getattr(law, f) for k, f in keys.items()}}
 
 
 def _write_proportional(law: Proportional) -> dict[str, Any]:
@@ -238,14 +210,10 @@ def _write_longrope(law: LongRope) -> dict[str, Any]:
     gains = {"short_mscale": law.short_attention_factor, "long_mscale": law.long_attention_factor}
     if law.short_attention_factor == law.long_attention_factor:
         gains = {"attention_factor": law.short_attention_factor}
-    return {
-        "rope_type": "longrope",
-        "factor": law.factor,
-        "short_factor": list(law.short_factors),
-        "long_factor": list(law.long_factors),
-        _ORIGINAL_KEY: law.original_max_positions,
-        **{key: gain for key, gain in gains.items() if gain is not None},
-    }
+    fields = ("factor", "short_factors", "long_factors", "original_max_positions")
+    block = _field_writer("longrope", *fields)(law)
+    block |= {key: list(value) for key, value in block.items() if isinstance(value, tuple)}
+    return block | {key: gain for key, gain in gains.items() if gain is not None}
 
 
 def _as_rule(law: PerPair, context: int) -> LongRope:

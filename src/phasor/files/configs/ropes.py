@@ -1,4 +1,4 @@
-"""The third stage: the ropes of a Hugging Face `ModelConfig`.
+"""The third stage: ropes of a Hugging Face `ModelConfig`, and of any format the `LayerRopes`.
 
 Values come from the file, or else from the model class's entry in ``huggingface.toml``; a value
 that neither has is an error. Keys that nothing read are passed to `unread_keys`.
@@ -6,9 +6,10 @@ that neither has is an error. Keys that nothing read are passed to `unread_keys`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,69 +18,94 @@ from phasor.axes import Axes, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError
 from phasor.files import refusal
 from phasor.files.configs import rope_blocks
-from phasor.files.configs.beside import ropes_beside
-from phasor.files.configs.facts import Architecture, Kind, table
+from phasor.files.configs.facts import NO_FACTS, Architecture, Beside, Kind, table
 from phasor.files.configs.model_class import ModelConfig, has_rope, note_assumed_sizes
 from phasor.files.configs.source import JsonObject, renamed_keys, single_value
 from phasor.files.configs.unread_keys import check_unread_keys
-from phasor.layers import ConfigLocation, LayerRopes
-from phasor.rope import WIDEST, Rope
-from phasor.scaling import Linear, PerPair
+from phasor.layers import ConfigLocation, LayerRopes, NamedRope
+from phasor.rope import Rope
+from phasor.scaling import Linear, PerPair, Yarn
+
+_MOST_EXTRA = 1_000  # layers that predict further tokens
 
 
-def huggingface_ropes(model: ModelConfig, *, strict: bool) -> LayerRopes:
+def layer_ropes(
+    config: JsonObject,
+    kinds: Mapping[str, Rope | None],
+    in_order: Sequence[str],
+    what: str,
+    *,
+    facts: Architecture = NO_FACTS,
+    blocks: Iterable[JsonObject] = (),
+    ignored_by: str | None = None,
+    read_heads: Callable[[JsonObject, str], int | None] = JsonObject.whole,
+    **fields: Any,
+) -> LayerRopes:
+    """The ropes of all layers, after the keys that nothing read were checked.
+
+    The arguments that `check_unread_keys` has too are its own; ``fields`` are of the result.
+    """
+    ropes = kinds.values()
+    unread = check_unread_keys(config, blocks, ropes, what, facts=facts, ignored_by=ignored_by)
+    key_heads = None if facts.latent else read_heads(config, "num_key_value_heads")
+    return LayerRopes(
+        layer_kinds=tuple(in_order),
+        kinds=kinds,
+        num_heads=read_heads(config, "num_attention_heads"),
+        # latent attention rotates one key for all heads
+        num_kv_heads=1 if facts.latent else key_heads,
+        notes=tuple(dict.fromkeys([*config.notes, *unread])),
+        **fields,
+    )
+
+
+def huggingface_ropes(model: ModelConfig) -> LayerRopes:
     """The rope of each layer."""
-    config, facts, blocks, notes = model.config, model.facts, model.blocks, [*model.notes]
-    labels: dict[str, str] = {}
+    config, facts, blocks = model.config, model.facts, model.blocks
+    order, labels = model.layer_kinds, dict[str, str]()
+    kinds: dict[str, Rope | None] = dict.fromkeys(order)
     unused: dict[str, Rope] = {}
     if facts.uses is not None:
-        kinds: dict[str, Rope | None] = dict.fromkeys(model.layer_kinds)
         position_type = config.text("position_embedding_type") or ""
         instead = table().files["instead"].get(position_type, facts.uses)
-        notes.append(f"{model.model_type} has no rotary embedding; in its place: {instead}.")
+        config.notes.append(f"{model.model_type} has no rotary embedding; in its place: {instead}.")
         blocks.use_all()
     else:
-        widths = widths_of_single_layers(config, facts, model.layer_kinds)
-        kinds = {
-            kind: _rope(model, kind, widths, notes) if has_rope(kind, config, facts) else None
-            for kind in dict.fromkeys(model.layer_kinds)
-        }
+        widths = widths_by_kind(config, facts, order)
+        kinds = {kind: _rope(model, kind, widths) for kind in kinds}
+        notes = [*config.notes]
         for kind, label in facts.labels.items():
             if label not in {*unused, *map(facts.labels.get, kinds)}:
-                rope = _rope(model, kind, widths, [])
+                rope = _rope(model, kind, widths)
                 assert rope is not None, "a class with labels has a block for each"
                 unused[label] = rope
+        config.notes = notes  # what is assumed for layers that there are not says nothing
         if facts.nested or facts.labels or blocks.by_kind:
             labels = {kind: facts.labels.get(kind, kind) for kind in kinds}
-        elif len({rope for rope in kinds.values() if rope is not None}) > 1:
+        elif len({*kinds.values()} - {None}) > 1:
             labels = dict.fromkeys(kinds, "rope_parameters")
         if model.assumed_sizes:
-            notes.append(note_assumed_sizes(model))
-    order = model.layer_kinds
+            config.notes.append(note_assumed_sizes(model))
     if facts.learned and model.levels[0].folder is not None:
         order, kinds = _learned_ropes(model, model.levels[0].folder, kinds)
     factors = rope_blocks.query_factors(facts.query_factor, config, kinds, blocks.block_of)
-    what = f"a file of model type {model.model_type!r}"
     # a plain class of transformers is known to have no code for other keys
     is_plain = facts.sizes and not (facts.uses or facts.axes or facts.block or facts.nested)
-    program = "transformers' class" if is_plain and not config.has("auto_map") else None
     labelled = {kind: unused[label] for kind, label in facts.labels.items() if label in unused}
-    beside = ropes_beside(config, facts, order, labelled | kinds)
-    notes += check_unread_keys(
-        config, blocks.used, kinds.values(), what, strict=strict, facts=facts, ignored_by=program
-    )
     name = model.levels[0].text("_name_or_path") or config.text("_name_or_path")
-    return LayerRopes(
+    return layer_ropes(
+        config,
+        kinds,
+        order,
+        f"a file of model type {model.model_type!r}",
+        facts=facts,
+        blocks=blocks.used,
+        ignored_by="transformers' class" if is_plain and not config.has("auto_map") else None,
+        read_heads=JsonObject.largest,
         name=name or model.model_type,
-        layer_kinds=order,
-        kinds=kinds,
         context=model.context,
-        num_heads=config.largest("num_attention_heads"),
-        # latent attention rotates one key for all heads
-        num_kv_heads=1 if facts.latent else config.largest("num_key_value_heads"),
-        beside=beside,
+        beside=ropes_beside(config, facts, order, labelled | kinds),
         query_factors=factors,
-        notes=tuple(dict.fromkeys(notes)),
         in_config=ConfigLocation(
             labels=labels,
             unused_blocks=unused,
@@ -129,17 +155,16 @@ def _learned_ropes(
     return tuple(order), ropes
 
 
-def _rope(
-    model: ModelConfig, kind: str, widths: Mapping[str, int], notes: list[str]
-) -> Rope | None:
-    config, facts, block = model.config, model.facts, model.blocks.block_of(kind)
+def _rope(model: ModelConfig, kind: str, widths: Mapping[str, int]) -> Rope | None:
+    config, facts = model.config, model.facts
+    block = model.blocks.block_of(kind) if has_rope(kind, config, facts) else None
     if block is None:
         return None
     kind_facts = facts.kind(kind)
     one_block = not model.blocks.by_kind
     scaling_block = block if kind_facts.scaled or not one_block else JsonObject({}, block.path)
     name = rope_blocks.rope_type(scaling_block, facts)
-    head_dim = widths[kind] if kind in widths else _head_width(config, facts, kind_facts)
+    head_dim = widths[kind] if kind in widths else _head_dim(config, facts, kind_facts)
     if facts.positions:
         # the same number of pairs for each axis; coordinates left over are not rotated
         width = head_dim // (2 * len(facts.positions)) * 2 * len(facts.positions)
@@ -149,21 +174,16 @@ def _rope(
         width = rotated_width(config, block, facts, head_dim)
     # transformers applies the attention factor of the class only where one block is for all layers
     law_facts = facts if one_block else replace(facts, yarn_attention_factor=None)
-    outside = rope_blocks.LawContext(facts=law_facts, rotary_dim=width, config=config)
+    outside = rope_blocks.LawContext(law_facts, width, config)
     config.whole("original_max_position_embeddings")  # whether the law uses it or not
-    law = rope_blocks.scaling(scaling_block, outside)
+    law = rope_blocks.read_law(scaling_block, outside)
     if facts.factor_key is not None:
         law = Linear(factor=config.number(facts.factor_key, above=0) or 1.0)
-    base = _base(model, kind_facts, block, notes)
+    base = _base(model, kind_facts, block)
     if facts.fixed and (law is not None or base != facts.base):
-        raise refusal(
-            "fixed_class",
-            block=block.path or "the config",
-            what="base" if law is None else "law",
-            asked=base if law is None else name,
-            base=facts.base,
-        )
-    with renamed_keys(config, {"rotary_dim": "partial_rotary_factor", "base": "rope_theta"}):
+        asked = {"what": "base", "asked": base} if law is None else {"what": "law", "asked": name}
+        raise refusal("fixed_class", block=block.path or "the config", base=facts.base, **asked)
+    with renamed_keys(config):
         rope = Rope(
             head_dim=head_dim,
             pairing=facts.pairing,
@@ -175,7 +195,7 @@ def _rope(
             axes=OneAxis() if facts.positions else rope_blocks.axes(block, outside) or OneAxis(),
             direction=1 if facts.direction == scaling_block.sign("short_factor") else -1,
         )
-    return _patch_grid_rope(rope, facts, notes) if facts.positions else rope
+    return _patch_grid_rope(rope, facts, config.notes) if facts.positions else rope
 
 
 def _patch_grid_rope(rope: Rope, facts: Architecture, notes: list[str]) -> Rope:
@@ -200,7 +220,7 @@ def _patch_grid_rope(rope: Rope, facts: Architecture, notes: list[str]) -> Rope:
     return replace(rope, base=None, explicit_inv_freq=inv_freq, axes=several)
 
 
-def _base(model: ModelConfig, kind: Kind, block: JsonObject, notes: list[str]) -> float:
+def _base(model: ModelConfig, kind: Kind, block: JsonObject) -> float:
     config, facts, one_block = model.config, model.facts, not model.blocks.by_kind
     block_base = block.number("rope_theta", above=1)
     key = kind.base_key or "rope_theta"
@@ -214,29 +234,17 @@ def _base(model: ModelConfig, kind: Kind, block: JsonObject, notes: list[str]) -
     if not one_block or kind.base_key is None:
         named_bases.insert(0, (block.name("rope_theta"), block_base))
     base, default = single_value(named_bases), facts.base if kind.base is None else kind.base
-    return config.or_default(key, base, default, "the class default of this model type", notes)
+    return config.or_default(key, base, default, "the class default of this model type")
 
 
-def _head_width(config: JsonObject, facts: Architecture, kind: Kind) -> int:
+def _head_dim(config: JsonObject, facts: Architecture, kind: Kind) -> int:
     """Width of a head, or of its rotated slice in latent attention."""
-    key, default = facts.width_key, facts.head_dim
     if kind.head_dim_key is not None:
-        key, default = kind.head_dim_key, kind.head_dim
-    width = config.whole(key, least=2, most=WIDEST)
-    if width is not None:
-        return width
-    # the class default is for an absent key; with a null the class divides the hidden size
-    if default is not None and not config.contains(key):
-        return default
-    hidden, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
-    if hidden is None or heads is None:
-        raise refusal("no_head_dim", key=config.name(key))
-    return config.head_width(key, "hidden_size / num_attention_heads", hidden, heads)
+        return config.head_dim(kind.head_dim_key, kind.head_dim)
+    return config.head_dim(facts.width_key, facts.head_dim)
 
 
-def widths_of_single_layers(
-    config: JsonObject, facts: Architecture, kinds: Sequence[str]
-) -> dict[str, int]:
+def widths_by_kind(config: JsonObject, facts: Architecture, kinds: Sequence[str]) -> dict[str, int]:
     """Head widths by kind, of a ``per_layer_config`` for single layers; refused if they differ."""
     name = "per_layer_config"
     layers = config.object(name)
@@ -253,24 +261,19 @@ def widths_of_single_layers(
         for key in layer.values:
             if ("rope" in key and key != width_key) or "rotary" in key:
                 layer.refuse(key, "in the block of a kind of layer, not of a single one")
-        width_of_layer[int(index)] = layer.whole(width_key, least=2, most=WIDEST)
+        width_of_layer[int(index)] = layer.width(width_key)
     # per_layer_config lists the exceptional layers only: a kind's own default is not used here
-    default = _head_width(config, facts, Kind())
+    default = _head_dim(config, facts, Kind())
     width_of_kind: dict[str, int] = {}
     for kind in dict.fromkeys(kinds):
         widths = {width_of_layer.get(i) or default for i, k in enumerate(kinds) if k == kind}
         if len(widths) > 1:
-            raise refusal(
-                "layer_widths",
-                key=config.name(name),
-                kind=kind,
-                widths=", ".join(map(str, sorted(widths))),
-            )
+            several = ", ".join(map(str, sorted(widths)))
+            raise refusal("layer_widths", key=config.name(name), kind=kind, widths=several)
         width_of_kind[kind] = widths.pop()
-        if (kind_key := facts.kind(kind).head_dim_key) is not None:
+        if (key := facts.kind(kind).head_dim_key) is not None:
             layers_of_kind = f"{config.name(name)} at layers of the kind {kind!r}"
-            kind_width = config.whole(kind_key, least=2, most=WIDEST)
-            single_value([(layers_of_kind, width_of_kind[kind]), (kind_key, kind_width)])
+            single_value([(layers_of_kind, width_of_kind[kind]), (key, config.width(key))])
     return width_of_kind
 
 
@@ -281,9 +284,14 @@ def rotated_width(config: JsonObject, block: JsonObject, facts: Architecture, he
     is_null = config.contains(key) and not config.has(key) and not facts.nested
     # with a block for each kind, no class reads the keys outside the blocks
     places = (block,) if facts.nested else (block, config)
-    fractions = [(place.name(key), _fraction(place, key)) for place in places]
+    fractions = [(place.name(key), place.number(key, above=0, most=1)) for place in places]
     if facts.latent:
-        _check_latent_fractions(config, fractions, head_dim)
+        whole = head_dim + (config.whole("qk_nope_head_dim", least=0) or 0)
+        for name, fraction in fractions:
+            wide = {whole, config.whole("head_dim") or 0}
+            if fraction not in (None, 1) and all(int(n * fraction) != head_dim for n in wide):
+                says = {"name": name, "fraction": fraction, "whole": whole, "rotated": head_dim}
+                raise refusal("latent_fraction", **says, width_key=config.name("qk_rope_head_dim"))
         return head_dim
     widths = [(name, None if f is None else int(head_dim * f)) for name, f in fractions]
     if "rotary_dim" in facts.names:
@@ -299,26 +307,67 @@ def rotated_width(config: JsonObject, block: JsonObject, facts: Architecture, he
     return width
 
 
-def _fraction(block: JsonObject, key: str) -> float | None:
-    value = block.number(key, above=0)
-    if value is not None and value > 1:
-        block.refuse(key, "a number above 0 and at most 1")
-    return value
+# Rotations beside attention: of indexers and compressors, and of layers after the last.
 
 
-def _check_latent_fractions(
-    config: JsonObject, fractions: list[tuple[str, float | None]], rotated: int
-) -> None:
-    """Check that fractions of the whole head agree with the width of the rotated slice."""
-    unrotated = config.whole("qk_nope_head_dim", least=0) or 0
-    for name, fraction in fractions:
-        head_dims = {unrotated + rotated, config.whole("head_dim") or 0}
-        if fraction not in (None, 1) and all(int(n * fraction) != rotated for n in head_dims):
-            raise refusal(
-                "latent_fraction",
-                name=name,
-                fraction=fraction,
-                whole=unrotated + rotated,
-                width_key=config.name("qk_rope_head_dim"),
-                rotated=rotated,
-            )
+def ropes_beside(
+    config: JsonObject,
+    facts: Architecture,
+    layer_kinds: Sequence[str],
+    kinds: Mapping[str, Rope | None],
+) -> tuple[NamedRope, ...]:
+    """The rotations beside attention; ``kinds`` may have kinds that no layer is of."""
+    found: dict[tuple[str, Rope], list[int]] = {}
+    for name, beside in facts.beside.items():
+        width = config.width(beside.head_dim_key) or beside.head_dim
+        for layer in _layers_with_own(config, beside, len(layer_kinds)):
+            rope = kinds[kind := layer_kinds[layer]]
+            if rope is not None and width and (not beside.kinds or kind in beside.kinds):
+                own = _rope_beside(rope, beside, width)
+                found.setdefault((name, own), []).append(layer)
+    ropes = {rope for kind in layer_kinds if (rope := kinds[kind]) is not None}
+    only_rope = next(iter(ropes)) if len(ropes) == 1 else None
+    rule = facts.layers
+    codes = config.wholes(rule["codes_key"]) if "codes_key" in rule else None
+    # where layers differ, the file must say of which kind these are
+    coded = [rule["codes"][str(code)] for code in (codes or ())[len(layer_kinds) :]]
+    listed = config.texts("mtp_layer_types") or coded
+    for i in range(config.whole("num_nextn_predict_layers", least=0, most=_MOST_EXTRA) or 0):
+        rope = kinds.get(listed[i]) if i < len(listed) else only_rope
+        if rope is not None:
+            found.setdefault(("mtp", rope), []).append(len(layer_kinds) + i)
+    return tuple(NamedRope(name, rope, tuple(layers)) for (name, rope), layers in found.items())
+
+
+def _rope_beside(rope: Rope, beside: Beside, width: int) -> Rope:
+    """The rope of attention for heads of another width: the same frequencies, at an end of them."""
+    if not beside.head_dim_key:
+        return rope
+    pairing, law = beside.pairing, rope.scaling
+    if isinstance(law, Yarn):
+        # a choice of keys has no softmax to scale
+        law = replace(law, mscale=1.0, mscale_all_dim=0.0, attention_factor=rope.attention_factor)
+    return replace(
+        rope,
+        head_dim=width,
+        rotary_dim=rope.rotary_dim,
+        rotary_start=width - rope.rotary_dim if beside.trailing else 0,
+        pairing=pairing or rope.pairing,
+        pairing_out=rope.pairing_out if pairing is None else None,
+        scaling=law,
+    )
+
+
+def _layers_with_own(config: JsonObject, beside: Beside, count: int) -> list[int]:
+    """The layers with an indexer of their own; the others take the choice of the one before."""
+    key, words = "indexer_types", config.texts("indexer_types")
+    if words is None:
+        key, words = "index_topk_pattern", config.text("index_topk_pattern")
+    if words is None:
+        every = config.whole("index_topk_freq") or beside.every
+        offset = config.whole("index_skip_topk_offset", least=0)
+        first = (2 if offset is None else offset) - 1
+        return [layer for layer in range(count) if max(layer - first, 0) % every == 0]
+    if len(words) < count or not {*words} <= {"full", "shared", "F", "S"}:
+        config.refuse(key, f"full or shared (in a pattern F or S) for each of {count} layers")
+    return [layer for layer in range(count) if words[layer] in ("full", "F")]
