@@ -202,8 +202,8 @@ def turn_limbs(rope: Rope) -> NDArray[np.uint32]:
     Where axes mix it is ``[n_axes, num_pairs, 6]``: a pair's angle is the sum over axes.
 
     >>> turn_limbs(Rope(head_dim=2, pairing="half", explicit_inv_freq=(6.283185307179586,)))
-    array([[         0,          0, 4294967295, 4294967295, 2848034561,
-            1152018303]], dtype=uint32)
+    array([[         0,          0, 4294967295, 4294966576, 3926538566,
+            1172470426]], dtype=uint32)
     """
     # the product with |p| < 2**63 still has 66 correct bits after the point
     turns = [rope.direction * f / (2 * PI) for term in real_terms(rope) for f in term]
