@@ -10,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phasor import LayerRopes, Rope, preset, preset_names
-from phasor._angle_words import _upper_product, axes_of, cos_sin_of_words, split
-from phasor.angles import turn_limbs
+from phasor._angle_words import (
+    _upper_product,
+    cos_sin_of_words,
+    partner_rows,
+    read_parts,
+    split,
+)
+from phasor.angles import axes_of, turn_limbs
 from phasor.scaling import Rule
 
 from . import oracle, strategies
@@ -95,10 +101,28 @@ def test_what_has_no_angle_becomes_nan_alone() -> None:
 
 
 def test_opposite_positions_have_opposite_sines() -> None:
-    """To the bit, in words: the sign is the sine's."""
+    """To the bit, in words: the sign is the angle's."""
     places = np.array([1, 5, 70_001, 2**31 - 1])
     both = [
         rows(p, ROPES["64 pairs"], FLOAT32, 1.25, inverse)
         for p, inverse in ((places, False), (-places, True))
     ]
     assert all(map(np.array_equal, *both))
+
+
+@pytest.mark.parametrize("places", [POSITIONS + FARTHEST, FLOATS], ids=["integers", "floats"])
+@pytest.mark.parametrize("axis", [-2, -1])
+@pytest.mark.parametrize("inverse", [False, True])
+def test_rows_of_partners_turn_either_of_a_pair(places: Any, axis: int, inverse: bool) -> None:
+    """A sine is the first's negated and the second's as it is, or the other way round."""
+    for rope in (ROPES["64 pairs"], ROPES["llama3"]):
+        parts = read_parts(np.array(places), rope, 1.0, np)
+        options: Any = {"axis": axis, "inverse": inverse, "xp": np}
+        cos, sin = partner_rows(*parts, heads_first=False, **options)
+        first = partner_rows(*parts, heads_first=True, **options)
+        assert all(map(np.array_equal, (row[None, :, 0] for row in (cos, sin)), first))
+        right = exact_rows(rope, places)[:, None]
+        sines = [right.imag, -right.imag] if inverse else [-right.imag, right.imag]
+        error = row_error("float32", places, float(max(oracle.frequencies(rope))))
+        assert np.abs(cos - np.stack([right.real] * 2, axis)).max() <= error
+        assert np.abs(sin - np.stack(sines, axis)).max() <= error

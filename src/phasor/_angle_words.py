@@ -1,8 +1,9 @@
-"""The angle of `phasor.angles` in unsigned words, for arrays of any library with NumPy's names.
+"""The angle of `phasor.angles` for arrays of any library with NumPy's names.
 
-Without words of 64 bits an angle is a word of 32, in units of 2**-32 turns, which is enough for
-float32; for float64 it is a word of 64. A position is its magnitude, so that -2**31 and -2**63 have
-one too, and its sign is the sine's. Products overflow at whole turns, as there:
+With integers of 64 bits, `partner_rows` computes what is said there. Without, an angle is a word of
+32 bits, in units of 2**-32 turns, which is enough for float32; for float64 it is a word of 64. A
+position is its magnitude then, so that -2**31 and -2**63 have one too, and its sign is the angle's.
+Products overflow at whole turns, as there:
 
     magnitude = sum of word[i] * 2**(bits * i),   i from 0, or from -1 with the rest of a float
     turns     = sum of word[i] * (frequency * 2**(bits * i) mod 2**bits)
@@ -10,13 +11,23 @@ one too, and its sign is the sine's. Products overflow at whole turns, as there:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from phasor._tensors import check_coordinates
-from phasor.angles import FLOAT32, FLOAT64, as_positions
+from phasor.angles import (
+    as_positions,
+    axes_of,
+    cos_sin_of_turns,
+    cos_sin_within_eighth,
+    integer_parts,
+    of_each_pair,
+    turn_words,
+)
+from phasor.axes import Mixed
 from phasor.errors import PositionError
 from phasor.rope import Rope
 
@@ -24,7 +35,7 @@ from phasor.rope import Rope
 class Words(NamedTuple):
     """Positions ``[...]``, split into words."""
 
-    magnitude: Any  # [..., words], the lowest first
+    magnitude: Sequence[Any]  # the lowest first
     is_negative: Any
     has_angle: Any  # False where a float is NaN or beyond int64; None of integers
 
@@ -34,13 +45,12 @@ class Words(NamedTuple):
         return self.is_negative.shape
 
 
-def read_host_positions(positions: ArrayLike, rope: Rope, itemsize: int) -> Any:
+def read_host_positions(positions: ArrayLike, itemsize: int) -> Any:
     """An array of NumPy that the library does not cut; words of floats that it would.
 
     ``itemsize`` is what it has for integers and floats: 8, or 4, to which it cuts those of 8.
     """
     host = as_positions(positions)
-    check_coordinates(host.shape, rope)
     if itemsize == 8:
         return host
     if host.dtype.kind == "f":
@@ -67,7 +77,7 @@ def split(positions: Any, dtype: np.dtype[Any], xp: Any) -> Words:
         units = positions.astype(f"u{itemsize}")
         units = xp.where(is_negative, -units, units)
         words = [(units >> shift).astype(word) for shift in range(0, 8 * itemsize, bits)]
-        return Words(xp.stack(words, -1), is_negative, None)
+        return Words(words, is_negative, None)
     magnitude = abs(positions.astype(f"f{itemsize}"))
     has_angle = magnitude < 2.0**63  # false of NaN
     # in units of the rest; a float that is scaled by a power of 2 stays exact
@@ -77,12 +87,7 @@ def split(positions: Any, dtype: np.dtype[Any], xp: Any) -> Words:
         above = xp.floor(units * 2.0**-bits)
         words.append((units - above * 2.0**bits).astype(word))
         units = above
-    return Words(xp.stack(words, -1), is_negative, has_angle)
-
-
-def axes_of(rope: Rope) -> tuple[Any, ...] | None:
-    """The axis of each pair, for `cos_sin_of_words`; None where there is one."""
-    return None if rope.axes.n_axes == 1 else rope.axes.indices(rope.num_pairs)
+    return Words(words, is_negative, has_angle)
 
 
 def cos_sin_of_words(
@@ -90,54 +95,36 @@ def cos_sin_of_words(
     limbs: Any,
     dtype: np.dtype[Any],
     xp: Any,
-    axis_of_pair: tuple[Any, ...] | None,
+    axes: tuple[Any, ...] | None,
     gain: float = 1.0,
     inverse: bool = False,
 ) -> tuple[Any, Any]:
-    """Cos and sin ``[..., seq, num_pairs]`` of ``dtype`` times the gain; limbs are `turn_limbs`."""
-    number, bits = dtype.type, 8 * dtype.itemsize
-    # [..., seq] -> [..., seq, 1], or [..., seq, n_axes] -> [..., seq, num_pairs]
-    axes = None if axis_of_pair is None else np.array(axis_of_pair)
-    magnitude, is_negative = words.magnitude[..., axes, :], words.is_negative[..., axes]
+    """Cos and sin ``[..., seq, num_pairs]`` of ``dtype`` times the gain.
+
+    The limbs are `turn_limbs` and the axes `axes_of`.
+    """
     # whole turns, and the words of the fraction that follow: [num_pairs, 5 or 3]
-    if bits == 64:
+    if dtype.itemsize == 8:
         wide = limbs.astype(np.uint64)
         limbs = (wide[..., ::2] << 32) | wide[..., 1::2]
     else:
         limbs = limbs[..., 1:]
-    turns = _turns(magnitude, limbs, words.has_angle is None)
-    has_angle = None if words.has_angle is None else words.has_angle[..., axes]
+    # the first word of a float is its rest, of whole turns too; an integer has no use for these
+    first, turns = int(words.has_angle is None), 0
+    for i, word in enumerate(words.magnitude, first):
+        # [..., seq, num_pairs], or [..., seq, n_axes, num_pairs] where axes mix
+        own = of_each_pair(word, axes)
+        turns += own * limbs[..., i] + _upper_product(own, limbs[..., i + 1], 4 * dtype.itemsize)
+    turns = xp.where(of_each_pair(words.is_negative, axes) ^ inverse, -turns, turns)
+    factor = dtype.type(gain)
+    if words.has_angle is not None:
+        has_angle = of_each_pair(words.has_angle, axes)
+        has_angle = has_angle.all(-2) if limbs.ndim == 3 else has_angle
+        factor = xp.where(has_angle, factor, dtype.type(np.nan))
     if limbs.ndim == 3:  # axes mix: [..., seq, n_axes, num_pairs]
-        turns = xp.where(is_negative, -turns, turns).sum(-2, dtype=turns.dtype)
-        is_negative = False
-        has_angle = None if has_angle is None else has_angle.all(-2)
-    # without quarter turns, in eighths of a turn, from -1 to 1
-    x = (turns << 2).astype(f"i{dtype.itemsize}").astype(dtype) * number(2.0 ** (1 - bits))
-    y = x * x
-    of_cos, of_sin = FLOAT64 if bits == 64 else FLOAT32
-    even_cos, even_sin = 1 + y * _evaluate(of_cos, y, number), x * _evaluate(of_sin, y, number)
-    # a quarter turn takes (cos, sin) to (-sin, cos), and half a turn negates both
-    quarters = (turns + turns.dtype.type(1 << (bits - 3))) >> (bits - 2)
-    is_odd, is_negated = (quarters & 1) == 1, quarters > 1
-    factor = number(gain)
-    if has_angle is not None:
-        factor = xp.where(has_angle, factor, number(np.nan))
-    is_sin_negated = is_negated ^ is_negative ^ inverse
-    cos = xp.where(is_odd, -even_sin, even_cos) * xp.where(is_negated, -factor, factor)
-    sin = xp.where(is_odd, even_cos, even_sin) * xp.where(is_sin_negated, -factor, factor)
-    return cos, sin
-
-
-def _turns(magnitude: Any, limbs: Any, is_integer: bool) -> Any:
-    """Angles ``[..., seq, num_pairs]``, of magnitudes ``[..., seq, 1 or num_pairs, words]``.
-
-    Three words of a float32 are less than four units too small, one of an integer less than two.
-    """
-    first, count = int(is_integer), magnitude.shape[-1]
-    following = limbs[..., first + 1 : first + 1 + count]
-    products = magnitude * limbs[..., first : first + count]
-    products = products + _upper_product(magnitude, following, magnitude.dtype.itemsize * 4)
-    return products.sum(-1, dtype=products.dtype)
+        turns = turns.sum(-2, dtype=turns.dtype)
+    cos, sin = cos_sin_of_turns(turns, dtype, xp)
+    return cos * factor, sin * factor
 
 
 def _upper_product(a: Any, b: Any, half: int) -> Any:
@@ -148,8 +135,58 @@ def _upper_product(a: Any, b: Any, half: int) -> Any:
     return a1 * b1 + (middle >> half) + ((a0 * b1 + (middle & mask)) >> half)
 
 
-def _evaluate(coefficients: tuple[float, ...], y: Any, number: Any) -> Any:
-    value = number(coefficients[-1])
-    for coefficient in coefficients[-2::-1]:
-        value = value * y + number(coefficient)
-    return value
+def read_parts(positions: Any, rope: Rope, gain: float, xp: Any) -> tuple[Any, Any, Any]:
+    """What `partner_rows` is given for ``positions``, and for a gain.
+
+    They are of ``xp``, or int64 and float64 of NumPy, which ``xp`` would cut to float32. The gain
+    is NaN where a float of ``xp`` has no angle.
+    """
+    own: Any = np if isinstance(positions, np.ndarray) else xp
+    positions, factor = of_each_pair(positions, axes_of(rope), own), xp.array(gain)
+    if own is xp and xp.issubdtype(positions.dtype, xp.integer):
+        positions = positions.astype(xp.int64)
+    elif own is xp:
+        has_angle = abs(positions) < 2.0**63  # false of NaN
+        has_angle = has_angle.all(-2) if isinstance(rope.axes, Mixed) else has_angle
+        factor = xp.where(has_angle, factor, xp.nan)
+    parts = [xp.array(part) for part in integer_parts(positions, 32, own)]
+    return parts, _wide_words(rope, xp), factor
+
+
+@lru_cache(maxsize=256)
+def _wide_words(rope: Rope, xp: Any) -> list[Any]:
+    """What integers are multiplied by, and what rests of floats, as arrays of ``xp``."""
+    return [xp.array(turn_words(rope, bits)[:2].astype(np.uint64)) for bits in (0, 32)]
+
+
+def partner_rows(
+    parts: Sequence[Any],
+    words: Sequence[Any],
+    factor: Any,
+    *,
+    axis: int,
+    heads_first: bool,
+    inverse: bool,
+    xp: Any,
+) -> Sequence[Any]:
+    """Float32 cos, and sin signed for either of a pair, to be broadcast over heads.
+
+    ``[..., seq, 1, 2, num_pairs]``, or ``[..., 1, seq, 2, num_pairs]`` with ``heads_first``; the 2
+    is at ``axis``, -2 or -1: ``(x0, x1) cos + (x1, x0) sin`` turns a pair.
+    """
+    # in units of 2**-64 turns; unsigned, for integers with a sign need not wrap around
+    turns: Any = sum(
+        part.astype(xp.uint64) * first + (part >> 32).astype(xp.uint64) * second
+        for part, (first, second) in zip(parts, words, strict=False)
+    )
+    turns = turns.sum(-2) if words[0].ndim > 2 else turns
+    rows = [row * factor for row in cos_sin_within_eighth(turns, xp.float32, xp)]
+    heads = -4 if heads_first and turns.ndim > 1 else -3
+    cos, sin, turns = (xp.expand_dims(x, (heads, axis)) for x in (*rows, turns))
+    # cos, cos, -sin, sin as sines: so many eighths of a turn are added, and one for the rounding
+    eighths = np.array([3, 3, 1, 5] if inverse else [3, 3, 5, 1], np.uint64) << np.uint64(61)
+    shape = [2 if dim in (heads, axis) else 1 for dim in range(heads, 0)]
+    quarters = (turns + xp.array(eighths.reshape(shape))) >> 62
+    # a quarter turn takes a sine to the cosine, and half a turn negates both
+    both = xp.where((quarters & 1) == 1, cos, sin)
+    return xp.split(xp.where(quarters > 1, -both, both), 2, heads)

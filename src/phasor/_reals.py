@@ -9,6 +9,7 @@ from __future__ import annotations
 import decimal
 from collections.abc import Callable
 from decimal import Decimal
+from functools import wraps
 from typing import TypeVar
 
 import numpy as np
@@ -23,12 +24,11 @@ _T = TypeVar("_T", bound=Callable[..., object])
 def in_reals(function: _T) -> _T:
     """Decorate ``function`` to compute its Decimals with ``PRECISION`` digits."""
 
+    @wraps(function)
     def wrapped(*args: object, **kwargs: object) -> object:
         with decimal.localcontext(decimal.Context(prec=PRECISION)):
             return function(*args, **kwargs)
 
-    wrapped.__name__ = function.__name__
-    wrapped.__doc__ = function.__doc__
     return wrapped  # pyright: ignore[reportReturnType] - the wrapper keeps the signature
 
 

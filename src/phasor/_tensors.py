@@ -7,11 +7,13 @@ the caller laid them out, for messages.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Sequence
+from typing import Any, NamedTuple, NoReturn
 
+from phasor._checks import boolean, number, whole
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.layers import rope_hint
+from phasor.pairings import Pairing
 from phasor.rope import Rope
 from phasor.scaling import Rule
 
@@ -28,7 +30,89 @@ _REFUSED_DTYPES = {
     "bool": "a bool is a mask; phasor.positions.padded makes positions of one",
     "bfloat16": "bfloat16 cannot tell 256 from 257",
     "float16": "float16 cannot tell 2048 from 2049",
+    "float128": "more digits than float64 are not used",
+    "object": "they do not fit 64 bits, or the rows differ in length",
 }
+_NO_GRADIENT = "positions must not require a gradient, for none is computed"
+
+
+class Call(NamedTuple):
+    """A rotation by positions whose arguments are checked."""
+
+    positions: Any
+    gain: float
+    source: Pairing
+    target: Pairing
+
+
+class Arrays(NamedTuple):
+    """The arrays of a framework whose functions are pure, and how it reads positions."""
+
+    kind: type
+    name: str  # with its article
+    dtypes: Sequence[Any]  # that are rotated
+    position_dtypes: Sequence[Any]
+    without_gradient: Callable[[Any], Any]  # positions, whose gradient is an error
+    read_host: Callable[[Any], Any]  # positions that are no such arrays
+
+    def check_call(
+        self,
+        xs: Sequence[Any],
+        positions: Any,
+        rope: Rope,
+        inverse: bool,
+        gain: float,
+        heads_first: bool,
+    ) -> Call:
+        """What rotates one array, or a query and a key."""
+        check_rope(rope)
+        names = ("x",) if len(xs) == 1 else ("q", "k")
+        shapes = [self.check_heads(*one, heads_first, rope) for one in zip(names, xs, strict=True)]
+        check_shared_tokens(shapes[0], shapes[-1], heads_first)
+        positions = self.read_positions(positions, rope)
+        check_placed(positions.shape, shapes[0], rope, heads_first)
+        pairings = rope.pairing, rope.output_pairing
+        source, target = pairings[::-1] if boolean("inverse", inverse) else pairings
+        return Call(positions, number("gain", gain), source, target)
+
+    def read_positions(self, positions: Any, rope: Rope) -> Any:
+        """Positions with a coordinate for each axis of ``rope``."""
+        if isinstance(positions, self.kind):
+            check_position_dtype(positions.dtype, self.position_dtypes)
+            read = self.without_gradient(positions)
+        else:
+            read = self.read_host(positions)
+        check_coordinates(read.shape, rope)
+        return read
+
+    def check_heads(
+        self, name: str, x: Any, heads_first: bool, rope: Rope | None = None
+    ) -> Sequence[int]:
+        """The shape of ``x`` with tokens before heads, if ``rope`` rotates it."""
+        self.check_floating(name, x, LAYOUTS[boolean("heads_first", heads_first)], 3)
+        if rope is not None:
+            check_width(name, x.shape, rope)
+        return swap_heads(x.shape) if heads_first else x.shape
+
+    def check_floating(self, name: str, x: Any, layout: str, least: int) -> None:
+        """Refuse what is no array of a dtype that is rotated, or has too few dimensions."""
+        if not isinstance(x, self.kind):
+            raise TensorError(f"{name} must be {self.name}, got {type(x).__name__}")
+        check_floating(name, x.dtype, self.dtypes, x.shape, layout, least)
+
+    def count_positions(self, x: Any, rope: Rope, offset: Any, xp: Any) -> Any:
+        """Positions from ``offset`` on, a number or an array, of ``x`` with heads first."""
+        check_counts_tokens(rope)
+        length = max(1, self.check_heads("x", x, True, rope)[-3])
+        if not isinstance(offset, self.kind):
+            bounds: Any = {"least": -(2**63), "most": 2**63 - length}
+            offset = xp.array(whole("offset", offset, **bounds, error=PositionError), xp.int64)
+        elif not xp.issubdtype(offset.dtype, xp.integer):
+            raise PositionError(
+                f"offset must be a whole number, or an array of them, got {offset.dtype}; "
+                "give positions where tokens stand between two"
+            )
+        return offset.astype(xp.int64)[..., None] + xp.arange(length)
 
 
 def swap_heads(shape: Sequence[int]) -> tuple[int, ...]:
@@ -74,6 +158,15 @@ def check_counts_tokens(rope: Rope) -> None:
         )
 
 
+def check_no_other(name: str, value: Any) -> None:
+    """Refuse what says where tokens stand, but for an offset of 0, beside positions."""
+    if not (type(value) is int and value == 0):
+        raise PositionError(
+            f"positions and {name} exclude each other; give one of them: positions already say "
+            "where each token stands"
+        )
+
+
 def check_floating(
     name: str, dtype: Any, dtypes: Sequence[Any], shape: Sequence[int], layout: str, least: int
 ) -> None:
@@ -105,21 +198,24 @@ def check_shared_tokens(q: Sequence[int], k: Sequence[int], heads_first: bool) -
 def check_position_dtype(dtype: Any, dtypes: Container[Any]) -> None:
     """Refuse positions of a dtype that is none of ``dtypes``."""
     if dtype not in dtypes:
-        name = str(dtype).rpartition(".")[2]
-        reason = _REFUSED_DTYPES.get(
-            name, "a position is a real number that int64 or float64 holds"
-        )
-        raise PositionError(
-            f"positions must be integers, float32 or float64, got {dtype}: {reason}"
-        )
+        raise position_dtype_error(dtype)
+
+
+def position_dtype_error(dtype: Any) -> PositionError:
+    """The refusal of positions of a dtype, of any library."""
+    name = str(dtype).rpartition(".")[2]
+    reason = _REFUSED_DTYPES.get(name, "a position is a real number that int64 or float64 holds")
+    return PositionError(f"positions must be integers, float32 or float64, got {dtype}: {reason}")
 
 
 def position_gradient_error() -> PositionError:
-    """The refusal of positions that want a gradient."""
-    return PositionError(
-        "positions must not require a gradient, for none is computed; "
-        "rotate_by differentiates with respect to cos and sin"
-    )
+    """The refusal of positions that want a gradient, where rows can have one."""
+    return PositionError(f"{_NO_GRADIENT}; rotate_by differentiates with respect to cos and sin")
+
+
+def refuse_position_gradient(*_: Any) -> NoReturn:
+    """The refusal where they cannot."""
+    raise PositionError(_NO_GRADIENT)
 
 
 def check_coordinates(shape: Sequence[int], rope: Rope) -> None:

@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from phasor._checks import number
 from phasor._reals import PI, in_reals
-from phasor._tensors import check_coordinates
+from phasor._tensors import check_coordinates, position_dtype_error
 from phasor.errors import PositionError
 from phasor.rope import Rope, real_inv_freq, real_terms
 
@@ -89,7 +89,6 @@ _REST_BITS = {4: 32, 8: 64}
 # elements computed at a time, so that the temporaries stay in cache
 _CHUNK_ELEMENTS = 1 << 16
 _LOW_BITS = np.int64(2**32 - 1)
-_EIGHTH = np.int64(1 << 61)  # of a turn, in units of 2**-64
 
 
 @lru_cache(maxsize=256)
@@ -145,11 +144,7 @@ def cos_sin(
     """
     coordinates = as_positions(positions)
     check_coordinates(coordinates.shape, rope)
-    if rope.axes.n_axes == 1:
-        coordinates = coordinates[..., None]
-    else:
-        # [..., n_axes] -> [..., num_pairs], or [..., n_axes, num_pairs] where axes mix
-        coordinates = coordinates[..., np.array(rope.axes.indices(rope.num_pairs))]
+    coordinates = of_each_pair(coordinates, axes_of(rope))
     tokens = coordinates.shape[: 1 - turn_words(rope).ndim]
     cos = np.empty((*tokens, rope.num_pairs), dtype)
     sin = np.empty_like(cos)
@@ -158,8 +153,21 @@ def cos_sin(
     step = max(1, _CHUNK_ELEMENTS // rope.num_pairs)
     for start in range(0, len(flat), step):
         rows = slice(start, start + step)
-        flat_cos[rows], flat_sin[rows] = _cos_sin_of_turns(_turns(rope, flat[rows], dtype), dtype)
+        flat_cos[rows], flat_sin[rows] = cos_sin_of_turns(_turns(rope, flat[rows], dtype), dtype)
     return cos, sin
+
+
+def axes_of(rope: Rope) -> tuple[Any, ...] | None:
+    """The axis of each pair, for `of_each_pair`; None where there is one."""
+    return None if rope.axes.n_axes == 1 else rope.axes.indices(rope.num_pairs)
+
+
+def of_each_pair(positions: Any, axes: tuple[Any, ...] | None, xp: Any = np) -> Any:
+    """Positions ``[...]`` as ``[..., 1]``, or ``[..., n_axes]`` as ``[..., num_pairs]``.
+
+    Where axes mix the result is ``[..., n_axes, num_pairs]``.
+    """
+    return positions[..., None if axes is None else xp.array(axes)]
 
 
 def as_positions(positions: ArrayLike) -> NDArray[Any]:
@@ -181,15 +189,7 @@ def as_positions(positions: ArrayLike) -> NDArray[Any]:
                 f"positions must be finite and below 2**63, got {array[~finite].flat[0]}"
             )
         return array.astype(np.float64)
-    reason = {
-        "b": "bools are masks; phasor.positions.padded makes positions of one",
-        "f": "a float16 cannot tell 2048 from 2049, and more digits than float64 are not used",
-        "O": "they do not fit 64 bits, or the rows differ in length",
-    }.get(array.dtype.kind, "")
-    raise PositionError(
-        f"positions must be integers or float32/float64, got {array.dtype}"
-        + (f" ({reason})" if reason else "")
-    )
+    raise position_dtype_error(array.dtype)
 
 
 @lru_cache(maxsize=256)
@@ -202,8 +202,8 @@ def turn_limbs(rope: Rope) -> NDArray[np.uint32]:
     Where axes mix it is ``[n_axes, num_pairs, 6]``: a pair's angle is the sum over axes.
 
     >>> turn_limbs(Rope(head_dim=2, pairing="half", explicit_inv_freq=(6.283185307179586,)))
-    array([[         0,          0, 4294967295, 4294967295, 2848034561,
-            1152018303]], dtype=uint32)
+    array([[         0,          0, 4294967295, 4294966576, 3926538566,
+            1172470426]], dtype=uint32)
     """
     # the product with |p| < 2**63 still has 66 correct bits after the point
     turns = [rope.direction * f / (2 * PI) for term in real_terms(rope) for f in term]
@@ -237,16 +237,22 @@ def _turns(rope: Rope, positions: NDArray[Any], dtype: Any) -> NDArray[np.int64]
     Where axes mix, at ``[P, n_axes, num_pairs]``; integers add up exactly.
     """
     bits = _REST_BITS[np.dtype(dtype).itemsize]
-    if positions.dtype == np.int64:
-        turns = _multiply(positions, turn_words(rope), bits)
-    else:
-        nearest = np.rint(positions)
-        # from -1/2 to below 1/2, because 2**63 units are no int64
-        nearest += positions - nearest == 0.5
-        rest = np.rint((positions - nearest) * 2.0**bits).astype(np.int64)
-        turns = _multiply(nearest.astype(np.int64), turn_words(rope), bits)
+    whole, *rests = integer_parts(positions, bits)
+    turns = _multiply(whole, turn_words(rope), bits)
+    for rest in rests:
         turns += _multiply(rest, turn_words(rope, bits), bits)
     return turns if turns.ndim == 2 else turns.sum(-2)
+
+
+def integer_parts(positions: Any, bits: int, xp: Any = np) -> list[Any]:
+    """int64 as it is; of floats the nearest int64, and the rests in units of ``2**-bits``."""
+    if positions.dtype == xp.int64:
+        return [positions]
+    nearest = xp.round(positions)
+    # from -1/2 to below 1/2, because 2**63 units are no int64
+    nearest = nearest + (positions - nearest == 0.5)
+    rests = xp.round((positions - nearest) * 2.0**bits)
+    return [nearest.astype(xp.int64), rests.astype(xp.int64)]
 
 
 def _multiply(numbers: NDArray[np.int64], words: NDArray[np.int64], bits: int) -> NDArray[np.int64]:
@@ -261,21 +267,29 @@ def _multiply(numbers: NDArray[np.int64], words: NDArray[np.int64], bits: int) -
     return turns + carried + ((upper * words[2]) >> 32)
 
 
-def _cos_sin_of_turns(turns: NDArray[np.int64], dtype: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Cosine and sine of angles in units of 2**-64 turns."""
-    shifted = turns + _EIGHTH
-    # without quarter turns, in eighths of a turn, from -1 to 1
-    x: NDArray[Any] = (turns << 2).astype(dtype) * dtype(2.0**-63)
-    y = x * x
-    of_cos, of_sin = FLOAT64 if dtype is np.float64 else FLOAT32
-    even_cos: NDArray[Any] = 1 + y * evaluate(of_cos, y)
-    even_sin: NDArray[Any] = x * evaluate(of_sin, y)
+def cos_sin_of_turns(turns: Any, dtype: Any, xp: Any = np) -> tuple[Any, Any]:
+    """Cosine and sine of angles in integers that overflow at a whole turn, of 32 bits or 64.
+
+    ``dtype`` is float32 or float64 of ``xp``, the library of the arrays: NumPy or JAX.
+    """
+    even_cos, even_sin = cos_sin_within_eighth(turns, dtype, xp)
+    signed, bits = (np.int32, 32) if turns.itemsize == 4 else (np.int64, 64)
+    shifted = (turns + (1 << (bits - 3))).astype(signed, copy=False)
     # a quarter turn takes (cos, sin) to (-sin, cos), and half a turn negates both
     is_odd = (shifted << 1) < 0
-    sign = np.copysign(dtype(1), shifted.astype(dtype))
-    cos: NDArray[Any] = np.where(is_odd, -even_sin, even_cos)
-    sin: NDArray[Any] = np.where(is_odd, even_cos, even_sin)
+    sign = xp.copysign(np.dtype(dtype).type(1), shifted.astype(dtype))
+    cos, sin = xp.where(is_odd, -even_sin, even_cos), xp.where(is_odd, even_cos, even_sin)
     return cos * sign, sin * sign
+
+
+def cos_sin_within_eighth(turns: Any, dtype: Any, xp: Any = np) -> tuple[Any, Any]:
+    """Those of what the nearest quarter turn leaves of the angles."""
+    signed, bits = (xp.int32, 32) if turns.itemsize == 4 else (xp.int64, 64)
+    # in eighths of a turn, from -1 to 1
+    x = (turns << 2).astype(signed).astype(dtype) * 2.0 ** (1 - bits)
+    y = x * x
+    cos, sin = FLOAT64 if x.itemsize == 8 else FLOAT32
+    return 1 + y * evaluate(cos, y), x * evaluate(sin, y)
 
 
 def evaluate(coefficients: tuple[float, ...], y: Any) -> Any:

@@ -276,19 +276,19 @@ def construction(rope: Rope) -> str:
 
 def usage_example(rope: Rope, context: int) -> str:
     """Python that rotates queries and keys with ``rope``."""
-    static = rope.at(context)
-    lines = ["import torch", "", "import phasor", "from phasor.torch import rotate_qk", ""]
-    lines.append(f"rope = {construction(rope)}")
-    if isinstance(rope.scaling, Rule):
-        lines.append(f"rope = rope.at({context})  # the law for this many tokens")
-    shape = f"[batch, tokens, heads, {rope.head_dim}]"
-    n_axes = rope.axes.n_axes
-    lines += ["", f"# queries and keys: {shape}", f"q = torch.randn(1, 16, 8, {rope.head_dim})"]
-    lines.append(f"k = torch.randn(1, 16, 2, {rope.head_dim})")
-    if n_axes == 1:
-        lines.append("positions = torch.arange(16)")
-    else:
-        lines.append(f"positions = torch.arange(16)[:, None].expand(16, {n_axes})  # as in text")
-    gain = ", gain=rope.attention_factor" if static.attention_factor != 1 else ""
-    lines.append(f"q, k = rotate_qk(q, k, positions, rope{gain})")
-    return "\n".join(lines)
+    rule = f"rope = rope.at({context})  # the law for this many tokens\n"
+    several = f"torch.arange(16)[:, None].expand(16, {rope.axes.n_axes})  # as in text"
+    gain = ", gain=rope.attention_factor" if rope.at(context).attention_factor != 1 else ""
+    return f"""\
+import torch
+
+import phasor
+from phasor.torch import rotate_qk
+
+rope = {construction(rope)}
+{rule if isinstance(rope.scaling, Rule) else ""}
+# queries and keys: [batch, tokens, heads, {rope.head_dim}]
+q = torch.randn(1, 16, 8, {rope.head_dim})
+k = torch.randn(1, 16, 2, {rope.head_dim})
+positions = {"torch.arange(16)" if rope.axes.n_axes == 1 else several}
+q, k = rotate_qk(q, k, positions, rope{gain})"""

@@ -17,10 +17,10 @@ import numpy as np
 from jax import Array
 
 from phasor import _tensors
-from phasor._angle_words import Words, axes_of, cos_sin_of_words, read_host_positions, split
-from phasor._checks import boolean, number, whole
-from phasor.angles import turn_limbs
-from phasor.errors import SpecError, TensorError
+from phasor._angle_words import Words, cos_sin_of_words, read_host_positions, split
+from phasor._checks import boolean, whole
+from phasor.angles import axes_of, turn_limbs
+from phasor.errors import SpecError
 from phasor.pairings import Pairing, by_pairing, checked_pairing
 from phasor.rope import Rope
 
@@ -110,7 +110,7 @@ def cos_sin(positions: Any, rope: Rope, *, dtype: Any = jnp.float32) -> tuple[Ar
     _tensors.check_rope(rope)
     if dtype not in (jnp.float32, jax.dtypes.canonicalize_dtype(np.float64)):
         raise SpecError(f"dtype must be float32 (float64 with jax_enable_x64), got {dtype!r:.80}")
-    places, options = _read_positions(positions, rope), (axes_of(rope),)
+    places, options = _ARRAYS.read_positions(positions, rope), (axes_of(rope),)
     cos, sin = _cos_sin(places, _limbs(rope), np.dtype(dtype), options)
     return cos, sin
 
@@ -136,9 +136,9 @@ def rotate_by(
     >>> print(rotate_by(x, jnp.array([[0.6]]), jnp.array([[0.8]]), pairing="half"))
     [[[0.6 0.8]]]
     """
-    shape = _check_heads("x", x, heads_first)
+    shape = _ARRAYS.check_heads("x", x, heads_first)
     for name, row in (("cos", cos), ("sin", sin)):
-        _check_floating(name, row, "[..., seq, num_pairs]", 1)
+        _ARRAYS.check_floating(name, row, "[..., seq, num_pairs]", 1)
     source = checked_pairing("pairing", pairing)
     target = source if pairing_out is None else checked_pairing("pairing_out", pairing_out)
     start = whole("rotary_start", rotary_start, least=0)
@@ -156,19 +156,10 @@ def rotate_by(
 def _rotate(
     xs: Sequence[Array], positions: Any, rope: Rope, inverse: bool, gain: float, heads_first: bool
 ) -> Sequence[Array]:
-    _tensors.check_rope(rope)
-    names = ("x",) if len(xs) == 1 else ("q", "k")
-    shapes = [_check_heads(name, x, heads_first) for name, x in zip(names, xs, strict=True)]
-    for name, shape in zip(names, shapes, strict=True):
-        _tensors.check_width(name, shape, rope)
-    _tensors.check_shared_tokens(shapes[0], shapes[-1], heads_first)
-    positions = _read_positions(positions, rope)
-    _tensors.check_placed(positions.shape, shapes[0], rope, heads_first)
-    pairings = rope.pairing, rope.output_pairing
-    source, target = pairings[::-1] if boolean("inverse", inverse) else pairings
-    options = axes_of(rope), number("gain", gain), inverse
-    layout = source, target, rope.rotary_start
-    return _rotate_checked(xs, positions, _limbs(rope), options, layout, heads_first)
+    call = _ARRAYS.check_call(xs, positions, rope, inverse, gain, heads_first)
+    options = axes_of(rope), call.gain, inverse
+    layout = call.source, call.target, rope.rotary_start
+    return _rotate_checked(xs, call.positions, _limbs(rope), options, layout, heads_first)
 
 
 def _limbs(rope: Rope) -> Array:
@@ -213,16 +204,6 @@ def _turn(x: Array, cos: Array, sin: Array, source: Pairing, target: Pairing, st
     return jnp.concatenate([before, rotated.astype(x.dtype), after], -1)
 
 
-def _read_positions(positions: Any, rope: Rope) -> Any:
-    """``positions`` as an array of JAX, or as words where that would round them."""
-    if isinstance(positions, Array):
-        _tensors.check_position_dtype(positions.dtype.name, _tensors.POSITION_DTYPES)
-        _tensors.check_coordinates(positions.shape, rope)
-        return _without_gradient(positions)
-    read = read_host_positions(positions, rope, jax.dtypes.canonicalize_dtype(np.int64).itemsize)
-    return read if isinstance(read, Words) else jnp.asarray(read)
-
-
 @jax.custom_jvp
 def _without_gradient(positions: Array) -> Array:
     return positions
@@ -235,13 +216,17 @@ def _refuse_gradient(primals: tuple[Array], tangents: tuple[Any]) -> tuple[Array
     return primals[0], tangents[0]
 
 
-def _check_heads(name: str, x: Any, heads_first: bool) -> Sequence[int]:
-    """The shape of ``x`` with tokens before heads."""
-    _check_floating(name, x, _tensors.LAYOUTS[boolean("heads_first", heads_first)], 3)
-    return _tensors.swap_heads(x.shape) if heads_first else x.shape
+def _read_host(positions: Any) -> Any:
+    """An array of JAX, or words where that would round the positions."""
+    read = read_host_positions(positions, jax.dtypes.canonicalize_dtype(np.int64).itemsize)
+    return read if isinstance(read, Words) else jnp.asarray(read)
 
 
-def _check_floating(name: str, x: Any, layout: str, least: int) -> None:
-    if not isinstance(x, Array):
-        raise TensorError(f"{name} must be a jax.Array, got {type(x).__name__}")
-    _tensors.check_floating(name, x.dtype.name, _tensors.DTYPES, x.shape, layout, least)
+_ARRAYS = _tensors.Arrays(
+    Array,
+    "a jax.Array",
+    [jnp.dtype(name) for name in _tensors.DTYPES],
+    [jnp.dtype(name) for name in _tensors.POSITION_DTYPES],
+    _without_gradient,
+    _read_host,
+)

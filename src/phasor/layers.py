@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, cast, overload
+from types import MappingProxyType, NoneType
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -147,16 +147,10 @@ class LayerRopes(Sequence[Rope | None]):
             raise SpecError(
                 f"layer_kinds names {short_repr(undescribed)}, which kinds does not describe"
             )
-        for kind, rope in self.kinds.items():
-            # the cast keeps this check for callers without a type checker
-            if rope is not None and not isinstance(cast(object, rope), Rope):
-                raise SpecError(f"kinds[{kind!r}] must be a Rope or None, got {short_repr(rope)}")
+        _check_values("kinds", self.kinds, (Rope, NoneType), "a Rope or None")
         if not self.query_factors.keys() <= self.kinds.keys():
             raise SpecError(f"query_factors must name some of kinds, got {[*self.query_factors]}")
-        for kind, factor in self.query_factors.items():
-            if not isinstance(cast(object, factor), QueryFactor):
-                got = short_repr(factor)
-                raise SpecError(f"query_factors[{kind!r}] must be a QueryFactor, got {got}")
+        _check_values("query_factors", self.query_factors, (QueryFactor,), "a QueryFactor")
         for name in ("context", "num_heads", "num_kv_heads"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), least=1)
@@ -180,13 +174,9 @@ class LayerRopes(Sequence[Rope | None]):
         )
 
     def __str__(self) -> str:
-        facts = [f"{len(self)} layers"]
-        for count, unit in (
-            (self.num_heads, "query heads"),
-            (self.num_kv_heads, "key heads"),
-            (self.context, "positions"),
-        ):
-            facts += [] if count is None else [f"{count} {unit}"]
+        counts = {"layers": len(self), "query heads": self.num_heads}
+        counts |= {"key heads": self.num_kv_heads, "positions": self.context}
+        facts = [f"{count} {unit}" for unit, count in counts.items() if count is not None]
         lines = [f"{self.name}: {', '.join(facts)}"]
         for kind, rope in self.kinds.items():
             summary = "no rotation" if rope is None else summarize(rope)
@@ -307,6 +297,14 @@ def _rebuild(value: Any, *mappings: str) -> partial[Any]:
     values = {field.name: getattr(value, field.name) for field in fields(value)}
     copies = {name: dict(values[name]) for name in mappings}
     return partial(type(value), **(values | copies))
+
+
+def _check_values(
+    name: str, values: Mapping[str, object], kinds: tuple[type, ...], expected: str
+) -> None:
+    for key, value in values.items():
+        if not isinstance(value, kinds):
+            raise SpecError(f"{name}[{key!r}] must be {expected}, got {short_repr(value)}")
 
 
 def one_layer(rope: Rope) -> LayerRopes:

@@ -183,15 +183,21 @@ def score(q: ArrayLike, k: ArrayLike, distance: ArrayLike, rope: Rope) -> NDArra
     >>> print(score([1.0, 0.0], [0.0, 1.0], -1, rope).round(4))
     0.8415
     """
-    query, key = _checked_vectors("q", q, rope), _checked_vectors("k", k, rope)
+    turning, unrotated = pair_products(q, k, rope)
     cos, sin = cos_sin(rope, distance)
+    return np.asarray((turning.real * cos + turning.imag * sin).sum(-1) + unrotated)
+
+
+def pair_products(
+    q: ArrayLike, k: ArrayLike, rope: Rope
+) -> tuple[NDArray[np.complex128], NDArray[np.float64]]:
+    """``q_k conj(k_k)`` of every pair as complex numbers, and ``q . k`` of what is not rotated."""
+    query, key = _checked_vectors("q", q, rope), _checked_vectors("k", k, rope)
     first, second = pair_indices(rope, rope.pairing)
-    q0, q1, k0, k1 = query[..., first], query[..., second], key[..., first], key[..., second]
-    rotated = (q0 * k0 + q1 * k1) * cos + (q1 * k0 - q0 * k1) * sin
-    unrotated = np.ones(rope.head_dim, dtype=bool)
-    unrotated[first] = unrotated[second] = False
-    unrotated_terms = query[..., unrotated] * key[..., unrotated]
-    return np.asarray(rotated.sum(-1) + unrotated_terms.sum(-1))
+    turning = query[..., first] + 1j * query[..., second]
+    turning = turning * (key[..., first] - 1j * key[..., second])
+    unrotated = np.delete(query * key, np.concatenate((first, second)), axis=-1)
+    return turning, unrotated.sum(-1)
 
 
 def change_pairing(
@@ -244,10 +250,16 @@ def change_pairing(
     return np.take(array, indices, axis=axis)
 
 
+def real_array(name: str, value: ArrayLike) -> NDArray[Any]:
+    """``value`` as an array, if it holds integers or floats."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "iuf":
+        raise TensorError(f"{name} must hold real numbers, got {array.dtype}")
+    return array
+
+
 def _checked_vectors(name: str, x: ArrayLike, rope: Rope) -> NDArray[np.float64]:
-    vectors = np.asarray(x)
-    if vectors.dtype.kind not in "iuf":
-        raise TensorError(f"{name} must hold real numbers, got {vectors.dtype}")
+    vectors = real_array(name, x)
     if vectors.ndim == 0 or vectors.shape[-1] != rope.head_dim:
         raise TensorError(
             f"{name} must end in head_dim ({rope.head_dim}), got shape {list(vectors.shape)}"

@@ -125,7 +125,7 @@ class Rope:
         self.axes.indices(self.num_pairs)
         self._check_frequencies(set_field)
         # the hash, and the operator's argument: computed once, as both are needed at every call
-        set_field("_json", _canonical_json(_plain_constants({"format": FORMAT} | self.to_dict())))
+        set_field("_json", _canonical_json({"format": FORMAT} | self.to_dict()))
 
     def _check_slice(self, set_field: Any) -> None:
         set_field("rotary_start", whole("rotary_start", self.rotary_start, least=0))
@@ -251,9 +251,7 @@ class Rope:
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         plain["scaling"] = _to_tagged(self.scaling, LAWS, "law")
         plain["axes"] = _to_tagged(self.axes, AXES, "layout")
-        if self.explicit_inv_freq is not None:
-            plain["explicit_inv_freq"] = list(self.explicit_inv_freq)
-        return plain
+        return _to_plain(plain)
 
     def to_json(self) -> str:
         """Canonical JSON with a format number: equal Ropes have equal text."""
@@ -339,16 +337,16 @@ def _float_inv_freq(rope: Rope) -> NDArray[np.float64]:
     return rounded
 
 
-def _plain_constants(plain: Any) -> Any:
-    """``plain`` unchanged; under torch.compile its symbolic numbers become constants."""
-    if type(plain) is dict:
-        items = cast(dict[str, Any], plain).items()
-        return {name: _plain_constants(value) for name, value in items}
-    if type(plain) is list:
-        return [_plain_constants(value) for value in cast(list[Any], plain)]
-    if type(plain) is float:
-        return float.fromhex(plain.hex())
-    return index(plain) if type(plain) is int else plain
+def _to_plain(value: Any) -> Any:
+    """Tuples as lists; and the symbolic numbers of torch.compile as the constants they are."""
+    if type(value) is dict:
+        items = cast(dict[str, Any], value).items()
+        return {name: _to_plain(one) for name, one in items}
+    if type(value) is tuple:
+        return [_to_plain(one) for one in cast(tuple[Any, ...], value)]
+    if type(value) is float:
+        return float.fromhex(value.hex())
+    return index(value) if type(value) is int else value
 
 
 def _canonical_json(plain: dict[str, Any]) -> str:
@@ -369,15 +367,7 @@ def _to_tagged(value: Any, registry: Mapping[str, type], tag: str) -> dict[str, 
             f"{type(value).__name__} is not a {tag} of phasor and has no JSON form; "
             f"known: {', '.join(registry)}"
         )
-    body = {field.name: getattr(value, field.name) for field in fields(value)}
-    return {tag: names[0]} | {name: _lists(value) for name, value in body.items()}
-
-
-def _lists(value: Any) -> Any:
-    """Tuples as lists, those inside too."""
-    if type(value) is not tuple:
-        return value
-    return [_lists(item) for item in cast(tuple[Any, ...], value)]
+    return {tag: names[0]} | {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def _from_tagged(name: str, value: Any, registry: Mapping[str, type], tag: str) -> Any:

@@ -90,12 +90,12 @@ def test_what_is_rotated_is_an_array_of_mlx(x: Any, text: str) -> None:
         (-(2**63) - 1, "do not fit 64 bits"),
         (np.array([2**63], np.uint64), r"must be below 2\*\*63"),
         (mx.array(np.array([2**63], np.uint64)), "not int64; cast them to int64"),
-        ([True, False], "bools are masks"),
+        ([True, False], "a bool is a mask"),
         (mx.array([True, False]), "a bool is a mask"),
         (mx.array([1.0, 2.0], mx.bfloat16), "bfloat16 cannot tell 256 from 257"),
-        (np.array([1.0, 2.0], np.float16), "a float16 cannot tell 2048 from 2049"),
+        (np.array([1.0, 2.0], np.float16), "float16 cannot tell 2048 from 2049"),
         (mx.array([1j]), "a position is a real number"),
-        ("1", "must be integers or float32/float64"),
+        ("1", "must be integers, float32 or float64"),
     ],
 )
 def test_positions_that_would_be_cut_are_refused(positions: Any, text: str) -> None:

@@ -160,8 +160,8 @@ def test_abels_bound_is_eq_37_and_holds_for_any_rope(placed: tuple[Rope, Any], s
         (lambda: cosine(head(), 1, "aligned", seed=1), SpecError, "seed must be left out"),
         (lambda: decay(head(), "far"), PositionError, "positions must be"),
         (lambda: decay(head(axes=Axial((32, 32))), 5), PositionError, "one coordinate per axis"),
-        (lambda: abel_bound([1.0], np.ones(128), 1, head()), TensorError, "q must be real and end"),
-        (lambda: abel_bound(np.ones(128), 1j, 1, head()), TensorError, "k must be real and end in"),
+        (lambda: abel_bound([1.0], np.ones(128), 1, head()), TensorError, "q must end in head_dim"),
+        (lambda: abel_bound(np.ones(128), 1j, 1, head()), TensorError, "k must hold real numbers"),
         (
             lambda: decay(
                 head(scaling=DynamicNTK(factor=2.0, original_max_positions=4096)), [1, 2]

@@ -14,7 +14,7 @@ from phasor._checks import number, numbers, whole
 from phasor.angles import as_positions, turns
 from phasor.errors import SpecError
 from phasor.identification.extending.cosines import find_first_negative
-from phasor.papers.distances import pair_products
+from phasor.numpy import pair_products
 from phasor.rope import Rope
 
 _EDGE_RATIO = 1 + 1e-6  # of two bases between which the edge of a feasible interval is found

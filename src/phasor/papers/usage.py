@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from phasor._checks import whole
 from phasor.errors import TensorError
-from phasor.numpy import pair_indices
+from phasor.numpy import pair_indices, real_array
 from phasor.rope import Rope
 
 
@@ -32,7 +32,7 @@ def pair_norms(x: ArrayLike, rope: Rope) -> NDArray[np.float64]:
     >>> pair_norms([[[3.0, 4.0, 0.0, 0.0]], [[0.0, 1.0, 2.0, 0.0]]], rope)
     array([[3., 1.]])
     """
-    vectors = _check_real("x", x).astype(np.float64)
+    vectors = real_array("x", x).astype(np.float64)
     if vectors.ndim < 3 or vectors.shape[-1] != rope.head_dim or 0 in vectors.shape:
         raise TensorError(
             f"x must be [..., seq, heads, head_dim] with a token at least and head_dim "
@@ -109,7 +109,7 @@ def token_norms(x: ArrayLike) -> NDArray[np.float64]:
     >>> token_norms([[[3.0, 4.0]], [[0.0, 1.0]]])
     array([[5., 1.]])
     """
-    vectors = _check_real("x", x).astype(np.float64)
+    vectors = real_array("x", x).astype(np.float64)
     if vectors.ndim < 3 or 0 in vectors.shape:
         raise TensorError(
             "x must be [..., seq, heads, head_dim] with a token at least, "
@@ -121,7 +121,7 @@ def token_norms(x: ArrayLike) -> NDArray[np.float64]:
 
 def _check_attention(attention: ArrayLike) -> NDArray[Any]:
     """As it is: of large maps only what is read becomes float64."""
-    weights = _check_real("attention", attention)
+    weights = real_array("attention", attention)
     if weights.ndim < 3 or weights.shape[-1] != weights.shape[-2] or 0 in weights.shape:
         raise TensorError(
             "attention must be [..., heads, seq, seq] with one token at least, "
@@ -129,10 +129,3 @@ def _check_attention(attention: ArrayLike) -> NDArray[Any]:
             "give the attention of a whole sequence"
         )
     return weights
-
-
-def _check_real(name: str, value: Any) -> NDArray[Any]:
-    array = np.asarray(value)
-    if array.dtype.kind not in "iuf":
-        raise TensorError(f"{name} must hold real numbers, got {array.dtype}")
-    return array

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,10 +17,11 @@ from phasor.positions.tokens import Positions, every_axis, grid, integers, packe
 
 
 class _Segment:
-    def _check_sizes(self, *names: str, least: int = 1) -> None:
-        for name in names:
-            value = whole(name, getattr(self, name), least=least, error=PositionError)
-            object.__setattr__(self, name, value)
+    def __post_init__(self) -> None:
+        for name, least in {"length": 0, "frames": 1, "height": 1, "width": 1}.items():
+            if hasattr(self, name):
+                value = whole(name, getattr(self, name), least=least, error=PositionError)
+                object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,6 @@ class Text(_Segment):
     """
 
     length: int
-
-    def __post_init__(self) -> None:
-        self._check_sizes("length", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +46,6 @@ class Image(_Segment):
 
     height: int
     width: int
-
-    def __post_init__(self) -> None:
-        self._check_sizes("height", "width")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +72,7 @@ class Video(_Segment):
     tokens_per_second: float | None = None
 
     def __post_init__(self) -> None:
-        self._check_sizes("frames", "height", "width")
+        super().__post_init__()
         pace = (self.seconds_per_frame, self.tokens_per_second)
         if pace == (None, None):
             return
@@ -138,13 +134,7 @@ def multimodal(segments: Iterable[Segment]) -> Positions:
 def _place(segments: Iterable[Segment], after_video: str) -> Positions:
     blocks, start = [np.empty((0, 3), dtype=np.int64)], 0
     for segment in segments:
-        if isinstance(segment, Text):
-            block = every_axis(span(segment.length), 3)
-        else:
-            block = _cells(segment)
-            if isinstance(segment, Video) and segment.seconds_per_frame is not None:
-                step = np.float32(segment.tokens_per_second) * np.float32(segment.seconds_per_frame)
-                block[:, 0] = (block[:, 0].astype(np.float32) * step).astype(np.int64)
+        block = _cells(segment)
         blocks.append(start + block)
         counted = block if after_video == "time" else block[:, 1:]
         start += int(counted.max(initial=-1)) + 1
@@ -219,19 +209,17 @@ def processed(
         whole("temporal_merge", temporal_merge, least=1, error=PositionError),
         *[whole("spatial_merge", spatial_merge, least=1, error=PositionError)] * 2,
     ]
-    videos = _videos(_grids("video_grid_thw", video_grid_thw, merges), tokens_per_second,
-                     second_per_grid_ts)  # fmt: skip
-    images = [
-        Image(height=height, width=width)
-        for _, height, width in _grids("image_grid_thw", image_grid_thw, [1, *merges[1:]])
-    ]
+    grids = _grids("video_grid_thw", video_grid_thw, merges)
+    videos = _videos(grids, tokens_per_second, second_per_grid_ts)
+    grids = _grids("image_grid_thw", image_grid_thw, [1, *merges[1:]])
+    images = [Image(height=height, width=width) for _, height, width in grids]
     waiting = {"image": iter(images), "video": iter(videos)}
     rows = np.atleast_2d(types)
     placed = np.zeros((*rows.shape, 3), dtype=np.int64)
     for row, tokens in enumerate(real.reshape(rows.shape)):
         for begin, end in _bounds(cu_seqlens, rows.shape):
             places = begin + np.flatnonzero(tokens[begin:end])
-            segments = _read_segments(rows[row, places], places, waiting)
+            segments = _read_segments(rows[row], places, waiting)
             placed[row, places] = _place(segments, after_video)
     for kind, count in (("image", len(images)), ("video", len(videos))):
         rest = len(list(waiting[kind]))
@@ -269,23 +257,15 @@ def _videos(
     ]
     if paces and tokens_per_second is None:
         raise PositionError("tokens_per_second must be given with second_per_grid_ts, got None")
-    if tokens_per_second is not None:
-        paces = paces or [1.0] * len(grids)
-    elif not paces:
-        paces = [None] * len(grids)
+    paces = paces or [None if tokens_per_second is None else 1.0] * len(grids)
     if len(paces) != len(grids):
         raise PositionError(
             f"second_per_grid_ts must hold a number for each video, got {len(paces)} for "
             f"{len(grids)}"
         )
+    both = {"tokens_per_second": tokens_per_second}
     return [
-        Video(
-            frames=frames,
-            height=height,
-            width=width,
-            seconds_per_frame=pace,
-            tokens_per_second=tokens_per_second,
-        )
+        Video(frames=frames, height=height, width=width, seconds_per_frame=pace, **both)
         for (frames, height, width), pace in zip(grids, paces, strict=True)
     ]
 
@@ -300,43 +280,37 @@ def _bounds(cu_seqlens: ArrayLike | None, shape: tuple[int, ...]) -> list[tuple[
             f"cu_seqlens must be the boundaries of one row of token_types, got {length} tokens for "
             f"{list(shape)}"
         )
-    bounds = integers("cu_seqlens", cu_seqlens, "[n_sequences + 1]").tolist()
-    return list(itertools.pairwise(bounds))
-
-
-_KINDS = ("text", "image", "video")
+    return list(itertools.pairwise(np.asarray(cu_seqlens).tolist()))
 
 
 def _read_segments(
     types: Positions, places: Positions, waiting: dict[str, Iterator[Any]]
 ) -> Iterator[Segment]:
     """The segments of one sequence, whose tokens stand at ``places`` of their row."""
-    changes = np.flatnonzero(np.diff(types)) + 1
     frames: list[Image] = []  # of a video that time stamps part, still to come
-    begin = 0
-    for end in [*changes.tolist(), len(types)]:
-        kind = _KINDS[int(types[begin])] if end else "text"
+    for run in np.split(places, np.flatnonzero(np.diff(types[places])) + 1):
+        kind = ("text", "image", "video")[types[run[0]]] if len(run) else "text"
         if kind == "text":
-            yield Text(end - begin)
-            begin = end
-        while begin < end:
+            yield Text(len(run))
+            continue
+        while len(run):
             segment = frames.pop() if kind == "video" and frames else next(waiting[kind], None)
             if segment is None:
                 raise PositionError(
                     f"{kind}_grid_thw must hold every {kind}, got none for the one at token "
-                    f"{places[begin]}"
+                    f"{run[0]}"
                 )
-            count, area = len(_cells(segment)), segment.height * segment.width
-            if kind == "video" and end - begin == area < count:
+            count, area = math.prod(_sizes(segment)), segment.height * segment.width
+            if kind == "video" and len(run) == area < count:
                 frames = [Image(height=segment.height, width=segment.width)] * (count // area)
                 continue
-            if end - begin < count:
+            if len(run) < count:
                 raise PositionError(
-                    f"token_types must hold all {count} tokens of the {kind} at token "
-                    f"{places[begin]}, got {end - begin}; was the sequence cut?"
+                    f"token_types must hold all {count} tokens of the {kind} at token {run[0]}, "
+                    f"got {len(run)}; was the sequence cut?"
                 )
             yield segment
-            begin += count
+            run = run[count:]
     if frames:
         raise PositionError(
             f"token_types must hold every frame of a video, got none of the last {len(frames)} of "
@@ -377,37 +351,43 @@ def videorope(segments: Iterable[Segment], *, delta: float = 2.0) -> NDArray[np.
     delta = number("delta", delta, above=0, error=PositionError)
     blocks, start = [np.empty((0, 3))], 0.0
     for i, segment in enumerate(_check_segments(segments)):
-        if isinstance(segment, Text):
-            block = every_axis(span(segment.length), 3).astype(np.float64)
-        elif isinstance(segment, Video) and segment.seconds_per_frame is not None:
+        block = _cells(segment).astype(np.float64)
+        if isinstance(segment, Video) and segment.seconds_per_frame is not None:
             raise PositionError(
                 f"segments[{i}] must be a video without seconds_per_frame, got "
                 f"{short_repr(segment)}; in videorope frames are delta apart"
             )
-        else:
-            frame, row, column = _cells(segment).T
-            time = delta * frame
-            middle_row, middle_column = (segment.height - 1) // 2, (segment.width - 1) // 2
-            axes = time, time + row - middle_row, time + column - middle_column
-            block = np.stack(axes, axis=-1)
+        if not isinstance(segment, Text):
+            block[:, 0] *= delta
+            middle = (segment.height - 1) // 2, (segment.width - 1) // 2
+            block[:, 1:] = block[:, :1] + block[:, 1:] - middle
         blocks.append(start + block)
         start += float(block[:, 0].max(initial=-1.0)) + 1.0
     return np.concatenate(blocks)
 
 
 def _check_segments(segments: Any) -> list[Segment]:
+    expected = "a list of Text, Image and Video", "a Text, an Image or a Video"
     if not hasattr(segments, "__iter__"):
-        what = "segments must be a list of Text, Image and Video"
-        raise PositionError(f"{what}, got {short_repr(segments)}")
+        raise PositionError(f"segments must be {expected[0]}, got {short_repr(segments)}")
     items: list[Any] = list(segments)
     for i, item in enumerate(items):
         if not isinstance(item, Segment):
-            what = f"segments[{i}] must be a Text, an Image or a Video"
-            raise PositionError(f"{what}, got {short_repr(item)}")
+            raise PositionError(f"segments[{i}] must be {expected[1]}, got {short_repr(item)}")
     return items
 
 
-def _cells(segment: Image | Video) -> Positions:
-    """(frame, row, column) of every token, ``[frames * height * width, 3]``."""
+def _sizes(segment: Image | Video) -> tuple[int, int, int]:
     frames = segment.frames if isinstance(segment, Video) else 1
-    return grid(frames, segment.height, segment.width)
+    return frames, segment.height, segment.width
+
+
+def _cells(segment: Segment) -> Positions:
+    """Coordinates of every token, from 0 on: (time, row, column), ``[tokens, 3]``."""
+    if isinstance(segment, Text):
+        return every_axis(span(segment.length), 3)
+    cells = grid(*_sizes(segment))
+    if isinstance(segment, Video) and segment.seconds_per_frame is not None:
+        step = np.float32(segment.tokens_per_second) * np.float32(segment.seconds_per_frame)
+        cells[:, 0] = (cells[:, 0].astype(np.float32) * step).astype(np.int64)
+    return cells

@@ -179,8 +179,17 @@ def _blend(fast: Frequencies, slow: Frequencies, weights: Frequencies) -> Freque
     return tuple(f * w + s * (1 - w) for f, s, w in zip(fast, slow, weights, strict=True))
 
 
-def _turns(inv_freq: Decimal, context: int) -> Decimal:
-    return context * inv_freq / (2 * PI)
+def _turn_ramp(plain: Frequencies, context: int, betas: tuple[float, float]) -> Frequencies:
+    """Weight of each pair's plain frequency, from 1 to 0: linear in its turns, or a step."""
+    fast, slow = map(Decimal, betas)
+
+    def weight(f: Decimal) -> Decimal:
+        turns = context * f / (2 * PI)
+        if fast == slow:
+            return _ONE if turns >= fast else _ZERO
+        return _clip((turns - slow) / (fast - slow))
+
+    return tuple(map(weight, plain))
 
 
 def _index_ramp(
@@ -208,6 +217,11 @@ class _Extension(Law):
     factor: float
     original_max_positions: int
 
+    def _check_order(self, larger: str, smaller: str) -> None:
+        high, low = getattr(self, larger), getattr(self, smaller)
+        if high < low:
+            raise SpecError(f"{larger} must be at least {smaller} ({low:g}), got {high:g}")
+
 
 def yarn_multiplier(factor: float, coefficient: float) -> float:
     """YaRN's ``m(x) = 0.1 x ln(factor) + 1``; 1 where nothing is extended (2309.00071, 3.4)."""
@@ -226,10 +240,7 @@ class _YarnTemperature(_Extension):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.beta_fast < self.beta_slow:
-            raise SpecError(
-                f"beta_fast must be at least beta_slow ({self.beta_slow:g}), got {self.beta_fast:g}"
-            )
+        self._check_order("beta_fast", "beta_slow")
 
     def temperature(self) -> Temperature:
         """DeepSeek's form of YaRN's section 3.4; its defaults give the paper's ``0.1 ln s + 1``.
@@ -283,13 +294,13 @@ class YarnPaper(_YarnTemperature):
     """
 
     def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
-        fast, slow = Decimal(self.beta_fast), Decimal(self.beta_slow)
-        if fast == slow:
+        if self.beta_fast == self.beta_slow:
             raise SpecError(
-                f"beta_fast must be above beta_slow for a ramp in turns, both are {fast:g}"
+                "beta_fast must be above beta_slow for a ramp in turns, both are "
+                f"{self.beta_fast:g}"
             )
-        turns = [_turns(f, self.original_max_positions) for f in plain]
-        weights = tuple(_clip((t - slow) / (fast - slow)) for t in turns)
+        betas = (self.beta_fast, self.beta_slow)
+        weights = _turn_ramp(plain, self.original_max_positions, betas)
         return _blend(plain, _divide(plain, self.factor), weights)
 
 
@@ -306,22 +317,12 @@ class Llama3(_Extension):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.high_freq_factor < self.low_freq_factor:
-            raise SpecError(
-                f"high_freq_factor must be at least low_freq_factor ({self.low_freq_factor:g}), "
-                f"got {self.high_freq_factor:g}"
-            )
+        self._check_order("high_freq_factor", "low_freq_factor")
 
     def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
-        low, high = Decimal(self.low_freq_factor), Decimal(self.high_freq_factor)
-
-        def weight(f: Decimal) -> Decimal:
-            turns = _turns(f, self.original_max_positions)
-            if low == high:
-                return _ONE if turns >= high else _ZERO
-            return _clip((turns - low) / (high - low))
-
-        return _blend(plain, _divide(plain, self.factor), tuple(weight(f) for f in plain))
+        betas = (self.high_freq_factor, self.low_freq_factor)
+        weights = _turn_ramp(plain, self.original_max_positions, betas)
+        return _blend(plain, _divide(plain, self.factor), weights)
 
 
 @dataclass(frozen=True, kw_only=True)
