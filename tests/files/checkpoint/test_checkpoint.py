@@ -208,6 +208,6 @@ def test_verify_finds_an_order_that_changes_scores(tmp_path: Path) -> None:
     conversion = plan_conversion(folder, "interleaved")
     write(conversion, tmp_path / "b")
     for change in conversion.changes.values():
-        change.reorder.order[[0, 1]] = change.reorder.order[[1, 0]]
+        change.order[[0, 1]] = change.order[[1, 0]]
     with pytest.raises(VerificationError, match="changes its scores"):
         compare_scores(conversion)
