@@ -91,11 +91,6 @@ class ResultFile:
     header: bytes
     tensors: Mapping[str, ResultTensor]
 
-    @property
-    def size(self) -> int:
-        """Bytes of the file."""
-        return len(self.header) + sum(tensor.size for tensor in self.tensors.values())
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConversionPlan:
@@ -116,7 +111,9 @@ class ConversionPlan:
     @property
     def size(self) -> int:
         """Bytes of the safetensors files."""
-        return sum(file.size for file in self.files.values())
+        tensors = (tensor for file in self.files.values() for tensor in file.tensors.values())
+        headers = (file.header for file in self.files.values())
+        return sum(map(len, headers)) + sum(tensor.size for tensor in tensors)
 
     def location(self, name: str, result: Path) -> Path:
         """The path of the file ``name`` of the result at ``result``."""
@@ -192,8 +189,15 @@ def verify(
         for name, data in plan.other_files.items():
             _compare_other_file(plan, result / name, data)
         for name, file in plan.files.items():
-            source = plan.location(name, plan.path) if plan.program is None else "the plan"
-            _compare_file(file, plan.location(name, result), source, advance)
+            path, header = plan.location(name, result), read_header(plan.location(name, result))
+            if header.data != file.header:
+                source = plan.location(name, plan.path) if plan.program is None else "the plan"
+                raise refusal("other_header", path=path, source=source)
+            advance(len(file.header))
+            for tensor_name, tensor in file.tensors.items():
+                if not _is_in_place(header.tensors[tensor_name], tensor):
+                    raise refusal("other_rows", path=path, name=tensor_name)
+                advance(tensor.size)
     except OSError as error:
         raise refusal("not_compared", path=result, error=error) from None
     compare_scores(plan)
@@ -211,17 +215,6 @@ def _compare_other_file(plan: ConversionPlan, path: Path, data: bytes) -> None:
         # keys may be added, and the ids of tokens, which are None, filled in
         if value is not None and config.get(key) != value:
             raise refusal("other_value", path=path, key=key, value=value, got=config.get(key))
-
-
-def _compare_file(file: ResultFile, path: Path, source: Path | str, advance: Advance) -> None:
-    header = read_header(path)
-    if header.data != file.header:
-        raise refusal("other_header", path=path, source=source)
-    advance(len(file.header))
-    for name, tensor in file.tensors.items():
-        if not _is_in_place(header.tensors[name], tensor):
-            raise refusal("other_rows", path=path, name=name)
-        advance(tensor.size)
 
 
 def _is_in_place(entry: Entry, tensor: ResultTensor) -> bool:
@@ -265,9 +258,13 @@ def compare_scores(plan: ConversionPlan) -> None:
 def _scores_agree(plan: ConversionPlan, change: Change) -> bool:
     rope = change.rope
     # the row order must keep scores for any frequencies, so the default ones suffice
-    slice_of_head = {"rotary_dim": rope.rotary_dim, "rotary_start": rope.rotary_start}
     ropes = [
-        Rope(head_dim=rope.head_dim, pairing=pairing, **slice_of_head)
+        Rope(
+            head_dim=rope.head_dim,
+            pairing=pairing,
+            rotary_dim=rope.rotary_dim,
+            rotary_start=rope.rotary_start,
+        )
         for pairing in (plan.source, plan.target)
     ]
     width = rope.head_dim
@@ -325,13 +322,7 @@ def write(
         raise refusal("no_parent", path=final.parent)
     with _partial_path(final, is_folder=plan.path.is_dir()) as partial:
         for name, file in plan.files.items():
-            with plan.location(name, partial).open("xb") as stream:
-                stream.write(file.header)
-                advance(len(file.header))
-                for tensor in file.tensors.values():
-                    for chunk in tensor.chunks():
-                        stream.write(chunk.data)
-                        advance(chunk.nbytes)
+            _write_file(file, plan.location(name, partial), advance)
         for name, data in plan.other_files.items():
             (partial / name).write_bytes(data)
         for name in (*plan.files, *plan.other_files):
@@ -343,6 +334,16 @@ def write(
         partial.rename(final)
         # the new name is part of the folder
         _flush_to_disk(final.parent)
+
+
+def _write_file(file: ResultFile, path: Path, advance: Advance) -> None:
+    with path.open("xb") as stream:
+        stream.write(file.header)
+        advance(len(file.header))
+        for tensor in file.tensors.values():
+            for chunk in tensor.chunks():
+                stream.write(chunk.data)
+                advance(chunk.nbytes)
 
 
 @contextmanager

@@ -34,6 +34,8 @@ class Rows:
     With an ``order``, row ``i`` of each ``len(order)`` rows of the result is row ``order[i]`` here.
     """
 
+    dtype: str
+    shape: tuple[int, ...]  # of the tensor
     num_rows: int
     row_bytes: int
     read: Callable[[int, int], NDArray[np.uint8]]
@@ -79,7 +81,8 @@ class Entry:
                 raise refusal("shortened", path=self.path)
             return np.frombuffer(data, np.uint8).reshape(count, row_bytes)
 
-        return Rows((self.size - begin) // row_bytes, row_bytes, read)
+        num_rows = (self.size - begin) // row_bytes
+        return Rows(self.dtype, self.shape, num_rows, row_bytes, read)
 
 
 @dataclass(frozen=True, slots=True)

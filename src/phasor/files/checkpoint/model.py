@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from phasor.files import refusal
 from phasor.files.configs import load
@@ -243,8 +243,10 @@ def describe(
 def _block_rows(config: Mapping[str, Any]) -> int | None:
     """Rows of a block of a weight quantised in blocks."""
     quantization = config.get("quantization_config")
-    size = quantization.get("weight_block_size") if isinstance(quantization, Mapping) else None
-    return _positive_int(size[0]) if isinstance(size, list) and size else None
+    size = (
+        cast(Any, quantization).get("weight_block_size") if isinstance(quantization, Mapping) else 0
+    )
+    return _positive_int(cast(Any, size)[0]) if isinstance(size, list) and size else None
 
 
 def _positive_int(value: object) -> int | None:

@@ -215,14 +215,6 @@ def _list_weights(num_layers: int) -> Iterator[_Weight]:
         yield one._replace(**{program: f"{name}.weight" for program, name in names.items()})
 
 
-class _Stored(NamedTuple):
-    """A tensor of a rank."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    rows: Rows
-
-
 def plan_program(folder: Path, program: Program) -> ConversionPlan:
     """`plan_conversion` of a folder for another program."""
     if not folder.is_dir():
@@ -230,12 +222,10 @@ def plan_program(folder: Path, program: Program) -> ConversionPlan:
     source: Program = "meta" if program == "transformers" else "transformers"
     model = read_llama(folder / _CONFIGS[source], source)
     ranks = _open_consolidated(folder) if source == "meta" else [_open_safetensors(folder)]
-    sizes, file, changes, dtype = _build_result(model, program, ranks)
+    sizes, file, changes = _build_result(model, program, ranks)
+    config, notes = (config_json if program == "transformers" else params_json)(model, sizes)
     if program == "transformers":
-        config, notes = config_json(model, sizes)
-        config["dtype"] = FLOATS[dtype]
-    else:
-        config, notes = params_json(model, sizes)
+        config["dtype"] = FLOATS[next(iter(file.tensors.values())).pieces[0].dtype]
     return ConversionPlan(
         path=folder,
         program=program,
@@ -249,7 +239,7 @@ def plan_program(folder: Path, program: Program) -> ConversionPlan:
     )
 
 
-def _open_consolidated(folder: Path) -> list[dict[str, _Stored]]:
+def _open_consolidated(folder: Path) -> list[dict[str, Rows]]:
     """The tensors of each rank in Meta's folder."""
     # consolidated.00.pth and so on, one for each rank of the training
     by_rank = {
@@ -273,7 +263,7 @@ def _open_consolidated(folder: Path) -> list[dict[str, _Stored]]:
     return ranks
 
 
-def _open_pth(path: Path) -> dict[str, _Stored]:
+def _open_pth(path: Path) -> dict[str, Rows]:
     """The tensors of a file of torch.save, by name. The file is mapped into memory, not read.
 
     torch's loader runs with ``weights_only=True``: it makes only tensors and plain containers, and
@@ -291,7 +281,7 @@ def _open_pth(path: Path) -> dict[str, _Stored]:
     if not isinstance(state, dict) or not state:
         kind = "an empty one" if isinstance(state, dict) else f"a {type(state).__name__}"
         raise refusal("no_tensors", path=path, kind=kind)
-    stored: dict[str, _Stored] = {}
+    stored: dict[str, Rows] = {}
     for name, tensor in cast(dict[Any, object], state).items():
         if not isinstance(tensor, torch.Tensor):
             raise refusal("no_tensor", path=path, name=str(name), kind=type(tensor))
@@ -300,11 +290,11 @@ def _open_pth(path: Path) -> dict[str, _Stored]:
             got = {"dtype": tensor.dtype, "shape": list(tensor.shape)}
             dtypes = ", ".join(FLOATS.values())
             raise refusal("dense", path=path, name=str(name), dtypes=dtypes, **got)
-        stored[str(name)] = _Stored(dtype, tuple(tensor.shape), _rows_of_tensor(tensor))
+        stored[str(name)] = _rows_of_tensor(tensor, dtype)
     return stored
 
 
-def _rows_of_tensor(tensor: torch.Tensor) -> Rows:
+def _rows_of_tensor(tensor: torch.Tensor, dtype: str) -> Rows:
     import torch
 
     row_bytes = tensor.element_size() * tensor[:1].numel()
@@ -314,26 +304,25 @@ def _rows_of_tensor(tensor: torch.Tensor) -> Rows:
         rows = tensor[first : first + count].contiguous()
         return rows.view(torch.uint8).reshape(count, row_bytes).numpy()
 
-    return Rows(len(tensor), row_bytes, read)
+    return Rows(dtype, tuple(tensor.shape), len(tensor), row_bytes, read)
 
 
-def _open_safetensors(path: Path) -> dict[str, _Stored]:
+def _open_safetensors(path: Path) -> dict[str, Rows]:
     """The tensors of a safetensors file, or of a folder with one or with an index."""
-    stored: dict[str, _Stored] = {}
+    stored: dict[str, Rows] = {}
     for header in open_checkpoint(path).files.values():
         for name, entry in header.tensors.items():
             if entry.dtype not in FLOATS or not entry.shape or not entry.count:
                 got = {"dtype": entry.dtype, "shape": list(entry.shape)}
                 raise refusal("floats", name=name, dtypes=", ".join(FLOATS), **got)
-            rows = entry.rows(entry.size // entry.shape[0])
-            stored[name] = _Stored(entry.dtype, entry.shape, rows)
+            stored[name] = entry.rows(entry.size // entry.shape[0])
     return stored
 
 
 def _build_result(
-    model: Llama, program: Program, ranks: list[dict[str, _Stored]]
-) -> tuple[dict[str, int], ResultFile, dict[str, Change], str]:
-    """The sizes that `_Weight.shape` names, the file of the result, its changes and its dtype."""
+    model: Llama, program: Program, ranks: list[dict[str, Rows]]
+) -> tuple[dict[str, int], ResultFile, dict[str, Change]]:
+    """The sizes that `_Weight.shape` names, the file of the result, and its changes."""
     weights = list(_list_weights(model.num_layers))
     source_names = {
         it.meta: it.meta if program == "transformers" else it.transformers for it in weights
@@ -341,8 +330,15 @@ def _build_result(
     # with tied embeddings the head has no tensor, or one that transformers does not use
     if model.tied_embeddings:
         source_names["output.weight"] = source_names["tok_embeddings.weight"]
-    _check_names(model, ranks[0], source_names)
-    num_rows = {it: len(ranks) * ranks[0][name].shape[0] for it, name in source_names.items()}
+    rank = ranks[0]
+    if missing := [name for name in source_names.values() if name not in rank]:
+        names = {"names": list_kinds(missing), "others": list_kinds(rank)}
+        raise refusal("missing", layers=model.num_layers, **names)
+    expected = {*source_names.values(), *(("lm_head.weight",) if model.tied_embeddings else ())}
+    unknown = [name for name in rank if name not in expected and not _FREQUENCIES.fullmatch(name)]
+    if unknown:
+        raise refusal("unknown", layers=model.num_layers, names=list_kinds(unknown))
+    num_rows = {it: len(ranks) * rank[name].num_rows for it, name in source_names.items()}
     width, target = model.rope.head_dim, _PAIRINGS[program]
     sizes = {
         "dim": model.embed_dim,
@@ -356,48 +352,37 @@ def _build_result(
     tensors: dict[str, ResultTensor] = {}
     changes: dict[str, Change] = {}
     header_entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end, dtype = 0, ""
+    end = 0
     for weight in weights:
         name, new_name = source_names[weight.meta], cast(str, getattr(weight, program))
-        pieces, shape = [rank[name] for rank in ranks], [sizes[word] for word in weight.shape]
-        rows, axis = _join_ranks(name, pieces, shape, weight)
+        shape = [sizes[word] for word in weight.shape]
+        rows, axis = _join_ranks(name, [rank[name] for rank in ranks], shape, weight)
         if weight.role is not None:
             if rows[0].num_rows % width:
                 raise refusal("split_heads", name=name, width=width, rows=rows[0].num_rows)
-            part, periods = Projection(weight.role, None), shape[0] // width
-            change = Change(part, model.rope, (0,), order, periods, rows[0].row_bytes)
-            changes[new_name] = change
+            part, periods, size = (
+                Projection(weight.role, None),
+                shape[0] // width,
+                rows[0].row_bytes,
+            )
+            changes[new_name] = Change(part, model.rope, (0,), order, periods, size)
             rows = [replace(piece, order=order) for piece in rows]
         tensors[new_name] = ResultTensor(tuple(rows), axis)
         offsets = [end, end := end + tensors[new_name].size]
-        dtype = dtype or pieces[0].dtype
-        entry = {"dtype": pieces[0].dtype, "shape": shape, "data_offsets": offsets}
-        header_entries[new_name] = entry
+        header_entries[new_name] = {"dtype": rows[0].dtype, "shape": shape, "data_offsets": offsets}
     header = json.dumps(header_entries).encode()
     header += b" " * (-len(header) % 8)  # readers map the data, which begins at a multiple of 8
     file = ResultFile(len(header).to_bytes(8, "little") + header, tensors)
-    return sizes, file, changes, dtype
-
-
-def _check_names(
-    model: Llama, rank: Mapping[str, _Stored], source_names: Mapping[str, str]
-) -> None:
-    if missing := [name for name in source_names.values() if name not in rank]:
-        names = {"names": list_kinds(missing), "others": list_kinds(rank)}
-        raise refusal("missing", layers=model.num_layers, **names)
-    expected = {*source_names.values(), *(("lm_head.weight",) if model.tied_embeddings else ())}
-    unknown = [name for name in rank if name not in expected and not _FREQUENCIES.fullmatch(name)]
-    if unknown:
-        raise refusal("unknown", layers=model.num_layers, names=list_kinds(unknown))
+    return sizes, file, changes
 
 
 def _join_ranks(
-    name: str, pieces: list[_Stored], shape: list[int], weight: _Weight
+    name: str, rows: list[Rows], shape: list[int], weight: _Weight
 ) -> tuple[list[Rows], int]:
     """The rows of the ranks that make a tensor of ``shape``, and the axis that joins them."""
-    first, axis, rows = pieces[0], weight.axis, [piece.rows for piece in pieces]
-    for number, piece in enumerate(pieces):
-        if piece[:2] != first[:2]:
+    first, axis = rows[0], weight.axis
+    for number, piece in enumerate(rows):
+        if (piece.dtype, piece.shape) != (first.dtype, first.shape):
             got = {"dtype": first.dtype, "shape": list(first.shape), "rank": number}
             other = {"other_dtype": piece.dtype, "other_shape": list(piece.shape)}
             raise refusal("ranks_differ", name=name, **got, **other)

@@ -71,7 +71,7 @@ _SCALE_SUFFIX = re.compile(r"(?:weight_)?scale(?:_inv)?")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A tensor by whose name something of a layer with a rope is known."""
+    """A tensor that its name places in a layer with a rope: whether it changes, and how."""
 
     model: CheckpointModel
     source: Pairing
@@ -146,7 +146,7 @@ class Candidate:
         return (rows // heads - width,), rows // heads, heads
 
     def _find_heads(self, rows: int) -> tuple[tuple[int, ...], int, int]:
-        """The same where heads are nothing but rotated or not at all."""
+        """The same in attention whose projections hold whole heads."""
         model, part, width = self.model, self.part, self.rope.head_dim
         count, leftover_rows = divmod(rows, width)
         if leftover_rows:

@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_leaves
 from phasor.torch.hf.embeddings import (
     FOREIGN_ERRORS,
     Embedding,
-    EmbeddingTable,
     half_rows,
     rolled_positions,
 )
@@ -105,14 +104,14 @@ def _defer(embedding: Embedding, answer: Any) -> Any:
     # [seq, num_pairs] -> [batch, seq, num_pairs]
     is_batched = embedding.position_format.batched
     rows = DeferredCosSin(cos[None], sin[None]) if is_batched else DeferredCosSin(cos, sin)
-    return rows if embedding.is_complex else (rows, rows)
+    return rows if embedding.position_format.is_complex else (rows, rows)
 
 
 def _copy_module(module: nn.Module, embeddings: Sequence[Embedding]) -> nn.Module:
     """A module of the original class with random weights and without hooks."""
     cls = cast(Any, original_class(module) or type(module))
     made = next((it for it in embeddings if it.info.cls is cls), None)
-    if made is not None and not isinstance(made, EmbeddingTable):
+    if made is not None and not made.info.holds_table:
         return _EmbeddingCopy(made)
     sizes = getattr(module, "in_features", None), getattr(module, "out_features", None)
     held = itertools.chain(module.parameters(recurse=False), module.buffers(recurse=False))
@@ -251,7 +250,8 @@ def _arguments(
             ):
                 hidden = torch.randn(*shape, width, generator=torch.Generator().manual_seed(1))
                 mask = torch.zeros(1, 1, count, count) if has_mask else None
-                given = hidden, mask, embedding.position_ids(grid)
+                ids = torch.tensor(embedding.position_format.position_ids(grid))
+                given = hidden, mask, ids
                 yield tuple(_by_name(info.cls, *given, it) for it in packing)
 
 
