@@ -249,6 +249,8 @@ class Embedding:
 
     def _find_position_format(self) -> PositionFormat:
         """Try how many coordinates a position may have, and in which order of dimensions."""
+        if self.info.holds_table:
+            return PositionFormat()
         last = PositionFormat(axes_last=True)
         found = [(0, PositionFormat())]
         for it in [
