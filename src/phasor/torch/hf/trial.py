@@ -28,6 +28,7 @@ from phasor.torch.hf.modules import (
     ROPES_OF_KINDS,
     TABLE,
     ModuleInfo,
+    named_modules,
     original_class,
     overrides_of,
     patched_class,
@@ -197,7 +198,7 @@ def find_misuse(group: Sequence[ModuleInfo], embeddings: Sequence[Embedding]) ->
 
 def _structure(module: nn.Module) -> Hashable:
     """The classes in a module and its settings, such as whether a layer rotates."""
-    classes = str([(path, type(it)) for path, it in module.named_modules()])
+    classes = str([(path, type(it)) for path, it in named_modules(module)])
     settings = {name: it for name, it in vars(module).items() if isinstance(it, (int, str))}
     return classes, tuple(sorted((settings | {"layer_idx": 0}).items(), key=str))
 
