@@ -69,9 +69,6 @@ def not_built() -> Mapping[str, str]:
 def model_class(name: str) -> Any:
     """The class of a model type or any of its classes, its causal model where there is one.
 
-    Raises:
-        ConfigError: If transformers has no such architecture that takes tokens and rotates them.
-
     >>> model_class("llama").__name__, model_class("LlamaModel") is model_class("llama")
     ('LlamaForCausalLM', True)
     """
@@ -172,9 +169,6 @@ def tiny_config(name: str, config: Mapping[str, Any] | None = None) -> Any:
     first layer of every kind, two at least. The width of a head and all that concerns the rotation
     stay; hidden width, vocabulary and experts become small. Attention is eager, so that all
     functions are called from Python.
-
-    Raises:
-        ConfigError: If there is no such architecture, or its class refuses the config.
     """
     cls = model_class(name)
     config_class, model_type = cls.config_class, cls.config_class.model_type
@@ -195,9 +189,6 @@ def tiny_model(name: str, config: Mapping[str, Any] | None = None, *, seed: int 
     """A random model of `tiny_config` in evaluation mode, float32, on the CPU, without a download.
 
     The state of torch's random generator does not change.
-
-    Raises:
-        ConfigError: If no tiny model can be built.
     """
     cls, small = model_class(name), tiny_config(name, config)
     with foreign_errors(f"no tiny {cls.__name__} can be built"):
@@ -233,18 +224,14 @@ def small_values(config: Mapping[str, Any]) -> dict[str, Any]:
     layers, count = choose_layers(config), _first_value(config, _LAYERS, 2)
     heads = _first_value(config, _HEADS, 4)
     width = config.get("head_dim") or _first_value(config, _WIDTHS, 64 * heads) // heads
+    fixed = dict.fromkeys(_LAYERS, len(layers)) | dict.fromkeys(_HEADS, 4)
+    fixed |= dict.fromkeys(_WIDTHS, 4 * width) | _SPECIAL_TOKENS
     changed: dict[str, Any] = {}
     for key, value in config.items():
-        if key in _LAYERS:
-            changed[key] = len(layers)
-        elif key in _HEADS:
-            changed[key] = 4
-        elif key in _WIDTHS:
-            changed[key] = 4 * width
+        if key in fixed:
+            changed[key] = fixed[key]
         elif key in _KEY_HEADS and value:
             changed[key] = 4 if value == heads else min(value, 2)
-        elif key in _SPECIAL_TOKENS:
-            changed[key] = _SPECIAL_TOKENS[key]
         elif key == "per_layer_config" and value:
             # the configs of single layers, under their new numbers
             configs = {int(layer): its_config for layer, its_config in value.items()}

@@ -18,6 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import getattr_static
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -33,9 +34,9 @@ from tools.tiny_models import (
 from torch import Tensor
 
 from phasor.describe import original_context
-from phasor.errors import ConfigError, PhasorError
+from phasor.errors import ConfigError
 from phasor.files.configs import load
-from phasor.identification import Identification, identify_samples
+from phasor.identification import Identification
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Rule
@@ -43,80 +44,60 @@ from phasor.torch.hf.embeddings import (
     FARTHEST,
     Grid,
     each_row,
-    positions_of_grid,
+    identify_rows,
     rope_error,
     spread_positions,
 )
-from phasor.torch.hf.modules import modules_of, rotations_of, set_class, subclass_calling
+from phasor.torch.hf.modules import (
+    methods_of,
+    modules_of,
+    rotations_of,
+    set_class,
+    subclass_calling,
+)
 from phasor.torch.hf.rotations import (
     ROWS,
     RotationSignature,
-    call_rotation,
     measure_signature,
     parameters,
     tensor_parameters,
 )
 
 _ATTENTION = "eager_attention_forward"
-# of the random vectors that a function is identified by
-_HEADS = 8
 # tokens of a model that takes no positions
 _MAX_CONSECUTIVE = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class KindVerdict:
-    """What the config states for one kind of layer, and how its layers rotate.
+    """What the config states for one kind of layer, and how its layers rotate."""
 
-    Attributes:
-        kind: As `phasor.load` names it.
-        layers: The layers of this kind in the tiny model.
-        loaded: The rope that the config states; None where it states none.
-        found: The identified rotation; None where nothing is rotated.
-        beyond: The same beyond the original context, where the rope has a rule.
-        error: Error of ``loaded`` as a share of what float32 angles explain, so that at most 1 is
-            right. None where there is nothing to compare.
-        place: The first coordinate of the vectors in the heads of attention, and the width of those
-            heads, where the model rotates a slice that it has cut out (latent attention). None
-            elsewhere.
-        wrong: A sentence for each difference.
-    """
-
-    kind: str
-    layers: tuple[int, ...]
-    loaded: Rope | None
-    found: Identification | None
-    beyond: Identification | None
+    kind: str  # as `phasor.load` names it
+    layers: tuple[int, ...]  # of this kind in the tiny model
+    loaded: Rope | None  # that the config states, if it states one
+    found: Identification | None  # None where nothing is rotated
+    beyond: Identification | None  # the same beyond the original context, where there is a rule
+    # of ``loaded`` as a share of what float32 angles explain, so that at most 1 is right
     error: float | None
+    # where the model rotates a slice that it has cut out (latent attention): the first coordinate
+    # of that in the heads of attention, and their width
     place: tuple[int, int] | None
-    wrong: tuple[str, ...]
+    wrong: tuple[str, ...]  # a sentence for each difference
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What phasor says about an architecture, and whether that is true of its code.
-
-    Attributes:
-        model_type: As in its configs.
-        class_name: The class that ran; None where none did.
-        kinds: The kinds of its layers.
-        other_rotations: Those of other vectors than attention's, such as those of an indexer.
-        notes: Limits of the comparison.
-        wrong: A sentence for each difference that concerns no single kind.
-        not_built: Why nothing ran; None where it did.
-        tokens: The number of rotated tokens.
-        farthest: The largest coordinate of their positions.
-    """
+    """What phasor says about an architecture, and whether that is true of its code."""
 
     model_type: str
-    class_name: str | None = None
+    class_name: str | None = None  # of the class that ran
     kinds: tuple[KindVerdict, ...] = ()
-    other_rotations: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    wrong: tuple[str, ...] = ()
-    not_built: str | None = None
-    tokens: int = 0
-    farthest: int = 0
+    other_rotations: tuple[str, ...] = ()  # of other vectors than attention's, as an indexer's
+    notes: tuple[str, ...] = ()  # limits of the comparison
+    wrong: tuple[str, ...] = ()  # a sentence for each difference that concerns no single kind
+    not_built: str | None = None  # why nothing ran
+    tokens: int = 0  # that were rotated
+    farthest: int = 0  # the largest coordinate of their positions
 
     @property
     def right(self) -> bool:
@@ -127,24 +108,15 @@ class Verdict:
 
 @dataclass(kw_only=True, eq=False)
 class Call:
-    """One call of a rotation function during a forward pass.
-
-    Attributes:
-        layer: The layer of the vectors.
-        function: The function.
-        rows: Its cosines and sines, of one sequence.
-        arguments: The function's parameters for the vectors.
-        rotated: The vectors after their rotation, ``[batch, heads, seq, width]`` or ``[batch, seq,
-            heads, width]``.
-        place: The first coordinate of the vectors in the heads of attention, and the width of those
-            heads; None if they are not found there.
-    """
+    """One call of a rotation function during a forward pass."""
 
     layer: int
     function: Callable[..., Any]
-    rows: Any
-    arguments: tuple[str, ...]
+    rows: Any  # its cosines and sines, of one sequence
+    arguments: tuple[str, ...]  # its parameters for the vectors
+    # the vectors after it, [batch, heads, seq, width] or [batch, seq, heads, width]
     rotated: Sequence[Tensor]
+    # where they are found in the heads of attention: their first coordinate, the heads' width
     place: tuple[int, int] | None = None
 
     @property
@@ -164,48 +136,25 @@ class Call:
 
     def identify(self, grid: Grid) -> Identification | None:
         """The identified rotation; None where it is not understood or of other tokens."""
-        signature = self.signature
-        if signature is None or self.tokens != grid.shape[1]:
-            return None
-        generator = torch.Generator().manual_seed(0)
-        shape = (1, self.tokens, _HEADS, self.width)
-        x = torch.randn(shape, generator=generator, dtype=torch.float64)
-        y = call_rotation(
-            self.function, x.transpose(1, 2) if signature.heads_first else x, self.rows
-        )
-        y = y.transpose(1, 2) if signature.heads_first else y
-        # [1, seq, heads, width] -> [seq * heads, width]
-        before, after = (tensor.double().reshape(-1, self.width).numpy() for tensor in (x, y))
-        return identify_samples(before, after, positions_of_grid(grid).repeat(_HEADS, axis=0))
+        is_known = self.signature is not None and self.tokens == grid.shape[1]
+        return identify_rows(self.rows, self.signature, grid) if is_known else None
 
 
 class _Run(NamedTuple):
-    """One forward pass at positions ``[axes, seq]``.
-
-    Attributes:
-        grid: The positions.
-        attention_calls: Rotations of the queries and keys of attention.
-        other_calls: All other rotations.
-    """
+    """One forward pass at positions ``grid``, ``[axes, seq]``."""
 
     grid: Grid
-    attention_calls: list[Call]
+    attention_calls: list[Call]  # of queries and keys
     other_calls: list[Call]
 
 
 def verdict(name: str, config: Mapping[str, Any] | None = None) -> Verdict:
-    """What phasor says about an architecture of transformers, and whether that is true.
+    """What phasor says about a model type or model class, and whether that is true.
 
     A tiny random model runs once, or twice where a rule picks the law: within the original context
     and beyond. The reference is the model's own rotation function with the cosines that it gets.
-
-    Args:
-        name: A model type, or the name of a model class.
-        config: The content of a ``config.json`` of that type; the class's defaults if None.
-
-    Raises:
-        ConfigError: If it has no such architecture, the config is damaged, or no tiny model of it
-            can be built and run.
+    ``config`` is the content of a ``config.json``; without it the class's defaults count. What
+    cannot be built and run is refused.
 
     >>> found = verdict("gptj")
     >>> found.right, found.kinds[0].loaded.rotary_dim, found.kinds[0].found.pairing
@@ -282,9 +231,8 @@ def _count_position_axes(model: Any) -> int:
 def _numbers_tokens(model: Any) -> bool:
     """Whether a model takes no positions and numbers its tokens from 0."""
     taken = inspect.signature(model.forward).parameters
-    takes_positions = "position_ids" in taken or any(
-        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values()
-    )
+    catches_all = any(it.kind is it.VAR_KEYWORD for it in taken.values())
+    takes_positions = "position_ids" in taken or catches_all
     return not takes_positions or model.config.model_type in special_cases()["own_positions"]
 
 
@@ -332,12 +280,8 @@ def record_calls(model: Any, inputs: Mapping[str, Tensor]) -> list[Call]:
 
 def _static_rotations(cls: type) -> dict[str, Any]:
     """The static methods that rotate, such as RoFormer's."""
-    return {
-        name: value.__func__
-        for base in reversed(cls.__mro__)
-        for name, value in vars(base).items()
-        if isinstance(value, staticmethod) and name.startswith("apply_rotary")
-    }
+    named = {k: it for k, it in methods_of(cls).items() if k.startswith("apply_rotary")}
+    return {k: it for k, it in named.items() if isinstance(getattr_static(cls, k), staticmethod)}
 
 
 def _split_table(record: Callable[[Any], Any], function: Any) -> Callable[..., Any]:
@@ -453,7 +397,7 @@ def _judge_beside(ropes: LayerRopes, runs: Sequence[_Run]) -> list[str]:
             if call.tokens != run.grid.shape[1] or call.layer >= len(ropes):
                 continue
             own, turned = ropes[call.layer], call.identify(run.grid)
-            rope = None if turned is None else turned.rope
+            rope = turned and turned.rope
             if own is not None and rope is not None and rope.direction != own.direction:
                 continue  # the output of attention, turned back
             known = [rope for _, rope, layers in ropes.beside if call.layer in layers]
@@ -499,11 +443,8 @@ def compare(rope: Rope, calls: Sequence[Call], grid: Grid) -> tuple[float, list[
 
 def _describe_vectors(call: Call, grid: Grid) -> list[str]:
     """A sentence about each of the vectors that a call rotated beside attention."""
-    try:
-        found = call.identify(grid)
-    except PhasorError:
-        found = None
-    rope = None if found is None else found.rope
+    found = call.identify(grid)
+    rope = found and found.rope
     if call.tokens != grid.shape[1]:
         rotation = ", of other tokens"
     elif rope is None:
@@ -521,7 +462,7 @@ def _describe_vectors(call: Call, grid: Grid) -> list[str]:
 
 def table_row(verdict: Verdict, kind: KindVerdict) -> str:
     """What phasor states of one kind of layer: pairs, slice, base, law, axes and the error."""
-    rope = kind.loaded or (kind.found.rope if kind.found else None)
+    rope = kind.loaded or (kind.found and kind.found.rope)
     facts = ["nothing turned"]
     if rope is not None:
         changed = "" if rope.output_pairing == rope.pairing else f" to {rope.output_pairing}"

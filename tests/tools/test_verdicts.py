@@ -39,6 +39,23 @@ def offline(monkeypatch):
     refuse_connections(monkeypatch)
 
 
+@pytest.fixture
+def misread(monkeypatch):
+    """A function that has configs read as if ropes were changed, in all models or in some."""
+
+    def misread(change, wanted=lambda ropes: True):
+        load = verdicts.load
+
+        def load_changed(config):
+            ropes = load(config)
+            changed = {kind: change(rope) for kind, rope in ropes.kinds.items()}
+            return replace(ropes, kinds=changed) if wanted(ropes) else ropes
+
+        monkeypatch.setattr(verdicts, "load", load_changed)
+
+    return misread
+
+
 @pytest.mark.parametrize("model_type", EVERYDAY)
 def test_what_is_said_of_an_architecture_is_so(model_type):
     """The facts read off its code, and every call of its rotation."""
@@ -160,15 +177,9 @@ def test_a_saved_config_says_what_the_whole_one_does():
     ],
     ids=["base", "pairing", "direction", "width", "slice", "heads", "none"],
 )
-def test_a_config_that_is_misread_is_found_out(monkeypatch, change, says):
+def test_a_config_that_is_misread_is_found_out(misread, change, says):
     """By the smallest change of each fact."""
-    load = verdicts.load
-
-    def misread(config):
-        ropes = load(config)
-        return replace(ropes, kinds={kind: change(one) for kind, one in ropes.kinds.items()})
-
-    monkeypatch.setattr(verdicts, "load", misread)
+    misread(change)
     found = verdict("llama")
     assert not found.right
     assert says in str(found.kinds[0].wrong)
@@ -232,18 +243,11 @@ def test_what_is_no_number_is_never_right(spoilt):
         assert rope_error(rope, PLAIN, tuple(rows), np.array([[0, 0]])) == math.inf
 
 
-def test_a_config_read_otherwise_before_the_cut_is_found_out(monkeypatch):
+def test_a_config_read_otherwise_before_the_cut_is_found_out(misread):
     """The tiny model's config is read rightly, the one given is not."""
-    load = verdicts.load
     whole = tiny_config("llama").to_dict() | {"num_hidden_layers": 5}
-
-    def misread(config):
-        ropes = load(config)
-        wrong = {kind: replace(one, base=7.0) for kind, one in ropes.kinds.items()}
-        return replace(ropes, kinds=wrong) if len(ropes) == 5 else ropes
-
     assert verdict("llama", whole).right
-    monkeypatch.setattr(verdicts, "load", misread)
+    misread(lambda rope: replace(rope, base=7.0), lambda ropes: len(ropes) == 5)
     found = verdict("llama", whole)
     assert not found.right
     assert "before they are cut" in str(found.wrong)
@@ -284,18 +288,14 @@ def test_a_rule_and_its_factor_are_compared_within_and_beyond_its_context():
 
 
 @pytest.mark.parametrize("which", ["short_factors", "long_factors"])
-def test_either_list_of_a_rule_that_is_misread_is_found_out(monkeypatch, which):
+def test_either_list_of_a_rule_that_is_misread_is_found_out(misread, which):
     """The model runs within its original context and beyond."""
-    load = verdicts.load
 
-    def misread(config):
-        ropes = load(config)
-        rule = ropes[0].scaling
-        rule = replace(rule, **{which: tuple(1.001 * one for one in getattr(rule, which))})
-        wrong = {kind: replace(one, scaling=rule) for kind, one in ropes.kinds.items()}
-        return replace(ropes, kinds=wrong)
+    def change(rope):
+        factors = tuple(1.001 * one for one in getattr(rope.scaling, which))
+        return replace(rope, scaling=replace(rope.scaling, **{which: factors}))
 
-    monkeypatch.setattr(verdicts, "load", misread)
+    misread(change)
     assert "off by" in str(verdict("phi3", LONGROPE).kinds[0].wrong)
 
 
@@ -350,7 +350,7 @@ def test_any_order_of_questions_has_the_same_answers():
     assert len(set(said)) == 3
 
 
-def test_the_table_has_every_architecture_and_fails_for_one(monkeypatch, capsys):
+def test_the_table_has_every_architecture_and_fails_for_one(monkeypatch, misread, capsys):
     """A line for each kind of layer, the reasons, the count; status 1 if one is wrong."""
     monkeypatch.setattr(verdicts, "installed_model_types", lambda: ("cohere2", "llama"))
     assert main([]) == 0
@@ -360,14 +360,8 @@ def test_the_table_has_every_architecture_and_fails_for_one(monkeypatch, capsys)
     assert "cohere2 (Cohere2ForCausalLM), 1 full_attention: nothing turned" in said
     assert "jamba, not built: its tokens are not rotated" in said
     assert "2 architectures: 2 right, 0 wrong; " in said
-    load = verdicts.load
-
-    def misread(config):
-        ropes = load(config)
-        wrong = replace(ropes["rope" == "nope"], base=7.0)
-        return replace(ropes, kinds=dict.fromkeys(ropes.kinds, wrong))
-
-    monkeypatch.setattr(verdicts, "load", misread)
+    wrong = Rope(head_dim=128, pairing="half", base=7.0)
+    misread(lambda rope: wrong)
     assert main([]) == 1
     said = capsys.readouterr().out
     assert "0 right, 2 wrong" in said

@@ -29,7 +29,6 @@ def test_there_and_back_is_the_same_bit_for_bit(
 ) -> None:
     """From one rank and from two, and from the joined file once more; in small pieces too."""
     monkeypatch.setattr(conversion, "CHUNK", chunk)
-    monkeypatch.setattr(conversion, "CHUNK", chunk)
     weights = {name: weight.to(dtype) for name, weight in random_weights(PARAMS).items()}
     save_meta(tmp_path / "a", PARAMS, weights, ranks)
     steps = [("a", "b", "transformers"), ("b", "c", "meta"), ("c", "d", "transformers")]
@@ -323,7 +322,6 @@ def test_one_chunk_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     params = PARAMS | {"vocab_size": 40_000}  # 5 MB each for embeddings and output
     save_meta(tmp_path / "a", params, random_weights(params), 2)
-    monkeypatch.setattr(conversion, "CHUNK", 2**16)
     monkeypatch.setattr(conversion, "CHUNK", 2**16)
     planned = plan_conversion(tmp_path / "a", "transformers")
     tracemalloc.start()

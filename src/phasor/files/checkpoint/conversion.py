@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +28,8 @@ from phasor.files.checkpoint.files import (
     no_progress,
     open_checkpoint,
     read_header,
-    rows_of,
 )
-from phasor.files.checkpoint.model import Projection
-from phasor.files.checkpoint.rows import Reorder
+from phasor.files.checkpoint.rows import Change
 from phasor.files.configs.texts import parse_json
 from phasor.numpy import score
 from phasor.pairings import Pairing
@@ -43,52 +41,37 @@ _MAX_LISTED_KINDS = 12  # of names in a message
 _DISTANCES = np.array([0, 1, -7, 1000])
 
 
-class Piece(NamedTuple):
-    """``num_rows`` rows of a tensor of the source from row ``first`` on.
-
-    With an ``order``, row ``i`` of each ``len(order)`` rows of the result is row ``order[i]`` here.
-    """
-
-    rows: Rows
-    first: int
-    num_rows: int
-    order: NDArray[np.intp] | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class ResultTensor:
-    """One tensor of the result: pieces of the source, which are joined on ``axis``."""
+    """One tensor of the result: rows of the source, which are joined on ``axis``."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Rows, ...]
     axis: int = 0
 
     @property
     def size(self) -> int:
         """Bytes of the tensor."""
-        return sum(piece.num_rows * piece.rows.row_bytes for piece in self.pieces)
+        return sum(piece.num_rows * piece.row_bytes for piece in self.pieces)
 
-    def chunk_ranges(self, piece: Piece) -> Iterator[tuple[int, int]]:
+    def chunk_ranges(self, piece: Rows) -> Iterator[tuple[int, int]]:
         """First row and number of rows of each chunk of a piece; no chunk cuts a period."""
         period = 1 if piece.order is None else len(piece.order)
         # the chunks of all pieces may be in memory at once
-        step = period * max(1, CHUNK // (len(self.pieces) * piece.rows.row_bytes * period))
+        step = period * max(1, CHUNK // (len(self.pieces) * piece.row_bytes * period))
         for first in range(0, piece.num_rows, step):
-            yield piece.first + first, min(step, piece.num_rows - first)
+            yield first, min(step, piece.num_rows - first)
 
     def chunks(self) -> Iterator[NDArray[np.uint8]]:
         """The bytes of the result in order, a few megabytes at a time."""
         if self.axis == 1:
             for step in self.chunk_ranges(self.pieces[0]):
                 # a row of the result is the pieces' rows side by side
-                yield np.concatenate([piece.rows.read(*step) for piece in self.pieces], axis=1)
+                yield np.concatenate([piece.read(*step) for piece in self.pieces], axis=1)
             return
         for piece in self.pieces:
             for step in self.chunk_ranges(piece):
-                rows = piece.rows.read(*step)
-                if piece.order is None:
-                    yield rows
-                else:
-                    yield from _reorder_rows(rows, piece.order)
+                rows = piece.read(*step)
+                yield from [rows] if piece.order is None else _reorder_rows(rows, piece.order)
 
 
 def _reorder_rows(rows: NDArray[np.uint8], order: NDArray[np.intp]) -> Iterator[NDArray[np.uint8]]:
@@ -107,20 +90,6 @@ class ResultFile:
 
     header: bytes
     tensors: Mapping[str, ResultTensor]
-
-    @property
-    def size(self) -> int:
-        """Bytes of the file."""
-        return len(self.header) + sum(tensor.size for tensor in self.tensors.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A tensor that changes: what it is, the rope of its layer, the new order of its bytes."""
-
-    part: Projection
-    rope: Rope
-    reorder: Reorder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +111,9 @@ class ConversionPlan:
     @property
     def size(self) -> int:
         """Bytes of the safetensors files."""
-        return sum(file.size for file in self.files.values())
+        tensors = (tensor for file in self.files.values() for tensor in file.tensors.values())
+        headers = (file.header for file in self.files.values())
+        return sum(map(len, headers)) + sum(tensor.size for tensor in tensors)
 
     def location(self, name: str, result: Path) -> Path:
         """The path of the file ``name`` of the result at ``result``."""
@@ -218,16 +189,22 @@ def verify(
         for name, data in plan.other_files.items():
             _compare_other_file(plan, result / name, data)
         for name, file in plan.files.items():
-            source = plan.location(name, plan.path) if plan.program is None else "the plan"
-            _compare_file(file, plan.location(name, result), source, advance)
+            path, header = plan.location(name, result), read_header(plan.location(name, result))
+            if header.data != file.header:
+                source = plan.location(name, plan.path) if plan.program is None else "the plan"
+                raise refusal("other_header", path=path, source=source)
+            advance(len(file.header))
+            for tensor_name, tensor in file.tensors.items():
+                if not _is_in_place(header.tensors[tensor_name], tensor):
+                    raise refusal("other_rows", path=path, name=tensor_name)
+                advance(tensor.size)
     except OSError as error:
         raise refusal("not_compared", path=result, error=error) from None
     compare_scores(plan)
 
 
 def _compare_other_file(plan: ConversionPlan, path: Path, data: bytes) -> None:
-    """Compare an index or a config."""
-    # small files, so they are compared whole
+    """Compare an index, which is the source's, or a config."""
     written_data = path.read_bytes()
     if plan.program is None:
         if written_data != data:
@@ -237,41 +214,28 @@ def _compare_other_file(plan: ConversionPlan, path: Path, data: bytes) -> None:
     for key, value in json.loads(data).items():
         # keys may be added, and the ids of tokens, which are None, filled in
         if value is not None and config.get(key) != value:
-            values = {"value": value, "got": config.get(key)}
-            raise refusal("other_value", path=path, key=key, **values)
+            raise refusal("other_value", path=path, key=key, value=value, got=config.get(key))
 
 
-def _compare_file(file: ResultFile, path: Path, source: Path | str, advance: Advance) -> None:
-    header = read_header(path)
-    if header.data != file.header:
-        raise refusal("other_header", path=path, source=source)
-    advance(len(file.header))
-    for name, tensor in file.tensors.items():
-        if not _is_in_place(path, header.tensors[name], tensor):
-            raise refusal("other_rows", path=path, name=name)
-        advance(tensor.size)
-
-
-def _is_in_place(path: Path, entry: Entry, tensor: ResultTensor) -> bool:
+def _is_in_place(entry: Entry, tensor: ResultTensor) -> bool:
     """Whether every row of every piece is where the plan puts it."""
-    row_widths = [piece.rows.row_bytes for piece in tensor.pieces]
+    row_widths = [piece.row_bytes for piece in tensor.pieces]
     # a row of the result is as wide as those of all pieces that stand side by side
-    result = rows_of(path, entry, sum(row_widths) if tensor.axis == 1 else row_widths[0])
+    result = entry.rows(sum(row_widths) if tensor.axis == 1 else row_widths[0])
+    # a few rows at a time: those of a piece may be a whole tensor, as large as memory allows
+    step = max(1, CHUNK // max(result.row_bytes, 64))
     row = column = 0
     for piece, width in zip(tensor.pieces, row_widths, strict=True):
         for first, count in tensor.chunk_ranges(piece):
-            source_rows, start = piece.rows.read(first, count), row + first - piece.first
-            # a few rows at a time: `source_rows` may be a whole tensor, as large as memory allows
-            step = max(1, CHUNK // max(result.row_bytes, 64))
-            for offset in range(0, count, step):
-                result_rows = result.read(start + offset, min(step, count - offset))
-                origins: slice | NDArray[np.intp] = slice(offset, offset + len(result_rows))
+            source_rows = piece.read(first, count)
+            for start in range(0, count, step):
+                end = min(start + step, count)
+                origins: slice | NDArray[np.intp] = slice(start, end)
                 if piece.order is not None:
-                    indices = np.arange(offset, offset + len(result_rows))
-                    period = len(piece.order)
-                    origins = indices - indices % period + piece.order[indices % period]
-                written = result_rows[:, column : column + width]
-                if not np.array_equal(written, source_rows[origins]):
+                    place = np.arange(start, end) % len(piece.order)
+                    origins = np.arange(start, end) - place + piece.order[place]
+                written = result.read(row + first + start, end - start)
+                if not np.array_equal(written[:, column : column + width], source_rows[origins]):
                     return False
         if tensor.axis == 1:
             column += width
@@ -282,33 +246,34 @@ def _is_in_place(path: Path, entry: Entry, tensor: ResultTensor) -> bool:
 
 def compare_scores(plan: ConversionPlan) -> None:
     """Check with random vectors that every row order in the plan keeps the scores of its heads."""
-    checked_orders: set[bytes] = set()
+    checked_orders: set[tuple[object, ...]] = set()
     for name, change in plan.changes.items():
         # layers of one kind have one order, so it is tried once for all of them
-        key = repr(change.reorder.layout).encode() + change.reorder.order.tobytes()
+        key = change.heads, change.order.tobytes()
         if key not in checked_orders and not _scores_agree(plan, change):
             raise refusal("other_scores", name=name)
         checked_orders.add(key)
 
 
 def _scores_agree(plan: ConversionPlan, change: Change) -> bool:
+    rope = change.rope
     # the row order must keep scores for any frequencies, so the default ones suffice
     ropes = [
         Rope(
-            head_dim=change.rope.head_dim,
+            head_dim=rope.head_dim,
             pairing=pairing,
-            rotary_dim=change.rope.rotary_dim,
-            rotary_start=change.rope.rotary_start,
+            rotary_dim=rope.rotary_dim,
+            rotary_start=rope.rotary_start,
         )
         for pairing in (plan.source, plan.target)
     ]
-    layout, width = change.reorder.layout, change.rope.head_dim
+    width = rope.head_dim
     # [query | key, one period of rows]
-    source_items = np.random.default_rng(0).standard_normal((2, layout.width))
+    source_items = np.random.default_rng(0).standard_normal((2, len(change.order)))
     # the rows of the result are these, where the plan puts them
-    result_items = source_items[:, change.reorder.order]
-    rotated = np.zeros(layout.width, dtype=bool)
-    for start in layout.heads:
+    result_items = source_items[:, change.order]
+    rotated = np.zeros(len(change.order), dtype=bool)
+    for start in change.heads:
         head = slice(start, start + width)
         rotated[head] = True
         before, after = (
@@ -355,12 +320,13 @@ def write(
     _refuse_existing(final)
     if not final.parent.is_dir():
         raise refusal("no_parent", path=final.parent)
-    with _explain_os_errors(final), _partial_path(final, is_folder=plan.path.is_dir()) as partial:
+    with _partial_path(final, is_folder=plan.path.is_dir()) as partial:
         for name, file in plan.files.items():
             _write_file(file, plan.location(name, partial), advance)
         for name, data in plan.other_files.items():
             (partial / name).write_bytes(data)
-            _flush_to_disk(partial / name)
+        for name in (*plan.files, *plan.other_files):
+            _flush_to_disk(plan.location(name, partial))
         if verified:
             # before the rename: a result that fails never has its final name
             verify(plan, partial, advance=advance)
@@ -378,32 +344,25 @@ def _write_file(file: ResultFile, path: Path, advance: Advance) -> None:
             for chunk in tensor.chunks():
                 stream.write(chunk.data)
                 advance(chunk.nbytes)
-        stream.flush()
-        os.fsync(stream.fileno())
 
 
 @contextmanager
 def _partial_path(final: Path, *, is_folder: bool) -> Generator[Path]:
     """A temporary path beside ``final``, deleted afterwards unless it was renamed."""
-    folder = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".partial", dir=final.parent))
+    folder = None
     try:
+        folder = tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".partial", dir=final.parent)
         # mkdtemp's folder is readable by its owner only; files inside get the usual permissions
-        path = folder / "partial"
+        path = Path(folder) / "partial"
         if is_folder:
             path.mkdir()
         yield path
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _explain_os_errors(final: Path) -> Generator[None]:
-    """Turn an OSError into a CheckpointError that says that nothing was written."""
-    try:
-        yield
     except OSError as error:
         hint = "; free some space" if error.errno == errno.ENOSPC else ""
         raise refusal("not_written", path=final, error=f"{error.strerror or error}{hint}") from None
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _refuse_existing(final: Path) -> None:

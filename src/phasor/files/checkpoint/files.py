@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import resources
 from io import BufferedReader
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,39 +27,68 @@ _FOREIGN_FORMATS = {
 }
 
 
-@lru_cache
-def read_table(name: str) -> dict[str, Any]:
-    """A TOML file of this package."""
-    file = resources.files("phasor.files.checkpoint").joinpath(name)
-    return tomllib.loads(file.read_text("utf-8"))
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a tensor: ``read(first, count)`` gives some as ``uint8[count, row_bytes]``.
+
+    With an ``order``, row ``i`` of each ``len(order)`` rows of the result is row ``order[i]`` here.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]  # of the tensor
+    num_rows: int
+    row_bytes: int
+    read: Callable[[int, int], NDArray[np.uint8]]
+    order: NDArray[np.intp] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A tensor of a file: its bytes ``begin`` to ``end``, and its dtype as the format spells it."""
 
+    path: Path
     dtype: str
     shape: tuple[int, ...]
     begin: int
     end: int
 
     @property
+    def size(self) -> int:
+        """Bytes of the tensor."""
+        return self.end - self.begin
+
+    @property
     def bits(self) -> int:
         """Bits of one element."""
         # from the bytes, as dtypes below 8 bits have no size in bytes
-        return 8 * (self.end - self.begin) // self.count if self.count else 8
+        return 8 * self.size // self.count if self.count else 8
 
     @property
     def count(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
 
+    def rows(self, row_bytes: int, begin: int = 0) -> Rows:
+        """The bytes from ``begin`` on as rows."""
+
+        def read(first: int, count: int) -> NDArray[np.uint8]:
+            size = count * row_bytes
+            # opened for each read: a checkpoint may have more files than may be open at once
+            with self.path.open("rb") as stream:
+                stream.seek(self.begin + begin + first * row_bytes)
+                data = stream.read(size)
+            if len(data) != size:
+                raise refusal("shortened", path=self.path)
+            return np.frombuffer(data, np.uint8).reshape(count, row_bytes)
+
+        num_rows = (self.size - begin) // row_bytes
+        return Rows(self.dtype, self.shape, num_rows, row_bytes, read)
+
 
 @dataclass(frozen=True, slots=True)
 class Header:
     """The header of a file: the bytes before its data, and the tensors in the order of theirs."""
 
-    path: Path
     data: bytes
     tensors: Mapping[str, Entry]
 
@@ -78,7 +103,11 @@ def read_header(path: Path) -> Header:
         with open_file(path) as stream:
             # [8 bytes: length of the header | header, JSON | data]
             prefix = stream.read(8)
-            _refuse_foreign(path, prefix + stream.peek(1)[:1])
+            start = prefix + stream.peek(1)[:1]
+            for magic, format_name in _FOREIGN_FORMATS.items():
+                # read as a length, these letters may be a valid header size: then a brace follows
+                if start.startswith(magic) and start[8:] != b"{":
+                    raise refusal("foreign", path=path, format=format_name)
             with safe_open(path, "np"):  # maps the file into memory, and reads the header
                 text = stream.read(int.from_bytes(prefix, "little"))
     except OSError as error:
@@ -94,9 +123,9 @@ def read_header(path: Path) -> Header:
     for name, values in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         if values.keys() != {"dtype", "shape", "data_offsets"}:
             raise refusal("entry", path=path, name=name, values=values)
-        begin, end = values["data_offsets"]
-        tensors[name] = Entry(values["dtype"], tuple(values["shape"]), data + begin, data + end)
-    return Header(path, prefix + text, MappingProxyType(tensors))
+        begin, end = (data + offset for offset in values["data_offsets"])
+        tensors[name] = Entry(path, values["dtype"], tuple(values["shape"]), begin, end)
+    return Header(prefix + text, tensors)
 
 
 def open_file(path: Path) -> BufferedReader:
@@ -106,43 +135,11 @@ def open_file(path: Path) -> BufferedReader:
     return path.open("rb")
 
 
-def _refuse_foreign(path: Path, start: bytes) -> None:
-    """Name the format of a file that is no safetensors file."""
-    for magic, format_name in _FOREIGN_FORMATS.items():
-        # read as a length, these letters may be a valid header size: then a brace follows
-        if start.startswith(magic) and start[8:] != b"{":
-            raise refusal("foreign", path=path, format=format_name)
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A tensor as rows: ``read(first, count)`` gives some as ``uint8[count, row_bytes]``."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    row_bytes: int
-    read: Callable[[int, int], NDArray[np.uint8]]
-
-
-def rows_of(path: Path, entry: Entry, row_bytes: int) -> Rows:
-    """A tensor of a safetensors file."""
-
-    def read(first: int, count: int) -> NDArray[np.uint8]:
-        with path.open("rb") as stream:
-            # opened for each read: a checkpoint may have more files than may be open at once
-            stream.seek(entry.begin + first * row_bytes)
-            data = read_exactly(stream, count * row_bytes)
-        return np.frombuffer(data, np.uint8).reshape(count, row_bytes)
-
-    return Rows(entry.dtype, entry.shape, row_bytes, read)
-
-
-def read_floats(header: Header, name: str) -> NDArray[np.float64]:
+def read_floats(entry: Entry) -> NDArray[np.float64]:
     """A small tensor; one that is none of `FLOATS` as NaNs."""
-    entry = header.tensors[name]
     if entry.dtype not in FLOATS:
         return np.full(entry.shape, np.nan)
-    data = rows_of(header.path, entry, entry.end - entry.begin).read(0, 1)[0]
+    data = entry.rows(entry.size).read(0, 1)[0]
     if entry.dtype == "BF16":  # the upper half of a float32
         data = (data.view("<u2").astype("<u4") << 16).view(np.uint8)
     numbers = data.view({"F64": "<f8", "F16": "<f2"}.get(entry.dtype, "<f4"))
@@ -171,7 +168,7 @@ def open_checkpoint(source: Path) -> Checkpoint:
     if not source.is_dir():
         if source.name.endswith(_INDEX):
             raise refusal("is_index", path=source)
-        return Checkpoint(source, MappingProxyType({source.name: read_header(source)}), None)
+        return Checkpoint(source, {source.name: read_header(source)}, None)
     indexes = sorted(path.name for path in source.glob(f"*{_INDEX}"))
     # such as those of two precisions: nothing says which is meant
     if len(indexes) > 1:
@@ -180,40 +177,34 @@ def open_checkpoint(source: Path) -> Checkpoint:
         return _open_sharded(source, indexes[0])
     names = sorted(path.name for path in source.glob("*.safetensors"))
     if len(names) == 1:
-        headers = {names[0]: read_header(source / names[0])}
-        return Checkpoint(source, MappingProxyType(headers), None)
+        return Checkpoint(source, {names[0]: read_header(source / names[0])}, None)
     if names:
         raise refusal("no_index", path=source, count=len(names), names=", ".join(names))
-    other_files = sorted(
-        path.name for ending in ("bin", "pt", "pth") for path in source.glob(f"*.{ending}")
-    )
-    alternatives = f", only {short_repr(', '.join(other_files))}" if other_files else ""
-    hint = (
-        "convert Meta's files: --for transformers, in Python "
-        "plan_conversion(folder, 'transformers')"
-        if other_files and other_files[0].startswith("consolidated.")
-        else "write the tensors with the safetensors library first"
-    )
+    others = sorted(it.name for it in source.iterdir() if it.suffix in (".bin", ".pt", ".pth"))
+    alternatives = f", only {short_repr(', '.join(others))}" if others else ""
+    hint = "write the tensors with the safetensors library first"
+    if others and others[0].startswith("consolidated."):
+        hint = "convert Meta's files: --for transformers, in Python "
+        hint += "plan_conversion(folder, 'transformers')"
     raise refusal("no_weights", path=source, others=alternatives, hint=hint)
 
 
 def _open_sharded(folder: Path, index: str) -> Checkpoint:
     shard_of = _read_weight_map(folder / index)
     headers: dict[str, Header] = {}
+    shard_with: dict[str, str] = {}
     for shard in sorted(set(shard_of.values())):
         if not (folder / shard).is_file():
             raise refusal("shard_missing", index=folder / index, shard=shard)
         headers[shard] = read_header(folder / shard)
-    shard_with: dict[str, str] = {}
-    for shard, header in headers.items():
-        for name in header.tensors:
+        for name in headers[shard].tensors:
             if name in shard_with:
                 raise refusal("twice", name=name, first=shard_with[name], second=shard)
             shard_with[name] = shard
     for name, shard in shard_of.items():
         if shard_with.get(name) != shard:
             raise refusal("not_in_shard", index=folder / index, name=name, shard=shard)
-    return Checkpoint(folder, MappingProxyType(headers), index)
+    return Checkpoint(folder, headers, index)
 
 
 def _read_weight_map(path: Path) -> dict[str, str]:
@@ -236,11 +227,3 @@ def _read_weight_map(path: Path) -> dict[str, str]:
 
 def no_progress(count: int) -> None:
     """The default `Advance`: reports nothing."""
-
-
-def read_exactly(stream: BinaryIO, count: int) -> bytes:
-    """The next ``count`` bytes; a file that is shorter than its header says is refused."""
-    data = stream.read(count)
-    if len(data) != count:
-        raise refusal("shortened", path=stream.name)
-    return data

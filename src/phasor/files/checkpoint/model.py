@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+import tomllib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from phasor.files import refusal
-from phasor.files.checkpoint.files import read_table
 from phasor.files.configs import load
 from phasor.files.configs.facts import table
 from phasor.files.configs.model_class import language_models
@@ -113,14 +114,10 @@ class Patterns:
         layer_name = _LAYER_NAME.fullmatch(name)
         return Projection(roles.pop(), int(layer_name["layer"]) if layer_name else None)
 
-    def unused_patterns(self, names: Iterable[str]) -> list[str]:
+    def unused_patterns(self, names: Collection[str]) -> list[str]:
         """Patterns that match no tensor."""
-        all_names = list(names)
-        return [
-            pattern
-            for _, pattern in self.list_patterns()
-            if not any(re.fullmatch(pattern, name) for name in all_names)
-        ]
+        patterns = [pattern for _, pattern in self.list_patterns()]
+        return [it for it in patterns if not any(re.fullmatch(it, name) for name in names)]
 
 
 def known_part(name: str, *, shares_values: bool = False) -> Projection | None:
@@ -133,8 +130,7 @@ def known_part(name: str, *, shares_values: bool = False) -> Projection | None:
     >>> known_part("vision_tower.layers.3.self_attn.q_proj.weight") is None
     True
     """
-    match = _PROJECTION_NAME.fullmatch(name)
-    if match is None:
+    if (match := _PROJECTION_NAME.fullmatch(name)) is None:
         if _BESIDE_NAME.fullmatch(name) and not _WITHOUT_HEADS.fullmatch(name):
             raise refusal("beside", name=name)
         return None
@@ -159,47 +155,23 @@ def looks_alike(name: str) -> bool:
     return _SIMILAR_NAME.fullmatch(name) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Projections:
-    """What ``projections.toml`` has about a model type.
-
-    How a fused projection lies, whether rows of a gate follow each query head, whether layers
-    differ in their heads, and whether keys are values as well.
-    """
-
-    fused: Literal["blocks", "groups"] | None = None
-    gated: bool = False
-    varied: bool = False
-    shares_values: bool = False
-
-
-def read_projections(model_type: str | None) -> Projections:
-    """The entry of a model type in ``projections.toml``; refused if its rows cannot move alone."""
-    table = read_table("projections.toml")
-    if (reason := table["refused"].get(model_type)) is not None:
-        raise refusal("type_refused", model_type=model_type, reason=reason)
-    of_type = {word: model_type in types for word, types in table["types"].items()}
-    return Projections(table["fused"].get(model_type), **of_type)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointModel:
-    """A model for a conversion: what its config says, as far as a conversion asks.
-
-    ``latent`` attention has heads ``[without position | with position]``, and its rotated key after
-    the latent vector (DeepSeek). The last ``num_shared_layers`` use the keys of an earlier layer,
-    and ``block_rows`` rows of a quantised weight share a scale. Pairs are halves where the
-    ``pairing_key`` of the config is false.
-    """
+    """A model for a conversion: what its config says, as far as a conversion asks."""
 
     ropes: LayerRopes
     model_type: str | None = None
     num_heads: int | None = None
+    # heads are [without position | with position], the rotated key after the latent vector
     latent: bool = False
-    projections: Projections = Projections()
-    block_rows: int | None = None
-    pairing_key: str | None = None
-    num_shared_layers: int = 0
+    block_rows: int | None = None  # of a quantised weight share a scale
+    pairing_key: str | None = None  # of the config; pairs are halves where it is false
+    num_shared_layers: int = 0  # the last ones, which use the keys of an earlier layer
+    # what projections.toml says of its type
+    fused: Literal["blocks", "groups"] | None = None
+    gated: bool = False
+    varied: bool = False
+    shares_values: bool = False
 
     @property
     def pairing(self) -> Pairing | None:
@@ -249,30 +221,32 @@ def describe(
     model_type = like or next(filter(None, model_types), None)
     if config.get("rotary_value"):
         raise refusal("rotary_value")
+    projections = tomllib.loads(Path(__file__).with_name("projections.toml").read_text("utf-8"))
+    if (reason := projections["refused"].get(model_type)) is not None:
+        raise refusal("type_refused", model_type=model_type, reason=reason)
     architecture = table().huggingface.get(model_type) if model_type is not None else None
     # an unknown type is latent if it has the width of the rotated slice
-    is_latent = architecture is not None and architecture.latent
+    is_unknown = architecture is None
     return CheckpointModel(
         ropes=ropes,
         model_type=model_type,
         num_heads=ropes.num_heads,
-        latent=is_latent or (architecture is None and config.get("qk_rope_head_dim") is not None),
-        projections=read_projections(model_type),
+        latent=config.get("qk_rope_head_dim") is not None if is_unknown else architecture.latent,
         block_rows=_block_rows(top) or _block_rows(config),
-        pairing_key=None if architecture is None else architecture.pairing_key,
+        pairing_key=None if is_unknown else architecture.pairing_key,
         num_shared_layers=_positive_int(config.get("num_kv_shared_layers")) or 0,
+        fused=projections["fused"].get(model_type),
+        **{word: model_type in types for word, types in projections["types"].items()},
     )
 
 
 def _block_rows(config: Mapping[str, Any]) -> int | None:
     """Rows of a block of a weight quantised in blocks."""
     quantization = config.get("quantization_config")
-    if not isinstance(quantization, Mapping):
-        return None
-    size = cast(Mapping[str, Any], quantization).get("weight_block_size")
-    if not isinstance(size, list) or not size:
-        return None
-    return _positive_int(cast(list[object], size)[0])
+    size = (
+        cast(Any, quantization).get("weight_block_size") if isinstance(quantization, Mapping) else 0
+    )
+    return _positive_int(cast(Any, size)[0]) if isinstance(size, list) and size else None
 
 
 def _positive_int(value: object) -> int | None:

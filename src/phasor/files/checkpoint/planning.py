@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -12,16 +13,14 @@ from phasor.errors import SpecError
 from phasor.files import refusal
 from phasor.files.checkpoint.conversion import (
     PROGRAMS,
-    Change,
     ConversionPlan,
-    Piece,
     Program,
     ResultFile,
     ResultTensor,
     count_kinds,
     list_kinds,
 )
-from phasor.files.checkpoint.files import Checkpoint, Entry, open_checkpoint, rows_of
+from phasor.files.checkpoint.files import Checkpoint, Entry, open_checkpoint
 from phasor.files.checkpoint.model import (
     CheckpointModel,
     Patterns,
@@ -30,7 +29,7 @@ from phasor.files.checkpoint.model import (
     looks_alike,
 )
 from phasor.files.checkpoint.programs import plan_program
-from phasor.files.checkpoint.rows import Context, reorder
+from phasor.files.checkpoint.rows import Candidate, Change
 from phasor.pairings import Pairing, by_pairing, checked_pairing, opposite
 from phasor.rope import Rope
 
@@ -87,41 +86,51 @@ def plan_conversion(
         checked_pairing("source", source)
     checkpoint = open_checkpoint(Path(path))
     config = _config_folder(checkpoint) if model is None else model
-    source_model = describe(config, like=like, strict=strict)
-    source_pairing = _source_pairing(source_model, source, target)
+    described = describe(config, like=like, strict=strict)
+    pairing = _source_pairing(described, source, target)
     headers = checkpoint.files.values()
     entries = {name: entry for header in headers for name, entry in header.tensors.items()}
-    context = Context(source_model, source_pairing, target, entries)
     changes: dict[str, Change] = {}
     similar_names: list[str] = []
     unchanged: dict[str, Pairing] = {}
-    shares = source_model.projections.shares_values
-    for name in context.entries:
-        part = known_part(name, shares_values=shares) if patterns is None else patterns.part(name)
+    for name in entries:
+        if patterns is None:
+            part = known_part(name, shares_values=described.shares_values)
+        else:
+            part = patterns.part(name)
         if part is None:
             similar_names += [name] if looks_alike(name) else []
             continue
-        # None in a layer that does not rotate: its rows stay
-        rope = source_model.rope_of(name, part)
-        if rope is not None and part.beside and rope.pairing != source_model.pairing:
+        rope = described.rope_of(name, part)
+        if rope is None:
+            continue  # in a layer that does not rotate rows stay
+        if part.beside and rope.pairing != described.pairing:
             # what has not attention's pairing has the other, which all of the result has
             unchanged[part.beside] = rope.pairing
             continue
-        order = None if rope is None else reorder(context, name, part, rope)
-        if rope is not None and order is not None:
-            changes[name] = Change(part, rope, order)
-    _check_changes(checkpoint, context, changes, patterns)
+        candidate = Candidate(described, pairing, target, entries, name, part, rope)
+        if change := candidate.change():
+            changes[name] = change
+    if patterns is not None and (unused := patterns.unused_patterns(entries)):
+        raise refusal("unmatched", pattern=unused[0], names=list_kinds(entries))
+    if not changes:
+        raise refusal("nothing", path=checkpoint.path, names=list_kinds(entries))
+    # a LoRA may have queries only; its keys are in the base model
+    if patterns is None and not any("lora_" in name for name in entries):
+        _check_roles(checkpoint.path, described, changes, entries)
     index, is_complete = checkpoint.index, patterns is None or not similar_names
+    notes = _describe_result(described, target, is_complete=is_complete)
+    notes += [f"The {name} stays in its {pairing} pairing." for name, pairing in unchanged.items()]
     return ConversionPlan(
         path=checkpoint.path,
-        source=source_pairing,
+        source=pairing,
         target=target,
         files={
             name: ResultFile(
                 header.data,
                 {
-                    tensor: _result_tensor(header.path, entry, changes.get(tensor))
-                    for tensor, entry in header.tensors.items()
+                    it: _result_tensor(entry, changes.get(it))
+                    for it, entry in header.tensors.items()
                 },
             )
             for name, header in checkpoint.files.items()
@@ -129,23 +138,17 @@ def plan_conversion(
         other_files={} if index is None else {index: (checkpoint.path / index).read_bytes()},
         changes=MappingProxyType(changes),
         unchanged_lookalikes=MappingProxyType(count_kinds(similar_names)),
-        notes=(
-            *_describe_result(source_model, target, is_complete=is_complete),
-            *(f"The {name} stays in its {pairing} pairing." for name, pairing in unchanged.items()),
-        ),
+        notes=tuple(notes),
     )
 
 
-def _result_tensor(path: Path, entry: Entry, change: Change | None) -> ResultTensor:
-    # in bytes: what does not change is copied whatever its dtype
-    size = entry.end - entry.begin
-    if change is None:
-        return ResultTensor((Piece(rows_of(path, entry, 1), 0, size),))
-    layout, row_bytes = change.reorder.layout, change.reorder.item_bytes
-    rows, num_moved = rows_of(path, entry, row_bytes), layout.periods * layout.width
+def _result_tensor(entry: Entry, change: Change | None) -> ResultTensor:
+    if change is None:  # copied in bytes, whatever its dtype
+        return ResultTensor((entry.rows(1),))
+    num_moved = change.periods * len(change.order)
+    moved = replace(entry.rows(change.item_bytes), num_rows=num_moved, order=change.order)
     # [rows in periods of heads | the rest, such as values after queries and keys]
-    unmoved = Piece(rows, num_moved, size // row_bytes - num_moved)
-    return ResultTensor((Piece(rows, 0, num_moved, change.reorder.order), unmoved))
+    return ResultTensor((moved, entry.rows(change.item_bytes, num_moved * change.item_bytes)))
 
 
 def _config_folder(checkpoint: Checkpoint) -> Path:
@@ -156,58 +159,40 @@ def _config_folder(checkpoint: Checkpoint) -> Path:
 
 
 def _source_pairing(model: CheckpointModel, source: Pairing | None, target: Pairing) -> Pairing:
-    source_pairing = model.pairing if source is None else source
-    if source_pairing is None:
+    pairing = source or model.pairing
+    if pairing is None:
         raise refusal("no_pairing")
-    if source_pairing == target:
+    if pairing == target:
         hint = (
-            ""
-            if source is not None
-            else "; if they have the other order, as Meta's do under transformers' names, say that "
+            "; if they have the other order, as Meta's do under transformers' names, say that "
             f"the source is {opposite(target)} (--from)"
         )
-        raise refusal("same_pairing", target=target, hint=hint)
-    return source_pairing
+        raise refusal("same_pairing", target=target, hint="" if source else hint)
+    return pairing
 
 
-def _check_changes(
-    checkpoint: Checkpoint,
-    context: Context,
-    changes: Mapping[str, Change],
-    patterns: Patterns | None,
+def _check_roles(
+    path: Path, model: CheckpointModel, changes: Mapping[str, Change], names: Iterable[str]
 ) -> None:
-    names = context.entries
-    if patterns is not None and (unused := patterns.unused_patterns(names)):
-        raise refusal("unmatched", pattern=unused[0], names=list_kinds(names))
-    if not changes:
-        raise refusal("nothing", path=checkpoint.path, names=list_kinds(names))
-    # a LoRA may have queries only; its keys are in the base model
-    if patterns is None and not any("lora_" in name for name in names):
-        _check_roles(checkpoint, context, changes)
-
-
-def _check_roles(checkpoint: Checkpoint, context: Context, changes: Mapping[str, Change]) -> None:
     """Refuse attention of which only the queries or only the keys would change."""
     roles_by_place: dict[str, set[str]] = {}
     borrowing_places: set[str] = set()
     for change in changes.values():
         part = change.part
-        roles = roles_by_place.setdefault(place := part.place, set())
+        roles = roles_by_place.setdefault(part.place, set())
         # only queries, or only keys, may have a bias or a norm
         if part.role != "vectors" and not part.suffix.endswith("bias"):
             roles.add(part.role)
-        if context.model.borrows_keys(part):
-            borrowing_places.add(place)
+        if model.borrows_keys(part):
+            borrowing_places.add(part.place)
     for place, roles in roles_by_place.items():
         if roles == {"query"} and place in borrowing_places:
             continue
         if roles <= {"query"} or roles <= {"key", "latent key"}:
             attention = place.removesuffix(".indexer")
-            siblings = list_kinds(n for n in context.entries if n.startswith(f"{attention}."))
+            siblings = list_kinds(name for name in names if name.startswith(f"{attention}."))
             found = f"only {roles.pop()}" if roles else "neither"
-            raise refusal(
-                "one_role", path=checkpoint.path, place=place, found=found, names=siblings
-            )
+            raise refusal("one_role", path=path, place=place, found=found, names=siblings)
 
 
 def _describe_result(model: CheckpointModel, target: Pairing, *, is_complete: bool) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,19 +20,17 @@ from numpy.typing import NDArray
 from phasor.errors import install_hint
 from phasor.files import refusal
 from phasor.files.checkpoint.conversion import (
-    Change,
     ConversionPlan,
-    Piece,
     Program,
     ResultFile,
     ResultTensor,
     list_kinds,
 )
-from phasor.files.checkpoint.files import FLOATS, Rows, open_checkpoint, rows_of
+from phasor.files.checkpoint.files import FLOATS, Rows, open_checkpoint
 from phasor.files.checkpoint.model import Projection
-from phasor.files.checkpoint.rows import HeadRows, Reorder, reorder_heads
+from phasor.files.checkpoint.rows import Change, order_of_heads
 from phasor.files.configs import load
-from phasor.files.configs.source import JsonObject, read_source
+from phasor.files.configs.source import read_source
 from phasor.files.configs.writing import rope_parameters
 from phasor.pairings import Pairing, opposite
 from phasor.rope import Rope
@@ -41,8 +39,9 @@ from phasor.scaling import Llama3
 if TYPE_CHECKING:
     import torch
 
-# The config of a Llama, as Meta's ``params.json`` and as transformers' ``config.json``.
-
+_CONFIGS = {"transformers": "config.json", "meta": "params.json"}
+_WEIGHTS = {"transformers": "model.safetensors", "meta": "consolidated.safetensors"}
+_PAIRINGS: dict[Program, Pairing] = {"transformers": "half", "meta": "interleaved"}
 _KNOWN_PARAMS = {
     "dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size",
     "multiple_of", "ffn_dim_multiplier", "norm_eps", "rope_theta", "use_scaled_rope",
@@ -62,33 +61,55 @@ class Llama:
     num_kv_heads: int
     norm_eps: float
     context: int | None
-    tied_embeddings: bool = False
-    notes: tuple[str, ...] = ()
+    tied_embeddings: bool
+    notes: tuple[str, ...]
 
 
-def read_params(path: Path) -> Llama:
-    """Read Meta's ``params.json``."""
-    config = _read_config_file(path)
-    if unknown := sorted(k for k, v in config.values.items() if k not in _KNOWN_PARAMS and v):
-        raise refusal("params", path=path, keys=", ".join(unknown))
+def read_llama(path: Path, program: Program) -> Llama:
+    """Read the config of ``program``; what the other program's cannot say is refused."""
+    if not path.is_file():
+        raise refusal("no_sizes", path=path)
+    config = read_source(path)
+    if program == "meta":
+        dim, heads, norm, usual_eps = "dim", "n_heads", "norm_eps", 1e-5
+        if unknown := sorted(k for k, v in config.values.items() if k not in _KNOWN_PARAMS and v):
+            raise refusal("params", path=path, keys=", ".join(unknown))
+    else:
+        dim, heads, norm, usual_eps = "hidden_size", "num_attention_heads", "rms_norm_eps", 1e-6
+        for key, words in (("model_type", ("llama",)), ("hidden_act", ("silu", None))):
+            if config.text(key) not in words:
+                config.refuse(key, f"{words[0]}, the one that Meta's code computes")
     ropes = load(path)
-    rope = replace(ropes.ropes[0], pairing="half")
-    num_heads = config.require("n_heads", ropes.num_heads)
-    scaled = isinstance(rope.scaling, Llama3)
+    rope, law = ropes.ropes[0], ropes.ropes[0].scaling
+    num_heads = config.require(heads, ropes.num_heads)
+    embed_dim = config.require(dim, config.whole(dim))
+    if program == "transformers":
+        if rope.head_dim * num_heads != embed_dim:
+            sizes = {"embed_dim": embed_dim, "num_heads": num_heads}
+            raise refusal("widths", head_dim=rope.head_dim, **sizes)
+        is_metas = law is None or (
+            isinstance(law, Llama3)
+            and (law.low_freq_factor, law.original_max_positions) == (1, 8192)
+        )
+        if rope.rotary_dim != rope.head_dim or not is_metas:
+            widths = {"rotary_dim": rope.rotary_dim, "head_dim": rope.head_dim}
+            raise refusal("law", law=law, **widths)
+    scaled_context = _SCALED_CONTEXT if isinstance(law, Llama3) else None
     return Llama(
-        rope=rope,
+        rope=replace(rope, pairing="half"),
         num_layers=len(ropes),
-        embed_dim=config.require("dim", config.whole("dim")),
+        embed_dim=embed_dim,
         num_heads=num_heads,
         num_kv_heads=ropes.num_kv_heads or num_heads,
-        norm_eps=config.number("norm_eps", above=0) or 1e-5,  # the default of Meta's code
-        context=ropes.context or (_SCALED_CONTEXT if scaled else None),
+        norm_eps=config.number(norm, above=0) or usual_eps,
+        context=ropes.context or scaled_context,
+        tied_embeddings=config.flag("tie_word_embeddings") or False,
         notes=ropes.notes,
     )
 
 
 def config_json(model: Llama, sizes: Mapping[str, int]) -> tuple[dict[str, Any], list[str]]:
-    """The ``config.json`` of transformers 5."""
+    """The ``config.json`` of transformers 5, and notes on it."""
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -117,42 +138,8 @@ def config_json(model: Llama, sizes: Mapping[str, int]) -> tuple[dict[str, Any],
     return config, notes
 
 
-def read_config(path: Path) -> Llama:
-    """Read the ``config.json`` of a Llama; refuse what ``params.json`` cannot say."""
-    config = _read_config_file(path)
-    if config.text("model_type") != "llama":
-        config.refuse("model_type", "llama, the one that Meta's code computes")
-    if config.text("hidden_act") not in (None, "silu"):
-        config.refuse("hidden_act", "silu, the one that Meta's code computes")
-    ropes = load(path)
-    rope = ropes.ropes[0]
-    num_heads = config.require("num_attention_heads", ropes.num_heads)
-    embed_dim = config.require("hidden_size", config.whole("hidden_size"))
-    if rope.head_dim * num_heads != embed_dim:
-        sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "head_dim": rope.head_dim}
-        raise refusal("widths", **sizes)
-    law = rope.scaling
-    is_metas = law is None or (
-        isinstance(law, Llama3) and (law.low_freq_factor, law.original_max_positions) == (1, 8192)
-    )
-    if rope.rotary_dim != rope.head_dim or not is_metas:
-        widths = {"rotary_dim": rope.rotary_dim, "head_dim": rope.head_dim}
-        raise refusal("law", law=law, **widths)
-    return Llama(
-        rope=rope,
-        num_layers=len(ropes),
-        embed_dim=embed_dim,
-        num_heads=num_heads,
-        num_kv_heads=ropes.num_kv_heads or num_heads,
-        norm_eps=config.number("rms_norm_eps", above=0) or 1e-6,  # the default of transformers
-        context=ropes.context,
-        tied_embeddings=config.flag("tie_word_embeddings") or False,
-        notes=ropes.notes,
-    )
-
-
 def params_json(model: Llama, sizes: Mapping[str, int]) -> tuple[dict[str, Any], list[str]]:
-    """Meta's ``params.json``."""
+    """Meta's ``params.json``, and notes on it."""
     # Meta's code: hidden = int(ffn_dim_multiplier * int(8 dim / 3)), rounded up to multiple_of.
     # Half a unit more than the quotient, so that no rounding reaches the next integer.
     multiplier = (sizes["hidden"] + 0.5) / int(2 * (4 * model.embed_dim) / 3)
@@ -184,38 +171,23 @@ def params_json(model: Llama, sizes: Mapping[str, int]) -> tuple[dict[str, Any],
     return params, notes
 
 
-def _read_config_file(path: Path) -> JsonObject:
-    if not path.is_file():
-        raise refusal("no_sizes", path=path)
-    return read_source(path)
+class _Weight(NamedTuple):
+    """A weight of a Llama, by each program's name of its module.
 
-
-# Its tensors.
-
-
-@dataclass(frozen=True, slots=True)
-class _Weight:
-    """A weight of a Llama: its two names, its shape, and the axis on which ranks divide it.
-
-    The axis is None if every rank has the whole weight. Only weights with pairs have a ``role``.
+    Ranks divide it on ``axis``; every one has the whole if that is None.
     """
 
     meta: str
     transformers: str
     shape: tuple[str, ...]
     axis: int | None
-    role: Literal["query", "key"] | None = None
-
-    def name(self, program: Program) -> str:
-        """Its name in the files of a program."""
-        return self.meta if program == "meta" else self.transformers
+    role: Literal["query", "key"] | None = None  # of those with pairs
 
 
-_WEIGHTS_BEFORE_LAYERS = (
+# in the order of Meta's files; between the first and the last two are those of each layer
+_LLAMAS_WEIGHTS = (
     # Llama 2 divides it on axis 1, which the shape tells
-    _Weight("tok_embeddings.weight", "model.embed_tokens.weight", ("vocab", "dim"), 0),
-)
-_LAYER_WEIGHTS = (
+    _Weight("tok_embeddings", "model.embed_tokens", ("vocab", "dim"), 0),
     _Weight("attention_norm", "input_layernorm", ("dim",), None),
     _Weight("attention.wq", "self_attn.q_proj", ("queries", "dim"), 0, "query"),
     _Weight("attention.wk", "self_attn.k_proj", ("keys", "dim"), 0, "key"),
@@ -225,47 +197,49 @@ _LAYER_WEIGHTS = (
     _Weight("feed_forward.w1", "mlp.gate_proj", ("hidden", "dim"), 0),
     _Weight("feed_forward.w2", "mlp.down_proj", ("dim", "hidden"), 1),
     _Weight("feed_forward.w3", "mlp.up_proj", ("hidden", "dim"), 0),
-)
-_WEIGHTS_AFTER_LAYERS = (
-    _Weight("norm.weight", "model.norm.weight", ("dim",), None),
-    _Weight("output.weight", "lm_head.weight", ("vocab", "dim"), 0),
+    _Weight("norm", "model.norm", ("dim",), None),
+    _Weight("output", "lm_head", ("vocab", "dim"), 0),
 )
 # tables of frequencies that old files store beside the weights
 _FREQUENCIES = re.compile(r"rope\.freqs|model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
-_META_WEIGHTS = "consolidated.safetensors"
 _DTYPES = {f"torch.{theirs}": ours for ours, theirs in FLOATS.items()}
+
+
+def _list_weights(num_layers: int) -> Iterator[_Weight]:
+    """Every weight of a Llama, with the whole names of its tensor."""
+    first, *of_layer, norm, output = _LLAMAS_WEIGHTS
+    prefixes = [(f"layers.{i}.", f"model.layers.{i}.") for i in range(num_layers)]
+    layers = [(one, *prefix) for prefix in prefixes for one in of_layer]
+    for one, meta, theirs in [(first, "", ""), *layers, (norm, "", ""), (output, "", "")]:
+        names = {"meta": meta + one.meta, "transformers": theirs + one.transformers}
+        yield one._replace(**{program: f"{name}.weight" for program, name in names.items()})
 
 
 def plan_program(folder: Path, program: Program) -> ConversionPlan:
     """`plan_conversion` of a folder for another program."""
     if not folder.is_dir():
         raise refusal("no_folder", path=folder)
+    source: Program = "meta" if program == "transformers" else "transformers"
+    model = read_llama(folder / _CONFIGS[source], source)
+    ranks = _open_consolidated(folder) if source == "meta" else [_open_safetensors(folder)]
+    sizes, file, changes = _build_result(model, program, ranks)
+    config, notes = (config_json if program == "transformers" else params_json)(model, sizes)
     if program == "transformers":
-        model, ranks = read_params(folder / "params.json"), _open_consolidated(folder)
-        weights_file, config_file, write_config = "model.safetensors", "config.json", config_json
-        target: Pairing = "half"
-    else:
-        model, ranks = read_config(folder / "config.json"), [_open_safetensors(folder)]
-        weights_file, config_file, write_config = _META_WEIGHTS, "params.json", params_json
-        target = "interleaved"
-    sizes, file, changes = _build_result(model, program, ranks, target)
-    config, notes = write_config(model, sizes)
-    if program == "transformers":
-        config["dtype"] = FLOATS[next(iter(file.tensors.values())).pieces[0].rows.dtype]
+        config["dtype"] = FLOATS[next(iter(file.tensors.values())).pieces[0].dtype]
     return ConversionPlan(
         path=folder,
         program=program,
         ranks=len(ranks),
-        source=opposite(target),
-        target=target,
-        files={weights_file: file},
-        other_files={config_file: (json.dumps(config, indent=2) + "\n").encode()},
+        source=opposite(_PAIRINGS[program]),
+        target=_PAIRINGS[program],
+        files={_WEIGHTS[program]: file},
+        other_files={_CONFIGS[program]: (json.dumps(config, indent=2) + "\n").encode()},
         changes=MappingProxyType(changes),
         notes=(*model.notes, *notes, "The tokenizer is not converted."),
     )
 
 
-def _open_consolidated(folder: Path) -> list[Mapping[str, Rows]]:
+def _open_consolidated(folder: Path) -> list[dict[str, Rows]]:
     """The tensors of each rank in Meta's folder."""
     # consolidated.00.pth and so on, one for each rank of the training
     by_rank = {
@@ -273,13 +247,12 @@ def _open_consolidated(folder: Path) -> list[Mapping[str, Rows]]:
         for path in folder.iterdir()
         if (match := re.fullmatch(r"consolidated\.(\d\d)\.pth", path.name))
     }
-    single = folder / _META_WEIGHTS
+    single = folder / _WEIGHTS["meta"]
     if single.exists() == bool(by_rank):
         raise refusal("consolidated", folder=folder, found="both" if by_rank else "neither")
     if not by_rank:
         return [_open_safetensors(single)]
-    missing = sorted(set(range(max(by_rank) + 1)) - set(by_rank))
-    if missing:
+    if missing := sorted({*range(max(by_rank))} - by_rank.keys()):
         last = by_rank[max(by_rank)].name
         raise refusal("rank_missing", folder=folder, last=last, missing=missing[0])
     ranks = [_open_pth(by_rank[rank]) for rank in sorted(by_rank)]
@@ -287,7 +260,7 @@ def _open_consolidated(folder: Path) -> list[Mapping[str, Rows]]:
         if differing := sorted(set(rank) ^ set(ranks[0])):
             pair = {"first": by_rank[0].name, "other": by_rank[number].name}
             raise refusal("rank_names", folder=folder, names=list_kinds(differing), **pair)
-    return list(ranks)
+    return ranks
 
 
 def _open_pth(path: Path) -> dict[str, Rows]:
@@ -308,96 +281,56 @@ def _open_pth(path: Path) -> dict[str, Rows]:
     if not isinstance(state, dict) or not state:
         kind = "an empty one" if isinstance(state, dict) else f"a {type(state).__name__}"
         raise refusal("no_tensors", path=path, kind=kind)
-    tensors = cast(dict[Any, Any], state).items()
-    return {str(name): _map_rows(path, str(name), tensor) for name, tensor in tensors}
+    stored: dict[str, Rows] = {}
+    for name, tensor in cast(dict[Any, object], state).items():
+        if not isinstance(tensor, torch.Tensor):
+            raise refusal("no_tensor", path=path, name=str(name), kind=type(tensor))
+        dtype = _DTYPES.get(str(tensor.dtype))
+        if dtype is None or not tensor.ndim or not tensor.numel() or tensor.layout != torch.strided:
+            got = {"dtype": tensor.dtype, "shape": list(tensor.shape)}
+            dtypes = ", ".join(FLOATS.values())
+            raise refusal("dense", path=path, name=str(name), dtypes=dtypes, **got)
+        stored[str(name)] = _rows_of_tensor(tensor, dtype)
+    return stored
 
 
-def _map_rows(path: Path, name: str, tensor: object) -> Rows:
+def _rows_of_tensor(tensor: torch.Tensor, dtype: str) -> Rows:
     import torch
 
-    if not isinstance(tensor, torch.Tensor):
-        raise refusal("no_tensor", path=path, name=name, kind=type(tensor))
-    dtype = _DTYPES.get(str(tensor.dtype))
-    if dtype is None or not tensor.ndim or not tensor.numel() or tensor.layout != torch.strided:
-        got = {"dtype": tensor.dtype, "shape": list(tensor.shape)}
-        raise refusal("dense", path=path, name=name, dtypes=", ".join(FLOATS.values()), **got)
     row_bytes = tensor.element_size() * tensor[:1].numel()
 
     def read(first: int, count: int) -> NDArray[np.uint8]:
         # contiguous before the view as bytes: a copy of these rows at most
-        rows: torch.Tensor = tensor[first : first + count].contiguous()
+        rows = tensor[first : first + count].contiguous()
         return rows.view(torch.uint8).reshape(count, row_bytes).numpy()
 
-    return Rows(dtype, tuple(tensor.shape), row_bytes, read)
+    return Rows(dtype, tuple(tensor.shape), len(tensor), row_bytes, read)
 
 
-def _open_safetensors(path: Path) -> Mapping[str, Rows]:
+def _open_safetensors(path: Path) -> dict[str, Rows]:
     """The tensors of a safetensors file, or of a folder with one or with an index."""
-    tensors: dict[str, Rows] = {}
+    stored: dict[str, Rows] = {}
     for header in open_checkpoint(path).files.values():
         for name, entry in header.tensors.items():
             if entry.dtype not in FLOATS or not entry.shape or not entry.count:
                 got = {"dtype": entry.dtype, "shape": list(entry.shape)}
                 raise refusal("floats", name=name, dtypes=", ".join(FLOATS), **got)
-            row_bytes = (entry.end - entry.begin) // entry.shape[0]
-            tensors[name] = rows_of(header.path, entry, row_bytes)
-    return tensors
-
-
-def _list_weights(num_layers: int) -> Iterator[_Weight]:
-    """Every weight of a Llama, in the order of Meta's files."""
-    yield from _WEIGHTS_BEFORE_LAYERS
-    for layer in range(num_layers):
-        for weight in _LAYER_WEIGHTS:
-            meta = f"layers.{layer}.{weight.meta}.weight"
-            transformers = f"model.layers.{layer}.{weight.transformers}.weight"
-            yield replace(weight, meta=meta, transformers=transformers)
-    yield from _WEIGHTS_AFTER_LAYERS
+            stored[name] = entry.rows(entry.size // entry.shape[0])
+    return stored
 
 
 def _build_result(
-    model: Llama, program: Program, ranks: list[Mapping[str, Rows]], target: Pairing
+    model: Llama, program: Program, ranks: list[dict[str, Rows]]
 ) -> tuple[dict[str, int], ResultFile, dict[str, Change]]:
-    """The sizes that `_Weight.shape` names, the file of the result, and its changes by name."""
-    source_program: Program = "meta" if program == "transformers" else "transformers"
+    """The sizes that `_Weight.shape` names, the file of the result, and its changes."""
     weights = list(_list_weights(model.num_layers))
-    source_names = {weight.meta: weight.name(source_program) for weight in weights}
+    source_names = {
+        it.meta: it.meta if program == "transformers" else it.transformers for it in weights
+    }
     # with tied embeddings the head has no tensor, or one that transformers does not use
     if model.tied_embeddings:
         source_names["output.weight"] = source_names["tok_embeddings.weight"]
-    _check_names(model, ranks[0], source_names)
-    sizes = {
-        "dim": model.embed_dim,
-        "queries": model.num_heads * model.rope.head_dim,
-        "keys": model.num_kv_heads * model.rope.head_dim,
-        "hidden": len(ranks) * ranks[0][source_names["layers.0.feed_forward.w1.weight"]].shape[0],
-        "vocab": len(ranks) * ranks[0][source_names["output.weight"]].shape[0],
-    }
-    tensors: dict[str, ResultTensor] = {}
-    changes: dict[str, Change] = {}
-    header_entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for weight in weights:
-        name, new_name = source_names[weight.meta], weight.name(program)
-        rows = [rank[name] for rank in ranks]
-        shape = [sizes[word] for word in weight.shape]
-        rows, axis = _join_ranks(name, rows, shape, weight)
-        order = None
-        if weight.role is not None:
-            reordering = _reorder_rank(name, rows[0], shape[0], model.rope, target)
-            changes[new_name] = Change(Projection(weight.role, None), model.rope, reordering)
-            order = reordering.order
-        tensor = ResultTensor(tuple(Piece(part, 0, part.shape[0], order) for part in rows), axis)
-        tensors[new_name] = tensor
-        offsets = [end, end + tensor.size]
-        header_entries[new_name] = {"dtype": rows[0].dtype, "shape": shape, "data_offsets": offsets}
-        end = offsets[1]
-    header = json.dumps(header_entries).encode()
-    header += b" " * (-len(header) % 8)  # readers map the data, which begins at a multiple of 8
-    return sizes, ResultFile(len(header).to_bytes(8, "little") + header, tensors), changes
-
-
-def _check_names(model: Llama, rank: Mapping[str, Rows], source_names: Mapping[str, str]) -> None:
+    rank = ranks[0]
     if missing := [name for name in source_names.values() if name not in rank]:
         names = {"names": list_kinds(missing), "others": list_kinds(rank)}
         raise refusal("missing", layers=model.num_layers, **names)
@@ -405,40 +338,67 @@ def _check_names(model: Llama, rank: Mapping[str, Rows], source_names: Mapping[s
     unknown = [name for name in rank if name not in expected and not _FREQUENCIES.fullmatch(name)]
     if unknown:
         raise refusal("unknown", layers=model.num_layers, names=list_kinds(unknown))
+    num_rows = {it: len(ranks) * rank[name].num_rows for it, name in source_names.items()}
+    width, target = model.rope.head_dim, _PAIRINGS[program]
+    sizes = {
+        "dim": model.embed_dim,
+        "queries": model.num_heads * width,
+        "keys": model.num_kv_heads * width,
+        "hidden": num_rows["layers.0.feed_forward.w1.weight"],
+        "vocab": num_rows["output.weight"],
+    }
+    # a rank holds whole heads, so the order is the same on each
+    order = order_of_heads(model.rope, opposite(target), target)
+    tensors: dict[str, ResultTensor] = {}
+    changes: dict[str, Change] = {}
+    header_entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for weight in weights:
+        name, new_name = source_names[weight.meta], cast(str, getattr(weight, program))
+        shape = [sizes[word] for word in weight.shape]
+        rows, axis = _join_ranks(name, [rank[name] for rank in ranks], shape, weight)
+        if weight.role is not None:
+            if rows[0].num_rows % width:
+                raise refusal("split_heads", name=name, width=width, rows=rows[0].num_rows)
+            part, periods, size = (
+                Projection(weight.role, None),
+                shape[0] // width,
+                rows[0].row_bytes,
+            )
+            changes[new_name] = Change(part, model.rope, (0,), order, periods, size)
+            rows = [replace(piece, order=order) for piece in rows]
+        tensors[new_name] = ResultTensor(tuple(rows), axis)
+        offsets = [end, end := end + tensors[new_name].size]
+        header_entries[new_name] = {"dtype": rows[0].dtype, "shape": shape, "data_offsets": offsets}
+    header = json.dumps(header_entries).encode()
+    header += b" " * (-len(header) % 8)  # readers map the data, which begins at a multiple of 8
+    file = ResultFile(len(header).to_bytes(8, "little") + header, tensors)
+    return sizes, file, changes
 
 
 def _join_ranks(
-    name: str, pieces: list[Rows], shape: list[int], weight: _Weight
+    name: str, rows: list[Rows], shape: list[int], weight: _Weight
 ) -> tuple[list[Rows], int]:
-    """The pieces of the ranks that make a tensor of ``shape``, and the axis that joins them."""
-    first, axis = pieces[0], weight.axis
-    for number, piece in enumerate(pieces):
+    """The rows of the ranks that make a tensor of ``shape``, and the axis that joins them."""
+    first, axis = rows[0], weight.axis
+    for number, piece in enumerate(rows):
         if (piece.dtype, piece.shape) != (first.dtype, first.shape):
             got = {"dtype": first.dtype, "shape": list(first.shape), "rank": number}
             other = {"other_dtype": piece.dtype, "other_shape": list(piece.shape)}
             raise refusal("ranks_differ", name=name, **got, **other)
     if axis is None:
-        for number, piece in enumerate(pieces):
-            if not np.array_equal(piece.read(0, piece.shape[0]), first.read(0, first.shape[0])):
+        copies = [it.read(0, it.num_rows) for it in rows]
+        for number, copy in enumerate(copies):
+            if not np.array_equal(copy, copies[0]):
                 raise refusal("copies_differ", name=name, rank=number)
-        pieces, axis = pieces[:1], 0
-    elif weight in _WEIGHTS_BEFORE_LAYERS and first.shape[1:] != tuple(shape[1:]):
+        rows, axis = rows[:1], 0
+    elif weight.meta == "tok_embeddings.weight" and first.shape[1:] != tuple(shape[1:]):
         axis = 1
     # ranks lie side by side on this axis
     joined_shape = list(first.shape)
     if len(joined_shape) == len(shape):
-        joined_shape[axis] *= len(pieces)
+        joined_shape[axis] *= len(rows)
     if joined_shape != shape:
-        of_ranks = "" if len(pieces) == 1 else f" of {len(pieces)} ranks together"
+        of_ranks = "" if len(rows) == 1 else f" of {len(rows)} ranks together"
         raise refusal("shape", name=name, shape=shape, joined=joined_shape, of_ranks=of_ranks)
-    return pieces, axis
-
-
-def _reorder_rank(name: str, rank: Rows, rows: int, rope: Rope, target: Pairing) -> Reorder:
-    """The new order of the rows of each head of a tensor with ``rows`` rows over all ranks."""
-    width = rope.head_dim
-    if rank.shape[0] % width:
-        raise refusal("split_heads", name=name, width=width, rows=rank.shape[0])
-    # a rank holds whole heads, so the order is the same on each
-    layout = HeadRows(width, (0,), rows // width)
-    return reorder_heads(rope, opposite(target), target, layout, rank.row_bytes)
+    return rows, axis

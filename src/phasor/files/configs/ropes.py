@@ -125,8 +125,8 @@ def _learned_ropes(
 
     files, learned = open_checkpoint(folder).files.values(), model.facts.learned
     endings = tuple(f".{name}" for name in learned)
-    tensors = {name: file for file in files for name in file.tensors}
-    tensors = {n: file for n, file in tensors.items() if f".{n}".endswith(endings)}
+    tensors = {name: entry for file in files for name, entry in file.tensors.items()}
+    tensors = {n: entry for n, entry in tensors.items() if f".{n}".endswith(endings)}
     order: list[str] = []
     ropes: dict[str, Rope | None] = {}
     for i, kind in enumerate(model.layer_kinds):
@@ -136,7 +136,7 @@ def _learned_ropes(
             if len(names) != 1:
                 wanted = f"{learned[0]} of layer {i}"
                 raise refusal("learned", folder=folder, name=wanted, got=names or None)
-            alpha = read_floats(tensors[names[0]], names[0])
+            alpha = read_floats(tensors[names[0]])
             # exp of larger ones is none of a frequency
             if alpha.shape != (rope.num_pairs,) or not (np.abs(alpha) < 100).all():
                 wanted = f"{names[0]}, with a float below 100 for each of {rope.num_pairs} pairs"

@@ -37,10 +37,9 @@ from phasor.torch.hf.modules import (
     ORIGINAL,
     ROPES_OF_KINDS,
     ModuleInfo,
-    deferring_class,
     named_modules,
     original_class,
-    rotating_class,
+    patched_class,
     rotations_of,
     set_class,
 )
@@ -178,7 +177,7 @@ def patch(
     if seq_len is not None:
         whole("seq_len", seq_len, least=1)
     ropes_of_module: dict[nn.Module, Any] = {}
-    classes: dict[nn.Module, type] = {}
+    new_classes: dict[nn.Module, type] = {}
     # every class is made before the first module changes
     rotations = read_parts(model, part, "patch")
     for rotation in rotations:
@@ -190,11 +189,10 @@ def patch(
                     f"seq_len must be as before, and {info.path} was patched for another; "
                     "call unpatch(model) first"
                 )
-            classes[info.module] = deferring_class(info.cls)
-        # GPT-J's attention is both embedding and rotation: rotating_class, set last, wins
-        rotating = (*rotation.rotating, *rotation.reordering)
-        classes |= {it.module: rotating_class(it.cls) for it in rotating}
-    new_classes = {it: cls for it, cls in classes.items() if original_class(it) is None}
+        embeddings = [info for _, info in rotation.embeddings]
+        for info in (*embeddings, *rotation.rotating, *rotation.reordering):
+            if original_class(info.module) is None:
+                new_classes[info.module] = patched_class(info.cls)
     for module, cls in new_classes.items():
         if module in ropes_of_module:
             module.__dict__[ROPES_OF_KINDS] = ropes_of_module[module]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from phasor.axes import Axial
 from phasor.errors import PhasorError
-from phasor.identification import identify_samples
+from phasor.identification import Identification, identify_samples
 from phasor.positions import every_axis
 from phasor.rope import Rope
 from phasor.torch._operator.internals import outside_modes, outside_transforms
@@ -49,6 +49,8 @@ FARTHEST = 1 << 14
 _FLOAT32_ROUNDING = 2.0**-24
 # that are compared with exact cosines
 _MAX_POSITIONS = 1 << 16
+# of the random vectors that rows are identified by
+_HEADS = 8
 
 
 @contextmanager
@@ -153,19 +155,19 @@ def rolled_positions(positions: Sequence[int], n_axes: int) -> Grid:
     return np.stack([np.roll(positions, axis) for axis in range(n_axes)])
 
 
-def identify_rows(answer: Any, signature: RotationSignature, grid: Grid) -> Rope | None:
-    """The Rope of rows that were made for ``grid``, by vectors that they rotate; None if none."""
+def identify_rows(answer: Any, signature: RotationSignature, grid: Grid) -> Identification | None:
+    """What rows made for ``grid`` turn by, told by vectors that they rotate; None if nothing."""
     cos, sin = (torch.from_numpy(row) for row in half_rows(answer, signature))
     generator = torch.Generator().manual_seed(0)
     # [seq, heads, head_dim] -> [seq * heads, head_dim]
-    x = torch.randn(len(cos), 8, 2 * cos.shape[-1], generator=generator, dtype=torch.float64)
+    x = torch.randn(len(cos), _HEADS, 2 * cos.shape[-1], generator=generator, dtype=torch.float64)
     y = rotate_by(
         x, cos, signature.direction * sin, pairing=signature.pairing,
         pairing_out=signature.pairing_out, backend="eager",
     )  # fmt: skip
     before, after = (tensor.flatten(0, 1).numpy() for tensor in (x, y))
     with suppress(PhasorError):
-        return identify_samples(before, after, positions_of_grid(grid).repeat(8, axis=0)).rope
+        return identify_samples(before, after, positions_of_grid(grid).repeat(_HEADS, axis=0))
     return None
 
 
@@ -188,29 +190,49 @@ def with_powers(rope: Rope, base: float | None) -> Rope | None:
     return replace(plain, base=None, explicit_inv_freq=exact)
 
 
+class _Table(nn.Module):
+    """Makes rows as attention with a table of sines does, such as that of GPT-J and CodeGen."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.register_buffer(TABLE, table)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        del x
+        sin, cos = self.get_buffer(TABLE)[position_ids].chunk(2, -1)
+        return cos, sin
+
+
 class Embedding:
     """The rotary embeddings of one class and config, as a new instance of it answers."""
 
     # of the function that rotates by its rows, once a rope has been found
     signature: RotationSignature | None = None
     position_format = PositionFormat()
-    n_axes = 1
-    farthest = _FAR[-1]  # the farthest position that it accepts
+    limit = 1 << 62  # positions are below this
 
     def __init__(self, modules: Sequence[ModuleInfo]) -> None:
         self.modules, self.info = modules, modules[0]
-        by_kind: Any = getattr(self.info.module, "rope_type", None)
+        module, cls = self.info.module, cast(Any, self.info.cls)
+        by_kind: Any = getattr(module, "rope_type", None)
         self.kinds: list[str | None] = (isinstance(by_kind, dict) and [*by_kind]) or [None]
         self.ropes: dict[str | None, Rope] = {}  # of every kind of layer that it has cosines for
-        self.instance = self._build()
+        if self.info.holds_table:
+            shape = module.get_buffer(TABLE).shape
+            self.limit = shape[0]
+            self.instance: Any = _Table(cls.forward.__globals__[TABLE_MAKER](*shape))
+        else:
+            # a copy, because the class may write into its config
+            self.instance = cls(copy.deepcopy(self.info.config))
         self.buffers = buffers_and_factors(self.instance)
-        self._find_position_format()
-        # whether it returns one complex tensor
-        self.is_complex = isinstance(self(np.zeros((self.n_axes, 1), int)), Tensor)
+        self.position_format = self._find_position_format()
+        is_complex = isinstance(self(np.zeros((self.n_axes, 1), int)), Tensor)
+        self.position_format = self.position_format._replace(is_complex=is_complex)
 
-    def _build(self) -> Any:
-        # a copy, because the class may write into its config
-        return cast(Any, self.info.cls)(copy.deepcopy(self.info.config))
+    @property
+    def n_axes(self) -> int:
+        """The number of coordinates of a position."""
+        return self.position_format.n_axes
 
     def __call__(self, grid: Grid, kind: str | None = None) -> Any:
         """Cosines and sines, or complex numbers, at positions ``[axes, seq]``."""
@@ -219,69 +241,63 @@ class Embedding:
 
     def rows_of(self, module: Any, grid: Grid, kind: str | None, hidden: Tensor) -> Any:
         """The same from any module of the class, for hidden states ``[1, seq, 1]``."""
-        kinds = [] if kind is None else [kind]
+        if self.info.holds_table:
+            module = _Table(module.get_buffer(TABLE))
+        ids = torch.tensor(self.position_format.position_ids(grid), device=hidden.device)
         # a copy is called, because some modules keep what they were called with
-        return copy.deepcopy(module)(hidden, self.position_ids(grid).to(hidden.device), *kinds)
+        return copy.deepcopy(module)(hidden, ids, *([] if kind is None else [kind]))
 
-    def position_ids(self, grid: Grid) -> Tensor:
-        """Positions ``[axes, seq]`` in the layout in which the class takes them."""
-        axes_last, batched, axis_order, _ = self.position_format
-        if axis_order:
-            grid = grid[np.argsort(axis_order)]
-        if axes_last:
-            return torch.tensor(grid.T[None] if batched else grid.T)
-        return torch.tensor(grid if len(grid) == 1 else grid[:, None])
-
-    def _find_position_format(self) -> None:
+    def _find_position_format(self) -> PositionFormat:
         """Try how many coordinates a position may have, and in which order of dimensions."""
+        if self.info.holds_table:
+            return PositionFormat()
         last = PositionFormat(axes_last=True)
-        found = [(0, 1, PositionFormat())]
-        for self.n_axes, self.position_format in [
-            *((n, PositionFormat()) for n in (3, 2, 4)),
-            *((n, it) for n in (4, 3, 2) for it in (last._replace(batched=False), last)),
+        found = [(0, PositionFormat())]
+        for it in [
+            *(PositionFormat(n) for n in (3, 2, 4)),
+            *(last._replace(n_axes=n, batched=b) for n in (4, 3, 2) for b in (False, True)),
         ]:
-            try:
-                rows = each_row(self(np.arange(5 * self.n_axes).reshape(self.n_axes, 5)))
-                # the tower of Sam 3 adds a batch that its positions have not
-                expected = {(1, 5)} if self.position_format.batched else {(5,), (1, 5)}
-                if not {it.shape[:-1] for it in rows} <= expected:
-                    continue
-                if not self.position_format.axes_last:
-                    return
-                if self._uses_every_axis():
-                    found.append((rows[0].shape[-1], self.n_axes, self.position_format))
-            except FOREIGN_ERRORS:
-                continue
+            self.position_format = it
+            # the tower of Sam 3 adds a batch that its positions have not
+            expected = {(1, 5)} if it.batched else {(5,), (1, 5)}
+            with suppress(*FOREIGN_ERRORS):
+                rows = each_row(self(np.arange(5 * it.n_axes).reshape(it.n_axes, 5)))
+                if {row.shape[:-1] for row in rows} <= expected:
+                    if not it.axes_last:
+                        return it
+                    if self._uses_every_axis():
+                        found.append((rows[0].shape[-1], it))
         # what takes a coordinate for a token has narrower rows
-        _, self.n_axes, self.position_format = max(found, key=itemgetter(0))
+        return max(found, key=itemgetter(0))[1]
 
     def _uses_every_axis(self) -> bool:
         """Whether every coordinate changes the rows, and these are no wider than a head."""
-        steps = np.eye(self.n_axes, dtype=int)
-        moved = [each_row(self(steps[:, [axis]]))[-1] for axis in range(self.n_axes)]
-        at_zero = each_row(self(np.zeros((self.n_axes, 1), int)))
+        # the origin, and a step from it along each axis
+        grid = np.eye(self.n_axes, self.n_axes + 1, 1, dtype=int)
+        origin, *moved = each_row(self(grid))[-1].reshape(self.n_axes + 1, -1)
         config = self.info.config
         hidden = getattr(config, "embed_dim", None) or getattr(config, "hidden_size", None) or 0
         width = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
-        is_narrow = at_zero[0].shape[-1] <= width
-        return is_narrow and not any(torch.equal(rows, at_zero[-1]) for rows in moved)
+        return len(origin) <= width and not any(torch.equal(row, origin) for row in moved)
 
     def _signatures_of(self, functions: Sequence[Any]) -> list[RotationSignature]:
         """The geometry of each function that takes the rows of this instance."""
-        found = (measure_signature(it, self.position_format.batched) for it in functions)
-        return [it for it in found if it and (it.width == "complex") is self.is_complex]
+        its_format = self.position_format
+        found = (measure_signature(it, its_format.batched) for it in functions)
+        return [it for it in found if it and (it.width == "complex") is its_format.is_complex]
 
     def sample_grids(self) -> list[Grid]:
         """Positions ``[axes, seq]`` near and far, or all to which the module is fixed."""
         if fixed := self.position_format.fixed_positions:
             return [np.array(fixed).T]
-        far = [min(p, self.farthest) for p in _FAR]
+        far = [min(p, self.limit - 1) for p in _FAR]
         return [rolled_positions(positions, self.n_axes) for positions in (_NEAR, far)]
 
     def spread_grid(self, context: int) -> Grid:
         """Positions ``[axes, seq]`` below ``context``, equal on every axis, or all fixed ones."""
         if self.position_format.fixed_positions:
             return self.sample_grids()[0]
+        context = min(context, self.limit)
         count = min(context, _MAX_POSITIONS)
         positions = np.unique(np.linspace(0, context - 1, count).round().astype(np.int64))
         return np.tile(positions, (self.n_axes, 1))
@@ -297,13 +313,14 @@ class Embedding:
 
     def identify(self, functions: Sequence[Any], kind: str | None) -> Rope | None:
         """The Rope by which one of the functions rotates with these rows; None if none is found."""
-        grid = spread_positions(min(FARTHEST, self.farthest + 1), self.n_axes)
+        grid = spread_positions(min(FARTHEST, self.limit), self.n_axes)
         in_order, is_picture = tuple(range(self.n_axes)), self.position_format.axes_last
         orders = list(permutations(in_order)) if is_picture else [in_order]
         for signature, order in product(self._signatures_of(functions), orders):
             axis_order = () if order == in_order else order
             self.position_format = self.position_format._replace(axis_order=axis_order)
-            rope = identify_rows(self(grid, kind), signature, grid)
+            found = identify_rows(self(grid, kind), signature, grid)
+            rope = found and found.rope
             if rope is not None and is_picture:
                 rope = with_powers(rope, base_of_config(self.info.config))
             if rope is not None and self.matches(rope, functions, kind):
@@ -313,42 +330,18 @@ class Embedding:
     def ropes_of_kinds(self, seq_len: int | None) -> dict[str | None, RopeOfKind]:
         """How every kind of layer rotates, under the law for ``seq_len`` tokens if one is given."""
         laws = {kind: it if seq_len is None else it.at(seq_len) for kind, it in self.ropes.items()}
-        read_as = self.position_format, self.is_complex
-        return {kind: RopeOfKind(replace(it, direction=1), *read_as) for kind, it in laws.items()}
-
-
-class EmbeddingTable(Embedding):
-    """Tables of sines and cosines, such as GPT-J and CodeGen keep in attention."""
-
-    def _build(self) -> Any:
-        table, instance = self.info.module.get_buffer(TABLE), nn.Module()
-        self.farthest = min(len(table) - 1, _FAR[-1])
-        make = cast(Any, self.info.cls).forward.__globals__[TABLE_MAKER]
-        instance.register_buffer(TABLE, make(*table.shape))
-        return instance
-
-    def _find_position_format(self) -> None:
-        """A row for each position."""
-
-    def spread_grid(self, context: int) -> Grid:
-        """Positions that the table has."""
-        return super().spread_grid(len(self.buffers[TABLE]))
-
-    def rows_of(self, module: Any, grid: Grid, kind: str | None, hidden: Tensor) -> Any:
-        """The rows of a module's table."""
-        sin, cos = module.get_buffer(TABLE)[torch.as_tensor(grid[:1])].chunk(2, -1)
-        return cos, sin
+        its_format = self.position_format
+        return {kind: RopeOfKind(replace(it, direction=1), its_format) for kind, it in laws.items()}
 
 
 class EmbeddingGrid(Embedding):
     """One table of complex rows for the only size of a picture, as Llama 4 has; it is read."""
 
-    n_axes, position_format = 2, PositionFormat(axes_last=True)
-
-    def _find_position_format(self) -> None:
+    def _find_position_format(self) -> PositionFormat:
         answers = [self.instance(torch.zeros(shape)) for shape in ((1, 1, 1), (2, 7, 3))]
         if not torch.equal(*answers) or not answers[0].is_complex():
             raise TypeError("its forward does not return a table of complex rows")
+        return PositionFormat(2, axes_last=True)
 
     def rows_of(self, module: Any, grid: Grid, kind: str | None, hidden: Tensor) -> Any:
         """The module's table, whatever the positions."""

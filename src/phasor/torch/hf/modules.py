@@ -130,12 +130,38 @@ def modules_of(model: nn.Module) -> Iterator[ModuleInfo]:
                 known_parts = (part for known, part in outermost if _equal(own, known))
                 part = next(known_parts, path if outermost else "")
                 outermost.append((own, part))
-            else:
-                part = _find_part(own, config, part, path)
+            elif not _equal(own, config):
+                key = _key_of(own, config)
+                part = f"{part}.{key}".lstrip(".") if key else path
             config = own
         by_path[path] = config, part
         cls = original_class(module) or type(module)
         yield ModuleInfo(path or cls.__name__, module, cls, config, part)
+
+
+def _key_of(own: Any, config: Any) -> str:
+    """The key of a config in an outer one; "" if it has none."""
+    inner = list(_configs_inside(config))
+    # a model may have copied the configs of its parts, and changed the copies since
+    keys = (
+        [key for key, it in inner if it is own]
+        or [key for key, it in inner if _equal(it, own)]
+        or [key for key, it in inner if type(it) is type(own)]
+    )
+    return keys[0] if keys else ""
+
+
+def _configs_inside(config: Any, depth: int = 3) -> Iterator[tuple[str, Any]]:
+    """The configs inside one, with their keys joined by dots, the outer ones first."""
+    attributes = cast("dict[str, Any]", vars(config))
+    found = {key: value for key, value in attributes.items() if hasattr(value, "to_dict")}
+    yield from found.items()
+    for key, outer in found.items() if depth else ():
+        yield from ((f"{key}.{name}", inner) for name, inner in _configs_inside(outer, depth - 1))
+
+
+def _equal(first: Any, second: Any) -> bool:
+    return type(first) is type(second) and first.to_dict() == second.to_dict()
 
 
 def parts_of(model: nn.Module) -> dict[str, list[ModuleInfo]]:
@@ -179,41 +205,13 @@ def _no_known_rotation(model: nn.Module, infos: Sequence[ModuleInfo]) -> ConfigE
     )
 
 
-def _find_part(config: Any, outer_config: Any, outer_part: str, path: str) -> str:
-    """The part of the module at ``path`` with its own config inside a module of another part."""
-    if _equal(config, outer_config):
-        return outer_part
-    configs = list(_configs_inside(outer_config))
-    # a model may have copied the configs of its parts, and changed the copies since
-    keys = (
-        [key for key, inner in configs if inner is config]
-        or [key for key, inner in configs if _equal(inner, config)]
-        or [key for key, inner in configs if type(inner) is type(config)]
-    )
-    return f"{outer_part}.{keys[0]}".lstrip(".") if keys else path
-
-
-def _configs_inside(config: Any, depth: int = 3) -> Iterator[tuple[str, Any]]:
-    """The configs inside one, with their keys joined by dots, the outer ones first."""
-    attributes = cast("dict[str, Any]", vars(config))
-    found = {key: value for key, value in attributes.items() if hasattr(value, "to_dict")}
-    yield from found.items()
-    for key, outer in found.items() if depth else ():
-        for inner_key, inner in _configs_inside(outer, depth - 1):
-            yield f"{key}.{inner_key}", inner
-
-
-def _equal(first: Any, second: Any) -> bool:
-    return type(first) is type(second) and first.to_dict() == second.to_dict()
-
-
 def original_class(module: Any) -> type | None:
     """The class that a module had before `set_class` gave it another of here; else None."""
     return cast("type | None", type(module).__dict__.get(ORIGINAL))
 
 
 def subclass_calling(
-    cls: type, replaced: _Functions, rebuild: Any, body: Mapping[str, Any] | None = None
+    cls: type, replaced: _Functions, rebuild: Any = None, body: Mapping[str, Any] | None = None
 ) -> type:
     """A subclass of ``cls`` with ``body`` whose methods that rotate have other globals.
 
@@ -250,17 +248,16 @@ def _copy_function(function: FunctionType, replaced: _Functions) -> FunctionType
     scope = {**function.__globals__, **replaced}
     # a compiler looks a function's globals up in the module that they name, unless they name none
     scope.pop("__name__", None)
+    cells, wrapped = function.__closure__, function.__dict__.get("__wrapped__")
     attributes = dict(function.__dict__)
-    cells = function.__closure__
-    wrapped = attributes.get("__wrapped__")
     if isinstance(wrapped, FunctionType) and _rotations_in(wrapped):
+        # what a decorator wrapped is in a cell of the decorated function
         inner = attributes["__wrapped__"] = _copy_function(wrapped, replaced)
         cells = tuple(CellType(inner) if _contains(cell, wrapped) else cell for cell in cells or ())
     copied = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, cells)
-    copied.__kwdefaults__ = function.__kwdefaults__
+    for name in ("__kwdefaults__", "__doc__", "__qualname__", "__annotations__"):
+        setattr(copied, name, getattr(function, name))
     copied.__dict__.update(attributes)
-    copied.__doc__, copied.__qualname__ = function.__doc__, function.__qualname__
-    copied.__annotations__ = function.__annotations__
     return copied
 
 
@@ -293,27 +290,31 @@ def set_class(module: nn.Module, cls: type) -> None:
 
 
 @lru_cache(maxsize=512)
-def rotating_class(cls: type) -> type:
-    """The class for a module that rotates, or puts tokens in another order: by what is deferred."""
-    substitutes = {name: substitute(it) for name, it in rotations_of(cls).items()}
-    return subclass_calling(cls, substitutes, rotating_class, overrides_of(cls, substitutes))
+def patched_class(cls: type) -> type:
+    """The class for a module that makes cosines, rotates by them, or puts them in another order.
+
+    It returns what stands for cosines, or is given that.
+    """
+    functions = rotations_of(cls)
+    substitutes = {name: substitute(it) for name, it in functions.items()}
+    body = overrides_of(cls, substitutes)
+    if not functions and "Rotary" in cls.__name__:
+        body["forward"] = _Deferring.forward
+    return subclass_calling(cls, substitutes, patched_class, body)
 
 
-@lru_cache(maxsize=512)
-def deferring_class(cls: type) -> type:
-    """The class for a module that makes cosines: it returns what stands for them."""
+class _Deferring(nn.Module):
+    """What a patched rotary embedding does."""
 
     def forward(
-        self: Any, x: Tensor, position_ids: Tensor | None = None, layer_type: Any = None
+        self, x: Tensor, position_ids: Tensor | None = None, layer_type: Any = None
     ) -> DeferredCosSin | tuple[DeferredCosSin, DeferredCosSin]:
         rope = getattr(self, ROPES_OF_KINDS)[layer_type]
         if fixed := rope.position_format.fixed_positions:  # its caller passes none
             position_ids = torch.tensor([fixed], device=x.device)  # [1, seq, axes]
         assert position_ids is not None
         rows = defer_cos_sin(rope, position_ids, x.dtype)
-        return rows if rope.is_complex else (rows, rows)
-
-    return subclass_calling(cls, {}, deferring_class, {"forward": forward})
+        return rows if rope.position_format.is_complex else (rows, rows)
 
 
 def overrides_of(cls: type, rotations: _Functions) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from phasor.torch.hf.embeddings import (
     FOREIGN_ERRORS,
     Embedding,
     EmbeddingGrid,
-    EmbeddingTable,
     buffers_and_factors,
     isolated_torch_state,
 )
@@ -162,7 +161,7 @@ def _read_embedding(
     modules: Sequence[ModuleInfo], described: LayerRopes | None, rotating: Sequence[ModuleInfo]
 ) -> Embedding:
     """The embeddings of one class, with Ropes that were verified against a new instance of it."""
-    info, make = modules[0], EmbeddingTable
+    info, make = modules[0], Embedding
     functions = _functions_for(info, rotating)
     if not info.holds_table:
         taken = tuple(inspect.signature(cast(Any, info.cls).forward).parameters)

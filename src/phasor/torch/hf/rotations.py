@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from phasor.errors import TensorError
@@ -25,8 +27,7 @@ from phasor.torch._operator import ops
 from phasor.torch._operator.angles import cos_sin, positions_of_pairs
 from phasor.torch._operator.arguments import Call
 from phasor.torch._operator.internals import cached_constant
-from phasor.torch._operator.text import compute_dtype, count_axes, layout_text, read_rope
-from phasor.torch.functional import rotate_by
+from phasor.torch._operator.text import compute_dtype, layout_text, read_rope
 
 #: Parameters for cosines and sines as complex numbers.
 COMPLEX_ROWS = ("freqs_cis", "freqs_ci")
@@ -37,6 +38,12 @@ _PAIRS, _SPARE = 4, 6
 # a head rotates as one, or in halves by a coordinate each, as in the tower of Gemma 4
 _SUBHEADS = (1, 2)
 _TOLERANCE = 1e-6
+# what a function reads, what it writes, and which way it turns where these are one
+_PAIRINGS_AND_DIRECTIONS: list[tuple[Pairing, Pairing, int]] = [
+    (source, target, direction)
+    for source, target in itertools.product(PAIRINGS, PAIRINGS)
+    for direction in ((1, -1) if source == target else (1,))
+]
 #: How a function takes cosines and sines: once per pair ("half"), with a copy after them ("twice"),
 #: each twice in a row ("repeated"), or as complex numbers ("complex").
 RowWidth = Literal["twice", "repeated", "half", "complex"]
@@ -69,22 +76,34 @@ def tensor_parameters(function: Any) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def measure_signature(function: Any, batched: bool = True) -> RotationSignature | None:
-    """The geometry of a rotation function, by what it makes of random tensors; None without one."""
+    """The geometry with which `rotate_deferred` does what a function does to random tensors."""
     rows = {*parameters(function)} & {*ROWS}
     takes_rows = rows == {"cos", "sin"} or len(rows) == 1
     if not takes_rows or len(tensor_parameters(function)) not in (1, 2):
         return None
     widths: tuple[RowWidth, ...] = ("twice", "repeated", "half") if len(rows) == 2 else ("complex",)
     shape = (1, 3, _PAIRS) if batched else (3, _PAIRS)  # of cosines, [..., seq, pairs]
+    generator = torch.Generator().manual_seed(0)
     with torch.device("cpu"), torch.no_grad():
-        phases = torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 6
+        phases = torch.rand(shape, generator=generator) * 6
+        deferred = DeferredCosSin(phases.cos(), phases.sin())
         for subheads, width, heads_first in itertools.product(_SUBHEADS, widths, (True, False)):
-            rows = _make_rows(phases, width, subheads)
             # a wider head shows which slice is rotated, if the function takes one
             for spare in (_SPARE, 0) if subheads == 1 else (0,):
-                geometry = _find_geometry(function, phases, rows, heads_first, subheads, spare)
-                if geometry:
-                    return RotationSignature(*geometry, width, heads_first, subheads)
+                # [..., seq, heads, head_dim]
+                x = torch.randn(*shape[:-1], 2, 2 * _PAIRS + spare, generator=generator)
+                x = x.transpose(-3, -2) if heads_first else x
+                try:
+                    y = call_rotation(function, x, _make_rows(phases, width, subheads))
+                except (RuntimeError, ValueError, IndexError, TypeError):
+                    continue  # the function does not take these shapes
+                places: tuple[RotatedSlice, ...] = ("start", "end") if spare else ("exact",)
+                for pairings, place in itertools.product(_PAIRINGS_AND_DIRECTIONS, places):
+                    found = RotationSignature(*pairings, place, width, heads_first, subheads)
+                    (expected,) = rotate_deferred([x], deferred, found)
+                    is_same = y.shape == x.shape and torch.allclose(expected, y, 0, _TOLERANCE)
+                    if is_same:
+                        return found
     return None
 
 
@@ -120,46 +139,33 @@ def split_last(x: Tensor, count: int) -> Tensor:
     return x.reshape(*x.shape[:-1], count, -1)
 
 
-def split_heads(x: Tensor, subheads: int) -> Tensor:
-    """``[..., seq, heads, head_dim] -> [..., seq, subheads, heads, head_dim / subheads]``."""
-    # each part of a head is then a token with rows of its own
-    return split_last(x, subheads).transpose(-3, -2)
-
-
-def _find_geometry(
-    function: Any, phases: Tensor, rows: Any, heads_first: bool, subheads: int, spare: int
-) -> tuple[Pairing, Pairing, int, RotatedSlice] | None:
-    """The pairings, direction and slice of ``function`` on heads with coordinates to spare."""
-    generator = torch.Generator().manual_seed(1)
-    # [..., seq, heads, head_dim]
-    x = torch.randn(*phases.shape[:-1], 2, 2 * _PAIRS + spare, generator=generator)
-    try:
-        y = call_rotation(function, x.transpose(-3, -2) if heads_first else x, rows)
-    except (RuntimeError, ValueError, IndexError, TypeError):
-        return None  # the function does not take these shapes
-    y = y.transpose(-3, -2) if heads_first else y
-    if y.shape != x.shape:
-        return None
-    starts: dict[RotatedSlice, int] = {"start": 0, "end": spare} if spare else {"exact": 0}
-    x, y, phases = split_heads(x, subheads), split_heads(y, subheads), split_last(phases, subheads)
-    for place, source, target in itertools.product(starts, PAIRINGS, PAIRINGS):
-        for direction in (1, -1) if source == target else (1,):
-            expected = rotate_by(
-                x, phases.cos(), direction * phases.sin(),
-                pairing=source, pairing_out=target, rotary_start=starts[place], backend="eager",
-            )  # fmt: skip
-            if torch.allclose(expected, y, atol=_TOLERANCE, rtol=0):
-                return source, target, direction, place
-    return None
-
-
 class PositionFormat(NamedTuple):
     """How a foreign module takes the positions of tokens, mostly as ``position_ids``."""
 
+    n_axes: int = 1
     axes_last: bool = False  # of several axes: [..., seq, axes], and not [axes, batch, seq]
     batched: bool = True  # whether positions have a batch, [batch, seq]
     axis_order: tuple[int, ...] = ()  # the coordinate of each axis of the Rope, if out of order
     fixed_positions: tuple[tuple[int, ...], ...] = ()  # of all tokens, where it takes none
+    is_complex: bool = False  # whether one complex number stands for a cosine and its sine
+
+    def position_ids(self, grid: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Positions ``[axes, seq]`` as the module takes them."""
+        if self.axis_order:
+            grid = grid[np.argsort(self.axis_order)]
+        if self.axes_last:
+            return grid.T[None] if self.batched else grid.T
+        return grid if len(grid) == 1 else grid[:, None]
+
+    def positions(self, position_ids: Tensor) -> Tensor:
+        """The module's positions as a Rope takes them, ``[..., seq]`` or ``[..., seq, axes]``."""
+        positions = position_ids
+        if self.n_axes > 1 and not self.axes_last:
+            # [axes, batch, seq] -> [batch, seq, axes]
+            positions = (positions[None] if positions.dim() == 2 else positions).movedim(0, -1)
+            if positions.shape[-1] == 1:  # one coordinate stands for all
+                positions = positions.expand(*positions.shape[:-1], self.n_axes)
+        return positions[..., list(self.axis_order)] if self.axis_order else positions
 
 
 _PLAIN_FORMAT = PositionFormat()
@@ -173,7 +179,6 @@ class RopeOfKind:
     # text describes.
     rope: Rope  # counter-clockwise
     position_format: PositionFormat = _PLAIN_FORMAT
-    is_complex: bool = False  # whether the model's code has one complex number for cos and sin
 
 
 class DeferredCosSin:
@@ -203,15 +208,7 @@ class DeferredCosSin:
 
 def defer_cos_sin(kind: RopeOfKind, position_ids: Tensor, dtype: torch.dtype) -> DeferredCosSin:
     """What stands for the cosines of a model's ``position_ids``, for hidden states of ``dtype``."""
-    positions, its_format, text = position_ids, kind.position_format, kind.rope.to_json()
-    n_axes = count_axes(text)
-    if n_axes > 1 and not its_format.axes_last:
-        # [axes, batch, seq] -> [batch, seq, axes]
-        positions = (positions[None] if positions.dim() == 2 else positions).movedim(0, -1)
-        if positions.shape[-1] == 1:  # one coordinate stands for all
-            positions = positions.expand(*positions.shape[:-1], n_axes)
-    if its_format.axis_order:
-        positions = positions[..., list(its_format.axis_order)]
+    positions, text = kind.position_format.positions(position_ids), kind.rope.to_json()
     dtype = compute_dtype(dtype)
     with torch.no_grad():
         if isinstance(kind.rope.scaling, Rule):
@@ -287,7 +284,9 @@ def rotate_deferred(
     text = layout_text(signature.pairing, signature.pairing_out, start)
     angles = [rows.cos, rows.sin]
     if signature.subheads > 1:
-        xs = [split_heads(x, signature.subheads) for x in xs]
+        # each part of a head is a token with rows of its own:
+        # [..., seq, heads, head_dim] -> [..., seq, subheads, heads, head_dim / subheads]
+        xs = [split_last(x, signature.subheads).transpose(-3, -2) for x in xs]
         # [..., seq, num_pairs] -> [..., seq, subheads, num_pairs / subheads]
         angles = [split_last(row, signature.subheads) for row in angles]
     ys = ops.apply(Call(xs, angles, text, inverse))
@@ -327,9 +326,9 @@ def substitute(function: Any) -> Callable[..., Any]:
                     f"got {unsqueeze_dim}"
                 )
             signature = signature._replace(heads_first=axis == rank - 2)
-        xs = [values[name] for name in tensors]
         # a key may be None, where only queries are rotated
-        ys = rotate_deferred([x for x in xs if x is not None], rows, signature)
-        return ys[0] if len(xs) == 1 else (ys[0], ys[1] if len(ys) > 1 else None)
+        xs = [values[name] for name in tensors if values[name] is not None]
+        ys = rotate_deferred(xs, rows, signature)
+        return ys[0] if len(tensors) == 1 else (ys[0], ys[1] if len(ys) > 1 else None)
 
     return rotation

@@ -1,8 +1,8 @@
 """Every class that rotates is run before a model is changed, on a copy with random weights.
 
 The copy has the classes and configs of a live module, and weights of the same shapes that share
-their memory. It runs at a few positions: once with tensors of cos and sin, and once with what
-stands for them in a patched model. Both have to rotate alike and to return the same.
+their memory. It runs at a few positions: once with tensors of cos and sin, and once with the
+classes and rows of a patched model. Both have to rotate alike and to return the same.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_leaves
 from phasor.torch.hf.embeddings import (
     FOREIGN_ERRORS,
     Embedding,
-    EmbeddingTable,
     half_rows,
     rolled_positions,
 )
@@ -32,10 +31,11 @@ from phasor.torch.hf.modules import (
     named_modules,
     original_class,
     overrides_of,
+    patched_class,
     rotations_of,
     subclass_calling,
 )
-from phasor.torch.hf.rotations import COMPLEX_ROWS, ROWS, DeferredCosSin, substitute
+from phasor.torch.hf.rotations import COMPLEX_ROWS, ROWS, substitute
 
 _ROW_PAIR = "position_embeddings"
 # tokens of a short run, and of one that fills the windows of a compressor
@@ -77,19 +77,6 @@ def _takes_cosines(cls: Any) -> bool:
     return catches_all or not {*taken}.isdisjoint((_ROW_PAIR, *ROWS))
 
 
-class _EmbeddingCopy(nn.Module):
-    """Makes the cosines of a rotary embedding, or what stands for them."""
-
-    def __init__(self, embedding: Embedding) -> None:
-        super().__init__()
-        self.embedding, self.is_deferring = embedding, False
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        # a copy answers, because some keep what they were called with
-        answer = copy.deepcopy(self.embedding.instance)(*args, **kwargs)
-        return _defer(self.embedding, answer) if self.is_deferring else answer
-
-
 class _QuickLinear(nn.Linear):
     """Picks coordinates in place of a product, which would take seconds in a large model."""
 
@@ -99,21 +86,19 @@ class _QuickLinear(nn.Linear):
         return x[..., torch.arange(self.out_features) * 7 % self.in_features]
 
 
-def _defer(embedding: Embedding, answer: Any) -> Any:
-    """What stands for the answer of a rotary embedding."""
-    cos, sin = (torch.tensor(row).float() for row in half_rows(answer, embedding.signature))
-    # [seq, num_pairs] -> [batch, seq, num_pairs]
-    is_batched = embedding.position_format.batched
-    rows = DeferredCosSin(cos[None], sin[None]) if is_batched else DeferredCosSin(cos, sin)
-    return rows if embedding.is_complex else (rows, rows)
+def _copy_embedding(embedding: Embedding) -> nn.Module:
+    """A rotary embedding, which may be given the class that it has in a patched model."""
+    twin = copy.deepcopy(embedding.instance)
+    twin.__dict__[ROPES_OF_KINDS] = embedding.ropes_of_kinds(None)
+    return twin
 
 
 def _copy_module(module: nn.Module, embeddings: Sequence[Embedding]) -> nn.Module:
     """A module of the original class with random weights and without hooks."""
     cls = cast(Any, original_class(module) or type(module))
     made = next((it for it in embeddings if it.info.cls is cls), None)
-    if made is not None and not isinstance(made, EmbeddingTable):
-        return _EmbeddingCopy(made)
+    if made is not None and not made.info.holds_table:
+        return _copy_embedding(made)
     sizes = getattr(module, "in_features", None), getattr(module, "out_features", None)
     held = itertools.chain(module.parameters(recurse=False), module.buffers(recurse=False))
     is_quantized = isinstance(sizes[0], int) and not all(map(torch.is_floating_point, held))
@@ -152,19 +137,17 @@ def _random(weight: Tensor) -> Tensor:
     return (numbers * scale).as_strided(weight.shape, (1,) * weight.dim())
 
 
-def _run(
-    module: nn.Module, rotating: Mapping[nn.Module, type], arguments: Any, is_deferring: bool
-) -> tuple[list[Tensor], set[type]]:
-    """What a copy and its rotations return, in order, and the classes that rotated."""
+def _run(module: nn.Module, arguments: Any, is_deferring: bool) -> tuple[list[Tensor], bool]:
+    """What a copy and its rotations return, in order, and whether all its classes rotated."""
     tensors: list[Tensor] = []
-    classes: set[type] = set()
+    idle: set[type] = set()
 
     def record(cls: type, function: Any) -> Callable[..., Any]:
         rotation = substitute(function) if is_deferring else function
 
         def recorder(*args: Any, **kwargs: Any) -> Any:
             returned = rotation(*args, **kwargs)
-            classes.add(cls)
+            idle.discard(cls)
             tensors.extend(x for x in tree_leaves(returned) if x is not None)
             return returned
 
@@ -173,17 +156,18 @@ def _run(
     def pass_on(query: Tensor, *_: Any, **__: Any) -> Tensor:
         return query  # in place of attention that only a GPU has
 
-    for inner, cls in rotating.items():
-        functions = {name: record(cls, it) for name, it in rotations_of(cls).items()}
-        body = overrides_of(cls, functions) if is_deferring else {}
-        replaced = {**functions, "_flash_attention_forward": pass_on}
-        inner.__class__ = subclass_calling(cls, replaced, None, body)
     for inner in module.modules():
-        if isinstance(inner, _EmbeddingCopy):
-            inner.is_deferring = is_deferring
+        cls = original_class(inner) or type(inner)
+        if functions := {name: record(cls, it) for name, it in rotations_of(cls).items()}:
+            idle.add(cls)
+            body = overrides_of(cls, functions) if is_deferring else {}
+            replaced = {**functions, "_flash_attention_forward": pass_on}
+            inner.__class__ = subclass_calling(cls, replaced, None, body)
+        elif ROPES_OF_KINDS in vars(inner):
+            inner.__class__ = patched_class(cls) if is_deferring else cls
     leaves = tree_leaves(module(**arguments))
     tensors += [x for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]
-    return tensors, classes
+    return tensors, not idle
 
 
 def find_misuse(group: Sequence[ModuleInfo], embeddings: Sequence[Embedding]) -> str:
@@ -192,18 +176,17 @@ def find_misuse(group: Sequence[ModuleInfo], embeddings: Sequence[Embedding]) ->
     by_structure = {_structure(info.module): info for info in reversed(group)}
     for length, info in itertools.product(_LENGTHS, by_structure.values()):
         module = _copy_module(info.module, embeddings)
-        rotating = {it: cast(type, type(it)) for it in module.modules() if rotations_of(type(it))}
         for plain, deferred in _arguments(info, module, embeddings, length):
             try:
-                before, classes = _run(module, rotating, plain, is_deferring=False)
+                before, is_rotating = _run(module, plain, is_deferring=False)
             except FOREIGN_ERRORS as error:
                 unable = unable or f"a small copy of it cannot be run ({one_line(error)})"
                 continue
-            if classes != {*rotating.values()}:
+            if not is_rotating:
                 unable = "a small copy of it does not rotate"
                 break
             try:
-                after, _ = _run(module, rotating, deferred, is_deferring=True)
+                after, _ = _run(module, deferred, is_deferring=True)
             except FOREIGN_ERRORS as error:
                 misused = misused or f"it does more with cosines than rotate ({one_line(error)})"
                 continue
@@ -241,9 +224,12 @@ def _arguments(
     widths += [weight.shape[-1] for weight in module.parameters() if weight.dim() == 2]
     for embedding in embeddings:
         grid = rolled_positions(range(length), embedding.n_axes)
+        ids = torch.tensor(embedding.position_format.position_ids(grid))
+        deferring = _copy_embedding(embedding)
+        deferring.__class__ = patched_class(type(deferring))
         for kind in embedding.ropes:
             rows = embedding(grid, kind)
-            both = rows, _defer(embedding, rows)
+            both = rows, embedding.rows_of(deferring, grid, kind, torch.zeros(1, 1, 1))
             packed = [both] if kind is None else [both, tuple({kind: it} for it in both)]
             count = len(half_rows(rows, embedding.signature)[0])
             for width, shape, has_mask, packing in itertools.product(
@@ -251,8 +237,7 @@ def _arguments(
             ):
                 hidden = torch.randn(*shape, width, generator=torch.Generator().manual_seed(1))
                 mask = torch.zeros(1, 1, count, count) if has_mask else None
-                given = hidden, mask, embedding.position_ids(grid)
-                yield tuple(_by_name(info.cls, *given, it) for it in packing)
+                yield tuple(_by_name(info.cls, hidden, mask, ids, it) for it in packing)
 
 
 def _by_name(
