@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from typing import Any
@@ -25,11 +26,10 @@ from phasor.identification.hypotheses import (
     exchanged_axes,
     positions_in,
     precisions,
-    rounded,
     suppose,
 )
 from phasor.identification.report import SENTENCES, Changes, Finding, make_finding
-from phasor.identification.spectrum import ROUNDING, Floats, Interval, coarser
+from phasor.identification.spectrum import ROUNDING, Floats, Interval, coarser, rounded
 from phasor.identification.turns import (
     Arrangement,
     Sample,
@@ -133,7 +133,7 @@ class Finder:
         return f"some tokens, such as {self.tokens[is_bad][0]} at position {bad[0]:.15g},"
 
     def _explain(self, turns: Turns) -> Found:
-        layout = [*compare_layouts(self.meant.rope, turns.arrangement)]
+        layout = [*compare_layouts(self.meant.rope, turns.arrangement.layout)]
         if turns.row_dtype is not None:
             layout.append(make_finding("table-in-{dtype}", dtype=turns.row_dtype, details=""))
         for level in self._levels(turns):
@@ -425,14 +425,10 @@ def _offset_changes(by: float) -> Changes:
 
 def _arranged(rope: Rope, arrangement: Arrangement) -> Rope | None:
     """The rope with the pairs of an arrangement; None if its law or axes do not fit them."""
-    assert arrangement.pairing is not None
-    try:
-        return replace(
-            rope, pairing=arrangement.pairing, pairing_out=arrangement.pairing_out,
-            rotary_dim=arrangement.rotary_dim, rotary_start=arrangement.rotary_start,
-        )  # fmt: skip
-    except PhasorError:
-        return None
+    fields = ("pairing", "pairing_out", "rotary_dim", "rotary_start")
+    with suppress(PhasorError):
+        return replace(rope, **{name: getattr(arrangement.layout, name) for name in fields})
+    return None
 
 
 def _gain_changes(rope: Rope, turns: Turns) -> Changes:

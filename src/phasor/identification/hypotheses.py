@@ -16,8 +16,8 @@ from phasor.axes import AXES, Mixed, OneAxis
 from phasor.errors import PhasorError
 from phasor.identification.laws import USUAL_BASES, law_text
 from phasor.identification.report import Changes, Finding, make_finding
-from phasor.identification.spectrum import Complex, Floats, round_to_dtype
-from phasor.identification.turns import Arrangement, rows_of
+from phasor.identification.spectrum import Complex, rounded
+from phasor.identification.turns import rows_of
 from phasor.rope import Rope
 from phasor.scaling import NTK, Law, Linear, Llama3, LongRope, Rule, Yarn
 
@@ -56,14 +56,14 @@ def suppose(rope: Rope, places: Positions, *changes: Finding) -> Hypothesis:
 # What is different.
 
 
-def compare_layouts(meant: Rope, found: Rope | Arrangement) -> Changes:
+def compare_layouts(meant: Rope, found: Rope) -> Changes:
     """How the coordinates of pairs differ."""
 
-    def pairing(one: Rope | Arrangement) -> str:
-        read, written = one.pairing, one.pairing_out or one.pairing
-        return f"{read}" if read == written else f"{read} read and {written} written"
+    def pairing(one: Rope) -> str:
+        written = "" if one.pairing_out is None else f" read and {one.pairing_out} written"
+        return f"{one.pairing}{written}"
 
-    def coordinates(one: Rope | Arrangement) -> str:
+    def coordinates(one: Rope) -> str:
         return f"{one.rotary_start} to {one.rotary_start + one.rotary_dim - 1}"
 
     return (
@@ -229,11 +229,6 @@ def exchanged_axes(rope: Rope, places: Positions) -> Iterator[Hypothesis]:
     for order in orders:
         change = make_finding("axes", found=f"coordinates {order} are taken as {same}")
         yield suppose(rope, places[:, list(order)], change)
-
-
-def rounded(values: Any, dtype: str) -> Floats:
-    """The nearest numbers of a dtype."""
-    return round_to_dtype(np.asarray(values, np.float64), dtype)[0]
 
 
 def precisions(rope: Rope, places: Positions) -> Iterator[Hypothesis]:

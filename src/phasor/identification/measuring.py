@@ -1,8 +1,8 @@
-"""Which rotation a function does, or a program whose vectors were recorded."""
+"""Which rotation a function does, or a program whose vectors or tables were recorded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,29 +10,31 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from phasor._checks import choice, whole
-from phasor.errors import PositionError, TensorError
+from phasor.errors import ConfigError, PositionError, TensorError
 from phasor.identification.calling import Caller, Calling, RefusedError, find_caller
 from phasor.identification.explaining import Drivers, explain
 from phasor.identification.mistakes import (
+    PRECISION_POSITIONS,
     Probe,
     add_limits,
+    add_precision,
     add_rule,
+    add_steps,
     call_with_growing_lengths,
     compare_members,
     compare_queries_and_keys,
-)
-from phasor.identification.report import Finding, Identification, add_findings, make_finding
-from phasor.identification.rounding import (
-    add_precision,
-    add_steps,
     find_table_dtype,
     measure_noise,
 )
+from phasor.identification.report import Finding, Identification, add_findings, make_finding
 from phasor.identification.spectrum import (
     ROUNDING,
+    Complex,
     Floats,
     Spectrum,
+    bound_angle_errors,
     doubling,
+    exact_phasors,
     find_spectrum,
     powers_of_two,
 )
@@ -40,13 +42,17 @@ from phasor.identification.turns import (
     Arrangement,
     Sample,
     arrange_blocks,
-    candidate_arrangements,
+    arrangement_of,
+    arrangements_of_changed,
     find_blocks,
     least_squares,
     measure_turns,
+    one_of_pair,
     pair_factors,
 )
 from phasor.numpy import every_axis_of, matrix
+from phasor.pairings import Pairing
+from phasor.rope import Rope
 
 _SMALL_POSITIONS = (0, 1, 2, 3, 5, 8)
 # enough samples of one position, and enough positions, to tell pairings apart
@@ -120,29 +126,26 @@ def _measure(caller: Caller, max_position: int) -> Identification:
     """Measure the map at small positions, find its pairs, and measure those at growing ones."""
     maps = _measure_maps(caller)
     rounding, findings = find_table_dtype(maps, caller.rounding, caller.out_dtype)
-    linear = _is_linear(caller, maps[0], rounding)
+    linear, size = _is_linear(caller, maps[0], rounding), float(np.abs(maps).max())
     if caller.changed_inputs:
         findings.append(make_finding("inputs-written"))
-    report = Identification(
-        head_dim=caller.head_dim, called=None, linear=linear, findings=tuple(findings)
-    )
-    if not linear:
-        return replace(report, why_no_rope="it is not linear in its vectors")
-    blocks = find_blocks(np.concatenate(list(maps)), rounding)
-    arrangement = arrange_blocks(blocks, caller.head_dim)
-    if arrangement is not None:
+    blocks = find_blocks(np.concatenate(list(maps)), rounding) if linear else []
+    if linear and (arrangement := arrange_blocks(blocks, caller.head_dim)) is not None:
         noise = measure_noise(arrangement, maps, rounding)
-        if noise > 2 * rounding * np.abs(maps).max():  # more than an ulp
-            once = rounding * float(np.abs(maps).max())
-            findings.append(make_finding("noise", dtype=caller.out_dtype, error=noise, once=once))
+        if noise > 2 * rounding * size:  # more than an ulp
+            said = {"dtype": caller.out_dtype, "error": noise, "once": rounding * size}
+            findings.append(make_finding("noise", **said))
             rounding = noise
         probe = Probe(caller, arrangement, rounding, noise)
         return _measure_pairs(probe, max_position, maps, findings)
     mixed = next((list(block.read) for block in blocks if len(block.read) > 2), None)
-    if mixed is None:
-        return replace(report, why_no_rope="nothing turns at the positions tried")
-    why = f"it mixes {len(mixed)} coordinates with each other: {mixed[:8]}"
-    return replace(report, why_no_rope=why)
+    why = "nothing turns at the positions tried" if linear else "it is not linear in its vectors"
+    if mixed is not None:
+        why = f"it mixes {len(mixed)} coordinates with each other: {mixed[:8]}"
+    return Identification(
+        head_dim=caller.head_dim, called=None, linear=linear, findings=tuple(findings),
+        why_no_rope=why,
+    )  # fmt: skip
 
 
 def _measure_maps(caller: Caller) -> Floats:
@@ -150,17 +153,12 @@ def _measure_maps(caller: Caller) -> Floats:
     n = caller.n_axes
     positions = np.array(_SMALL_POSITIONS)
     if n > 1:  # the same positions on one axis at a time follow
-        single_axis = [_positions_on_axis(axis, n, _SMALL_POSITIONS[1:]) for axis in range(n)]
-        positions = np.concatenate([np.repeat(positions[:, None], n, axis=1), *single_axis])
+        on_axes = (np.outer(positions[1:], axis) for axis in np.eye(n, dtype=int))
+        positions = np.concatenate([np.repeat(positions[:, None], n, axis=1), *on_axes])
     results = caller.turn(np.eye(caller.head_dim), positions)
     if not np.isfinite(results).all():
         raise RefusedError("it gives numbers that are not finite")
     return np.swapaxes(results, 2, 3)  # vectors in are columns
-
-
-def _positions_on_axis(axis: int, n_axes: int, coordinates: Sequence[int]) -> NDArray[np.int64]:
-    """Positions ``[P, n_axes]`` with a coordinate on one axis and 0 on the others."""
-    return np.outer(coordinates, np.arange(n_axes) == axis)
 
 
 def _is_linear(caller: Caller, maps: Floats, rounding: float) -> bool:
@@ -206,7 +204,7 @@ def _find_drivers(probe: Probe, spectrum: Spectrum) -> Drivers:
     if n_axes == 1:
         return spectrum.inv_freq[None] != 0
     positions = powers_of_two(max(spectrum.last_position, 1))
-    z = np.array([probe(_positions_on_axis(axis, n_axes, positions)) for axis in range(n_axes)])
+    z = np.array([probe(np.outer(positions, axis)) for axis in np.eye(n_axes, dtype=int)])
     return np.abs(z - z[:, :1]).max(axis=1) > 8 * probe.rounding  # the first is at position 0
 
 
@@ -258,7 +256,9 @@ def identify_samples(
     # a coordinate is a sum of two products, and the turn is solved for: a few roundings
     rounding = 8 * ROUNDING[choice("dtype", dtype, ROUNDING)]
     equal, unequal = _group_samples(before, after, positions, dtype)
-    arrangement = _find_arrangement(equal)
+    some = equal.of(np.arange(len(equal.positions)) < _ARRANGEMENT_POSITIONS)
+    measured = (measure_turns(some, one, one_gain=False) for one in arrangements_of_changed(some))
+    arrangement = next((turns.arrangement for turns in measured if turns is not None), None)
     if arrangement is None:
         why = "no pairing of coordinates explains the samples as turns, up to a factor, of pairs"
         head_dim = equal.x.shape[-1]
@@ -271,13 +271,13 @@ def identify_samples(
     spectrum = find_spectrum(read, z, np.full(z.shape, rounding))
     drivers = _find_drivers_of_samples(unequal, arrangement, spectrum, rounding)
     report = explain(arrangement, spectrum, drivers, np.abs(z), rounding=rounding)
-    last, unused = spectrum.last_position, first_unused(read, spectrum)
-    if unused is None:
+    if (unused := _first_unused(read, spectrum)) is None:
         return report
+    last = spectrum.last_position
     return add_findings(report, make_finding("samples-part", last_position=last, unused=unused))
 
 
-def first_unused(positions: Iterable[int], spectrum: Spectrum) -> int | None:
+def _first_unused(positions: Sequence[int], spectrum: Spectrum) -> int | None:
     """The first position whose angles do not fit the frequencies."""
     return next((p for p in positions if p > spectrum.last_position), None)
 
@@ -319,19 +319,6 @@ def _group_samples(
     return sample.of(is_equal), sample.of(~is_equal)
 
 
-def _find_arrangement(sample: Sample) -> Arrangement | None:
-    """The narrowest arrangement that holds every changed coordinate and turns it."""
-    sample = sample.of(np.arange(len(sample.positions)) < _ARRANGEMENT_POSITIONS)
-    changed = np.flatnonzero(~sample.is_kept().all(axis=(0, 1)))
-    if len(changed) == 0:
-        return None
-    # an unmoved coordinate at an end may be of a pair that stands still
-    ends = int(changed[0]), int(changed[-1])
-    candidates = candidate_arrangements(*ends, sample.x.shape[-1])
-    measured = (measure_turns(sample, one, one_gain=False) for one in candidates)
-    return next((turns.arrangement for turns in measured if turns is not None), None)
-
-
 def _find_drivers_of_samples(
     unequal: Sample, arrangement: Arrangement, spectrum: Spectrum, rounding: float
 ) -> Drivers:
@@ -346,3 +333,99 @@ def _find_drivers_of_samples(
     axis_explains = (np.abs(predicted - units[:, None]) <= tolerance).all(axis=0)
     # if no axis alone explains a pair's turns, several turn it
     return np.where(axis_explains.sum(axis=0) == 1, axis_explains, ~axis_explains.any(axis=0))
+
+
+def from_cache(
+    cos: ArrayLike,
+    sin: ArrayLike,
+    *,
+    pairing: Pairing,
+    head_dim: int | None = None,
+    rotary_start: int = 0,
+) -> tuple[Rope, Identification]:
+    """The `Rope` behind tables of cos and sin, with what it says about them.
+
+    Frequencies are found from rows at growing distances, explained by a base and a law where one
+    does, and then every row is compared with the exact rotation.
+
+    Args:
+        cos: ``[max_positions, num_pairs]``: row ``p`` belongs to position ``p``. Tables that say
+            everything twice, ``[max_positions, 2 * num_pairs]``, are known by their equal halves
+            or equal neighbours.
+        sin: The same shape.
+        pairing: How they are used; tables do not say.
+        head_dim: Width of one head; ``rotary_start + 2 * num_pairs`` unless given.
+        rotary_start: Where the rotated slice begins inside the head.
+
+    Returns:
+        The Rope, and the report: ``error`` and ``precision`` are how far entries are off the
+        Rope's, as complex numbers, ``position_offset`` is the position of row 0.
+
+    Raises:
+        ConfigError: If no Rope gives them, saying why.
+
+    >>> from phasor.angles import cos_sin
+    >>> from phasor.scaling import Linear
+    >>> rope = Rope(head_dim=64, pairing="half", base=500_000.0, scaling=Linear(factor=4.0))
+    >>> cos, sin = (np.float32(table) for table in cos_sin(rope, range(4096)))
+    >>> found, report = from_cache(cos, sin, pairing="half")
+    >>> found == rope, report.error < 2**-24
+    (True, True)
+    """
+    z, dtype = _complex_rows(cos, sin)
+    width = rotary_start + 2 * z.shape[1] if head_dim is None else head_dim
+    pairs = Rope(
+        head_dim=width, pairing=pairing, rotary_dim=2 * z.shape[1], rotary_start=rotary_start
+    )
+    rounding, findings = find_table_dtype(np.stack((z.real, z.imag)), ROUNDING[dtype], dtype)
+    read, rows = powers_of_two(len(z) - 1), np.arange(len(z))
+    spectrum = find_spectrum(read, z[read], bound_angle_errors(z[read], rounding))
+    drivers = np.ones((1, z.shape[1]), dtype=bool)
+    report = explain(arrangement_of(pairs), spectrum, drivers, np.abs(z), rounding=rounding)
+    if (unused := _first_unused(read, spectrum)) is not None:
+        found = f"rows 0 to {spectrum.last_position} do, row {unused} does not"
+        raise _no_rope(f"rows must turn at fixed frequencies, and {found}")
+    if report.rope is None:
+        raise _no_rope(report.why_no_rope)
+    gain, offset = report.attention_factor or 1.0, report.position_offset
+    error = np.abs(z - gain * exact_phasors(report.rope, rows, offset)[:, : z.shape[1]]).max(axis=1)
+    # angles may be float32 products of float32 frequencies, each a few roundings off
+    fastest = max(abs(pair.inv_freq) for pair in report.pairs)
+    tolerance = gain * (16 * rounding + (rows + abs(offset)) * fastest * 2.0**-20)
+    wrong = np.flatnonzero(error > tolerance)
+    if len(wrong):
+        size = f"{error[wrong[0]]:.2g} off what the others say"
+        raise _no_rope(f"row {wrong[0]} is {size}, more than rounding explains")
+    near = [p for p in PRECISION_POSITIONS if p <= len(z)]
+    return report.rope, replace(
+        report,
+        findings=(*findings, *report.findings),
+        table_end=len(z),
+        error=float(error.max()),
+        precision=tuple((p, float(error[p - 12 : p].max() / gain)) for p in near),
+    )
+
+
+def _no_rope(why: str | None) -> ConfigError:
+    return ConfigError(
+        f"cos and sin must be a Rope's, and no Rope gives them: {why}; "
+        "give the rows before, or rotate_by, which takes the rows as they are"
+    )
+
+
+def _complex_rows(cos: ArrayLike, sin: ArrayLike) -> tuple[Complex, str]:
+    tables = np.asarray(cos), np.asarray(sin)
+    dtypes = {str(table.dtype) for table in tables}
+    shape = tables[0].shape
+    if len(shape) != 2 or tables[1].shape != shape or shape[0] < 2 or shape[1] < 1:
+        raise TensorError(
+            "cos and sin must both be [max_positions, num_pairs] with two rows or more, "
+            f"got {list(shape)} and {list(tables[1].shape)}"
+        )
+    if not dtypes <= set(ROUNDING):
+        listed = " and ".join(sorted(dtypes))
+        raise TensorError(f"cos and sin must be of {', '.join(ROUNDING)}, got {listed}")
+    z = tables[0].astype(np.float64) + 1j * tables[1].astype(np.float64)
+    if not np.isfinite(z).all():
+        raise ConfigError("cos and sin must be finite, got infinities or NaN; check the file")
+    return one_of_pair(z), max(dtypes, key=ROUNDING.__getitem__)

@@ -23,8 +23,7 @@ from phasor.angles import as_positions
 from phasor.errors import CheckpointError, PhasorError, TensorError
 from phasor.files.checkpoint.files import FLOATS, open_file, read_header
 from phasor.identification.spectrum import ROUNDING, Complex, coarsest_dtype
-from phasor.identification.tables import one_of_pair
-from phasor.identification.turns import Sample, arrangement_of
+from phasor.identification.turns import Sample, arrangement_of, one_of_pair
 from phasor.rope import Rope
 
 #: Orders of dimensions: batch, sequence, heads, coordinates; without ``h`` a row has all heads.

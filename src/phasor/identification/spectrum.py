@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from phasor.numpy import phasors
 from phasor.rope import Rope
@@ -48,11 +48,17 @@ class Spectrum:
         return np.exp(1j * (self.phase + positions[:, None] * self.inv_freq))
 
 
-def round_to_dtype(values: Floats, dtype: str) -> tuple[Floats, Floats]:
-    """The nearest numbers of a dtype, ties to even, and the distance of its numbers there."""
+def rounded(values: ArrayLike, dtype: str) -> Floats:
+    """The nearest numbers of a dtype, ties to even."""
+    numbers = np.asarray(values, np.float64)
+    unit = unit_of(numbers, dtype)
+    return np.rint(numbers / unit) * unit
+
+
+def unit_of(values: Floats, dtype: str) -> Floats:
+    """The distance of the numbers of a dtype at the nearest ones."""
     bits, least = DTYPES[dtype]
-    unit = np.ldexp(1.0, np.maximum(np.frexp(values)[1] - bits, least))
-    return np.rint(values / unit) * unit, unit
+    return np.ldexp(1.0, np.maximum(np.frexp(values)[1] - bits, least))
 
 
 def coarser(rounding: float) -> list[str]:
@@ -63,7 +69,7 @@ def coarser(rounding: float) -> list[str]:
 def coarsest_dtype(numbers: Floats, rounding: float) -> str | None:
     """The dtype with the largest of such errors, of which all these numbers are."""
     names = reversed(coarser(rounding))
-    return next((n for n in names if np.array_equal(round_to_dtype(numbers, n)[0], numbers)), None)
+    return next((n for n in names if np.array_equal(rounded(numbers, n), numbers)), None)
 
 
 def powers_of_two(highest: int) -> list[int]:
