@@ -95,33 +95,26 @@ class Finder:
         return (make_finding("tokens", which=which, more=more), *changes), undecided
 
     def _explain_best(self) -> Found | None:
+        """The explanation of all tokens: by the slice meant, or by others that turn them.
+
+        If none does, one may if cos and sin are rounded.
+        """
         results: list[Found] = []
-        for turns in self._measure():
-            results += map(self._explain, turns)
-            if any(not is_vague(changes) for changes, _ in results):
-                break  # interleaved pairs that stand still may be of the slice or not
+        dtypes = (None, *coarser(ROUNDING[self.sample.dtype]))
+        for row_dtype, (first, last) in product(dtypes, ((0, 4), (4, None))):
+            # interleaved pairs that stand still may be of the slice or not
+            if (results and first == 0) or any(not is_vague(changes) for changes, _ in results):
+                break
+            candidates = islice(arrangements(self.meant.rope, self.sample), first, last)
+            measured = (measure_turns(self.sample, one, row_dtype) for one in candidates)
+            fitting = (turns for turns in measured if turns is not None)
+            results += map(self._explain, islice(fitting, 4 if results else 16))
         if not results:
             return None
         changes, undecided = min(results, key=lambda one: (is_vague(one[0]), len(one[0])))
         # roundings are in no order, and come last
         order = {name: place for place, name in enumerate(SENTENCES)}
         return tuple(sorted(changes, key=lambda one: order.get(one.name, len(order)))), undecided
-
-    def _measure(self) -> Iterator[list[Turns]]:
-        """The turns for each arrangement that explains the sample: first of the slice meant.
-
-        If none does, one may if cos and sin are rounded.
-        """
-        for row_dtype in (None, *coarser(ROUNDING[self.sample.dtype])):
-            is_found = False
-            for first, last in ((0, 4), (4, None)):
-                candidates = islice(arrangements(self.meant.rope, self.sample), first, last)
-                measured = (measure_turns(self.sample, one, row_dtype) for one in candidates)
-                fitting = (turns for turns in measured if turns is not None)
-                yield (found := [*islice(fitting, 4 if is_found else 16)])
-                is_found |= bool(found)
-            if is_found:
-                return
 
     def _name_tokens(self, is_bad: NDArray[np.bool_]) -> str:
         places = self.sample.positions.reshape(len(is_bad), -1).max(axis=1)
@@ -255,10 +248,8 @@ class Finder:
             known.append((self.positions[0, column], (make_finding("first-row", where=where),)))
         for dtype, step in product(COARSE, _STEPS):
             names = (*_offset_changes(step), coarse[dtype])
-            known += [
-                (rounded(places + step, dtype), names),
-                (rounded(places, dtype) + step, names),
-            ]
+            shifted = rounded(places + step, dtype), rounded(places, dtype) + step
+            known += [(expected, names) for expected in shifted]
         for dtype in COARSE:
             far = np.abs(mapped) > 1 / ROUNDING[dtype]
             # what tokens are turned as, and what they would be without a restart
@@ -269,16 +260,14 @@ class Finder:
             if far.sum() >= _FEW and is_rounded and not all(others):
                 offset += (coarse[dtype],)
         clamped = make_finding("clamped", end=last - by + 1, last=last)
-        ended = make_finding("table-end", where=where)
-        hows = "are counted through and do not restart", "restart elsewhere"
-        counted, restart = (make_finding("restart", how=how, where=where) for how in hows)
+        counted = "are counted through and do not restart"
         known += [
             (np.minimum(places + by, last), (*offset, clamped)),
-            (np.where(wrong, 0, mapped), (*offset, ended)),
-            (column, (*offset, counted)),
+            (np.where(wrong, 0, mapped), (*offset, make_finding("table-end", where=where))),
+            (column, (*offset, make_finding("restart", how=counted, where=where))),
+            (mapped, (*offset, make_finding("restart", how="restart elsewhere", where=where))),
         ]
-        names = (names for expected, names in known if np.array_equal(mapped, expected))
-        return next(names, (*offset, restart))
+        return next(names for expected, names in known if np.array_equal(mapped, expected))
 
     # ---- frequencies ----
 
@@ -297,18 +286,13 @@ class Finder:
 
         coarse: list[Hypothesis] = []  # of bases that tokens before a restart leave
 
-        def has_meant(one: Rope) -> bool:
-            return np.allclose(one.inv_freq, self.meant.rope.inv_freq, rtol=1e-6, atol=0)
-
         def found_at(at: NDArray[Any], *changes: Finding) -> Iterator[Hypothesis]:
-            ropes = (*known, *_find_bases(rope, turns, at, () if changes else FACTORS))
-            likely = [
-                suppose(one, at, *changes, *named)
-                for one in ropes
-                if one.num_pairs == pairs
+            likely: list[Hypothesis] = []
+            for one in (*known, *_find_bases(rope, turns, at, () if changes else FACTORS)):
+                named, meant = compare(self.meant.rope, one), self.meant.rope.inv_freq
                 # frequencies without a name would leave what is said of positions as the only cause
-                and ((named := compare(self.meant.rope, one)) or has_meant(one))
-            ]
+                if one.num_pairs == pairs and (named or np.allclose(one.inv_freq, meant, 1e-6, 0)):
+                    likely.append(suppose(one, at, *changes, *named))
             yield from likely
             for one in () if changes else likely[:4]:
                 coarse.append(one)
@@ -383,9 +367,11 @@ def _allowed_bases(
         divided = np.log(np.maximum(lawful, 1e-300)) + few[:, None] * pairs
     change = np.abs(np.diff(divided, axis=0, append=divided[-1:]))
     change = np.maximum(change, np.roll(change, 1, axis=0))
+    columns = np.concatenate([divided, change], axis=1).T
     kept: list[float] = []
     for part in np.array_split(logs, 1 + len(logs) * z.size // 4_000_000):
-        ratio, off = (_interpolate(few, table, part) for table in (divided, change))
+        between: list[Floats] = [np.interp(part, few, column) for column in columns]
+        ratio, off = np.split(np.stack(between, axis=1), 2, axis=1)  # [bases, pairs] each
         f = np.exp(ratio - part[:, None] * pairs)  # [bases, pairs]
         angles = rope.direction * places[some][:, None] * f[:, None]  # [bases, T, pairs]
         # neighbours on the grid are a step apart, and float32 angles rounded
@@ -394,11 +380,6 @@ def _allowed_bases(
         fits = np.abs(z - gain * np.exp(1j * angles)) <= allowed + slack
         kept += part[fits.all(axis=(1, 2))].tolist()
     return np.array(kept)
-
-
-def _interpolate(at: Floats, table: Floats, wanted: Floats) -> Floats:
-    columns: list[Floats] = [np.interp(wanted, at, column) for column in table.T]
-    return np.stack(columns, axis=1)  # [wanted, n]
 
 
 def _name_pairs(rope: Rope | None, turns: Turns) -> Changes:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
+from functools import partial
 from itertools import permutations, product
 from typing import Any, NamedTuple, cast
 
@@ -175,28 +176,28 @@ def _other_lengths(rope: Rope | None) -> Iterator[_Change]:
 
 
 def _other_laws(rope: Rope) -> Iterator[Rope]:
+    """The law with other parameters, and others with its numbers, as a config that is misread."""
     law = rope.scaling
     if rope.base is None or isinstance(law, Rule):
         return
-    laws: list[Law] = []
-    for changed in () if law is None else _other_parameters(law):
-        with suppress(PhasorError):
-            laws.append(replace(cast(Law, law), **changed))
-    # of another type with the same numbers, as a config that is misread
     factor, length = getattr(law, "factor", None), getattr(law, "original_max_positions", None)
     factors = FACTORS if law is None else () if factor is None else (factor,)
     lengths = _ORIGINALS if law is None else () if length is None else (length,)
-    others: list[Law] = [make(factor=factor) for factor in factors for make in (Linear, NTK)]
+    others = [(make, {"factor": factor}) for factor in factors for make in (Linear, NTK)]
     for factor, length in product(factors, lengths):
-        others += [make(factor=factor, original_max_positions=length) for make in (Yarn, Llama3)]
-    for other in (*laws, *(other for other in others if type(other) is not type(law))):
+        numbers = {"factor": factor, "original_max_positions": length}
+        others += [(make, numbers) for make in (Yarn, Llama3)]
+    likely: list[tuple[Callable[..., Any], dict[str, Any]]] = []
+    likely += [(partial(replace, cast(Law, law)), changed) for changed in _other_parameters(law)]
+    likely += [(make, numbers) for make, numbers in others if make is not type(law)]
+    for make, numbers in likely:
         with suppress(PhasorError):
-            yield replace(rope, scaling=other)
+            yield replace(rope, scaling=make(**numbers))
 
 
-def _other_parameters(law: Law) -> Iterator[dict[str, Any]]:
+def _other_parameters(law: Law | None) -> Iterator[dict[str, Any]]:
     # other published values, halves and doubles, the default
-    for field in fields(law):
+    for field in () if law is None else fields(law):
         value: Any = getattr(law, field.name)
         values: list[Any] = []
         if isinstance(value, bool):

@@ -142,21 +142,16 @@ def law_text(law: Law) -> str:
 
 
 def _scan_stretched_base(measured: Frequencies) -> Proposals:
-    bases = measured.bases_of()
-    short, exponent = bases.simplest(), measured.num_pairs / (measured.num_pairs - 1)
+    bases, pairs = measured.bases_of(), measured.num_pairs
+    short = bases.simplest()
     if short is None or count_digits(short) <= 2:
         return
     spread = (bases.high - bases.low) / short + 1e-12
-    for usual in USUAL_BASES:
-        if usual >= bases.low:
-            continue
-        for law, factor in (
-            (scaling.NTK, (short / usual) ** (1 / exponent)),
-            (scaling.NTKOld, short / usual),
-        ):
-            stretch = simplest_near(factor, spread)
-            if stretch is not None and count_digits(stretch) <= 3:
-                yield _propose(usual, law(factor=stretch))
+    exponents = (scaling.NTK, 1 / (pairs / (pairs - 1))), (scaling.NTKOld, 1.0)
+    for usual, (law, exponent) in product(USUAL_BASES, exponents):
+        stretch = simplest_near((short / usual) ** exponent, spread)
+        if usual < bases.low and stretch is not None and count_digits(stretch) <= 3:
+            yield _propose(usual, law(factor=stretch))
 
 
 def _find_exponent_width(measured: Frequencies) -> Proposals:
@@ -314,9 +309,8 @@ def _scan_ramps(measured: Frequencies) -> Proposals:
     if run is None:
         return
     base, _ = run
-    before_last, last = measured.inv_freq[-2:] * base ** (
-        measured.indices[-2:] / measured.num_pairs
-    )
+    powers = base ** (measured.indices[-2:] / measured.num_pairs)
+    before_last, last = measured.inv_freq[-2:] * powers
     errors = measured.relative_errors[-2:]
     # if the last two are divided by the same number, it is the whole factor
     plateau = simplest_near(1 / last, 2 * errors[1] + 1e-12)

@@ -11,21 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from phasor._checks import choice, whole
 from phasor.errors import ConfigError, PositionError, TensorError
+from phasor.identification import mistakes, turns
 from phasor.identification.calling import Caller, Calling, RefusedError, find_caller
 from phasor.identification.explaining import Drivers, explain
-from phasor.identification.mistakes import (
-    PRECISION_POSITIONS,
-    Probe,
-    add_limits,
-    add_precision,
-    add_rule,
-    add_steps,
-    call_with_growing_lengths,
-    compare_members,
-    compare_queries_and_keys,
-    find_table_dtype,
-    measure_noise,
-)
 from phasor.identification.report import Finding, Identification, add_findings, make_finding
 from phasor.identification.spectrum import (
     ROUNDING,
@@ -37,18 +25,6 @@ from phasor.identification.spectrum import (
     exact_phasors,
     find_spectrum,
     powers_of_two,
-)
-from phasor.identification.turns import (
-    Arrangement,
-    Sample,
-    arrange_blocks,
-    arrangement_of,
-    arrangements_of_changed,
-    find_blocks,
-    least_squares,
-    measure_turns,
-    one_of_pair,
-    pair_factors,
 )
 from phasor.numpy import every_axis_of, matrix
 from phasor.pairings import Pairing
@@ -125,18 +101,18 @@ def identify(
 def _measure(caller: Caller, max_position: int) -> Identification:
     """Measure the map at small positions, find its pairs, and measure those at growing ones."""
     maps = _measure_maps(caller)
-    rounding, findings = find_table_dtype(maps, caller.rounding, caller.out_dtype)
+    rounding, findings = mistakes.find_table_dtype(maps, caller.rounding, caller.out_dtype)
     linear, size = _is_linear(caller, maps[0], rounding), float(np.abs(maps).max())
     if caller.changed_inputs:
         findings.append(make_finding("inputs-written"))
-    blocks = find_blocks(np.concatenate(list(maps)), rounding) if linear else []
-    if linear and (arrangement := arrange_blocks(blocks, caller.head_dim)) is not None:
-        noise = measure_noise(arrangement, maps, rounding)
+    blocks = turns.find_blocks(np.concatenate(list(maps)), rounding) if linear else []
+    if linear and (arrangement := turns.arrange_blocks(blocks, caller.head_dim)) is not None:
+        noise = mistakes.measure_noise(arrangement, maps, rounding)
         if noise > 2 * rounding * size:  # more than an ulp
             said = {"dtype": caller.out_dtype, "error": noise, "once": rounding * size}
             findings.append(make_finding("noise", **said))
             rounding = noise
-        probe = Probe(caller, arrangement, rounding, noise)
+        probe = mistakes.Probe(caller, arrangement, rounding, noise)
         return _measure_pairs(probe, max_position, maps, findings)
     mixed = next((list(block.read) for block in blocks if len(block.read) > 2), None)
     why = "nothing turns at the positions tried" if linear else "it is not linear in its vectors"
@@ -172,33 +148,35 @@ def _is_linear(caller: Caller, maps: Floats, rounding: float) -> bool:
 
 
 def _measure_pairs(
-    probe: Probe, max_position: int, maps: Floats, findings: list[Finding]
+    probe: mistakes.Probe, max_position: int, maps: Floats, findings: list[Finding]
 ) -> Identification:
-    arrangement, rounding = probe.arrangement, probe.rounding
-    lengths = call_with_growing_lengths(probe, max_position)
+    lengths = mistakes.call_with_growing_lengths(probe, max_position)
     z = lengths.answers[lengths.longest_consistent]
     spectrum = find_spectrum(powers_of_two(lengths.longest_consistent), z, probe.angle_errors(z))
-    factors = pair_factors(arrangement.blocks(maps[0]))
-    members = compare_members(probe, factors)
-    key_factor, keys = compare_queries_and_keys(probe, maps)
+    factors = turns.pair_factors(probe.arrangement.blocks(maps[0]))
+    members = mistakes.compare_members(probe, factors)
+    key_factor, keys = mistakes.compare_queries_and_keys(probe, maps)
     findings = [*findings, *members, *keys]
     if lengths.irreproducible_at is not None:
         findings.append(make_finding("remembers", top=lengths.irreproducible_at))
-    sizes, drivers = np.abs(factors.mean(axis=0)), _find_drivers(probe, spectrum)
     report = explain(
-        arrangement, spectrum, drivers, sizes, rounding=rounding, is_rotation=not members
-    )
+        probe.arrangement, spectrum, _find_drivers(probe, spectrum), np.abs(factors.mean(axis=0)),
+        rounding=probe.rounding, is_rotation=not members,
+    )  # fmt: skip
     report = replace(report, findings=(*findings, *report.findings), key_factor=key_factor)
+    measured = mistakes.Measured(probe, spectrum, report)
     if lengths.changes_at is not None:
-        report = add_rule(report, lengths, probe)
+        mistakes.add_rule(measured, lengths)
     elif report.is_rotation:
-        report = add_limits(report, probe, spectrum, max_position)
-    report = add_steps(_add_error(report, maps[0]), spectrum, probe)
-    end = min(max_position, lengths.changes_at or max_position, report.table_end or max_position)
-    return add_precision(report, spectrum, probe, end)
+        mistakes.add_limits(measured, max_position)
+    _add_error(measured, maps[0])
+    mistakes.add_steps(measured)
+    ends = max_position, lengths.changes_at, measured.report.table_end
+    mistakes.add_precision(measured, min(end for end in ends if end))
+    return measured.report
 
 
-def _find_drivers(probe: Probe, spectrum: Spectrum) -> Drivers:
+def _find_drivers(probe: mistakes.Probe, spectrum: Spectrum) -> Drivers:
     """The axes that turn each pair, tried one axis at a time up to the spectrum's last position."""
     n_axes = probe.caller.n_axes
     if n_axes == 1:
@@ -208,17 +186,17 @@ def _find_drivers(probe: Probe, spectrum: Spectrum) -> Drivers:
     return np.abs(z - z[:, :1]).max(axis=1) > 8 * probe.rounding  # the first is at position 0
 
 
-def _add_error(report: Identification, maps: Floats) -> Identification:
-    """The report with the error of its Rope against the maps ``[P, out, in]``."""
-    rope = report.rope
+def _add_error(measured: mistakes.Measured, maps: Floats) -> None:
+    """Add the error of the Rope against the maps ``[P, out, in]``."""
+    rope, report = measured.report.rope, measured.report
     if rope is None:
-        return report
+        return
     # columns are rotated unit vectors, of which those in the slice have the gain
     factors = np.ones(report.head_dim)
     factors[rope.rotary_start :][: rope.rotary_dim] = report.attention_factor or 1.0
     positions = np.array(_SMALL_POSITIONS) + report.position_offset
     exact = np.array([factors * matrix(every_axis_of(rope, p), rope) for p in positions])
-    return replace(report, error=float(np.abs(maps[: len(positions)] - exact).max()))
+    measured.add(error=float(np.abs(maps[: len(positions)] - exact).max()))
 
 
 def identify_samples(
@@ -257,8 +235,11 @@ def identify_samples(
     rounding = 8 * ROUNDING[choice("dtype", dtype, ROUNDING)]
     equal, unequal = _group_samples(before, after, positions, dtype)
     some = equal.of(np.arange(len(equal.positions)) < _ARRANGEMENT_POSITIONS)
-    measured = (measure_turns(some, one, one_gain=False) for one in arrangements_of_changed(some))
-    arrangement = next((turns.arrangement for turns in measured if turns is not None), None)
+    measured = (
+        turns.measure_turns(some, one, one_gain=False)
+        for one in turns.arrangements_of_changed(some)
+    )
+    arrangement = next((one.arrangement for one in measured if one is not None), None)
     if arrangement is None:
         why = "no pairing of coordinates explains the samples as turns, up to a factor, of pairs"
         head_dim = equal.x.shape[-1]
@@ -267,7 +248,7 @@ def identify_samples(
     places = equal.positions[:, 0]
     indices = doubling(places)
     read: list[int] = places[indices].tolist()
-    z = least_squares(*equal.pairs(arrangement))[indices]
+    z = turns.least_squares(*equal.pairs(arrangement))[indices]
     spectrum = find_spectrum(read, z, np.full(z.shape, rounding))
     drivers = _find_drivers_of_samples(unequal, arrangement, spectrum, rounding)
     report = explain(arrangement, spectrum, drivers, np.abs(z), rounding=rounding)
@@ -284,7 +265,7 @@ def _first_unused(positions: Sequence[int], spectrum: Spectrum) -> int | None:
 
 def _group_samples(
     before: ArrayLike, after: ArrayLike, positions: ArrayLike, dtype: str
-) -> tuple[Sample, Sample]:
+) -> tuple[turns.Sample, turns.Sample]:
     """Samples of one position as its heads: those of equal coordinates, and the others."""
     x, y = (np.asarray(vectors, dtype=np.float64) for vectors in (before, after))
     places = np.asarray(positions)
@@ -304,7 +285,7 @@ def _group_samples(
     kept, starts = counts > 1, np.cumsum(counts) - counts
     ranks: NDArray[np.int64] = np.arange(int(counts[kept].min(initial=_SAMPLES_PER_POSITION)))
     index = np.argsort(group.ravel(), kind="stable")[starts[kept, None] + ranks]  # [P, heads]
-    sample = Sample(x[index], y[index], places[kept], dtype)
+    sample = turns.Sample(x[index], y[index], places[kept], dtype)
     is_equal: NDArray[np.bool_] = (sample.positions == sample.positions[:, :1]).all(axis=1)
     if 1 not in np.diff(sample.positions[is_equal, 0]):
         raise PositionError(
@@ -320,10 +301,10 @@ def _group_samples(
 
 
 def _find_drivers_of_samples(
-    unequal: Sample, arrangement: Arrangement, spectrum: Spectrum, rounding: float
+    unequal: turns.Sample, arrangement: turns.Arrangement, spectrum: Spectrum, rounding: float
 ) -> Drivers:
     """The axis that explains each pair's turns at unequal coordinates; none if all of them do."""
-    z = least_squares(*unequal.pairs(arrangement))
+    z = turns.least_squares(*unequal.pairs(arrangement))
     units = z / np.maximum(np.abs(z), 1e-300)
     places: Floats = unequal.positions[..., None].astype(np.float64)  # [P, n_axes, 1]
     # an angle may have been rounded in the dtype of the vectors
@@ -377,11 +358,13 @@ def from_cache(
     pairs = Rope(
         head_dim=width, pairing=pairing, rotary_dim=2 * z.shape[1], rotary_start=rotary_start
     )
-    rounding, findings = find_table_dtype(np.stack((z.real, z.imag)), ROUNDING[dtype], dtype)
+    rounding, findings = mistakes.find_table_dtype(
+        np.stack((z.real, z.imag)), ROUNDING[dtype], dtype
+    )
     read, rows = powers_of_two(len(z) - 1), np.arange(len(z))
     spectrum = find_spectrum(read, z[read], bound_angle_errors(z[read], rounding))
     drivers = np.ones((1, z.shape[1]), dtype=bool)
-    report = explain(arrangement_of(pairs), spectrum, drivers, np.abs(z), rounding=rounding)
+    report = explain(turns.arrangement_of(pairs), spectrum, drivers, np.abs(z), rounding=rounding)
     if (unused := _first_unused(read, spectrum)) is not None:
         found = f"rows 0 to {spectrum.last_position} do, row {unused} does not"
         raise _no_rope(f"rows must turn at fixed frequencies, and {found}")
@@ -396,7 +379,7 @@ def from_cache(
     if len(wrong):
         size = f"{error[wrong[0]]:.2g} off what the others say"
         raise _no_rope(f"row {wrong[0]} is {size}, more than rounding explains")
-    near = [p for p in PRECISION_POSITIONS if p <= len(z)]
+    near = [p for p in mistakes.PRECISION_POSITIONS if p <= len(z)]
     return report.rope, replace(
         report,
         findings=(*findings, *report.findings),
@@ -428,4 +411,4 @@ def _complex_rows(cos: ArrayLike, sin: ArrayLike) -> tuple[Complex, str]:
     z = tables[0].astype(np.float64) + 1j * tables[1].astype(np.float64)
     if not np.isfinite(z).all():
         raise ConfigError("cos and sin must be finite, got infinities or NaN; check the file")
-    return one_of_pair(z), max(dtypes, key=ROUNDING.__getitem__)
+    return turns.one_of_pair(z), max(dtypes, key=ROUNDING.__getitem__)

@@ -37,6 +37,7 @@ from phasor.identification.spectrum import (
 )
 from phasor.identification.turns import Arrangement, pair_factors
 from phasor.pairings import by_pairing
+from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, LongRope, Rule
 
 # LongRoPE divides the powers of a base; if no base was measured, there are divisors for any base
@@ -145,20 +146,25 @@ _Said = tuple[str, str]
 
 
 @dataclass
-class _Prediction:
-    """Compares results at positions with those that the frequencies predict."""
+class Measured:
+    """A rotation whose frequencies are known, and the report about it, which grows."""
 
     probe: Probe
     spectrum: Spectrum
-    gain: float
-    refusal: str = ""
+    report: Identification
+    refusal: str = ""  # the last one
+
+    def add(self, *findings: Finding, **changed_fields: Any) -> None:
+        """Add findings to the report, and change other fields."""
+        self.report = add_findings(self.report, *findings, **changed_fields)
 
     def results(self, *positions: int) -> dict[int, Complex]:
-        """The function's results divided by the gain, at positions that it does not refuse."""
+        """The function's results divided by the factor, at positions that it does not refuse."""
         results: dict[int, Complex] = {}
         for position in positions:
             try:
-                results[position] = self.probe([position])[0] / self.gain
+                z = self.probe([position])[0]
+                results[position] = z / (self.report.attention_factor or 1.0)
             except RefusedError as error:
                 self.refusal = " ".join(str(error).split())[:80]
         return results
@@ -178,18 +184,15 @@ class _Prediction:
         return None
 
 
-def add_limits(
-    report: Identification, probe: Probe, spectrum: Spectrum, max_position: int
-) -> Identification:
-    """The report with a table's end, rounded positions, and the results of negative positions."""
-    predicted = _Prediction(probe, spectrum, report.attention_factor or 1.0)
+def add_limits(measured: Measured, max_position: int) -> None:
+    """Add a table's end, rounded positions, and the results of negative positions."""
     first_rounded: dict[str, int] = {}
 
     def dtype_of(position: int) -> str | None:
         """The dtype to which the position was rounded: float64, one found before, or the finest."""
         dtypes = ("float64", *first_rounded, *DTYPES)
         sources = {("", name): partial(_round_position, dtype=name) for name in dtypes}
-        said = predicted.find_source(predicted.results(position), sources)
+        said = measured.find_source(measured.results(position), sources)
         return said and said[1]
 
     last_good, end, beyond = 0, None, None
@@ -203,27 +206,27 @@ def add_limits(
         last_good = position
     findings: list[Finding] = []
     if end is not None:
-        name, beyond = _describe_table_end(predicted, end)
+        name, beyond = _describe_table_end(measured, end)
         sentence = f"Up to position {end - 1} it turns; from {end} on {beyond}."
         findings.append(Finding(name, sentence))
     first_rounded.pop("float64", None)
     for dtype, position in first_rounded.items():
         where = f": {position} is turned as if it were {_round_position(position, dtype)}"
         findings.append(make_finding("positions-in-{dtype}", dtype=dtype, where=where))
-    name, negative = _describe_negative_positions(predicted, end)
+    name, negative = _describe_negative_positions(measured, end)
     if name:
         findings.append(Finding(name, f"A negative position {negative}."))
-    return add_findings(report, *findings, table_end=end, beyond=beyond, negative=negative)
+    measured.add(*findings, table_end=end, beyond=beyond, negative=negative)
 
 
 def _round_position(position: int, dtype: str) -> int:
     return int(rounded(position, dtype))
 
 
-def _describe_table_end(predicted: _Prediction, end: int) -> _Said:
-    if not predicted.results(end):
-        return "table-end-raises", f"it raises ({predicted.refusal})"
-    results = predicted.results(end, end + 1, end + 2, 2 * end + 3)
+def _describe_table_end(measured: Measured, end: int) -> _Said:
+    if not measured.results(end):
+        return "table-end-raises", f"it raises ({measured.refusal})"
+    results = measured.results(end, end + 1, end + 2, 2 * end + 3)
     values = np.array(list(results.values()))
     if not np.isfinite(values).all():
         return "table-end-nan", "it gives NaN"
@@ -236,13 +239,13 @@ def _describe_table_end(predicted: _Prediction, end: int) -> _Said:
         ("wrapped", f"positions start again at 0 (modulo {end})"): lambda p: p % end,
     }
     other = "it gives something else (memory that is no table, or other rows)"
-    return predicted.find_source(results, sources) or ("table-end-garbage", other)
+    return measured.find_source(results, sources) or ("table-end-garbage", other)
 
 
-def _describe_negative_positions(predicted: _Prediction, end: int | None) -> _Said:
-    results = predicted.results(-1, -3, -6)
+def _describe_negative_positions(measured: Measured, end: int | None) -> _Said:
+    results = measured.results(-1, -3, -6)
     if len(results) < 3:
-        return "", f"is refused ({predicted.refusal})"
+        return "", f"is refused ({measured.refusal})"
     rows = end or 0  # of the table; without one, -1 is the source of -1
     sources: dict[_Said, Callable[[int], int]] = {
         ("", "is turned backwards, as it should be"): lambda p: p,
@@ -251,7 +254,7 @@ def _describe_negative_positions(predicted: _Prediction, end: int | None) -> _Sa
         ("negative-clamped", "is turned as 0"): lambda p: 0,
     }
     other = "gives something else (another row of a table, perhaps)"
-    return predicted.find_source(results, sources) or ("negative-garbage", other)
+    return measured.find_source(results, sources) or ("negative-garbage", other)
 
 
 # Results that depend on the length of the call.
@@ -305,23 +308,23 @@ class _LongerCall(NamedTuple):
     attention_factor: float
 
 
-def add_rule(report: Identification, lengths: Lengths, probe: Probe) -> Identification:
-    """The report of a function whose result depends on the length of the call."""
+def add_rule(measured: Measured, lengths: Lengths) -> None:
+    """Add that the result depends on the length of the call, and the rule that says how."""
+    probe, rope = measured.probe, measured.report.rope
     longer_calls: list[_LongerCall] = []
     for top in (top for top in lengths.answers if top > lengths.longest_consistent):
         z = lengths.answers[top]
         spectrum = find_spectrum(powers_of_two(top), z, probe.angle_errors(z))
         if spectrum.last_position == top and np.all(spectrum.inv_freq):
             longer_calls.append(_LongerCall(top + 1, spectrum, float(np.median(np.abs(z)))))
-    rule, sentence, rope = None, "", report.rope
+    rule, sentence = None, ""
     if rope is not None and rope.num_pairs > 1 and len(longer_calls) > 1:
-        rule = _fit_dynamic_ntk(report, longer_calls)
+        rule = _fit_dynamic_ntk(measured.report, longer_calls)
         sentence = f" The rule is {rule}." if rule else ""
         if rule is None and lengths.irreproducible_at is None:
-            original, errors = lengths.changes_at or 0, probe.rounding
-            rule, sentence = _fit_longrope(report, rope.inv_freq, original, longer_calls, errors)
+            rule, sentence = _fit_longrope(measured, rope, lengths.changes_at or 0, longer_calls)
     finding = make_finding("depends-on-length", length=lengths.changes_at, rule=sentence)
-    return add_findings(report, finding, rule=rule)
+    measured.add(finding, rule=rule)
 
 
 def _fit_dynamic_ntk(report: Identification, longer_calls: list[_LongerCall]) -> Rule | None:
@@ -343,13 +346,10 @@ def _fit_dynamic_ntk(report: Identification, longer_calls: list[_LongerCall]) ->
 
 
 def _fit_longrope(
-    report: Identification,
-    short: Floats,
-    original: int,
-    longer_calls: list[_LongerCall],
-    rounding: float,
+    measured: Measured, rope: Rope, original: int, longer_calls: list[_LongerCall]
 ) -> tuple[Rule | None, str]:
     """LongRoPE and its sentence, if all calls longer than ``original`` have equal frequencies."""
+    report, short, rounding = measured.report, rope.inv_freq, measured.probe.rounding
     _, last, gain = longer_calls[-1]
     all_equal = all(
         np.all(np.abs(spectrum.inv_freq - last.inv_freq) <= spectrum.uncertainty + last.uncertainty)
@@ -414,11 +414,12 @@ def measure_noise(arrangement: Arrangement, maps: Floats, rounding: float) -> fl
     return noise if noise <= 32 * rounding * np.abs(maps).max() else 0.0
 
 
-def add_steps(report: Identification, spectrum: Spectrum, probe: Probe) -> Identification:
-    """The report with a finding unless one rounding, at the end, explains turned random vectors."""
+def add_steps(measured: Measured) -> None:
+    """Add a finding unless one rounding, at the end, explains turned random vectors."""
+    probe, spectrum, report = measured.probe, measured.spectrum, measured.report
     gain, names = report.attention_factor, report.names()
     if report.rope is None or not gain or names & {"noise", "remembers"}:
-        return report
+        return
     x = np.random.default_rng(2).standard_normal((8, report.head_dim))
     x = rounded(x, probe.caller.arrays.dtype)
     y = probe.caller.turn(x, _SMALL_POSITIONS)[0]  # [P, m, d]
@@ -457,21 +458,20 @@ def add_steps(report: Identification, spectrum: Spectrum, probe: Probe) -> Ident
     stepwise = once + in_rows + in_products
     is_coarse = ROUNDING[dtype] > ROUNDING["float32"]
     if explain(once if is_coarse else stepwise):
-        return report
+        return
     errors = np.abs(turned - gain * exact)
     worst = np.unravel_index(np.argmax(errors - once), errors.shape)
     name = "steps-in-{dtype}" if explain(stepwise) else "noise"
     steps = "Cos and sin, perhaps all steps, are" if explain(once + in_rows) else "All steps are"
-    measured = {"steps": steps, "error": errors[worst], "once": once[worst]}
-    return add_findings(report, make_finding(name, dtype=dtype, **measured))
+    numbers = {"error": errors[worst], "once": once[worst]}
+    measured.add(make_finding(name, dtype=dtype, steps=steps, **numbers))
 
 
-def add_precision(
-    report: Identification, spectrum: Spectrum, probe: Probe, end: int
-) -> Identification:
-    """The report with errors at growing positions below ``end``, and whether angles are float32."""
+def add_precision(measured: Measured, end: int) -> None:
+    """Add errors at growing positions below ``end``, and whether angles are float32."""
+    probe, spectrum, report = measured.probe, measured.spectrum, measured.report
     if report.rope is None or not report.attention_factor:
-        return report
+        return
     errors: list[tuple[int, float]] = []
     has_drift, within_float32 = spectrum.has_float32_angles, True
     for near in PRECISION_POSITIONS:
@@ -488,12 +488,11 @@ def add_precision(
         tolerance = 2 * (uncertainty + probe.angle_errors(z) + 2.0**-51 * angles)
         has_drift |= bool(np.any(drift > tolerance))
         within_float32 &= bool(np.all(drift <= tolerance + 2.0**-20 * angles))
-    report = replace(report, precision=tuple(errors))
+    findings = report.findings
     has_rounded = any(name.startswith("positions-in") for name in report.names())
-    if not (has_drift and within_float32) or has_rounded:
-        return report
-    near, error = errors[-1]
-    # the frequency of an angle that is a float32 number seems to be one
-    findings = [finding for finding in report.findings if finding.name != "frequencies-in-float32"]
-    findings.append(make_finding("angles-in-float32", error=error, near=near))
-    return replace(report, findings=tuple(findings))
+    if has_drift and within_float32 and not has_rounded:
+        near, error = errors[-1]
+        # the frequency of an angle that is a float32 number seems to be one
+        kept = (finding for finding in findings if finding.name != "frequencies-in-float32")
+        findings = *kept, make_finding("angles-in-float32", error=error, near=near)
+    measured.add(precision=tuple(errors), findings=findings)
