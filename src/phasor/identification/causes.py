@@ -14,20 +14,9 @@ from numpy.typing import NDArray
 
 from phasor.describe import ranges
 from phasor.errors import PhasorError
+from phasor.identification import hypotheses
 from phasor.identification.explaining import explain
-from phasor.identification.hypotheses import (
-    COARSE,
-    FACTORS,
-    Hypothesis,
-    Meant,
-    alternatives,
-    compare,
-    compare_layouts,
-    exchanged_axes,
-    positions_in,
-    precisions,
-    suppose,
-)
+from phasor.identification.hypotheses import COARSE, Hypothesis, Meant, suppose
 from phasor.identification.report import SENTENCES, Changes, Finding, make_finding
 from phasor.identification.spectrum import ROUNDING, Floats, Interval, coarser, rounded
 from phasor.identification.turns import (
@@ -126,7 +115,7 @@ class Finder:
         return f"some tokens, such as {self.tokens[is_bad][0]} at position {bad[0]:.15g},"
 
     def _explain(self, turns: Turns) -> Found:
-        layout = [*compare_layouts(self.meant.rope, turns.arrangement.layout)]
+        layout = [*hypotheses.compare_layouts(self.meant.rope, turns.arrangement.layout)]
         if turns.row_dtype is not None:
             layout.append(make_finding("table-in-{dtype}", dtype=turns.row_dtype, details=""))
         for level in self._levels(turns):
@@ -155,14 +144,14 @@ class Finder:
         same = suppose(rope, places)
         if not _gain_changes(rope, turns):
             yield iter([same])
-        single = [*alternatives(self.meant._replace(rope=rope), places)]
+        single = [*hypotheses.alternatives(self.meant._replace(rope=rope), places)]
 
         def one() -> Iterator[Hypothesis]:
             yield suppose(rope, 0 * places, make_finding("not-turned"))
             yield from (same, *single, suppose(rope, 2 * places, make_finding("twice")))
             yield from self._moved(same, turns)
-            yield from precisions(rope, places)
-            yield from exchanged_axes(rope, places)
+            yield from hypotheses.precisions(rope, places)
+            yield from hypotheses.exchanged_axes(rope, places)
 
         def two(names: set[str]) -> Iterator[Hypothesis]:
             for first in single:
@@ -170,7 +159,7 @@ class Finder:
                 # rare ones are tried beside a few only, for their number multiplies
                 if (name in _OFTEN) == (names == _OFTEN):
                     rest = None if name == "direction" else names - {name}
-                    for second in alternatives(Meant(first.rope), places, rest):
+                    for second in hypotheses.alternatives(Meant(first.rope), places, rest):
                         yield second._replace(changes=first.changes + second.changes)
 
         yield one()
@@ -242,7 +231,7 @@ class Finder:
         first, last = int(np.argmax(wrong)), int(mapped.max())
         at = f"token {self.tokens[first]} (position {places[first]:.15g})"
         where = f"{at} is turned as {mapped[first]}"
-        coarse = {dtype: positions_in(dtype, f": {where}") for dtype in COARSE}
+        coarse = {dtype: hypotheses.positions_in(dtype, f": {where}") for dtype in COARSE}
         known: list[tuple[NDArray[Any], Changes]] = []
         if len(self.positions) > 1:
             known.append((self.positions[0, column], (make_finding("first-row", where=where),)))
@@ -288,8 +277,11 @@ class Finder:
 
         def found_at(at: NDArray[Any], *changes: Finding) -> Iterator[Hypothesis]:
             likely: list[Hypothesis] = []
-            for one in (*known, *_find_bases(rope, turns, at, () if changes else FACTORS)):
-                named, meant = compare(self.meant.rope, one), self.meant.rope.inv_freq
+            for one in (
+                *known,
+                *_find_bases(rope, turns, at, () if changes else hypotheses.FACTORS),
+            ):
+                named, meant = hypotheses.compare(self.meant.rope, one), self.meant.rope.inv_freq
                 # frequencies without a name would leave what is said of positions as the only cause
                 if one.num_pairs == pairs and (named or np.allclose(one.inv_freq, meant, 1e-6, 0)):
                     likely.append(suppose(one, at, *changes, *named))
@@ -302,13 +294,13 @@ class Finder:
             for _, one, *_ in coarse:
                 mapped = self._map_positions(one, turns, places, _UNSURE_BASE)
                 for other in () if mapped is None else _find_bases(one, turns, mapped, ()):
-                    same = suppose(other, places, *compare(self.meant.rope, other))
+                    same = suppose(other, places, *hypotheses.compare(self.meant.rope, other))
                     yield from self._moved(same, turns)
 
         for by in dict.fromkeys((offset, *_STEPS)):
             yield found_at(places + by, *_offset_changes(by))
         for dtype in COARSE:
-            yield found_at(rounded(places, dtype), positions_in(dtype))
+            yield found_at(rounded(places, dtype), hypotheses.positions_in(dtype))
         yield refined()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from typing import Any, Literal, cast
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from phasor.axes import AXES, Axes, OneAxis
 from phasor.errors import SpecError
-from phasor.identification.laws import Explanation, find_explanations, law_text
+from phasor.identification import laws
 from phasor.identification.report import (
     Finding,
     Identification,
@@ -33,13 +32,10 @@ from phasor.identification.spectrum import (
 )
 from phasor.identification.turns import Arrangement
 from phasor.rope import Rope
-from phasor.scaling import Law
 
 #: Whether an axis turns a pair, ``[n_axes, pairs]``.
 Drivers = NDArray[np.bool_]
-# relative error of frequencies that a program computed in float64
-_FLOAT64_SLACK = 1e-14
-# the same in float32: one rounding; a power with its roundings; a power by way of logarithms
+# `FLOAT64_SLACK` in float32: one rounding; a power with its roundings; a power of logarithms
 _FLOAT32_SLACKS = (2.0**-24, 2e-7, 1e-6)
 # frequencies are reported as numbers of a dtype if chance makes them so once in 2 to this power
 _CERTAIN_BITS = 24
@@ -67,8 +63,6 @@ def explain(
     measured = spectrum.inv_freq.tolist(), spectrum.uncertainty.tolist()
     report = Identification(
         head_dim=layout.head_dim,
-        called=None,
-        linear=True,
         is_rotation=has_one_gain,
         keeps_norms=has_one_gain and gain == 1,
         attention_factor=gain if has_one_gain else None,
@@ -129,24 +123,20 @@ def _explain_frequencies(
     if not best.gives_frequencies:
         return add_findings(report, *mistakes, base=best.base, rope=_set_frequencies(rope, f))
     law, gain = best.law, report.attention_factor or 1.0
-    if law is not None and abs(law.temperature().attention_factor - gain) > 1e-6:
-        with suppress(TypeError):  # laws that have no field for it
-            law = replace(cast(Any, law), attention_factor=gain)
+    if law is not None and hasattr(law, "attention_factor"):
+        differs = abs(law.temperature().attention_factor - gain) > 1e-6
+        law = replace(cast(Any, law), attention_factor=gain) if differs else law
     rope = replace(rope, base=best.base, scaling=law)
-    f, tolerance = _pad_to_rope(f, rope), _pad_to_rope(uncertainty + _FLOAT64_SLACK * f, rope)
+    f, uncertainty = laws.pad_to_rope(f, rope), laws.pad_to_rope(uncertainty, rope)
+    tolerance = uncertainty + laws.FLOAT64_SLACK * f
     if numbers is not None and np.any(np.abs(rope.inv_freq - f) > tolerance):
         in_float32 = replace(rope, inv_freq_dtype="float32")
         rope = in_float32 if np.all(np.abs(in_float32.inv_freq - f) <= tolerance) else rope
         mistakes += findings
-    alternatives = [
-        f"base {other.base:.15g}" + ("" if other.law is None else f" with {law_text(other.law)}")
-        for other in others
-        if (other.base, other.law) != (best.base, best.law)
-    ]
-    return add_findings(
-        report, *mistakes, base=best.base, rope=rope, law=law, known_law=True,
-        alternatives=tuple(alternatives[:4]),
-    )  # fmt: skip
+    same = best.base, best.law
+    alternatives = tuple(str(other) for other in others if (other.base, other.law) != same)[:4]
+    fields = {"base": best.base, "law": law, "known_law": True, "alternatives": alternatives}
+    return add_findings(report, *mistakes, rope=rope, **fields)
 
 
 def _find_direction(spectrum: Spectrum) -> tuple[Literal[1, -1], Floats, list[Finding]]:
@@ -239,17 +229,17 @@ def _distribute(count: int, n_axes: int) -> list[tuple[int, ...]]:
 
 def _find_best_fit(
     slices: list[Rope], f: Floats, uncertainty: Floats, *, may_be_float64: bool
-) -> tuple[Rope, list[Explanation]]:
+) -> tuple[Rope, list[laws.Explanation]]:
     """The slice, and the explanations of frequencies ``f`` in it, with the fewest digits."""
 
-    def digits(explanations: list[Explanation]) -> float:
+    def digits(explanations: list[laws.Explanation]) -> float:
         return explanations[0].digits if explanations else math.inf
 
-    def find_fit(slack: float) -> tuple[Rope, list[Explanation]]:
-        fits = [(rope, _find_explanations(rope, f, uncertainty, slack)) for rope in slices]
+    def find_fit(slack: float) -> tuple[Rope, list[laws.Explanation]]:
+        fits = [(rope, laws.find_explanations(rope, f, uncertainty, slack)) for rope in slices]
         return min(fits, key=lambda fit: digits(fit[1]))
 
-    exact = find_fit(_FLOAT64_SLACK)
+    exact = find_fit(laws.FLOAT64_SLACK)
     # what is hardly better known than from float32 angles is no evidence against them
     is_sharp = uncertainty < ROUNDING["float32"] / 32 * f
     if np.any(is_sharp & (np.abs(rounded(f, "float32") - f) > uncertainty)):
@@ -258,38 +248,14 @@ def _find_best_fit(
         loose = find_fit(slack)
         if loose[1]:
             # a fit that is ten times as loose saves a digit by itself
-            exactness = float((uncertainty[f > 0] / f[f > 0]).min(initial=1.0)) + _FLOAT64_SLACK
+            exactness = float((uncertainty[f > 0] / f[f > 0]).min(initial=1.0)) + laws.FLOAT64_SLACK
             looseness = math.log10(1 + slack / exactness) + _CERTAIN_DIGITS * may_be_float64
             return loose if digits(loose[1]) + looseness < digits(exact[1]) else exact
     return exact
 
 
-def _pad_to_rope(values: Floats, rope: Rope) -> Floats:
-    """Values of the measured pairs, and 0 for the other pairs of the Rope."""
-    return np.pad(values, (0, rope.num_pairs - len(values)))
-
-
 def _set_frequencies(rope: Rope, f: Floats) -> Rope:
-    return replace(rope, base=None, explicit_inv_freq=tuple(_pad_to_rope(f, rope).tolist()))
-
-
-def _find_explanations(
-    rope: Rope, f: Floats, uncertainty: Floats, slack: float
-) -> list[Explanation]:
-    """The explanations of the frequencies in one slice and axes, the likeliest first."""
-    f, uncertainty = _pad_to_rope(f, rope), _pad_to_rope(uncertainty, rope)
-    tolerance = uncertainty + slack * f
-    # the widest spectrum is explained, and the explanation is checked against all
-    spectra = rope.axes.spectra(len(f))
-    widest = int(np.argmax(spectra))
-    pairs = slice(sum(spectra[:widest]), sum(spectra[: widest + 1]))
-
-    def check(base: float, law: Law | None) -> bool:
-        lawful = replace(rope, base=base, scaling=law)
-        # the base was found from rounded logarithms
-        return bool(np.all(np.abs(lawful.inv_freq - f) <= tolerance + _FLOAT64_SLACK * f))
-
-    return find_explanations(f[pairs], tolerance[pairs], head_dim=rope.head_dim, check=check)
+    return replace(rope, base=None, explicit_inv_freq=tuple(laws.pad_to_rope(f, rope).tolist()))
 
 
 # The dtype that frequencies are numbers of.

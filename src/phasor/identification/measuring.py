@@ -118,10 +118,8 @@ def _measure(caller: Caller, max_position: int) -> Identification:
     why = "nothing turns at the positions tried" if linear else "it is not linear in its vectors"
     if mixed is not None:
         why = f"it mixes {len(mixed)} coordinates with each other: {mixed[:8]}"
-    return Identification(
-        head_dim=caller.head_dim, called=None, linear=linear, findings=tuple(findings),
-        why_no_rope=why,
-    )  # fmt: skip
+    report = Identification(head_dim=caller.head_dim, linear=linear, why_no_rope=why)
+    return add_findings(report, *findings)
 
 
 def _measure_maps(caller: Caller) -> Floats:
@@ -242,8 +240,7 @@ def identify_samples(
     arrangement = next((one.arrangement for one in measured if one is not None), None)
     if arrangement is None:
         why = "no pairing of coordinates explains the samples as turns, up to a factor, of pairs"
-        head_dim = equal.x.shape[-1]
-        return Identification(head_dim=head_dim, called=None, linear=True, why_no_rope=why)
+        return Identification(head_dim=equal.x.shape[-1], why_no_rope=why)
     # [P], and turns [P, pairs] at distances that double
     places = equal.positions[:, 0]
     indices = doubling(places)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,6 +143,7 @@ def compare_queries_and_keys(probe: Probe, maps: Floats) -> tuple[float | None, 
 
 # the name of a finding, empty if it is none, and what happens
 _Said = tuple[str, str]
+_Source = TypeVar("_Source")
 
 
 @dataclass
@@ -170,17 +171,17 @@ class Measured:
         return results
 
     def find_source(
-        self, results: Mapping[int, Complex], sources: Mapping[_Said, Callable[[int], float]]
-    ) -> _Said | None:
-        """What is said of the first source as whose positions all of them were turned."""
+        self, results: Mapping[int, Complex], sources: Mapping[_Source, Callable[[int], float]]
+    ) -> _Source | None:
+        """The first source as whose positions all of them were turned."""
         # float32 angles and positions lose 2**-22 of the angle, which is no table's end
         relative = 3 * self.spectrum.uncertainty + 2.0**-21 * np.abs(self.spectrum.inv_freq)
-        for said, source in sources.items() if results else ():
+        for name, source in sources.items() if results else ():
             places = np.array([float(source(position)) for position in results])
             errors = np.abs(np.array([*results.values()]) - self.spectrum.predict(places))
             angles_off = np.abs(places)[:, None] * relative
             if np.all(errors <= np.minimum(64 * self.probe.rounding + angles_off, 0.5)):
-                return said
+                return name
         return None
 
 
@@ -191,9 +192,8 @@ def add_limits(measured: Measured, max_position: int) -> None:
     def dtype_of(position: int) -> str | None:
         """The dtype to which the position was rounded: float64, one found before, or the finest."""
         dtypes = ("float64", *first_rounded, *DTYPES)
-        sources = {("", name): partial(_round_position, dtype=name) for name in dtypes}
-        said = measured.find_source(measured.results(position), sources)
-        return said and said[1]
+        sources = {name: partial(_round_position, dtype=name) for name in dtypes}
+        return measured.find_source(measured.results(position), sources)
 
     last_good, end, beyond = 0, None, None
     positions = (p + step for p in powers_of_two(max_position)[3:] for step in (-1, 1))

@@ -166,8 +166,8 @@ class Identification:
     """
 
     head_dim: int
-    called: str | None
-    linear: bool
+    called: str | None = None
+    linear: bool = True
     is_rotation: bool = False
     keeps_norms: bool = False
     attention_factor: float | None = None

@@ -77,6 +77,13 @@ def powers_of_two(highest: int) -> list[int]:
     return [0, *(1 << j for j in range(highest.bit_length()))]
 
 
+def near_powers_of_two(end: int) -> list[int]:
+    """0 to 16, and the powers of two with their neighbours, below ``end``."""
+    # tables end and precisions fail around powers of two
+    near = {(1 << j) + step for j in range(4, end.bit_length()) for step in (-1, 0, 1)}
+    return sorted(p for p in near | set(range(17)) if p < end)
+
+
 def doubling(positions: Floats) -> NDArray[np.intp] | None:
     """Indices of two neighbours, and of positions beyond whose distances at most double."""
     order = np.argsort(positions, kind="stable")

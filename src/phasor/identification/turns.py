@@ -78,13 +78,12 @@ def find_blocks(maps: Floats, rounding: float) -> list[MixedCoordinates]:
     while not np.array_equal(reached, links):
         links = reached.astype(np.float32)
         reached = (links @ links) > 0
-    firsts = np.flatnonzero(reached.argmax(axis=1) == np.arange(len(reached)))
+    # the coordinates read [blocks, in], each block once, and those written [blocks, out]
+    read = reached[reached.argmax(axis=1) == np.arange(len(reached))]
+    written = (connected[:, block].any(axis=1) for block in read)
     return [
-        MixedCoordinates(
-            tuple(np.flatnonzero(reached[first]).tolist()),
-            tuple(np.flatnonzero(connected[:, reached[first]].any(axis=1)).tolist()),
-        )
-        for first in firsts
+        MixedCoordinates(*(tuple(np.flatnonzero(side).tolist()) for side in both))
+        for both in zip(read, written, strict=True)
     ]
 
 
@@ -115,7 +114,7 @@ def candidate_arrangements(
     lowest: int, highest: int, head_dim: int, pair: MixedCoordinates | None = None
 ) -> Iterator[Arrangement]:
     """The arrangements whose slice holds ``lowest`` to ``highest``, the narrowest first."""
-    head = Rope(head_dim=head_dim, pairing="half")
+    head = Rope(head_dim=head_dim, pairing="half", rotary_dim=2)  # heads may be odd
     # the first pair is the fastest; if it does not turn, the slice most likely begins at 0
     for start in dict.fromkeys([lowest, 0, *range(lowest - 1, 0, -1)]):
         widths = (w for w in range(2, head_dim - start + 1, 2) if start + w > highest)

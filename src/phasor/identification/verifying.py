@@ -27,6 +27,7 @@ from phasor.identification.recordings import (
     vectors_of_rows,
 )
 from phasor.identification.report import Changes, Difference, Finding, make_finding
+from phasor.identification.spectrum import powers_of_two
 from phasor.identification.turns import Sample, arrangement_of, measure_turns, rotates_as, rows_of
 from phasor.layers import LayerRopes, one_layer
 from phasor.rope import Rope
@@ -244,11 +245,12 @@ def _find_bad_tokens(vectors: Vectors, rope: Rope | None) -> NDArray[np.intp]:
 def _choose_tokens(count: int, bad: NDArray[np.intp]) -> NDArray[np.intp]:
     """Tokens to look at: some anywhere, the first at distances that double, and wrong ones."""
     spread = np.linspace(0, count - 1, _SAMPLE // 2).astype(np.intp)
-    doubling = [0, *(1 << j for j in range(count.bit_length()))]
     # beside a wrong token are those where a restart or a table's end begins
     near_bad = [token + step for token in bad[:4].tolist() for step in (-1, 0, 1)]
     some_bad = bad[np.linspace(0, max(len(bad) - 1, 0), min(16, len(bad))).astype(np.intp)]
-    tokens = np.unique(np.array([*spread, *doubling, *near_bad, *some_bad], dtype=np.intp))
+    tokens = np.unique(
+        np.array([*spread, *powers_of_two(count), *near_bad, *some_bad], dtype=np.intp)
+    )
     return tokens[(tokens >= 0) & (tokens < count)]
 
 
