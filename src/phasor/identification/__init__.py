@@ -11,9 +11,8 @@ from __future__ import annotations
 from phasor.identification.differences import diff
 from phasor.identification.extending.phases import Coverage, coverage
 from phasor.identification.extending.planning import ExtensionOption, ExtensionPlan, plan_extension
-from phasor.identification.measuring import identify, identify_samples
+from phasor.identification.measuring import from_cache, identify, identify_samples
 from phasor.identification.report import Identification
-from phasor.identification.tables import from_cache
 from phasor.identification.verifying import Verification, verify
 
 __all__ = [

@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 
 from phasor._checks import choice
 from phasor.errors import BackendError, SpecError, TensorError, install_hint
-from phasor.identification.spectrum import ROUNDING, Floats
+from phasor.identification.spectrum import ROUNDING, Floats, near_powers_of_two
 
 Dims = Literal["bhsd", "bshd", "bsd", "shd", "hsd", "sd"]
 _DIMS: tuple[Dims, ...] = ("bhsd", "bshd", "shd", "hsd", "bsd", "sd")
 # orders of the dimensions of positions (b batch, s sequence, n axes), for one axis and for several
 _POSITION_DIMS = {False: ("bs", "s"), True: ("bsn", "nbs", "sn", "ns")}
 _VECTORS = ("x", "q", "k")
+_LIBRARIES = ("numpy", "torch", "jax")
 _WORDS = (*_VECTORS, "positions", "offset", "cos", "sin", "rows")
 # coprime, so that a tensor with tokens and heads exchanged does not broadcast by accident
 _HEADS, _TOKENS = 3, 5
@@ -46,7 +47,7 @@ class Calling(NamedTuple):
 
 
 class Arrays:
-    """NumPy's arrays or JAX's in one dtype; the subclass makes torch's."""
+    """NumPy's arrays, JAX's or torch's in one dtype."""
 
     def __init__(self, name: str, dtype: str) -> None:
         if name == "numpy" and dtype == "bfloat16":
@@ -62,42 +63,27 @@ class Arrays:
 
     def make(self, values: NDArray[Any], dtype: str | None = None) -> Any:
         """A new array of these values, in their own dtype unless another is given."""
-        return self.library.asarray(values.copy(), dtype=dtype)
-
-    def read(self, value: Any) -> Floats:
-        """An array of the library as float64, copied."""
-        return np.array(value).astype(np.float64)
-
-    def dtype_of(self, value: Any) -> str:
-        """The dtype of an array of the library, by name."""
-        dtype = np.asarray(value).dtype
-        return "float64" if dtype == np.longdouble else str(dtype)
-
-    def quiet_context(self) -> AbstractContextManager[Any]:
-        """A context without warnings of overflow, and without recording for a backward pass."""
-        return np.errstate(all="ignore")
-
-
-class _TorchArrays(Arrays):
-    def make(self, values: NDArray[Any], dtype: str | None = None) -> Any:
+        if self.name != "torch":
+            return self.library.asarray(values.copy(), dtype=dtype)
         tensor = self.library.from_numpy(values.copy())
         return tensor if dtype is None else tensor.to(getattr(self.library, dtype))
 
     def read(self, value: Any) -> Floats:
-        if not isinstance(value, self.library.Tensor):
-            return super().read(value)
+        """An array of the library as float64, copied."""
+        if self.name != "torch" or not isinstance(value, self.library.Tensor):
+            return np.array(value).astype(np.float64)
         values: Any = value.detach()
         values = self.library.view_as_real(values) if values.is_complex() else values
         return values.to("cpu", self.library.float64, copy=True).numpy()
 
     def dtype_of(self, value: Any) -> str:
-        return str(value.dtype).rpartition(".")[2]
+        """The dtype of an array of the library, by name."""
+        dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
+        return "float64" if dtype == np.longdouble else str(dtype).rpartition(".")[2]
 
     def quiet_context(self) -> AbstractContextManager[Any]:
-        return self.library.no_grad()
-
-
-_LIBRARIES: dict[str, type[Arrays]] = {"numpy": Arrays, "torch": _TorchArrays, "jax": Arrays}
+        """A context without warnings of overflow, and without recording for a backward pass."""
+        return self.library.no_grad() if self.name == "torch" else np.errstate(all="ignore")
 
 
 def _find_parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
@@ -183,15 +169,9 @@ class Caller:
         """The highest position to call: a function without positions computes all below it."""
         return 1 << 62 if self._takes_positions else _LONGEST_WITHOUT_POSITIONS
 
-    def map(self, position: Any) -> Floats:
-        """The linear map at a position, ``[out, in]``; the queries' if there is one for keys."""
-        return self.turn(np.eye(self.head_dim), [position])[0, 0].T
-
     def record(self, max_position: int) -> dict[str, NDArray[Any]]:
         """A recording, as `verify` takes it, of random vectors around every power of two."""
-        powers = (1 << power for power in range(4, 63))
-        steps = {*range(17), *(power + step for power in powers for step in (-1, 0, 1))}
-        positions = np.array(sorted(p for p in steps if p <= min(max_position, self.max_position)))
+        positions = np.array(near_powers_of_two(min(max_position, self.max_position) + 1))
         if self.n_axes > 1:  # other coordinates on every axis: [P, n_axes]
             rolled = [np.roll(positions, 3 * axis) for axis in range(self.n_axes)]
             positions = np.stack(rolled, axis=-1)
@@ -309,7 +289,7 @@ def find_caller(function: Callable[..., Any], head_dim: int, how: Calling) -> Ca
     refusals: list[tuple[bool, str]] = []
     for name in libraries:
         try:
-            library = _LIBRARIES[name](name, how.dtype)
+            library = Arrays(name, how.dtype)
         except BackendError:
             if arrays is not None:
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from typing import Any
@@ -13,23 +14,11 @@ from numpy.typing import NDArray
 
 from phasor.describe import ranges
 from phasor.errors import PhasorError
+from phasor.identification import hypotheses
 from phasor.identification.explaining import explain
-from phasor.identification.hypotheses import (
-    COARSE,
-    FACTORS,
-    Hypothesis,
-    Meant,
-    alternatives,
-    compare,
-    compare_layouts,
-    exchanged_axes,
-    positions_in,
-    precisions,
-    rounded,
-    suppose,
-)
+from phasor.identification.hypotheses import COARSE, Hypothesis, Meant, suppose
 from phasor.identification.report import SENTENCES, Changes, Finding, make_finding
-from phasor.identification.spectrum import ROUNDING, Floats, Interval, coarser
+from phasor.identification.spectrum import ROUNDING, Floats, Interval, coarser, rounded
 from phasor.identification.turns import (
     Arrangement,
     Sample,
@@ -95,33 +84,26 @@ class Finder:
         return (make_finding("tokens", which=which, more=more), *changes), undecided
 
     def _explain_best(self) -> Found | None:
+        """The explanation of all tokens: by the slice meant, or by others that turn them.
+
+        If none does, one may if cos and sin are rounded.
+        """
         results: list[Found] = []
-        for turns in self._measure():
-            results += map(self._explain, turns)
-            if any(not is_vague(changes) for changes, _ in results):
-                break  # interleaved pairs that stand still may be of the slice or not
+        dtypes = (None, *coarser(ROUNDING[self.sample.dtype]))
+        for row_dtype, (first, last) in product(dtypes, ((0, 4), (4, None))):
+            # interleaved pairs that stand still may be of the slice or not
+            if (results and first == 0) or any(not is_vague(changes) for changes, _ in results):
+                break
+            candidates = islice(arrangements(self.meant.rope, self.sample), first, last)
+            measured = (measure_turns(self.sample, one, row_dtype) for one in candidates)
+            fitting = (turns for turns in measured if turns is not None)
+            results += map(self._explain, islice(fitting, 4 if results else 16))
         if not results:
             return None
         changes, undecided = min(results, key=lambda one: (is_vague(one[0]), len(one[0])))
         # roundings are in no order, and come last
         order = {name: place for place, name in enumerate(SENTENCES)}
         return tuple(sorted(changes, key=lambda one: order.get(one.name, len(order)))), undecided
-
-    def _measure(self) -> Iterator[list[Turns]]:
-        """The turns for each arrangement that explains the sample: first of the slice meant.
-
-        If none does, one may if cos and sin are rounded.
-        """
-        for row_dtype in (None, *coarser(ROUNDING[self.sample.dtype])):
-            is_found = False
-            for first, last in ((0, 4), (4, None)):
-                candidates = islice(arrangements(self.meant.rope, self.sample), first, last)
-                measured = (measure_turns(self.sample, one, row_dtype) for one in candidates)
-                fitting = (turns for turns in measured if turns is not None)
-                yield (found := [*islice(fitting, 4 if is_found else 16)])
-                is_found |= bool(found)
-            if is_found:
-                return
 
     def _name_tokens(self, is_bad: NDArray[np.bool_]) -> str:
         places = self.sample.positions.reshape(len(is_bad), -1).max(axis=1)
@@ -133,7 +115,7 @@ class Finder:
         return f"some tokens, such as {self.tokens[is_bad][0]} at position {bad[0]:.15g},"
 
     def _explain(self, turns: Turns) -> Found:
-        layout = [*compare_layouts(self.meant.rope, turns.arrangement)]
+        layout = [*hypotheses.compare_layouts(self.meant.rope, turns.arrangement.layout)]
         if turns.row_dtype is not None:
             layout.append(make_finding("table-in-{dtype}", dtype=turns.row_dtype, details=""))
         for level in self._levels(turns):
@@ -162,14 +144,14 @@ class Finder:
         same = suppose(rope, places)
         if not _gain_changes(rope, turns):
             yield iter([same])
-        single = [*alternatives(self.meant._replace(rope=rope), places)]
+        single = [*hypotheses.alternatives(self.meant._replace(rope=rope), places)]
 
         def one() -> Iterator[Hypothesis]:
             yield suppose(rope, 0 * places, make_finding("not-turned"))
             yield from (same, *single, suppose(rope, 2 * places, make_finding("twice")))
             yield from self._moved(same, turns)
-            yield from precisions(rope, places)
-            yield from exchanged_axes(rope, places)
+            yield from hypotheses.precisions(rope, places)
+            yield from hypotheses.exchanged_axes(rope, places)
 
         def two(names: set[str]) -> Iterator[Hypothesis]:
             for first in single:
@@ -177,7 +159,7 @@ class Finder:
                 # rare ones are tried beside a few only, for their number multiplies
                 if (name in _OFTEN) == (names == _OFTEN):
                     rest = None if name == "direction" else names - {name}
-                    for second in alternatives(Meant(first.rope), places, rest):
+                    for second in hypotheses.alternatives(Meant(first.rope), places, rest):
                         yield second._replace(changes=first.changes + second.changes)
 
         yield one()
@@ -249,16 +231,14 @@ class Finder:
         first, last = int(np.argmax(wrong)), int(mapped.max())
         at = f"token {self.tokens[first]} (position {places[first]:.15g})"
         where = f"{at} is turned as {mapped[first]}"
-        coarse = {dtype: positions_in(dtype, f": {where}") for dtype in COARSE}
+        coarse = {dtype: hypotheses.positions_in(dtype, f": {where}") for dtype in COARSE}
         known: list[tuple[NDArray[Any], Changes]] = []
         if len(self.positions) > 1:
             known.append((self.positions[0, column], (make_finding("first-row", where=where),)))
         for dtype, step in product(COARSE, _STEPS):
             names = (*_offset_changes(step), coarse[dtype])
-            known += [
-                (rounded(places + step, dtype), names),
-                (rounded(places, dtype) + step, names),
-            ]
+            shifted = rounded(places + step, dtype), rounded(places, dtype) + step
+            known += [(expected, names) for expected in shifted]
         for dtype in COARSE:
             far = np.abs(mapped) > 1 / ROUNDING[dtype]
             # what tokens are turned as, and what they would be without a restart
@@ -269,16 +249,14 @@ class Finder:
             if far.sum() >= _FEW and is_rounded and not all(others):
                 offset += (coarse[dtype],)
         clamped = make_finding("clamped", end=last - by + 1, last=last)
-        ended = make_finding("table-end", where=where)
-        hows = "are counted through and do not restart", "restart elsewhere"
-        counted, restart = (make_finding("restart", how=how, where=where) for how in hows)
+        counted = "are counted through and do not restart"
         known += [
             (np.minimum(places + by, last), (*offset, clamped)),
-            (np.where(wrong, 0, mapped), (*offset, ended)),
-            (column, (*offset, counted)),
+            (np.where(wrong, 0, mapped), (*offset, make_finding("table-end", where=where))),
+            (column, (*offset, make_finding("restart", how=counted, where=where))),
+            (mapped, (*offset, make_finding("restart", how="restart elsewhere", where=where))),
         ]
-        names = (names for expected, names in known if np.array_equal(mapped, expected))
-        return next(names, (*offset, restart))
+        return next(names for expected, names in known if np.array_equal(mapped, expected))
 
     # ---- frequencies ----
 
@@ -297,18 +275,16 @@ class Finder:
 
         coarse: list[Hypothesis] = []  # of bases that tokens before a restart leave
 
-        def has_meant(one: Rope) -> bool:
-            return np.allclose(one.inv_freq, self.meant.rope.inv_freq, rtol=1e-6, atol=0)
-
         def found_at(at: NDArray[Any], *changes: Finding) -> Iterator[Hypothesis]:
-            ropes = (*known, *_find_bases(rope, turns, at, () if changes else FACTORS))
-            likely = [
-                suppose(one, at, *changes, *named)
-                for one in ropes
-                if one.num_pairs == pairs
+            likely: list[Hypothesis] = []
+            for one in (
+                *known,
+                *_find_bases(rope, turns, at, () if changes else hypotheses.FACTORS),
+            ):
+                named, meant = hypotheses.compare(self.meant.rope, one), self.meant.rope.inv_freq
                 # frequencies without a name would leave what is said of positions as the only cause
-                and ((named := compare(self.meant.rope, one)) or has_meant(one))
-            ]
+                if one.num_pairs == pairs and (named or np.allclose(one.inv_freq, meant, 1e-6, 0)):
+                    likely.append(suppose(one, at, *changes, *named))
             yield from likely
             for one in () if changes else likely[:4]:
                 coarse.append(one)
@@ -318,13 +294,13 @@ class Finder:
             for _, one, *_ in coarse:
                 mapped = self._map_positions(one, turns, places, _UNSURE_BASE)
                 for other in () if mapped is None else _find_bases(one, turns, mapped, ()):
-                    same = suppose(other, places, *compare(self.meant.rope, other))
+                    same = suppose(other, places, *hypotheses.compare(self.meant.rope, other))
                     yield from self._moved(same, turns)
 
         for by in dict.fromkeys((offset, *_STEPS)):
             yield found_at(places + by, *_offset_changes(by))
         for dtype in COARSE:
-            yield found_at(rounded(places, dtype), positions_in(dtype))
+            yield found_at(rounded(places, dtype), hypotheses.positions_in(dtype))
         yield refined()
 
 
@@ -383,9 +359,11 @@ def _allowed_bases(
         divided = np.log(np.maximum(lawful, 1e-300)) + few[:, None] * pairs
     change = np.abs(np.diff(divided, axis=0, append=divided[-1:]))
     change = np.maximum(change, np.roll(change, 1, axis=0))
+    columns = np.concatenate([divided, change], axis=1).T
     kept: list[float] = []
     for part in np.array_split(logs, 1 + len(logs) * z.size // 4_000_000):
-        ratio, off = (_interpolate(few, table, part) for table in (divided, change))
+        between: list[Floats] = [np.interp(part, few, column) for column in columns]
+        ratio, off = np.split(np.stack(between, axis=1), 2, axis=1)  # [bases, pairs] each
         f = np.exp(ratio - part[:, None] * pairs)  # [bases, pairs]
         angles = rope.direction * places[some][:, None] * f[:, None]  # [bases, T, pairs]
         # neighbours on the grid are a step apart, and float32 angles rounded
@@ -394,11 +372,6 @@ def _allowed_bases(
         fits = np.abs(z - gain * np.exp(1j * angles)) <= allowed + slack
         kept += part[fits.all(axis=(1, 2))].tolist()
     return np.array(kept)
-
-
-def _interpolate(at: Floats, table: Floats, wanted: Floats) -> Floats:
-    columns: list[Floats] = [np.interp(wanted, at, column) for column in table.T]
-    return np.stack(columns, axis=1)  # [wanted, n]
 
 
 def _name_pairs(rope: Rope | None, turns: Turns) -> Changes:
@@ -425,14 +398,10 @@ def _offset_changes(by: float) -> Changes:
 
 def _arranged(rope: Rope, arrangement: Arrangement) -> Rope | None:
     """The rope with the pairs of an arrangement; None if its law or axes do not fit them."""
-    assert arrangement.pairing is not None
-    try:
-        return replace(
-            rope, pairing=arrangement.pairing, pairing_out=arrangement.pairing_out,
-            rotary_dim=arrangement.rotary_dim, rotary_start=arrangement.rotary_start,
-        )  # fmt: skip
-    except PhasorError:
-        return None
+    fields = ("pairing", "pairing_out", "rotary_dim", "rotary_start")
+    with suppress(PhasorError):
+        return replace(rope, **{name: getattr(arrangement.layout, name) for name in fields})
+    return None
 
 
 def _gain_changes(rope: Rope, turns: Turns) -> Changes:

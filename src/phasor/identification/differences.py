@@ -15,7 +15,12 @@ from phasor.describe import ranges, static_rope
 from phasor.errors import SpecError, TensorError
 from phasor.identification.calling import Caller, Calling, RefusedError, find_caller
 from phasor.identification.report import Changes, Difference
-from phasor.identification.spectrum import Floats, exact_phasors, find_first_bad
+from phasor.identification.spectrum import (
+    Floats,
+    exact_phasors,
+    find_first_bad,
+    near_powers_of_two,
+)
 from phasor.identification.verifying import verify
 from phasor.layers import LayerRopes, QueryFactor
 from phasor.numpy import matrix, pair_indices
@@ -198,10 +203,8 @@ def _diff_measured(
             score=float(np.linalg.norm(scores, 2)) if np.isfinite(scores).all() else None,
         )
 
-    # tables end and precisions fail around powers of two
-    near_powers = {(1 << j) + step for j in range(4, context.bit_length()) for step in (-1, 0, 1)}
     last_equal = -1
-    for position in sorted(p for p in near_powers | set(range(17)) if p < context):
+    for position in near_powers_of_two(context):
         if compare_at(position) is not None:
             return compare_at(find_first_bad(last_equal, position, lambda p: compare_at(p) is None))
         last_equal = position
@@ -209,10 +212,11 @@ def _diff_measured(
 
 
 def _find_map(side: Rope | Caller, position: int, axis: int | None = None) -> Floats:
+    """The linear map ``[out, in]``; the queries' if there is one for keys."""
     n_axes = side.n_axes if isinstance(side, Caller) else side.axes.n_axes
     place = position * (np.ones(n_axes, int) if axis is None else np.eye(n_axes, dtype=int)[axis])
     if isinstance(side, Caller):
-        return side.map(position if axis is None else place)
+        return side.turn(np.eye(side.head_dim), place[None] if n_axes > 1 else place)[0, 0].T
     return matrix(place if n_axes > 1 else position, side)
 
 
@@ -301,15 +305,10 @@ def _diff_models(
         has_rope = ropes[0] is not None, ropes[1] is not None
         times = [m.query_factors.get(k, QueryFactor()) for m, k in zip((a, b), kinds, strict=True)]
         said = "" if times[0] == times[1] else "Queries: times {} and {}.".format(*times)
-        differences.append(
-            LayerDifference(
-                layers=ranges(layers),
-                kinds=kinds,
-                has_rope=has_rope,
-                difference=found,
-                queries=said,
-            )
+        difference = LayerDifference(
+            layers=ranges(layers), kinds=kinds, has_rope=has_rope, difference=found, queries=said
         )
+        differences.append(difference)
     return ModelDifference(
         names=(a.name, b.name),
         layer_counts=(len(a), len(b)),

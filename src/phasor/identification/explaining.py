@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from phasor.axes import AXES, Axes, OneAxis
 from phasor.errors import SpecError
-from phasor.identification.laws import Explanation, find_explanations, law_text
+from phasor.identification import laws
 from phasor.identification.report import (
     Finding,
     Identification,
@@ -26,21 +26,16 @@ from phasor.identification.spectrum import (
     Floats,
     Spectrum,
     log_base,
-    round_to_dtype,
+    rounded,
     simplest_near,
+    unit_of,
 )
 from phasor.identification.turns import Arrangement
-from phasor.pairings import by_pairing
 from phasor.rope import Rope
-from phasor.scaling import Law
 
-# a Rope without its base and scaling, and the explanations of its frequencies
-Fit = tuple[Rope, list[Explanation]]
 #: Whether an axis turns a pair, ``[n_axes, pairs]``.
 Drivers = NDArray[np.bool_]
-# relative error of frequencies that a program computed in float64
-_FLOAT64_SLACK = 1e-14
-# the same in float32: one rounding; a power with its roundings; a power by way of logarithms
+# `FLOAT64_SLACK` in float32: one rounding; a power with its roundings; a power of logarithms
 _FLOAT32_SLACKS = (2.0**-24, 2e-7, 1e-6)
 # frequencies are reported as numbers of a dtype if chance makes them so once in 2 to this power
 _CERTAIN_BITS = 24
@@ -60,28 +55,25 @@ def explain(
     """The report about the rotation: its pairs and factor, and the Rope that does the same."""
     # ``sizes`` [P, pairs] are the lengths of turned unit vectors; ``drivers`` has no axis for pairs
     # that were not seen to turn; of a rotation both members of every pair turn alike
-    median = float(np.median(sizes))
+    layout, median = arrangement.layout, float(np.median(sizes))
     has_one_gain = is_rotation and float(np.ptp(sizes)) <= 16 * rounding * max(median, 1)
     gain = simplest_near(median, 4 * rounding + 1e-12) or 0.0
     axes = [int(axis.argmax()) if axis.any() else None for axis in drivers.T]
     columns = (zip(*of.tolist(), strict=True) for of in (arrangement.read, arrangement.written))
     measured = spectrum.inv_freq.tolist(), spectrum.uncertainty.tolist()
-    pairs = map(PairFound, *columns, *measured, axes)
     report = Identification(
-        head_dim=arrangement.head_dim,
-        called=None,
-        linear=True,
+        head_dim=layout.head_dim,
         is_rotation=has_one_gain,
         keeps_norms=has_one_gain and gain == 1,
         attention_factor=gain if has_one_gain else None,
-        pairing=arrangement.pairing,
-        pairing_out=arrangement.pairing_out,
-        rotary_start=arrangement.rotary_start,
-        rotary_dim=arrangement.rotary_dim,
-        pairs=tuple(pairs),
+        pairing=layout.pairing if arrangement.is_named else None,
+        pairing_out=layout.output_pairing if arrangement.is_named else None,
+        rotary_start=layout.rotary_start,
+        rotary_dim=layout.rotary_dim,
+        pairs=tuple(map(PairFound, *columns, *measured, axes)),
     )
     if has_one_gain:
-        return _explain_rotation(report, spectrum, drivers)
+        return _explain_rotation(report, arrangement, spectrum, drivers)
     if not is_rotation:
         return replace(report, why_no_rope="the two members of a pair do not turn together")
     sentence = "The length of a vector changes with its position, as in xPos."
@@ -93,13 +85,16 @@ def explain(
 
 
 def _explain_rotation(
-    report: Identification, spectrum: Spectrum, drivers: Drivers
+    report: Identification, arrangement: Arrangement, spectrum: Spectrum, drivers: Drivers
 ) -> Identification:
     direction, f, findings = _find_direction(spectrum)
     offset, offset_findings = _find_offset(spectrum)
-    slices = _possible_slices(report, direction, drivers)
+    plain = replace(
+        arrangement.layout, direction=direction, base=None, scaling=None, explicit_inv_freq=None
+    )
+    slices = _possible_slices(plain, drivers) if arrangement.is_named else []
     why = None
-    if report.pairing is None:
+    if not arrangement.is_named:
         why = "its pairs are neither halves nor interleaved; their coordinates are in pairs"
     elif np.any(drivers.sum(axis=0) > 1):
         why = "a pair turns with more than one axis, as with axes.Mixed, whose numbers are data"
@@ -107,19 +102,41 @@ def _explain_rotation(
         why = "it turns by a constant angle at position 0, which no shift of positions explains"
     elif not slices:
         why = "the axes are dealt to the pairs in an order that has no name here"
-    findings, offset = [*offset_findings, *findings], offset or 0.0
-    report = replace(report, direction=direction, position_offset=offset, why_no_rope=why)
-    report = add_findings(report, *findings)
-    if why is not None:
-        return report
-    dtype_match = _find_frequency_dtype(f, spectrum.uncertainty)
-    fit = _find_best_fit(slices, f, spectrum.uncertainty, may_be_float64=dtype_match is None)
-    if fit is not None:
-        return _add_explanation(report, fit, f, spectrum.uncertainty, dtype_match)
-    if dtype_match is None:
-        return replace(report, rope=_set_frequencies(slices[0], f))
-    rope = _set_frequencies(slices[0], dtype_match[1])
-    return add_findings(report, _make_dtype_finding(*dtype_match), rope=rope)
+    report = add_findings(
+        report, *offset_findings, *findings, direction=direction, position_offset=offset or 0.0,
+        why_no_rope=why,
+    )  # fmt: skip
+    return report if why else _explain_frequencies(report, slices, f, spectrum.uncertainty)
+
+
+def _explain_frequencies(
+    report: Identification, slices: list[Rope], f: Floats, uncertainty: Floats
+) -> Identification:
+    """The report with the Rope of frequencies ``f``, by base and law if they have some."""
+    numbers, findings = _find_frequency_dtype(f, uncertainty)
+    rope, explanations = _find_best_fit(slices, f, uncertainty, may_be_float64=numbers is None)
+    if not explanations:
+        rope = _set_frequencies(slices[0], f if numbers is None else numbers)
+        return add_findings(report, *findings, rope=rope)
+    best, *others = explanations
+    mistakes = [] if best.mistake is None else [best.mistake]
+    if not best.gives_frequencies:
+        return add_findings(report, *mistakes, base=best.base, rope=_set_frequencies(rope, f))
+    law, gain = best.law, report.attention_factor or 1.0
+    if law is not None and hasattr(law, "attention_factor"):
+        differs = abs(law.temperature().attention_factor - gain) > 1e-6
+        law = replace(cast(Any, law), attention_factor=gain) if differs else law
+    rope = replace(rope, base=best.base, scaling=law)
+    f, uncertainty = laws.pad_to_rope(f, rope), laws.pad_to_rope(uncertainty, rope)
+    tolerance = uncertainty + laws.FLOAT64_SLACK * f
+    if numbers is not None and np.any(np.abs(rope.inv_freq - f) > tolerance):
+        in_float32 = replace(rope, inv_freq_dtype="float32")
+        rope = in_float32 if np.all(np.abs(in_float32.inv_freq - f) <= tolerance) else rope
+        mistakes += findings
+    same = best.base, best.law
+    alternatives = tuple(str(other) for other in others if (other.base, other.law) != same)[:4]
+    fields = {"base": best.base, "law": law, "known_law": True, "alternatives": alternatives}
+    return add_findings(report, *mistakes, rope=rope, **fields)
 
 
 def _find_direction(spectrum: Spectrum) -> tuple[Literal[1, -1], Floats, list[Finding]]:
@@ -162,28 +179,18 @@ def _find_offset(spectrum: Spectrum) -> tuple[float | None, list[Finding]]:
 # Which slice and which axes.
 
 
-def _possible_slices(
-    report: Identification, direction: Literal[1, -1], drivers: Drivers
-) -> list[Rope]:
+def _possible_slices(layout: Rope, drivers: Drivers) -> list[Rope]:
     """Ropes without their frequencies, one for each slice and axes that fit."""
-    pairing, pairing_out, start = report.pairing, report.pairing_out, report.rotary_start
-    if pairing is None or pairing_out is None:
-        return []
     n_axes, seen = drivers.shape
-    widths = [report.rotary_dim]
+    widths = [layout.rotary_dim]
     # interleaved pairs that do not turn are not seen: the slice may be as wide as the head
-    if all(by_pairing(word, half=False, interleaved=True) for word in (pairing, pairing_out)):
-        widths.append((report.head_dim - start) // 2 * 2)
+    if "half" not in (layout.pairing, layout.output_pairing):
+        widths.append((layout.head_dim - layout.rotary_start) // 2 * 2)
     ropes: list[Rope] = []
     for width in dict.fromkeys(widths):
         if not ropes or n_axes == 1:  # several axes fit a wider slice too easily
-            ropes += [
-                Rope(
-                    head_dim=report.head_dim, pairing=pairing, pairing_out=pairing_out,
-                    rotary_start=start, rotary_dim=width, direction=direction, axes=axes,
-                )
-                for axes in _find_axes(np.pad(drivers, ((0, 0), (0, width // 2 - seen))))
-            ]  # fmt: skip
+            known = np.pad(drivers, ((0, 0), (0, width // 2 - seen)))
+            ropes += [replace(layout, rotary_dim=width, axes=axes) for axes in _find_axes(known)]
     return ropes
 
 
@@ -222,116 +229,54 @@ def _distribute(count: int, n_axes: int) -> list[tuple[int, ...]]:
 
 def _find_best_fit(
     slices: list[Rope], f: Floats, uncertainty: Floats, *, may_be_float64: bool
-) -> Fit | None:
+) -> tuple[Rope, list[laws.Explanation]]:
     """The slice, and the explanations of frequencies ``f`` in it, with the fewest digits."""
 
-    def count_fit_digits(fit: Fit) -> int:
-        _, (likeliest, *_) = fit
-        return likeliest.digits
+    def digits(explanations: list[laws.Explanation]) -> float:
+        return explanations[0].digits if explanations else math.inf
 
-    def find_fit(slack: float) -> Fit | None:
-        fits = ((rope, _explain_frequencies(rope, f, uncertainty, slack)) for rope in slices)
-        return min((fit for fit in fits if fit[1]), key=count_fit_digits, default=None)
+    def find_fit(slack: float) -> tuple[Rope, list[laws.Explanation]]:
+        fits = [(rope, laws.find_explanations(rope, f, uncertainty, slack)) for rope in slices]
+        return min(fits, key=lambda fit: digits(fit[1]))
 
-    exact = find_fit(_FLOAT64_SLACK)
+    exact = find_fit(laws.FLOAT64_SLACK)
     # what is hardly better known than from float32 angles is no evidence against them
     is_sharp = uncertainty < ROUNDING["float32"] / 32 * f
-    if np.any(is_sharp & (np.abs(round_to_dtype(f, "float32")[0] - f) > uncertainty)):
+    if np.any(is_sharp & (np.abs(rounded(f, "float32") - f) > uncertainty)):
         return exact
-    slack, rounded = next(
-        ((slack, fit) for slack in _FLOAT32_SLACKS if (fit := find_fit(slack)) is not None),
-        (0.0, None),
-    )
-    if exact is None or rounded is None:
-        return rounded or exact
-    # a fit that is ten times as loose saves a digit by itself
-    exactness = float((uncertainty[f > 0] / f[f > 0]).min(initial=1.0)) + _FLOAT64_SLACK
-    looseness = math.log10(1 + slack / exactness) + _CERTAIN_DIGITS * may_be_float64
-    return rounded if count_fit_digits(rounded) + looseness < count_fit_digits(exact) else exact
-
-
-def _pad_to_rope(values: Floats, rope: Rope) -> Floats:
-    """Values of the measured pairs, and 0 for the other pairs of the Rope."""
-    return np.pad(values, (0, rope.num_pairs - len(values)))
+    for slack in _FLOAT32_SLACKS:
+        loose = find_fit(slack)
+        if loose[1]:
+            # a fit that is ten times as loose saves a digit by itself
+            exactness = float((uncertainty[f > 0] / f[f > 0]).min(initial=1.0)) + laws.FLOAT64_SLACK
+            looseness = math.log10(1 + slack / exactness) + _CERTAIN_DIGITS * may_be_float64
+            return loose if digits(loose[1]) + looseness < digits(exact[1]) else exact
+    return exact
 
 
 def _set_frequencies(rope: Rope, f: Floats) -> Rope:
-    return replace(rope, base=None, explicit_inv_freq=tuple(_pad_to_rope(f, rope).tolist()))
-
-
-def _explain_frequencies(
-    rope: Rope, f: Floats, uncertainty: Floats, slack: float
-) -> list[Explanation]:
-    """The explanations of the frequencies in one slice and axes, the likeliest first."""
-    f, uncertainty = _pad_to_rope(f, rope), _pad_to_rope(uncertainty, rope)
-    tolerance = uncertainty + slack * f
-    # the widest spectrum is explained, and the explanation is checked against all
-    spectra = rope.axes.spectra(len(f))
-    widest = int(np.argmax(spectra))
-    pairs = slice(sum(spectra[:widest]), sum(spectra[: widest + 1]))
-
-    def check(base: float, law: Law | None) -> bool:
-        lawful = replace(rope, base=base, scaling=law)
-        # the base was found from rounded logarithms
-        return bool(np.all(np.abs(lawful.inv_freq - f) <= tolerance + _FLOAT64_SLACK * f))
-
-    return find_explanations(f[pairs], tolerance[pairs], head_dim=rope.head_dim, check=check)
-
-
-def _add_explanation(
-    report: Identification,
-    fit: Fit,
-    f: Floats,
-    uncertainty: Floats,
-    dtype_match: tuple[str, Floats] | None,
-) -> Identification:
-    """The report with the base and law that explain the frequencies ``f`` of measured pairs."""
-    rope, (best, *others) = fit
-    findings = [] if best.mistake is None else [best.mistake]
-    if not best.gives_frequencies:
-        return add_findings(report, *findings, base=best.base, rope=_set_frequencies(rope, f))
-    law, gain = best.law, report.attention_factor or 1.0
-    if law is not None and abs(law.temperature().attention_factor - gain) > 1e-6:
-        settable = "attention_factor" in {field.name for field in fields(law)}
-        law = replace(law, attention_factor=gain) if settable else law
-    rope = replace(rope, base=best.base, scaling=law)
-    f, tolerance = _pad_to_rope(f, rope), _pad_to_rope(uncertainty + _FLOAT64_SLACK * f, rope)
-    if dtype_match is not None and np.any(np.abs(rope.inv_freq - f) > tolerance):
-        rounded = replace(rope, inv_freq_dtype="float32")
-        if np.all(np.abs(rounded.inv_freq - f) <= tolerance):
-            rope = rounded
-        findings.append(_make_dtype_finding(*dtype_match))
-    alternatives = [
-        f"base {other.base:.15g}" + ("" if other.law is None else f" with {law_text(other.law)}")
-        for other in others
-        if (other.base, other.law) != (best.base, best.law)
-    ]
-    return add_findings(
-        report, *findings, base=best.base, rope=rope, law=law, known_law=True,
-        alternatives=tuple(alternatives[:4]),
-    )  # fmt: skip
+    return replace(rope, base=None, explicit_inv_freq=tuple(laws.pad_to_rope(f, rope).tolist()))
 
 
 # The dtype that frequencies are numbers of.
 
 
-def _find_frequency_dtype(f: Floats, uncertainty: Floats) -> tuple[str, Floats] | None:
-    """A dtype of which all frequencies are numbers, by more than chance, and those numbers."""
+def _find_frequency_dtype(f: Floats, uncertainty: Floats) -> tuple[Floats | None, list[Finding]]:
+    """The numbers of a dtype that all frequencies are, by more than chance, and the finding."""
     for dtype in ("bfloat16", "float16", "float32"):
-        values, unit = round_to_dtype(f, dtype)
+        numbers = rounded(f, dtype)
         # a number of few bits, such as a power of two, is one in every dtype
-        telling = np.ldexp(np.frexp(values)[0], DTYPES[dtype][0] // 3) % 1 != 0
-        evidence = -np.log2(np.clip(2 * uncertainty[telling] / unit[telling], 1e-300, 1)).sum()
-        if evidence >= _CERTAIN_BITS and np.all(np.abs(values - f) <= uncertainty):
-            return dtype, values
-    return None
-
-
-def _make_dtype_finding(dtype: str, f: Floats) -> Finding:
-    details = ""
-    if dtype != "float32":
-        indices, relative_error = np.arange(len(f), dtype=np.float64), 2 * ROUNDING[dtype]
-        base = log_base(f, np.full(len(f), relative_error), len(f), indices).exp().simplest()
-        details = f", near the powers of base {base:.15g}" if base else ""
-        details += ". A buffer of frequencies followed the model's cast, most likely"
-    return make_finding("frequencies-in-{dtype}", dtype=dtype, details=details)
+        telling = np.ldexp(np.frexp(numbers)[0], DTYPES[dtype][0] // 3) % 1 != 0
+        chances = 2 * uncertainty[telling] / unit_of(f[telling], dtype)
+        evidence = -np.log2(np.clip(chances, 1e-300, 1)).sum()
+        if evidence < _CERTAIN_BITS or np.any(np.abs(numbers - f) > uncertainty):
+            continue
+        details = ""
+        if dtype != "float32":
+            indices = np.arange(len(f), dtype=np.float64)
+            errors = np.full(len(f), 2 * ROUNDING[dtype])
+            base = log_base(numbers, errors, len(f), indices).exp().simplest()
+            details = f", near the powers of base {base:.15g}" if base else ""
+            details += ". A buffer of frequencies followed the model's cast, most likely"
+        return numbers, [make_finding("frequencies-in-{dtype}", dtype=dtype, details=details)]
+    return None, []

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
+from functools import partial
 from itertools import permutations, product
 from typing import Any, NamedTuple, cast
 
@@ -16,8 +17,8 @@ from phasor.axes import AXES, Mixed, OneAxis
 from phasor.errors import PhasorError
 from phasor.identification.laws import USUAL_BASES, law_text
 from phasor.identification.report import Changes, Finding, make_finding
-from phasor.identification.spectrum import Complex, Floats, round_to_dtype
-from phasor.identification.turns import Arrangement, rows_of
+from phasor.identification.spectrum import Complex, rounded
+from phasor.identification.turns import rows_of
 from phasor.rope import Rope
 from phasor.scaling import NTK, Law, Linear, Llama3, LongRope, Rule, Yarn
 
@@ -56,14 +57,14 @@ def suppose(rope: Rope, places: Positions, *changes: Finding) -> Hypothesis:
 # What is different.
 
 
-def compare_layouts(meant: Rope, found: Rope | Arrangement) -> Changes:
+def compare_layouts(meant: Rope, found: Rope) -> Changes:
     """How the coordinates of pairs differ."""
 
-    def pairing(one: Rope | Arrangement) -> str:
-        read, written = one.pairing, one.pairing_out or one.pairing
-        return f"{read}" if read == written else f"{read} read and {written} written"
+    def pairing(one: Rope) -> str:
+        written = "" if one.pairing_out is None else f" read and {one.pairing_out} written"
+        return f"{one.pairing}{written}"
 
-    def coordinates(one: Rope | Arrangement) -> str:
+    def coordinates(one: Rope) -> str:
         return f"{one.rotary_start} to {one.rotary_start + one.rotary_dim - 1}"
 
     return (
@@ -175,28 +176,28 @@ def _other_lengths(rope: Rope | None) -> Iterator[_Change]:
 
 
 def _other_laws(rope: Rope) -> Iterator[Rope]:
+    """The law with other parameters, and others with its numbers, as a config that is misread."""
     law = rope.scaling
     if rope.base is None or isinstance(law, Rule):
         return
-    laws: list[Law] = []
-    for changed in () if law is None else _other_parameters(law):
-        with suppress(PhasorError):
-            laws.append(replace(cast(Law, law), **changed))
-    # of another type with the same numbers, as a config that is misread
     factor, length = getattr(law, "factor", None), getattr(law, "original_max_positions", None)
     factors = FACTORS if law is None else () if factor is None else (factor,)
     lengths = _ORIGINALS if law is None else () if length is None else (length,)
-    others: list[Law] = [make(factor=factor) for factor in factors for make in (Linear, NTK)]
+    others = [(make, {"factor": factor}) for factor in factors for make in (Linear, NTK)]
     for factor, length in product(factors, lengths):
-        others += [make(factor=factor, original_max_positions=length) for make in (Yarn, Llama3)]
-    for other in (*laws, *(other for other in others if type(other) is not type(law))):
+        numbers = {"factor": factor, "original_max_positions": length}
+        others += [(make, numbers) for make in (Yarn, Llama3)]
+    likely: list[tuple[Callable[..., Any], dict[str, Any]]] = []
+    likely += [(partial(replace, cast(Law, law)), changed) for changed in _other_parameters(law)]
+    likely += [(make, numbers) for make, numbers in others if make is not type(law)]
+    for make, numbers in likely:
         with suppress(PhasorError):
-            yield replace(rope, scaling=other)
+            yield replace(rope, scaling=make(**numbers))
 
 
-def _other_parameters(law: Law) -> Iterator[dict[str, Any]]:
+def _other_parameters(law: Law | None) -> Iterator[dict[str, Any]]:
     # other published values, halves and doubles, the default
-    for field in fields(law):
+    for field in () if law is None else fields(law):
         value: Any = getattr(law, field.name)
         values: list[Any] = []
         if isinstance(value, bool):
@@ -229,11 +230,6 @@ def exchanged_axes(rope: Rope, places: Positions) -> Iterator[Hypothesis]:
     for order in orders:
         change = make_finding("axes", found=f"coordinates {order} are taken as {same}")
         yield suppose(rope, places[:, list(order)], change)
-
-
-def rounded(values: Any, dtype: str) -> Floats:
-    """The nearest numbers of a dtype."""
-    return round_to_dtype(np.asarray(values, np.float64), dtype)[0]
 
 
 def precisions(rope: Rope, places: Positions) -> Iterator[Hypothesis]:

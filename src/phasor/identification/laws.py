@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from contextlib import suppress
+from dataclasses import fields, replace
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
@@ -28,10 +29,13 @@ from phasor.identification.spectrum import (
     log_base,
     simplest_near,
 )
+from phasor.rope import Rope
 from phasor.scaling import Law
 
 #: Bases that models are trained with; any other base may be one of these, stretched.
 USUAL_BASES = (1e4, 5e5, 1e6, 1e5, 1.5e5, 1.6e5, 5e6, 1e7, 2e6, 8e6)
+#: Relative error of frequencies that a program computed in float64.
+FLOAT64_SLACK = 1e-14
 # a frequency measured as 0 is evidence of a stopped pair only if its uncertainty is below this
 _MAX_ZERO_UNCERTAINTY = 1e-9
 # a mistake is likelier than a law that needs this many digits more
@@ -55,6 +59,10 @@ class Explanation(NamedTuple):
     mistake: Finding | None  # gives them with far fewer digits than any law
     digits: int  # of all parameters: the fewer, the likelier
 
+    def __str__(self) -> str:
+        law = "" if self.law is None else f" with {law_text(self.law)}"
+        return f"base {self.base:.15g}{law}"
+
     @property
     def gives_frequencies(self) -> bool:
         """Whether a Rope with this base and law has these frequencies."""
@@ -66,25 +74,38 @@ Form = Literal["powers", "stopped", "scaled"]
 # None if a scan finds no base
 Proposals = Iterator[Explanation | None]
 Scan = Callable[[Frequencies], Proposals]
-Check = Callable[[float, Law | None], bool]
+
+
+def pad_to_rope(values: Floats, rope: Rope) -> Floats:
+    """Values of the measured pairs, and 0 for the other pairs of the Rope."""
+    return np.pad(values, (0, rope.num_pairs - len(values)))
 
 
 def find_explanations(
-    inv_freq: Floats, tolerance: Floats, *, head_dim: int, check: Check
+    rope: Rope, f: Floats, uncertainty: Floats, slack: float
 ) -> list[Explanation]:
-    """All proposals that ``check`` confirms for a whole spectrum, the likeliest first."""
-    # none of the frequencies [num_pairs] is negative; a law's may be off by the tolerance
+    """What gives all frequencies ``f`` in one slice and axes, the likeliest first.
+
+    None of them is negative; a law's may be off by ``slack``, relatively, besides.
+    """
+    f, uncertainty = pad_to_rope(f, rope), pad_to_rope(uncertainty, rope)
+    tolerance = uncertainty + slack * f
+    # the widest spectrum is explained, and the explanation is checked against all
+    spectra = rope.axes.spectra(len(f))
+    widest = int(np.argmax(spectra))
+    pairs = slice(sum(spectra[:widest]), sum(spectra[: widest + 1]))
     confirmed: list[Explanation] = []
-    for proposal in _make_proposals(inv_freq, tolerance, head_dim):
+    for proposal in _make_proposals(f[pairs], tolerance[pairs], rope.head_dim):
         if proposal is None or not 1 < proposal.base < 1e30 or proposal in confirmed:
             continue
-        try:
-            if not proposal.gives_frequencies or check(proposal.base, proposal.law):
+        with suppress(SpecError):  # the law does not fit this spectrum
+            lawful = replace(rope, base=proposal.base, scaling=proposal.law).inv_freq
+            # the base was found from rounded logarithms
+            fits = np.all(np.abs(lawful - f) <= tolerance + FLOAT64_SLACK * f)
+            if fits or not proposal.gives_frequencies:
                 confirmed.append(proposal)
-        except SpecError:  # the law does not fit this spectrum
-            continue
-    lawful = min((p.digits for p in confirmed if p.mistake is None), default=1000)
-    likely = [p for p in confirmed if p.mistake is None or p.digits + _MISTAKE_DIGITS <= lawful]
+    fewest = min((p.digits for p in confirmed if p.mistake is None), default=1000)
+    likely = [p for p in confirmed if p.mistake is None or p.digits + _MISTAKE_DIGITS <= fewest]
     return sorted(likely, key=lambda p: p.digits)
 
 
@@ -142,21 +163,16 @@ def law_text(law: Law) -> str:
 
 
 def _scan_stretched_base(measured: Frequencies) -> Proposals:
-    bases = measured.bases_of()
-    short, exponent = bases.simplest(), measured.num_pairs / (measured.num_pairs - 1)
+    bases, pairs = measured.bases_of(), measured.num_pairs
+    short = bases.simplest()
     if short is None or count_digits(short) <= 2:
         return
     spread = (bases.high - bases.low) / short + 1e-12
-    for usual in USUAL_BASES:
-        if usual >= bases.low:
-            continue
-        for law, factor in (
-            (scaling.NTK, (short / usual) ** (1 / exponent)),
-            (scaling.NTKOld, short / usual),
-        ):
-            stretch = simplest_near(factor, spread)
-            if stretch is not None and count_digits(stretch) <= 3:
-                yield _propose(usual, law(factor=stretch))
+    exponents = (scaling.NTK, 1 / (pairs / (pairs - 1))), (scaling.NTKOld, 1.0)
+    for usual, (law, exponent) in product(USUAL_BASES, exponents):
+        stretch = simplest_near((short / usual) ** exponent, spread)
+        if usual < bases.low and stretch is not None and count_digits(stretch) <= 3:
+            yield _propose(usual, law(factor=stretch))
 
 
 def _find_exponent_width(measured: Frequencies) -> Proposals:
@@ -314,9 +330,8 @@ def _scan_ramps(measured: Frequencies) -> Proposals:
     if run is None:
         return
     base, _ = run
-    before_last, last = measured.inv_freq[-2:] * base ** (
-        measured.indices[-2:] / measured.num_pairs
-    )
+    powers = base ** (measured.indices[-2:] / measured.num_pairs)
+    before_last, last = measured.inv_freq[-2:] * powers
     errors = measured.relative_errors[-2:]
     # if the last two are divided by the same number, it is the whole factor
     plateau = simplest_near(1 / last, 2 * errors[1] + 1e-12)

@@ -1,8 +1,8 @@
-"""Which rotation a function does, or a program whose vectors were recorded."""
+"""Which rotation a function does, or a program whose vectors or tables were recorded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,43 +10,25 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from phasor._checks import choice, whole
-from phasor.errors import PositionError, TensorError
+from phasor.errors import ConfigError, PositionError, TensorError
+from phasor.identification import mistakes, turns
 from phasor.identification.calling import Caller, Calling, RefusedError, find_caller
 from phasor.identification.explaining import Drivers, explain
-from phasor.identification.mistakes import (
-    Probe,
-    add_limits,
-    add_rule,
-    call_with_growing_lengths,
-    compare_members,
-    compare_queries_and_keys,
-)
 from phasor.identification.report import Finding, Identification, add_findings, make_finding
-from phasor.identification.rounding import (
-    add_precision,
-    add_steps,
-    find_table_dtype,
-    measure_noise,
-)
 from phasor.identification.spectrum import (
     ROUNDING,
+    Complex,
     Floats,
     Spectrum,
+    bound_angle_errors,
     doubling,
+    exact_phasors,
     find_spectrum,
     powers_of_two,
 )
-from phasor.identification.turns import (
-    Arrangement,
-    Sample,
-    arrange_blocks,
-    candidate_arrangements,
-    find_blocks,
-    least_squares,
-    measure_turns,
-    pair_factors,
-)
 from phasor.numpy import every_axis_of, matrix
+from phasor.pairings import Pairing
+from phasor.rope import Rope
 
 _SMALL_POSITIONS = (0, 1, 2, 3, 5, 8)
 # enough samples of one position, and enough positions, to tell pairings apart
@@ -119,30 +101,25 @@ def identify(
 def _measure(caller: Caller, max_position: int) -> Identification:
     """Measure the map at small positions, find its pairs, and measure those at growing ones."""
     maps = _measure_maps(caller)
-    rounding, findings = find_table_dtype(maps, caller.rounding, caller.out_dtype)
-    linear = _is_linear(caller, maps[0], rounding)
+    rounding, findings = mistakes.find_table_dtype(maps, caller.rounding, caller.out_dtype)
+    linear, size = _is_linear(caller, maps[0], rounding), float(np.abs(maps).max())
     if caller.changed_inputs:
         findings.append(make_finding("inputs-written"))
-    report = Identification(
-        head_dim=caller.head_dim, called=None, linear=linear, findings=tuple(findings)
-    )
-    if not linear:
-        return replace(report, why_no_rope="it is not linear in its vectors")
-    blocks = find_blocks(np.concatenate(list(maps)), rounding)
-    arrangement = arrange_blocks(blocks, caller.head_dim)
-    if arrangement is not None:
-        noise = measure_noise(arrangement, maps, rounding)
-        if noise > 2 * rounding * np.abs(maps).max():  # more than an ulp
-            once = rounding * float(np.abs(maps).max())
-            findings.append(make_finding("noise", dtype=caller.out_dtype, error=noise, once=once))
+    blocks = turns.find_blocks(np.concatenate(list(maps)), rounding) if linear else []
+    if linear and (arrangement := turns.arrange_blocks(blocks, caller.head_dim)) is not None:
+        noise = mistakes.measure_noise(arrangement, maps, rounding)
+        if noise > 2 * rounding * size:  # more than an ulp
+            said = {"dtype": caller.out_dtype, "error": noise, "once": rounding * size}
+            findings.append(make_finding("noise", **said))
             rounding = noise
-        probe = Probe(caller, arrangement, rounding, noise)
+        probe = mistakes.Probe(caller, arrangement, rounding, noise)
         return _measure_pairs(probe, max_position, maps, findings)
     mixed = next((list(block.read) for block in blocks if len(block.read) > 2), None)
-    if mixed is None:
-        return replace(report, why_no_rope="nothing turns at the positions tried")
-    why = f"it mixes {len(mixed)} coordinates with each other: {mixed[:8]}"
-    return replace(report, why_no_rope=why)
+    why = "nothing turns at the positions tried" if linear else "it is not linear in its vectors"
+    if mixed is not None:
+        why = f"it mixes {len(mixed)} coordinates with each other: {mixed[:8]}"
+    report = Identification(head_dim=caller.head_dim, linear=linear, why_no_rope=why)
+    return add_findings(report, *findings)
 
 
 def _measure_maps(caller: Caller) -> Floats:
@@ -150,17 +127,12 @@ def _measure_maps(caller: Caller) -> Floats:
     n = caller.n_axes
     positions = np.array(_SMALL_POSITIONS)
     if n > 1:  # the same positions on one axis at a time follow
-        single_axis = [_positions_on_axis(axis, n, _SMALL_POSITIONS[1:]) for axis in range(n)]
-        positions = np.concatenate([np.repeat(positions[:, None], n, axis=1), *single_axis])
+        on_axes = (np.outer(positions[1:], axis) for axis in np.eye(n, dtype=int))
+        positions = np.concatenate([np.repeat(positions[:, None], n, axis=1), *on_axes])
     results = caller.turn(np.eye(caller.head_dim), positions)
     if not np.isfinite(results).all():
         raise RefusedError("it gives numbers that are not finite")
     return np.swapaxes(results, 2, 3)  # vectors in are columns
-
-
-def _positions_on_axis(axis: int, n_axes: int, coordinates: Sequence[int]) -> NDArray[np.int64]:
-    """Positions ``[P, n_axes]`` with a coordinate on one axis and 0 on the others."""
-    return np.outer(coordinates, np.arange(n_axes) == axis)
 
 
 def _is_linear(caller: Caller, maps: Floats, rounding: float) -> bool:
@@ -174,53 +146,55 @@ def _is_linear(caller: Caller, maps: Floats, rounding: float) -> bool:
 
 
 def _measure_pairs(
-    probe: Probe, max_position: int, maps: Floats, findings: list[Finding]
+    probe: mistakes.Probe, max_position: int, maps: Floats, findings: list[Finding]
 ) -> Identification:
-    arrangement, rounding = probe.arrangement, probe.rounding
-    lengths = call_with_growing_lengths(probe, max_position)
+    lengths = mistakes.call_with_growing_lengths(probe, max_position)
     z = lengths.answers[lengths.longest_consistent]
     spectrum = find_spectrum(powers_of_two(lengths.longest_consistent), z, probe.angle_errors(z))
-    factors = pair_factors(arrangement.blocks(maps[0]))
-    members = compare_members(probe, factors)
-    key_factor, keys = compare_queries_and_keys(probe, maps)
+    factors = turns.pair_factors(probe.arrangement.blocks(maps[0]))
+    members = mistakes.compare_members(probe, factors)
+    key_factor, keys = mistakes.compare_queries_and_keys(probe, maps)
     findings = [*findings, *members, *keys]
     if lengths.irreproducible_at is not None:
         findings.append(make_finding("remembers", top=lengths.irreproducible_at))
-    sizes, drivers = np.abs(factors.mean(axis=0)), _find_drivers(probe, spectrum)
     report = explain(
-        arrangement, spectrum, drivers, sizes, rounding=rounding, is_rotation=not members
-    )
+        probe.arrangement, spectrum, _find_drivers(probe, spectrum), np.abs(factors.mean(axis=0)),
+        rounding=probe.rounding, is_rotation=not members,
+    )  # fmt: skip
     report = replace(report, findings=(*findings, *report.findings), key_factor=key_factor)
+    measured = mistakes.Measured(probe, spectrum, report)
     if lengths.changes_at is not None:
-        report = add_rule(report, lengths, probe)
+        mistakes.add_rule(measured, lengths)
     elif report.is_rotation:
-        report = add_limits(report, probe, spectrum, max_position)
-    report = add_steps(_add_error(report, maps[0]), spectrum, probe)
-    end = min(max_position, lengths.changes_at or max_position, report.table_end or max_position)
-    return add_precision(report, spectrum, probe, end)
+        mistakes.add_limits(measured, max_position)
+    _add_error(measured, maps[0])
+    mistakes.add_steps(measured)
+    ends = max_position, lengths.changes_at, measured.report.table_end
+    mistakes.add_precision(measured, min(end for end in ends if end))
+    return measured.report
 
 
-def _find_drivers(probe: Probe, spectrum: Spectrum) -> Drivers:
+def _find_drivers(probe: mistakes.Probe, spectrum: Spectrum) -> Drivers:
     """The axes that turn each pair, tried one axis at a time up to the spectrum's last position."""
     n_axes = probe.caller.n_axes
     if n_axes == 1:
         return spectrum.inv_freq[None] != 0
     positions = powers_of_two(max(spectrum.last_position, 1))
-    z = np.array([probe(_positions_on_axis(axis, n_axes, positions)) for axis in range(n_axes)])
+    z = np.array([probe(np.outer(positions, axis)) for axis in np.eye(n_axes, dtype=int)])
     return np.abs(z - z[:, :1]).max(axis=1) > 8 * probe.rounding  # the first is at position 0
 
 
-def _add_error(report: Identification, maps: Floats) -> Identification:
-    """The report with the error of its Rope against the maps ``[P, out, in]``."""
-    rope = report.rope
+def _add_error(measured: mistakes.Measured, maps: Floats) -> None:
+    """Add the error of the Rope against the maps ``[P, out, in]``."""
+    rope, report = measured.report.rope, measured.report
     if rope is None:
-        return report
+        return
     # columns are rotated unit vectors, of which those in the slice have the gain
     factors = np.ones(report.head_dim)
     factors[rope.rotary_start :][: rope.rotary_dim] = report.attention_factor or 1.0
     positions = np.array(_SMALL_POSITIONS) + report.position_offset
     exact = np.array([factors * matrix(every_axis_of(rope, p), rope) for p in positions])
-    return replace(report, error=float(np.abs(maps[: len(positions)] - exact).max()))
+    measured.add(error=float(np.abs(maps[: len(positions)] - exact).max()))
 
 
 def identify_samples(
@@ -258,33 +232,37 @@ def identify_samples(
     # a coordinate is a sum of two products, and the turn is solved for: a few roundings
     rounding = 8 * ROUNDING[choice("dtype", dtype, ROUNDING)]
     equal, unequal = _group_samples(before, after, positions, dtype)
-    arrangement = _find_arrangement(equal)
+    some = equal.of(np.arange(len(equal.positions)) < _ARRANGEMENT_POSITIONS)
+    measured = (
+        turns.measure_turns(some, one, one_gain=False)
+        for one in turns.arrangements_of_changed(some)
+    )
+    arrangement = next((one.arrangement for one in measured if one is not None), None)
     if arrangement is None:
         why = "no pairing of coordinates explains the samples as turns, up to a factor, of pairs"
-        head_dim = equal.x.shape[-1]
-        return Identification(head_dim=head_dim, called=None, linear=True, why_no_rope=why)
+        return Identification(head_dim=equal.x.shape[-1], why_no_rope=why)
     # [P], and turns [P, pairs] at distances that double
     places = equal.positions[:, 0]
     indices = doubling(places)
     read: list[int] = places[indices].tolist()
-    z = least_squares(*equal.pairs(arrangement))[indices]
+    z = turns.least_squares(*equal.pairs(arrangement))[indices]
     spectrum = find_spectrum(read, z, np.full(z.shape, rounding))
     drivers = _find_drivers_of_samples(unequal, arrangement, spectrum, rounding)
     report = explain(arrangement, spectrum, drivers, np.abs(z), rounding=rounding)
-    last, unused = spectrum.last_position, first_unused(read, spectrum)
-    if unused is None:
+    if (unused := _first_unused(read, spectrum)) is None:
         return report
+    last = spectrum.last_position
     return add_findings(report, make_finding("samples-part", last_position=last, unused=unused))
 
 
-def first_unused(positions: Iterable[int], spectrum: Spectrum) -> int | None:
+def _first_unused(positions: Sequence[int], spectrum: Spectrum) -> int | None:
     """The first position whose angles do not fit the frequencies."""
     return next((p for p in positions if p > spectrum.last_position), None)
 
 
 def _group_samples(
     before: ArrayLike, after: ArrayLike, positions: ArrayLike, dtype: str
-) -> tuple[Sample, Sample]:
+) -> tuple[turns.Sample, turns.Sample]:
     """Samples of one position as its heads: those of equal coordinates, and the others."""
     x, y = (np.asarray(vectors, dtype=np.float64) for vectors in (before, after))
     places = np.asarray(positions)
@@ -304,7 +282,7 @@ def _group_samples(
     kept, starts = counts > 1, np.cumsum(counts) - counts
     ranks: NDArray[np.int64] = np.arange(int(counts[kept].min(initial=_SAMPLES_PER_POSITION)))
     index = np.argsort(group.ravel(), kind="stable")[starts[kept, None] + ranks]  # [P, heads]
-    sample = Sample(x[index], y[index], places[kept], dtype)
+    sample = turns.Sample(x[index], y[index], places[kept], dtype)
     is_equal: NDArray[np.bool_] = (sample.positions == sample.positions[:, :1]).all(axis=1)
     if 1 not in np.diff(sample.positions[is_equal, 0]):
         raise PositionError(
@@ -319,24 +297,11 @@ def _group_samples(
     return sample.of(is_equal), sample.of(~is_equal)
 
 
-def _find_arrangement(sample: Sample) -> Arrangement | None:
-    """The narrowest arrangement that holds every changed coordinate and turns it."""
-    sample = sample.of(np.arange(len(sample.positions)) < _ARRANGEMENT_POSITIONS)
-    changed = np.flatnonzero(~sample.is_kept().all(axis=(0, 1)))
-    if len(changed) == 0:
-        return None
-    # an unmoved coordinate at an end may be of a pair that stands still
-    ends = int(changed[0]), int(changed[-1])
-    candidates = candidate_arrangements(*ends, sample.x.shape[-1])
-    measured = (measure_turns(sample, one, one_gain=False) for one in candidates)
-    return next((turns.arrangement for turns in measured if turns is not None), None)
-
-
 def _find_drivers_of_samples(
-    unequal: Sample, arrangement: Arrangement, spectrum: Spectrum, rounding: float
+    unequal: turns.Sample, arrangement: turns.Arrangement, spectrum: Spectrum, rounding: float
 ) -> Drivers:
     """The axis that explains each pair's turns at unequal coordinates; none if all of them do."""
-    z = least_squares(*unequal.pairs(arrangement))
+    z = turns.least_squares(*unequal.pairs(arrangement))
     units = z / np.maximum(np.abs(z), 1e-300)
     places: Floats = unequal.positions[..., None].astype(np.float64)  # [P, n_axes, 1]
     # an angle may have been rounded in the dtype of the vectors
@@ -346,3 +311,101 @@ def _find_drivers_of_samples(
     axis_explains = (np.abs(predicted - units[:, None]) <= tolerance).all(axis=0)
     # if no axis alone explains a pair's turns, several turn it
     return np.where(axis_explains.sum(axis=0) == 1, axis_explains, ~axis_explains.any(axis=0))
+
+
+def from_cache(
+    cos: ArrayLike,
+    sin: ArrayLike,
+    *,
+    pairing: Pairing,
+    head_dim: int | None = None,
+    rotary_start: int = 0,
+) -> tuple[Rope, Identification]:
+    """The `Rope` behind tables of cos and sin, with what it says about them.
+
+    Frequencies are found from rows at growing distances, explained by a base and a law where one
+    does, and then every row is compared with the exact rotation.
+
+    Args:
+        cos: ``[max_positions, num_pairs]``: row ``p`` belongs to position ``p``. Tables that say
+            everything twice, ``[max_positions, 2 * num_pairs]``, are known by their equal halves
+            or equal neighbours.
+        sin: The same shape.
+        pairing: How they are used; tables do not say.
+        head_dim: Width of one head; ``rotary_start + 2 * num_pairs`` unless given.
+        rotary_start: Where the rotated slice begins inside the head.
+
+    Returns:
+        The Rope, and the report: ``error`` and ``precision`` are how far entries are off the
+        Rope's, as complex numbers, ``position_offset`` is the position of row 0.
+
+    Raises:
+        ConfigError: If no Rope gives them, saying why.
+
+    >>> from phasor.angles import cos_sin
+    >>> from phasor.scaling import Linear
+    >>> rope = Rope(head_dim=64, pairing="half", base=500_000.0, scaling=Linear(factor=4.0))
+    >>> cos, sin = (np.float32(table) for table in cos_sin(rope, range(4096)))
+    >>> found, report = from_cache(cos, sin, pairing="half")
+    >>> found == rope, report.error < 2**-24
+    (True, True)
+    """
+    z, dtype = _complex_rows(cos, sin)
+    width = rotary_start + 2 * z.shape[1] if head_dim is None else head_dim
+    pairs = Rope(
+        head_dim=width, pairing=pairing, rotary_dim=2 * z.shape[1], rotary_start=rotary_start
+    )
+    rounding, findings = mistakes.find_table_dtype(
+        np.stack((z.real, z.imag)), ROUNDING[dtype], dtype
+    )
+    read, rows = powers_of_two(len(z) - 1), np.arange(len(z))
+    spectrum = find_spectrum(read, z[read], bound_angle_errors(z[read], rounding))
+    drivers = np.ones((1, z.shape[1]), dtype=bool)
+    report = explain(turns.arrangement_of(pairs), spectrum, drivers, np.abs(z), rounding=rounding)
+    if (unused := _first_unused(read, spectrum)) is not None:
+        found = f"rows 0 to {spectrum.last_position} do, row {unused} does not"
+        raise _no_rope(f"rows must turn at fixed frequencies, and {found}")
+    if report.rope is None:
+        raise _no_rope(report.why_no_rope)
+    gain, offset = report.attention_factor or 1.0, report.position_offset
+    error = np.abs(z - gain * exact_phasors(report.rope, rows, offset)[:, : z.shape[1]]).max(axis=1)
+    # angles may be float32 products of float32 frequencies, each a few roundings off
+    fastest = max(abs(pair.inv_freq) for pair in report.pairs)
+    tolerance = gain * (16 * rounding + (rows + abs(offset)) * fastest * 2.0**-20)
+    wrong = np.flatnonzero(error > tolerance)
+    if len(wrong):
+        size = f"{error[wrong[0]]:.2g} off what the others say"
+        raise _no_rope(f"row {wrong[0]} is {size}, more than rounding explains")
+    near = [p for p in mistakes.PRECISION_POSITIONS if p <= len(z)]
+    return report.rope, replace(
+        report,
+        findings=(*findings, *report.findings),
+        table_end=len(z),
+        error=float(error.max()),
+        precision=tuple((p, float(error[p - 12 : p].max() / gain)) for p in near),
+    )
+
+
+def _no_rope(why: str | None) -> ConfigError:
+    return ConfigError(
+        f"cos and sin must be a Rope's, and no Rope gives them: {why}; "
+        "give the rows before, or rotate_by, which takes the rows as they are"
+    )
+
+
+def _complex_rows(cos: ArrayLike, sin: ArrayLike) -> tuple[Complex, str]:
+    tables = np.asarray(cos), np.asarray(sin)
+    dtypes = {str(table.dtype) for table in tables}
+    shape = tables[0].shape
+    if len(shape) != 2 or tables[1].shape != shape or shape[0] < 2 or shape[1] < 1:
+        raise TensorError(
+            "cos and sin must both be [max_positions, num_pairs] with two rows or more, "
+            f"got {list(shape)} and {list(tables[1].shape)}"
+        )
+    if not dtypes <= set(ROUNDING):
+        listed = " and ".join(sorted(dtypes))
+        raise TensorError(f"cos and sin must be of {', '.join(ROUNDING)}, got {listed}")
+    z = tables[0].astype(np.float64) + 1j * tables[1].astype(np.float64)
+    if not np.isfinite(z).all():
+        raise ConfigError("cos and sin must be finite, got infinities or NaN; check the file")
+    return turns.one_of_pair(z), max(dtypes, key=ROUNDING.__getitem__)

@@ -2,7 +2,7 @@
 
 Mistakes in the map itself: members of a pair, queries and keys. Then those at a table's end, at
 rounded or negative positions, and at another length of the call, with the rule that picks its
-frequencies there.
+frequencies there. At last the digits that it loses.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,25 +20,36 @@ from phasor.identification.calling import Caller, RefusedError
 from phasor.identification.report import Finding, Identification, add_findings, make_finding
 from phasor.identification.spectrum import (
     DTYPES,
+    ROUNDING,
     Complex,
     Floats,
     Spectrum,
     bound_angle_errors,
+    coarsest_dtype,
+    exact_phasors,
     find_first_bad,
     find_spectrum,
     interval_around,
     powers_of_two,
-    round_to_dtype,
+    rounded,
     simplest_near,
+    unit_of,
 )
 from phasor.identification.turns import Arrangement, pair_factors
 from phasor.pairings import by_pairing
+from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, LongRope, Rule
 
 # LongRoPE divides the powers of a base; if no base was measured, there are divisors for any base
 _ANY_BASE = 10_000.0
 # relative error of float32 frequencies that were computed by way of logarithms
 _FLOAT32_ERROR = 1e-6
+#: Positions near which errors are measured.
+PRECISION_POSITIONS = (1 << 10, 1 << 12, 1 << 15, 1 << 17, 1 << 20)
+# every function is asked to turn these
+_SMALL_POSITIONS = np.array([1, 2, 3, 5, 8])
+# relative error of a float32 frequency, its product with a position, and the cosine of that
+_FLOAT32_ROWS = 2.0**-20
 
 
 @dataclass(frozen=True)
@@ -83,14 +95,13 @@ def compare_members(probe: Probe, factors: Complex) -> list[Finding]:
         return bool(a.shape == b.shape and np.abs(a - b).max() <= tolerance * np.abs(a).max())
 
     pairs = arrangement.num_pairs
-    written = arrangement.written - arrangement.rotary_start
-    if arrangement.pairing and written.min() >= 0 and written.max() < arrangement.rotary_dim:
+    if arrangement.is_named:
         # what each coordinate is multiplied by, which a row of cos and sin holds: [P, rotary_dim]
-        rows = np.empty((factors.shape[1], arrangement.rotary_dim), dtype=np.complex128)
-        rows[:, written] = factors.swapaxes(0, 1)
+        rows = np.empty((factors.shape[1], 2 * pairs), dtype=np.complex128)
+        rows[:, arrangement.written - arrangement.layout.rotary_start] = factors.swapaxes(0, 1)
         # if rows for the other pairing were used, its pairs have equal multipliers
         name, *members = by_pairing(
-            arrangement.pairing,
+            arrangement.layout.pairing,
             half=("interleaved-rows-on-halves", rows[:, ::2], rows[:, 1::2]),
             interleaved=("half-rows-on-interleaved", rows[:, :pairs], rows[:, pairs:]),
         )
@@ -130,62 +141,61 @@ def compare_queries_and_keys(probe: Probe, maps: Floats) -> tuple[float | None, 
 
 # Mistakes at a table's end, at rounded and at negative positions.
 
-# the name of a finding, if it is one, and what happens
-_Said = tuple[str | None, str]
+# the name of a finding, empty if it is none, and what happens
+_Said = tuple[str, str]
+_Source = TypeVar("_Source")
 
 
-class _Prediction:
-    """Compares the result at a position with the one that the frequencies predict."""
+@dataclass
+class Measured:
+    """A rotation whose frequencies are known, and the report about it, which grows."""
 
-    def __init__(self, probe: Probe, spectrum: Spectrum, gain: float) -> None:
-        self._probe, self._spectrum, self._gain = probe, spectrum, gain
-        self.refusal = ""
+    probe: Probe
+    spectrum: Spectrum
+    report: Identification
+    refusal: str = ""  # the last one
 
-    def value(self, position: int) -> Complex | None:
-        """The function's result divided by the gain; None if it refuses."""
-        try:
-            return self._probe([position])[0] / self._gain
-        except RefusedError as error:
-            self.refusal = " ".join(str(error).split())[:80]
-            return None
+    def add(self, *findings: Finding, **changed_fields: Any) -> None:
+        """Add findings to the report, and change other fields."""
+        self.report = add_findings(self.report, *findings, **changed_fields)
 
-    def is_turn_of(self, value: Complex | None, position: int) -> bool:
-        """Whether ``value`` is the rotation of ``position``."""
-        if value is None or not np.isfinite(value).all():
-            return False
-        spectrum = self._spectrum
-        # float32 angles and positions lose 2**-22 of the angle, which is no table's end
-        relative_errors = 3 * spectrum.uncertainty + 2.0**-21 * np.abs(spectrum.inv_freq)
-        tolerance = np.minimum(64 * self._probe.rounding + abs(position) * relative_errors, 0.5)
-        expected = spectrum.predict(np.array([float(position)]))[0]
-        return bool(np.all(np.abs(value - expected) <= tolerance))
+    def results(self, *positions: int) -> dict[int, Complex]:
+        """The function's results divided by the factor, at positions that it does not refuse."""
+        results: dict[int, Complex] = {}
+        for position in positions:
+            try:
+                z = self.probe([position])[0]
+                results[position] = z / (self.report.attention_factor or 1.0)
+            except RefusedError as error:
+                self.refusal = " ".join(str(error).split())[:80]
+        return results
 
     def find_source(
-        self, values: Mapping[int, Complex | None], sources: Mapping[_Said, Callable[[int], int]]
-    ) -> _Said | None:
-        """What is said of the first source as whose positions all of them were turned."""
-        for said, source in sources.items():
-            if all(self.is_turn_of(z, source(position)) for position, z in values.items()):
-                return said
+        self, results: Mapping[int, Complex], sources: Mapping[_Source, Callable[[int], float]]
+    ) -> _Source | None:
+        """The first source as whose positions all of them were turned."""
+        # float32 angles and positions lose 2**-22 of the angle, which is no table's end
+        relative = 3 * self.spectrum.uncertainty + 2.0**-21 * np.abs(self.spectrum.inv_freq)
+        for name, source in sources.items() if results else ():
+            places = np.array([float(source(position)) for position in results])
+            errors = np.abs(np.array([*results.values()]) - self.spectrum.predict(places))
+            angles_off = np.abs(places)[:, None] * relative
+            if np.all(errors <= np.minimum(64 * self.probe.rounding + angles_off, 0.5)):
+                return name
         return None
 
 
-def add_limits(
-    report: Identification, probe: Probe, spectrum: Spectrum, max_position: int
-) -> Identification:
-    """The report with a table's end, rounded positions, and the results of negative positions."""
-    predicted = _Prediction(probe, spectrum, report.attention_factor or 1.0)
+def add_limits(measured: Measured, max_position: int) -> None:
+    """Add a table's end, rounded positions, and the results of negative positions."""
     first_rounded: dict[str, int] = {}
 
     def dtype_of(position: int) -> str | None:
         """The dtype to which the position was rounded: float64, one found before, or the finest."""
-        value = predicted.value(position)
-        for dtype in ("float64", *first_rounded, *DTYPES):
-            if predicted.is_turn_of(value, _round_position(position, dtype)):
-                return dtype
-        return None
+        dtypes = ("float64", *first_rounded, *DTYPES)
+        sources = {name: partial(_round_position, dtype=name) for name in dtypes}
+        return measured.find_source(measured.results(position), sources)
 
-    last_good, end = 0, None
+    last_good, end, beyond = 0, None, None
     positions = (p + step for p in powers_of_two(max_position)[3:] for step in (-1, 1))
     for position in (p for p in positions if p <= max_position):
         dtype = dtype_of(position)
@@ -195,29 +205,28 @@ def add_limits(
         first_rounded.setdefault(dtype, position)
         last_good = position
     findings: list[Finding] = []
-    name, beyond = (None, None) if end is None else _describe_table_end(predicted, end)
-    if end is not None and name is not None:
+    if end is not None:
+        name, beyond = _describe_table_end(measured, end)
         sentence = f"Up to position {end - 1} it turns; from {end} on {beyond}."
         findings.append(Finding(name, sentence))
     first_rounded.pop("float64", None)
     for dtype, position in first_rounded.items():
         where = f": {position} is turned as if it were {_round_position(position, dtype)}"
         findings.append(make_finding("positions-in-{dtype}", dtype=dtype, where=where))
-    name, negative = _describe_negative_positions(predicted, end)
-    if name is not None:
+    name, negative = _describe_negative_positions(measured, end)
+    if name:
         findings.append(Finding(name, f"A negative position {negative}."))
-    return add_findings(report, *findings, table_end=end, beyond=beyond, negative=negative)
+    measured.add(*findings, table_end=end, beyond=beyond, negative=negative)
 
 
 def _round_position(position: int, dtype: str) -> int:
-    return int(round_to_dtype(np.array(float(position)), dtype)[0])
+    return int(rounded(position, dtype))
 
 
-def _describe_table_end(predicted: _Prediction, end: int) -> _Said:
-    if predicted.value(end) is None:
-        return "table-end-raises", f"it raises ({predicted.refusal})"
-    positions = (end, end + 1, end + 2, 2 * end + 3)
-    results = {p: z for p in positions if (z := predicted.value(p)) is not None}
+def _describe_table_end(measured: Measured, end: int) -> _Said:
+    if not measured.results(end):
+        return "table-end-raises", f"it raises ({measured.refusal})"
+    results = measured.results(end, end + 1, end + 2, 2 * end + 3)
     values = np.array(list(results.values()))
     if not np.isfinite(values).all():
         return "table-end-nan", "it gives NaN"
@@ -230,22 +239,22 @@ def _describe_table_end(predicted: _Prediction, end: int) -> _Said:
         ("wrapped", f"positions start again at 0 (modulo {end})"): lambda p: p % end,
     }
     other = "it gives something else (memory that is no table, or other rows)"
-    return predicted.find_source(results, sources) or ("table-end-garbage", other)
+    return measured.find_source(results, sources) or ("table-end-garbage", other)
 
 
-def _describe_negative_positions(predicted: _Prediction, end: int | None) -> _Said:
-    results = {p: predicted.value(p) for p in (-1, -3, -6)}
-    if any(z is None for z in results.values()):
-        return None, f"is refused ({predicted.refusal})"
+def _describe_negative_positions(measured: Measured, end: int | None) -> _Said:
+    results = measured.results(-1, -3, -6)
+    if len(results) < 3:
+        return "", f"is refused ({measured.refusal})"
     rows = end or 0  # of the table; without one, -1 is the source of -1
     sources: dict[_Said, Callable[[int], int]] = {
-        (None, "is turned backwards, as it should be"): lambda p: p,
+        ("", "is turned backwards, as it should be"): lambda p: p,
         ("negative-wraps", f"counts from the table's end (-1 is {rows - 1})"): lambda p: rows + p,
         ("negative-unsigned", "is turned as if it were positive"): abs,
         ("negative-clamped", "is turned as 0"): lambda p: 0,
     }
     other = "gives something else (another row of a table, perhaps)"
-    return predicted.find_source(results, sources) or ("negative-garbage", other)
+    return measured.find_source(results, sources) or ("negative-garbage", other)
 
 
 # Results that depend on the length of the call.
@@ -299,23 +308,23 @@ class _LongerCall(NamedTuple):
     attention_factor: float
 
 
-def add_rule(report: Identification, lengths: Lengths, probe: Probe) -> Identification:
-    """The report of a function whose result depends on the length of the call."""
+def add_rule(measured: Measured, lengths: Lengths) -> None:
+    """Add that the result depends on the length of the call, and the rule that says how."""
+    probe, rope = measured.probe, measured.report.rope
     longer_calls: list[_LongerCall] = []
     for top in (top for top in lengths.answers if top > lengths.longest_consistent):
         z = lengths.answers[top]
         spectrum = find_spectrum(powers_of_two(top), z, probe.angle_errors(z))
         if spectrum.last_position == top and np.all(spectrum.inv_freq):
             longer_calls.append(_LongerCall(top + 1, spectrum, float(np.median(np.abs(z)))))
-    rule, sentence, rope = None, "", report.rope
+    rule, sentence = None, ""
     if rope is not None and rope.num_pairs > 1 and len(longer_calls) > 1:
-        rule = _fit_dynamic_ntk(report, longer_calls)
+        rule = _fit_dynamic_ntk(measured.report, longer_calls)
         sentence = f" The rule is {rule}." if rule else ""
         if rule is None and lengths.irreproducible_at is None:
-            original, errors = lengths.changes_at or 0, probe.rounding
-            rule, sentence = _fit_longrope(report, rope.inv_freq, original, longer_calls, errors)
+            rule, sentence = _fit_longrope(measured, rope, lengths.changes_at or 0, longer_calls)
     finding = make_finding("depends-on-length", length=lengths.changes_at, rule=sentence)
-    return add_findings(report, finding, rule=rule)
+    measured.add(finding, rule=rule)
 
 
 def _fit_dynamic_ntk(report: Identification, longer_calls: list[_LongerCall]) -> Rule | None:
@@ -337,13 +346,10 @@ def _fit_dynamic_ntk(report: Identification, longer_calls: list[_LongerCall]) ->
 
 
 def _fit_longrope(
-    report: Identification,
-    short: Floats,
-    original: int,
-    longer_calls: list[_LongerCall],
-    rounding: float,
+    measured: Measured, rope: Rope, original: int, longer_calls: list[_LongerCall]
 ) -> tuple[Rule | None, str]:
     """LongRoPE and its sentence, if all calls longer than ``original`` have equal frequencies."""
+    report, short, rounding = measured.report, rope.inv_freq, measured.probe.rounding
     _, last, gain = longer_calls[-1]
     all_equal = all(
         np.all(np.abs(spectrum.inv_freq - last.inv_freq) <= spectrum.uncertainty + last.uncertainty)
@@ -380,3 +386,113 @@ def _fit_longrope(
         f" The rule is LongRoPE's: the powers of base {base:.15g}{any_base} are "
         f"divided by one list up to {original} tokens and by another beyond, {spans}."
     )
+
+
+# Digits that are lost: in cosines and sines, at every step, in angles, by noise.
+
+
+def find_table_dtype(values: Floats, rounding: float, dtype: str) -> tuple[float, list[Finding]]:
+    """The rounding of cosines and sines, and a finding if they are numbers of a coarser dtype."""
+    # 0 and 1 are numbers of every dtype
+    distinct = np.unique(np.abs(values[(values != 0) & (np.abs(values) != 1)]))
+    name = coarsest_dtype(distinct, rounding) if len(distinct) >= 16 else None
+    if name is None:
+        return rounding, []
+    error = ROUNDING[name]
+    details = f": every value of the {dtype} result is, off by up to {error / 2:.1e}"
+    return error, [make_finding("table-in-{dtype}", dtype=name, details=details)]
+
+
+def measure_noise(arrangement: Arrangement, maps: Floats, rounding: float) -> float:
+    """How far maps ``[..., out, in]`` are from turning each pair as one and keeping the rest."""
+    # rounding, once or at every step, leaves a 0 and the equality of two cosines as they are
+    first, second = pair_factors(arrangement.blocks(maps).reshape(-1, arrangement.num_pairs, 2, 2))
+    others = maps * (1 - np.eye(maps.shape[-1]))
+    others[..., arrangement.written.T[:, :, None], arrangement.read.T[:, None, :]] = 0
+    noise = float(max(np.abs(first - second).max(), np.abs(others).max()))
+    # what is far larger than rounding is a mistake
+    return noise if noise <= 32 * rounding * np.abs(maps).max() else 0.0
+
+
+def add_steps(measured: Measured) -> None:
+    """Add a finding unless one rounding, at the end, explains turned random vectors."""
+    probe, spectrum, report = measured.probe, measured.spectrum, measured.report
+    gain, names = report.attention_factor, report.names()
+    if report.rope is None or not gain or names & {"noise", "remembers"}:
+        return
+    x = np.random.default_rng(2).standard_normal((8, report.head_dim))
+    x = rounded(x, probe.caller.arrays.dtype)
+    y = probe.caller.turn(x, _SMALL_POSITIONS)[0]  # [P, m, d]
+    turned = np.stack([y[..., member] for member in probe.arrangement.written])  # [2, P, m, pairs]
+    x0, x1 = (x[:, member] for member in probe.arrangement.read)
+    places = _SMALL_POSITIONS[:, None] + report.position_offset
+    rows: Complex = np.exp(1j * places * spectrum.inv_freq)[:, None]  # [P, 1, pairs]
+    products: Complex = rows * (x0 + 1j * x1)
+    exact = np.stack((products.real, products.imag))
+    has_factor, gain = gain != 1, float((turned * exact).sum() / (exact**2).sum())
+    # what each of the two members of a vector is multiplied by, for each that is written
+    factors, sizes = np.abs([[rows.real, rows.imag], [rows.imag, rows.real]]), np.abs([x0, x1])
+    dtype, row_dtype = (
+        next(name for name, error in ROUNDING.items() if error >= rounding)
+        for rounding in (probe.caller.rounding, probe.rounding)
+    )
+
+    def half_unit(values: Floats, dtype: str = dtype) -> Floats:
+        return unit_of(values, dtype) / 2
+
+    # bounds are half units of what is rounded: of the result; at every step, also of cos and sin,
+    # of these times the factor, and of their products with the vector
+    in_rows = gain * half_unit(factors, row_dtype) + has_factor * half_unit(gain * factors)
+    in_products = half_unit(sizes[:, None] * (gain * factors + in_rows)).sum(axis=1)
+    in_rows = (sizes[:, None] * in_rows).sum(axis=1)
+    angle_errors = np.abs(places) * (spectrum.uncertainty + _FLOAT32_ROWS * abs(spectrum.inv_freq))
+    once = gain * (angle_errors + _FLOAT32_ROWS)[:, None] * sizes.sum(axis=0) + probe.noise
+    once = once + half_unit(turned) + (in_rows if row_dtype != dtype else 0)
+
+    def explain(bounds: Floats) -> bool:
+        """Whether there is a factor with which all numbers are within their bounds."""
+        whole = np.where(exact == 0, 1e-300, exact)
+        ratios, widths = turned / whole, bounds / np.abs(whole)
+        return bool((ratios - widths).max() <= (ratios + widths).min())
+
+    stepwise = once + in_rows + in_products
+    is_coarse = ROUNDING[dtype] > ROUNDING["float32"]
+    if explain(once if is_coarse else stepwise):
+        return
+    errors = np.abs(turned - gain * exact)
+    worst = np.unravel_index(np.argmax(errors - once), errors.shape)
+    name = "steps-in-{dtype}" if explain(stepwise) else "noise"
+    steps = "Cos and sin, perhaps all steps, are" if explain(once + in_rows) else "All steps are"
+    numbers = {"error": errors[worst], "once": once[worst]}
+    measured.add(make_finding(name, dtype=dtype, steps=steps, **numbers))
+
+
+def add_precision(measured: Measured, end: int) -> None:
+    """Add errors at growing positions below ``end``, and whether angles are float32."""
+    probe, spectrum, report = measured.probe, measured.spectrum, measured.report
+    if report.rope is None or not report.attention_factor:
+        return
+    errors: list[tuple[int, float]] = []
+    has_drift, within_float32 = spectrum.has_float32_angles, True
+    for near in PRECISION_POSITIONS:
+        if near + 12 >= end:
+            break
+        # frequencies are measured at powers of two, where rounding an angle changes nothing
+        positions = near - np.array([1, 2, 5, 9, 11])
+        z = probe(positions) / report.attention_factor
+        exact = exact_phasors(report.rope, positions, report.position_offset)[:, : z.shape[1]]
+        errors.append((near, float(np.abs(z - exact).max())))
+        drift = np.abs(np.angle(z * np.conj(spectrum.predict(positions.astype(np.float64)))))
+        angles = positions[:, None] * np.abs(spectrum.inv_freq)
+        uncertainty = positions[:, None] * spectrum.uncertainty + spectrum.phase_uncertainty
+        tolerance = 2 * (uncertainty + probe.angle_errors(z) + 2.0**-51 * angles)
+        has_drift |= bool(np.any(drift > tolerance))
+        within_float32 &= bool(np.all(drift <= tolerance + 2.0**-20 * angles))
+    findings = report.findings
+    has_rounded = any(name.startswith("positions-in") for name in report.names())
+    if has_drift and within_float32 and not has_rounded:
+        near, error = errors[-1]
+        # the frequency of an angle that is a float32 number seems to be one
+        kept = (finding for finding in findings if finding.name != "frequencies-in-float32")
+        findings = *kept, make_finding("angles-in-float32", error=error, near=near)
+    measured.add(precision=tuple(errors), findings=findings)

@@ -23,8 +23,7 @@ from phasor.angles import as_positions
 from phasor.errors import CheckpointError, PhasorError, TensorError
 from phasor.files.checkpoint.files import FLOATS, open_file, read_header
 from phasor.identification.spectrum import ROUNDING, Complex, coarsest_dtype
-from phasor.identification.tables import one_of_pair
-from phasor.identification.turns import Sample, arrangement_of
+from phasor.identification.turns import Sample, arrangement_of, one_of_pair
 from phasor.rope import Rope
 
 #: Orders of dimensions: batch, sequence, heads, coordinates; without ``h`` a row has all heads.
@@ -40,24 +39,24 @@ _MAX_COMPRESSED = 1 << 29
 # so many different numbers are of a coarser dtype only if they were rounded to it
 _TELLING = 32
 
-Arrays = Mapping[str, "Stored"]
+#: The arrays of a layer by name; bfloat16, which NumPy has not, as its two bytes.
+Arrays = Mapping[str, NDArray[Any]]
 
 
-class Stored(NamedTuple):
-    """An array as it lies in memory or a file; of bfloat16 the bits."""
-
-    values: NDArray[Any]
-    dtype: str
-
-    def floats(self, index: Any = ...) -> NDArray[Any]:
-        """Some of its numbers, in float64 or complex128."""
-        part = np.asarray(self.values[index])
-        if self.dtype == "bfloat16":
-            part = (part.astype(np.uint32) << 16).view(np.float32)
-        return part.astype(np.complex128 if part.dtype.kind == "c" else np.float64)
+def dtype_of(array: NDArray[Any]) -> str:
+    """The name of an array's dtype."""
+    return "bfloat16" if array.dtype == "V2" else str(array.dtype)
 
 
-def read_recording(source: object) -> dict[int | None, dict[str, Stored]]:
+def floats(array: NDArray[Any], index: Any = ...) -> NDArray[Any]:
+    """Some of its numbers, in float64 or complex128."""
+    part = np.asarray(array[index])
+    if part.dtype == "V2":
+        part = (part.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return part.astype(np.complex128 if part.dtype.kind == "c" else np.float64)
+
+
+def read_recording(source: object) -> dict[int | None, dict[str, NDArray[Any]]]:
     """The arrays of a recording by layer (None where a name has none) and name."""
     if isinstance(source, (str, Path)):
         arrays = _read_file(Path(source))
@@ -66,7 +65,7 @@ def read_recording(source: object) -> dict[int | None, dict[str, Stored]]:
     else:
         held = ((name, getattr(source, name, None)) for name in _ATTRIBUTES)
         arrays = ((name, value) for name, value in held if hasattr(value, "shape"))
-    layers: dict[int | None, dict[str, Stored]] = {}
+    layers: dict[int | None, dict[str, NDArray[Any]]] = {}
     for name, value in ((f"{name}", value) for name, value in arrays):
         match = _NAME.fullmatch(name)
         short = match["name"].replace("_cached", "") if match else name
@@ -76,7 +75,7 @@ def read_recording(source: object) -> dict[int | None, dict[str, Stored]]:
                 f"cos and sin, cos_sin_cache, freqs_cis or freqs; got {short_repr(name)}"
             )
         own = layers.setdefault(int(match["layer"]) if match["layer"] else None, {})
-        own[short] = value if isinstance(value, Stored) else _store(name, value)
+        own[short] = _as_array(name, value)
     if not layers:
         text = "a recording must hold positions, q and q_rotated, or tables; got nothing"
         raise TensorError(text)
@@ -94,8 +93,8 @@ def _read_file(path: Path) -> Iterator[tuple[str, object]]:
     for name, entry in read_header(path).tensors.items():
         dtype = FLOATS.get(entry.dtype, {"I64": "int64", "I32": "int32"}.get(entry.dtype, ""))
         _check_dtype(name, dtype or entry.dtype)
-        raw = np.dtype("uint16" if dtype == "bfloat16" else dtype).newbyteorder("<")
-        yield name, Stored(_map_array(path, raw, entry.begin, entry.shape), dtype)
+        raw = np.dtype("V2" if dtype == "bfloat16" else dtype).newbyteorder("<")
+        yield name, _map_array(path, raw, entry.begin, entry.shape)
 
 
 def _map_array(
@@ -138,7 +137,7 @@ def _read_npz(path: Path) -> Iterator[tuple[str, object]]:
         raise CheckpointError(f"{path} is damaged or no .npz file: {error}") from None
 
 
-def _store(name: str, value: Any) -> Stored:
+def _as_array(name: str, value: Any) -> NDArray[Any]:
     """An array of anybody's: NumPy's, torch's, jax's or MLX's."""
     text = str(getattr(value, "dtype", ""))
     if text.startswith("torch."):
@@ -154,9 +153,9 @@ def _store(name: str, value: Any) -> Stored:
         raise TensorError(f"{name} must be an array of numbers: {error}") from None
     # torch's, ml_dtypes' own, and what numpy.load makes of that
     if text == "bfloat16" or str(array.dtype) in ("bfloat16", "|V2"):
-        return Stored(array.view(np.uint16), "bfloat16")
+        return array.view("V2")
     _check_dtype(name, str(array.dtype))
-    return Stored(array, str(array.dtype))
+    return array
 
 
 def _check_dtype(name: str, dtype: str) -> None:
@@ -174,8 +173,8 @@ class Vectors(NamedTuple):
 
     name: str
     dims: str
-    before: Stored
-    after: Stored
+    before: NDArray[Any]
+    after: NDArray[Any]
     positions: NDArray[Any]  # [batch, seq], or [batch, seq, n_axes]
     dtype: str  # in which it was computed
     is_table: bool = False
@@ -188,7 +187,7 @@ class Vectors(NamedTuple):
     def sample(self, tokens: NDArray[np.intp], heads: slice = slice(None)) -> Sample:
         """Some tokens, counted through the batch, and some of their heads."""
         index = (*np.divmod(tokens, self.positions.shape[1]), heads)
-        before, after = self.before.floats(index), self.after.floats(index)
+        before, after = floats(self.before, index), floats(self.after, index)
         return Sample(before, after, self.positions[index[:2]], self.dtype, self.is_table)
 
     def in_own_dtype(self, tokens: NDArray[np.intp]) -> Vectors:
@@ -203,17 +202,16 @@ class Vectors(NamedTuple):
         return self._replace(dtype=dtype or self.dtype)
 
 
-def vectors_of(
-    arrays: Arrays, side: str, head_dim: int, n_axes: int, dims: str | None
-) -> list[Vectors]:
+def vectors_of(arrays: Arrays, side: str, rope: Rope, dims: str | None) -> list[Vectors]:
     """What the recorded arrays may be, one for each order of dimensions that their sizes allow."""
+    head_dim = rope.head_dim
     for needed in ("positions", side, f"{side}_rotated"):
         if needed not in arrays:
             raise TensorError(f"a recording with {side} must hold {needed} too")
-    before, after, positions = arrays[side], arrays[f"{side}_rotated"], arrays["positions"]
-    shape, places = before.values.shape, as_positions(positions.values)
-    if shape != after.values.shape:
-        both = f"{list(shape)} and {list(after.values.shape)}"
+    before, after, places = arrays[side], arrays[f"{side}_rotated"], arrays["positions"]
+    shape, places = before.shape, as_positions(places)
+    if shape != after.shape:
+        both = f"{list(shape)} and {list(after.shape)}"
         raise TensorError(f"{side} and {side}_rotated must have one shape, got {both}")
     if dims is not None and (len(dims) != len(shape) or not set("sd") <= set(dims) <= set("bshd")):
         raise TensorError(
@@ -222,17 +220,18 @@ def vectors_of(
         )
     found: dict[tuple[Any, ...], Vectors] = {}
     for order in DIMS.get(len(shape), ()) if dims is None else (dims,):
-        view, turned = (_view(one.values, order, head_dim) for one in (before, after))
-        tokens = None if view is None else _fit_positions(places, view.shape[:2], n_axes)
-        if view is None or turned is None or tokens is None:
+        view, turned = _view(before, order, head_dim), _view(after, order, head_dim)
+        if view is None or turned is None:
+            continue
+        tokens = _fit_positions(places, view.shape[:2], rope.axes.n_axes)
+        if tokens is None:
             continue
         # what has no positions of its own is as good as a head, one token is as good as a row
         row = "h" if tokens.strides[0] == 0 else "s" if view.shape[1] == 1 else "b"
         column = "h" if tokens.strides[1] == 0 else "s"
         roles = zip(f"{row}{column}hd", view.shape, view.strides, strict=True)
         same = (*sorted(role for role in roles if role[1] > 1),)
-        both = Stored(view, before.dtype), Stored(turned, after.dtype)
-        found.setdefault(same, Vectors(side, order, *both, tokens, after.dtype))
+        found.setdefault(same, Vectors(side, order, view, turned, tokens, dtype_of(after)))
     if not found:
         given = f"{list(shape)} and positions {list(places.shape)}"
         raise TensorError(
@@ -275,38 +274,40 @@ def _fit_positions(
 
 def rows_of_tables(arrays: Arrays) -> tuple[Complex, str]:
     """Rows ``gain * (cos + i sin)`` ``[P, num_pairs]``, and their dtype."""
-    tables = {name: stored for name, stored in arrays.items() if name != "positions"}
-    values: list[NDArray[Any]] = [tables[name].floats() for name in sorted(tables)]
-    pair: list[NDArray[Any]] = []
-    match sorted(tables):
+    tables = {name: array for name, array in sorted(arrays.items()) if name != "positions"}
+    values, pair = [floats(array) for array in tables.values()], list[NDArray[Any]]()
+    match list(tables):
         case ["cos", "sin"] | ["cos_cache", "sin_cache"]:
             pair = values
         case ["cos_sin_cache"]:
             pair = np.split(values[0], 2, axis=-1)
         case ["freqs"]:
             pair = [np.cos(values[0]), np.sin(values[0])]
+        case ["freqs_cis"] if np.iscomplexobj(values[0]):
+            pair = [np.real(values[0]), np.imag(values[0])]
         case ["freqs_cis"]:
-            z = values[0]
-            is_complex = np.iscomplexobj(z)
-            pair = [np.real(z), np.imag(z)] if is_complex else [*np.moveaxis(z, -1, 0)]
+            pair = [*np.moveaxis(values[0], -1, 0)]
         case _:
             pass
     if len(pair) != 2 or pair[0].shape != pair[1].shape or pair[0].ndim < 2:
+        names = ", ".join(name for name in arrays if name in tables) or "positions"
         shapes = " and ".join(str(list(table.shape)) for table in values)
         raise TensorError(
             "a recording must hold q and q_rotated, or tables [positions, pairs]: cos and sin, "
-            f"cos_sin_cache, freqs_cis or freqs; got {', '.join(tables) or 'positions'} {shapes}"
+            f"cos_sin_cache, freqs_cis or freqs; got {names} {shapes}"
         )
     # other dimensions are of length 1, as in [1, 1, P, n] and [P, 1, 1, n]
     rows: Complex = np.asarray(pair[0] + 1j * pair[1], np.complex128)
-    dtype = next(iter(tables.values())).dtype
+    dtype = dtype_of(next(array for name, array in arrays.items() if name in tables))
     dtype = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
     return one_of_pair(rows.reshape(-1, rows.shape[-1])), dtype
 
 
-def vectors_of_rows(rows: Complex, dtype: str, rope: Rope, positions: Stored | None) -> Vectors:
+def vectors_of_rows(
+    rows: Complex, dtype: str, rope: Rope, positions: NDArray[Any] | None
+) -> Vectors:
     """What the rows ``[P, num_pairs]`` make of vectors of which each pair is 1 and 0."""
-    places = np.arange(len(rows)) if positions is None else as_positions(positions.values)
+    places = np.arange(len(rows)) if positions is None else as_positions(positions)
     tokens = _fit_positions(places, (1, len(rows)), rope.axes.n_axes)
     if tokens is None or not np.isfinite(rows).all():
         raise TensorError(
@@ -317,5 +318,4 @@ def vectors_of_rows(rows: Complex, dtype: str, rope: Rope, positions: Stored | N
     (first, _), (to_first, to_second) = (one := arrangement_of(rope)).read, one.written
     x, y = np.zeros(rope.head_dim), np.zeros((1, len(rows), 1, rope.head_dim))
     x[first], y[0, :, 0, to_first], y[0, :, 0, to_second] = 1, rows.real.T, rows.imag.T
-    before, after = (Stored(part, "float64") for part in (np.broadcast_to(x, y.shape), y))
-    return Vectors("tables", "sd", before, after, tokens, dtype, is_table=True)
+    return Vectors("tables", "sd", np.broadcast_to(x, y.shape), y, tokens, dtype, is_table=True)

@@ -166,8 +166,8 @@ class Identification:
     """
 
     head_dim: int
-    called: str | None
-    linear: bool
+    called: str | None = None
+    linear: bool = True
     is_rotation: bool = False
     keeps_norms: bool = False
     attention_factor: float | None = None
@@ -255,4 +255,5 @@ def add_findings(
     report: Identification, *findings: Finding, **changed_fields: Any
 ) -> Identification:
     """The report with more findings, and with other fields changed."""
-    return replace(report, findings=(*report.findings, *findings), **changed_fields)
+    known = changed_fields.pop("findings", report.findings)
+    return replace(report, findings=(*known, *findings), **changed_fields)

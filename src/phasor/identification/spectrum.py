@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from phasor.numpy import phasors
 from phasor.rope import Rope
@@ -48,11 +48,17 @@ class Spectrum:
         return np.exp(1j * (self.phase + positions[:, None] * self.inv_freq))
 
 
-def round_to_dtype(values: Floats, dtype: str) -> tuple[Floats, Floats]:
-    """The nearest numbers of a dtype, ties to even, and the distance of its numbers there."""
+def rounded(values: ArrayLike, dtype: str) -> Floats:
+    """The nearest numbers of a dtype, ties to even."""
+    numbers = np.asarray(values, np.float64)
+    unit = unit_of(numbers, dtype)
+    return np.rint(numbers / unit) * unit
+
+
+def unit_of(values: Floats, dtype: str) -> Floats:
+    """The distance of the numbers of a dtype at the nearest ones."""
     bits, least = DTYPES[dtype]
-    unit = np.ldexp(1.0, np.maximum(np.frexp(values)[1] - bits, least))
-    return np.rint(values / unit) * unit, unit
+    return np.ldexp(1.0, np.maximum(np.frexp(values)[1] - bits, least))
 
 
 def coarser(rounding: float) -> list[str]:
@@ -63,12 +69,19 @@ def coarser(rounding: float) -> list[str]:
 def coarsest_dtype(numbers: Floats, rounding: float) -> str | None:
     """The dtype with the largest of such errors, of which all these numbers are."""
     names = reversed(coarser(rounding))
-    return next((n for n in names if np.array_equal(round_to_dtype(numbers, n)[0], numbers)), None)
+    return next((n for n in names if np.array_equal(rounded(numbers, n), numbers)), None)
 
 
 def powers_of_two(highest: int) -> list[int]:
     """0 and the powers of two up to ``highest``: positions from which frequencies can be read."""
     return [0, *(1 << j for j in range(highest.bit_length()))]
+
+
+def near_powers_of_two(end: int) -> list[int]:
+    """0 to 16, and the powers of two with their neighbours, below ``end``."""
+    # tables end and precisions fail around powers of two
+    near = {(1 << j) + step for j in range(4, end.bit_length()) for step in (-1, 0, 1)}
+    return sorted(p for p in near | set(range(17)) if p < end)
 
 
 def doubling(positions: Floats) -> NDArray[np.intp] | None:

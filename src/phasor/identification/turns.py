@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,23 +25,19 @@ from phasor.identification.spectrum import (
     find_spectrum,
 )
 from phasor.numpy import pair_indices
-from phasor.pairings import PAIRINGS, Pairing, by_pairing
+from phasor.pairings import PAIRINGS, by_pairing
 from phasor.rope import Rope
 
 _NOTHING = 1e-300
 
 
-@dataclass(frozen=True, kw_only=True)
-class Arrangement:
+class Arrangement(NamedTuple):
     """The coordinates of pairs: pair ``k`` is ``read[:, k]`` before and ``written[:, k]`` after."""
 
-    head_dim: int
-    pairing: Pairing | None  # of ``read``; None if it is neither
-    pairing_out: Pairing | None  # of ``written``; None if it is neither
-    rotary_start: int
-    rotary_dim: int
-    read: NDArray[np.intp]  # ``[2, pairs]``
-    written: NDArray[np.intp]  # ``[2, pairs]``
+    layout: Rope  # with the slice and the pairings
+    read: NDArray[np.intp]  # [2, pairs]
+    written: NDArray[np.intp]  # [2, pairs]
+    is_named: bool = True  # whether pairs are those of the layout's pairings
 
     @property
     def num_pairs(self) -> int:
@@ -55,17 +51,8 @@ class Arrangement:
 
 def arrangement_of(rope: Rope) -> Arrangement:
     """The pairs of a Rope."""
-    pairings = rope.pairing, rope.output_pairing
-    read, written = (np.stack(pair_indices(rope, one)) for one in pairings)
-    return Arrangement(
-        head_dim=rope.head_dim,
-        pairing=pairings[0],
-        pairing_out=pairings[1],
-        read=read,
-        rotary_start=rope.rotary_start,
-        rotary_dim=rope.rotary_dim,
-        written=written,
-    )
+    read, written = (np.stack(pair_indices(rope, p)) for p in (rope.pairing, rope.output_pairing))
+    return Arrangement(rope, read, written)
 
 
 # Of linear maps.
@@ -91,13 +78,12 @@ def find_blocks(maps: Floats, rounding: float) -> list[MixedCoordinates]:
     while not np.array_equal(reached, links):
         links = reached.astype(np.float32)
         reached = (links @ links) > 0
-    firsts = np.flatnonzero(reached.argmax(axis=1) == np.arange(len(reached)))
+    # the coordinates read [blocks, in], each block once, and those written [blocks, out]
+    read = reached[reached.argmax(axis=1) == np.arange(len(reached))]
+    written = (connected[:, block].any(axis=1) for block in read)
     return [
-        MixedCoordinates(
-            tuple(np.flatnonzero(reached[first]).tolist()),
-            tuple(np.flatnonzero(connected[:, reached[first]].any(axis=1)).tolist()),
-        )
-        for first in firsts
+        MixedCoordinates(*(tuple(np.flatnonzero(side).tolist()) for side in both))
+        for both in zip(read, written, strict=True)
     ]
 
 
@@ -111,25 +97,24 @@ def arrange_blocks(blocks: list[MixedCoordinates], head_dim: int) -> Arrangement
     lowest = min(block.read[0] for block in pairs + moves)
     highest = max(max(block.read + block.written) for block in pairs + moves)
     for candidate in candidate_arrangements(lowest, highest, head_dim, pairs[0]):
-        if _has_blocks(candidate, pairs, moves):
+        written: dict[tuple[int, ...], tuple[int, ...]] = {}
+        for read, out in zip(candidate.read.T.tolist(), candidate.written.T.tolist(), strict=True):
+            for members in (slice(2), slice(1), slice(1, 2)):
+                written[tuple(read[members])] = tuple(out[members])
+        if all(written.get(block.read) == block.written for block in pairs + moves):
             return candidate
     # of no pairing, in the order of their first coordinates
-    read, written = (np.array(coordinates).T for coordinates in zip(*pairs, strict=True))
-    return Arrangement(
-        head_dim=head_dim,
-        pairing=None,
-        pairing_out=None,
-        rotary_start=lowest,
-        rotary_dim=2 * len(pairs),
-        read=read,
-        written=written,
-    )
+    width = 2 * len(pairs)
+    layout = Rope(head_dim=head_dim, pairing="half", rotary_start=lowest, rotary_dim=width)
+    columns = (np.array(coordinates).T for coordinates in zip(*pairs, strict=True))
+    return Arrangement(layout, *columns, is_named=False)
 
 
 def candidate_arrangements(
     lowest: int, highest: int, head_dim: int, pair: MixedCoordinates | None = None
 ) -> Iterator[Arrangement]:
     """The arrangements whose slice holds ``lowest`` to ``highest``, the narrowest first."""
+    head = Rope(head_dim=head_dim, pairing="half", rotary_dim=2)  # heads may be odd
     # the first pair is the fastest; if it does not turn, the slice most likely begins at 0
     for start in dict.fromkeys([lowest, 0, *range(lowest - 1, 0, -1)]):
         widths = (w for w in range(2, head_dim - start + 1, 2) if start + w > highest)
@@ -137,28 +122,8 @@ def candidate_arrangements(
             # with a ``pair``, only those whose pairs are as far apart as its coordinates
             gaps = [by_pairing(p, half=width // 2, interleaved=1) for p in (pairing, out)]
             if pair is None or gaps == [b - a for a, b in pair]:
-                yield arrangement_of(
-                    Rope(
-                        head_dim=head_dim,
-                        pairing=pairing,
-                        pairing_out=out,
-                        rotary_start=start,
-                        rotary_dim=width,
-                    )
-                )
-
-
-def _has_blocks(
-    arrangement: Arrangement, pairs: list[MixedCoordinates], moves: list[MixedCoordinates]
-) -> bool:
-    # where each coordinate is written, and with which one it turns
-    target, partner = np.arange(arrangement.head_dim), np.arange(arrangement.head_dim)
-    target[arrangement.read] = arrangement.written
-    partner[arrangement.read] = arrangement.read[::-1]
-    return all(
-        partner[a] == b and sorted((target[a], target[b])) == list(written)
-        for (a, b), written in pairs
-    ) and all(target[read[0]] == written[0] for read, written in moves)
+                part = replace(head, rotary_start=start, rotary_dim=width)
+                yield arrangement_of(replace(part, pairing=pairing, pairing_out=out))
 
 
 def pair_factors(blocks: Floats) -> Complex:
@@ -327,13 +292,28 @@ def arrangements(rope: Rope, sample: Sample) -> Iterator[Arrangement]:
     own = rope.pairing, rope.output_pairing
     for pairing, out in sorted(itertools.product(PAIRINGS, PAIRINGS), key=lambda p: p != own):
         yield arrangement_of(replace(rope, pairing=pairing, pairing_out=out))
-    changed = np.flatnonzero(~sample.is_kept().all(axis=(0, 1)))
     quarter = max(rope.head_dim // 4, 1)
 
     def is_unlikely(other: Arrangement) -> tuple[bool, bool, bool]:
-        pairings = other.pairing, other.pairing_out
-        return other.rotary_dim % quarter != 0, pairings != own, pairings[0] != pairings[1]
+        pairings = other.layout.pairing, other.layout.output_pairing
+        return other.layout.rotary_dim % quarter != 0, pairings != own, pairings[0] != pairings[1]
 
+    yield from sorted(arrangements_of_changed(sample), key=is_unlikely)
+
+
+def arrangements_of_changed(sample: Sample) -> Iterator[Arrangement]:
+    """Those that hold every changed coordinate, the narrowest first."""
+    changed = np.flatnonzero(~sample.is_kept().all(axis=(0, 1)))
+    # an unmoved coordinate at an end may be of a pair that stands still
     if len(changed):
-        others = candidate_arrangements(int(changed[0]), int(changed[-1]), rope.head_dim)
-        yield from sorted(others, key=is_unlikely)
+        yield from candidate_arrangements(int(changed[0]), int(changed[-1]), sample.x.shape[-1])
+
+
+def one_of_pair(z: Complex) -> Complex:
+    """Rows that have everything for both members of a pair, for one of them."""
+    # halves as rows for that pairing repeat them, or neighbours
+    half = z.shape[1] // 2
+    for first, second in ((z[:, :half], z[:, half:]), (z[:, ::2], z[:, 1::2])):
+        if np.array_equal(first, second):
+            return first
+    return z

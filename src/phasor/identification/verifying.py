@@ -7,10 +7,9 @@ frequencies or roundings give these angles. All decisions are made within bounds
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +27,7 @@ from phasor.identification.recordings import (
     vectors_of_rows,
 )
 from phasor.identification.report import Changes, Difference, Finding, make_finding
+from phasor.identification.spectrum import powers_of_two
 from phasor.identification.turns import Sample, arrangement_of, measure_turns, rotates_as, rows_of
 from phasor.layers import LayerRopes, one_layer
 from phasor.rope import Rope
@@ -147,80 +147,64 @@ def verify(
             progress(done, len(arrays))
         if layer is not None and layer >= len(layers):
             raise TensorError(f"the recording has a layer {layer}, and {layers.name} {len(layers)}")
-        sides += _Layer(layers, layer, shared | own, dims, seq_len).verify()
-    return Verification(model=layers.name, sides=tuple(sides))
-
-
-class _Layer(NamedTuple):
-    """What was recorded of one layer, or of one that has no number."""
-
-    layers: LayerRopes
-    layer: int | None
-    arrays: Arrays
-    dims: str | None
-    seq_len: int | None
-
-    def verify(self) -> Iterator[SideVerification]:
-        """The queries, the keys, or the tables."""
-        layers, layer = self.layers, self.layer
         kinds = [*layers.kinds] if layer is None else [layers.layer_kinds[layer]]
-        for side in [side for side in ("q", "k", "qk") if side in self.arrays] or ["tables"]:
-            title = side if layer is None else f"layer {layer}, {side}"
-            found = [self._verify_side(kind, side, title) for kind in kinds]
+        held = shared | own
+        for side in [side for side in ("q", "k", "qk") if side in held] or ["tables"]:
+            found = [_verify_side(layers, kind, held, side, dims, seq_len) for kind in kinds]
             # without a number it may be of any kind of layers: one that agrees is enough
-            agreeing = [one for one in found if not one]
-            if len(found) > 1 and not agreeing:
+            best = next((one for one in found if not one), found[0])
+            if best and len(found) > 1:
                 raise TensorError(
                     f"{layers.name} has layers of the kinds {', '.join(map(repr, kinds))}"
                     f": name the arrays by layer, as layers.0.{side}, or give the rope of one"
                 )
-            yield (agreeing or found)[0]
+            name = side if layer is None else f"layer {layer}, {side}"
+            sides.append(replace(best, name=name))
+    return Verification(model=layers.name, sides=tuple(sides))
 
-    def _verify_side(self, kind: str, side: str, title: str) -> SideVerification:
-        rope, change = self.layers.kinds[kind], make_finding("no-rotation")
-        if side == "tables":
-            rows, dtype = rows_of_tables(self.arrays)
+
+def _verify_side(
+    layers: LayerRopes, kind: str, arrays: Arrays, side: str, dims: str | None, seq_len: int | None
+) -> SideVerification:
+    """The verdict on queries, keys or tables as those of one kind of layers."""
+    rope, change = layers.kinds[kind], make_finding("no-rotation")
+    if side == "tables":
+        rows, dtype = rows_of_tables(arrays)
+        if rope is None or rows.shape[1] != rope.num_pairs:
             pairs = "none" if rope is None else f"{rope.num_pairs}"
-            if rope is None or rows.shape[1] != rope.num_pairs:
-                text = f"Slice: {rows.shape[1]} pairs turn, in place of {pairs}."
-                change = Finding("slice", text)
-                return SideVerification(name=title, tokens=len(rows), changes=(change,))
-            choices = [vectors_of_rows(rows, dtype, rope, self.arrays.get("positions"))]
-            text = "Its rows are no cos and sin of one angle each, up to one factor of all."
-            change = Finding("no-rotation", text)
-        else:
-            some = rope or self.layers.ropes[0]
-            choices = vectors_of(self.arrays, side, some.head_dim, some.axes.n_axes, self.dims)
-        meant = self._find_meant(rope, float(choices[0].positions.max()))
-        found = [(vectors.dims, result) for vectors in choices
-                 if (result := _verify_vectors(vectors, meant, title)) is not None]  # fmt: skip
-        # a wrong order of dimensions may fit some turns, but no cause
-        clear = [one for one in found if not is_vague(one[1].changes)]
-        best = [one for one in found if not one[1]] or clear or found
-        if len(best) > 1:
-            orders = " and as ".join(repr(order) for order, _ in best)
-            raise TensorError(f"{side} can be read as {orders}, and both explain it: give dims")
-        none = SideVerification(name=title, tokens=choices[0].num_tokens, changes=(change,))
-        return best[0][1] if best else none
-
-    def _find_meant(self, unresolved: Rope | None, highest: float) -> Meant | None:
-        if unresolved is None:
-            return None
-        length = self.seq_len or max(int(highest) + 1, 1)
-        own = static_rope(unresolved, length)
-        kinds = self.layers.kinds.items()
-        static = [(name, static_rope(rope, length)) for name, rope in kinds if rope]
-        return Meant(own, unresolved, [other for other in static if other[1] != own])
+            change = Finding("slice", f"Slice: {rows.shape[1]} pairs turn, in place of {pairs}.")
+            return SideVerification(name=side, tokens=len(rows), changes=(change,))
+        choices = [vectors_of_rows(rows, dtype, rope, arrays.get("positions"))]
+        text = "Its rows are no cos and sin of one angle each, up to one factor of all."
+        change = Finding("no-rotation", text)
+    else:
+        choices = vectors_of(arrays, side, rope or layers.ropes[0], dims)
+    meant = None
+    if rope is not None:
+        length = seq_len or max(int(float(choices[0].positions.max())) + 1, 1)
+        static = [(k, static_rope(r, length)) for k, r in layers.kinds.items() if r]
+        own = static_rope(rope, length)
+        meant = Meant(own, rope, [other for other in static if other[1] != own])
+    verdicts = ((vectors.dims, _verify_vectors(vectors, meant)) for vectors in choices)
+    found = [(order, verdict) for order, verdict in verdicts if verdict is not None]
+    # a wrong order of dimensions may fit some turns, but no cause
+    clear = [one for one in found if not is_vague(one[1].changes)]
+    best = [one for one in found if not one[1]] or clear or found
+    if len(best) > 1:
+        orders = " and as ".join(repr(order) for order, _ in best)
+        raise TensorError(f"{side} can be read as {orders}, and both explain it: give dims")
+    none = SideVerification(name=side, tokens=choices[0].num_tokens, changes=(change,))
+    return best[0][1] if best else none
 
 
-def _verify_vectors(vectors: Vectors, meant: Meant | None, title: str) -> SideVerification | None:
+def _verify_vectors(vectors: Vectors, meant: Meant | None) -> SideVerification | None:
     """The verdict; None if no pairs of coordinates explain the recording as turns."""
     size = vectors.num_tokens
     vectors = vectors.in_own_dtype(_choose_tokens(size, np.array([], np.intp)))
     bad = _find_bad_tokens(vectors, None if meant is None else meant.rope)
+    verdict = SideVerification(name=vectors.name, tokens=size)
     if meant is None:
-        changes = (make_finding("turned"),) if len(bad) else ()
-        return SideVerification(name=title, tokens=size, changes=changes)
+        return replace(verdict, changes=(make_finding("turned"),)) if len(bad) else verdict
     tokens = _choose_tokens(size, bad)
     sample = vectors.sample(tokens)
     if not sample.x.any():
@@ -228,15 +212,11 @@ def _verify_vectors(vectors: Vectors, meant: Meant | None, title: str) -> SideVe
             f"{vectors.name} must hold other numbers than 0, of which nothing is told"
         )
     if not len(bad):
-        undecided = _find_undecided(sample, meant)
-        return SideVerification(name=title, tokens=size, undecided=undecided)
+        return replace(verdict, undecided=_find_undecided(sample, meant))
     changes, undecided = Finder(meant, sample, tokens, vectors.positions).find()
-    if not changes:
-        return None
     first, score = _first_wrong(vectors, bad, meant.rope)
-    return SideVerification(
-        name=title, tokens=size, changes=changes, undecided=undecided, position=first, score=score
-    )
+    found = replace(verdict, changes=changes, undecided=undecided, position=first, score=score)
+    return found if changes else None
 
 
 def _find_bad_tokens(vectors: Vectors, rope: Rope | None) -> NDArray[np.intp]:
@@ -265,11 +245,12 @@ def _find_bad_tokens(vectors: Vectors, rope: Rope | None) -> NDArray[np.intp]:
 def _choose_tokens(count: int, bad: NDArray[np.intp]) -> NDArray[np.intp]:
     """Tokens to look at: some anywhere, the first at distances that double, and wrong ones."""
     spread = np.linspace(0, count - 1, _SAMPLE // 2).astype(np.intp)
-    doubling = [0, *(1 << j for j in range(count.bit_length()))]
     # beside a wrong token are those where a restart or a table's end begins
     near_bad = [token + step for token in bad[:4].tolist() for step in (-1, 0, 1)]
     some_bad = bad[np.linspace(0, max(len(bad) - 1, 0), min(16, len(bad))).astype(np.intp)]
-    tokens = np.unique(np.array([*spread, *doubling, *near_bad, *some_bad], dtype=np.intp))
+    tokens = np.unique(
+        np.array([*spread, *powers_of_two(count), *near_bad, *some_bad], dtype=np.intp)
+    )
     return tokens[(tokens >= 0) & (tokens < count)]
 
 
