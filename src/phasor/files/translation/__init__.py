@@ -204,21 +204,17 @@ def _write_parts(target: Target, ropes: LayerRopes, context: int) -> tuple[Progr
     wanted = model
     if not target.other_pairs_out:
         wanted = _change_ropes(model, lambda rope: replace(rope, pairing_out=None))
-    try:
-        parts = list(target.write(wanted, context))
-    except TranslationError:
-        raise
-    except ConfigError as error:
-        raise TranslationError(f"{target.name} cannot express it: {error}") from None
-    for i, part in enumerate(parts):
-        performed = part.ropes or rotating(wanted)
-        notes = [
-            note
-            for kind, rope in performed.items()
-            for note in _notes(target, ropes.kinds[kind], model.kinds[kind], rope)
-        ]
-        notes = (*part.notes, *dict.fromkeys(notes))
-        parts[i] = replace(part, ropes=performed, notes=notes)
+    parts: list[ProgramSettings] = []
+    for part in _written(target, wanted, context):
+        performed, notes = part.ropes or rotating(wanted), list(part.notes)
+        for kind, rope in performed.items():
+            if part.as_variables and rope.rotary_start:
+                notes.append(
+                    f"x is the slice of a head from coordinate {rope.rotary_start} on; the "
+                    "coordinates before it stay as they are."
+                )
+            notes += _notes(target, ropes.kinds[kind], model.kinds[kind], rope)
+        parts.append(replace(part, ropes=performed, notes=tuple(dict.fromkeys(notes))))
     more: list[str] = []
     unrotated = [kind for kind, rope in ropes.kinds.items() if rope is None]
     if unrotated and target.leaves_layers:
@@ -231,6 +227,21 @@ def _write_parts(target: Target, ropes: LayerRopes, context: int) -> tuple[Progr
         more.append(f"Queries of {kind} layers are multiplied by {factor}; {target.name} {done}.")
     parts[0] = replace(parts[0], notes=(*parts[0].notes, *more))
     return tuple(parts)
+
+
+def _written(target: Target, ropes: LayerRopes, context: int) -> Iterator[ProgramSettings]:
+    try:
+        if target.write is not None:
+            yield target.write(ropes, context)
+        if target.write_rope is not None:
+            for rope in ropes.ropes:
+                kinds = {kind: rope for kind, other in ropes.kinds.items() if other == rope}
+                part = target.write_rope(rope, context)
+                yield replace(part, ropes=kinds, as_variables=True)
+    except TranslationError:
+        raise
+    except ConfigError as error:
+        raise TranslationError(f"{target.name} cannot express it: {error}") from None
 
 
 def _adapt(target: Target, rope: Rope) -> Rope:

@@ -82,7 +82,7 @@ def _write_dialect(
     keys: Keys,
     block: Callable[[Rope], Keys],
     pairing: str = "no config says which",
-) -> tuple[ProgramSettings, ...]:
+) -> ProgramSettings:
     """The keys of a config: ``block`` of every rope, and outside it what older classes read."""
     parameters, blocks = blocks_of(ropes, block)
     notes: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ def _is_named_by_mlx_lm(rope: Rope) -> bool:
     return _has_name(rope) or isinstance(rope.scaling, DynamicNTK)
 
 
-def _write_mlx_lm(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
+def _write_mlx_lm(ropes: LayerRopes, context: int) -> ProgramSettings:
     laws = [rope.scaling for rope in ropes.ropes]
     starts = {law.original_max_positions for law in laws if isinstance(law, DynamicNTK)}
     if len(starts) > 1:
@@ -179,7 +179,7 @@ def _length_for_exllamav3(law: Yarn) -> int:
     return int(length) if length.is_integer() else law.original_max_positions
 
 
-def _write_exllamav3(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
+def _write_exllamav3(ropes: LayerRopes, context: int) -> ProgramSettings:
     laws = [rope.scaling for rope in ropes.ropes]
     lengths = {_length_for_exllamav3(law) for law in laws if isinstance(law, Yarn)}
     if len(lengths) > 1:
@@ -270,7 +270,7 @@ def _longrope_keys(rope: Rope, context: int) -> Keys:
     }
 
 
-def _write_tensorrt_llm(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
+def _write_tensorrt_llm(ropes: LayerRopes, context: int) -> ProgramSettings:
     main, local = main_and_local(with_raised_bases(ropes))
     if main.rotary_start:
         feature = f"a rotation from coordinate {main.rotary_start} on"
@@ -333,7 +333,7 @@ _META_CONSTANTS = {"low_freq_factor": 1.0, "original_max_positions": 8192}
 _LLAMA3_CONSTANTS = {"rope_scaling_factor": 8.0, "rope_high_freq_factor": 4.0}
 
 
-def _write_meta(ropes: LayerRopes, _context: int) -> tuple[ProgramSettings, ...]:
+def _write_meta(ropes: LayerRopes, _context: int) -> ProgramSettings:
     rope = ntk_as_base(META.only_rope(ropes))
     law = rope.scaling
     keys: Keys = {"rope_theta": rope.base, "use_scaled_rope": law is not None}

@@ -104,7 +104,7 @@ def file_keys(
     notes: tuple[str, ...] = (),
     pairing: str = "no config says which",
     performed: Mapping[str, Rope] | None = None,
-) -> tuple[ProgramSettings, ...]:
+) -> ProgramSettings:
     """The part of a program that reads a config, which may lie in that of a larger model."""
     path = ropes.in_config.path
     place = (f"These keys belong inside {path} of the config.",) if path else ()
@@ -125,7 +125,7 @@ def _class_notes(
     return tuple(dict.fromkeys(notes))
 
 
-def _write_transformers(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
+def _write_transformers(ropes: LayerRopes, context: int) -> ProgramSettings:
     if ropes.in_config.ignores_scaling:
         raise TranslationError(
             f"the class of {ropes.name} in transformers has this rotation in its code and reads "
@@ -205,25 +205,33 @@ def _write_engine(
     ropes: LayerRopes,
     context: int,
     *,
-    get_rope: Callable[[Rope, int], Keys],
-    block_name: str,
+    block: Callable[[Rope, int], Keys],
+    others: Callable[[Rope, Keys], Keys],
     module: str,
     command: str,
-) -> tuple[ProgramSettings, ...]:
+) -> ProgramSettings:
     """The settings of a whole model: ``command`` with its override, or calls of ``get_rope``.
 
-    ``get_rope`` returns the arguments of the factory, of which one is the block.
+    ``others`` returns the arguments that the other factory lacks, for a rope and its ``block``.
     """
-    calls = {kind: get_rope(rope, context) for kind, rope in rotating(ropes).items()}
+    calls = {
+        kind: {
+            "head_size": rope.head_dim - rope.rotary_start,
+            "max_position": context,
+            "is_neox_style": rope.pairing == "half",
+            **others(rope, block(rope, context)),
+        }
+        for kind, rope in rotating(ropes).items()
+    }
     notes = _class_notes(target, ropes)
     if ropes.in_config.ignores_scaling:
         # the class reads no law from a config: the code of the model calls the factory
         lines = [f"get_rope(**{arguments})  # {kind} layers" for kind, arguments in calls.items()]
-        code = "\n".join([f"from {module} import get_rope", "", *lines])
-        return (ProgramSettings({"get_rope": calls}, code, notes),)
-    parameters, blocks = blocks_of(ropes, lambda rope: get_rope(rope, context)[block_name])
+        code = "\n".join([f"from {module}.layers.rotary_embedding import get_rope", "", *lines])
+        return ProgramSettings({"get_rope": calls}, code, notes)
+    parameters, blocks = blocks_of(ropes, lambda rope: block(rope, context))
     override: Keys = {CONTEXT_KEY: context}
-    bases = {block["rope_theta"] for block in blocks}
+    bases = {found["rope_theta"] for found in blocks}
     if len(bases) == 1:
         override["rope_theta"] = bases.pop()  # some classes read it here alone
     override = keys_over_file({**override, "rope_parameters": parameters}, ropes)
@@ -235,7 +243,7 @@ def _write_engine(
     for name in reversed(ropes.in_config.path.split(".") if ropes.in_config.path else ()):
         override = {name: override}
     code = f"{command} {shlex.quote(json.dumps(override))}"
-    return (ProgramSettings({"get_rope": calls, "override": override}, code, notes),)
+    return ProgramSettings({"get_rope": calls, "override": override}, code, notes)
 
 
 # vLLM
@@ -263,15 +271,6 @@ def _vllm_block(rope: Rope, context: int) -> Keys:
     return keys
 
 
-def _vllm_arguments(rope: Rope, context: int) -> Keys:
-    return {
-        "head_size": rope.head_dim - rope.rotary_start,
-        "max_position": context,
-        "is_neox_style": rope.pairing == "half",
-        "rope_parameters": _vllm_block(rope, context),
-    }
-
-
 VLLM = Target(
     name="vllm",
     program="--hf-overrides of vllm serve, and the arguments of its get_rope",
@@ -281,9 +280,9 @@ VLLM = Target(
         VLLM,
         ropes,
         context,
-        get_rope=_vllm_arguments,
-        block_name="rope_parameters",
-        module="vllm.model_executor.layers.rotary_embedding",
+        block=_vllm_block,
+        others=lambda rope, block: {"rope_parameters": block},
+        module="vllm.model_executor",
         command=f"vllm serve MODEL --max-model-len {context} --hf-overrides",
     ),
     axes=(OneAxis, Sectioned, InterleavedSections),
@@ -295,48 +294,46 @@ VLLM = Target(
 # sglang
 
 
-def _sglang_arguments(rope: Rope, context: int) -> Keys:
-    law, rotary_dim = rope.scaling, rope.rotary_dim
+def _sglang_block(rope: Rope, context: int) -> Keys:
+    law = rope.scaling
     if isinstance(law, LongRope):
         raise TranslationError(
             "sglang picks one list of divisors by the positions of a whole batch, and LongRope "
             f"picks one by the length of the sequence; {PICK_LAW}"
         )
-    if isinstance(law, Proportional):
-        rotary_dim = 2 * int(law.fraction * rotary_dim // 2)
-    block = _engine_block(SGLANG, rope, context, laws_with_axes=(type(None), Yarn))
+    keys = _engine_block(SGLANG, rope, context, laws_with_axes=(type(None), Yarn))
     if isinstance(law, Yarn):
         for name in ("attention_factor", "mscale", "mscale_all_dim"):  # read otherwise or not
-            block.pop(name, None)
+            keys.pop(name, None)
         if isinstance(rope.axes, OneAxis):
-            block |= {"mscale": yarn_mscale(law), "mscale_all_dim": law.mscale_all_dim}
+            keys |= {"mscale": yarn_mscale(law), "mscale_all_dim": law.mscale_all_dim}
         else:
-            block["attn_factor"] = rope.attention_factor / yarn_multiplier(law.factor, 1.0)
-    return {
-        "head_size": rope.head_dim - rope.rotary_start,
-        "rotary_dim": rotary_dim,
-        "max_position": context,
-        "base": block["rope_theta"],
-        "is_neox_style": rope.pairing == "half",
-        "rope_scaling": block,
-    }
+            keys["attn_factor"] = rope.attention_factor / yarn_multiplier(law.factor, 1.0)
+    return keys
 
 
-def _write_sglang(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
+def _sglang_arguments(rope: Rope, block: Keys) -> Keys:
+    law, rotary_dim = rope.scaling, rope.rotary_dim
+    if isinstance(law, Proportional):
+        rotary_dim = 2 * int(law.fraction * rotary_dim // 2)
+    return {"rotary_dim": rotary_dim, "base": block["rope_theta"], "rope_scaling": block}
+
+
+def _write_sglang(ropes: LayerRopes, context: int) -> ProgramSettings:
     if "." in ropes.in_config.path:
         raise TranslationError(
             f"sglang overrides keys one level deep, and {ropes.name} has them in "
             f"{ropes.in_config.path}: change the file"
         )
+    command = f"python -m sglang.launch_server --model-path MODEL --context-length {context}"
     return _write_engine(
         SGLANG,
         ropes,
         context,
-        get_rope=_sglang_arguments,
-        block_name="rope_scaling",
-        module="sglang.srt.layers.rotary_embedding",
-        command=f"python -m sglang.launch_server --model-path MODEL --context-length {context} "
-        "--json-model-override-args",
+        block=_sglang_block,
+        others=_sglang_arguments,
+        module="sglang.srt",
+        command=f"{command} --json-model-override-args",
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -44,41 +43,32 @@ _TENSOR_NOTE = (
 _DEFAULT_BETAS = {"yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0}
 
 
-class _TwoRopes(NamedTuple):
-    """The base keys of two kinds of layers; scaling keys apply to the first of them."""
-
-    scaled: str
-    plain: str
-    scaled_base: str
-    plain_base: str
-    architectures: str
-
-
-_TWO_ROPES = (
-    _TwoRopes("full", "sliding", "rope.freq_base", "rope.freq_base_swa", "gemma4 and olmo2 do"),
-    _TwoRopes(
-        scaled="compressed",
-        plain="sliding",
-        scaled_base="attention.compress_rope_freq_base",
-        plain_base="rope.freq_base",
-        architectures="deepseek4 does",
+#: Two kinds of layers with bases of their own, of which scaling keys apply to the first: their
+#: keys, and the architectures that read both.
+_TWO_ROPES = {
+    ("full", "sliding"): ("rope.freq_base", "rope.freq_base_swa", "gemma4 and olmo2 do"),
+    ("compressed", "sliding"): (
+        "attention.compress_rope_freq_base",
+        "rope.freq_base",
+        "deepseek4 does",
     ),
-)
+}
 
 
-def _write_gguf(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
+def _write_gguf(ropes: LayerRopes, context: int) -> ProgramSettings:
     kinds = {kind: ntk_as_base(rope) for kind, rope in rotating(ropes).items()}
     notes = [_rotation_note(GGUF, ropes, rope, context) for rope in kinds.values()]
     by_name = {kind.removesuffix("_attention"): rope for kind, rope in kinds.items()}
     keys: Keys
     scaled_layers = ""
-    if two := _find_two_ropes(by_name):
-        scaled, plain = by_name[two.scaled], by_name[two.plain]
-        keys = {two.scaled_base: scaled.base, two.plain_base: plain.base}
+    if names := _find_two_ropes(by_name):
+        scaled, plain = (by_name[name] for name in names)
+        scaled_key, plain_key, architectures = _TWO_ROPES[names]
+        keys = {scaled_key: scaled.base, plain_key: plain.base}
         keys["rope.dimension_count"] = scaled.rotary_dim
         if plain.rotary_dim != scaled.rotary_dim:
             keys["rope.dimension_count_swa"] = plain.rotary_dim
-        scaled_layers = f"{two.scaled} layers alone, as {two.architectures}"
+        scaled_layers = f"{names[0]} layers alone, as {architectures}"
     else:
         scaled = GGUF.only_rope(replace(ropes, kinds={**ropes.kinds, **kinds}))
         keys = {"rope.freq_base": scaled.base or _BASE, "rope.dimension_count": scaled.rotary_dim}
@@ -106,7 +96,7 @@ def _write_gguf(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
         for key, value in (keys | law_keys).items()
     }
     notes = tuple(dict.fromkeys((*notes, *law_notes)))
-    return (ProgramSettings(settings, _writing_code(settings), notes, kinds),)
+    return ProgramSettings(settings, _writing_code(settings), notes, kinds)
 
 
 def _sections(rope: Rope) -> list[int]:
@@ -166,14 +156,15 @@ def _permutation(architecture: str | None, pairing: Pairing) -> str:
     return f", and {architecture} rotates {own} ones: {by_converter}"
 
 
-def _find_two_ropes(by_name: Mapping[str, Rope]) -> _TwoRopes | None:
-    """The base keys for two different ropes, of which the second has no law; None for others."""
-    for two in _TWO_ROPES if len(set(by_name.values())) == 2 else ():
-        if set(by_name) == {two.scaled, two.plain}:
-            scaled, plain = by_name[two.scaled], by_name[two.plain]
+def _find_two_ropes(by_name: Mapping[str, Rope]) -> tuple[str, str] | None:
+    """The names of two different ropes, of which the second has no law; None for others."""
+    for names in _TWO_ROPES:
+        if set(by_name) == {*names}:
+            scaled, plain = (by_name[name] for name in names)
             same_axes = scaled.axes == plain.axes and scaled.direction == plain.direction == 1
-            if same_axes and scaled.base and plain.base and plain.scaling is None:
-                return two
+            plain_base = plain.base and plain.scaling is None
+            if scaled != plain and same_axes and scaled.base and plain_base:
+                return names
     return None
 
 
@@ -296,7 +287,7 @@ GGUF = Target(
 # llama.cpp: the flags that replace the scaling keys of a GGUF file.
 
 
-def _write_llama_cpp(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
+def _write_llama_cpp(ropes: LayerRopes, context: int) -> ProgramSettings:
     rope = ntk_as_base(LLAMA_CPP.only_rope(ropes))
     notes = [_rotation_note(LLAMA_CPP, ropes, rope, context)]
     settings = {"-c": context, "--rope-freq-base": rope.base, **_scaling_flags(rope)}
@@ -327,7 +318,7 @@ def _write_llama_cpp(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, 
         "and the scale of the file, whatever the flags are.",
     )
     kinds = dict.fromkeys(rotating(ropes), rope)
-    return (ProgramSettings(settings, f"llama-server -m FILE {flags}", tuple(notes), kinds),)
+    return ProgramSettings(settings, f"llama-server -m FILE {flags}", tuple(notes), kinds)
 
 
 def _scaling_flags(rope: Rope) -> Keys:

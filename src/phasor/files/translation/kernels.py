@@ -16,7 +16,6 @@ from phasor.files.translation.target import (
     TranslationError,
     keyword_lines,
     law_numbers,
-    per_rope,
 )
 from phasor.rope import Rope
 from phasor.scaling import Linear, Llama3
@@ -99,7 +98,7 @@ FLASH_ATTN = _Kernel(
     program="the tables and arguments of flash_attn.layers.rotary.apply_rotary_emb",
     source="https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/layers/rotary.py",
     checked="description",
-    write=per_rope(_write_flash_attn),
+    write_rope=_write_flash_attn,
 )
 
 
@@ -175,7 +174,7 @@ FLASHINFER = _Kernel(
     program="the arguments of flashinfer's apply_rope functions, or its table",
     source="https://docs.flashinfer.ai/api/rope.html",
     checked="description",
-    write=per_rope(_write_flashinfer),
+    write_rope=_write_flashinfer,
 )
 
 
@@ -212,7 +211,7 @@ LIGER = _Kernel(
     source="https://github.com/linkedin/Liger-Kernel/blob/main/src/liger_kernel/transformers/rope.py",
     checked="run",
     package="liger-kernel",
-    write=per_rope(_write_liger),
+    write_rope=_write_liger,
     pairings=("half",),
 )
 
@@ -286,7 +285,7 @@ TRANSFORMER_ENGINE = _Kernel(
     program="the arguments of RotaryPositionEmbedding, or the freqs of apply_rotary_pos_emb",
     source="https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.html",
     checked="description",
-    write=per_rope(_write_transformer_engine),
+    write_rope=_write_transformer_engine,
 )
 
 
@@ -322,5 +321,5 @@ ONNX = _Kernel(
     source="https://onnx.ai/onnx/operators/onnx__RotaryEmbedding.html",
     checked="run",
     package="onnxruntime",
-    write=per_rope(_write_onnx),
+    write_rope=_write_onnx,
 )

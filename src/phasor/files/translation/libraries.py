@@ -12,7 +12,6 @@ from phasor.files.translation.target import (
     keyword_lines,
     law_numbers,
     ntk_as_base,
-    per_rope,
 )
 from phasor.pairings import PAIRINGS
 from phasor.rope import Rope
@@ -56,7 +55,7 @@ MLX = Target(
     program="the arguments of mlx.core.fast.rope",
     source="https://ml-explore.github.io/mlx/build/html/python/fast.html",
     checked="run",
-    write=per_rope(_write_mlx),
+    write_rope=_write_mlx,
     backwards=True,
 )
 
@@ -109,7 +108,7 @@ TORCHTUNE = Target(
     program="the class and arguments of attention's pos_embeddings",
     source="https://meta-pytorch.org/torchtune/0.6/api_ref_modules.html",
     checked="run",
-    write=per_rope(_write_torchtune),
+    write_rope=_write_torchtune,
     pairings=lambda rope: ("interleaved",) if _llama3_arguments(rope) else PAIRINGS,
     partial=False,
 )
@@ -163,7 +162,7 @@ ROTARY_EMBEDDING_TORCH = Target(
     program="the arguments of RotaryEmbedding, or angles for apply_rotary_emb",
     source="https://github.com/lucidrains/rotary-embedding-torch",
     checked="run",
-    write=per_rope(_write_rotary_embedding_torch),
+    write_rope=_write_rotary_embedding_torch,
     pairings=("interleaved",),
     backwards=True,
     axes=(OneAxis, Sectioned, Axial, InterleavedSections, Alternating),

@@ -101,8 +101,11 @@ class Target:
     # whether the tests run the program itself, or a function written from its documentation, and
     # then whether tools/engines.py ran the program
     checked: Literal["run", "engine", "description"]
-    # makes settings for each rope, or for the model, of ropes that have passed `check`
-    write: Callable[[LayerRopes, int], tuple[ProgramSettings, ...]]
+    # makes settings of ropes that have passed `check`, and of the context: for each different rope,
+    # whose code reads them as variables and rotates an array from its first coordinate on
+    write_rope: Callable[[Rope, int], ProgramSettings] | None = None
+    # or for the model
+    write: Callable[[LayerRopes, int], ProgramSettings] | None = None
     alternative: str = ""  # the target of the same program that can express more
     package: str = ""  # what the tests install; ``name`` unless given
     # what it rotates, or a function of the rope if its law decides; else weights are reordered
@@ -165,34 +168,11 @@ class Target:
         raise RefusalError(f"{self.name} cannot express {feature}", rope, candidates, context)
 
 
-def per_rope(
-    write: Callable[[Rope, int], ProgramSettings],
-) -> Callable[[LayerRopes, int], tuple[ProgramSettings, ...]]:
-    """A `Target.write` that calls ``write`` for each different rope, and adds their ``ropes``.
-
-    The code of such a part rotates an array from its first coordinate on. If the rotation begins
-    later in the head, a note says which slice of the head the array has to be.
-    """
-
-    def write_part(rope: Rope, ropes: LayerRopes, context: int) -> ProgramSettings:
-        written = write(rope, context)
-        notes = written.notes
-        if rope.rotary_start:
-            notes += (
-                f"x is the slice of a head from coordinate {rope.rotary_start} on; the coordinates "
-                "before it stay as they are.",
-            )
-        kinds = {kind: rope for kind, other in ropes.kinds.items() if other == rope}
-        return replace(written, ropes=kinds, notes=notes, as_variables=True)
-
-    return lambda ropes, context: tuple(write_part(rope, ropes, context) for rope in ropes.ropes)
-
-
 def as_json(
     keys: Keys, notes: Iterable[str] = (), ropes: Mapping[str, Rope] | None = None
-) -> tuple[ProgramSettings, ...]:
-    """The one part for a program that reads a file of JSON."""
-    return (ProgramSettings(keys, json.dumps(keys, indent=2), tuple(notes), ropes or {}),)
+) -> ProgramSettings:
+    """The settings for a program that reads a file of JSON."""
+    return ProgramSettings(keys, json.dumps(keys, indent=2), tuple(notes), ropes or {})
 
 
 def rotating(ropes: LayerRopes) -> dict[str, Rope]:

@@ -50,7 +50,7 @@ _LATENT_YARN: Keys = {
 }
 
 
-def _write_megatron(ropes: LayerRopes, _context: int) -> tuple[ProgramSettings, ...]:
+def _write_megatron(ropes: LayerRopes, _context: int) -> ProgramSettings:
     rope, *others = ropes.ropes
     if others:
         raise TranslationError(
@@ -59,12 +59,32 @@ def _write_megatron(ropes: LayerRopes, _context: int) -> tuple[ProgramSettings, 
         )
     if rope.rotary_start:
         MEGATRON.refuse(f"a rotation from coordinate {rope.rotary_start} on", rope, [])
-    # latent attention rotates a slice that is a head of its own, with one key for all heads
+    # latent attention rotates a slice that is a head of its own, with one key for all heads; it
+    # reads interleaved pairs and writes half pairs
     whole_head = rope.rotary_dim == rope.head_dim and isinstance(rope.axes, OneAxis)
     latent = rope.pairing == "interleaved" and whole_head and ropes.num_kv_heads == 1
     if not latent and (isinstance(rope.scaling, Yarn) or isinstance(rope.axes, Sectioned)):
         rope = replace(rope, pairing="half", pairing_out=None)
-    flags = _latent_flags(rope) if latent else _usual_flags(rope)
+    form = ntk_as_base(rope)
+    if form.base is None:
+        _refuse_flags("frequencies without a base", rope)
+    if not form.base.is_integer():
+        _refuse_flags(f"a base of {form.base!r}, which is no whole number", rope)
+    width = "--qk-pos-emb-head-dim" if latent else "--kv-channels"
+    flags: Keys = {"--multi-latent-attention": True} if latent else {}
+    flags |= {_TYPE[latent]: "rope", width: rope.head_dim, "--rotary-base": int(form.base)}
+    if rope.rotary_dim < rope.head_dim:
+        flags["--rotary-percent"] = rotated_fraction(rope.rotary_dim, rope.head_dim)
+    if rope.pairing == "interleaved" and not latent:
+        flags["--rotary-interleaved"] = True
+    if isinstance(rope.axes, Sectioned):
+        if rope.axes.n_axes != 3 or not isinstance(form.scaling, (type(None), Linear)):
+            law = _law_name(form.scaling)
+            _refuse_flags(f"positions of {rope.axes.n_axes} axes with {law}", rope)
+        flags[_TYPE[False]] = "mrope"
+        flags["--mrope-section"] = " ".join(map(str, rope.axes.sections))
+    if form.scaling is not None:
+        flags |= _law_flags(rope, form.scaling, latent=latent)
     unrotated = [int(ropes.kinds[kind] is None) for kind in ropes.layer_kinds]
     if any(unrotated):
         flags["--no-rope-freq"] = f"[{','.join(map(str, unrotated))}]"
@@ -79,85 +99,40 @@ def _write_megatron(ropes: LayerRopes, _context: int) -> tuple[ProgramSettings, 
     texts = {name: f"'{v}'" if str(v).startswith("[") else v for name, v in flags.items()}
     words = [name if text is True else f"{name} {text}" for name, text in texts.items()]
     kinds = dict.fromkeys(rotating(ropes), replace(rope, pairing_out="half" if latent else None))
-    return (ProgramSettings(flags, " ".join(words), notes, kinds),)
+    return ProgramSettings(flags, " ".join(words), notes, kinds)
 
 
-def _usual_flags(rope: Rope) -> Keys:
-    """The flags of usual attention."""
-    base, law = _base_and_law(rope)
-    flags: Keys = {"--position-embedding-type": "rope", "--kv-channels": rope.head_dim}
-    flags["--rotary-base"] = base
-    if rope.rotary_dim < rope.head_dim:
-        flags["--rotary-percent"] = rotated_fraction(rope.rotary_dim, rope.head_dim)
-    if rope.pairing == "interleaved":
-        flags["--rotary-interleaved"] = True
-    if isinstance(rope.axes, Sectioned):
-        if rope.axes.n_axes != 3 or not isinstance(law, (type(None), Linear)):
-            _refuse_flags(f"positions of {rope.axes.n_axes} axes with {_law_name(law)}", rope)
-        flags["--position-embedding-type"] = "mrope"
-        flags["--mrope-section"] = " ".join(map(str, rope.axes.sections))
-    if isinstance(law, Linear) and law.factor.is_integer():
-        flags["--rotary-seq-len-interpolation-factor"] = int(law.factor)
-    elif isinstance(law, Llama3) and law == replace(law, **_LLAMA3):
-        flags |= {"--use-rope-scaling": True, "--rope-scaling-factor": law.factor}
-    elif isinstance(law, Yarn):
+#: The flag for the kind of rotation, by whether attention is latent.
+_TYPE = {False: "--position-embedding-type", True: "--rope-type"}
+
+
+def _law_flags(rope: Rope, law: Law | Rule, *, latent: bool) -> Keys:
+    flags: Keys = {}
+    if isinstance(law, Yarn) and (not latent or law == replace(law, **_LATENT_YARN)):
         if rope.rotary_dim < rope.head_dim:
             _refuse_flags(f"YaRN of {rope.rotary_dim} of {rope.head_dim} coordinates", rope)
-        rounded = "yarn-correction-range-round-to-int"
-        flags |= {
-            "--position-embedding-type": "yarn",
-            **law_numbers(
+        if law.factor <= 1 and rope.attention_factor != 1:
+            _refuse_flags(f"YaRN by {law.factor:g} with a factor on cos and sin", rope)
+        flags = {_TYPE[latent]: "yarn", "--rotary-scaling-factor": law.factor}
+        flags |= {"--mscale": yarn_mscale(law), "--mscale-all-dim": law.mscale_all_dim}
+        if not latent:
+            rounded = "yarn-correction-range-round-to-int"
+            flags[f"--{rounded}" if law.truncate else f"--no-{rounded}"] = True
+            flags |= law_numbers(
                 law,
-                factor="--rotary-scaling-factor",
                 original_max_positions="--yarn-original-max-position-embeddings",
                 beta_fast="--yarn-beta-fast",
                 beta_slow="--yarn-beta-slow",
-            ),
-            **_mscale_flags(law, rope),
-            (f"--{rounded}" if law.truncate else f"--no-{rounded}"): True,
-        }
-    elif law is not None:
-        _refuse_law(rope)
+            )
+    elif isinstance(law, Linear) and law.factor.is_integer() and not latent:
+        flags = {"--rotary-seq-len-interpolation-factor": int(law.factor)}
+    elif isinstance(law, Llama3) and law == replace(law, **_LLAMA3) and not latent:
+        flags = {"--use-rope-scaling": True, "--rope-scaling-factor": law.factor}
+    if not flags:
+        has_flags = isinstance(rope.scaling, (Linear, Llama3, Yarn))
+        numbers = " with other numbers than its code has" if has_flags else ""
+        _refuse_flags(_law_name(rope.scaling) + numbers, rope)
     return flags
-
-
-def _latent_flags(rope: Rope) -> Keys:
-    """The flags of latent attention, which reads interleaved pairs and writes half pairs."""
-    base, law = _base_and_law(rope)
-    flags: Keys = {
-        "--multi-latent-attention": True,
-        "--qk-pos-emb-head-dim": rope.head_dim,
-        "--rope-type": "rope",
-        "--rotary-base": base,
-    }
-    if isinstance(law, Yarn) and law == replace(law, **_LATENT_YARN):
-        flags |= {"--rope-type": "yarn", "--rotary-scaling-factor": law.factor}
-        flags |= _mscale_flags(law, rope)
-    elif law is not None:
-        _refuse_law(rope)
-    return flags
-
-
-def _base_and_law(rope: Rope) -> tuple[int, Law | Rule | None]:
-    """``--rotary-base``, raised by an NTK law, and the remaining law."""
-    form = ntk_as_base(rope)
-    if form.base is None:
-        _refuse_flags("frequencies without a base", rope)
-    if not form.base.is_integer():
-        _refuse_flags(f"a base of {form.base!r}, which is no whole number", rope)
-    return int(form.base), form.scaling
-
-
-def _mscale_flags(law: Yarn, rope: Rope) -> Keys:
-    if law.factor <= 1 and rope.attention_factor != 1:
-        _refuse_flags(f"YaRN by {law.factor:g} with a factor on cos and sin", rope)
-    return {"--mscale": yarn_mscale(law), "--mscale-all-dim": law.mscale_all_dim}
-
-
-def _refuse_law(rope: Rope) -> NoReturn:
-    has_flags = isinstance(rope.scaling, (Linear, Llama3, Yarn))
-    numbers = " with other numbers than its code has" if has_flags else ""
-    _refuse_flags(_law_name(rope.scaling) + numbers, rope)
 
 
 def _law_name(law: Law | Rule | None) -> str:
@@ -199,11 +174,9 @@ def _as_yaml(value: Any) -> str:
     return text.replace("e", ".0e") if isinstance(value, float) and "." not in text else text
 
 
-def _yaml_settings(
-    keys: Keys, notes: list[str], kinds: dict[str, Rope]
-) -> tuple[ProgramSettings, ...]:
+def _yaml_settings(keys: Keys, notes: list[str], kinds: dict[str, Rope]) -> ProgramSettings:
     code = "\n".join(f"{name}: {_as_yaml(value)}" for name, value in keys.items())
-    return (ProgramSettings(keys, code, tuple(notes), kinds),)
+    return ProgramSettings(keys, code, tuple(notes), kinds)
 
 
 def _refuse_keys(target: Target, rope: Rope) -> NoReturn:
@@ -246,7 +219,7 @@ def _adjustments(rope: Rope) -> Keys:
     return keys
 
 
-def _write_litgpt(ropes: LayerRopes, _context: int) -> tuple[ProgramSettings, ...]:
+def _write_litgpt(ropes: LayerRopes, _context: int) -> ProgramSettings:
     if None in ropes.kinds.values():
         raise TranslationError(
             f"litgpt rotates in every layer, and {ropes.name} has layers without a rotation"
@@ -366,7 +339,7 @@ def _pairings_of_maxtext(rope: Rope) -> tuple[Pairing, ...]:
     return (other,)
 
 
-def _write_maxtext(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
+def _write_maxtext(ropes: LayerRopes, context: int) -> ProgramSettings:
     main, local = main_and_local(ropes)
     keys = _maxtext_keys(main)
     notes = [f"head_dim, in latent attention qk_rope_head_dim, has to be {main.head_dim}."]
