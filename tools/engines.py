@@ -25,7 +25,6 @@ from dataclasses import replace
 from enum import Enum
 from fnmatch import fnmatch
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -44,6 +43,7 @@ from phasor.axes import OneAxis
 from phasor.files.translation import TranslationError, translate
 
 KEPT = Path(__file__).with_suffix(".toml")
+HEAD = "# python -m tools.engines --keep: right, given and asked; by hand nothing"
 Run = Callable[[Job], np.ndarray]
 
 
@@ -81,31 +81,13 @@ def packages(root: Path, *names: str) -> None:
         sys.modules[name] = module
 
 
-def load(name: str, path: Path) -> ModuleType:
-    """One file as a module."""
-    spec = spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def definition(path: Path, name: str) -> ast.AST:
-    """The class or function of this name in a file."""
+def execute(path: Path, name: str, scope: dict[str, Any]) -> Any:
+    """The class or function of this name in a file, with ``scope`` as its module."""
     nodes = ast.walk(ast.parse(path.read_text("utf-8")))
-    return next(node for node in nodes if getattr(node, "name", "") == name)
-
-
-def execute(node: ast.AST, scope: dict[str, Any]) -> Any:
-    """What a definition defines, with ``scope`` as its module."""
+    node: Any = next(node for node in nodes if getattr(node, "name", "") == name)
     module = ast.fix_missing_locations(ast.Module([node], []))
     exec(compile(module, "<file>", "exec", dont_inherit=True), scope)
-    return scope[node.name]
-
-
-# exllamav3
+    return scope[name]
 
 
 def exllamav3(root: Path) -> Run:
@@ -120,12 +102,9 @@ def exllamav3(root: Path) -> Run:
 
     packages(root, "exllamav3", "exllamav3.util", "exllamav3.model")
     deny("exllamav3.ext", exllamav3_ext=SimpleNamespace(gen_mrope_pos_ids=fill))
-    rope_file = load("exllamav3.util.rope", root / "exllamav3/util/rope.py")
-    reading = load("exllamav3.util.file", root / "exllamav3/util/file.py")
-    scope = {**vars(reading), **vars(rope_file)}
-    read = execute(
-        definition(root / "exllamav3/model/config.py", "read_rope_settings_default"), scope
-    )
+    rope_file = import_module("exllamav3.util.rope")
+    scope = {**vars(import_module("exllamav3.util.file")), **vars(rope_file)}
+    read = execute(root / "exllamav3/model/config.py", "read_rope_settings_default", scope)
 
     def run(job: Job) -> np.ndarray:
         rope, config = job.part.ropes[job.kind], own_block(job)
@@ -160,17 +139,13 @@ def exllamav3(root: Path) -> Run:
     return run
 
 
-# litgpt
-
-
 def litgpt(root: Path) -> Run:
     """Its ``Config``, the tables of its ``GPT``, and the functions that its attention calls."""
     import torch
 
     packages(root, "litgpt")
     deny("litgpt.scripts", "litgpt.scripts.convert_hf_checkpoint")
-    config = load("litgpt.config", root / "litgpt/config.py")
-    model = load("litgpt.model", root / "litgpt/model.py")
+    config, model = import_module("litgpt.config"), import_module("litgpt.model")
 
     def run(job: Job) -> np.ndarray:
         import yaml
@@ -193,30 +168,25 @@ def litgpt(root: Path) -> Run:
     return run
 
 
-# MaxText
-
-
 def maxtext(root: Path) -> Run:
     """The class that ``Attention`` picks, of keys that its configuration takes."""
     import jax.numpy as jnp
     import pydantic
 
-    absent = ("common", "common.common_types", "layers", "layers.initializers", "utils",
-              "utils.sharding")  # fmt: skip
-    deny("maxtext", *(f"maxtext.{name}" for name in absent))
-    embeddings = load("maxtext_embeddings", root / "maxtext/layers/embeddings.py")
+    packages(root, "maxtext", "maxtext.layers")
+    absent = "common", "common.common_types", "layers.initializers", "utils", "utils.sharding"
+    deny(*(f"maxtext.{name}" for name in absent))
+    embeddings = import_module("maxtext.layers.embeddings")
     types_file = root / "maxtext/configs/types.py"
     wanted = ("BaseModel", "Field", "model_validator")
     scope: dict[str, Any] = {"Enum": Enum, **{name: getattr(pydantic, name) for name in wanted}}
     for name in ("RopeType", "Rope", "YarnRope"):
-        execute(definition(types_file, name), scope)
+        execute(types_file, name, scope)
     fields = {**scope["Rope"].model_fields, **scope["YarnRope"].model_fields}
     local, mla = object(), object()
     names = {**vars(embeddings), "AttentionType": SimpleNamespace(
         LOCAL_SLIDING=local, MLA=SimpleNamespace(value=mla))}  # fmt: skip
-    pick = execute(
-        definition(root / "maxtext/layers/attentions.py", "init_rotary_embedding"), names
-    )
+    pick = execute(root / "maxtext/layers/attentions.py", "init_rotary_embedding", names)
 
     def run(job: Job) -> np.ndarray:
         import yaml
@@ -252,16 +222,11 @@ def maxtext(root: Path) -> Run:
     return run
 
 
-# vLLM and sglang
-
-
 def operator() -> type:
-    """A class for rotations as modules, which calls their PyTorch form."""
+    """What the rotations of both engines are derived from; they call their PyTorch form."""
     import torch
 
     class Operator(torch.nn.Module):
-        """What both engines derive their rotations from."""
-
         def __init__(self, **options: Any) -> None:
             super().__init__()
 
@@ -417,12 +382,9 @@ def main() -> None:
         )
         print(lines[name], flush=True)
     if keep:
-        head, *old = KEPT.read_text("utf-8").splitlines() if KEPT.exists() else [HEAD]
+        old = KEPT.read_text("utf-8").splitlines() if KEPT.exists() else []
         kept = {line.split('"')[1]: line for line in old if line.startswith('"')} | lines
-        KEPT.write_text("\n".join([head, *(kept[name] for name in sorted(kept)), ""]), "utf-8")
-
-
-HEAD = "# python -m tools.engines --keep: right, given and asked; by hand nothing"
+        KEPT.write_text("\n".join([HEAD, *(kept[name] for name in sorted(kept)), ""]), "utf-8")
 
 
 if __name__ == "__main__":

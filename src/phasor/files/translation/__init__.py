@@ -208,11 +208,6 @@ def _write_parts(target: Target, ropes: LayerRopes, context: int) -> tuple[Progr
     for part in _written(target, wanted, context):
         performed, notes = part.ropes or rotating(wanted), list(part.notes)
         for kind, rope in performed.items():
-            if part.as_variables and rope.rotary_start:
-                notes.append(
-                    f"x is the slice of a head from coordinate {rope.rotary_start} on; the "
-                    "coordinates before it stay as they are."
-                )
             notes += _notes(target, ropes.kinds[kind], model.kinds[kind], rope)
         parts.append(replace(part, ropes=performed, notes=tuple(dict.fromkeys(notes))))
     more: list[str] = []
@@ -257,6 +252,22 @@ def _notes(target: Target, given: Rope | None, model: Rope | None, rope: Rope) -
     """What the user has to do besides, for ``rope`` in place of the model's, as it was adapted."""
     assert given is not None
     assert model is not None
+    if rope.rotary_start and target.write_rope is not None:
+        yield (
+            f"x is the slice of a head from coordinate {rope.rotary_start} on; the coordinates "
+            "before it stay as they are."
+        )
+    softmax_note = target.softmax_note
+    if target.class_decides:
+        its_class = f"The class for the model in {target.name} must"
+        writes = f" and write {rope.pairing_out} pairs" if rope.pairing_out else ""
+        yield f"{its_class} rotate {rope.pairing} pairs{writes}: {target.class_decides}."
+        if rope.rotary_start:
+            yield f"{its_class} rotate from coordinate {rope.rotary_start} on."
+        softmax_note = (
+            f"{its_class} multiply its softmax scale by {{factor!r}}: the classes of DeepSeek "
+            "models do that themselves."
+        )
     if rope.pairing != given.pairing:
         yield (
             f"{target.name} turns {rope.pairing} pairs: reorder the weights first "
@@ -268,8 +279,8 @@ def _notes(target: Target, given: Rope | None, model: Rope | None, rope: Rope) -
             f"The model writes {written} pairs, {target.name} {rope.output_pairing} ones: "
             "attention scores are the same, coordinates of cached keys are in another order."
         )
-    if not isinstance(rope.scaling, Rule) and rope.softmax_factor != 1 and target.softmax_note:
-        yield target.softmax_note.format(target=target.name, factor=rope.softmax_factor)
+    if not isinstance(rope.scaling, Rule) and rope.softmax_factor != 1 and softmax_note:
+        yield softmax_note.format(factor=rope.softmax_factor)
 
 
 def _change_ropes(ropes: LayerRopes, change: Callable[[Rope], Rope]) -> LayerRopes:

@@ -9,11 +9,11 @@ from dataclasses import replace
 from phasor.axes import InterleavedSections, OneAxis, Sectioned
 from phasor.files.configs.writing import keys_over_file, rotated_fraction
 from phasor.files.translation.config_files import (
-    CLASS_SOFTMAX_NOTE,
     CONTEXT_KEY,
+    IN_CLASS,
     blocks_of,
-    file_keys,
     in_config_form,
+    place_notes,
     slice_block,
 )
 from phasor.files.translation.target import (
@@ -76,21 +76,24 @@ def _list_block(target: Target, rope: Rope, length: int) -> Keys:
     }
 
 
+def _only_length(target: Target, ropes: LayerRopes, lengths: set[int], context: int) -> int:
+    """The length by which the laws of all layers are computed, or the context."""
+    if len(lengths) > 1:
+        target.only_rope(ropes)
+    return min(lengths, default=context)
+
+
 def _write_dialect(
-    target: Target,
-    ropes: LayerRopes,
-    keys: Keys,
-    block: Callable[[Rope], Keys],
-    pairing: str = "no config says which",
+    target: Target, ropes: LayerRopes, keys: Keys, block: Callable[[Rope], Keys]
 ) -> ProgramSettings:
     """The keys of a config: ``block`` of every rope, and outside it what older classes read."""
     parameters, blocks = blocks_of(ropes, block)
-    notes: tuple[str, ...] = ()
+    notes = place_notes(ropes)
     if one := not ropes.has_blocks_by_kind:
-        outside = {"rope_theta", "partial_rotary_factor"} & parameters.keys()
-        keys |= {key: parameters[key] for key in sorted(outside, reverse=True)}
+        outside = "rope_theta", "partial_rotary_factor"
+        keys |= {key: parameters[key] for key in outside if key in parameters}
     else:
-        notes = (f"The class for the model in {target.name} must read a block for each kind.",)
+        notes += (f"The class for the model in {target.name} must read a block for each kind.",)
     keys = keys_over_file({**keys, "rope_parameters": parameters}, ropes)
     if one:
         block_of_file = keys["rope_parameters"]
@@ -103,7 +106,7 @@ def _write_dialect(
             f"{_ORIGINAL} gives the factor on cos and sin; it is no length, and other "
             "programs refuse it.",
         )
-    return file_keys(target, ropes, keys, notes=notes, pairing=pairing)
+    return as_json(keys, notes)
 
 
 # mlx-lm
@@ -118,9 +121,7 @@ def _is_named_by_mlx_lm(rope: Rope) -> bool:
 def _write_mlx_lm(ropes: LayerRopes, context: int) -> ProgramSettings:
     laws = [rope.scaling for rope in ropes.ropes]
     starts = {law.original_max_positions for law in laws if isinstance(law, DynamicNTK)}
-    if len(starts) > 1:
-        MLX_LM.only_rope(ropes)
-    length = min(starts, default=context)
+    length = _only_length(MLX_LM, ropes, starts, context)
 
     def block(rope: Rope) -> Keys:
         law = rope.scaling
@@ -128,14 +129,12 @@ def _write_mlx_lm(ropes: LayerRopes, context: int) -> ProgramSettings:
             start = law.original_max_positions
             short, rope = rope.at(start), rope.at(start + 1)
             if short != rope:
-                feature = (
-                    "the short list of LongRope, which picks one by the length of the sequence"
-                )
                 MLX_LM.refuse(
-                    f"{feature}: its code always takes the long one; {PICK_LAW}",
+                    "the short list of LongRope, which picks one by the length of the sequence: "
+                    f"its code always takes the long one; {PICK_LAW}",
                     short,
                     [rope],
-                    context=start,
+                    start,
                 )
         if _is_named_by_mlx_lm(rope):
             keys = _named_block(MLX_LM, rope, length)
@@ -153,7 +152,7 @@ def _write_mlx_lm(ropes: LayerRopes, context: int) -> ProgramSettings:
 
     traditional = all(rope.pairing == "interleaved" for rope in ropes.ropes)
     keys = {CONTEXT_KEY: length, "rope_traditional": traditional}
-    return _write_dialect(MLX_LM, ropes, keys, block, "not every one reads rope_traditional")
+    return _write_dialect(MLX_LM, ropes, keys, block)
 
 
 MLX_LM = Target(
@@ -165,7 +164,7 @@ MLX_LM = Target(
     pairings=lambda rope: PAIRINGS if _is_named_by_mlx_lm(rope) else ("half",),
     backwards=True,
     rules=(DynamicNTK, LongRope),
-    softmax_note=CLASS_SOFTMAX_NOTE,
+    class_decides="not every one reads rope_traditional",
     query_factor=has_steps,
 )
 
@@ -182,9 +181,7 @@ def _length_for_exllamav3(law: Yarn) -> int:
 def _write_exllamav3(ropes: LayerRopes, context: int) -> ProgramSettings:
     laws = [rope.scaling for rope in ropes.ropes]
     lengths = {_length_for_exllamav3(law) for law in laws if isinstance(law, Yarn)}
-    if len(lengths) > 1:
-        EXLLAMAV3.only_rope(ropes)
-    length = min(lengths, default=context)
+    length = _only_length(EXLLAMAV3, ropes, lengths, context)
 
     def block(rope: Rope) -> Keys:
         if rope.axes.n_axes not in (1, 3):
@@ -210,7 +207,7 @@ EXLLAMAV3 = Target(
     write=_write_exllamav3,
     backwards=True,
     axes=(OneAxis, Sectioned, InterleavedSections),
-    softmax_note=CLASS_SOFTMAX_NOTE,
+    class_decides=IN_CLASS,
     query_factor=has_steps,
 )
 

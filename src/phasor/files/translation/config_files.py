@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -51,10 +51,8 @@ from phasor.scaling import (
 )
 
 CONTEXT_KEY = "max_position_embeddings"
-CLASS_SOFTMAX_NOTE = (
-    "The class for the model in {target} must multiply its softmax scale by {factor!r}: the "
-    "classes of DeepSeek models do that themselves."
-)
+#: No config says which pairs a model's class turns.
+IN_CLASS = "no config says which"
 
 
 def in_config_form(target: Target, rope: Rope) -> Rope:
@@ -96,33 +94,10 @@ def blocks_of(ropes: LayerRopes, block: Callable[[Rope], Keys]) -> tuple[Keys, l
     return by_label, [found for found in by_label.values() if found]
 
 
-def file_keys(
-    target: Target,
-    ropes: LayerRopes,
-    keys: Keys,
-    *,
-    notes: tuple[str, ...] = (),
-    pairing: str = "no config says which",
-    performed: Mapping[str, Rope] | None = None,
-) -> ProgramSettings:
-    """The part of a program that reads a config, which may lie in that of a larger model."""
+def place_notes(ropes: LayerRopes) -> tuple[str, ...]:
+    """Where keys belong that are written without the way to them."""
     path = ropes.in_config.path
-    place = (f"These keys belong inside {path} of the config.",) if path else ()
-    return as_json(keys, (*place, *notes, *_class_notes(target, ropes, pairing)), performed)
-
-
-def _class_notes(
-    target: Target, ropes: LayerRopes, why: str = "no config says which"
-) -> tuple[str, ...]:
-    """Notes about properties that no config states: the code of the model's class has them."""
-    notes: list[str] = []
-    its_class = f"The class for the model in {target.name}"
-    for rope in ropes.ropes:
-        written = f" and write {rope.pairing_out} pairs" if rope.pairing_out else ""
-        notes.append(f"{its_class} must rotate {rope.pairing} pairs{written}: {why}.")
-        if rope.rotary_start:
-            notes.append(f"{its_class} must rotate from coordinate {rope.rotary_start} on.")
-    return tuple(dict.fromkeys(notes))
+    return (f"These keys belong inside {path} of the config.",) if path else ()
 
 
 def _write_transformers(ropes: LayerRopes, context: int) -> ProgramSettings:
@@ -136,7 +111,7 @@ def _write_transformers(ropes: LayerRopes, context: int) -> ProgramSettings:
     }
     formed = replace(ropes, kinds=kinds)
     keys = keys_over_file(config_keys(formed.config_blocks(), context, context), formed)
-    return file_keys(TRANSFORMERS, ropes, keys, performed=rotating(formed))
+    return as_json(keys, place_notes(ropes), rotating(formed))
 
 
 TRANSFORMERS = Target(
@@ -148,7 +123,7 @@ TRANSFORMERS = Target(
     other_pairs_out=True,
     axes=(OneAxis, Sectioned, InterleavedSections, Alternating),
     rules=(DynamicNTK, LongRope),
-    softmax_note=CLASS_SOFTMAX_NOTE,
+    class_decides=IN_CLASS,
     query_factor=lambda factor: True,
 )
 
@@ -156,13 +131,8 @@ TRANSFORMERS = Target(
 # vLLM and sglang.
 
 
-def _engine_block(
-    target: Target, rope: Rope, context: int, *, laws_with_axes: tuple[type, ...] = (type(None),)
-) -> Keys:
-    """``rope_parameters`` for the factories.
-
-    ``laws_with_axes`` are the laws that the factory combines with sections.
-    """
+def _engine_block(target: Target, rope: Rope, context: int, *laws_with_axes: type) -> Keys:
+    """``rope_parameters`` for the factories; they combine some laws with sections."""
     with_one_axis = replace(rope, axes=OneAxis())
     if rope.axes.n_axes not in (1, 3):
         target.refuse(f"positions of {rope.axes.n_axes} axes", rope, [with_one_axis])
@@ -176,7 +146,7 @@ def _engine_block(
         unsupported = f"pairs that stand still beside pairs divided by {law.factor:g}"
     elif isinstance(law, PerPair) and rope.pairing == "interleaved":
         unsupported = f"the law {name} for interleaved pairs"
-    elif rope.axes.n_axes > 1 and not isinstance(law, laws_with_axes):
+    elif rope.axes.n_axes > 1 and law and not isinstance(law, laws_with_axes):
         unsupported = f"the law {name} with positions of three axes"
         candidates.append(with_one_axis)
     if unsupported:
@@ -223,12 +193,11 @@ def _write_engine(
         }
         for kind, rope in rotating(ropes).items()
     }
-    notes = _class_notes(target, ropes)
     if ropes.in_config.ignores_scaling:
         # the class reads no law from a config: the code of the model calls the factory
         lines = [f"get_rope(**{arguments})  # {kind} layers" for kind, arguments in calls.items()]
         code = "\n".join([f"from {module}.layers.rotary_embedding import get_rope", "", *lines])
-        return ProgramSettings({"get_rope": calls}, code, notes)
+        return ProgramSettings({"get_rope": calls}, code)
     parameters, blocks = blocks_of(ropes, lambda rope: block(rope, context))
     override: Keys = {CONTEXT_KEY: context}
     bases = {found["rope_theta"] for found in blocks}
@@ -236,14 +205,14 @@ def _write_engine(
         override["rope_theta"] = bases.pop()  # some classes read it here alone
     override = keys_over_file({**override, "rope_parameters": parameters}, ropes)
     given_too = ", which is given too" if override.get("rope_theta") else ""
-    notes += (
+    note = (
         f"The class for the model in {target.name} must read rope_parameters: some read "
-        f"rope_theta alone{given_too}.",
+        f"rope_theta alone{given_too}."
     )
     for name in reversed(ropes.in_config.path.split(".") if ropes.in_config.path else ()):
         override = {name: override}
     code = f"{command} {shlex.quote(json.dumps(override))}"
-    return ProgramSettings({"get_rope": calls, "override": override}, code, notes)
+    return ProgramSettings({"get_rope": calls, "override": override}, code, (note,))
 
 
 # vLLM
@@ -286,7 +255,7 @@ VLLM = Target(
         command=f"vllm serve MODEL --max-model-len {context} --hf-overrides",
     ),
     axes=(OneAxis, Sectioned, InterleavedSections),
-    softmax_note=CLASS_SOFTMAX_NOTE,
+    class_decides=IN_CLASS,
     query_factor=has_steps,
 )
 
@@ -301,7 +270,7 @@ def _sglang_block(rope: Rope, context: int) -> Keys:
             "sglang picks one list of divisors by the positions of a whole batch, and LongRope "
             f"picks one by the length of the sequence; {PICK_LAW}"
         )
-    keys = _engine_block(SGLANG, rope, context, laws_with_axes=(type(None), Yarn))
+    keys = _engine_block(SGLANG, rope, context, Yarn)
     if isinstance(law, Yarn):
         for name in ("attention_factor", "mscale", "mscale_all_dim"):  # read otherwise or not
             keys.pop(name, None)
@@ -345,6 +314,6 @@ SGLANG = Target(
     write=_write_sglang,
     axes=(OneAxis, Sectioned, InterleavedSections),
     rules=(LongRope,),
-    softmax_note=CLASS_SOFTMAX_NOTE,
+    class_decides=IN_CLASS,
     query_factor=has_steps,
 )

@@ -119,6 +119,8 @@ class Target:
     rules: tuple[type[Rule], ...] = ()
     # the note for a factor on the logits; none where ``write`` has a setting or a note of its own
     softmax_note: str = SOFTMAX_NOTE
+    # why no setting says which pairs turn, where the code of each model's class does; then notes do
+    class_decides: str = ""
     # what has to leave layers without a rotation as they are, if a note is to say so
     leaves_layers: str = ""
     # whether its own code, of models that have such a factor, multiplies queries by it
