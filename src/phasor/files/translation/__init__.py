@@ -163,7 +163,10 @@ def translate(
         raise TranslationError(f"{ropes.name} has no rotation in any layer: give {name} none")
     if seq_len is not None:
         ropes = _change_ropes(ropes, lambda rope: rope.at(seq_len))
-    length = _find_context(ropes, context, seq_len)
+    known = [length for length in (ropes.context, seq_len) if length is not None]
+    length = max(2, *known) if known else None
+    if context is not None:
+        length = whole("context", context, least=2)
     try:
         # without a context, refusals count radians at position 1
         parts = _write_parts(chosen, ropes, length or 2)
@@ -174,14 +177,6 @@ def translate(
             f"context must be given for {name}: {ropes.name} does not say how many tokens it has"
         )
     return Translation(model=ropes.name, target=chosen, context=length, parts=parts)
-
-
-def _find_context(ropes: LayerRopes, context: int | None, seq_len: int | None) -> int | None:
-    """The context that is given, or the largest that is known."""
-    if context is not None:
-        return whole("context", context, least=2)
-    known = [length for length in (ropes.context, seq_len) if length is not None]
-    return max(2, *known) if known else None
 
 
 def _depends_on_context(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from phasor.axes import InterleavedSections, OneAxis, Sectioned
-from phasor.files.configs.writing import keys_over_file, rotated_fraction
+from phasor.files.configs.writing import WRITERS, keys_over_file, rotated_fraction
 from phasor.files.translation.config_files import (
     CONTEXT_KEY,
     IN_CLASS,
@@ -30,11 +30,11 @@ from phasor.files.translation.target import (
     list_of_divisors,
     main_and_local,
     model_family,
+    mscales,
     ntk_as_base,
     plain_candidates,
     rotating,
     with_raised_bases,
-    yarn_mscale,
 )
 from phasor.layers import LayerRopes
 from phasor.pairings import PAIRINGS, Pairing, by_pairing
@@ -147,7 +147,7 @@ def _write_mlx_lm(ropes: LayerRopes, context: int) -> ProgramSettings:
         else:
             keys = _list_block(MLX_LM, rope, length)
         if isinstance(law, Yarn) and keys["rope_type"] == "yarn":
-            keys |= {"mscale": yarn_mscale(law), "mscale_all_dim": law.mscale_all_dim}
+            keys |= mscales(law)
         return keys | {"type": keys["rope_type"]}  # some classes ask for this word
 
     traditional = all(rope.pairing == "interleaved" for rope in ropes.ropes)
@@ -218,22 +218,20 @@ EXLLAMAV3 = Target(
 def _rotary_scaling(rope: Rope) -> Keys | None:
     """``rotary_scaling`` of a law that has a type; None for one that is a list of divisors."""
     form = ntk_as_base(rope)
-    law, original = form.scaling, {"original_max_positions": _ORIGINAL}
+    law = form.scaling
     if form.direction < 0 or form.base is None:
         return None
     if law is None and isinstance(form.axes, Sectioned):
         return {"type": "mrope", "mrope_section": list(form.axes.sections)}
     if law is None:
         return {}
-    if isinstance(law, Linear):
-        return {"type": "linear", "factor": law.factor}
-    if isinstance(law, Llama3):
-        names = "factor", "low_freq_factor", "high_freq_factor"
-        return {"type": "llama3", **law_numbers(law, *names, **original)}
+    scales: Keys = {}
     if isinstance(law, Yarn) and is_usual_yarn(form):
-        names = "factor", "beta_fast", "beta_slow", "mscale_all_dim"
-        return {"type": "yarn", "mscale": yarn_mscale(law), **law_numbers(law, *names, **original)}
-    return None
+        law, scales = replace(law, attention_factor=None), mscales(law)
+    elif not isinstance(law, (Linear, Llama3)):
+        return None
+    block = WRITERS[type(law)](law)
+    return {"type": block.pop("rope_type"), **block, **scales}
 
 
 def _longrope_keys(rope: Rope, context: int) -> Keys:

@@ -30,10 +30,10 @@ from phasor.files.translation.target import (
     as_json,
     base_and_divisors,
     has_steps,
+    mscales,
     ntk_as_base,
     plain_candidates,
     rotating,
-    yarn_mscale,
 )
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
@@ -232,7 +232,7 @@ def _vllm_block(rope: Rope, context: int) -> Keys:
     if isinstance(law, Yarn):
         # DeepSeek's classes read these two, and leave the softmax scale alone if there is an
         # attention_factor of 1; all other classes prefer the attention_factor
-        keys |= {"mscale": yarn_mscale(law), "mscale_all_dim": law.mscale_all_dim}
+        keys |= mscales(law)
         if keys["mscale"] and keys["mscale_all_dim"]:
             keys.pop("attention_factor", None)
         else:
@@ -275,7 +275,7 @@ def _sglang_block(rope: Rope, context: int) -> Keys:
         for name in ("attention_factor", "mscale", "mscale_all_dim"):  # read otherwise or not
             keys.pop(name, None)
         if isinstance(rope.axes, OneAxis):
-            keys |= {"mscale": yarn_mscale(law), "mscale_all_dim": law.mscale_all_dim}
+            keys |= mscales(law)
         else:
             keys["attn_factor"] = rope.attention_factor / yarn_multiplier(law.factor, 1.0)
     return keys

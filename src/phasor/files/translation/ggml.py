@@ -22,10 +22,12 @@ from phasor.files.translation.target import (
     base_and_divisors,
     has_steps,
     law_numbers,
+    linear_factor,
     model_family,
     ntk_as_base,
     plain_candidates,
     rotating,
+    with_raised_bases,
     yarn_ramp,
 )
 from phasor.layers import LayerRopes, QueryFactor
@@ -56,7 +58,8 @@ _TWO_ROPES = {
 
 
 def _write_gguf(ropes: LayerRopes, context: int) -> ProgramSettings:
-    kinds = {kind: ntk_as_base(rope) for kind, rope in rotating(ropes).items()}
+    raised = with_raised_bases(ropes)
+    kinds = rotating(raised)
     notes = [_rotation_note(GGUF, ropes, rope, context) for rope in kinds.values()]
     by_name = {kind.removesuffix("_attention"): rope for kind, rope in kinds.items()}
     keys: Keys
@@ -70,7 +73,7 @@ def _write_gguf(ropes: LayerRopes, context: int) -> ProgramSettings:
             keys["rope.dimension_count_swa"] = plain.rotary_dim
         scaled_layers = f"{names[0]} layers alone, as {architectures}"
     else:
-        scaled = GGUF.only_rope(replace(ropes, kinds={**ropes.kinds, **kinds}))
+        scaled = GGUF.only_rope(raised)
         keys = {"rope.freq_base": scaled.base or _BASE, "rope.dimension_count": scaled.rotary_dim}
         if "sliding" in by_name:
             keys["rope.freq_base_swa"] = keys["rope.freq_base"]
@@ -298,19 +301,17 @@ def _write_llama_cpp(ropes: LayerRopes, context: int) -> ProgramSettings:
             f"is below {context}, add --override-kv ARCH.context_length=int:{context}, with the "
             "file's general.architecture for ARCH."
         )
-    if isinstance(rope.scaling, Yarn):
-        notes.append(
-            "KoboldCpp, LM Studio and ollama have a scale and a base alone: say --to gguf."
-        )
+    if (factor := linear_factor(rope)) is None:
+        same = "KoboldCpp, LM Studio and ollama have a scale and a base alone: say --to gguf."
     else:
-        scale = 1 / rope.scaling.factor if isinstance(rope.scaling, Linear) else 1.0
-        notes.append(
-            f"KoboldCpp takes the same as --ropeconfig {scale!r} {rope.base!r}, LM Studio in "
-            "its fields of these two; ollama takes what the file says (--to gguf)."
+        same = (
+            f"KoboldCpp takes the same as --ropeconfig {1 / factor!r} {rope.base!r}, LM Studio "
+            "in its fields of these two; ollama takes what the file says (--to gguf)."
         )
     sections = _sections(rope)
     and_sections = f" and rope.dimension_sections = {sections}" if sections else ""
     notes += (
+        same,
         f"The file has to have rope.dimension_count = {rope.rotary_dim}{and_sections}.",
         "The file must not have rope_freqs or rope_factors tensors, nor the keys "
         "rope.scaling.attn_factor and rope.scaling.yarn_log_multiplier: they would scale too.",

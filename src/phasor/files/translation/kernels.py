@@ -16,9 +16,10 @@ from phasor.files.translation.target import (
     TranslationError,
     keyword_lines,
     law_numbers,
+    linear_factor,
 )
 from phasor.rope import Rope
-from phasor.scaling import Linear, Llama3
+from phasor.scaling import Llama3
 
 _Kernel = partial(
     Target, backwards=True, axes=(OneAxis, Sectioned, Axial, InterleavedSections, Alternating)
@@ -123,22 +124,20 @@ def _write_flashinfer(rope: Rope, context: int) -> ProgramSettings:
         feature = f"{rope.num_pairs} {rope.pairing} pairs of {width} coordinates"
         FLASHINFER.refuse(f"{feature}: its kernels turn {per_thread} neighbours at once", rope, [])
     by_position = "# q, k [tokens, heads, head_dim]; positions, whole numbers [tokens]\n"
-    if (
-        rope.base is not None
+    function, factor = "", linear_factor(rope)
+    arguments: Keys = {"rotary_dim": rope.rotary_dim, "interleave": rope.pairing == "interleaved"}
+    if factor is not None:
+        function = "apply_rope_pos_ids"
+    elif (
+        isinstance(law, Llama3)
         and rope.direction == 1
-        and _has_one_axis(rope)
-        and width in _COMPILED_WIDTHS
-        and (function := _computing_function(rope))
+        and law.low_freq_factor < law.high_freq_factor
     ):
-        arguments: Keys = {
-            "rotary_dim": rope.rotary_dim,
-            "interleave": rope.pairing == "interleaved",
-            "rope_scale": law.factor if isinstance(law, (Linear, Llama3)) else 1.0,
-            "rope_theta": rope.base,
-        }
-        if isinstance(law, Llama3):
-            ends = "low_freq_factor", "high_freq_factor"
-            arguments |= law_numbers(law, *ends, original_max_positions="old_context_len")
+        function, factor = "apply_llama31_rope_pos_ids", law.factor
+        ends = "low_freq_factor", "high_freq_factor"
+        arguments |= law_numbers(law, *ends, original_max_positions="old_context_len")
+    if function and _has_one_axis(rope) and width in _COMPILED_WIDTHS:
+        arguments |= {"rope_scale": factor, "rope_theta": rope.base}
         call = f"{function}(\n    q, k, positions,\n{keyword_lines(arguments)})"
         code = f"from flashinfer import {function}\n\n{by_position}{call}"
         return ProgramSettings(arguments, code, (_DTYPES_NOTE, _PRECISION_NOTE))
@@ -158,15 +157,6 @@ def _write_flashinfer(rope: Rope, context: int) -> ProgramSettings:
         ")",
         notes,
     )
-
-
-def _computing_function(rope: Rope) -> str:
-    """The function that computes cos and sin of the law; empty if there is none."""
-    law = rope.scaling
-    if law is None or isinstance(law, Linear):
-        return "apply_rope_pos_ids"
-    has_ramp = isinstance(law, Llama3) and law.low_freq_factor < law.high_freq_factor
-    return "apply_llama31_rope_pos_ids" if has_ramp else ""
 
 
 FLASHINFER = _Kernel(
@@ -220,7 +210,7 @@ LIGER = _Kernel(
 
 
 def _write_transformer_engine(rope: Rope, context: int) -> ProgramSettings:
-    interleaved, law = rope.pairing == "interleaved", rope.scaling
+    interleaved, factor = rope.pairing == "interleaved", linear_factor(rope)
     imports = ["from transformer_engine.pytorch.attention.rope import apply_rotary_pos_emb"]
     start = "start_positions"
     shapes = (
@@ -237,17 +227,13 @@ def _write_transformer_engine(rope: Rope, context: int) -> ProgramSettings:
             "torch.tensor(\n    np.arctan2(*cos_sin(rope, positions)[::-1]), "
             f"dtype=torch.float32, device=t.device\n).{repeat}[:, None, None]"
         )
-    elif (
-        rope.base is not None
-        and rope.direction == 1
-        and (law is None or (isinstance(law, Linear) and law.factor.is_integer()))
-    ):
+    elif factor is not None and factor.is_integer():
         settings = {"dim": rope.rotary_dim, "rotary_base": rope.base, "interleaved": interleaved}
-        if law is not None:
+        if factor != 1:
             # it needs both or none, and divides the positions further in sequences longer than
             # their product
-            settings["seq_len_interpolation_factor"] = int(law.factor)
-            settings["pretrained_max_position_embeddings"] = math.ceil(context / law.factor)
+            settings["seq_len_interpolation_factor"] = int(factor)
+            settings["pretrained_max_position_embeddings"] = math.ceil(context / factor)
         imports = [f"{imports[0]}, RotaryPositionEmbedding"]
         angles = f"RotaryPositionEmbedding(\n{keyword_lines(settings)})(max_seq_len)"
         settings["max_seq_len"] = context

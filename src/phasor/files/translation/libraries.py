@@ -11,6 +11,7 @@ from phasor.files.translation.target import (
     Target,
     keyword_lines,
     law_numbers,
+    linear_factor,
     ntk_as_base,
 )
 from phasor.pairings import PAIRINGS
@@ -21,16 +22,15 @@ from phasor.scaling import Linear, Llama3
 
 
 def _write_mlx(rope: Rope, _context: int) -> ProgramSettings:
+    factor = linear_factor(rope)
     settings: Keys = {
         "dims": rope.rotary_dim,
         "traditional": rope.pairing == "interleaved",
         "base": rope.base,
-        "scale": 1.0,
+        "scale": 1 / (factor or 1.0),
     }
     x, freqs = "x", ""
-    if isinstance(rope.scaling, Linear) and rope.direction == 1:
-        settings["scale"] = 1 / rope.scaling.factor
-    elif rope.scaling is not None or rope.base is None or rope.direction < 0:
+    if factor is None:
         # mlx divides positions by these: infinity for pairs that stand still, negative numbers
         # for pairs that turn clockwise
         with np.errstate(divide="ignore", over="ignore"):
@@ -131,18 +131,17 @@ def _write_rotary_embedding_torch(rope: Rope, _context: int) -> ProgramSettings:
             "angles = positions[:, axis_of_pair] * freqs\n"
             f"apply_rotary_emb(angles.float().repeat_interleave(2, dim=-1), x{scale})",
         )
-    imports = ""
+    imports, factor = "", linear_factor(rope)
     settings: Keys = {"dim": rope.rotary_dim}
-    linear = isinstance(rope.scaling, Linear) and rope.scaling.factor >= 1
-    if rope.base is None or rope.direction < 0 or not (rope.scaling is None or linear):
+    if factor is None or factor < 1:
         imports = "import torch\n"
         settings["freqs"] = rope.direction * rope.inv_freq
         law = "custom_freqs=torch.tensor(freqs, dtype=torch.float32)"
     else:
         settings["theta"] = rope.base
         law = "theta=theta"
-        if isinstance(rope.scaling, Linear):
-            settings["interpolate_factor"] = rope.scaling.factor
+        if factor != 1:
+            settings["interpolate_factor"] = factor
             law += ", interpolate_factor=interpolate_factor"
     return ProgramSettings(
         settings | gain,

@@ -235,6 +235,14 @@ def list_of_divisors(target: Target, rope: Rope, length: int) -> tuple[float, li
     return base, divisors.tolist(), length if gain == 1 else length ** (1 / gain**2)
 
 
+def linear_factor(rope: Rope) -> float | None:
+    """What divides the powers of the base; None for other frequencies."""
+    law = rope.scaling
+    if rope.base is None or rope.direction < 0 or not isinstance(law, (Linear, type(None))):
+        return None
+    return 1.0 if law is None else law.factor
+
+
 def yarn_ramp(rope: Rope) -> tuple[int, int] | None:
     """The whole pairs between which YaRN's ramp lies; None for other laws and ramps.
 
@@ -254,21 +262,22 @@ def yarn_ramp(rope: Rope) -> tuple[int, int] | None:
 
 
 def is_usual_yarn(rope: Rope) -> bool:
-    """Whether the law is YaRN between whole pairs, with a factor that `yarn_mscale` can give."""
+    """Whether the law is YaRN between whole pairs, with a factor that `mscales` can give."""
     law = rope.scaling
     return isinstance(law, Yarn) and law.truncate and (law.factor > 1 or rope.attention_factor == 1)
 
 
-def yarn_mscale(law: Yarn) -> float:
-    """The ``mscale`` that gives the law's factor on cos and sin without an ``attention_factor``.
+def mscales(law: Yarn) -> Keys:
+    """``mscale`` and ``mscale_all_dim`` that give the law's factors without ``attention_factor``.
 
-    Programs compute that factor as `yarn_multiplier` of ``mscale`` over that of
+    Programs compute the factor on cos and sin as `yarn_multiplier` of ``mscale`` over that of
     ``mscale_all_dim``; for a ``factor`` of at most 1 both are 1.
     """
-    if law.attention_factor is None or law.factor <= 1:
-        return law.mscale
-    multiplier = law.attention_factor * yarn_multiplier(law.factor, law.mscale_all_dim)
-    return (multiplier - 1) / (yarn_multiplier(law.factor, 1.0) - 1)
+    mscale = law.mscale
+    if law.attention_factor is not None and law.factor > 1:
+        multiplier = law.attention_factor * yarn_multiplier(law.factor, law.mscale_all_dim)
+        mscale = (multiplier - 1) / (yarn_multiplier(law.factor, 1.0) - 1)
+    return {"mscale": mscale, "mscale_all_dim": law.mscale_all_dim}
 
 
 def with_raised_bases(ropes: LayerRopes) -> LayerRopes:

@@ -18,13 +18,14 @@ from phasor.files.translation.target import (
     TranslationError,
     is_usual_yarn,
     law_numbers,
+    linear_factor,
     main_and_local,
     model_family,
+    mscales,
     ntk_as_base,
     plain_candidates,
     rotating,
     with_raised_bases,
-    yarn_mscale,
     yarn_ramp,
 )
 from phasor.layers import LayerRopes
@@ -114,7 +115,7 @@ def _law_flags(rope: Rope, law: Law | Rule, *, latent: bool) -> Keys:
         if law.factor <= 1 and rope.attention_factor != 1:
             _refuse_flags(f"YaRN by {law.factor:g} with a factor on cos and sin", rope)
         flags = {_TYPE[latent]: "yarn", "--rotary-scaling-factor": law.factor}
-        flags |= {"--mscale": yarn_mscale(law), "--mscale-all-dim": law.mscale_all_dim}
+        flags |= {f"--{name.replace('_', '-')}": value for name, value in mscales(law).items()}
         if not latent:
             rounded = "yarn-correction-range-round-to-int"
             flags[f"--{rounded}" if law.truncate else f"--no-{rounded}"] = True
@@ -215,7 +216,8 @@ def _adjustments(rope: Rope) -> Keys:
     }
     if law.mscale_all_dim or rope.attention_factor != 1:
         # a scale of 0 is none
-        keys |= {"mscale": yarn_mscale(law) or 1e-30, "mscale_all_dim": law.mscale_all_dim}
+        keys |= mscales(law)
+        keys["mscale"] = keys["mscale"] or 1e-30
     return keys
 
 
@@ -286,9 +288,8 @@ def _maxtext_keys(rope: Rope) -> Keys:
     if base is None or form.rotary_start:
         return {}
     half, whole_head = form.pairing == "half", form.rotary_dim == form.head_dim and not sections
-    factor = law.factor if isinstance(law, Linear) else 1.0
-    plain, whole = law is None or isinstance(law, Linear), base.is_integer()
-    if half and plain and whole_head:
+    factor, whole = linear_factor(form), base.is_integer()
+    if half and factor is not None and whole_head:
         unit = 1 if whole else _UNIT
         return {
             "rope_type": "default",
@@ -296,8 +297,11 @@ def _maxtext_keys(rope: Rope) -> Keys:
             "rope_max_timescale": round(base * unit),
             "rope_linear_scaling_factor": factor / unit,
         }
-    scaled = {"rope_min_timescale": int(factor), "rope_max_timescale": int(base * factor)}
-    if half and plain and whole and factor.is_integer():
+    if law == Llama3(factor=8.0, original_max_positions=8192) and not half:
+        factor = 1.0  # the law is in the code of a class
+    scale = int(factor) if factor is not None and factor.is_integer() else 0
+    scaled = {"rope_min_timescale": scale, "rope_max_timescale": int(base * scale)}
+    if half and scale and whole:
         keys: Keys = {"rope_type": "default", **scaled, "rope_linear_scaling_factor": 1.0}
         keys["partial_rotary_factor"] = rotated_fraction(form.rotary_dim, form.head_dim)
         if sections:
@@ -306,9 +310,8 @@ def _maxtext_keys(rope: Rope) -> Keys:
         return keys
     if not whole or not whole_head:
         return {}
-    use_scale = law == Llama3(factor=8.0, original_max_positions=8192)
-    if not half and (use_scale or (plain and factor.is_integer())):
-        return {"rope_type": "llama3.1", "rope_use_scale": use_scale, **scaled}
+    if not half and scale:
+        return {"rope_type": "llama3.1", "rope_use_scale": isinstance(law, Llama3), **scaled}
     return _maxtext_yarn(form, law, base) if isinstance(law, Yarn) else {}
 
 
