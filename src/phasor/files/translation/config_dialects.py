@@ -332,11 +332,11 @@ def _write_meta(ropes: LayerRopes, _context: int) -> ProgramSettings:
     rope = ntk_as_base(META.only_rope(ropes))
     law = rope.scaling
     keys: Keys = {"rope_theta": rope.base, "use_scaled_rope": law is not None}
-    names = {"factor": "rope_scaling_factor", "high_freq_factor": "rope_high_freq_factor"}
-    numbers = law_numbers(law, **names) if isinstance(law, Llama3) else {}
-    if rope.base is None or (
-        law is not None and not (numbers and law == replace(law, **_META_CONSTANTS))
-    ):
+    numbers: Keys = {}
+    if isinstance(law, Llama3) and law_numbers(law, *_META_CONSTANTS) == _META_CONSTANTS:
+        names = {"factor": "rope_scaling_factor", "high_freq_factor": "rope_high_freq_factor"}
+        numbers = law_numbers(law, **names)
+    if rope.base is None or (law is not None and not numbers):
         META.refuse(
             "frequencies other than base ** (-2k / d), or these scaled by Llama3 with "
             "low_freq_factor=1 and original_max_positions=8192",
