@@ -34,6 +34,7 @@ from phasor.files.translation.target import (
     with_simplest_law,
 )
 from phasor.layers import LayerRopes, one_layer
+from phasor.pairings import opposite
 from phasor.rope import Rope, real_inv_freq
 from phasor.scaling import Rule
 
@@ -237,10 +238,8 @@ def _written(target: Target, ropes: LayerRopes, context: int) -> Iterator[Progra
 def _adapt(target: Target, rope: Rope) -> Rope:
     """The rope in the law and the pairing that the target reads."""
     rope = with_simplest_law(rope)
-    pairings = target.pairings(rope) if callable(target.pairings) else target.pairings
-    if rope.pairing in pairings:
-        return rope
-    return replace(rope, pairing=pairings[0], pairing_out=None)
+    other = replace(rope, pairing=opposite(rope.pairing), pairing_out=None)
+    return other if not target.takes(rope) and target.takes(other) else rope
 
 
 def _notes(target: Target, given: Rope | None, model: Rope | None, rope: Rope) -> Iterator[str]:

@@ -37,7 +37,7 @@ from phasor.files.translation.target import (
     with_raised_bases,
 )
 from phasor.layers import LayerRopes
-from phasor.pairings import PAIRINGS, Pairing, by_pairing
+from phasor.pairings import by_pairing
 from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, Proportional, Yarn
 
@@ -161,7 +161,7 @@ MLX_LM = Target(
     source="https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/rope_utils.py",
     checked="run",
     write=_write_mlx_lm,
-    pairings=lambda rope: PAIRINGS if _is_named_by_mlx_lm(rope) else ("half",),
+    takes=lambda rope: rope.pairing == "half" or _is_named_by_mlx_lm(rope),
     backwards=True,
     rules=(DynamicNTK, LongRope),
     class_decides="not every one reads rope_traditional",
@@ -299,18 +299,15 @@ def _write_tensorrt_llm(ropes: LayerRopes, context: int) -> ProgramSettings:
     return as_json(keys, notes)
 
 
-def _pairings_of_tensorrt_llm(rope: Rope) -> tuple[Pairing, ...]:
-    has_type = not isinstance(rope.scaling, LongRope) and _rotary_scaling(rope) is not None
-    return PAIRINGS if has_type and rope.axes.n_axes == 1 else ("half",)
-
-
 TENSORRT_LLM = Target(
     name="tensorrt-llm",
     program="keys of a checkpoint's config.json for TensorRT-LLM",
     source="https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/layers/attention.py",
     checked="description",
     write=_write_tensorrt_llm,
-    pairings=_pairings_of_tensorrt_llm,
+    takes=lambda rope: (
+        rope.pairing == "half" or (rope.axes.n_axes == 1 and _rotary_scaling(rope) is not None)
+    ),
     backwards=True,
     axes=(OneAxis, Sectioned),
     rules=(LongRope,),
@@ -375,7 +372,7 @@ META = Target(
     checked="run",
     package="llama-models",
     write=_write_meta,
-    pairings=("interleaved",),
+    takes=lambda rope: rope.pairing == "interleaved",
     partial=False,
     query_factor=lambda factor: has_steps(factor) and factor.first == 1,
 )

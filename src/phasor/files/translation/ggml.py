@@ -31,7 +31,7 @@ from phasor.files.translation.target import (
     yarn_ramp,
 )
 from phasor.layers import LayerRopes, QueryFactor
-from phasor.pairings import PAIRINGS, Pairing, by_pairing
+from phasor.pairings import Pairing, by_pairing
 from phasor.rope import Rope
 from phasor.scaling import Linear, LongRope, Yarn, yarn_multiplier
 
@@ -267,8 +267,8 @@ def _multiplies_queries(factor: QueryFactor) -> bool:
     return (has_steps(factor) and factor.first == 0) or factor == LLAMA4_FACTOR
 
 
-def _pairings(rope: Rope) -> tuple[Pairing, ...]:
-    return PAIRINGS if rope.axes.n_axes == 1 else ("half",)
+def _takes(rope: Rope) -> bool:
+    return rope.pairing == "half" or rope.axes.n_axes == 1
 
 
 GGUF = Target(
@@ -277,7 +277,7 @@ GGUF = Target(
     source="https://github.com/ggml-org/ggml/blob/master/docs/gguf.md",
     checked="description",
     write=_write_gguf,
-    pairings=_pairings,
+    takes=_takes,
     backwards=True,
     axes=(OneAxis, Sectioned, InterleavedSections),
     rules=(LongRope,),
@@ -357,7 +357,7 @@ LLAMA_CPP = Target(
     source="https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md",
     checked="description",
     write=_write_llama_cpp,
-    pairings=_pairings,
+    takes=_takes,
     axes=(OneAxis, Sectioned, InterleavedSections),
     query_factor=_multiplies_queries,
 )

@@ -202,7 +202,7 @@ LIGER = _Kernel(
     checked="run",
     package="liger-kernel",
     write_rope=_write_liger,
-    pairings=("half",),
+    takes=lambda rope: rope.pairing == "half",
 )
 
 

@@ -14,7 +14,6 @@ from phasor.files.translation.target import (
     linear_factor,
     ntk_as_base,
 )
-from phasor.pairings import PAIRINGS
 from phasor.rope import Rope
 from phasor.scaling import Linear, Llama3
 
@@ -109,7 +108,7 @@ TORCHTUNE = Target(
     source="https://meta-pytorch.org/torchtune/0.6/api_ref_modules.html",
     checked="run",
     write_rope=_write_torchtune,
-    pairings=lambda rope: ("interleaved",) if _llama3_arguments(rope) else PAIRINGS,
+    takes=lambda rope: rope.pairing == "interleaved" or not _llama3_arguments(rope),
     partial=False,
 )
 
@@ -162,7 +161,7 @@ ROTARY_EMBEDDING_TORCH = Target(
     source="https://github.com/lucidrains/rotary-embedding-torch",
     checked="run",
     write_rope=_write_rotary_embedding_torch,
-    pairings=("interleaved",),
+    takes=lambda rope: rope.pairing == "interleaved",
     backwards=True,
     axes=(OneAxis, Sectioned, Axial, InterleavedSections, Alternating),
 )

@@ -23,7 +23,6 @@ from phasor.axes import Axes, OneAxis
 from phasor.describe import plain_fields
 from phasor.errors import ConfigError, SpecError
 from phasor.layers import LayerRopes, QueryFactor
-from phasor.pairings import PAIRINGS, Pairing
 from phasor.rope import Rope, real_inv_freq
 from phasor.scaling import NTK, Linear, NTKFixed, NTKOld, Rule, Yarn
 from phasor.scaling.laws import yarn_multiplier
@@ -108,8 +107,8 @@ class Target:
     write: Callable[[LayerRopes, int], ProgramSettings] | None = None
     alternative: str = ""  # the target of the same program that can express more
     package: str = ""  # what the tests install; ``name`` unless given
-    # what it rotates, or a function of the rope if its law decides; else weights are reordered
-    pairings: tuple[Pairing, ...] | Callable[[Rope], tuple[Pairing, ...]] = PAIRINGS
+    # whether it turns such pairs by such a law; if only the other pairs, weights are reordered
+    takes: Callable[[Rope], bool] = lambda rope: True
     # whether ``write`` reads ``pairing_out``; otherwise the target writes the pairs that it reads
     other_pairs_out: bool = False
     partial: bool = True  # whether it can rotate a part of the head only

@@ -29,7 +29,7 @@ from phasor.files.translation.target import (
     yarn_ramp,
 )
 from phasor.layers import LayerRopes
-from phasor.pairings import PAIRINGS, Pairing, by_pairing
+from phasor.pairings import Pairing
 from phasor.rope import Rope
 from phasor.scaling import Law, Linear, Llama3, Proportional, Rule, Yarn, yarn_multiplier
 
@@ -335,13 +335,6 @@ def _maxtext_yarn(rope: Rope, law: Yarn, base: float) -> Keys:
     }
 
 
-def _pairings_of_maxtext(rope: Rope) -> tuple[Pairing, ...]:
-    other: Pairing = by_pairing(rope.pairing, half="interleaved", interleaved="half")
-    if _maxtext_keys(rope) or not _maxtext_keys(replace(rope, pairing=other, pairing_out=None)):
-        return PAIRINGS
-    return (other,)
-
-
 def _write_maxtext(ropes: LayerRopes, context: int) -> ProgramSettings:
     main, local = main_and_local(ropes)
     keys = _maxtext_keys(main)
@@ -407,7 +400,7 @@ MAXTEXT = Target(
     source="https://github.com/AI-Hypercomputer/maxtext/blob/main/src/maxtext/configs/base.yml",
     checked="engine",
     write=_write_maxtext,
-    pairings=_pairings_of_maxtext,
+    takes=lambda rope: bool(_maxtext_keys(rope)),
     other_pairs_out=True,
     axes=(OneAxis, InterleavedSections),
     softmax_note=f"In other than latent attention: {SOFTMAX_NOTE}",
