@@ -6,7 +6,7 @@ A file for each target, or for a few that share code; `TARGETS` lists them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,6 +30,7 @@ from phasor.files.translation.target import (
     RefusalError,
     Target,
     TranslationError,
+    change_ropes,
     rotating,
     with_simplest_law,
 )
@@ -163,7 +164,7 @@ def translate(
     if not ropes.ropes:
         raise TranslationError(f"{ropes.name} has no rotation in any layer: give {name} none")
     if seq_len is not None:
-        ropes = _change_ropes(ropes, lambda rope: rope.at(seq_len))
+        ropes = change_ropes(ropes, lambda rope: rope.at(seq_len))
     known = [length for length in (ropes.context, seq_len) if length is not None]
     length = max(2, *known) if known else None
     if context is not None:
@@ -184,22 +185,24 @@ def _depends_on_context(
     target: Target, ropes: LayerRopes, short: tuple[ProgramSettings, ...]
 ) -> bool:
     """Whether ``short``, for the shortest context, has other settings or code than for a long."""
+
+    def printed(parts: tuple[ProgramSettings, ...]) -> list[Any]:
+        return [(to_plain(part.settings), part.code) for part in parts]
+
     try:
-        long = _write_parts(target, ropes, 2**40)
+        return printed(short) != printed(_write_parts(target, ropes, 2**40))
     except TranslationError:
         return True
-    settings = ([(to_plain(part.settings), part.code) for part in parts] for parts in (short, long))
-    return next(settings) != next(settings)
 
 
 def _write_parts(target: Target, ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
     """The parts that the target is given, with all notes."""
     for rope in ropes.ropes:
         target.check(rope)
-    model = _change_ropes(ropes, lambda rope: _adapt(target, rope))
+    model = change_ropes(ropes, lambda rope: _adapt(target, rope))
     wanted = model
     if not target.other_pairs_out:
-        wanted = _change_ropes(model, lambda rope: replace(rope, pairing_out=None))
+        wanted = change_ropes(model, lambda rope: replace(rope, pairing_out=None))
     parts: list[ProgramSettings] = []
     for part in _written(target, wanted, context):
         performed, notes = part.ropes or rotating(wanted), list(part.notes)
@@ -277,26 +280,19 @@ def _notes(target: Target, given: Rope | None, model: Rope | None, rope: Rope) -
         yield softmax_note.format(factor=rope.softmax_factor)
 
 
-def _change_ropes(ropes: LayerRopes, change: Callable[[Rope], Rope]) -> LayerRopes:
-    kinds = {kind: None if rope is None else change(rope) for kind, rope in ropes.kinds.items()}
-    return replace(ropes, kinds=kinds)
-
-
 def _with_nearest(
     target: Target, ropes: LayerRopes, refusal: RefusalError, context: int
 ) -> TranslationError:
     """The refusal for users: the nearest rope that the target can express, and the way to it."""
-    reason, refused, last = str(refusal), refusal.rope, (refusal.context or context) - 1
+    reason, refused, length = str(refusal), refusal.rope, refusal.context or context
     if target.alternative and _can_write(TARGETS[target.alternative], ropes, context):
         reason = f"say --to {target.alternative}: {reason}"
-    found = {
-        rope: _radians_apart(refused, rope, last + 1)
-        for rope in _expressible_ropes(target, refusal, context)
-    }
+    expressible = _expressible_ropes(target, refusal, context)
+    found = {rope: _radians_apart(refused, rope, length) for rope in expressible}
     if not found:
         return TranslationError(f"{reason}, and nothing that it can is near")
     nearest, radians = min(found.items(), key=lambda item: item[1])
-    error = f"off by up to {radians:.3g} radians at position {last}"
+    error = f"off by up to {radians:.3g} radians at position {length - 1}"
     if radians == 0:
         error = "exact where a token's coordinates are equal, as in text"
     differing = ", ".join(

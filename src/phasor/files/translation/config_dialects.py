@@ -24,6 +24,7 @@ from phasor.files.translation.target import (
     TranslationError,
     as_json,
     base_and_divisors,
+    change_ropes,
     has_steps,
     is_usual_yarn,
     law_numbers,
@@ -34,7 +35,6 @@ from phasor.files.translation.target import (
     ntk_as_base,
     plain_candidates,
     rotating,
-    with_raised_bases,
 )
 from phasor.layers import LayerRopes
 from phasor.pairings import by_pairing
@@ -266,7 +266,7 @@ def _longrope_keys(rope: Rope, context: int) -> Keys:
 
 
 def _write_tensorrt_llm(ropes: LayerRopes, context: int) -> ProgramSettings:
-    main, local = main_and_local(with_raised_bases(ropes))
+    main, local = main_and_local(change_ropes(ropes, ntk_as_base))
     if main.rotary_start:
         feature = f"a rotation from coordinate {main.rotary_start} on"
         TENSORRT_LLM.refuse(feature, main, [])

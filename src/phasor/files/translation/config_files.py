@@ -29,6 +29,7 @@ from phasor.files.translation.target import (
     TranslationError,
     as_json,
     base_and_divisors,
+    change_ropes,
     has_steps,
     mscales,
     ntk_as_base,
@@ -106,10 +107,7 @@ def _write_transformers(ropes: LayerRopes, context: int) -> ProgramSettings:
             f"the class of {ropes.name} in transformers has this rotation in its code and reads "
             "none from a config: there is nothing to give"
         )
-    kinds = {
-        kind: rope and in_config_form(TRANSFORMERS, rope) for kind, rope in ropes.kinds.items()
-    }
-    formed = replace(ropes, kinds=kinds)
+    formed = change_ropes(ropes, lambda rope: in_config_form(TRANSFORMERS, rope))
     keys = keys_over_file(config_keys(formed.config_blocks(), context, context), formed)
     return as_json(keys, place_notes(ropes), rotating(formed))
 

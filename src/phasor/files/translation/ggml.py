@@ -20,6 +20,7 @@ from phasor.files.translation.target import (
     Target,
     TranslationError,
     base_and_divisors,
+    change_ropes,
     has_steps,
     law_numbers,
     linear_factor,
@@ -27,7 +28,6 @@ from phasor.files.translation.target import (
     ntk_as_base,
     plain_candidates,
     rotating,
-    with_raised_bases,
     yarn_ramp,
 )
 from phasor.layers import LayerRopes, QueryFactor
@@ -58,7 +58,7 @@ _TWO_ROPES = {
 
 
 def _write_gguf(ropes: LayerRopes, context: int) -> ProgramSettings:
-    raised = with_raised_bases(ropes)
+    raised = change_ropes(ropes, ntk_as_base)
     kinds = rotating(raised)
     notes = [_rotation_note(GGUF, ropes, rope, context) for rope in kinds.values()]
     by_name = {kind.removesuffix("_attention"): rope for kind, rope in kinds.items()}

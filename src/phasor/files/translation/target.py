@@ -192,6 +192,12 @@ def has_steps(factor: QueryFactor) -> bool:
     return factor.form == "steps"
 
 
+def change_ropes(ropes: LayerRopes, change: Callable[[Rope], Rope]) -> LayerRopes:
+    """The model with another rope in each kind of layer that has one."""
+    kinds = {kind: None if rope is None else change(rope) for kind, rope in ropes.kinds.items()}
+    return replace(ropes, kinds=kinds)
+
+
 def main_and_local(ropes: LayerRopes) -> tuple[Rope, Rope | None]:
     """The rope of a model, or its two: the second is that of sliding layers, or has no law."""
     kinds = sorted(rotating(ropes).items(), key=lambda item: "sliding" in item[0])
@@ -277,13 +283,6 @@ def mscales(law: Yarn) -> Keys:
         multiplier = law.attention_factor * yarn_multiplier(law.factor, law.mscale_all_dim)
         mscale = (multiplier - 1) / (yarn_multiplier(law.factor, 1.0) - 1)
     return {"mscale": mscale, "mscale_all_dim": law.mscale_all_dim}
-
-
-def with_raised_bases(ropes: LayerRopes) -> LayerRopes:
-    """Each rope with a raised base in place of an NTK law."""
-    return replace(
-        ropes, kinds={kind: rope and ntk_as_base(rope) for kind, rope in ropes.kinds.items()}
-    )
 
 
 @in_reals

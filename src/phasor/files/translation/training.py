@@ -16,6 +16,7 @@ from phasor.files.translation.target import (
     ProgramSettings,
     Target,
     TranslationError,
+    change_ropes,
     is_usual_yarn,
     law_numbers,
     linear_factor,
@@ -25,7 +26,6 @@ from phasor.files.translation.target import (
     ntk_as_base,
     plain_candidates,
     rotating,
-    with_raised_bases,
     yarn_ramp,
 )
 from phasor.layers import LayerRopes
@@ -226,7 +226,7 @@ def _write_litgpt(ropes: LayerRopes, _context: int) -> ProgramSettings:
         raise TranslationError(
             f"litgpt rotates in every layer, and {ropes.name} has layers without a rotation"
         )
-    main, local = main_and_local(raised := with_raised_bases(ropes))
+    main, local = main_and_local(raised := change_ropes(ropes, ntk_as_base))
     if local is not None and main.scaling is None and local.scaling is not None:
         main, local = local, main
     keys: Keys = {}
