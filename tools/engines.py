@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from enum import Enum
 from fnmatch import fnmatch
@@ -60,6 +60,10 @@ class No:
     def __bool__(self) -> bool:
         """It never is so."""
         return False
+
+    def __iter__(self) -> Iterator[No]:
+        """It has nothing."""
+        return iter(())
 
     __getitem__ = __or__ = __ror__ = __call__  # in types of arguments
 
