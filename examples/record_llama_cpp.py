@@ -10,6 +10,7 @@ file may have another pairing than the checkpoint it was made of, so MODEL is th
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,16 +35,17 @@ last: dict[str, Any] = {}
 def keep(tensor: Any, ask: bool, _: Any) -> bool:
     """Keep queries and keys before and after their rotation."""
     tensor = ctypes.c_void_p(tensor)
-    name = ggml.ggml_get_name(tensor).decode().partition(" ")[0]  # "Qcur-3"
-    if ask:  # whether it is to be called again when this tensor is there
-        return name[1:5] == "cur-"
+    # "Qcur-3", or "Qcur_normed-3 (reshaped)" where queries are normalized before they are rotated
+    named = re.match(r"([QK])cur\w*-(\d+)", ggml.ggml_get_name(tensor).decode())
+    if ask or named is None:  # whether it is to be called again when this tensor is there
+        return named is not None
     values = np.empty(ggml.ggml_nbytes(tensor) // 4, np.float32)
     ggml.ggml_backend_tensor_get(tensor, values.ctypes.data, 0, values.nbytes)
+    side = f"layers.{named[2]}.{named[1].lower()}"
     if ggml.ggml_op_desc(tensor) == b"ROPE":
-        side = f"layers.{name[5:]}.{name[0].lower()}"
-        recorded[side] = last[name]
+        recorded[side] = last[side]
         recorded[f"{side}_rotated"] = values.reshape(TOKENS, -1)
-    last[name] = values.reshape(TOKENS, -1)
+    last[side] = values.reshape(TOKENS, -1)
     return True
 
 

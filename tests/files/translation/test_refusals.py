@@ -15,7 +15,7 @@ from phasor import LayerRopes, Rope
 from phasor.axes import Axial, OneAxis, Sectioned
 from phasor.errors import SpecError
 from phasor.files.translation import TARGETS, TranslationError, translate
-from phasor.scaling import DynamicNTK, Linear, Llama3, Yarn
+from phasor.scaling import DynamicNTK, Linear, Llama3, PerPair, Yarn
 
 from ... import oracle
 from ...strategies import resolved_ropes
@@ -179,8 +179,20 @@ def test_flash_attn_takes_heads_up_to_its_bound(start: int) -> None:
 
 
 def test_gemma_4_has_heads_that_flash_attn_refuses() -> None:
-    """512 coordinates in its full layers."""
-    assert "heads of 512" in str(refusal(phasor.preset("gemma-4-31b"), "flash-attn", 64))
+    """512 coordinates in its full layers; no context is asked for what is refused at any."""
+    for context in (64, None):
+        model = replace(phasor.preset("gemma-4-31b"), context=None)
+        assert "heads of 512" in str(refusal(model, "flash-attn", context))
+
+
+@pytest.mark.parametrize("target", ["exllamav3", "mlx-lm", "sglang", "vllm"])
+def test_the_nearest_to_a_slice_begins_where_the_slice_does(target: str) -> None:
+    """Blocks describe the slice alone, and ropes where in a head it lies."""
+    law = PerPair(factors=tuple(np.linspace(1, 9, 32)), attention_factor=0.5)
+    rope = Rope(head_dim=96, rotary_start=32, rotary_dim=64, pairing="interleaved", scaling=law)
+    nearest = refusal(rope, target, 64).nearest
+    assert nearest is not None
+    assert (nearest.head_dim, nearest.rotary_start, nearest.rotary_dim) == (96, 32, 64)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ A file for each target, or for a few that share code; `TARGETS` lists them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from phasor._checks import did_you_mean, find_name, short_repr, whole
 from phasor.describe import to_plain
-from phasor.errors import SpecError
+from phasor.errors import ConfigError, SpecError
 from phasor.files.presets import preset, preset_names
 from phasor.files.translation import (
     config_dialects,
@@ -22,20 +23,20 @@ from phasor.files.translation import (
     ggml,
     kernels,
     libraries,
-    megatron,
-    tensorrt_llm,
-    yaml_settings,
+    training,
 )
 from phasor.files.translation.target import (
     ProgramSettings,
     RefusalError,
     Target,
     TranslationError,
-    softmax_note,
+    change_ropes,
+    rotating,
     with_simplest_law,
 )
 from phasor.layers import LayerRopes, one_layer
-from phasor.rope import Rope
+from phasor.pairings import opposite
+from phasor.rope import Rope, real_inv_freq
 from phasor.scaling import Rule
 
 __all__ = ["TARGETS", "ProgramSettings", "Target", "Translation", "TranslationError", "translate"]
@@ -49,16 +50,16 @@ TARGETS: Mapping[str, Target] = {
         ggml.GGUF,
         kernels.LIGER,
         ggml.LLAMA_CPP,
-        yaml_settings.LITGPT,
-        yaml_settings.MAXTEXT,
-        megatron.TARGET,
-        config_files.META,
+        training.LITGPT,
+        training.MAXTEXT,
+        training.MEGATRON,
+        config_dialects.META,
         libraries.MLX,
         config_dialects.MLX_LM,
         kernels.ONNX,
         libraries.ROTARY_EMBEDDING_TORCH,
         config_files.SGLANG,
-        tensorrt_llm.TENSORRT_LLM,
+        config_dialects.TENSORRT_LLM,
         libraries.TORCHTUNE,
         kernels.TRANSFORMER_ENGINE,
         config_files.TRANSFORMERS,
@@ -163,97 +164,178 @@ def translate(
     if not ropes.ropes:
         raise TranslationError(f"{ropes.name} has no rotation in any layer: give {name} none")
     if seq_len is not None:
-        ropes = _change_ropes(ropes, lambda rope: rope.at(seq_len))
-    length = _find_context(chosen, ropes, context, seq_len)
+        ropes = change_ropes(ropes, lambda rope: rope.at(seq_len))
+    known = [length for length in (ropes.context, seq_len) if length is not None]
+    length = max(2, *known) if known else None
+    if context is not None:
+        length = whole("context", context, least=2)
     try:
         # without a context, refusals count radians at position 1
         parts = _write_parts(chosen, ropes, length or 2)
     except RefusalError as refusal:
-        advice = _advise(chosen.alternative, ropes, length or 2)
-        raise refusal.with_nearest(advice, _expressible_ropes(chosen, refusal)) from None
+        raise _with_nearest(chosen, ropes, refusal, length or 2) from None
+    if length is None and _depends_on_context(chosen, ropes, parts):
+        raise SpecError(
+            f"context must be given for {name}: {ropes.name} does not say how many tokens it has"
+        )
     return Translation(model=ropes.name, target=chosen, context=length, parts=parts)
 
 
-def _advise(alternative: str, ropes: LayerRopes, context: int) -> str:
-    """The beginning of a refusal where another target of the program can express the ropes."""
-    if not alternative:
-        return ""
+def _depends_on_context(
+    target: Target, ropes: LayerRopes, short: tuple[ProgramSettings, ...]
+) -> bool:
+    """Whether ``short``, for the shortest context, has other settings or code than for a long."""
+
+    def printed(parts: tuple[ProgramSettings, ...]) -> list[Any]:
+        return [(to_plain(part.settings), part.code) for part in parts]
+
     try:
-        _write_parts(TARGETS[alternative], ropes, context)
+        return printed(short) != printed(_write_parts(target, ropes, 2**40))
     except TranslationError:
-        return ""
-    return f"say --to {alternative}: "
-
-
-def _find_context(
-    target: Target, ropes: LayerRopes, context: int | None, seq_len: int | None
-) -> int | None:
-    """The context that is given, or the largest that is known; None if it is not needed."""
-    if context is not None:
-        return whole("context", context, least=2)
-    known = [length for length in (ropes.context, seq_len) if length is not None]
-    if known:
-        return max(2, *known)
-    needs = target.needs_context
-    if any(needs(rope) if callable(needs) else needs for rope in ropes.ropes):
-        raise SpecError(
-            f"context must be given for {target.name}: {ropes.name} does not say how many tokens "
-            "it has"
-        )
-    return None
+        return True
 
 
 def _write_parts(target: Target, ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
     """The parts that the target is given, with all notes."""
     for rope in ropes.ropes:
-        target.check(rope, context)
-    adapted = {rope: _adapt(target, rope) for rope in ropes.ropes}
-    notes = {kind: adapted[rope][1] for kind, rope in ropes.kinds.items() if rope is not None}
+        target.check(rope)
+    model = change_ropes(ropes, lambda rope: _adapt(target, rope))
+    wanted = model
+    if not target.other_pairs_out:
+        wanted = change_ropes(model, lambda rope: replace(rope, pairing_out=None))
     parts: list[ProgramSettings] = []
-    for part in target.write(_change_ropes(ropes, lambda rope: adapted[rope][0]), context):
-        rope_notes = dict.fromkeys(note for kind in part.ropes for note in notes[kind])
-        parts.append(replace(part, notes=(*part.notes, *rope_notes)))
+    for part in _written(target, wanted, context):
+        performed, notes = part.ropes or rotating(wanted), list(part.notes)
+        for kind, rope in performed.items():
+            notes += _notes(target, ropes.kinds[kind], model.kinds[kind], rope)
+        parts.append(replace(part, ropes=performed, notes=tuple(dict.fromkeys(notes))))
+    more: list[str] = []
+    unrotated = [kind for kind, rope in ropes.kinds.items() if rope is None]
+    if unrotated and target.leaves_layers:
+        more.append(
+            f"{target.leaves_layers} has to leave {' and '.join(unrotated)} layers as they are."
+        )
     for kind, factor in ropes.query_factors.items():  # those that do not rotate have no part
         does = target.query_factor(factor)
         done = "has code for such models that does so" if does else "leaves that to you"
-        note = f"Queries of {kind} layers are multiplied by {factor}; {target.name} {done}."
-        parts[0] = replace(parts[0], notes=(*parts[0].notes, note))
+        more.append(f"Queries of {kind} layers are multiplied by {factor}; {target.name} {done}.")
+    parts[0] = replace(parts[0], notes=(*parts[0].notes, *more))
     return tuple(parts)
 
 
-def _expressible_ropes(target: Target, refusal: RefusalError, depth: int = 2) -> Iterator[Rope]:
+def _written(target: Target, ropes: LayerRopes, context: int) -> Iterator[ProgramSettings]:
+    try:
+        if target.write is not None:
+            yield target.write(ropes, context)
+        if target.write_rope is not None:
+            for rope in ropes.ropes:
+                kinds = {kind: rope for kind, other in ropes.kinds.items() if other == rope}
+                part = target.write_rope(rope, context)
+                yield replace(part, ropes=kinds, as_variables=True)
+    except TranslationError:
+        raise
+    except ConfigError as error:
+        raise TranslationError(f"{target.name} cannot express it: {error}") from None
+
+
+def _adapt(target: Target, rope: Rope) -> Rope:
+    """The rope in the law and the pairing that the target reads."""
+    rope = with_simplest_law(rope)
+    other = replace(rope, pairing=opposite(rope.pairing), pairing_out=None)
+    return other if not target.takes(rope) and target.takes(other) else rope
+
+
+def _notes(target: Target, given: Rope | None, model: Rope | None, rope: Rope) -> Iterator[str]:
+    """What the user has to do besides, for ``rope`` in place of the model's, as it was adapted."""
+    assert given is not None
+    assert model is not None
+    if rope.rotary_start and target.write_rope is not None:
+        yield (
+            f"x is the slice of a head from coordinate {rope.rotary_start} on; the coordinates "
+            "before it stay as they are."
+        )
+    softmax_note = target.softmax_note
+    if target.class_decides:
+        its_class = f"The class for the model in {target.name} must"
+        writes = f" and write {rope.pairing_out} pairs" if rope.pairing_out else ""
+        yield f"{its_class} rotate {rope.pairing} pairs{writes}: {target.class_decides}."
+        if rope.rotary_start:
+            yield f"{its_class} rotate from coordinate {rope.rotary_start} on."
+        softmax_note = (
+            f"{its_class} multiply its softmax scale by {{factor!r}}: the classes of DeepSeek "
+            "models do that themselves."
+        )
+    if rope.pairing != given.pairing:
+        yield (
+            f"{target.name} turns {rope.pairing} pairs: reorder the weights first "
+            f"(phasor convert FOLDER OUT --to {rope.pairing})."
+        )
+    written = model.output_pairing if rope.pairing == model.pairing else rope.pairing
+    if rope.output_pairing != written:
+        yield (
+            f"The model writes {written} pairs, {target.name} {rope.output_pairing} ones: "
+            "attention scores are the same, coordinates of cached keys are in another order."
+        )
+    if not isinstance(rope.scaling, Rule) and rope.softmax_factor != 1 and softmax_note:
+        yield softmax_note.format(factor=rope.softmax_factor)
+
+
+def _with_nearest(
+    target: Target, ropes: LayerRopes, refusal: RefusalError, context: int
+) -> TranslationError:
+    """The refusal for users: the nearest rope that the target can express, and the way to it."""
+    reason, refused, length = str(refusal), refusal.rope, refusal.context or context
+    if target.alternative and _can_write(TARGETS[target.alternative], ropes, context):
+        reason = f"say --to {target.alternative}: {reason}"
+    expressible = _expressible_ropes(target, refusal, context)
+    found = {rope: _radians_apart(refused, rope, length) for rope in expressible}
+    if not found:
+        return TranslationError(f"{reason}, and nothing that it can is near")
+    nearest, radians = min(found.items(), key=lambda item: item[1])
+    error = f"off by up to {radians:.3g} radians at position {length - 1}"
+    if radians == 0:
+        error = "exact where a token's coordinates are equal, as in text"
+    differing = ", ".join(
+        f"{name}={short_repr(getattr(nearest, name))}"
+        for name in ("base", "scaling", "axes", "direction")
+        if getattr(refused, name) != getattr(nearest, name)
+    )
+    message = f"{reason}; the nearest that it can is {error}: {differing}"
+    return TranslationError(message, nearest=nearest, radians=radians)
+
+
+def _can_write(target: Target, ropes: LayerRopes, context: int) -> bool:
+    with suppress(TranslationError):
+        return bool(_write_parts(target, ropes, context))
+    return False
+
+
+def _expressible_ropes(
+    target: Target, refusal: RefusalError, context: int, depth: int = 2
+) -> Iterator[Rope]:
     """The candidates that the target can express, and those of its refusals of the others."""
     for rope in refusal.candidates:
         try:
-            _write_parts(target, one_layer(rope), refusal.context)
+            _write_parts(target, one_layer(rope), refusal.context or context)
         except RefusalError as inner_refusal:
             if depth:
-                yield from _expressible_ropes(target, inner_refusal, depth - 1)
+                yield from _expressible_ropes(target, inner_refusal, context, depth - 1)
         except TranslationError:
             pass
         else:
             yield rope
 
 
-def _change_ropes(ropes: LayerRopes, change: Callable[[Rope], Rope]) -> LayerRopes:
-    kinds = {kind: None if rope is None else change(rope) for kind, rope in ropes.kinds.items()}
-    return replace(ropes, kinds=kinds)
+def _radians_apart(a: Rope, b: Rope, context: int) -> float:
+    """The largest difference of a pair's angle at the last position, whole turns included.
 
-
-def _adapt(target: Target, rope: Rope) -> tuple[Rope, tuple[str, ...]]:
-    """The rope in the law and the pairing that the target reads, and notes for the user."""
-    notes: list[str] = []
-    rope = with_simplest_law(rope)
-    pairings = target.pairings(rope) if callable(target.pairings) else target.pairings
-    if rope.pairing not in pairings:
-        rope, note = target.reorder(rope, *pairings)
-        notes.append(note)
-    if rope.pairing_out is not None and not target.other_pairs_out:
-        notes.append(
-            f"The model writes {rope.pairing_out} pairs, {target.name} {rope.pairing} ones: "
-            "attention scores are the same, coordinates of cached keys are in another order."
-        )
-        rope = replace(rope, pairing_out=None)
-    if not target.softmax and not isinstance(rope.scaling, Rule) and rope.softmax_factor != 1:
-        notes.append(softmax_note(rope.softmax_factor))
-    return rope, tuple(notes)
+    For positions with the same coordinate on all axes, and of a rule the law of that length.
+    Infinite if the numbers of pairs differ.
+    """
+    a, b = a.at(context), b.at(context)
+    if a.num_pairs != b.num_pairs:
+        return math.inf
+    # exact: float64 frequencies times a million positions would show their rounding
+    frequencies = zip(real_inv_freq(a), real_inv_freq(b), strict=True)
+    largest = max(abs(a.direction * f - b.direction * g) for f, g in frequencies)
+    return float((context - 1) * largest)

@@ -1,103 +1,99 @@
-"""mlx-lm and exllamav3: programs that read a model's config.json in a way of their own."""
+"""JSON that is read in a way of its own: by mlx-lm, exllamav3, TensorRT-LLM and Meta's code."""
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
 from phasor.axes import InterleavedSections, OneAxis, Sectioned
-from phasor.files.configs.writing import keys_over_file, rope_parameters, rotated_fraction
-from phasor.files.translation.config_files import Block, class_notes, refusing
+from phasor.files.configs.writing import WRITERS, keys_over_file, rotated_fraction
+from phasor.files.translation.config_files import (
+    CONTEXT_KEY,
+    IN_CLASS,
+    blocks_of,
+    in_config_form,
+    place_notes,
+    slice_block,
+)
 from phasor.files.translation.target import (
     PICK_LAW,
+    Keys,
     ProgramSettings,
     Target,
+    TranslationError,
+    as_json,
     base_and_divisors,
+    change_ropes,
     has_steps,
+    is_usual_yarn,
+    law_numbers,
+    list_of_divisors,
+    main_and_local,
     model_family,
+    mscales,
     ntk_as_base,
     plain_candidates,
-    yarn_mscale,
+    rotating,
 )
 from phasor.layers import LayerRopes
-from phasor.pairings import PAIRINGS, Pairing
+from phasor.pairings import by_pairing
 from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, Proportional, Yarn
 
-_LAWS = (type(None), Linear, Llama3, Proportional, Yarn)
-_CONTEXT, _ORIGINAL = "max_position_embeddings", "original_max_position_embeddings"
+_ORIGINAL = "original_max_position_embeddings"
+
+
+# mlx-lm and exllamav3: keys that older classes read outside the block too; other frequencies than
+# those of a law with a name are the divisors of a longrope.
 
 
 def _has_name(rope: Rope) -> bool:
-    """Whether a ``rope_type`` says the law; other frequencies are divisors of a longrope."""
     form = ntk_as_base(rope)
-    turns = form.direction == 1 and form.base is not None
     whole_head = form.rotary_start + form.rotary_dim == form.head_dim
-    return (
-        turns
-        and isinstance(form.scaling, _LAWS)
-        and (whole_head or not isinstance(form.scaling, Proportional))
-    )
+    laws = (type(None), Linear, Llama3, Yarn, *((Proportional,) if whole_head else ()))
+    return form.direction == 1 and form.base is not None and isinstance(form.scaling, laws)
 
 
-def _named_block(target: Target, rope: Rope, length: int) -> Block:
-    form = ntk_as_base(replace(rope, inv_freq_dtype="exact", pairing_out=None))
-    if isinstance(law := form.scaling, Proportional):
+def _named_block(target: Target, rope: Rope, length: int) -> Keys:
+    if isinstance(law := rope.scaling, Proportional):
         # some programs count coordinates where others count pairs
         turning = int(law.fraction * rope.rotary_dim // 2)
         fraction = rotated_fraction(2 * turning, rope.rotary_dim)
-        form = replace(form, scaling=replace(law, fraction=fraction))
-    if isinstance(law, Yarn):
-        usual = (law.mscale, law.mscale_all_dim) == (1, 0)
-        gain = law.attention_factor if usual else rope.attention_factor
-        form = replace(form, scaling=replace(law, mscale=1.0, attention_factor=gain))
-    with refusing(target):
-        return rope_parameters(form, length)
+        rope = replace(rope, scaling=replace(law, fraction=fraction))
+    return slice_block(in_config_form(target, rope), length)
 
 
-def _list_block(target: Target, rope: Rope, length: int) -> Block:
+def _list_block(target: Target, rope: Rope, length: int) -> Keys:
     """LongRoPE with one list, whose factor on cos and sin comes from two lengths."""
-    gain = rope.attention_factor
-    if gain < 1:
-        target.refuse(f"cos and sin multiplied by {gain:g}", rope, length, plain_candidates(rope))
-    base, divisors = base_and_divisors(rope)
+    base, divisors, original = list_of_divisors(target, rope, length)
     plain = replace(rope, base=base, scaling=None, explicit_inv_freq=None)
-    original = length if gain == 1 else length ** (1 / gain**2)
     return _named_block(target, plain, length) | {
         "rope_type": "longrope",
         "factor": length / original,
-        **dict.fromkeys(("short_factor", "long_factor"), divisors.tolist()),
+        **dict.fromkeys(("short_factor", "long_factor"), divisors),
         _ORIGINAL: original,
     }
 
 
-def _write(
-    target: Target,
-    ropes: LayerRopes,
-    keys: Block,
-    block: Callable[[Rope], Block],
-    pairing: str = "no config says which",
-) -> tuple[ProgramSettings, ...]:
+def _only_length(target: Target, ropes: LayerRopes, lengths: set[int], context: int) -> int:
+    """The length by which the laws of all layers are computed, or the context."""
+    if len(lengths) > 1:
+        target.only_rope(ropes)
+    return min(lengths, default=context)
+
+
+def _write_dialect(
+    target: Target, ropes: LayerRopes, keys: Keys, block: Callable[[Rope], Keys]
+) -> ProgramSettings:
     """The keys of a config: ``block`` of every rope, and outside it what older classes read."""
-    with refusing(target):
-        blocks = ropes.config_blocks()
-
-    def slice_block(rope: Rope) -> Block:
-        # the class says where in a head its slice begins
-        width = rope.head_dim - rope.rotary_start
-        return block(replace(rope, head_dim=width, rotary_start=0))
-
-    one = isinstance(blocks, Rope)
-    if one:
-        parameters = slice_block(blocks)
-        keys |= {
-            key: parameters[key]
-            for key in ("rope_theta", "partial_rotary_factor")
-            if key in parameters
-        }
+    parameters, blocks = blocks_of(ropes, block)
+    notes = place_notes(ropes)
+    if one := not ropes.has_blocks_by_kind:
+        outside = "rope_theta", "partial_rotary_factor"
+        keys |= {key: parameters[key] for key in outside if key in parameters}
     else:
-        parameters = {label: rope and slice_block(rope) for label, rope in blocks.items()}
+        notes += (f"The class for the model in {target.name} must read a block for each kind.",)
     keys = keys_over_file({**keys, "rope_parameters": parameters}, ropes)
     if one:
         block_of_file = keys["rope_parameters"]
@@ -105,47 +101,29 @@ def _write(
             block_of_file.pop(_ORIGINAL, None)  # with it exllamav3 would not read the factor
         nothing = block_of_file["rope_type"] == "default" and "mrope_section" not in parameters
         keys["rope_scaling"] = None if nothing else block_of_file
-    path = ropes.in_config.path
-    notes = (f"These keys belong inside {path} of the config.",) if path else ()
-    if not one:
-        notes += (f"The class for the model in {target.name} must read a block for each kind.",)
-    kinds = {kind: rope for kind, rope in ropes.kinds.items() if rope is not None}
-    notes += class_notes(target, kinds.values(), pairing)
-    found: list[Block | None] = [parameters] if isinstance(blocks, Rope) else [*parameters.values()]
-    lengths = [keys.get(_ORIGINAL) for keys in found if keys]
-    if any(isinstance(length, float) and not length.is_integer() for length in lengths):
+    if any(not float(block.get(_ORIGINAL, 0)).is_integer() for block in blocks):
         notes += (
             f"{_ORIGINAL} gives the factor on cos and sin; it is no length, and other "
             "programs refuse it.",
         )
-    return (ProgramSettings(keys, json.dumps(keys, indent=2), notes, kinds),)
+    return as_json(keys, notes)
 
 
 # mlx-lm
 
 
 def _is_named_by_mlx_lm(rope: Rope) -> bool:
-    law = rope.scaling
-    if isinstance(law, Yarn):  # it reads neither truncate nor attention_factor
-        return _has_name(rope) and law.truncate and (law.factor > 1 or rope.attention_factor == 1)
-    return _has_name(rope) or isinstance(law, DynamicNTK)
+    if isinstance(rope.scaling, Yarn):  # it reads neither truncate nor attention_factor
+        return _has_name(rope) and is_usual_yarn(rope)
+    return _has_name(rope) or isinstance(rope.scaling, DynamicNTK)
 
 
-def _pairings_of_mlx_lm(rope: Rope) -> tuple[Pairing, ...]:
-    return PAIRINGS if _is_named_by_mlx_lm(rope) else ("half",)
+def _write_mlx_lm(ropes: LayerRopes, context: int) -> ProgramSettings:
+    laws = [rope.scaling for rope in ropes.ropes]
+    starts = {law.original_max_positions for law in laws if isinstance(law, DynamicNTK)}
+    length = _only_length(MLX_LM, ropes, starts, context)
 
-
-def _write_mlx_lm(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
-    starts = {
-        rope.scaling.original_max_positions
-        for rope in ropes.ropes
-        if isinstance(rope.scaling, DynamicNTK)
-    }
-    if len(starts) > 1:
-        MLX_LM.only_rope(ropes, context)
-    length = min(starts, default=context)
-
-    def block(rope: Rope) -> Block:
+    def block(rope: Rope) -> Keys:
         law = rope.scaling
         if isinstance(law, LongRope):
             start = law.original_max_positions
@@ -155,31 +133,26 @@ def _write_mlx_lm(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...
                     "the short list of LongRope, which picks one by the length of the sequence: "
                     f"its code always takes the long one; {PICK_LAW}",
                     short,
-                    start,
                     [rope],
+                    start,
                 )
         if _is_named_by_mlx_lm(rope):
             keys = _named_block(MLX_LM, rope, length)
         elif model_family(ropes).replace("_", "-").startswith("gpt-oss"):
-            near = plain_candidates(rope)
-            if isinstance(law, Yarn):
-                near.append(replace(rope, scaling=replace(law, truncate=True)))
             MLX_LM.refuse(
                 "truncate: false for gpt-oss, whose class gives a list of divisors no "
                 "max_position_embeddings",
                 rope,
-                context,
-                near,
             )
         else:
             keys = _list_block(MLX_LM, rope, length)
         if isinstance(law, Yarn) and keys["rope_type"] == "yarn":
-            keys |= {"mscale": yarn_mscale(law), "mscale_all_dim": law.mscale_all_dim}
+            keys |= mscales(law)
         return keys | {"type": keys["rope_type"]}  # some classes ask for this word
 
-    traditional = {rope.pairing == "interleaved" for rope in ropes.ropes}
-    keys = {_CONTEXT: length, "rope_traditional": traditional == {True}}
-    return _write(MLX_LM, ropes, keys, block, "not every one reads rope_traditional")
+    traditional = all(rope.pairing == "interleaved" for rope in ropes.ropes)
+    keys = {CONTEXT_KEY: length, "rope_traditional": traditional}
+    return _write_dialect(MLX_LM, ropes, keys, block)
 
 
 MLX_LM = Target(
@@ -188,10 +161,10 @@ MLX_LM = Target(
     source="https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/rope_utils.py",
     checked="run",
     write=_write_mlx_lm,
-    pairings=_pairings_of_mlx_lm,
+    takes=lambda rope: rope.pairing == "half" or _is_named_by_mlx_lm(rope),
     backwards=True,
     rules=(DynamicNTK, LongRope),
-    softmax=True,
+    class_decides="not every one reads rope_traditional",
     query_factor=has_steps,
 )
 
@@ -205,28 +178,25 @@ def _length_for_exllamav3(law: Yarn) -> int:
     return int(length) if length.is_integer() else law.original_max_positions
 
 
-def _write_exllamav3(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
+def _write_exllamav3(ropes: LayerRopes, context: int) -> ProgramSettings:
     laws = [rope.scaling for rope in ropes.ropes]
     lengths = {_length_for_exllamav3(law) for law in laws if isinstance(law, Yarn)}
-    if len(lengths) > 1:
-        EXLLAMAV3.only_rope(ropes, context)
-    length = min(lengths, default=context)
+    length = _only_length(EXLLAMAV3, ropes, lengths, context)
 
-    def block(rope: Rope) -> Block:
+    def block(rope: Rope) -> Keys:
         if rope.axes.n_axes not in (1, 3):
-            feature = f"positions of {rope.axes.n_axes} axes"
-            EXLLAMAV3.refuse(feature, rope, context, [replace(rope, axes=OneAxis())])
+            one_axis = replace(rope, axes=OneAxis())
+            EXLLAMAV3.refuse(f"positions of {rope.axes.n_axes} axes", rope, [one_axis])
         if not _has_name(rope):
             return _list_block(EXLLAMAV3, rope, length)
         keys = _named_block(EXLLAMAV3, rope, length)
-        law = rope.scaling
-        if isinstance(law, Yarn):
+        if isinstance(law := rope.scaling, Yarn):
             keys["attention_factor"] = rope.attention_factor  # the classes compute different ones
             if law.factor != length / law.original_max_positions:
                 del keys[_ORIGINAL]  # then it reads the factor
         return keys
 
-    return _write(EXLLAMAV3, ropes, {_CONTEXT: length}, block)
+    return _write_dialect(EXLLAMAV3, ropes, {CONTEXT_KEY: length}, block)
 
 
 EXLLAMAV3 = Target(
@@ -237,6 +207,172 @@ EXLLAMAV3 = Target(
     write=_write_exllamav3,
     backwards=True,
     axes=(OneAxis, Sectioned, InterleavedSections),
-    softmax=True,
+    class_decides=IN_CLASS,
     query_factor=has_steps,
+)
+
+
+# TensorRT-LLM: keys of a checkpoint's config.json, from which its engines are built.
+
+
+def _rotary_scaling(rope: Rope) -> Keys | None:
+    """``rotary_scaling`` of a law that has a type; None for one that is a list of divisors."""
+    form = ntk_as_base(rope)
+    law = form.scaling
+    if form.direction < 0 or form.base is None:
+        return None
+    if law is None and isinstance(form.axes, Sectioned):
+        return {"type": "mrope", "mrope_section": list(form.axes.sections)}
+    if law is None:
+        return {}
+    scales: Keys = {}
+    if isinstance(law, Yarn) and is_usual_yarn(form):
+        law, scales = replace(law, attention_factor=None), mscales(law)
+    elif not isinstance(law, (Linear, Llama3)):
+        return None
+    block = WRITERS[type(law)](law)
+    return {"type": block.pop("rope_type"), **block, **scales}
+
+
+def _longrope_keys(rope: Rope, context: int) -> Keys:
+    """Two lists of divisors; the factor on cos and sin comes from two lengths."""
+    law, length = rope.scaling, context
+    if isinstance(law, LongRope):
+        start = law.original_max_positions
+        short, long = rope.at(start), rope.at(start + 1)
+        gains = {short.attention_factor, long.attention_factor}
+        # of the larger of them, and below 2**58 where no length gives them
+        length = round(start ** min(max(gains) ** 2, 40 / math.log(start)))
+        own = math.sqrt(max(1, math.log(length) / math.log(start)))
+        if any(abs(gain - own) > 2**-24 for gain in gains):
+            raise TranslationError(
+                "tensorrt-llm computes one factor on cos and sin for both lists of LongRope, of "
+                f"two lengths, and these have others; {PICK_LAW}"
+            )
+        base, divisors = base_and_divisors(long)
+        lists = base_and_divisors(short)[1].tolist(), divisors.tolist()
+    else:
+        base, divisors, start = list_of_divisors(TENSORRT_LLM, rope, context)
+        lists = divisors, divisors
+    return {
+        "position_embedding_type": "long_rope",
+        "rotary_base": base,
+        CONTEXT_KEY: length,
+        _ORIGINAL: start,
+        "longrope_scaling_short_factors": lists[0],
+        "longrope_scaling_long_factors": lists[1],
+        "rotary_scaling": None,
+    }
+
+
+def _write_tensorrt_llm(ropes: LayerRopes, context: int) -> ProgramSettings:
+    main, local = main_and_local(change_ropes(ropes, ntk_as_base))
+    if main.rotary_start:
+        feature = f"a rotation from coordinate {main.rotary_start} on"
+        TENSORRT_LLM.refuse(feature, main, [])
+    scaling, n_axes = _rotary_scaling(main), main.axes.n_axes
+    if n_axes > 1 and (n_axes != 3 or not scaling or scaling["type"] != "mrope"):
+        feature = f"positions of {n_axes} axes with this law"
+        TENSORRT_LLM.refuse(feature, main, [replace(main, axes=OneAxis())])
+    keys: Keys = {"head_size": main.head_dim}
+    if main.rotary_dim != main.head_dim:
+        keys["rotary_pct"] = rotated_fraction(main.rotary_dim, main.head_dim)
+    if scaling is None:
+        keys |= _longrope_keys(main, context)
+    else:
+        word = by_pairing(main.pairing, half="rope_gpt_neox", interleaved="rope_gptj")
+        keys |= {
+            "position_embedding_type": "mrope" if n_axes > 1 else word,
+            "rotary_base": main.base,
+            CONTEXT_KEY: context,
+            "rotary_scaling": scaling or None,
+        }
+    if local is not None:
+        # it scales both alike; those of YaRN and of lists have no second base
+        same = replace(local, base=main.base) == main
+        if len(ropes.ropes) > 2 or not same or isinstance(main.scaling, Yarn) or scaling is None:
+            TENSORRT_LLM.only_rope(ropes)
+        keys["rope_local_base_freq"] = local.base
+    notes = ["Its PyTorch backend reads none of these keys, but those for transformers."]
+    if isinstance(main.scaling, LongRope):
+        notes.append("Which list a batch takes is decided in its kernels, which were not run.")
+    return as_json(keys, notes)
+
+
+TENSORRT_LLM = Target(
+    name="tensorrt-llm",
+    program="keys of a checkpoint's config.json for TensorRT-LLM",
+    source="https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/layers/attention.py",
+    checked="description",
+    write=_write_tensorrt_llm,
+    takes=lambda rope: (
+        rope.pairing == "half" or (rope.axes.n_axes == 1 and _rotary_scaling(rope) is not None)
+    ),
+    backwards=True,
+    axes=(OneAxis, Sectioned),
+    rules=(LongRope,),
+    softmax_note="The architecture has to multiply its softmax scale by {factor!r}: that of "
+    "DeepSeek does.",
+    leaves_layers="The architecture",
+)
+
+
+# llama-models: the keys of Meta's ``params.json``.
+
+#: Constants in the code of ``apply_scaling``.
+_META_CONSTANTS = {"low_freq_factor": 1.0, "original_max_positions": 8192}
+#: Keys that only the code of Llama 4 reads, with the constants in the code of Llama 3.
+_LLAMA3_CONSTANTS = {"rope_scaling_factor": 8.0, "rope_high_freq_factor": 4.0}
+
+
+def _write_meta(ropes: LayerRopes, _context: int) -> ProgramSettings:
+    rope = ntk_as_base(META.only_rope(ropes))
+    law = rope.scaling
+    keys: Keys = {"rope_theta": rope.base, "use_scaled_rope": law is not None}
+    numbers: Keys = {}
+    if isinstance(law, Llama3) and law_numbers(law, *_META_CONSTANTS) == _META_CONSTANTS:
+        names = {"factor": "rope_scaling_factor", "high_freq_factor": "rope_high_freq_factor"}
+        numbers = law_numbers(law, **names)
+    if rope.base is None or (law is not None and not numbers):
+        META.refuse(
+            "frequencies other than base ** (-2k / d), or these scaled by Llama3 with "
+            "low_freq_factor=1 and original_max_positions=8192",
+            rope,
+            (plain for plain in plain_candidates(rope) if plain.scaling is None),
+        )
+    keys |= numbers | _interval_key(ropes)
+    for factor in ropes.query_factors.values():
+        if META.query_factor(factor):
+            keys |= {"attn_temperature_tuning": True}
+            keys |= {"floor_scale": factor.length, "attn_scale": factor.strength}
+    notes = [f"The code computes head_dim as dim / n_heads, which has to be {rope.head_dim}."]
+    if numbers not in ({}, _LLAMA3_CONSTANTS) or "nope_layer_interval" in keys:
+        notes.append("llama_models.llama4 reads all these keys, llama_models.llama3 does not.")
+    return as_json(keys, notes, dict.fromkeys(rotating(ropes), rope))
+
+
+def _interval_key(ropes: LayerRopes) -> Keys:
+    """The key for every n-th layer without a rotation."""
+    unrotated = [i for i, kind in enumerate(ropes.layer_kinds, 1) if ropes.kinds[kind] is None]
+    if not unrotated:
+        return {}
+    interval = unrotated[0]
+    if unrotated != list(range(interval, len(ropes) + 1, interval)):
+        raise TranslationError(
+            "meta cannot express layers without a rotation that are not every n-th, and nothing "
+            "that it can is near"
+        )
+    return {"nope_layer_interval": interval}
+
+
+META = Target(
+    name="meta",
+    program="keys of a params.json for llama-models",
+    source="https://github.com/meta-llama/llama-models/tree/main/models",
+    checked="run",
+    package="llama-models",
+    write=_write_meta,
+    takes=lambda rope: rope.pairing == "interleaved",
+    partial=False,
+    query_factor=lambda factor: has_steps(factor) and factor.first == 1,
 )

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import numpy as np
 
 from phasor.axes import Alternating, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.files.translation.target import (
+    Keys,
     ProgramSettings,
     Target,
     keyword_lines,
+    law_numbers,
+    linear_factor,
     ntk_as_base,
-    per_rope,
-    plain_candidates,
 )
-from phasor.pairings import Pairing
 from phasor.rope import Rope
-from phasor.scaling import Law, Linear, Llama3, Rule
+from phasor.scaling import Linear, Llama3
 
 # MLX: the arguments of ``mx.fast.rope``.
 
 
-def _write_mlx(rope: Rope, context: int) -> ProgramSettings:
-    del context
-    settings: dict[str, Any] = {
+def _write_mlx(rope: Rope, _context: int) -> ProgramSettings:
+    factor = linear_factor(rope)
+    settings: Keys = {
         "dims": rope.rotary_dim,
         "traditional": rope.pairing == "interleaved",
         "base": rope.base,
-        "scale": 1.0,
+        "scale": 1 / (factor or 1.0),
     }
     x, freqs = "x", ""
-    if isinstance(rope.scaling, Linear) and rope.direction == 1:
-        settings["scale"] = 1 / rope.scaling.factor
-    elif rope.scaling is not None or rope.base is None or rope.direction < 0:
+    if factor is None:
         # mlx divides positions by these: infinity for pairs that stand still, negative numbers
         # for pairs that turn clockwise
         with np.errstate(divide="ignore", over="ignore"):
@@ -58,67 +54,49 @@ MLX = Target(
     program="the arguments of mlx.core.fast.rope",
     source="https://ml-explore.github.io/mlx/build/html/python/fast.html",
     checked="run",
-    write=per_rope(_write_mlx),
-    needs_context=False,
+    write_rope=_write_mlx,
     backwards=True,
 )
 
 
 # torchtune: the class of rotary embeddings that has the law, and its arguments.
 
-
-class _Class(NamedTuple):
-    """A class of torchtune: its module, its name, and the only pairing that it rotates."""
-
-    module: str
-    name: str
-    pairing: Pairing
+#: By pairing, the module of the class without a law, and its name.
+_PLAIN = {
+    "interleaved": ("torchtune.modules", "RotaryPositionalEmbeddings"),
+    "half": ("torchtune.models.phi3", "Phi3RotaryPositionalEmbeddings"),
+}
 
 
-_PLAIN = _Class("torchtune.modules", "RotaryPositionalEmbeddings", "interleaved")
-_PLAIN_HALF = _Class("torchtune.models.phi3", "Phi3RotaryPositionalEmbeddings", "half")
-_LLAMA3 = _Class("torchtune.models.llama3_1", "Llama3ScaledRoPE", "interleaved")
-
-
-def _llama3_arguments(law: Law | Rule | None) -> dict[str, float] | None:
-    """The arguments of ``Llama3ScaledRoPE`` for a law; None if it cannot express it."""
-    if isinstance(law, Llama3):
-        return {
-            "scale_factor": law.factor,
-            "low_freq_factor": law.low_freq_factor,
-            "high_freq_factor": law.high_freq_factor,
-            "old_context_len": law.original_max_positions,
-        }
+def _llama3_arguments(rope: Rope) -> Keys:
+    """The arguments of ``Llama3ScaledRoPE``, of interleaved pairs; none if it lacks the law."""
+    law = ntk_as_base(rope).scaling
     if isinstance(law, Linear):
         # it divides the pairs with wavelengths above old_context_len / low_freq_factor: with 1
         # these are all, as no wavelength is below 2π
-        bounds = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "old_context_len": 1}
-        return {"scale_factor": law.factor, **bounds}
-    return None
-
-
-def _pairings_of_torchtune(rope: Rope) -> tuple[Pairing, ...]:
-    needs_llama3 = _llama3_arguments(ntk_as_base(rope).scaling) is not None
-    return ("interleaved",) if needs_llama3 else ("half", "interleaved")
+        law = Llama3(factor=law.factor, original_max_positions=1)
+    if not isinstance(law, Llama3):
+        return {}
+    ends = law_numbers(
+        law, "low_freq_factor", "high_freq_factor", original_max_positions="old_context_len"
+    )
+    return {"scale_factor": law.factor, **ends}
 
 
 def _write_torchtune(rope: Rope, context: int) -> ProgramSettings:
-    rope = ntk_as_base(rope)
-    scaling = _llama3_arguments(rope.scaling)
-    if rope.base is None or (rope.scaling is not None and scaling is None):
-        law = f"the law {type(rope.scaling).__name__}"
-        feature = "explicit frequencies" if rope.base is None else law
-        TORCHTUNE.refuse(feature, rope, context, plain_candidates(rope))
-    settings: dict[str, Any] = {"dim": rope.rotary_dim, "max_seq_len": context, "base": rope.base}
-    if scaling is None:
-        chosen = _PLAIN if rope.pairing == _PLAIN.pairing else _PLAIN_HALF
-    else:
-        chosen = _LLAMA3
-        settings |= scaling
+    form, scaling = ntk_as_base(rope), _llama3_arguments(rope)
+    if form.base is None:
+        TORCHTUNE.refuse("explicit frequencies", rope)
+    if form.scaling is not None and not scaling:
+        TORCHTUNE.refuse(f"the law {type(form.scaling).__name__}", rope)
+    module, name = _PLAIN[rope.pairing]
+    if scaling:
+        module, name = "torchtune.models.llama3_1", "Llama3ScaledRoPE"
+    settings = {"dim": rope.rotary_dim, "max_seq_len": context, "base": form.base, **scaling}
     return ProgramSettings(
         settings,
-        f"from {chosen.module} import {chosen.name}\n\n"
-        f"rotary = {chosen.name}(\n{keyword_lines(settings)})\n"
+        f"from {module} import {name}\n\n"
+        f"rotary = {name}(\n{keyword_lines(settings)})\n"
         "# x [batch, seq, heads, head_dim]; positions [batch, seq]\n"
         "rotary(x, input_pos=positions)",
     )
@@ -129,8 +107,8 @@ TORCHTUNE = Target(
     program="the class and arguments of attention's pos_embeddings",
     source="https://meta-pytorch.org/torchtune/0.6/api_ref_modules.html",
     checked="run",
-    write=per_rope(_write_torchtune),
-    pairings=_pairings_of_torchtune,
+    write_rope=_write_torchtune,
+    takes=lambda rope: rope.pairing == "interleaved" or not _llama3_arguments(rope),
     partial=False,
 )
 
@@ -138,8 +116,7 @@ TORCHTUNE = Target(
 # rotary-embedding-torch: the arguments of its ``RotaryEmbedding``.
 
 
-def _write_rotary_embedding_torch(rope: Rope, context: int) -> ProgramSettings:
-    del context
+def _write_rotary_embedding_torch(rope: Rope, _context: int) -> ProgramSettings:
     gain = {} if rope.attention_factor == 1 else {"gain": rope.attention_factor}
     scale = ", scale=gain" if gain else ""
     # the class divides by dim - 2 and has positions of one axis only
@@ -153,18 +130,17 @@ def _write_rotary_embedding_torch(rope: Rope, context: int) -> ProgramSettings:
             "angles = positions[:, axis_of_pair] * freqs\n"
             f"apply_rotary_emb(angles.float().repeat_interleave(2, dim=-1), x{scale})",
         )
-    imports = ""
-    settings: dict[str, Any] = {"dim": rope.rotary_dim}
-    linear = isinstance(rope.scaling, Linear) and rope.scaling.factor >= 1
-    if rope.base is None or rope.direction < 0 or not (rope.scaling is None or linear):
+    imports, factor = "", linear_factor(rope)
+    settings: Keys = {"dim": rope.rotary_dim}
+    if factor is None or factor < 1:
         imports = "import torch\n"
         settings["freqs"] = rope.direction * rope.inv_freq
         law = "custom_freqs=torch.tensor(freqs, dtype=torch.float32)"
     else:
         settings["theta"] = rope.base
         law = "theta=theta"
-        if isinstance(rope.scaling, Linear):
-            settings["interpolate_factor"] = rope.scaling.factor
+        if factor != 1:
+            settings["interpolate_factor"] = factor
             law += ", interpolate_factor=interpolate_factor"
     return ProgramSettings(
         settings | gain,
@@ -184,9 +160,8 @@ ROTARY_EMBEDDING_TORCH = Target(
     program="the arguments of RotaryEmbedding, or angles for apply_rotary_emb",
     source="https://github.com/lucidrains/rotary-embedding-torch",
     checked="run",
-    write=per_rope(_write_rotary_embedding_torch),
-    needs_context=False,
-    pairings=("interleaved",),
+    write_rope=_write_rotary_embedding_torch,
+    takes=lambda rope: rope.pairing == "interleaved",
     backwards=True,
     axes=(OneAxis, Sectioned, Axial, InterleavedSections, Alternating),
 )

@@ -6,6 +6,7 @@ one function that writes the settings and the code for a Rope.
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -17,28 +18,25 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor._checks import short_repr
 from phasor._reals import in_reals
 from phasor.axes import Axes, OneAxis
 from phasor.describe import plain_fields
 from phasor.errors import ConfigError, SpecError
 from phasor.layers import LayerRopes, QueryFactor
-from phasor.pairings import PAIRINGS, Pairing
 from phasor.rope import Rope, real_inv_freq
 from phasor.scaling import NTK, Linear, NTKFixed, NTKOld, Rule, Yarn
 from phasor.scaling.laws import yarn_multiplier
 
+Keys = dict[str, Any]
+
 #: The way out where a rule would have to pick its law in the program.
 PICK_LAW = "translate rope.at(seq_len), or give --seq-len TOKENS"
-
 
 #: The factor on queries of Llama 4's releases, which some programs have as constants.
 LLAMA4_FACTOR = QueryFactor(strength=0.1, length=8192, first=1)
 
-
-def has_steps(factor: QueryFactor) -> bool:
-    """Whether it is of the form that Llama 4 and Mistral have."""
-    return factor.form == "steps"
+#: A note for a factor on the logits for which a program has no setting.
+SOFTMAX_NOTE = "Multiply the softmax scale by {factor!r} as well, as the model does."
 
 
 @dataclass(frozen=True, eq=False)  # settings may be arrays
@@ -49,7 +47,7 @@ class ProgramSettings:
     code: str  # Python with its imports, a command, or a piece of a file
     notes: tuple[str, ...] = ()  # what else the user has to do, a sentence each
     # by kind of layer, the rope that the target then performs, in the pairing that it reads; a note
-    # says which pairs stand still
+    # says which pairs stand still. `translate` adds those that it asked for where there are none
     ropes: Mapping[str, Rope] = field(default_factory=dict[str, Rope])
     # whether ``code`` reads the settings as variables; otherwise it contains them
     as_variables: bool = False
@@ -84,25 +82,12 @@ class TranslationError(ConfigError):
 class RefusalError(TranslationError):
     """The error of `Target.refuse`, to which `translate` adds the nearest rope and its distance."""
 
-    def __init__(self, message: str, rope: Rope, context: int, candidates: Iterable[Rope]) -> None:
+    def __init__(
+        self, message: str, rope: Rope, candidates: Iterable[Rope] | None, context: int | None
+    ) -> None:
         super().__init__(message)
         self.rope, self.context = rope, context
-        self.candidates = tuple(candidates)
-
-    def with_nearest(self, advice: str, expressible: Iterable[Rope]) -> TranslationError:
-        """The error for users; ``expressible`` are candidates that the target can express."""
-        reason = f"{advice}{self}"
-        distances = {rope: radians_apart(self.rope, rope, self.context) for rope in expressible}
-        if not distances:
-            return TranslationError(f"{reason}, and nothing that it can is near")
-        nearest, radians = min(distances.items(), key=lambda item: item[1])
-        if radians == 0:
-            error = "exact where a token's coordinates are equal, as in text"
-        else:
-            error = f"off by up to {radians:.3g} radians at position {self.context - 1}"
-        fields = _differing_fields(self.rope, nearest)
-        message = f"{reason}; the nearest that it can is {error}: {fields}"
-        return TranslationError(message, nearest=nearest, radians=radians)
+        self.candidates = plain_candidates(rope) if candidates is None else [*candidates]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,26 +100,32 @@ class Target:
     # whether the tests run the program itself, or a function written from its documentation, and
     # then whether tools/engines.py ran the program
     checked: Literal["run", "engine", "description"]
-    # makes settings for each rope, or for the model, of ropes that have passed `check`
-    write: Callable[[LayerRopes, int], tuple[ProgramSettings, ...]]
+    # makes settings of ropes that have passed `check`, and of the context: for each different rope,
+    # whose code reads them as variables and rotates an array from its first coordinate on
+    write_rope: Callable[[Rope, int], ProgramSettings] | None = None
+    # or for the model
+    write: Callable[[LayerRopes, int], ProgramSettings] | None = None
     alternative: str = ""  # the target of the same program that can express more
     package: str = ""  # what the tests install; ``name`` unless given
-    # what it rotates, or a function of the rope if its law decides; else weights are reordered
-    pairings: tuple[Pairing, ...] | Callable[[Rope], tuple[Pairing, ...]] = PAIRINGS
+    # whether it turns such pairs by such a law; if only the other pairs, weights are reordered
+    takes: Callable[[Rope], bool] = lambda rope: True
+    # whether ``write`` reads ``pairing_out``; otherwise the target writes the pairs that it reads
+    other_pairs_out: bool = False
     partial: bool = True  # whether it can rotate a part of the head only
     backwards: bool = False  # whether it can turn pairs clockwise
     axes: tuple[type[Axes], ...] = (OneAxis,)
-    # whether ``write`` prints the context, or a function of the rope if its law decides
-    needs_context: bool | Callable[[Rope], bool] = True
     # those it applies by itself; others must have picked their law
     rules: tuple[type[Rule], ...] = ()
-    softmax: bool = False  # whether ``write`` has a setting or a note for the softmax factor
+    # the note for a factor on the logits; none where ``write`` has a setting or a note of its own
+    softmax_note: str = SOFTMAX_NOTE
+    # why no setting says which pairs turn, where the code of each model's class does; then notes do
+    class_decides: str = ""
+    # what has to leave layers without a rotation as they are, if a note is to say so
+    leaves_layers: str = ""
     # whether its own code, of models that have such a factor, multiplies queries by it
     query_factor: Callable[[QueryFactor], bool] = lambda factor: False
-    # whether ``write`` reads ``pairing_out``; otherwise the target writes the pairs that it reads
-    other_pairs_out: bool = False
 
-    def check(self, rope: Rope, context: int) -> None:
+    def check(self, rope: Rope) -> None:
         """Refuse a rope that the program cannot express, whatever its frequencies are."""
         law = rope.scaling
         if isinstance(law, Rule) and not isinstance(law, self.rules):
@@ -145,72 +136,73 @@ class Target:
         if not isinstance(rope.axes, self.axes):
             # then it rotates alike at positions with equal coordinates
             one_spectrum = rope.axes.spectra(rope.num_pairs) == (rope.num_pairs,)
-            self.refuse(
-                f"positions of {rope.axes.n_axes} axes ({type(rope.axes).__name__})",
-                rope, context, [replace(rope, axes=OneAxis())] if one_spectrum else [],
-            )  # fmt: skip
+            feature = f"positions of {rope.axes.n_axes} axes ({type(rope.axes).__name__})"
+            self.refuse(feature, rope, [replace(rope, axes=OneAxis())] if one_spectrum else [])
         if rope.direction < 0 and not self.backwards:
-            self.refuse("pairs that turn clockwise", rope, context, [replace(rope, direction=1)])
+            self.refuse("pairs that turn clockwise", rope, [replace(rope, direction=1)])
         if rope.rotary_dim < rope.head_dim and not self.partial:
-            self.refuse(f"{rope.rotary_dim} rotated coordinates of {rope.head_dim}", rope, context)
+            self.refuse(f"{rope.rotary_dim} rotated coordinates of {rope.head_dim}", rope, [])
 
-    def only_rope(self, ropes: LayerRopes, context: int) -> Rope:
+    def only_rope(self, ropes: LayerRopes) -> Rope:
         """The rope of all layers, for a program that keeps one; else the nearest is the first."""
         first, *others = ropes.ropes
         if others:
             kinds = " and ".join(kind for kind, rope in ropes.kinds.items() if rope is not None)
-            refused, candidate = others[0].at(context), first.at(context)
-            candidates = [candidate] if candidate.num_pairs == refused.num_pairs else []
-            self.refuse(f"different ropes in {kinds} layers", refused, context, candidates)
+            candidates = [first] if first.num_pairs == others[0].num_pairs else []
+            self.refuse(f"different ropes in {kinds} layers", others[0], candidates)
         return first
 
     def refuse(
-        self, feature: str, rope: Rope, context: int, candidates: Iterable[Rope] = ()
+        self,
+        feature: str,
+        rope: Rope,
+        candidates: Iterable[Rope] | None = None,
+        context: int | None = None,
     ) -> NoReturn:
         """Raise the error for a feature of ``rope`` that the program lacks.
 
-        The error names the nearest of the ``candidates``. A candidate that the program cannot
-        express either is replaced by the candidates of its own refusal.
+        The error names the nearest of the ``candidates``, unless given those of
+        `plain_candidates`, at the end of the ``context`` if that is another than the model's. A
+        candidate that the program cannot express either is replaced by the candidates of its own
+        refusal.
         """
-        raise RefusalError(f"{self.name} cannot express {feature}", rope, context, candidates)
-
-    def reorder(self, rope: Rope, pairing: Pairing) -> tuple[Rope, str]:
-        """The rope in the other pairing, and the note that the weights have to be reordered."""
-        return replace(rope, pairing=pairing, pairing_out=None), (
-            f"{self.name} turns {pairing} pairs: reorder the weights first "
-            f"(phasor convert FOLDER OUT --to {pairing})."
-        )
+        raise RefusalError(f"{self.name} cannot express {feature}", rope, candidates, context)
 
 
-def per_rope(
-    write: Callable[[Rope, int], ProgramSettings],
-) -> Callable[[LayerRopes, int], tuple[ProgramSettings, ...]]:
-    """A `Target.write` that calls ``write`` for each different rope, and adds their ``ropes``.
-
-    The code of such a part rotates an array from its first coordinate on. If the rotation begins
-    later in the head, a note says which slice of the head the array has to be.
-    """
-
-    def write_part(rope: Rope, ropes: LayerRopes, context: int) -> ProgramSettings:
-        written = write(rope, context)
-        notes = written.notes
-        if rope.rotary_start:
-            notes += (
-                f"x is the slice of a head from coordinate {rope.rotary_start} on; the coordinates "
-                "before it stay as they are.",
-            )
-        kinds = {kind: rope for kind, other in ropes.kinds.items() if other == rope}
-        return replace(written, ropes=kinds, notes=notes, as_variables=True)
-
-    return lambda ropes, context: tuple(write_part(rope, ropes, context) for rope in ropes.ropes)
+def as_json(
+    keys: Keys, notes: Iterable[str] = (), ropes: Mapping[str, Rope] | None = None
+) -> ProgramSettings:
+    """The settings for a program that reads a file of JSON."""
+    return ProgramSettings(keys, json.dumps(keys, indent=2), tuple(notes), ropes or {})
 
 
-def whole_model(
-    ropes: LayerRopes, rope: Rope, settings: Mapping[str, Any], code: str, notes: Iterable[str]
-) -> tuple[ProgramSettings, ...]:
-    """The one part for a program that performs ``rope`` in every layer that rotates."""
-    kinds = {kind: rope for kind, other in ropes.kinds.items() if other is not None}
-    return (ProgramSettings(settings, code, tuple(notes), kinds),)
+def rotating(ropes: LayerRopes) -> dict[str, Rope]:
+    """The rope of each kind of layer that has one."""
+    return {kind: rope for kind, rope in ropes.kinds.items() if rope is not None}
+
+
+def law_numbers(law: Any, *fields: str, **names: str) -> Keys:
+    """Numbers of a law: ``fields`` by their own names, others by what a program calls them."""
+    names = {field: field for field in fields} | names
+    return {name: getattr(law, field) for field, name in names.items()}
+
+
+def has_steps(factor: QueryFactor) -> bool:
+    """Whether it is of the form that Llama 4 and Mistral have."""
+    return factor.form == "steps"
+
+
+def change_ropes(ropes: LayerRopes, change: Callable[[Rope], Rope]) -> LayerRopes:
+    """The model with another rope in each kind of layer that has one."""
+    kinds = {kind: None if rope is None else change(rope) for kind, rope in ropes.kinds.items()}
+    return replace(ropes, kinds=kinds)
+
+
+def main_and_local(ropes: LayerRopes) -> tuple[Rope, Rope | None]:
+    """The rope of a model, or its two: the second is that of sliding layers, or has no law."""
+    kinds = sorted(rotating(ropes).items(), key=lambda item: "sliding" in item[0])
+    first, *others = dict.fromkeys(rope for _, rope in kinds)
+    return first, others[0] if others else None
 
 
 def model_family(ropes: LayerRopes) -> str:
@@ -218,49 +210,79 @@ def model_family(ropes: LayerRopes) -> str:
     return ropes.in_config.values.get("model_type", ropes.name)
 
 
-def table_settings(program: str, rope: Rope, context: int) -> dict[str, Any]:
-    """The variables of code that calls `phasor.torch.cos_sin_cache`."""
-    gain = rope.attention_factor
-    return {"rope": rope, "program": program, "max_positions": context, "gain": gain}
-
-
 def keyword_lines(names: Iterable[str]) -> str:
     """The lines of a call whose keyword arguments are variables of the same names."""
     return "".join(f"    {name}={name},\n" for name in names)
 
 
-#: A note for kernels that read beyond the end of a table.
-POSITIONS_UNCHECKED = "No position may be max_positions or more: the kernel does not check that."
+def base_and_divisors(rope: Rope, largest: float = 1e30) -> tuple[float, NDArray[np.float64]]:
+    """A base, and what divides its powers; negative for pairs that turn clockwise.
 
-
-def softmax_note(factor: float) -> str:
-    """The note for a program that has no setting for the softmax factor."""
-    return f"Multiply the softmax scale by {factor!r} as well, as the model does."
-
-
-#: The divisor that converters write for a frequency of 0, as not every device handles infinity.
-_LARGEST_DIVISOR = 1e30
-
-
-def base_and_divisors(rope: Rope) -> tuple[float, NDArray[np.float64]]:
-    """A base, and what divides its powers; negative for pairs that turn clockwise."""
+    Where a pair stands still it is the ``largest``, unless given the number that converters write,
+    as not every device handles infinity.
+    """
     base = rope.base or 10_000.0
-    plain = replace(rope, base=base, scaling=None, explicit_inv_freq=None)
+    plain = replace(rope, base=base, scaling=None, explicit_inv_freq=None, inv_freq_dtype="exact")
     with np.errstate(divide="ignore", over="ignore"):
         divisors = rope.direction * plain.inv_freq / rope.inv_freq
-    return base, np.clip(divisors, -_LARGEST_DIVISOR, _LARGEST_DIVISOR)  # programs keep float32
+    return base, np.clip(divisors, -largest, largest)  # programs keep float32
 
 
-def yarn_mscale(law: Yarn) -> float:
-    """The ``mscale`` that gives the law's factor on cos and sin without an ``attention_factor``.
+def list_of_divisors(target: Target, rope: Rope, length: int) -> tuple[float, list[float], float]:
+    """A base, divisors, and the length before the extension, for programs that read LongRoPE.
 
-    Programs compute that factor as `yarn_multiplier` of ``mscale`` over that of
+    Of it and ``length`` they compute the factor on cos and sin, which is 1 or more.
+    """
+    gain = rope.attention_factor
+    if gain < 1:
+        target.refuse(f"cos and sin multiplied by {gain:g}", rope)
+    base, divisors = base_and_divisors(rope)
+    return base, divisors.tolist(), length if gain == 1 else length ** (1 / gain**2)
+
+
+def linear_factor(rope: Rope) -> float | None:
+    """What divides the powers of the base; None for other frequencies."""
+    law = rope.scaling
+    if rope.base is None or rope.direction < 0 or not isinstance(law, (Linear, type(None))):
+        return None
+    return 1.0 if law is None else law.factor
+
+
+def yarn_ramp(rope: Rope) -> tuple[int, int] | None:
+    """The whole pairs between which YaRN's ramp lies; None for other laws and ramps.
+
+    In heads so narrow that the ramp would end before it begins, programs compute another one.
+    """
+    law, base = rope.scaling, rope.base
+    if not isinstance(law, Yarn) or not law.truncate or base is None:
+        return None
+    begin, end = (
+        rope.num_pairs
+        * math.log(law.original_max_positions / (2 * math.pi * turns))
+        / math.log(base)
+        for turns in (law.beta_fast, law.beta_slow)
+    )
+    ramp = max(math.floor(begin), 0), min(math.ceil(end), rope.rotary_dim - 1)
+    return ramp if ramp[0] <= ramp[1] else None
+
+
+def is_usual_yarn(rope: Rope) -> bool:
+    """Whether the law is YaRN between whole pairs, with a factor that `mscales` can give."""
+    law = rope.scaling
+    return isinstance(law, Yarn) and law.truncate and (law.factor > 1 or rope.attention_factor == 1)
+
+
+def mscales(law: Yarn) -> Keys:
+    """``mscale`` and ``mscale_all_dim`` that give the law's factors without ``attention_factor``.
+
+    Programs compute the factor on cos and sin as `yarn_multiplier` of ``mscale`` over that of
     ``mscale_all_dim``; for a ``factor`` of at most 1 both are 1.
     """
-    if law.attention_factor is None or law.factor <= 1:
-        return law.mscale
-    multiplier = law.attention_factor * yarn_multiplier(law.factor, law.mscale_all_dim)
-    return (multiplier - 1) / (yarn_multiplier(law.factor, 1.0) - 1)
+    mscale = law.mscale
+    if law.attention_factor is not None and law.factor > 1:
+        multiplier = law.attention_factor * yarn_multiplier(law.factor, law.mscale_all_dim)
+        mscale = (multiplier - 1) / (yarn_multiplier(law.factor, 1.0) - 1)
+    return {"mscale": mscale, "mscale_all_dim": law.mscale_all_dim}
 
 
 @in_reals
@@ -292,31 +314,19 @@ def ntk_as_base(rope: Rope) -> Rope:
     return rope
 
 
-def radians_apart(a: Rope, b: Rope, context: int) -> float:
-    """The largest difference of a pair's angle at the last position, whole turns included.
-
-    For positions with the same coordinate on all axes, and of a rule the law of that length.
-    Infinite if the numbers of pairs differ.
-    """
-    a, b = a.at(context), b.at(context)
-    if a.num_pairs != b.num_pairs:
-        return math.inf
-    # exact: float64 frequencies times a million positions would show their rounding
-    frequencies = zip(real_inv_freq(a), real_inv_freq(b), strict=True)
-    largest = max(abs(a.direction * f - b.direction * g) for f, g in frequencies)
-    return float((context - 1) * largest)
-
-
 def plain_candidates(rope: Rope) -> list[Rope]:
     """Ropes near ``rope`` with a base and at most a linear law, which most programs can express.
 
     ``rope`` without its law; with the base that is nearest to the scaled frequencies; and with the
-    nearest base and a linear law for which the fastest pair is exact.
+    nearest base and a linear law for which the fastest pair is exact. And YaRN's ramp between whole
+    pairs, where it is not.
     """
     scaled = rope.inv_freq
     plain = replace(rope, scaling=None, explicit_inv_freq=None)
     fastest = float(scaled.max())
     candidates = [plain, replace(plain, base=_nearest_base(scaled))]
+    if isinstance(rope.scaling, Yarn) and not rope.scaling.truncate:
+        candidates.append(replace(rope, scaling=replace(rope.scaling, truncate=True)))
     if fastest > sys.float_info.min and fastest != 1:
         divided = Linear(factor=1 / fastest)
         candidates.append(replace(plain, base=_nearest_base(scaled / fastest), scaling=divided))
@@ -332,12 +342,3 @@ def _nearest_base(inv_freq: NDArray[np.float64]) -> float:
         best = int(np.argmin(np.abs(np.exp(grid[:, None] * exponents) - inv_freq).max(axis=1)))
         low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, 200)])
     return math.exp((low + high) / 2)
-
-
-def _differing_fields(rope: Rope, other: Rope) -> str:
-    """The fields of ``other`` that differ from those of ``rope``, as arguments of `Rope`."""
-    return ", ".join(
-        f"{name}={short_repr(getattr(other, name))}"
-        for name in ("base", "scaling", "axes", "direction")
-        if getattr(rope, name) != getattr(other, name)
-    )

@@ -1,0 +1,409 @@
+"""Programs that train: flags of Megatron-LM, and YAML files for litgpt and MaxText."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any, NoReturn, cast
+
+from phasor.axes import InterleavedSections, OneAxis, Sectioned
+from phasor.files.configs.writing import rotated_fraction
+from phasor.files.translation.target import (
+    LLAMA4_FACTOR,
+    SOFTMAX_NOTE,
+    Keys,
+    ProgramSettings,
+    Target,
+    TranslationError,
+    change_ropes,
+    is_usual_yarn,
+    law_numbers,
+    linear_factor,
+    main_and_local,
+    model_family,
+    mscales,
+    ntk_as_base,
+    plain_candidates,
+    rotating,
+    yarn_ramp,
+)
+from phasor.layers import LayerRopes
+from phasor.pairings import Pairing
+from phasor.rope import Rope
+from phasor.scaling import Law, Linear, Llama3, Proportional, Rule, Yarn, yarn_multiplier
+
+
+def _with_whole_base(rope: Rope) -> Rope:
+    return replace(rope, axes=OneAxis(), base=float(max(2, round(rope.base or 2))))
+
+
+# Megatron-LM: flags of its training command.
+
+# constants in the code of --use-rope-scaling, which reads only the factor
+_LLAMA3: Keys = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positions": 8192}
+# constants in the code of latent attention
+_LATENT_YARN: Keys = {
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_positions": 4096,
+    "truncate": True,
+}
+
+
+def _write_megatron(ropes: LayerRopes, _context: int) -> ProgramSettings:
+    rope, *others = ropes.ropes
+    if others:
+        raise TranslationError(
+            f"megatron has one rotation for all layers, and {ropes.name} has {len(ropes.ropes)} "
+            "ropes: translate one of them"
+        )
+    if rope.rotary_start:
+        MEGATRON.refuse(f"a rotation from coordinate {rope.rotary_start} on", rope, [])
+    # latent attention rotates a slice that is a head of its own, with one key for all heads; it
+    # reads interleaved pairs and writes half pairs
+    whole_head = rope.rotary_dim == rope.head_dim and isinstance(rope.axes, OneAxis)
+    latent = rope.pairing == "interleaved" and whole_head and ropes.num_kv_heads == 1
+    if not latent and (isinstance(rope.scaling, Yarn) or isinstance(rope.axes, Sectioned)):
+        rope = replace(rope, pairing="half", pairing_out=None)
+    form = ntk_as_base(rope)
+    if form.base is None:
+        _refuse_flags("frequencies without a base", rope)
+    if not form.base.is_integer():
+        _refuse_flags(f"a base of {form.base!r}, which is no whole number", rope)
+    width = "--qk-pos-emb-head-dim" if latent else "--kv-channels"
+    flags: Keys = {"--multi-latent-attention": True} if latent else {}
+    flags |= {_TYPE[latent]: "rope", width: rope.head_dim, "--rotary-base": int(form.base)}
+    if rope.rotary_dim < rope.head_dim:
+        flags["--rotary-percent"] = rotated_fraction(rope.rotary_dim, rope.head_dim)
+    if rope.pairing == "interleaved" and not latent:
+        flags["--rotary-interleaved"] = True
+    if isinstance(rope.axes, Sectioned):
+        if rope.axes.n_axes != 3 or not isinstance(form.scaling, (type(None), Linear)):
+            law = _law_name(form.scaling)
+            _refuse_flags(f"positions of {rope.axes.n_axes} axes with {law}", rope)
+        flags[_TYPE[False]] = "mrope"
+        flags["--mrope-section"] = " ".join(map(str, rope.axes.sections))
+    if form.scaling is not None:
+        flags |= _law_flags(rope, form.scaling, latent=latent)
+    unrotated = [int(ropes.kinds[kind] is None) for kind in ropes.layer_kinds]
+    if any(unrotated):
+        flags["--no-rope-freq"] = f"[{','.join(map(str, unrotated))}]"
+    notes: tuple[str, ...] = ()
+    if rope.softmax_factor != 1 and not latent:
+        notes += (SOFTMAX_NOTE.format(factor=rope.softmax_factor),)
+    notes += (
+        "Megatron-Bridge and NeMo read the same numbers as fields of a model's configuration: "
+        "rotary_base, rotary_percent, seq_len_interpolation_factor, yarn_rotary_scaling_factor.",
+    )
+    # a shell would read the list's brackets as a pattern of file names
+    texts = {name: f"'{v}'" if str(v).startswith("[") else v for name, v in flags.items()}
+    words = [name if text is True else f"{name} {text}" for name, text in texts.items()]
+    kinds = dict.fromkeys(rotating(ropes), replace(rope, pairing_out="half" if latent else None))
+    return ProgramSettings(flags, " ".join(words), notes, kinds)
+
+
+#: The flag for the kind of rotation, by whether attention is latent.
+_TYPE = {False: "--position-embedding-type", True: "--rope-type"}
+
+
+def _law_flags(rope: Rope, law: Law | Rule, *, latent: bool) -> Keys:
+    flags: Keys = {}
+    if isinstance(law, Yarn) and (not latent or law == replace(law, **_LATENT_YARN)):
+        if rope.rotary_dim < rope.head_dim:
+            _refuse_flags(f"YaRN of {rope.rotary_dim} of {rope.head_dim} coordinates", rope)
+        if law.factor <= 1 and rope.attention_factor != 1:
+            _refuse_flags(f"YaRN by {law.factor:g} with a factor on cos and sin", rope)
+        flags = {_TYPE[latent]: "yarn", "--rotary-scaling-factor": law.factor}
+        flags |= {f"--{name.replace('_', '-')}": value for name, value in mscales(law).items()}
+        if not latent:
+            rounded = "yarn-correction-range-round-to-int"
+            flags[f"--{rounded}" if law.truncate else f"--no-{rounded}"] = True
+            flags |= law_numbers(
+                law,
+                original_max_positions="--yarn-original-max-position-embeddings",
+                beta_fast="--yarn-beta-fast",
+                beta_slow="--yarn-beta-slow",
+            )
+    elif isinstance(law, Linear) and law.factor.is_integer() and not latent:
+        flags = {"--rotary-seq-len-interpolation-factor": int(law.factor)}
+    elif isinstance(law, Llama3) and law == replace(law, **_LLAMA3) and not latent:
+        flags = {"--use-rope-scaling": True, "--rope-scaling-factor": law.factor}
+    if not flags:
+        has_flags = isinstance(rope.scaling, (Linear, Llama3, Yarn))
+        numbers = " with other numbers than its code has" if has_flags else ""
+        _refuse_flags(_law_name(rope.scaling) + numbers, rope)
+    return flags
+
+
+def _law_name(law: Law | Rule | None) -> str:
+    return "no law" if law is None else f"the law {type(law).__name__}"
+
+
+def _refuse_flags(feature: str, rope: Rope) -> NoReturn:
+    candidates = [other for other in plain_candidates(rope) if other.scaling is None]
+    if isinstance(law := rope.scaling, Llama3):
+        candidates.append(replace(rope, scaling=replace(law, **_LLAMA3)))
+    if isinstance(law, Yarn):
+        candidates.append(replace(rope, scaling=replace(law, **_LATENT_YARN)))
+    MEGATRON.refuse(feature, rope, map(_with_whole_base, candidates))
+
+
+MEGATRON = Target(
+    name="megatron",
+    program="flags of Megatron-LM's training command",
+    source="https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/training/arguments.py",
+    checked="run",
+    package="megatron-core",
+    write=_write_megatron,
+    other_pairs_out=True,
+    axes=(OneAxis, Sectioned),
+    softmax_note="",
+)
+
+
+# litgpt and MaxText: keys of a YAML file that makes a model.
+
+
+def _as_yaml(value: Any) -> str:
+    """A value on one line, as every version of YAML reads it."""
+    if isinstance(value, dict):
+        items = cast(Keys, value).items()
+        return f"{{{', '.join(f'{name}: {_as_yaml(one)}' for name, one in items)}}}"
+    text = json.dumps(value)
+    # version 1.1 takes a number with an exponent and no point for a text
+    return text.replace("e", ".0e") if isinstance(value, float) and "." not in text else text
+
+
+def _yaml_settings(keys: Keys, notes: list[str], kinds: dict[str, Rope]) -> ProgramSettings:
+    code = "\n".join(f"{name}: {_as_yaml(value)}" for name, value in keys.items())
+    return ProgramSettings(keys, code, tuple(notes), kinds)
+
+
+def _refuse_keys(target: Target, rope: Rope) -> NoReturn:
+    """Refuse a law with these numbers, or what is no power of a base."""
+    law = rope.scaling
+    feature = f"the law {type(law).__name__} with these numbers" if law else "such a base here"
+    if rope.rotary_start:
+        feature = f"a rotation from coordinate {rope.rotary_start} on"
+    elif rope.base is None:
+        feature = "frequencies without a base"
+    near = [replace(one, axes=OneAxis()) for one in plain_candidates(rope)]
+    target.refuse(feature, rope, [*near, *map(_with_whole_base, near)])
+
+
+# litgpt
+
+
+def _adjustments(rope: Rope) -> Keys:
+    """``rope_adjustments`` for a rope with a base."""
+    law, size, base = rope.scaling, rope.rotary_dim, rope.base
+    if law is None:
+        return {}
+    if isinstance(law, Linear):
+        return {"factor": law.factor}
+    original = {"original_max_positions": "original_max_seq_len"}
+    if isinstance(law, Llama3):
+        return law_numbers(law, "factor", "low_freq_factor", "high_freq_factor", **original)
+    ramp = yarn_ramp(rope)
+    if not isinstance(law, Yarn) or not is_usual_yarn(rope) or ramp is None or base is None:
+        _refuse_keys(LITGPT, rope)
+    # its ramp falls from the first index to the second, which it rounds towards each other
+    turns, (begin, end) = law.original_max_positions / (2 * math.pi), ramp
+    keys = law_numbers(law, "factor", **original) | {
+        "beta_fast": turns * base ** (-(2 * max(end, begin + 1) + 1) / size),
+        "beta_slow": turns * base ** (-(2 * begin - 1) / size),
+    }
+    if law.mscale_all_dim or rope.attention_factor != 1:
+        # a scale of 0 is none
+        keys |= mscales(law)
+        keys["mscale"] = keys["mscale"] or 1e-30
+    return keys
+
+
+def _write_litgpt(ropes: LayerRopes, _context: int) -> ProgramSettings:
+    if None in ropes.kinds.values():
+        raise TranslationError(
+            f"litgpt rotates in every layer, and {ropes.name} has layers without a rotation"
+        )
+    main, local = main_and_local(raised := change_ropes(ropes, ntk_as_base))
+    if local is not None and main.scaling is None and local.scaling is not None:
+        main, local = local, main
+    keys: Keys = {}
+    if local is not None:
+        same = replace(local, base=main.base, scaling=main.scaling) == main
+        laws = isinstance(main.scaling, (Linear, type(None))), isinstance(local.scaling, Linear)
+        gain = main.attention_factor != 1  # which it gives all layers
+        if len(ropes.ropes) > 2 or not same or gain or (local.scaling and laws != (True, True)):
+            LITGPT.only_rope(ropes)
+        if isinstance(law := local.scaling, Linear):
+            keys["rope_condense_ratio"] = law.factor
+            factor = main.scaling.factor if isinstance(main.scaling, Linear) else 1.0
+            main = replace(main, scaling=Linear(factor=factor / law.factor))
+    if main.base is None or main.rotary_start:
+        _refuse_keys(LITGPT, main)
+    keys = {
+        "rope_base": int(main.base) if main.base.is_integer() else main.base,
+        "rotary_percentage": rotated_fraction(main.rotary_dim, main.head_dim),
+        "rope_interleave": main.pairing == "interleaved",
+        **keys,
+    }
+    notes = [f"head_size, in latent attention qk_rope_head_dim, has to be {main.head_dim}."]
+    if adjustments := _adjustments(main):
+        keys["rope_adjustments"] = adjustments
+    if isinstance(law := main.scaling, Yarn):
+        notes.append(
+            "litgpt 0.5.13 divides the fast pairs in place of the slow ones: these betas are made "
+            "so that it divides the right ones. A version without that fault is to be given "
+            f"beta_fast: {law.beta_fast:g} and beta_slow: {law.beta_slow:g}."
+        )
+    if local is not None:
+        keys["rope_local_base_freq"] = local.base
+        keys["rope_indices"] = [int(raised.kinds[kind] == local) for kind in ropes.layer_kinds]
+    kinds = {kind: replace(rope, pairing_out="half") for kind, rope in rotating(ropes).items()}
+    return _yaml_settings(keys, notes, kinds)
+
+
+LITGPT = Target(
+    name="litgpt",
+    program="keys of a model_config.yaml",
+    source="https://github.com/Lightning-AI/litgpt/blob/main/litgpt/config.py",
+    checked="engine",
+    write=_write_litgpt,
+    other_pairs_out=True,
+    softmax_note="",
+)
+
+
+# MaxText
+
+#: Divides bases that are no whole numbers, of which it takes none; a power of two divides exactly.
+_UNIT = 2**24
+
+
+def _maxtext_keys(rope: Rope) -> Keys:
+    """The keys of one rope; none if no class of MaxText turns so."""
+    form = ntk_as_base(rope)
+    base, law, sections = form.base, form.scaling, not isinstance(form.axes, OneAxis)
+    if base is None or form.rotary_start:
+        return {}
+    half, whole_head = form.pairing == "half", form.rotary_dim == form.head_dim and not sections
+    factor, whole = linear_factor(form), base.is_integer()
+    if half and factor is not None and whole_head:
+        unit = 1 if whole else _UNIT
+        return {
+            "rope_type": "default",
+            "rope_min_timescale": unit,
+            "rope_max_timescale": round(base * unit),
+            "rope_linear_scaling_factor": factor / unit,
+        }
+    if law == Llama3(factor=8.0, original_max_positions=8192) and not half:
+        factor = 1.0  # the law is in the code of a class
+    scale = int(factor) if factor is not None and factor.is_integer() else 0
+    scaled = {"rope_min_timescale": scale, "rope_max_timescale": int(base * scale)}
+    if half and scale and whole:
+        keys: Keys = {"rope_type": "default", **scaled, "rope_linear_scaling_factor": 1.0}
+        keys["partial_rotary_factor"] = rotated_fraction(form.rotary_dim, form.head_dim)
+        if sections:
+            keys["use_mrope"] = True
+            keys["mrope_section"] = list(form.axes.counts(form.num_pairs))
+        return keys
+    if not whole or not whole_head:
+        return {}
+    if not half and scale:
+        return {"rope_type": "llama3.1", "rope_use_scale": isinstance(law, Llama3), **scaled}
+    return _maxtext_yarn(form, law, base) if isinstance(law, Yarn) else {}
+
+
+def _maxtext_yarn(rope: Rope, law: Yarn, base: float) -> Keys:
+    gain = rope.attention_factor
+    numbers = law_numbers(law, "beta_fast", "beta_slow", factor="rope_factor")
+    usual_gain = gain in (1, yarn_multiplier(law.factor, 1))
+    if not usual_gain or not all(map(float.is_integer, numbers.values())):
+        return {}
+    interleaved = rope.pairing == "interleaved"
+    return {
+        "rope_type": "yarn",
+        "rope_max_timescale": int(base),
+        "original_max_position_embeddings": law.original_max_positions,
+        **{name: int(number) for name, number in numbers.items()},
+        "mscale": law.mscale_all_dim,  # of latent attention's softmax
+        "rope_interleave": interleaved,
+        "rope_pairwise": interleaved and rope.output_pairing == "interleaved",
+        "rope_truncate": law.truncate,
+        "rope_attention_scaling": gain != 1,
+    }
+
+
+def _write_maxtext(ropes: LayerRopes, context: int) -> ProgramSettings:
+    main, local = main_and_local(ropes)
+    keys = _maxtext_keys(main)
+    notes = [f"head_dim, in latent attention qk_rope_head_dim, has to be {main.head_dim}."]
+    if local is not None:
+        keys, name = _maxtext_pair(ropes, main, local)
+        if not keys:
+            MAXTEXT.only_rope(ropes)
+        if name:
+            notes = [f"model_name has to begin with {name}: others turn these layers otherwise."]
+    if not keys:
+        _refuse_keys(MAXTEXT, main)
+    if keys["rope_type"] == "yarn":
+        # the length of its table, and beyond the first length it scales latent attention's softmax
+        start = keys["original_max_position_embeddings"]
+        keys["max_position_embeddings"] = max(context, start + 1)
+    elif ropes.num_kv_heads == 1:
+        keys["mscale"] = 0.0
+    if keys["rope_type"] != "llama3.1":
+        notes.append("model_name must not begin with llama3.1, whose rope is in the code.")
+    if keys.get("partial_rotary_factor", 1) != 1:
+        notes.append("The decoder_block has to be qwen3_next or qwen3_5: others turn whole heads.")
+    if LLAMA4_FACTOR in ropes.query_factors.values():
+        keys["temperature_tuning"] = True
+    in_pairs = keys["rope_type"] == "llama3.1" or keys.get("rope_pairwise")
+    writes: Pairing = "interleaved" if in_pairs else "half"
+    kinds = {kind: replace(rope, pairing_out=writes) for kind, rope in rotating(ropes).items()}
+    return _yaml_settings(keys, notes, kinds)
+
+
+def _maxtext_pair(ropes: LayerRopes, main: Rope, local: Rope) -> tuple[Keys, str]:
+    """The keys of two ropes, and how the model's name has to begin; none if it has no such pair."""
+    name = model_family(ropes).replace("-", "").replace("_", "")
+    sliding = all(("sliding" in kind) == (rope == local) for kind, rope in ropes.kinds.items())
+    law, first, second = main.scaling, _maxtext_keys(main), _maxtext_keys(local)
+    if not sliding or len(ropes.ropes) > 2 or not second:
+        return {}, ""
+    if isinstance(law, Proportional) and law.factor == 1 and name.startswith("gemma4"):
+        first = _maxtext_keys(replace(main, scaling=None))
+        turning = 2 * int(law.fraction * main.rotary_dim // 2)
+        if not first or (first["rope_min_timescale"], second["rope_min_timescale"]) != (1, 1):
+            return {}, ""
+        return {
+            **first,
+            "global_rope_max_timescale": first["rope_max_timescale"],
+            "global_rope_proportion": rotated_fraction(turning, main.rotary_dim),
+            "local_rope_max_timescale": second["rope_max_timescale"],
+            "local_rope_proportion": 1.0,
+        }, "gemma4"
+    if "rope_linear_scaling_factor" not in first or len(first) > 4:
+        return {}, ""
+    of_gemma3 = local.scaling is None and law is not None and name.startswith("gemma3")
+    units = first["rope_min_timescale"], second.get("rope_min_timescale")
+    if units[0] != units[1] or len(second) > 4 or not (of_gemma3 or local.scaling == law):
+        return {}, ""
+    first["local_rope_max_timescale"] = second["rope_max_timescale"]
+    return first, "gemma3" if of_gemma3 else ""
+
+
+MAXTEXT = Target(
+    name="maxtext",
+    program="keys of a configuration of MaxText",
+    source="https://github.com/AI-Hypercomputer/maxtext/blob/main/src/maxtext/configs/base.yml",
+    checked="engine",
+    write=_write_maxtext,
+    takes=lambda rope: bool(_maxtext_keys(rope)),
+    other_pairs_out=True,
+    axes=(OneAxis, InterleavedSections),
+    softmax_note=f"In other than latent attention: {SOFTMAX_NOTE}",
+    leaves_layers="The decoder_block",
+    query_factor=LLAMA4_FACTOR.__eq__,
+)
