@@ -67,11 +67,12 @@ def report(
             "tokens was it trained on?"
         )
     to = _DEFAULT_EXTENSION * context if to is None else to
-    steps, told = len(ropes.ropes) + 1, progress or (lambda done, total: None)
+    steps = len(ropes.ropes) + 1
     sections: list[dict[str, Any]] = []
     for rope in ropes.ropes:
         sections.append(_describe_section(ropes, rope, context, to, len(sections)))
-        told(len(sections), steps)
+        if progress is not None:
+            progress(len(sections), steps)
     layers = {
         kind: [layer for layer, one in enumerate(ropes.layer_kinds) if one == kind]
         for kind in ropes.kinds
@@ -88,7 +89,8 @@ def report(
         sections=sections,
         bundle=_load_chart_program(),
     )
-    told(steps, steps)
+    if progress is not None:
+        progress(steps, steps)
     return page
 
 
@@ -108,6 +110,7 @@ def _describe_section(
     planned = plan_extension(ropes, to, kind=kinds, context=context)
     laws = {name: way.rope for name, way in planned.options.items()}
     trained = laws["unchanged"]
+    head: dict[str, Any]
     try:
         alpha = required_alpha(trained, min(context, _LONGEST_HEAD_CONTEXT), 0.99)
         head = {"alpha": alpha, "kept": _weights_kept(laws, alpha, planned.to)}
