@@ -98,6 +98,11 @@ def dispatch_is_plain(xs: Sequence[Any]) -> bool:
     return True
 
 
+def is_batched(x: Tensor) -> bool:
+    """Whether ``x`` is batched by the ``vmap`` that is running, the innermost one."""
+    return _C._functorch.maybe_get_level(x) == _C._functorch.maybe_current_level()
+
+
 def may_write(xs: Sequence[Tensor]) -> bool:
     """Whether torch lets these be written here: inference tensors only in inference mode."""
     if not torch.is_inference_mode_enabled():

@@ -32,7 +32,7 @@ from torch import Tensor
 from phasor.angles import turn_limbs
 from phasor.pairings import by_pairing
 from phasor.torch._operator.angles import cos_sin
-from phasor.torch._operator.arguments import Call
+from phasor.torch._operator.arguments import Call, Unchecked
 from phasor.torch._operator.in_place import (
     QKMemory,
     check_cos_sin,
@@ -67,21 +67,11 @@ def unsupported_reason(x: Tensor) -> str:
     return f"it needs a tensor on a GPU, got one on {x.device}"
 
 
-def rotate_into(call: Call, outs: Sequence[Tensor]) -> None:
-    """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place.
-
-    One launch for tensors of one dtype, which share cos and sin; else one for each.
-    """
+def run_into(call: Call, outs: Sequence[Tensor]) -> None:
+    """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place."""
     xs, in_place = call.xs, outs is call.xs
     if in_place and len(call.source) == 2:
         check_cos_sin(xs, call.source)
-    if xs[0].dtype != xs[-1].dtype:
-        if in_place:
-            check_writable(xs)  # every error comes before the first write
-        for x, out in zip(xs, outs, strict=True):
-            single = [x]
-            rotate_into(call._replace(xs=single), single if in_place else [out])
-        return
     if len(call.source) == 1 and mixes_axes(call.text):
         call = call._replace(source=cos_sin(call.source[0], call.text, compute_dtype(xs[0].dtype)))
     with torch.cuda.device(xs[0].device) if xs[0].is_cuda else nullcontext():
@@ -90,25 +80,15 @@ def rotate_into(call: Call, outs: Sequence[Tensor]) -> None:
         count_writes(xs)
 
 
-def try_kernel(
-    xs: Sequence[Tensor],
-    outs: Sequence[Tensor],
-    positions: Tensor,
-    text: str,
-    inverse: bool,
-    gain: float,
-) -> bool:
-    """Repeat an earlier launch for tensors like these, checked at that time; false without one.
-
-    It writes from ``xs`` to ``outs``, which are ``xs`` in place.
-    """
+def try_kernel(arguments: Unchecked, outs: Sequence[Tensor]) -> bool:
+    """Repeat an earlier launch for tensors like these, checked at that time; false without one."""
+    xs, source, _, inverse, gain, _ = arguments
     if type(inverse) is not bool or (type(gain) is not float and type(gain) is not int):
         return False
-    call = Call(xs, (positions,), text, inverse, gain)
-    plan = _PLANS.get(plan_key(call, outs))
+    plan = _PLANS.get(plan_key(arguments, outs))
     if plan is None or (xs[0].is_cuda and xs[0].device.index != torch.cuda.current_device()):
         return False
-    plan.launch(_operands(call, outs), call.source)
+    plan.launch(_operands(xs, outs), source)
     return True
 
 
@@ -129,41 +109,41 @@ def _report_absence() -> str:
 
 
 def _launch(call: Call, outs: Sequence[Tensor]) -> None:
-    xs, in_place, key = call.xs, outs is call.xs, plan_key(call, outs)
+    xs, key = call.xs, plan_key(call, outs)
     plan: LaunchPlan | Literal[False] | None = _PLANS.get(key, False)
     if plan is False:
-        if in_place:
+        if outs is xs:
             check_no_self_overlap(xs)
         if len(_PLANS) >= _MOST_PLANS:
             _PLANS.clear()
         # not read back: another thread may have cleared the plans in between
         plan = _PLANS[key] = make_plan(call, outs)
     if plan is not None:
-        plan.launch(_operands(call, outs), call.source)
+        plan.launch(_operands(xs, outs), call.source)
         return
-    if in_place:
+    if outs is xs:
         check_writable(xs)
     # strides too irregular for one launch: one for every index of the first dimension
     token_shape, own_dims = xs[0].shape[:-2], count_own_dimensions(call.source, call.text)
     source = [a.expand(*token_shape, *a.shape[a.dim() - own_dims :]) for a in call.source]
     for i in range(token_shape[0]):
         inputs = [x[i] for x in xs]
-        outputs = inputs if in_place else [out[i] for out in outs]
+        outputs = inputs if outs is xs else [out[i] for out in outs]
         _launch(call._replace(xs=inputs, source=[a[i] for a in source]), outputs)
 
 
-def _operands(call: Call, outs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _operands(xs: Sequence[Tensor], outs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """A query, a key (or the query again), and where each is written to."""
-    return call.xs[0], call.xs[-1], outs[0], outs[-1]
+    return xs[0], xs[-1], outs[0], outs[-1]
 
 
-def plan_key(call: Call, outs: Sequence[Tensor]) -> tuple[Any, ...]:
+def plan_key(arguments: Unchecked, outs: Sequence[Tensor]) -> tuple[Any, ...]:
     """All that a plan depends on, and all that was checked before it was made.
 
-    The positions of ``call`` are widened; ``outs`` are its ``xs`` in place.
+    Positions are widened; ``outs`` are the ``xs`` in place.
     """
-    xs, source, text, inverse, gain, _ = call
-    tensors, addresses = _operands(call, outs), 0
+    xs, source, text, inverse, gain, _ = arguments
+    tensors, addresses = _operands(xs, outs), 0
     for t in tensors:
         addresses |= t.data_ptr()
     return (
@@ -177,9 +157,9 @@ def plan_key(call: Call, outs: Sequence[Tensor]) -> tuple[Any, ...]:
 def make_plan(call: Call, outs: Sequence[Tensor]) -> LaunchPlan | None:
     """The launch for the arguments of `plan_key`; None where strides are too irregular for one."""
     xs, source, text, inverse, gain, _ = call
-    q, k, *_ = tensors = _operands(call, outs)
+    q, k, *_ = tensors = _operands(xs, outs)
     has_key, is_new = len(xs) == 2, outs is not xs
-    layout = read_layout(text).inverse() if inverse else read_layout(text)
+    layout = read_layout(text, inverse)
     tokens = find_tokens(tensors, source, text)
     if tokens is None:
         return None
