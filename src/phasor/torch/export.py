@@ -176,7 +176,7 @@ def _share_tables(graph: Any) -> None:
 
 
 # The operator as nodes of a graph: every attribute of ``op`` that is called makes a node, and so do
-# ``+``, ``-``, ``*`` and ``<``, which take plain numbers for constants of the other side's dtype
+# ``+``, ``-``, ``*`` and ``<``, which take a plain number for a constant in float32
 
 
 class _CosSin(NamedTuple):
@@ -278,10 +278,10 @@ def _make_rows(op: Any, positions: Any, rope: Rope, fractional: bool) -> tuple[A
     if not fractional:
         return _cos_sin(op, _all_axes(op, op.Add, _turns(op, positions, turn_words(rope)), rope))
     nearest = op.Round(positions)
-    rest = op.Round((positions - nearest) * 2.0**32)
+    rest = op.Round((positions - nearest) * op.CastLike(2.0**32, positions))
     turns = _turns(op, nearest, turn_words(rope)) + _turns(op, rest, turn_words(rope, 32))
     cos, sin = _cos_sin(op, _all_axes(op, op.Add, turns, rope))
-    has_angle = _all_axes(op, op.And, op.Abs(positions) < 2.0**63, rope)
+    has_angle = _all_axes(op, op.And, op.Abs(positions) < op.CastLike(2.0**63, positions), rope)
     return op.Where(has_angle, cos, np.nan), op.Where(has_angle, sin, np.nan)
 
 
@@ -297,22 +297,25 @@ def _turns(op: Any, numbers: Any, words: NDArray[np.int64]) -> Any:
     first, second = (_constant(op, word.view(np.uint64)) for word in words[:2])
     # by way of int64: what becomes of a negative float as uint64 is undefined
     unsigned = op.Cast(op.Cast(numbers, to=_INT64), to=_UINT64)
-    sign = op.BitShift(op.BitShift(unsigned, 63, direction="RIGHT"), 32, direction="LEFT")
-    upper = op.BitShift(unsigned, 32, direction="RIGHT") - sign
+    upper = _shift(op, unsigned, 32) - _shift(op, _shift(op, unsigned, 63), 32, "LEFT")
     return unsigned * first + upper * second
+
+
+def _shift(op: Any, unsigned: Any, bits: int, direction: str = "RIGHT") -> Any:
+    return op.BitShift(unsigned, _constant(op, np.uint64(bits)), direction=direction)
 
 
 def _cos_sin(op: Any, turns: Any) -> tuple[Any, Any]:
     """Cos and sin of angles in units of 2**-64 turns."""
     # without quarter turns, in eighths of a turn, from -1 to 1
-    rest = op.BitShift(turns, 2, direction="LEFT")
-    x = op.Cast(op.Cast(rest, to=_INT64), to=_FLOAT) * 2.0**-63
+    x = op.Cast(op.Cast(_shift(op, turns, 2, "LEFT"), to=_INT64), to=_FLOAT) * 2.0**-63
     y = x * x
     even_cos, even_sin = evaluate((1.0, *FLOAT32.cos), y), evaluate(FLOAT32.sin, y) * x
     # a quarter turn takes (cos, sin) to (-sin, cos), and half a turn negates both
-    quarters = op.BitShift(turns + (1 << 61), 62, direction="RIGHT")
-    is_odd = op.Cast(op.BitwiseAnd(quarters, 1), to=_BOOL)
-    is_negated = op.Cast(op.BitwiseAnd(quarters, 2), to=_BOOL)
+    quarters = _shift(op, turns + _constant(op, np.uint64(1 << 61)), 62)
+    is_odd, is_negated = (
+        op.Cast(op.BitwiseAnd(quarters, _constant(op, np.uint64(bit))), to=_BOOL) for bit in (1, 2)
+    )
     cos, sin = op.Where(is_odd, -even_sin, even_cos), op.Where(is_odd, even_cos, even_sin)
     return op.Where(is_negated, -cos, cos), op.Where(is_negated, -sin, sin)
 
@@ -325,5 +328,5 @@ def _position_tables(
     return (cos_factor * cos).astype(np.float32), (sin_factor * sin).astype(np.float32)
 
 
-def _constant(op: Any, array: NDArray[Any]) -> Any:
-    return op.Constant(value=import_module("onnxscript").ir.tensor(array))
+def _constant(op: Any, values: Any) -> Any:
+    return op.Constant(value=import_module("onnxscript").ir.tensor(np.asarray(values)))

@@ -138,9 +138,8 @@ def rotate_(
     heads_first: bool = False,
     backend: str = "auto",
 ) -> Tensor:
-    """``x`` rotated at its tokens' positions, in place: `rotate` without a new tensor.
+    """`rotate` in place: returns ``x``, and writes nothing else of its storage.
 
-    Takes the arguments of `rotate`, and returns ``x``. Nothing else of its storage is written.
     Where a gradient has to be recorded, the new values are computed aside and copied in.
 
     Raises:
@@ -169,10 +168,9 @@ def rotate_qk_(
     heads_first: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Query and key rotated in place, in one launch: `rotate_qk` without new tensors.
+    """`rotate_qk` in place: returns ``q`` and ``k``, which may be slices of one projection.
 
-    Takes the arguments of `rotate_qk`, and returns ``q`` and ``k``. They may be slices of one
-    projection; nothing else of its storage is written, and nothing at all if one is refused.
+    Nothing else of its storage is written, and nothing at all if one is refused.
 
     Raises:
         TensorError: Also if the two share an element, or are one tensor.
@@ -280,8 +278,8 @@ def rotate_by(
     """
     layout = pairing, pairing_out, rotary_start
     (y,) = ops.apply(call_by_rows(x, (cos, sin), layout, inverse, heads_first, backend))
-    if y.dim() > x.dim():  # [..., seq, heads, 1, head_dim]
-        y = y.squeeze(-2)
+    # [..., seq, heads, 1, head_dim] where rows are by head
+    y = y.squeeze(-2) if y.dim() > x.dim() else y
     return y.transpose(-3, -2) if heads_first else y
 
 
@@ -298,9 +296,7 @@ def rotate_by_(
     heads_first: bool = False,
     backend: str = "auto",
 ) -> Tensor:
-    """``x`` rotated in place by given cos and sin: `rotate_by` without a new tensor.
-
-    Takes the arguments of `rotate_by`, and returns ``x``. Nothing else of its storage is written.
+    """`rotate_by` in place: returns ``x``, and writes nothing else of its storage.
 
     Raises:
         TensorError: Also if elements of ``x`` share memory, with each other or with ``cos`` or

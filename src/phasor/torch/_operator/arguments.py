@@ -20,7 +20,7 @@ from phasor.errors import PositionError, TensorError
 from phasor.pairings import checked_pairing
 from phasor.rope import Rope
 from phasor.torch._operator.internals import refuse_tracing
-from phasor.torch._operator.text import layout_text
+from phasor.torch._operator.text import count_axes, layout_text
 
 #: The dtypes that are rotated, and those of positions.
 DTYPES = tuple(getattr(torch, name) for name in _tensors.DTYPES)
@@ -40,6 +40,11 @@ class Call(NamedTuple):
     inverse: bool = False
     gain: float = 1.0
     backend: str = "auto"
+
+    @property
+    def own_dims(self) -> int:
+        """Dimensions of ``source`` behind those of the tokens: of pairs, or of several axes."""
+        return 1 if len(self.source) == 2 or count_axes(self.text) > 1 else 0
 
 
 def call_by_rows(

@@ -8,7 +8,6 @@ backend refuses every tensor, and a warning says so at the first rotation.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib import import_module
@@ -24,7 +23,7 @@ from phasor.pairings import by_pairing
 from phasor.torch._operator.angles import check_has_angles, cos_sin
 from phasor.torch._operator.arguments import Call, Unchecked
 from phasor.torch._operator.in_place import check_writable
-from phasor.torch._operator.internals import cached_constant, count_writes
+from phasor.torch._operator.internals import cached_constant, count_writes, warn_of_absence
 from phasor.torch._operator.text import compute_dtype, mixes_axes, read_layout, read_rope
 
 _MAX_HEAD_DIM = 4096  # the cos and sin of a token are on the stack of the thread that needs them
@@ -51,14 +50,8 @@ def _load_extension() -> tuple[Any, str]:
 
 @cached_constant
 def _report_absence() -> str:
-    """Why the extension cannot be used, with a warning the first time; "" if it can."""
-    if _absence_reason:
-        warnings.warn(
-            f"phasor rotates with plain torch operations on this CPU: {_absence_reason}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    return _absence_reason
+    """Why the extension cannot be used; "" if it can."""
+    return warn_of_absence("CPU", _absence_reason)
 
 
 def _choose_path(native: Any) -> int:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from phasor import angles as numpy_angles
-from phasor.pairings import by_pairing
+from phasor.pairings import PAIRINGS, by_pairing
 from phasor.torch._operator import angles as _angles
 from phasor.torch._operator import eager
 from phasor.torch._operator.arguments import Call
@@ -33,23 +33,17 @@ ALWAYS, NEVER = 0, sys.maxsize
 _AUTO_PREFIX = "auto, rule "
 _SOURCE_MODULES = sys.modules[__name__], eager, _angles, numpy_angles
 
+_FLOATS = torch.float32, torch.bfloat16, torch.float16
 #: The number of elements of all tensors together from which the operator is kept, by the backend
 #: that it would run, the pairing and the dtype. Measured by ``bench/run.py compiled``. Combinations
 #: that are not listed, such as Triton and float64, keep the operator.
 OPERATOR_FROM: dict[tuple[str, str, torch.dtype], int] = {
-    ("cpu", "half", torch.float32): NEVER,
-    ("cpu", "half", torch.bfloat16): NEVER,
-    ("cpu", "half", torch.float16): NEVER,
+    **{("cpu", "half", dtype): NEVER for dtype in _FLOATS},
     ("cpu", "interleaved", torch.float32): 240_000,
     ("cpu", "interleaved", torch.bfloat16): 20_000,
     ("cpu", "interleaved", torch.float16): 20_000,
     # without the kernel the operator is the same operations, one by one
-    ("eager", "half", torch.float32): NEVER,
-    ("eager", "half", torch.bfloat16): NEVER,
-    ("eager", "half", torch.float16): NEVER,
-    ("eager", "interleaved", torch.float32): NEVER,
-    ("eager", "interleaved", torch.bfloat16): NEVER,
-    ("eager", "interleaved", torch.float16): NEVER,
+    **{("eager", pairing, dtype): NEVER for pairing in PAIRINGS for dtype in _FLOATS},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, wraps
@@ -75,6 +76,17 @@ def cached_constant(function: Callable[_P, _R]) -> Callable[_P, _R]:
         return cached(*cast(tuple[Hashable, ...], args), **kwargs)
 
     return look_up
+
+
+def warn_of_absence(where: str, reason: str) -> str:
+    """``reason``, with a warning if there is one: called once for each backend."""
+    if reason:
+        warnings.warn(
+            f"phasor rotates with plain torch operations on this {where}: {reason}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return reason
 
 
 def dispatch_is_plain(xs: Sequence[Any]) -> bool:

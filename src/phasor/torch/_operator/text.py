@@ -8,11 +8,9 @@ layout of the pairs.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from phasor.axes import Mixed
 from phasor.pairings import Pairing
@@ -58,14 +56,6 @@ def mixes_axes(text: str) -> bool:
 def count_axes(text: str) -> int:
     """The number of coordinates of a position for that Rope."""
     return read_rope(text).axes.n_axes
-
-
-def count_own_dimensions(source: Sequence[Tensor], text: str) -> int:
-    """The number of trailing dimensions of ``source`` besides those of the tokens: 1 or 0.
-
-    Cos and sin have the pairs, positions on several axes have the axes.
-    """
-    return 1 if len(source) == 2 or count_axes(text) > 1 else 0
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

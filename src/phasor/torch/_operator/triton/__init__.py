@@ -17,7 +17,6 @@ and for nothing else: not for a size, a stride, a position or a gain.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -40,11 +39,15 @@ from phasor.torch._operator.in_place import (
     check_writable,
     qk_memory,
 )
-from phasor.torch._operator.internals import cached_constant, count_writes, hold_for_graph
+from phasor.torch._operator.internals import (
+    cached_constant,
+    count_writes,
+    hold_for_graph,
+    warn_of_absence,
+)
 from phasor.torch._operator.text import (
     compute_dtype,
     count_axes,
-    count_own_dimensions,
     mixes_axes,
     read_layout,
     read_rope,
@@ -94,17 +97,12 @@ def try_kernel(arguments: Unchecked, outs: Sequence[Tensor]) -> bool:
 
 @cached_constant
 def _report_absence() -> str:
-    """Why Triton cannot be used, with a warning the first time; "" if it can."""
+    """Why Triton cannot be used; "" if it can."""
     try:
         import_module("triton")
     except ImportError as error:
         reason = f"triton cannot be imported ({error}); install it beside torch"
-        warnings.warn(
-            f"phasor rotates with plain torch operations on this GPU: {reason}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return reason
+        return warn_of_absence("GPU", reason)
     return ""
 
 
@@ -124,7 +122,7 @@ def _launch(call: Call, outs: Sequence[Tensor]) -> None:
     if outs is xs:
         check_writable(xs)
     # strides too irregular for one launch: one for every index of the first dimension
-    token_shape, own_dims = xs[0].shape[:-2], count_own_dimensions(call.source, call.text)
+    token_shape, own_dims = xs[0].shape[:-2], call.own_dims
     source = [a.expand(*token_shape, *a.shape[a.dim() - own_dims :]) for a in call.source]
     for i in range(token_shape[0]):
         inputs = [x[i] for x in xs]
@@ -156,18 +154,18 @@ def plan_key(arguments: Unchecked, outs: Sequence[Tensor]) -> tuple[Any, ...]:
 
 def make_plan(call: Call, outs: Sequence[Tensor]) -> LaunchPlan | None:
     """The launch for the arguments of `plan_key`; None where strides are too irregular for one."""
-    xs, source, text, inverse, gain, _ = call
+    xs, _, text, inverse, gain, _ = call
     q, k, *_ = tensors = _operands(xs, outs)
     has_key, is_new = len(xs) == 2, outs is not xs
     layout = read_layout(text, inverse)
-    tokens = find_tokens(tensors, source, text)
+    tokens = find_tokens(tensors, call)
     if tokens is None:
         return None
     q_heads, k_heads = q.shape[-2], k.shape[-2] if has_key else 0
     strides, packed = head_strides(tensors, tokens)
-    tile = choose_tile(tokens, q, packed)
-    blocks = -(-q_heads // tile.heads) + -(-k_heads // tile.heads)
-    tiles = -(-tokens.inner // tile.tokens)
+    _, token_block, head_block = tile = choose_tile(tokens, q, packed)
+    blocks = -(-q_heads // head_block) + -(-k_heads // head_block)
+    tiles = -(-tokens.inner // token_block)
     kernels, gain_bits = load_kernels(), int(np.float64(gain).view(np.int64))
     load = kernels.load_half, kernels.load_interleaved
     store = kernels.store_half, kernels.store_interleaved
@@ -258,9 +256,9 @@ def widen_positions(source: Sequence[Tensor]) -> Sequence[Tensor]:
     return [positions.long()]
 
 
-def find_tokens(xs: Sequence[Tensor], source: Sequence[Tensor], text: str) -> Tokens | None:
-    """The tokens of ``xs`` in two dimensions; None if they need more. ``source`` is widened."""
-    token_shape, own_dims = xs[0].shape[:-2], count_own_dimensions(source, text)
+def find_tokens(xs: Sequence[Tensor], call: Call) -> Tokens | None:
+    """The tokens of ``xs`` in two dimensions; None if they need more. Positions are widened."""
+    source, own_dims, token_shape = call.source, call.own_dims, xs[0].shape[:-2]
     # an empty tensor is never read, so its strides do not matter
     strides = [x.stride()[:-2] if x.numel() else (0,) * len(token_shape) for x in xs]
     strides += [_broadcast_strides(each, own_dims, token_shape) for each in source]
@@ -277,8 +275,8 @@ def find_tokens(xs: Sequence[Tensor], source: Sequence[Tensor], text: str) -> To
     if len(source) == 2:
         found = "cos_sin", None, source[0].shape[-1]
     else:
-        constants = rope_constants(text, source[0].device)
-        kind = "one axis" if count_axes(text) == 1 else "several axes"
+        constants = rope_constants(call.text, source[0].device)
+        kind = "one axis" if count_axes(call.text) == 1 else "several axes"
         found = kind, constants, constants.shape[-1]
     return Tokens(inner, outer, token_strides[: len(xs)], tuple(angle_strides), *found)
 
@@ -312,16 +310,8 @@ def _merge_dimensions(
     return merged
 
 
-class Tile(NamedTuple):
-    """The pairs, tokens and heads of a program."""
-
-    pairs: int
-    tokens: int
-    heads: int
-
-
-def choose_tile(tokens: Tokens, x: Tensor, packed: bool) -> Tile:
-    """The tile of a program for heads of ``x``.
+def choose_tile(tokens: Tokens, x: Tensor, packed: bool) -> tuple[int, int, int]:
+    """The pairs, tokens and heads of a program for heads of ``x``.
 
     Heads that are ``packed`` are moved in pieces of 16 bytes. If they are not, every number has an
     address of its own in registers, and a large tile is a quarter.
@@ -330,7 +320,7 @@ def choose_tile(tokens: Tokens, x: Tensor, packed: bool) -> Tile:
     size = _SMALL_TILE if tokens.are_few else _LARGE_TILE // (1 if packed else 4)
     budget = max(1, size // (2 * x.element_size() * pairs))
     heads = min(budget, 32 if tokens.are_few else 8)
-    return Tile(pairs, budget // heads, heads)
+    return pairs, budget // heads, heads
 
 
 def head_strides(xs: Sequence[Tensor], tokens: Tokens) -> tuple[list[int], bool]:
