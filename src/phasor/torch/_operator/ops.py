@@ -26,7 +26,12 @@ from phasor.torch._operator import cpu, eager
 from phasor.torch._operator import inductor as _inductor
 from phasor.torch._operator import triton as triton_backend
 from phasor.torch._operator.arguments import Call, Unchecked
-from phasor.torch._operator.in_place import check_copies, check_mutable, check_writable
+from phasor.torch._operator.in_place import (
+    check_copies,
+    check_mutable,
+    check_no_self_overlap,
+    check_writable,
+)
 from phasor.torch._operator.internals import (
     below_autograd,
     count_writes,
@@ -94,6 +99,7 @@ def apply(call: Call, *, in_place: bool = False) -> Sequence[Tensor]:
     """
     xs, source, *options, backend = call
     if in_place:
+        check_no_self_overlap(xs)
         check_mutable(xs)
     if dispatch_is_plain([*xs, *source]) and not xs[0].is_meta:
         return _run_backend(call, in_place=in_place)
