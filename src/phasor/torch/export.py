@@ -312,10 +312,9 @@ def _cos_sin(op: Any, turns: Any) -> tuple[Any, Any]:
     y = x * x
     even_cos, even_sin = evaluate((1.0, *FLOAT32.cos), y), evaluate(FLOAT32.sin, y) * x
     # a quarter turn takes (cos, sin) to (-sin, cos), and half a turn negates both
-    quarters = _shift(op, turns + _constant(op, np.uint64(1 << 61)), 62)
-    is_odd, is_negated = (
-        op.Cast(op.BitwiseAnd(quarters, _constant(op, np.uint64(bit))), to=_BOOL) for bit in (1, 2)
-    )
+    shifted = turns + _constant(op, np.uint64(1 << 61))
+    quarter = op.BitwiseAnd(_shift(op, shifted, 62), _constant(op, np.uint64(1)))
+    is_odd, is_negated = (op.Cast(bit, to=_BOOL) for bit in (quarter, _shift(op, shifted, 63)))
     cos, sin = op.Where(is_odd, -even_sin, even_cos), op.Where(is_odd, even_cos, even_sin)
     return op.Where(is_negated, -cos, cos), op.Where(is_negated, -sin, sin)
 
