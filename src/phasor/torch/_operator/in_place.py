@@ -128,10 +128,10 @@ def _have_addresses(xs: Sequence[Tensor]) -> bool:
 
 def _overlaps_itself(x: Tensor) -> bool:
     """Whether two elements of ``x`` share memory, or could."""
-    # strides first: comparing a length that a compiler does not know would be a guard
-    is_expanded = any(step == 0 and n > 1 for n, step in zip(x.shape, x.stride(), strict=True))
-    if is_expanded or torch.compiler.is_compiling():
-        return is_expanded and x.numel() > 0
+    if torch.compiler.is_compiling():
+        # strides first: comparing a length that a compiler does not know would be a guard
+        dims = zip(x.shape, x.stride(), strict=True)
+        return any(step == 0 and n > 1 for n, step in dims) and x.numel() > 0
     reach = 1
     # from the smallest stride on: each has to step over all elements of the dimensions before
     for stride, n in sorted(zip(x.stride(), x.shape, strict=True)):
