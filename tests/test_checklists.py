@@ -167,7 +167,7 @@ def test_every_backend_is_in_the_registry() -> None:
     folder = Path(str(_operator.__file__)).parent
     names = {path.stem for path in folder.iterdir()} - {"__init__", "__pycache__"}
     modules = [import_module(f"{_operator.__name__}.{name}") for name in names]
-    able = {module.__name__ for module in modules if "rotate_into" in vars(module)}
+    able = {module.__name__ for module in modules if "run_into" in vars(module)}
     listed = {module.__name__ for module in BACKENDS.values()}
     assert_nothing_is_missing({f"ops.py BACKENDS: {one}": one in listed for one in able})
 
@@ -187,7 +187,7 @@ def test_a_backend_is_in_every_place(name: str) -> None:
     places = {
         f"{module.__name__} {function.__name__}": list(inspect.signature(function).parameters)
         == list(inspect.signature(getattr(module, function.__name__, lambda: None)).parameters)
-        for function in (eager.unsupported_reason, eager.rotate_into)
+        for function in (eager.unsupported_reason, eager.run_into)
     }
     places["torch/functional.py rotate.__doc__"] = f'``"{name}"``' in str(rotate.__doc__)
     assert_nothing_is_missing(places)

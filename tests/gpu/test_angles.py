@@ -119,7 +119,7 @@ def test_floats_without_an_angle_are_nan(given: torch.dtype, dtype: torch.dtype)
     places = torch.tensor([*rows, [5.5, 2.0**62, -7.25]], dtype=given, device=DEVICE)
     x = torch.ones(len(places), 2, 16, dtype=dtype, device=DEVICE)
     y = torch.empty_like(x)
-    triton_backend.rotate_into(Call([x], [places], ACROSS.to_json()), [y])
+    triton_backend.run_into(Call([x], [places], ACROSS.to_json()), [y])
     spoilt = [*range(3, 6), *range(11, 14)]
     kept = [i for i in range(16) if i not in spoilt]
     assert y[:5, :, spoilt].isnan().all()

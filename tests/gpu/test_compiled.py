@@ -113,7 +113,7 @@ def test_what_is_compiled_is_launched_again_as_triton_launches_it(hopper: Hopper
     for dtype in (torch.int64, torch.float64):
         for _ in range(2):
             call = Call([x], [places.to(dtype)], HALF.to_json())
-            triton_backend.rotate_into(call, [x])
+            triton_backend.run_into(call, [x])
         first, second = hopper.launched[-2:]
         assert len(first) == len(second)
         # but for what profilers are told of it, which is a new object

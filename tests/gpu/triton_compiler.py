@@ -119,7 +119,7 @@ def launch(
     xs = xs if laid is None else [laid(x) for x in xs]
     outs = xs if in_place else [torch.empty_like(x) for x in xs]
     angles = [torch.zeros(tokens[-1], dtype=torch.int64) if places is None else places]
-    triton_backend.rotate_into(Call(xs, angles, rope.to_json(), inverse, gain), outs)
+    triton_backend.run_into(Call(xs, angles, rope.to_json(), inverse, gain), outs)
 
 
 def as_it_is(x: Tensor) -> Tensor:

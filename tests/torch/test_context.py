@@ -121,7 +121,7 @@ def test_constants_are_plain_tensors_whoever_made_them(use: str) -> None:
     rope = own(300.0 + list(FIRST_USES).index(use), axes=Sectioned((2, 1, 1)))
     FIRST_USES[use](normal(4, 2, 8), (PLACES + 0.5)[:, None].expand(4, 3), rope)
     where = torch.device("cpu"), torch.int64, rope.to_json()
-    for constants in (*_angles._words(*where), *_angles._axis_of_pair(*where)):
+    for constants in _angles._words_and_axis(*where):
         assert type(constants) is Tensor
         assert not constants.is_inference()
         assert not torch._C._functorch.is_functorch_wrapped_tensor(constants)

@@ -103,7 +103,10 @@ AXES = {
     f"{LEADING}head_dim], got [5]": torch.zeros(5, 3).long(),
 }
 INVERSE = {"must be True or False, got 'no'": "no"}
-BACKEND = {"must be 'auto' or one of 'cpu', 'triton', 'eager'": "nonesuch"}
+BACKEND = {
+    f"must be 'auto' or one of 'cpu', 'triton', 'eager', got {bad!r}": bad
+    for bad in ("nonesuch", None)
+}
 TEXT = attrgetter("text")
 BY_POSITIONS = [
     *each(TensorError, "x", TENSORS | WIDTH),

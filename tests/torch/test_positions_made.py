@@ -150,7 +150,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a mask of more": (lambda: positions.padded(torch.tensor([1, 2])), "only 0 (padding) and 1"),
     "one mask": (lambda: positions.padded(torch.tensor(1)), "mask must have the shape [..., seq]"),
-    "a length of its own": (lambda: positions.cached(torch.tensor(1), 1), "shape [batch], got []"),
+    "a length of its own": (
+        lambda: positions.cached(torch.tensor(1), 1), "shape [batch], got a single value"
+    ),
     "past the last": (lambda: positions.cached(torch.tensor([2**63 - 1]), 2), "at most 2**63 - 1"),
     "half a token": (lambda: positions.cached(torch.tensor([1]), 0.5), "new_tokens must be"),
     "a span beyond": (lambda: positions.span(3, 2**63 - 2), "at most 2**63 - 1"),

@@ -222,5 +222,5 @@ def test_keys_are_retuned_in_graphs(way: str) -> None:
 def test_a_ropes_constants_are_few_bytes() -> None:
     """At most 64 a pair, whatever is rotated, so that a rule may make a Rope for every length."""
     where = torch.device("cpu"), torch.int64, HALF.to_json()
-    held = (*_angles._words(*where), *_angles._axis_of_pair(*where))
+    held = _angles._words_and_axis(*where)
     assert sum(row.nbytes for row in held) <= 64 * HALF.num_pairs

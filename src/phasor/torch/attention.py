@@ -327,6 +327,7 @@ class RotaryAttention(nn.Module):
         attention_mask: Tensor | None,
         bounds: list[int] | None,
         cache: KVCache | None,
+        /,
     ) -> Tensor:
         """``[batch, seq, num_heads, head_dim]`` of rotated queries and keys."""
         factor = self._factor

@@ -28,30 +28,26 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from phasor._checks import choice
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.positions import context_parallel
-from phasor.torch._operator.arguments import names_of
-from phasor.torch._operator.text import count_own_dimensions
+from phasor.torch._operator.arguments import Call, names_of
 from phasor.torch.attention import RotaryAttention, attend
-from phasor.torch.kv_cache import KVCache
 
 
-def _rotate_sharded(
-    _type: type, op: Callable[..., list[Tensor] | None], _types: Any, args: Any, _kwargs: Any
-) -> list[Tensor] | None:
+def _run_sharded(_type: type, op: Callable[..., Any], _types: Any, args: Any, _kwargs: Any) -> Any:
     """The operator, or its in-place twin, on this rank's shards."""
-    xs, source, text, *options = cast(tuple[Any, ...], args)
+    call = Call(*args)
+    xs, names = call.xs, ("positions",) if len(call.source) == 1 else ("cos", "sin")
     with torch.no_grad():  # autograd is done before a DTensor gets here
         mesh, token_dims = _check_sharding(xs)
-        own_dims = count_own_dimensions(source, text)
-        names = ("positions",) if len(source) == 1 else ("cos", "sin")
-        local_parts = [
-            _local_part(name, whole, own_dims, mesh, token_dims, xs[0].shape[:-2])
-            for name, whole in zip(names, source, strict=True)
+        source = [
+            _local_part(name, whole, call.own_dims, mesh, token_dims, xs[0].shape[:-2])
+            for name, whole in zip(names, call.source, strict=True)
         ]
-        outs = op([x.to_local() for x in xs], local_parts, text, *options)
+        shards = [cast(DTensor, x).to_local() for x in xs]
+        outs = op(*call._replace(xs=shards, source=source))
         if outs is None:
             increment_version(xs)
             return None
-        return [_from_local(y, x) for y, x in zip(outs, xs, strict=True)]
+        return [_from_local(y, cast(DTensor, x)) for y, x in zip(outs, xs, strict=True)]
 
 
 def _check_sharding(xs: Sequence[Tensor]) -> tuple[DeviceMesh, list[int | None]]:
@@ -141,7 +137,7 @@ def _from_local(y: Tensor, x: DTensor) -> DTensor:
 
 _LIBRARY = torch.library.Library("phasor", "FRAGMENT")
 for _name in ("phasor::rotate", "phasor::rotate_"):
-    torch.library.register_torch_dispatch(_name, DTensor, _rotate_sharded, lib=_LIBRARY)
+    torch.library.register_torch_dispatch(_name, DTensor, _run_sharded, lib=_LIBRARY)
 
 
 class GatheredKeys(ParallelStyle):
@@ -206,15 +202,7 @@ class _GatheringAttention(RotaryAttention):
             positions = self._token_indices(x)[self.mesh.get_local_rank()]
         return super().forward(x, positions, **options)
 
-    def _attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        attention_mask: Tensor | None,
-        bounds: list[int] | None,
-        cache: KVCache | None,
-    ) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
         indices = self._token_indices(q)
         # [batch, seq, heads, 2 * head_dim]: one collective instead of two
         both = torch.cat((k, v), dim=-1)

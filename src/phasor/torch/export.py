@@ -17,18 +17,17 @@ import numpy as np
 import torch.export
 import torch.fx
 import torch.onnx
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import nn
 
 from phasor._checks import whole
-from phasor.angles import FLOAT32, cos_sin, turn_words
+from phasor.angles import FLOAT32, cos_sin, evaluate, turn_words
 from phasor.axes import Mixed
 from phasor.errors import BackendError, PhasorError, SpecError, TensorError, install_hint
-from phasor.pairings import by_pairing
+from phasor.pairings import by_pairing, slices
 from phasor.rope import Rope
 from phasor.torch._operator import ops
-from phasor.torch._operator.eager import layout_of
-from phasor.torch._operator.text import Layout, read_rope
+from phasor.torch._operator.text import Layout, read_layout, read_rope
 
 _OPSET = 23  # the first one that has the operator
 _FLOATS = ("FLOAT", "FLOAT16", "BFLOAT16")
@@ -149,7 +148,7 @@ def translation_table(longest: int | None = None) -> dict[Callable[..., Any], Ca
                     f"ONNX's RotaryEmbedding, got {x.dtype.name.lower()} of shape {list(x.shape)}; "
                     "export the model in float32"
                 )
-        op, layout = import_module("onnxscript").opset23, layout_of(text, inverse)
+        op, layout = import_module("onnxscript").opset23, read_layout(text, inverse)
         values = _make_cos_sin(op, source, text, inverse, gain, longest)
         return [_rotate_tensor(op, x, values, layout) for x in xs]
 
@@ -176,7 +175,8 @@ def _share_tables(graph: Any) -> None:
             del graph.initializers[name]
 
 
-# The operator as nodes of a graph: every attribute of ``op`` that is called makes a node
+# The operator as nodes of a graph: every attribute of ``op`` that is called makes a node, and so do
+# ``+``, ``-``, ``*`` and ``<``, which take a plain number for a constant in float32
 
 
 class _CosSin(NamedTuple):
@@ -191,16 +191,17 @@ class _CosSin(NamedTuple):
 def _rotate_tensor(op: Any, x: Any, values: _CosSin, layout: Layout) -> Any:
     heads, head_dim = cast(tuple[int, int], tuple(x.shape[-2:]))
     before, after = _permutations(head_dim, values.num_pairs, layout)
-    shape, seq = op.Shape(x), op.Shape(x, start=-3, end=-2)
-    tokens, batch = op.Shape(x, end=-2), _constant(op, [-1])
-    y = x if before is None else op.Gather(x, _constant(op, before), axis=-1)
+    shape, seq, tokens = op.Shape(x), op.Shape(x, start=-3, end=-2), op.Shape(x, end=-2)
+    batch = op.Constant(value_ints=[-1])
+    y = x if before is None else op.Gather(x, before, axis=-1)
     # cos, sin and arithmetic are float32, as in every other backend; the result is rounded once
     y = y if x.dtype.name == "FLOAT" else op.Cast(y, to=_FLOAT)
     # [..., seq, heads, head_dim] -> [batch, seq, heads * head_dim]
-    y = op.Reshape(y, op.Concat(batch, seq, _constant(op, [heads * head_dim]), axis=0))
+    width = op.Constant(value_ints=[heads * head_dim])
+    y = op.Reshape(y, op.Concat(batch, seq, width, axis=0))
     if values.position_ids is None:
         # [..., seq, num_pairs], broadcast -> [batch, seq, num_pairs]
-        pairs = _constant(op, [values.num_pairs])
+        pairs = op.Constant(value_ints=[values.num_pairs])
         full, flat = op.Concat(tokens, pairs, axis=0), op.Concat(batch, seq, pairs, axis=0)
         inputs = [op.Reshape(op.Expand(each, full), flat) for each in (values.cos, values.sin)]
     else:
@@ -216,7 +217,7 @@ def _rotate_tensor(op: Any, x: Any, values: _CosSin, layout: Layout) -> Any:
     )
     y = op.Reshape(y, shape)
     y = y if x.dtype.name == "FLOAT" else op.CastLike(y, x)
-    return y if after is None else op.Gather(y, _constant(op, after), axis=-1)
+    return y if after is None else op.Gather(y, after, axis=-1)
 
 
 def _permutations(
@@ -231,10 +232,8 @@ def _permutations(
     in_order = list(range(head_dim))
     before = [*in_order[start : start + width], *in_order[:start], *in_order[start + width :]]
     after = [before.index(coordinate) for coordinate in in_order]
-    in_front = Layout(layout.pairing, layout.pairing_out, 0)
-    written_slices = layout.slices(layout.pairing_out, num_pairs)
-    computed_slices = in_front.slices(layout.pairing, num_pairs)
-    for target, source in zip(written_slices, computed_slices, strict=True):
+    written_slices = slices(layout.pairing_out, num_pairs, start)
+    for target, source in zip(written_slices, slices(layout.pairing, num_pairs), strict=True):
         after[target] = in_order[source]
     return (None if before == in_order else before), (None if after == in_order else after)
 
@@ -244,28 +243,24 @@ def _make_cos_sin(
 ) -> _CosSin:
     if len(source) == 2:
         cos, sin = (op.Cast(each, to=_FLOAT) for each in source)
-        return _CosSin(*_apply_options(op, cos, sin, inverse, gain), None, source[0].shape[-1])
-    rope, positions = read_rope(text), source[0]
-    fractional = positions.dtype.name in ("FLOAT", "DOUBLE")
-    if longest is None:
+        num_pairs = source[0].shape[-1]
+    else:
+        rope, positions = read_rope(text), source[0]
+        num_pairs, fractional = rope.num_pairs, positions.dtype.name in ("FLOAT", "DOUBLE")
+        if longest is not None:
+            if fractional or rope.axes.n_axes > 1:
+                problem = "fractions" if fractional else f"on {rope.axes.n_axes} axes"
+                raise SpecError(
+                    f"longest makes tables that whole positions on one axis are rows of, got "
+                    f"positions {problem}; leave longest out"
+                )
+            tables = _position_tables(rope, longest, gain, -gain if inverse else gain)
+            cos, sin = (_constant(op, table) for table in tables)
+            return _CosSin(cos, sin, op.Cast(positions, to=_INT64), num_pairs)
         cos, sin = _make_rows(op, positions, rope, fractional)
-        return _CosSin(*_apply_options(op, cos, sin, inverse, gain), None, rope.num_pairs)
-    if fractional or rope.axes.n_axes > 1:
-        problem = "fractions" if fractional else f"on {rope.axes.n_axes} axes"
-        raise SpecError(
-            f"longest makes tables that whole positions on one axis are rows of, got positions "
-            f"{problem}; leave longest out"
-        )
-    tables = _position_tables(rope, longest, gain, -gain if inverse else gain)
-    cos, sin = (_constant(op, table, np.float32) for table in tables)
-    return _CosSin(cos, sin, op.Cast(positions, to=_INT64), rope.num_pairs)
-
-
-def _apply_options(op: Any, cos: Any, sin: Any, inverse: bool, gain: float) -> tuple[Any, Any]:
     if gain != 1.0:
-        factor = _constant(op, gain, np.float32)
-        cos, sin = op.Mul(cos, factor), op.Mul(sin, factor)
-    return cos, op.Neg(sin) if inverse else sin
+        cos, sin = cos * gain, sin * gain
+    return _CosSin(cos, -sin if inverse else sin, None, num_pairs)
 
 
 def _make_rows(op: Any, positions: Any, rope: Rope, fractional: bool) -> tuple[Any, Any]:
@@ -275,70 +270,53 @@ def _make_rows(op: Any, positions: Any, rope: Rope, fractional: bool) -> tuple[A
     """
     if rope.axes.n_axes == 1:
         # [..., seq] -> [..., seq, 1]
-        positions = op.Unsqueeze(positions, _constant(op, [-1]))
+        positions = op.Unsqueeze(positions, [-1])
     else:
         # [..., seq, n_axes] -> [..., seq, num_pairs], or [..., seq, n_axes, num_pairs] if axes mix
-        indices = _constant(op, rope.axes.indices(rope.num_pairs))
+        indices = _constant(op, np.array(rope.axes.indices(rope.num_pairs)))
         positions = op.Gather(positions, indices, axis=-1)
     if not fractional:
         return _cos_sin(op, _all_axes(op, op.Add, _turns(op, positions, turn_words(rope)), rope))
     nearest = op.Round(positions)
-    unit = op.CastLike(_constant(op, 2.0**32, np.float32), positions)
-    rest = op.Round(op.Mul(op.Sub(positions, nearest), unit))
-    whole_turns = _turns(op, nearest, turn_words(rope))
-    turns = op.Add(whole_turns, _turns(op, rest, turn_words(rope, rest_bits=32)))
-    limit = op.CastLike(_constant(op, 2.0**63, np.float32), positions)
-    has_angle = op.Less(op.Abs(positions), limit)
-    has_angle = _all_axes(op, op.And, has_angle, rope)
-    nan = _constant(op, np.nan, np.float32)
+    rest = op.Round((positions - nearest) * op.CastLike(2.0**32, positions))
+    turns = _turns(op, nearest, turn_words(rope)) + _turns(op, rest, turn_words(rope, 32))
     cos, sin = _cos_sin(op, _all_axes(op, op.Add, turns, rope))
-    return op.Where(has_angle, cos, nan), op.Where(has_angle, sin, nan)
+    has_angle = _all_axes(op, op.And, op.Abs(positions) < op.CastLike(2.0**63, positions), rope)
+    return op.Where(has_angle, cos, np.nan), op.Where(has_angle, sin, np.nan)
 
 
 def _all_axes(op: Any, combine: Any, values: Any, rope: Rope) -> Any:
     """Where axes mix, ``[..., n_axes, num_pairs]`` to ``[..., num_pairs]``."""
     if not isinstance(rope.axes, Mixed):
         return values
-    axes = range(rope.axes.n_axes)
-    return reduce(combine, [op.Gather(values, _constant(op, axis), axis=-2) for axis in axes])
+    return reduce(combine, [op.Gather(values, i, axis=-2) for i in range(rope.axes.n_axes)])
 
 
 def _turns(op: Any, numbers: Any, words: NDArray[np.int64]) -> Any:
     """The products of whole numbers and the words in units of 2**-64 turns."""
-    first, second = (_constant(op, word.view(np.uint64), np.uint64) for word in words[:2])
+    first, second = (_constant(op, word.view(np.uint64)) for word in words[:2])
     # by way of int64: what becomes of a negative float as uint64 is undefined
     unsigned = op.Cast(op.Cast(numbers, to=_INT64), to=_UINT64)
-    sign = op.BitShift(_shift(op, unsigned, 63), _constant(op, 32, np.uint64), direction="LEFT")
-    upper = op.Sub(_shift(op, unsigned, 32), sign)
-    return op.Add(op.Mul(unsigned, first), op.Mul(upper, second))
+    upper = _shift(op, unsigned, 32) - _shift(op, _shift(op, unsigned, 63), 32, "LEFT")
+    return unsigned * first + upper * second
 
 
-def _shift(op: Any, unsigned: Any, bits: int) -> Any:
-    return op.BitShift(unsigned, _constant(op, bits, np.uint64), direction="RIGHT")
+def _shift(op: Any, unsigned: Any, bits: int, direction: str = "RIGHT") -> Any:
+    return op.BitShift(unsigned, _constant(op, np.uint64(bits)), direction=direction)
 
 
 def _cos_sin(op: Any, turns: Any) -> tuple[Any, Any]:
     """Cos and sin of angles in units of 2**-64 turns."""
-    shifted = op.Add(turns, _constant(op, 1 << 61, np.uint64))
     # without quarter turns, in eighths of a turn, from -1 to 1
-    rest = op.BitShift(turns, _constant(op, 2, np.uint64), direction="LEFT")
-    x = op.Mul(op.Cast(op.Cast(rest, to=_INT64), to=_FLOAT), _constant(op, 2.0**-63, np.float32))
-    y = op.Mul(x, x)
-    even_cos = _evaluate(op, (1.0, *FLOAT32.cos), y)
-    even_sin = op.Mul(_evaluate(op, FLOAT32.sin, y), x)
+    x = op.Cast(op.Cast(_shift(op, turns, 2, "LEFT"), to=_INT64), to=_FLOAT) * 2.0**-63
+    y = x * x
+    even_cos, even_sin = evaluate((1.0, *FLOAT32.cos), y), evaluate(FLOAT32.sin, y) * x
     # a quarter turn takes (cos, sin) to (-sin, cos), and half a turn negates both
-    one = _constant(op, 1, np.uint64)
-    is_odd = op.Cast(op.BitwiseAnd(_shift(op, shifted, 62), one), to=_BOOL)
-    is_negated = op.Cast(_shift(op, shifted, 63), to=_BOOL)
-    cos, sin = op.Where(is_odd, op.Neg(even_sin), even_cos), op.Where(is_odd, even_cos, even_sin)
-    return op.Where(is_negated, op.Neg(cos), cos), op.Where(is_negated, op.Neg(sin), sin)
-
-
-def _evaluate(op: Any, coefficients: Sequence[float], y: Any) -> Any:
-    value = _constant(op, coefficients[-1], np.float32)
-    for coefficient in coefficients[-2::-1]:
-        value = op.Add(op.Mul(value, y), _constant(op, coefficient, np.float32))
-    return value
+    shifted = turns + _constant(op, np.uint64(1 << 61))
+    quarter = op.BitwiseAnd(_shift(op, shifted, 62), _constant(op, np.uint64(1)))
+    is_odd, is_negated = (op.Cast(bit, to=_BOOL) for bit in (quarter, _shift(op, shifted, 63)))
+    cos, sin = op.Where(is_odd, -even_sin, even_cos), op.Where(is_odd, even_cos, even_sin)
+    return op.Where(is_negated, -cos, cos), op.Where(is_negated, -sin, sin)
 
 
 @lru_cache(maxsize=4)
@@ -349,6 +327,5 @@ def _position_tables(
     return (cos_factor * cos).astype(np.float32), (sin_factor * sin).astype(np.float32)
 
 
-def _constant(op: Any, values: ArrayLike, dtype: type[np.generic] = np.int64) -> Any:
-    array = np.asarray(values, dtype)
-    return op.Constant(value=import_module("onnxscript").ir.tensor(array))
+def _constant(op: Any, values: Any) -> Any:
+    return op.Constant(value=import_module("onnxscript").ir.tensor(np.asarray(values)))

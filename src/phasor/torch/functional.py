@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasor._checks import short_repr
+from phasor._checks import boolean, number, short_repr
 from phasor._tensors import check_rope
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
@@ -21,8 +21,9 @@ from phasor.torch._operator import angles as _angles
 from phasor.torch._operator import ops
 from phasor.torch._operator.angles import check_has_angles
 from phasor.torch._operator.arguments import (
-    call_by_positions,
+    Call,
     call_by_rows,
+    fit_positions,
     read_positions,
     tokens_first,
 )
@@ -91,7 +92,7 @@ def rotate(
     >>> torch.equal(heads, y.transpose(1, 2))
     True
     """
-    return _rotate([x], positions, rope, inverse, gain, heads_first, backend, in_place=False)[0]
+    return _rotate([x], positions, rope, inverse, gain, heads_first, backend)[0]
 
 
 @unscriptable
@@ -122,7 +123,7 @@ def rotate_qk(
     >>> torch.equal(k2, rotate(k, 3, Rope(head_dim=8, pairing="half")))
     True
     """
-    q, k = _rotate([q, k], positions, rope, inverse, gain, heads_first, backend, in_place=False)
+    q, k = _rotate([q, k], positions, rope, inverse, gain, heads_first, backend)
     return q, k
 
 
@@ -137,9 +138,8 @@ def rotate_(
     heads_first: bool = False,
     backend: str = "auto",
 ) -> Tensor:
-    """``x`` rotated at its tokens' positions, in place: `rotate` without a new tensor.
+    """`rotate` in place: returns ``x``, and writes nothing else of its storage.
 
-    Takes the arguments of `rotate`, and returns ``x``. Nothing else of its storage is written.
     Where a gradient has to be recorded, the new values are computed aside and copied in.
 
     Raises:
@@ -153,8 +153,7 @@ def rotate_(
     >>> x.flatten().tolist()  # cos 1/4 - sin 1/4, cos 1/4 + sin 1/4
     [0.7215084624561218, 1.2163163809651676]
     """
-    _rotate([x], positions, rope, inverse, gain, heads_first, backend, in_place=True)
-    return x
+    return _rotate([x], positions, rope, inverse, gain, heads_first, backend, in_place=True)[0]
 
 
 @unscriptable
@@ -169,10 +168,9 @@ def rotate_qk_(
     heads_first: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Query and key rotated in place, in one launch: `rotate_qk` without new tensors.
+    """`rotate_qk` in place: returns ``q`` and ``k``, which may be slices of one projection.
 
-    Takes the arguments of `rotate_qk`, and returns ``q`` and ``k``. They may be slices of one
-    projection; nothing else of its storage is written, and nothing at all if one is refused.
+    Nothing else of its storage is written, and nothing at all if one is refused.
 
     Raises:
         TensorError: Also if the two share an element, or are one tensor.
@@ -279,9 +277,9 @@ def rotate_by(
     tensor([0.6000, 0.8000])
     """
     layout = pairing, pairing_out, rotary_start
-    (y,) = ops.apply(call_by_rows(x, cos, sin, *layout, inverse, heads_first, backend))
-    if y.dim() > x.dim():  # [..., seq, heads, 1, head_dim]
-        y = y.squeeze(-2)
+    (y,) = ops.apply(call_by_rows(x, (cos, sin), layout, inverse, heads_first, backend))
+    # [..., seq, heads, 1, head_dim] where rows are by head
+    y = y.squeeze(-2) if y.dim() > x.dim() else y
     return y.transpose(-3, -2) if heads_first else y
 
 
@@ -298,9 +296,7 @@ def rotate_by_(
     heads_first: bool = False,
     backend: str = "auto",
 ) -> Tensor:
-    """``x`` rotated in place by given cos and sin: `rotate_by` without a new tensor.
-
-    Takes the arguments of `rotate_by`, and returns ``x``. Nothing else of its storage is written.
+    """`rotate_by` in place: returns ``x``, and writes nothing else of its storage.
 
     Raises:
         TensorError: Also if elements of ``x`` share memory, with each other or with ``cos`` or
@@ -312,7 +308,8 @@ def rotate_by_(
     tensor([0.6000, 0.8000])
     """
     layout = pairing, pairing_out, rotary_start
-    ops.apply_(call_by_rows(x, cos, sin, *layout, inverse, heads_first, backend))
+    call = call_by_rows(x, (cos, sin), layout, inverse, heads_first, backend)
+    ops.apply(call, in_place=True)
     return x
 
 
@@ -355,16 +352,20 @@ def _rotate(
     heads_first: bool,
     backend: str,
     *,
-    in_place: bool,
+    in_place: bool = False,
 ) -> Sequence[Tensor]:
-    """New tensors in the caller's layout; in place, nothing that is read."""
-    views = tokens_first(xs, heads_first)
-    outs = ops.try_kernel(views, positions, rope, inverse, gain, backend, in_place=in_place)
+    """New tensors in the caller's layout; in place, those that were given."""
+    views, outs = tokens_first(xs, heads_first), None
+    if type(rope) is Rope and type(positions) is Tensor:
+        arguments = views, (positions,), rope.to_json(), inverse, gain, backend
+        outs = ops.try_kernel(arguments, in_place)
     if outs is None:
-        call = call_by_positions(views, positions, rope, inverse, gain, heads_first, backend)
-        if in_place:
-            ops.apply_(call)
-            return xs
-        outs = ops.apply(call)
+        check_rope(rope)
+        positions = fit_positions(positions, views, rope, heads_first)
+        options = boolean("inverse", inverse), number("gain", gain), backend
+        call = Call(views, [positions], rope.to_json(), *options)
+        outs = ops.apply(call, in_place=in_place)
+    if in_place:
+        return xs
     # [..., seq, heads, head_dim] -> [..., heads, seq, head_dim]
     return [y.transpose(-3, -2) for y in outs] if heads_first else outs

@@ -45,37 +45,28 @@ def span(length: int, start: int = 0, *, device: _Device = None) -> Tensor:
 def packed(cu_seqlens: Tensor, total_tokens: int | None = None) -> Tensor:
     """`phasor.positions.packed`: sequences end to end, int64 ``[total_tokens]``.
 
-    Args:
-        cu_seqlens: Boundaries ``[n_sequences + 1]``, int32 as FlashAttention takes them or any
-            integers.
-        total_tokens: How many positions are made: the length of the packed tensor. Tokens after
-            the last boundary are padding and count from there. Without it the last boundary is
-            read, which is possible in the CPU's memory only.
+    ``total_tokens`` is the length of the packed tensor; tokens after the last boundary are padding
+    and count from there. Without it the last boundary is read, which is possible in the CPU's
+    memory only.
 
     >>> packed(torch.tensor([0, 3, 5], dtype=torch.int32), total_tokens=6)
     tensor([0, 1, 2, 0, 1, 0])
     """
-    bounds = as_int64("cu_seqlens", cu_seqlens)
-    if bounds.dim() != 1 or bounds.shape[0] == 0:
-        raise PositionError(
-            f"cu_seqlens must have the shape [n_sequences + 1], got {list(bounds.shape)}"
-        )
+    bounds = as_int64("cu_seqlens", cu_seqlens, "[n_sequences + 1]")
     known_positions = _read_on_host(numpy_positions.packed, cu_seqlens)
-    if known_positions is not None:
-        last = known_positions.shape[0]
-        if total_tokens is not None and total_tokens < last:
-            raise PositionError(
-                f"total_tokens must be at least cu_seqlens[-1] ({last}), got {total_tokens}"
-            )
-        total_tokens = last if total_tokens is None else total_tokens
-    if total_tokens is None:
+    last = total_tokens if known_positions is None else known_positions.shape[0]
+    total_tokens = last if total_tokens is None else total_tokens
+    if total_tokens is None or last is None:
         raise PositionError(
             f"total_tokens must be given for cu_seqlens on {cu_seqlens.device}, which would have "
             "to be waited for; it is the length of what is packed, x.shape[0]"
         )
-    check_whole("total_tokens", total_tokens, least=0)
-    tokens = torch.arange(total_tokens, device=bounds.device)
-    return tokens - bounds[sequence_indices(bounds, total_tokens)]
+    if total_tokens < last:
+        raise PositionError(
+            f"total_tokens must be at least cu_seqlens[-1] ({last}), got {total_tokens}"
+        )
+    sequences = sequence_indices(bounds, total_tokens)
+    return torch.arange(total_tokens, device=bounds.device) - bounds[sequences]
 
 
 def sequence_indices(cu_seqlens: Tensor, total_tokens: int) -> Tensor:
@@ -102,9 +93,7 @@ def padded(mask: Tensor) -> Tensor:
     tensor([[0, 0, 1],
             [0, 0, 0]])
     """
-    tokens = as_int64("mask", mask, bools=True)
-    if tokens.dim() == 0:
-        raise PositionError("mask must have the shape [..., seq], got a single value")
+    tokens = as_int64("mask", mask, "[..., seq]", bools=True)
     _read_on_host(numpy_positions.padded, mask)
     return (tokens.cumsum(-1) - 1) * tokens
 
@@ -119,10 +108,8 @@ def cached(lengths: Tensor, new_tokens: int) -> Tensor:
     tensor([[ 7,  8,  9],
             [-2, -1,  0]])
     """
-    starts = as_int64("lengths", lengths)
+    starts = as_int64("lengths", lengths, "[batch]")
     check_whole("new_tokens", new_tokens, least=0)
-    if starts.dim() != 1:
-        raise PositionError(f"lengths must have the shape [batch], got {list(starts.shape)}")
     _read_on_host(numpy_positions.cached, lengths, new_tokens)
     # [batch, 1] + [new_tokens] -> [batch, new_tokens]
     return starts[:, None] + torch.arange(new_tokens, device=starts.device)
@@ -151,9 +138,7 @@ def every_axis(positions: Tensor, n_axes: int) -> Tensor:
     tensor([[0, 1, 5],
             [0, 1, 5]])
     """
-    positions = as_int64("positions", positions)
-    if positions.dim() == 0:
-        raise PositionError("positions must have the shape [..., seq], got a single value")
+    positions = as_int64("positions", positions, "[..., seq]")
     return torch.stack([positions] * whole("n_axes", n_axes, least=1, error=PositionError), -1)
 
 
@@ -181,7 +166,7 @@ def check_whole(name: str, value: Any, *, least: int) -> None:
         whole(name, value, least=least, most=_INT64_MAX, error=PositionError)
 
 
-def as_int64(name: str, values: Any, *, bools: bool = False) -> Tensor:
+def as_int64(name: str, values: Any, shape: str = "", *, bools: bool = False) -> Tensor:
     """``values`` as int64, or an error that says why not."""
     if not isinstance(values, Tensor):
         raise PositionError(
@@ -191,6 +176,14 @@ def as_int64(name: str, values: Any, *, bools: bool = False) -> Tensor:
     numbers = not values.is_floating_point() and not values.is_complex()
     if not numbers or (values.dtype == torch.bool and not bools):
         raise PositionError(f"{name} must hold whole numbers, got dtype {values.dtype}")
+    fits = {
+        "[..., seq]": values.dim() > 0,
+        "[batch]": values.dim() == 1,
+        "[n_sequences + 1]": values.dim() == 1 and values.shape[0] > 0,
+    }
+    if not fits.get(shape, True):
+        got = list(values.shape) or "a single value"
+        raise PositionError(f"{name} must have the shape {shape}, got {got}")
     return values.long()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,39 +24,33 @@ from phasor.torch._operator.internals import (
 )
 from phasor.torch._operator.text import count_axes, read_rope
 
-_P = ParamSpec("_P")
-
 _LOW_BITS = 2**32 - 1
 _EIGHTH = 1 << 61  # of a turn, in units of 2**-64
 
 
 def _constant_tensors(
-    numbers: Callable[_P, Any],
-) -> Callable[Concatenate[torch.device, torch.dtype, _P], tuple[Tensor, ...]]:
-    """A function of constants that returns rows of numbers, as tensors on a device.
+    numbers: Callable[[Any], Any],
+) -> Callable[[torch.device, torch.dtype, Any], tuple[Tensor, ...]]:
+    """A function of a constant that returns rows of numbers, as tensors on a device.
 
     Those of the latest Ropes are kept, because a rule makes one for every length.
     """
     mark_constant(numbers)
 
-    def make(
-        device: torch.device, dtype: torch.dtype, *constants: _P.args, **named: _P.kwargs
-    ) -> tuple[Tensor, ...]:
+    def make(device: torch.device, dtype: torch.dtype, constant: Any) -> tuple[Tensor, ...]:
+        return torch.tensor(numbers(constant), dtype=dtype, device=device).unbind(0)
+
+    @lru_cache(maxsize=64)
+    def recent(*given: Any) -> tuple[Tensor, ...]:
         # valid in every later call: not an inference tensor, not one of a transformation
         with torch.inference_mode(mode=False), outside_transforms():
-            rows = numbers(*constants, **named)
-            return torch.tensor(rows, dtype=dtype, device=device).unbind(0)
+            return make(*given)
 
-    recent = lru_cache(maxsize=64)(make)
-
-    def tensors(
-        device: torch.device, dtype: torch.dtype, *constants: _P.args, **named: _P.kwargs
-    ) -> tuple[Tensor, ...]:
+    def tensors(*given: Any) -> tuple[Tensor, ...]:
         if torch.compiler.is_compiling() or count_modes():
             # constants of the graph, or fake tensors of the mode, which no other call may see
-            rows = numbers(*constants, **named)
-            return torch.tensor(rows, dtype=dtype, device=device).unbind(0)
-        kept = recent(device, dtype, *constants, **named)
+            return make(*given)
+        kept = recent(*given)
         hold_for_graph(kept[0])  # one of them holds the memory of all
         return kept
 
@@ -64,23 +58,17 @@ def _constant_tensors(
 
 
 @_constant_tensors
-def _axis_of_pair(text: str) -> tuple[tuple[Any, ...]]:
-    """``[num_pairs]`` index of the axis that drives each pair; ``[n_axes, num_pairs]`` if mixed."""
-    rope = read_rope(text)
-    return (rope.axes.indices(rope.num_pairs),)
+def _words_and_axis(text: str) -> tuple[Any, ...]:
+    """Eight rows ``[num_pairs]``, 64 bytes a pair; ``[n_axes, num_pairs]`` where axes mix.
 
-
-@_constant_tensors
-def _words(text: str) -> tuple[tuple[Any, ...], ...]:
-    """Seven rows ``[num_pairs]``: every word of `phasor.angles.turn_words` once, 56 bytes a pair.
-
-    64 bits of the frequency for rests in units of 2**-64, of 2**-32, and for whole positions; then
-    32 bits each, of which the first two follow the first word, the next one the second, and so on.
+    Every word of `phasor.angles.turn_words` once: 64 bits of the frequency for rests in units of
+    2**-64, of 2**-32, and for whole positions; then 32 bits each, of which the first two follow the
+    first word, the next one the second, and so on. Last the index of the axis.
     """
     rope = read_rope(text)
     of_rests, of_halves, of_positions = (turn_words(rope, bits) for bits in (64, 32, 0))
     rows = of_rests[0], of_halves[0], of_positions[0], *of_rests[1:], *of_positions[1:]
-    return tuple(tuple(row.tolist()) for row in rows)
+    return *(tuple(row.tolist()) for row in rows), rope.axes.indices(rope.num_pairs)
 
 
 @_constant_tensors
@@ -107,8 +95,7 @@ def positions_of_pairs(positions: Tensor, text: str) -> Tensor:
     """
     if count_axes(text) == 1:
         return positions.unsqueeze(-1)
-    (axis_of_pair,) = _axis_of_pair(positions.device, torch.int64, text)
-    return positions[..., axis_of_pair]
+    return positions[..., _words_and_axis(positions.device, torch.int64, text)[-1]]
 
 
 def turns(positions: Tensor, text: str, dtype: torch.dtype) -> Tensor:
@@ -116,7 +103,7 @@ def turns(positions: Tensor, text: str, dtype: torch.dtype) -> Tensor:
 
     They are exact enough for cos and sin in ``dtype``. ``positions`` are `positions_of_pairs`.
     """
-    words = _words(positions.device, torch.int64, text)
+    words = _words_and_axis(positions.device, torch.int64, text)
     nearest = positions
     if positions.is_floating_point():
         nearest = positions.round()

@@ -14,17 +14,21 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from phasor import _tensors
-from phasor._checks import ErrorType, boolean, number, short_repr, whole
-from phasor._tensors import LAYOUTS, check_rope
+from phasor._checks import ErrorType, boolean, short_repr, whole
+from phasor._tensors import LAYOUTS
 from phasor.errors import PositionError, TensorError
 from phasor.pairings import checked_pairing
 from phasor.rope import Rope
 from phasor.torch._operator.internals import refuse_tracing
-from phasor.torch._operator.text import layout_text
+from phasor.torch._operator.text import count_axes, layout_text
 
 #: The dtypes that are rotated, and those of positions.
 DTYPES = tuple(getattr(torch, name) for name in _tensors.DTYPES)
 POSITION_DTYPES = frozenset(getattr(torch, name) for name in _tensors.POSITION_DTYPES)
+
+
+#: The operator's arguments, of which nothing is known yet.
+Unchecked = tuple[Sequence[Tensor], Sequence[Tensor], str, bool, float, str]
 
 
 class Call(NamedTuple):
@@ -37,36 +41,23 @@ class Call(NamedTuple):
     gain: float = 1.0
     backend: str = "auto"
 
-
-def call_by_positions(
-    xs: Sequence[Tensor],
-    positions: Any,
-    rope: Rope,
-    inverse: bool,
-    gain: float,
-    heads_first: bool,
-    backend: str,
-) -> Call:
-    """The rotation of ``xs``, which are as `tokens_first` returns them."""
-    check_rope(rope)
-    positions = fit_positions(positions, xs, rope, heads_first)
-    options = boolean("inverse", inverse), number("gain", gain), backend
-    return Call(xs, [positions], rope.to_json(), *options)
+    @property
+    def own_dims(self) -> int:
+        """Dimensions of ``source`` behind those of the tokens: of pairs, or of several axes."""
+        return 1 if len(self.source) == 2 or count_axes(self.text) > 1 else 0
 
 
 def call_by_rows(
     x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    pairing: str,
-    pairing_out: str | None,
-    rotary_start: int,
+    rows: tuple[Tensor, Tensor],
+    layout: tuple[str, str | None, int],
     inverse: bool,
     heads_first: bool,
     backend: str,
 ) -> Call:
     """The rotation of ``x`` by cos and sin. By head, a head is a token with one head."""
     refuse_tracing()
+    (cos, sin), (pairing, pairing_out, rotary_start) = rows, layout
     (x,) = tokens_first([x], heads_first)
     _check_floating("x", x, LAYOUTS[heads_first], 3)
     for name, row in (("cos", cos), ("sin", sin)):

@@ -8,7 +8,6 @@ backend refuses every tensor, and a warning says so at the first rotation.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib import import_module
@@ -22,9 +21,9 @@ from phasor.angles import turn_limbs
 from phasor.errors import DISTRIBUTION, BackendError, PositionError, TensorError
 from phasor.pairings import by_pairing
 from phasor.torch._operator.angles import check_has_angles, cos_sin
-from phasor.torch._operator.arguments import Call
+from phasor.torch._operator.arguments import Call, Unchecked
 from phasor.torch._operator.in_place import check_writable
-from phasor.torch._operator.internals import cached_constant, count_writes
+from phasor.torch._operator.internals import cached_constant, count_writes, warn_of_absence
 from phasor.torch._operator.text import compute_dtype, mixes_axes, read_layout, read_rope
 
 _MAX_HEAD_DIM = 4096  # the cos and sin of a token are on the stack of the thread that needs them
@@ -51,14 +50,8 @@ def _load_extension() -> tuple[Any, str]:
 
 @cached_constant
 def _report_absence() -> str:
-    """Why the extension cannot be used, with a warning the first time; "" if it can."""
-    if _absence_reason:
-        warnings.warn(
-            f"phasor rotates with plain torch operations on this CPU: {_absence_reason}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    return _absence_reason
+    """Why the extension cannot be used; "" if it can."""
+    return warn_of_absence("CPU", _absence_reason)
 
 
 def _choose_path(native: Any) -> int:
@@ -93,40 +86,30 @@ def unsupported_reason(x: Tensor) -> str:
     return _report_absence()
 
 
-def try_kernel(
-    xs: Sequence[Tensor],
-    outs: Sequence[Tensor],
-    positions: Tensor,
-    text: str,
-    inverse: bool,
-    gain: float,
-    *,
-    raises: bool = False,
-) -> bool:
-    """One pass from ``xs`` to ``outs``; where the kernel refuses, an error or False."""
+def try_kernel(arguments: Unchecked, outs: Sequence[Tensor], raises: bool = False) -> bool:
+    """One pass by integer positions; where the kernel refuses, an error or False."""
+    xs, source, text, inverse, gain, _ = arguments
     if _native is None or (plan := _prepare_plan(text)) is None:
         return False
     operands = (xs[0], outs[0]) if len(xs) == 1 else (xs[0], outs[0], xs[1], outs[1])
-    return _native.rotate(plan, positions, None, inverse, gain, _path_index, raises, *operands)
+    return _native.rotate(plan, source[0], None, inverse, gain, _path_index, raises, *operands)
 
 
-def rotate_into(call: Call, outs: Sequence[Tensor]) -> None:
+def run_into(call: Call, outs: Sequence[Tensor]) -> None:
     """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place.
 
-    One pass for tensors of one dtype, which share their cos and sin; else one for each. There is
-    also one for each if the extension cannot tell whether the two overlap in memory.
+    One pass for both, or one for each if the extension cannot tell whether they overlap in memory.
     """
     xs, source, text, inverse, gain, _ = call
-    in_place, pair = outs is xs, len(xs) == 2
-    if pair and (xs[0].dtype != xs[1].dtype or (in_place and not _native.apart(*xs))):
-        if in_place:
-            check_writable(xs)  # every error comes before the first write
-        for x, out in zip(xs, outs, strict=True):
-            rotate_into(call._replace(xs=[x]), [out])
+    in_place = outs is xs
+    if in_place and len(xs) == 2 and not _native.apart(*xs):
+        check_writable(xs)  # every error comes before the first write
+        for x in xs:
+            run_into(call._replace(xs=[x]), [x])
     elif len(source) == 1 and not source[0].is_floating_point() and not mixes_axes(text):
         is_read = source[0].dtype in (torch.int64, torch.int32)
         positions = source[0] if is_read else source[0].long()
-        try_kernel(xs, outs, positions, text, inverse, gain, raises=True)
+        try_kernel(call._replace(source=[positions]), outs, raises=True)
     else:
         # given cos and sin, or positions between the integers or on axes that mix
         dtype = compute_dtype(xs[0].dtype)
@@ -160,9 +143,6 @@ def _prepare_plan_of_rows(text: str, head_dim: int, pairs: int) -> bytes:
 
 def _pair_layout(text: str, pairs: int) -> tuple[int, int, bool, bool]:
     """Where a head's pairs begin, their number, and whether they are halves, read and written."""
-    layout = read_layout(text)
-    is_half = [
-        by_pairing(pairing, half=True, interleaved=False)
-        for pairing in (layout.pairing, layout.pairing_out)
-    ]
-    return layout.rotary_start, pairs, is_half[0], is_half[1]
+    *pairings, start = read_layout(text, False)
+    from_half, to_half = (by_pairing(p, half=True, interleaved=False) for p in pairings)
+    return start, pairs, from_half, to_half

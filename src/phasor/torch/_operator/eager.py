@@ -6,12 +6,12 @@ differentiation and compilers that are given ``backend="eager"`` run through it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from phasor.pairings import Pairing, by_pairing
+from phasor.pairings import Pairing, by_pairing, slices
 from phasor.torch._operator.angles import check_has_angles, cos_sin
 from phasor.torch._operator.arguments import Call
 from phasor.torch._operator.in_place import check_writable
@@ -36,19 +36,56 @@ def needs_plain_ops(backend: str, tensors: Sequence[Tensor]) -> bool:
     return in_transform() or (compiled and not any(hasattr(t, "device_mesh") for t in tensors))
 
 
-def rotate_into(call: Call, outs: Sequence[Tensor]) -> None:
+def run_into(call: Call, outs: Sequence[Tensor]) -> None:
     """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place."""
     if outs is call.xs:
         check_writable(outs)
     if len(call.source) == 1:
         check_has_angles(call.source[0])
-    layout = layout_of(call.text, call.inverse)
+    layout = read_layout(call.text, call.inverse)
     with below_autograd():
-        for (x, cos, sin), out in zip(_iterate_with_cos_sin(call), outs, strict=True):
-            _rotate_tensor_into(x, out, cos, sin, layout)
+        cos, sin = cos_sin_of_heads(call, compute_dtype(call.xs[0].dtype))
+        for x, out in zip(call.xs, outs, strict=True):
+            _write_turned(x, out, cos, sin, layout)
 
 
-def _rotate_tensor_into(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> None:
+def run_without_writes(call: Call) -> list[Tensor]:
+    """New tensors without writing to one or reading a value, as transformations require."""
+    layout, dtypes = read_layout(call.text, call.inverse), [compute_dtype(x.dtype) for x in call.xs]
+    rows = {dtype: cos_sin_of_heads(call, dtype) for dtype in dict.fromkeys(dtypes)}
+    return [turn_pairs(x, *rows[d], layout) for x, d in zip(call.xs, dtypes, strict=True)]
+
+
+def cos_sin_of_heads(call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cos and sin ``[..., seq, 1, num_pairs]`` with gain and direction, to broadcast over heads."""
+    if len(call.source) == 2:
+        cos, sin = call.source[0].to(dtype), call.source[1].to(dtype)
+    else:
+        cos, sin = cos_sin(call.source[0], call.text, dtype)
+    if call.gain != 1.0:
+        cos, sin = cos * call.gain, sin * call.gain
+    return cos.unsqueeze(-2), (-sin if call.inverse else sin).unsqueeze(-2)
+
+
+def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+    """``x`` rotated by `cos_sin_of_heads`, without writing to a tensor."""
+    num_pairs, start = cos.shape[-1], layout.rotary_start
+    first, second = slices(layout.pairing, num_pairs, start)
+    # [..., seq, heads, head_dim] -> twice [..., seq, heads, num_pairs]
+    x0, x1 = x[..., first].to(cos.dtype), x[..., second].to(cos.dtype)
+    # addcmul rounds one product and fuses the other, as the kernels do
+    y0, y1 = torch.addcmul(x0 * cos, x1, sin, value=-1), torch.addcmul(x1 * cos, x0, sin)
+    pairs = [y0.to(x.dtype), y1.to(x.dtype)]
+    # twice [..., seq, heads, num_pairs] -> [..., seq, heads, rotary_dim]
+    rotated = by_pairing(
+        layout.pairing_out,
+        half=pairs,
+        interleaved=[torch.stack(pairs, -1).reshape(*x.shape[:-1], 2 * num_pairs)],
+    )
+    return torch.cat((x[..., :start], *rotated, x[..., start + 2 * num_pairs :]), -1)
+
+
+def _write_turned(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> None:
     start, end = layout.rotary_start, layout.rotary_start + 2 * cos.shape[-1]
     before, after = x, out
     if end - start < x.shape[-1]:
@@ -64,7 +101,6 @@ def _rotate_tensor_into(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, layout
     aside = out is x or x.dtype != cos.dtype
     rotated = torch.mul(pairs, cos.unsqueeze(-2), out=None if aside else after)
     (x0, x1), (y0, y1) = pairs.unbind(-2), rotated.unbind(-2)
-    # addcmul rounds one product and fuses the other, as the kernels do
     y0.addcmul_(x1, sin, value=-1)
     y1.addcmul_(x0, sin)
     if aside:
@@ -76,58 +112,3 @@ def _split_pairs(x: Tensor, pairing: Pairing) -> Tensor:
     if by_pairing(pairing, half=True, interleaved=False):
         return x.view(*x.shape[:-1], 2, x.shape[-1] // 2)
     return x.view(*x.shape[:-1], x.shape[-1] // 2, 2).transpose(-1, -2)
-
-
-def rotate_without_writes(call: Call) -> list[Tensor]:
-    """New tensors without writing to one or reading a value, as transformations require."""
-    layout = layout_of(call.text, call.inverse)
-    return [rotate_by(x, cos, sin, layout) for x, cos, sin in _iterate_with_cos_sin(call)]
-
-
-def rotate_by(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-    """``x`` rotated by cos and sin ``[..., seq, 1, num_pairs]``, without writing to a tensor."""
-    start, end = layout.rotary_start, layout.rotary_start + 2 * cos.shape[-1]
-    pairs = [each.to(x.dtype) for each in _rotate_pairs(x, cos, sin, layout)]
-    # twice [..., seq, heads, num_pairs] -> [..., seq, heads, rotary_dim]
-    rotated = by_pairing(
-        layout.pairing_out,
-        half=pairs,
-        interleaved=[torch.stack(pairs, -1).reshape(*x.shape[:-1], end - start)],
-    )
-    return torch.cat((x[..., :start], *rotated, x[..., end:]), -1)
-
-
-def layout_of(text: str, inverse: bool) -> Layout:
-    """The layout that the operator's text describes, of the rotation or its inverse."""
-    layout = read_layout(text)
-    return layout.inverse() if inverse else layout
-
-
-def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Both coordinates of every rotated pair, ``[..., seq, heads, num_pairs]``, as wide as cos."""
-    first, second = layout.slices(layout.pairing, cos.shape[-1])
-    # [..., seq, heads, head_dim] -> twice [..., seq, heads, num_pairs]
-    x0, x1 = x[..., first].to(cos.dtype), x[..., second].to(cos.dtype)
-    # addcmul rounds one product and fuses the other, as the kernels do
-    return torch.addcmul(x0 * cos, x1, sin, value=-1), torch.addcmul(x1 * cos, x0, sin)
-
-
-def _iterate_with_cos_sin(call: Call) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Each tensor with its cos and sin ``[..., seq, 1, num_pairs]`` in the dtype it is computed in.
-
-    They are made once for tensors that are computed in the same dtype.
-    """
-    xs, source, text, inverse, gain, _ = call
-    by_dtype: dict[torch.dtype, tuple[Tensor, Tensor]] = {}
-    for x in xs:
-        dtype = compute_dtype(x.dtype)
-        if dtype not in by_dtype:
-            if len(source) == 2:
-                cos, sin = source[0].to(dtype), source[1].to(dtype)
-            else:
-                cos, sin = cos_sin(source[0], text, dtype)
-            if gain != 1.0:
-                cos, sin = cos * gain, sin * gain
-            # [..., seq, num_pairs] -> [..., seq, 1, num_pairs], to broadcast over heads
-            by_dtype[dtype] = cos.unsqueeze(-2), (-sin if inverse else sin).unsqueeze(-2)
-        yield x, *by_dtype[dtype]

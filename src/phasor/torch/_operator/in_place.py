@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,20 +86,15 @@ def check_copies(xs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
             _ = x.grad_fn  # or torch takes a view for a leaf, whose base has a history by now
 
 
-def check_not_expanded(xs: Sequence[Tensor]) -> None:
-    """Refuse expanded tensors, the only check that needs no addresses, which compilers lack."""
-    for name, x in zip(names_of(xs), xs, strict=True):
-        # strides first: comparing a length that a compiler does not know would be a guard
-        is_expanded = any(step == 0 and n > 1 for n, step in zip(x.shape, x.stride(), strict=True))
-        if is_expanded and x.numel():
-            raise _self_overlap_error(name, x)
-
-
 def check_no_self_overlap(xs: Sequence[Tensor], names: Sequence[str] | None = None) -> None:
-    """Refuse tensors of which two elements share memory."""
+    """Refuse tensors of which two elements share memory; in a compiler, those that are expanded."""
     for name, x in zip(names or names_of(xs), xs, strict=True):
         if _overlaps_itself(x):
-            raise _self_overlap_error(name, x)
+            raise TensorError(
+                f"{name} must not share memory with itself to be written in place, got strides "
+                f"{list(x.stride())} for shape {list(x.shape)}; use {name}.contiguous() or the "
+                "verb without the underscore"
+            )
 
 
 def check_rewritable(name: str, x: Tensor) -> None:
@@ -112,7 +108,7 @@ def check_rewritable(name: str, x: Tensor) -> None:
 def check_writable(xs: Sequence[Tensor]) -> None:
     """Refuse a tensor, or a query and a key, of which an element would be written twice."""
     check_no_self_overlap(xs)
-    if len(xs) == 2:
+    if len(xs) == 2 and _have_addresses(xs):
         qk_memory(*xs).check_apart(*[x.data_ptr() for x in xs])
 
 
@@ -124,16 +120,18 @@ def check_cos_sin(xs: Sequence[Tensor], cos_sin: Sequence[Tensor]) -> None:
         )
 
 
-def _self_overlap_error(name: str, x: Tensor) -> TensorError:
-    return TensorError(
-        f"{name} must not share memory with itself to be written in place, got strides "
-        f"{list(x.stride())} for shape {list(x.shape)}; use {name}.contiguous() or the verb "
-        "without the underscore"
-    )
+def _have_addresses(xs: Sequence[Tensor]) -> bool:
+    """Whether the tensors have addresses to compare: wrappers and traced tensors have none."""
+    is_traced = torch.compiler.is_compiling() or in_transform()
+    return not is_traced and all(type(x) is Tensor and x.device.type != "meta" for x in xs)
 
 
 def _overlaps_itself(x: Tensor) -> bool:
     """Whether two elements of ``x`` share memory, or could."""
+    if torch.compiler.is_compiling():
+        # strides first: comparing a length that a compiler does not know would be a guard
+        dims = zip(x.shape, x.stride(), strict=True)
+        return any(step == 0 and n > 1 for n, step in dims) and x.numel() > 0
     reach = 1
     # from the smallest stride on: each has to step over all elements of the dimensions before
     for stride, n in sorted(zip(x.stride(), x.shape, strict=True)):
@@ -160,24 +158,20 @@ def _span_bytes(shape: Sequence[int], stride: Sequence[int], size: int) -> int:
 def _share_memory(q: Strided, k: Strided, distance: int) -> bool:
     """Whether elements of two tensors meet, whose first ones are ``distance`` bytes apart."""
     try:
-        return np.shares_memory(
-            np.asarray(_Elements(q, _ANY_ADDRESS)),
-            np.asarray(_Elements(k, _ANY_ADDRESS + distance)),
-            max_work=_MOST_WORK,
-        )
+        elements = _as_array(q, _ANY_ADDRESS), _as_array(k, _ANY_ADDRESS + distance)
+        return np.shares_memory(*elements, max_work=_MOST_WORK)
     except np.exceptions.TooHardError:
         return True
 
 
-class _Elements:
+def _as_array(layout: Strided, address: int) -> Any:
     """Elements at an address as NumPy knows them, for what it answers without reading any."""
-
-    def __init__(self, layout: Strided, address: int) -> None:
-        shape, strides, size = layout
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": f"|V{size}",
-            "shape": tuple(shape),
-            "strides": tuple(size * step for step in strides),
-            "data": (address, False),
-        }
+    shape, strides, size = layout
+    described: dict[str, Any] = {
+        "version": 3,
+        "typestr": f"|V{size}",
+        "shape": tuple(shape),
+        "strides": tuple(size * step for step in strides),
+        "data": (address, False),
+    }
+    return np.asarray(SimpleNamespace(__array_interface__=described))

@@ -23,34 +23,27 @@ import torch
 from torch import Tensor
 
 from phasor import angles as numpy_angles
-from phasor.pairings import by_pairing
+from phasor.pairings import PAIRINGS, by_pairing
 from phasor.torch._operator import angles as _angles
 from phasor.torch._operator import eager
-from phasor.torch._operator.angles import cos_sin
-from phasor.torch._operator.eager import layout_of, rotate_by
-from phasor.torch._operator.text import Layout
+from phasor.torch._operator.arguments import Call
+from phasor.torch._operator.text import Layout, read_layout
 
 ALWAYS, NEVER = 0, sys.maxsize
 _AUTO_PREFIX = "auto, rule "
 _SOURCE_MODULES = sys.modules[__name__], eager, _angles, numpy_angles
 
+_FLOATS = torch.float32, torch.bfloat16, torch.float16
 #: The number of elements of all tensors together from which the operator is kept, by the backend
 #: that it would run, the pairing and the dtype. Measured by ``bench/run.py compiled``. Combinations
 #: that are not listed, such as Triton and float64, keep the operator.
 OPERATOR_FROM: dict[tuple[str, str, torch.dtype], int] = {
-    ("cpu", "half", torch.float32): NEVER,
-    ("cpu", "half", torch.bfloat16): NEVER,
-    ("cpu", "half", torch.float16): NEVER,
+    **{("cpu", "half", dtype): NEVER for dtype in _FLOATS},
     ("cpu", "interleaved", torch.float32): 240_000,
     ("cpu", "interleaved", torch.bfloat16): 20_000,
     ("cpu", "interleaved", torch.float16): 20_000,
     # without the kernel the operator is the same operations, one by one
-    ("eager", "half", torch.float32): NEVER,
-    ("eager", "half", torch.bfloat16): NEVER,
-    ("eager", "half", torch.float16): NEVER,
-    ("eager", "interleaved", torch.float32): NEVER,
-    ("eager", "interleaved", torch.bfloat16): NEVER,
-    ("eager", "interleaved", torch.float16): NEVER,
+    **{("eager", pairing, dtype): NEVER for pairing in PAIRINGS for dtype in _FLOATS},
 }
 
 
@@ -66,7 +59,7 @@ def describe_rule() -> str:
 
 def is_compiled_auto(backend: str) -> bool:
     """Whether the operator's argument is from `describe_rule`."""
-    return backend.startswith(_AUTO_PREFIX)
+    return str(backend).startswith(_AUTO_PREFIX)
 
 
 def register(operator: Any, resolve: Callable[[str, Tensor], str]) -> None:
@@ -75,13 +68,12 @@ def register(operator: Any, resolve: Callable[[str, Tensor], str]) -> None:
     if operator in decomposition.decompositions:
         return
 
-    def decompose(
-        xs: list[Tensor], source: list[Tensor], text: str, inverse: bool, gain: float, backend: str
-    ) -> Any:
-        is_named = not is_compiled_auto(backend)
-        if is_named or keeps_operator(resolve("auto", xs[0]), xs, text):
+    def decompose(*arguments: Any) -> Any:
+        call = Call(*arguments)
+        is_named = not is_compiled_auto(call.backend)
+        if is_named or keeps_operator(resolve("auto", call.xs[0]), call.xs, call.text):
             return NotImplemented
-        return _rotate(xs, source, text, inverse, gain)
+        return _run_fused(call)
 
     # the second is a copy of the first, made once
     for table in (decomposition.decompositions, decomposition.fast_random_decomps()):
@@ -103,7 +95,7 @@ def keeps_operator(backend: str, xs: Sequence[Tensor], text: str) -> bool:
     """
     if not all(x.is_cpu for x in xs):
         return True
-    layout = layout_of(text, False)
+    layout = read_layout(text, False)
     # two halves are two loops over memory, pairs side by side are a loop over every other element
     pairing = by_pairing(layout.pairing_out, half=layout.pairing, interleaved="interleaved")
     limit = min(OPERATOR_FROM.get((backend, pairing, x.dtype), ALWAYS) for x in xs)
@@ -119,37 +111,30 @@ def _size_hint(size: int | torch.SymInt) -> int:
     return optimization_hint(size, fallback=NEVER)
 
 
-def _rotate(
-    xs: Sequence[Tensor], source: Sequence[Tensor], text: str, inverse: bool, gain: float
-) -> list[Tensor]:
+def _run_fused(call: Call) -> list[Tensor]:
     """The operator in operations that Inductor fuses well."""
-    if len(source) == 2:
-        cos, sin = (each.float() for each in source)
-    else:
-        cos, sin = cos_sin(source[0], text, torch.float32)
-    # [..., seq, num_pairs] -> [..., seq, 1, num_pairs], to broadcast over heads
-    cos, sin = (cos * gain).unsqueeze(-2), (sin * (-gain if inverse else gain)).unsqueeze(-2)
-    layout = layout_of(text, inverse)
-    rotate, own_dims = rotate_by, 1
+    cos, sin = eager.cos_sin_of_heads(call, torch.float32)
+    layout = read_layout(call.text, call.inverse)
+    turn, own_dims = eager.turn_pairs, 1
     if layout.pairing == layout.pairing_out == "half":
-        rotate, own_dims = _rotate_halves, 2
+        turn, own_dims = _turn_halves, 2
         # twice [..., seq, 1, num_pairs] -> [..., seq, 1, 2, num_pairs]
         cos, sin = torch.stack((cos, cos), -2), torch.stack((-sin, sin), -2)
     # Inductor would compute them again for every head
     cos, sin = _materialize(cos), _materialize(sin)
     outs: list[Tensor] = []
-    for x in xs:
+    for x in call.xs:
         order = _memory_order(x)
         c, s = (_permute(each, order, own_dims) for each in (cos, sin))
-        y = rotate(_permute(x, order, 1), c, s, layout)
-        if inverse:
+        y = turn(_permute(x, order, 1), c, s, layout)
+        if call.inverse:
             # a norm's gradient sums this one, and would otherwise read wider numbers
             y = _materialize(y)
         outs.append(_permute(y, [order.index(dim) for dim in range(len(order))], 1))
     return outs
 
 
-def _rotate_halves(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+def _turn_halves(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     """``x`` rotated in the half pairing, whose result is fused with what follows.
 
     ``cos`` and ``sin`` are ``[..., seq, 1, 2, num_pairs]``; sin is negative for the first half.

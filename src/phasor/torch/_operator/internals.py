@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, wraps
@@ -77,6 +78,17 @@ def cached_constant(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return look_up
 
 
+def warn_of_absence(where: str, reason: str) -> str:
+    """``reason``, with a warning if there is one: called once for each backend."""
+    if reason:
+        warnings.warn(
+            f"phasor rotates with plain torch operations on this {where}: {reason}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return reason
+
+
 def dispatch_is_plain(xs: Sequence[Any]) -> bool:
     """Whether these are plain tensors that are not traced, differentiated or transformed.
 
@@ -96,6 +108,11 @@ def dispatch_is_plain(xs: Sequence[Any]) -> bool:
         if type(x) is not Tensor or x.is_neg() or (recording and x.requires_grad):
             return False
     return True
+
+
+def is_batched(x: Tensor) -> bool:
+    """Whether ``x`` is batched by the ``vmap`` that is running, the innermost one."""
+    return _C._functorch.maybe_get_level(x) == _C._functorch.maybe_current_level()
 
 
 def may_write(xs: Sequence[Tensor]) -> bool:

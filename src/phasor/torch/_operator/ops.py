@@ -22,26 +22,24 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from phasor.errors import BackendError, TensorError
-from phasor.rope import Rope
 from phasor.torch._operator import cpu, eager
 from phasor.torch._operator import inductor as _inductor
 from phasor.torch._operator import triton as triton_backend
-from phasor.torch._operator.arguments import Call
+from phasor.torch._operator.arguments import Call, Unchecked
 from phasor.torch._operator.in_place import (
     check_copies,
     check_mutable,
-    check_not_expanded,
+    check_no_self_overlap,
     check_writable,
 )
 from phasor.torch._operator.internals import (
     below_autograd,
     count_writes,
     dispatch_is_plain,
-    in_transform,
+    is_batched,
     mark_constant,
     may_write,
 )
-from phasor.torch._operator.text import count_own_dimensions
 
 #: The implementations by name, best first: "auto" is the first that does not refuse the tensor.
 BACKENDS = {"cpu": cpu, "triton": triton_backend, "eager": eager}
@@ -56,7 +54,7 @@ operator_: Callable[..., None] = torch.ops.phasor.rotate_.default
 
 def resolve(backend: str, x: Tensor) -> str:
     """The name of the backend that rotates ``x``. A named one is never replaced by another."""
-    if backend == "auto":
+    if backend == "auto" or _inductor.is_compiled_auto(backend):
         return next(name for name, module in BACKENDS.items() if not module.unsupported_reason(x))
     if backend not in BACKENDS:
         known = ", ".join(repr(name) for name in BACKENDS)
@@ -67,24 +65,14 @@ def resolve(backend: str, x: Tensor) -> str:
     return backend
 
 
-def try_kernel(
-    xs: Sequence[Tensor],
-    positions: Any,
-    rope: Rope,
-    inverse: bool,
-    gain: float,
-    backend: str,
-    *,
-    in_place: bool,
-) -> list[Tensor] | None:
-    """The tensors, rotated by a kernel without checks and dispatcher; None if that is not possible.
+def try_kernel(arguments: Unchecked, in_place: bool) -> Sequence[Tensor] | None:
+    """What a kernel makes of them without dispatcher; None if that is not possible.
 
     For one token the dispatcher costs ten times the rotation. A kernel refuses arguments that it
     is not sure of; then the caller goes through the checks and the dispatcher.
     """
-    if type(rope) is not Rope or type(positions) is not Tensor:
-        return None
-    if not dispatch_is_plain(xs) or positions.is_neg():
+    xs, source, _, _, _, backend = arguments
+    if not dispatch_is_plain(xs) or source[0].is_neg():
         return None
     if backend in ("auto", "cpu") and xs[0].is_cpu:
         kernel = cpu
@@ -95,63 +83,54 @@ def try_kernel(
     if in_place and not may_write(xs):
         return None
     outs = xs if in_place else [torch.empty_like(x) for x in xs]
-    if not kernel.try_kernel(xs, outs, positions, rope.to_json(), inverse, gain):
+    if not kernel.try_kernel(arguments, outs):
         return None
     if in_place:
         count_writes(xs)
-    return list(outs)
+    return outs
 
 
-def apply(call: Call) -> list[Tensor]:
+def apply(call: Call, *, in_place: bool = False) -> Sequence[Tensor]:
     """The operator on checked arguments, or plain torch operations where those are needed.
 
     Plain operations are needed where the operator has no rule: for gradients of cos and sin, under
-    ``torch.func``, and for compilers that are given ``backend="eager"``.
+    ``torch.func``, and for compilers that are given ``backend="eager"``. In place, new values that
+    have a derivative are copied in.
     """
-    xs, source, *_, backend = call
-    if _needs_no_dispatcher(xs, source):
-        return _run_backend(call)
+    xs, source, *options, backend = call
+    if in_place:
+        check_no_self_overlap(xs)
+        check_mutable(xs)
+    if dispatch_is_plain([*xs, *source]) and not xs[0].is_meta:
+        return _run_backend(call, in_place=in_place)
+    if in_place:
+        check_writable(xs)
     backend_argument = _backend_argument(backend, xs[0])
-    rows_want_grad = _wants_cos_sin_gradient(source)
-    if rows_want_grad and len({hasattr(t, "device_mesh") for t in (*xs, *source)}) > 1:
-        raise TensorError(
-            "cos and sin must be DTensors exactly where x is one for a gradient of theirs, which "
-            "would be summed over ranks; make them by DTensor.from_local or distribute_tensor"
-        )
-    if rows_want_grad or eager.needs_plain_ops(backend, [*xs, *source]):
-        if backend not in ("auto", "eager"):
-            what = "gradients for cos and sin" if rows_want_grad else "torch.func transformations"
-            raise BackendError(f"backend={backend!r} has no {what}; use 'auto' or 'eager'")
-        return eager.rotate_without_writes(call)
-    return operator(*call[:-1], backend_argument)
-
-
-def apply_(call: Call) -> None:
-    """The in-place operator, or `apply` and a copy where a derivative has to be recorded."""
-    xs, source, *_, backend = call
-    check_not_expanded(xs)
-    check_mutable(xs)
-    if _needs_no_dispatcher(xs, source):
-        _run_backend_(call)
-        return
-    rows_want_grad = _wants_cos_sin_gradient(source)
-    is_recorded = rows_want_grad or any(map(_wants_gradient, xs))
-    if is_recorded or eager.needs_plain_ops(backend, [*xs, *source]):
-        if _have_addresses(xs):
-            check_writable(xs)
+    rows_want_grad = len(source) == 2 and any(map(_wants_gradient, source))
+    needs_plain_ops = rows_want_grad or eager.needs_plain_ops(backend, [*xs, *source])
+    if in_place and (needs_plain_ops or any(map(_wants_gradient, xs))):
         # the gradient of cos and sin needs the values that are about to be overwritten
         copies = [x.clone() for x in xs] if rows_want_grad else xs
         rotated = apply(call._replace(xs=copies))
         check_copies(xs, rotated)
         for x, y in zip(xs, rotated, strict=True):
             x.copy_(y)
+    elif in_place:
+        operator_(xs, source, *options, backend_argument)
+    elif not needs_plain_ops:
+        return operator(xs, source, *options, backend_argument)
     else:
-        operator_(*call[:-1], _backend_argument(backend, xs[0]))
-
-
-def _needs_no_dispatcher(xs: Sequence[Tensor], source: Sequence[Tensor]) -> bool:
-    """Whether the backend may run at once, because nothing records, transforms or fakes these."""
-    return dispatch_is_plain([*xs, *source]) and not xs[0].is_meta
+        if rows_want_grad and len({hasattr(t, "device_mesh") for t in (*xs, *source)}) > 1:
+            raise TensorError(
+                "cos and sin must be DTensors exactly where x is one for a gradient of theirs, "
+                "which would be summed over ranks; make them by DTensor.from_local or "
+                "distribute_tensor"
+            )
+        if backend not in ("auto", "eager"):
+            what = "gradients for cos and sin" if rows_want_grad else "torch.func transformations"
+            raise BackendError(f"backend={backend!r} has no {what}; use 'auto' or 'eager'")
+        return eager.run_without_writes(call)
+    return xs
 
 
 def _backend_argument(backend: str, x: Tensor) -> str:
@@ -169,20 +148,21 @@ def _describe_compiled_auto() -> str:
     return _inductor.describe_rule()
 
 
-def _find_backend(backend: str, x: Tensor) -> Any:
-    """The implementation that the operator runs, given its argument."""
-    return BACKENDS[resolve("auto" if _inductor.is_compiled_auto(backend) else backend, x)]
-
-
-def _run_backend(call: Call) -> list[Tensor]:
-    outs = [torch.empty_like(x) for x in call.xs]
-    _find_backend(call.backend, call.xs[0]).rotate_into(call, outs)
+def _run_backend(call: Call, *, in_place: bool) -> Sequence[Tensor]:
+    """One pass for tensors of one dtype, which share cos and sin; else one for each."""
+    xs, backend = call.xs, BACKENDS[resolve(call.backend, call.xs[0])]
+    if in_place:
+        check_mutable(xs)
+    outs = xs if in_place else [torch.empty_like(x) for x in xs]
+    if xs[0].dtype == xs[-1].dtype:
+        backend.run_into(call, outs)
+        return outs
+    if in_place:
+        check_writable(xs)  # every error comes before the first write
+    for x, out in zip(xs, outs, strict=True):
+        alone = [x]
+        backend.run_into(call._replace(xs=alone), alone if in_place else [out])
     return outs
-
-
-def _run_backend_(call: Call) -> None:
-    check_mutable(call.xs)
-    _find_backend(call.backend, call.xs[0]).rotate_into(call, call.xs)
 
 
 class _Rotation(torch.autograd.Function):
@@ -233,16 +213,6 @@ def _wants_gradient(x: Tensor) -> bool:
     return is_recorded or forward_ad.unpack_dual(x).tangent is not None
 
 
-def _wants_cos_sin_gradient(source: Sequence[Tensor]) -> bool:
-    return len(source) == 2 and any(map(_wants_gradient, source))
-
-
-def _have_addresses(xs: Sequence[Tensor]) -> bool:
-    """Whether the tensors have addresses to compare: wrappers and traced tensors have none."""
-    is_traced = torch.compiler.is_compiling() or in_transform()
-    return not is_traced and all(type(x) is Tensor and x.device.type != "meta" for x in xs)
-
-
 def _autograd(xs: list[Tensor], source: list[Tensor], *options: Any) -> list[Tensor]:
     wants_grad = tuple(map(_wants_gradient, xs))
     if any(wants_grad):
@@ -251,13 +221,36 @@ def _autograd(xs: list[Tensor], source: list[Tensor], *options: Any) -> list[Ten
         return operator(xs, source, *options)
 
 
-def _autograd_(xs: list[Tensor], source: list[Tensor], *options: Any) -> None:
+def _autograd_(xs: list[Tensor], *rest: Any) -> None:
     if any(map(_wants_gradient, xs)):
         raise RuntimeError(
             "phasor::rotate_ records no gradient; phasor.torch.rotate_ and rotate_qk_ do"
         )
     with below_autograd():
-        operator_(xs, source, *options)
+        operator_(xs, *rest)
+
+
+def _batched_(*arguments: Any) -> None:
+    call = Call(*arguments)
+    if not all(map(is_batched, call.xs)):
+        raise TensorError(
+            "x must be batched to be rotated in place under vmap when anything else is: "
+            "each batch entry would write the same memory; use rotate"
+        )
+    for x, y in zip(call.xs, eager.run_without_writes(call), strict=True):
+        x.copy_(y)
+
+
+def _run(*arguments: Any) -> Sequence[Tensor]:
+    return _run_backend(Call(*arguments), in_place=False)
+
+
+def _run_(*arguments: Any) -> None:
+    _run_backend(Call(*arguments), in_place=True)
+
+
+def _batched(*arguments: Any) -> list[Tensor]:
+    return eager.run_without_writes(Call(*arguments))
 
 
 def _fake(xs: list[Tensor], *_: Any) -> list[Tensor]:
@@ -268,66 +261,15 @@ def _fake_(*_: Any) -> None:
     return None
 
 
-def _vmap(
-    info: Any, in_dims: Any, xs: list[Tensor], source: list[Tensor], text: str, *options: Any
-) -> tuple[list[Tensor], list[int]]:
-    batched = [_batch_first(x, dim, info.batch_size) for x, dim in zip(xs, in_dims[0], strict=True)]
-    source = _batch_source(batched[0].dim(), source, in_dims[1], text)
-    return operator(batched, source, text, *options), [0] * len(batched)
-
-
-def _vmap_(
-    info: Any, in_dims: Any, xs: list[Tensor], source: list[Tensor], text: str, *options: Any
-) -> tuple[None, None]:
-    if any(dim is None for dim in in_dims[0]):
-        raise TensorError(
-            "x must be batched to be rotated in place under vmap when anything else is: "
-            "each batch entry would write the same memory; use rotate"
-        )
-    batched = [_batch_first(x, dim, info.batch_size) for x, dim in zip(xs, in_dims[0], strict=True)]
-    operator_(batched, _batch_source(batched[0].dim(), source, in_dims[1], text), text, *options)
-    return None, None
-
-
-def _batch_first(x: Tensor, dim: int | None, size: int) -> Tensor:
-    return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
-
-
-def _batch_source(
-    rank: int, source: list[Tensor], in_dims: Sequence[int | None], text: str
-) -> list[Tensor]:
-    """The batched source with ones after the batch dimension, to broadcast against the tensors.
-
-    The tensors ``[batch, ..., seq, heads, head_dim]`` have ``rank`` dimensions.
-    """
-    full_rank = rank - 2 + count_own_dimensions(source, text)
-    batched: list[Tensor] = []
-    for values, dim in zip(source, in_dims, strict=True):
-        if dim is not None:
-            values = values.movedim(dim, 0)
-            # [batch, ...] -> [batch, 1, ..., 1, ...]
-            ones = [1] * (full_rank - values.dim())
-            values = values.reshape(values.shape[0], *ones, *values.shape[1:])
-        batched.append(values)
-    return batched
-
-
-def _implement(name: str, run: Callable[[Call], Any], key: str) -> None:
-    """Let the dispatcher run the operator of that name by ``run``."""
-
-    def implementation(*arguments: Any) -> Any:
-        return run(Call(*arguments))
-
-    _LIBRARY.impl(name, implementation, key)
-
-
-_implement("rotate", _run_backend, "CompositeExplicitAutograd")
-_implement("rotate_", _run_backend_, "CompositeExplicitAutograd")
-# autograd's is_grads_batched uses batching older than torch.func, which needs plain operations
-_implement("rotate", eager.rotate_without_writes, "Batched")
-_LIBRARY.impl("rotate", _autograd, "Autograd")
-_LIBRARY.impl("rotate_", _autograd_, "Autograd")
+_BATCHED = "FuncTorchBatchedDecomposition"  # under vmap, where plain operations have rules
+for _key, _function, _function_ in (
+    ("CompositeExplicitAutograd", _run, _run_),
+    ("Autograd", _autograd, _autograd_),
+    (_BATCHED, _batched, _batched_),
+):
+    _LIBRARY.impl("rotate", _function, _key)
+    _LIBRARY.impl("rotate_", _function_, _key)
+# autograd's is_grads_batched uses batching older than torch.func
+_LIBRARY.impl("rotate", _batched, "Batched")
 torch.library.register_fake("phasor::rotate", _fake, lib=_LIBRARY)
 torch.library.register_fake("phasor::rotate_", _fake_, lib=_LIBRARY)
-torch.library.register_vmap("phasor::rotate", _vmap, lib=_LIBRARY)
-torch.library.register_vmap("phasor::rotate_", _vmap_, lib=_LIBRARY)

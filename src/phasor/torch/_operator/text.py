@@ -8,14 +8,12 @@ layout of the pairs.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from phasor.axes import Mixed
-from phasor.pairings import Pairing, slices
+from phasor.pairings import Pairing
 from phasor.rope import Rope
 from phasor.torch._operator.internals import cached_constant
 
@@ -27,14 +25,6 @@ class Layout(NamedTuple):
     pairing_out: Pairing
     rotary_start: int
 
-    def inverse(self) -> Layout:
-        """The layout of the inverse rotation, which reads what the rotation wrote."""
-        return Layout(self.pairing_out, self.pairing, self.rotary_start)
-
-    def slices(self, pairing: Pairing, num_pairs: int) -> tuple[slice, slice]:
-        """Coordinates of a head that are the first and the second of each pair."""
-        return slices(pairing, num_pairs, self.rotary_start)
-
 
 def layout_text(pairing: str, pairing_out: str, rotary_start: int) -> str:
     """The operator's text for given cos and sin. Plain formatting, so that it can be traced."""
@@ -42,11 +32,12 @@ def layout_text(pairing: str, pairing_out: str, rotary_start: int) -> str:
 
 
 @cached_constant
-def read_layout(text: str) -> Layout:
-    """The layout that a Rope's JSON or `layout_text` describes."""
+def read_layout(text: str, inverse: bool) -> Layout:
+    """The layout of the rotation, or of its inverse, which reads what the rotation wrote."""
     fields = json.loads(text)
-    pairing = fields["pairing"]
-    return Layout(pairing, fields["pairing_out"] or pairing, fields["rotary_start"])
+    pairing, start = fields["pairing"], fields["rotary_start"]
+    pairing_out = fields["pairing_out"] or pairing
+    return Layout(*((pairing_out, pairing) if inverse else (pairing, pairing_out)), start)
 
 
 @cached_constant
@@ -65,14 +56,6 @@ def mixes_axes(text: str) -> bool:
 def count_axes(text: str) -> int:
     """The number of coordinates of a position for that Rope."""
     return read_rope(text).axes.n_axes
-
-
-def count_own_dimensions(source: Sequence[Tensor], text: str) -> int:
-    """The number of trailing dimensions of ``source`` besides those of the tokens: 1 or 0.
-
-    Cos and sin have the pairs, positions on several axes have the axes.
-    """
-    return 1 if len(source) == 2 or count_axes(text) > 1 else 0
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

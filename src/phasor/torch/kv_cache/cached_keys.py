@@ -88,16 +88,16 @@ class CachedKeys:
         new_ropes = self._rope_per_layer(ropes)
         edits: list[_KeyEdit | None] = []
         for index, (old, new) in enumerate(zip(self.ropes, new_ropes, strict=True)):
-            if (old is None) != (new is None):
+            if old is not None and new is not None:
+                gain = new.attention_factor / old.attention_factor
+                edits.append(partial(retune_, old=old, new=new, gain=gain))
+            elif old is new:
+                edits.append(None)
+            else:
                 raise SpecError(
                     f"ropes must be None for the layers that rotate nothing and for no other, "
                     f"got {new} for layer {index}, whose Rope is {old}"
                 )
-            edit = None
-            if old is not None and new is not None:
-                gain = new.attention_factor / old.attention_factor
-                edit = partial(retune_, old=old, new=new, gain=gain)
-            edits.append(edit)
         self._rewrite(edits, positions)
         self.ropes = new_ropes
 

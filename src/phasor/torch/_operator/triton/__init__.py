@@ -17,7 +17,6 @@ and for nothing else: not for a size, a stride, a position or a gain.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from torch import Tensor
 from phasor.angles import turn_limbs
 from phasor.pairings import by_pairing
 from phasor.torch._operator.angles import cos_sin
-from phasor.torch._operator.arguments import Call
+from phasor.torch._operator.arguments import Call, Unchecked
 from phasor.torch._operator.in_place import (
     QKMemory,
     check_cos_sin,
@@ -40,11 +39,15 @@ from phasor.torch._operator.in_place import (
     check_writable,
     qk_memory,
 )
-from phasor.torch._operator.internals import cached_constant, count_writes, hold_for_graph
+from phasor.torch._operator.internals import (
+    cached_constant,
+    count_writes,
+    hold_for_graph,
+    warn_of_absence,
+)
 from phasor.torch._operator.text import (
     compute_dtype,
     count_axes,
-    count_own_dimensions,
     mixes_axes,
     read_layout,
     read_rope,
@@ -67,21 +70,11 @@ def unsupported_reason(x: Tensor) -> str:
     return f"it needs a tensor on a GPU, got one on {x.device}"
 
 
-def rotate_into(call: Call, outs: Sequence[Tensor]) -> None:
-    """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place.
-
-    One launch for tensors of one dtype, which share cos and sin; else one for each.
-    """
+def run_into(call: Call, outs: Sequence[Tensor]) -> None:
+    """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place."""
     xs, in_place = call.xs, outs is call.xs
     if in_place and len(call.source) == 2:
         check_cos_sin(xs, call.source)
-    if xs[0].dtype != xs[-1].dtype:
-        if in_place:
-            check_writable(xs)  # every error comes before the first write
-        for x, out in zip(xs, outs, strict=True):
-            single = [x]
-            rotate_into(call._replace(xs=single), single if in_place else [out])
-        return
     if len(call.source) == 1 and mixes_axes(call.text):
         call = call._replace(source=cos_sin(call.source[0], call.text, compute_dtype(xs[0].dtype)))
     with torch.cuda.device(xs[0].device) if xs[0].is_cuda else nullcontext():
@@ -90,80 +83,65 @@ def rotate_into(call: Call, outs: Sequence[Tensor]) -> None:
         count_writes(xs)
 
 
-def try_kernel(
-    xs: Sequence[Tensor],
-    outs: Sequence[Tensor],
-    positions: Tensor,
-    text: str,
-    inverse: bool,
-    gain: float,
-) -> bool:
-    """Repeat an earlier launch for tensors like these, checked at that time; false without one.
-
-    It writes from ``xs`` to ``outs``, which are ``xs`` in place.
-    """
+def try_kernel(arguments: Unchecked, outs: Sequence[Tensor]) -> bool:
+    """Repeat an earlier launch for tensors like these, checked at that time; false without one."""
+    xs, source, _, inverse, gain, _ = arguments
     if type(inverse) is not bool or (type(gain) is not float and type(gain) is not int):
         return False
-    call = Call(xs, (positions,), text, inverse, gain)
-    plan = _PLANS.get(plan_key(call, outs))
+    plan = _PLANS.get(plan_key(arguments, outs))
     if plan is None or (xs[0].is_cuda and xs[0].device.index != torch.cuda.current_device()):
         return False
-    plan.launch(_operands(call, outs), call.source)
+    plan.launch(_operands(xs, outs), source)
     return True
 
 
 @cached_constant
 def _report_absence() -> str:
-    """Why Triton cannot be used, with a warning the first time; "" if it can."""
+    """Why Triton cannot be used; "" if it can."""
     try:
         import_module("triton")
     except ImportError as error:
         reason = f"triton cannot be imported ({error}); install it beside torch"
-        warnings.warn(
-            f"phasor rotates with plain torch operations on this GPU: {reason}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return reason
+        return warn_of_absence("GPU", reason)
     return ""
 
 
 def _launch(call: Call, outs: Sequence[Tensor]) -> None:
-    xs, in_place, key = call.xs, outs is call.xs, plan_key(call, outs)
+    xs, key = call.xs, plan_key(call, outs)
     plan: LaunchPlan | Literal[False] | None = _PLANS.get(key, False)
     if plan is False:
-        if in_place:
+        if outs is xs:
             check_no_self_overlap(xs)
         if len(_PLANS) >= _MOST_PLANS:
             _PLANS.clear()
         # not read back: another thread may have cleared the plans in between
         plan = _PLANS[key] = make_plan(call, outs)
     if plan is not None:
-        plan.launch(_operands(call, outs), call.source)
+        plan.launch(_operands(xs, outs), call.source)
         return
-    if in_place:
+    if outs is xs:
         check_writable(xs)
     # strides too irregular for one launch: one for every index of the first dimension
-    token_shape, own_dims = xs[0].shape[:-2], count_own_dimensions(call.source, call.text)
+    token_shape, own_dims = xs[0].shape[:-2], call.own_dims
     source = [a.expand(*token_shape, *a.shape[a.dim() - own_dims :]) for a in call.source]
     for i in range(token_shape[0]):
         inputs = [x[i] for x in xs]
-        outputs = inputs if in_place else [out[i] for out in outs]
+        outputs = inputs if outs is xs else [out[i] for out in outs]
         _launch(call._replace(xs=inputs, source=[a[i] for a in source]), outputs)
 
 
-def _operands(call: Call, outs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _operands(xs: Sequence[Tensor], outs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """A query, a key (or the query again), and where each is written to."""
-    return call.xs[0], call.xs[-1], outs[0], outs[-1]
+    return xs[0], xs[-1], outs[0], outs[-1]
 
 
-def plan_key(call: Call, outs: Sequence[Tensor]) -> tuple[Any, ...]:
+def plan_key(arguments: Unchecked, outs: Sequence[Tensor]) -> tuple[Any, ...]:
     """All that a plan depends on, and all that was checked before it was made.
 
-    The positions of ``call`` are widened; ``outs`` are its ``xs`` in place.
+    Positions are widened; ``outs`` are the ``xs`` in place.
     """
-    xs, source, text, inverse, gain, _ = call
-    tensors, addresses = _operands(call, outs), 0
+    xs, source, text, inverse, gain, _ = arguments
+    tensors, addresses = _operands(xs, outs), 0
     for t in tensors:
         addresses |= t.data_ptr()
     return (
@@ -176,18 +154,18 @@ def plan_key(call: Call, outs: Sequence[Tensor]) -> tuple[Any, ...]:
 
 def make_plan(call: Call, outs: Sequence[Tensor]) -> LaunchPlan | None:
     """The launch for the arguments of `plan_key`; None where strides are too irregular for one."""
-    xs, source, text, inverse, gain, _ = call
-    q, k, *_ = tensors = _operands(call, outs)
+    xs, _, text, inverse, gain, _ = call
+    q, k, *_ = tensors = _operands(xs, outs)
     has_key, is_new = len(xs) == 2, outs is not xs
-    layout = read_layout(text).inverse() if inverse else read_layout(text)
-    tokens = find_tokens(tensors, source, text)
+    layout = read_layout(text, inverse)
+    tokens = find_tokens(tensors, call)
     if tokens is None:
         return None
     q_heads, k_heads = q.shape[-2], k.shape[-2] if has_key else 0
     strides, packed = head_strides(tensors, tokens)
-    tile = choose_tile(tokens, q, packed)
-    blocks = -(-q_heads // tile.heads) + -(-k_heads // tile.heads)
-    tiles = -(-tokens.inner // tile.tokens)
+    _, token_block, head_block = tile = choose_tile(tokens, q, packed)
+    blocks = -(-q_heads // head_block) + -(-k_heads // head_block)
+    tiles = -(-tokens.inner // token_block)
     kernels, gain_bits = load_kernels(), int(np.float64(gain).view(np.int64))
     load = kernels.load_half, kernels.load_interleaved
     store = kernels.store_half, kernels.store_interleaved
@@ -278,9 +256,9 @@ def widen_positions(source: Sequence[Tensor]) -> Sequence[Tensor]:
     return [positions.long()]
 
 
-def find_tokens(xs: Sequence[Tensor], source: Sequence[Tensor], text: str) -> Tokens | None:
-    """The tokens of ``xs`` in two dimensions; None if they need more. ``source`` is widened."""
-    token_shape, own_dims = xs[0].shape[:-2], count_own_dimensions(source, text)
+def find_tokens(xs: Sequence[Tensor], call: Call) -> Tokens | None:
+    """The tokens of ``xs`` in two dimensions; None if they need more. Positions are widened."""
+    source, own_dims, token_shape = call.source, call.own_dims, xs[0].shape[:-2]
     # an empty tensor is never read, so its strides do not matter
     strides = [x.stride()[:-2] if x.numel() else (0,) * len(token_shape) for x in xs]
     strides += [_broadcast_strides(each, own_dims, token_shape) for each in source]
@@ -297,8 +275,8 @@ def find_tokens(xs: Sequence[Tensor], source: Sequence[Tensor], text: str) -> To
     if len(source) == 2:
         found = "cos_sin", None, source[0].shape[-1]
     else:
-        constants = rope_constants(text, source[0].device)
-        kind = "one axis" if count_axes(text) == 1 else "several axes"
+        constants = rope_constants(call.text, source[0].device)
+        kind = "one axis" if count_axes(call.text) == 1 else "several axes"
         found = kind, constants, constants.shape[-1]
     return Tokens(inner, outer, token_strides[: len(xs)], tuple(angle_strides), *found)
 
@@ -332,16 +310,8 @@ def _merge_dimensions(
     return merged
 
 
-class Tile(NamedTuple):
-    """The pairs, tokens and heads of a program."""
-
-    pairs: int
-    tokens: int
-    heads: int
-
-
-def choose_tile(tokens: Tokens, x: Tensor, packed: bool) -> Tile:
-    """The tile of a program for heads of ``x``.
+def choose_tile(tokens: Tokens, x: Tensor, packed: bool) -> tuple[int, int, int]:
+    """The pairs, tokens and heads of a program for heads of ``x``.
 
     Heads that are ``packed`` are moved in pieces of 16 bytes. If they are not, every number has an
     address of its own in registers, and a large tile is a quarter.
@@ -350,7 +320,7 @@ def choose_tile(tokens: Tokens, x: Tensor, packed: bool) -> Tile:
     size = _SMALL_TILE if tokens.are_few else _LARGE_TILE // (1 if packed else 4)
     budget = max(1, size // (2 * x.element_size() * pairs))
     heads = min(budget, 32 if tokens.are_few else 8)
-    return Tile(pairs, budget // heads, heads)
+    return pairs, budget // heads, heads
 
 
 def head_strides(xs: Sequence[Tensor], tokens: Tokens) -> tuple[list[int], bool]:
