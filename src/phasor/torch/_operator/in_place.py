@@ -132,6 +132,8 @@ def _overlaps_itself(x: Tensor) -> bool:
         # strides first: comparing a length that a compiler does not know would be a guard
         dims = zip(x.shape, x.stride(), strict=True)
         return any(step == 0 and n > 1 for n, step in dims) and x.numel() > 0
+    if x.is_contiguous():  # the usual case, told ten times as fast
+        return False
     reach = 1
     # from the smallest stride on: each has to step over all elements of the dimensions before
     for stride, n in sorted(zip(x.stride(), x.shape, strict=True)):
