@@ -82,11 +82,20 @@ def padded(mask: ArrayLike) -> Positions:
     array([[0, 0, 0, 1, 2],
            [0, 1, 0, 0, 0]])
     """
+    tokens = read_mask(mask)
+    return (np.cumsum(tokens, axis=-1) - 1) * tokens
+
+
+def read_mask(mask: ArrayLike) -> Positions:
+    """An attention mask of bools or integers, ``[..., seq]``, as 0 and 1."""
     tokens = integers("mask", mask, "[..., seq]", kinds="biu")
     invalid = tokens[(tokens != 0) & (tokens != 1)]
     if invalid.size:
-        raise PositionError(f"mask must hold only 0 (padding) and 1 (token), got {invalid[0]}")
-    return (np.cumsum(tokens, axis=-1) - 1) * tokens
+        raise PositionError(
+            f"mask must hold only 0 (padding) and 1 (token), got {invalid[0]}; if it numbers "
+            "packed sequences, give their boundaries instead, as cu_seqlens"
+        )
+    return tokens
 
 
 def cached(lengths: ArrayLike, new_tokens: int) -> Positions:

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from phasor._checks import number, short_repr, whole
 from phasor.errors import PositionError
-from phasor.positions.tokens import Positions, every_axis, grid, integers, packed, span
+from phasor.positions.tokens import Positions, every_axis, grid, integers, packed, read_mask, span
 
 
 class _Segment:
@@ -168,7 +168,7 @@ def processed(
         image_grid_thw: ``[images, 3]``: frames, rows and columns of patches, in the order of their
             tokens, row after row of the batch.
         video_grid_thw: ``[videos, 3]``, likewise.
-        mask: ``[batch, seq]``, 0 for padding, on whichever side; its positions are 0.
+        mask: ``[batch, seq]``: 1 a token, 0 padding, on whichever side; its positions are 0.
         cu_seqlens: Boundaries of sequences that are packed into one row.
         spatial_merge: How many patches the vision tower merges into a token, on a side.
         temporal_merge: Frames of a video merged into one: 2 in ERNIE 4.5 VL.
@@ -192,7 +192,7 @@ def processed(
            [0, 1, 2, 1, 2, 3]])
     """
     types = integers("token_types", token_types, "[..., seq]")
-    real = np.ones_like(types) if mask is None else integers("mask", mask, "[..., seq]", "biu")
+    real = np.ones_like(types) if mask is None else read_mask(mask)
     if types.ndim > 2 or real.shape != types.shape:
         raise PositionError(
             f"token_types must be [batch, seq] or [seq], and mask the same, got {list(types.shape)}"
