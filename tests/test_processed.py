@@ -185,6 +185,14 @@ def test_a_batch_of_no_tokens_has_no_positions() -> None:
     assert processed(np.zeros(0, int)).shape == (0, 3)
 
 
+def test_what_a_batch_does_not_have_may_be_none() -> None:
+    """As in the classes, so that ``inputs.get`` of a processor's output can be passed on."""
+    types, grids = [[0, 1, 0]], [[1, 2, 2]]
+    expected = processed(types, grids, ())
+    np.testing.assert_array_equal(processed(types, grids, None, second_per_grid_ts=None), expected)
+    np.testing.assert_array_equal(processed([[0, 0]], None), processed([[0, 0]], ()))
+
+
 @pytest.mark.parametrize("says", REFUSED)
 def test_what_does_not_fit_is_refused(says: str) -> None:
     """Rather than placed somewhere."""
