@@ -241,7 +241,7 @@ def integers(name: str, values: Any, shape: str, kinds: str = "iu") -> Positions
     if any(kind.__module__ == "torch" for kind in type(values).__mro__):
         raise PositionError(
             f"{name} must be an array or a list, got a torch tensor; phasor.torch.positions has "
-            "functions for tensors, on their device; what begins on the host takes tensor.numpy()"
+            "packed, padded, cached and every_axis for tensors; for all else give tensor.numpy()"
         )
     try:
         array = np.asarray(values)
