@@ -31,7 +31,7 @@ _REFUSED_DTYPES = {
     "bfloat16": "bfloat16 cannot tell 256 from 257",
     "float16": "float16 cannot tell 2048 from 2049",
     "float128": "more digits than float64 are not used",
-    "object": "they do not fit 64 bits, or the rows differ in length",
+    "object": "not all of them are integers or floats of at most 64 bits",
 }
 _NO_GRADIENT = "positions must not require a gradient, for none is computed"
 
