@@ -13,9 +13,9 @@ from phasor import LayerRopes, Rope, preset, preset_names
 from phasor._angle_words import (
     _upper_product,
     cos_sin_of_words,
+    partner_arguments,
     partner_rows,
-    read_parts,
-    split,
+    words_of,
 )
 from phasor.angles import axes_of, turn_limbs
 from phasor.scaling import Rule
@@ -32,7 +32,7 @@ def rows(
     places: Any, rope: Rope, dtype: np.dtype[Any], gain: float = 1.0, inverse: bool = False
 ) -> tuple[Any, Any]:
     """Cos and sin in NumPy."""
-    words, limbs = split(places, dtype, np), turn_limbs(rope)
+    words, limbs = words_of(places, dtype, np), turn_limbs(rope)
     return cos_sin_of_words(words, limbs, dtype, np, axes_of(rope), gain, inverse)
 
 
@@ -116,7 +116,7 @@ def test_opposite_positions_have_opposite_sines() -> None:
 def test_rows_of_partners_turn_either_of_a_pair(places: Any, axis: int, inverse: bool) -> None:
     """A sine is the first's negated and the second's as it is, or the other way round."""
     for rope in (ROPES["64 pairs"], ROPES["llama3"]):
-        parts = read_parts(np.array(places), rope, 1.0, np)
+        parts = partner_arguments(np.array(places), rope, 1.0, np)
         options: Any = {"axis": axis, "inverse": inverse, "xp": np}
         cos, sin = partner_rows(*parts, heads_first=False, **options)
         first = partner_rows(*parts, heads_first=True, **options)

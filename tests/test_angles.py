@@ -248,7 +248,7 @@ def test_long_sequences_are_no_different() -> None:
 
 WANTED = "positions must be integers, float32 or float64, got "
 FLOAT16 = "float16: float16 cannot tell 2048 from 2049"
-OBJECT = "object: they do not fit 64 bits, or the rows differ in length"
+OBJECT = "object: not all of them are integers or floats of at most 64 bits"
 MASK = "bool: a bool is a mask; phasor.positions.padded makes positions of one"
 OTHER = ": a position is a real number that int64 or float64 holds"
 
@@ -260,6 +260,7 @@ OTHER = ": a position is a real number that int64 or float64 holds"
         pytest.param(np.float16(3), WANTED + FLOAT16, id="float16"),
         pytest.param([2**64], WANTED + OBJECT, id="beyond-uint64"),
         pytest.param([None], WANTED + OBJECT, id="object"),
+        pytest.param(None, WANTED + OBJECT, id="none"),
         pytest.param("7", WANTED + "<U1" + OTHER, id="text"),
         pytest.param(1j, WANTED + "complex128" + OTHER, id="complex"),
         pytest.param([0.0, np.nan], "positions must be finite and below 2**63, got nan", id="nan"),

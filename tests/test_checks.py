@@ -112,6 +112,11 @@ def test_numbers_become_a_tuple_of_floats() -> None:
         ([], "x must hold at least one number, got none"),
         ([1, 0], "x[1] must be a finite number > 0, got 0"),
         ([1, None], "x[1] must be a finite number > 0, got None"),
+        (np.array(7.0), "x must be a sequence of numbers, got array(7.)"),
+        (
+            [np.array(7.0)],
+            "x[0] must be a finite number > 0, got array(7.); of tensors and arrays give .tolist()",
+        ),
     ],
     ids=repr,
 )

@@ -230,6 +230,14 @@ def test_what_is_no_such_layout_is_refused(fields: dict[str, Any], message: str)
         Rope(head_dim=12, pairing="half", **fields | {"axes": Mixed(fields["axes"])})
 
 
+def test_learned_frequencies_are_asked_for_as_numbers() -> None:
+    """What follows the error's advice is taken."""
+    learned = torch.nn.Parameter(torch.tensor(FREQUENCIES))
+    with pytest.raises(SpecError, match=r"^inv_freq\[0\]\[0\] must .* give \.tolist\(\)$"):
+        Mixed(learned)  # pyright: ignore[reportArgumentType]
+    assert Mixed(learned.tolist()) == ROPE.axes
+
+
 def test_pages_and_comparisons_say_what_mixes() -> None:
     """In sentences, in differences; no other program has it, and no pair has one axis."""
     assert "2 position axes drive 6, 6 pairs, each turned by the sum over all axes." in sentences(

@@ -170,6 +170,8 @@ def test_what_is_passed_in_is_neither_written_nor_shared(
 
 MOST = f"must be at most {2**60 - 1}, as many positions as an array holds, got"
 WHOLE = "must hold whole numbers that fit in int64, got dtype"
+MASK = "mask must hold only 0 (padding) and 1 (token), got"
+NUMBERED = "if it numbers packed sequences, give their boundaries instead, as cu_seqlens"
 ERRORS = {
     "length must be a whole number >= 0, got -3": lambda: span(-3),
     "length must be a whole number >= 0, got True": lambda: span(True),
@@ -193,8 +195,8 @@ ERRORS = {
     f"cu_seqlens {WHOLE} bool": lambda: packed([False, True]),
     f"cu_seqlens {WHOLE} uint64": lambda: packed(np.array([0, 2**63], dtype=np.uint64)),
     "cu_seqlens must be rectangular, got [[0], [0, 1]]": lambda: packed([[0], [0, 1]]),
-    "mask must hold only 0 (padding) and 1 (token), got 2": lambda: padded([1, 1, 2]),
-    "mask must hold only 0 (padding) and 1 (token), got -1": lambda: padded([[0, 1], [-1, 1]]),
+    f"{MASK} 2; {NUMBERED}": lambda: padded([1, 1, 2]),
+    f"{MASK} -1; {NUMBERED}": lambda: padded([[0, 1], [-1, 1]]),
     f"mask {WHOLE} float64": lambda: padded([[0.0, float("-inf")]]),
     "mask must have the shape [..., seq], got a single value": lambda: padded(1),
     "lengths must have the shape [batch], got a single value": lambda: cached(4, 1),

@@ -166,6 +166,8 @@ REFUSED: dict[str, Callable[[], Any]] = {
         lambda: processed([0, 2], (), [[1, 2, 2]], tokens_per_second=2, second_per_grid_ts=[0])
     ),
     "mask the same, got [2] and [1]": lambda: processed([0, 1], [[1, 2, 2]], mask=[1]),
+    "mask must hold only 0 (padding) and 1 (token), got 2; if it numbers packed sequences, give "
+    "their boundaries instead, as cu_seqlens": lambda: processed([[0] * 4], mask=[[1, 1, 2, 2]]),
     "'size' or 'time', got 'end'": lambda: processed([0], after_video="end"),  # pyright: ignore
     "the boundaries of one row of token_types, got 3 tokens for [1, 2]": (
         lambda: processed([[0, 0]], cu_seqlens=[0, 3])
@@ -181,6 +183,14 @@ def test_a_batch_of_no_tokens_has_no_positions() -> None:
     """As `multimodal` of no segments."""
     assert processed(np.zeros((2, 0), int)).shape == (2, 0, 3)
     assert processed(np.zeros(0, int)).shape == (0, 3)
+
+
+def test_what_a_batch_does_not_have_may_be_none() -> None:
+    """As in the classes, so that ``inputs.get`` of a processor's output can be passed on."""
+    types, grids = [[0, 1, 0]], [[1, 2, 2]]
+    expected = processed(types, grids, ())
+    np.testing.assert_array_equal(processed(types, grids, None, second_per_grid_ts=None), expected)
+    np.testing.assert_array_equal(processed([[0, 0]], None), processed([[0, 0]], ()))
 
 
 @pytest.mark.parametrize("says", REFUSED)

@@ -1,9 +1,9 @@
 """The angle of `phasor.angles` for arrays of any library with NumPy's names.
 
-With integers of 64 bits, `partner_rows` computes what is said there. Without, an angle is a word of
-32 bits, in units of 2**-32 turns, which is enough for float32; for float64 it is a word of 64. A
-position is its magnitude then, so that -2**31 and -2**63 have one too, and its sign is the angle's.
-Products overflow at whole turns, as there:
+`partner_rows`, for MLX, computes what is said there, in integers of 64 bits. `cos_sin_of_words`,
+for JAX, can do without these: an angle is a word of 32 bits, in units of 2**-32 turns, which is
+enough for float32; for float64 it is a word of 64. A position is its magnitude, so that -2**31 and
+-2**63 have one too, and its sign is the angle's. Products overflow at whole turns, as there:
 
     magnitude = sum of word[i] * 2**(bits * i),   i from 0, or from -1 with the rest of a float
     turns     = sum of word[i] * (frequency * 2**(bits * i) mod 2**bits)
@@ -16,10 +16,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from phasor.angles import (
-    as_positions,
     axes_of,
     cos_sin_of_turns,
     cos_sin_within_eighth,
@@ -28,7 +26,6 @@ from phasor.angles import (
     turn_words,
 )
 from phasor.axes import Mixed
-from phasor.errors import PositionError
 from phasor.rope import Rope
 
 
@@ -45,26 +42,7 @@ class Words(NamedTuple):
         return self.is_negative.shape
 
 
-def read_host_positions(positions: ArrayLike, itemsize: int) -> Any:
-    """An array of NumPy that the library does not cut; words of floats that it would.
-
-    ``itemsize`` is what it has for integers and floats: 8, or 4, to which it cuts those of 8.
-    """
-    host = as_positions(positions)
-    if itemsize == 8:
-        return host
-    if host.dtype.kind == "f":
-        return split(host, np.dtype(np.float32), np)
-    far = host[host != host.astype(np.int32)]
-    if far.size:
-        raise PositionError(
-            f"positions must fit int32, got {far[0]}, which JAX cuts: jax_enable_x64 is off; "
-            'call jax.config.update("jax_enable_x64", True) first'
-        )
-    return host.astype(np.int32)
-
-
-def split(positions: Any, dtype: np.dtype[Any], xp: Any) -> Words:
+def words_of(positions: Any, dtype: np.dtype[Any], xp: Any) -> Words:
     """Integers or floats in words as wide as ``dtype``, by the functions of ``xp``.
 
     The rest of a float is rounded to a whole number of units; all else is exact.
@@ -135,27 +113,27 @@ def _upper_product(a: Any, b: Any, half: int) -> Any:
     return a1 * b1 + (middle >> half) + ((a0 * b1 + (middle & mask)) >> half)
 
 
-def read_parts(positions: Any, rope: Rope, gain: float, xp: Any) -> tuple[Any, Any, Any]:
-    """What `partner_rows` is given for ``positions``, and for a gain.
+def partner_arguments(positions: Any, rope: Rope, gain: float, xp: Any) -> tuple[Any, Any, Any]:
+    """What `partner_rows` is given for positions and a gain: its parts, words and factor.
 
-    They are of ``xp``, or int64 and float64 of NumPy, which ``xp`` would cut to float32. The gain
-    is NaN where a float of ``xp`` has no angle.
+    Positions are an array of ``xp``, or of NumPy, int64 or float64, which ``xp`` may cut to
+    float32. The factor is the gain, and NaN where a float of ``xp`` has no angle.
     """
-    own: Any = np if isinstance(positions, np.ndarray) else xp
-    positions, factor = of_each_pair(positions, axes_of(rope), own), xp.array(gain)
-    if own is xp and xp.issubdtype(positions.dtype, xp.integer):
+    library: Any = np if isinstance(positions, np.ndarray) else xp
+    positions, factor = of_each_pair(positions, axes_of(rope), library), xp.array(gain)
+    if library is xp and xp.issubdtype(positions.dtype, xp.integer):
         positions = positions.astype(xp.int64)
-    elif own is xp:
+    elif library is xp:
         has_angle = abs(positions) < 2.0**63  # false of NaN
         has_angle = has_angle.all(-2) if isinstance(rope.axes, Mixed) else has_angle
         factor = xp.where(has_angle, factor, xp.nan)
-    parts = [xp.array(part) for part in integer_parts(positions, 32, own)]
+    parts = [xp.array(part) for part in integer_parts(positions, 32, library)]
     return parts, _wide_words(rope, xp), factor
 
 
 @lru_cache(maxsize=256)
 def _wide_words(rope: Rope, xp: Any) -> list[Any]:
-    """What integers are multiplied by, and what rests of floats, as arrays of ``xp``."""
+    """What whole positions are multiplied by, and what the rests of floats, in ``xp``."""
     return [xp.array(turn_words(rope, bits)[:2].astype(np.uint64)) for bits in (0, 32)]
 
 

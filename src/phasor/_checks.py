@@ -69,7 +69,9 @@ def number(
         and (least is None or result >= least)
         and (most is None or result <= most)
     ):
-        raise error(f"{name} must be {expected}, got {short_repr(value)}")
+        is_tensor = not numeric and hasattr(value, "tolist")
+        hint = "; of tensors and arrays give .tolist()" if is_tensor else ""
+        raise error(f"{name} must be {expected}, got {short_repr(value)}{hint}")
     return result + 0.0  # turns -0.0 into 0.0, so that equal values have equal JSON
 
 
@@ -77,7 +79,8 @@ def numbers(
     name: str, values: Any, *, above: float | None = None, least: float | None = None
 ) -> tuple[float, ...]:
     """``values`` as a non-empty tuple of finite floats within the bounds."""
-    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+    is_one = isinstance(values, (str, bytes)) or getattr(values, "ndim", 1) == 0
+    if is_one or not isinstance(values, Iterable):
         raise SpecError(f"{name} must be a sequence of numbers, got {short_repr(values)}")
     items = list(cast(Iterable[Any], values))
     if not items:

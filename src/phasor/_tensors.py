@@ -31,18 +31,9 @@ _REFUSED_DTYPES = {
     "bfloat16": "bfloat16 cannot tell 256 from 257",
     "float16": "float16 cannot tell 2048 from 2049",
     "float128": "more digits than float64 are not used",
-    "object": "they do not fit 64 bits, or the rows differ in length",
+    "object": "not all of them are integers or floats of at most 64 bits",
 }
 _NO_GRADIENT = "positions must not require a gradient, for none is computed"
-
-
-class Call(NamedTuple):
-    """A rotation by positions whose arguments are checked."""
-
-    positions: Any
-    gain: float
-    source: Pairing
-    target: Pairing
 
 
 class Arrays(NamedTuple):
@@ -63,8 +54,8 @@ class Arrays(NamedTuple):
         inverse: bool,
         gain: float,
         heads_first: bool,
-    ) -> Call:
-        """What rotates one array, or a query and a key."""
+    ) -> tuple[Any, float, Pairing, Pairing]:
+        """Positions, gain and the pairings of ``xs``, one array or two, and of the result."""
         check_rope(rope)
         names = ("x",) if len(xs) == 1 else ("q", "k")
         shapes = [self.check_heads(*one, heads_first, rope) for one in zip(names, xs, strict=True)]
@@ -73,7 +64,7 @@ class Arrays(NamedTuple):
         check_placed(positions.shape, shapes[0], rope, heads_first)
         pairings = rope.pairing, rope.output_pairing
         source, target = pairings[::-1] if boolean("inverse", inverse) else pairings
-        return Call(positions, number("gain", gain), source, target)
+        return positions, number("gain", gain), source, target
 
     def read_positions(self, positions: Any, rope: Rope) -> Any:
         """Positions with a coordinate for each axis of ``rope``."""
@@ -88,13 +79,13 @@ class Arrays(NamedTuple):
     def check_heads(
         self, name: str, x: Any, heads_first: bool, rope: Rope | None = None
     ) -> Sequence[int]:
-        """The shape of ``x`` with tokens before heads, if ``rope`` rotates it."""
-        self.check_floating(name, x, LAYOUTS[boolean("heads_first", heads_first)], 3)
+        """The shape of ``x`` with tokens before heads, which are as wide as those of ``rope``."""
+        self.check_array(name, x, LAYOUTS[boolean("heads_first", heads_first)], 3)
         if rope is not None:
             check_width(name, x.shape, rope)
         return swap_heads(x.shape) if heads_first else x.shape
 
-    def check_floating(self, name: str, x: Any, layout: str, least: int) -> None:
+    def check_array(self, name: str, x: Any, layout: str, least: int) -> None:
         """Refuse what is no array of a dtype that is rotated, or has too few dimensions."""
         if not isinstance(x, self.kind):
             raise TensorError(f"{name} must be {self.name}, got {type(x).__name__}")
@@ -130,7 +121,7 @@ def broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
 
 
 def misfit(shape: Sequence[int], x: Sequence[int], heads_first: bool, dims: int = -2) -> str:
-    """What ``shape`` does not broadcast to, the first ``dims`` dimensions of ``x``; else ""."""
+    """The end of the error where ``shape`` does not broadcast to ``x[:dims]``; "" where it does."""
     if broadcasts(shape, x[:dims]):
         return ""
     fits_other = broadcasts(shape, swap_heads(x)[:dims])
@@ -209,12 +200,12 @@ def position_dtype_error(dtype: Any) -> PositionError:
 
 
 def position_gradient_error() -> PositionError:
-    """The refusal of positions that want a gradient, where rows can have one."""
+    """The refusal of positions that want a gradient, in a library that has `rotate_by`."""
     return PositionError(f"{_NO_GRADIENT}; rotate_by differentiates with respect to cos and sin")
 
 
 def refuse_position_gradient(*_: Any) -> NoReturn:
-    """The refusal where they cannot."""
+    """The same in one that has not, as the derivative of positions."""
     raise PositionError(_NO_GRADIENT)
 
 

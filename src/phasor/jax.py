@@ -17,10 +17,10 @@ import numpy as np
 from jax import Array
 
 from phasor import _tensors
-from phasor._angle_words import Words, cos_sin_of_words, read_host_positions, split
+from phasor._angle_words import Words, cos_sin_of_words, words_of
 from phasor._checks import boolean, whole
-from phasor.angles import axes_of, turn_limbs
-from phasor.errors import SpecError
+from phasor.angles import as_positions, axes_of, turn_limbs
+from phasor.errors import PositionError, SpecError
 from phasor.pairings import Pairing, by_pairing, checked_pairing
 from phasor.rope import Rope
 
@@ -138,7 +138,7 @@ def rotate_by(
     """
     shape = _ARRAYS.check_heads("x", x, heads_first)
     for name, row in (("cos", cos), ("sin", sin)):
-        _ARRAYS.check_floating(name, row, "[..., seq, num_pairs]", 1)
+        _ARRAYS.check_array(name, row, "[..., seq, num_pairs]", 1)
     source = checked_pairing("pairing", pairing)
     target = source if pairing_out is None else checked_pairing("pairing_out", pairing_out)
     start = whole("rotary_start", rotary_start, least=0)
@@ -156,14 +156,15 @@ def rotate_by(
 def _rotate(
     xs: Sequence[Array], positions: Any, rope: Rope, inverse: bool, gain: float, heads_first: bool
 ) -> Sequence[Array]:
-    call = _ARRAYS.check_call(xs, positions, rope, inverse, gain, heads_first)
-    options = axes_of(rope), call.gain, inverse
-    layout = call.source, call.target, rope.rotary_start
-    return _rotate_checked(xs, call.positions, _limbs(rope), options, layout, heads_first)
+    places, gain, source, target = _ARRAYS.check_call(
+        xs, positions, rope, inverse, gain, heads_first
+    )
+    options, layout = (axes_of(rope), gain, inverse), (source, target, rope.rotary_start)
+    return _rotate_checked(xs, places, _limbs(rope), options, layout, heads_first)
 
 
 def _limbs(rope: Rope) -> Array:
-    """An argument of what is compiled, which all frequencies share."""
+    """`turn_limbs` as an argument, so that what is compiled is shared by all frequencies."""
     return jnp.asarray(turn_limbs(rope))
 
 
@@ -185,7 +186,7 @@ def _rotate_checked(
 
 @partial(_compile, static_argnums=(2, 3))
 def _cos_sin(positions: Any, limbs: Array, dtype: np.dtype[Any], options: Any) -> Array:
-    words = positions if isinstance(positions, Words) else split(positions, dtype, jnp)
+    words = positions if isinstance(positions, Words) else words_of(positions, dtype, jnp)
     return jnp.stack(cos_sin_of_words(words, limbs, dtype, jnp, *options))
 
 
@@ -217,16 +218,26 @@ def _refuse_gradient(primals: tuple[Array], tangents: tuple[Any]) -> tuple[Array
 
 
 def _read_host(positions: Any) -> Any:
-    """An array of JAX, or words where that would round the positions."""
-    read = read_host_positions(positions, jax.dtypes.canonicalize_dtype(np.int64).itemsize)
-    return read if isinstance(read, Words) else jnp.asarray(read)
+    """An array of JAX, or words of floats that it would round; integers must be what it keeps."""
+    host = as_positions(positions)
+    if jax.dtypes.canonicalize_dtype(np.int64) == np.int64:
+        return jnp.asarray(host)
+    if host.dtype.kind == "f":
+        return words_of(host, np.dtype(np.float32), np)
+    far = host[host != host.astype(np.int32)]
+    if far.size:
+        raise PositionError(
+            f"positions must fit int32, got {far[0]}, which JAX cuts: jax_enable_x64 is off; "
+            'call jax.config.update("jax_enable_x64", True) first'
+        )
+    return jnp.asarray(host.astype(np.int32))
 
 
 _ARRAYS = _tensors.Arrays(
-    Array,
-    "a jax.Array",
-    [jnp.dtype(name) for name in _tensors.DTYPES],
-    [jnp.dtype(name) for name in _tensors.POSITION_DTYPES],
-    _without_gradient,
-    _read_host,
+    kind=Array,
+    name="a jax.Array",
+    dtypes=[jnp.dtype(name) for name in _tensors.DTYPES],
+    position_dtypes=[jnp.dtype(name) for name in _tensors.POSITION_DTYPES],
+    without_gradient=_without_gradient,
+    read_host=_read_host,
 )

@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx import nn
 
 from phasor import _tensors
-from phasor._angle_words import partner_rows, read_parts
+from phasor._angle_words import partner_arguments, partner_rows
 from phasor._checks import number
 from phasor.angles import as_positions
 from phasor.pairings import by_pairing
@@ -23,12 +23,12 @@ from phasor.rope import Rope
 _without_gradient = mx.custom_function(mx.stop_gradient)
 _without_gradient.vjp(_tensors.refuse_position_gradient)
 _ARRAYS = _tensors.Arrays(
-    mx.array,
-    "an mlx.core.array",
-    (mx.float32, mx.bfloat16, mx.float16),
-    [getattr(mx, name) for name in _tensors.POSITION_DTYPES],
-    _without_gradient,
-    as_positions,
+    kind=mx.array,
+    name="an mlx.core.array",
+    dtypes=(mx.float32, mx.bfloat16, mx.float16),
+    position_dtypes=[getattr(mx, name) for name in _tensors.POSITION_DTYPES],
+    without_gradient=_without_gradient,
+    read_host=as_positions,
 )
 _rows = mx.compile(partial(partner_rows, xp=mx))
 
@@ -85,8 +85,8 @@ def cos_sin(positions: Any, rope: Rope) -> tuple[mx.array, mx.array]:
     (array([0.540302], dtype=float32), array([0.841471], dtype=float32))
     """
     _tensors.check_rope(rope)
-    parts = read_parts(_ARRAYS.read_positions(positions, rope), rope, 1.0, mx)
-    cos, sin = _rows(*parts, axis=-2, heads_first=False, inverse=False)
+    arguments = partner_arguments(_ARRAYS.read_positions(positions, rope), rope, 1.0, mx)
+    cos, sin = _rows(*arguments, axis=-2, heads_first=False, inverse=False)
     return cos[..., 0, 0, :], sin[..., 0, 1, :]
 
 
@@ -122,13 +122,15 @@ class RotaryEmbedding(nn.Module):
 def _rotate(
     xs: list[mx.array], positions: Any, rope: Rope, inverse: bool, gain: float, heads_first: bool
 ) -> list[mx.array]:
-    call = _ARRAYS.check_call(xs, positions, rope, inverse, gain, heads_first)
+    places, gain, source, target = _ARRAYS.check_call(
+        xs, positions, rope, inverse, gain, heads_first
+    )
     # of [..., 2, num_pairs] or [..., num_pairs, 2], where the two of a pair are
-    axis = by_pairing(call.source, half=-2, interleaved=-1)
-    parts = read_parts(call.positions, rope, call.gain, mx)
-    cos, sin = _rows(*parts, axis=axis, heads_first=heads_first, inverse=inverse)
+    axis = by_pairing(source, half=-2, interleaved=-1)
+    arguments = partner_arguments(places, rope, gain, mx)
+    cos, sin = _rows(*arguments, axis=axis, heads_first=heads_first, inverse=inverse)
     start, end = rope.rotary_start, rope.rotary_start + rope.rotary_dim
-    return [_turn(x, cos, sin, start, end, axis, call.source == call.target) for x in xs]
+    return [_turn(x, cos, sin, start, end, axis, source == target) for x in xs]
 
 
 @mx.compile

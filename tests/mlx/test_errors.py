@@ -87,7 +87,7 @@ def test_what_is_rotated_is_an_array_of_mlx(x: Any, text: str) -> None:
     ("positions", "text"),
     [
         (2**63, r"must be below 2\*\*63"),
-        (-(2**63) - 1, "do not fit 64 bits"),
+        (-(2**63) - 1, "not all of them are integers or floats of at most 64 bits"),
         (np.array([2**63], np.uint64), r"must be below 2\*\*63"),
         (mx.array(np.array([2**63], np.uint64)), "not int64; cast them to int64"),
         ([True, False], "a bool is a mask"),

@@ -188,6 +188,17 @@ def test_arrays_say_where_tensors_are_taken(name: str, rest: tuple[Any, ...], de
             getattr(arrays, name)(values, *rest)
 
 
+def test_arrays_promise_of_tensors_what_there_is() -> None:
+    """A processor's tensors have no function of their own, and the error says what to give."""
+    with pytest.raises(PositionError) as caught:
+        arrays.processed(torch.tensor([[0, 1, 0]]), torch.tensor([[1, 2, 2]]))
+    named, way_out = (
+        str(caught.value).split("phasor.torch.positions has ")[1].split(" for tensors; ")
+    )
+    assert all(hasattr(positions, name) for name in named.replace(" and", ",").split(", "))
+    assert way_out == "for all else give tensor.numpy()"
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="wants a GPU")
 @pytest.mark.parametrize("name", MADE)
 def test_a_gpu_makes_them_without_a_synchronisation(name: str) -> None:

@@ -82,11 +82,20 @@ def padded(mask: ArrayLike) -> Positions:
     array([[0, 0, 0, 1, 2],
            [0, 1, 0, 0, 0]])
     """
+    tokens = read_mask(mask)
+    return (np.cumsum(tokens, axis=-1) - 1) * tokens
+
+
+def read_mask(mask: ArrayLike) -> Positions:
+    """An attention mask of bools or integers, ``[..., seq]``, as 0 and 1."""
     tokens = integers("mask", mask, "[..., seq]", kinds="biu")
     invalid = tokens[(tokens != 0) & (tokens != 1)]
     if invalid.size:
-        raise PositionError(f"mask must hold only 0 (padding) and 1 (token), got {invalid[0]}")
-    return (np.cumsum(tokens, axis=-1) - 1) * tokens
+        raise PositionError(
+            f"mask must hold only 0 (padding) and 1 (token), got {invalid[0]}; if it numbers "
+            "packed sequences, give their boundaries instead, as cu_seqlens"
+        )
+    return tokens
 
 
 def cached(lengths: ArrayLike, new_tokens: int) -> Positions:
@@ -232,7 +241,7 @@ def integers(name: str, values: Any, shape: str, kinds: str = "iu") -> Positions
     if any(kind.__module__ == "torch" for kind in type(values).__mro__):
         raise PositionError(
             f"{name} must be an array or a list, got a torch tensor; phasor.torch.positions has "
-            "functions for tensors, on their device; what begins on the host takes tensor.numpy()"
+            "packed, padded, cached and every_axis for tensors; for all else give tensor.numpy()"
         )
     try:
         array = np.asarray(values)

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from phasor._checks import number, short_repr, whole
 from phasor.errors import PositionError
-from phasor.positions.tokens import Positions, every_axis, grid, integers, packed, span
+from phasor.positions.tokens import Positions, every_axis, grid, integers, packed, read_mask, span
 
 
 class _Segment:
@@ -143,15 +143,15 @@ def _place(segments: Iterable[Segment], after_video: str) -> Positions:
 
 def processed(
     token_types: ArrayLike,
-    image_grid_thw: ArrayLike = (),
-    video_grid_thw: ArrayLike = (),
+    image_grid_thw: ArrayLike | None = None,
+    video_grid_thw: ArrayLike | None = None,
     *,
     mask: ArrayLike | None = None,
     cu_seqlens: ArrayLike | None = None,
     spatial_merge: int = 2,
     temporal_merge: int = 1,
     tokens_per_second: float | None = None,
-    second_per_grid_ts: ArrayLike = (),
+    second_per_grid_ts: ArrayLike | None = None,
     after_video: Literal["size", "time"] = "size",
 ) -> Positions:
     """Positions `multimodal` for a batch as processors of transformers return it.
@@ -166,9 +166,9 @@ def processed(
             image, 2 of a video. From ids: ``(ids == image_id) + 2 * (ids == video_id)``, unless
             videos use the images' token, as GLM's do.
         image_grid_thw: ``[images, 3]``: frames, rows and columns of patches, in the order of their
-            tokens, row after row of the batch.
+            tokens, row after row of the batch; None where there are none.
         video_grid_thw: ``[videos, 3]``, likewise.
-        mask: ``[batch, seq]``, 0 for padding, on whichever side; its positions are 0.
+        mask: ``[batch, seq]``: 1 a token, 0 padding, on whichever side; its positions are 0.
         cu_seqlens: Boundaries of sequences that are packed into one row.
         spatial_merge: How many patches the vision tower merges into a token, on a side.
         temporal_merge: Frames of a video merged into one: 2 in ERNIE 4.5 VL.
@@ -192,7 +192,7 @@ def processed(
            [0, 1, 2, 1, 2, 3]])
     """
     types = integers("token_types", token_types, "[..., seq]")
-    real = np.ones_like(types) if mask is None else integers("mask", mask, "[..., seq]", "biu")
+    real = np.ones_like(types) if mask is None else read_mask(mask)
     if types.ndim > 2 or real.shape != types.shape:
         raise PositionError(
             f"token_types must be [batch, seq] or [seq], and mask the same, got {list(types.shape)}"
@@ -231,9 +231,9 @@ def processed(
     return placed.reshape(*types.shape, 3)
 
 
-def _grids(name: str, grids: ArrayLike, merges: Sequence[int]) -> list[list[int]]:
+def _grids(name: str, grids: ArrayLike | None, merges: Sequence[int]) -> list[list[int]]:
     """Frames, rows and columns of tokens, from those of patches."""
-    patches = integers(name, grids, "[..., seq]")
+    patches = integers(name, () if grids is None else grids, "[..., seq]")
     if patches.size == 0:
         return []
     if patches.ndim != 2 or patches.shape[1] != 3:
@@ -249,11 +249,11 @@ def _grids(name: str, grids: ArrayLike, merges: Sequence[int]) -> list[list[int]
 
 
 def _videos(
-    grids: Sequence[Sequence[int]], tokens_per_second: float | None, seconds: ArrayLike
+    grids: Sequence[Sequence[int]], tokens_per_second: float | None, seconds: ArrayLike | None
 ) -> list[Video]:
     paces: list[Any] = [
         number(f"second_per_grid_ts[{i}]", pace, above=0, most=1e9, error=PositionError)
-        for i, pace in enumerate(np.atleast_1d(np.asarray(seconds)).tolist())
+        for i, pace in enumerate(() if seconds is None else np.atleast_1d(seconds).tolist())
     ]
     if paces and tokens_per_second is None:
         raise PositionError("tokens_per_second must be given with second_per_grid_ts, got None")
