@@ -36,7 +36,7 @@ from phasor.files.translation.target import (
     plain_candidates,
     rotating,
 )
-from phasor.layers import LayerRopes
+from phasor.layers import LayerRopes, QueryFactor
 from phasor.pairings import by_pairing
 from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, Proportional, Yarn
@@ -199,6 +199,13 @@ def _write_exllamav3(ropes: LayerRopes, context: int) -> ProgramSettings:
     return _write_dialect(EXLLAMAV3, ropes, {CONTEXT_KEY: length}, block)
 
 
+def _multiplies_queries(factor: QueryFactor, rope: Rope | None) -> bool:
+    """Only the code of YaRN reads the factor, whose length it takes from the law."""
+    law = rope.scaling if rope and _has_name(rope) else None
+    from_0 = has_steps(factor) and factor.first == 0
+    return from_0 and isinstance(law, Yarn) and law.original_max_positions == factor.length
+
+
 EXLLAMAV3 = Target(
     name="exllamav3",
     program="keys of a model's config.json for exllamav3",
@@ -208,7 +215,7 @@ EXLLAMAV3 = Target(
     backwards=True,
     axes=(OneAxis, Sectioned, InterleavedSections),
     class_decides=IN_CLASS,
-    query_factor=has_steps,
+    query_factor=_multiplies_queries,
 )
 
 
@@ -341,8 +348,8 @@ def _write_meta(ropes: LayerRopes, _context: int) -> ProgramSettings:
             (plain for plain in plain_candidates(rope) if plain.scaling is None),
         )
     keys |= numbers | _interval_key(ropes)
-    for factor in ropes.query_factors.values():
-        if META.query_factor(factor):
+    for kind, factor in ropes.query_factors.items():
+        if META.query_factor(factor, ropes.kinds[kind]):
             keys |= {"attn_temperature_tuning": True}
             keys |= {"floor_scale": factor.length, "attn_scale": factor.strength}
     notes = [f"The code computes head_dim as dim / n_heads, which has to be {rope.head_dim}."]
@@ -374,5 +381,5 @@ META = Target(
     write=_write_meta,
     takes=lambda rope: rope.pairing == "interleaved",
     partial=False,
-    query_factor=lambda factor: has_steps(factor) and factor.first == 1,
+    query_factor=lambda factor, rope: has_steps(factor) and factor.first == 1,
 )

@@ -122,8 +122,9 @@ class Target:
     class_decides: str = ""
     # what has to leave layers without a rotation as they are, if a note is to say so
     leaves_layers: str = ""
-    # whether its own code, of models that have such a factor, multiplies queries by it
-    query_factor: Callable[[QueryFactor], bool] = lambda factor: False
+    # whether its own code, of models that have such a factor, multiplies queries by it, in layers
+    # with this rope
+    query_factor: Callable[[QueryFactor, Rope | None], bool] = lambda factor, rope: False
 
     def check(self, rope: Rope) -> None:
         """Refuse a rope that the program cannot express, whatever its frequencies are."""
@@ -187,7 +188,7 @@ def law_numbers(law: Any, *fields: str, **names: str) -> Keys:
     return {name: getattr(law, field) for field, name in names.items()}
 
 
-def has_steps(factor: QueryFactor) -> bool:
+def has_steps(factor: QueryFactor, _rope: Rope | None = None) -> bool:
     """Whether it is of the form that Llama 4 and Mistral have."""
     return factor.form == "steps"
 

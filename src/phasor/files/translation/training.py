@@ -405,5 +405,5 @@ MAXTEXT = Target(
     axes=(OneAxis, InterleavedSections),
     softmax_note=f"In other than latent attention: {SOFTMAX_NOTE}",
     leaves_layers="The decoder_block",
-    query_factor=LLAMA4_FACTOR.__eq__,
+    query_factor=lambda factor, rope: factor == LLAMA4_FACTOR,
 )
