@@ -247,6 +247,9 @@ OTHERS = {
     "yarn of less, interleaved": replace(
         LLAMA, pairing="interleaved", scaling=replace(YARN, original_max_positions=512)
     ),
+    "yarn with a factor that no length gives": replace(
+        LLAMA, scaling=replace(YARN, factor=13.570063133536234, original_max_positions=39757)
+    ),
     "a step": replace(
         LLAMA,
         scaling=Llama3(

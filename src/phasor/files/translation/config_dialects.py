@@ -174,8 +174,9 @@ MLX_LM = Target(
 
 def _length_for_exllamav3(law: Yarn) -> int:
     """The tokens by which it computes YaRN's factor, or those before the extension if it cannot."""
-    length = law.factor * law.original_max_positions
-    return int(length) if length.is_integer() else law.original_max_positions
+    length = round(law.factor * law.original_max_positions)
+    is_exact = length / law.original_max_positions == law.factor
+    return length if is_exact else law.original_max_positions
 
 
 def _write_exllamav3(ropes: LayerRopes, context: int) -> ProgramSettings:
