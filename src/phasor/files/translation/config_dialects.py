@@ -26,6 +26,7 @@ from phasor.files.translation.target import (
     base_and_divisors,
     change_ropes,
     has_steps,
+    is_latent,
     is_usual_yarn,
     law_numbers,
     list_of_divisors,
@@ -273,11 +274,27 @@ def _longrope_keys(rope: Rope, context: int) -> Keys:
     }
 
 
+def _latent_keys(rope: Rope, context: int) -> Keys:
+    """Of the class for latent attention, which has the rest in its code and takes YaRN alone."""
+    law = rope.scaling or Yarn(factor=1.0, original_max_positions=context)
+    return {
+        "qk_rope_head_dim": rope.head_dim,
+        "rotary_base": rope.base,
+        CONTEXT_KEY: context,
+        "rotary_scaling": _rotary_scaling(replace(rope, scaling=law)),
+    }
+
+
 def _write_tensorrt_llm(ropes: LayerRopes, context: int) -> ProgramSettings:
     main, local = main_and_local(change_ropes(ropes, ntk_as_base))
     if main.rotary_start:
         feature = f"a rotation from coordinate {main.rotary_start} on"
         TENSORRT_LLM.refuse(feature, main, [])
+    notes = ["Its PyTorch backend reads none of these keys, but those for transformers."]
+    if is_latent(ropes, main) and local is None and isinstance(main.scaling, (Yarn, type(None))):
+        if main.scaling is None:
+            notes.append("Its latent attention takes YaRN alone, which by a factor of 1 is none.")
+        return as_json(_latent_keys(main, context), notes)
     scaling, n_axes = _rotary_scaling(main), main.axes.n_axes
     if n_axes > 1 and (n_axes != 3 or not scaling or scaling["type"] != "mrope"):
         feature = f"positions of {n_axes} axes with this law"
@@ -301,7 +318,6 @@ def _write_tensorrt_llm(ropes: LayerRopes, context: int) -> ProgramSettings:
         if len(ropes.ropes) > 2 or not same or isinstance(main.scaling, Yarn) or scaling is None:
             TENSORRT_LLM.only_rope(ropes)
         keys["rope_local_base_freq"] = local.base
-    notes = ["Its PyTorch backend reads none of these keys, but those for transformers."]
     if isinstance(main.scaling, LongRope):
         notes.append("Which list a batch takes is decided in its kernels, which were not run.")
     return as_json(keys, notes)

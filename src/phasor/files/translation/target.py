@@ -206,6 +206,12 @@ def main_and_local(ropes: LayerRopes) -> tuple[Rope, Rope | None]:
     return first, others[0] if others else None
 
 
+def is_latent(ropes: LayerRopes, rope: Rope) -> bool:
+    """Whether it turns, as in DeepSeek, a slice that is a head of its own, with one key for all."""
+    whole_head = rope.rotary_dim == rope.head_dim and isinstance(rope.axes, OneAxis)
+    return rope.pairing == "interleaved" and whole_head and ropes.num_kv_heads == 1
+
+
 def model_family(ropes: LayerRopes) -> str:
     """The model's type, or the name of its preset."""
     return ropes.in_config.values.get("model_type", ropes.name)

@@ -17,6 +17,7 @@ from phasor.files.translation.target import (
     Target,
     TranslationError,
     change_ropes,
+    is_latent,
     is_usual_yarn,
     law_numbers,
     linear_factor,
@@ -60,10 +61,7 @@ def _write_megatron(ropes: LayerRopes, _context: int) -> ProgramSettings:
         )
     if rope.rotary_start:
         MEGATRON.refuse(f"a rotation from coordinate {rope.rotary_start} on", rope, [])
-    # latent attention rotates a slice that is a head of its own, with one key for all heads; it
-    # reads interleaved pairs and writes half pairs
-    whole_head = rope.rotary_dim == rope.head_dim and isinstance(rope.axes, OneAxis)
-    latent = rope.pairing == "interleaved" and whole_head and ropes.num_kv_heads == 1
+    latent = is_latent(ropes, rope)  # then it reads interleaved pairs and writes half pairs
     if not latent and (isinstance(rope.scaling, Yarn) or isinstance(rope.axes, Sectioned)):
         rope = replace(rope, pairing="half", pairing_out=None)
     form = ntk_as_base(rope)
