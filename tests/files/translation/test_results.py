@@ -138,6 +138,14 @@ def test_printed_variables_can_be_pasted(target: str) -> None:
                              scope[name], value)  # fmt: skip
 
 
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_a_linear_law_of_1_is_none(target: str) -> None:
+    """Written like the rope without it, which every program can be given."""
+    divided = replace(ROPE, scaling=Linear(factor=1.0))
+    both = [translate(rope, target, context=64).as_plain() for rope in (divided, ROPE)]
+    assert both[0] == both[1]
+
+
 def test_a_shell_does_not_expand_the_list_of_layers() -> None:
     """Brackets are a pattern of file names to it."""
     (part,) = translate(layers({"full": ROPE, "nope": None}), "megatron").parts

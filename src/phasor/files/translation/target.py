@@ -296,7 +296,8 @@ def mscales(law: Yarn) -> Keys:
 def with_simplest_law(rope: Rope) -> Rope:
     """The same rotation without a law or with `Linear`, if one of these suffices."""
     law = rope.scaling
-    if law is None or isinstance(law, (Linear, Rule)) or rope.logit_factor != 1:
+    is_kept = isinstance(law, (Linear, Rule)) and law != Linear(factor=1.0)
+    if law is None or is_kept or rope.logit_factor != 1:
         return rope
     plain, scaled = real_inv_freq(replace(rope, scaling=None)), real_inv_freq(rope)
     ratio = plain[0] / scaled[0] if scaled[0] else Decimal(0)
