@@ -293,7 +293,7 @@ def _with_nearest(
         return TranslationError(f"{reason}, and nothing that it can is near")
     nearest, radians = min(found.items(), key=lambda item: item[1])
     error = f"off by up to {radians:.3g} radians at position {length - 1}"
-    if radians == 0:
+    if radians == 0 and nearest.at(length).logit_factor == refused.at(length).logit_factor:
         error = "exact where a token's coordinates are equal, as in text"
     differing = ", ".join(
         f"{name}={short_repr(getattr(nearest, name))}"
