@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasor._reals import in_reals
-from phasor.axes import Axes, OneAxis
+from phasor.axes import AXES, Axes, OneAxis
 from phasor.describe import plain_fields
 from phasor.errors import ConfigError, SpecError
 from phasor.layers import LayerRopes, QueryFactor
@@ -31,6 +31,9 @@ Keys = dict[str, Any]
 
 #: The way out where a rule would have to pick its law in the program.
 PICK_LAW = "translate rope.at(seq_len), or give --seq-len TOKENS"
+
+#: Of programs that are given cos and sin, or the angles, of each token.
+EVERY_AXES = tuple(AXES.values())
 
 #: The factor on queries of Llama 4's releases, which some programs have as constants.
 LLAMA4_FACTOR = QueryFactor(strength=0.1, length=8192, first=1)
@@ -220,6 +223,19 @@ def model_family(ropes: LayerRopes) -> str:
 def keyword_lines(names: Iterable[str]) -> str:
     """The lines of a call whose keyword arguments are variables of the same names."""
     return "".join(f"    {name}={name},\n" for name in names)
+
+
+#: What code imports that computes rows for the coordinates of tokens.
+ROWS_IMPORTS = "import torch\nfrom phasor.angles import cos_sin\n"
+
+
+def angles_code(x: str, *, interleaved: bool) -> str:
+    """The float32 angle of each coordinate, ``[seq, rotary_dim]``, on the device of ``x``."""
+    repeat = "repeat_interleave(2, dim=1)" if interleaved else "repeat(1, 2)"
+    return (
+        "torch.tensor(\n    np.arctan2(*cos_sin(rope, positions)[::-1]), "
+        f"dtype=torch.float32, device={x}.device\n).{repeat}"
+    )
 
 
 def base_and_divisors(rope: Rope, largest: float = 1e30) -> tuple[float, NDArray[np.float64]]:
