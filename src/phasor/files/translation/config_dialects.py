@@ -29,7 +29,6 @@ from phasor.files.translation.target import (
     is_latent,
     is_usual_yarn,
     law_numbers,
-    list_of_divisors,
     main_and_local,
     model_family,
     mscales,
@@ -45,11 +44,24 @@ from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, Proportional, Y
 _ORIGINAL = "original_max_position_embeddings"
 
 
+def _as_longrope(target: Target, rope: Rope, length: int) -> tuple[float, list[float], float]:
+    """A base, divisors, and the length before the extension, for programs that read LongRoPE.
+
+    Of it and ``length`` they compute the factor on cos and sin, which is 1 or more.
+    """
+    gain = rope.attention_factor
+    if gain < 1:
+        target.refuse(f"cos and sin multiplied by {gain:g}", rope)
+    base, divisors = base_and_divisors(rope)
+    return base, divisors.tolist(), length if gain == 1 else length ** (1 / gain**2)
+
+
 # mlx-lm and exllamav3: keys that older classes read outside the block too; other frequencies than
 # those of a law with a name are the divisors of a longrope.
 
 
 def _has_name(rope: Rope) -> bool:
+    """Whether its law is of a type that both programs know."""
     form = ntk_as_base(rope)
     whole_head = form.rotary_start + form.rotary_dim == form.head_dim
     laws = (type(None), Linear, Llama3, Yarn, *((Proportional,) if whole_head else ()))
@@ -67,7 +79,7 @@ def _named_block(target: Target, rope: Rope, length: int) -> Keys:
 
 def _list_block(target: Target, rope: Rope, length: int) -> Keys:
     """LongRoPE with one list, whose factor on cos and sin comes from two lengths."""
-    base, divisors, original = list_of_divisors(target, rope, length)
+    base, divisors, original = _as_longrope(target, rope, length)
     plain = replace(rope, base=base, scaling=None, explicit_inv_freq=None)
     return _named_block(target, plain, length) | {
         "rope_type": "longrope",
@@ -90,19 +102,19 @@ def _write_dialect(
     """The keys of a config: ``block`` of every rope, and outside it what older classes read."""
     parameters, blocks = blocks_of(ropes, block)
     notes = place_notes(ropes)
-    if one := not ropes.has_blocks_by_kind:
+    if ropes.has_blocks_by_kind:
+        notes += (f"The class for the model in {target.name} must read a block for each kind.",)
+    else:
         outside = "rope_theta", "partial_rotary_factor"
         keys |= {key: parameters[key] for key in outside if key in parameters}
-    else:
-        notes += (f"The class for the model in {target.name} must read a block for each kind.",)
     keys = keys_over_file({**keys, "rope_parameters": parameters}, ropes)
-    if one:
+    if not ropes.has_blocks_by_kind:
         block_of_file = keys["rope_parameters"]
         if parameters["rope_type"] == "yarn" and _ORIGINAL not in parameters:
             block_of_file.pop(_ORIGINAL, None)  # with it exllamav3 would not read the factor
         nothing = block_of_file["rope_type"] == "default" and "mrope_section" not in parameters
         keys["rope_scaling"] = None if nothing else block_of_file
-    if any(not float(block.get(_ORIGINAL, 0)).is_integer() for block in blocks):
+    if any(not float(found.get(_ORIGINAL, 0)).is_integer() for found in blocks):
         notes += (
             f"{_ORIGINAL} gives the factor on cos and sin; it is no length, and other "
             "programs refuse it.",
@@ -201,7 +213,7 @@ def _write_exllamav3(ropes: LayerRopes, context: int) -> ProgramSettings:
     return _write_dialect(EXLLAMAV3, ropes, {CONTEXT_KEY: length}, block)
 
 
-def _multiplies_queries(factor: QueryFactor, rope: Rope | None) -> bool:
+def _exllamav3_multiplies_queries(factor: QueryFactor, rope: Rope | None) -> bool:
     """Only the code of YaRN reads the factor, whose length it takes from the law."""
     law = rope.scaling if rope and _has_name(rope) else None
     from_0 = has_steps(factor) and factor.first == 0
@@ -217,7 +229,7 @@ EXLLAMAV3 = Target(
     backwards=True,
     axes=(OneAxis, Sectioned, InterleavedSections),
     class_decides=IN_CLASS,
-    query_factor=_multiplies_queries,
+    query_factor=_exllamav3_multiplies_queries,
 )
 
 
@@ -261,7 +273,7 @@ def _longrope_keys(rope: Rope, context: int) -> Keys:
         base, divisors = base_and_divisors(long)
         lists = base_and_divisors(short)[1].tolist(), divisors.tolist()
     else:
-        base, divisors, start = list_of_divisors(TENSORRT_LLM, rope, context)
+        base, divisors, start = _as_longrope(TENSORRT_LLM, rope, context)
         lists = divisors, divisors
     return {
         "position_embedding_type": "long_rope",

@@ -218,7 +218,7 @@ def _write_transformer_engine(rope: Rope, context: int) -> ProgramSettings:
     )
     if not _has_one_axis(rope):
         settings: Keys = {"rope": rope, "interleaved": interleaved}
-        imports = ["import numpy as np", ROWS_IMPORTS.rstrip(), *imports]
+        imports = ["import numpy as np", *ROWS_IMPORTS.splitlines(), *imports]
         start, shapes = "None", "# positions, a NumPy array [seq, axes]\n"
         angles = f"{angles_code('t', interleaved=interleaved)}[:, None, None]"
     elif factor is not None and factor.is_integer():

@@ -251,18 +251,6 @@ def base_and_divisors(rope: Rope, largest: float = 1e30) -> tuple[float, NDArray
     return base, np.clip(divisors, -largest, largest)  # programs keep float32
 
 
-def list_of_divisors(target: Target, rope: Rope, length: int) -> tuple[float, list[float], float]:
-    """A base, divisors, and the length before the extension, for programs that read LongRoPE.
-
-    Of it and ``length`` they compute the factor on cos and sin, which is 1 or more.
-    """
-    gain = rope.attention_factor
-    if gain < 1:
-        target.refuse(f"cos and sin multiplied by {gain:g}", rope)
-    base, divisors = base_and_divisors(rope)
-    return base, divisors.tolist(), length if gain == 1 else length ** (1 / gain**2)
-
-
 def linear_factor(rope: Rope) -> float | None:
     """What divides the powers of the base; None for other frequencies."""
     law = rope.scaling
