@@ -130,13 +130,16 @@ def maxtext(keys: Mapping[str, Any], kind: str, x: Tensor, positions: Tensor) ->
 def tensorrt_llm(keys: Mapping[str, Any], *, local: bool, end: int) -> tuple[Tensor, float]:
     """Frequencies and the factor on cos and sin of a checkpoint, for a batch of ``end`` tokens."""
     base = keys["rope_local_base_freq"] if local else keys["rotary_base"]
-    n, length = (
-        int(keys["head_size"] * keys.get("rotary_pct", 1.0)),
-        keys["max_position_embeddings"],
-    )
+    length = keys["max_position_embeddings"]
+    if latent := "qk_rope_head_dim" in keys:
+        assert not {"head_size", "position_embedding_type"} & keys.keys(), "they are in its code"
+        assert keys["rotary_scaling"]["type"] == "yarn", "its code reads the numbers of no other"
+        n = keys["qk_rope_head_dim"]
+    else:
+        n = int(keys["head_size"] * keys.get("rotary_pct", 1.0))
     assert end <= length, "beyond the table"
     freqs, law = plain(n, base), keys["rotary_scaling"] or {"type": "none"}
-    if keys["position_embedding_type"] == "long_rope":
+    if not latent and keys["position_embedding_type"] == "long_rope":
         original = keys["original_max_position_embeddings"]
         which = "long" if end > original else "short"
         freqs = freqs / torch.tensor(keys[f"longrope_scaling_{which}_factors"])

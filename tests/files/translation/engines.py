@@ -189,7 +189,7 @@ def tensorrt_llm(job: Job) -> np.ndarray:
     freqs, gain = described_settings.tensorrt_llm(keys, local=local, end=end)
     block = keys["rotary_scaling"] or {}
     angles = described.angles_by_sections(torch.tensor(job.positions), freqs, block)
-    interleaved = keys["position_embedding_type"] == "rope_gptj"
+    interleaved = keys.get("position_embedding_type", "rope_gptj") == "rope_gptj"
     tokens, cos, sin = torch.tensor(job.x), gain * angles.cos(), gain * angles.sin()
     return described.turned(tokens, cos, sin, interleaved=interleaved).double().numpy()
 

@@ -128,8 +128,7 @@ def rotary_embedding_torch(job: Job) -> np.ndarray:
     import torch
 
     def turn(x: np.ndarray) -> np.ndarray:
-        positions = torch.tensor(np.atleast_2d(job.positions).T)  # [seq, n_axes]
-        names = {"positions": positions, "offset": job.offset}
+        names = {"positions": job.positions.T, "offset": job.offset}  # [seq, n_axes]
         turned = run_code(job.part, x=torch.tensor(x)[None, None], **names)
         return turned[0, 0].detach().double().numpy()
 

@@ -106,6 +106,14 @@ def test_sections_of_one_spectrum_are_exact_for_text() -> None:
     assert "exact where a token's coordinates are equal, as in text: axes=OneAxis()" in str(error)
 
 
+def test_another_factor_on_cos_and_sin_is_not_exact() -> None:
+    """Also of the same angles."""
+    error = refusal(replace(YARN, scaling=Yarn(factor=1.0, original_max_positions=4096,
+                                               attention_factor=2.0)), "meta", 4096)  # fmt: skip
+    assert error.radians == 0
+    assert str(error).endswith("is off by up to 0 radians at position 4095: scaling=None")
+
+
 def test_a_rope_with_two_faults_gets_a_nearest_without_either() -> None:
     """Sections and a law that torchtune lacks: both are left out."""
     rope = replace(YARN, axes=Sectioned((16, 8, 8)))

@@ -138,6 +138,14 @@ def test_printed_variables_can_be_pasted(target: str) -> None:
                              scope[name], value)  # fmt: skip
 
 
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_a_linear_law_of_1_is_none(target: str) -> None:
+    """Written like the rope without it, which every program can be given."""
+    divided = replace(ROPE, scaling=Linear(factor=1.0))
+    both = [translate(rope, target, context=64).as_plain() for rope in (divided, ROPE)]
+    assert both[0] == both[1]
+
+
 def test_a_shell_does_not_expand_the_list_of_layers() -> None:
     """Brackets are a pattern of file names to it."""
     (part,) = translate(layers({"full": ROPE, "nope": None}), "megatron").parts
@@ -285,7 +293,7 @@ def test_every_target_says_what_it_does_with_the_factor_on_queries(target: str) 
     (kind,) = factors
     notes = [part.notes for part in translate(replace(plain, query_factors=factors), target).parts]
     said = f"Queries of {kind} layers are multiplied by 1 + 0.1 ln(1 + floor(p / 64)); "
-    its_code = ("exllamav3", "gguf", "llama.cpp", "mlx-lm", "sglang", "transformers", "vllm")
+    its_code = ("gguf", "llama.cpp", "mlx-lm", "sglang", "transformers", "vllm")
     done = "has code for such models that does so" if target in its_code else "leaves that to you"
     assert f"{said}{target} {done}." in notes[0]
     assert not any("Queries" in n for part in translate(plain, target).parts for n in part.notes)
@@ -309,6 +317,21 @@ def test_a_program_with_other_numbers_leaves_queries_to_the_user(
     assert f"Queries of nope layers are multiplied by {factor}; {target} {done}." in part.notes
     if target == "maxtext":  # off unless it is said
         assert part.settings.get("temperature_tuning", False) is does
+
+
+@each("name, does", [
+    ("ministral-3-8b", True), ("mistral-small-4-119b", True), ("llama-4-scout", False),
+])  # fmt: skip
+def test_exllamav3_multiplies_queries_where_its_yarn_says_by_what(name: str, does: bool) -> None:
+    """Its code of other laws reads no factor, and that of YaRN takes its length from the law."""
+    model = preset(name)
+    ((kind, factor),) = model.query_factors.items()
+    rope = model.kinds[kind]
+    plain = model if rope is None else replace(model, kinds={kind: replace(rope, scaling=None)})
+    longer = replace(model, query_factors={kind: replace(factor, length=2 * factor.length)})
+    for ropes, its_code in ((model, does), (plain, False), (longer, False)):
+        (note,) = [n for n in translate(ropes, "exllamav3").parts[0].notes if "Queries" in n]
+        assert note.endswith("does so.") == its_code
 
 
 def test_the_factor_on_queries_is_among_the_keys_of_those_who_read_it() -> None:

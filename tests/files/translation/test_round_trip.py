@@ -245,6 +245,22 @@ def test_what_is_written_for_any_rope_is_read_back(target: str) -> None:
     holds()
 
 
+@pytest.mark.parametrize("name", ["deepseek-v2-lite", "deepseek-v3", "kimi-k2", "glm-5.1"])
+def test_latent_attention_is_written_as_tensorrt_llm_reads_it(name: str) -> None:
+    """The width of the slice that turns, with YaRN always: its class has the rest in code."""
+    model = preset(name)
+    (part,) = translate(model, "tensorrt-llm").parts
+    keys = {"qk_rope_head_dim", "rotary_base", "max_position_embeddings", "rotary_scaling"}
+    assert part.settings.keys() == keys
+    assert any("takes YaRN alone" in note for note in part.notes) == (name == "glm-5.1")
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": HEADS, "head_size": 192}
+    back = load({"architecture": "DeepseekV2ForCausalLM", **sizes, **part.settings})
+    rope = back[0]
+    assert rope is not None
+    assert differences(part.ropes["rope"], rope, "tensorrt-llm") == []
+    assert back.num_kv_heads == 1
+
+
 @pytest.mark.parametrize("target", FILES)
 def test_the_round_trip_is_made_of_ropes_that_are_expressed(target: str) -> None:
     """Not of refusals alone; and another number is seen."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import phasor
 from phasor import LayerRopes, Rope
-from phasor.axes import InterleavedSections, Sectioned
+from phasor.axes import InterleavedSections, Mixed, Sectioned
 from phasor.files.translation import (
     TARGETS,
     ProgramSettings,
@@ -187,7 +187,13 @@ def test_a_program_given_this_turns_as_the_model_does(name: str, target: str) ->
     assert_turns(phasor.preset(name), target)
 
 
-@pytest.mark.parametrize("name", [name for name in ropes_of_presets() if several_axes(name)])
+#: Numbers as learning leaves them, of both signs.
+MIXED = Mixed(np.random.default_rng(0).standard_normal((2, 32)).tolist())
+
+
+@pytest.mark.parametrize(
+    "name", ["mixed", *(name for name in ropes_of_presets() if several_axes(name))]
+)
 @pytest.mark.parametrize(
     "target",
     [
@@ -200,7 +206,8 @@ def test_a_program_given_this_turns_as_the_model_does(name: str, target: str) ->
 )
 def test_a_program_turns_each_pair_by_its_axis(name: str, target: str) -> None:
     """Tokens of pictures and videos, whose coordinates differ."""
-    ropes = phasor.preset(name)
+    mixed = model_of(Rope(head_dim=64, pairing="half", axes=MIXED))
+    ropes = mixed if name == "mixed" else phasor.preset(name)
     chance = np.random.default_rng(0)
     reason, translated = refused(ropes, target, CONTEXT)
     if translated is None:
@@ -246,6 +253,9 @@ OTHERS = {
     "yarn of less": replace(LLAMA, scaling=replace(YARN, original_max_positions=512)),
     "yarn of less, interleaved": replace(
         LLAMA, pairing="interleaved", scaling=replace(YARN, original_max_positions=512)
+    ),
+    "yarn with a factor that no length gives": replace(
+        LLAMA, scaling=replace(YARN, factor=13.570063133536234, original_max_positions=39757)
     ),
     "a step": replace(
         LLAMA,

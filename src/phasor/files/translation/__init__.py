@@ -216,7 +216,7 @@ def _write_parts(target: Target, ropes: LayerRopes, context: int) -> tuple[Progr
             f"{target.leaves_layers} has to leave {' and '.join(unrotated)} layers as they are."
         )
     for kind, factor in ropes.query_factors.items():  # those that do not rotate have no part
-        does = target.query_factor(factor)
+        does = target.query_factor(factor, model.kinds[kind])
         done = "has code for such models that does so" if does else "leaves that to you"
         more.append(f"Queries of {kind} layers are multiplied by {factor}; {target.name} {done}.")
     parts[0] = replace(parts[0], notes=(*parts[0].notes, *more))
@@ -293,7 +293,7 @@ def _with_nearest(
         return TranslationError(f"{reason}, and nothing that it can is near")
     nearest, radians = min(found.items(), key=lambda item: item[1])
     error = f"off by up to {radians:.3g} radians at position {length - 1}"
-    if radians == 0:
+    if radians == 0 and nearest.at(length).logit_factor == refused.at(length).logit_factor:
         error = "exact where a token's coordinates are equal, as in text"
     differing = ", ".join(
         f"{name}={short_repr(getattr(nearest, name))}"

@@ -26,9 +26,9 @@ from phasor.files.translation.target import (
     base_and_divisors,
     change_ropes,
     has_steps,
+    is_latent,
     is_usual_yarn,
     law_numbers,
-    list_of_divisors,
     main_and_local,
     model_family,
     mscales,
@@ -36,7 +36,7 @@ from phasor.files.translation.target import (
     plain_candidates,
     rotating,
 )
-from phasor.layers import LayerRopes
+from phasor.layers import LayerRopes, QueryFactor
 from phasor.pairings import by_pairing
 from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, Proportional, Yarn
@@ -44,11 +44,24 @@ from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, Proportional, Y
 _ORIGINAL = "original_max_position_embeddings"
 
 
+def _as_longrope(target: Target, rope: Rope, length: int) -> tuple[float, list[float], float]:
+    """A base, divisors, and the length before the extension, for programs that read LongRoPE.
+
+    Of it and ``length`` they compute the factor on cos and sin, which is 1 or more.
+    """
+    gain = rope.attention_factor
+    if gain < 1:
+        target.refuse(f"cos and sin multiplied by {gain:g}", rope)
+    base, divisors = base_and_divisors(rope)
+    return base, divisors.tolist(), length if gain == 1 else length ** (1 / gain**2)
+
+
 # mlx-lm and exllamav3: keys that older classes read outside the block too; other frequencies than
 # those of a law with a name are the divisors of a longrope.
 
 
 def _has_name(rope: Rope) -> bool:
+    """Whether its law is of a type that both programs know."""
     form = ntk_as_base(rope)
     whole_head = form.rotary_start + form.rotary_dim == form.head_dim
     laws = (type(None), Linear, Llama3, Yarn, *((Proportional,) if whole_head else ()))
@@ -66,7 +79,7 @@ def _named_block(target: Target, rope: Rope, length: int) -> Keys:
 
 def _list_block(target: Target, rope: Rope, length: int) -> Keys:
     """LongRoPE with one list, whose factor on cos and sin comes from two lengths."""
-    base, divisors, original = list_of_divisors(target, rope, length)
+    base, divisors, original = _as_longrope(target, rope, length)
     plain = replace(rope, base=base, scaling=None, explicit_inv_freq=None)
     return _named_block(target, plain, length) | {
         "rope_type": "longrope",
@@ -89,19 +102,19 @@ def _write_dialect(
     """The keys of a config: ``block`` of every rope, and outside it what older classes read."""
     parameters, blocks = blocks_of(ropes, block)
     notes = place_notes(ropes)
-    if one := not ropes.has_blocks_by_kind:
+    if ropes.has_blocks_by_kind:
+        notes += (f"The class for the model in {target.name} must read a block for each kind.",)
+    else:
         outside = "rope_theta", "partial_rotary_factor"
         keys |= {key: parameters[key] for key in outside if key in parameters}
-    else:
-        notes += (f"The class for the model in {target.name} must read a block for each kind.",)
     keys = keys_over_file({**keys, "rope_parameters": parameters}, ropes)
-    if one:
+    if not ropes.has_blocks_by_kind:
         block_of_file = keys["rope_parameters"]
         if parameters["rope_type"] == "yarn" and _ORIGINAL not in parameters:
             block_of_file.pop(_ORIGINAL, None)  # with it exllamav3 would not read the factor
         nothing = block_of_file["rope_type"] == "default" and "mrope_section" not in parameters
         keys["rope_scaling"] = None if nothing else block_of_file
-    if any(not float(block.get(_ORIGINAL, 0)).is_integer() for block in blocks):
+    if any(not float(found.get(_ORIGINAL, 0)).is_integer() for found in blocks):
         notes += (
             f"{_ORIGINAL} gives the factor on cos and sin; it is no length, and other "
             "programs refuse it.",
@@ -174,8 +187,9 @@ MLX_LM = Target(
 
 def _length_for_exllamav3(law: Yarn) -> int:
     """The tokens by which it computes YaRN's factor, or those before the extension if it cannot."""
-    length = law.factor * law.original_max_positions
-    return int(length) if length.is_integer() else law.original_max_positions
+    length = round(law.factor * law.original_max_positions)
+    is_exact = length / law.original_max_positions == law.factor
+    return length if is_exact else law.original_max_positions
 
 
 def _write_exllamav3(ropes: LayerRopes, context: int) -> ProgramSettings:
@@ -199,6 +213,13 @@ def _write_exllamav3(ropes: LayerRopes, context: int) -> ProgramSettings:
     return _write_dialect(EXLLAMAV3, ropes, {CONTEXT_KEY: length}, block)
 
 
+def _exllamav3_multiplies_queries(factor: QueryFactor, rope: Rope | None) -> bool:
+    """Only the code of YaRN reads the factor, whose length it takes from the law."""
+    law = rope.scaling if rope and _has_name(rope) else None
+    from_0 = has_steps(factor) and factor.first == 0
+    return from_0 and isinstance(law, Yarn) and law.original_max_positions == factor.length
+
+
 EXLLAMAV3 = Target(
     name="exllamav3",
     program="keys of a model's config.json for exllamav3",
@@ -208,7 +229,7 @@ EXLLAMAV3 = Target(
     backwards=True,
     axes=(OneAxis, Sectioned, InterleavedSections),
     class_decides=IN_CLASS,
-    query_factor=has_steps,
+    query_factor=_exllamav3_multiplies_queries,
 )
 
 
@@ -252,7 +273,7 @@ def _longrope_keys(rope: Rope, context: int) -> Keys:
         base, divisors = base_and_divisors(long)
         lists = base_and_divisors(short)[1].tolist(), divisors.tolist()
     else:
-        base, divisors, start = list_of_divisors(TENSORRT_LLM, rope, context)
+        base, divisors, start = _as_longrope(TENSORRT_LLM, rope, context)
         lists = divisors, divisors
     return {
         "position_embedding_type": "long_rope",
@@ -265,11 +286,27 @@ def _longrope_keys(rope: Rope, context: int) -> Keys:
     }
 
 
+def _latent_keys(rope: Rope, context: int) -> Keys:
+    """Of the class for latent attention, which has the rest in its code and takes YaRN alone."""
+    law = rope.scaling or Yarn(factor=1.0, original_max_positions=context)
+    return {
+        "qk_rope_head_dim": rope.head_dim,
+        "rotary_base": rope.base,
+        CONTEXT_KEY: context,
+        "rotary_scaling": _rotary_scaling(replace(rope, scaling=law)),
+    }
+
+
 def _write_tensorrt_llm(ropes: LayerRopes, context: int) -> ProgramSettings:
     main, local = main_and_local(change_ropes(ropes, ntk_as_base))
     if main.rotary_start:
         feature = f"a rotation from coordinate {main.rotary_start} on"
         TENSORRT_LLM.refuse(feature, main, [])
+    notes = ["Its PyTorch backend reads none of these keys, but those for transformers."]
+    if is_latent(ropes, main) and local is None and isinstance(main.scaling, (Yarn, type(None))):
+        if main.scaling is None:
+            notes.append("Its latent attention takes YaRN alone, which by a factor of 1 is none.")
+        return as_json(_latent_keys(main, context), notes)
     scaling, n_axes = _rotary_scaling(main), main.axes.n_axes
     if n_axes > 1 and (n_axes != 3 or not scaling or scaling["type"] != "mrope"):
         feature = f"positions of {n_axes} axes with this law"
@@ -293,7 +330,6 @@ def _write_tensorrt_llm(ropes: LayerRopes, context: int) -> ProgramSettings:
         if len(ropes.ropes) > 2 or not same or isinstance(main.scaling, Yarn) or scaling is None:
             TENSORRT_LLM.only_rope(ropes)
         keys["rope_local_base_freq"] = local.base
-    notes = ["Its PyTorch backend reads none of these keys, but those for transformers."]
     if isinstance(main.scaling, LongRope):
         notes.append("Which list a batch takes is decided in its kernels, which were not run.")
     return as_json(keys, notes)
@@ -341,8 +377,8 @@ def _write_meta(ropes: LayerRopes, _context: int) -> ProgramSettings:
             (plain for plain in plain_candidates(rope) if plain.scaling is None),
         )
     keys |= numbers | _interval_key(ropes)
-    for factor in ropes.query_factors.values():
-        if META.query_factor(factor):
+    for kind, factor in ropes.query_factors.items():
+        if META.query_factor(factor, ropes.kinds[kind]):
             keys |= {"attn_temperature_tuning": True}
             keys |= {"floor_scale": factor.length, "attn_scale": factor.strength}
     notes = [f"The code computes head_dim as dim / n_heads, which has to be {rope.head_dim}."]
@@ -374,5 +410,5 @@ META = Target(
     write=_write_meta,
     takes=lambda rope: rope.pairing == "interleaved",
     partial=False,
-    query_factor=lambda factor: has_steps(factor) and factor.first == 1,
+    query_factor=lambda factor, rope: has_steps(factor) and factor.first == 1,
 )

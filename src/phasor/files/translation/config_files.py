@@ -122,7 +122,7 @@ TRANSFORMERS = Target(
     axes=(OneAxis, Sectioned, InterleavedSections, Alternating),
     rules=(DynamicNTK, LongRope),
     class_decides=IN_CLASS,
-    query_factor=lambda factor: True,
+    query_factor=lambda factor, rope: True,
 )
 
 

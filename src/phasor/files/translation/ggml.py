@@ -262,7 +262,7 @@ def _writing_code(settings: Keys) -> str:
     return "\n".join(imports + lines)
 
 
-def _multiplies_queries(factor: QueryFactor) -> bool:
+def _multiplies_queries(factor: QueryFactor, _rope: Rope | None) -> bool:
     """By numbers of the file for Mistral, and by its own for Llama 4."""
     return (has_steps(factor) and factor.first == 0) or factor == LLAMA4_FACTOR
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from phasor.axes import Alternating, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.files.translation.target import (
+    EVERY_AXES,
+    ROWS_IMPORTS,
     Keys,
     ProgramSettings,
     Target,
     TranslationError,
+    angles_code,
     keyword_lines,
     law_numbers,
     linear_factor,
@@ -21,10 +23,7 @@ from phasor.files.translation.target import (
 from phasor.rope import Rope
 from phasor.scaling import Llama3
 
-_Kernel = partial(
-    Target, backwards=True, axes=(OneAxis, Sectioned, Axial, InterleavedSections, Alternating)
-)
-_ROWS_IMPORTS = "import torch\nfrom phasor.angles import cos_sin\n"
+_Kernel = partial(Target, backwards=True, axes=EVERY_AXES)
 _POSITIONS_UNCHECKED = "No position may be max_positions or more: the kernel does not check that."
 
 
@@ -47,7 +46,7 @@ def _tables(
         )
     return (
         {"rope": rope, "gain": rope.attention_factor},
-        _ROWS_IMPORTS,
+        ROWS_IMPORTS,
         "# positions, a NumPy array [seq, axes]\n"
         "cos, sin = (\n"
         f"    torch.tensor(gain * part, {options}){form}\n"
@@ -219,14 +218,9 @@ def _write_transformer_engine(rope: Rope, context: int) -> ProgramSettings:
     )
     if not _has_one_axis(rope):
         settings: Keys = {"rope": rope, "interleaved": interleaved}
-        imports = ["import numpy as np", _ROWS_IMPORTS.rstrip(), *imports]
+        imports = ["import numpy as np", *ROWS_IMPORTS.splitlines(), *imports]
         start, shapes = "None", "# positions, a NumPy array [seq, axes]\n"
-        # [seq, pairs] -> [seq, 1, 1, rotary_dim]
-        repeat = "repeat_interleave(2, dim=1)" if interleaved else "repeat(1, 2)"
-        angles = (
-            "torch.tensor(\n    np.arctan2(*cos_sin(rope, positions)[::-1]), "
-            f"dtype=torch.float32, device=t.device\n).{repeat}[:, None, None]"
-        )
+        angles = f"{angles_code('t', interleaved=interleaved)}[:, None, None]"
     elif factor is not None and factor.is_integer():
         settings = {"dim": rope.rotary_dim, "rotary_base": rope.base, "interleaved": interleaved}
         if factor != 1:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from phasor.axes import Alternating, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.files.translation.target import (
+    EVERY_AXES,
+    ROWS_IMPORTS,
     Keys,
     ProgramSettings,
     Target,
+    angles_code,
     keyword_lines,
     law_numbers,
     linear_factor,
@@ -121,14 +123,14 @@ def _write_rotary_embedding_torch(rope: Rope, _context: int) -> ProgramSettings:
     scale = ", scale=gain" if gain else ""
     # the class divides by dim - 2 and has positions of one axis only
     if rope.axes.n_axes > 1 or rope.rotary_dim == 2:
-        axis_of_pair = list(rope.axes.axis_of_pair(rope.num_pairs))
+        shape = "[seq, axes]" if rope.axes.n_axes > 1 else "[seq]"
         return ProgramSettings(
-            {"freqs": rope.direction * rope.inv_freq, "axis_of_pair": axis_of_pair, **gain},
-            "import torch\nfrom rotary_embedding_torch import apply_rotary_emb\n\n"
-            "# x [..., seq, head_dim]; positions, a tensor [seq, axes]\n"
-            "freqs = torch.tensor(freqs, dtype=torch.float64, device=positions.device)\n"
-            "angles = positions[:, axis_of_pair] * freqs\n"
-            f"apply_rotary_emb(angles.float().repeat_interleave(2, dim=-1), x{scale})",
+            {"rope": rope, **gain},
+            f"import numpy as np\n{ROWS_IMPORTS}"
+            "from rotary_embedding_torch import apply_rotary_emb\n\n"
+            f"# x [..., seq, head_dim]; positions, a NumPy array {shape}\n"
+            f"angles = {angles_code('x', interleaved=True)}\n"
+            f"apply_rotary_emb(angles, x{scale})",
         )
     imports, factor = "", linear_factor(rope)
     settings: Keys = {"dim": rope.rotary_dim}
@@ -163,5 +165,5 @@ ROTARY_EMBEDDING_TORCH = Target(
     write_rope=_write_rotary_embedding_torch,
     takes=lambda rope: rope.pairing == "interleaved",
     backwards=True,
-    axes=(OneAxis, Sectioned, Axial, InterleavedSections, Alternating),
+    axes=EVERY_AXES,
 )

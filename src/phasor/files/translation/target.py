@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasor._reals import in_reals
-from phasor.axes import Axes, OneAxis
+from phasor.axes import AXES, Axes, OneAxis
 from phasor.describe import plain_fields
 from phasor.errors import ConfigError, SpecError
 from phasor.layers import LayerRopes, QueryFactor
@@ -31,6 +31,9 @@ Keys = dict[str, Any]
 
 #: The way out where a rule would have to pick its law in the program.
 PICK_LAW = "translate rope.at(seq_len), or give --seq-len TOKENS"
+
+#: Of programs that are given cos and sin, or the angles, of each token.
+EVERY_AXES = tuple(AXES.values())
 
 #: The factor on queries of Llama 4's releases, which some programs have as constants.
 LLAMA4_FACTOR = QueryFactor(strength=0.1, length=8192, first=1)
@@ -122,8 +125,9 @@ class Target:
     class_decides: str = ""
     # what has to leave layers without a rotation as they are, if a note is to say so
     leaves_layers: str = ""
-    # whether its own code, of models that have such a factor, multiplies queries by it
-    query_factor: Callable[[QueryFactor], bool] = lambda factor: False
+    # whether its own code, of models that have such a factor, multiplies queries by it, in layers
+    # with this rope
+    query_factor: Callable[[QueryFactor, Rope | None], bool] = lambda factor, rope: False
 
     def check(self, rope: Rope) -> None:
         """Refuse a rope that the program cannot express, whatever its frequencies are."""
@@ -187,7 +191,7 @@ def law_numbers(law: Any, *fields: str, **names: str) -> Keys:
     return {name: getattr(law, field) for field, name in names.items()}
 
 
-def has_steps(factor: QueryFactor) -> bool:
+def has_steps(factor: QueryFactor, _rope: Rope | None = None) -> bool:
     """Whether it is of the form that Llama 4 and Mistral have."""
     return factor.form == "steps"
 
@@ -205,6 +209,12 @@ def main_and_local(ropes: LayerRopes) -> tuple[Rope, Rope | None]:
     return first, others[0] if others else None
 
 
+def is_latent(ropes: LayerRopes, rope: Rope) -> bool:
+    """Whether it turns, as in DeepSeek, a slice that is a head of its own, with one key for all."""
+    whole_head = rope.rotary_dim == rope.head_dim and isinstance(rope.axes, OneAxis)
+    return rope.pairing == "interleaved" and whole_head and ropes.num_kv_heads == 1
+
+
 def model_family(ropes: LayerRopes) -> str:
     """The model's type, or the name of its preset."""
     return ropes.in_config.values.get("model_type", ropes.name)
@@ -213,6 +223,19 @@ def model_family(ropes: LayerRopes) -> str:
 def keyword_lines(names: Iterable[str]) -> str:
     """The lines of a call whose keyword arguments are variables of the same names."""
     return "".join(f"    {name}={name},\n" for name in names)
+
+
+#: What code imports that computes rows for the coordinates of tokens.
+ROWS_IMPORTS = "import torch\nfrom phasor.angles import cos_sin\n"
+
+
+def angles_code(x: str, *, interleaved: bool) -> str:
+    """The float32 angle of each coordinate, ``[seq, rotary_dim]``, on the device of ``x``."""
+    repeat = "repeat_interleave(2, dim=1)" if interleaved else "repeat(1, 2)"
+    return (
+        "torch.tensor(\n    np.arctan2(*cos_sin(rope, positions)[::-1]), "
+        f"dtype=torch.float32, device={x}.device\n).{repeat}"
+    )
 
 
 def base_and_divisors(rope: Rope, largest: float = 1e30) -> tuple[float, NDArray[np.float64]]:
@@ -226,18 +249,6 @@ def base_and_divisors(rope: Rope, largest: float = 1e30) -> tuple[float, NDArray
     with np.errstate(divide="ignore", over="ignore"):
         divisors = rope.direction * plain.inv_freq / rope.inv_freq
     return base, np.clip(divisors, -largest, largest)  # programs keep float32
-
-
-def list_of_divisors(target: Target, rope: Rope, length: int) -> tuple[float, list[float], float]:
-    """A base, divisors, and the length before the extension, for programs that read LongRoPE.
-
-    Of it and ``length`` they compute the factor on cos and sin, which is 1 or more.
-    """
-    gain = rope.attention_factor
-    if gain < 1:
-        target.refuse(f"cos and sin multiplied by {gain:g}", rope)
-    base, divisors = base_and_divisors(rope)
-    return base, divisors.tolist(), length if gain == 1 else length ** (1 / gain**2)
 
 
 def linear_factor(rope: Rope) -> float | None:
@@ -289,7 +300,8 @@ def mscales(law: Yarn) -> Keys:
 def with_simplest_law(rope: Rope) -> Rope:
     """The same rotation without a law or with `Linear`, if one of these suffices."""
     law = rope.scaling
-    if law is None or isinstance(law, (Linear, Rule)) or rope.logit_factor != 1:
+    is_kept = isinstance(law, (Linear, Rule)) and law != Linear(factor=1.0)
+    if law is None or is_kept or rope.logit_factor != 1:
         return rope
     plain, scaled = real_inv_freq(replace(rope, scaling=None)), real_inv_freq(rope)
     ratio = plain[0] / scaled[0] if scaled[0] else Decimal(0)

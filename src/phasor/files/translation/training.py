@@ -17,6 +17,7 @@ from phasor.files.translation.target import (
     Target,
     TranslationError,
     change_ropes,
+    is_latent,
     is_usual_yarn,
     law_numbers,
     linear_factor,
@@ -35,11 +36,14 @@ from phasor.scaling import Law, Linear, Llama3, Proportional, Rule, Yarn, yarn_m
 
 
 def _with_whole_base(rope: Rope) -> Rope:
+    """The rope with one axis and the nearest base that is a whole number."""
     return replace(rope, axes=OneAxis(), base=float(max(2, round(rope.base or 2))))
 
 
 # Megatron-LM: flags of its training command.
 
+#: The flag for the kind of rotation, by whether attention is latent.
+_TYPE_FLAG = {False: "--position-embedding-type", True: "--rope-type"}
 # constants in the code of --use-rope-scaling, which reads only the factor
 _LLAMA3: Keys = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positions": 8192}
 # constants in the code of latent attention
@@ -60,10 +64,7 @@ def _write_megatron(ropes: LayerRopes, _context: int) -> ProgramSettings:
         )
     if rope.rotary_start:
         MEGATRON.refuse(f"a rotation from coordinate {rope.rotary_start} on", rope, [])
-    # latent attention rotates a slice that is a head of its own, with one key for all heads; it
-    # reads interleaved pairs and writes half pairs
-    whole_head = rope.rotary_dim == rope.head_dim and isinstance(rope.axes, OneAxis)
-    latent = rope.pairing == "interleaved" and whole_head and ropes.num_kv_heads == 1
+    latent = is_latent(ropes, rope)  # then it reads interleaved pairs and writes half pairs
     if not latent and (isinstance(rope.scaling, Yarn) or isinstance(rope.axes, Sectioned)):
         rope = replace(rope, pairing="half", pairing_out=None)
     form = ntk_as_base(rope)
@@ -73,7 +74,7 @@ def _write_megatron(ropes: LayerRopes, _context: int) -> ProgramSettings:
         _refuse_flags(f"a base of {form.base!r}, which is no whole number", rope)
     width = "--qk-pos-emb-head-dim" if latent else "--kv-channels"
     flags: Keys = {"--multi-latent-attention": True} if latent else {}
-    flags |= {_TYPE[latent]: "rope", width: rope.head_dim, "--rotary-base": int(form.base)}
+    flags |= {_TYPE_FLAG[latent]: "rope", width: rope.head_dim, "--rotary-base": int(form.base)}
     if rope.rotary_dim < rope.head_dim:
         flags["--rotary-percent"] = rotated_fraction(rope.rotary_dim, rope.head_dim)
     if rope.pairing == "interleaved" and not latent:
@@ -82,7 +83,7 @@ def _write_megatron(ropes: LayerRopes, _context: int) -> ProgramSettings:
         if rope.axes.n_axes != 3 or not isinstance(form.scaling, (type(None), Linear)):
             law = _law_name(form.scaling)
             _refuse_flags(f"positions of {rope.axes.n_axes} axes with {law}", rope)
-        flags[_TYPE[False]] = "mrope"
+        flags[_TYPE_FLAG[False]] = "mrope"
         flags["--mrope-section"] = " ".join(map(str, rope.axes.sections))
     if form.scaling is not None:
         flags |= _law_flags(rope, form.scaling, latent=latent)
@@ -103,10 +104,6 @@ def _write_megatron(ropes: LayerRopes, _context: int) -> ProgramSettings:
     return ProgramSettings(flags, " ".join(words), notes, kinds)
 
 
-#: The flag for the kind of rotation, by whether attention is latent.
-_TYPE = {False: "--position-embedding-type", True: "--rope-type"}
-
-
 def _law_flags(rope: Rope, law: Law | Rule, *, latent: bool) -> Keys:
     flags: Keys = {}
     if isinstance(law, Yarn) and (not latent or law == replace(law, **_LATENT_YARN)):
@@ -114,7 +111,7 @@ def _law_flags(rope: Rope, law: Law | Rule, *, latent: bool) -> Keys:
             _refuse_flags(f"YaRN of {rope.rotary_dim} of {rope.head_dim} coordinates", rope)
         if law.factor <= 1 and rope.attention_factor != 1:
             _refuse_flags(f"YaRN by {law.factor:g} with a factor on cos and sin", rope)
-        flags = {_TYPE[latent]: "yarn", "--rotary-scaling-factor": law.factor}
+        flags = {_TYPE_FLAG[latent]: "yarn", "--rotary-scaling-factor": law.factor}
         flags |= {f"--{name.replace('_', '-')}": value for name, value in mscales(law).items()}
         if not latent:
             rounded = "yarn-correction-range-round-to-int"
@@ -188,7 +185,7 @@ def _refuse_keys(target: Target, rope: Rope) -> NoReturn:
         feature = f"a rotation from coordinate {rope.rotary_start} on"
     elif rope.base is None:
         feature = "frequencies without a base"
-    near = [replace(one, axes=OneAxis()) for one in plain_candidates(rope)]
+    near = [replace(plain, axes=OneAxis()) for plain in plain_candidates(rope)]
     target.refuse(feature, rope, [*near, *map(_with_whole_base, near)])
 
 
@@ -405,5 +402,5 @@ MAXTEXT = Target(
     axes=(OneAxis, InterleavedSections),
     softmax_note=f"In other than latent attention: {SOFTMAX_NOTE}",
     leaves_layers="The decoder_block",
-    query_factor=LLAMA4_FACTOR.__eq__,
+    query_factor=lambda factor, rope: factor == LLAMA4_FACTOR,
 )
