@@ -164,6 +164,27 @@ LLAMA3_KERAS: dict[str, Any] = {
 }
 
 
+@each(
+    "words",
+    [{"model_type": "mynew"}, {"architectures": ["My"]}, {"auto_map": {"AutoConfig": "x.My"}}],
+)
+def test_a_config_of_transformers_is_no_programs_file(words: dict[str, Any]) -> None:
+    """Its type is unknown, and so is how it rotates, whatever words its code shares with theirs."""
+    meta = {"dim": 512, "n_layers": 4, "n_heads": 4, "multiple_of": 256}
+    deepseek = {"n_layers": 4, "qk_rope_head_dim": 64, "inter_dim": 512}
+    for config in (LITGPT, TRTLLM, MEGATRON, LLAMA3_KERAS, meta, deepseek):
+        for file in (config | words, {"language_model": config} | words):
+            with pytest.raises(ConfigError, match=r"model_type (is absent|must be one that)"):
+                load(file)
+    with pytest.raises(ConfigError, match=r"model_type (is absent|must be one that)"):
+        load({"language_model": MEGATRON | words})
+
+
+def test_megatrons_enumeration_is_no_type_of_transformers() -> None:
+    """A saved namespace has it among the arguments."""
+    assert load(MEGATRON | {"model_type": "ModelType.encoder_or_decoder"}) == load(MEGATRON)
+
+
 LITGPT_YARN = {"factor": 8.0, "beta_fast": 1.0, "beta_slow": 32.0, "original_max_seq_len": 4096}
 LATENT = {"qk_rope_head_dim": 64}
 TRTLLM_YARN = {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 4096}

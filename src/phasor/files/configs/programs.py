@@ -21,7 +21,7 @@ from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import Architecture, inherit, read_table, table, tuples
 from phasor.files.configs.model_class import kinds_by_flags
 from phasor.files.configs.ropes import layer_ropes, rotated_width
-from phasor.files.configs.source import MOST_LAYERS, JsonObject, renamed_keys
+from phasor.files.configs.source import MOST_LAYERS, JsonObject, is_huggingface, renamed_keys
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing
 from phasor.rope import Rope
@@ -32,13 +32,13 @@ _MSCALES, _CONTEXT = ("mscale", "mscale_all_dim"), "max_position_embeddings"
 
 def load_program(top: JsonObject) -> LayerRopes | None:
     """The rope of each layer; None if the file is none of these programs'."""
-    if str(top.values.get("model_type")) in table().huggingface and not top.has("architecture"):
-        return None
     for program, facts in _programs().items():
         for place in (*facts["inside"], ""):
             values = top.find(place) if place else top.values
             values = cast("Mapping[str, Any]", values if isinstance(values, Mapping) else {})
             found = JsonObject(values, place, strict=top.strict)
+            if any(map(is_huggingface, (top, found))):
+                continue
             if all(any(map(found.has, _spellings(keys))) for keys in facts["marks"]):
                 return _READERS[program](_Model(program, found))
     return None

@@ -356,6 +356,14 @@ def cached_config(repository: str) -> Path | None:
     return next((Path(path) for path in found if isinstance(path, str)), None)
 
 
+def is_huggingface(config: JsonObject) -> bool:
+    """Whether the file has a key that transformers writes, and programs with other words do not."""
+    # Megatron's arguments have an enumeration of this name
+    of_megatron = str(config.values.get("model_type")).startswith("ModelType.")
+    keys = ("architectures", "auto_map", *(() if of_megatron else ("model_type",)))
+    return any(map(config.has, keys))
+
+
 def is_hub_id(source: object) -> TypeGuard[str]:
     """Whether ``source`` reads as ``owner/name`` and there is no such file."""
     if not isinstance(source, str) or source.startswith("."):
