@@ -187,6 +187,7 @@ def test_megatrons_enumeration_is_no_type_of_transformers() -> None:
 
 LITGPT_YARN = {"factor": 8.0, "beta_fast": 1.0, "beta_slow": 32.0, "original_max_seq_len": 4096}
 LATENT = {"qk_rope_head_dim": 64}
+TUNED: dict[str, Any] = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "embed_dim": 512}
 TRTLLM_YARN = {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 4096}
 
 
@@ -278,13 +279,12 @@ def test_torchtunes_builders_have_their_numbers_in_code(
 
 def test_torchtunes_functions_with_arguments_take_those_of_the_file() -> None:
     """And assume the others."""
-    sizes = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "embed_dim": 512}
     numbers = {"rope_base": 300000, "scale_factor": 16, "max_seq_len": 4096}
-    ropes = load(torchtune("torchtune.models.llama3_1.llama3_1", **sizes, **numbers))
+    ropes = load(torchtune("torchtune.models.llama3_1.llama3_1", **TUNED, **numbers))
     (rope,) = ropes.ropes
     assert (len(ropes), ropes.context, rope.base, rope.head_dim) == (2, 4096, 3e5, 128)
     assert rope.scaling == Llama3(factor=16.0, original_max_positions=8192)
-    (plain,) = load(torchtune("torchtune.models.llama3_1.llama3_1", **sizes)).ropes
+    (plain,) = load(torchtune("torchtune.models.llama3_1.llama3_1", **TUNED)).ropes
     assert (plain.base, plain.scaling) == (5e5, Llama3(factor=8.0, original_max_positions=8192))
 
 
@@ -465,6 +465,30 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "torchtune, an unknown rope key": (
         torchtune("torchtune.models.llama3_1.llama3_1_8b", rope_zoom=2),
         r"model\.rope_zoom",
+    ),
+    "torchtune, a base that is in the builder's code": (
+        torchtune("torchtune.models.llama3_1.lora_llama3_1_8b", lora_rank=8, rope_base=1e6),
+        r"model\.rope_base must be absent, as torchtune's lora_llama3_1_8b takes no such argument",
+    ),
+    "torchtune, a size that is in the builder's code": (
+        torchtune("torchtune.models.llama3_2.llama3_2_1b", max_seq_len=8192),
+        r"model\.max_seq_len must be absent",
+    ),
+    "torchtune, a fraction that no builder takes": (
+        torchtune("torchtune.models.llama3.llama3", **TUNED, partial_rotary_factor=0.5),
+        r"model\.partial_rotary_factor must be absent",
+    ),
+    "torchtune, a factor of a law that the builder does not have": (
+        torchtune("torchtune.models.llama3.llama3", **TUNED, scale_factor=8),
+        r"model\.scale_factor must be absent",
+    ),
+    "torchtune, a width that the builder divides for": (
+        torchtune("torchtune.models.llama3.llama3", **TUNED, head_dim=64),
+        r"model\.head_dim must be absent",
+    ),
+    "torchtune, a base that Llama 2's LoRA does not take": (
+        torchtune("torchtune.models.llama2.lora_llama2", **TUNED, rope_base=1e6),
+        r"model\.rope_base must be absent",
     ),
     "torchtune, a base that is an interpolation": (
         torchtune("torchtune.models.llama3_1.llama3_1_8b", rope_base="${base}"),

@@ -387,7 +387,7 @@ def _load_torchtune(model: _Model) -> LayerRopes:
     found = builders.get(name, builders.get(plain))
     if found is None or not component.startswith("torchtune.models."):
         config.refuse("_component_", "a model of torchtune's that phasor knows")
-    of_model = inherit(found, builders)
+    of_model, given, names = inherit(found, builders), config.unread(), facts["names"].values()
     numbers = dict(zip(facts["sizes"], of_model.get("sizes", ()), strict=False))
     numbers |= {key: of_model[key] for key in ("rope_theta", "head_dim") if key in of_model}
     config.add_defaults(model.defaults | numbers)
@@ -398,6 +398,11 @@ def _load_torchtune(model: _Model) -> LayerRopes:
         rope = model.law("llama3", rope)
     config.notes += [facts["note"], *([of_model["note"]] if "note" in of_model else [])]
     interval = of_model.get("interval") and (config.whole("skip_rope_interval") or 4)
+    takes = {*names, *of_model.get("takes", ())} - {*of_model.get("lacks", ())}
+    takes = set[str]() if "sizes" in of_model else takes
+    read = config.keys_read.union(names, ["scale_factor"])
+    for key in (key for key in given if key in read - takes):
+        config.refuse(key, f"absent, as torchtune's {name} takes no such argument")
     in_order = ["nope" if interval and i % interval == 0 else "rope" for i in range(1, layers + 1)]
     return model.ropes({"rope": rope, "nope": None}, in_order)
 
