@@ -211,6 +211,12 @@ def test_tensorrt_reads_neither_truncate_nor_an_attention_factor() -> None:
         assert any(f"rotary_scaling.{key}" in note for note in ropes.notes)
 
 
+@each("scaling", [{"type": "none"}, {"rope_type": "none"}, {"type": "none", "factor": 1.0}])
+def test_tensorrts_none_is_no_law(scaling: dict[str, Any]) -> None:
+    """It is the first word of its enumeration of laws."""
+    assert load(TRTLLM | {"rotary_scaling": scaling}).ropes == load(TRTLLM).ropes
+
+
 @pytest.mark.filterwarnings("ignore::phasor.PhasorWarning")
 def test_heads_that_a_program_assumes_are_those_of_the_model() -> None:
     """As their width is counted by them."""
@@ -355,6 +361,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "TensorRT-LLM, an unknown law": (
         TRTLLM | {"rotary_scaling": {"type": "wide"}},
         r"rotary_scaling\.type must be one of",
+    ),
+    "TensorRT-LLM, a law of heads that are too narrow": (
+        TRTLLM | {"head_size": 2, "rotary_scaling": {"type": "dynamic", "alpha": 2.0}},
+        r"rotary_scaling\.type needs at least 4",
     ),
     "TensorRT-LLM, two laws": (
         TRTLLM | {"rotary_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2}},

@@ -109,10 +109,13 @@ class _Model:
         """The rope with the law of that name in the table, whose numbers are in ``block``."""
         config, of_law = block or self.config, self.facts["laws"].get(kind, {})
         self.blocks += [] if block is None else [block]
-        # no program of these reads the two
-        names = {"attention_factor": (), "truncate": (), **_names(of_law.get("names", {}))}
-        numbers = JsonObject(config.values, config.path, names=names)
-        numbers.add_defaults({"rope_type": kind, **of_law.get("defaults", {})})
+        key = "type" if config.has("type") else "rope_type"
+        # no program of these reads the first two
+        names = {"attention_factor": (), "truncate": (), "rope_type": (key,)}
+        names |= _names(of_law.get("names", {}))
+        values = {**config.values, key: of_law.get("law", kind)}
+        numbers = JsonObject(values, config.path, names=names)
+        numbers.add_defaults(of_law.get("defaults", {}))
         context = JsonObject({_CONTEXT: self.config.whole(_CONTEXT)})
         of_class = Architecture(softmax=self.latent, mscale_alone=True, **facts)
         outside = rope_blocks.LawContext(of_class, rope.rotary_dim, context)
