@@ -366,6 +366,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         TRTLLM | {"head_size": 2, "rotary_scaling": {"type": "dynamic", "alpha": 2.0}},
         r"rotary_scaling\.type needs at least 4",
     ),
+    "TensorRT-LLM, a dynamic law without its alpha": (
+        TRTLLM | {"rotary_scaling": {"type": "dynamic", "factor": 2.0}},
+        r"rotary_scaling\.alpha is absent",
+    ),
     "TensorRT-LLM, two laws": (
         TRTLLM | {"rotary_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2}},
         r"rotary_scaling\.(rope_)?type says",

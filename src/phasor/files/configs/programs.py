@@ -258,6 +258,8 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
         kind = rope_blocks.rope_type(block, Architecture(laws={"none": "default"}))
         if kind == "default" and block.number("factor") not in (None, 1):
             block.refuse("factor", "1 where no law is named")
+        if kind == "dynamic":  # its base is that of all lengths
+            block.require("alpha", block.value("alpha"))
         rope = model.law(kind, rope, block, ntk_alpha=True)
     config.ignore(original_key)
     if position_type == "mrope":
