@@ -211,6 +211,16 @@ def test_tensorrt_reads_neither_truncate_nor_an_attention_factor() -> None:
         assert any(f"rotary_scaling.{key}" in note for note in ropes.notes)
 
 
+def test_a_factor_of_one_is_no_law() -> None:
+    """As KerasHub writes it for models without one, and as the other programs would read it."""
+    sizes = {"num_layers": 2, "num_query_heads": 4, "hidden_dim": 512, "rope_scaling_factor": 1.0}
+    mistral = LLAMA3_KERAS | {"class_name": "MistralBackbone", "config": sizes}
+    linear = {"rotary_scaling": {"type": "linear", "factor": 1.0}}
+    for config in (mistral, TRTLLM | linear, LITGPT | {"rope_adjustments": {"factor": 1.0}}):
+        (rope,) = load(config).ropes
+        assert rope.scaling is None
+
+
 @each("scaling", [{"type": "none"}, {"rope_type": "none"}, {"type": "none", "factor": 1.0}])
 def test_tensorrts_none_is_no_law(scaling: dict[str, Any]) -> None:
     """It is the first word of its enumeration of laws."""

@@ -120,6 +120,7 @@ class _Model:
         of_class = Architecture(softmax=self.latent, mscale_alone=True, **facts)
         outside = rope_blocks.LawContext(of_class, rope.rotary_dim, context)
         law = rope_blocks.read_law(numbers, outside)
+        law = None if law == Linear(factor=1.0) else law  # which KerasHub writes for no law
         config.ignore(*numbers.keys_read)
         return replace(rope, scaling=law, direction=numbers.sign("short_factor"))
 
@@ -207,7 +208,7 @@ def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
     if of_llama3:
         return model.law("llama3", rope, block)
     if not of_yarn:
-        return rope if factor is None else replace(rope, scaling=Linear(factor=factor))
+        return _divided(rope, factor)
     factor, pairs = block.require("factor", factor), rope.num_pairs
     original = block.require("original_max_seq_len", block.whole("original_max_seq_len"))
     found = [block.require(key, block.number(key, above=0)) for key in betas]
