@@ -147,6 +147,19 @@ MEGATRON = {
     "position_embedding_type": "rope",
     "rotary_base": 10000,
 }
+BRIDGE = {
+    "_target_": "megatron.bridge.models.gemma.gemma3_provider.Gemma3ModelProvider4B",
+    "num_layers": 8,
+    "hidden_size": 2560,
+    "num_attention_heads": 8,
+    "kv_channels": 256,
+    "position_embedding_type": "rope",
+    "rotary_base": [10000, 1000000],
+    "rope_scaling_factor": 8.0,
+    "interleaved_attn_pattern": [5, 1],
+    "no_rope_freq": None,
+    "seq_length": 131072,
+}
 LLAMA3_KERAS: dict[str, Any] = {
     "class_name": "Llama3Backbone",
     "registered_name": "keras_hub>Llama3Backbone",
@@ -271,6 +284,19 @@ def test_megatron_reads_the_flags_of_the_type_in_use_alone() -> None:
 def gain(factor: float) -> float:
     """YaRN's factor on cos and sin where nothing else is said."""
     return 0.1 * math.log(factor) + 1
+
+
+def test_gemma_3_of_megatron_bridge_has_a_base_for_local_and_one_for_global_layers() -> None:
+    """Every sixth layer is global, and its frequencies alone are divided; heads turn whole."""
+    ropes = load(BRIDGE | {"rotary_percent": 0.5, "use_rope_scaling": True})
+    assert ropes.layer_kinds == ("local",) * 5 + ("global",) + ("local",) * 2
+    local, wide = ropes.kinds["local"], ropes.kinds["global"]
+    assert local is not None
+    assert wide is not None
+    assert (local.base, local.rotary_dim, local.scaling) == (1e4, 256, None)
+    assert (wide.base, wide.rotary_dim, wide.scaling) == (1e6, 256, Linear(factor=8.0))
+    interpolated = load(BRIDGE | {"seq_len_interpolation_factor": 2.0}).ropes
+    assert [rope.scaling for rope in interpolated] == [Linear(factor=2.0), Linear(factor=16.0)]
 
 
 @each(
@@ -455,6 +481,26 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
             | {"position_embedding_type": "yarn", "yarn_beta_fast": 1.0, "yarn_beta_slow": 2.0}
         },
         r"model",
+    ),
+    "Megatron-Bridge, Gemma 3 with one base": (
+        {"model": BRIDGE | {"rotary_base": [10000]}},
+        r"model\.rotary_base must be two bases, of local layers and of global ones",
+    ),
+    "Megatron-Bridge, Gemma 3 with a base of 1": (
+        {"model": BRIDGE | {"rotary_base": [1, 10000]}},
+        r"model\.rotary_base\.0 must be",
+    ),
+    "Megatron-Bridge, Gemma 3 without its pattern": (
+        {"model": without(BRIDGE, "interleaved_attn_pattern")},
+        r"model\.interleaved_attn_pattern is absent",
+    ),
+    "Megatron-Bridge, Gemma 3 of no layers in turn": (
+        {"model": BRIDGE | {"interleaved_attn_pattern": [0, 0]}},
+        r"model\.interleaved_attn_pattern must be",
+    ),
+    "Megatron-Bridge, Gemma 3 with layers that do not rotate": (
+        {"model": BRIDGE | {"no_rope_freq": 4}},
+        r"model\.no_rope_freq must be absent",
     ),
     "KerasHub, another class": (
         LLAMA3_KERAS | {"class_name": "SpinBackbone"},

@@ -298,6 +298,8 @@ def _load_megatron(model: _Model) -> LayerRopes:
     if position_type in instead and not (model.latent and position_type == "learned_absolute"):
         return model.without(f"Megatron's type {position_type}", instead[position_type])
     interleaved = config.flag("interleaved")
+    if re.search(r"\.Gemma3\w*$", config.text("_target_") or ""):
+        return _load_bridge_gemma3(model, "interleaved" if interleaved else "half", layers)
     if model.latent:
         # it reads pairs that stand beside each other, and writes halves
         rope = model.rope("interleaved", "half")
@@ -326,6 +328,25 @@ def _load_megatron(model: _Model) -> LayerRopes:
         without = tuple(int(without[0] > 0 and i % without[0] == 0) for i in range(1, layers + 1))
     in_order = kinds_by_flags(config, "no_rope", without, layers, on="nope", off="rope")
     return model.ropes({"rope": rope, "nope": None}, in_order)
+
+
+def _load_bridge_gemma3(model: _Model, pairing: Pairing, layers: int) -> LayerRopes:
+    """Whole heads, with a base for local layers and one, divided, for the global ones."""
+    config, pattern = model.config, "interleaved_attn_pattern"
+    bases = config.wholes("rope_theta", least=2) or ()
+    if len(bases) != 2:
+        config.refuse("rope_theta", "two bases, of local layers and of global ones")
+    config.values = {**config.values, "rotary_base": bases[1]}
+    rope = model.rope(pairing)
+    rope = replace(rope, rotary_dim=rope.head_dim)
+    if not (cycle := sum(config.require(pattern, config.wholes(pattern)))):
+        config.refuse(pattern, "the numbers of local and of global layers in turn")
+    if config.value("no_rope"):
+        config.refuse("no_rope", "absent, as every layer of Gemma 3 rotates")
+    by, factor = (config.number(k, above=0) or 1 for k in ("interpolation", "rope_scaling_factor"))
+    local = _divided(replace(rope, base=bases[0]), by)
+    in_order = ["local" if i % cycle else "global" for i in range(1, layers + 1)]
+    return model.ropes({"local": local, "global": _divided(rope, by * factor)}, in_order)
 
 
 def _whole_numbers(config: JsonObject, key: str) -> tuple[int, ...] | None:
