@@ -8,13 +8,14 @@ unread ones can be noted or refused.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
 import struct
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, Literal, NoReturn, TypeGuard, TypeVar, cast
@@ -308,6 +309,11 @@ def read_source(source: object) -> JsonObject:
         not_text = [key for key in cast(Mapping[object, Any], source) if not isinstance(key, str)]
         if not_text:
             raise ConfigError(f"keys must be strings, got {short_repr(not_text[0])}")
+        try:
+            with suppress(RecursionError):  # what is nested that deeply is refused by its key
+                json.dumps({**source}, default=lambda _: None, skipkeys=True)
+        except ValueError:
+            raise refusal("endless") from None
         return JsonObject(cast(Mapping[str, Any], source))
     if not isinstance(source, (str, os.PathLike)):
         raise refusal("source", source=source)
