@@ -299,3 +299,5 @@ def test_a_deep_value_is_refused_not_printed() -> None:
         deep = [deep]
     with pytest.raises(ConfigError, match=r"rope_theta .* too deep"):
         load(small(rope_theta=deep))
+    with pytest.raises(ConfigError, match=r"rope_x .* too deep"):
+        load(small(rope_x=deep))
