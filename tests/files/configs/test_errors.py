@@ -216,6 +216,16 @@ WRONG: dict[str, tuple[Any, str]] = {
 }
 
 
+@each("key", ["text_config", "rope_theta", "rope_x", "x"])
+def test_a_dictionary_that_contains_itself_is_refused(key: str) -> None:
+    """Under whatever key, as an object, inside a list or deeper."""
+    inside = small()
+    for value in (inside, [inside], {"x": inside}):
+        inside[key] = value
+        with pytest.raises(ConfigError, match=r"source must be .* contains itself"):
+            load(inside)
+
+
 @each("name", WRONG)
 def test_damaged_configs_name_the_key(name: str) -> None:
     """Each kind of damage is a ConfigError that names the key and what came."""
@@ -289,3 +299,5 @@ def test_a_deep_value_is_refused_not_printed() -> None:
         deep = [deep]
     with pytest.raises(ConfigError, match=r"rope_theta .* too deep"):
         load(small(rope_theta=deep))
+    with pytest.raises(ConfigError, match=r"rope_x .* too deep"):
+        load(small(rope_x=deep))

@@ -147,6 +147,19 @@ MEGATRON = {
     "position_embedding_type": "rope",
     "rotary_base": 10000,
 }
+BRIDGE = {
+    "_target_": "megatron.bridge.models.gemma.gemma3_provider.Gemma3ModelProvider4B",
+    "num_layers": 8,
+    "hidden_size": 2560,
+    "num_attention_heads": 8,
+    "kv_channels": 256,
+    "position_embedding_type": "rope",
+    "rotary_base": [10000, 1000000],
+    "rope_scaling_factor": 8.0,
+    "interleaved_attn_pattern": [5, 1],
+    "no_rope_freq": None,
+    "seq_length": 131072,
+}
 LLAMA3_KERAS: dict[str, Any] = {
     "class_name": "Llama3Backbone",
     "registered_name": "keras_hub>Llama3Backbone",
@@ -164,8 +177,30 @@ LLAMA3_KERAS: dict[str, Any] = {
 }
 
 
+@each(
+    "words",
+    [{"model_type": "mynew"}, {"architectures": ["My"]}, {"auto_map": {"AutoConfig": "x.My"}}],
+)
+def test_a_config_of_transformers_is_no_programs_file(words: dict[str, Any]) -> None:
+    """Its type is unknown, and so is how it rotates, whatever words its code shares with theirs."""
+    meta = {"dim": 512, "n_layers": 4, "n_heads": 4, "multiple_of": 256}
+    deepseek = {"n_layers": 4, "qk_rope_head_dim": 64, "inter_dim": 512}
+    for config in (LITGPT, TRTLLM, MEGATRON, LLAMA3_KERAS, meta, deepseek):
+        for file in (config | words, {"language_model": config} | words):
+            with pytest.raises(ConfigError, match=r"model_type (is absent|must be one that)"):
+                load(file)
+    with pytest.raises(ConfigError, match=r"model_type (is absent|must be one that)"):
+        load({"language_model": MEGATRON | words})
+
+
+def test_megatrons_enumeration_is_no_type_of_transformers() -> None:
+    """A saved namespace has it among the arguments."""
+    assert load(MEGATRON | {"model_type": "ModelType.encoder_or_decoder"}) == load(MEGATRON)
+
+
 LITGPT_YARN = {"factor": 8.0, "beta_fast": 1.0, "beta_slow": 32.0, "original_max_seq_len": 4096}
 LATENT = {"qk_rope_head_dim": 64}
+TUNED: dict[str, Any] = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "embed_dim": 512}
 TRTLLM_YARN = {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 4096}
 
 
@@ -187,6 +222,22 @@ def test_tensorrt_reads_neither_truncate_nor_an_attention_factor() -> None:
     assert ropes.ropes == load(TRTLLM | {"rotary_scaling": yarn}).ropes
     for key in ignored:
         assert any(f"rotary_scaling.{key}" in note for note in ropes.notes)
+
+
+def test_a_factor_of_one_is_no_law() -> None:
+    """As KerasHub writes it for models without one, and as the other programs would read it."""
+    sizes = {"num_layers": 2, "num_query_heads": 4, "hidden_dim": 512, "rope_scaling_factor": 1.0}
+    mistral = LLAMA3_KERAS | {"class_name": "MistralBackbone", "config": sizes}
+    linear = {"rotary_scaling": {"type": "linear", "factor": 1.0}}
+    for config in (mistral, TRTLLM | linear, LITGPT | {"rope_adjustments": {"factor": 1.0}}):
+        (rope,) = load(config).ropes
+        assert rope.scaling is None
+
+
+@each("scaling", [{"type": "none"}, {"rope_type": "none"}, {"type": "none", "factor": 1.0}])
+def test_tensorrts_none_is_no_law(scaling: dict[str, Any]) -> None:
+    """It is the first word of its enumeration of laws."""
+    assert load(TRTLLM | {"rotary_scaling": scaling}).ropes == load(TRTLLM).ropes
 
 
 @pytest.mark.filterwarnings("ignore::phasor.PhasorWarning")
@@ -235,6 +286,19 @@ def gain(factor: float) -> float:
     return 0.1 * math.log(factor) + 1
 
 
+def test_gemma_3_of_megatron_bridge_has_a_base_for_local_and_one_for_global_layers() -> None:
+    """Every sixth layer is global, and its frequencies alone are divided; heads turn whole."""
+    ropes = load(BRIDGE | {"rotary_percent": 0.5, "use_rope_scaling": True})
+    assert ropes.layer_kinds == ("local",) * 5 + ("global",) + ("local",) * 2
+    local, wide = ropes.kinds["local"], ropes.kinds["global"]
+    assert local is not None
+    assert wide is not None
+    assert (local.base, local.rotary_dim, local.scaling) == (1e4, 256, None)
+    assert (wide.base, wide.rotary_dim, wide.scaling) == (1e6, 256, Linear(factor=8.0))
+    interpolated = load(BRIDGE | {"seq_len_interpolation_factor": 2.0}).ropes
+    assert [rope.scaling for rope in interpolated] == [Linear(factor=2.0), Linear(factor=16.0)]
+
+
 @each(
     "builder, base, head_dim, pairing",
     [
@@ -257,13 +321,12 @@ def test_torchtunes_builders_have_their_numbers_in_code(
 
 def test_torchtunes_functions_with_arguments_take_those_of_the_file() -> None:
     """And assume the others."""
-    sizes = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "embed_dim": 512}
     numbers = {"rope_base": 300000, "scale_factor": 16, "max_seq_len": 4096}
-    ropes = load(torchtune("torchtune.models.llama3_1.llama3_1", **sizes, **numbers))
+    ropes = load(torchtune("torchtune.models.llama3_1.llama3_1", **TUNED, **numbers))
     (rope,) = ropes.ropes
     assert (len(ropes), ropes.context, rope.base, rope.head_dim) == (2, 4096, 3e5, 128)
     assert rope.scaling == Llama3(factor=16.0, original_max_positions=8192)
-    (plain,) = load(torchtune("torchtune.models.llama3_1.llama3_1", **sizes)).ropes
+    (plain,) = load(torchtune("torchtune.models.llama3_1.llama3_1", **TUNED)).ropes
     assert (plain.base, plain.scaling) == (5e5, Llama3(factor=8.0, original_max_positions=8192))
 
 
@@ -334,6 +397,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "TensorRT-LLM, an unknown law": (
         TRTLLM | {"rotary_scaling": {"type": "wide"}},
         r"rotary_scaling\.type must be one of",
+    ),
+    "TensorRT-LLM, a law of heads that are too narrow": (
+        TRTLLM | {"head_size": 2, "rotary_scaling": {"type": "dynamic", "alpha": 2.0}},
+        r"rotary_scaling\.type needs at least 4",
+    ),
+    "TensorRT-LLM, a dynamic law without its alpha": (
+        TRTLLM | {"rotary_scaling": {"type": "dynamic", "factor": 2.0}},
+        r"rotary_scaling\.alpha is absent",
     ),
     "TensorRT-LLM, two laws": (
         TRTLLM | {"rotary_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2}},
@@ -411,6 +482,26 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         },
         r"model",
     ),
+    "Megatron-Bridge, Gemma 3 with one base": (
+        {"model": BRIDGE | {"rotary_base": [10000]}},
+        r"model\.rotary_base must be two bases, of local layers and of global ones",
+    ),
+    "Megatron-Bridge, Gemma 3 with a base of 1": (
+        {"model": BRIDGE | {"rotary_base": [1, 10000]}},
+        r"model\.rotary_base\.0 must be",
+    ),
+    "Megatron-Bridge, Gemma 3 without its pattern": (
+        {"model": without(BRIDGE, "interleaved_attn_pattern")},
+        r"model\.interleaved_attn_pattern is absent",
+    ),
+    "Megatron-Bridge, Gemma 3 of no layers in turn": (
+        {"model": BRIDGE | {"interleaved_attn_pattern": [0, 0]}},
+        r"model\.interleaved_attn_pattern must be",
+    ),
+    "Megatron-Bridge, Gemma 3 with layers that do not rotate": (
+        {"model": BRIDGE | {"no_rope_freq": 4}},
+        r"model\.no_rope_freq must be absent",
+    ),
     "KerasHub, another class": (
         LLAMA3_KERAS | {"class_name": "SpinBackbone"},
         "class_name must be a backbone that phasor knows",
@@ -444,6 +535,30 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "torchtune, an unknown rope key": (
         torchtune("torchtune.models.llama3_1.llama3_1_8b", rope_zoom=2),
         r"model\.rope_zoom",
+    ),
+    "torchtune, a base that is in the builder's code": (
+        torchtune("torchtune.models.llama3_1.lora_llama3_1_8b", lora_rank=8, rope_base=1e6),
+        r"model\.rope_base must be absent, as torchtune's lora_llama3_1_8b takes no such argument",
+    ),
+    "torchtune, a size that is in the builder's code": (
+        torchtune("torchtune.models.llama3_2.llama3_2_1b", max_seq_len=8192),
+        r"model\.max_seq_len must be absent",
+    ),
+    "torchtune, a fraction that no builder takes": (
+        torchtune("torchtune.models.llama3.llama3", **TUNED, partial_rotary_factor=0.5),
+        r"model\.partial_rotary_factor must be absent",
+    ),
+    "torchtune, a factor of a law that the builder does not have": (
+        torchtune("torchtune.models.llama3.llama3", **TUNED, scale_factor=8),
+        r"model\.scale_factor must be absent",
+    ),
+    "torchtune, a width that the builder divides for": (
+        torchtune("torchtune.models.llama3.llama3", **TUNED, head_dim=64),
+        r"model\.head_dim must be absent",
+    ),
+    "torchtune, a base that Llama 2's LoRA does not take": (
+        torchtune("torchtune.models.llama2.lora_llama2", **TUNED, rope_base=1e6),
+        r"model\.rope_base must be absent",
     ),
     "torchtune, a base that is an interpolation": (
         torchtune("torchtune.models.llama3_1.llama3_1_8b", rope_base="${base}"),

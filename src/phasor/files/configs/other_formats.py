@@ -17,7 +17,13 @@ from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import NO_FACTS, Architecture, architectures, read_table, table
 from phasor.files.configs.model_class import layers_by_pattern
 from phasor.files.configs.ropes import layer_ropes, ropes_beside
-from phasor.files.configs.source import MOST_LAYERS, JsonObject, renamed_keys, single_value
+from phasor.files.configs.source import (
+    MOST_LAYERS,
+    JsonObject,
+    is_huggingface,
+    renamed_keys,
+    single_value,
+)
 from phasor.layers import ConfigLocation, LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Law, Llama3, Yarn
@@ -83,7 +89,7 @@ def load_params(top: JsonObject) -> LayerRopes | None:
 def load_deepseek(top: JsonObject) -> LayerRopes | None:
     """The rope of each layer: in V4 of a head, else of its ``qk_rope_head_dim`` slice alone."""
     marks = _params()["deepseek"]["marks"]  # keys of DeepSeek's inference code
-    if top.has("model_type") or not any(all(map(top.has, keys)) for keys in marks):
+    if is_huggingface(top) or not any(all(map(top.has, keys)) for keys in marks):
         return None
     config = JsonObject(top.values, names=_params()["names"], strict=top.strict)
     is_v4 = config.has("rope_head_dim")

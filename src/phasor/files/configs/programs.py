@@ -21,7 +21,7 @@ from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import Architecture, inherit, read_table, table, tuples
 from phasor.files.configs.model_class import kinds_by_flags
 from phasor.files.configs.ropes import layer_ropes, rotated_width
-from phasor.files.configs.source import MOST_LAYERS, JsonObject, renamed_keys
+from phasor.files.configs.source import MOST_LAYERS, JsonObject, is_huggingface, renamed_keys
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing
 from phasor.rope import Rope
@@ -32,13 +32,13 @@ _MSCALES, _CONTEXT = ("mscale", "mscale_all_dim"), "max_position_embeddings"
 
 def load_program(top: JsonObject) -> LayerRopes | None:
     """The rope of each layer; None if the file is none of these programs'."""
-    if str(top.values.get("model_type")) in table().huggingface and not top.has("architecture"):
-        return None
     for program, facts in _programs().items():
         for place in (*facts["inside"], ""):
             values = top.find(place) if place else top.values
             values = cast("Mapping[str, Any]", values if isinstance(values, Mapping) else {})
             found = JsonObject(values, place, strict=top.strict)
+            if any(map(is_huggingface, (top, found))):
+                continue
             if all(any(map(found.has, _spellings(keys))) for keys in facts["marks"]):
                 return _READERS[program](_Model(program, found))
     return None
@@ -109,14 +109,18 @@ class _Model:
         """The rope with the law of that name in the table, whose numbers are in ``block``."""
         config, of_law = block or self.config, self.facts["laws"].get(kind, {})
         self.blocks += [] if block is None else [block]
-        # no program of these reads the two
-        names = {"attention_factor": (), "truncate": (), **_names(of_law.get("names", {}))}
-        numbers = JsonObject(config.values, config.path, names=names)
-        numbers.add_defaults({"rope_type": kind, **of_law.get("defaults", {})})
+        key = "type" if config.has("type") else "rope_type"
+        # no program of these reads the first two
+        names = {"attention_factor": (), "truncate": (), "rope_type": (key,)}
+        names |= _names(of_law.get("names", {}))
+        values = {**config.values, key: of_law.get("law", kind)}
+        numbers = JsonObject(values, config.path, names=names)
+        numbers.add_defaults(of_law.get("defaults", {}))
         context = JsonObject({_CONTEXT: self.config.whole(_CONTEXT)})
         of_class = Architecture(softmax=self.latent, mscale_alone=True, **facts)
         outside = rope_blocks.LawContext(of_class, rope.rotary_dim, context)
         law = rope_blocks.read_law(numbers, outside)
+        law = None if law == Linear(factor=1.0) else law  # which KerasHub writes for no law
         config.ignore(*numbers.keys_read)
         return replace(rope, scaling=law, direction=numbers.sign("short_factor"))
 
@@ -204,7 +208,7 @@ def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
     if of_llama3:
         return model.law("llama3", rope, block)
     if not of_yarn:
-        return rope if factor is None else replace(rope, scaling=Linear(factor=factor))
+        return _divided(rope, factor)
     factor, pairs = block.require("factor", factor), rope.num_pairs
     original = block.require("original_max_seq_len", block.whole("original_max_seq_len"))
     found = [block.require(key, block.number(key, above=0)) for key in betas]
@@ -255,6 +259,8 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
         kind = rope_blocks.rope_type(block, Architecture(laws={"none": "default"}))
         if kind == "default" and block.number("factor") not in (None, 1):
             block.refuse("factor", "1 where no law is named")
+        if kind == "dynamic":  # its base is that of all lengths
+            block.require("alpha", block.value("alpha"))
         rope = model.law(kind, rope, block, ntk_alpha=True)
     config.ignore(original_key)
     if position_type == "mrope":
@@ -292,6 +298,8 @@ def _load_megatron(model: _Model) -> LayerRopes:
     if position_type in instead and not (model.latent and position_type == "learned_absolute"):
         return model.without(f"Megatron's type {position_type}", instead[position_type])
     interleaved = config.flag("interleaved")
+    if re.search(r"\.Gemma3\w*$", config.text("_target_") or ""):
+        return _load_bridge_gemma3(model, "interleaved" if interleaved else "half", layers)
     if model.latent:
         # it reads pairs that stand beside each other, and writes halves
         rope = model.rope("interleaved", "half")
@@ -320,6 +328,25 @@ def _load_megatron(model: _Model) -> LayerRopes:
         without = tuple(int(without[0] > 0 and i % without[0] == 0) for i in range(1, layers + 1))
     in_order = kinds_by_flags(config, "no_rope", without, layers, on="nope", off="rope")
     return model.ropes({"rope": rope, "nope": None}, in_order)
+
+
+def _load_bridge_gemma3(model: _Model, pairing: Pairing, layers: int) -> LayerRopes:
+    """Whole heads, with a base for local layers and one, divided, for the global ones."""
+    config, pattern = model.config, "interleaved_attn_pattern"
+    bases = config.wholes("rope_theta", least=2) or ()
+    if len(bases) != 2:
+        config.refuse("rope_theta", "two bases, of local layers and of global ones")
+    config.values = {**config.values, "rotary_base": bases[1]}
+    rope = model.rope(pairing)
+    rope = replace(rope, rotary_dim=rope.head_dim)
+    if not (cycle := sum(config.require(pattern, config.wholes(pattern)))):
+        config.refuse(pattern, "the numbers of local and of global layers in turn")
+    if config.value("no_rope"):
+        config.refuse("no_rope", "absent, as every layer of Gemma 3 rotates")
+    by, factor = (config.number(k, above=0) or 1 for k in ("interpolation", "rope_scaling_factor"))
+    local = _divided(replace(rope, base=bases[0]), by)
+    in_order = ["local" if i % cycle else "global" for i in range(1, layers + 1)]
+    return model.ropes({"local": local, "global": _divided(rope, by * factor)}, in_order)
 
 
 def _whole_numbers(config: JsonObject, key: str) -> tuple[int, ...] | None:
@@ -387,7 +414,7 @@ def _load_torchtune(model: _Model) -> LayerRopes:
     found = builders.get(name, builders.get(plain))
     if found is None or not component.startswith("torchtune.models."):
         config.refuse("_component_", "a model of torchtune's that phasor knows")
-    of_model = inherit(found, builders)
+    of_model, given, names = inherit(found, builders), config.unread(), facts["names"].values()
     numbers = dict(zip(facts["sizes"], of_model.get("sizes", ()), strict=False))
     numbers |= {key: of_model[key] for key in ("rope_theta", "head_dim") if key in of_model}
     config.add_defaults(model.defaults | numbers)
@@ -398,6 +425,11 @@ def _load_torchtune(model: _Model) -> LayerRopes:
         rope = model.law("llama3", rope)
     config.notes += [facts["note"], *([of_model["note"]] if "note" in of_model else [])]
     interval = of_model.get("interval") and (config.whole("skip_rope_interval") or 4)
+    takes = {*names, *of_model.get("takes", ())} - {*of_model.get("lacks", ())}
+    takes = set[str]() if "sizes" in of_model else takes
+    read = config.keys_read.union(names, ["scale_factor"])
+    for key in (key for key in given if key in read - takes):
+        config.refuse(key, f"absent, as torchtune's {name} takes no such argument")
     in_order = ["nope" if interval and i % interval == 0 else "rope" for i in range(1, layers + 1)]
     return model.ropes({"rope": rope, "nope": None}, in_order)
 

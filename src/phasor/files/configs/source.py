@@ -8,13 +8,14 @@ unread ones can be noted or refused.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
 import struct
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, Literal, NoReturn, TypeGuard, TypeVar, cast
@@ -308,6 +309,11 @@ def read_source(source: object) -> JsonObject:
         not_text = [key for key in cast(Mapping[object, Any], source) if not isinstance(key, str)]
         if not_text:
             raise ConfigError(f"keys must be strings, got {short_repr(not_text[0])}")
+        try:
+            with suppress(RecursionError):  # what is nested that deeply is refused by its key
+                json.dumps({**source}, default=lambda _: None, skipkeys=True)
+        except ValueError:
+            raise refusal("endless") from None
         return JsonObject(cast(Mapping[str, Any], source))
     if not isinstance(source, (str, os.PathLike)):
         raise refusal("source", source=source)
@@ -354,6 +360,14 @@ def cached_config(repository: str) -> Path | None:
     except (ImportError, ValueError):  # or a name that no repository of the Hub can have
         return None
     return next((Path(path) for path in found if isinstance(path, str)), None)
+
+
+def is_huggingface(config: JsonObject) -> bool:
+    """Whether the file has a key that transformers writes, and programs with other words do not."""
+    # Megatron's arguments have an enumeration of this name
+    of_megatron = str(config.values.get("model_type")).startswith("ModelType.")
+    keys = ("architectures", "auto_map", *(() if of_megatron else ("model_type",)))
+    return any(map(config.has, keys))
 
 
 def is_hub_id(source: object) -> TypeGuard[str]:

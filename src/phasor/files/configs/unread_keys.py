@@ -57,7 +57,7 @@ class Meaning:
         """Whether the model's ropes already have the property that ``value`` asks for."""
         if value in self.neutral:
             return True
-        json_text = json.dumps(value, default=repr).strip('"')
+        json_text = json.dumps(value).strip('"') if isinstance(value, (str, int, float)) else ""
         asked = self.values.get(json_text) if self.values else value
         match self.means:
             case "rotates":
