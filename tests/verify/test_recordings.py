@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from safetensors.numpy import save_file
 from tests import oracle
+from tests.each import each
 from tests.verify.programs import rotate, rounded, stored
 
 from phasor import LayerRopes, PhasorError, Rope, diff, preset, verify
@@ -105,6 +106,35 @@ def test_layers_are_compared_each_with_its_rope():
     assert names(found) == ["turned"]
     assert [side.name for side in found.sides if side] == ["layer 1, q"]
     assert not verify(layers, {"positions": np.arange(TOKENS), "q": x, "q_rotated": y})
+
+
+PAIRS_OF_NAMES = [
+    ("blocks.0.q", "blocks.1.q"),
+    ("visual.layers.0.q", "language_model.layers.0.q"),
+    ("layers.0.self_attn.q", "layers.0.self_attn.indexer.q"),
+    ("positions", "model.positions"),
+    ("cos", "cos_cached"),
+]
+
+
+@each("first, second", PAIRS_OF_NAMES)
+def test_two_names_of_one_array_are_refused(first, second):
+    """And both are named."""
+    x, _ = vectors()
+    with pytest.raises(PhasorError, match=f"got '{first}' and '{second}'"):
+        verify(ROPE, {first: x, second: x})
+
+
+def test_everything_in_a_recording_is_looked_at():
+    """Tables beside vectors, half of a side, and vectors beside those of layers."""
+    wrong = np.arange(TOKENS)[:, None] / 1e4 ** (np.arange(32) / 16)
+    found = verify(ROPE, recording(freqs=wrong))
+    assert [(side.name, bool(side)) for side in found.sides] == [("q", False), ("tables", True)]
+    x, y = vectors()
+    with pytest.raises(PhasorError, match="must hold k too"):
+        verify(ROPE, recording(k_rotated=y))
+    found = verify(ROPE, recording() | {"layers.0.k": x, "layers.0.k_rotated": y})
+    assert [side.name for side in found.sides] == ["q", "layer 0, k"]
 
 
 COS, SIN = oracle.rows(ROPE, range(300))

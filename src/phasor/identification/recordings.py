@@ -28,10 +28,10 @@ from phasor.rope import Rope
 
 #: Orders of dimensions: batch, sequence, heads, coordinates; without ``h`` a row has all heads.
 DIMS = {2: ("sd",), 3: ("shd", "hsd", "bsd", "dhs"), 4: ("bshd", "bhsd", "sbhd", "dhsb", "dshb")}
-_SIDES = ("q", "k", "qk")
-_TABLES = ("cos", "sin", "cos_sin_cache", "freqs_cis", "freqs", "cos_cache", "sin_cache")
-_ATTRIBUTES = ("cos_cached", "sin_cached", *_TABLES)  # of modules that hold tables
-_KNOWN = {"positions", *_TABLES, *(side + end for side in _SIDES for end in ("", "_rotated"))}
+SIDES = ("q", "k", "qk")
+TABLES = ("cos", "sin", "cos_sin_cache", "freqs_cis", "freqs", "cos_cache", "sin_cache")
+_ATTRIBUTES = ("cos_cached", "sin_cached", *TABLES)  # of modules that hold tables
+_KNOWN = {"positions", *TABLES, *(side + end for side in SIDES for end in ("", "_rotated"))}
 # "q", "layers.3.q", "model.layers.3.self_attn.q_rotated"
 _NAME = re.compile(r"(?:(?:.*\.)?layers?\.(?P<layer>\d+)\.)?(?:.*\.)?(?P<name>[a-z_]+)", re.DOTALL)
 # a compressed array is read as a whole
@@ -66,6 +66,7 @@ def read_recording(source: object) -> dict[int | None, dict[str, NDArray[Any]]]:
         held = ((name, getattr(source, name, None)) for name in _ATTRIBUTES)
         arrays = ((name, value) for name, value in held if hasattr(value, "shape"))
     layers: dict[int | None, dict[str, NDArray[Any]]] = {}
+    names: dict[tuple[int | None, str], str] = {}
     for name, value in ((f"{name}", value) for name, value in arrays):
         match = _NAME.fullmatch(name)
         short = match["name"].replace("_cached", "") if match else name
@@ -74,8 +75,13 @@ def read_recording(source: object) -> dict[int | None, dict[str, NDArray[Any]]]:
                 f"a recording holds positions, q and q_rotated (k and k_rotated, layers.3.q), or "
                 f"cos and sin, cos_sin_cache, freqs_cis or freqs; got {short_repr(name)}"
             )
-        own = layers.setdefault(int(match["layer"]) if match["layer"] else None, {})
-        own[short] = _as_array(name, value)
+        layer = int(match["layer"]) if match["layer"] else None
+        if (other := names.setdefault((layer, short), name)) is not name:
+            raise TensorError(
+                f"a recording holds one {short} of a layer, got {short_repr(other)} and "
+                f"{short_repr(name)}; name them by layer, as layers.3.{short}, or verify each alone"
+            )
+        layers.setdefault(layer, {})[short] = _as_array(name, value)
     if not layers:
         text = "a recording must hold positions, q and q_rotated, or tables; got nothing"
         raise TensorError(text)
@@ -207,7 +213,8 @@ def vectors_of(arrays: Arrays, side: str, rope: Rope, dims: str | None) -> list[
     head_dim = rope.head_dim
     for needed in ("positions", side, f"{side}_rotated"):
         if needed not in arrays:
-            raise TensorError(f"a recording with {side} must hold {needed} too")
+            text = f"a recording with {', '.join(arrays)} must hold {needed} too"
+            raise TensorError(text)
     before, after, places = arrays[side], arrays[f"{side}_rotated"], arrays["positions"]
     shape, places = before.shape, as_positions(places)
     if shape != after.shape:
@@ -274,7 +281,7 @@ def _fit_positions(
 
 def rows_of_tables(arrays: Arrays) -> tuple[Complex, str]:
     """Rows ``gain * (cos + i sin)`` ``[P, num_pairs]``, and their dtype."""
-    tables = {name: array for name, array in sorted(arrays.items()) if name != "positions"}
+    tables = {name: array for name, array in sorted(arrays.items()) if name in TABLES}
     values, pair = [floats(array) for array in tables.values()], list[NDArray[Any]]()
     match list(tables):
         case ["cos", "sin"] | ["cos_cache", "sin_cache"]:

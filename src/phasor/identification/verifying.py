@@ -19,6 +19,8 @@ from phasor.errors import SpecError, TensorError
 from phasor.identification.causes import Finder, is_vague
 from phasor.identification.hypotheses import Meant, alternatives
 from phasor.identification.recordings import (
+    SIDES,
+    TABLES,
     Arrays,
     Vectors,
     read_recording,
@@ -139,7 +141,8 @@ def verify(
         raise SpecError(f"rope must be a Rope or LayerRopes, got {type(rope).__name__}")
     arrays = read_recording(recording)
     shared = arrays.pop(None, {})
-    if not arrays or set(shared) - {"positions"}:
+    positions = {name: array for name, array in shared.items() if name == "positions"}
+    if not arrays or shared.keys() - positions:
         arrays = {None: shared, **arrays}
     sides: list[SideVerification] = []
     for done, (layer, own) in enumerate(sorted(arrays.items(), key=lambda item: item[0] or 0)):
@@ -148,8 +151,10 @@ def verify(
         if layer is not None and layer >= len(layers):
             raise TensorError(f"the recording has a layer {layer}, and {layers.name} {len(layers)}")
         kinds = [*layers.kinds] if layer is None else [layers.layer_kinds[layer]]
-        held = shared | own
-        for side in [side for side in ("q", "k", "qk") if side in held] or ["tables"]:
+        held = positions | own
+        vectors = [side for side in SIDES if held.keys() & {side, f"{side}_rotated"}]
+        tables = [] if vectors and not held.keys() & {*TABLES} else ["tables"]
+        for side in (*vectors, *tables):
             found = [_verify_side(layers, kind, held, side, dims, seq_len) for kind in kinds]
             # without a number it may be of any kind of layers: one that agrees is enough
             best = next((one for one in found if not one), found[0])
