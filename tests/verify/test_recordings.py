@@ -105,7 +105,17 @@ def test_layers_are_compared_each_with_its_rope():
     found = verify(layers, arrays | {"model.layers.1.q_rotated": y})
     assert names(found) == ["turned"]
     assert [side.name for side in found.sides if side] == ["layer 1, q"]
-    assert not verify(layers, {"positions": np.arange(TOKENS), "q": x, "q_rotated": y})
+
+
+def test_arrays_without_a_layer_are_of_layers_that_all_rotate_alike():
+    """Where layers differ, what agrees with one may be wrong in another: the layer is asked for."""
+    same = LayerRopes(name="two", layer_kinds=("a", "b"), kinds={"a": ROPE, "b": ROPE})
+    (side,) = verify(same, recording()).sides
+    assert side.lines() == ["q: rotates as it should (24 tokens)."]
+    layers = replace(same, kinds={"a": ROPE, "b": None})
+    for arrays in (recording(), recording(OTHER), {"freqs": np.ones((3, 32))}):
+        with pytest.raises(PhasorError, match=r"kinds 'a', 'b', .* by layer, as layers\.0\.q"):
+            verify(layers, arrays)
 
 
 PAIRS_OF_NAMES = [
@@ -414,9 +424,11 @@ def test_diff_names_axes_that_a_function_exchanges():
 
 
 def test_a_function_is_asked_about_a_model_of_one_kind_of_layers():
-    """As about its rope; of several kinds it may be any."""
+    """As about its rope; of several kinds one layer's rope is asked for."""
     layers = LayerRopes(name="two", layer_kinds=("a", "none"), kinds={"a": ROPE, "none": None})
-    assert_rotates(turn_as(ROPE), layers)
+    assert_rotates(turn_as(ROPE), replace(layers, layer_kinds=("a", "a")))
+    with pytest.raises(PhasorError, match="or give the rope of one"):
+        assert_rotates(turn_as(ROPE), layers)
     with pytest.raises(AssertionError, match="Pairing: interleaved in place of half"):
         assert_rotates(turn_as(OTHER), LayerRopes(name="a", layer_kinds=("a",), kinds={"a": ROPE}))
     with pytest.raises(PhasorError, match=r"ropes\[0\]"):

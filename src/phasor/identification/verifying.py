@@ -150,21 +150,19 @@ def verify(
             progress(done, len(arrays))
         if layer is not None and layer >= len(layers):
             raise TensorError(f"the recording has a layer {layer}, and {layers.name} {len(layers)}")
-        kinds = [*layers.kinds] if layer is None else [layers.layer_kinds[layer]]
+        if layer is None and len(set(layers)) > 1:
+            raise TensorError(
+                f"{layers.name} has layers of the kinds {', '.join(map(repr, layers.kinds))}, "
+                "which rotate differently: name the arrays by layer, as layers.0.q or "
+                "layers.0.cos, or give the rope of one"
+            )
+        kind, title = layers.layer_kinds[layer or 0], "" if layer is None else f"layer {layer}, "
         held = positions | own
         vectors = [side for side in SIDES if held.keys() & {side, f"{side}_rotated"}]
         tables = [] if vectors and not held.keys() & {*TABLES} else ["tables"]
         for side in (*vectors, *tables):
-            found = [_verify_side(layers, kind, held, side, dims, seq_len) for kind in kinds]
-            # without a number it may be of any kind of layers: one that agrees is enough
-            best = next((one for one in found if not one), found[0])
-            if best and len(found) > 1:
-                raise TensorError(
-                    f"{layers.name} has layers of the kinds {', '.join(map(repr, kinds))}"
-                    f": name the arrays by layer, as layers.0.{side}, or give the rope of one"
-                )
-            name = side if layer is None else f"layer {layer}, {side}"
-            sides.append(replace(best, name=name))
+            found = _verify_side(layers, kind, held, side, dims, seq_len)
+            sides.append(replace(found, name=f"{title}{side}"))
     return Verification(model=layers.name, sides=tuple(sides))
 
 
