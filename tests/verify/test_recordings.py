@@ -1,6 +1,7 @@
 """What a recording may be: arrays, files, orders of dimensions, tables; and what is refused."""
 
 import json
+import re
 import tracemalloc
 import zipfile
 from contextlib import suppress
@@ -15,7 +16,7 @@ from tests.each import each
 from tests.verify.programs import rotate, rounded, stored
 
 from phasor import LayerRopes, PhasorError, Rope, diff, preset, verify
-from phasor.axes import Axial
+from phasor.axes import Axial, Sectioned
 from phasor.cli import main
 from phasor.scaling import Linear, Yarn
 from phasor.testing import assert_rotates
@@ -180,6 +181,32 @@ def test_tables_of_angles_and_of_some_positions():
     assert (
         verify(ROPE, {"cos": COS[:, :16], "sin": SIN[:, :16]}).sides[0].changes[0].name == "slice"
     )
+
+
+@pytest.mark.parametrize("n_axes", [1, 3])
+def test_tables_of_a_batch_have_its_positions(n_axes):
+    """As transformers' pair has, also of several axes before their pairs are taken."""
+    rope = replace(ROPE, axes=Sectioned((8, 12, 12))) if n_axes == 3 else ROPE
+    shape = (3, 2, 40) if n_axes == 3 else (2, 40)
+    places = np.random.default_rng(0).integers(0, 300, shape)
+    arrays = {"positions": places, "cos": np.tile(COS[places], 2), "sin": np.tile(SIN[places], 2)}
+    assert not verify(rope, arrays)
+    assert names(verify(replace(rope, base=5e5), arrays)) == ["base"]
+    with pytest.raises(PhasorError, match=r"positions \[7\]"):
+        verify(rope, arrays | {"positions": np.arange(7)})
+    del arrays["positions"]
+    with pytest.raises(PhasorError, match=re.escape(f"must come with positions {[*shape]}")):
+        verify(rope, arrays)
+
+
+def test_tables_of_several_axes_have_rows_of_tokens():
+    """As Qwen3-VL's pair, whose positions have the axes first."""
+    rope = replace(ROPE, axes=Sectioned((8, 12, 12)))
+    places = np.random.default_rng(0).integers(0, 300, (2, 40, 3))
+    axis = np.repeat(np.arange(3), (8, 12, 12))
+    cos, sin = (table[places[..., axis], np.arange(32)] for table in (COS, SIN))
+    for at in (places, np.moveaxis(places, -1, 0)):
+        assert not verify(rope, {"positions": at, "cos": cos, "sin": sin})
 
 
 def test_rows_that_are_no_rotation_are_never_right():

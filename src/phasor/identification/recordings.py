@@ -272,7 +272,8 @@ def _fit_positions(
         places = np.repeat(places[..., None], n_axes, axis=-1)  # one coordinate stands for all
     axes = (n_axes,) if n_axes > 1 else ()
     shape = places.shape[: places.ndim - len(axes)]
-    if shape == tokens or (len(shape) == 1 and places.size == prod(tokens + axes)):
+    is_flat = 1 in (len(shape), tokens[0])
+    if shape == tokens or (is_flat and places.size == prod(tokens + axes)):
         return places.reshape(tokens + axes)
     if shape in ((tokens[1],), (1, tokens[1]), (1,), ()):
         return np.broadcast_to(places, tokens + axes)
@@ -303,11 +304,16 @@ def rows_of_tables(arrays: Arrays) -> tuple[Complex, str]:
             "a recording must hold q and q_rotated, or tables [positions, pairs]: cos and sin, "
             f"cos_sin_cache, freqs_cis or freqs; got {names} {shapes}"
         )
-    # other dimensions are of length 1, as in [1, 1, P, n] and [P, 1, 1, n]
     rows: Complex = np.asarray(pair[0] + 1j * pair[1], np.complex128)
+    *shape, width = rows.shape
+    # other dimensions are of length 1, as in [1, 1, P, n] and [P, 1, 1, n]
+    if "positions" not in arrays and max(shape) < prod(shape):
+        raise TensorError(
+            f"tables {list(rows.shape)} must come with positions {shape}, the position of each row"
+        )
     dtype = dtype_of(next(array for name, array in arrays.items() if name in tables))
     dtype = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
-    return one_of_pair(rows.reshape(-1, rows.shape[-1])), dtype
+    return one_of_pair(rows.reshape(-1, width)), dtype
 
 
 def vectors_of_rows(
@@ -315,12 +321,14 @@ def vectors_of_rows(
 ) -> Vectors:
     """What the rows ``[P, num_pairs]`` make of vectors of which each pair is 1 and 0."""
     places = np.arange(len(rows)) if positions is None else as_positions(positions)
+    if places.size == len(rows):  # on whichever axis: every pair is turned by it
+        places = places.reshape(-1, 1).repeat(rope.axes.n_axes, axis=1)
     tokens = _fit_positions(places, (1, len(rows)), rope.axes.n_axes)
-    if tokens is None or not np.isfinite(rows).all():
-        raise TensorError(
-            f"tables must be finite and have a row for each of {len(places)} positions, "
-            f"got {len(rows)}"
-        )
+    if tokens is None:
+        given = f"{len(rows)} rows and positions {list(places.shape)}"
+        raise TensorError(f"tables must have a row for each position, got {given}")
+    if not np.isfinite(rows).all():
+        raise TensorError("tables must be finite, got NaN or infinities")
     # before [1, P, 1, head_dim] each pair is 1 and 0, after that cos and sin
     (first, _), (to_first, to_second) = (one := arrangement_of(rope)).read, one.written
     x, y = np.zeros(rope.head_dim), np.zeros((1, len(rows), 1, rope.head_dim))
