@@ -256,8 +256,8 @@ def test_what_is_no_recording_is_refused(case):
         verify(ROPE, arrays)
     with pytest.raises(PhasorError, match="got nothing"):
         verify(ROPE, {})
-    for dims in ("vllm", "sd", "bsdhb"):
-        with pytest.raises(PhasorError, match=f"dims must have a letter.*got '{dims}'"):
+    for dims in ("vllm", "sd", "bsdhb", 4):
+        with pytest.raises(PhasorError, match=f"dims must have a letter.*got {dims!r}"):
             verify(ROPE, recording(), dims=dims)
     with pytest.raises(PhasorError, match="rope must be"):
         verify("llama", recording())

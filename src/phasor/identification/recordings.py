@@ -220,7 +220,9 @@ def vectors_of(arrays: Arrays, side: str, rope: Rope, dims: str | None) -> list[
     if shape != after.shape:
         both = f"{list(shape)} and {list(after.shape)}"
         raise TensorError(f"{side} and {side}_rotated must have one shape, got {both}")
-    if dims is not None and (len(dims) != len(shape) or not set("sd") <= set(dims) <= set("bshd")):
+    letters = f"{dims}"  # of anything that was given
+    fit = len(letters) == len(shape) and set("sd") <= set(letters) <= set("bshd")
+    if dims is not None and not fit:
         raise TensorError(
             f"dims must have a letter for each dimension of {side}, of b, s, h and d, such as "
             f"'bshd', or 'sd' for [tokens, heads * head_dim]; got {dims!r} for {list(shape)}"
