@@ -7,6 +7,7 @@ import zipfile
 from contextlib import suppress
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -94,6 +95,19 @@ def test_safetensors_and_torch_hold_bfloat16(tmp_path):
     assert not verify(ROPE, arrays)
     assert not verify(ROPE, tmp_path / "x.safetensors")
     assert names(verify(OTHER, tmp_path / "x.safetensors")) == ["pairing"]
+
+
+def test_positions_are_whole_numbers_of_any_size(tmp_path):
+    """Or float32 and float64, which 16 bits are not."""
+    for dtype in ("uint8", "int16", "uint16", "uint32", "uint64", "float32"):
+        arrays = recording(positions=np.arange(TOKENS, dtype=dtype))
+        save_file(arrays, tmp_path / "x.safetensors")
+        assert not verify(ROPE, arrays), dtype
+        assert not verify(ROPE, tmp_path / "x.safetensors"), dtype
+    for dtype in ("float16", ml_dtypes.bfloat16, bool):
+        text = f"whole numbers, float32 or float64, got {np.dtype(dtype)}"
+        with pytest.raises(PhasorError, match=text):
+            verify(ROPE, recording(positions=np.arange(TOKENS).astype(dtype)))
 
 
 def test_layers_are_compared_each_with_its_rope():

@@ -34,6 +34,8 @@ _ATTRIBUTES = ("cos_cached", "sin_cached", *TABLES)  # of modules that hold tabl
 _KNOWN = {"positions", *TABLES, *(side + end for side in SIDES for end in ("", "_rotated"))}
 # "q", "layers.3.q", "model.layers.3.self_attn.q_rotated"
 _NAME = re.compile(r"(?:(?:.*\.)?layers?\.(?P<layer>\d+)\.)?(?:.*\.)?(?P<name>[a-z_]+)", re.DOTALL)
+# whole numbers of safetensors: "I64" is int64
+_WHOLE = {f"{w[0].upper()}{n}": f"{w}{n}" for w in ("int", "uint") for n in (8, 16, 32, 64)}
 # a compressed array is read as a whole
 _MAX_COMPRESSED = 1 << 29
 # so many different numbers are of a coarser dtype only if they were rounded to it
@@ -97,8 +99,8 @@ def _read_file(path: Path) -> Iterator[tuple[str, object]]:
         yield from _read_npz(path)
         return
     for name, entry in read_header(path).tensors.items():
-        dtype = FLOATS.get(entry.dtype, {"I64": "int64", "I32": "int32"}.get(entry.dtype, ""))
-        _check_dtype(name, dtype or entry.dtype)
+        dtype = (FLOATS | _WHOLE).get(entry.dtype, entry.dtype)
+        _check_dtype(name, dtype)
         raw = np.dtype("V2" if dtype == "bfloat16" else dtype).newbyteorder("<")
         yield name, _map_array(path, raw, entry.begin, entry.shape)
 
@@ -158,19 +160,20 @@ def _as_array(name: str, value: Any) -> NDArray[Any]:
     except (TypeError, ValueError) as error:
         raise TensorError(f"{name} must be an array of numbers: {error}") from None
     # torch's, ml_dtypes' own, and what numpy.load makes of that
-    if text == "bfloat16" or str(array.dtype) in ("bfloat16", "|V2"):
-        return array.view("V2")
-    _check_dtype(name, str(array.dtype))
-    return array
+    is_bfloat16 = text == "bfloat16" or str(array.dtype) in ("bfloat16", "|V2")
+    _check_dtype(name, "bfloat16" if is_bfloat16 else str(array.dtype))
+    return array.view("V2") if is_bfloat16 else array
 
 
 def _check_dtype(name: str, dtype: str) -> None:
-    is_positions = name.endswith("positions")
-    words = ["int64", "int32"] if is_positions else []
-    words += ["complex64", "complex128"] if name.endswith("freqs_cis") else []
-    if dtype not in (*ROUNDING, *words) or (is_positions and dtype[-2:] == "16"):
+    if name.endswith("positions"):
+        if not re.fullmatch(r"u?int\d+|float(32|64)", dtype):
+            raise TensorError(f"{name} must be whole numbers, float32 or float64, got {dtype}")
+        return
+    words = (*ROUNDING, *(["complex64", "complex128"] if name.endswith("freqs_cis") else []))
+    if dtype not in words:
         what = "; 8 bits hold no rotated vectors, record before they are quantized"
-        expected = f"{name} must be of {', '.join((*words, *ROUNDING))}"
+        expected = f"{name} must be of {', '.join(words)}"
         raise TensorError(f"{expected}, got {dtype}{what if '8' in dtype else ''}")
 
 
