@@ -223,6 +223,17 @@ def test_tables_of_several_axes_have_rows_of_tokens():
         assert not verify(rope, {"positions": at, "cos": cos, "sin": sin})
 
 
+def test_pairs_that_are_equal_are_no_narrower_slice():
+    """As at position 0, and of two axes in text; elsewhere half of the pairs say all twice."""
+    planes = replace(ROPE, axes=Axial((16, 16)))
+    cos, sin = (np.tile(t, 2) for t in oracle.rows(replace(ROPE, rotary_dim=32), range(300)))
+    for rope, rows in ((ROPE, 1), (planes, 300)):
+        for width in (1, 2):
+            table = {"cos": np.tile(cos[:rows], width), "sin": np.tile(sin[:rows], width)}
+            assert not verify(rope, table)
+    assert names(verify(ROPE, {"cos": cos, "sin": sin})) == ["slice"]
+
+
 def test_rows_that_are_no_rotation_are_never_right():
     """Noise, zeros, and angles that are not multiplied by one factor."""
     noise = np.random.default_rng(0).standard_normal((2, *COS.shape))

@@ -285,7 +285,7 @@ def _fit_positions(
     return None
 
 
-def rows_of_tables(arrays: Arrays) -> tuple[Complex, str]:
+def rows_of_tables(arrays: Arrays, rope: Rope | None) -> tuple[Complex, str]:
     """Rows ``gain * (cos + i sin)`` ``[P, num_pairs]``, and their dtype."""
     tables = {name: array for name, array in sorted(arrays.items()) if name in TABLES}
     values, pair = [floats(array) for array in tables.values()], list[NDArray[Any]]()
@@ -318,7 +318,15 @@ def rows_of_tables(arrays: Arrays) -> tuple[Complex, str]:
         )
     dtype = dtype_of(next(array for name, array in arrays.items() if name in tables))
     dtype = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
-    return one_of_pair(rows.reshape(-1, width)), dtype
+    rows = rows.reshape(-1, width)
+    # as many pairs as are meant may be equal: those of two axes, and all at position 0
+    if (
+        rope is None
+        or width != rope.num_pairs
+        or (rope.axes.n_axes == 1 and np.any(rows != rows[:, :1]))
+    ):
+        rows = one_of_pair(rows)
+    return rows, dtype
 
 
 def vectors_of_rows(

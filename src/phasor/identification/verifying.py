@@ -172,7 +172,7 @@ def _verify_side(
     """The verdict on queries, keys or tables as those of one kind of layers."""
     rope, change = layers.kinds[kind], make_finding("no-rotation")
     if side == "tables":
-        rows, dtype = rows_of_tables(arrays)
+        rows, dtype = rows_of_tables(arrays, rope)
         if rope is None or rows.shape[1] != rope.num_pairs:
             pairs = "none" if rope is None else f"{rope.num_pairs}"
             change = Finding("slice", f"Slice: {rows.shape[1]} pairs turn, in place of {pairs}.")
