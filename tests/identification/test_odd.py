@@ -13,7 +13,7 @@ from phasor import TensorError
 from phasor.cli.identify import identify as command
 from phasor.identification import identify
 
-from .defects import WIDTH, rotate
+from .defects import WIDTH, rotate, rotate_halves
 
 
 class LastCall:
@@ -154,3 +154,15 @@ def test_what_a_function_prints_is_no_part_of_the_answer(tmp_path, monkeypatch):
     assert json.loads(done.stdout)["base"] == 500
     assert "loading" in done.stderr
     assert "turning" in done.stderr
+
+
+def test_angles_that_are_rounded_leave_a_report():
+    """To float16, so that no frequency holds as far as errors are measured."""
+
+    def rounding(x, positions):
+        angles = np.float32(positions[..., None]) * np.float32(5e5 ** (-np.arange(32) / 32))
+        return rotate_halves(x, angles.astype(np.float16).astype(np.float32))
+
+    found = identify(rounding, 64, dtype="float32")
+    assert (found.pairing, found.precision) == ("half", ())
+    assert "angles-in-float32" not in found.names()

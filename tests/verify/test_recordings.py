@@ -1,20 +1,23 @@
 """What a recording may be: arrays, files, orders of dimensions, tables; and what is refused."""
 
 import json
+import re
 import tracemalloc
 import zipfile
 from contextlib import suppress
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from safetensors.numpy import save_file
 from tests import oracle
+from tests.each import each
 from tests.verify.programs import rotate, rounded, stored
 
 from phasor import LayerRopes, PhasorError, Rope, diff, preset, verify
-from phasor.axes import Axial
+from phasor.axes import Axial, Sectioned
 from phasor.cli import main
 from phasor.scaling import Linear, Yarn
 from phasor.testing import assert_rotates
@@ -94,6 +97,19 @@ def test_safetensors_and_torch_hold_bfloat16(tmp_path):
     assert names(verify(OTHER, tmp_path / "x.safetensors")) == ["pairing"]
 
 
+def test_positions_are_whole_numbers_of_any_size(tmp_path):
+    """Or float32 and float64, which 16 bits are not."""
+    for dtype in ("uint8", "int16", "uint16", "uint32", "uint64", "float32"):
+        arrays = recording(positions=np.arange(TOKENS, dtype=dtype))
+        save_file(arrays, tmp_path / "x.safetensors")
+        assert not verify(ROPE, arrays), dtype
+        assert not verify(ROPE, tmp_path / "x.safetensors"), dtype
+    for dtype in ("float16", ml_dtypes.bfloat16, bool):
+        text = f"whole numbers, float32 or float64, got {np.dtype(dtype)}"
+        with pytest.raises(PhasorError, match=text):
+            verify(ROPE, recording(positions=np.arange(TOKENS).astype(dtype)))
+
+
 def test_layers_are_compared_each_with_its_rope():
     """Layers are compared each with its rope."""
     layers = LayerRopes(name="two", layer_kinds=("a", "none"), kinds={"a": ROPE, "none": None})
@@ -104,7 +120,46 @@ def test_layers_are_compared_each_with_its_rope():
     found = verify(layers, arrays | {"model.layers.1.q_rotated": y})
     assert names(found) == ["turned"]
     assert [side.name for side in found.sides if side] == ["layer 1, q"]
-    assert not verify(layers, {"positions": np.arange(TOKENS), "q": x, "q_rotated": y})
+
+
+def test_arrays_without_a_layer_are_of_layers_that_all_rotate_alike():
+    """Where layers differ, what agrees with one may be wrong in another: the layer is asked for."""
+    same = LayerRopes(name="two", layer_kinds=("a", "b"), kinds={"a": ROPE, "b": ROPE})
+    (side,) = verify(same, recording()).sides
+    assert side.lines() == ["q: rotates as it should (24 tokens)."]
+    layers = replace(same, kinds={"a": ROPE, "b": None})
+    for arrays in (recording(), recording(OTHER), {"freqs": np.ones((3, 32))}):
+        with pytest.raises(PhasorError, match=r"kinds 'a', 'b', .* by layer, as layers\.0\.q"):
+            verify(layers, arrays)
+
+
+PAIRS_OF_NAMES = [
+    ("blocks.0.q", "blocks.1.q"),
+    ("visual.layers.0.q", "language_model.layers.0.q"),
+    ("layers.0.self_attn.q", "layers.0.self_attn.indexer.q"),
+    ("positions", "model.positions"),
+    ("cos", "cos_cached"),
+]
+
+
+@each("first, second", PAIRS_OF_NAMES)
+def test_two_names_of_one_array_are_refused(first, second):
+    """And both are named."""
+    x, _ = vectors()
+    with pytest.raises(PhasorError, match=f"got '{first}' and '{second}'"):
+        verify(ROPE, {first: x, second: x})
+
+
+def test_everything_in_a_recording_is_looked_at():
+    """Tables beside vectors, half of a side, and vectors beside those of layers."""
+    wrong = np.arange(TOKENS)[:, None] / 1e4 ** (np.arange(32) / 16)
+    found = verify(ROPE, recording(freqs=wrong))
+    assert [(side.name, bool(side)) for side in found.sides] == [("q", False), ("tables", True)]
+    x, y = vectors()
+    with pytest.raises(PhasorError, match="must hold k too"):
+        verify(ROPE, recording(k_rotated=y))
+    found = verify(ROPE, recording() | {"layers.0.k": x, "layers.0.k_rotated": y})
+    assert [side.name for side in found.sides] == ["q", "layer 0, k"]
 
 
 COS, SIN = oracle.rows(ROPE, range(300))
@@ -140,6 +195,43 @@ def test_tables_of_angles_and_of_some_positions():
     assert (
         verify(ROPE, {"cos": COS[:, :16], "sin": SIN[:, :16]}).sides[0].changes[0].name == "slice"
     )
+
+
+@pytest.mark.parametrize("n_axes", [1, 3])
+def test_tables_of_a_batch_have_its_positions(n_axes):
+    """As transformers' pair has, also of several axes before their pairs are taken."""
+    rope = replace(ROPE, axes=Sectioned((8, 12, 12))) if n_axes == 3 else ROPE
+    shape = (3, 2, 40) if n_axes == 3 else (2, 40)
+    places = np.random.default_rng(0).integers(0, 300, shape)
+    arrays = {"positions": places, "cos": np.tile(COS[places], 2), "sin": np.tile(SIN[places], 2)}
+    assert not verify(rope, arrays)
+    assert names(verify(replace(rope, base=5e5), arrays)) == ["base"]
+    with pytest.raises(PhasorError, match=r"positions \[7\]"):
+        verify(rope, arrays | {"positions": np.arange(7)})
+    del arrays["positions"]
+    with pytest.raises(PhasorError, match=re.escape(f"must come with positions {[*shape]}")):
+        verify(rope, arrays)
+
+
+def test_tables_of_several_axes_have_rows_of_tokens():
+    """As Qwen3-VL's pair, whose positions have the axes first."""
+    rope = replace(ROPE, axes=Sectioned((8, 12, 12)))
+    places = np.random.default_rng(0).integers(0, 300, (2, 40, 3))
+    axis = np.repeat(np.arange(3), (8, 12, 12))
+    cos, sin = (table[places[..., axis], np.arange(32)] for table in (COS, SIN))
+    for at in (places, np.moveaxis(places, -1, 0)):
+        assert not verify(rope, {"positions": at, "cos": cos, "sin": sin})
+
+
+def test_pairs_that_are_equal_are_no_narrower_slice():
+    """As at position 0, and of two axes in text; elsewhere half of the pairs say all twice."""
+    planes = replace(ROPE, axes=Axial((16, 16)))
+    cos, sin = (np.tile(t, 2) for t in oracle.rows(replace(ROPE, rotary_dim=32), range(300)))
+    for rope, rows in ((ROPE, 1), (planes, 300)):
+        for width in (1, 2):
+            table = {"cos": np.tile(cos[:rows], width), "sin": np.tile(sin[:rows], width)}
+            assert not verify(rope, table)
+    assert names(verify(ROPE, {"cos": cos, "sin": sin})) == ["slice"]
 
 
 def test_rows_that_are_no_rotation_are_never_right():
@@ -189,8 +281,8 @@ def test_what_is_no_recording_is_refused(case):
         verify(ROPE, arrays)
     with pytest.raises(PhasorError, match="got nothing"):
         verify(ROPE, {})
-    for dims in ("vllm", "sd", "bsdhb"):
-        with pytest.raises(PhasorError, match=f"dims must have a letter.*got '{dims}'"):
+    for dims in ("vllm", "sd", "bsdhb", 4):
+        with pytest.raises(PhasorError, match=f"dims must have a letter.*got {dims!r}"):
             verify(ROPE, recording(), dims=dims)
     with pytest.raises(PhasorError, match="rope must be"):
         verify("llama", recording())
@@ -384,9 +476,11 @@ def test_diff_names_axes_that_a_function_exchanges():
 
 
 def test_a_function_is_asked_about_a_model_of_one_kind_of_layers():
-    """As about its rope; of several kinds it may be any."""
+    """As about its rope; of several kinds one layer's rope is asked for."""
     layers = LayerRopes(name="two", layer_kinds=("a", "none"), kinds={"a": ROPE, "none": None})
-    assert_rotates(turn_as(ROPE), layers)
+    assert_rotates(turn_as(ROPE), replace(layers, layer_kinds=("a", "a")))
+    with pytest.raises(PhasorError, match="or give the rope of one"):
+        assert_rotates(turn_as(ROPE), layers)
     with pytest.raises(AssertionError, match="Pairing: interleaved in place of half"):
         assert_rotates(turn_as(OTHER), LayerRopes(name="a", layer_kinds=("a",), kinds={"a": ROPE}))
     with pytest.raises(PhasorError, match=r"ropes\[0\]"):

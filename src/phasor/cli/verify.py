@@ -28,7 +28,8 @@ def verify(
     """Compare a recorded rotation with MODEL, and say what differs.
 
     FILE is .safetensors or .npz, and holds positions, q and q_rotated, k and k_rotated; or cos and
-    sin, or a cos_sin_cache. Exits with 1 if something differs.
+    sin, or a cos_sin_cache. Where layers differ, layers.3.q is that of layer 3. Exits with 1 if
+    something differs.
     """
     layers = read_model(model, **load_options)
     with progress_bar("Layers") as progress:

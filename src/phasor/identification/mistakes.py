@@ -490,7 +490,7 @@ def add_precision(measured: Measured, end: int) -> None:
         within_float32 &= bool(np.all(drift <= tolerance + 2.0**-20 * angles))
     findings = report.findings
     has_rounded = any(name.startswith("positions-in") for name in report.names())
-    if has_drift and within_float32 and not has_rounded:
+    if errors and has_drift and within_float32 and not has_rounded:
         near, error = errors[-1]
         # the frequency of an angle that is a float32 number seems to be one
         kept = (finding for finding in findings if finding.name != "frequencies-in-float32")

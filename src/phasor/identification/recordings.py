@@ -28,12 +28,14 @@ from phasor.rope import Rope
 
 #: Orders of dimensions: batch, sequence, heads, coordinates; without ``h`` a row has all heads.
 DIMS = {2: ("sd",), 3: ("shd", "hsd", "bsd", "dhs"), 4: ("bshd", "bhsd", "sbhd", "dhsb", "dshb")}
-_SIDES = ("q", "k", "qk")
-_TABLES = ("cos", "sin", "cos_sin_cache", "freqs_cis", "freqs", "cos_cache", "sin_cache")
-_ATTRIBUTES = ("cos_cached", "sin_cached", *_TABLES)  # of modules that hold tables
-_KNOWN = {"positions", *_TABLES, *(side + end for side in _SIDES for end in ("", "_rotated"))}
+SIDES = ("q", "k", "qk")
+TABLES = ("cos", "sin", "cos_sin_cache", "freqs_cis", "freqs", "cos_cache", "sin_cache")
+_ATTRIBUTES = ("cos_cached", "sin_cached", *TABLES)  # of modules that hold tables
+_KNOWN = {"positions", *TABLES, *(side + end for side in SIDES for end in ("", "_rotated"))}
 # "q", "layers.3.q", "model.layers.3.self_attn.q_rotated"
 _NAME = re.compile(r"(?:(?:.*\.)?layers?\.(?P<layer>\d+)\.)?(?:.*\.)?(?P<name>[a-z_]+)", re.DOTALL)
+# whole numbers of safetensors: "I64" is int64
+_WHOLE = {f"{w[0].upper()}{n}": f"{w}{n}" for w in ("int", "uint") for n in (8, 16, 32, 64)}
 # a compressed array is read as a whole
 _MAX_COMPRESSED = 1 << 29
 # so many different numbers are of a coarser dtype only if they were rounded to it
@@ -66,6 +68,7 @@ def read_recording(source: object) -> dict[int | None, dict[str, NDArray[Any]]]:
         held = ((name, getattr(source, name, None)) for name in _ATTRIBUTES)
         arrays = ((name, value) for name, value in held if hasattr(value, "shape"))
     layers: dict[int | None, dict[str, NDArray[Any]]] = {}
+    names: dict[tuple[int | None, str], str] = {}
     for name, value in ((f"{name}", value) for name, value in arrays):
         match = _NAME.fullmatch(name)
         short = match["name"].replace("_cached", "") if match else name
@@ -74,8 +77,13 @@ def read_recording(source: object) -> dict[int | None, dict[str, NDArray[Any]]]:
                 f"a recording holds positions, q and q_rotated (k and k_rotated, layers.3.q), or "
                 f"cos and sin, cos_sin_cache, freqs_cis or freqs; got {short_repr(name)}"
             )
-        own = layers.setdefault(int(match["layer"]) if match["layer"] else None, {})
-        own[short] = _as_array(name, value)
+        layer = int(match["layer"]) if match["layer"] else None
+        if (other := names.setdefault((layer, short), name)) is not name:
+            raise TensorError(
+                f"a recording holds one {short} of a layer, got {short_repr(other)} and "
+                f"{short_repr(name)}; name them by layer, as layers.3.{short}, or verify each alone"
+            )
+        layers.setdefault(layer, {})[short] = _as_array(name, value)
     if not layers:
         text = "a recording must hold positions, q and q_rotated, or tables; got nothing"
         raise TensorError(text)
@@ -91,8 +99,8 @@ def _read_file(path: Path) -> Iterator[tuple[str, object]]:
         yield from _read_npz(path)
         return
     for name, entry in read_header(path).tensors.items():
-        dtype = FLOATS.get(entry.dtype, {"I64": "int64", "I32": "int32"}.get(entry.dtype, ""))
-        _check_dtype(name, dtype or entry.dtype)
+        dtype = (FLOATS | _WHOLE).get(entry.dtype, entry.dtype)
+        _check_dtype(name, dtype)
         raw = np.dtype("V2" if dtype == "bfloat16" else dtype).newbyteorder("<")
         yield name, _map_array(path, raw, entry.begin, entry.shape)
 
@@ -152,19 +160,20 @@ def _as_array(name: str, value: Any) -> NDArray[Any]:
     except (TypeError, ValueError) as error:
         raise TensorError(f"{name} must be an array of numbers: {error}") from None
     # torch's, ml_dtypes' own, and what numpy.load makes of that
-    if text == "bfloat16" or str(array.dtype) in ("bfloat16", "|V2"):
-        return array.view("V2")
-    _check_dtype(name, str(array.dtype))
-    return array
+    is_bfloat16 = text == "bfloat16" or str(array.dtype) in ("bfloat16", "|V2")
+    _check_dtype(name, "bfloat16" if is_bfloat16 else str(array.dtype))
+    return array.view("V2") if is_bfloat16 else array
 
 
 def _check_dtype(name: str, dtype: str) -> None:
-    is_positions = name.endswith("positions")
-    words = ["int64", "int32"] if is_positions else []
-    words += ["complex64", "complex128"] if name.endswith("freqs_cis") else []
-    if dtype not in (*ROUNDING, *words) or (is_positions and dtype[-2:] == "16"):
+    if name.endswith("positions"):
+        if not re.fullmatch(r"u?int\d+|float(32|64)", dtype):
+            raise TensorError(f"{name} must be whole numbers, float32 or float64, got {dtype}")
+        return
+    words = (*ROUNDING, *(["complex64", "complex128"] if name.endswith("freqs_cis") else []))
+    if dtype not in words:
         what = "; 8 bits hold no rotated vectors, record before they are quantized"
-        expected = f"{name} must be of {', '.join((*words, *ROUNDING))}"
+        expected = f"{name} must be of {', '.join(words)}"
         raise TensorError(f"{expected}, got {dtype}{what if '8' in dtype else ''}")
 
 
@@ -207,13 +216,16 @@ def vectors_of(arrays: Arrays, side: str, rope: Rope, dims: str | None) -> list[
     head_dim = rope.head_dim
     for needed in ("positions", side, f"{side}_rotated"):
         if needed not in arrays:
-            raise TensorError(f"a recording with {side} must hold {needed} too")
+            text = f"a recording with {', '.join(arrays)} must hold {needed} too"
+            raise TensorError(text)
     before, after, places = arrays[side], arrays[f"{side}_rotated"], arrays["positions"]
     shape, places = before.shape, as_positions(places)
     if shape != after.shape:
         both = f"{list(shape)} and {list(after.shape)}"
         raise TensorError(f"{side} and {side}_rotated must have one shape, got {both}")
-    if dims is not None and (len(dims) != len(shape) or not set("sd") <= set(dims) <= set("bshd")):
+    letters = f"{dims}"  # of anything that was given
+    fit = len(letters) == len(shape) and set("sd") <= set(letters) <= set("bshd")
+    if dims is not None and not fit:
         raise TensorError(
             f"dims must have a letter for each dimension of {side}, of b, s, h and d, such as "
             f"'bshd', or 'sd' for [tokens, heads * head_dim]; got {dims!r} for {list(shape)}"
@@ -265,16 +277,17 @@ def _fit_positions(
         places = np.repeat(places[..., None], n_axes, axis=-1)  # one coordinate stands for all
     axes = (n_axes,) if n_axes > 1 else ()
     shape = places.shape[: places.ndim - len(axes)]
-    if shape == tokens or (len(shape) == 1 and places.size == prod(tokens + axes)):
+    is_flat = 1 in (len(shape), tokens[0])
+    if shape == tokens or (is_flat and places.size == prod(tokens + axes)):
         return places.reshape(tokens + axes)
     if shape in ((tokens[1],), (1, tokens[1]), (1,), ()):
         return np.broadcast_to(places, tokens + axes)
     return None
 
 
-def rows_of_tables(arrays: Arrays) -> tuple[Complex, str]:
+def rows_of_tables(arrays: Arrays, rope: Rope | None) -> tuple[Complex, str]:
     """Rows ``gain * (cos + i sin)`` ``[P, num_pairs]``, and their dtype."""
-    tables = {name: array for name, array in sorted(arrays.items()) if name != "positions"}
+    tables = {name: array for name, array in sorted(arrays.items()) if name in TABLES}
     values, pair = [floats(array) for array in tables.values()], list[NDArray[Any]]()
     match list(tables):
         case ["cos", "sin"] | ["cos_cache", "sin_cache"]:
@@ -296,11 +309,24 @@ def rows_of_tables(arrays: Arrays) -> tuple[Complex, str]:
             "a recording must hold q and q_rotated, or tables [positions, pairs]: cos and sin, "
             f"cos_sin_cache, freqs_cis or freqs; got {names} {shapes}"
         )
-    # other dimensions are of length 1, as in [1, 1, P, n] and [P, 1, 1, n]
     rows: Complex = np.asarray(pair[0] + 1j * pair[1], np.complex128)
+    *shape, width = rows.shape
+    # other dimensions are of length 1, as in [1, 1, P, n] and [P, 1, 1, n]
+    if "positions" not in arrays and max(shape) < prod(shape):
+        raise TensorError(
+            f"tables {list(rows.shape)} must come with positions {shape}, the position of each row"
+        )
     dtype = dtype_of(next(array for name, array in arrays.items() if name in tables))
     dtype = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
-    return one_of_pair(rows.reshape(-1, rows.shape[-1])), dtype
+    rows = rows.reshape(-1, width)
+    # as many pairs as are meant may be equal: those of two axes, and all at position 0
+    if (
+        rope is None
+        or width != rope.num_pairs
+        or (rope.axes.n_axes == 1 and np.any(rows != rows[:, :1]))
+    ):
+        rows = one_of_pair(rows)
+    return rows, dtype
 
 
 def vectors_of_rows(
@@ -308,12 +334,14 @@ def vectors_of_rows(
 ) -> Vectors:
     """What the rows ``[P, num_pairs]`` make of vectors of which each pair is 1 and 0."""
     places = np.arange(len(rows)) if positions is None else as_positions(positions)
+    if places.size == len(rows):  # on whichever axis: every pair is turned by it
+        places = places.reshape(-1, 1).repeat(rope.axes.n_axes, axis=1)
     tokens = _fit_positions(places, (1, len(rows)), rope.axes.n_axes)
-    if tokens is None or not np.isfinite(rows).all():
-        raise TensorError(
-            f"tables must be finite and have a row for each of {len(places)} positions, "
-            f"got {len(rows)}"
-        )
+    if tokens is None:
+        given = f"{len(rows)} rows and positions {list(places.shape)}"
+        raise TensorError(f"tables must have a row for each position, got {given}")
+    if not np.isfinite(rows).all():
+        raise TensorError("tables must be finite, got NaN or infinities")
     # before [1, P, 1, head_dim] each pair is 1 and 0, after that cos and sin
     (first, _), (to_first, to_second) = (one := arrangement_of(rope)).read, one.written
     x, y = np.zeros(rope.head_dim), np.zeros((1, len(rows), 1, rope.head_dim))

@@ -19,6 +19,8 @@ from phasor.errors import SpecError, TensorError
 from phasor.identification.causes import Finder, is_vague
 from phasor.identification.hypotheses import Meant, alternatives
 from phasor.identification.recordings import (
+    SIDES,
+    TABLES,
     Arrays,
     Vectors,
     read_recording,
@@ -139,7 +141,8 @@ def verify(
         raise SpecError(f"rope must be a Rope or LayerRopes, got {type(rope).__name__}")
     arrays = read_recording(recording)
     shared = arrays.pop(None, {})
-    if not arrays or set(shared) - {"positions"}:
+    positions = {name: array for name, array in shared.items() if name == "positions"}
+    if not arrays or shared.keys() - positions:
         arrays = {None: shared, **arrays}
     sides: list[SideVerification] = []
     for done, (layer, own) in enumerate(sorted(arrays.items(), key=lambda item: item[0] or 0)):
@@ -147,19 +150,19 @@ def verify(
             progress(done, len(arrays))
         if layer is not None and layer >= len(layers):
             raise TensorError(f"the recording has a layer {layer}, and {layers.name} {len(layers)}")
-        kinds = [*layers.kinds] if layer is None else [layers.layer_kinds[layer]]
-        held = shared | own
-        for side in [side for side in ("q", "k", "qk") if side in held] or ["tables"]:
-            found = [_verify_side(layers, kind, held, side, dims, seq_len) for kind in kinds]
-            # without a number it may be of any kind of layers: one that agrees is enough
-            best = next((one for one in found if not one), found[0])
-            if best and len(found) > 1:
-                raise TensorError(
-                    f"{layers.name} has layers of the kinds {', '.join(map(repr, kinds))}"
-                    f": name the arrays by layer, as layers.0.{side}, or give the rope of one"
-                )
-            name = side if layer is None else f"layer {layer}, {side}"
-            sides.append(replace(best, name=name))
+        if layer is None and len(set(layers)) > 1:
+            raise TensorError(
+                f"{layers.name} has layers of the kinds {', '.join(map(repr, layers.kinds))}, "
+                "which rotate differently: name the arrays by layer, as layers.0.q or "
+                "layers.0.cos, or give the rope of one"
+            )
+        kind, title = layers.layer_kinds[layer or 0], "" if layer is None else f"layer {layer}, "
+        held = positions | own
+        vectors = [side for side in SIDES if held.keys() & {side, f"{side}_rotated"}]
+        tables = [] if vectors and not held.keys() & {*TABLES} else ["tables"]
+        for side in (*vectors, *tables):
+            found = _verify_side(layers, kind, held, side, dims, seq_len)
+            sides.append(replace(found, name=f"{title}{side}"))
     return Verification(model=layers.name, sides=tuple(sides))
 
 
@@ -169,7 +172,7 @@ def _verify_side(
     """The verdict on queries, keys or tables as those of one kind of layers."""
     rope, change = layers.kinds[kind], make_finding("no-rotation")
     if side == "tables":
-        rows, dtype = rows_of_tables(arrays)
+        rows, dtype = rows_of_tables(arrays, rope)
         if rope is None or rows.shape[1] != rope.num_pairs:
             pairs = "none" if rope is None else f"{rope.num_pairs}"
             change = Finding("slice", f"Slice: {rows.shape[1]} pairs turn, in place of {pairs}.")
