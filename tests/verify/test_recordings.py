@@ -459,3 +459,26 @@ def test_another_base_without_the_laws_factor_is_named_by_both() -> None:
     rotated = rotate(q, positions, replace(meant, base=20_000.0), "float64", gain=1.0)
     found = verify(meant, {"positions": positions, "q": q, "q_rotated": rotated})
     assert [change.name for change in found.sides[0].changes] == ["base", "factor-missing"]
+
+
+PLAIN = replace(YARN, scaling=None)
+FACTORS = {
+    "the law is missing and its factor is not": (YARN, PLAIN, YARN.attention_factor, "law-missing"),
+    "a law without its factor, where none is meant": (PLAIN, YARN, 1.0, "law"),
+    "another factor of the law alone": (
+        YARN, replace(YARN, scaling=replace(YARN.scaling, factor=8.0)), YARN.attention_factor,
+        "law-parameter"),
+    "a law is missing, and cos and sin have another factor": (
+        YARN, PLAIN, 1.5, "law-missing factor"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FACTORS)
+def test_a_factor_is_compared_with_the_one_that_was_meant(case):
+    """Not with that of the law that was found."""
+    meant, done, gain, expected = FACTORS[case]
+    positions, x = np.arange(200), np.random.default_rng(0).standard_normal((200, 2, 64))
+    y = rotate(x, positions, done, "float64", gain=gain)
+    found = verify(meant, {"positions": positions, "q": x, "q_rotated": y})
+    assert names(found) == expected.split(), str(found)
+    assert "in place of 1.138629" in str(found) or "Factor" not in str(found)

@@ -118,11 +118,13 @@ class Finder:
         layout = [*hypotheses.compare_layouts(self.meant.rope, turns.arrangement.layout)]
         if turns.row_dtype is not None:
             layout.append(make_finding("table-in-{dtype}", dtype=turns.row_dtype, details=""))
+        meant = self.meant.rope
         for level in self._levels(turns):
             fitting: list[tuple[int, float, Changes]] = []
             for hypothesis in level:
                 worst = float(turns.misfit(*hypothesis[1:]).max())
-                gain = _gain_changes(hypothesis.rope, turns)
+                # a program may apply the factor that was meant beside another law
+                gain = _gain_changes(hypothesis.rope, turns) and _gain_changes(meant, turns)
                 if worst <= 1 and (changes := (*layout, *hypothesis.changes, *gain)):
                     fitting.append((len(changes), round(worst, 1), changes))
             if fitting:
