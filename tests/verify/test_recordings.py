@@ -482,3 +482,26 @@ def test_a_factor_is_compared_with_the_one_that_was_meant(case):
     found = verify(meant, {"positions": positions, "q": x, "q_rotated": y})
     assert names(found) == expected.split(), str(found)
     assert "in place of 1.138629" in str(found) or "Factor" not in str(found)
+
+
+def test_vectors_of_float64_are_turned_by_float32_rows_in_transformers():
+    """Its angles, cos and sin are float32 whatever vectors are; which hides no difference."""
+    positions, x = np.arange(300) + 5000, np.random.default_rng(0).standard_normal((300, 2, 64))
+    arrays = {"positions": positions, "q": x}
+    for done, expected in ((ROPE, []), (BASE, ["base"])):
+        frequencies = np.float32([float(f) for f in oracle.frequencies(done)])
+        angles = np.float32(positions)[:, None] * frequencies
+        cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+        first, second = x[..., :32], x[..., 32:]
+        y = np.concatenate([first * cos - second * sin, first * sin + second * cos], -1)
+        assert names(verify(ROPE, arrays | {"q_rotated": y})) == expected
+
+
+def test_a_base_of_any_digits_is_found_in_float64_where_no_positions_are_neighbours():
+    """As in float32."""
+    positions, rope = np.arange(0, 70_000, 100), replace(ROPE, base=917_198.0)
+    x = np.random.default_rng(0).standard_normal((700, 2, 64))
+    y = rotate(x, positions, rope, "float64")
+    found = verify(replace(ROPE, base=1e6), {"positions": positions, "q": x, "q_rotated": y})
+    assert names(found) == ["base"]
+    assert "Base: 917198 in place" in str(found)

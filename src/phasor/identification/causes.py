@@ -89,7 +89,8 @@ class Finder:
         If none does, one may if cos and sin are rounded.
         """
         results: list[Found] = []
-        dtypes = (None, *coarser(ROUNDING[self.sample.dtype]))
+        # float32 ones are no difference
+        dtypes = (None, *coarser(max(ROUNDING[self.sample.dtype], ROUNDING["float32"])))
         for row_dtype, (first, last) in product(dtypes, ((0, 4), (4, None))):
             # interleaved pairs that stand still may be of the slice or not
             if (results and first == 0) or any(not is_vague(changes) for changes, _ in results):
@@ -206,7 +207,7 @@ class Finder:
         candidates = np.unique(np.concatenate([shifted, *coarse])).astype(np.int64)
         size = turns.scale(rope) * rope.attention_factor
         rows = size * phasors(rope, candidates)
-        slack = size * angle_errors(candidates, rope.inv_freq, turns.dtype)
+        slack = size * angle_errors(candidates, rope.inv_freq)
         # an error of the base's logarithm moves the frequency of pair k by k / n of it
         moves: Floats = np.arange(rope.num_pairs) / rope.num_pairs * rope.inv_freq * unsure
         slack += size * np.abs(candidates)[:, None] * moves
