@@ -505,3 +505,20 @@ def test_a_base_of_any_digits_is_found_in_float64_where_no_positions_are_neighbo
     found = verify(replace(ROPE, base=1e6), {"positions": positions, "q": x, "q_rotated": y})
     assert names(found) == ["base"]
     assert "Base: 917198 in place" in str(found)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_angles_that_alone_are_rounded_are_named(dtype):
+    """Those of float32 may be rounded to either side of a tie."""
+    positions, x = np.arange(3000), np.random.default_rng(0).standard_normal((3000, 2, 64))
+    frequencies = np.float32([float(f) for f in oracle.frequencies(BASE)])
+    angles = rounded(np.float32(positions)[:, None] * frequencies, dtype)
+    cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+    first, second = np.float32(x[..., :32]), np.float32(x[..., 32:])
+    y = np.concatenate([first * cos - second * sin, first * sin + second * cos], -1)
+    found = verify(
+        BASE, {"positions": positions, "q": np.float32(x), "q_rotated": np.float32(y)}
+    )
+    assert [change.sentence for change in found.sides[0].changes] == [
+        f"Angles are rounded to {dtype}."
+    ]

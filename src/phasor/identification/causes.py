@@ -153,7 +153,7 @@ class Finder:
             yield suppose(rope, 0 * places, make_finding("not-turned"))
             yield from (same, *single, suppose(rope, 2 * places, make_finding("twice")))
             yield from self._moved(same, turns)
-            yield from hypotheses.precisions(rope, places)
+            yield from hypotheses.precisions(rope, turns)
             yield from hypotheses.exchanged_axes(rope, places)
 
         def two(names: set[str]) -> Iterator[Hypothesis]:

@@ -18,7 +18,7 @@ from phasor.errors import PhasorError
 from phasor.identification.laws import USUAL_BASES, law_text
 from phasor.identification.report import Changes, Finding, make_finding
 from phasor.identification.spectrum import Complex, rounded
-from phasor.identification.turns import rows_of
+from phasor.identification.turns import ANGLE_ERROR, Turns, rows_of
 from phasor.rope import Rope
 from phasor.scaling import NTK, Law, Linear, Llama3, LongRope, Rule, Yarn
 
@@ -28,6 +28,7 @@ _ORIGINALS = (8192, 4096, 32768, 2048)
 FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0, 40.0, 64.0)
 #: The dtypes to which programs round positions and frequencies by mistake.
 COARSE = ("bfloat16", "float16")
+_FLOAT32_SIDES = (1 - ANGLE_ERROR, 1 + ANGLE_ERROR)
 
 
 class Meant(NamedTuple):
@@ -232,8 +233,9 @@ def exchanged_axes(rope: Rope, places: Positions) -> Iterator[Hypothesis]:
         yield suppose(rope, places[:, list(order)], change)
 
 
-def precisions(rope: Rope, places: Positions) -> Iterator[Hypothesis]:
-    """The rotation with positions, frequencies and angles rounded."""
+def precisions(rope: Rope, turns: Turns) -> Iterator[Hypothesis]:
+    """The rotation with positions, frequencies or angles rounded, or all of them."""
+    places, z = turns.positions, turns.z / turns.scale(rope)
     for dtype in COARSE:
         yield suppose(rope, rounded(places, dtype), positions_in(dtype))
         if isinstance(rope.axes, Mixed):
@@ -243,13 +245,17 @@ def precisions(rope: Rope, places: Positions) -> Iterator[Hypothesis]:
         axis_of_pair = list(rope.axes.axis_of_pair(rope.num_pairs))
         coordinates = places[:, None] if places.ndim == 1 else places[:, axis_of_pair]
         every_step = rounded(rounded(coordinates, dtype) * f, dtype)
-        changes = (
-            make_finding("frequencies-in-{dtype}", dtype=dtype, details=""),
-            make_finding("angles-in-{dtype}", dtype=dtype),
+        # float32 angles beside a tie may be rounded to either side of it
+        sides = (rounded(coordinates * rope.inv_freq * by, dtype) for by in _FLOAT32_SIDES)
+        ways = (
+            ("frequencies-in-{dtype}", {"details": ""}, [coordinates * f]),
+            ("angles-in-{dtype}", {"what": "Positions, frequencies and angles"}, [every_step]),
+            ("angles-in-{dtype}", {"what": "Angles"}, [*sides]),
         )
-        for change, angles in zip(changes, (coordinates * f, every_step), strict=True):
-            rows = rope.attention_factor * np.exp(1j * rope.direction * angles)
-            yield Hypothesis((change,), rope, places, rows.astype(np.complex128))
+        for name, said, angles in ways:
+            rows = rope.attention_factor * np.exp(1j * rope.direction * np.array(angles))
+            nearest = np.take_along_axis(rows, np.abs(rows - z).argmin(axis=0)[None], 0)[0]
+            yield Hypothesis((make_finding(name, dtype=dtype, **said),), rope, places, nearest)
 
 
 def positions_in(dtype: str, where: str = "") -> Finding:
