@@ -16,7 +16,7 @@ from tests.verify.programs import rotate, rounded, stored
 from phasor import LayerRopes, PhasorError, Rope, diff, preset, verify
 from phasor.axes import Axial
 from phasor.cli import main
-from phasor.scaling import Linear, Yarn
+from phasor.scaling import DynamicNTK, Linear, Yarn
 from phasor.testing import assert_rotates
 
 ROPE = Rope(head_dim=64, pairing="half", base=10_000.0)
@@ -521,4 +521,15 @@ def test_angles_that_alone_are_rounded_are_named(dtype):
     )
     assert [change.sentence for change in found.sides[0].changes] == [
         f"Angles are rounded to {dtype}."
+    ]
+
+
+def test_dynamic_ntk_by_the_table_of_vllm_is_another_length():
+    """Which is as many times the original one as the factor says, whatever the prompt's is."""
+    dynamic = replace(ROPE, scaling=DynamicNTK(factor=2.5, original_max_positions=1024))
+    positions, x = np.arange(300), np.random.default_rng(0).standard_normal((300, 2, 64))
+    y = rotate(x, positions, dynamic.at(2560), "float64")
+    found = verify(dynamic, {"positions": positions, "q": x, "q_rotated": y})
+    assert [change.sentence for change in found.sides[0].changes] == [
+        "Length: its frequencies are chosen as for a length of 2560."
     ]

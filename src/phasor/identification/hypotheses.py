@@ -169,7 +169,9 @@ def _other_lengths(rope: Rope | None) -> Iterator[_Change]:
     if rope is None or not isinstance(rope.scaling, Rule):
         return
     original = cast(int, getattr(rope.scaling, "original_max_positions", 4096))
-    for length in (original, original + 1, 4 * original, 16 * original):
+    # vLLM computes one table, for as many times the original length as the factor says
+    table = int(original * cast(float, getattr(rope.scaling, "factor", 1.0)))
+    for length in dict.fromkeys((original, original + 1, table, 4 * original, 16 * original)):
         which = f"as for a length of {length}"
         if isinstance(rope.scaling, LongRope):
             which = f"by its {'short' if length <= original else 'long'} list"
