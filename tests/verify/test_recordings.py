@@ -16,7 +16,7 @@ from tests.verify.programs import rotate, rounded, stored
 from phasor import LayerRopes, PhasorError, Rope, diff, preset, verify
 from phasor.axes import Axial
 from phasor.cli import main
-from phasor.scaling import DynamicNTK, Linear, Yarn
+from phasor.scaling import DynamicNTK, Linear, Llama3, Yarn
 from phasor.testing import assert_rotates
 
 ROPE = Rope(head_dim=64, pairing="half", base=10_000.0)
@@ -516,9 +516,7 @@ def test_angles_that_alone_are_rounded_are_named(dtype):
     cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
     first, second = np.float32(x[..., :32]), np.float32(x[..., 32:])
     y = np.concatenate([first * cos - second * sin, first * sin + second * cos], -1)
-    found = verify(
-        BASE, {"positions": positions, "q": np.float32(x), "q_rotated": np.float32(y)}
-    )
+    found = verify(BASE, {"positions": positions, "q": np.float32(x), "q_rotated": np.float32(y)})
     assert [change.sentence for change in found.sides[0].changes] == [
         f"Angles are rounded to {dtype}."
     ]
@@ -533,3 +531,27 @@ def test_dynamic_ntk_by_the_table_of_vllm_is_another_length():
     assert [change.sentence for change in found.sides[0].changes] == [
         "Length: its frequencies are chosen as for a length of 2560."
     ]
+
+
+LLAMA = replace(BASE, scaling=Llama3(factor=8.0, original_max_positions=2048))
+FACTORS_OF_LAWS = {
+    "of a linear law": (BASE, replace(BASE, scaling=Linear(factor=3.0)), "Linear(factor=3.0) in"),
+    "of the law": (LLAMA, replace(LLAMA, scaling=replace(LLAMA.scaling, factor=10.0)),
+                   "Llama3 with factor 10 in place of 8."),
+    "of a law with a factor of cos": (
+        YARN, replace(YARN, scaling=replace(YARN.scaling, factor=2.5)),
+        "Yarn with factor 2.5 in place of 4."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FACTORS_OF_LAWS)
+def test_a_factor_that_nobody_uses_is_found_in_bfloat16(case):
+    """As a base is."""
+    meant, done, expected = FACTORS_OF_LAWS[case]
+    positions = np.arange(3000)
+    x = rounded(np.random.default_rng(0).standard_normal((3000, 2, 64)), "bfloat16")
+    arrays = {"positions": positions, "q": stored(x, "bfloat16")}
+    y = rotate(x, positions, done, "bfloat16")
+    found = verify(meant, arrays | {"q_rotated": stored(y, "bfloat16")})
+    assert len(names(found)) == 1
+    assert f"Law: {expected}" in str(found)
