@@ -555,3 +555,16 @@ def test_a_factor_that_nobody_uses_is_found_in_bfloat16(case):
     found = verify(meant, arrays | {"q_rotated": stored(y, "bfloat16")})
     assert len(names(found)) == 1
     assert f"Law: {expected}" in str(found)
+
+
+def test_of_lengths_that_all_fit_a_round_one_is_named():
+    """Round in powers of two, as 40960 is and 40000 is not."""
+    meant = Rope(
+        head_dim=128, pairing="half", base=1e6,
+        scaling=Yarn(factor=4.0, original_max_positions=32768),
+    )  # fmt: skip
+    done = replace(meant, scaling=replace(meant.scaling, original_max_positions=40960))
+    positions, x = np.arange(600), np.random.default_rng(0).standard_normal((600, 2, 128))
+    y = rotate(x, positions, done, "float64")
+    found = verify(meant, {"positions": positions, "q": x, "q_rotated": y})
+    assert "Law: Yarn with original_max_positions 40960 in place of 32768." in str(found)
