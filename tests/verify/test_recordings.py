@@ -16,7 +16,7 @@ from tests.verify.programs import rotate, rounded, stored
 from phasor import LayerRopes, PhasorError, Rope, diff, preset, verify
 from phasor.axes import Axial
 from phasor.cli import main
-from phasor.scaling import DynamicNTK, Linear, Llama3, Yarn
+from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, Yarn
 from phasor.testing import assert_rotates
 
 ROPE = Rope(head_dim=64, pairing="half", base=10_000.0)
@@ -568,3 +568,14 @@ def test_of_lengths_that_all_fit_a_round_one_is_named():
     y = rotate(x, positions, done, "float64")
     found = verify(meant, {"positions": positions, "q": x, "q_rotated": y})
     assert "Law: Yarn with original_max_positions 40960 in place of 32768." in str(found)
+
+
+def test_a_rule_that_is_not_applied_has_its_own_name():
+    """Not that of the law that it chose."""
+    lists = {"short_factors": (1.5,) * 32, "long_factors": (4.0,) * 32}
+    meant = replace(ROPE, scaling=LongRope(original_max_positions=4096, factor=1.0, **lists))
+    positions, x = np.arange(200), np.random.default_rng(0).standard_normal((200, 2, 64))
+    for done in (ROPE, BASE, replace(ROPE, direction=-1)):
+        y = rotate(x, positions, done, "float64")
+        found = verify(meant, {"positions": positions, "q": x, "q_rotated": y})
+        assert "Law: LongRope is not applied" in str(found)

@@ -165,7 +165,9 @@ class Finder:
                 # rare ones are tried beside a few only, for their number multiplies
                 if (name in _OFTEN) == (names == _OFTEN):
                     rest = None if name == "direction" else names - {name}
-                    for second in hypotheses.alternatives(Meant(first.rope), places, rest):
+                    unresolved = None if name == "layer" else self.meant.unresolved
+                    other = Meant(first.rope, unresolved)
+                    for second in hypotheses.alternatives(other, places, rest):
                         yield second._replace(changes=first.changes + second.changes)
 
         yield one()
@@ -266,6 +268,9 @@ class Finder:
 
     # ---- frequencies ----
 
+    def _compare(self, found: Rope) -> Changes:
+        return hypotheses.compare(self.meant.rope, found, self.meant.unresolved)
+
     def _measured(self, rope: Rope | None, turns: Turns) -> Iterator[Iterator[Hypothesis]]:
         """Frequencies that were measured, at positions that are off by little, or rounded."""
         places, offset, pairs, known = turns.positions, 0, turns.z.shape[1], list[Rope]()
@@ -288,7 +293,7 @@ class Finder:
                 *_find_bases(rope, turns, at, () if changes else hypotheses.FACTORS),
                 *(() if changes else _find_factors(rope, turns, at)),
             ):
-                named, meant = hypotheses.compare(self.meant.rope, one), self.meant.rope.inv_freq
+                named, meant = self._compare(one), self.meant.rope.inv_freq
                 # frequencies without a name would leave what is said of positions as the only cause
                 if one.num_pairs == pairs and (named or np.allclose(one.inv_freq, meant, 1e-6, 0)):
                     likely.append(suppose(one, at, *changes, *named))
@@ -301,7 +306,7 @@ class Finder:
             for _, one, *_ in coarse:
                 mapped = self._map_positions(one, turns, places, _UNSURE_BASE)
                 for other in () if mapped is None else _find_bases(one, turns, mapped, ()):
-                    same = suppose(other, places, *hypotheses.compare(self.meant.rope, other))
+                    same = suppose(other, places, *self._compare(other))
                     yield from self._moved(same, turns)
 
         for by in dict.fromkeys((offset, *_STEPS)):

@@ -74,8 +74,8 @@ def compare_layouts(meant: Rope, found: Rope) -> Changes:
     )
 
 
-def compare(meant: Rope, found: Rope) -> Changes:
-    """How direction, base, law and axes differ."""
+def compare(meant: Rope, found: Rope, unresolved: Rope | None = None) -> Changes:
+    """How direction, base, law and axes differ; ``unresolved`` has the rule that chose the law."""
     way = "the other way, R(-p) in place of R(p)"
     changes: list[Finding] = []
     if found.direction != meant.direction:
@@ -84,7 +84,7 @@ def compare(meant: Rope, found: Rope) -> Changes:
     if None not in (found.base, meant.base):
         changes += _replaced("base", found.base, meant.base, _short)
     if found.scaling != meant.scaling:
-        changes.append(_compare_laws(found.scaling, meant))
+        changes.append(_compare_laws(found.scaling, meant, unresolved or meant))
     if found.axes != meant.axes:
         by_first = "every pair is turned by the first coordinate"
         other = f"{found.axes!r} in place of {meant.axes!r}"
@@ -96,12 +96,12 @@ def _replaced(name: str, found: Any, meant: Any, text: Callable[[Any], str]) -> 
     return () if found == meant else (make_finding(name, found=text(found), meant=text(meant)),)
 
 
-def _compare_laws(found: Law | Rule | None, rope: Rope) -> Finding:
+def _compare_laws(found: Law | Rule | None, rope: Rope, unresolved: Rope) -> Finding:
     meant = rope.scaling
     if isinstance(meant, Yarn) and found == replace(meant, attention_factor=1.0):
         return make_finding("factor-missing", factor=rope.attention_factor)
     if found is None:
-        return make_finding("law-missing", law=type(meant).__name__)
+        return make_finding("law-missing", law=type(unresolved.scaling).__name__)
     if type(found) is not type(meant):
         one, other = (
             "no law" if law is None else law_text(cast(Law, law)) for law in (found, meant)
@@ -130,7 +130,7 @@ def alternatives(
     rope, unresolved, others = meant
 
     def compared(ropes: Iterable[Rope]) -> Iterator[_Change]:
-        return ((compare(rope, one), one) for one in ropes)
+        return ((compare(rope, one, unresolved), one) for one in ropes)
 
     bases = () if rope.base is None else (*(other.base for _, other in others), *USUAL_BASES)
     known = (base for base in dict.fromkeys(bases) if base is not None)
@@ -139,7 +139,7 @@ def alternatives(
         "direction": compared([replace(rope, direction=-rope.direction)]),
         "slice": _narrower(rope),
         "layer": (((make_finding("layer", kind=kind),), other) for kind, other in others),
-        "length": _other_lengths(unresolved),
+        "length": _other_lengths(rope, unresolved),
         "base": compared(replace(rope, base=base) for base in known),
         "law-missing": compared([replace(rope, scaling=None)]),
         "law": compared(_other_laws(rope)),
@@ -165,17 +165,19 @@ def _narrower(rope: Rope) -> Iterator[_Change]:
             yield changes, replace(rope, base=None, scaling=None, explicit_inv_freq=all_pairs)
 
 
-def _other_lengths(rope: Rope | None) -> Iterator[_Change]:
-    if rope is None or not isinstance(rope.scaling, Rule):
+def _other_lengths(rope: Rope, unresolved: Rope | None) -> Iterator[_Change]:
+    rule = None if unresolved is None else unresolved.scaling
+    if rope.base is None or not isinstance(rule, Rule):
         return
-    original = cast(int, getattr(rope.scaling, "original_max_positions", 4096))
+    original = cast(int, getattr(rule, "original_max_positions", 4096))
     # vLLM computes one table, for as many times the original length as the factor says
-    table = int(original * cast(float, getattr(rope.scaling, "factor", 1.0)))
+    table = int(original * cast(float, getattr(rule, "factor", 1.0)))
     for length in dict.fromkeys((original, original + 1, table, 4 * original, 16 * original)):
         which = f"as for a length of {length}"
-        if isinstance(rope.scaling, LongRope):
+        if isinstance(rule, LongRope):
             which = f"by its {'short' if length <= original else 'long'} list"
-        yield (make_finding("length", which=which),), rope.at(length)
+        with suppress(PhasorError):  # its lists are for other pairs
+            yield (make_finding("length", which=which),), replace(rope, scaling=rule.at(length))
 
 
 def _other_laws(rope: Rope) -> Iterator[Rope]:
