@@ -16,6 +16,7 @@ from tests.verify.programs import rotate, rounded, stored
 from phasor import LayerRopes, PhasorError, Rope, diff, preset, verify
 from phasor.axes import Axial
 from phasor.cli import main
+from phasor.identification import causes
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, Yarn
 from phasor.testing import assert_rotates
 
@@ -579,3 +580,19 @@ def test_a_rule_that_is_not_applied_has_its_own_name():
         y = rotate(x, positions, done, "float64")
         found = verify(meant, {"positions": positions, "q": x, "q_rotated": y})
         assert "Law: LongRope is not applied" in str(found)
+
+
+def test_a_slice_that_explains_all_is_the_last_that_is_tried(monkeypatch):
+    """Another pairing of wider slices would change as much, and takes as long."""
+    tried = []
+    explain = causes.Finder._explain
+    monkeypatch.setattr(
+        causes.Finder, "_explain", lambda self, turns: tried.append(1) or explain(self, turns)
+    )
+    meant = Rope(head_dim=128, pairing="half", rotary_dim=32)
+    x = np.random.default_rng(0).standard_normal((100, 2, 128))
+    done = replace(meant, rotary_dim=64, pairing="interleaved")
+    y = rotate(x, np.arange(100), done, "float64")
+    found = verify(meant, {"positions": np.arange(100), "q": x, "q_rotated": y})
+    assert names(found) == ["pairing", "slice"]
+    assert len(tried) == 1

@@ -101,7 +101,11 @@ class Finder:
             candidates = islice(arrangements(self.meant.rope, self.sample), first, last)
             measured = (measure_turns(self.sample, one, row_dtype) for one in candidates)
             fitting = (turns for turns in measured if turns is not None)
-            results += map(self._explain, islice(fitting, 4 if results else 16))
+            for turns in islice(fitting, 4 if results else 16):
+                # of equally many changes the first are named, so others need not be looked for
+                fewest = min((len(one) for one, _ in results if not is_vague(one)), default=16)
+                if len(self._compare_layouts(turns)) < fewest:
+                    results.append(self._explain(turns))
         if not results:
             return None
         changes, undecided = min(results, key=lambda one: (is_vague(one[0]), len(one[0])))
@@ -118,10 +122,14 @@ class Finder:
             return f"tokens up to position {bad.max():.15g}"
         return f"some tokens, such as {self.tokens[is_bad][0]} at position {bad[0]:.15g},"
 
+    def _compare_layouts(self, turns: Turns) -> Changes:
+        changes = hypotheses.compare_layouts(self.meant.rope, turns.arrangement.layout)
+        if turns.row_dtype is None:
+            return changes
+        return *changes, make_finding("table-in-{dtype}", dtype=turns.row_dtype, details="")
+
     def _explain(self, turns: Turns) -> Found:
-        layout = [*hypotheses.compare_layouts(self.meant.rope, turns.arrangement.layout)]
-        if turns.row_dtype is not None:
-            layout.append(make_finding("table-in-{dtype}", dtype=turns.row_dtype, details=""))
+        layout = self._compare_layouts(turns)
         meant = self.meant.rope
         for level in self._levels(turns):
             fitting: list[tuple[int, float, Changes]] = []
