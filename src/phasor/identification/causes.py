@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, product
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,8 @@ _FEW = 6  # tokens on which they are, and that are more than chance
 _STEPS = sorted(range(-3, 4), key=abs)
 _MAX_CANDIDATES = 4096
 _LOG_BASES = math.log(20), math.log(1e10)
+_LOG_FACTORS = math.log(1.01), math.log(1000)
+_FEW_VALUES = 65  # at which a law is computed
 _GRID = 129
 _UNSURE_BASE = 0.02  # of the logarithm, that a few tokens leave
 
@@ -89,7 +92,8 @@ class Finder:
         If none does, one may if cos and sin are rounded.
         """
         results: list[Found] = []
-        dtypes = (None, *coarser(ROUNDING[self.sample.dtype]))
+        # float32 ones are no difference
+        dtypes = (None, *coarser(max(ROUNDING[self.sample.dtype], ROUNDING["float32"])))
         for row_dtype, (first, last) in product(dtypes, ((0, 4), (4, None))):
             # interleaved pairs that stand still may be of the slice or not
             if (results and first == 0) or any(not is_vague(changes) for changes, _ in results):
@@ -97,7 +101,11 @@ class Finder:
             candidates = islice(arrangements(self.meant.rope, self.sample), first, last)
             measured = (measure_turns(self.sample, one, row_dtype) for one in candidates)
             fitting = (turns for turns in measured if turns is not None)
-            results += map(self._explain, islice(fitting, 4 if results else 16))
+            for turns in islice(fitting, 4 if results else 16):
+                # of equally many changes the first are named, so others need not be looked for
+                fewest = min((len(one) for one, _ in results if not is_vague(one)), default=16)
+                if len(self._compare_layouts(turns)) < fewest:
+                    results.append(self._explain(turns))
         if not results:
             return None
         changes, undecided = min(results, key=lambda one: (is_vague(one[0]), len(one[0])))
@@ -114,15 +122,21 @@ class Finder:
             return f"tokens up to position {bad.max():.15g}"
         return f"some tokens, such as {self.tokens[is_bad][0]} at position {bad[0]:.15g},"
 
+    def _compare_layouts(self, turns: Turns) -> Changes:
+        changes = hypotheses.compare_layouts(self.meant.rope, turns.arrangement.layout)
+        if turns.row_dtype is None:
+            return changes
+        return *changes, make_finding("table-in-{dtype}", dtype=turns.row_dtype, details="")
+
     def _explain(self, turns: Turns) -> Found:
-        layout = [*hypotheses.compare_layouts(self.meant.rope, turns.arrangement.layout)]
-        if turns.row_dtype is not None:
-            layout.append(make_finding("table-in-{dtype}", dtype=turns.row_dtype, details=""))
+        layout = self._compare_layouts(turns)
+        meant = self.meant.rope
         for level in self._levels(turns):
             fitting: list[tuple[int, float, Changes]] = []
             for hypothesis in level:
                 worst = float(turns.misfit(*hypothesis[1:]).max())
-                gain = _gain_changes(hypothesis.rope, turns)
+                # a program may apply the factor that was meant beside another law
+                gain = _gain_changes(hypothesis.rope, turns) and _gain_changes(meant, turns)
                 if worst <= 1 and (changes := (*layout, *hypothesis.changes, *gain)):
                     fitting.append((len(changes), round(worst, 1), changes))
             if fitting:
@@ -150,7 +164,7 @@ class Finder:
             yield suppose(rope, 0 * places, make_finding("not-turned"))
             yield from (same, *single, suppose(rope, 2 * places, make_finding("twice")))
             yield from self._moved(same, turns)
-            yield from hypotheses.precisions(rope, places)
+            yield from hypotheses.precisions(rope, turns)
             yield from hypotheses.exchanged_axes(rope, places)
 
         def two(names: set[str]) -> Iterator[Hypothesis]:
@@ -159,7 +173,9 @@ class Finder:
                 # rare ones are tried beside a few only, for their number multiplies
                 if (name in _OFTEN) == (names == _OFTEN):
                     rest = None if name == "direction" else names - {name}
-                    for second in hypotheses.alternatives(Meant(first.rope), places, rest):
+                    unresolved = None if name == "layer" else self.meant.unresolved
+                    other = Meant(first.rope, unresolved)
+                    for second in hypotheses.alternatives(other, places, rest):
                         yield second._replace(changes=first.changes + second.changes)
 
         yield one()
@@ -204,7 +220,7 @@ class Finder:
         candidates = np.unique(np.concatenate([shifted, *coarse])).astype(np.int64)
         size = turns.scale(rope) * rope.attention_factor
         rows = size * phasors(rope, candidates)
-        slack = size * angle_errors(candidates, rope.inv_freq, turns.dtype)
+        slack = size * angle_errors(candidates, rope.inv_freq)
         # an error of the base's logarithm moves the frequency of pair k by k / n of it
         moves: Floats = np.arange(rope.num_pairs) / rope.num_pairs * rope.inv_freq * unsure
         slack += size * np.abs(candidates)[:, None] * moves
@@ -260,6 +276,9 @@ class Finder:
 
     # ---- frequencies ----
 
+    def _compare(self, found: Rope) -> Changes:
+        return hypotheses.compare(self.meant.rope, found, self.meant.unresolved)
+
     def _measured(self, rope: Rope | None, turns: Turns) -> Iterator[Iterator[Hypothesis]]:
         """Frequencies that were measured, at positions that are off by little, or rounded."""
         places, offset, pairs, known = turns.positions, 0, turns.z.shape[1], list[Rope]()
@@ -280,8 +299,9 @@ class Finder:
             for one in (
                 *known,
                 *_find_bases(rope, turns, at, () if changes else hypotheses.FACTORS),
+                *(() if changes else _find_factors(rope, turns, at)),
             ):
-                named, meant = hypotheses.compare(self.meant.rope, one), self.meant.rope.inv_freq
+                named, meant = self._compare(one), self.meant.rope.inv_freq
                 # frequencies without a name would leave what is said of positions as the only cause
                 if one.num_pairs == pairs and (named or np.allclose(one.inv_freq, meant, 1e-6, 0)):
                     likely.append(suppose(one, at, *changes, *named))
@@ -294,7 +314,7 @@ class Finder:
             for _, one, *_ in coarse:
                 mapped = self._map_positions(one, turns, places, _UNSURE_BASE)
                 for other in () if mapped is None else _find_bases(one, turns, mapped, ()):
-                    same = suppose(other, places, *hypotheses.compare(self.meant.rope, other))
+                    same = suppose(other, places, *self._compare(other))
                     yield from self._moved(same, turns)
 
         for by in dict.fromkeys((offset, *_STEPS)):
@@ -307,68 +327,93 @@ class Finder:
 def _find_bases(
     meant: Rope | None, turns: Turns, places: NDArray[Any], factors: Sequence[float]
 ) -> Iterator[Rope]:
-    """The rope with bases that tokens allow, with its law, none or others, either direction.
-
-    The bases that a few tokens allow are found on a grid, then on finer ones for more tokens, up
-    to as many as allow any: where positions restart, the first may be right all the same.
-    """
+    """The rope with bases that tokens allow, with its law, none or others, either direction."""
     if meant is None or meant.base is None:
         return
-    # near 0 all bases are alike, and far away a coarse grid misses the right one
-    order = np.argsort(np.abs(places), kind="stable")
     laws = dict.fromkeys((meant.scaling, None, *(Linear(factor=factor) for factor in factors)))
     for law, direction in product(laws, (1, -1)):
         rope = replace(meant, scaling=law, direction=direction)
-        (low, high), bases = _LOG_BASES, Interval(1, 0)
-        allowing, tried, limit, refinements = 0, min(4, len(order)), len(order), 3
-        while refinements:
-            some = order[:tried]
-            count = _GRID + int((high - low) * float(np.abs(places[some]).max()) / 8)
-            logs = np.linspace(low, high, min(count, 4 * _MAX_CANDIDATES))
-            kept = _allowed_bases(rope, logs, places, turns, some)
-            if len(kept):
-                step = float(logs[1] - logs[0])
-                low, high = float(kept[0]) - step, float(kept[-1]) + step
-                bases = Interval(low, high).exp()
-                refinements -= tried == limit
-                allowing, tried = tried, min(2 * tried, limit)
-            elif allowing in (0, tried):
-                break
-            else:
-                limit = tried - 1
-                tried = (allowing + tried) // 2
-        for base in bases.decimals():
-            yield (found := replace(rope, base=base))
-            if turns.misfit(*suppose(found, places)[1:]).max() <= 1:
-                break  # others have more digits
+        yield from _find_values(partial(_with_base, rope), _LOG_BASES, turns, places)
 
 
-def _allowed_bases(
-    rope: Rope, logs: Floats, places: NDArray[Any], turns: Turns, some: NDArray[np.intp]
-) -> Floats:
-    """The logarithms of bases, of those on an even grid, that some tokens allow."""
+def _find_factors(meant: Rope | None, turns: Turns, places: NDArray[Any]) -> Iterator[Rope]:
+    """The rope with factors that tokens allow, of its law and of a linear one."""
+    if meant is None or meant.base is None:
+        return
+    for law in dict.fromkeys((meant.scaling, Linear(factor=2.0))):
+        if hasattr(law, "factor"):
+            rope = replace(meant, scaling=law)
+            yield from _find_values(partial(_with_factor, rope), _LOG_FACTORS, turns, places)
+
+
+def _with_base(rope: Rope, base: float) -> Rope:
+    return replace(rope, base=base)
+
+
+def _with_factor(rope: Rope, factor: float) -> Rope:
+    return replace(rope, scaling=replace(cast(Any, rope.scaling), factor=factor))
+
+
+def _find_values(
+    rope_of: Callable[[float], Rope], logs: tuple[float, float], turns: Turns, places: NDArray[Any]
+) -> Iterator[Rope]:
+    """The ropes of values that tokens allow, those with few digits first.
+
+    The values that a few tokens allow are found on a grid, then on finer ones for more tokens, up
+    to as many as allow any: where positions restart, the first may be right all the same.
+    """
+    # near 0 all bases are alike, and far away a coarse grid misses the right one
+    order = np.argsort(np.abs(places), kind="stable")
+    (low, high), values = logs, Interval(1, 0)
+    allowing, tried, limit, refinements = 0, min(4, len(order)), len(order), 3
+    while refinements:
+        some = order[:tried]
+        count = _GRID + int((high - low) * float(np.abs(places[some]).max()) / 8)
+        grid = np.linspace(low, high, min(count, 4 * _MAX_CANDIDATES))
+        kept = _allowed_values(rope_of, grid, places, turns, some)
+        if len(kept):
+            step = float(grid[1] - grid[0])
+            low, high = max(float(kept[0]) - step, logs[0]), float(kept[-1]) + step
+            values = Interval(low, high).exp()
+            refinements -= tried == limit
+            allowing, tried = tried, min(2 * tried, limit)
+        elif allowing in (0, tried):
+            break
+        else:
+            limit = tried - 1
+            tried = (allowing + tried) // 2
+    for value in values.decimals():
+        yield (found := rope_of(value))
+        if turns.misfit(*suppose(found, places)[1:]).max() <= 1:
+            break  # others have more digits
+
+
+def _allowed_values(
+    rope_of: Callable[[float], Rope], logs: Floats, places: NDArray[Any], turns: Turns,
+    some: NDArray[np.intp],
+) -> Floats:  # fmt: skip
+    """The logarithms of values, of those on an even grid, that some tokens allow."""
     z, (low, high) = turns.z[some], turns.gain
     allowed, gain = turns.errors[some] + (high - low) / 2, (low + high) / 2
-    pairs: Floats = np.arange(rope.num_pairs) / rope.num_pairs
-    # what the law divides powers by changes slowly: logarithms at some bases, [bases, pairs]
-    few: Floats = np.linspace(float(logs[0]), float(logs[-1]), 65)
-    if isinstance(law := rope.scaling, Linear) or law is None:  # needs no 60 digits
-        divided = np.full((len(few), rope.num_pairs), -math.log(law.factor) if law else 0.0)
-    else:
-        lawful = np.array([replace(rope, base=math.exp(log)).inv_freq for log in few.tolist()])
-        divided = np.log(np.maximum(lawful, 1e-300)) + few[:, None] * pairs
-    change = np.abs(np.diff(divided, axis=0, append=divided[-1:]))
-    change = np.maximum(change, np.roll(change, 1, axis=0))
-    columns = np.concatenate([divided, change], axis=1).T
+    # logarithms of frequencies are nearly linear: known at some values, [values, pairs]
+    rope = rope_of(math.exp(float(logs[0])))
+    is_linear = rope.scaling is None or isinstance(rope.scaling, Linear)
+    few: Floats = np.linspace(float(logs[0]), float(logs[-1]), 4 if is_linear else _FEW_VALUES)
+    lawful = np.array([rope_of(math.exp(log)).inv_freq for log in few.tolist()])
+    known = np.log(np.maximum(lawful, 1e-300))
+    slopes = np.abs(np.gradient(known, few, axis=0))
+    bends = np.pad(np.abs(np.diff(known, 2, axis=0)), ((1, 1), (0, 0)), "edge")
+    # beside a bend or a jump it is that far off
+    bends = np.maximum(bends, np.maximum(np.roll(bends, 1, axis=0), np.roll(bends, -1, axis=0)))
+    columns = np.concatenate([known, slopes * (logs[1] - logs[0]) + bends], axis=1).T
     kept: list[float] = []
     for part in np.array_split(logs, 1 + len(logs) * z.size // 4_000_000):
         between: list[Floats] = [np.interp(part, few, column) for column in columns]
-        ratio, off = np.split(np.stack(between, axis=1), 2, axis=1)  # [bases, pairs] each
-        f = np.exp(ratio - part[:, None] * pairs)  # [bases, pairs]
-        angles = rope.direction * places[some][:, None] * f[:, None]  # [bases, T, pairs]
+        log_f, unsure = np.split(np.stack(between, axis=1), 2, axis=1)  # [values, pairs] each
+        # [values, T, pairs]
+        angles = rope.direction * places[some][:, None] * np.exp(log_f)[:, None]
         # neighbours on the grid are a step apart, and float32 angles rounded
-        unsure = pairs * (logs[1] - logs[0]) + off[:, None] + 2.0**-20
-        slack = gain * np.minimum(np.abs(angles) * unsure, 2)
+        slack = gain * np.minimum(np.abs(angles) * (unsure[:, None] + 2.0**-20), 2)
         fits = np.abs(z - gain * np.exp(1j * angles)) <= allowed + slack
         kept += part[fits.all(axis=(1, 2))].tolist()
     return np.array(kept)

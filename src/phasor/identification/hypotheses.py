@@ -18,7 +18,7 @@ from phasor.errors import PhasorError
 from phasor.identification.laws import USUAL_BASES, law_text
 from phasor.identification.report import Changes, Finding, make_finding
 from phasor.identification.spectrum import Complex, rounded
-from phasor.identification.turns import rows_of
+from phasor.identification.turns import ANGLE_ERROR, Turns, rows_of
 from phasor.rope import Rope
 from phasor.scaling import NTK, Law, Linear, Llama3, LongRope, Rule, Yarn
 
@@ -28,6 +28,7 @@ _ORIGINALS = (8192, 4096, 32768, 2048)
 FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0, 40.0, 64.0)
 #: The dtypes to which programs round positions and frequencies by mistake.
 COARSE = ("bfloat16", "float16")
+_FLOAT32_SIDES = (1 - ANGLE_ERROR, 1 + ANGLE_ERROR)
 
 
 class Meant(NamedTuple):
@@ -73,8 +74,8 @@ def compare_layouts(meant: Rope, found: Rope) -> Changes:
     )
 
 
-def compare(meant: Rope, found: Rope) -> Changes:
-    """How direction, base, law and axes differ."""
+def compare(meant: Rope, found: Rope, unresolved: Rope | None = None) -> Changes:
+    """How direction, base, law and axes differ; ``unresolved`` has the rule that chose the law."""
     way = "the other way, R(-p) in place of R(p)"
     changes: list[Finding] = []
     if found.direction != meant.direction:
@@ -83,7 +84,7 @@ def compare(meant: Rope, found: Rope) -> Changes:
     if None not in (found.base, meant.base):
         changes += _replaced("base", found.base, meant.base, _short)
     if found.scaling != meant.scaling:
-        changes.append(_compare_laws(found.scaling, meant))
+        changes.append(_compare_laws(found.scaling, meant, unresolved or meant))
     if found.axes != meant.axes:
         by_first = "every pair is turned by the first coordinate"
         other = f"{found.axes!r} in place of {meant.axes!r}"
@@ -95,12 +96,12 @@ def _replaced(name: str, found: Any, meant: Any, text: Callable[[Any], str]) -> 
     return () if found == meant else (make_finding(name, found=text(found), meant=text(meant)),)
 
 
-def _compare_laws(found: Law | Rule | None, rope: Rope) -> Finding:
+def _compare_laws(found: Law | Rule | None, rope: Rope, unresolved: Rope) -> Finding:
     meant = rope.scaling
     if isinstance(meant, Yarn) and found == replace(meant, attention_factor=1.0):
         return make_finding("factor-missing", factor=rope.attention_factor)
     if found is None:
-        return make_finding("law-missing", law=type(meant).__name__)
+        return make_finding("law-missing", law=type(unresolved.scaling).__name__)
     if type(found) is not type(meant):
         one, other = (
             "no law" if law is None else law_text(cast(Law, law)) for law in (found, meant)
@@ -129,7 +130,7 @@ def alternatives(
     rope, unresolved, others = meant
 
     def compared(ropes: Iterable[Rope]) -> Iterator[_Change]:
-        return ((compare(rope, one), one) for one in ropes)
+        return ((compare(rope, one, unresolved), one) for one in ropes)
 
     bases = () if rope.base is None else (*(other.base for _, other in others), *USUAL_BASES)
     known = (base for base in dict.fromkeys(bases) if base is not None)
@@ -138,7 +139,7 @@ def alternatives(
         "direction": compared([replace(rope, direction=-rope.direction)]),
         "slice": _narrower(rope),
         "layer": (((make_finding("layer", kind=kind),), other) for kind, other in others),
-        "length": _other_lengths(unresolved),
+        "length": _other_lengths(rope, unresolved),
         "base": compared(replace(rope, base=base) for base in known),
         "law-missing": compared([replace(rope, scaling=None)]),
         "law": compared(_other_laws(rope)),
@@ -164,15 +165,19 @@ def _narrower(rope: Rope) -> Iterator[_Change]:
             yield changes, replace(rope, base=None, scaling=None, explicit_inv_freq=all_pairs)
 
 
-def _other_lengths(rope: Rope | None) -> Iterator[_Change]:
-    if rope is None or not isinstance(rope.scaling, Rule):
+def _other_lengths(rope: Rope, unresolved: Rope | None) -> Iterator[_Change]:
+    rule = None if unresolved is None else unresolved.scaling
+    if rope.base is None or not isinstance(rule, Rule):
         return
-    original = cast(int, getattr(rope.scaling, "original_max_positions", 4096))
-    for length in (original, original + 1, 4 * original, 16 * original):
+    original = cast(int, getattr(rule, "original_max_positions", 4096))
+    # vLLM computes one table, for as many times the original length as the factor says
+    table = int(original * cast(float, getattr(rule, "factor", 1.0)))
+    for length in dict.fromkeys((original, original + 1, table, 4 * original, 16 * original)):
         which = f"as for a length of {length}"
-        if isinstance(rope.scaling, LongRope):
+        if isinstance(rule, LongRope):
             which = f"by its {'short' if length <= original else 'long'} list"
-        yield (make_finding("length", which=which),), rope.at(length)
+        with suppress(PhasorError):  # its lists are for other pairs
+            yield (make_finding("length", which=which),), replace(rope, scaling=rule.at(length))
 
 
 def _other_laws(rope: Rope) -> Iterator[Rope]:
@@ -232,8 +237,9 @@ def exchanged_axes(rope: Rope, places: Positions) -> Iterator[Hypothesis]:
         yield suppose(rope, places[:, list(order)], change)
 
 
-def precisions(rope: Rope, places: Positions) -> Iterator[Hypothesis]:
-    """The rotation with positions, frequencies and angles rounded."""
+def precisions(rope: Rope, turns: Turns) -> Iterator[Hypothesis]:
+    """The rotation with positions, frequencies or angles rounded, or all of them."""
+    places, z = turns.positions, turns.z / turns.scale(rope)
     for dtype in COARSE:
         yield suppose(rope, rounded(places, dtype), positions_in(dtype))
         if isinstance(rope.axes, Mixed):
@@ -243,13 +249,17 @@ def precisions(rope: Rope, places: Positions) -> Iterator[Hypothesis]:
         axis_of_pair = list(rope.axes.axis_of_pair(rope.num_pairs))
         coordinates = places[:, None] if places.ndim == 1 else places[:, axis_of_pair]
         every_step = rounded(rounded(coordinates, dtype) * f, dtype)
-        changes = (
-            make_finding("frequencies-in-{dtype}", dtype=dtype, details=""),
-            make_finding("angles-in-{dtype}", dtype=dtype),
+        # float32 angles beside a tie may be rounded to either side of it
+        sides = (rounded(coordinates * rope.inv_freq * by, dtype) for by in _FLOAT32_SIDES)
+        ways = (
+            ("frequencies-in-{dtype}", {"details": ""}, [coordinates * f]),
+            ("angles-in-{dtype}", {"what": "Positions, frequencies and angles"}, [every_step]),
+            ("angles-in-{dtype}", {"what": "Angles"}, [*sides]),
         )
-        for change, angles in zip(changes, (coordinates * f, every_step), strict=True):
-            rows = rope.attention_factor * np.exp(1j * rope.direction * angles)
-            yield Hypothesis((change,), rope, places, rows.astype(np.complex128))
+        for name, said, angles in ways:
+            rows = rope.attention_factor * np.exp(1j * rope.direction * np.array(angles))
+            nearest = np.take_along_axis(rows, np.abs(rows - z).argmin(axis=0)[None], 0)[0]
+            yield Hypothesis((make_finding(name, dtype=dtype, **said),), rope, places, nearest)
 
 
 def positions_in(dtype: str, where: str = "") -> Finding:

@@ -352,7 +352,7 @@ def _fit_yarn(ramp: _Ramp) -> Iterator[Law]:
             for bounds in ends
         )
         contexts = [(low.times(fast) & high.times(slow), fast, slow) for fast, slow in _BETAS]
-        candidates = [(c.power_of_two() or c.simplest(), fast, slow) for c, fast, slow in contexts]
+        candidates = [(c.power_of_two() or _roundest(c), fast, slow) for c, fast, slow in contexts]
         length = high.power_of_two()
         if length is not None and low.low > 0:
             turns = Interval(length / low.high, length / low.low).simplest()
@@ -363,6 +363,13 @@ def _fit_yarn(ramp: _Ramp) -> Iterator[Law]:
                     factor=ramp.factor, original_max_positions=int(context), beta_fast=fast,
                     beta_slow=slow, truncate=truncate,
                 )  # fmt: skip
+
+
+def _roundest(lengths: Interval) -> int | None:
+    """The length that the largest power of two divides: 40960 rather than 40000."""
+    units = (1 << power for power in range(40, -1, -1))
+    rounded_up = (unit * math.ceil(max(lengths.low, 1.0) / unit) for unit in units)
+    return next((length for length in rounded_up if length <= lengths.high), None)
 
 
 _Bounds = tuple[float, float]

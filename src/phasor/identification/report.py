@@ -46,7 +46,7 @@ SENTENCES = {
     "angles": "Angles differ by a little more than rounding explains.",
     "positions-in-{dtype}": "Positions are rounded to {dtype}{where}.",
     "frequencies-in-{dtype}": "Frequencies are rounded to {dtype}{details}.",
-    "angles-in-{dtype}": "Positions, frequencies and angles are rounded to {dtype}.",
+    "angles-in-{dtype}": "{what} are rounded to {dtype}.",
     "table-in-{dtype}": "Cos and sin are rounded to {dtype}{details}.",
     "steps-in-{dtype}": "{steps} rounded to {dtype}, not the result alone: a number is off by "
     "{error:.1e} that one rounding moves by {once:.1e} at most.",

@@ -1,7 +1,7 @@
 """Which coordinates turn together, and by which angles: of linear maps and of recorded vectors.
 
-A recorded number may be off by what rounding at every step of ``x0 cos - x1 sin`` can move it, cos
-and sin by a float32 computation's error, and angles by float32's (float64's for float64).
+A recorded number may be off by what rounding at every step of ``x0 cos - x1 sin`` can move it, and
+angles, cos and sin by a float32 computation's error: programs compute them so whatever vectors are.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ from phasor.pairings import PAIRINGS, by_pairing
 from phasor.rope import Rope
 
 _NOTHING = 1e-300
+#: How far an angle may be off that is computed in float32, relatively.
+ANGLE_ERROR = 2.0**-21
+# how far a cos or sin may be off that is computed in float32
+_ROW_ERROR = 2.0**-22
 
 
 class Arrangement(NamedTuple):
@@ -191,7 +195,7 @@ class Turns(NamedTuple):
         low, high = self.gain
         factor = self.scale(rope) * rope.attention_factor
         unsure = (high - low) / 2 if factor == (low + high) / 2 else 0.0
-        return self.errors + unsure + factor * angle_errors(places, rope.inv_freq, self.dtype)
+        return self.errors + unsure + factor * angle_errors(places, rope.inv_freq)
 
     def scale(self, rope: Rope) -> float:
         """What brings rows of the rope to the factor that was measured: its own, 1, or twice."""
@@ -215,16 +219,10 @@ def rows_of(rope: Rope, places: NDArray[Any]) -> Complex:
     return rope.attention_factor * (cos + 1j * sin)
 
 
-def angle_errors(positions: NDArray[Any], inv_freq: Floats, dtype: str) -> Floats:
-    """How far angles may be off, ``[T, num_pairs]``."""
+def angle_errors(positions: NDArray[Any], inv_freq: Floats) -> Floats:
+    """How far angles may be off that are computed in float32, ``[T, num_pairs]``."""
     places = np.abs(positions.astype(np.float64)).reshape(len(positions), -1).max(axis=1)
-    relative = 2.0**-50 if dtype == "float64" else 2.0**-21
-    return np.minimum(places[:, None] * inv_freq * relative, 2.0)
-
-
-def row_error(dtype: str) -> float:
-    """How far a cos or sin may be off that is computed for vectors of a dtype."""
-    return 2.0**-50 if dtype == "float64" else 2.0**-22
+    return np.minimum(places[:, None] * inv_freq * ANGLE_ERROR, 2.0)
 
 
 def rotates_as(sample: Sample, rope: Rope | None) -> NDArray[np.bool_]:
@@ -235,8 +233,8 @@ def rotates_as(sample: Sample, rope: Rope | None) -> NDArray[np.bool_]:
     arrangement = arrangement_of(rope)
     rows = rows_of(rope, sample.positions)[:, None]  # [T, 1, num_pairs]
     u, v = sample.pairs(arrangement)
-    angles = angle_errors(sample.positions, rope.inv_freq, sample.dtype)[:, None]
-    slack = np.abs(u) * (np.abs(rows) * angles + row_error(sample.dtype))
+    angles = angle_errors(sample.positions, rope.inv_freq)[:, None]
+    slack = np.abs(u) * (np.abs(rows) * angles + _ROW_ERROR)
     x0, x1, cos, sin = np.abs([u.real, u.imag, rows.real + 0 * u.real, rows.imag + 0 * u.real])
     off = v - rows * u
     first = sample.bounds(x0 * cos + x1 * sin, v.real) + slack - np.abs(off.real)
@@ -266,7 +264,7 @@ def measure_turns(
     if not kept.all() or not telling.any():
         return None
     # |x0 cos| + |x1 sin| is at most the length; of both members together
-    errors = np.sqrt(2) * sample.bounds(turned, turned) + row_error(sample.dtype) * turned
+    errors = np.sqrt(2) * sample.bounds(turned, turned) + _ROW_ERROR * turned
     in_rows = 0.0 if row_dtype is None else 1.5 * turned.sum() / sizes.sum() * ROUNDING[row_dtype]
     low = float(((turned - errors)[telling] / sizes[telling]).max()) - in_rows
     high = float(((turned + errors)[telling] / sizes[telling]).min()) + in_rows
