@@ -70,9 +70,7 @@ def test_two_factors_of_longrope_are_refused() -> None:
         translate(replace(PLAIN, scaling=law), "gguf", context=8192)
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen2-vl-7b", "glm-4.1v-9b", "pixtral-vision", "qwen3.5-35b-a3b"]
-)
+@pytest.mark.parametrize("name", ["qwen2-vl-7b", "glm-4.1v-9b", "qwen3.5-35b-a3b"])
 def test_each_axis_turns_its_pairs(name: str) -> None:
     """Coordinates of an image differ, and the type of rotation deals them out."""
     (part,) = translate(phasor.preset(name), "gguf", context=4096).parts
@@ -88,6 +86,12 @@ def test_each_axis_turns_its_pairs(name: str) -> None:
         wanted = complex(x[0, i], x[0, j]) * complex(cos[k], sin[k])
         # an angle of at most 29 radians by a divisor rounded to float32, of numbers below 4
         assert abs(complex(turned[i], turned[j]) - wanted) <= 4 * 29 * 2**-24
+
+
+def test_a_tensor_for_several_axes_is_refused() -> None:
+    """Of the architectures that turn by sections, none loads one."""
+    with pytest.raises(TranslationError, match="with several axes that need a tensor"):
+        translate(phasor.preset("pixtral-vision"), "gguf", context=4096)
 
 
 @pytest.mark.parametrize("kinds", [("full", "sliding"), ("full_attention", "sliding_attention")])

@@ -83,10 +83,11 @@ def _write_gguf(ropes: LayerRopes, context: int) -> ProgramSettings:
     if sections := _sections(scaled):
         keys["rope.dimension_sections"] = sections
     law_keys, law_notes = _law_settings(scaled)
-    if _TENSOR_NOTE in law_notes and architecture_of(model_family(ropes)) == "gpt-oss":
+    of = "for gpt-oss" if architecture_of(model_family(ropes)) == "gpt-oss" else ""
+    if _TENSOR_NOTE in law_notes and (of or sections):
         GGUF.refuse(
-            "frequencies for gpt-oss that need a tensor rope_freqs.weight, which its loader does "
-            "not take",
+            f"frequencies {of or 'with several axes'} that need a tensor, which llama.cpp does not "
+            "load there",
             scaled,
             [
                 near
