@@ -111,6 +111,24 @@ def test_a_law_in_sliding_layers_alone_is_refused(kinds: tuple[str, str]) -> Non
     assert caught.value.radians == 4095 / 2
 
 
+def test_a_factor_in_full_layers_alone_has_an_architecture_or_is_refused() -> None:
+    """Of the two that scale those alone, one has one base, one gives all layers the factor."""
+    law = Yarn(factor=4.0, original_max_positions=4096, attention_factor=1.5)
+
+    def model(base: float, scaling: Yarn) -> LayerRopes:
+        ropes = {"full": replace(PLAIN, base=base, scaling=scaling), "sliding": PLAIN}
+        return LayerRopes(name="two", layer_kinds=("full", "sliding"), kinds=ropes)
+
+    for base, scaling, reader in (
+        (1e4, law, "olmo2"),
+        (1e6, replace(law, attention_factor=None), "gemma4"),
+    ):
+        (part,) = translate(model(base, scaling), "gguf", context=4096).parts
+        assert any(f"full layers alone, as {reader} does" in note for note in part.notes)
+    with pytest.raises(TranslationError, match="in full layers alone"):
+        translate(model(1e6, law), "gguf", context=4096)
+
+
 @pytest.mark.parametrize(
     ("name", "architecture"),
     [
