@@ -56,6 +56,12 @@ def test_betas_of_ones_own_are_flags_too() -> None:
     assert part.settings["--yarn-beta-slow"] == 2.0
 
 
+def test_the_long_list_is_for_a_context_of_whole_blocks() -> None:
+    """llama.cpp makes 4096 tokens of 4000."""
+    (part,) = translate(phasor.preset("phi-3.5-mini"), "gguf").parts
+    assert any("rounds up to a multiple of 256) of more than 4096" in note for note in part.notes)
+
+
 def test_two_factors_of_longrope_are_refused() -> None:
     """A file has one key for both lists."""
     law = LongRope(

@@ -226,8 +226,9 @@ def _longrope_settings(law: LongRope) -> tuple[Keys, list[str]]:
         "rope_factors_long.weight": np.array(law.long_factors),
     }
     list_note = (
-        f"llama.cpp takes the long list if it is started with a context (-c) of more than "
-        f"{original} tokens, whatever the length of the sequence is."
+        "llama.cpp takes the long list if it is started with a context (-c, which it rounds up to "
+        f"a multiple of 256) of more than {original} tokens, whatever the length of the sequence "
+        "is."
     )
     return keys, [_TENSOR_NOTE, list_note]
 
