@@ -2,9 +2,9 @@
 
 ``python examples/record_llama_cpp.py model.gguf recording.npz`` decodes one batch of tokens with an
 evaluation callback, which sees the graph node by node: the last tensor of a name before an
-operation ROPE is what goes into it. It is written after the interface of llama-cpp-python, for
-models whose projections of queries and keys are tensors of their own, and has not been run. A GGUF
-file may have another pairing than the checkpoint it was made of, so MODEL is the file itself.
+operation ROPE is what goes into it. It was run with llama-cpp-python 0.3.36, and is for models
+whose projections of queries and keys are tensors of their own. A GGUF file may have another pairing
+than the checkpoint it was made of, so MODEL is the file itself.
 """
 
 from __future__ import annotations

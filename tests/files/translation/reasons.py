@@ -65,6 +65,8 @@ def reason_is_true(ropes: LayerRopes, said: str) -> bool:
                 isinstance(rope.scaling, Yarn) and not rope.scaling.truncate for rope in ropes.ropes
             ),
         ),
+        "in full layers alone": len(ropes.ropes) > 1
+        and any(rope.attention_factor != 1 for rope in resolved(ropes).ropes),
         "heads of": any(rope.head_dim - rope.rotary_start > 256 for rope in ropes.ropes),
         "neighbours at once": any(not fits_a_vector(rope) for rope in ropes.ropes),
         "ropes: translate one": len(ropes.ropes) > 1,

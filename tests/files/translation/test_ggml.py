@@ -56,6 +56,12 @@ def test_betas_of_ones_own_are_flags_too() -> None:
     assert part.settings["--yarn-beta-slow"] == 2.0
 
 
+def test_the_long_list_is_for_a_context_of_whole_blocks() -> None:
+    """llama.cpp makes 4096 tokens of 4000."""
+    (part,) = translate(phasor.preset("phi-3.5-mini"), "gguf").parts
+    assert any("rounds up to a multiple of 256) of more than 4096" in note for note in part.notes)
+
+
 def test_two_factors_of_longrope_are_refused() -> None:
     """A file has one key for both lists."""
     law = LongRope(
@@ -70,9 +76,7 @@ def test_two_factors_of_longrope_are_refused() -> None:
         translate(replace(PLAIN, scaling=law), "gguf", context=8192)
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen2-vl-7b", "glm-4.1v-9b", "pixtral-vision", "qwen3.5-35b-a3b"]
-)
+@pytest.mark.parametrize("name", ["qwen2-vl-7b", "glm-4.1v-9b", "qwen3.5-35b-a3b"])
 def test_each_axis_turns_its_pairs(name: str) -> None:
     """Coordinates of an image differ, and the type of rotation deals them out."""
     (part,) = translate(phasor.preset(name), "gguf", context=4096).parts
@@ -90,6 +94,12 @@ def test_each_axis_turns_its_pairs(name: str) -> None:
         assert abs(complex(turned[i], turned[j]) - wanted) <= 4 * 29 * 2**-24
 
 
+def test_a_tensor_for_several_axes_is_refused() -> None:
+    """Of the architectures that turn by sections, none loads one."""
+    with pytest.raises(TranslationError, match="with several axes that need a tensor"):
+        translate(phasor.preset("pixtral-vision"), "gguf", context=4096)
+
+
 @pytest.mark.parametrize("kinds", [("full", "sliding"), ("full_attention", "sliding_attention")])
 def test_a_law_in_sliding_layers_alone_is_refused(kinds: tuple[str, str]) -> None:
     """The scaling keys are for the full ones; base and width of sliding layers have keys."""
@@ -105,6 +115,24 @@ def test_a_law_in_sliding_layers_alone_is_refused(kinds: tuple[str, str]) -> Non
         translate(model(PLAIN, scaled), "gguf", context=4096)
     assert caught.value.nearest == PLAIN
     assert caught.value.radians == 4095 / 2
+
+
+def test_a_factor_in_full_layers_alone_has_an_architecture_or_is_refused() -> None:
+    """Of the two that scale those alone, one has one base, one gives all layers the factor."""
+    law = Yarn(factor=4.0, original_max_positions=4096, attention_factor=1.5)
+
+    def model(base: float, scaling: Yarn) -> LayerRopes:
+        ropes = {"full": replace(PLAIN, base=base, scaling=scaling), "sliding": PLAIN}
+        return LayerRopes(name="two", layer_kinds=("full", "sliding"), kinds=ropes)
+
+    for base, scaling, reader in (
+        (1e4, law, "olmo2"),
+        (1e6, replace(law, attention_factor=None), "gemma4"),
+    ):
+        (part,) = translate(model(base, scaling), "gguf", context=4096).parts
+        assert any(f"full layers alone, as {reader} does" in note for note in part.notes)
+    with pytest.raises(TranslationError, match="in full layers alone"):
+        translate(model(1e6, law), "gguf", context=4096)
 
 
 @pytest.mark.parametrize(

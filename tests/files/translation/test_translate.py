@@ -84,14 +84,17 @@ def exact(rope: Rope, position: int | tuple[int, ...]) -> tuple[np.ndarray, np.n
     return np.array(cos, dtype=float), np.array(sin, dtype=float)
 
 
-def assert_turns(ropes: LayerRopes, target: str) -> None:
-    """``target`` turns as the model does, at the start of its context and further on."""
+def assert_turns(ropes: LayerRopes, target: str, per_pair: int = 0) -> None:
+    """``target`` turns as the model does, at the start of its context and further on.
+
+    ``per_pair`` are the units by which an angle is off more than that of the pair before it.
+    """
     context = min(ropes.context or CONTEXT, LONGEST)
     reason, translated = refused(ropes, target, context)
     if translated is None:
         assert reason_is_true(ropes, reason), reason
         if "picks one by the length" in reason:  # at one length it can, or says why not
-            assert_turns(resolved(ropes), target)
+            assert_turns(resolved(ropes), target, per_pair)
         return
     chance = np.random.default_rng(0)
     described = [kind for kind, rope in ropes.kinds.items() if rope is not None]
@@ -110,7 +113,9 @@ def assert_turns(ropes: LayerRopes, target: str) -> None:
                 still = standing_pairs(part)
                 static = model.at(offset + len(x))  # a rule picks its law by the last token
                 for token, position in enumerate(range(offset, offset + len(x))):
-                    check_token(turned[token], x[token], position, static, performed, still)
+                    check_token(
+                        turned[token], x[token], position, static, performed, still, per_pair
+                    )
 
 
 def standing_pairs(part: ProgramSettings) -> set[int]:
@@ -147,6 +152,7 @@ def check_token(
     model: Rope,
     performed: Rope,
     still: Set[int] = frozenset(),
+    per_pair: int = 0,
 ) -> None:
     """One token is where the model turns it to; what does not turn is as it was."""
     cos, sin = exact(model, position)
@@ -159,7 +165,7 @@ def check_token(
         i, j = oracle.pair_of(model, k, performed.output_pairing)
         untouched[[i, j]] = False
         angle = np.max(position) * float(oracle.frequencies(model)[k])
-        room = gain * abs(z) * UNIT * (angle * roundings(model) + 12)
+        room = gain * abs(z) * UNIT * (angle * (roundings(model) + per_pair * k) + 12)
         assert abs(complex(turned[i], turned[j]) - wanted) <= room, (position, k)
     if performed.pairing == model.pairing:
         assert np.array_equal(turned[untouched], x[untouched].astype(np.float64))

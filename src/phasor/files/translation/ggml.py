@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import NoReturn
 
 import numpy as np
 
@@ -45,14 +46,14 @@ _TENSOR_NOTE = (
 _DEFAULT_BETAS = {"yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0}
 
 
-#: Two kinds of layers with bases of their own, of which scaling keys apply to the first: their
-#: keys, and the architectures that read both.
+#: Two kinds of layers with ropes of their own, of which scaling keys apply to the first: their
+#: keys, and the architecture that reads both.
 _TWO_ROPES = {
-    ("full", "sliding"): ("rope.freq_base", "rope.freq_base_swa", "gemma4 and olmo2 do"),
+    ("full", "sliding"): ("rope.freq_base", "rope.freq_base_swa", "gemma4"),
     ("compressed", "sliding"): (
         "attention.compress_rope_freq_base",
         "rope.freq_base",
-        "deepseek4 does",
+        "deepseek4",
     ),
 }
 
@@ -62,18 +63,30 @@ def _write_gguf(ropes: LayerRopes, context: int) -> ProgramSettings:
     kinds = rotating(raised)
     notes = [_rotation_note(GGUF, ropes, rope, context) for rope in kinds.values()]
     by_name = {kind.removesuffix("_attention"): rope for kind, rope in kinds.items()}
+    names = _find_two_ropes(by_name)
+    scaled = by_name[names[0]] if names else GGUF.only_rope(raised)
+    law_keys, law_notes = _law_settings(scaled)
     keys: Keys
     scaled_layers = ""
-    if names := _find_two_ropes(by_name):
-        scaled, plain = (by_name[name] for name in names)
-        scaled_key, plain_key, architectures = _TWO_ROPES[names]
+    if names:
+        plain = by_name[names[1]]
+        scaled_key, plain_key, reader = _TWO_ROPES[names]
         keys = {scaled_key: scaled.base, plain_key: plain.base}
         keys["rope.dimension_count"] = scaled.rotary_dim
         if plain.rotary_dim != scaled.rotary_dim:
             keys["rope.dimension_count_swa"] = plain.rotary_dim
-        scaled_layers = f"{names[0]} layers alone, as {architectures}"
+        if reader == "gemma4" and law_keys.get(_GAIN_KEY, 1.0) != 1.0:
+            reader = "olmo2"
+            if len(keys) > 3 or scaled.base != plain.base or _TENSOR_NOTE in law_notes:
+                _refuse(
+                    "a factor on cos and sin in full layers alone: gemma4 gives it to sliding ones "
+                    "too, and olmo2 has one base for both and no tensors",
+                    scaled,
+                    context,
+                    lambda keys, _: keys.get(_GAIN_KEY, 1.0) == 1.0,
+                )
+        scaled_layers = f"{names[0]} layers alone, as {reader} does"
     else:
-        scaled = GGUF.only_rope(raised)
         keys = {"rope.freq_base": scaled.base or _BASE, "rope.dimension_count": scaled.rotary_dim}
         if "sliding" in by_name:
             keys["rope.freq_base_swa"] = keys["rope.freq_base"]
@@ -82,17 +95,14 @@ def _write_gguf(ropes: LayerRopes, context: int) -> ProgramSettings:
         notes.append(f"The architecture has to scale {scaled_layers}.")
     if sections := _sections(scaled):
         keys["rope.dimension_sections"] = sections
-    law_keys, law_notes = _law_settings(scaled)
-    if _TENSOR_NOTE in law_notes and architecture_of(model_family(ropes)) == "gpt-oss":
-        GGUF.refuse(
-            "frequencies for gpt-oss that need a tensor rope_freqs.weight, which its loader does "
-            "not take",
+    of = "for gpt-oss" if architecture_of(model_family(ropes)) == "gpt-oss" else ""
+    if _TENSOR_NOTE in law_notes and (of or sections):
+        _refuse(
+            f"frequencies {of or 'with several axes'} that need a tensor, which llama.cpp does not "
+            "load there",
             scaled,
-            [
-                near
-                for near in plain_candidates(scaled)
-                if _TENSOR_NOTE not in _law_settings(near)[1]
-            ],
+            context,
+            lambda _, notes: _TENSOR_NOTE not in notes,
         )
     settings: Keys = {
         key if isinstance(value, np.ndarray) else f"{{arch}}.{key}": value
@@ -100,6 +110,14 @@ def _write_gguf(ropes: LayerRopes, context: int) -> ProgramSettings:
     }
     notes = tuple(dict.fromkeys((*notes, *law_notes)))
     return ProgramSettings(settings, _writing_code(settings), notes, kinds)
+
+
+def _refuse(
+    feature: str, rope: Rope, context: int, takes: Callable[[Keys, list[str]], bool]
+) -> NoReturn:
+    """Refuse a rope, with the nearest whose keys and notes it takes."""
+    at = rope.at(context)
+    GGUF.refuse(feature, at, [near for near in plain_candidates(at) if takes(*_law_settings(near))])
 
 
 def _sections(rope: Rope) -> list[int]:
@@ -208,8 +226,9 @@ def _longrope_settings(law: LongRope) -> tuple[Keys, list[str]]:
         "rope_factors_long.weight": np.array(law.long_factors),
     }
     list_note = (
-        f"llama.cpp takes the long list if it is started with a context (-c) of more than "
-        f"{original} tokens, whatever the length of the sequence is."
+        "llama.cpp takes the long list if it is started with a context (-c, which it rounds up to "
+        f"a multiple of 256) of more than {original} tokens, whatever the length of the sequence "
+        "is."
     )
     return keys, [_TENSOR_NOTE, list_note]
 
@@ -275,7 +294,7 @@ GGUF = Target(
     name="gguf",
     program="Python that writes metadata and tensors of a file for llama.cpp",
     source="https://github.com/ggml-org/ggml/blob/master/docs/gguf.md",
-    checked="description",
+    checked="engine",
     write=_write_gguf,
     takes=_takes,
     backwards=True,
@@ -355,7 +374,7 @@ LLAMA_CPP = Target(
     program="flags for a GGUF file without scaling",
     alternative="gguf",
     source="https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md",
-    checked="description",
+    checked="engine",
     write=_write_llama_cpp,
     takes=_takes,
     axes=(OneAxis, Sectioned, InterleavedSections),
