@@ -132,9 +132,10 @@ def partner_arguments(positions: Any, rope: Rope, gain: float, xp: Any) -> tuple
 
 
 @lru_cache(maxsize=256)
-def _wide_words(rope: Rope, xp: Any) -> list[Any]:
-    """What whole positions are multiplied by, and what the rests of floats, in ``xp``."""
-    return [xp.array(turn_words(rope, bits)[:2].astype(np.uint64)) for bits in (0, 32)]
+def _wide_words(rope: Rope, xp: Any) -> list[list[Any]]:
+    """What whole positions are multiplied by, and what the rests of floats: two words in ``xp``."""
+    pairs = (turn_words(rope, bits)[:2].astype(np.uint64) for bits in (0, 32))
+    return [[xp.array(word) for word in pair] for pair in pairs]
 
 
 def partner_rows(
@@ -157,7 +158,7 @@ def partner_rows(
         part.astype(xp.uint64) * first + (part >> 32).astype(xp.uint64) * second
         for part, (first, second) in zip(parts, words, strict=False)
     )
-    turns = turns.sum(-2) if words[0].ndim > 2 else turns
+    turns = turns.sum(-2) if words[0][0].ndim > 1 else turns
     rows = [row * factor for row in cos_sin_within_eighth(turns, xp.float32, xp)]
     heads = -4 if heads_first and turns.ndim > 1 else -3
     cos, sin, turns = (xp.expand_dims(x, (heads, axis)) for x in (*rows, turns))
