@@ -4,7 +4,7 @@ import mpmath
 import numpy as np
 from tests import oracle
 
-from phasor import preset
+from phasor import Rope, preset
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
@@ -66,3 +66,44 @@ def save_recording(path, model="llama-3.1-8b", late=0):
     x = np.random.default_rng(0).standard_normal((24, 2, 128)).astype(np.float32)
     y = rotate(x.astype(np.float64), positions + late, preset(model)[0], "float32")
     np.savez(path, positions=positions, q=x, q_rotated=y.astype(np.float32))
+
+
+ROPE = Rope(head_dim=64, pairing="half", base=10_000.0)
+OTHER = Rope(head_dim=64, pairing="interleaved", base=10_000.0)
+TOKENS, HEADS = 24, 3
+
+
+def vectors(rope=ROPE, positions=None, heads=HEADS, dtype="float32"):
+    """Vectors before and after."""
+    positions = np.arange(TOKENS) if positions is None else positions
+    x = np.random.default_rng(0).standard_normal((len(positions), heads, rope.head_dim))
+    x = np.asarray(x, np.float32).astype(np.float64)
+    return x, rotate(x, positions, rope, dtype)
+
+
+def recording(rope=ROPE, dtype="float32", **more):
+    """The arrays of a recording."""
+    x, y = vectors(rope, dtype=dtype)
+    return {
+        "positions": np.arange(TOKENS),
+        "q": stored(x, dtype),
+        "q_rotated": stored(y, dtype),
+        **more,
+    }
+
+
+def names(found):
+    """The names of what differs."""
+    return [change.name for side in found.sides for change in side.changes]
+
+
+def turn_as(rope, offset=0):
+    """A function that rotates as the rope does, at positions that are off."""
+
+    def function(x, positions):
+        heads = np.asarray(x, np.float64)
+        places = (int(position) + offset for position in positions)
+        pairs = zip(heads, places, strict=True)
+        return np.float32(np.stack([oracle.turned(head, place, rope) for head, place in pairs]))
+
+    return function

@@ -239,7 +239,7 @@ def exchanged_axes(rope: Rope, places: Positions) -> Iterator[Hypothesis]:
 
 def precisions(rope: Rope, turns: Turns) -> Iterator[Hypothesis]:
     """The rotation with positions, frequencies or angles rounded, or all of them."""
-    places, z = turns.positions, turns.z / turns.scale(rope)
+    places, scale = turns.positions, turns.scale(rope)
     for dtype in COARSE:
         yield suppose(rope, rounded(places, dtype), positions_in(dtype))
         if isinstance(rope.axes, Mixed):
@@ -258,7 +258,9 @@ def precisions(rope: Rope, turns: Turns) -> Iterator[Hypothesis]:
         )
         for name, said, angles in ways:
             rows = rope.attention_factor * np.exp(1j * rope.direction * np.array(angles))
-            nearest = np.take_along_axis(rows, np.abs(rows - z).argmin(axis=0)[None], 0)[0]
+            nearest = np.take_along_axis(
+                rows, np.abs(scale * rows - turns.z).argmin(axis=0)[None], 0
+            )[0]
             yield Hypothesis((make_finding(name, dtype=dtype, **said),), rope, places, nearest)
 
 
