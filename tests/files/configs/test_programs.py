@@ -7,130 +7,16 @@ formulas, the defaults, and what is refused.
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import pytest
 
-from phasor import ConfigError, PhasorWarning
+from phasor import ConfigError
 from phasor.files.configs import load
 from phasor.scaling import Linear, Llama3, Yarn
 
 from ...each import each
-
-LITGPT = {
-    "n_layer": 4,
-    "n_head": 4,
-    "n_embd": 512,
-    "rotary_percentage": 1.0,
-    "rope_base": 500000,
-    "block_size": 8192,
-}
-LLAMA3 = {
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_seq_len": 8192,
-}
-
-
-def without(config: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """The config without some of its keys."""
-    return {key: value for key, value in config.items() if key not in keys}
-
-
-# litgpt
-
-
-def test_litgpt_tells_a_law_by_its_keys() -> None:
-    """A factor alone divides; the ends of a band are Llama 3's; neither is no law."""
-    laws = {
-        "none": ({}, None),
-        "null": (None, None),
-        "of the softmax alone": ({"mscale": 1.0}, None),
-        "linear": ({"factor": 8.0}, Linear(factor=8.0)),
-        "llama3": (LLAMA3, Llama3(factor=8.0, original_max_positions=8192)),
-    }
-    for adjustments, law in laws.values():
-        ropes = load(LITGPT | {"rope_adjustments": adjustments})
-        assert [rope.scaling for rope in ropes.ropes] == [law]
-
-
-def test_litgpt_divides_positions_by_the_condense_ratio_beside_any_law() -> None:
-    """Every frequency is that of the file without it, divided."""
-    for adjustments in (None, {"factor": 8.0}, LLAMA3):
-        config = LITGPT | {"rope_adjustments": adjustments}
-        (plain,), (condensed,) = (
-            load(config | {"rope_condense_ratio": ratio}).ropes for ratio in (1, 4)
-        )
-        assert np.allclose(condensed.inv_freq * 4, plain.inv_freq, rtol=1e-15)
-
-
-def test_litgpts_yarn_has_the_ramp_the_other_way_round() -> None:
-    """Fast pairs are divided and slow ones kept, whatever YaRN means: its code does so."""
-    yarn = {"factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "original_max_seq_len": 4096}
-    ropes = load(LITGPT | {"rope_adjustments": yarn})
-    (rope,) = ropes.ropes
-    plain = 500000.0 ** -(np.arange(64) / 64)
-    divisors = plain / rope.inv_freq
-    assert math.isclose(divisors[0], 8)
-    assert math.isclose(divisors[-1], 1)
-    assert rope.attention_factor == 1
-    assert any("other way round" in note for note in ropes.notes)
-    gains = {"mscale": 1.0}, {"mscale_all_dim": 1.0}, {"mscale": 1.0, "mscale_all_dim": 1.0}
-    one = 0.1 * math.log(8) + 1
-    for keys, gain in zip(gains, (one, one, 1), strict=True):
-        (rope,) = load(LITGPT | {"rope_adjustments": yarn | keys}).ropes
-        assert math.isclose(rope.attention_factor, gain)
-
-
-@each("beta", [5e-324, 1e308])
-def test_a_beta_at_the_end_of_the_floats_is_read_or_refused(beta: float) -> None:
-    """A ramp from the one end of the spectrum to the other, or an error about the block."""
-    for key in ("beta_fast", "beta_slow"):
-        with suppress(ConfigError):
-            ropes = load(LITGPT | {"rope_adjustments": LITGPT_YARN | {key: beta}})
-            assert np.isfinite(ropes.ropes[0].inv_freq).all()
-
-
-def test_betas_in_the_other_order_make_litgpts_ramp_that_of_yarn() -> None:
-    """Kept up to the end of the slow beta, divided from the begin of the fast one on."""
-    yarn = {"factor": 8.0, "beta_fast": 1.0, "beta_slow": 32.0, "original_max_seq_len": 4096}
-    (rope,) = load(LITGPT | {"rope_adjustments": yarn | {"mscale_all_dim": 1.0}}).ropes
-    indices = np.array([math.log(4096 / (2 * math.pi * b), 500000.0) * 64 for b in (32, 1)])
-    begin, end = math.ceil(indices[0]), math.floor(indices[1])
-    ramp = np.clip((np.arange(64) - end) / (begin - end), 0, 1)
-    plain = 500000.0 ** -(np.arange(64) / 64)
-    assert np.allclose(rope.inv_freq, plain * ((1 - ramp) / 8 + ramp), rtol=1e-12)
-    one = 0.1 * math.log(8) + 1
-    assert math.isclose(rope.attention_factor, one)
-    assert math.isclose(rope.softmax_factor, one**2)
-
-
-def test_litgpts_local_layers_have_a_base_of_their_own_and_no_law() -> None:
-    """The list may be longer than the layers, and without it all are local."""
-    config = LITGPT | {"rope_local_base_freq": 10000, "rope_adjustments": {"factor": 8.0}}
-    ropes = load(config | {"rope_indices": [1, 0, 1, 1, 0, 0]})
-    assert ropes.layer_kinds == ("local", "global", "local", "local")
-    local, wide = ropes.kinds["local"], ropes.kinds["global"]
-    assert local is not None
-    assert wide is not None
-    assert (local.base, local.scaling) == (10000, None)
-    assert (wide.base, wide.scaling) == (500000, Linear(factor=8.0))
-    assert set(load(config).layer_kinds) == {"local"}
-
-
-def test_litgpts_defaults_are_those_of_its_class() -> None:
-    """A quarter of a head, as in Pythia, whose files it read first."""
-    with pytest.warns(PhasorWarning, match="n_embd; 4096 is what litgpt assumes") as caught:
-        ropes = load({"norm_class_name": "LayerNorm", "n_layer": 2, "n_head": 32})
-    assert [warning.filename for warning in caught] == [__file__]  # that of the caller
-    (rope,) = ropes.ropes
-    assert (rope.head_dim, rope.rotary_dim, rope.base, rope.pairing) == (128, 32, 10000, "half")
-
-
-# TensorRT-LLM, Megatron, KerasHub and torchtune
+from .program_files import LITGPT, LITGPT_YARN, LLAMA3, without
 
 TRTLLM = {
     "architecture": "LlamaForCausalLM",
@@ -198,7 +84,6 @@ def test_megatrons_enumeration_is_no_type_of_transformers() -> None:
     assert load(MEGATRON | {"model_type": "ModelType.encoder_or_decoder"}) == load(MEGATRON)
 
 
-LITGPT_YARN = {"factor": 8.0, "beta_fast": 1.0, "beta_slow": 32.0, "original_max_seq_len": 4096}
 LATENT = {"qk_rope_head_dim": 64}
 TUNED: dict[str, Any] = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "embed_dim": 512}
 TRTLLM_YARN = {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 4096}
