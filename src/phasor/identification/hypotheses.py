@@ -251,17 +251,18 @@ def precisions(rope: Rope, turns: Turns) -> Iterator[Hypothesis]:
         every_step = rounded(rounded(coordinates, dtype) * f, dtype)
         # float32 angles beside a tie may be rounded to either side of it
         sides = (rounded(coordinates * rope.inv_freq * by, dtype) for by in _FLOAT32_SIDES)
+        steps = "Positions, frequencies and angles"
         ways = (
-            ("frequencies-in-{dtype}", {"details": ""}, [coordinates * f]),
-            ("angles-in-{dtype}", {"what": "Positions, frequencies and angles"}, [every_step]),
-            ("angles-in-{dtype}", {"what": "Angles"}, [*sides]),
+            (make_finding("frequencies-in-{dtype}", dtype=dtype, details=""), [coordinates * f]),
+            (make_finding("angles-in-{dtype}", dtype=dtype, what=steps), [every_step]),
+            (make_finding("angles-in-{dtype}", dtype=dtype, what="Angles"), [*sides]),
         )
-        for name, said, angles in ways:
+        for finding, angles in ways:
             rows = rope.attention_factor * np.exp(1j * rope.direction * np.array(angles))
             nearest = np.take_along_axis(
                 rows, np.abs(scale * rows - turns.z).argmin(axis=0)[None], 0
             )[0]
-            yield Hypothesis((make_finding(name, dtype=dtype, **said),), rope, places, nearest)
+            yield Hypothesis((finding,), rope, places, nearest)
 
 
 def positions_in(dtype: str, where: str = "") -> Finding:
