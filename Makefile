@@ -9,6 +9,8 @@ BUILD_DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 PIP := $(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --constraint constraints.txt
 # what the kernel is built into by `make demo` stays, so that no other target builds it again
 ADD := PHASOR_NO_KERNEL=1 $(PIP)
+# some machines forbid Python to keep what it compiled: each of the tests' processes would compile torch
+unexport PYTHONDONTWRITEBYTECODE
 MADE_BY := pyproject.toml constraints.txt setup.py $(wildcard csrc/*)
 
 .PHONY: help demo test test-slow test-gpu-kernels test-machines check docs docs-serve bench bench-gpu sanitize valgrind neon figures clean
