@@ -12,7 +12,8 @@ enough for float32; for float64 it is a word of 64. A position is its magnitude,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,8 +55,8 @@ def words_of(positions: Any, dtype: np.dtype[Any], xp: Any) -> Words:
         # two's complement: the magnitude of the least integer is an unsigned one
         units = positions.astype(f"u{itemsize}")
         units = xp.where(is_negative, -units, units)
-        words = [(units >> shift).astype(word) for shift in range(0, 8 * itemsize, bits)]
-        return Words(words, is_negative, None)
+        shifted = [units, *(units >> shift for shift in range(bits, 8 * itemsize, bits))]
+        return Words([one.astype(word) for one in shifted], is_negative, None)
     magnitude = abs(positions.astype(f"f{itemsize}"))
     has_angle = magnitude < 2.0**63  # false of NaN
     # in units of the rest; a float that is scaled by a power of 2 stays exact
@@ -88,12 +89,15 @@ def cos_sin_of_words(
     else:
         limbs = limbs[..., 1:]
     # the first word of a float is its rest, of whole turns too; an integer has no use for these
-    first, turns = int(words.has_angle is None), 0
+    first, products = int(words.has_angle is None), list[Any]()
     for i, word in enumerate(words.magnitude, first):
         # [..., seq, num_pairs], or [..., seq, n_axes, num_pairs] where axes mix
         own = of_each_pair(word, axes)
-        turns += own * limbs[..., i] + _upper_product(own, limbs[..., i + 1], 4 * dtype.itemsize)
-    turns = xp.where(of_each_pair(words.is_negative, axes) ^ inverse, -turns, turns)
+        upper = _upper_product(own, limbs[..., i + 1], 4 * dtype.itemsize, xp)
+        products.append(own * limbs[..., i] + upper)
+    turns = reduce(add, products)
+    is_negative = of_each_pair(words.is_negative, axes)
+    turns = xp.where(~is_negative if inverse else is_negative, -turns, turns)
     factor = dtype.type(gain)
     if words.has_angle is not None:
         has_angle = of_each_pair(words.has_angle, axes)
@@ -105,10 +109,11 @@ def cos_sin_of_words(
     return cos * factor, sin * factor
 
 
-def _upper_product(a: Any, b: Any, half: int) -> Any:
+def _upper_product(a: Any, b: Any, half: int, xp: Any) -> Any:
     """The upper word of the product of two, from products of their halves, which are exact."""
     mask = (1 << half) - 1
-    a0, a1, b0, b1 = a & mask, a >> half, b & mask, b >> half
+    # here and not in each product, for every line of a program that is compiled costs time
+    a0, a1, b0, b1 = xp.broadcast_arrays(a & mask, a >> half, b & mask, b >> half)
     middle = a1 * b0 + ((a0 * b0) >> half)
     return a1 * b1 + (middle >> half) + ((a0 * b1 + (middle & mask)) >> half)
 

@@ -277,7 +277,7 @@ def cos_sin_of_turns(turns: Any, dtype: Any, xp: Any = np) -> tuple[Any, Any]:
     shifted = (turns + (1 << (bits - 3))).astype(signed, copy=False)
     # a quarter turn takes (cos, sin) to (-sin, cos), and half a turn negates both
     is_odd = (shifted << 1) < 0
-    sign = xp.copysign(np.dtype(dtype).type(1), shifted.astype(dtype))
+    sign = (shifted >> (bits - 1) | 1).astype(dtype)  # 1 or -1
     cos, sin = xp.where(is_odd, -even_sin, even_cos), xp.where(is_odd, even_cos, even_sin)
     return cos * sign, sin * sign
 

@@ -173,14 +173,16 @@ def _limbs(rope: Rope) -> Array:
 def _rotate_checked(
     xs: Sequence[Array], positions: Any, limbs: Array, options: Any, layout: Any, heads_first: bool
 ) -> Sequence[Array]:
-    turned: list[Array] = []
+    turned, of_dtype = list[Array](), dict[Any, Any]()
     for x in xs:
-        rows: Any = _cos_sin(positions, limbs, jnp.promote_types(x.dtype, jnp.float32), options)
-        if rows.ndim > 2:  # [2, ..., seq, num_pairs], to broadcast over heads
-            rows = jnp.expand_dims(rows, -3 if heads_first else -2)
-        # behind a barrier, or a compiler may make an angle again for every head
-        cos, sin = jax.lax.optimization_barrier(rows)
-        turned.append(_turn(x, cos, sin, *layout))
+        dtype = jnp.promote_types(x.dtype, jnp.float32)
+        if dtype not in of_dtype:
+            rows: Any = _cos_sin(positions, limbs, dtype, options)
+            if rows.ndim > 2:  # [2, ..., seq, num_pairs], to broadcast over heads
+                rows = jnp.expand_dims(rows, -3 if heads_first else -2)
+            # behind a barrier, or a compiler may make an angle again for every head
+            of_dtype[dtype] = jax.lax.optimization_barrier(rows)
+        turned.append(_turn(x, *of_dtype[dtype], *layout))
     return turned
 
 
@@ -193,16 +195,18 @@ def _cos_sin(positions: Any, limbs: Array, dtype: np.dtype[Any], options: Any) -
 def _turn(x: Array, cos: Array, sin: Array, source: Pairing, target: Pairing, start: int) -> Array:
     pairs = cos.shape[-1]
     # the gradient of a split is one concatenation, that of slices a sum of padded arrays
-    before, rotary, after = jnp.split(x, (start, start + 2 * pairs), -1)
-    rotary = rotary.astype(cos.dtype)
+    parts = [x] if 2 * pairs == x.shape[-1] else jnp.split(x, (start, start + 2 * pairs), -1)
+    rotary = parts[len(parts) // 2].astype(cos.dtype)
     neighbours = rotary.reshape(*x.shape[:-1], pairs, 2)
     halves = jnp.split(by_pairing(source, half=rotary, interleaved=neighbours), 2, -1)
     # [..., head_dim] -> twice [..., num_pairs]
     x0, x1 = (half.reshape(*x.shape[:-1], pairs) for half in halves)
+    cos, sin = (jnp.broadcast_to(row, x0.shape) for row in (cos, sin))
     y = [x0 * cos - x1 * sin, x0 * sin + x1 * cos]
     mixed = jnp.stack(y, -1).reshape(rotary.shape)
     rotated = by_pairing(target, half=jnp.concatenate(y, -1), interleaved=mixed)
-    return jnp.concatenate([before, rotated.astype(x.dtype), after], -1)
+    parts[len(parts) // 2] = rotated.astype(x.dtype)
+    return jnp.concatenate(parts, -1)
 
 
 @jax.custom_jvp

@@ -10,7 +10,6 @@ import pytest
 
 from phasor import Rope
 
-from ..rotation_cases import ROPES
 from .jax_arrays import assert_rotated, normal
 
 ROPE = Rope(head_dim=8, pairing="interleaved", rotary_dim=4, rotary_start=2)
@@ -80,15 +79,17 @@ def test_positions_are_kept_and_no_cosines() -> None:
     assert kept == {((4,), "int32"), ((2, 6), "uint32")}
 
 
-def test_a_compiled_function_is_small_and_the_same_everywhere() -> None:
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+def test_a_compiled_function_is_small_and_the_same_everywhere(pairing: str) -> None:
     """For 64 pairs at most 20 kB of StableHLO on every platform, and 4 kB of constants."""
     import jax
     import jax.numpy as jnp
 
-    from phasor.jax import rotate
+    from phasor.jax import rotate_qk
 
-    x, rope = normal(5, 2, 128), ROPES["64 pairs"]
-    traced = jax.jit(lambda x, p: rotate(x, p, rope)).trace(x, jnp.arange(5))
+    rope, places = Rope(head_dim=128, pairing=pairing), jax.ShapeDtypeStruct((8, 4096), jnp.int32)
+    q, k = (jax.ShapeDtypeStruct((8, 4096, heads, 128), jnp.bfloat16) for heads in (32, 8))
+    traced = jax.jit(lambda q, k, p: rotate_qk(q, k, p, rope)).trace(q, k, places)
     for platform in ("cpu", "cuda", "tpu"):
         text = traced.lower(lowering_platforms=(platform,)).as_text()
         assert len(text) <= 20_000
