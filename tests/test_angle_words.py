@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from phasor import LayerRopes, Rope, preset, preset_names
 from phasor._angle_words import (
-    _upper_product,
     cos_sin_of_words,
+    fixed_point_product,
     partner_arguments,
     partner_rows,
     words_of,
@@ -87,7 +87,8 @@ def test_the_upper_word_of_a_product_is_exact(word: Any, half: int) -> None:
     """At the largest words, and at such that carry from every half."""
     most = 2 ** (2 * half) - 1
     numbers = [most, most - 1, 2**half, 2**half - 1, 2**half + 1, 1, 0, most // 3, most // 7 * 5]
-    found = _upper_product(np.array(numbers, word)[:, None], np.array(numbers, word), half, np)
+    a, b = np.array(numbers, word)[:, None], np.array(numbers, word)
+    found = fixed_point_product(a, word(0), b, np)
     assert found.tolist() == [[(a * b) >> (2 * half) for b in numbers] for a in numbers]
 
 

@@ -11,7 +11,7 @@ enough for float32; for float64 it is a word of 64. A position is its magnitude,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, reduce
 from operator import add
 from typing import Any, NamedTuple
@@ -62,11 +62,21 @@ def words_of(positions: Any, dtype: np.dtype[Any], xp: Any) -> Words:
     # in units of the rest; a float that is scaled by a power of 2 stays exact
     units = xp.rint(xp.where(has_angle, magnitude, 0) * 2.0**bits)
     words = []
-    for _ in range(1 + 64 // bits):
+    for _ in range(64 // bits):
         above = xp.floor(units * 2.0**-bits)
         words.append((units - above * 2.0**bits).astype(word))
         units = above
-    return Words(words, is_negative, has_angle)
+    return Words([*words, units.astype(word)], is_negative, has_angle)
+
+
+def fixed_point_product(a: Any, whole: Any, rest: Any, xp: Any) -> Any:
+    """A word times one with a fraction, a word too: overflowing, and without its own fraction."""
+    half = 4 * a.dtype.itemsize
+    mask = (1 << half) - 1
+    # broadcast here and not in each product, for every line that is compiled costs time
+    a0, a1, b0, b1 = xp.broadcast_arrays(a & mask, a >> half, rest & mask, rest >> half)
+    middle = a1 * b0 + ((a0 * b0) >> half)
+    return a * whole + a1 * b1 + (middle >> half) + ((a0 * b1 + (middle & mask)) >> half)
 
 
 def cos_sin_of_words(
@@ -77,10 +87,11 @@ def cos_sin_of_words(
     axes: tuple[Any, ...] | None,
     gain: float = 1.0,
     inverse: bool = False,
+    multiply: Callable[..., Any] = fixed_point_product,
 ) -> tuple[Any, Any]:
     """Cos and sin ``[..., seq, num_pairs]`` of ``dtype`` times the gain.
 
-    The limbs are `turn_limbs` and the axes `axes_of`.
+    The limbs are `turn_limbs`, the axes `axes_of`, and ``multiply`` what may be compiled by itself.
     """
     # whole turns, and the words of the fraction that follow: [num_pairs, 5 or 3]
     if dtype.itemsize == 8:
@@ -93,8 +104,7 @@ def cos_sin_of_words(
     for i, word in enumerate(words.magnitude, first):
         # [..., seq, num_pairs], or [..., seq, n_axes, num_pairs] where axes mix
         own = of_each_pair(word, axes)
-        upper = _upper_product(own, limbs[..., i + 1], 4 * dtype.itemsize, xp)
-        products.append(own * limbs[..., i] + upper)
+        products.append(multiply(own, limbs[..., i], limbs[..., i + 1], xp))
     turns = reduce(add, products)
     is_negative = of_each_pair(words.is_negative, axes)
     turns = xp.where(~is_negative if inverse else is_negative, -turns, turns)
@@ -106,16 +116,8 @@ def cos_sin_of_words(
     if limbs.ndim == 3:  # axes mix: [..., seq, n_axes, num_pairs]
         turns = turns.sum(-2, dtype=turns.dtype)
     cos, sin = cos_sin_of_turns(turns, dtype, xp)
-    return cos * factor, sin * factor
-
-
-def _upper_product(a: Any, b: Any, half: int, xp: Any) -> Any:
-    """The upper word of the product of two, from products of their halves, which are exact."""
-    mask = (1 << half) - 1
-    # here and not in each product, for every line of a program that is compiled costs time
-    a0, a1, b0, b1 = xp.broadcast_arrays(a & mask, a >> half, b & mask, b >> half)
-    middle = a1 * b0 + ((a0 * b0) >> half)
-    return a1 * b1 + (middle >> half) + ((a0 * b1 + (middle & mask)) >> half)
+    is_plain = words.has_angle is None and gain == 1
+    return (cos, sin) if is_plain else (cos * factor, sin * factor)
 
 
 def partner_arguments(positions: Any, rope: Rope, gain: float, xp: Any) -> tuple[Any, Any, Any]:

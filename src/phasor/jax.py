@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array
 
 from phasor import _tensors
-from phasor._angle_words import Words, cos_sin_of_words, words_of
+from phasor._angle_words import Words, cos_sin_of_words, fixed_point_product, words_of
 from phasor._checks import boolean, whole
 from phasor.angles import as_positions, axes_of, turn_limbs
 from phasor.errors import PositionError, SpecError
@@ -26,6 +26,7 @@ from phasor.rope import Rope
 
 # their own types are half unknown
 _compile, _checkpoint = cast(Any, jax.jit), cast(Any, jax.checkpoint)
+_multiply = _compile(fixed_point_product, static_argnums=3)  # each word calls the one function
 
 
 def rotate(
@@ -189,7 +190,7 @@ def _rotate_checked(
 @partial(_compile, static_argnums=(2, 3))
 def _cos_sin(positions: Any, limbs: Array, dtype: np.dtype[Any], options: Any) -> Array:
     words = positions if isinstance(positions, Words) else words_of(positions, dtype, jnp)
-    return jnp.stack(cos_sin_of_words(words, limbs, dtype, jnp, *options))
+    return jnp.stack(cos_sin_of_words(words, limbs, dtype, jnp, *options, multiply=_multiply))
 
 
 def _turn(x: Array, cos: Array, sin: Array, source: Pairing, target: Pairing, start: int) -> Array:
