@@ -23,6 +23,7 @@ from tests.verify.programs import (
     recording,
     rotate,
     rounded,
+    stored,
     turn_as,
     vectors,
 )
@@ -30,6 +31,7 @@ from tests.verify.programs import (
 from phasor import LayerRopes, PhasorError, Rope, diff, preset, verify
 from phasor.axes import Axial, Sectioned
 from phasor.cli import main
+from phasor.layers import QueryFactor
 from phasor.scaling import Yarn
 from phasor.testing import assert_rotates
 
@@ -102,6 +104,39 @@ def test_layers_are_compared_each_with_its_rope():
     found = verify(layers, arrays | {"model.layers.1.q_rotated": y})
     assert names(found) == ["turned"]
     assert [side.name for side in found.sides if side] == ["layer 1, q"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_temperature_is_named_unless_it_is_the_layers_own(dtype: str):
+    """In a layer that does not turn; keys have none."""
+    factor = QueryFactor(strength=0.1, length=16)
+    kinds = {"none": None, "a": ROPE}
+    layers = LayerRopes(name="two", layer_kinds=("none", "a"), kinds=kinds)
+    scaled = replace(layers, query_factors={"none": factor})
+    x = rounded(vectors()[0], dtype)
+    y = rounded(x * factor(np.arange(TOKENS))[:, None, None], dtype)
+    for side in ("q", "k"):
+        arrays = {"positions": np.arange(TOKENS), f"layers.0.{side}": stored(x, dtype),
+                  f"layers.0.{side}_rotated": stored(y, dtype)}  # fmt: skip
+        assert names(verify(layers, arrays)) == ["multiplied"]
+        assert names(verify(scaled, arrays)) == (["multiplied"] if side == "k" else [])
+    (change,) = verify(layers, arrays).sides[0].changes
+    assert change.sentence.startswith("Each token is multiplied by one number, 1 to 1.0")
+    with pytest.raises(PhasorError, match="must have a layer that rotates, and one has none"):
+        verify(LayerRopes(name="one", layer_kinds=("none",), kinds={"none": None}), arrays)
+
+
+@pytest.mark.parametrize("width", [16, 32, 128])
+def test_heads_of_another_width_are_named(width: int):
+    """As which all coordinates of a token are turned, and of which a rope says the frequencies."""
+    x = np.random.default_rng(0).standard_normal((TOKENS, 4, 64))
+    other = replace(ROPE, head_dim=width, rotary_dim=width)
+    turned = rotate(x.reshape(TOKENS, -1, width), np.arange(TOKENS), other, "float32")
+    y = turned.reshape(x.shape)
+    for shape in (x.shape, (TOKENS, -1)):
+        found = verify(ROPE, {"positions": np.arange(TOKENS), "q": np.float32(x).reshape(shape),
+                              "q_rotated": np.float32(y).reshape(shape)})  # fmt: skip
+        assert names(found) == ["head-width"]
 
 
 def test_arrays_without_a_layer_are_of_layers_that_all_rotate_alike():

@@ -66,6 +66,8 @@ class Finder:
         whole = self._explain_best()
         if whole and not is_vague(whole[0]):
             return whole
+        if changes := self._name_width():
+            return changes, ()
         # keys beside queries, or tokens behind a table's end: [T, heads]
         good = rotates_as(self.sample, self.meant.rope)
         heads, is_bad = (np.logical_not(good.all(axis=axis)) for axis in (0, 1))
@@ -112,6 +114,21 @@ class Finder:
         # roundings are in no order, and come last
         order = {name: place for place, name in enumerate(SENTENCES)}
         return tuple(sorted(changes, key=lambda one: order.get(one.name, len(order)))), undecided
+
+    def _name_width(self) -> Changes:
+        """The width of other heads, as which all coordinates of a token are turned."""
+        rope, (tokens, heads, head_dim) = self.meant.rope, self.sample.x.shape
+        if rope.rotary_dim == head_dim:
+            for width in (head_dim // 4, head_dim // 2, 2 * head_dim, 4 * head_dim):
+                x, y = (part.reshape(tokens, -1) for part in self.sample[:2])
+                if width % 2 or heads * head_dim % width:
+                    continue
+                x, y = (part.reshape(tokens, -1, width) for part in (x, y))
+                with suppress(PhasorError):  # a law's list has a number for each pair
+                    other = replace(rope, head_dim=width, rotary_dim=width)
+                    if rotates_as(self.sample._replace(x=x, y=y), other).all():
+                        return (make_finding("head-width", found=width, meant=head_dim),)
+        return ()
 
     def _name_tokens(self, is_bad: NDArray[np.bool_]) -> str:
         places = self.sample.positions.reshape(len(is_bad), -1).max(axis=1)

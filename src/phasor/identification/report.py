@@ -20,8 +20,11 @@ SENTENCES = {
     "tokens": "Only {which} are wrong{more}.",
     "not-turned": "It is not turned: every token is as at position 0.",
     "turned": "It is turned, and this layer has no position embedding.",
+    "multiplied": "Each token is multiplied by one number, {least:.6g} to {most:.6g}, and not "
+    "turned: a temperature by position.",
     "no-rotation": "It turns no pairs of coordinates, up to one factor of all; perhaps these are "
     "not the same vectors, or a norm lies between.",
+    "head-width": "Heads: {found} wide in place of {meant}.",
     "pairing": "Pairing: {found} in place of {meant}.",
     "slice": "Slice: coordinates {found} turn, in place of {meant}.",
     "direction": "Sign: it turns {way}.",

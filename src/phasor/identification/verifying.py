@@ -29,9 +29,9 @@ from phasor.identification.recordings import (
     vectors_of_rows,
 )
 from phasor.identification.report import Changes, Difference, Finding, make_finding
-from phasor.identification.spectrum import powers_of_two
+from phasor.identification.spectrum import Floats, powers_of_two
 from phasor.identification.turns import Sample, arrangement_of, measure_turns, rotates_as, rows_of
-from phasor.layers import LayerRopes, one_layer
+from phasor.layers import LayerRopes, QueryFactor, one_layer
 from phasor.rope import Rope
 
 Progress = Callable[[int, int], None]
@@ -139,6 +139,8 @@ def verify(
     layers = one_layer(rope) if isinstance(rope, Rope) else rope
     if not isinstance(layers, LayerRopes):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise SpecError(f"rope must be a Rope or LayerRopes, got {type(rope).__name__}")
+    if not layers.ropes:
+        raise SpecError(f"rope must have a layer that rotates, and {layers.name} has none")
     arrays = read_recording(recording)
     shared = arrays.pop(None, {})
     positions = {name: array for name, array in shared.items() if name == "positions"}
@@ -188,7 +190,9 @@ def _verify_side(
         static = [(k, static_rope(r, length)) for k, r in layers.kinds.items() if r]
         own = static_rope(rope, length)
         meant = Meant(own, rope, [other for other in static if other[1] != own])
-    verdicts = ((vectors.dims, _verify_vectors(vectors, meant)) for vectors in choices)
+    of_queries = layers.query_factors.get(kind) if side == "q" else None
+    factor = of_queries or QueryFactor()
+    verdicts = ((vectors.dims, _verify_vectors(vectors, meant, factor)) for vectors in choices)
     found = [(order, verdict) for order, verdict in verdicts if verdict is not None]
     # a wrong order of dimensions may fit some turns, but no cause
     clear = [one for one in found if not is_vague(one[1].changes)]
@@ -200,16 +204,18 @@ def _verify_side(
     return best[0][1] if best else none
 
 
-def _verify_vectors(vectors: Vectors, meant: Meant | None) -> SideVerification | None:
+def _verify_vectors(
+    vectors: Vectors, meant: Meant | None, factor: QueryFactor
+) -> SideVerification | None:
     """The verdict; None if no pairs of coordinates explain the recording as turns."""
     size = vectors.num_tokens
     vectors = vectors.in_own_dtype(_choose_tokens(size, np.array([], np.intp)))
     bad = _find_bad_tokens(vectors, None if meant is None else meant.rope)
     verdict = SideVerification(name=vectors.name, tokens=size)
-    if meant is None:
-        return replace(verdict, changes=(make_finding("turned"),)) if len(bad) else verdict
     tokens = _choose_tokens(size, bad)
     sample = vectors.sample(tokens)
+    if meant is None:
+        return replace(verdict, changes=_name_change(sample, factor)) if len(bad) else verdict
     if not sample.x.any():
         raise TensorError(
             f"{vectors.name} must hold other numbers than 0, of which nothing is told"
@@ -243,6 +249,21 @@ def _find_bad_tokens(vectors: Vectors, rope: Rope | None) -> NDArray[np.intp]:
             )
         bad.append(tokens[~rotates_as(sample, rope).all(axis=1)])
     return np.unique(np.concatenate(bad))
+
+
+def _name_change(sample: Sample, factor: QueryFactor) -> Changes:
+    """What happens to a layer without rope, but for the factor of its queries."""
+    places = sample.positions.reshape(len(sample.x), -1).max(axis=1)
+    # [T, heads, head_dim] -> [T]
+    sizes = np.maximum((sample.x**2).sum(axis=(1, 2)), 1e-300)
+    found: Floats = (sample.x * sample.y).sum(axis=(1, 2)) / sizes
+    multiplied = make_finding("multiplied", least=found.min(), most=found.max())
+    meant: Floats = factor(places)
+    for factors, changes in ((meant, ()), (found, (multiplied,))):
+        products: Floats = factors[:, None, None] * sample.x
+        if np.all(np.abs(sample.y - products) <= sample.bounds(np.abs(products), sample.y)):
+            return changes
+    return (make_finding("turned"),)
 
 
 def _choose_tokens(count: int, bad: NDArray[np.intp]) -> NDArray[np.intp]:
