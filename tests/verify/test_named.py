@@ -70,6 +70,21 @@ def test_differences_are_named_all_of_them_and_by_their_causes(case):
     assert names(found) == expected.split(), str(found)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+@pytest.mark.parametrize(("offset", "names_of_it"), [(0, ["base"]), (2, ["offset", "base"])])
+def test_a_base_that_nobody_uses_is_measured_on_several_axes(dtype, offset, names_of_it):
+    """Of pairs that follow different coordinates."""
+    planes = Rope(head_dim=64, pairing="half", axes=Axial((16, 16)))
+    random = np.random.default_rng(3)
+    places = random.integers(0, 30, (100, 2))
+    x = rounded(random.standard_normal((100, 2, 64)), dtype)
+    y = rotate(x, places + offset, replace(planes, base=54_300.0), dtype)
+    arrays = {"positions": places, "q": stored(x, dtype), "q_rotated": stored(y, dtype)}
+    (change,) = (one for one in verify(planes, arrays).sides[0].changes if one.name == "base")
+    assert change.sentence == "Base: 54300 in place of 10000."
+    assert names(verify(planes, arrays)) == names_of_it
+
+
 MISTAKES = {
     "pairing": (OTHER, 0), "offset": (ROPE, 1),
     "slice": (Rope(head_dim=64, pairing="half", base=10_000.0, rotary_dim=32), 0),

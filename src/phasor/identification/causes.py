@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from phasor.angles import axes_of, of_each_pair
 from phasor.describe import ranges
 from phasor.errors import PhasorError
 from phasor.identification import hypotheses
@@ -299,8 +300,6 @@ class Finder:
     def _measured(self, rope: Rope | None, turns: Turns) -> Iterator[Iterator[Hypothesis]]:
         """Frequencies that were measured, at positions that are off by little, or rounded."""
         places, offset, pairs, known = turns.positions, 0, turns.z.shape[1], list[Rope]()
-        if places.ndim > 1:
-            return
         if (spectrum := turns.find_spectrum()) is not None:
             drivers, sizes = np.ones((1, pairs), bool), np.full((1, pairs), sum(turns.gain) / 2)
             rounding = ROUNDING[turns.dtype]
@@ -338,7 +337,8 @@ class Finder:
             yield found_at(places + by, *_offset_changes(by))
         for dtype in COARSE:
             yield found_at(rounded(places, dtype), hypotheses.positions_in(dtype))
-        yield refined()
+        if places.ndim == 1:
+            yield refined()
 
 
 def _find_bases(
@@ -379,15 +379,16 @@ def _find_values(
     The values that a few tokens allow are found on a grid, then on finer ones for more tokens, up
     to as many as allow any: where positions restart, the first may be right all the same.
     """
-    # near 0 all bases are alike, and far away a coarse grid misses the right one
-    order = np.argsort(np.abs(places), kind="stable")
     (low, high), values = logs, Interval(1, 0)
+    of_pairs = of_each_pair(places, axes_of(rope_of(math.exp(low))))  # [T, 1 or num_pairs]
+    # near 0 all bases are alike, and far away a coarse grid misses the right one
+    order = np.argsort(np.abs(of_pairs).max(axis=1), kind="stable")
     allowing, tried, limit, refinements = 0, min(4, len(order)), len(order), 3
     while refinements:
         some = order[:tried]
-        count = _GRID + int((high - low) * float(np.abs(places[some]).max()) / 8)
+        count = _GRID + int((high - low) * float(np.abs(of_pairs[some]).max()) / 8)
         grid = np.linspace(low, high, min(count, 4 * _MAX_CANDIDATES))
-        kept = _allowed_values(rope_of, grid, places, turns, some)
+        kept = _allowed_values(rope_of, grid, of_pairs[some], turns, some)
         if len(kept):
             step = float(grid[1] - grid[0])
             low, high = max(float(kept[0]) - step, logs[0]), float(kept[-1]) + step
@@ -406,10 +407,13 @@ def _find_values(
 
 
 def _allowed_values(
-    rope_of: Callable[[float], Rope], logs: Floats, places: NDArray[Any], turns: Turns,
+    rope_of: Callable[[float], Rope], logs: Floats, of_pairs: NDArray[Any], turns: Turns,
     some: NDArray[np.intp],
 ) -> Floats:  # fmt: skip
-    """The logarithms of values, of those on an even grid, that some tokens allow."""
+    """The logarithms of values, of those on an even grid, that some tokens allow.
+
+    Their positions are ``[T, 1 or num_pairs]``.
+    """
     z, (low, high) = turns.z[some], turns.gain
     allowed, gain = turns.errors[some] + (high - low) / 2, (low + high) / 2
     # logarithms of frequencies are nearly linear: known at some values, [values, pairs]
@@ -428,7 +432,7 @@ def _allowed_values(
         between: list[Floats] = [np.interp(part, few, column) for column in columns]
         log_f, unsure = np.split(np.stack(between, axis=1), 2, axis=1)  # [values, pairs] each
         # [values, T, pairs]
-        angles = rope.direction * places[some][:, None] * np.exp(log_f)[:, None]
+        angles = rope.direction * of_pairs * np.exp(log_f)[:, None]
         # neighbours on the grid are a step apart, and float32 angles rounded
         slack = gain * np.minimum(np.abs(angles) * (unsure[:, None] + 2.0**-20), 2)
         fits = np.abs(z - gain * np.exp(1j * angles)) <= allowed + slack
