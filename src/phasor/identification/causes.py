@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice, product
 from typing import Any, cast
 
@@ -221,13 +221,9 @@ class Finder:
             names = self._name_positions(mapped, every)
             yield suppose(rope, every_axis_of(rope, mapped), *changes, *names)
 
-    def _map_positions(
-        self, rope: Rope, turns: Turns, places: NDArray[Any], unsure: float = 0.0
-    ) -> NDArray[np.int64] | None:
-        """The position in or near the recording as which each token is turned, if there is one.
-
-        The logarithm of the base may be off by ``unsure``.
-        """
+    @cached_property
+    def _candidates(self) -> NDArray[np.int64]:
+        """Positions that a program may take for those recorded."""
         # a program may shift positions, round them, or count the tokens of a row
         recorded = np.rint(self.positions.reshape(-1)[:_MAX_CANDIDATES])
         counted = np.arange(min(int(self.positions.shape[1]), _MAX_CANDIDATES), dtype=np.float64)
@@ -235,7 +231,16 @@ class Finder:
         shifted = np.unique(np.add.outer(_STEPS, known))
         coarse = [rounded(shifted, dtype) for dtype in COARSE]
         coarse += [np.add.outer(_STEPS, rounded(known, dtype)).ravel() for dtype in COARSE]
-        candidates = np.unique(np.concatenate([shifted, *coarse])).astype(np.int64)
+        return np.unique(np.concatenate([shifted, *coarse])).astype(np.int64)
+
+    def _map_positions(
+        self, rope: Rope, turns: Turns, places: NDArray[Any], unsure: float = 0.0
+    ) -> NDArray[np.int64] | None:
+        """The position in or near the recording as which each token is turned, if there is one.
+
+        The logarithm of the base may be off by ``unsure``.
+        """
+        candidates = self._candidates
         size = turns.scale(rope) * rope.attention_factor
         rows = size * phasors(rope, candidates)
         slack = size * angle_errors(candidates, rope.inv_freq)
