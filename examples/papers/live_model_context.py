@@ -23,6 +23,8 @@ PLAIN = "unchanged"
 #: All of phasor's laws but those whose numbers are searched for each model, or stop pairs.
 _SEARCHED = ("per_pair", "longrope", "proportional")
 LAWS = (PLAIN, *(law for law in scaling.LAWS if law not in _SEARCHED))
+#: Where there are more: those that are known best, and those that do otherwise.
+DRAWN = (PLAIN, "yarn", "ntk", "llama3", "linear", "cope", "resonance", "hope")
 STOPPED = (
     *(PLAIN, "fastest quarter", "middle quarter", "slowest quarter, p = 0.75"),
     *("slowest half, p = 0.5", "slower three quarters, p = 0.25"),
@@ -156,7 +158,7 @@ def chart(study: Study) -> alt.TopLevelMixin:
         panels.append((title, _curves(study, which), places, x))
     drawn = list[alt.TopLevelMixin]()
     for title, curves, places, x in panels:
-        shown = sorted(curves, key=lambda name: name != PLAIN)[:8]
+        shown = [name for name in curves if len(curves) <= len(DRAWN) or name in DRAWN]
         rows = [row for name in shown for row in band(curves[name], places, name)]
         y = alt.Y("mean:Q", title="nats", scale=alt.Scale(zero=False))
         panel = lines(rows, shown, x=x, y=y, title=title, width=620)
