@@ -389,6 +389,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     assert load(cut).ropes
 
 
+@pytest.mark.slow
 def test_a_file_with_any_byte_wrong_is_read_or_refused(tmp_path: Path) -> None:
     """Each byte of the header replaced by extremes: ropes or a ConfigError, nothing else."""
     whole = write(tmp_path / "whole.gguf")

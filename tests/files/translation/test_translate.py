@@ -171,16 +171,13 @@ def check_token(
         assert np.array_equal(turned[untouched], x[untouched].astype(np.float64))
 
 
-#: The targets that are run or described, for the everyday tests those that import fast.
-EVERY_PROGRAM = [
-    pytest.param(target, marks=[pytest.mark.programs] if target in IMPORT_LARGE_LIBRARIES else [])
-    for target in sorted({*TARGETS} & {*PROGRAMS})
-]
+#: The targets that are run or described.
+EVERY_PROGRAM = sorted({*TARGETS} & {*PROGRAMS})
 
 
 def cases() -> Iterator[Any]:
     """Each preset for each program; the everyday tests have a few for those that import fast."""
-    for target in sorted({*TARGETS} & {*PROGRAMS}):
+    for target in EVERY_PROGRAM:
         for name in ropes_of_presets():
             everyday = name in EVERYDAY and target not in IMPORT_LARGE_LIBRARIES
             marks = [] if everyday else [pytest.mark.programs]
@@ -289,6 +286,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.programs
 @each("name", OTHERS)
 @pytest.mark.parametrize("target", EVERY_PROGRAM)
 def test_a_program_turns_as_a_rope_of_no_preset_does(name: str, target: str) -> None:
@@ -296,7 +294,7 @@ def test_a_program_turns_as_a_rope_of_no_preset_does(name: str, target: str) -> 
     assert_turns(model_of(OTHERS[name]), target)
 
 
-@given(resolved_ropes(), st.sampled_from(sorted({*TARGETS} & {*PROGRAMS} - IMPORT_LARGE_LIBRARIES)))
+@given(resolved_ropes(), st.sampled_from(sorted({*EVERY_PROGRAM} - IMPORT_LARGE_LIBRARIES)))
 @settings(max_examples=50)
 def test_a_program_turns_as_any_rope_does(rope: Rope, target: str) -> None:
     """Of every law, axes and pairing; or the reason why it cannot is true of it."""
