@@ -175,6 +175,15 @@ def check_token(
 EVERY_PROGRAM = sorted({*TARGETS} & {*PROGRAMS})
 
 
+def every_day(*targets: str) -> list[Any]:
+    """Parameters of these targets; the everyday tests run those that import fast."""
+    large = [pytest.mark.programs]
+    return [
+        pytest.param(target, marks=large if target in IMPORT_LARGE_LIBRARIES else [])
+        for target in targets
+    ]
+
+
 def cases() -> Iterator[Any]:
     """Each preset for each program; the everyday tests have a few for those that import fast."""
     for target in EVERY_PROGRAM:
@@ -199,13 +208,10 @@ MIXED = Mixed(np.random.default_rng(0).standard_normal((2, 32)).tolist())
 )
 @pytest.mark.parametrize(
     "target",
-    [
-        "flash-attn",
-        "flashinfer",
-        "rotary-embedding-torch",
-        "transformer-engine",
-        *(pytest.param(target, marks=pytest.mark.programs) for target in ("liger", "onnx")),
-    ],
+    every_day(
+        *("flash-attn", "flashinfer", "rotary-embedding-torch", "transformer-engine"),
+        *("liger", "onnx"),
+    ),
 )
 def test_a_program_turns_each_pair_by_its_axis(name: str, target: str) -> None:
     """Tokens of pictures and videos, whose coordinates differ."""
@@ -324,7 +330,9 @@ def model_of(rope: Rope) -> LayerRopes:
     return LayerRopes(name="any", layer_kinds=("any",), kinds={"any": rope}, context=64)
 
 
-@pytest.mark.parametrize("target", ["exllamav3", "mlx-lm", "sglang", "transformers", "vllm"])
+@pytest.mark.parametrize(
+    "target", every_day("exllamav3", "mlx-lm", "sglang", "transformers", "vllm")
+)
 def test_a_kind_of_layer_without_a_rope_has_an_empty_block(target: str) -> None:
     """Where each kind has a block of its own."""
     kinds = {"full": LLAMA, "sliding": replace(LLAMA, base=10_000.0), "none": None}
@@ -350,7 +358,7 @@ WITH_AXES = {
 
 @pytest.mark.parametrize("name", WITH_AXES)
 @pytest.mark.parametrize(
-    "target", ["exllamav3", "maxtext", "megatron", "sglang", "tensorrt-llm", "vllm"]
+    "target", every_day("exllamav3", "maxtext", "megatron", "sglang", "tensorrt-llm", "vllm")
 )
 def test_each_axis_drives_its_pairs(name: str, target: str) -> None:
     """Tokens of an image, whose coordinates differ."""
