@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,10 @@ import pytest
 
 import phasor
 
-SRC = Path(phasor.__file__).parent
+FOLDER = Path(phasor.__file__).parent
+# the text of every file of the package, by its path; tests plant lines in a copy of this
+Files = dict[str, str]
+SRC: Files = {p.relative_to(FOLDER).as_posix(): p.read_text("utf-8") for p in FOLDER.rglob("*.py")}
 
 # "phasor" is the package itself, which offers what stands before it; all other modules are the core
 ROOMS = (
@@ -37,14 +39,10 @@ USE_TORCH = ("torch", "files.checkpoint.programs", "cli.demo")
 MOST_LINES = 500
 
 
-def modules(src: Path) -> dict[str, Path]:
-    """Every module of the package at ``src``, by its name within the package."""
-    found = {}
-    for path in src.rglob("*.py"):
-        parts = path.relative_to(src).with_suffix("").parts
-        parts = parts[:-1] if parts[-1] == "__init__" else parts
-        found[".".join(parts) or "phasor"] = path
-    return found
+def modules(src: Files) -> dict[str, str]:
+    """The file of every module of the package ``src``, by its name within the package."""
+    names = {path: path.removesuffix(".py").removesuffix("__init__").strip("/") for path in src}
+    return {name.replace("/", ".") or "phasor": path for path, name in names.items()}
 
 
 @functools.cache  # by text: a copy of the package has nearly the same files
@@ -61,13 +59,13 @@ def imported(text: str, package: tuple[str, ...]) -> list[tuple[str, ...]]:
     return found
 
 
-def uses(src: Path) -> Iterator[tuple[str, str]]:
+def uses(src: Files) -> Iterator[tuple[str, str]]:
     """Pairs of a module and a module of the package, or of torch, that it imports."""
     known = modules(src)
     for name, path in known.items():
         inside = () if name == "phasor" else tuple(name.split("."))
-        package = ("phasor", *(inside if path.stem == "__init__" else inside[:-1]))
-        for target in imported(path.read_text("utf-8"), package):
+        package = ("phasor", *(inside if path.endswith("__init__.py") else inside[:-1]))
+        for target in imported(src[path], package):
             if target[0] == "torch":
                 yield name, "<torch>"
             if target[0] == "phasor":
@@ -83,7 +81,7 @@ def room_of(module: str) -> str:
     return "cli" if first == "__main__" else first if first in ROOMS else "core"
 
 
-def back_edges(src: Path) -> set[tuple[str, str]]:
+def back_edges(src: Files) -> set[tuple[str, str]]:
     """Imports of a room that stands after the importer's, and those that close a circle."""
     edges = {edge for edge in uses(src) if edge[1] != "<torch>"}
     imports: dict[str, set[str]] = {}
@@ -107,7 +105,7 @@ def back_edges(src: Path) -> set[tuple[str, str]]:
     }
 
 
-def strays_to_torch(src: Path) -> set[str]:
+def strays_to_torch(src: Files) -> set[str]:
     """Modules that import torch and may not."""
     return {
         name
@@ -116,16 +114,10 @@ def strays_to_torch(src: Path) -> set[str]:
     }
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """The package, to be spoilt."""
-    return Path(shutil.copytree(SRC, tmp_path / "phasor"))
-
-
-def plant(copy: Path, name: str, line: str) -> None:
-    """Write ``line`` at the end of a module of the copy."""
-    path = modules(copy)[name]
-    path.write_text(f"{path.read_text('utf-8')}\n\n{line}\n", "utf-8")
+def planted(name: str, line: str, src: Files = SRC) -> Files:
+    """The package with ``line`` at the end of a module."""
+    path = modules(src)[name]
+    return src | {path: f"{src[path]}\n\n{line}\n"}
 
 
 def test_imports_point_one_way() -> None:
@@ -166,18 +158,17 @@ def test_the_walk_sees_the_imports_there_are() -> None:
     ],
     ids=lambda value: str(value).replace("\n", " "),
 )
-def test_a_planted_back_edge_is_found(copy: Path, name: str, line: str, edge: str) -> None:
+def test_a_planted_back_edge_is_found(name: str, line: str, edge: str) -> None:
     """In every form in which Python can write an import."""
-    plant(copy, name, line)
-    assert (name, edge) in back_edges(copy)
+    assert (name, edge) in back_edges(planted(name, line))
 
 
-def test_a_new_module_needs_no_place_but_may_close_no_circle(copy: Path) -> None:
+def test_a_new_module_needs_no_place_but_may_close_no_circle() -> None:
     """A leaf is free to import what its room may; what imports it may not be among that."""
-    (copy / "shortcuts.py").write_text("from phasor.rope import Rope\n", "utf-8")
-    assert back_edges(copy) == set()
-    plant(copy, "rope", "from phasor import shortcuts")
-    assert back_edges(copy) == {("shortcuts", "rope"), ("rope", "shortcuts")}
+    more = SRC | {"shortcuts.py": "from phasor.rope import Rope\n"}
+    assert back_edges(more) == set()
+    circle = planted("rope", "from phasor import shortcuts", more)
+    assert back_edges(circle) == {("shortcuts", "rope"), ("rope", "shortcuts")}
 
 
 def test_only_the_torch_package_imports_torch() -> None:
@@ -188,25 +179,24 @@ def test_only_the_torch_package_imports_torch() -> None:
 @pytest.mark.parametrize(
     "line", ["import torch", "import torch.nn as nn", "def late():\n    from torch import Tensor"]
 )
-def test_a_planted_import_of_torch_is_found(copy: Path, line: str) -> None:
+def test_a_planted_import_of_torch_is_found(line: str) -> None:
     """Late ones too."""
-    plant(copy, "angles", line)
-    assert strays_to_torch(copy) == {"angles"}
+    assert strays_to_torch(planted("angles", line)) == {"angles"}
 
 
 @functools.cache
 def prints(text: str) -> bool:
     """Whether a file calls what prints."""
-    return any(
-        isinstance(node, ast.Call)
-        and ast.unparse(node.func) in ("print", "click.echo", "click.secho", "Console")
+    calls = ("print", "click.echo", "click.secho", "Console")
+    return any(name in text for name in calls) and any(
+        isinstance(node, ast.Call) and ast.unparse(node.func) in calls
         for node in ast.walk(ast.parse(text))
     )
 
 
-def printers(src: Path) -> set[str]:
+def printers(src: Files) -> set[str]:
     """Modules that print by themselves."""
-    return {name for name, path in modules(src).items() if prints(path.read_text("utf-8"))}
+    return {name for name, path in modules(src).items() if prints(src[path])}
 
 
 def test_what_is_printed_goes_one_way() -> None:
@@ -215,16 +205,14 @@ def test_what_is_printed_goes_one_way() -> None:
 
 
 @pytest.mark.parametrize("line", ["print(1)", "click.echo(1)", "Console().rule()"])
-def test_a_planted_print_is_found(copy: Path, line: str) -> None:
+def test_a_planted_print_is_found(line: str) -> None:
     """By whichever way."""
-    plant(copy, "describe", line)
-    assert "describe" in printers(copy)
+    assert "describe" in printers(planted("describe", line))
 
 
 def test_no_file_is_long() -> None:
     """What does not fit is two things."""
-    lengths = {str(p.relative_to(SRC)): len(p.read_text("utf-8").splitlines()) for p in
-               SRC.rglob("*.py")}  # fmt: skip
+    lengths = {path: len(text.splitlines()) for path, text in SRC.items()}
     assert {name: n for name, n in lengths.items() if n > MOST_LINES} == {}
 
 
@@ -251,14 +239,14 @@ def export_order(name: str) -> tuple[int, str]:
     return kind, name
 
 
-def hidden_modules(src: Path) -> set[str]:
+def hidden_modules(src: Files) -> set[str]:
     """Modules whose package has something else of the same name: no dotted path reaches them."""
     known = modules(src)
     return {
         f"{package}.{alias.name}".removeprefix("phasor.")
         for package, path in known.items()
-        if path.name == "__init__.py"
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if path.endswith("__init__.py")
+        for node in ast.walk(ast.parse(src[path]))
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
         if f"{package}.{alias.name}".removeprefix("phasor.") in known
@@ -266,8 +254,8 @@ def hidden_modules(src: Path) -> set[str]:
     }
 
 
-def test_no_module_hides_behind_a_name_of_its_package(copy: Path) -> None:
+def test_no_module_hides_behind_a_name_of_its_package() -> None:
     """``phasor.papers.decay`` would be the function, and the file of that name out of reach."""
     assert hidden_modules(SRC) == set()
-    plant(copy, "papers", "from phasor.papers.distances import bounds")
-    assert hidden_modules(copy) == {"papers.bounds"}
+    spoilt = planted("papers", "from phasor.papers.distances import bounds")
+    assert hidden_modules(spoilt) == {"papers.bounds"}

@@ -6,12 +6,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import phasor
 from phasor.jax import rotate
-
-pytestmark = pytest.mark.compile
 
 
 class Layer(eqx.Module):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from phasor.torch import attention
+from phasor.torch._operator import cpu
 
 from .torch_oracle import implementations, run_on
 
@@ -25,6 +26,20 @@ def forget_graphs() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def one_graph(forget_graphs: None) -> Iterator[None]:
+    """The same, and a second graph for one function is an error."""
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        yield
+
+
+@pytest.fixture(params=cpu.paths())
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every instruction set that this machine has, one after the other."""
+    run_on(request.param, monkeypatch)
+    return request.param
 
 
 @pytest.fixture(params=implementations())

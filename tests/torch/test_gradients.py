@@ -26,8 +26,15 @@ def leaf(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tens
     return normal(*shape, dtype=dtype, seed=seed).requires_grad_()
 
 
-@pytest.mark.parametrize("inverse", [False, True])
-@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize(
+    ("rope", "inverse"),
+    [
+        pytest.param(HALF, False, id="half"),
+        pytest.param(MIXED, True, id="mixed, inverse"),
+        pytest.param(HALF, True, id="half, inverse", marks=pytest.mark.slow),
+        pytest.param(MIXED, False, id="mixed", marks=pytest.mark.slow),
+    ],
+)
 def test_first_and_second_derivatives_are_numerically_right(rope: Rope, inverse: bool) -> None:
     """Backward, forward mode, batched gradients, and the derivative of the backward."""
 
@@ -60,7 +67,11 @@ def test_derivatives_are_right_in_place(rope: Rope) -> None:
 
 @pytest.mark.parametrize(
     ("pairing_out", "verb", "inverse"),
-    [("half", rotate_by, False), ("interleaved", rotate_by, True), ("half", rotate_by_, True)],
+    [
+        ("interleaved", rotate_by, True),
+        pytest.param("half", rotate_by, False, marks=pytest.mark.slow),
+        pytest.param("half", rotate_by_, True, marks=pytest.mark.slow),
+    ],
 )
 def test_learned_rows_are_differentiable(
     pairing_out: str, verb: Callable[..., Tensor], inverse: bool

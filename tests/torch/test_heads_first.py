@@ -121,6 +121,7 @@ def test_cos_and_sin_that_are_learned_have_the_same_gradients() -> None:
     assert torch.equal(*gradients)
 
 
+@pytest.mark.compile
 def test_it_compiles_and_exports_without_a_break() -> None:
     """One graph, new and in place; the exported program gives the same bits."""
 

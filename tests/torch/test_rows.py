@@ -80,7 +80,10 @@ WAYS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+COMPILED = [pytest.param(way, marks=pytest.mark.compile) for way in ("aot_eager", "export")]
+
+
+@pytest.mark.parametrize("way", ["at once", "vmap", "make_fx", *COMPILED])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_are_exact_to_the_ends_of_int64(way: str, dtype: torch.dtype) -> None:
     """Both ways, on one axis and on several."""
@@ -192,7 +195,7 @@ def test_rows_of_tensors_without_values_have_their_shape() -> None:
     assert_rows(cos_sin(FAR, rope), FAR, rope)
 
 
-@pytest.mark.parametrize("way", ["aot_eager", "export", "fake"])
+@pytest.mark.parametrize("way", ["fake", *COMPILED])
 def test_keys_are_retuned_in_graphs(way: str) -> None:
     """Compiled and exported with the numbers of the eager call; no value is asked for."""
     old, new = HALF, Rope(head_dim=16, pairing="half", base=10_000.0)

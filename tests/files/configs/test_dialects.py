@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from phasor import ConfigError, preset
-from phasor.axes import InterleavedSections, Sectioned
 from phasor.files.configs import load
 from phasor.scaling import Linear, Llama3, LongRope, PerPair, Yarn
 
@@ -181,23 +180,6 @@ def test_other_types_read_the_same_three_keys_as_their_own() -> None:
     assert load(MLX | {"model_type": "distilbert", "hidden_dim": 3072}).ropes == ()
 
 
-GGUF_PAIRINGS = {
-    "llama": "interleaved",
-    "command-r": "interleaved",
-    "chatglm": "interleaved",
-    "qwen2": "half",
-    "gptneox": "half",
-    "gemma2": "half",
-    "gpt-oss": "half",
-}
-
-
-@pytest.mark.parametrize("architecture", GGUF_PAIRINGS)
-def test_gguf_pairing_is_llama_cpps(architecture: str) -> None:
-    """GGUF files store Llama's weights in interleaved pairs again."""
-    assert load(gguf(architecture)).ropes[0].pairing == GGUF_PAIRINGS[architecture]
-
-
 def test_gguf_widths() -> None:
     """key_length is the head, rope.dimension_count its rotated part."""
     metadata = gguf("stablelm", attention__key_length=80, rope__dimension_count=20)
@@ -225,27 +207,6 @@ def test_gguf_takes_llama_3_divisors_as_a_list() -> None:
     assert scaled.ropes[0].scaling == PerPair(factors=tuple(divisors))
     assert any("rope_freqs.weight" in note for note in load(gguf()).notes)
     assert scaled.notes == ()
-
-
-def test_gguf_longrope_needs_its_tensors() -> None:
-    """Both lists come as the tensors' names; attn_factor is the factor on cos and sin."""
-    keys = {
-        "rope__scaling__type": "longrope",
-        "rope__scaling__original_context_length": 2048,
-        "rope__scaling__attn_factor": 1.25,
-    }
-    with pytest.raises(ConfigError, match=r"rope_factors_short\.weight"):
-        load(gguf("phi3", **keys))
-    lists = {"rope_factors_short.weight": [1.0] * 64, "rope_factors_long.weight": [2.0] * 64}
-    (rope,) = load(gguf("phi3", **keys) | lists).ropes
-    assert rope.scaling == LongRope(
-        short_factors=(1.0,) * 64,
-        long_factors=(2.0,) * 64,
-        original_max_positions=2048,
-        factor=4.0,
-        short_attention_factor=1.25,
-        long_attention_factor=1.25,
-    )
 
 
 LISTS = {"rope_factors_short.weight": [3.0] * 64, "rope_factors_long.weight": [2.0] * 64}
@@ -289,23 +250,8 @@ def test_gguf_log_multiplier_where_the_softmax_is_left_alone() -> None:
     assert ropes.softmax_factor == 1.0
 
 
-GGUF_AXES = {
-    "qwen2vl": ([16, 24, 24, 0], Sectioned((16, 24, 24))),
-    "qwen3vl": ([24, 20, 20, 0], InterleavedSections((24, 20, 20))),
-}
-
-
-@pytest.mark.parametrize("architecture", GGUF_AXES)
-def test_gguf_sections(architecture: str) -> None:
-    """Four sections are stored, the last of them unused."""
-    sections, expected = GGUF_AXES[architecture]
-    assert load(gguf(architecture, rope__dimension_sections=sections)).ropes[0].axes == expected
-
-
 # which of four layers rotate
 GGUF_LAYERS = {
-    "llama4": (gguf("llama4"), "1110"),
-    "cohere2": (gguf("cohere2"), "1110"),
     "qwen3next": (gguf("qwen3next"), "0001"),
     "LFM2, whose other layers have no key heads": (
         gguf("lfm2", attention__head_count_kv=[0, 2, 0, 2]),
@@ -321,17 +267,6 @@ def test_gguf_layers_without_rope(name: str) -> None:
     """Patterns of the architecture, and layers that are no attention at all."""
     metadata, expected = GGUF_LAYERS[name]
     assert "".join("0" if rope is None else "1" for rope in load(metadata)) == expected
-
-
-def test_gguf_gemma_3_has_two_bases() -> None:
-    """Local layers: base 10000, unscaled; global ones as the metadata say."""
-    ropes = load(
-        gguf("gemma3", block_count=6, attention__sliding_window=512, rope__scaling__factor=8.0)
-    )
-    assert [(rope.base, rope.scaling) for rope in ropes.ropes] == [
-        (10000.0, None),
-        (500000.0, Linear(factor=8.0)),
-    ]
 
 
 WRONG = {
@@ -365,6 +300,10 @@ WRONG = {
     "one list of two": (
         gguf() | {"rope_factors_long.weight": [1.0] * 64},
         r"rope_factors_short\.weight and rope_factors_long\.weight .* needs both",
+    ),
+    "a longrope without lists": (
+        gguf("phi3", rope__scaling__type="longrope", rope__scaling__factor=4.0),
+        r"rope_factors_short\.weight",
     ),
     "lists beside yarn": (
         gguf(rope__scaling__type="yarn", rope__scaling__factor=4.0) | LISTS,

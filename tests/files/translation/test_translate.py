@@ -171,16 +171,22 @@ def check_token(
         assert np.array_equal(turned[untouched], x[untouched].astype(np.float64))
 
 
-#: The targets that are run or described, for the everyday tests those that import fast.
-EVERY_PROGRAM = [
-    pytest.param(target, marks=[pytest.mark.programs] if target in IMPORT_LARGE_LIBRARIES else [])
-    for target in sorted({*TARGETS} & {*PROGRAMS})
-]
+#: The targets that are run or described.
+EVERY_PROGRAM = sorted({*TARGETS} & {*PROGRAMS})
+
+
+def every_day(*targets: str) -> list[Any]:
+    """Parameters of these targets; the everyday tests run those that import fast."""
+    large = [pytest.mark.programs]
+    return [
+        pytest.param(target, marks=large if target in IMPORT_LARGE_LIBRARIES else [])
+        for target in targets
+    ]
 
 
 def cases() -> Iterator[Any]:
     """Each preset for each program; the everyday tests have a few for those that import fast."""
-    for target in sorted({*TARGETS} & {*PROGRAMS}):
+    for target in EVERY_PROGRAM:
         for name in ropes_of_presets():
             everyday = name in EVERYDAY and target not in IMPORT_LARGE_LIBRARIES
             marks = [] if everyday else [pytest.mark.programs]
@@ -202,13 +208,10 @@ MIXED = Mixed(np.random.default_rng(0).standard_normal((2, 32)).tolist())
 )
 @pytest.mark.parametrize(
     "target",
-    [
-        "flash-attn",
-        "flashinfer",
-        "rotary-embedding-torch",
-        "transformer-engine",
-        *(pytest.param(target, marks=pytest.mark.programs) for target in ("liger", "onnx")),
-    ],
+    every_day(
+        *("flash-attn", "flashinfer", "rotary-embedding-torch", "transformer-engine"),
+        *("liger", "onnx"),
+    ),
 )
 def test_a_program_turns_each_pair_by_its_axis(name: str, target: str) -> None:
     """Tokens of pictures and videos, whose coordinates differ."""
@@ -289,6 +292,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.programs
 @each("name", OTHERS)
 @pytest.mark.parametrize("target", EVERY_PROGRAM)
 def test_a_program_turns_as_a_rope_of_no_preset_does(name: str, target: str) -> None:
@@ -296,7 +300,7 @@ def test_a_program_turns_as_a_rope_of_no_preset_does(name: str, target: str) -> 
     assert_turns(model_of(OTHERS[name]), target)
 
 
-@given(resolved_ropes(), st.sampled_from(sorted({*TARGETS} & {*PROGRAMS} - IMPORT_LARGE_LIBRARIES)))
+@given(resolved_ropes(), st.sampled_from(sorted({*EVERY_PROGRAM} - IMPORT_LARGE_LIBRARIES)))
 @settings(max_examples=50)
 def test_a_program_turns_as_any_rope_does(rope: Rope, target: str) -> None:
     """Of every law, axes and pairing; or the reason why it cannot is true of it."""
@@ -326,7 +330,9 @@ def model_of(rope: Rope) -> LayerRopes:
     return LayerRopes(name="any", layer_kinds=("any",), kinds={"any": rope}, context=64)
 
 
-@pytest.mark.parametrize("target", ["exllamav3", "mlx-lm", "sglang", "transformers", "vllm"])
+@pytest.mark.parametrize(
+    "target", every_day("exllamav3", "mlx-lm", "sglang", "transformers", "vllm")
+)
 def test_a_kind_of_layer_without_a_rope_has_an_empty_block(target: str) -> None:
     """Where each kind has a block of its own."""
     kinds = {"full": LLAMA, "sliding": replace(LLAMA, base=10_000.0), "none": None}
@@ -352,7 +358,7 @@ WITH_AXES = {
 
 @pytest.mark.parametrize("name", WITH_AXES)
 @pytest.mark.parametrize(
-    "target", ["exllamav3", "maxtext", "megatron", "sglang", "tensorrt-llm", "vllm"]
+    "target", every_day("exllamav3", "maxtext", "megatron", "sglang", "tensorrt-llm", "vllm")
 )
 def test_each_axis_drives_its_pairs(name: str, target: str) -> None:
     """Tokens of an image, whose coordinates differ."""

@@ -9,7 +9,7 @@ import contextlib
 import copy
 import io
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,20 +23,14 @@ from phasor import Rope
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
 
 from ...rotation_cases import THREE
-from ..torch_cases import HALF, MIXED, PLACES
+from ..torch_cases import HALF, MIXED, PLACES, rows_of
 from ..torch_oracle import agree, assert_rotated, normal
 
 SEQUENCES = [5, 6, 9, 17]
 BACKENDS = ["eager", "aot_eager", "inductor"]
 
 
-@pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
-    """Every test compiles from nothing, and a second graph for one function is an error."""
-    torch._dynamo.reset()
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("one_graph")
 
 
 def compiled(function: Callable[..., Any], backend: str = "aot_eager") -> Callable[..., Any]:
@@ -115,15 +109,9 @@ VERBS: dict[str, Callable[..., Any]] = {
     "query and key": lambda x, p: rotate_qk(x, x[:, :, :1] * 2, p, HALF, inverse=True, gain=1.5),
     "in place": lambda x, p: rotate_(x * 2, p, MIXED) + 1,
     "in place, both": lambda x, p: rotate_qk_(x * 2, x[:, :, :1] * 3, p, MIXED),
-    "rows": lambda x, p: rotate_by(x, *rows(p), pairing="half", pairing_out="interleaved"),
-    "rows in place": lambda x, p: rotate_by_(x * 2, *rows(p), pairing="half", inverse=True),
+    "rows": lambda x, p: rotate_by(x, *rows_of(p), pairing="half", pairing_out="interleaved"),
+    "rows in place": lambda x, p: rotate_by_(x * 2, *rows_of(p), pairing="half", inverse=True),
 }
-
-
-def rows(places: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows made in the graph, of numbers that every compiler makes alike."""
-    steps = torch.tensor([1.0, 0.5, 0.25])
-    return places[:, None] * steps, places[:, None] - steps
 
 
 def both(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

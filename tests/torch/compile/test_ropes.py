@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -24,12 +24,7 @@ GROWING = Rope(head_dim=8, pairing="half", scaling=NTK)
 LENGTHS = [5, 9, 16]
 
 
-@pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
-    """Every test compiles from nothing."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("forget_graphs")
 
 
 def law(scaling: object) -> Callable[[Tensor], Rope]:

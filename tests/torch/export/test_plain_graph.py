@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,10 @@ from phasor.angles import COS_SIN_ERROR_FLOAT32
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
 
 from ...rotation_cases import THREE
-from ..torch_cases import HALF, MIXED, PLACES
+from ..torch_cases import HALF, MIXED, PLACES, rows_of
 from ..torch_oracle import assert_rotated, normal
 
-
-@pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
-    """Every test compiles from nothing, and a second graph for one function is an error."""
-    torch._dynamo.reset()
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("one_graph")
 
 
 class Graphs:
@@ -47,12 +40,6 @@ class Graphs:
         return {str(node.target) for graph in self.seen for node in graph.graph.nodes}
 
 
-def rows(places: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows that no position makes."""
-    steps = torch.tensor([1.0, 0.5, 0.25])
-    return places[:, None] * steps, places[:, None] - steps
-
-
 VERBS: dict[str, Callable[..., Any]] = {
     "one": lambda x, p, b: rotate(x, p, MIXED, gain=1.5, backend=b),
     "both": lambda x, p, b: rotate_qk(x, x[:, :, :1] * 2, p, HALF, inverse=True, backend=b),
@@ -60,8 +47,8 @@ VERBS: dict[str, Callable[..., Any]] = {
     "axes": lambda x, p, b: rotate(x, torch.stack((p, p * 2, p * 3), -1), THREE, backend=b),
     "in place": lambda x, p, b: rotate_(x * 2, p, MIXED, backend=b),
     "in place, both": lambda x, p, b: rotate_qk_(x * 2, x[:, :, :1] * 3, p, HALF, backend=b),
-    "rows": lambda x, p, b: rotate_by(x, *rows(p), pairing="half", backend=b),
-    "rows in place": lambda x, p, b: rotate_by_(x * 2, *rows(p), pairing="half", backend=b),
+    "rows": lambda x, p, b: rotate_by(x, *rows_of(p), pairing="half", backend=b),
+    "rows in place": lambda x, p, b: rotate_by_(x * 2, *rows_of(p), pairing="half", backend=b),
 }
 
 

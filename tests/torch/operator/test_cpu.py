@@ -32,13 +32,6 @@ PLACES = [0, 1, 1023, 1024, 70_001, -(2**63), 2**31 + 7, 2**63 - 1, -1, -2000, -
 WIDTHS = {"64": 64, "128": 128, "160": 160, "24": 24, "10": 10, "2": 2}
 
 
-@pytest.fixture(params=cpu.paths())
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every instruction set that this machine has, one after the other."""
-    run_on(request.param, monkeypatch)
-    return request.param
-
-
 def test_the_paths_of_this_machine_are_all_there() -> None:
     """What the processor says it can is what is tested; portable code always is."""
     names = cpu.paths()

@@ -39,13 +39,6 @@ ROPES = {
 }
 
 
-@pytest.fixture(params=cpu.paths())
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every instruction set that this machine has, one after the other."""
-    run_on(request.param, monkeypatch)
-    return request.param
-
-
 def some_positions(count: int) -> list[int]:
     """Of every size, half of them negative."""
     draw = random.Random(1)
