@@ -1,6 +1,6 @@
 """Settings and code with which other programs rotate like a rope, or the reason for none.
 
-A file for each target, or for a few that share code; `TARGETS` lists them.
+A file for each target, or for a few that share code; `TARGETS` lists those of all files.
 """
 
 from __future__ import annotations
@@ -41,31 +41,9 @@ from phasor.scaling import Rule
 
 __all__ = ["TARGETS", "ProgramSettings", "Target", "Translation", "TranslationError", "translate"]
 
-TARGETS: Mapping[str, Target] = {
-    target.name: target
-    for target in (
-        config_dialects.EXLLAMAV3,
-        kernels.FLASH_ATTN,
-        kernels.FLASHINFER,
-        ggml.GGUF,
-        kernels.LIGER,
-        ggml.LLAMA_CPP,
-        training.LITGPT,
-        training.MAXTEXT,
-        training.MEGATRON,
-        config_dialects.META,
-        libraries.MLX,
-        config_dialects.MLX_LM,
-        kernels.ONNX,
-        libraries.ROTARY_EMBEDDING_TORCH,
-        config_files.SGLANG,
-        config_dialects.TENSORRT_LLM,
-        libraries.TORCHTUNE,
-        kernels.TRANSFORMER_ENGINE,
-        config_files.TRANSFORMERS,
-        config_files.VLLM,
-    )
-}
+_FILES = config_dialects, config_files, ggml, kernels, libraries, training
+_LISTED = (one for file in _FILES for one in vars(file).values() if isinstance(one, Target))
+TARGETS: Mapping[str, Target] = {one.name: one for one in sorted(_LISTED, key=lambda it: it.name)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
