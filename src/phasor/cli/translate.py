@@ -19,7 +19,7 @@ _PROOF = {
 
 
 def _complete(_context: object, _parameter: object, begun: str) -> list[str]:
-    return [name for name in sorted(TARGETS) if name.startswith(begun)]
+    return [name for name in TARGETS if name.startswith(begun)]
 
 
 @click.command(epilog="Example: phasor translate llama-3.1-8b --to gguf")
@@ -61,10 +61,10 @@ def print_targets(*, as_json: bool) -> None:
     """Print the known programs."""
     if as_json:
         names = ("name", "program", "source", "checked")
-        print_json([{name: getattr(TARGETS[t], name) for name in names} for t in sorted(TARGETS)])
+        print_json([{name: getattr(TARGETS[t], name) for name in names} for t in TARGETS])
         return
     screen = Screen()
-    for name in sorted(TARGETS):
+    for name in TARGETS:
         target = TARGETS[name]
         screen.print_line((f"--to {name}", "bold"))
         screen.print_line(f"  {target.program}; {_PROOF[target.checked]}")

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -189,7 +188,8 @@ def verify(
         for name, data in plan.other_files.items():
             _compare_other_file(plan, result / name, data)
         for name, file in plan.files.items():
-            path, header = plan.location(name, result), read_header(plan.location(name, result))
+            path = plan.location(name, result)
+            header = read_header(path)
             if header.data != file.header:
                 source = plan.location(name, plan.path) if plan.program is None else "the plan"
                 raise refusal("other_header", path=path, source=source)
@@ -349,20 +349,17 @@ def _write_file(file: ResultFile, path: Path, advance: Advance) -> None:
 @contextmanager
 def _partial_path(final: Path, *, is_folder: bool) -> Generator[Path]:
     """A temporary path beside ``final``, deleted afterwards unless it was renamed."""
-    folder = None
+    names = {"prefix": f".{final.name}.", "suffix": ".partial", "dir": str(final.parent)}
     try:
-        folder = tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".partial", dir=final.parent)
-        # mkdtemp's folder is readable by its owner only; files inside get the usual permissions
-        path = Path(folder) / "partial"
-        if is_folder:
-            path.mkdir()
-        yield path
+        with tempfile.TemporaryDirectory(**names, ignore_cleanup_errors=True) as folder:
+            # this is readable by its owner only; files inside get the usual permissions
+            path = Path(folder) / "partial"
+            if is_folder:
+                path.mkdir()
+            yield path
     except OSError as error:
         hint = "; free some space" if error.errno == errno.ENOSPC else ""
         raise refusal("not_written", path=final, error=f"{error.strerror or error}{hint}") from None
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _refuse_existing(final: Path) -> None:

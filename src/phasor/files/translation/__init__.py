@@ -1,6 +1,6 @@
 """Settings and code with which other programs rotate like a rope, or the reason for none.
 
-A file for each target, or for a few that share code; `TARGETS` lists them.
+A file for each target, or for a few that share code; `TARGETS` lists those of all files.
 """
 
 from __future__ import annotations
@@ -41,31 +41,9 @@ from phasor.scaling import Rule
 
 __all__ = ["TARGETS", "ProgramSettings", "Target", "Translation", "TranslationError", "translate"]
 
-TARGETS: Mapping[str, Target] = {
-    target.name: target
-    for target in (
-        config_dialects.EXLLAMAV3,
-        kernels.FLASH_ATTN,
-        kernels.FLASHINFER,
-        ggml.GGUF,
-        kernels.LIGER,
-        ggml.LLAMA_CPP,
-        training.LITGPT,
-        training.MAXTEXT,
-        training.MEGATRON,
-        config_dialects.META,
-        libraries.MLX,
-        config_dialects.MLX_LM,
-        kernels.ONNX,
-        libraries.ROTARY_EMBEDDING_TORCH,
-        config_files.SGLANG,
-        config_dialects.TENSORRT_LLM,
-        libraries.TORCHTUNE,
-        kernels.TRANSFORMER_ENGINE,
-        config_files.TRANSFORMERS,
-        config_files.VLLM,
-    )
-}
+_FILES = config_dialects, config_files, ggml, kernels, libraries, training
+_LISTED = (one for file in _FILES for one in vars(file).values() if isinstance(one, Target))
+TARGETS: Mapping[str, Target] = {one.name: one for one in sorted(_LISTED, key=lambda it: it.name)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -203,11 +181,12 @@ def _write_parts(target: Target, ropes: LayerRopes, context: int) -> tuple[Progr
     wanted = model
     if not target.other_pairs_out:
         wanted = change_ropes(model, lambda rope: replace(rope, pairing_out=None))
+    given, adapted = rotating(ropes), rotating(model)
     parts: list[ProgramSettings] = []
     for part in _written(target, wanted, context):
         performed, notes = part.ropes or rotating(wanted), list(part.notes)
         for kind, rope in performed.items():
-            notes += _notes(target, ropes.kinds[kind], model.kinds[kind], rope)
+            notes += _notes(target, given[kind], adapted[kind], rope)
         parts.append(replace(part, ropes=performed, notes=tuple(dict.fromkeys(notes))))
     more: list[str] = []
     unrotated = [kind for kind, rope in ropes.kinds.items() if rope is None]
@@ -245,10 +224,8 @@ def _adapt(target: Target, rope: Rope) -> Rope:
     return other if not target.takes(rope) and target.takes(other) else rope
 
 
-def _notes(target: Target, given: Rope | None, model: Rope | None, rope: Rope) -> Iterator[str]:
+def _notes(target: Target, given: Rope, model: Rope, rope: Rope) -> Iterator[str]:
     """What the user has to do besides, for ``rope`` in place of the model's, as it was adapted."""
-    assert given is not None
-    assert model is not None
     if rope.rotary_start and target.write_rope is not None:
         yield (
             f"x is the slice of a head from coordinate {rope.rotary_start} on; the coordinates "
@@ -285,8 +262,10 @@ def _with_nearest(
 ) -> TranslationError:
     """The refusal for users: the nearest rope that the target can express, and the way to it."""
     reason, refused, length = str(refusal), refusal.rope, refusal.context or context
-    if target.alternative and _can_write(TARGETS[target.alternative], ropes, context):
-        reason = f"say --to {target.alternative}: {reason}"
+    if target.alternative:
+        with suppress(TranslationError):
+            _write_parts(TARGETS[target.alternative], ropes, context)
+            reason = f"say --to {target.alternative}: {reason}"
     expressible = _expressible_ropes(target, refusal, context)
     found = {rope: _radians_apart(refused, rope, length) for rope in expressible}
     if not found:
@@ -302,12 +281,6 @@ def _with_nearest(
     )
     message = f"{reason}; the nearest that it can is {error}: {differing}"
     return TranslationError(message, nearest=nearest, radians=radians)
-
-
-def _can_write(target: Target, ropes: LayerRopes, context: int) -> bool:
-    with suppress(TranslationError):
-        return bool(_write_parts(target, ropes, context))
-    return False
 
 
 def _expressible_ropes(

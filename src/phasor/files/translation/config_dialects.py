@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from phasor.axes import InterleavedSections, OneAxis, Sectioned
+from phasor.axes import OneAxis, Sectioned
 from phasor.files.configs.writing import WRITERS, keys_over_file, rotated_fraction
 from phasor.files.translation.config_files import (
     CONTEXT_KEY,
-    IN_CLASS,
+    ConfigTarget,
     blocks_of,
     in_config_form,
     place_notes,
@@ -220,15 +220,13 @@ def _exllamav3_multiplies_queries(factor: QueryFactor, rope: Rope | None) -> boo
     return from_0 and isinstance(law, Yarn) and law.original_max_positions == factor.length
 
 
-EXLLAMAV3 = Target(
+EXLLAMAV3 = ConfigTarget(
     name="exllamav3",
     program="keys of a model's config.json for exllamav3",
     source="https://github.com/turboderp-org/exllamav3/blob/master/exllamav3/util/rope.py",
     checked="engine",
     write=_write_exllamav3,
     backwards=True,
-    axes=(OneAxis, Sectioned, InterleavedSections),
-    class_decides=IN_CLASS,
     query_factor=_exllamav3_multiplies_queries,
 )
 

@@ -11,6 +11,7 @@ import math
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -35,6 +36,7 @@ from phasor.files.translation.target import (
     ntk_as_base,
     plain_candidates,
     rotating,
+    slice_width,
 )
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
@@ -52,8 +54,12 @@ from phasor.scaling import (
 )
 
 CONTEXT_KEY = "max_position_embeddings"
-#: No config says which pairs a model's class turns.
-IN_CLASS = "no config says which"
+#: A program whose class for a model decides which pairs turn.
+ConfigTarget = partial(
+    Target,
+    axes=(OneAxis, Sectioned, InterleavedSections),
+    class_decides="no config says which",
+)
 
 
 def in_config_form(target: Target, rope: Rope) -> Rope:
@@ -81,8 +87,7 @@ def _with_divisors(target: Target, rope: Rope) -> Rope:
 
 def slice_block(rope: Rope, context: int) -> Keys:
     """``rope_parameters`` of the slice of a head that begins with the rotation."""
-    width = rope.head_dim - rope.rotary_start
-    return rope_parameters(replace(rope, head_dim=width, rotary_start=0), context)
+    return rope_parameters(replace(rope, head_dim=slice_width(rope), rotary_start=0), context)
 
 
 def blocks_of(ropes: LayerRopes, block: Callable[[Rope], Keys]) -> tuple[Keys, list[Keys]]:
@@ -112,7 +117,7 @@ def _write_transformers(ropes: LayerRopes, context: int) -> ProgramSettings:
     return as_json(keys, place_notes(ropes), rotating(formed))
 
 
-TRANSFORMERS = Target(
+TRANSFORMERS = ConfigTarget(
     name="transformers",
     program="keys of a model's config.json",
     source="https://huggingface.co/docs/transformers/internal/rope_utils",
@@ -121,7 +126,6 @@ TRANSFORMERS = Target(
     other_pairs_out=True,
     axes=(OneAxis, Sectioned, InterleavedSections, Alternating),
     rules=(DynamicNTK, LongRope),
-    class_decides=IN_CLASS,
     query_factor=lambda factor, rope: True,
 )
 
@@ -184,7 +188,7 @@ def _write_engine(
     """
     calls = {
         kind: {
-            "head_size": rope.head_dim - rope.rotary_start,
+            "head_size": slice_width(rope),
             "max_position": context,
             "is_neox_style": rope.pairing == "half",
             **others(rope, block(rope, context)),
@@ -238,12 +242,8 @@ def _vllm_block(rope: Rope, context: int) -> Keys:
     return keys
 
 
-VLLM = Target(
-    name="vllm",
-    program="--hf-overrides of vllm serve, and the arguments of its get_rope",
-    source="https://docs.vllm.ai/en/latest/api/vllm/model_executor/layers/rotary_embedding",
-    checked="engine",
-    write=lambda ropes, context: _write_engine(
+def _write_vllm(ropes: LayerRopes, context: int) -> ProgramSettings:
+    return _write_engine(
         VLLM,
         ropes,
         context,
@@ -251,9 +251,15 @@ VLLM = Target(
         others=lambda rope, block: {"rope_parameters": block},
         module="vllm.model_executor",
         command=f"vllm serve MODEL --max-model-len {context} --hf-overrides",
-    ),
-    axes=(OneAxis, Sectioned, InterleavedSections),
-    class_decides=IN_CLASS,
+    )
+
+
+VLLM = ConfigTarget(
+    name="vllm",
+    program="--hf-overrides of vllm serve, and the arguments of its get_rope",
+    source="https://docs.vllm.ai/en/latest/api/vllm/model_executor/layers/rotary_embedding",
+    checked="engine",
+    write=_write_vllm,
     query_factor=has_steps,
 )
 
@@ -304,14 +310,12 @@ def _write_sglang(ropes: LayerRopes, context: int) -> ProgramSettings:
     )
 
 
-SGLANG = Target(
+SGLANG = ConfigTarget(
     name="sglang",
     program="--json-model-override-args of its server, and the arguments of its get_rope",
     source="https://docs.sglang.ai/advanced_features/server_arguments.html",
     checked="engine",
     write=_write_sglang,
-    axes=(OneAxis, Sectioned, InterleavedSections),
     rules=(LongRope,),
-    class_decides=IN_CLASS,
     query_factor=has_steps,
 )

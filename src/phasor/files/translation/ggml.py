@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import NoReturn
 
 import numpy as np
@@ -15,7 +16,6 @@ from phasor.files.configs.gguf import architecture_of
 from phasor.files.translation.target import (
     LLAMA4_FACTOR,
     PICK_LAW,
-    SOFTMAX_NOTE,
     Keys,
     ProgramSettings,
     Target,
@@ -29,6 +29,7 @@ from phasor.files.translation.target import (
     ntk_as_base,
     plain_candidates,
     rotating,
+    softmax_notes,
     yarn_ramp,
 )
 from phasor.layers import LayerRopes, QueryFactor
@@ -203,11 +204,7 @@ def _law_settings(rope: Rope) -> tuple[Keys, list[str]]:
             return _yarn_settings(law)
     keys: Keys = {} if rope.attention_factor == 1 else {_GAIN_KEY: rope.attention_factor}
     keys["rope_freqs.weight"] = base_and_divisors(rope)[1]
-    return keys, [_TENSOR_NOTE, *_softmax_notes(rope.softmax_factor)]
-
-
-def _softmax_notes(factor: float) -> list[str]:
-    return [] if factor == 1 else [SOFTMAX_NOTE.format(factor=factor)]
+    return keys, [_TENSOR_NOTE, *softmax_notes(rope.softmax_factor)]
 
 
 def _longrope_settings(law: LongRope) -> tuple[Keys, list[str]]:
@@ -261,7 +258,7 @@ def _yarn_settings(law: Yarn) -> tuple[Keys, list[str]]:
     key_gain = gain / yarn_multiplier(law.factor, 1.0)
     if key_gain != 1:
         keys[_GAIN_KEY] = key_gain
-    return keys, [*notes, *_softmax_notes(softmax)]
+    return keys, [*notes, *softmax_notes(softmax)]
 
 
 def _writing_code(settings: Keys) -> str:
@@ -286,23 +283,23 @@ def _multiplies_queries(factor: QueryFactor, _rope: Rope | None) -> bool:
     return (has_steps(factor) and factor.first == 0) or factor == LLAMA4_FACTOR
 
 
-def _takes(rope: Rope) -> bool:
-    return rope.pairing == "half" or rope.axes.n_axes == 1
+_Ggml = partial(
+    Target,
+    checked="engine",
+    takes=lambda rope: rope.pairing == "half" or rope.axes.n_axes == 1,
+    axes=(OneAxis, Sectioned, InterleavedSections),
+    query_factor=_multiplies_queries,
+)
 
-
-GGUF = Target(
+GGUF = _Ggml(
     name="gguf",
     program="Python that writes metadata and tensors of a file for llama.cpp",
     source="https://github.com/ggml-org/ggml/blob/master/docs/gguf.md",
-    checked="engine",
     write=_write_gguf,
-    takes=_takes,
     backwards=True,
-    axes=(OneAxis, Sectioned, InterleavedSections),
     rules=(LongRope,),
     softmax_note="",
     leaves_layers="The architecture",
-    query_factor=_multiplies_queries,
 )
 
 
@@ -369,14 +366,10 @@ def _scaling_flags(rope: Rope) -> Keys:
     )
 
 
-LLAMA_CPP = Target(
+LLAMA_CPP = _Ggml(
     name="llama.cpp",
     program="flags for a GGUF file without scaling",
     alternative="gguf",
     source="https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md",
-    checked="engine",
     write=_write_llama_cpp,
-    takes=_takes,
-    axes=(OneAxis, Sectioned, InterleavedSections),
-    query_factor=_multiplies_queries,
 )

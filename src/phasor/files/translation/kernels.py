@@ -19,6 +19,7 @@ from phasor.files.translation.target import (
     keyword_lines,
     law_numbers,
     linear_factor,
+    slice_width,
 )
 from phasor.rope import Rope
 from phasor.scaling import Llama3
@@ -35,7 +36,7 @@ def _tables(
     Tokens with a coordinate on each of several axes have no row in a table of positions: ``cos``
     and ``sin`` ``[seq, pairs]``, in the ``form`` of a call on them, have one for each token.
     """
-    if _has_one_axis(rope):
+    if rope.axes.n_axes == 1:
         names = {"rope": rope, "program": program, "max_positions": context}
         return (
             {**names, "gain": rope.attention_factor},
@@ -55,31 +56,22 @@ def _tables(
     )
 
 
-def _has_one_axis(rope: Rope) -> bool:
-    return rope.axes.n_axes == 1
-
-
-def _width(rope: Rope) -> int:
-    """Coordinates from the first rotated one to the end of the head."""
-    return rope.head_dim - rope.rotary_start
-
-
 # flash-attention: cos and sin of its ``apply_rotary_emb``.
 
 _LARGEST_FLASH_ATTN_WIDTH = 256
 
 
 def _write_flash_attn(rope: Rope, context: int) -> ProgramSettings:
-    if _width(rope) > _LARGEST_FLASH_ATTN_WIDTH:
+    if slice_width(rope) > _LARGEST_FLASH_ATTN_WIDTH:
         raise TranslationError(
-            f"flash-attn cannot express heads of {_width(rope)} coordinates: its kernel says "
+            f"flash-attn cannot express heads of {slice_width(rope)} coordinates: its kernel says "
             f"'Only support headdim <= {_LARGEST_FLASH_ATTN_WIDTH}'; rotate with flashinfer, "
             "liger or phasor.torch.rotate"
         )
     options = "dtype=x.dtype, device=x.device"
     variables, imports, tables = _tables(rope, context, "flash-attn", options)
     shapes, call = "", "apply_rotary_emb(x, cos, sin, interleaved=interleaved)"
-    if _has_one_axis(rope):
+    if rope.axes.n_axes == 1:
         shapes = "; offset is the position of the first token"
         call = (
             "apply_rotary_emb(\n"
@@ -115,7 +107,7 @@ _PRECISION_NOTE = (
 
 
 def _write_flashinfer(rope: Rope, context: int) -> ProgramSettings:
-    width, law = _width(rope), rope.scaling
+    width, law = slice_width(rope), rope.scaling
     # a thread turns several neighbours of 16 bits each, which must lie in one half of half pairs
     per_thread = max(8, width // 32) if width in _COMPILED_WIDTHS else 16
     neighbours = rope.num_pairs if rope.pairing == "half" else rope.rotary_dim
@@ -135,7 +127,7 @@ def _write_flashinfer(rope: Rope, context: int) -> ProgramSettings:
         function, factor = "apply_llama31_rope_pos_ids", law.factor
         ends = "low_freq_factor", "high_freq_factor"
         arguments |= law_numbers(law, *ends, original_max_positions="old_context_len")
-    if function and _has_one_axis(rope) and width in _COMPILED_WIDTHS:
+    if function and rope.axes.n_axes == 1 and width in _COMPILED_WIDTHS:
         arguments |= {"rope_scale": factor, "rope_theta": rope.base}
         call = f"{function}(\n    q, k, positions,\n{keyword_lines(arguments)})"
         code = f"from flashinfer import {function}\n\n{by_position}{call}"
@@ -144,7 +136,7 @@ def _write_flashinfer(rope: Rope, context: int) -> ProgramSettings:
     notes = (_DTYPES_NOTE,)
     shapes, rows = "# q, k [seq, heads, head_dim]\n", "torch.arange(len(q), device=q.device)"
     table = "torch.cat((cos, sin), dim=-1)"
-    if _has_one_axis(rope):
+    if rope.axes.n_axes == 1:
         notes += (_POSITIONS_UNCHECKED,)
         shapes, rows, table = by_position, "positions", 'tables["cos_sin"]'
     return ProgramSettings(
@@ -176,14 +168,14 @@ def _write_liger(rope: Rope, context: int) -> ProgramSettings:
     variables, imports, tables = _tables(rope, context, "transformers", "device=q.device", form)
     notes: tuple[str, ...] = ("It may overwrite q and k.",)
     shapes = ""
-    if _has_one_axis(rope):
+    if rope.axes.n_axes == 1:
         notes += (_POSITIONS_UNCHECKED,)
         shapes = "; offset is the position of the first token"
         tables += (
             "rows = slice(offset, offset + q.shape[2])\n"
             'cos, sin = tables["cos"][None, rows], tables["sin"][None, rows]\n'
         )
-    if rope.rotary_dim < _width(rope):
+    if rope.rotary_dim < slice_width(rope):
         notes += ("This rotates a part of a head, which needs liger-kernel 0.8.5 or newer.",)
     return ProgramSettings(
         variables,
@@ -216,7 +208,7 @@ def _write_transformer_engine(rope: Rope, context: int) -> ProgramSettings:
         "# start_positions is the position of the first token of each row, a tensor [batch], or "
         "None\n# for 0\n"
     )
-    if not _has_one_axis(rope):
+    if rope.axes.n_axes > 1:
         settings: Keys = {"rope": rope, "interleaved": interleaved}
         imports = ["import numpy as np", *ROWS_IMPORTS.splitlines(), *imports]
         start, shapes = "None", "# positions, a NumPy array [seq, axes]\n"
@@ -243,7 +235,7 @@ def _write_transformer_engine(rope: Rope, context: int) -> ProgramSettings:
         # angles cannot contain the factor, so it is applied before the rotation
         settings["gain"] = rope.attention_factor
         t = "gain * t"
-        if rope.rotary_dim < _width(rope):
+        if rope.rotary_dim < slice_width(rope):
             imports = list(dict.fromkeys(("import torch", *imports)))
             settings["rotary_dim"] = rope.rotary_dim
             t = "torch.cat((gain * t[..., :rotary_dim], t[..., rotary_dim:]), -1)"
@@ -275,7 +267,7 @@ TRANSFORMER_ENGINE = _Kernel(
 def _write_onnx(rope: Rope, context: int) -> ProgramSettings:
     variables, imports, tables = _tables(rope, context, "flash-attn", "dtype=dtype")
     shapes = "# x [batch, heads, seq, head_dim], of dtype; position_ids, int64 [batch, seq]"
-    if _has_one_axis(rope):
+    if rope.axes.n_axes == 1:
         tables += (
             '# tables["cos"] and tables["sin"] become the initializers cos_cache and sin_cache\n'
         )

@@ -79,10 +79,9 @@ def _llama3_arguments(rope: Rope) -> Keys:
         law = Llama3(factor=law.factor, original_max_positions=1)
     if not isinstance(law, Llama3):
         return {}
-    ends = law_numbers(
-        law, "low_freq_factor", "high_freq_factor", original_max_positions="old_context_len"
-    )
-    return {"scale_factor": law.factor, **ends}
+    ends = "low_freq_factor", "high_freq_factor"
+    numbers = law_numbers(law, *ends, original_max_positions="old_context_len")
+    return {"scale_factor": law.factor, **numbers}
 
 
 def _write_torchtune(rope: Rope, context: int) -> ProgramSettings:

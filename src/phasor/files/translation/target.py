@@ -191,6 +191,16 @@ def law_numbers(law: Any, *fields: str, **names: str) -> Keys:
     return {name: getattr(law, field) for field, name in names.items()}
 
 
+def slice_width(rope: Rope) -> int:
+    """Coordinates from the first rotated one to the end of the head."""
+    return rope.head_dim - rope.rotary_start
+
+
+def softmax_notes(factor: float) -> list[str]:
+    """What the user does for a factor on the logits."""
+    return [] if factor == 1 else [SOFTMAX_NOTE.format(factor=factor)]
+
+
 def has_steps(factor: QueryFactor, _rope: Rope | None = None) -> bool:
     """Whether it is of the form that Llama 4 and Mistral have."""
     return factor.form == "steps"

@@ -27,6 +27,7 @@ from phasor.files.translation.target import (
     ntk_as_base,
     plain_candidates,
     rotating,
+    softmax_notes,
     yarn_ramp,
 )
 from phasor.layers import LayerRopes
@@ -90,10 +91,8 @@ def _write_megatron(ropes: LayerRopes, _context: int) -> ProgramSettings:
     unrotated = [int(ropes.kinds[kind] is None) for kind in ropes.layer_kinds]
     if any(unrotated):
         flags["--no-rope-freq"] = f"[{','.join(map(str, unrotated))}]"
-    notes: tuple[str, ...] = ()
-    if rope.softmax_factor != 1 and not latent:
-        notes += (SOFTMAX_NOTE.format(factor=rope.softmax_factor),)
-    notes += (
+    notes = (
+        *(() if latent else softmax_notes(rope.softmax_factor)),
         "Megatron-Bridge and NeMo read the same numbers as fields of a model's configuration: "
         "rotary_base, rotary_percent, seq_len_interpolation_factor, yarn_rotary_scaling_factor.",
     )
