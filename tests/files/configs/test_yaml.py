@@ -133,7 +133,7 @@ def test_a_damaged_file_is_refused_by_its_name(name: str, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_a_file_nested_thousands_deep_is_refused(tmp_path: Path) -> None:
     """After seconds, not with a RecursionError."""
-    with pytest.raises(ConfigError, match="nested too deeply|must be YAML"):
+    with pytest.raises(ConfigError, match=r"nested too deeply|must be YAML"):
         read(tmp_path, "[" * 5000)
 
 
