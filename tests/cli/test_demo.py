@@ -12,8 +12,20 @@ def test_the_demo_holds(capsys):
     assert "within the bound" in capsys.readouterr().out
 
 
-def test_the_demo_sees_a_frequency_that_is_slightly_off(monkeypatch, capsys):
-    """A base that is off by a part in 1e5 makes the demo return false and print it."""
+def test_the_demo_fails_on_a_wrong_rotation(monkeypatch, capsys):
+    """A sign that is wrong makes the demo return false and print it."""
+    right = phasor.torch.rotate_qk
+    monkeypatch.setattr(
+        phasor.torch,
+        "rotate_qk",
+        lambda q, k, p, rope: right(q, k, p, replace(rope, direction=-1)),
+    )
+    assert not phasor.cli.demo.run()
+    assert "BEYOND THE BOUND" in capsys.readouterr().out
+
+
+def test_the_demo_sees_a_frequency_that_is_slightly_off(monkeypatch):
+    """A base that is off by a part in 1e5 is caught."""
     right = phasor.torch.rotate_qk
 
     def wrong(q, k, p, rope):
@@ -21,4 +33,3 @@ def test_the_demo_sees_a_frequency_that_is_slightly_off(monkeypatch, capsys):
 
     monkeypatch.setattr(phasor.torch, "rotate_qk", wrong)
     assert not phasor.cli.demo.run()
-    assert "BEYOND THE BOUND" in capsys.readouterr().out

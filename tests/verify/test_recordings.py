@@ -425,12 +425,21 @@ def test_numbers_of_a_coarser_dtype_are_held_to_its_rounding(dtype):
 
 
 def test_a_function_has_to_apply_the_factor():
-    """A function has to apply the factor."""
+    """A function has to apply the factor, and axes in their order."""
     yarn = Rope(head_dim=64, pairing="half", scaling=Yarn(factor=4.0, original_max_positions=4096))
     factor = yarn.attention_factor
     with pytest.raises(AssertionError, match="Factor: missing"):
         assert_rotates(turn_as(yarn), yarn)
     assert_rotates(lambda x, positions: np.float32(factor) * turn_as(yarn)(x, positions), yarn)
+    planes = Rope(head_dim=64, pairing="half", axes=Axial((16, 16)))
+
+    def exchanged(x, positions):
+        places = positions[:, ::-1].tolist()
+        pairs = zip(np.asarray(x, np.float64), places, strict=True)
+        return np.float32(np.stack([oracle.turned(head, place, planes) for head, place in pairs]))
+
+    with pytest.raises(AssertionError, match="Axes: coordinates"):
+        assert_rotates(exchanged, planes)
 
 
 def test_a_function_that_ends_says_so_and_can_be_asked_below():

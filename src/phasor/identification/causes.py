@@ -121,10 +121,9 @@ class Finder:
         rope, (tokens, heads, head_dim) = self.meant.rope, self.sample.x.shape
         if rope.rotary_dim == head_dim:
             for width in (head_dim // 4, head_dim // 2, 2 * head_dim, 4 * head_dim):
-                x, y = (part.reshape(tokens, -1) for part in self.sample[:2])
                 if width % 2 or heads * head_dim % width:
                     continue
-                x, y = (part.reshape(tokens, -1, width) for part in (x, y))
+                x, y = (part.reshape(tokens, -1, width) for part in self.sample[:2])
                 with suppress(PhasorError):  # a law's list has a number for each pair
                     other = replace(rope, head_dim=width, rotary_dim=width)
                     if rotates_as(self.sample._replace(x=x, y=y), other).all():

@@ -215,7 +215,9 @@ def _verify_vectors(
     tokens = _choose_tokens(size, bad)
     sample = vectors.sample(tokens)
     if meant is None:
-        return replace(verdict, changes=_name_change(sample, factor)) if len(bad) else verdict
+        if not len(bad) or not len(_find_bad_tokens(vectors, None, factor)):
+            return verdict
+        return replace(verdict, changes=(_name_change(sample),))
     if not sample.x.any():
         raise TensorError(
             f"{vectors.name} must hold other numbers than 0, of which nothing is told"
@@ -228,10 +230,12 @@ def _verify_vectors(
     return found if changes else None
 
 
-def _find_bad_tokens(vectors: Vectors, rope: Rope | None) -> NDArray[np.intp]:
+def _find_bad_tokens(
+    vectors: Vectors, rope: Rope | None, factor: QueryFactor | None = None
+) -> NDArray[np.intp]:
     """The tokens that are not turned as the rope says: of every token the first head is tried.
 
-    Of some tokens all heads are.
+    Of some tokens all heads are. A ``factor`` is multiplied into what was recorded before.
     """
     count = vectors.num_tokens
     chunks = np.array_split(np.arange(count), -(-count // _CHUNK))
@@ -247,23 +251,21 @@ def _find_bad_tokens(vectors: Vectors, rope: Rope | None) -> NDArray[np.intp]:
                 f"{vectors.name} and {vectors.name}_rotated must be finite, and hold NaN or "
                 f"infinities at token {tokens[~is_finite][0]}; leave such tokens out"
             )
+        if factor is not None:
+            places = sample.positions.reshape(len(sample.x), -1).max(axis=1)
+            sample = sample._replace(x=factor(places)[:, None, None] * sample.x)
         bad.append(tokens[~rotates_as(sample, rope).all(axis=1)])
     return np.unique(np.concatenate(bad))
 
 
-def _name_change(sample: Sample, factor: QueryFactor) -> Changes:
-    """What happens to a layer without rope, but for the factor of its queries."""
-    places = sample.positions.reshape(len(sample.x), -1).max(axis=1)
-    # [T, heads, head_dim] -> [T]
-    sizes = np.maximum((sample.x**2).sum(axis=(1, 2)), 1e-300)
-    found: Floats = (sample.x * sample.y).sum(axis=(1, 2)) / sizes
-    multiplied = make_finding("multiplied", least=found.min(), most=found.max())
-    meant: Floats = factor(places)
-    for factors, changes in ((meant, ()), (found, (multiplied,))):
-        products: Floats = factors[:, None, None] * sample.x
-        if np.all(np.abs(sample.y - products) <= sample.bounds(np.abs(products), sample.y)):
-            return changes
-    return (make_finding("turned"),)
+def _name_change(sample: Sample) -> Finding:
+    """What happens to tokens that were to stay as they are."""
+    # [T, heads, head_dim] -> [T, 1, 1]
+    sizes = np.maximum((sample.x**2).sum(axis=(1, 2), keepdims=True), 1e-300)
+    factors: Floats = (sample.x * sample.y).sum(axis=(1, 2), keepdims=True) / sizes
+    if sample._replace(x=factors * sample.x).is_kept().all():
+        return make_finding("multiplied", least=factors.min(), most=factors.max())
+    return make_finding("turned")
 
 
 def _choose_tokens(count: int, bad: NDArray[np.intp]) -> NDArray[np.intp]:
