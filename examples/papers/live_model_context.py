@@ -90,6 +90,11 @@ def _stopped(study: Study) -> Curves:
     }
 
 
+def _by_fours(means: Sequence[float]) -> list[float]:
+    """Of numbers up to every doubling those up to every other; a stretch is twice the last."""
+    return [means[0], *((a + 2 * b) / 3 for a, b in zip(means[1::2], means[2::2], strict=False))]
+
+
 def _curves(study: Study, which: int) -> Curves:
     """Loss by position at the first or the second length; first the law best beyond the context."""
     length = study.settings["factors"][which] * study.measured["model"]["context"]
@@ -102,9 +107,8 @@ def _curves(study: Study, which: int) -> Curves:
 
 def tables(study: Study) -> str:
     """Loss with pairs stopped and with every law, in nats."""
-    # every other doubling is enough
     ends = doublings(*study.settings["stopped"])[::2]
-    stopped = {name: [curve[::2] for curve in found] for name, found in _stopped(study).items()}
+    stopped = {name: [_by_fours(c) for c in found] for name, found in _stopped(study).items()}
     parts = [_table("pairs that stand still", ends, stopped)]
     context = study.measured["model"]["context"]
     for which, factor in enumerate(study.settings["factors"]):

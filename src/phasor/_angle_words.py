@@ -70,10 +70,10 @@ def words_of(positions: Any, dtype: np.dtype[Any], xp: Any) -> Words:
 
 
 def fixed_point_product(a: Any, whole: Any, rest: Any, xp: Any) -> Any:
-    """A word times one with a fraction, a word too: overflowing, and without its own fraction."""
+    """The integer part of ``a (whole + rest / 2**bits)``, as a word, which overflows."""
     half = 4 * a.dtype.itemsize
     mask = (1 << half) - 1
-    # broadcast here and not in each product, for every line that is compiled costs time
+    # broadcast here once: in a compiled program every product would do it
     a0, a1, b0, b1 = xp.broadcast_arrays(a & mask, a >> half, rest & mask, rest >> half)
     middle = a1 * b0 + ((a0 * b0) >> half)
     return a * whole + a1 * b1 + (middle >> half) + ((a0 * b1 + (middle & mask)) >> half)
@@ -91,7 +91,7 @@ def cos_sin_of_words(
 ) -> tuple[Any, Any]:
     """Cos and sin ``[..., seq, num_pairs]`` of ``dtype`` times the gain.
 
-    The limbs are `turn_limbs`, the axes `axes_of`, and ``multiply`` what may be compiled by itself.
+    The limbs are `turn_limbs`, the axes `axes_of`; ``multiply`` is the default, or that compiled.
     """
     # whole turns, and the words of the fraction that follow: [num_pairs, 5 or 3]
     if dtype.itemsize == 8:

@@ -26,7 +26,7 @@ from phasor.rope import Rope
 
 # their own types are half unknown
 _compile, _checkpoint = cast(Any, jax.jit), cast(Any, jax.checkpoint)
-_multiply = _compile(fixed_point_product, static_argnums=3)  # each word calls the one function
+_multiply = _compile(fixed_point_product, static_argnums=3)  # one function for all words
 
 
 def rotate(

@@ -122,6 +122,13 @@ def test_a_temperature_is_named_unless_it_is_the_layers_own(dtype: str):
         assert names(verify(scaled, arrays)) == (["multiplied"] if side == "k" else [])
     (change,) = verify(layers, arrays).sides[0].changes
     assert change.sentence.startswith("Each token is multiplied by one number, 1 to 1.0")
+    places = np.arange(4000)
+    x = np.random.default_rng(0).standard_normal((4000, 1, 64)).astype(dtype="float32")
+    y = x * factor(places)[:, None, None]
+    arrays = {"positions": places, "layers.0.q": x, "layers.0.q_rotated": np.float32(y)}
+    assert not verify(scaled, arrays)
+    arrays["layers.0.q_rotated"][1234] *= 1.25
+    assert names(verify(scaled, arrays)) == ["multiplied"]
     with pytest.raises(PhasorError, match="must have a layer that rotates, and one has none"):
         verify(LayerRopes(name="one", layer_kinds=("none",), kinds={"none": None}), arrays)
 

@@ -190,8 +190,8 @@ def _verify_side(
         static = [(k, static_rope(r, length)) for k, r in layers.kinds.items() if r]
         own = static_rope(rope, length)
         meant = Meant(own, rope, [other for other in static if other[1] != own])
-    of_queries = layers.query_factors.get(kind) if side == "q" else None
-    factor = of_queries or QueryFactor()
+    factors = layers.query_factors if side == "q" else dict[str, QueryFactor]()
+    factor = factors.get(kind, QueryFactor())
     verdicts = ((vectors.dims, _verify_vectors(vectors, meant, factor)) for vectors in choices)
     found = [(order, verdict) for order, verdict in verdicts if verdict is not None]
     # a wrong order of dimensions may fit some turns, but no cause
@@ -212,12 +212,12 @@ def _verify_vectors(
     vectors = vectors.in_own_dtype(_choose_tokens(size, np.array([], np.intp)))
     bad = _find_bad_tokens(vectors, None if meant is None else meant.rope)
     verdict = SideVerification(name=vectors.name, tokens=size)
+    if meant is None and len(bad):  # it may be recorded before its factor, or behind
+        bad = _find_bad_tokens(vectors, None, factor)
     tokens = _choose_tokens(size, bad)
     sample = vectors.sample(tokens)
     if meant is None:
-        if not len(bad) or not len(_find_bad_tokens(vectors, None, factor)):
-            return verdict
-        return replace(verdict, changes=(_name_change(sample),))
+        return replace(verdict, changes=(_name_change(sample),)) if len(bad) else verdict
     if not sample.x.any():
         raise TensorError(
             f"{vectors.name} must hold other numbers than 0, of which nothing is told"
