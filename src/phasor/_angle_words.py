@@ -60,7 +60,7 @@ def words_of(positions: Any, dtype: np.dtype[Any], xp: Any) -> Words:
     magnitude = abs(positions.astype(f"f{itemsize}"))
     has_angle = magnitude < 2.0**63  # false of NaN
     # in units of the rest; a float that is scaled by a power of 2 stays exact
-    units = xp.rint(xp.where(has_angle, magnitude, 0) * 2.0**bits)
+    units = xp.rint(magnitude * 2.0**bits)
     words = []
     for _ in range(64 // bits):
         above = xp.floor(units * 2.0**-bits)
@@ -101,23 +101,22 @@ def cos_sin_of_words(
         limbs = limbs[..., 1:]
     # the first word of a float is its rest, of whole turns too; an integer has no use for these
     first, products = int(words.has_angle is None), list[Any]()
-    for i, word in enumerate(words.magnitude, first):
+    columns = [limbs[..., i] for i in range(first, first + len(words.magnitude) + 1)]
+    for word, whole, rest in zip(words.magnitude, columns, columns[1:], strict=False):
         # [..., seq, num_pairs], or [..., seq, n_axes, num_pairs] where axes mix
-        own = of_each_pair(word, axes)
-        products.append(multiply(own, limbs[..., i], limbs[..., i + 1], xp))
+        products.append(multiply(of_each_pair(word, axes), whole, rest, xp))
     turns = reduce(add, products)
     is_negative = of_each_pair(words.is_negative, axes)
-    turns = xp.where(~is_negative if inverse else is_negative, -turns, turns)
-    factor = dtype.type(gain)
+    signed = (turns, -turns) if inverse else (-turns, turns)
+    turns = xp.where(is_negative, *signed)
+    factor = None if gain == 1 else dtype.type(gain)
     if words.has_angle is not None:
         has_angle = of_each_pair(words.has_angle, axes)
         has_angle = has_angle.all(-2) if limbs.ndim == 3 else has_angle
-        factor = xp.where(has_angle, factor, dtype.type(np.nan))
+        factor = xp.where(has_angle, dtype.type(gain), dtype.type(np.nan))
     if limbs.ndim == 3:  # axes mix: [..., seq, n_axes, num_pairs]
         turns = turns.sum(-2, dtype=turns.dtype)
-    cos, sin = cos_sin_of_turns(turns, dtype, xp)
-    is_plain = words.has_angle is None and gain == 1
-    return (cos, sin) if is_plain else (cos * factor, sin * factor)
+    return cos_sin_of_turns(turns, dtype, xp, factor)
 
 
 def partner_arguments(positions: Any, rope: Rope, gain: float, xp: Any) -> tuple[Any, Any, Any]:

@@ -267,8 +267,12 @@ def _multiply(numbers: NDArray[np.int64], words: NDArray[np.int64], bits: int) -
     return turns + carried + ((upper * words[2]) >> 32)
 
 
-def cos_sin_of_turns(turns: Any, dtype: Any, xp: Any = np) -> tuple[Any, Any]:
+def cos_sin_of_turns(
+    turns: Any, dtype: Any, xp: Any = np, factor: Any = None
+) -> tuple[Any, Any]:
     """Cosine and sine of angles in integers that overflow at a whole turn, of 32 bits or 64.
+
+    Both times ``factor``, if there is one.
 
     ``dtype`` is float32 or float64 of ``xp``, the library of the arrays: NumPy or JAX.
     """
@@ -278,6 +282,7 @@ def cos_sin_of_turns(turns: Any, dtype: Any, xp: Any = np) -> tuple[Any, Any]:
     # a quarter turn takes (cos, sin) to (-sin, cos), and half a turn negates both
     is_odd = (shifted << 1) < 0
     sign = (shifted >> (bits - 1) | 1).astype(dtype)  # 1 or -1
+    sign = sign if factor is None else sign * factor
     cos, sin = xp.where(is_odd, -even_sin, even_cos), xp.where(is_odd, even_cos, even_sin)
     return cos * sign, sin * sign
 
