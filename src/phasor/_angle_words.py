@@ -34,13 +34,13 @@ class Words(NamedTuple):
     """Positions ``[...]``, split into words."""
 
     magnitude: Sequence[Any]  # the lowest first
-    is_negative: Any
+    sign: Any  # a word too: 1, 0, or -1 as it overflows
     has_angle: Any  # False where a float is NaN or beyond int64; None of integers
 
     @property
     def shape(self) -> tuple[int, ...]:
         """That of the positions."""
-        return self.is_negative.shape
+        return self.sign.shape
 
 
 def words_of(positions: Any, dtype: np.dtype[Any], xp: Any) -> Words:
@@ -50,13 +50,12 @@ def words_of(positions: Any, dtype: np.dtype[Any], xp: Any) -> Words:
     """
     bits, word = 8 * dtype.itemsize, f"u{dtype.itemsize}"
     itemsize = max(dtype.itemsize, positions.dtype.itemsize)
-    is_negative = positions < 0
+    sign = xp.sign(positions).astype(f"i{itemsize}").astype(f"u{itemsize}")
     if positions.dtype.kind in "iu":
         # two's complement: the magnitude of the least integer is an unsigned one
-        units = positions.astype(f"u{itemsize}")
-        units = xp.where(is_negative, -units, units)
+        units = positions.astype(f"u{itemsize}") * sign
         shifted = [units, *(units >> shift for shift in range(bits, 8 * itemsize, bits))]
-        return Words([one.astype(word) for one in shifted], is_negative, None)
+        return Words([one.astype(word) for one in shifted], sign.astype(word), None)
     magnitude = abs(positions.astype(f"f{itemsize}"))
     has_angle = magnitude < 2.0**63  # false of NaN
     # in units of the rest; a float that is scaled by a power of 2 stays exact
@@ -66,7 +65,7 @@ def words_of(positions: Any, dtype: np.dtype[Any], xp: Any) -> Words:
         above = xp.floor(units * 2.0**-bits)
         words.append((units - above * 2.0**bits).astype(word))
         units = above
-    return Words([*words, units.astype(word)], is_negative, has_angle)
+    return Words([*words, units.astype(word)], sign.astype(word), has_angle)
 
 
 def fixed_point_product(a: Any, whole: Any, rest: Any, xp: Any) -> Any:
@@ -106,9 +105,8 @@ def cos_sin_of_words(
         # [..., seq, num_pairs], or [..., seq, n_axes, num_pairs] where axes mix
         products.append(multiply(of_each_pair(word, axes), whole, rest, xp))
     turns = reduce(add, products)
-    is_negative = of_each_pair(words.is_negative, axes)
-    signed = (turns, -turns) if inverse else (-turns, turns)
-    turns = xp.where(is_negative, *signed)
+    sign = -words.sign if inverse else words.sign
+    turns = turns * of_each_pair(sign, axes)
     factor = None if gain == 1 else dtype.type(gain)
     if words.has_angle is not None:
         has_angle = of_each_pair(words.has_angle, axes)

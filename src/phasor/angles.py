@@ -267,9 +267,7 @@ def _multiply(numbers: NDArray[np.int64], words: NDArray[np.int64], bits: int) -
     return turns + carried + ((upper * words[2]) >> 32)
 
 
-def cos_sin_of_turns(
-    turns: Any, dtype: Any, xp: Any = np, factor: Any = None
-) -> tuple[Any, Any]:
+def cos_sin_of_turns(turns: Any, dtype: Any, xp: Any = np, factor: Any = None) -> tuple[Any, Any]:
     """Cosine and sine of angles in integers that overflow at a whole turn, of 32 bits or 64.
 
     Both times ``factor``, if there is one.
