@@ -179,20 +179,19 @@ def _rotate_checked(
         dtype = jnp.promote_types(x.dtype, jnp.float32)
         if dtype not in of_dtype:
             rows: Any = _cos_sin(positions, limbs, dtype, options)
-            if rows[0].ndim > 1:  # [..., seq, num_pairs], to broadcast over heads
-                rows = [jnp.expand_dims(row, -3 if heads_first else -2) for row in rows]
+            if rows.ndim > 2:  # [2, ..., seq, num_pairs], to broadcast over heads
+                rows = jnp.expand_dims(rows, -3 if heads_first else -2)
             # behind a barrier, or a compiler may make an angle again for every head
-            of_dtype[dtype] = jax.lax.optimization_barrier(rows)
+            of_dtype[dtype] = tuple(jax.lax.optimization_barrier(rows))
         turned.append(_turn(x, *of_dtype[dtype], *layout))
     return turned
 
 
 @partial(_compile, static_argnums=(2, 3), inline=True)
-def _cos_sin(
-    positions: Any, limbs: Array, dtype: np.dtype[Any], options: Any
-) -> tuple[Array, Array]:
+def _cos_sin(positions: Any, limbs: Array, dtype: np.dtype[Any], options: Any) -> Array:
     words = positions if isinstance(positions, Words) else words_of(positions, dtype, jnp)
-    return cos_sin_of_words(words, limbs, dtype, jnp, *options, multiply=_multiply)
+    # in one array: as two they cost decode in bfloat16 three times as much
+    return jnp.stack(cos_sin_of_words(words, limbs, dtype, jnp, *options, multiply=_multiply))
 
 
 def _turn(x: Array, cos: Array, sin: Array, source: Pairing, target: Pairing, start: int) -> Array:
