@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from collections.abc import Callable
 from copy import deepcopy
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -34,18 +37,33 @@ def draw(chart: Any) -> str:
 
 def _fit(spec: dict[str, Any]) -> str:
     """The chart that Vega-Lite's ``spec`` describes, in panels as wide as there is room for."""
-    sizes = [(1, width) for width in range(400, 90, -10)]
+    sizes = {1: range(400, 90, -10)}
     if any(one.get("width", WIDEST) <= 200 for one in spec.get("concat", ())):
-        sizes = [(2, width) for width in (150, 140, 130, 120)] + sizes
-    tried: list[tuple[float, str]] = []
-    for legend, (columns, width) in product((_ABOVE, {}), sizes):
-        narrow = deepcopy(spec)
-        _narrow(narrow, columns, width, legend)
-        drawn = vl_convert.vegalite_to_svg(narrow)
-        tried.append((float(re.findall(r'width="([\d.]+)"', drawn)[0]), drawn))
-        if tried[-1][0] <= WIDEST:
-            return drawn
-    return min(tried)[1]  # a legend may be wider than that; tools.site_check says so
+        sizes = {2: range(150, 110, -10)} | sizes
+    narrowest: list[tuple[float, str]] = []
+    for legend, (columns, widths) in product((_ABOVE, {}), sizes.items()):
+        drawn = cache(partial(_draw_panels, spec, legend, columns))
+        found = 0  # the widest panels fit most often; narrower ones make no wider picture
+        if not _fits(drawn, widths[0]):
+            found = bisect_left(widths, True, 1, key=partial(_fits, drawn))
+        if found < len(widths):
+            return drawn(widths[found])[1]
+        narrowest.append(drawn(widths[-1]))
+    return min(narrowest)[1]  # a legend may be wider than that; tools.site_check says so
+
+
+def _fits(drawn: Callable[[int], tuple[float, str]], width: int) -> bool:
+    return drawn(width)[0] <= WIDEST
+
+
+def _draw_panels(
+    spec: dict[str, Any], legend: dict[str, Any], columns: int, width: int
+) -> tuple[float, str]:
+    """The picture's own width, and the picture."""
+    narrow = deepcopy(spec)
+    _narrow(narrow, columns, width, legend)
+    drawn = vl_convert.vegalite_to_svg(narrow)
+    return float(re.findall(r'width="([\d.]+)"', drawn)[0]), drawn
 
 
 def _narrow(part: Any, columns: int, width: int, legend: dict[str, Any]) -> None:
