@@ -320,11 +320,12 @@ def ropes_beside(
     found: dict[tuple[str, Rope], list[int]] = {}
     for name, beside in facts.beside.items():
         width = config.width(beside.head_dim_key) or beside.head_dim
-        for layer in _layers_with_own(config, beside, len(layer_kinds)):
-            rope = kinds[kind := layer_kinds[layer]]
+        layers = _layers_with_own(config, beside, len(layer_kinds))
+        for kind in dict.fromkeys(layer_kinds[layer] for layer in layers):
+            rope = kinds[kind]
             if rope is not None and width and (not beside.kinds or kind in beside.kinds):
-                own = _rope_beside(rope, beside, width)
-                found.setdefault((name, own), []).append(layer)
+                own = (name, _rope_beside(rope, beside, width))
+                found.setdefault(own, []).extend(i for i in layers if layer_kinds[i] == kind)
     ropes = {rope for kind in layer_kinds if (rope := kinds[kind]) is not None}
     only_rope = next(iter(ropes)) if len(ropes) == 1 else None
     rule = facts.layers
@@ -336,7 +337,7 @@ def ropes_beside(
         rope = kinds.get(listed[i]) if i < len(listed) else only_rope
         if rope is not None:
             found.setdefault(("mtp", rope), []).append(len(layer_kinds) + i)
-    return tuple(NamedRope(name, rope, tuple(layers)) for (name, rope), layers in found.items())
+    return tuple(NamedRope(name, rope, tuple(sorted(i))) for (name, rope), i in found.items())
 
 
 def _rope_beside(rope: Rope, beside: Beside, width: int) -> Rope:

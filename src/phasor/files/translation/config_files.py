@@ -143,16 +143,16 @@ def _engine_block(target: Target, rope: Rope, context: int, *laws_with_axes: typ
         # the factories' tables of a linear law end at the factor times the context
         form = _with_divisors(target, form)
     law, name = form.scaling, _law_name(rope.scaling)
-    unsupported, candidates = "", plain_candidates(with_one_axis)
+    unsupported, nearer = "", list[Rope]()
     if isinstance(law, Proportional) and law.factor != 1:
         unsupported = f"pairs that stand still beside pairs divided by {law.factor:g}"
     elif isinstance(law, PerPair) and rope.pairing == "interleaved":
         unsupported = f"the law {name} for interleaved pairs"
     elif rope.axes.n_axes > 1 and law and not isinstance(law, laws_with_axes):
         unsupported = f"the law {name} with positions of three axes"
-        candidates.append(with_one_axis)
+        nearer.append(with_one_axis)
     if unsupported:
-        target.refuse(unsupported, rope, candidates)
+        target.refuse(unsupported, rope, [*plain_candidates(with_one_axis), *nearer])
     keys = slice_block(form, context)
     if isinstance(law, PerPair):
         # both lists are the same, so the factor must not depend on the length either
