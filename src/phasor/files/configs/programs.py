@@ -63,26 +63,21 @@ class _Model:
 
     def __init__(self, program: str, config: JsonObject) -> None:
         self.facts, self.program = _programs()[program], program
-        self.config = self.named(config)
+        names = _names(self.facts["names"])
+        self.config = JsonObject(config.values, config.path, names=names, strict=config.strict)
+        self.config.ignore(*_spellings(self.facts["ignored"]))
         self.defaults, self.assumes = dict(self.facts["defaults"]), f"what {program} assumes"
         key = "qk_rope_head_dim"
-        self.latent = key in self.facts["names"] and self.config.has(key)
+        self.latent = key in names and self.config.has(key)
         self.blocks: list[JsonObject] = []
 
-    def named(self, config: JsonObject) -> JsonObject:
-        """The object with the names that the program has for keys."""
-        names, strict = _names(self.facts["names"]), config.strict
-        config = JsonObject(config.values, config.path, names=names, strict=strict)
-        config.ignore(*_spellings(self.facts["ignored"]))
-        return config
-
-    def size(self, key: str, stacklevel: int = 5) -> int:
+    def _size(self, key: str) -> int:
         """A size of the model; where the file leaves it out, with a warning, the program's."""
         config, most = self.config, MOST_LAYERS if key == "num_hidden_layers" else 2**31
         if (size := config.whole(key, most=most)) is not None:
             return size
         size = int(config.or_default(key, None, self.defaults.get(key), self.assumes))
-        warnings.warn(config.notes[-1], PhasorWarning, stacklevel=stacklevel)
+        warnings.warn(config.notes[-1], PhasorWarning, stacklevel=6)
         config.add_defaults({key: size})
         return size
 
@@ -92,9 +87,10 @@ class _Model:
         fraction, names = defaults.get("partial_rotary_factor"), self.facts["names"]
         facts = Architecture(latent=self.latent, partial=True, fraction=fraction, names=names)
         width = facts.width_key
+        self._size("num_hidden_layers")
         if (head_dim := config.width(width) or defaults.get(width)) is None:
             for key in ("hidden_size", "num_attention_heads"):
-                self.size(key, stacklevel=6)
+                self._size(key)
             head_dim = config.head_dim(width)
         rotary_dim = head_dim
         if not self.latent:
@@ -124,9 +120,15 @@ class _Model:
         config.ignore(*numbers.keys_read)
         return replace(rope, scaling=law, direction=numbers.sign("short_factor"))
 
-    def ropes(self, kinds: Mapping[str, Rope | None], in_order: Sequence[str]) -> LayerRopes:
-        """The ropes of all layers, after the keys that nothing read were checked."""
-        config = self.config
+    def ropes(
+        self, kinds: Mapping[str, Rope | None], first: int | Sequence[Any] = 1, key: str = ""
+    ) -> LayerRopes:
+        """The ropes of all layers: the ``first`` kind in every n-th, or by a list at ``key``."""
+        config, layers = self.config, self.config.layers()
+        if isinstance(first, int):
+            first = [bool(first) and i % first == 0 for i in range(1, layers + 1)]
+        on, off, *_ = *kinds, ""
+        in_order = kinds_by_flags(config, key, first, layers, on=on, off=off)
         for key in ("rope_scaling", "rope_parameters"):
             if config.strict and isinstance(config.unread().get(key), Mapping):
                 config.refuse(key, f"absent, as {self.program} reads no such block")
@@ -153,23 +155,31 @@ class _Model:
     def without(self, what: str, instead: str) -> LayerRopes:
         """The layers of a model that does not rotate."""
         self.config.notes.append(f"{what} has no rotary embedding; in its place: {instead}.")
-        return self.ropes({"nope": None}, ["nope"] * self.size("num_hidden_layers"))
+        return self.ropes({"nope": None})
 
 
 def _divided(rope: Rope, by: float | None) -> Rope:
     """The rope of positions that are divided by a number."""
-    if by in (None, 1) or rope.scaling is None:
-        return rope if by in (None, 1) else replace(rope, scaling=Linear(factor=by))
+    if by in (None, 1):
+        return rope
+    if rope.scaling is None:
+        return replace(rope, scaling=Linear(factor=by))
     divisors = by * replace(rope, scaling=None).inv_freq / rope.inv_freq
     gain = rope.attention_factor
     return replace(rope, scaling=PerPair(factors=tuple(divisors.tolist()), attention_factor=gain))
+
+
+def _of_sections(rope: Rope, block: JsonObject, sections: tuple[int, ...] | None) -> Rope:
+    """The rope whose axes have these numbers of pairs, from the ``mrope_section`` of ``block``."""
+    with renamed_keys(block):
+        return replace(rope, axes=Sectioned(block.require("mrope_section", sections)))
 
 
 # litgpt's model_config.yaml, also inside the file of a training run.
 
 
 def _load_litgpt(model: _Model) -> LayerRopes:
-    config, layers = model.config, model.size("num_hidden_layers")
+    config = model.config
     plain = model.rope("interleaved" if config.flag("rope_interleave") else "half", "half")
     ratio = config.number("rope_condense_ratio", above=0)
     block = config.object("rope_adjustments")
@@ -181,15 +191,14 @@ def _load_litgpt(model: _Model) -> LayerRopes:
         if indices is not None:
             absent, beside = map(config.name, ("rope_local_base_freq", "rope_indices"))
             raise ConfigError(f"{absent} is absent beside {beside}, whose layers it is for; add it")
-        return model.ropes({"rope": wide}, ["rope"] * layers)
+        return model.ropes({"rope": wide})
     # the factor on cos and sin is that of all layers
     law = PerPair(factors=(ratio or 1.0,) * wide.num_pairs, attention_factor=wide.attention_factor)
     local = _divided(replace(plain, base=local_base), ratio)
     local = local if wide.attention_factor == 1 else replace(local, scaling=law)
     # without a list all layers are local
-    indices = (1,) * layers if indices is None else indices[:layers]
-    in_order = kinds_by_flags(config, "rope_indices", indices, layers, on="local", off="global")
-    return model.ropes({"global": wide, "local": local}, in_order)
+    indices = 1 if indices is None else indices[: config.layers()]
+    return model.ropes({"local": local, "global": wide}, indices, "rope_indices")
 
 
 def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
@@ -233,7 +242,7 @@ def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
 
 
 def _load_tensorrt(model: _Model) -> LayerRopes:
-    config, facts, layers = model.config, model.facts, model.size("num_hidden_layers")
+    config, facts = model.config, model.facts
     architecture = config.text("architecture") or ""
     model.defaults |= facts["architectures"].get(architecture, {})
     config.add_defaults({"rotary_dim": model.defaults.get("rotary_dim")})
@@ -265,26 +274,22 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
     config.ignore(original_key)
     if position_type == "mrope":
         block = block or JsonObject({}, "rotary_scaling")
-        with renamed_keys(block):
-            sections = block.require("mrope_section", block.wholes("mrope_section"))
-            rope = replace(rope, axes=Sectioned(sections))
-    kinds: dict[str, Rope | None] = {"attention": rope, "recurrent": None}
+        rope = _of_sections(rope, block, block.wholes("mrope_section"))
     cycle, without = config.texts("layer_types") or ("attention",), table().files["without_rope"]
-    words = [cycle[i % len(cycle)] for i in range(layers)]
-    in_order = ["recurrent" if word in without else "attention" for word in words]
-    if (local_base := config.number("rope_local_base_freq", above=1)) is not None:
-        key = "sliding_window_pattern"
-        interval = config.require(key, config.whole(key))
-        kinds["local"] = replace(rope, base=local_base)  # it scales both alike
-        in_order = ["local" if i % interval else "attention" for i in range(1, layers + 1)]
-    return model.ropes(kinds, in_order)
+    recurrent = [cycle[i % len(cycle)] in without for i in range(config.layers())]
+    if (local_base := config.number("rope_local_base_freq", above=1)) is None:
+        return model.ropes({"recurrent": None, "attention": rope}, recurrent)
+    key = "sliding_window_pattern"
+    interval = config.require(key, config.whole(key))
+    local = replace(rope, base=local_base)  # it scales both alike
+    return model.ropes({"attention": rope, "local": local}, interval)
 
 
 # Megatron-LM's arguments, and the models of Megatron-Bridge and NeMo.
 
 
 def _load_megatron(model: _Model) -> LayerRopes:
-    config, facts, layers = model.config, model.facts, model.size("num_hidden_layers")
+    config, facts = model.config, model.facts
     instead, rotating = facts["instead"], ("rope", "mrope", "yarn")
     position_type = "rope" if config.flag("use_rotary") else model.position_type(*rotating)
     model.latent = config.flag("latent") is True
@@ -297,47 +302,41 @@ def _load_megatron(model: _Model) -> LayerRopes:
         config.add_defaults({_CONTEXT: config.whole("seq_length")})
     if position_type in instead and not (model.latent and position_type == "learned_absolute"):
         return model.without(f"Megatron's type {position_type}", instead[position_type])
-    interleaved = config.flag("interleaved")
     if re.search(r"\.Gemma3\w*$", config.text("_target_") or ""):
-        return _load_bridge_gemma3(model, "interleaved" if interleaved else "half", layers)
+        return _load_bridge_gemma3(model)
+    interleaved = config.flag("interleaved") or model.latent
+    # latent attention reads pairs that stand beside each other, and writes halves
+    out = "half" if model.latent else None
+    rope = model.rope("interleaved" if interleaved else "half", out)
     if model.latent:
-        # it reads pairs that stand beside each other, and writes halves
-        rope = model.rope("interleaved", "half")
-        is_plain = config.text("rope_type", "rope", "yarn") == "rope"
-        rope = rope if is_plain else model.law("yarn", rope)
-    elif position_type == "yarn":
-        if interleaved:
-            config.refuse("interleaved", "false, as Megatron's YaRN turns halves alone")
+        position_type = config.text("rope_type", "rope", "yarn") or "yarn"
+    elif position_type == "yarn" and interleaved:
+        config.refuse("interleaved", "false, as Megatron's YaRN turns halves alone")
+    if position_type == "yarn":
         # its frequencies are those of whole heads, whatever the fraction is
-        rope = model.rope("half")
         rope = model.law("yarn", replace(rope, rotary_dim=rope.head_dim))
-    else:
-        rope = model.rope("interleaved" if interleaved else "half")
+    elif not model.latent:
         if position_type == "rope" and config.flag("llama3"):
             rope = model.law("llama3", rope)
         elif config.has("scale_factor") and config.has("old_context_len"):
             rope = model.law("bridge", rope)
         if position_type == "mrope":
-            sections = config.require("sections", _whole_numbers(config, "sections"))
-            with renamed_keys(config, sections="sections", axes="sections"):
-                rope = replace(rope, axes=Sectioned(sections))
+            rope = _of_sections(rope, config, _whole_numbers(config, "mrope_section"))
         rope = _divided(rope, config.number("interpolation", above=0))
     # every n-th layer, or those with a 1 in a list, do not rotate
     without = _whole_numbers(config, "no_rope") or (0,)
-    if len(without) == 1:
-        without = tuple(int(without[0] > 0 and i % without[0] == 0) for i in range(1, layers + 1))
-    in_order = kinds_by_flags(config, "no_rope", without, layers, on="nope", off="rope")
-    return model.ropes({"rope": rope, "nope": None}, in_order)
+    interval = without[0] if len(without) == 1 else without
+    return model.ropes({"nope": None, "rope": rope}, interval, "no_rope")
 
 
-def _load_bridge_gemma3(model: _Model, pairing: Pairing, layers: int) -> LayerRopes:
+def _load_bridge_gemma3(model: _Model) -> LayerRopes:
     """Whole heads, with a base for local layers and one, divided, for the global ones."""
     config, pattern = model.config, "interleaved_attn_pattern"
     bases = config.wholes("rope_theta", least=2) or ()
     if len(bases) != 2:
         config.refuse("rope_theta", "two bases, of local layers and of global ones")
     config.values = {**config.values, "rotary_base": bases[1]}
-    rope = model.rope(pairing)
+    rope = model.rope("interleaved" if config.flag("interleaved") else "half")
     rope = replace(rope, rotary_dim=rope.head_dim)
     if not (cycle := sum(config.require(pattern, config.wholes(pattern)))):
         config.refuse(pattern, "the numbers of local and of global layers in turn")
@@ -345,8 +344,7 @@ def _load_bridge_gemma3(model: _Model, pairing: Pairing, layers: int) -> LayerRo
         config.refuse("no_rope", "absent, as every layer of Gemma 3 rotates")
     by, factor = (config.number(k, above=0) or 1 for k in ("interpolation", "rope_scaling_factor"))
     local = _divided(replace(rope, base=bases[0]), by)
-    in_order = ["local" if i % cycle else "global" for i in range(1, layers + 1)]
-    return model.ropes({"local": local, "global": _divided(rope, by * factor)}, in_order)
+    return model.ropes({"global": _divided(rope, by * factor), "local": local}, cycle)
 
 
 def _whole_numbers(config: JsonObject, key: str) -> tuple[int, ...] | None:
@@ -368,16 +366,15 @@ def _whole_numbers(config: JsonObject, key: str) -> tuple[int, ...] | None:
 # KerasHub's config.json of a backbone, also inside that of a task.
 
 
-def _load_keras(model: _Model) -> LayerRopes:
-    outer, facts = model.config, model.facts
+def _load_keras(backbone: _Model) -> LayerRopes:
+    outer, facts = backbone.config, backbone.facts
     name = outer.text("class_name") or ""
-    inner = outer.object("config") or outer
-    model.config = config = model.named(inner)
+    model = _Model(backbone.program, outer.object("config") or outer)
+    config = model.config
     if name in facts["instead"]:
         return model.without(f"KerasHub's {name}", facts["instead"][name])
     if (of_class := facts["classes"].get(name)) is None:
         outer.refuse("class_name", f"a backbone that phasor knows ({', '.join(facts['classes'])})")
-    layers = model.size("num_hidden_layers")
     model.defaults |= of_class
     rope, law = model.rope("half", of_class.get("pairing_out")), of_class.get("law")
     if law == "gemma3":
@@ -385,9 +382,8 @@ def _load_keras(model: _Model) -> LayerRopes:
         bases = (replace(rope, base=base) for base in (1_000_000.0, 10_000.0))
         wide, local = map(_divided, bases, by)
         windowed = config.flag("use_sliding_window_attention")
-        in_order = ["local" if windowed and i % 6 < 5 else "global" for i in range(layers)]
         config.notes.clear()  # no file of it says a base
-        return model.ropes({"global": wide, "local": local}, in_order)
+        return model.ropes({"global": wide, "local": local}, 6 if windowed else 1)
     key = "rope_position_scaling_factor"
     if config.number(key, above=0) not in (None, 1):
         config.refuse(key, "1, as releases of KerasHub differ in whether it divides positions")
@@ -398,9 +394,7 @@ def _load_keras(model: _Model) -> LayerRopes:
         rope = model.law(law, rope)
     config.ignore(*names)
     key = "rope_layer_enabled_list"
-    enabled = config.items(key) or (True,) * layers
-    in_order = kinds_by_flags(config, key, enabled, layers, on="rope", off="nope")
-    return model.ropes({"rope": rope, "nope": None}, in_order)
+    return model.ropes({"rope": rope, "nope": None}, config.items(key) or 1, key)
 
 
 # torchtune's recipes, whose model is a function of its own, with or without arguments.
@@ -418,7 +412,6 @@ def _load_torchtune(model: _Model) -> LayerRopes:
     numbers = dict(zip(facts["sizes"], of_model.get("sizes", ()), strict=False))
     numbers |= {key: of_model[key] for key in ("rope_theta", "head_dim") if key in of_model}
     config.add_defaults(model.defaults | numbers)
-    layers = model.size("num_hidden_layers")
     rope = model.rope(of_model["pairing"])
     if "factor" in of_model:
         config.add_defaults({"scale_factor": of_model["factor"]})
@@ -430,8 +423,7 @@ def _load_torchtune(model: _Model) -> LayerRopes:
     read = config.keys_read.union(names, ["scale_factor"])
     for key in (key for key in given if key in read - takes):
         config.refuse(key, f"absent, as torchtune's {name} takes no such argument")
-    in_order = ["nope" if interval and i % interval == 0 else "rope" for i in range(1, layers + 1)]
-    return model.ropes({"rope": rope, "nope": None}, in_order)
+    return model.ropes({"nope": None, "rope": rope}, interval or 0)
 
 
 _READERS: Mapping[str, Callable[[_Model], LayerRopes]] = {
