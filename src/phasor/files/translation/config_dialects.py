@@ -284,44 +284,31 @@ def _longrope_keys(rope: Rope, context: int) -> Keys:
     }
 
 
-def _latent_keys(rope: Rope, context: int) -> Keys:
-    """Of the class for latent attention, which has the rest in its code and takes YaRN alone."""
-    law = rope.scaling or Yarn(factor=1.0, original_max_positions=context)
-    return {
-        "qk_rope_head_dim": rope.head_dim,
-        "rotary_base": rope.base,
-        CONTEXT_KEY: context,
-        "rotary_scaling": _rotary_scaling(replace(rope, scaling=law)),
-    }
-
-
 def _write_tensorrt_llm(ropes: LayerRopes, context: int) -> ProgramSettings:
     main, local = main_and_local(change_ropes(ropes, ntk_as_base))
     if main.rotary_start:
         feature = f"a rotation from coordinate {main.rotary_start} on"
         TENSORRT_LLM.refuse(feature, main, [])
     notes = ["Its PyTorch backend reads none of these keys, but those for transformers."]
-    if is_latent(ropes, main) and local is None and isinstance(main.scaling, (Yarn, type(None))):
-        if main.scaling is None:
-            notes.append("Its latent attention takes YaRN alone, which by a factor of 1 is none.")
-        return as_json(_latent_keys(main, context), notes)
+    # the class for latent attention has the rest in its code
+    takes_law = isinstance(main.scaling, (Yarn, type(None)))
+    latent = is_latent(ropes, main) and local is None and takes_law
+    if latent and main.scaling is None:
+        notes.append("Its latent attention takes YaRN alone, which by a factor of 1 is none.")
+        main = replace(main, scaling=Yarn(factor=1.0, original_max_positions=context))
     scaling, n_axes = _rotary_scaling(main), main.axes.n_axes
     if n_axes > 1 and (n_axes != 3 or not scaling or scaling["type"] != "mrope"):
         feature = f"positions of {n_axes} axes with this law"
         TENSORRT_LLM.refuse(feature, main, [replace(main, axes=OneAxis())])
-    keys: Keys = {"head_size": main.head_dim}
+    keys: Keys = {"qk_rope_head_dim" if latent else "head_size": main.head_dim}
     if main.rotary_dim != main.head_dim:
         keys["rotary_pct"] = rotated_fraction(main.rotary_dim, main.head_dim)
     if scaling is None:
         keys |= _longrope_keys(main, context)
     else:
         word = by_pairing(main.pairing, half="rope_gpt_neox", interleaved="rope_gptj")
-        keys |= {
-            "position_embedding_type": "mrope" if n_axes > 1 else word,
-            "rotary_base": main.base,
-            CONTEXT_KEY: context,
-            "rotary_scaling": scaling or None,
-        }
+        keys |= {} if latent else {"position_embedding_type": "mrope" if n_axes > 1 else word}
+        keys |= {"rotary_base": main.base, CONTEXT_KEY: context, "rotary_scaling": scaling or None}
     if local is not None:
         # it scales both alike; those of YaRN and of lists have no second base
         same = replace(local, base=main.base) == main

@@ -228,14 +228,13 @@ def _write_litgpt(ropes: LayerRopes, _context: int) -> ProgramSettings:
     keys: Keys = {}
     if local is not None:
         same = replace(local, base=main.base, scaling=main.scaling) == main
-        laws = isinstance(main.scaling, (Linear, type(None))), isinstance(local.scaling, Linear)
         gain = main.attention_factor != 1  # which it gives all layers
-        if len(ropes.ropes) > 2 or not same or gain or (local.scaling and laws != (True, True)):
+        by, ratio = linear_factor(main), linear_factor(local)
+        if len(ropes.ropes) > 2 or not same or gain or (local.scaling and not (by and ratio)):
             LITGPT.only_rope(ropes)
-        if isinstance(law := local.scaling, Linear):
-            keys["rope_condense_ratio"] = law.factor
-            factor = main.scaling.factor if isinstance(main.scaling, Linear) else 1.0
-            main = replace(main, scaling=Linear(factor=factor / law.factor))
+        if local.scaling and by and ratio:
+            keys["rope_condense_ratio"] = ratio
+            main = replace(main, scaling=Linear(factor=by / ratio))
     if main.base is None or main.rotary_start:
         _refuse_keys(LITGPT, main)
     keys = {
@@ -337,8 +336,6 @@ def _write_maxtext(ropes: LayerRopes, context: int) -> ProgramSettings:
     notes = [f"head_dim, in latent attention qk_rope_head_dim, has to be {main.head_dim}."]
     if local is not None:
         keys, name = _maxtext_pair(ropes, main, local)
-        if not keys:
-            MAXTEXT.only_rope(ropes)
         if name:
             notes = [f"model_name has to begin with {name}: others turn these layers otherwise."]
     if not keys:
@@ -362,17 +359,23 @@ def _write_maxtext(ropes: LayerRopes, context: int) -> ProgramSettings:
 
 
 def _maxtext_pair(ropes: LayerRopes, main: Rope, local: Rope) -> tuple[Keys, str]:
-    """The keys of two ropes, and how the model's name has to begin; none if it has no such pair."""
+    """The keys of two ropes, and how the model's name has to begin."""
     name = model_family(ropes).replace("-", "").replace("_", "")
     sliding = all(("sliding" in kind) == (rope == local) for kind, rope in ropes.kinds.items())
-    law, first, second = main.scaling, _maxtext_keys(main), _maxtext_keys(local)
-    if not sliding or len(ropes.ropes) > 2 or not second:
-        return {}, ""
-    if isinstance(law, Proportional) and law.factor == 1 and name.startswith("gemma4"):
-        first = _maxtext_keys(replace(main, scaling=None))
+    law, second = main.scaling, _maxtext_keys(local)
+    of_gemma4 = isinstance(law, Proportional) and law.factor == 1 and name.startswith("gemma4")
+    first = _maxtext_keys(replace(main, scaling=None) if of_gemma4 else main)
+    of_gemma3 = local.scaling is None and law is not None and name.startswith("gemma3")
+    units = [keys.get("rope_min_timescale") for keys in (first, second)]
+    if of_gemma4:
+        has_keys = units == [1, 1]
+    else:
+        whole_heads = "rope_linear_scaling_factor" in first and max(len(first), len(second)) <= 4
+        has_keys = whole_heads and units[0] == units[1] and (of_gemma3 or local.scaling == law)
+    if not sliding or len(ropes.ropes) > 2 or not has_keys:
+        MAXTEXT.only_rope(ropes)
+    if isinstance(law, Proportional):
         turning = 2 * int(law.fraction * main.rotary_dim // 2)
-        if not first or (first["rope_min_timescale"], second["rope_min_timescale"]) != (1, 1):
-            return {}, ""
         return {
             **first,
             "global_rope_max_timescale": first["rope_max_timescale"],
@@ -380,12 +383,6 @@ def _maxtext_pair(ropes: LayerRopes, main: Rope, local: Rope) -> tuple[Keys, str
             "local_rope_max_timescale": second["rope_max_timescale"],
             "local_rope_proportion": 1.0,
         }, "gemma4"
-    if "rope_linear_scaling_factor" not in first or len(first) > 4:
-        return {}, ""
-    of_gemma3 = local.scaling is None and law is not None and name.startswith("gemma3")
-    units = first["rope_min_timescale"], second.get("rope_min_timescale")
-    if units[0] != units[1] or len(second) > 4 or not (of_gemma3 or local.scaling == law):
-        return {}, ""
     first["local_rope_max_timescale"] = second["rope_max_timescale"]
     return first, "gemma3" if of_gemma3 else ""
 
