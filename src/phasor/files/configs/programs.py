@@ -101,7 +101,7 @@ class _Model:
             pairs: dict[str, Any] = {"pairing": pairing, "pairing_out": out}
             return Rope(head_dim=head_dim, base=base, rotary_dim=rotary_dim, **pairs)
 
-    def law(self, kind: str, rope: Rope, block: JsonObject | None = None, **facts: Any) -> Rope:
+    def law(self, kind: str, rope: Rope, block: JsonObject | None = None) -> Rope:
         """The rope with the law of that name in the table, whose numbers are in ``block``."""
         config, of_law = block or self.config, self.facts["laws"].get(kind, {})
         self.blocks += [] if block is None else [block]
@@ -113,7 +113,7 @@ class _Model:
         numbers = JsonObject(values, config.path, names=names)
         numbers.add_defaults(of_law.get("defaults", {}))
         context = JsonObject({_CONTEXT: self.config.whole(_CONTEXT)})
-        of_class = Architecture(softmax=self.latent, mscale_alone=True, **facts)
+        of_class = Architecture(softmax=self.latent, mscale_alone=True, ntk_alpha=True)
         outside = rope_blocks.LawContext(of_class, rope.rotary_dim, context)
         law = rope_blocks.read_law(numbers, outside)
         law = None if law == Linear(factor=1.0) else law  # which KerasHub writes for no law
@@ -270,7 +270,7 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
             block.refuse("factor", "1 where no law is named")
         if kind == "dynamic":  # its base is that of all lengths
             block.require("alpha", block.value("alpha"))
-        rope = model.law(kind, rope, block, ntk_alpha=True)
+        rope = model.law(kind, rope, block)
     config.ignore(original_key)
     if position_type == "mrope":
         block = block or JsonObject({}, "rotary_scaling")
@@ -387,12 +387,11 @@ def _load_keras(backbone: _Model) -> LayerRopes:
     key = "rope_position_scaling_factor"
     if config.number(key, above=0) not in (None, 1):
         config.refuse(key, "1, as releases of KerasHub differ in whether it divides positions")
-    names = facts["laws"].get(law, {}).get("names", {}).values()
-    kind = config.text("rope_scaling_type", "su")
-    in_use = {"llama3": any(map(config.has, names)), "longrope": kind}
-    if law and in_use.get(law, True):
+    config.text("rope_scaling_type", "su")
+    of_law = facts["laws"].get(law, {"names": {}, "when": []})
+    if any(map(config.has, of_law.get("when", ["num_hidden_layers"]))):
         rope = model.law(law, rope)
-    config.ignore(*names)
+    config.ignore(*of_law["names"].values())
     key = "rope_layer_enabled_list"
     return model.ropes({"rope": rope, "nope": None}, config.items(key) or 1, key)
 
@@ -410,14 +409,13 @@ def _load_torchtune(model: _Model) -> LayerRopes:
         config.refuse("_component_", "a model of torchtune's that phasor knows")
     of_model, given, names = inherit(found, builders), config.unread(), facts["names"].values()
     numbers = dict(zip(facts["sizes"], of_model.get("sizes", ()), strict=False))
-    numbers |= {key: of_model[key] for key in ("rope_theta", "head_dim") if key in of_model}
+    numbers |= {key: of_model[key] for key in facts["numbers"] if key in of_model}
     config.add_defaults(model.defaults | numbers)
     rope = model.rope(of_model["pairing"])
-    if "factor" in of_model:
-        config.add_defaults({"scale_factor": of_model["factor"]})
-        rope = model.law("llama3", rope)
+    rope = model.law("llama3", rope) if "scale_factor" in of_model else rope
     config.notes += [facts["note"], *([of_model["note"]] if "note" in of_model else [])]
-    interval = of_model.get("interval") and (config.whole("skip_rope_interval") or 4)
+    key = "skip_rope_interval"
+    interval = config.whole(key) if key in of_model else None
     takes = {*names, *of_model.get("takes", ())} - {*of_model.get("lacks", ())}
     takes = set[str]() if "sizes" in of_model else takes
     read = config.keys_read.union(names, ["scale_factor"])

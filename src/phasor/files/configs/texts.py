@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -84,10 +84,11 @@ def _read_node(node: Any, origin: str, count: Iterator[int], inside: tuple[int, 
     if next(count) == _MOST_VALUES:
         raise ConfigError(f"{origin} holds more than {_MOST_VALUES} values, which no config does")
     value, kind = node.value, str(node.tag).removeprefix(_STANDARD)
-    if kind not in ("null", "bool", "int", "float", "str", "timestamp", "seq", "map", "value"):
+    if kind not in {*_SCALARS, "str", "timestamp", "seq", "map", "value"}:
         return f"{node.tag}"
     if isinstance(value, str):
-        return _scalar(kind, value)
+        read = _SCALARS.get(kind)
+        return read(value.replace("_", "").lower()) if read else value
     inside = (*inside, id(node))
     if kind != "map":
         return [_read_node(item, origin, count, inside) for item in value]
@@ -111,21 +112,14 @@ def _read_node(node: Any, origin: str, count: Iterator[int], inside: tuple[int, 
     return merged | values
 
 
-def _scalar(kind: str, text: str) -> Any:
-    """The value of a plain text; that of a ``timestamp`` stays a text."""
-    digits = text.replace("_", "").lower()
-    match kind:
-        case "null":
-            return None
-        case "bool":
-            return digits in ("true", "yes", "on")  # as a file says that it is YAML 1.1
-        case "int":
-            # 017 is decimal since YAML 1.2
-            return int(digits, 0) if digits.lstrip("+-")[:2] in ("0x", "0o", "0b") else int(digits)
-        case "float":
-            return float(digits.replace(".inf", "inf").replace(".nan", "nan"))
-        case _:
-            return text
+# from texts in small letters and without underscores; a ``timestamp`` stays a text
+_SCALARS: Mapping[str, Callable[[str], Any]] = {
+    "null": lambda _: None,
+    "bool": lambda text: text in ("true", "yes", "on"),  # as a file says that it is YAML 1.1
+    # 017 is decimal since YAML 1.2
+    "int": lambda text: int(text, 0 if text.lstrip("+-")[:2] in ("0x", "0o", "0b") else 10),
+    "float": lambda text: float(text.replace(".inf", "inf").replace(".nan", "nan")),
+}
 
 
 def parse_arguments(text: str) -> dict[str, Any]:
