@@ -101,14 +101,13 @@ def _write_dialect(
 ) -> ProgramSettings:
     """The keys of a config: ``block`` of every rope, and outside it what older classes read."""
     parameters, blocks = blocks_of(ropes, block)
-    notes = place_notes(ropes)
-    if ropes.has_blocks_by_kind:
+    notes, by_kind = place_notes(ropes), ropes.has_blocks_by_kind
+    outside = () if by_kind else ("rope_theta", "partial_rotary_factor")
+    keys |= {key: parameters[key] for key in outside if key in parameters}
+    keys = keys_over_file({**keys, "rope_parameters": parameters}, ropes)
+    if by_kind:
         notes += (f"The class for the model in {target.name} must read a block for each kind.",)
     else:
-        outside = "rope_theta", "partial_rotary_factor"
-        keys |= {key: parameters[key] for key in outside if key in parameters}
-    keys = keys_over_file({**keys, "rope_parameters": parameters}, ropes)
-    if not ropes.has_blocks_by_kind:
         block_of_file = keys["rope_parameters"]
         if parameters["rope_type"] == "yarn" and _ORIGINAL not in parameters:
             block_of_file.pop(_ORIGINAL, None)  # with it exllamav3 would not read the factor

@@ -225,7 +225,13 @@ def _write_litgpt(ropes: LayerRopes, _context: int) -> ProgramSettings:
     main, local = main_and_local(raised := change_ropes(ropes, ntk_as_base))
     if local is not None and main.scaling is None and local.scaling is not None:
         main, local = local, main
-    keys: Keys = {}
+    if main.base is None or main.rotary_start:
+        _refuse_keys(LITGPT, main)
+    keys: Keys = {
+        "rope_base": int(main.base) if main.base.is_integer() else main.base,
+        "rotary_percentage": rotated_fraction(main.rotary_dim, main.head_dim),
+        "rope_interleave": main.pairing == "interleaved",
+    }
     if local is not None:
         same = replace(local, base=main.base, scaling=main.scaling) == main
         gain = main.attention_factor != 1  # which it gives all layers
@@ -235,14 +241,6 @@ def _write_litgpt(ropes: LayerRopes, _context: int) -> ProgramSettings:
         if local.scaling and by and ratio:
             keys["rope_condense_ratio"] = ratio
             main = replace(main, scaling=Linear(factor=by / ratio))
-    if main.base is None or main.rotary_start:
-        _refuse_keys(LITGPT, main)
-    keys = {
-        "rope_base": int(main.base) if main.base.is_integer() else main.base,
-        "rotary_percentage": rotated_fraction(main.rotary_dim, main.head_dim),
-        "rope_interleave": main.pairing == "interleaved",
-        **keys,
-    }
     notes = [f"head_size, in latent attention qk_rope_head_dim, has to be {main.head_dim}."]
     if adjustments := _adjustments(main):
         keys["rope_adjustments"] = adjustments
@@ -299,10 +297,8 @@ def _maxtext_keys(rope: Rope) -> Keys:
     if half and scale and whole:
         keys: Keys = {"rope_type": "default", **scaled, "rope_linear_scaling_factor": 1.0}
         keys["partial_rotary_factor"] = rotated_fraction(form.rotary_dim, form.head_dim)
-        if sections:
-            keys["use_mrope"] = True
-            keys["mrope_section"] = list(form.axes.counts(form.num_pairs))
-        return keys
+        counts = {"use_mrope": True, "mrope_section": list(form.axes.counts(form.num_pairs))}
+        return keys | counts if sections else keys
     if not whole or not whole_head:
         return {}
     if not half and scale:
