@@ -92,9 +92,8 @@ class _Model:
             for key in ("hidden_size", "num_attention_heads"):
                 self._size(key)
             head_dim = config.head_dim(width)
-        rotary_dim = head_dim
-        if not self.latent:
-            rotary_dim = rotated_width(config, JsonObject({}, config.path), facts, head_dim)
+        block = JsonObject({}, config.path)  # no program of these has one with a fraction
+        rotary_dim = head_dim if self.latent else rotated_width(config, block, facts, head_dim)
         base, default = config.number("rope_theta", above=1), defaults["rope_theta"]
         base = config.or_default("rope_theta", base, default, self.assumes)
         with renamed_keys(config):
@@ -143,17 +142,18 @@ class _Model:
             context=config.whole(_CONTEXT),
         )
 
-    def position_type(self, *rotating: str) -> str:
+    def position_type(self) -> str:
         """The word for the position embedding; in these programs an absent one is learned."""
-        words = (*rotating, *self.facts["instead"])
+        words = (*self.facts["rotating"], *self.facts["instead"])
         found = self.config.text("position_embedding_type", *words)
         if found is None:
             absent = f"The file has no {self.config.name('position_embedding_type')}"
             self.config.notes.append(f"{absent}; learned_absolute is {self.assumes}.")
         return found or "learned_absolute"
 
-    def without(self, what: str, instead: str) -> LayerRopes:
-        """The layers of a model that does not rotate."""
+    def without(self, what: str, word: str) -> LayerRopes:
+        """The layers of a model that does not rotate, as a word of its file says."""
+        instead = self.facts["instead"][word]
         self.config.notes.append(f"{what} has no rotary embedding; in its place: {instead}.")
         return self.ropes({"nope": None})
 
@@ -246,11 +246,11 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
     architecture = config.text("architecture") or ""
     model.defaults |= facts["architectures"].get(architecture, {})
     config.add_defaults({"rotary_dim": model.defaults.get("rotary_dim")})
-    position_type = model.position_type(*facts["pairings"])
+    position_type = model.position_type()
     if position_type in facts["instead"] and not model.latent:
-        return model.without(architecture, facts["instead"][position_type])
+        return model.without(architecture, position_type)
     # in latent attention it turns what the weights of DeepSeek have beside each other
-    rope = model.rope("interleaved" if model.latent else facts["pairings"][position_type])
+    rope = model.rope("interleaved" if model.latent or position_type == "rope_gptj" else "half")
     block, original_key = config.object("rotary_scaling"), "original_max_position_embeddings"
     if position_type == "long_rope":
         names = facts["laws"]["longrope"]["names"]
@@ -290,8 +290,7 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
 
 def _load_megatron(model: _Model) -> LayerRopes:
     config, facts = model.config, model.facts
-    instead, rotating = facts["instead"], ("rope", "mrope", "yarn")
-    position_type = "rope" if config.flag("use_rotary") else model.position_type(*rotating)
+    position_type = "rope" if config.flag("use_rotary") else model.position_type()
     model.latent = config.flag("latent") is True
     if config.flag("grouped") is False:  # its groups are then those of a default that nothing reads
         config.values = {k: v for k, v in config.values.items() if k != "num_query_groups"}
@@ -300,8 +299,9 @@ def _load_megatron(model: _Model) -> LayerRopes:
     if config.has("_target_"):  # a class of Megatron-Bridge's
         config.add_defaults(facts["bridge"] | (facts["bridge_latent"] if model.latent else {}))
         config.add_defaults({_CONTEXT: config.whole("seq_length")})
-    if position_type in instead and not (model.latent and position_type == "learned_absolute"):
-        return model.without(f"Megatron's type {position_type}", instead[position_type])
+    latent_default = model.latent and position_type == "learned_absolute"
+    if position_type in facts["instead"] and not latent_default:
+        return model.without(f"Megatron's type {position_type}", position_type)
     if re.search(r"\.Gemma3\w*$", config.text("_target_") or ""):
         return _load_bridge_gemma3(model)
     interleaved = config.flag("interleaved") or model.latent
@@ -372,7 +372,7 @@ def _load_keras(backbone: _Model) -> LayerRopes:
     model = _Model(backbone.program, outer.object("config") or outer)
     config = model.config
     if name in facts["instead"]:
-        return model.without(f"KerasHub's {name}", facts["instead"][name])
+        return model.without(f"KerasHub's {name}", name)
     if (of_class := facts["classes"].get(name)) is None:
         outer.refuse("class_name", f"a backbone that phasor knows ({', '.join(facts['classes'])})")
     model.defaults |= of_class

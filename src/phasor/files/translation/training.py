@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
-from typing import Any, NoReturn, cast
+from typing import NoReturn
 
 from phasor.axes import InterleavedSections, OneAxis, Sectioned
 from phasor.files.configs.writing import rotated_fraction
@@ -161,18 +162,12 @@ MEGATRON = Target(
 # litgpt and MaxText: keys of a YAML file that makes a model.
 
 
-def _as_yaml(value: Any) -> str:
-    """A value on one line, as every version of YAML reads it."""
-    if isinstance(value, dict):
-        items = cast(Keys, value).items()
-        return f"{{{', '.join(f'{name}: {_as_yaml(one)}' for name, one in items)}}}"
-    text = json.dumps(value)
-    # version 1.1 takes a number with an exponent and no point for a text
-    return text.replace("e", ".0e") if isinstance(value, float) and "." not in text else text
-
-
 def _yaml_settings(keys: Keys, notes: list[str], kinds: dict[str, Rope]) -> ProgramSettings:
-    code = "\n".join(f"{name}: {_as_yaml(value)}" for name, value in keys.items())
+    """The settings with a key on each line, as every version of YAML reads them."""
+    code = "\n".join(f"{name}: {json.dumps(value)}" for name, value in keys.items())
+    code = re.sub(r'"(\w+)":', r"\1:", code)
+    # version 1.1 takes a number with an exponent and no point for a text
+    code = re.sub(r"(?<![.\w])(\d+)e", r"\1.0e", code)
     return ProgramSettings(keys, code, tuple(notes), kinds)
 
 
