@@ -27,7 +27,7 @@ from phasor.pairings import Pairing
 from phasor.rope import Rope
 from phasor.scaling import Linear, PerPair, Yarn, yarn_multiplier
 
-_MSCALES, _CONTEXT = ("mscale", "mscale_all_dim"), "max_position_embeddings"
+_CONTEXT = "max_position_embeddings"
 
 
 def load_program(top: JsonObject) -> LayerRopes | None:
@@ -205,7 +205,7 @@ def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
     """The rope with the law of ``rope_adjustments``, which litgpt tells by its keys."""
     model.blocks.append(block)
     factor, notes = block.number("factor", above=0), model.config.notes
-    mscale, all_dim = (block.number(key, least=0) for key in _MSCALES)
+    mscale, all_dim = (block.number(key, least=0) for key in ("mscale", "mscale_all_dim"))
     bands, betas = ("low_freq_factor", "high_freq_factor"), ("beta_fast", "beta_slow")
     of_llama3, of_yarn = ([*filter(block.contains, keys)] for keys in (bands, betas))
     if of_llama3 and of_yarn:
@@ -251,10 +251,11 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
         return model.without(architecture, position_type)
     # in latent attention it turns what the weights of DeepSeek have beside each other
     rope = model.rope("interleaved" if model.latent or position_type == "rope_gptj" else "half")
-    block, original_key = config.object("rotary_scaling"), "original_max_position_embeddings"
+    block = config.object("rotary_scaling")
     if position_type == "long_rope":
         names = facts["laws"]["longrope"]["names"]
-        length, original = config.whole(_CONTEXT), config.number(original_key, above=1)
+        length = config.whole(_CONTEXT)
+        original = config.number("original_max_position_embeddings", above=1)
         lists = [config.numbers_per_pair(names[k], rope.num_pairs) for k in list(names)[:2]]
         if length and original and not original.is_integer() and lists[0] and lists[0] == lists[1]:
             # no length, but one that gives the factor on cos and sin
@@ -271,7 +272,6 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
         if kind == "dynamic":  # its base is that of all lengths
             block.require("alpha", block.value("alpha"))
         rope = model.law(kind, rope, block)
-    config.ignore(original_key)
     if position_type == "mrope":
         block = block or JsonObject({}, "rotary_scaling")
         rope = _of_sections(rope, block, block.wholes("mrope_section"))
