@@ -16,7 +16,8 @@ from typing import Any, cast
 import numpy as np
 
 from phasor.axes import Sectioned
-from phasor.errors import ConfigError, PhasorWarning
+from phasor.errors import PhasorWarning
+from phasor.files import refusal
 from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import Architecture, inherit, read_table, table, tuples
 from phasor.files.configs.model_class import kinds_by_flags
@@ -190,7 +191,7 @@ def _load_litgpt(model: _Model) -> LayerRopes:
     if local_base is None:
         if indices is not None:
             absent, beside = map(config.name, ("rope_local_base_freq", "rope_indices"))
-            raise ConfigError(f"{absent} is absent beside {beside}, whose layers it is for; add it")
+            raise refusal("no_local_base", absent=absent, beside=beside)
         return model.ropes({"rope": wide})
     # the factor on cos and sin is that of all layers
     law = PerPair(factors=(ratio or 1.0,) * wide.num_pairs, attention_factor=wide.attention_factor)
@@ -209,8 +210,7 @@ def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
     bands, betas = ("low_freq_factor", "high_freq_factor"), ("beta_fast", "beta_slow")
     of_llama3, of_yarn = ([*filter(block.contains, keys)] for keys in (bands, betas))
     if of_llama3 and of_yarn:
-        first, second = block.name(of_llama3[0]), block.name(of_yarn[0])
-        raise ConfigError(f"{first} is of Llama 3's law and {second} of YaRN; keep one of them")
+        raise refusal("two_laws", llama3=block.name(of_llama3[0]), yarn=block.name(of_yarn[0]))
     if all_dim and factor and not of_yarn:
         softmax = yarn_multiplier(factor, all_dim)  # whatever the law is
         notes.append(f"The softmax scale is multiplied by {softmax * softmax!r} as well.")

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from phasor._checks import first_repeated, short_repr
 from phasor.errors import ConfigError, PhasorError, install_hint
+from phasor.files import refusal
 
 SIZE_LIMIT = 2**20  # far above any config's, and some seconds to read
 _MOST_VALUES = 20_000  # with aliases written out, which may stand for more than fits the memory
@@ -62,15 +63,13 @@ def parse_yaml(data: bytes, origin: str) -> dict[str, Any]:
     try:
         from ruamel.yaml import YAML
     except ImportError:
-        what = "is YAML, which is read with the ruamel.yaml package"
-        raise ConfigError(f"{origin} {what}: {install_hint('yaml')}") from None
+        raise refusal("no_yaml", origin=origin, hint=install_hint("yaml")) from None
     if len(data) > SIZE_LIMIT:
         raise ConfigError(f"{origin} is larger than {SIZE_LIMIT // 2**20} MiB, which no config is")
     with _refuse_damage(origin, "YAML", ConfigError):
         documents = list(YAML(typ="safe", pure=True).compose_all(data.decode("utf-8-sig")))
         if len(documents) != 1:
-            what = f"must hold one YAML document, got {len(documents)}"
-            raise ConfigError(f"{origin} {what}; give that of the model in a file of its own")
+            raise refusal("documents", origin=origin, got=len(documents))
         value = _read_node(documents[0], origin, itertools.count())
     if not isinstance(value, dict):
         raise ConfigError(f"{origin} must hold an object of keys, got {short_repr(value)}")

@@ -162,12 +162,13 @@ MEGATRON = Target(
 # litgpt and MaxText: keys of a YAML file that makes a model.
 
 
-def _yaml_settings(keys: Keys, notes: list[str], kinds: dict[str, Rope]) -> ProgramSettings:
-    """The settings with a key on each line, as every version of YAML reads them."""
+def _as_yaml(ropes: LayerRopes, keys: Keys, notes: list[str], out: Pairing) -> ProgramSettings:
+    """The settings for a program that writes ``out`` pairs; every version of YAML reads them."""
     code = "\n".join(f"{name}: {json.dumps(value)}" for name, value in keys.items())
     code = re.sub(r'"(\w+)":', r"\1:", code)
     # version 1.1 takes a number with an exponent and no point for a text
     code = re.sub(r"(?<![.\w])(\d+)e", r"\1.0e", code)
+    kinds = {kind: replace(rope, pairing_out=out) for kind, rope in rotating(ropes).items()}
     return ProgramSettings(keys, code, tuple(notes), kinds)
 
 
@@ -248,8 +249,7 @@ def _write_litgpt(ropes: LayerRopes, _context: int) -> ProgramSettings:
     if local is not None:
         keys["rope_local_base_freq"] = local.base
         keys["rope_indices"] = [int(raised.kinds[kind] == local) for kind in ropes.layer_kinds]
-    kinds = {kind: replace(rope, pairing_out="half") for kind, rope in rotating(ropes).items()}
-    return _yaml_settings(keys, notes, kinds)
+    return _as_yaml(ropes, keys, notes, "half")
 
 
 LITGPT = Target(
@@ -344,9 +344,7 @@ def _write_maxtext(ropes: LayerRopes, context: int) -> ProgramSettings:
     if LLAMA4_FACTOR in ropes.query_factors.values():
         keys["temperature_tuning"] = True
     in_pairs = keys["rope_type"] == "llama3.1" or keys.get("rope_pairwise")
-    writes: Pairing = "interleaved" if in_pairs else "half"
-    kinds = {kind: replace(rope, pairing_out=writes) for kind, rope in rotating(ropes).items()}
-    return _yaml_settings(keys, notes, kinds)
+    return _as_yaml(ropes, keys, notes, "interleaved" if in_pairs else "half")
 
 
 def _maxtext_pair(ropes: LayerRopes, main: Rope, local: Rope) -> tuple[Keys, str]:
