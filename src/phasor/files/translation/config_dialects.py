@@ -44,16 +44,15 @@ from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, Proportional, Y
 _ORIGINAL = "original_max_position_embeddings"
 
 
-def _as_longrope(target: Target, rope: Rope, length: int) -> tuple[float, list[float], float]:
-    """A base, divisors, and the length before the extension, for programs that read LongRoPE.
+def _first_length(target: Target, rope: Rope, length: int) -> float:
+    """The length before the extension, for programs that read LongRoPE.
 
     Of it and ``length`` they compute the factor on cos and sin, which is 1 or more.
     """
     gain = rope.attention_factor
     if gain < 1:
         target.refuse(f"cos and sin multiplied by {gain:g}", rope)
-    base, divisors = base_and_divisors(rope)
-    return base, divisors.tolist(), length if gain == 1 else length ** (1 / gain**2)
+    return length if gain == 1 else length ** (1 / gain**2)
 
 
 # mlx-lm and exllamav3: keys that older classes read outside the block too; other frequencies than
@@ -79,12 +78,12 @@ def _named_block(target: Target, rope: Rope, length: int) -> Keys:
 
 def _list_block(target: Target, rope: Rope, length: int) -> Keys:
     """LongRoPE with one list, whose factor on cos and sin comes from two lengths."""
-    base, divisors, original = _as_longrope(target, rope, length)
+    original, (base, divisors) = _first_length(target, rope, length), base_and_divisors(rope)
     plain = replace(rope, base=base, scaling=None, explicit_inv_freq=None)
     return _named_block(target, plain, length) | {
         "rope_type": "longrope",
         "factor": length / original,
-        **dict.fromkeys(("short_factor", "long_factor"), divisors),
+        **dict.fromkeys(("short_factor", "long_factor"), divisors.tolist()),
         _ORIGINAL: original,
     }
 
@@ -254,7 +253,7 @@ def _rotary_scaling(rope: Rope) -> Keys | None:
 
 def _longrope_keys(rope: Rope, context: int) -> Keys:
     """Two lists of divisors; the factor on cos and sin comes from two lengths."""
-    law, length = rope.scaling, context
+    law, length, short, long = rope.scaling, context, rope, rope
     if isinstance(law, LongRope):
         start = law.original_max_positions
         short, long = rope.at(start), rope.at(start + 1)
@@ -267,18 +266,16 @@ def _longrope_keys(rope: Rope, context: int) -> Keys:
                 "tensorrt-llm computes one factor on cos and sin for both lists of LongRope, of "
                 f"two lengths, and these have others; {PICK_LAW}"
             )
-        base, divisors = base_and_divisors(long)
-        lists = base_and_divisors(short)[1].tolist(), divisors.tolist()
     else:
-        base, divisors, start = _as_longrope(TENSORRT_LLM, rope, context)
-        lists = divisors, divisors
+        start = _first_length(TENSORRT_LLM, rope, context)
+    base, divisors = base_and_divisors(long)
     return {
         "position_embedding_type": "long_rope",
         "rotary_base": base,
         CONTEXT_KEY: length,
         _ORIGINAL: start,
-        "longrope_scaling_short_factors": lists[0],
-        "longrope_scaling_long_factors": lists[1],
+        "longrope_scaling_short_factors": base_and_divisors(short)[1].tolist(),
+        "longrope_scaling_long_factors": divisors.tolist(),
         "rotary_scaling": None,
     }
 
