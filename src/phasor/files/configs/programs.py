@@ -88,7 +88,7 @@ class _Model:
         fraction, names = defaults.get("partial_rotary_factor"), self.facts["names"]
         facts = Architecture(latent=self.latent, partial=True, fraction=fraction, names=names)
         width = facts.width_key
-        self._size("num_hidden_layers")
+        self._size("num_hidden_layers")  # which adds what the program assumes
         if (head_dim := config.width(width) or defaults.get(width)) is None:
             for key in ("hidden_size", "num_attention_heads"):
                 self._size(key)

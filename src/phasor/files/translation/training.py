@@ -190,10 +190,8 @@ def _refuse_keys(target: Target, rope: Rope) -> NoReturn:
 def _adjustments(rope: Rope) -> Keys:
     """``rope_adjustments`` for a rope with a base."""
     law, size, base = rope.scaling, rope.rotary_dim, rope.base
-    if law is None:
-        return {}
-    if isinstance(law, Linear):
-        return {"factor": law.factor}
+    if isinstance(law, (Linear, type(None))):
+        return {"factor": law.factor} if law else {}
     original = {"original_max_positions": "original_max_seq_len"}
     if isinstance(law, Llama3):
         return law_numbers(law, "factor", "low_freq_factor", "high_freq_factor", **original)
