@@ -177,6 +177,10 @@ DEFECTS = {
     "frequencies-in-float16": lambda x, p: rotate(x, p, STEPS.astype(np.float16).astype(float)),
     "frequencies-in-float32": lambda x, p: rotate(x, p, STEPS.astype(np.float32).astype(float)),
     "angles-in-float32": float32_angles,
+    "angles-in-bfloat16": lambda x, p: rotate_halves(x, bfloat16(p[..., None] * STEPS)),
+    "angles-in-float16": lambda x, p: rotate_halves(
+        x, (p[..., None] * STEPS).astype(np.float16).astype(float)
+    ),
     "table-end-identity": identity_beyond,
     "table-end-zeros": zeros_beyond,
     "table-end-nan": nan_beyond,

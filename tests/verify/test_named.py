@@ -260,3 +260,12 @@ def test_a_slice_that_explains_all_is_the_last_that_is_tried(monkeypatch):
     found = verify(meant, {"positions": np.arange(100), "q": x, "q_rotated": y})
     assert names(found) == ["pairing", "slice"]
     assert len(tried) == 1
+
+
+@pytest.mark.parametrize(("factor", "name"), [(1.0, []), (2.0, ["twice"]), (1.37, ["frequencies"])])
+def test_one_pair_is_told_what_can_be_told(factor, name):
+    """Laws that need two pairs are none of it, and no head is narrower."""
+    rope, positions = Rope(head_dim=2, pairing="half", base=10_000.0), np.arange(20)
+    x = np.random.default_rng(0).standard_normal((20, 1, 2))
+    y = rotate(x, factor * positions, rope, "float64")
+    assert names(verify(rope, {"positions": positions, "q": x, "q_rotated": y})) == name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -121,7 +121,7 @@ class Finder:
         rope, (tokens, heads, head_dim) = self.meant.rope, self.sample.x.shape
         if rope.rotary_dim == head_dim:
             for width in (head_dim // 4, head_dim // 2, 2 * head_dim, 4 * head_dim):
-                if width % 2 or heads * head_dim % width:
+                if not width or width % 2 or heads * head_dim % width:
                     continue
                 x, y = (part.reshape(tokens, -1, width) for part in self.sample[:2])
                 with suppress(PhasorError):  # a law's list has a number for each pair
@@ -240,7 +240,7 @@ class Finder:
         The logarithm of the base may be off by ``unsure``.
         """
         candidates = self._candidates
-        size = turns.scale(rope) * rope.attention_factor
+        size = turns.factor(rope)
         rows = size * phasors(rope, candidates)
         slack = size * angle_errors(candidates, rope.inv_freq)
         # an error of the base's logarithm moves the frequency of pair k by k / n of it
@@ -316,11 +316,7 @@ class Finder:
 
         def found_at(at: NDArray[Any], *changes: Finding) -> Iterator[Hypothesis]:
             likely: list[Hypothesis] = []
-            for one in (
-                *known,
-                *_find_bases(rope, turns, at, () if changes else hypotheses.FACTORS),
-                *(() if changes else _find_factors(rope, turns, at)),
-            ):
+            for one in (*known, *_find_ropes(rope, turns, at, by_base_alone=bool(changes))):
                 named, meant = self._compare(one), self.meant.rope.inv_freq
                 # frequencies without a name would leave what is said of positions as the only cause
                 if one.num_pairs == pairs and (named or np.allclose(one.inv_freq, meant, 1e-6, 0)):
@@ -333,9 +329,9 @@ class Finder:
         def refined() -> Iterator[Hypothesis]:
             for _, one, *_ in coarse:
                 mapped = self._map_positions(one, turns, places, _UNSURE_BASE)
-                for other in () if mapped is None else _find_bases(one, turns, mapped, ()):
-                    same = suppose(other, places, *self._compare(other))
-                    yield from self._moved(same, turns)
+                if mapped is not None:
+                    for other in _find_ropes(one, turns, mapped, by_base_alone=True):
+                        yield from self._moved(suppose(other, places, *self._compare(other)), turns)
 
         for by in dict.fromkeys((offset, *_STEPS)):
             yield found_at(places + by, *_offset_changes(by))
@@ -345,23 +341,20 @@ class Finder:
             yield refined()
 
 
-def _find_bases(
-    meant: Rope | None, turns: Turns, places: NDArray[Any], factors: Sequence[float]
+def _find_ropes(
+    meant: Rope | None, turns: Turns, places: NDArray[Any], *, by_base_alone: bool = False
 ) -> Iterator[Rope]:
-    """The rope with bases that tokens allow, with its law, none or others, either direction."""
+    """The rope with bases that tokens allow, either direction, and with factors of a law.
+
+    The law is its own, none or a linear one; its own or none with another base alone.
+    """
     if meant is None or meant.base is None:
         return
-    laws = dict.fromkeys((meant.scaling, None, *(Linear(factor=factor) for factor in factors)))
-    for law, direction in product(laws, (1, -1)):
+    linear = () if by_base_alone else (Linear(factor=factor) for factor in hypotheses.FACTORS)
+    for law, direction in product(dict.fromkeys((meant.scaling, None, *linear)), (1, -1)):
         rope = replace(meant, scaling=law, direction=direction)
         yield from _find_values(partial(_with_base, rope), _LOG_BASES, turns, places)
-
-
-def _find_factors(meant: Rope | None, turns: Turns, places: NDArray[Any]) -> Iterator[Rope]:
-    """The rope with factors that tokens allow, of its law and of a linear one."""
-    if meant is None or meant.base is None:
-        return
-    for law in dict.fromkeys((meant.scaling, Linear(factor=2.0))):
+    for law in () if by_base_alone else dict.fromkeys((meant.scaling, Linear(factor=2.0))):
         if hasattr(law, "factor"):
             rope = replace(meant, scaling=law)
             yield from _find_values(partial(_with_factor, rope), _LOG_FACTORS, turns, places)
@@ -476,11 +469,11 @@ def _arranged(rope: Rope, arrangement: Arrangement) -> Rope | None:
 
 def _gain_changes(rope: Rope, turns: Turns) -> Changes:
     """How the factor of cos and sin differs from the rope's."""
-    factor, (low, high) = rope.attention_factor, turns.gain
-    if low <= factor <= high:
+    meant, found = rope.attention_factor, turns.factor(rope)
+    if found == meant:
         return ()
-    if low <= 1 <= high:
-        return (make_finding("factor-missing", factor=factor),)
-    if low <= factor**2 <= high:
-        return (make_finding("factor-twice", factor=factor),)
-    return (make_finding("factor", found=(low + high) / 2, factor=factor),)
+    if found == 1:
+        return (make_finding("factor-missing", factor=meant),)
+    if found == meant**2:
+        return (make_finding("factor-twice", factor=meant),)
+    return (make_finding("factor", found=found, factor=meant),)

@@ -12,7 +12,7 @@ import numpy as np
 from phasor._checks import number, short_repr, whole
 from phasor.axes import Mixed
 from phasor.describe import ranges, static_rope
-from phasor.errors import SpecError, TensorError
+from phasor.errors import SpecError
 from phasor.identification.calling import Caller, Calling, RefusedError, find_caller
 from phasor.identification.report import Changes, Difference
 from phasor.identification.spectrum import (
@@ -21,7 +21,7 @@ from phasor.identification.spectrum import (
     find_first_bad,
     near_powers_of_two,
 )
-from phasor.identification.verifying import verify
+from phasor.identification.verifying import find_causes
 from phasor.layers import LayerRopes, QueryFactor
 from phasor.numpy import matrix, pair_indices
 from phasor.rope import Rope, real_inv_freq
@@ -422,11 +422,7 @@ def diff(
     found = _diff_measured(first, second, context, tolerance or 1e-3)
     match first, second:
         case (Rope() as rope, Caller() as caller) | (Caller() as caller, Rope() as rope) if found:
-            try:
-                recording = caller.record(min(context, found.position + _FAR) - 1)
-                (side, *_) = verify(rope, recording).sides
-                return replace(found, causes=side.changes)
-            except (RefusedError, TensorError):  # some position is refused, or turned to NaN
-                return found
+            last = min(context, found.position + _FAR) - 1
+            return replace(found, causes=find_causes(rope, caller, last))
         case _:
             return found

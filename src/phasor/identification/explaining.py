@@ -261,6 +261,13 @@ def _set_frequencies(rope: Rope, f: Floats) -> Rope:
 # The dtype that frequencies are numbers of.
 
 
+def find_near_base(f: Floats, dtype: str) -> float | None:
+    """The base whose powers may be these frequencies, when they are rounded to the dtype."""
+    errors, indices = np.full(len(f), 2 * ROUNDING[dtype]), np.arange(len(f), dtype=np.float64)
+    # one frequency is a power of any base
+    return log_base(f, errors, len(f), indices).exp().simplest() if len(f) > 1 else None
+
+
 def _find_frequency_dtype(f: Floats, uncertainty: Floats) -> tuple[Floats | None, list[Finding]]:
     """The numbers of a dtype that all frequencies are, by more than chance, and the finding."""
     for dtype in ("bfloat16", "float16", "float32"):
@@ -273,9 +280,7 @@ def _find_frequency_dtype(f: Floats, uncertainty: Floats) -> tuple[Floats | None
             continue
         details = ""
         if dtype != "float32":
-            indices = np.arange(len(f), dtype=np.float64)
-            errors = np.full(len(f), 2 * ROUNDING[dtype])
-            base = log_base(numbers, errors, len(f), indices).exp().simplest()
+            base = find_near_base(numbers, dtype)
             details = f", near the powers of base {base:.15g}" if base else ""
             details += ". A buffer of frequencies followed the model's cast, most likely"
         return numbers, [make_finding("frequencies-in-{dtype}", dtype=dtype, details=details)]

@@ -148,7 +148,8 @@ def alternatives(
     for name, changed in found.items():
         for changes, other in changed if names is None or name in names else ():
             if other != rope and other.num_pairs == rope.num_pairs:
-                yield suppose(other, places, *changes)
+                with suppress(PhasorError):  # a law may need two pairs
+                    yield suppose(other, places, *changes)
 
 
 def _narrower(rope: Rope) -> Iterator[_Change]:

@@ -13,7 +13,7 @@ from phasor._checks import choice, whole
 from phasor.errors import ConfigError, PositionError, TensorError
 from phasor.identification import mistakes, turns
 from phasor.identification.calling import Caller, Calling, RefusedError, find_caller
-from phasor.identification.explaining import Drivers, explain
+from phasor.identification.explaining import Drivers, explain, find_near_base
 from phasor.identification.report import Finding, Identification, add_findings, make_finding
 from phasor.identification.spectrum import (
     ROUNDING,
@@ -26,6 +26,7 @@ from phasor.identification.spectrum import (
     find_spectrum,
     powers_of_two,
 )
+from phasor.identification.verifying import find_causes
 from phasor.numpy import every_axis_of, matrix
 from phasor.pairings import Pairing
 from phasor.rope import Rope
@@ -161,6 +162,7 @@ def _measure_pairs(
         probe.arrangement, spectrum, _find_drivers(probe, spectrum), np.abs(factors.mean(axis=0)),
         rounding=probe.rounding, is_rotation=not members,
     )  # fmt: skip
+    report = _explain_rounded_angles(probe.caller, report, max_position)
     report = replace(report, findings=(*findings, *report.findings), key_factor=key_factor)
     measured = mistakes.Measured(probe, spectrum, report)
     if lengths.changes_at is not None:
@@ -172,6 +174,28 @@ def _measure_pairs(
     ends = max_position, lengths.changes_at, measured.report.table_end
     mistakes.add_precision(measured, min(end for end in ends if end))
     return measured.report
+
+
+def _explain_rounded_angles(
+    caller: Caller, report: Identification, max_position: int
+) -> Identification:
+    """The report by the angles' dtype, if it explains more than that of the frequencies.
+
+    An angle of one position is the frequency, and is a number of the dtype as well.
+    """
+    for name, dtype in mistakes.ANGLES_ROUNDED.items():
+        rounded = f"frequencies-in-{dtype}"
+        if report.rope is None or rounded not in report.names():
+            continue
+        base = find_near_base(report.rope.inv_freq, dtype)
+        if base is None:
+            continue
+        rope = replace(report.rope, base=base, explicit_inv_freq=None)
+        changes = find_causes(rope, caller, min(max_position, 1 << 12))
+        if [change.name for change in changes] == [name]:
+            kept = (finding for finding in report.findings if finding.name != rounded)
+            return replace(report, rope=rope, base=base, known_law=True, findings=(*kept, *changes))
+    return report
 
 
 def _find_drivers(probe: mistakes.Probe, spectrum: Spectrum) -> Drivers:

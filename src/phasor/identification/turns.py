@@ -193,15 +193,19 @@ class Turns(NamedTuple):
     def allowed(self, rope: Rope, places: NDArray[Any]) -> Floats:
         """How far rows of the rope may be off at these positions, ``[T, num_pairs]``."""
         low, high = self.gain
-        factor = self.scale(rope) * rope.attention_factor
+        factor = self.factor(rope)
         unsure = (high - low) / 2 if factor == (low + high) / 2 else 0.0
         return self.errors + unsure + factor * angle_errors(places, rope.inv_freq)
 
+    def factor(self, rope: Rope) -> float:
+        """The factor that was measured: the rope's, 1 or its square if it may be one of these."""
+        (low, high), meant = self.gain, rope.attention_factor
+        likely = (one for one in (meant, 1.0, meant**2) if low <= one <= high)
+        return next(likely, (low + high) / 2)
+
     def scale(self, rope: Rope) -> float:
-        """What brings rows of the rope to the factor that was measured: its own, 1, or twice."""
-        (low, high), factor = self.gain, rope.attention_factor
-        likely = (one for one in (factor, 1.0, factor**2) if low <= one <= high)
-        return next(likely, (low + high) / 2) / factor
+        """What brings rows of the rope to the factor that was measured."""
+        return self.factor(rope) / rope.attention_factor
 
     def find_spectrum(self) -> Spectrum | None:
         """The frequencies, if positions are whole and two of them are one apart."""

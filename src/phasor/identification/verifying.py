@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from phasor.describe import static_rope
 from phasor.errors import SpecError, TensorError
+from phasor.identification.calling import Caller, RefusedError
 from phasor.identification.causes import Finder, is_vague
 from phasor.identification.hypotheses import Meant, alternatives
 from phasor.identification.recordings import (
@@ -166,6 +167,15 @@ def verify(
             found = _verify_side(layers, kind, held, side, dims, seq_len)
             sides.append(replace(found, name=f"{title}{side}"))
     return Verification(model=layers.name, sides=tuple(sides))
+
+
+def find_causes(rope: Rope, caller: Caller, max_position: int) -> Changes:
+    """What a function does otherwise than a Rope, the most important first; none if unknown."""
+    try:
+        (side, *_) = verify(rope, caller.record(max_position)).sides
+        return side.changes
+    except (RefusedError, TensorError):  # some position is refused, or turned to NaN
+        return ()
 
 
 def _verify_side(
