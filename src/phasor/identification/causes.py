@@ -208,7 +208,7 @@ class Finder:
         changes, rope, places, rows = hypothesis
         # R(p + offset) = R(p) R(offset): [offsets, T, num_pairs]
         moved = rows[:_FEW] * phasors(rope, _OFFSETS)[:, None]
-        off = np.abs(turns.z[:_FEW] - turns.scale(rope) * moved)
+        off = np.abs(turns.z[:_FEW] - turns.factor(rope) * moved)
         fits = np.all(off <= turns.allowed(rope, places)[:_FEW], axis=(1, 2))
         for offset in _OFFSETS[fits][:3].tolist():
             yield suppose(rope, places + offset, *changes, *_offset_changes(offset))
@@ -270,9 +270,9 @@ class Finder:
         at = f"token {self.tokens[first]} (position {places[first]:.15g})"
         where = f"{at} is turned as {mapped[first]}"
         coarse = {dtype: hypotheses.positions_in(dtype, f": {where}") for dtype in COARSE}
-        known: list[tuple[NDArray[Any], Changes]] = []
-        if len(self.positions) > 1:
-            known.append((self.positions[0, column], (make_finding("first-row", where=where),)))
+        # of one row alone the first's are the token's own
+        first_row = self.positions[0, column], (make_finding("first-row", where=where),)
+        known: list[tuple[NDArray[Any], Changes]] = [first_row]
         for dtype, step in product(COARSE, _STEPS):
             names = (*_offset_changes(step), coarse[dtype])
             shifted = rounded(places + step, dtype), rounded(places, dtype) + step

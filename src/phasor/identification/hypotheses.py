@@ -45,7 +45,7 @@ class Hypothesis(NamedTuple):
     changes: Changes
     rope: Rope
     places: Positions  # where the tokens are turned as if they stood
-    rows: Complex  # gain * exp(i angle) of every token, [T, num_pairs]
+    rows: Complex  # exp(i angle) of every token, [T, num_pairs]
 
 
 def suppose(rope: Rope, places: Positions, *changes: Finding) -> Hypothesis:
@@ -240,7 +240,7 @@ def exchanged_axes(rope: Rope, places: Positions) -> Iterator[Hypothesis]:
 
 def precisions(rope: Rope, turns: Turns) -> Iterator[Hypothesis]:
     """The rotation with positions, frequencies or angles rounded, or all of them."""
-    places, scale = turns.positions, turns.scale(rope)
+    places, factor = turns.positions, turns.factor(rope)
     for dtype in COARSE:
         yield suppose(rope, rounded(places, dtype), positions_in(dtype))
         if isinstance(rope.axes, Mixed):
@@ -259,11 +259,9 @@ def precisions(rope: Rope, turns: Turns) -> Iterator[Hypothesis]:
             (make_finding("angles-in-{dtype}", dtype=dtype, what="Angles"), [*sides]),
         )
         for finding, angles in ways:
-            rows = rope.attention_factor * np.exp(1j * rope.direction * np.array(angles))
-            nearest = np.take_along_axis(
-                rows, np.abs(scale * rows - turns.z).argmin(axis=0)[None], 0
-            )[0]
-            yield Hypothesis((finding,), rope, places, nearest)
+            rows = np.exp(1j * rope.direction * np.array(angles))
+            closest = np.abs(factor * rows - turns.z).argmin(axis=0)[None]
+            yield Hypothesis((finding,), rope, places, np.take_along_axis(rows, closest, 0)[0])
 
 
 def positions_in(dtype: str, where: str = "") -> Finding:

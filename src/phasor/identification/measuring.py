@@ -14,6 +14,7 @@ from phasor.errors import ConfigError, PositionError, TensorError
 from phasor.identification import mistakes, turns
 from phasor.identification.calling import Caller, Calling, RefusedError, find_caller
 from phasor.identification.explaining import Drivers, explain, find_near_base
+from phasor.identification.hypotheses import COARSE
 from phasor.identification.report import Finding, Identification, add_findings, make_finding
 from phasor.identification.spectrum import (
     ROUNDING,
@@ -183,19 +184,16 @@ def _explain_rounded_angles(
 
     An angle of one position is the frequency, and is a number of the dtype as well.
     """
-    for name, dtype in mistakes.ANGLES_ROUNDED.items():
-        rounded = f"frequencies-in-{dtype}"
-        if report.rope is None or rounded not in report.names():
-            continue
-        base = find_near_base(report.rope.inv_freq, dtype)
-        if base is None:
-            continue
-        rope = replace(report.rope, base=base, explicit_inv_freq=None)
-        changes = find_causes(rope, caller, min(max_position, 1 << 12))
-        if [change.name for change in changes] == [name]:
-            kept = (finding for finding in report.findings if finding.name != rounded)
-            return replace(report, rope=rope, base=base, known_law=True, findings=(*kept, *changes))
-    return report
+    dtype = next((name for name in COARSE if f"frequencies-in-{name}" in report.names()), None)
+    if report.rope is None or dtype is None:
+        return report
+    base = find_near_base(report.rope.inv_freq, dtype)
+    rope = replace(report.rope, base=base, explicit_inv_freq=None)
+    changes = () if base is None else find_causes(rope, caller, min(max_position, 1 << 12))
+    if [change.name for change in changes] != [f"angles-in-{dtype}"]:
+        return report
+    kept = (one for one in report.findings if one.name != f"frequencies-in-{dtype}")
+    return replace(report, rope=rope, base=base, known_law=True, findings=(*kept, *changes))
 
 
 def _find_drivers(probe: mistakes.Probe, spectrum: Spectrum) -> Drivers:

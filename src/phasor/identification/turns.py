@@ -186,8 +186,8 @@ class Turns(NamedTuple):
     row_dtype: str | None = None  # to which cos and sin must be rounded for one factor of all
 
     def misfit(self, rope: Rope, places: NDArray[Any], rows: Complex) -> Floats:
-        """How far they are off the rope's rows ``[T, num_pairs]``, in units of what is allowed."""
-        off: Floats = np.abs(self.z - self.scale(rope) * rows)
+        """How far they are off rows ``[T, num_pairs]``, in units of what is allowed."""
+        off: Floats = np.abs(self.z - self.factor(rope) * rows)
         return off / self.allowed(rope, places)
 
     def allowed(self, rope: Rope, places: NDArray[Any]) -> Floats:
@@ -203,10 +203,6 @@ class Turns(NamedTuple):
         likely = (one for one in (meant, 1.0, meant**2) if low <= one <= high)
         return next(likely, (low + high) / 2)
 
-    def scale(self, rope: Rope) -> float:
-        """What brings rows of the rope to the factor that was measured."""
-        return self.factor(rope) / rope.attention_factor
-
     def find_spectrum(self) -> Spectrum | None:
         """The frequencies, if positions are whole and two of them are one apart."""
         places = self.positions
@@ -218,9 +214,9 @@ class Turns(NamedTuple):
 
 
 def rows_of(rope: Rope, places: NDArray[Any]) -> Complex:
-    """``gain * exp(i angle)``, ``[T, num_pairs]``."""
+    """``exp(i angle)``, ``[T, num_pairs]``."""
     cos, sin = cos_sin(rope, places)
-    return rope.attention_factor * (cos + 1j * sin)
+    return cos + 1j * sin
 
 
 def angle_errors(positions: NDArray[Any], inv_freq: Floats) -> Floats:
@@ -235,7 +231,7 @@ def rotates_as(sample: Sample, rope: Rope | None) -> NDArray[np.bool_]:
     if rope is None:
         return np.asarray(kept.all(axis=-1))
     arrangement = arrangement_of(rope)
-    rows = rows_of(rope, sample.positions)[:, None]  # [T, 1, num_pairs]
+    rows = rope.attention_factor * rows_of(rope, sample.positions)[:, None]  # [T, 1, num_pairs]
     u, v = sample.pairs(arrangement)
     angles = angle_errors(sample.positions, rope.inv_freq)[:, None]
     slack = np.abs(u) * (np.abs(rows) * angles + _ROW_ERROR)

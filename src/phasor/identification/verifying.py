@@ -299,7 +299,7 @@ def _first_wrong(vectors: Vectors, bad: NDArray[np.intp], rope: Rope) -> tuple[f
     sample = vectors.sample(bad[token : token + 1])
     arrangement = arrangement_of(rope)
     (u, v), expected = sample.pairs(arrangement), sample.x.copy()
-    turned = rows_of(rope, sample.positions)[:, None] * u
+    turned = rope.attention_factor * rows_of(rope, sample.positions)[:, None] * u
     if vectors.is_table:
         return float(places[token]), float(np.abs(v - turned).max())
     expected[..., arrangement.written[0]] = turned.real
