@@ -189,7 +189,8 @@ def _explain_rounded_angles(
         return report
     base = find_near_base(report.rope.inv_freq, dtype)
     rope = replace(report.rope, base=base, explicit_inv_freq=None)
-    changes = () if base is None else find_causes(rope, caller, min(max_position, 1 << 12))
+    causes = () if base is None else find_causes(rope, caller, min(max_position, 1 << 12))
+    changes = [cause for cause in causes if cause.name != "factor"]  # which is in the report
     if [change.name for change in changes] != [f"angles-in-{dtype}"]:
         return report
     kept = (one for one in report.findings if one.name != f"frequencies-in-{dtype}")
