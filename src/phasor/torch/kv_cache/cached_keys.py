@@ -207,12 +207,17 @@ class CachedKeys:
         return tuple(ropes)
 
 
-class _DynamicLayer:
-    """A ``DynamicLayer`` of transformers, which gets new tensors; base of the other layers."""
+class _Layer:
+    """A layer of a cache: a ``DynamicLayer``, which gets new tensors, or one with a capacity.
+
+    Those, a ``StaticLayer`` or a `KVCache`, are written in place, because compiled models keep
+    their addresses.
+    """
 
     def __init__(self, layer: Any, capacity: int | None = None) -> None:
         self._layer = layer
         self._capacity = capacity  # how many tokens fit; None where memory grows
+        self._is_own = isinstance(layer, KVCache)
 
     @property
     def keys(self) -> Tensor:
@@ -225,11 +230,21 @@ class _DynamicLayer:
         return self._view(self._layer.values)
 
     def _view(self, cached: Tensor) -> Tensor:
+        if self._is_own:
+            return cached
         # [batch, heads, seq, head_dim] -> [batch, seq, heads, head_dim]
-        return cached.transpose(1, 2)
+        cached = cached.transpose(1, 2)
+        return cached if self._capacity is None else cached[:, : int(self._lengths)]
+
+    @property
+    def _lengths(self) -> Tensor:
+        """With a capacity: the tokens of each row, which may be less than columns, or of all."""
+        return self._layer.lengths if self._is_own else self._layer.cumulative_length
 
     def row_lengths(self) -> list[int]:
         """How many tokens each row of the batch holds."""
+        if self._is_own:
+            return self._layer.lengths.tolist()
         batch, seq = self.keys.shape[:2]
         return [seq] * batch
 
@@ -243,59 +258,30 @@ class _DynamicLayer:
 
     def tensors_to_write(self) -> tuple[Tensor, ...]:
         """The tensors that `replace` writes in place."""
-        return ()
+        return () if self._capacity is None else (self._lengths, self.keys, self.values)
 
     def replace(self, keys: Tensor, values: Tensor, start: int, stop: int) -> None:
         """Store these instead: tokens ``start`` to ``stop - 1`` removed, or others put in there."""
-        del start, stop
-        self._layer.keys = keys.transpose(1, 2)
-        self._layer.values = values.transpose(1, 2)
-
-
-class _StaticLayer(_DynamicLayer):
-    """A ``StaticLayer``, written in place because compiled models keep its addresses."""
-
-    def _view(self, cached: Tensor) -> Tensor:
-        return cached.transpose(1, 2)[:, : int(self._layer.cumulative_length)]
-
-    def tensors_to_write(self) -> tuple[Tensor, ...]:
-        return self._layer.cumulative_length, self.keys, self.values
-
-    def replace(self, keys: Tensor, values: Tensor, start: int, stop: int) -> None:
-        self._layer.cumulative_length.fill_(keys.shape[1])
-        self.keys[:] = keys
-        self.values[:] = values
-
-
-class _KVCacheLayer(_DynamicLayer):
-    """A `KVCache`, whose rows may be shorter than its columns."""
-
-    def _view(self, cached: Tensor) -> Tensor:
-        return cached
-
-    def row_lengths(self) -> list[int]:
-        return self._layer.lengths.tolist()
-
-    def tensors_to_write(self) -> tuple[Tensor, ...]:
-        return self._layer.lengths, self.keys, self.values
-
-    def replace(self, keys: Tensor, values: Tensor, start: int, stop: int) -> None:
-        inserted = max(0, keys.shape[1] - self._layer.used)
+        if self._capacity is None:
+            self._layer.keys, self._layer.values = keys.transpose(1, 2), values.transpose(1, 2)
+            return
+        lengths, inserted = self._lengths, max(0, keys.shape[1] - self.keys.shape[1])
         # a row may end inside the range, or before it
-        removed = self._layer.lengths.clamp(start, stop) - start
-        self._layer.lengths += inserted - removed
-        self._layer.used = keys.shape[1]
+        removed = lengths.clamp(start, stop) - start
+        lengths += inserted - removed
+        if self._is_own:
+            self._layer.used = keys.shape[1]
         self.keys[:] = keys
         self.values[:] = values
 
 
-def _wrap_layers(name: str, cache: Any) -> Sequence[_DynamicLayer]:
+def _wrap_layers(name: str, cache: Any) -> Sequence[_Layer]:
     """The layers of a supported cache that holds tokens, or an error."""
     library: Any = sys.modules.get("transformers.cache_utils")
-    layers: list[_DynamicLayer] = []
+    layers: list[_Layer] = []
     foreign: Sequence[Any] = ()
     if isinstance(cache, KVCache):
-        layers = [_KVCacheLayer(cache, cache.capacity)]
+        layers = [_Layer(cache, cache.capacity)]
     elif library is None or type(cache) not in (library.DynamicCache, library.StaticCache):
         raise TensorError(f"{name} must be {_SUPPORTED_CACHES}, got {type(cache).__name__}")
     elif cache.offloading:
@@ -314,13 +300,13 @@ def _wrap_layers(name: str, cache: Any) -> Sequence[_DynamicLayer]:
         if not layer.is_initialized:
             raise TensorError(f"{name} must hold tokens in every layer, got none in layer {index}")
         is_static = type(layer) is library.StaticLayer
-        layers += [_StaticLayer(layer, layer.max_cache_len) if is_static else _DynamicLayer(layer)]
+        layers.append(_Layer(layer, layer.max_cache_len if is_static else None))
     if not layers or any(layer.keys.shape[1] == 0 for layer in layers):
         raise TensorError(f"{name} must hold tokens in every layer; run the prompt first")
     return layers
 
 
-def _count_tokens(name: str, layers: Sequence[_DynamicLayer]) -> int:
+def _count_tokens(name: str, layers: Sequence[_Layer]) -> int:
     """How many tokens every layer holds, or an error if the layers differ."""
     shapes = {tuple(layer.keys.shape[:2]) for layer in layers}
     if len(shapes) > 1:
