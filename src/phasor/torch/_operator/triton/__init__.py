@@ -22,7 +22,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -154,32 +154,48 @@ def plan_key(arguments: Unchecked, outs: Sequence[Tensor]) -> tuple[Any, ...]:
 
 def make_plan(call: Call, outs: Sequence[Tensor]) -> LaunchPlan | None:
     """The launch for the arguments of `plan_key`; None where strides are too irregular for one."""
-    xs, _, text, inverse, gain, _ = call
+    xs, source, text, inverse, gain, _ = call
     q, k, *_ = tensors = _operands(xs, outs)
     has_key, is_new = len(xs) == 2, outs is not xs
-    layout = read_layout(text, inverse)
-    tokens = find_tokens(tensors, call)
-    if tokens is None:
+    layout, own_dims, token_shape = read_layout(text, inverse), call.own_dims, q.shape[:-2]
+    # of every tensor over the tokens, and of positions or cos, and of sin
+    steps = [_broadcast_strides(x, 2, token_shape) for x in tensors]
+    steps += [_broadcast_strides(each, own_dims, token_shape) for each in source]
+    dimensions = _merge_dimensions(token_shape, steps)
+    if len(dimensions) > 2:
         return None
+    dimensions += [(1, (0,) * len(steps))] * (2 - len(dimensions))
+    (inner, inner_steps), (outer, outer_steps) = dimensions
+    token_strides = list(zip(outer_steps, inner_steps, strict=True))
+    strides, packed = _head_strides(tensors, token_strides[: len(tensors)])
+    for each, over_tokens in zip(source, token_strides[len(tensors) :], strict=True):
+        strides += (*over_tokens, each.stride(-1) if own_dims else 0)
+    if len(source) == 2:
+        source_kind, constants, pairs = "cos_sin", None, source[0].shape[-1]
+    else:
+        source_kind = "one axis" if count_axes(text) == 1 else "several axes"
+        constants = rope_constants(text, source[0].device)
+        pairs = constants.shape[-1]
+        strides += (0, 0, 0)  # there is no sin
+    few = inner * outer < MANY_TOKENS
+    _, token_block, head_block = tile = choose_tile(pairs, few, q.element_size(), packed)
     q_heads, k_heads = q.shape[-2], k.shape[-2] if has_key else 0
-    strides, packed = head_strides(tensors, tokens)
-    _, token_block, head_block = tile = choose_tile(tokens, q, packed)
     blocks = -(-q_heads // head_block) + -(-k_heads // head_block)
-    tiles = -(-tokens.inner // token_block)
+    tiles = -(-inner // token_block)
     kernels, gain_bits = load_kernels(), int(np.float64(gain).view(np.int64))
     load = kernels.load_half, kernels.load_interleaved
     store = kernels.store_half, kernels.store_interleaved
     return LaunchPlan(
-        tokens.outer * tiles * blocks,
-        tokens.constants,
+        outer * tiles * blocks,
+        constants,
         (
-            *(tokens.inner, q_heads, k_heads, reciprocal(blocks), reciprocal(tiles)),
-            *(gain_bits, *strides, *tokens.angle_strides, tokens.source_kind),
+            *(inner, q_heads, k_heads, reciprocal(blocks), reciprocal(tiles)),
+            *(gain_bits, *strides, source_kind),
             by_pairing(layout.pairing, half=load[0], interleaved=load[1]),
             by_pairing(layout.pairing_out, half=store[0], interleaved=store[1]),
-            *(layout.pairing != layout.pairing_out or tokens.are_few, inverse),
-            *(tokens.num_pairs, layout.rotary_start),
-            q.shape[-1] if is_new and q.shape[-1] > 2 * tokens.num_pairs else 0,
+            *(layout.pairing != layout.pairing_out or few, inverse),
+            *(pairs, layout.rotary_start),
+            q.shape[-1] if is_new and q.shape[-1] > 2 * pairs else 0,
             *(packed, *tile),
         ),
         qk_memory(q, k) if has_key and not is_new else None,
@@ -231,23 +247,6 @@ def rope_constants(text: str, device: torch.device) -> Tensor:
     return torch.from_numpy(rows).to(device)
 
 
-class Tokens(NamedTuple):
-    """Tokens in two dimensions, and where a kernel finds their cos and sin."""
-
-    inner: int
-    outer: int
-    strides: list[tuple[int, int]]  # of every tensor over the tokens: outer, inner
-    angle_strides: tuple[int, ...]  # of positions or cos, and of sin: outer, inner, within a row
-    source_kind: str  # as in `kernels`
-    constants: Tensor | None  # None for given cos and sin
-    num_pairs: int
-
-    @property
-    def are_few(self) -> bool:
-        """Whether they get the small tile."""
-        return self.inner * self.outer < MANY_TOKENS
-
-
 def widen_positions(source: Sequence[Tensor]) -> Sequence[Tensor]:
     """``source`` as kernels take them: int32, int64 or float positions, or cos and sin."""
     positions = source[0]
@@ -256,35 +255,11 @@ def widen_positions(source: Sequence[Tensor]) -> Sequence[Tensor]:
     return [positions.long()]
 
 
-def find_tokens(xs: Sequence[Tensor], call: Call) -> Tokens | None:
-    """The tokens of ``xs`` in two dimensions; None if they need more. Positions are widened."""
-    source, own_dims, token_shape = call.source, call.own_dims, xs[0].shape[:-2]
-    # an empty tensor is never read, so its strides do not matter
-    strides = [x.stride()[:-2] if x.numel() else (0,) * len(token_shape) for x in xs]
-    strides += [_broadcast_strides(each, own_dims, token_shape) for each in source]
-    dimensions = _merge_dimensions(token_shape, strides)
-    if len(dimensions) > 2:
-        return None
-    dimensions += [(1, (0,) * len(strides))] * (2 - len(dimensions))
-    (inner, inner_strides), (outer, outer_strides) = dimensions
-    token_strides = list(zip(outer_strides, inner_strides, strict=True))
-    angle_strides: list[int] = []
-    for each, steps in zip(source, token_strides[len(xs) :], strict=True):
-        angle_strides += (*steps, each.stride(-1) if own_dims else 0)
-    angle_strides += [0] * (6 - len(angle_strides))
-    if len(source) == 2:
-        found = "cos_sin", None, source[0].shape[-1]
-    else:
-        constants = rope_constants(call.text, source[0].device)
-        kind = "one axis" if count_axes(call.text) == 1 else "several axes"
-        found = kind, constants, constants.shape[-1]
-    return Tokens(inner, outer, token_strides[: len(xs)], tuple(angle_strides), *found)
-
-
 def _broadcast_strides(x: Tensor, own_dims: int, token_shape: Sequence[int]) -> tuple[int, ...]:
     """Strides of ``x`` over ``token_shape``, to which all but its last ``own_dims`` broadcast."""
     matching = x.dim() - own_dims
-    strides = (0 if x.shape[i] == 1 else x.stride(i) for i in range(matching))
+    # an empty tensor is never read, so its strides do not matter
+    strides = (x.stride(i) if x.shape[i] > 1 and x.numel() else 0 for i in range(matching))
     return (0,) * (len(token_shape) - matching) + tuple(strides)
 
 
@@ -310,26 +285,28 @@ def _merge_dimensions(
     return merged
 
 
-def choose_tile(tokens: Tokens, x: Tensor, packed: bool) -> tuple[int, int, int]:
-    """The pairs, tokens and heads of a program for heads of ``x``.
+def choose_tile(num_pairs: int, few: bool, item_bytes: int, packed: bool) -> tuple[int, int, int]:
+    """The pairs, tokens and heads of a program.
 
     Heads that are ``packed`` are moved in pieces of 16 bytes. If they are not, every number has an
     address of its own in registers, and a large tile is a quarter.
     """
-    pairs = 1 << (max(tokens.num_pairs, 1) - 1).bit_length()
-    size = _SMALL_TILE if tokens.are_few else _LARGE_TILE // (1 if packed else 4)
-    budget = max(1, size // (2 * x.element_size() * pairs))
-    heads = min(budget, 32 if tokens.are_few else 8)
+    pairs = 1 << (max(num_pairs, 1) - 1).bit_length()
+    size = _SMALL_TILE if few else _LARGE_TILE // (1 if packed else 4)
+    budget = max(1, size // (2 * item_bytes * pairs))
+    heads = min(budget, 32 if few else 8)
     return pairs, budget // heads, heads
 
 
-def head_strides(xs: Sequence[Tensor], tokens: Tokens) -> tuple[list[int], bool]:
+def _head_strides(
+    xs: Sequence[Tensor], token_strides: Sequence[tuple[int, int]]
+) -> tuple[list[int], bool]:
     """Strides of every tensor as kernels take them, and whether all heads are packed."""
     strides: list[int] = []
     packed = True
-    for x, token_strides in zip(xs, tokens.strides, strict=True):
+    for x, over_tokens in zip(xs, token_strides, strict=True):
         # the stride of a single head is never used, and may be anything
-        steps = (*token_strides, x.stride(-2) if x.shape[-2] > 1 else 0)
+        steps = (*over_tokens, x.stride(-2) if x.shape[-2] > 1 else 0)
         strides += (*steps, x.stride(-1))
         # one piece on 16-byte boundaries, wherever these steps lead
         offsets = x.data_ptr(), *(step * x.element_size() for step in steps)
