@@ -230,7 +230,8 @@ class RotaryAttention(nn.Module):
                 k = rotate(k, key_value_positions, self.rope, gain=self._gain)
             # [batch, key_seq] -> [batch, heads, seq, key_seq], of size 1 where all are alike
             visible = None if attention_mask is None else attention_mask[:, None, None]
-            y = _sdpa(q, k, v, self._factor, visible, dropout=self._current_dropout())
+            options = {"attn_mask": visible, "dropout_p": self._current_dropout()}
+            y = _sdpa(q, k, v, self._factor, **options)
         else:
             if self.rope is not None:
                 q, k = rotate_qk(q, k, positions, self.rope, gain=self._gain)
@@ -373,7 +374,7 @@ def attend(
     is_exported = torch.compiler.is_exporting()
     unmasked = window is None or (not is_exported and length <= window)
     if index is None and attention_mask is None and unmasked:
-        return _sdpa(q, k, v, factor, causal=causal, dropout=dropout)
+        return _sdpa(q, k, v, factor, is_causal=causal, dropout_p=dropout)
     all_keys = torch.arange(k.shape[1], device=q.device)  # their indices in ``k``
     outputs: list[Tensor] = []
     # counted in chunks: a compiler that does not know the length then makes one graph for each
@@ -395,32 +396,16 @@ def attend(
             visible = (visible & attention_mask[:, None, first:last]) | (keys == queries)
         visible = visible.unsqueeze(-3)  # the same for all heads
         chunk = q[:, start:stop], k[:, first:last], v[:, first:last]
-        outputs.append(_sdpa(*chunk, factor, visible, dropout=dropout))
+        outputs.append(_sdpa(*chunk, factor, attn_mask=visible, dropout_p=dropout))
     return torch.cat(outputs, dim=1) if outputs else q
 
 
-def _sdpa(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    factor: float,
-    visible: Tensor | None = None,
-    *,
-    causal: bool = False,
-    dropout: float = 0.0,
-) -> Tensor:
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, factor: float, **options: Any) -> Tensor:
+    """Torch's attention, with options of its own, of ``[batch, seq, heads, head_dim]``."""
+    options |= {"scale": factor, "enable_gqa": q.shape[2] != k.shape[2]}
     # [batch, seq, heads, head_dim] -> [batch, heads, seq, head_dim], and back
-    y = nnf.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=visible,
-        dropout_p=dropout,
-        is_causal=causal,
-        scale=factor,
-        enable_gqa=q.shape[2] != k.shape[2],
-    )
-    return y.transpose(1, 2)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return nnf.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
 
 
 def logit_factors(rope: Rope | None, head_dim: int) -> tuple[float, float]:
