@@ -22,15 +22,7 @@ from phasor.positions.tokens import (
     padded,
     span,
 )
-from phasor.positions.vision import (
-    Image,
-    Segment,
-    Text,
-    Video,
-    multimodal,
-    processed,
-    videorope,
-)
+from phasor.positions.vision import Image, Segment, Text, Video, multimodal, processed, videorope
 
 __all__ = [
     "Image",

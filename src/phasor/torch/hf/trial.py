@@ -17,12 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from phasor.torch.hf.embeddings import (
-    FOREIGN_ERRORS,
-    Embedding,
-    half_rows,
-    rolled_positions,
-)
+from phasor.torch.hf.embeddings import FOREIGN_ERRORS, Embedding, half_rows, rolled_positions
 from phasor.torch.hf.modules import (
     NUMBER,
     ROPES_OF_KINDS,
