@@ -151,9 +151,10 @@ def check_counts_tokens(rope: Rope) -> None:
         )
 
 
-def check_no_other(name: str, value: Any) -> None:
+def check_no_other(offset: Any, cu_seqlens: Any = None) -> None:
     """Refuse what says where tokens stand, but for an offset of 0, beside positions."""
-    if not (type(value) is int and value == 0):
+    if cu_seqlens is not None or not (type(offset) is int and offset == 0):
+        name = "offset" if cu_seqlens is None else "cu_seqlens"
         raise PositionError(
             f"positions and {name} exclude each other; give one of them: positions already say "
             "where each token stands"

@@ -115,7 +115,7 @@ class RotaryEmbedding(nn.Module):
         if positions is None:
             positions = _ARRAYS.count_positions(x, self.rope, offset, mx)
         else:
-            _tensors.check_no_other("offset", offset)
+            _tensors.check_no_other(offset)
         return rotate(x, positions, self.rope, gain=self.gain, heads_first=True)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from phasor._checks import boolean, number, whole
-from phasor._tensors import check_counts_tokens, check_rope
+from phasor._tensors import check_counts_tokens, check_no_other, check_rope
 from phasor.errors import PositionError
 from phasor.rope import Rope
 from phasor.torch import positions as torch_positions
@@ -104,12 +104,8 @@ class RotaryEmbedding(nn.Module):
             check_heads("q", rows, self.rope, self.heads_first)
             check_counts_tokens(self.rope)
             positions = count_positions(rows.shape[:-2], q.device, offset, cu_seqlens)
-        elif cu_seqlens is not None or not (type(offset) is int and offset == 0):
-            excluded = "cu_seqlens" if cu_seqlens is not None else "offset"
-            raise PositionError(
-                f"positions and {excluded} exclude each other; give one of them: positions already "
-                "say where each token stands"
-            )
+        else:
+            check_no_other(offset, cu_seqlens)
         options: dict[str, Any] = {"gain": self.gain, "heads_first": self.heads_first}
         return rotate_qk(q, k, positions, self.rope, **options)
 

@@ -180,10 +180,9 @@ class CachedKeys:
         _count_tokens("cache", self._layers)
         layers = [*zip(self._layers, edits, new, strict=True)]
         for layer, edit, others in layers:
-            check_mutable(layer.tensors_to_write())
             tensors = layer.keys, layer.values, *others
             keys, _ = edit(*[x.to("meta") for x in tensors])
-            layer.check_room(keys.shape[1])
+            layer.check_replaceable(keys.shape[1])
         # layer by layer: a long cache has no room for the results of all layers
         for layer, edit, others in layers:
             layer.replace(*edit(layer.keys, layer.values, *others), start, stop)
@@ -254,17 +253,16 @@ class _Layer:
         batch, seq = self.keys.shape[:2]
         return [seq] * batch
 
-    def check_room(self, length: int) -> None:
-        """Refuse more tokens than fit."""
-        if self._capacity is not None and length > self._capacity:
+    def check_replaceable(self, length: int) -> None:
+        """Refuse what `replace` may not write in place, and more tokens than fit."""
+        if self._capacity is None:
+            return
+        check_mutable((self._lengths, self.keys, self.values))
+        if length > self._capacity:
             raise TensorError(
                 f"the cache must have room for {length} tokens, got {self._capacity}; make a "
                 "longer cache or evict some first"
             )
-
-    def tensors_to_write(self) -> tuple[Tensor, ...]:
-        """The tensors that `replace` writes in place."""
-        return () if self._capacity is None else (self._lengths, self.keys, self.values)
 
     def replace(self, keys: Tensor, values: Tensor, start: int, stop: int) -> None:
         """Store these instead: tokens ``start`` to ``stop - 1`` removed, or others put in there."""
