@@ -119,8 +119,19 @@ def tables(study: Study) -> str:
         }
         ends = [end * context // BINS for end in bins[1:]]
         if curves:
-            parts.append(_table(f"{factor * context} tokens", ends, curves))
+            drawn, title = _drawn(curves), f"{factor * context} tokens"
+            parts.append(_table(title, ends, drawn))
+            others = {law: curve for law, curve in curves.items() if law not in drawn}
+            if others:
+                plain = {PLAIN: curves[PLAIN]}
+                parts.append(_table(f"{title}, other laws", ends, plain | others))
     return "\n\n".join(parts)
+
+
+def _drawn(curves: Curves) -> Curves:
+    return {
+        law: found for law, found in curves.items() if len(curves) <= len(DRAWN) or law in DRAWN
+    }
 
 
 def _more(curves: Curves) -> Curves:
@@ -162,7 +173,7 @@ def chart(study: Study) -> alt.TopLevelMixin:
         panels.append((title, _curves(study, which), places, x))
     drawn = list[alt.TopLevelMixin]()
     for title, curves, places, x in panels:
-        shown = [name for name in curves if len(curves) <= len(DRAWN) or name in DRAWN]
+        shown = list(_drawn(curves))
         rows = [row for name in shown for row in band(curves[name], places, name)]
         y = alt.Y("mean:Q", title="nats", scale=alt.Scale(zero=False))
         panel = lines(rows, shown, x=x, y=y, title=title, width=620)
