@@ -168,7 +168,8 @@ def _measure_pairs(
     measured = mistakes.Measured(probe, spectrum, report)
     if lengths.changes_at is not None:
         mistakes.add_rule(measured, lengths)
-    elif report.is_rotation:
+    elif report.is_rotation and not report.names() & mistakes.ANGLES_ROUNDED:
+        # which turn as predicted at few positions
         mistakes.add_limits(measured, max_position)
     _add_error(measured, maps[0])
     mistakes.add_steps(measured)

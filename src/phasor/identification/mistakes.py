@@ -47,8 +47,7 @@ _ANY_BASE = 10_000.0
 _FLOAT32_ERROR = 1e-6
 #: Positions near which errors are measured.
 PRECISION_POSITIONS = (1 << 10, 1 << 12, 1 << 15, 1 << 17, 1 << 20)
-# names of angles that are numbers of a dtype
-_ANGLES_ROUNDED = {f"angles-in-{dtype}" for dtype in COARSE}
+ANGLES_ROUNDED = {f"angles-in-{dtype}" for dtype in COARSE}
 # every function is asked to turn these
 _SMALL_POSITIONS = np.array([1, 2, 3, 5, 8])
 # relative error of a float32 frequency, its product with a position, and the cosine of that
@@ -190,8 +189,6 @@ class Measured:
 
 def add_limits(measured: Measured, max_position: int) -> None:
     """Add a table's end, rounded positions, and the results of negative positions."""
-    if measured.report.names() & _ANGLES_ROUNDED:  # at few positions it turns as predicted
-        return
     first_rounded: dict[str, int] = {}
 
     def dtype_of(position: int) -> str | None:
@@ -423,7 +420,7 @@ def add_steps(measured: Measured) -> None:
     """Add a finding unless one rounding, at the end, explains turned random vectors."""
     probe, spectrum, report = measured.probe, measured.spectrum, measured.report
     gain, names = report.attention_factor, report.names()
-    if report.rope is None or not gain or names & {"noise", "remembers", *_ANGLES_ROUNDED}:
+    if report.rope is None or not gain or names & {"noise", "remembers", *ANGLES_ROUNDED}:
         return
     x = np.random.default_rng(2).standard_normal((8, report.head_dim))
     x = rounded(x, probe.caller.arrays.dtype)

@@ -133,10 +133,11 @@ class CachedKeys:
                     f"other must hold {count} tokens in every row, got {other_layer.row_lengths()};"
                     " insert rows of different lengths one by one"
                 )
-            if at > min(layer.row_lengths()):
+            shortest = min(layer.row_lengths())
+            if at > shortest:
                 raise TensorError(
                     "at must be within every row of the cache, the shortest of which holds "
-                    f"{min(layer.row_lengths())} tokens, got {at}"
+                    f"{shortest} tokens, got {at}"
                 )
             for part in ("keys", "values"):
                 x, cached = getattr(other_layer, part), getattr(layer, part)
