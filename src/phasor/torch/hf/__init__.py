@@ -45,6 +45,17 @@ from phasor.torch.hf.modules import (
 )
 from phasor.torch.hf.reading import check_buffers, is_lost, language_part, read_parts
 
+__all__ = [
+    "Checked",
+    "CheckedModule",
+    "Patched",
+    "Replaced",
+    "check",
+    "from_model",
+    "patch",
+    "unpatch",
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Replaced:
