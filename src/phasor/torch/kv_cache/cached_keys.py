@@ -19,8 +19,8 @@ from phasor.errors import PositionError, SpecError, TensorError
 from phasor.rope import Rope
 from phasor.torch._operator.arguments import check_device, check_heads, check_is_tensor
 from phasor.torch._operator.in_place import check_mutable, check_rewritable
-from phasor.torch.kv_cache.cache import KVCache, check_fits_cache
-from phasor.torch.kv_cache.verbs import Distance, evict, insert, retune_, shift_
+from phasor.torch.kv_cache.cache import KVCache
+from phasor.torch.kv_cache.verbs import Distance, evict, insert_tokens, retune_, shift_
 
 _Ropes = Rope | Sequence[Rope | None]
 _KeyEdit = Callable[[Tensor, Any], Tensor]  # of keys, in place, by positions
@@ -139,17 +139,9 @@ class CachedKeys:
                     "at must be within every row of the cache, the shortest of which holds "
                     f"{shortest} tokens, got {at}"
                 )
-            for part in ("keys", "values"):
-                x, cached = getattr(other_layer, part), getattr(layer, part)
-                expected = [cached.shape[0], count, *cached.shape[2:]]
-                check_fits_cache(f"{part} of other", x, expected, cached)
-
-        def edit(
-            rope: Rope | None, k: Tensor, v: Tensor, new_k: Tensor, new_v: Tensor
-        ) -> tuple[Tensor, Tensor]:
-            return insert(k, v, at, new_k, new_v, rope, offset=offset, gap=gap)
-
-        edits = [partial(edit, rope) for rope in self.ropes]
+        names = ["keys of other", "values of other"]
+        options: dict[str, Any] = {"at": at, "offset": offset, "gap": gap, "names": names}
+        edits = [partial(insert_tokens, rope=rope, **options) for rope in self.ropes]
         self._replace(edits, [(layer.keys, layer.values) for layer in other_layers], at, at)
 
     def _rewrite(self, edits: Sequence[_KeyEdit | None], positions: Any) -> None:
@@ -181,6 +173,8 @@ class CachedKeys:
         _count_tokens("cache", self._layers)
         layers = [*zip(self._layers, edits, new, strict=True)]
         for layer, edit, others in layers:
+            for x in others:
+                check_device("other", x, layer.keys.device)
             tensors = layer.keys, layer.values, *others
             keys, _ = edit(*[x.to("meta") for x in tensors])
             layer.check_replaceable(keys.shape[1])

@@ -236,17 +236,33 @@ def insert(
     """
     keys, values = tokens_first((keys, values), heads_first)
     new_keys, new_values = tokens_first((new_keys, new_values), heads_first)
+    joined = insert_tokens(keys, values, new_keys, new_values, at, rope, offset=offset, gap=gap)
+    keys, values = tokens_first(joined, heads_first)
+    return keys, values
+
+
+def insert_tokens(
+    keys: Tensor,
+    values: Tensor,
+    new_keys: Tensor,
+    new_values: Tensor,
+    at: int,
+    rope: Rope | None,
+    *,
+    offset: Distance | None,
+    gap: Distance | None,
+    names: Sequence[str] = ("new_keys", "new_values"),
+) -> tuple[Tensor, Tensor]:
+    """`insert` for ``[..., seq, heads, head_dim]``; ``names`` are of the new ones, for messages."""
     seq, count = _count_tokens(keys, values, rope), _count_tokens(new_keys, new_values, None)
-    for name, x, cached in (("new_keys", new_keys, keys), ("new_values", new_values, values)):
+    for name, x, cached in zip(names, (new_keys, new_values), (keys, values), strict=True):
         check_fits_cache(name, x, [*cached.shape[:-3], count, *cached.shape[-2:]], cached)
     at = whole("at", at, least=0, most=seq, error=PositionError)
     new_keys = _shift_keys(new_keys, _distances("offset", offset, at, rope), rope)
     later_keys = _shift_keys(keys[..., at:, :, :], _distances("gap", gap, count, rope), rope)
     key_parts = keys[..., :at, :, :], new_keys, later_keys
     value_parts = values[..., :at, :, :], new_values, values[..., at:, :, :]
-    joined = torch.cat(key_parts, dim=-3), torch.cat(value_parts, dim=-3)
-    keys, values = tokens_first(joined, heads_first)
-    return keys, values
+    return torch.cat(key_parts, dim=-3), torch.cat(value_parts, dim=-3)
 
 
 def _shift_keys(keys: Tensor, distances: list[int], rope: Rope | None) -> Tensor:
