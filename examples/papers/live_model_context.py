@@ -129,6 +129,7 @@ def tables(study: Study) -> str:
 
 
 def _drawn(curves: Curves) -> Curves:
+    """The curves that a picture and the page have room for."""
     return {
         law: found for law, found in curves.items() if len(curves) <= len(DRAWN) or law in DRAWN
     }

@@ -58,7 +58,8 @@ def words_of(positions: Any, dtype: np.dtype[Any], xp: Any) -> Words:
         return Words([one.astype(word) for one in shifted], sign.astype(word), None)
     magnitude = abs(positions.astype(f"f{itemsize}"))
     has_angle = magnitude < 2.0**63  # false of NaN
-    # in units of the rest; a float that is scaled by a power of 2 stays exact
+    # in units of the rest; a float that is scaled by a power of 2 stays exact, and of one without
+    # an angle the words are any, for its factor is NaN
     units = xp.rint(magnitude * 2.0**bits)
     words = []
     for _ in range(64 // bits):

@@ -337,7 +337,9 @@ def ropes_beside(
         rope = kinds.get(listed[i]) if i < len(listed) else only_rope
         if rope is not None:
             found.setdefault(("mtp", rope), []).append(len(layer_kinds) + i)
-    return tuple(NamedRope(name, rope, tuple(sorted(i))) for (name, rope), i in found.items())
+    return tuple(
+        NamedRope(name, rope, tuple(sorted(layers))) for (name, rope), layers in found.items()
+    )
 
 
 def _rope_beside(rope: Rope, beside: Beside, width: int) -> Rope:
