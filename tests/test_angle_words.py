@@ -13,11 +13,12 @@ from phasor import LayerRopes, Rope, preset, preset_names
 from phasor._angle_words import (
     cos_sin_of_words,
     fixed_point_product,
+    limbs_of,
     partner_arguments,
     partner_rows,
     words_of,
 )
-from phasor.angles import axes_of, turn_limbs
+from phasor.angles import axes_of
 from phasor.scaling import Rule
 
 from . import oracle, strategies
@@ -32,7 +33,7 @@ def rows(
     places: Any, rope: Rope, dtype: np.dtype[Any], gain: float = 1.0, inverse: bool = False
 ) -> tuple[Any, Any]:
     """Cos and sin in NumPy."""
-    words, limbs = words_of(places, dtype, np), turn_limbs(rope)
+    words, limbs = words_of(places, dtype, np), limbs_of(rope, dtype)
     return cos_sin_of_words(words, limbs, dtype, np, axes_of(rope), gain, inverse)
 
 
@@ -95,7 +96,7 @@ def test_the_upper_word_of_a_product_is_exact(word: Any, half: int) -> None:
 def test_what_has_no_angle_becomes_nan_alone() -> None:
     """NaN, infinities and what int64 does not hold; their neighbours stay right."""
     rope, places = ROPES["64 pairs"], np.array([1.5, np.nan, np.inf, -np.inf, 2.0**63, -(2.0**63)])
-    with np.errstate(invalid="ignore"):  # NumPy says that such a float is no integer
+    with np.errstate(invalid="ignore", over="ignore"):  # NumPy says that such a float is no integer
         cos, sin = rows(places, rope, FLOAT32)
     assert np.isnan(cos[1:]).all()
     assert np.isnan(sin[1:]).all()

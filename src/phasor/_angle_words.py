@@ -17,6 +17,7 @@ from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from phasor.angles import (
     axes_of,
@@ -24,6 +25,7 @@ from phasor.angles import (
     cos_sin_within_eighth,
     integer_parts,
     of_each_pair,
+    turn_limbs,
     turn_words,
 )
 from phasor.axes import Mixed
@@ -35,7 +37,7 @@ class Words(NamedTuple):
 
     magnitude: Sequence[Any]  # the lowest first
     sign: Any  # a word too: 1, 0, or -1 as it overflows
-    has_angle: Any  # False where a float is NaN or beyond int64; None of integers
+    zero: Any  # NaN where a float is NaN or beyond int64; None of integers
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -57,16 +59,29 @@ def words_of(positions: Any, dtype: np.dtype[Any], xp: Any) -> Words:
         shifted = [units, *(units >> shift for shift in range(bits, 8 * itemsize, bits))]
         return Words([one.astype(word) for one in shifted], sign.astype(word), None)
     magnitude = abs(positions.astype(f"f{itemsize}"))
-    has_angle = magnitude < 2.0**63  # false of NaN
+    beyond = magnitude * 2.0 ** (961 if itemsize == 8 else 65)  # infinite from 2**63 on
     # in units of the rest; a float that is scaled by a power of 2 stays exact, and of one without
     # an angle the words are any, for its factor is NaN
-    units = xp.rint(magnitude * 2.0**bits)
+    scale = xp.full_like(magnitude, 2.0**bits)  # for a compiled program once
+    units = xp.rint(magnitude * scale)
     words = []
     for _ in range(64 // bits):
-        above = xp.floor(units * 2.0**-bits)
-        words.append((units - above * 2.0**bits).astype(word))
+        above = xp.floor(units / scale)
+        words.append((units - above * scale).astype(word))
         units = above
-    return Words([*words, units.astype(word)], sign.astype(word), has_angle)
+    return Words([*words, units.astype(word)], sign.astype(word), (beyond - beyond).astype(dtype))
+
+
+def limbs_of(rope: Rope, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """`turn_limbs` as wide as ``dtype``: one of whole turns, and the fraction's that have a use.
+
+    ``[num_pairs, 4]`` for float32, ``[num_pairs, 3]`` for float64.
+    """
+    limbs = turn_limbs(rope)
+    if dtype.itemsize == 4:
+        return limbs[..., 1:5]
+    wide = limbs.astype(np.uint64)
+    return (wide[..., ::2] << 32) | wide[..., 1::2]
 
 
 def fixed_point_product(a: Any, whole: Any, rest: Any, xp: Any) -> Any:
@@ -74,7 +89,8 @@ def fixed_point_product(a: Any, whole: Any, rest: Any, xp: Any) -> Any:
     half = 4 * a.dtype.itemsize
     mask = (1 << half) - 1
     # broadcast here once: in a compiled program every product would do it
-    a0, a1, b0, b1 = xp.broadcast_arrays(a & mask, a >> half, rest & mask, rest >> half)
+    parts = a, whole, a & mask, a >> half, rest & mask, rest >> half
+    a, whole, a0, a1, b0, b1 = xp.broadcast_arrays(*parts)
     middle = a1 * b0 + ((a0 * b0) >> half)
     return a * whole + a1 * b1 + (middle >> half) + ((a0 * b1 + (middle & mask)) >> half)
 
@@ -91,16 +107,10 @@ def cos_sin_of_words(
 ) -> tuple[Any, Any]:
     """Cos and sin ``[..., seq, num_pairs]`` of ``dtype`` times the gain.
 
-    The limbs are `turn_limbs`, the axes `axes_of`; ``multiply`` is the default, or that compiled.
+    The limbs are `limbs_of`, the axes `axes_of`; ``multiply`` is the default, or that compiled.
     """
-    # whole turns, and the words of the fraction that follow: [num_pairs, 5 or 3]
-    if dtype.itemsize == 8:
-        wide = limbs.astype(np.uint64)
-        limbs = (wide[..., ::2] << 32) | wide[..., 1::2]
-    else:
-        limbs = limbs[..., 1:]
     # the first word of a float is its rest, of whole turns too; an integer has no use for these
-    first, products = int(words.has_angle is None), list[Any]()
+    first, products = int(words.zero is None), list[Any]()
     columns = [limbs[..., i] for i in range(first, first + len(words.magnitude) + 1)]
     for word, whole, rest in zip(words.magnitude, columns, columns[1:], strict=False):
         # [..., seq, num_pairs], or [..., seq, n_axes, num_pairs] where axes mix
@@ -109,10 +119,9 @@ def cos_sin_of_words(
     sign = -words.sign if inverse else words.sign
     turns = turns * of_each_pair(sign, axes)
     factor = None if gain == 1 else dtype.type(gain)
-    if words.has_angle is not None:
-        has_angle = of_each_pair(words.has_angle, axes)
-        has_angle = has_angle.all(-2) if limbs.ndim == 3 else has_angle
-        factor = xp.where(has_angle, dtype.type(gain), dtype.type(np.nan))
+    if words.zero is not None:
+        zero = of_each_pair(words.zero, axes)
+        factor = dtype.type(gain) + (zero.sum(-2) if limbs.ndim == 3 else zero)
     if limbs.ndim == 3:  # axes mix: [..., seq, n_axes, num_pairs]
         turns = turns.sum(-2, dtype=turns.dtype)
     return cos_sin_of_turns(turns, dtype, xp, factor)

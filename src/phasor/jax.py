@@ -16,17 +16,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from phasor import _tensors
-from phasor._angle_words import Words, cos_sin_of_words, fixed_point_product, words_of
+from phasor import _angle_words, _tensors
 from phasor._checks import boolean, whole
-from phasor.angles import as_positions, axes_of, turn_limbs
+from phasor.angles import as_positions, axes_of
 from phasor.errors import PositionError, SpecError
 from phasor.pairings import Pairing, by_pairing, checked_pairing
 from phasor.rope import Rope
 
 # their own types are half unknown
 _compile, _checkpoint = cast(Any, jax.jit), cast(Any, jax.checkpoint)
-_multiply = _compile(fixed_point_product, static_argnums=3)  # one function for all words
+_multiply = _compile(
+    _angle_words.fixed_point_product, static_argnums=3
+)  # one function for all words
+_widened = partial(jnp.promote_types, jnp.float32)  # what rows are made and applied in
 
 
 def rotate(
@@ -111,8 +113,9 @@ def cos_sin(positions: Any, rope: Rope, *, dtype: Any = jnp.float32) -> tuple[Ar
     _tensors.check_rope(rope)
     if dtype not in (jnp.float32, jax.dtypes.canonicalize_dtype(np.float64)):
         raise SpecError(f"dtype must be float32 (float64 with jax_enable_x64), got {dtype!r:.80}")
-    places, options = _ARRAYS.read_positions(positions, rope), (axes_of(rope),)
-    cos, sin = _cos_sin(places, _limbs(rope), np.dtype(dtype), options)
+    places, dtype = _ARRAYS.read_positions(positions, rope), np.dtype(dtype)
+    rows = _rows(places, _angle_words.limbs_of(rope, dtype), dtype, (axes_of(rope),))
+    cos, sin = jnp.split(rows, 2, -1)
     return cos, sin
 
 
@@ -150,7 +153,7 @@ def rotate_by(
         cos, sin = cos[..., None, :], sin[..., None, :]
     if heads_first and cos.ndim > 2:
         cos, sin = cos.swapaxes(-2, -3), sin.swapaxes(-2, -3)
-    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    dtype = _widened(x.dtype)
     return _turn(x, cos.astype(dtype), sin.astype(dtype), source, target, start)
 
 
@@ -161,37 +164,33 @@ def _rotate(
         xs, positions, rope, inverse, gain, heads_first
     )
     options, layout = (axes_of(rope), gain, inverse), (source, target, rope.rotary_start)
-    return _rotate_checked(xs, places, _limbs(rope), options, layout, heads_first)
-
-
-def _limbs(rope: Rope) -> Array:
-    """`turn_limbs` as an argument, so that what is compiled is shared by all frequencies."""
-    return jnp.asarray(turn_limbs(rope))
+    # as arguments, so that what is compiled is shared by all frequencies
+    limbs = {dtype: _angle_words.limbs_of(rope, dtype) for dtype in {_widened(x.dtype) for x in xs}}
+    return _rotate_checked(xs, places, limbs, options, layout, heads_first)
 
 
 @partial(_compile, static_argnums=(3, 4, 5), inline=True)
 @partial(_checkpoint, static_argnums=(3, 4, 5))  # for the backward pass it keeps positions
 def _rotate_checked(
-    xs: Sequence[Array], positions: Any, limbs: Array, options: Any, layout: Any, heads_first: bool
+    xs: Sequence[Array], positions: Any, limbs: Any, options: Any, layout: Any, heads_first: bool
 ) -> Sequence[Array]:
-    turned, of_dtype = list[Array](), dict[Any, Any]()
-    for x in xs:
-        dtype = jnp.promote_types(x.dtype, jnp.float32)
-        if dtype not in of_dtype:
-            rows: Any = _cos_sin(positions, limbs, dtype, options)
-            if rows.ndim > 2:  # [2, ..., seq, num_pairs], to broadcast over heads
-                rows = jnp.expand_dims(rows, -3 if heads_first else -2)
-            # behind a barrier, or a compiler may make an angle again for every head
-            of_dtype[dtype] = tuple(jax.lax.optimization_barrier(rows))
-        turned.append(_turn(x, *of_dtype[dtype], *layout))
-    return turned
+    rows = dict[Any, Any]()
+    for dtype in limbs:
+        both: Any = _rows(positions, limbs[dtype], dtype, options)
+        if both.ndim > 1:  # to broadcast over heads
+            both = jnp.expand_dims(both, -3 if heads_first else -2)
+        # behind a barrier, or a compiler may make an angle again for every head
+        rows[dtype] = jnp.split(jax.lax.optimization_barrier(both), 2, -1)
+    return [_turn(x, *rows[_widened(x.dtype)], *layout) for x in xs]
 
 
 @partial(_compile, static_argnums=(2, 3), inline=True)
-def _cos_sin(positions: Any, limbs: Array, dtype: np.dtype[Any], options: Any) -> Array:
-    words = positions if isinstance(positions, Words) else words_of(positions, dtype, jnp)
-    # in one array: as two they cost decode in bfloat16 three times as much
-    return jnp.stack(cos_sin_of_words(words, limbs, dtype, jnp, *options, multiply=_multiply))
+def _rows(positions: Any, limbs: Array, dtype: np.dtype[Any], options: Any) -> Array:
+    """Cos and sin ``[..., seq, 2 * num_pairs]``: as two arrays they cost decode more."""
+    given = isinstance(positions, _angle_words.Words)
+    words = positions if given else _angle_words.words_of(positions, dtype, jnp)
+    make = partial(_angle_words.cos_sin_of_words, multiply=_multiply)
+    return jnp.concatenate(make(words, limbs, dtype, jnp, *options), -1)
 
 
 def _turn(x: Array, cos: Array, sin: Array, source: Pairing, target: Pairing, start: int) -> Array:
@@ -199,15 +198,15 @@ def _turn(x: Array, cos: Array, sin: Array, source: Pairing, target: Pairing, st
     # the gradient of a split is one concatenation, that of slices a sum of padded arrays
     parts = [x] if 2 * pairs == x.shape[-1] else jnp.split(x, (start, start + 2 * pairs), -1)
     rotary = parts[len(parts) // 2].astype(cos.dtype)
-    neighbours = rotary.reshape(*x.shape[:-1], pairs, 2)
-    halves = jnp.split(by_pairing(source, half=rotary, interleaved=neighbours), 2, -1)
-    # [..., head_dim] -> twice [..., num_pairs]
-    x0, x1 = (half.reshape(*x.shape[:-1], pairs) for half in halves)
+    # [..., head_dim] -> [..., 2, num_pairs] or [..., num_pairs, 2]
+    axis, axis_out = (by_pairing(p, half=-2, interleaved=-1) for p in (source, target))
+    shape = by_pairing(source, half=(2, pairs), interleaved=(pairs, 2))
+    both = jnp.split(rotary.reshape(*x.shape[:-1], *shape), 2, axis)
+    x0, x1 = (half.reshape(*x.shape[:-1], pairs) for half in both)
     cos, sin = (jnp.broadcast_to(row, x0.shape) for row in (cos, sin))
-    y = [x0 * cos - x1 * sin, x0 * sin + x1 * cos]
-    mixed = jnp.stack(y, -1).reshape(rotary.shape)
-    rotated = by_pairing(target, half=jnp.concatenate(y, -1), interleaved=mixed)
-    parts[len(parts) // 2] = rotated.astype(x.dtype)
+    # stacked, not concatenated: what is made here and rounded is then one loop of XLA
+    turned = jnp.stack([x0 * cos - x1 * sin, x0 * sin + x1 * cos], axis_out)
+    parts[len(parts) // 2] = turned.reshape(rotary.shape).astype(x.dtype)
     return jnp.concatenate(parts, -1)
 
 
@@ -229,7 +228,7 @@ def _read_host(positions: Any) -> Any:
     if jax.dtypes.canonicalize_dtype(np.int64) == np.int64:
         return jnp.asarray(host)
     if host.dtype.kind == "f":
-        return words_of(host, np.dtype(np.float32), np)
+        return _angle_words.words_of(host, np.dtype(np.float32), np)
     far = host[host != host.astype(np.int32)]
     if far.size:
         raise PositionError(

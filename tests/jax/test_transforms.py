@@ -66,7 +66,7 @@ def test_it_is_batched_scanned_and_rematerialized() -> None:
 
 
 def test_positions_are_kept_and_no_cosines() -> None:
-    """What the backward pass holds: nothing that has floats, and frequencies in fixed point."""
+    """What the backward pass holds of tokens; besides, frequencies and two coefficients a step."""
     import jax
     import jax.numpy as jnp
 
@@ -76,29 +76,42 @@ def test_positions_are_kept_and_no_cosines() -> None:
     places = jnp.asarray(PLACES)
     _, pull = jax.vjp(lambda q, k: rotate_qk(q, k, places, ROPE), q, k)
     kept = {(a.shape, a.dtype.name) for a in jax.tree.leaves(pull)}
-    assert kept == {((4,), "int32"), ((2, 6), "uint32")}
+    assert kept == {((4,), "int32"), ((2, 4), "uint32"), ((2, 1, 1), "float32")}
+
+
+WIDTHS = [("bfloat16", "int32"), ("float16", "uint32"), ("float32", "float32")]
+WIDE = [
+    ("bfloat16", "float64"),
+    ("float64", "int64"),
+    ("float64", "uint32"),
+    ("float64", "float32"),
+]
 
 
 @pytest.mark.parametrize("pairing", ["half", "interleaved"])
-def test_a_compiled_function_is_small_and_the_same_everywhere(pairing: str) -> None:
+@pytest.mark.parametrize(("dtype", "of_positions"), [*WIDTHS, *WIDE])
+def test_a_compiled_function_is_small_and_the_same_everywhere(
+    dtype: str, of_positions: str, pairing: str
+) -> None:
     """For 64 pairs at most 20 kB of StableHLO on every platform, and 4 kB of constants."""
     import jax
-    import jax.numpy as jnp
 
     from phasor.jax import rotate_qk
 
-    rope, places = Rope(head_dim=128, pairing=pairing), jax.ShapeDtypeStruct((8, 4096), jnp.int32)
-    q, k = (jax.ShapeDtypeStruct((8, 4096, heads, 128), jnp.bfloat16) for heads in (32, 8))
+    rope = Rope(head_dim=128, pairing=pairing)
 
     def undone(q: Any, k: Any, positions: Any) -> Any:
         return rotate_qk(q, k, positions, rope, inverse=True, gain=1.3)
 
-    traced = jax.jit(undone).trace(q, k, places)
-    for platform in ("cpu", "cuda", "tpu"):
-        text = traced.lower(lowering_platforms=(platform,)).as_text()
-        assert len(text) <= 20_000
-        assert "cosine" not in text
-    compiled = traced.lower().compile().as_text()
+    with jax.enable_x64((dtype, of_positions) in WIDE):
+        places = jax.ShapeDtypeStruct((8, 4096), of_positions)
+        q, k = (jax.ShapeDtypeStruct((8, 4096, heads, 128), dtype) for heads in (32, 8))
+        traced = jax.jit(undone).trace(q, k, places)
+        for platform in ("cpu", "cuda", "tpu"):
+            text = traced.lower(lowering_platforms=(platform,)).as_text()
+            assert len(text) <= 20_000
+            assert "cosine" not in text
+        compiled = traced.lower().compile().as_text()
     sizes = [
         int(np.prod([int(n) for n in shape.split(",") if n])) * int(bits) // 8
         for bits, shape in re.findall(r"[usf](\d+)\[([\d,]*)\]\S* constant\(", compiled)
