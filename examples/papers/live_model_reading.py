@@ -156,16 +156,14 @@ def logits(model: Any, tokens: Tensor) -> Generator[Tensor]:
         yield model(part[None], past_key_values=cache, use_cache=True).logits[0]
 
 
+@torch.no_grad()
 def losses(model: Any, tokens: Tensor, rope: Rope) -> np.ndarray:
     """Nats needed for each token but the first, ``[seq - 1]``, with this rope in every layer."""
-    with rotating(model, rope):
-        found = [
-            cross_entropy(part.float(), wanted, reduction="none")
-            for part, wanted in zip(
-                logits(model, tokens[:-1]), tokens[1:].split(CHUNK), strict=True
-            )
-        ]
-    return torch.cat(found).double().numpy()
+    with rotating(model, rope):  # all at once: without a mask attention takes a fifth less
+        found = model(tokens[None, :-1], use_cache=False).logits[0]
+    parts = zip(found.split(CHUNK), tokens[1:].split(CHUNK), strict=True)
+    nats = [cross_entropy(part.float(), wanted, reduction="none") for part, wanted in parts]
+    return torch.cat(nats).double().numpy()
 
 
 def describe(reader: Reader, path: Path | None, quick: bool) -> Row:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -84,35 +85,45 @@ def shapes(length: Any) -> tuple[dict[int, Any], dict[int, Any]]:
     return {1: length}, {1: length}
 
 
-def check(module: OfTokens, run: Callable[..., Any]) -> None:
+@cache
+def made(name: str) -> OfTokens:
+    """The module of a name."""
+    return MODULES[name]().eval()
+
+
+@cache
+def expected(name: str, length: int) -> tuple[Tensor, float]:
+    """What it says of so many tokens, and how far a rounding takes that."""
+    module, (x, mask) = made(name), given(length)
+    with torch.no_grad():
+        return module(x, mask), rounding(module, lambda twin: twin(x, mask))
+
+
+def check(name: str, run: Callable[..., Any]) -> None:
     """What runs says what the module says, at every length, to a rounding."""
     for length in LENGTHS:
-        x, mask = given(length)
+        wanted, room = expected(name, length)
         with torch.no_grad():
-            expected = module(x, mask)
-            room = rounding(module, lambda twin, x=x, mask=mask: twin(x, mask))
-            found = torch.as_tensor(run(x, mask))
-        assert found.shape == expected.shape
-        assert difference(expected, found) <= room, length
+            found = torch.as_tensor(run(*given(length)))
+        assert found.shape == wanted.shape
+        assert difference(wanted, found) <= room, length
 
 
 @pytest.mark.parametrize("traced", TRACED)
 @pytest.mark.parametrize("name", MODULES)
 def test_a_program_of_bounded_length_runs_at_every_length(name: str, traced: int) -> None:
     """The bounds are given, so torch refuses a program that is good for some of them only."""
-    module = MODULES[name]().eval()
     length = torch.export.Dim("length", min=2, max=4096)
     with torch.no_grad():
-        program = torch.export.export(module, given(traced), dynamic_shapes=shapes(length))
-    check(module, program.module())
+        program = torch.export.export(made(name), given(traced), dynamic_shapes=shapes(length))
+    check(name, program.module())
 
 
 @pytest.mark.parametrize("traced", TRACED)
 @pytest.mark.parametrize("name", MODULES)
 def test_an_onnx_file_runs_at_every_length(name: str, traced: int) -> None:
     """It has no guards: what is wrong there is wrong without a word."""
-    module = MODULES[name]().eval()
     length = torch.export.Dim.DYNAMIC
-    program = bridge.export(module, given(traced), dynamic_shapes=shapes(length))
+    program = bridge.export(made(name), given(traced), dynamic_shapes=shapes(length))
     run, n_inputs = by_onnxruntime(program), len(program.model_proto.graph.input)
-    check(module, lambda *given: run(*(one.numpy() for one in given[:n_inputs]))[0])
+    check(name, lambda *given: run(*(one.numpy() for one in given[:n_inputs]))[0])
