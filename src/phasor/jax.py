@@ -195,19 +195,18 @@ def _rows(positions: Any, limbs: Array, dtype: np.dtype[Any], options: Any) -> A
 
 def _turn(x: Array, cos: Array, sin: Array, source: Pairing, target: Pairing, start: int) -> Array:
     pairs = cos.shape[-1]
-    # the gradient of a split is one concatenation, that of slices a sum of padded arrays
-    parts = [x] if 2 * pairs == x.shape[-1] else jnp.split(x, (start, start + 2 * pairs), -1)
-    rotary = parts[len(parts) // 2].astype(cos.dtype)
+    lead, is_whole = x.shape[:-1], 2 * pairs == x.shape[-1]
+    rotary = x if is_whole else jax.lax.slice_in_dim(x, start, start + 2 * pairs, axis=-1)
     # [..., head_dim] -> [..., 2, num_pairs] or [..., num_pairs, 2]
     axis, axis_out = (by_pairing(p, half=-2, interleaved=-1) for p in (source, target))
     shape = by_pairing(source, half=(2, pairs), interleaved=(pairs, 2))
-    both = jnp.split(rotary.reshape(*x.shape[:-1], *shape), 2, axis)
-    x0, x1 = (half.reshape(*x.shape[:-1], pairs) for half in both)
+    both = jnp.split(rotary.astype(cos.dtype).reshape(*lead, *shape), 2, axis)
+    x0, x1 = (half.reshape(*lead, pairs) for half in both)
     cos, sin = (jnp.broadcast_to(row, x0.shape) for row in (cos, sin))
     # stacked, not concatenated: what is made here and rounded is then one loop of XLA
-    turned = jnp.stack([x0 * cos - x1 * sin, x0 * sin + x1 * cos], axis_out)
-    parts[len(parts) // 2] = turned.reshape(rotary.shape).astype(x.dtype)
-    return jnp.concatenate(parts, -1)
+    y = jnp.stack([x0 * cos - x1 * sin, x0 * sin + x1 * cos], axis_out)
+    y = y.reshape(rotary.shape).astype(x.dtype)
+    return y if is_whole else jax.lax.dynamic_update_slice_in_dim(x, y, start, -1)
 
 
 @jax.custom_jvp
