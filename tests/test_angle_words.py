@@ -18,7 +18,7 @@ from phasor._angle_words import (
     partner_rows,
     words_of,
 )
-from phasor.angles import axes_of
+from phasor.angles import axes_of, of_each_pair
 from phasor.scaling import Rule
 
 from . import oracle, strategies
@@ -33,8 +33,8 @@ def rows(
     places: Any, rope: Rope, dtype: np.dtype[Any], gain: float = 1.0, inverse: bool = False
 ) -> tuple[Any, Any]:
     """Cos and sin in NumPy."""
-    words, limbs = words_of(places, dtype, np), limbs_of(rope, dtype)
-    return cos_sin_of_words(words, limbs, dtype, np, axes_of(rope), gain, inverse)
+    words = words_of(of_each_pair(places, axes_of(rope)), dtype, np)
+    return cos_sin_of_words(words, limbs_of(rope, dtype), dtype, np, gain, inverse)
 
 
 def excess(positions: Any, rope: Rope, dtype: np.dtype[Any]) -> float:

@@ -86,13 +86,13 @@ def limbs_of(rope: Rope, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 def fixed_point_product(a: Any, whole: Any, rest: Any, xp: Any) -> Any:
     """The integer part of ``a (whole + rest / 2**bits)``, as a word, which overflows."""
-    half = 4 * a.dtype.itemsize
-    mask = (1 << half) - 1
-    # broadcast here once: in a compiled program every product would do it
-    parts = a, whole, a & mask, a >> half, rest & mask, rest >> half
-    a, whole, a0, a1, b0, b1 = xp.broadcast_arrays(*parts)
+    word, bits = a.dtype.type, 4 * a.dtype.itemsize
+    # broadcast here once: in a compiled program every operation would do it
+    numbers = a, whole, rest, word(bits), word((1 << bits) - 1)
+    a, whole, rest, half, low = xp.broadcast_arrays(*numbers)
+    a0, a1, b0, b1 = a & low, a >> half, rest & low, rest >> half
     middle = a1 * b0 + ((a0 * b0) >> half)
-    return a * whole + a1 * b1 + (middle >> half) + ((a0 * b1 + (middle & mask)) >> half)
+    return a * whole + a1 * b1 + (middle >> half) + ((a0 * b1 + (middle & low)) >> half)
 
 
 def cos_sin_of_words(
@@ -100,29 +100,26 @@ def cos_sin_of_words(
     limbs: Any,
     dtype: np.dtype[Any],
     xp: Any,
-    axes: tuple[Any, ...] | None,
     gain: float = 1.0,
     inverse: bool = False,
     multiply: Callable[..., Any] = fixed_point_product,
 ) -> tuple[Any, Any]:
     """Cos and sin ``[..., seq, num_pairs]`` of ``dtype`` times the gain.
 
-    The limbs are `limbs_of`, the axes `axes_of`; ``multiply`` is the default, or that compiled.
+    The words are those `of_each_pair`, the limbs `limbs_of`; ``multiply`` is the default, or that
+    compiled.
     """
     # the first word of a float is its rest, of whole turns too; an integer has no use for these
     first, products = int(words.zero is None), list[Any]()
     columns = [limbs[..., i] for i in range(first, first + len(words.magnitude) + 1)]
     for word, whole, rest in zip(words.magnitude, columns, columns[1:], strict=False):
         # [..., seq, num_pairs], or [..., seq, n_axes, num_pairs] where axes mix
-        products.append(multiply(of_each_pair(word, axes), whole, rest, xp))
-    turns = reduce(add, products)
-    sign = -words.sign if inverse else words.sign
-    turns = turns * of_each_pair(sign, axes)
+        products.append(multiply(word, whole, rest, xp))
+    turns = reduce(add, products) * (-words.sign if inverse else words.sign)
     factor = None if gain == 1 else dtype.type(gain)
     if words.zero is not None:
-        zero = of_each_pair(words.zero, axes)
-        factor = dtype.type(gain) + (zero.sum(-2) if limbs.ndim == 3 else zero)
-    if limbs.ndim == 3:  # axes mix: [..., seq, n_axes, num_pairs]
+        factor = dtype.type(gain) + (words.zero.sum(-2) if limbs.ndim == 3 else words.zero)
+    if limbs.ndim == 3:
         turns = turns.sum(-2, dtype=turns.dtype)
     return cos_sin_of_turns(turns, dtype, xp, factor)
 

@@ -18,7 +18,7 @@ from jax import Array
 
 from phasor import _angle_words, _tensors
 from phasor._checks import boolean, whole
-from phasor.angles import as_positions, axes_of
+from phasor.angles import as_positions, axes_of, of_each_pair
 from phasor.errors import PositionError, SpecError
 from phasor.pairings import Pairing, by_pairing, checked_pairing
 from phasor.rope import Rope
@@ -187,10 +187,13 @@ def _rotate_checked(
 @partial(_compile, static_argnums=(2, 3), inline=True)
 def _rows(positions: Any, limbs: Array, dtype: np.dtype[Any], options: Any) -> Array:
     """Cos and sin ``[..., seq, 2 * num_pairs]``: as two arrays they cost decode more."""
-    given = isinstance(positions, _angle_words.Words)
-    words = positions if given else _angle_words.words_of(positions, dtype, jnp)
+    axes, *others = options
+    if isinstance(positions, _angle_words.Words):
+        words = jax.tree.map(partial(of_each_pair, axes=axes), positions)
+    else:
+        words = _angle_words.words_of(of_each_pair(positions, axes), dtype, jnp)
     make = partial(_angle_words.cos_sin_of_words, multiply=_multiply)
-    return jnp.concatenate(make(words, limbs, dtype, jnp, *options), -1)
+    return jnp.concatenate(make(words, limbs, dtype, jnp, *others), -1)
 
 
 def _turn(x: Array, cos: Array, sin: Array, source: Pairing, target: Pairing, start: int) -> Array:
