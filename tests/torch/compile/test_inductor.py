@@ -73,32 +73,29 @@ def compiled(
 
 
 @pytest.mark.parametrize(
-    ("side", "dtype"),
-    [
-        ("decomposition", torch.float32),
-        ("decomposition", torch.bfloat16),
-        ("operator", torch.float16),
-    ],
+    ("side", "dtypes"),
+    [("decomposition", (torch.float32, torch.bfloat16)), ("operator", (torch.float16,))],
     indirect=["side"],
 )
 @pytest.mark.parametrize("name", ROPES)
 def test_values_and_gradients_are_right_at_every_position(
-    name: str, dtype: torch.dtype, side: str
+    name: str, dtypes: tuple[torch.dtype, ...], side: str
 ) -> None:
     """A rotation and its derivative, the inverse rotation, with a gain, in int64's whole range."""
     rope = ROPES[name]
-    x = normal(2, len(FAR), 3, rope.head_dim, dtype=dtype).requires_grad_()
-    grad = normal(*x.shape, dtype=dtype, seed=1)
-    y, made = compiled(lambda x: rotate(x, FAR, rope, gain=1.5), x)
+    xs = [normal(2, len(FAR), 3, rope.head_dim, dtype=dtype).requires_grad_() for dtype in dtypes]
+    grads = [normal(*x.shape, dtype=x.dtype, seed=1) for x in xs]
+    ys, made = compiled(lambda *xs: [rotate(x, FAR, rope, gain=1.5) for x in xs], *xs)
     assert made == side
-    assert_rotated(y, x, FAR, rope, gain=1.5)
-    (back,) = torch.autograd.grad(y, x, grad)
-    again = rotate(back, FAR, rope)  # 1.5 times the gradient, but for what is not rotated
     start, end = rope.rotary_start, rope.rotary_start + rope.rotary_dim
-    expected = grad.clone()
-    expected[..., start:end] *= 1.5
-    coarse = torch.finfo(dtype).eps
-    assert (again - expected).abs().max() <= 8 * coarse * expected.abs().max()
+    backs = torch.autograd.grad(ys, xs, grads)
+    for x, y, grad, back in zip(xs, ys, grads, backs, strict=True):
+        assert_rotated(y, x, FAR, rope, gain=1.5)
+        again = rotate(back, FAR, rope)  # 1.5 times the gradient, but for what is not rotated
+        expected = grad.clone()
+        expected[..., start:end] *= 1.5
+        coarse = torch.finfo(x.dtype).eps
+        assert (again - expected).abs().max() <= 8 * coarse * expected.abs().max()
 
 
 @pytest.mark.parametrize(
@@ -110,26 +107,24 @@ def test_values_and_gradients_are_right_at_every_position(
         pytest.param(lambda x: x.transpose(-1, -2).contiguous().transpose(-1, -2), id="transposed"),
     ],
 )
-@pytest.mark.parametrize("pairing", ["half", "interleaved"])
-def test_any_strides_are_right_and_kept(
-    place: Callable[[Tensor], Tensor], pairing: str, side: str
-) -> None:
+def test_any_strides_are_right_and_kept(place: Callable[[Tensor], Tensor], side: str) -> None:
     """Tensors as others lay them out, rotated both ways at expanded and transposed positions."""
-    rope = Rope(head_dim=8, pairing=pairing)
+    ropes = [ROPES["half"], ROPES["interleaved"]]
     x = place(normal(4, 5, 3, 8))
     places = torch.arange(20).reshape(5, 4).T * 1001
-    (y, z), made = compiled(
-        lambda x: (
-            rotate(x, places, rope),
-            rotate(x, places[:1].expand(4, 5), rope, inverse=True),
-        ),
+    first = places[:1].expand(4, 5)
+    both, made = compiled(
+        lambda x: [
+            (rotate(x, places, rope), rotate(x, first, rope, inverse=True)) for rope in ropes
+        ],
         x,
     )
     assert made == side
-    assert_rotated(y, x, places, rope)
-    assert_rotated(z, x, -places[:1].expand(4, 5), rope)
-    if x.stride(-1) <= 1:  # head_dim is the last in memory
-        assert y.stride() == z.stride() == torch.empty_like(x).stride()
+    for rope, (y, z) in zip(ropes, both, strict=True):
+        assert_rotated(y, x, places, rope)
+        assert_rotated(z, x, -first, rope)
+        if x.stride(-1) <= 1:  # head_dim is the last in memory
+            assert y.stride() == z.stride() == torch.empty_like(x).stride()
 
 
 def test_queries_keys_rows_axes_and_writes_are_right(side: str) -> None:
