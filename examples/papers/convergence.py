@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from phasor import Rope
 
 from .models import Attention, Transformer
-from .pictures import by_rate, curves, mean_and_spread, steps_of, table
+from .pictures import by_rate, contest, curves, steps_of
 from .study import Row, Study
 from .training import Text, fit
 
@@ -135,17 +135,17 @@ def tables(study: Study) -> str:
     """The last loss, read elsewhere too, and the steps that RoPE needs for that of the others."""
     steps = steps_of(study.settings)
 
-    def needed(name: str) -> str:
+    def needed(name: str) -> list[int]:
         pairs = zip(study.over_seeds("RoPE", "curve"), study.over_seeds(name, "curve"), strict=True)
         found = [[n for n, x in zip(steps, a, strict=True) if x <= b[-1]] for a, b in pairs]
-        return mean_and_spread([ns[0] for ns in found], 0) if all(found) else ""
+        return [ns[0] for ns in found] if all(found) else []
 
-    rows = ([name, needed(name)] for name in CONTENDERS[1:])
+    rows = {name: ([], [ns]) for name in CONTENDERS[1:] if (ns := needed(name))}
     header = ["bits for a masked byte, read from position", *study.settings["first"]]
     return "\n\n".join(
         (
             by_rate(study, header, CONTENDERS, ["loss"], ["moved"]),
-            table(["", "steps until RoPE is below the end of its curve"], rows),
+            contest(["", "steps until RoPE is below the end of its curve"], rows, 0),
         )
     )
 

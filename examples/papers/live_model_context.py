@@ -14,7 +14,7 @@ import numpy as np
 from phasor import Rope, scaling
 
 from .live_model_reading import TEXTS, Reader, losses
-from .pictures import band, lines, log2, mean_and_spread, table
+from .pictures import band, contest, lines, log2, mean_and_spread, row
 from .study import Study
 from .training import doublings
 
@@ -24,7 +24,7 @@ PLAIN = "unchanged"
 _SEARCHED = ("per_pair", "longrope", "proportional")
 LAWS = (PLAIN, *(law for law in scaling.LAWS if law not in _SEARCHED))
 #: Where there are more: those that are known best, and those that do otherwise.
-DRAWN = (PLAIN, "yarn", "ntk", "llama3", "linear", "cope", "resonance", "hope")
+DRAWN = (PLAIN, "yarn", "ntk", "llama3", "linear", "hope")
 STOPPED = (
     *(PLAIN, "fastest quarter", "middle quarter", "slowest quarter, p = 0.75"),
     *("slowest half, p = 0.5", "slower three quarters, p = 0.25"),
@@ -142,16 +142,24 @@ def _more(curves: Curves) -> Curves:
 
 
 def _table(title: str, ends: Sequence[int], curves: Curves) -> str:
-    """Nats of the unchanged rope, and how many more the others need."""
-    more, texts = _more(curves) if PLAIN in curves else {}, len(next(iter(curves.values())))
-    rows = list[list[str]]()
-    for name, found in curves.items():
-        columns = list(zip(*more.get(name, found), strict=True))
-        cells = (mean_and_spread(x) if texts > 1 else f"{x[0]:.3f}" for x in columns)
-        sign = "+" if name in more else ""
-        rows.append([name, *(cell if cell[0] == "-" else sign + cell for cell in cells)])
-    header = f"nats: {title}, {texts} text{'s' if texts > 1 else ''}"
-    return table([header, *(f"to {end}" for end in ends)], rows)
+    """How many nats more each needs than the unchanged rope, whose own stand below; or its own."""
+    columns = {name: list(zip(*found, strict=True)) for name, found in curves.items()}
+    texts = len(next(iter(curves.values())))
+    header = f"{title}, {texts} text{'s' if texts > 1 else ''}"
+    plain = columns.pop(PLAIN, None)
+    if plain is not None:
+        header = f"nats more, {header}"
+        columns = {name: list(zip(*found, strict=True)) for name, found in _more(curves).items()}
+    else:
+        header = f"nats, {header}"
+    told = contest(
+        [header, *(f"to {end}" for end in ends)], {name: ([], of) for name, of in columns.items()}
+    )
+    return (
+        told
+        if plain is None
+        else f"{told}\n{row([f'{PLAIN}, nats', *map(mean_and_spread, plain)])}"
+    )
 
 
 def chart(study: Study) -> alt.TopLevelMixin:

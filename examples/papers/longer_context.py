@@ -23,7 +23,7 @@ from phasor import Rope
 from phasor.scaling import NTK, Law, Linear, Yarn
 
 from .models import Transformer, rotary
-from .pictures import band, contest, lines, log2, marked, mean_and_spread, table
+from .pictures import band, contest, lines, log2, marked
 from .study import Row, Study
 from .training import Text, bits_by_length, doublings, fit
 
@@ -164,11 +164,11 @@ def tables(study: Study) -> str:
 
     reads = tuple(product(STAGES, WHAT))
     told = (f"{WHAT[what]}, {stage}" for stage, what in reads)
-    ends = (
-        [f"{way[0]}, {way[1]}", *(mean_and_spread(columns(way, *read)[-1], 2) for read in reads)]
-        for way in WAYS
-    )
-    parts = [table([f"at {lengths[-1]} tokens", *told], ends)]
+    ends = {
+        f"{name}, {law}": ([], [columns((name, law), *read)[-1] for read in reads])
+        for name, law in WAYS
+    }
+    parts = [contest([f"at {lengths[-1]} tokens", *told], ends, 2)]
     for stage, (what, title) in product(STAGES, WHAT.items()):
         rows: dict[str, tuple[Sequence[object], Sequence[Sequence[float]]]] = {}
         for name, law in WAYS:

@@ -23,7 +23,12 @@ def mean_and_spread(values: Sequence[float], digits: int = 3) -> str:
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table; the first column is text, the others numbers."""
     lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+    return "\n".join(map(row, lines))
+
+
+def row(cells: Iterable[object]) -> str:
+    """A row of a Markdown table."""
+    return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def contest(

@@ -86,6 +86,8 @@ SIXTY_FOUR_PAIRS = {
     "a slice": Rope(head_dim=256, pairing="interleaved", rotary_start=64, rotary_dim=128),
     "three axes": Rope(head_dim=128, pairing="interleaved", axes=Sectioned((16, 24, 24))),
 }
+SLOW = ("a slice", "three axes")
+EACH = [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in SIXTY_FOUR_PAIRS]
 NARROW = [("bfloat16", "int32"), ("float16", "uint32"), ("float32", "float32")]
 WIDE = [
     ("bfloat16", "float64"),
@@ -109,7 +111,7 @@ def undone(rope: Rope, dtype: str, of_positions: str) -> Any:
     ).trace(q, k, places)
 
 
-@pytest.mark.parametrize("name", SIXTY_FOUR_PAIRS)
+@pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize(("dtype", "of_positions"), [*NARROW, *WIDE])
 def test_a_compiled_function_is_small_and_the_same_everywhere(
     dtype: str, of_positions: str, name: str
@@ -124,7 +126,7 @@ def test_a_compiled_function_is_small_and_the_same_everywhere(
     assert not any("cosine" in text for text in texts)
 
 
-@pytest.mark.parametrize("name", SIXTY_FOUR_PAIRS)
+@pytest.mark.parametrize("name", EACH)
 def test_a_compiled_function_has_few_constants(name: str) -> None:
     """For 64 pairs at most 4 kB."""
     compiled = undone(SIXTY_FOUR_PAIRS[name], "float32", "float32").lower().compile().as_text()
