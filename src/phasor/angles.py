@@ -291,11 +291,17 @@ def cos_sin_within_eighth(turns: Any, dtype: Any, xp: Any = np) -> tuple[Any, An
     # in eighths of a turn, from -1 to 1
     x = (turns << 2).astype(signed).astype(dtype) * 2.0 ** (1 - bits)
     y = x * x
-    pairs = zip(*(FLOAT64 if x.itemsize == 8 else FLOAT32), strict=True)
     # both polynomials at once: a compiled program has half the steps
-    columns = (np.array(pair, f"f{x.itemsize}").reshape(2, *[1] * x.ndim) for pair in pairs)
-    of_cos, of_sin = evaluate([xp.array(c) for c in columns], xp.broadcast_to(y, (2, *y.shape)))
+    columns = map(xp.array, _columns(x.itemsize, x.ndim))
+    of_cos, of_sin = evaluate([*columns], xp.broadcast_to(y, (2, *y.shape)))
     return 1 + y * of_cos, x * of_sin
+
+
+@lru_cache(maxsize=16)
+def _columns(itemsize: int, ndim: int) -> list[NDArray[Any]]:
+    """The coefficients of `FLOAT32` or `FLOAT64`, of cos and sin together, for so many axes."""
+    pairs = zip(*(FLOAT64 if itemsize == 8 else FLOAT32), strict=True)
+    return [np.array(pair, f"f{itemsize}").reshape(2, *[1] * ndim) for pair in pairs]
 
 
 def evaluate(coefficients: Sequence[Any], y: Any) -> Any:
