@@ -20,9 +20,10 @@ from .training import doublings
 
 Curves = dict[str, list[list[float]]]  # of every text, by what it was read with
 PLAIN = "unchanged"
-#: All of phasor's laws but those whose numbers are searched for each model, or stop pairs.
-_SEARCHED = ("per_pair", "longrope", "proportional")
-LAWS = (PLAIN, *(law for law in scaling.LAWS if law not in _SEARCHED))
+#: All of phasor's laws but those whose numbers are searched for each model, or stop pairs; at a
+#: single length stepped NTK is dynamic NTK.
+_OTHERS = ("per_pair", "longrope", "proportional", "stepped_ntk")
+LAWS = (PLAIN, *(law for law in scaling.LAWS if law not in _OTHERS))
 #: Where there are more: those that are known best, and those that do otherwise.
 DRAWN = (PLAIN, "yarn", "ntk", "llama3", "linear", "hope")
 STOPPED = (
@@ -109,10 +110,10 @@ def tables(study: Study) -> str:
     """Loss with pairs stopped and with every law, in nats."""
     ends = doublings(*study.settings["stopped"])[::2]
     stopped = {name: [_by_fours(c) for c in found] for name, found in _stopped(study).items()}
-    parts = [_table("pairs that stand still", ends, stopped)]
+    parts = [_table("pairs stopped", ends, stopped)]
     context = study.measured["model"]["context"]
     for which, factor in enumerate(study.settings["factors"]):
-        bins = [0, *range(BINS, factor * BINS + 1, BINS // 2)]
+        bins = range(0, factor * BINS + 1, BINS)
         curves = {
             law: [[mean(curve[a:b]) for a, b in pairwise(bins)] for curve in found]
             for law, found in _curves(study, which).items()

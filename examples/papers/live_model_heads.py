@@ -112,7 +112,7 @@ def tables(study: Study) -> str:
         cells = (mean_and_spread(count, 1) for count in looking)
         counts.append([f"{role}: over {threshold} of the weight on {place}", *cells])
         chosen[role] = scores(study, role, windows[-1]).mean(0) > threshold
-    chosen["none of these"] = ~np.any(list(chosen.values()), axis=0)
+    chosen["others"] = ~np.any(list(chosen.values()), axis=0)
     chosen["all"] = np.ones_like(chosen["sink"])
     quarter = shares.shape[-1] // 4
     parts = {
@@ -130,7 +130,7 @@ def tables(study: Study) -> str:
     ]
     previous = scores(study, "previous", windows[-1]).mean(0)
     ranks = (f"{rank_correlation(previous, part):.2f}" for part in parts.values())
-    rows.append(["rank correlation with the weight on the previous token", "", *ranks])
+    rows.append(["rank correlation with previous-token weight", "", *ranks])
     saved, norms = study.measured["usage"], list[list[str]]()
     for vectors in VECTORS:
         first, others = (np.array(saved[f"{vectors}, {of}"]) for of in ("first", "others"))
