@@ -96,7 +96,7 @@ def test_the_upper_word_of_a_product_is_exact(word: Any, half: int) -> None:
 def test_what_has_no_angle_becomes_nan_alone() -> None:
     """NaN, infinities and what int64 does not hold; their neighbours stay right."""
     rope, places = ROPES["64 pairs"], np.array([1.5, np.nan, np.inf, -np.inf, 2.0**63, -(2.0**63)])
-    with np.errstate(invalid="ignore", over="ignore"):  # NumPy says that such a float is no integer
+    with np.errstate(invalid="ignore"):  # NumPy says that such a float is no integer
         cos, sin = rows(places, rope, FLOAT32)
     assert np.isnan(cos[1:]).all()
     assert np.isnan(sin[1:]).all()

@@ -37,7 +37,7 @@ class Words(NamedTuple):
 
     magnitude: Sequence[Any]  # the lowest first
     sign: Any  # a word too: 1, 0, or -1 as it overflows
-    zero: Any  # NaN where a float is NaN or beyond int64; None of integers
+    has_angle: Any  # False where a float is NaN or beyond int64; None of integers
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ def words_of(positions: Any, dtype: np.dtype[Any], xp: Any) -> Words:
         shifted = [units, *(units >> shift for shift in range(bits, 8 * itemsize, bits))]
         return Words([one.astype(word) for one in shifted], sign.astype(word), None)
     magnitude = abs(positions.astype(f"f{itemsize}"))
-    beyond = magnitude * 2.0 ** (961 if itemsize == 8 else 65)  # infinite from 2**63 on
+    has_angle = magnitude < 2.0**63  # false of NaN
     # in units of the rest; a float that is scaled by a power of 2 stays exact, and of one without
     # an angle the words are any, for its factor is NaN
     scale = xp.full_like(magnitude, 2.0**bits)  # for a compiled program once
@@ -69,7 +69,7 @@ def words_of(positions: Any, dtype: np.dtype[Any], xp: Any) -> Words:
         above = xp.floor(units / scale)
         words.append((units - above * scale).astype(word))
         units = above
-    return Words([*words, units.astype(word)], sign.astype(word), (beyond - beyond).astype(dtype))
+    return Words([*words, units.astype(word)], sign.astype(word), has_angle)
 
 
 def limbs_of(rope: Rope, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -110,15 +110,16 @@ def cos_sin_of_words(
     compiled.
     """
     # the first word of a float is its rest, of whole turns too; an integer has no use for these
-    first, products = int(words.zero is None), list[Any]()
+    first, products = int(words.has_angle is None), list[Any]()
     columns = [limbs[..., i] for i in range(first, first + len(words.magnitude) + 1)]
     for word, whole, rest in zip(words.magnitude, columns, columns[1:], strict=False):
         # [..., seq, num_pairs], or [..., seq, n_axes, num_pairs] where axes mix
         products.append(multiply(word, whole, rest, xp))
     turns = reduce(add, products) * (-words.sign if inverse else words.sign)
     factor = None if gain == 1 else dtype.type(gain)
-    if words.zero is not None:
-        factor = dtype.type(gain) + (words.zero.sum(-2) if limbs.ndim == 3 else words.zero)
+    if words.has_angle is not None:
+        has_angle = words.has_angle.all(-2) if limbs.ndim == 3 else words.has_angle
+        factor = xp.where(has_angle, dtype.type(gain), dtype.type(np.nan))
     if limbs.ndim == 3:
         turns = turns.sum(-2, dtype=turns.dtype)
     return cos_sin_of_turns(turns, dtype, xp, factor)
