@@ -62,7 +62,7 @@ def words_of(positions: Any, dtype: np.dtype[Any], xp: Any) -> Words:
     has_angle = magnitude < 2.0**63  # false of NaN
     # in units of the rest; a float that is scaled by a power of 2 stays exact, and of one without
     # an angle the words are any, for its factor is NaN
-    scale = xp.full_like(magnitude, 2.0**bits)  # for a compiled program once
+    scale = xp.full_like(magnitude, 2.0**bits)  # an array: a program repeats a number at each use
     units = xp.rint(magnitude * scale)
     words = []
     for _ in range(64 // bits):
@@ -87,7 +87,7 @@ def limbs_of(rope: Rope, dtype: np.dtype[Any]) -> NDArray[Any]:
 def fixed_point_product(a: Any, whole: Any, rest: Any, xp: Any) -> Any:
     """The integer part of ``a (whole + rest / 2**bits)``, as a word, which overflows."""
     word, bits = a.dtype.type, 4 * a.dtype.itemsize
-    # broadcast here once: in a compiled program every operation would do it
+    # broadcast here once: in a program every operation would do it, numbers too
     numbers = a, whole, rest, word(bits), word((1 << bits) - 1)
     a, whole, rest, half, low = xp.broadcast_arrays(*numbers)
     a0, a1, b0, b1 = a & low, a >> half, rest & low, rest >> half

@@ -25,9 +25,8 @@ from phasor.rope import Rope
 
 # their own types are half unknown
 _compile, _checkpoint = cast(Any, jax.jit), cast(Any, jax.checkpoint)
-_multiply = _compile(
-    _angle_words.fixed_point_product, static_argnums=3
-)  # one function for all words
+# one function for all words
+_multiply = _compile(_angle_words.fixed_point_product, static_argnums=3)
 _widened = partial(jnp.promote_types, jnp.float32)  # what rows are made and applied in
 
 
