@@ -80,10 +80,11 @@ def write_page(name: str, results: Path) -> None:
 def fill(page: str, name: str, everything: str) -> str:
     """The text of a page with its choice of what was measured, and where the rest is."""
     parts = everything.split("\n\n")
+    command = parts[-1].split("`")[1].removesuffix(" --seeds 3")  # which is the default
 
     def chosen(found: re.Match[str]) -> str:
         some = [parts[int(number) - 1] for number in found[2].split()]
-        end = f"`python -m examples.papers {name}`; more: `examples/papers/results/{name}.md`."
+        end = f"`{command}`; more: `examples/papers/results/{name}.md`."
         return "\n\n".join((f"{found[1]}{some[0]}", *some[1:], f"{end}\n{found[3]}"))
 
     return MEASURED.sub(chosen, page)

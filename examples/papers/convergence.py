@@ -141,7 +141,7 @@ def tables(study: Study) -> str:
         return [ns[0] for ns in found] if all(found) else []
 
     rows = {name: ([], [ns]) for name in CONTENDERS[1:] if (ns := needed(name))}
-    header = ["bits a masked byte, from position", *study.settings["first"]]
+    header = ["bits per masked byte, from position", *study.settings["first"]]
     return "\n\n".join(
         (
             by_rate(study, header, CONTENDERS, ["loss"], ["moved"]),

@@ -143,24 +143,16 @@ def _more(curves: Curves) -> Curves:
 
 
 def _table(title: str, ends: Sequence[int], curves: Curves) -> str:
-    """How many nats more each needs than the unchanged rope, whose own stand below; or its own."""
-    columns = {name: list(zip(*found, strict=True)) for name, found in curves.items()}
-    texts = len(next(iter(curves.values())))
-    header = f"{title}, {texts} text{'s' if texts > 1 else ''}"
-    plain = columns.pop(PLAIN, None)
-    if plain is not None:
-        header = f"nats more, {header}"
-        columns = {name: list(zip(*found, strict=True)) for name, found in _more(curves).items()}
-    else:
-        header = f"nats, {header}"
-    told = contest(
-        [header, *(f"to {end}" for end in ends)], {name: ([], of) for name, of in columns.items()}
-    )
-    return (
-        told
-        if plain is None
-        else f"{told}\n{row([f'{PLAIN}, nats', *map(mean_and_spread, plain)])}"
-    )
+    """Nats of each; beside the unchanged rope how many more, and its own in the last row."""
+    differs, texts = PLAIN in curves, len(next(iter(curves.values())))
+    shown = _more(curves) if differs else curves
+    rows = {name: ([], list(zip(*found, strict=True))) for name, found in shown.items()}
+    header = f"nats{' more' * differs}, {title}, {texts} text{'s' * (texts > 1)}"
+    told = contest([header, *(f"to {end}" for end in ends)], rows)
+    if not differs:
+        return told
+    plain = map(mean_and_spread, zip(*curves[PLAIN], strict=True))
+    return f"{told}\n{row([f'{PLAIN}, nats', *plain])}"
 
 
 def chart(study: Study) -> alt.TopLevelMixin:

@@ -162,7 +162,7 @@ def tables(study: Study) -> str:
     def columns(way: Sequence[str], stage: str, what: str) -> list[list[float]]:
         return study.columns(_way(study, *way, stage), what)
 
-    reads = tuple(product(STAGES, WHAT))[:-1]  # of the last none is told apart from any
+    reads = tuple(product(STAGES, WHAT))[:-1]  # a page is too narrow for the last too
     told = (f"{WHAT[what]}, {stage}" for stage, what in reads)
     ends = {
         f"{name}, {law}": ([], [columns((name, law), *read)[-1] for read in reads])
