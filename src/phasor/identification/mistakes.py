@@ -161,13 +161,13 @@ class Measured:
         """Add findings to the report, and change other fields."""
         self.report = add_findings(self.report, *findings, **changed_fields)
 
-    def results(self, *positions: int) -> dict[int, Complex]:
+    def results(self, *positions: int, in_one_call: bool = False) -> dict[int, Complex]:
         """The function's results divided by the factor, at positions that it does not refuse."""
         results: dict[int, Complex] = {}
-        for position in positions:
+        for call in [positions] if in_one_call else [(position,) for position in positions]:
             try:
-                z = self.probe([position])[0]
-                results[position] = z / (self.report.attention_factor or 1.0)
+                z = self.probe(call) / (self.report.attention_factor or 1.0)
+                results.update(zip(call, z, strict=True))
             except RefusedError as error:
                 self.refusal = " ".join(str(error).split())[:80]
         return results
@@ -190,16 +190,22 @@ class Measured:
 def add_limits(measured: Measured, max_position: int) -> None:
     """Add a table's end, rounded positions, and the results of negative positions."""
     first_rounded: dict[str, int] = {}
+    near = (p + step for p in powers_of_two(max_position)[3:] for step in (-1, 1))
+    positions = [p for p in near if p <= max_position]
+    # most functions turn all of them in one call; where one does not, it is asked alone
+    together = measured.results(*positions, in_one_call=True)
 
     def dtype_of(position: int) -> str | None:
         """The dtype to which the position was rounded: float64, one found before, or the finest."""
         dtypes = ("float64", *first_rounded, *DTYPES)
         sources = {name: partial(_round_position, dtype=name) for name in dtypes}
-        return measured.find_source(measured.results(position), sources)
+        found = {p: together[p] for p in together.keys() & {position}}
+        return measured.find_source(found, sources) or measured.find_source(
+            measured.results(position), sources
+        )
 
     last_good, end, beyond = 0, None, None
-    positions = (p + step for p in powers_of_two(max_position)[3:] for step in (-1, 1))
-    for position in (p for p in positions if p <= max_position):
+    for position in positions:
         dtype = dtype_of(position)
         if dtype is None:
             end = find_first_bad(last_good, position, lambda p: dtype_of(p) is not None)
