@@ -35,7 +35,7 @@ ENDS = [
     *(3 * 2**32, -5 * 2**40, 2**62, -(2**62), 2**63 - 1, -(2**63), 1 - 2**63),
 ]
 BETWEEN = [0.5, -0.5, 1.5, -2.5, 1e-30, -1e-30, 0.49999997, -0.49999997, 12.3, -70_000.3, 2.0**33]
-# whose limbs come from powers, a rule, two lists, and a number for each pair: the kernel sees no more
+# limbs from powers, a rule, two lists, and a number for each pair: the kernel sees no more of a law
 SOME_LAWS = ("plain", "dynamic_ntk", "longrope", "per_pair")
 ACROSS = Rope(head_dim=16, pairing="half", axes=Sectioned((3, 3, 2)))
 

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from phasor.numpy import phasors
 from phasor.rope import Rope
 
-_BLOCK = 1 << 10  # distances in a row that share the exact phasors of the first
-_BLOCKS_AT_ONCE = 64  # blocks multiplied at once: a megabyte of results
+_AT_ONCE = 1 << 16  # distances multiplied at once: a megabyte of results
 _BATCH = 1 << 16  # distances between two looks for a negative sum
 
 
@@ -26,12 +25,13 @@ def cosine_sums(rope: Rope, count: int, start: int = 0) -> NDArray[np.float64]:
     >>> print(cosine_sums(Rope(head_dim=4, pairing="half", base=100.0), 3).round(4))
     [2.     1.5353 0.5639]
     """
+    block = 1 << (count.bit_length() // 2)  # as many rests as starts are the fewest cosines
     # [num_pairs, rests in a block], and the starts of the blocks as rows against it
-    in_block = phasors(rope, np.arange(min(count, _BLOCK))).T.copy()
-    blocks = [start + offset for offset in range(0, count, _BLOCK)]
-    products = np.empty((len(blocks), in_block.shape[1]), dtype=np.complex128)
-    for first in range(0, len(blocks), _BLOCKS_AT_ONCE):
-        rows = slice(first, first + _BLOCKS_AT_ONCE)
+    in_block = phasors(rope, np.arange(block)).T.copy()
+    blocks = [start + offset for offset in range(0, count, block)]
+    products = np.empty((len(blocks), block), dtype=np.complex128)
+    for first in range(0, len(blocks), _AT_ONCE // block):
+        rows = slice(first, first + _AT_ONCE // block)
         np.matmul(phasors(rope, np.array(blocks[rows])), in_block, out=products[rows])
     return products.real.reshape(-1)[:count]
 
