@@ -11,7 +11,7 @@ from torch import Tensor
 from phasor.torch.hf import patch, unpatch
 
 from .live_model_reading import Reader, logits
-from .pictures import mean_and_spread, table
+from .pictures import contest, table
 from .study import Row, Study
 
 PROMPTS = (
@@ -112,9 +112,8 @@ def tables(study: Study) -> str:
     texts = table(["prompt", *header, "change by patching there", "largest change"], rows)
     last = f"seed {study.seeds[-1]}"
     marks = [m for m in study.settings["marks"] if f"logits/{m}/{last}" in study.measured]
-    errors = (
-        [name, *(mean_and_spread(study.over_seeds(f"logits/{m}", name), 4) for m in marks)]
-        for name in MODELS
-    )
+    errors = {
+        name: ([], [study.over_seeds(f"logits/{mark}", name) for mark in marks]) for name in MODELS
+    }
     header = ["distance of logits from float64", *(f"{mark} tokens" for mark in marks)]
-    return f"{texts}\n\n{table(header, errors)}" if marks else texts
+    return f"{texts}\n\n{contest(header, errors, 4)}" if marks else texts
