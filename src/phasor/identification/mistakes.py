@@ -193,7 +193,7 @@ def add_limits(measured: Measured, max_position: int) -> None:
     near = (p + step for p in powers_of_two(max_position)[3:] for step in (-1, 1))
     positions = [p for p in near if p <= max_position]
     # most functions turn all of them in one call; where one does not, it is asked alone
-    together = measured.results(*positions, in_one_call=True)
+    together = measured.results(*positions, in_one_call=True) if positions else {}
 
     def dtype_of(position: int) -> str | None:
         """The dtype to which the position was rounded: float64, one found before, or the finest."""
