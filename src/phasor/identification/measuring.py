@@ -109,7 +109,7 @@ def _measure(caller: Caller, max_position: int) -> Identification:
         findings.append(make_finding("inputs-written"))
     blocks = turns.find_blocks(np.concatenate(list(maps)), rounding) if linear else []
     if linear and (arrangement := turns.arrange_blocks(blocks, caller.head_dim)) is not None:
-        noise = mistakes.measure_noise(arrangement, maps, rounding)
+        noise = turns.measure_noise(arrangement, maps, rounding)
         if noise > 2 * rounding * size:  # more than an ulp
             said = {"dtype": caller.out_dtype, "error": noise, "once": rounding * size}
             findings.append(make_finding("noise", **said))

@@ -137,6 +137,17 @@ def pair_factors(blocks: Floats) -> Complex:
     return np.stack((first, blocks[..., 1, 1] + 1j * blocks[..., 1, 0]))
 
 
+def measure_noise(arrangement: Arrangement, maps: Floats, rounding: float) -> float:
+    """How far maps ``[..., out, in]`` are from turning each pair as one and keeping the rest."""
+    # rounding, once or at every step, leaves a 0 and the equality of two cosines as they are
+    first, second = pair_factors(arrangement.blocks(maps).reshape(-1, arrangement.num_pairs, 2, 2))
+    others = maps * (1 - np.eye(maps.shape[-1]))
+    others[..., arrangement.written.T[:, :, None], arrangement.read.T[:, None, :]] = 0
+    noise = float(max(np.abs(first - second).max(), np.abs(others).max()))
+    # what is far larger than rounding is a mistake
+    return noise if noise <= 32 * rounding * np.abs(maps).max() else 0.0
+
+
 # Of recorded vectors.
 
 
