@@ -10,7 +10,7 @@ from torch import Tensor
 
 from phasor.torch.hf import patch, unpatch
 
-from .live_model_reading import Reader, logits
+from .live_model_reading import TEXTS, Reader, logits
 from .pictures import contest, table
 from .study import Row, Study
 
@@ -30,10 +30,15 @@ def run(study: Study, reader: Reader) -> None:
     for prompt in PROMPTS:
         study.measure(f"greedy/{prompt}", lambda p=prompt: _compare_text(study.settings, reader, p))
     for mark in study.settings["marks"]:
-        for seed in study.seeds:
+        for seed in _texts(study, mark):
             study.measure(
                 f"logits/{mark}/seed {seed}", lambda m=mark, s=seed: _errors(reader, m, s)
             )
+
+
+def _texts(study: Study, mark: int) -> range:
+    """Numbers of the texts whose logits are compared at a length: all where that takes seconds."""
+    return range(len(TEXTS)) if mark == study.settings["marks"][0] else study.seeds
 
 
 def _compare_text(made: Row, reader: Reader, prompt: str) -> Row:
@@ -110,10 +115,12 @@ def tables(study: Study) -> str:
     count = study.settings["written"]
     header = [f"tokens alike of {count}", "gap of the two best where they part"]
     texts = table(["prompt", *header, "change by patching there", "largest change"], rows)
-    last = f"seed {study.seeds[-1]}"
-    marks = [m for m in study.settings["marks"] if f"logits/{m}/{last}" in study.measured]
-    errors = {
-        name: ([], [study.over_seeds(f"logits/{mark}", name) for mark in marks]) for name in MODELS
-    }
-    header = ["distance of logits from float64", *(f"{mark} tokens" for mark in marks)]
-    return f"{texts}\n\n{contest(header, errors, 4)}" if marks else texts
+    header = ["distance of logits from float64"]
+    errors: dict[str, tuple[list[object], list[list[float]]]] = {n: ([], []) for n in MODELS}
+    for mark in study.settings["marks"]:
+        keys = [f"logits/{mark}/seed {seed}" for seed in _texts(study, mark)]
+        if all(key in study.measured for key in keys):
+            header.append(f"{mark} tokens, {len(keys)} texts")
+            for name, (_, columns) in errors.items():
+                columns.append([study.measured[key][name] for key in keys])
+    return f"{texts}\n\n{contest(header, errors, 4)}" if header[1:] else texts
