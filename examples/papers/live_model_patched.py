@@ -37,8 +37,13 @@ def run(study: Study, reader: Reader) -> None:
 
 
 def _texts(study: Study, mark: int) -> range:
-    """Numbers of the texts whose logits are compared at a length: all where that takes seconds."""
-    return range(len(TEXTS)) if mark == study.settings["marks"][0] else study.seeds
+    """Numbers of the texts whose logits are compared at a length: all where that takes seconds.
+
+    Else two more than seeds: three told arithmetics apart that two others gave in another order.
+    """
+    if mark == study.settings["marks"][0]:
+        return range(len(TEXTS))
+    return range(study.seeds.start, study.seeds.stop + 2)
 
 
 def _compare_text(made: Row, reader: Reader, prompt: str) -> Row:
