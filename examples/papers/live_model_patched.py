@@ -39,7 +39,7 @@ def run(study: Study, reader: Reader) -> None:
 def _texts(study: Study, mark: int) -> range:
     """Numbers of the texts whose logits are compared at a length: all where that takes seconds.
 
-    Else two more than seeds: three told arithmetics apart that two others gave in another order.
+    Elsewhere two more than there are seeds: which model is nearest on three texts was chance.
     """
     if mark == study.settings["marks"][0]:
         return range(len(TEXTS))

@@ -192,17 +192,16 @@ def add_limits(measured: Measured, max_position: int) -> None:
     first_rounded: dict[str, int] = {}
     near = (p + step for p in powers_of_two(max_position)[3:] for step in (-1, 1))
     positions = [p for p in near if p <= max_position]
-    # most functions turn all of them in one call; where one does not, it is asked alone
+    # most functions turn all in one call; a position that comes out otherwise is asked alone
     together = measured.results(*positions, in_one_call=True) if positions else {}
 
     def dtype_of(position: int) -> str | None:
         """The dtype to which the position was rounded: float64, one found before, or the finest."""
         dtypes = ("float64", *first_rounded, *DTYPES)
         sources = {name: partial(_round_position, dtype=name) for name in dtypes}
-        found = {p: together[p] for p in together.keys() & {position}}
-        return measured.find_source(found, sources) or measured.find_source(
-            measured.results(position), sources
-        )
+        known = {position: together[position]} if position in together else {}
+        dtype = measured.find_source(known, sources)
+        return dtype or measured.find_source(measured.results(position), sources)
 
     last_good, end, beyond = 0, None, None
     for position in positions:

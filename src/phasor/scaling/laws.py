@@ -76,7 +76,7 @@ class Law(ABC):
         return Temperature()
 
 
-@lru_cache(maxsize=4096)  # a search asks for those of one base and of the same numbers again
+@lru_cache(maxsize=4096)  # searches try many laws on one base
 @in_reals
 def _ln(value: Decimal) -> Decimal:
     return value.ln()
@@ -171,8 +171,8 @@ class NTKMixed(_Stretch):
         power, last = Decimal(self.exponent), len(plain)
         # (k / last) ** exponent by logarithms: a power of Decimals takes five times as long
         parts = ((power * (_ln(Decimal(k)) - _ln(Decimal(last)))).exp() for k in range(1, last + 1))
-        whole_ln = _ln(Decimal(self.factor))
-        return tuple(f * (-whole_ln * part).exp() for f, part in zip(plain, parts, strict=True))
+        ln_factor = _ln(Decimal(self.factor))
+        return tuple(f * (-ln_factor * part).exp() for f, part in zip(plain, parts, strict=True))
 
 
 # Laws that keep fast pairs, interpolate slow ones, and blend the pairs between.
