@@ -10,7 +10,7 @@ from torch import Tensor
 
 from phasor.torch.hf import patch, unpatch
 
-from .live_model_reading import TEXTS, Reader, logits
+from .live_model_reading import TEXTS, Reader
 from .pictures import contest, table
 from .study import Row, Study
 
@@ -101,10 +101,10 @@ def _errors(reader: Reader, length: int, seed: int) -> Row:
     return found
 
 
+@torch.no_grad()
 def _last(model: Any, tokens: Tensor) -> Tensor:
     """Logits ``[LAST, vocabulary]`` of the last tokens."""
-    parts = [part[-LAST:].clone() for part in logits(model, tokens)]
-    return torch.cat(parts[-2:])[-LAST:]
+    return model(tokens[None], use_cache=False, logits_to_keep=LAST).logits[0]
 
 
 def tables(study: Study) -> str:

@@ -30,7 +30,7 @@ TEXTS = (
     *("reference", "phasor's docs", "asyncio", "docstrings"),
     *("email", "decimal", "turtle", "unittest"),
 )
-CHUNK = 1024  # tokens that are read at once
+CHUNK = 1024  # tokens whose losses are computed at once
 _DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -144,16 +144,6 @@ def rotating(model: Any, rope: Rope) -> Generator[None]:
         yield
     finally:
         part.rotary_emb = before
-
-
-@torch.no_grad()
-def logits(model: Any, tokens: Tensor) -> Generator[Tensor]:
-    """Logits of all tokens, ``CHUNK`` by ``CHUNK``, each of which sees what came before it."""
-    from transformers import DynamicCache
-
-    cache = DynamicCache()
-    for part in tokens.split(CHUNK):
-        yield model(part[None], past_key_values=cache, use_cache=True).logits[0]
 
 
 @torch.no_grad()

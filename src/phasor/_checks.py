@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
 from numbers import Integral, Real
 from operator import index
@@ -97,8 +97,10 @@ def boolean(name: str, value: Any, hint: str = "") -> bool:
     return value
 
 
-def find_name(word: object, known: Iterable[str]) -> str | None:
+def find_name(word: object, known: Collection[str]) -> str | None:
     """The one of the ``known`` names that is ``word`` but for capitals and punctuation, or None."""
+    if isinstance(word, str) and word in known:
+        return word
     # numbers stay apart: "Llama3.1-8B" is "llama-3.1-8b", and "Llama-3-18B" is not
     names = {letters_and_numbers(name): name for name in known}
     return names.get(letters_and_numbers(word))

@@ -143,11 +143,9 @@ def test_scores_are_those_of_the_weights_that_the_model_returns(reader: Any) -> 
                 assert found[role][layer][head] == pytest.approx(value, rel=1e-6)
 
 
-@pytest.mark.parametrize("length", [70, 200, 230])
-def test_the_last_logits_are_those_of_one_pass(reader: Any, monkeypatch: Any, length: int) -> None:
-    """Wherever the chunks end."""
-    monkeypatch.setattr(module("live_model_reading"), "CHUNK", 100)
-    tokens = reader.window(0, length)
+def test_the_last_logits_are_those_of_all_tokens(reader: Any) -> None:
+    """The others are not computed."""
+    tokens = reader.window(0, 230)
     with torch.no_grad():
         whole = reader.model(tokens[None]).logits[0]
     found = module("live_model_patched")._last(reader.model, tokens)

@@ -132,16 +132,22 @@ def refused(ropes: LayerRopes, target: str, context: int) -> tuple[str, Translat
         return str(error), None
 
 
+@functools.cache
+def places_of(rope: Rope, pairing: str) -> np.ndarray:
+    """The two coordinates of each pair, ``[2, num_pairs]``."""
+    return np.array([oracle.pair_of(rope, k, pairing) for k in range(rope.num_pairs)]).T
+
+
+@functools.cache
+def frequencies(rope: Rope) -> np.ndarray:
+    """Radians per position of each pair, ``[num_pairs]``."""
+    return np.array(oracle.frequencies(rope), dtype=float)
+
+
 def reordered(x: np.ndarray, model: Rope, performed: Rope) -> np.ndarray:
     """``x`` with its pairs where the program reads them."""
     moved = x.copy()
-    for k in range(model.num_pairs):
-        for source, to in zip(
-            oracle.pair_of(model, k, model.pairing),
-            oracle.pair_of(model, k, performed.pairing),
-            strict=True,
-        ):
-            moved[:, to] = x[:, source]
+    moved[:, places_of(model, performed.pairing)] = x[:, places_of(model, model.pairing)]
     return moved
 
 
@@ -156,18 +162,17 @@ def check_token(
 ) -> None:
     """One token is where the model turns it to; what does not turn is as it was."""
     cos, sin = exact(model, position)
-    gain = model.attention_factor
-    untouched = np.ones(model.head_dim, dtype=bool)
-    for k in range(model.num_pairs):
-        i, j = oracle.pair_of(model, k, model.pairing)
-        z = complex(x[i], x[j])
-        wanted = gain * z * (1 if k in still else complex(cos[k], sin[k]))
-        i, j = oracle.pair_of(model, k, performed.output_pairing)
-        untouched[[i, j]] = False
-        angle = np.max(position) * float(oracle.frequencies(model)[k])
-        room = gain * abs(z) * UNIT * (angle * (roundings(model) + per_pair * k) + 12)
-        assert abs(complex(turned[i], turned[j]) - wanted) <= room, (position, k)
+    turns, pairs = cos + 1j * sin, np.arange(model.num_pairs)
+    turns[[*still]] = 1
+    i, j = places_of(model, model.pairing)
+    z = x[i].astype(np.float64) + 1j * x[j]
+    gain, angles = model.attention_factor, np.max(position) * frequencies(model)
+    room = gain * abs(z) * UNIT * (angles * (roundings(model) + per_pair * pairs) + 12)
+    i, j = places_of(model, performed.output_pairing)
+    right = abs(turned[i] + 1j * turned[j] - gain * z * turns) <= room
+    assert right.all(), (position, pairs[~right])
     if performed.pairing == model.pairing:
+        untouched = np.delete(np.arange(model.head_dim), [*i, *j])
         assert np.array_equal(turned[untouched], x[untouched].astype(np.float64))
 
 

@@ -77,50 +77,52 @@ def compiled(
     [("decomposition", (torch.float32, torch.bfloat16)), ("operator", (torch.float16,))],
     indirect=["side"],
 )
-@pytest.mark.parametrize("name", ROPES)
 def test_values_and_gradients_are_right_at_every_position(
-    name: str, dtypes: tuple[torch.dtype, ...], side: str
+    dtypes: tuple[torch.dtype, ...], side: str
 ) -> None:
     """A rotation and its derivative, the inverse rotation, with a gain, in int64's whole range."""
-    rope = ROPES[name]
-    xs = [normal(2, len(FAR), 3, rope.head_dim, dtype=dtype).requires_grad_() for dtype in dtypes]
+    ropes = [rope for rope in ROPES.values() for _ in dtypes]
+    sizes = zip(ropes, dtypes * len(ROPES), strict=True)
+    xs = [normal(2, len(FAR), 3, r.head_dim, dtype=dtype).requires_grad_() for r, dtype in sizes]
     grads = [normal(*x.shape, dtype=x.dtype, seed=1) for x in xs]
-    ys, made = compiled(lambda *xs: [rotate(x, FAR, rope, gain=1.5) for x in xs], *xs)
+
+    def step(*xs: Tensor) -> list[Tensor]:  # one graph of all, for a graph takes seconds
+        return [rotate(x, FAR, rope, gain=1.5) for x, rope in zip(xs, ropes, strict=True)]
+
+    ys, made = compiled(step, *xs)
     assert made == side
-    start, end = rope.rotary_start, rope.rotary_start + rope.rotary_dim
     backs = torch.autograd.grad(ys, xs, grads)
-    for x, y, grad, back in zip(xs, ys, grads, backs, strict=True):
+    for rope, x, y, grad, back in zip(ropes, xs, ys, grads, backs, strict=True):
         assert_rotated(y, x, FAR, rope, gain=1.5)
         again = rotate(back, FAR, rope)  # 1.5 times the gradient, but for what is not rotated
         expected = grad.clone()
-        expected[..., start:end] *= 1.5
+        expected[..., rope.rotary_start : rope.rotary_start + rope.rotary_dim] *= 1.5
         coarse = torch.finfo(x.dtype).eps
         assert (again - expected).abs().max() <= 8 * coarse * expected.abs().max()
 
 
-@pytest.mark.parametrize(
-    "place",
-    [
-        pytest.param(lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), id="heads first"),
-        pytest.param(lambda x: x[:, :, :1].expand(-1, -1, 3, -1), id="expanded"),
-        pytest.param(lambda x: torch.cat((x, x), -1)[..., :8], id="a slice"),
-        pytest.param(lambda x: x.transpose(-1, -2).contiguous().transpose(-1, -2), id="transposed"),
-    ],
-)
-def test_any_strides_are_right_and_kept(place: Callable[[Tensor], Tensor], side: str) -> None:
+def test_any_strides_are_right_and_kept(side: str) -> None:
     """Tensors as others lay them out, rotated both ways at expanded and transposed positions."""
     ropes = [ROPES["half"], ROPES["interleaved"]]
-    x = place(normal(4, 5, 3, 8))
+    x = normal(4, 5, 3, 8)
+    xs = [
+        x.transpose(1, 2).contiguous().transpose(1, 2),  # heads first
+        x[:, :, :1].expand(-1, -1, 3, -1),
+        torch.cat((x, x), -1)[..., :8],
+        x.transpose(-1, -2).contiguous().transpose(-1, -2),
+    ]
     places = torch.arange(20).reshape(5, 4).T * 1001
     first = places[:1].expand(4, 5)
     both, made = compiled(
-        lambda x: [
-            (rotate(x, places, rope), rotate(x, first, rope, inverse=True)) for rope in ropes
+        lambda *xs: [
+            (x, rope, rotate(x, places, rope), rotate(x, first, rope, inverse=True))
+            for x in xs
+            for rope in ropes
         ],
-        x,
+        *xs,
     )
     assert made == side
-    for rope, (y, z) in zip(ropes, both, strict=True):
+    for x, rope, y, z in both:
         assert_rotated(y, x, places, rope)
         assert_rotated(z, x, -first, rope)
         if x.stride(-1) <= 1:  # head_dim is the last in memory
