@@ -90,9 +90,10 @@ def test_a_base_that_nobody_uses_is_measured_on_several_axes(dtype, offset, name
     x = rounded(random.standard_normal((100, 2, 64)), dtype)
     y = rotate(x, places + offset, replace(planes, base=54_300.0), dtype)
     arrays = {"positions": places, "q": stored(x, dtype), "q_rotated": stored(y, dtype)}
-    (change,) = (one for one in verify(planes, arrays).sides[0].changes if one.name == "base")
+    found = verify(planes, arrays)
+    (change,) = (one for one in found.sides[0].changes if one.name == "base")
     assert change.sentence == "Base: 54300 in place of 10000."
-    assert names(verify(planes, arrays)) == names_of_it
+    assert names(found) == names_of_it
 
 
 MISTAKES = {

@@ -299,15 +299,23 @@ def arrangements(rope: Rope, sample: Sample) -> Iterator[Arrangement]:
         yield arrangement_of(rope)
         return
     own = rope.pairing, rope.output_pairing
-    for pairing, out in sorted(itertools.product(PAIRINGS, PAIRINGS), key=lambda p: p != own):
-        yield arrangement_of(replace(rope, pairing=pairing, pairing_out=out))
     quarter = max(rope.head_dim // 4, 1)
 
     def is_unlikely(other: Arrangement) -> tuple[bool, bool, bool]:
         pairings = other.layout.pairing, other.layout.output_pairing
         return other.layout.rotary_dim % quarter != 0, pairings != own, pairings[0] != pairings[1]
 
-    yield from sorted(arrangements_of_changed(sample), key=is_unlikely)
+    def every() -> Iterator[Arrangement]:
+        for pairing, out in sorted(itertools.product(PAIRINGS, PAIRINGS), key=lambda p: p != own):
+            yield arrangement_of(replace(rope, pairing=pairing, pairing_out=out))
+        yield from sorted(arrangements_of_changed(sample), key=is_unlikely)
+
+    # the rope's own are among those that hold what is changed, and of one pair all are one
+    seen = set[bytes]()
+    for one in every():
+        if (coordinates := np.stack([one.read, one.written]).tobytes()) not in seen:
+            seen.add(coordinates)
+            yield one
 
 
 def arrangements_of_changed(sample: Sample) -> Iterator[Arrangement]:
