@@ -252,7 +252,7 @@ def test_a_slice_that_explains_all_is_the_last_that_is_tried(monkeypatch):
     tried = []
     explain = causes.Finder._explain
     monkeypatch.setattr(
-        causes.Finder, "_explain", lambda self, turns: tried.append(1) or explain(self, turns)
+        causes.Finder, "_explain", lambda self, *one: tried.append(1) or explain(self, *one)
     )
     meant = Rope(head_dim=128, pairing="half", rotary_dim=32)
     x = np.random.default_rng(0).standard_normal((100, 2, 128))

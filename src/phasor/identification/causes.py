@@ -107,8 +107,9 @@ class Finder:
             for turns in islice(fitting, 4 if results else 16):
                 # of equally many changes the first are named, so others need not be looked for
                 fewest = min((len(one) for one, _ in results if not is_vague(one)), default=16)
-                if len(self._compare_layouts(turns)) < fewest:
-                    results.append(self._explain(turns))
+                if (count := len(self._compare_layouts(turns))) < fewest:
+                    # nor one change beside those of the layout, if that makes as many
+                    results.append(self._explain(turns, 1 if count + 1 == fewest else None))
         if not results:
             return None
         changes, undecided = min(results, key=lambda one: (is_vague(one[0]), len(one[0])))
@@ -145,10 +146,10 @@ class Finder:
             return changes
         return *changes, make_finding("table-in-{dtype}", dtype=turns.row_dtype, details="")
 
-    def _explain(self, turns: Turns) -> Found:
+    def _explain(self, turns: Turns, num_levels: int | None) -> Found:
         layout = self._compare_layouts(turns)
         meant = self.meant.rope
-        for level in self._levels(turns):
+        for level in islice(self._levels(turns), num_levels):
             fitting: list[tuple[int, float, Changes]] = []
             for hypothesis in level:
                 worst = float(turns.misfit(*hypothesis[1:]).max())
