@@ -18,6 +18,13 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_seq_len": 8192,
 }
+MEGATRON = {
+    "num_layers": 4,
+    "hidden_size": 512,
+    "num_attention_heads": 4,
+    "position_embedding_type": "rope",
+    "rotary_base": 10000,
+}
 LITGPT_YARN = {"factor": 8.0, "beta_fast": 1.0, "beta_slow": 32.0, "original_max_seq_len": 4096}
 
 

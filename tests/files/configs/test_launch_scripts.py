@@ -53,6 +53,8 @@ def test_the_arguments_of_a_launch_script_are_read(suffix: str, tmp_path: Path) 
         ("if big\n  N=8\nelse\n  N=4\nfi", "$N", None),
         ("echo --num-layers 8", "4", None),
         ("N=4 # or\nN=4", "$N", 4),
+        ("DENSE=1\nMOE=3", "$((DENSE + MOE))", 4),
+        ("A=2; N=$(( $A * 3 - ${A} ))", "$N", 4),
     ],
 )
 def test_a_variable_of_a_script_has_one_value_or_is_refused(

@@ -16,7 +16,7 @@ from phasor.files.configs import load
 from phasor.scaling import Linear, Llama3, Yarn
 
 from ...each import each
-from .program_files import LITGPT, LITGPT_YARN, LLAMA3, without
+from .program_files import LITGPT, LITGPT_YARN, LLAMA3, MEGATRON, without
 
 TRTLLM = {
     "architecture": "LlamaForCausalLM",
@@ -25,13 +25,6 @@ TRTLLM = {
     "hidden_size": 512,
     "position_embedding_type": "rope_gpt_neox",
     "max_position_embeddings": 8192,
-}
-MEGATRON = {
-    "num_layers": 4,
-    "hidden_size": 512,
-    "num_attention_heads": 4,
-    "position_embedding_type": "rope",
-    "rotary_base": 10000,
 }
 BRIDGE = {
     "_target_": "megatron.bridge.models.gemma.gemma3_provider.Gemma3ModelProvider4B",

@@ -12,8 +12,10 @@ from phasor.layers import LayerRopes
 #: Kinds of layers that keep the last tokens alone, and the key that says how many.
 _WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 _ALL_TOKENS = frozenset({"attention", "full", "full_attention", "nope", "rope"})
-#: Kinds that keep a state of one size, whatever the length.
-_STATES = frozenset({"conv", "linear", "linear_attention", "mamba", "mamba2", "recurrent"})
+#: Kinds that keep nothing, or a state of one size, whatever the length.
+_STATES = frozenset(
+    {"conv", "linear", "linear_attention", "mamba", "mamba2", "mlp", "moe", "recurrent"}
+)
 #: Keys with which single layers keep other sizes than the config says once for all.
 _OTHER_SIZES = (
     *("attention_k_eq_v", "block_configs", "num_global_key_value_heads", "per_layer_config"),

@@ -41,7 +41,7 @@ def load_program(top: JsonObject) -> LayerRopes | None:
             if any(map(is_huggingface, (top, found))):
                 continue
             if all(any(map(found.has, _spellings(keys))) for keys in facts["marks"]):
-                return _READERS[program](_Model(program, found))
+                return _READERS[program](_Model(program, found, str(top.values.get("name"))))
     return None
 
 
@@ -59,13 +59,20 @@ def _names(plain: Mapping[str, str | list[str]]) -> dict[str, tuple[str, ...]]:
     return {key: _spellings(names) for key, names in tuples(plain).items()}
 
 
+def _beside(values: Mapping[str, Any], value: Any) -> Any:
+    """The value beside it that an interpolation of OmegaConf such as ``${.seq_length}`` names."""
+    named = re.fullmatch(r"\$\{\.(\w+)\}", value) if isinstance(value, str) else None
+    return values.get(named[1], value) if named else value
+
+
 class _Model:
     """What the files of all programs say: sizes, a rope, and the numbers of a law."""
 
-    def __init__(self, program: str, config: JsonObject) -> None:
-        self.facts, self.program = _programs()[program], program
+    def __init__(self, program: str, config: JsonObject, title: str = "") -> None:
+        self.facts, self.program, self.title = _programs()[program], program, title
         names = _names(self.facts["names"])
-        self.config = JsonObject(config.values, config.path, names=names, strict=config.strict)
+        values = {key: _beside(config.values, value) for key, value in config.values.items()}
+        self.config = JsonObject(values, config.path, names=names, strict=config.strict)
         self.config.ignore(*_spellings(self.facts["ignored"]))
         self.defaults, self.assumes = dict(self.facts["defaults"]), f"what {program} assumes"
         key = "qk_rope_head_dim"
@@ -121,20 +128,30 @@ class _Model:
         return replace(rope, scaling=law, direction=numbers.sign("short_factor"))
 
     def ropes(
-        self, kinds: Mapping[str, Rope | None], first: int | Sequence[Any] = 1, key: str = ""
+        self,
+        kinds: Mapping[str, Rope | None],
+        first: int | Sequence[Any] = 1,
+        key: str = "",
+        others: Sequence[str] = (),
     ) -> LayerRopes:
-        """The ropes of all layers: the ``first`` kind in every n-th, or by a list at ``key``."""
+        """The ropes of all layers: the ``first`` kind in every n-th, or by a list at ``key``.
+
+        ``others`` are the kinds of layers without attention, empty for those that have it.
+        """
         config, layers = self.config, self.config.layers()
         if isinstance(first, int):
             first = [bool(first) and i % first == 0 for i in range(1, layers + 1)]
         on, off, *_ = *kinds, ""
         in_order = kinds_by_flags(config, key, first, layers, on=on, off=off)
+        in_order = [
+            other or kind for other, kind in zip(others or layers * [""], in_order, strict=True)
+        ]
         for key in ("rope_scaling", "rope_parameters"):
             if config.strict and isinstance(config.unread().get(key), Mapping):
                 config.refuse(key, f"absent, as {self.program} reads no such block")
         return layer_ropes(
             config,
-            {kind: kinds[kind] for kind in dict.fromkeys(in_order)},
+            {kind: kinds.get(kind) for kind in dict.fromkeys(in_order)},
             in_order,
             f"a file of {self.program}",
             facts=Architecture(latent=self.latent),
@@ -291,7 +308,17 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
 def _load_megatron(model: _Model) -> LayerRopes:
     config, facts = model.config, model.facts
     position_type = "rope" if config.flag("use_rotary") else model.position_type()
-    model.latent = config.flag("latent") is True
+    if config.flag("gpt_oss"):  # whatever else is said
+        position_type = "yarn"
+        _put(config, facts["gpt_oss"])
+    if pattern := re.sub(r"/.*|\|", "", config.text("hybrid") or ""):
+        if re.search(r"[^-*+DEGM]", pattern):
+            config.refuse("hybrid", "letters of layers among M, G, *, D, +, - and E")
+        _put(config, {"num_layers": len(pattern)})
+    if config.has("griffin") or "griffin" in model.title:  # a model of NeMo's
+        config.add_defaults({"partial_rotary_factor": 0.5})
+        pattern = ("RR*" * config.layers())[: config.layers()]
+    model.latent = config.flag("latent") is True or bool({*pattern} & {*"D+"})
     if config.flag("grouped") is False:  # its groups are then those of a default that nothing reads
         config.values = {k: v for k, v in config.values.items() if k != "num_query_groups"}
     if config.flag("not_rounded"):
@@ -316,7 +343,7 @@ def _load_megatron(model: _Model) -> LayerRopes:
         # its frequencies are those of whole heads, whatever the fraction is
         rope = model.law("yarn", replace(rope, rotary_dim=rope.head_dim))
     elif not model.latent:
-        if position_type == "rope" and config.flag("llama3"):
+        if position_type == "rope" and config.flag("llama3") and not pattern:
             rope = model.law("llama3", rope)
         elif config.has("scale_factor") and config.has("old_context_len"):
             rope = model.law("bridge", rope)
@@ -326,7 +353,34 @@ def _load_megatron(model: _Model) -> LayerRopes:
     # every n-th layer, or those with a 1 in a list, do not rotate
     without = _whole_numbers(config, "no_rope") or (0,)
     interval = without[0] if len(without) == 1 else without
-    return model.ropes({"nope": None, "rope": rope}, interval, "no_rope")
+    others = _without_attention(config, pattern)
+    if not others and (spec := config.value("spec")):
+        code = re.sub(r"[\[\],']", "", str(spec))
+        config.notes.append(f"The layers are those of {code}, which may not all rotate.")
+    return model.ropes({"nope": None, "rope": rope}, interval, "no_rope", others)
+
+
+def _put(config: JsonObject, values: Mapping[str, Any]) -> None:
+    """Set what Megatron takes whatever the file says."""
+    others = {k: v for k, v in config.values.items() if k not in _spellings(values)}
+    config.values = {**others, **values}
+
+
+def _without_attention(config: JsonObject, pattern: str) -> Sequence[str]:
+    """What layers have in place of attention, and with it of a rotation; "" where they have it."""
+    if pattern:
+        kinds = {"M": "mamba", "R": "recurrent", "G": "linear_attention", "-": "mlp", "E": "moe"}
+        return [kinds.get(letter, "") for letter in pattern]
+    if config.number("hybrid_ratio") and config.flag("is_hybrid") is not False:
+        config.refuse("hybrid_ratio", f"absent without a {config.name('hybrid')}")
+    key, layers = "linear_every", config.layers()
+    delta_nets = ("gated_delta_net", "gdn", "gdn2")
+    if config.text("attention_variant", "dsa", *delta_nets) not in delta_nets:
+        return ()
+    flags = config.require(key, _whole_numbers(config, key))
+    if len(flags) == 1:
+        flags = [i % flags[0] != 0 for i in range(1, layers + 1)] if flags[0] else ()
+    return kinds_by_flags(config, key, flags, layers, on="linear_attention", off="")
 
 
 def _load_bridge_gemma3(model: _Model) -> LayerRopes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -131,6 +132,9 @@ def parse_arguments(text: str) -> dict[str, Any]:
     assigned = r"(?m)(?:^|[\s;])(\w+)=[\"']?(?:\$\{\w+:?-)?([\w.+-]+)\}?[\"']?(?=[\s;]|$)"
     for name, value in re.findall(assigned, plain):
         _add(known, name, value)
+    plain = re.sub(r"\$\(\(([^()]*)\)\)", lambda m: _calculated(m[1], known) or m[0], plain)
+    for name, value in re.findall(assigned, plain):
+        _add(known, name, value)
     variable = r"\$\{(\w+)(?::?-([\w.+-]+))?\}|\$(\w+)"
     plain = re.sub(variable, lambda m: known.get(m[1] or m[3], m[2] or m[0]), plain)
     flags: dict[str, Any] = {}
@@ -148,6 +152,17 @@ def parse_arguments(text: str) -> dict[str, Any]:
             values = [value for value in values if value is not None] or [True]
             _add(flags, flag, values[0] if len(values) == 1 else values)
     return flags
+
+
+def _calculated(expression: str, known: Mapping[str, str]) -> str | None:
+    """The whole number of sums and products of a shell, with its variables; None of others."""
+    name = r"\$?\{?([A-Za-z_]\w*)\}?"
+    filled = re.sub(name, lambda m: known.get(m[1], "?"), expression)
+    if not re.fullmatch(r"\s*\d{1,9}(\s*[-+*]\s*\d{1,9}){0,9}\s*", filled):
+        return None
+    terms = re.findall(r"([-+]?)([^-+]+)", filled)
+    factors = [(sign, map(int, re.findall(r"\d+", term))) for sign, term in terms]
+    return str(sum(math.prod(term) * (-1 if sign == "-" else 1) for sign, term in factors))
 
 
 # a list, an expression of lists such as ([0]*3+[1])*2, or what stands between spaces

@@ -1,0 +1,71 @@
+"""Which layers of Megatron's models have attention, and with it a rotation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from phasor import ConfigError
+from phasor.files.configs import load
+
+from ...each import each
+from .program_files import MEGATRON
+
+
+@each("value", [2, [1, 0, 1, 0], "([1]+[0])*2"])
+def test_megatrons_delta_nets_do_not_rotate(value: Any) -> None:
+    """Attention stands in every n-th layer, or where a list has a 0."""
+    delta_net = {"experimental_attention_variant": "gated_delta_net"}
+    ropes = load(MEGATRON | delta_net | {"linear_attention_freq": value})
+    assert ropes.layer_kinds == ("linear_attention", "rope") * 2
+    assert all(load(MEGATRON | {"linear_attention_freq": value}))
+
+
+def test_megatrons_hybrids_rotate_in_their_layers_of_attention_alone() -> None:
+    """By the letters of a pattern, whose end is another model's; they say the number of layers."""
+    ropes = load(MEGATRON | {"hybrid_layer_pattern": "M*|-EG*/MM/MM", "use_rope_scaling": True})
+    kinds = ("mamba", "rope", "mlp", "moe", "linear_attention", "rope")
+    assert ropes.layer_kinds == kinds
+    assert ropes.kinds["rope"] == load(MEGATRON)[0]
+    latent = load(MEGATRON | {"hybrid_layer_pattern": "M+"}).kinds["rope"]
+    assert latent is not None
+    assert (latent.head_dim, latent.output_pairing) == (64, "half")
+
+
+def test_code_that_makes_megatrons_layers_is_noted() -> None:
+    """It may leave the rotation out of some."""
+    (note,) = (n for n in load(MEGATRON | {"spec": ["mine.model", "layers"]}).notes if "mine" in n)
+    assert "mine.model layers, which may not all rotate" in note
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "Megatron, another letter of layers": (
+        MEGATRON | {"hybrid_override_pattern": "M*P*"},
+        "hybrid_override_pattern must be letters of layers",
+    ),
+    "Megatron, a share of layers without their order": (
+        MEGATRON | {"is_hybrid_model": True, "hybrid_attention_ratio": 0.5},
+        "hybrid_attention_ratio must be absent without a hybrid_layer_pattern",
+    ),
+    "Megatron, delta nets without their order": (
+        MEGATRON | {"experimental_attention_variant": "gated_delta_net"},
+        "linear_attention_freq is absent",
+    ),
+    "Megatron, delta nets in every 0th layer": (
+        MEGATRON | {"experimental_attention_variant": "gdn", "linear_attention_freq": 0},
+        "linear_attention_freq must be",
+    ),
+    "Megatron, another variant of attention": (
+        MEGATRON | {"experimental_attention_variant": "dsv4_hybrid"},
+        "experimental_attention_variant must be one of",
+    ),
+}
+
+
+@each("name", WRONG)
+def test_an_order_of_layers_that_is_not_said_is_refused(name: str) -> None:
+    """Under the name that the file has for it."""
+    config, says = WRONG[name]
+    with pytest.raises(ConfigError, match=says):
+        load(config)
