@@ -10,7 +10,7 @@ from phasor import ConfigError
 from phasor.files.configs import load
 
 from ...each import each
-from .program_files import MEGATRON
+from .program_files import MEGATRON, without
 
 
 @each("value", [2, [1, 0, 1, 0], "([1]+[0])*2"])
@@ -40,6 +40,10 @@ def test_code_that_makes_megatrons_layers_is_noted() -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "Megatron, a file that goes on from another": (
+        without(MEGATRON, "position_embedding_type") | {"extends": ["llama3_base.yaml"]},
+        "extends must be absent; give one file that has what those files say as well",
+    ),
     "Megatron, another letter of layers": (
         MEGATRON | {"hybrid_override_pattern": "M*P*"},
         "hybrid_override_pattern must be letters of layers",
@@ -64,7 +68,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @each("name", WRONG)
-def test_an_order_of_layers_that_is_not_said_is_refused(name: str) -> None:
+def test_what_the_file_does_not_say_alone_is_refused(name: str) -> None:
     """Under the name that the file has for it."""
     config, says = WRONG[name]
     with pytest.raises(ConfigError, match=says):

@@ -186,6 +186,7 @@ def test_gemma_3_of_megatron_bridge_has_a_base_for_local_and_one_for_global_laye
         ("code_llama2.lora_code_llama2_7b", 1e4, 128, "interleaved"),
         ("qwen3.qwen3_8b_instruct", 1e6, 128, "half"),
         ("phi4.lora_phi4_14b", 1e4, 128, "half"),
+        ("smol.smollm2_1_7b", 1.3e5, 64, "interleaved"),
     ],
 )
 def test_torchtunes_builders_have_their_numbers_in_code(

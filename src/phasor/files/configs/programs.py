@@ -307,6 +307,8 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
 
 def _load_megatron(model: _Model) -> LayerRopes:
     config, facts = model.config, model.facts
+    for key in filter(config.has, facts["elsewhere"]):
+        config.refuse(key, "absent; give one file that has what those files say as well")
     position_type = "rope" if config.flag("use_rotary") else model.position_type()
     if config.flag("gpt_oss"):  # whatever else is said
         position_type = "yarn"
