@@ -14,7 +14,7 @@ _WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attenti
 _ALL_TOKENS = frozenset({"attention", "full", "full_attention", "nope", "rope"})
 #: Kinds that keep nothing, or a state of one size, whatever the length.
 _STATES = frozenset(
-    {"conv", "linear", "linear_attention", "mamba", "mamba2", "mlp", "moe", "recurrent"}
+    {"conv", "linear", "linear_attention", "mamba", "mamba2", "mlp", "moe", "no_op", "recurrent"}
 )
 #: Keys with which single layers keep other sizes than the config says once for all.
 _OTHER_SIZES = (

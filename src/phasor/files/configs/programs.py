@@ -292,10 +292,13 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
     if position_type == "mrope":
         block = block or JsonObject({}, "rotary_scaling")
         rope = _of_sections(rope, block, block.wholes("mrope_section"))
-    cycle, without = config.texts("layer_types") or ("attention",), table().files["without_rope"]
-    recurrent = [cycle[i % len(cycle)] in without for i in range(config.layers())]
+    words, count = config.texts("layer_types") or ("attention",), config.layers()
+    without = {*table().files["without_rope"], *facts["without_attention"]}
+    others = [word if word in without else "" for word in words]
+    across = {*(config.wholes("cross_attention_layers") or ())}
+    others = ["cross_attention" if i in across else others[i % len(others)] for i in range(count)]
     if (local_base := config.number("rope_local_base_freq", above=1)) is None:
-        return model.ropes({"recurrent": None, "attention": rope}, recurrent)
+        return model.ropes({"recurrent": None, "attention": rope}, 0, others=others)
     key = "sliding_window_pattern"
     interval = config.require(key, config.whole(key))
     local = replace(rope, base=local_base)  # it scales both alike
