@@ -384,11 +384,6 @@ def layers_by_pattern(config: JsonObject, facts: Architecture, count: int) -> tu
         indices = config.wholes(rule["indices_key"])
         if indices is None and "absent" in rule:
             return (rule["absent"],) * count
-        if indices is None and (indices := rule.get("indices")):
-            absent = f"The file has no {config.name(rule['indices_key'])}"
-            config.notes.append(
-                f"{absent}; {', '.join(map(str, indices))} is what its class assumes."
-            )
         hits = {*config.require(rule["indices_key"], indices)}
     elif "cycle_key" in rule:
         cycle = config.texts(rule["cycle_key"]) or rule["cycle"]
