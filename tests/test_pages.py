@@ -122,7 +122,7 @@ def test_the_reference_lists_what_its_pages_show() -> None:
 def test_every_finding_is_explained() -> None:
     """On the page of the verb that finds it, alone or with others that say the same of a dtype."""
     room = ROOT / "src/phasor/identification"
-    of_verify = {"causes.py", "hypotheses.py", "verifying.py"}
+    of_verify = {"causes.py", "hypotheses.py", "misplaced.py", "verifying.py"}
     names = {"verify.md": set[str](), "identify.md": set[str]()}
     for file in room.glob("*.py"):
         name = r'(?:inding|_replaced)\(\s*f?"([a-z]+(?:-[a-z0-9]+)*(?:-{.*?})?)"'

@@ -19,6 +19,7 @@ from phasor.errors import PhasorError
 from phasor.identification import hypotheses
 from phasor.identification.explaining import explain
 from phasor.identification.hypotheses import COARSE, Hypothesis, Meant, suppose
+from phasor.identification.misplaced import find_far_positions, find_mixed_members
 from phasor.identification.report import SENTENCES, Changes, Finding, make_finding
 from phasor.identification.spectrum import ROUNDING, Floats, Interval, coarser, rounded
 from phasor.identification.turns import (
@@ -26,6 +27,7 @@ from phasor.identification.turns import (
     Sample,
     Turns,
     angle_errors,
+    arrangement_of,
     arrangements,
     measure_turns,
     rotates_as,
@@ -60,14 +62,22 @@ class Finder:
     positions: NDArray[Any]  # of the whole recording, [batch, seq] or [batch, seq, n_axes]
 
     def find(self) -> Found:
-        """What differs, the most important first; nothing if nothing explains it.
+        """What differs, the most important first; nothing if nothing explains it."""
+        changes, undecided = self._find()
+        if any(change.name == "frequencies" for change in changes):
+            turns = measure_turns(self.sample, arrangement_of(self.meant.rope))
+            length = self.positions.shape[1]
+            far = turns and find_far_positions(self.meant.rope, turns, self.tokens, length)
+            if far:
+                return (*far, *_gain_changes(self.meant.rope, cast(Turns, turns))), ()
+        return changes, undecided
 
-        If nothing explains all tokens, heads or tokens are explained that are turned wrongly.
-        """
+    def _find(self) -> Found:
+        """If nothing explains all tokens, heads or tokens that are turned wrongly are explained."""
         whole = self._explain_best()
         if whole and not is_vague(whole[0]):
             return whole
-        if changes := self._name_width():
+        if changes := self._name_width() or find_mixed_members(self.meant.rope, self.sample):
             return changes, ()
         # keys beside queries, or tokens behind a table's end: [T, heads]
         good = rotates_as(self.sample, self.meant.rope)
@@ -84,6 +94,8 @@ class Finder:
         part = bad._explain_best()
         if whole and (part is None or is_vague(part[0])):
             return whole
+        if part is None and not self.sample.positions[~is_bad].any():
+            return (), ()  # position 0 is right whatever is done
         changes, undecided = part or ((), ())
         more = "" if changes else ", and turned by no position"
         which = self._name_tokens(is_bad)
@@ -149,13 +161,16 @@ class Finder:
     def _explain(self, turns: Turns, num_levels: int | None) -> Found:
         layout = self._compare_layouts(turns)
         meant = self.meant.rope
+        own = _arranged(meant, turns.arrangement)
         for level in islice(self._levels(turns), num_levels):
             fitting: list[tuple[int, float, Changes]] = []
             for hypothesis in level:
                 worst = float(turns.misfit(*hypothesis[1:]).max())
+                if worst > 1 or (own and hypotheses.is_idle(hypothesis, own, turns.positions)):
+                    continue
                 # a program may apply the factor that was meant beside another law
                 gain = _gain_changes(hypothesis.rope, turns) and _gain_changes(meant, turns)
-                if worst <= 1 and (changes := (*layout, *hypothesis.changes, *gain)):
+                if changes := (*layout, *hypothesis.changes, *gain):
                     fitting.append((len(changes), round(worst, 1), changes))
             if fitting:
                 # fewer changes are likelier, then what fits better; the order of equals stays
@@ -183,6 +198,8 @@ class Finder:
             yield from (same, *single, suppose(rope, 2 * places, make_finding("twice")))
             yield from self._moved(same, turns)
             yield from hypotheses.precisions(rope, turns)
+            exchanged = rope.direction * 1j * np.conj(same.rows)
+            yield same._replace(changes=(make_finding("swapped"),), rows=exchanged)
             yield from hypotheses.exchanged_axes(rope, places)
 
         def two(names: set[str]) -> Iterator[Hypothesis]:
@@ -287,6 +304,9 @@ class Finder:
             )
             if far.sum() >= _FEW and is_rounded and not all(others):
                 offset += (coarse[dtype],)
+        if not by and not wrong.all() and np.array_equal(mapped, (1 + wrong) * places):
+            which = self._name_tokens(wrong)
+            return make_finding("tokens", which=which, more=""), make_finding("twice")
         clamped = make_finding("clamped", end=last - by + 1, last=last)
         counted = "are counted through and do not restart"
         known += [

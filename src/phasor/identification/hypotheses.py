@@ -28,6 +28,7 @@ _ORIGINALS = (8192, 4096, 32768, 2048)
 FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0, 40.0, 64.0)
 #: The dtypes to which programs round positions and frequencies by mistake.
 COARSE = ("bfloat16", "float16")
+_SAME = 1e-9  # how far rows may be off that are the same
 _FLOAT32_SIDES = (1 - ANGLE_ERROR, 1 + ANGLE_ERROR)
 
 
@@ -53,6 +54,13 @@ def suppose(rope: Rope, places: Positions, *changes: Finding) -> Hypothesis:
     if rope.axes.n_axes == 1 and places.ndim > 1:
         places = places[:, 0]
     return Hypothesis(changes, rope, places, rows_of(rope, places))
+
+
+def is_idle(one: Hypothesis, meant: Rope, places: Positions) -> bool:
+    """Whether it names changes and turns these tokens as the rope that was meant."""
+    if not one.changes or one.rope.attention_factor != meant.attention_factor:
+        return False
+    return bool(np.abs(one.rows - rows_of(meant, places)).max() <= _SAME)
 
 
 # What is different.
@@ -236,6 +244,9 @@ def exchanged_axes(rope: Rope, places: Positions) -> Iterator[Hypothesis]:
     for order in orders:
         change = make_finding("axes", found=f"coordinates {order} are taken as {same}")
         yield suppose(rope, places[:, list(order)], change)
+    for axis in range(1, rope.axes.n_axes):
+        change = make_finding("axes", found=f"every pair is turned by coordinate {axis}")
+        yield suppose(rope, places[:, [axis] * rope.axes.n_axes], change)
 
 
 def precisions(rope: Rope, turns: Turns) -> Iterator[Hypothesis]:

@@ -36,6 +36,7 @@ _KNOWN = {"positions", *TABLES, *(side + end for side in SIDES for end in ("", "
 _NAME = re.compile(r"(?:(?:.*\.)?layers?\.(?P<layer>\d+)\.)?(?:.*\.)?(?P<name>[a-z_]+)", re.DOTALL)
 # whole numbers of safetensors: "I64" is int64
 _WHOLE = {f"{w[0].upper()}{n}": f"{w}{n}" for w in ("int", "uint") for n in (8, 16, 32, 64)}
+_MAX_DIGITS = 9  # of a layer
 # a compressed array is read as a whole
 _MAX_COMPRESSED = 1 << 29
 # so many different numbers are of a coarser dtype only if they were rounded to it
@@ -72,17 +73,18 @@ def read_recording(source: object) -> dict[int | None, dict[str, NDArray[Any]]]:
     for name, value in ((f"{name}", value) for name, value in arrays):
         match = _NAME.fullmatch(name)
         short = match["name"].replace("_cached", "") if match else name
-        if match is None or short not in _KNOWN:
+        if match is None or short not in _KNOWN or len(match["layer"] or "") > _MAX_DIGITS:
             raise TensorError(
                 f"a recording holds positions, q and q_rotated (k and k_rotated, layers.3.q), or "
                 f"cos and sin, cos_sin_cache, freqs_cis or freqs; got {short_repr(name)}"
             )
         layer = int(match["layer"]) if match["layer"] else None
-        if (other := names.setdefault((layer, short), name)) is not name:
+        if (other := names.get((layer, short))) is not None:
             raise TensorError(
                 f"a recording holds one {short} of a layer, got {short_repr(other)} and "
                 f"{short_repr(name)}; name them by layer, as layers.3.{short}, or verify each alone"
             )
+        names[layer, short] = name
         layers.setdefault(layer, {})[short] = _as_array(name, value)
     if not layers:
         text = "a recording must hold positions, q and q_rotated, or tables; got nothing"
@@ -257,7 +259,7 @@ def vectors_of(arrays: Arrays, side: str, rope: Rope, dims: str | None) -> list[
 def _view(array: NDArray[Any], dims: str, head_dim: int) -> NDArray[Any] | None:
     """``[batch, seq, heads, head_dim]``, or None if the sizes do not fit."""
     if "h" not in dims:  # a row is all heads
-        if dims[-1] != "d" or array.shape[-1] % head_dim:
+        if dims[-1] != "d" or array.shape[-1] % head_dim or not array.size:
             return None
         array, dims = array.reshape(*array.shape[:-1], -1, head_dim), f"{dims[:-1]}hd"
     if array.shape[dims.index("d")] != head_dim or 0 in array.shape:
@@ -292,7 +294,7 @@ def rows_of_tables(arrays: Arrays, rope: Rope | None) -> tuple[Complex, str]:
     match list(tables):
         case ["cos", "sin"] | ["cos_cache", "sin_cache"]:
             pair = values
-        case ["cos_sin_cache"]:
+        case ["cos_sin_cache"] if values[0].shape[-1:] and values[0].shape[-1] % 2 == 0:
             pair = np.split(values[0], 2, axis=-1)
         case ["freqs"]:
             pair = [np.cos(values[0]), np.sin(values[0])]
@@ -302,7 +304,7 @@ def rows_of_tables(arrays: Arrays, rope: Rope | None) -> tuple[Complex, str]:
             pair = [*np.moveaxis(values[0], -1, 0)]
         case _:
             pass
-    if len(pair) != 2 or pair[0].shape != pair[1].shape or pair[0].ndim < 2:
+    if len(pair) != 2 or pair[0].shape != pair[1].shape or pair[0].ndim < 2 or not pair[0].size:
         names = ", ".join(name for name in arrays if name in tables) or "positions"
         shapes = " and ".join(str(list(table.shape)) for table in values)
         raise TensorError(

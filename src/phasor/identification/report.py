@@ -29,6 +29,8 @@ SENTENCES = {
     "slice": "Slice: coordinates {found} turn, in place of {meant}.",
     "direction": "Sign: it turns {way}.",
     "twice": "It is rotated twice: R(2p) in place of R(p).",
+    "swapped": "Cos and sin are exchanged.",
+    "one-sign": "Sign: both members of a pair {how} the product with sin, and one is to add it.",
     "layer": "Layer: it is turned as layers of the kind {kind!r} are to be.",
     "offset": "Positions are off by {offset:+.15g}{more}.",
     "restart": "Positions {how}: {where}.",
