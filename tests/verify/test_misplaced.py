@@ -173,3 +173,23 @@ def test_what_holds_nothing_is_refused(case):
     """And says what it is to hold."""
     with pytest.raises(PhasorError):
         verify(ROPE, EMPTY[case])
+
+
+def test_causes_of_one_name_that_fit_alike_are_all_listed():
+    """As sections whose pairs are too slow for bfloat16."""
+    x = heads(len(GRID), dtype="bfloat16")
+    rope = Rope(head_dim=WIDTH, pairing="half", base=1e6, axes=Sectioned((8, 12, 12)))
+    speeds, axes = 1e6 ** (-np.arange(PAIRS) / PAIRS), np.repeat([0, 1, 2], (12, 12, 8))
+    found, text = judged(rope, GRID, x, turned(x, np.exp(1j * GRID[:, axes] * speeds)), "bfloat16")
+    assert found == ["axes"]
+    assert "sections=(12, 12, 8)) in place" in text
+
+
+@pytest.mark.parametrize(("over", "dtype"), [(62, "float32"), (128, "bfloat16")])
+def test_exponents_of_another_width_are_said_beside_the_base(over, dtype):
+    """Which is a number that nobody wrote."""
+    x, speeds = heads(300, dtype=dtype), 10_000.0 ** (-2 * np.arange(PAIRS) / over)
+    y = turned(x, np.exp(1j * np.arange(300)[:, None] * speeds))
+    found, text = judged(ROPE, np.arange(300), x, y, dtype)
+    assert found == ["base"]
+    assert f", as if exponents ran over {over} coordinates and not over 64." in text

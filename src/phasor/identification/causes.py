@@ -18,7 +18,7 @@ from phasor.describe import ranges
 from phasor.errors import PhasorError
 from phasor.identification import hypotheses
 from phasor.identification.explaining import explain
-from phasor.identification.hypotheses import COARSE, Hypothesis, Meant, suppose
+from phasor.identification.hypotheses import COARSE, Hypothesis, Meant, compare_factors, suppose
 from phasor.identification.misplaced import find_far_positions, find_mixed_members
 from phasor.identification.report import SENTENCES, Changes, Finding, make_finding
 from phasor.identification.spectrum import ROUNDING, Floats, Interval, coarser, rounded
@@ -69,7 +69,7 @@ class Finder:
             length = self.positions.shape[1]
             far = turns and find_far_positions(self.meant.rope, turns, self.tokens, length)
             if far:
-                return (*far, *_gain_changes(self.meant.rope, cast(Turns, turns))), ()
+                return (*far, *compare_factors(self.meant.rope, cast(Turns, turns))), ()
         return changes, undecided
 
     def _find(self) -> Found:
@@ -169,7 +169,8 @@ class Finder:
                 if worst > 1 or (own and hypotheses.is_idle(hypothesis, own, turns.positions)):
                     continue
                 # a program may apply the factor that was meant beside another law
-                gain = _gain_changes(hypothesis.rope, turns) and _gain_changes(meant, turns)
+                factors = [compare_factors(rope, turns) for rope in (hypothesis.rope, meant)]
+                gain = factors[0] and factors[1]
                 if changes := (*layout, *hypothesis.changes, *gain):
                     fitting.append((len(changes), round(worst, 1), changes))
             if fitting:
@@ -177,7 +178,12 @@ class Finder:
                 fitting.sort(key=lambda one: one[:2])
                 best, *others = (changes for *_, changes in fitting)
                 names = {change.name for change in best}
-                others = [one for one in others if not names <= {change.name for change in one}]
+                others = [
+                    one
+                    for one in others
+                    if one != best
+                    and (len(one) == len(best) or not names <= {change.name for change in one})
+                ]
                 texts = (" ".join(change.sentence for change in other) for other in others[:3])
                 return best, tuple(dict.fromkeys(texts))
         return (*layout, *_name_pairs(_arranged(self.meant.rope, turns.arrangement), turns)), ()
@@ -189,7 +195,7 @@ class Finder:
             yield from self._measured(None, turns)
             return
         same = suppose(rope, places)
-        if not _gain_changes(rope, turns):
+        if not compare_factors(rope, turns):
             yield iter([same])
         single = [*hypotheses.alternatives(self.meant._replace(rope=rope), places)]
 
@@ -339,6 +345,8 @@ class Finder:
             likely: list[Hypothesis] = []
             for one in (*known, *_find_ropes(rope, turns, at, by_base_alone=bool(changes))):
                 named, meant = self._compare(one), self.meant.rope.inv_freq
+                if any(np.allclose(one.inv_freq, rope.inv_freq, 1e-3, 0) for _, rope, *_ in likely):
+                    continue  # another decimal of it
                 # frequencies without a name would leave what is said of positions as the only cause
                 if one.num_pairs == pairs and (named or np.allclose(one.inv_freq, meant, 1e-6, 0)):
                     likely.append(suppose(one, at, *changes, *named))
@@ -468,7 +476,7 @@ def _name_pairs(rope: Rope | None, turns: Turns) -> Changes:
     if pairs:
         where = f" from pair {pairs[0]} on: pairs {ranges(pairs)}"
         found = make_finding("frequencies", where=where)
-    return found, *_gain_changes(rope, turns)
+    return found, *compare_factors(rope, turns)
 
 
 def is_vague(changes: Changes) -> bool:
@@ -486,15 +494,3 @@ def _arranged(rope: Rope, arrangement: Arrangement) -> Rope | None:
     with suppress(PhasorError):
         return replace(rope, **{name: getattr(arrangement.layout, name) for name in fields})
     return None
-
-
-def _gain_changes(rope: Rope, turns: Turns) -> Changes:
-    """How the factor of cos and sin differs from the rope's."""
-    meant, found = rope.attention_factor, turns.factor(rope)
-    if found == meant:
-        return ()
-    if found == 1:
-        return (make_finding("factor-missing", factor=meant),)
-    if found == meant**2:
-        return (make_finding("factor-twice", factor=meant),)
-    return (make_finding("factor", found=found, factor=meant),)

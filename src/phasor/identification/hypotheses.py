@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -28,6 +29,7 @@ _ORIGINALS = (8192, 4096, 32768, 2048)
 FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0, 40.0, 64.0)
 #: The dtypes to which programs round positions and frequencies by mistake.
 COARSE = ("bfloat16", "float16")
+_SAME_POWER = 1e-4  # and exponents
 _SAME = 1e-9  # how far rows may be off that are the same
 _FLOAT32_SIDES = (1 - ANGLE_ERROR, 1 + ANGLE_ERROR)
 
@@ -90,7 +92,8 @@ def compare(meant: Rope, found: Rope, unresolved: Rope | None = None) -> Changes
         changes.append(make_finding("direction", way=way))
     # explicit frequencies have no base
     if None not in (found.base, meant.base):
-        changes += _replaced("base", found.base, meant.base, _short)
+        by_width = _by_width(meant, cast(float, found.base))
+        changes += _replaced("base", found.base, meant.base, _short, by_width)
     if found.scaling != meant.scaling:
         changes.append(_compare_laws(found.scaling, meant, unresolved or meant))
     if found.axes != meant.axes:
@@ -100,8 +103,34 @@ def compare(meant: Rope, found: Rope, unresolved: Rope | None = None) -> Changes
     return (*changes,)
 
 
-def _replaced(name: str, found: Any, meant: Any, text: Callable[[Any], str]) -> Changes:
-    return () if found == meant else (make_finding(name, found=text(found), meant=text(meant)),)
+def _by_width(meant: Rope, base: float) -> str:
+    """Which exponents make another base of the one that was meant."""
+    usual = base in USUAL_BASES or meant.base in (None, 1.0) or base <= 0
+    exponent = 0.0 if usual else math.log(base) / math.log(cast(float, meant.base))
+    width = meant.rotary_dim
+    for other in dict.fromkeys((meant.head_dim, width // 2, 2 * width, width - 2, width + 2)):
+        if other != width and other > 0 and abs(exponent * other / width - 1) < _SAME_POWER:
+            return f", as if exponents ran over {other} coordinates and not over {width}"
+    return ""
+
+
+def compare_factors(rope: Rope, turns: Turns) -> Changes:
+    """How the factor of cos and sin differs from the rope's."""
+    meant, found = rope.attention_factor, turns.factor(rope)
+    if found == meant:
+        return ()
+    if found == 1:
+        return (make_finding("factor-missing", factor=meant),)
+    if found == meant**2:
+        return (make_finding("factor-twice", factor=meant),)
+    return (make_finding("factor", found=found, factor=meant),)
+
+
+def _replaced(
+    name: str, found: Any, meant: Any, text: Callable[[Any], str], more: str = ""
+) -> Changes:
+    words = {"found": text(found), "meant": f"{text(meant)}{more}"}
+    return () if found == meant else (make_finding(name, **words),)
 
 
 def _compare_laws(found: Law | Rule | None, rope: Rope, unresolved: Rope) -> Finding:
