@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.verify.programs import names, rounded, stored
 
-from phasor import PhasorError, Rope, verify
+from phasor import PhasorError, Rope, identify, verify
 from phasor.axes import Sectioned
 
 WIDTH, PAIRS = 64, 32
@@ -193,3 +193,16 @@ def test_exponents_of_another_width_are_said_beside_the_base(over, dtype):
     found, text = judged(ROPE, np.arange(300), x, y, dtype)
     assert found == ["base"]
     assert f", as if exponents ran over {over} coordinates and not over 64." in text
+
+
+@pytest.mark.parametrize("by", [500, 2048])
+def test_angles_of_an_offset_in_float32_are_no_tables_end(by):
+    """They are rounded as those of the far positions that they belong to."""
+
+    def late(x, positions):
+        angles = np.float32(np.asarray(positions) + by)[..., None] * np.float32(SPEEDS)
+        return np.float32(turned(np.asarray(x, np.float64), np.exp(1j * np.float64(angles))))
+
+    found = identify(late, head_dim=WIDTH)
+    assert found.position_offset == by
+    assert not [name for name in found.names() if name.startswith(("table-end", "negative"))]

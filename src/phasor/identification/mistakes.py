@@ -181,7 +181,7 @@ class Measured:
         for name, source in sources.items() if results else ():
             places = np.array([float(source(position)) for position in results])
             errors = np.abs(np.array([*results.values()]) - self.spectrum.predict(places))
-            angles_off = np.abs(places)[:, None] * relative
+            angles_off = (np.abs(places) + abs(self.report.position_offset))[:, None] * relative
             if np.all(errors <= np.minimum(64 * self.probe.rounding + angles_off, 0.5)):
                 return name
         return None
