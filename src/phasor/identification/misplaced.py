@@ -122,8 +122,7 @@ def find_mixed_members(rope: Rope, sample: Sample) -> Changes:
         for other, read in readings.items():
             pair_of = np.empty(rope.head_dim, np.intp)
             pair_of[read] = np.arange(rope.num_pairs)
-            rows_name = f"{'half' if other == 'half' else 'interleaved'}-rows-on-"
-            rows_name += "halves" if pairing == "half" else "interleaved"
+            rows_name = f"{other}-rows-on-{'halves' if pairing == 'half' else pairing}"
             for signs, how in (((-1, 1), ""), ((-1, -1), "subtract"), ((1, 1), "add")):
                 if pairing == other and not how:
                     continue
