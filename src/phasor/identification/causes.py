@@ -21,7 +21,7 @@ from phasor.identification.explaining import explain
 from phasor.identification.hypotheses import COARSE, Hypothesis, Meant, compare_factors, suppose
 from phasor.identification.misplaced import find_far_positions, find_mixed_members
 from phasor.identification.report import SENTENCES, Changes, Finding, make_finding
-from phasor.identification.spectrum import ROUNDING, Floats, Interval, coarser, rounded
+from phasor.identification.spectrum import ROUNDING, Complex, Floats, Interval, coarser, rounded
 from phasor.identification.turns import (
     Arrangement,
     Sample,
@@ -163,7 +163,7 @@ class Finder:
         meant = self.meant.rope
         own = _arranged(meant, turns.arrangement)
         for level in islice(self._levels(turns), num_levels):
-            fitting: list[tuple[int, float, Changes]] = []
+            fitting: list[tuple[int, float, Changes, Complex]] = []
             for hypothesis in level:
                 worst = float(turns.misfit(*hypothesis[1:]).max())
                 if worst > 1 or (own and hypotheses.is_idle(hypothesis, own, turns.positions)):
@@ -172,20 +172,20 @@ class Finder:
                 factors = [compare_factors(rope, turns) for rope in (hypothesis.rope, meant)]
                 gain = factors[0] and factors[1]
                 if changes := (*layout, *hypothesis.changes, *gain):
-                    fitting.append((len(changes), round(worst, 1), changes))
+                    fitting.append((len(changes), round(worst, 1), changes, hypothesis.rows))
             if fitting:
                 # fewer changes are likelier, then what fits better; the order of equals stays
                 fitting.sort(key=lambda one: one[:2])
-                best, *others = (changes for *_, changes in fitting)
+                (count, _, best, rows), *others = fitting
                 names = {change.name for change in best}
-                others = [
-                    one
-                    for one in others
-                    if one != best
-                    and (len(one) == len(best) or not names <= {change.name for change in one})
-                ]
-                texts = (" ".join(change.sentence for change in other) for other in others[:3])
-                return best, tuple(dict.fromkeys(texts))
+                texts = dict.fromkeys(
+                    " ".join(change.sentence for change in other)
+                    for size, _, other, turned in others
+                    # causes of the same names have to turn otherwise
+                    if not names <= {change.name for change in other}
+                    or (size == count and not np.allclose(turned, rows, 0, 1e-9))
+                )
+                return best, (*islice(texts, 3),)
         return (*layout, *_name_pairs(_arranged(self.meant.rope, turns.arrangement), turns)), ()
 
     def _levels(self, turns: Turns) -> Iterator[Iterator[Hypothesis]]:
