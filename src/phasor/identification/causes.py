@@ -344,11 +344,14 @@ class Finder:
         def found_at(at: NDArray[Any], *changes: Finding) -> Iterator[Hypothesis]:
             likely: list[Hypothesis] = []
             for one in (*known, *_find_ropes(rope, turns, at, by_base_alone=bool(changes))):
+                others = (other.inv_freq for _, other, *_ in likely)
+                if one.num_pairs != pairs or any(
+                    np.allclose(one.inv_freq, f, 1e-3, 0) for f in others
+                ):
+                    continue  # such as another decimal of one
                 named, meant = self._compare(one), self.meant.rope.inv_freq
-                if any(np.allclose(one.inv_freq, rope.inv_freq, 1e-3, 0) for _, rope, *_ in likely):
-                    continue  # another decimal of it
                 # frequencies without a name would leave what is said of positions as the only cause
-                if one.num_pairs == pairs and (named or np.allclose(one.inv_freq, meant, 1e-6, 0)):
+                if named or np.allclose(one.inv_freq, meant, 1e-6, 0):
                     likely.append(suppose(one, at, *changes, *named))
             yield from likely
             for one in () if changes else likely[:4]:
