@@ -65,11 +65,10 @@ class Finder:
         """What differs, the most important first; nothing if nothing explains it."""
         changes, undecided = self._find()
         if any(change.name == "frequencies" for change in changes):
-            turns = measure_turns(self.sample, arrangement_of(self.meant.rope))
-            length = self.positions.shape[1]
-            far = turns and find_far_positions(self.meant.rope, turns, self.tokens, length)
-            if far:
-                return (*far, *compare_factors(self.meant.rope, cast(Turns, turns))), ()
+            rope, length = self.meant.rope, self.positions.shape[1]
+            turns = measure_turns(self.sample, arrangement_of(rope))
+            if turns and (far := find_far_positions(rope, turns, self.tokens, length)):
+                return (*far, *compare_factors(rope, turns)), ()
         return changes, undecided
 
     def _find(self) -> Found:
@@ -183,7 +182,7 @@ class Finder:
                     for size, _, other, turned in others
                     # causes of the same names have to turn otherwise
                     if not names <= {change.name for change in other}
-                    or (size == count and not np.allclose(turned, rows, 0, 1e-9))
+                    or (size == count and not hypotheses.turn_alike(turned, rows))
                 )
                 return best, (*islice(texts, 3),)
         return (*layout, *_name_pairs(_arranged(self.meant.rope, turns.arrangement), turns)), ()

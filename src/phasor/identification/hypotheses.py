@@ -29,8 +29,8 @@ _ORIGINALS = (8192, 4096, 32768, 2048)
 FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0, 40.0, 64.0)
 #: The dtypes to which programs round positions and frequencies by mistake.
 COARSE = ("bfloat16", "float16")
-_SAME_POWER = 1e-4  # and exponents
-_SAME = 1e-9  # how far rows may be off that are the same
+# how far the exponent of a measured base may be off, relatively, from that of another width
+_EXPONENT_ERROR = 1e-4
 _FLOAT32_SIDES = (1 - ANGLE_ERROR, 1 + ANGLE_ERROR)
 
 
@@ -62,7 +62,12 @@ def is_idle(one: Hypothesis, meant: Rope, places: Positions) -> bool:
     """Whether it names changes and turns these tokens as the rope that was meant."""
     if not one.changes or one.rope.attention_factor != meant.attention_factor:
         return False
-    return bool(np.abs(one.rows - rows_of(meant, places)).max() <= _SAME)
+    return turn_alike(one.rows, rows_of(meant, places))
+
+
+def turn_alike(rows: Complex, others: Complex) -> bool:
+    """Whether both rows of cos and sin are of one rotation, but for float64's roundings."""
+    return np.allclose(rows, others, 0, 1e-9)
 
 
 # What is different.
@@ -109,7 +114,7 @@ def _by_width(meant: Rope, base: float) -> str:
     exponent = 0.0 if usual else math.log(base) / math.log(cast(float, meant.base))
     width = meant.rotary_dim
     for other in dict.fromkeys((meant.head_dim, width // 2, 2 * width, width - 2, width + 2)):
-        if other != width and other > 0 and abs(exponent * other / width - 1) < _SAME_POWER:
+        if other != width and other > 0 and abs(exponent * other / width - 1) < _EXPONENT_ERROR:
             return f", as if exponents ran over {other} coordinates and not over {width}"
     return ""
 

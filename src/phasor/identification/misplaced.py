@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasor.axes import Mixed
-from phasor.identification.report import Changes, Finding, make_finding
+from phasor.identification.report import Changes, make_finding
 from phasor.identification.spectrum import Floats
 from phasor.identification.turns import (
     ANGLE_ERROR,
@@ -40,7 +40,7 @@ def find_far_positions(
     turned = turns.z * np.conj(rows_of(rope, turns.positions)) / turns.factor(rope)
     allowed = turns.allowed(rope, turns.positions) / turns.factor(rope)
     axis_of_pair = np.array(rope.axes.axis_of_pair(rope.num_pairs))
-    every: list[tuple[tuple[str, str], ...]] = []
+    named: list[tuple[Changes, Changes]] = []  # without the axis and with it
     for axis in range(rope.axes.n_axes):
         pairs = np.flatnonzero(axis_of_pair == axis)
         f, column = rope.direction * rope.inv_freq[pairs], places[:, axis % places.shape[1]]
@@ -49,24 +49,16 @@ def find_far_positions(
         fitting = _offsets(turned[:, pairs], allowed[:, pairs], f)
         if not all(map(len, fitting)):
             return ()
-        named = _name_offsets(fitting, column, tokens, row_length)
-        if named and len(pairs) < _LEAST_PAIRS:
+        plain, with_axis = (
+            _name_offsets(fitting, column, tokens, row_length, on)
+            for on in ("", f" on axis {axis}")
+        )
+        if plain and len(pairs) < _LEAST_PAIRS:
             return ()
-        every.append(named)
-    if len({*every}) == 1:  # as text has it
-        return tuple(_finding(name, text, "") for name, text in every[0])
-    return tuple(
-        _finding(name, text, f" on axis {axis}")
-        for axis, named in enumerate(every)
-        for name, text in named
-    )
-
-
-def _finding(name: str, text: str, on: str) -> Finding:
-    if name == "offset":
-        by, _, rows = text.partition(" ")
-        return make_finding("offset", offset=int(by), more=f"{on}{rows and ' '}{rows}")
-    return make_finding("restart", how=f"{on}{on and ' '}are others".strip(), where=text)
+        named.append((plain, with_axis))
+    if len({plain for plain, _ in named}) == 1:  # as text has it
+        return named[0][0]
+    return tuple(change for _, with_axis in named for change in with_axis)
 
 
 def _offsets(turned: Any, allowed: Floats, f: Floats) -> list[_Offsets]:
@@ -84,9 +76,12 @@ def _offsets(turned: Any, allowed: Floats, f: Floats) -> list[_Offsets]:
 
 
 def _name_offsets(
-    fitting: list[_Offsets], places: Floats, tokens: NDArray[np.intp], row_length: int
-) -> tuple[tuple[str, str], ...]:
-    """One offset of all, of rows of the batch, or where the first wrong token is turned."""
+    fitting: list[_Offsets], places: Floats, tokens: NDArray[np.intp], row_length: int, on: str
+) -> Changes:
+    """One offset of all, of rows of the batch, or where the first wrong token is turned.
+
+    ``on`` says the axis, where there are several.
+    """
     rows = tokens // row_length
 
     def shared(row: int | None) -> _Offsets:
@@ -96,18 +91,22 @@ def _name_offsets(
     def likely(offsets: _Offsets) -> int:
         return 0 if 0 in offsets else int(np.sort(offsets)[len(offsets) // 2])
 
+    def offset(by: int, rows: str = "") -> Changes:
+        return (make_finding("offset", offset=by, more=f"{on}{rows}"),)
+
     if len(common := shared(None)):
-        return (("offset", f"{by:+d}"),) if (by := likely(common)) else ()
+        return offset(by) if (by := likely(common)) else ()
     of_rows = {row: shared(row) for row in np.unique(rows).tolist()}
     if len(of_rows) > 1 and len(of_rows) < len(tokens) and all(map(len, of_rows.values())):
         wrong = [(row, by) for row, one in of_rows.items() if (by := likely(one))]
-        listed = [f"{by:+d} in row {row}" for row, by in wrong[:_MAX_ROWS]]
-        more = " of the batch, and so are others" if len(wrong) > _MAX_ROWS else " of the batch"
-        return (("offset", ", ".join(listed) + more),)
+        first_row, first_by = wrong[0]
+        listed = "".join(f", {by:+d} in row {row}" for row, by in wrong[1:_MAX_ROWS])
+        more = ", and so are others" if len(wrong) > _MAX_ROWS else ""
+        return offset(first_by, f" in row {first_row}{listed} of the batch{more}")
     first = next(i for i, offsets in enumerate(fitting) if 0 not in offsets)
     place, turned_as = places[first], places[first] + likely(fitting[first])
     where = f"token {tokens[first]} (position {place:.15g}) is turned as {turned_as:.15g}"
-    return (("restart", where),)
+    return (make_finding("restart", how=f"{on} are others".strip(), where=where),)
 
 
 def find_mixed_members(rope: Rope, sample: Sample) -> Changes:

@@ -61,7 +61,7 @@ def assert_turns_like(module: Any, ropes: LayerRopes) -> None:
     for ours, theirs in zip(cos_sin(rope, places.numpy()), rows, strict=True):
         half = theirs[0, :, :PAIRS].double().numpy()
         # in float32 the class's powers and exp are off by a unit, two products by half of one
-        room = np.maximum(1e-6, 2.0**-21 * places.numpy()[:, None] * rope.inv_freq)
+        room = np.maximum(1e-6, 3 * 2.0**-23 * places.numpy()[:, None] * rope.inv_freq)
         assert np.all(np.abs(rope.attention_factor * ours - half) < room)
 
 
