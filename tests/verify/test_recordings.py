@@ -10,6 +10,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 from safetensors.numpy import save_file
 from tests import oracle
@@ -104,6 +105,11 @@ def test_layers_are_compared_each_with_its_rope():
     found = verify(layers, arrays | {"model.layers.1.q_rotated": y})
     assert names(found) == ["turned"]
     assert [side.name for side in found.sides if side] == ["layer 1, q"]
+    arrays = {name.replace("layers", "blk"): array for name, array in arrays.items()}
+    with pytest.raises(PhasorError, match="a layer 2, but two has 2 layers, counted from 0"):
+        verify(layers, arrays | {"h.2.q": x, "h.2.q_rotated": y})
+    # a rope alone is that of every layer
+    assert [bool(side) for side in verify(ROPE, arrays).sides] == [False, True]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -158,7 +164,7 @@ def test_arrays_without_a_layer_are_of_layers_that_all_rotate_alike():
 
 
 PAIRS_OF_NAMES = [
-    ("blocks.0.q", "blocks.1.q"),
+    ("stages.0.q", "stages.1.q"),
     ("visual.layers.0.q", "language_model.layers.0.q"),
     ("layers.0.self_attn.q", "layers.0.self_attn.indexer.q"),
     ("positions", "model.positions"),
@@ -288,6 +294,9 @@ REFUSED = {
     "nan": (rows_of_nan, "infinities at token 3"),
     "whole": (lambda a: a.update(q=np.ones((24, 3, 64), int)), "must be of float64"),
     "objects": (lambda a: a.update(q=np.array([object()])), "must be of float64"),
+    "wide": (lambda a: a.update(q=np.ones((24, 3, 64), np.longdouble)), r"got float\d+$"),
+    "meta": (lambda a: a.update(q=torch.ones(24, 3, 64, device="meta")), "q must be an array"),
+    "sparse": (lambda a: a.update(q=torch.ones(24, 192).to_sparse()), "q must be an array"),
     "fp8": (lambda a: a.update(q=np.zeros((24, 3, 64), np.uint8)), "8 bits hold no"),
     "width": (lambda a: a.update(q=np.ones((24, 3, 7)), q_rotated=np.ones((24, 3, 7))), "d = 64"),
     "zeros": (lambda a: a.update(q=0 * a["q"], q_rotated=0 * a["q"]), "other numbers than 0"),

@@ -32,8 +32,9 @@ SIDES = ("q", "k", "qk")
 TABLES = ("cos", "sin", "cos_sin_cache", "freqs_cis", "freqs", "cos_cache", "sin_cache")
 _ATTRIBUTES = ("cos_cached", "sin_cached", *TABLES)  # of modules that hold tables
 _KNOWN = {"positions", *TABLES, *(side + end for side in SIDES for end in ("", "_rotated"))}
-# "q", "layers.3.q", "model.layers.3.self_attn.q_rotated"
-_NAME = re.compile(r"(?:(?:.*\.)?layers?\.(?P<layer>\d+)\.)?(?:.*\.)?(?P<name>[a-z_]+)", re.DOTALL)
+# "q", "layers.3.q", "model.layers.3.self_attn.q_rotated", "blk.3.k"
+_LAYER = r"(?:.*\.)?(?:layers?|blocks?|blk|h)\.(?P<layer>\d+)\."
+_NAME = re.compile(rf"(?:{_LAYER})?(?:.*\.)?(?P<name>[a-z_]+)", re.DOTALL)
 # whole numbers of safetensors: "I64" is int64
 _WHOLE = {f"{w[0].upper()}{n}": f"{w}{n}" for w in ("int", "uint") for n in (8, 16, 32, 64)}
 _MAX_DIGITS = 9  # of a layer
@@ -150,16 +151,18 @@ def _read_npz(path: Path) -> Iterator[tuple[str, object]]:
 def _as_array(name: str, value: Any) -> NDArray[Any]:
     """An array of anybody's: NumPy's, torch's, jax's or MLX's."""
     text = str(getattr(value, "dtype", ""))
-    if text.startswith("torch."):
-        text, value = text.removeprefix("torch."), value.detach().cpu()
+    is_torch, text = text.startswith("torch."), text.removeprefix("torch.")
+    if is_torch:
         _check_dtype(name, text)
-        # NumPy has no bfloat16
-        value = (value.view(import_module("torch").int16) if text == "bfloat16" else value).numpy()
-    elif "mlx" in text and text.endswith("bfloat16"):
-        value = value.astype(import_module("mlx.core").float32)
     try:
+        if is_torch:
+            value = value.detach().cpu()
+            # NumPy has no bfloat16
+            value = value.view(import_module("torch").int16) if text == "bfloat16" else value
+        elif "mlx" in text and text.endswith("bfloat16"):
+            value = value.astype(import_module("mlx.core").float32)
         array = np.asarray(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # such as torch's of meta tensors
         raise TensorError(f"{name} must be an array of numbers: {error}") from None
     # torch's, ml_dtypes' own, and what numpy.load makes of that
     is_bfloat16 = text == "bfloat16" or str(array.dtype) in ("bfloat16", "|V2")
@@ -175,8 +178,9 @@ def _check_dtype(name: str, dtype: str) -> None:
     words = (*ROUNDING, *(["complex64", "complex128"] if name.endswith("freqs_cis") else []))
     if dtype not in words:
         what = "; 8 bits hold no rotated vectors, record before they are quantized"
+        is_8_bits = re.match("float8|F8|u?int8", dtype)
         expected = f"{name} must be of {', '.join(words)}"
-        raise TensorError(f"{expected}, got {dtype}{what if '8' in dtype else ''}")
+        raise TensorError(f"{expected}, got {dtype}{what if is_8_bits else ''}")
 
 
 class Vectors(NamedTuple):

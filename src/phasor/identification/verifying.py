@@ -111,7 +111,7 @@ def verify(
     """Whether vectors or tables that a program recorded rotate as ``rope`` says, and what differs.
 
     Args:
-        rope: What the checkpoint says: `phasor.load` of it, or one layer's.
+        rope: What the checkpoint says: `phasor.load` of it; a Rope is that of every layer.
         recording: A mapping, or a ``.safetensors`` or ``.npz`` file, of ``positions``, ``q`` and
             ``q_rotated``, ``k`` and ``k_rotated`` (``layers.3.q`` where there are several layers;
             ``qk`` for both in one tensor), any order of dimensions. Or of tables, a row a
@@ -151,15 +151,17 @@ def verify(
     for done, (layer, own) in enumerate(sorted(arrays.items(), key=lambda item: item[0] or 0)):
         if progress is not None:
             progress(done, len(arrays))
-        if layer is not None and layer >= len(layers):
-            raise TensorError(f"the recording has a layer {layer}, and {layers.name} {len(layers)}")
+        index = 0 if layer is None or layers is not rope else layer  # a Rope is every layer's
+        if index >= len(layers):
+            count = f"{layers.name} has {len(layers)} layers, counted from 0"
+            raise TensorError(f"the recording has a layer {layer}, but {count}")
         if layer is None and len(set(layers)) > 1:
             raise TensorError(
                 f"{layers.name} has layers of the kinds {', '.join(map(repr, layers.kinds))}, "
                 "which rotate differently: name the arrays by layer, as layers.0.q or "
                 "layers.0.cos, or give the rope of one"
             )
-        kind, title = layers.layer_kinds[layer or 0], "" if layer is None else f"layer {layer}, "
+        kind, title = layers.layer_kinds[index], "" if layer is None else f"layer {layer}, "
         held = positions | own
         vectors = [side for side in SIDES if held.keys() & {side, f"{side}_rotated"}]
         tables = [] if vectors and not held.keys() & {*TABLES} else ["tables"]
