@@ -8,6 +8,7 @@ import inspect
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
 from huggingface_hub.errors import StrictDataclassFieldValidationError
@@ -17,7 +18,8 @@ from phasor.files.configs import load
 from phasor.files.configs.facts import read_table, table
 from phasor.scaling import Linear
 
-from .config_files import sized
+from .config_files import sized, small
+from .transformers_frequencies import frequencies
 
 KINDS = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 
@@ -190,3 +192,65 @@ def test_a_law_that_the_class_ignores_is_refused(model_type, more, says):
     assert load(keys | {"rope_parameters": PLAIN}).in_config.ignores_scaling
     with pytest.raises(ConfigError, match=f"{says}.* whatever its config says"):
         load(keys | more)
+
+
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        small(rope_parameters={}, rope_scaling=LINEAR),
+        small(rope_parameters=LINEAR | {"rope_theta": 500000.0}, rope_scaling={}),
+        sized("gpt_oss", head_dim=64, max_position_embeddings=8192, rope_parameters={}),
+    ],
+)
+def test_an_empty_block_says_what_it_says_to_transformers(config):
+    """Nothing beside the other one; alone, that there is no law, whatever the class assumes."""
+    (of_class,) = frequencies(config)
+    assert len(load(config).ropes) > 0
+    for rope in load(config).ropes:
+        np.testing.assert_allclose(rope.inv_freq, of_class[0], rtol=1e-6)
+
+
+def test_a_base_of_one_of_two_blocks_alone_is_refused():
+    """The class reads ``rope_scaling`` and never opens ``rope_parameters``, which has the base."""
+    plain = sized("llama", max_position_embeddings=8192, rope_scaling=LINEAR)
+    both = plain | {"rope_parameters": LINEAR | {"rope_theta": 500000.0}}
+    np.testing.assert_array_equal(frequencies(both)[0][0], frequencies(plain)[0][0])
+    with pytest.raises(ConfigError, match=r"rope_parameters\.rope_theta and .* differ"):
+        load(both)
+    ((of_class, _),) = frequencies(both | {"rope_theta": 500000.0})
+    (rope,) = load(both | {"rope_theta": 500000.0}).ropes
+    np.testing.assert_allclose(rope.inv_freq, of_class, rtol=1e-6)
+
+
+def test_a_fraction_beside_the_blocks_of_kinds_is_refused():
+    """DiffusionGemma's class turns a quarter of its local heads by it, and no block says so."""
+    blocks = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {
+            "rope_type": "proportional",
+            "rope_theta": 1e6,
+            "partial_rotary_factor": 0.25,
+        },
+    }
+    config = sized("diffusion_gemma_text", head_dim=64, layer_types=KINDS, rope_parameters=blocks)
+    assert load(config)
+    quarter = config | {"partial_rotary_factor": 0.25}
+    assert {len(found) for found, _ in frequencies(config)} != {
+        len(found) for found, _ in frequencies(quarter)
+    }
+    with pytest.raises(ConfigError, match="partial_rotary_factor"):
+        load(quarter)
+
+
+def test_a_base_that_the_class_does_not_read_is_refused():
+    """Cosmos 3 Edge assumes a whole block, its base included, whatever base stands outside."""
+    config = sized("cosmos3_edge_text", head_dim=128, max_position_embeddings=8192)
+    other = config | {"rope_theta": 5e5}
+    ((of_class, _),) = frequencies(config)
+    np.testing.assert_array_equal(frequencies(other)[0][0], of_class)
+    np.testing.assert_allclose(load(config).ropes[0].inv_freq, of_class, rtol=1e-6)
+    with pytest.raises(ConfigError, match="rope_theta says 500000"):
+        load(other)

@@ -35,15 +35,16 @@ class RopeBlocks:
     def __init__(self, config: JsonObject, facts: Architecture) -> None:
         self.facts = facts
         new, old = (_block(config, facts, key) for key in ("rope_parameters", "rope_scaling"))
-        if new is not None and old is not None:
-            _check_same_values(new, old)
+        if new is not None and new.values and old is not None and old.values:
+            _check_same_values(new, old, config)
             old.ignore(*old.values)
         if facts.nested and new is not None and new.values and not _keys_of_blocks(new):
             raise refusal("no_kinds", block=new.path, keys=", ".join(new.values))
         if facts.block_key is not None and new is None and old is None:
             old = _block(config, facts, facts.block_key)
         block = new if new is not None and (new.values or old is None) else old
-        self.assumed = bool(facts.block) and not (block is not None and block.values)
+        # where rope_parameters is there and empty, the class takes its base and no law
+        self.assumed = bool(facts.block) and new is None and not (block and block.values)
         if self.assumed:
             block = JsonObject(facts.block, "rope_parameters")
         self.top = block or JsonObject({}, "rope_parameters")
@@ -100,11 +101,12 @@ def _block(config: JsonObject, facts: Architecture, key: str) -> JsonObject | No
     return block and JsonObject(block.values, block.path, names=facts.block_names, nulls=_NULLS)
 
 
-def _check_same_values(new: JsonObject, old: JsonObject) -> None:
-    """Check that ``rope_parameters`` and ``rope_scaling`` say the same."""
+def _check_same_values(new: JsonObject, old: JsonObject, config: JsonObject) -> None:
+    """Check that ``rope_parameters`` and ``rope_scaling``, which a class reads, say the same."""
     new_values, old_values = (normalize(block.values) for block in (new, old))
     # keys that transformers 4 has outside its block, and transformers 5 inside
-    moved = {"rope_theta", "partial_rotary_factor", _ORIGINAL} - set(old_values)
+    moved = {*filter(config.has, ("rope_theta", "partial_rotary_factor", _ORIGINAL))}
+    moved -= set(old_values)
     for key in sorted({*new_values, *old_values} - moved, key=str):
         got, old_got = new_values.get(key), old_values.get(key)
         if got != old_got:
@@ -245,7 +247,8 @@ def _read_dynamic(block: JsonObject, outside: LawContext) -> Law | Rule:
 
 
 def _read_proportional(block: JsonObject, outside: LawContext) -> Law:
-    key, places = "partial_rotary_factor", (block, outside.config)
+    key = "partial_rotary_factor"
+    places = (block,) if outside.facts.nested else (block, outside.config)
     fraction = single_value((place.name(key), place.number(key, least=0)) for place in places)
     factor = block.number("factor", above=0) or 1.0
     with renamed_keys(block if block.has(key) else outside.config):
