@@ -133,6 +133,29 @@ def test_an_absent_type_is_the_programs_default_and_said() -> None:
         assert any("no position_embedding_type; learned_absolute" in note for note in ropes.notes)
 
 
+def test_tensorrts_nemotron_nas_rotates_without_a_word() -> None:
+    """Its class alone takes rope_gpt_neox for an absent type."""
+    says = {"architecture": "DeciLMForCausalLM", "rotary_base": 1e4}
+    ropes = load(without(TRTLLM, "position_embedding_type") | says)
+    assert ropes.ropes == load(TRTLLM).ropes
+    assert any("no position_embedding_type; rope_gpt_neox" in note for note in ropes.notes)
+
+
+def test_tensorrts_mamba_has_no_positions_at_all() -> None:
+    """Its file says the learned ones that the program assumes, and its class has none."""
+    says = {"architecture": "MambaForCausalLM", "position_embedding_type": "learned_absolute"}
+    ropes = load(TRTLLM | says)
+    assert not any(ropes)
+    assert "recurrent" in ropes.notes[-1]
+    assert "learned" not in ropes.notes[-1]
+
+
+def test_tensorrts_drafter_is_another_model() -> None:
+    """The rope of EAGLE's head stands beside that of the model."""
+    drafter = {"eagle_net_config": TRTLLM | {"rotary_base": 7e4}}
+    assert load(TRTLLM | drafter | {"architecture": "EagleForCausalLM"}).ropes == load(TRTLLM).ropes
+
+
 @each("value", [2, [0, 1, 0, 1], "[0,1,0,1]", "0 1 0 1"])
 def test_megatron_says_which_layers_do_not_rotate(value: Any) -> None:
     """Every so many, or in a list; as a value, or as the text of one."""
@@ -301,6 +324,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "TensorRT-LLM, lists left out": (
         TRTLLM | {"position_embedding_type": "long_rope", "original_max_position_embeddings": 4096},
         "longrope_scaling_short_factors is absent",
+    ),
+    "TensorRT-LLM, layers of several kinds without their words": (
+        TRTLLM | {"layer_configs": [{"attention": {"impl": "no_op"}}] * 2},
+        "layer_types is absent",
     ),
     "TensorRT-LLM, an unknown rope key": (TRTLLM | {"rope_zoom": 2}, "rope_zoom"),
     "TensorRT-LLM, a base that is text": (TRTLLM | {"rotary_base": "1e4"}, "rotary_base must be"),

@@ -161,17 +161,17 @@ class _Model:
         )
 
     def position_type(self) -> str:
-        """The word for the position embedding; in these programs an absent one is learned."""
-        words = (*self.facts["rotating"], *self.facts["instead"])
-        found = self.config.text("position_embedding_type", *words)
-        if found is None:
-            absent = f"The file has no {self.config.name('position_embedding_type')}"
-            self.config.notes.append(f"{absent}; learned_absolute is {self.assumes}.")
-        return found or "learned_absolute"
+        """The word for the position embedding; in most classes an absent one is learned."""
+        words, key = (*self.facts["rotating"], *self.facts["instead"]), "position_embedding_type"
+        if (found := self.config.text(key, *words)) is None:
+            found = self.defaults.get(key, "learned_absolute")
+            absent = f"The file has no {self.config.name(key)}"
+            self.config.notes.append(f"{absent}; {found} is {self.assumes}.")
+        return found
 
     def without(self, what: str, word: str) -> LayerRopes:
         """The layers of a model that does not rotate, as a word of its file says."""
-        instead = self.facts["instead"][word]
+        instead = self.defaults.get("instead") or self.facts["instead"][word]
         self.config.notes.append(f"{what} has no rotary embedding; in its place: {instead}.")
         return self.ropes({"nope": None})
 
@@ -292,7 +292,10 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
     if position_type == "mrope":
         block = block or JsonObject({}, "rotary_scaling")
         rope = _of_sections(rope, block, block.wholes("mrope_section"))
-    words, count = config.texts("layer_types") or ("attention",), config.layers()
+    words, count = config.texts("layer_types"), config.layers()
+    if any(map(config.has, facts["with_layer_types"])):
+        config.require("layer_types", words)
+    words = words or ("attention",)
     without = {*table().files["without_rope"], *facts["without_attention"]}
     others = [word if word in without else "" for word in words]
     across = {*(config.wholes("cross_attention_layers") or ())}
