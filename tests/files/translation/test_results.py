@@ -349,3 +349,40 @@ def test_the_factor_on_queries_is_among_the_keys_of_those_who_read_it() -> None:
     assert keys.items() <= part.settings.items()
     params = {"dim": 5120, "n_layers": 48, "n_heads": 40, "moe_args": {}, **part.settings}
     assert load(params).query_factors == maverick.query_factors
+
+
+#: Without a law, and of which no other key says where the factor begins.
+MINISTRAL = {"model_type": "ministral3", "num_hidden_layers": 2, "hidden_size": 64,
+             "num_attention_heads": 2, "head_dim": 32, "max_position_embeddings": 200}  # fmt: skip
+STEPS = {"rope_theta": 1e4, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 50}
+MINISTRAL_STEPS = MINISTRAL | {"rope_parameters": {"rope_type": "default", **STEPS}}
+
+
+@each("target", ["transformers", "vllm", "sglang", "mlx-lm"])
+def test_the_length_of_that_factor_is_kept_where_no_law_has_one(target: str) -> None:
+    """The keys put over those of the file leave what the model's class reads."""
+    (part,) = translate(load(MINISTRAL_STEPS), target).parts
+    block = {**part.settings, **part.settings.get("override", {})}["rope_parameters"]
+    assert block["llama_4_scaling_beta"] == 0.3
+    assert block["original_max_position_embeddings"] == 50
+
+
+@each("target", ["transformers", "vllm", "sglang", "mlx-lm"])
+def test_a_law_of_another_length_than_the_factors_is_refused(target: str) -> None:
+    """Both read one key."""
+    model = load(MINISTRAL_STEPS)
+    (kind,) = model.kinds
+    law = Yarn(factor=4.0, original_max_positions=200)
+    longer = replace(model, kinds={kind: replace(model[0], scaling=law)})
+    with pytest.raises(TranslationError, match=r"length of the law, here 200.*floor\(p / 50\)"):
+        translate(longer, target)
+
+
+def test_exllamav3_is_given_no_factor_that_it_would_take_otherwise() -> None:
+    """Its code of YaRN would take the law's length."""
+    model = preset("ministral-3-8b")
+    ((kind, factor),) = model.query_factors.items()
+    longer = replace(model, query_factors={kind: replace(factor, length=2 * factor.length)})
+    for ropes, is_given in ((model, True), (longer, False)):
+        (part,) = translate(ropes, "exllamav3").parts
+        assert ("llama_4_scaling_beta" in part.settings["rope_parameters"]) == is_given

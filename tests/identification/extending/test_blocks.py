@@ -2,10 +2,11 @@
 
 import pytest
 
-from phasor import Rope, preset
+from phasor import Rope, load, preset
 from phasor.axes import Alternating, InterleavedSections, Sectioned
 from phasor.errors import ConfigError
 from phasor.files.configs.writing import rope_parameters
+from phasor.identification import plan_extension
 from phasor.scaling import NTK, Cope, Linear, Llama3, LongRope, Proportional, Yarn
 
 #: What a block says of every YaRN here.
@@ -122,3 +123,38 @@ def test_what_a_config_cannot_say_is_refused(rope, said):
     """Nothing near is written in its place."""
     with pytest.raises(ConfigError, match=said):
         rope_parameters(rope, 4096)
+
+
+@pytest.mark.transformers
+def test_the_block_of_a_longer_context_keeps_what_queries_are_multiplied_by():
+    """Ministral's class reads it there, and fails without it."""
+    import torch
+    from transformers import Ministral3Config
+    from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
+
+    model = preset("ministral-3-8b")
+    chosen = plan_extension(model, to=800_000).options["yarn"]
+    block = Ministral3Config(**chosen.config).rope_parameters
+    numbers = [block[key] for key in ("llama_4_scaling_beta", "original_max_position_embeddings")]
+    places = torch.arange(0, 800_000, 1013)
+    right = get_llama_4_attn_scale(places[None], *numbers)[0, 0, :, 0].double().numpy()
+    assert abs(model.query_factor(0)(places.numpy()) - right).max() < 2.0**-22
+
+
+def test_a_law_that_takes_the_length_of_that_factor_is_refused():
+    """One key has both."""
+    keys = {"rope_theta": 1e4, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 50}
+    model = load(
+        {
+            "model_type": "ministral3",
+            "num_hidden_layers": 2,
+            "hidden_size": 64,
+            "num_attention_heads": 2,
+            "max_position_embeddings": 200,
+            "rope_parameters": {"rope_type": "default", **keys},
+        }
+    )
+    options = plan_extension(model, to=800).options
+    assert "here 200, and that from which queries" in options["yarn"].refused
+    block = options["linear"].config["rope_parameters"]
+    assert (block["llama_4_scaling_beta"], block["original_max_position_embeddings"]) == (0.3, 50)

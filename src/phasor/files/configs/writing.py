@@ -105,11 +105,9 @@ def keys_over_file(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]
             "fraction": blocks.get("partial_rotary_factor", 1.0),
             "original": blocks.get(_ORIGINAL_KEY, context),
         }
+        # before the nulls, one of which would stand for the length
+        blocks = with_query_factor(blocks, ropes)
         blocks = _block_over(blocks, {**_object(file, "rope_scaling"), **old})
-        for factor in ropes.query_factors.values():
-            if (factor.form, factor.first) == ("steps", 0):  # of Mistral's classes
-                blocks["llama_4_scaling_beta"] = factor.strength
-                blocks.setdefault(_ORIGINAL_KEY, factor.length)
     else:
         for kind, block in blocks.items():
             key, base = facts.kind(kind).base_key or "rope_theta", block and block["rope_theta"]
@@ -122,6 +120,21 @@ def keys_over_file(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]
     outside = {key: bases.get(key, says.get(word)) for key, word in about.items()}
     # transformers takes a rope_scaling for the block, so the block has to come after it
     return outside | {**keys, "rope_parameters": blocks}
+
+
+def with_query_factor(block: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]:
+    """The block of all layers, and what Mistral's classes multiply queries by, which stands in it.
+
+    Raises:
+        ConfigError: If the law starts from another length, for which they have the same key.
+    """
+    block = dict(block)
+    for factor in ropes.query_factors.values():
+        if (factor.form, factor.first) == ("steps", 0):
+            block["llama_4_scaling_beta"] = factor.strength
+            if block.setdefault(_ORIGINAL_KEY, factor.length) != factor.length:
+                raise refusal("query_length", key=_ORIGINAL_KEY, law=block[_ORIGINAL_KEY], q=factor)
+    return block
 
 
 def _object(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:

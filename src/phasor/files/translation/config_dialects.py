@@ -103,7 +103,11 @@ def _write_dialect(
     notes, by_kind = place_notes(ropes), ropes.has_blocks_by_kind
     outside = () if by_kind else ("rope_theta", "partial_rotary_factor")
     keys |= {key: parameters[key] for key in outside if key in parameters}
-    keys = keys_over_file({**keys, "rope_parameters": parameters}, ropes)
+    factors = ropes.query_factors.items()
+    # what it would multiply by otherwise is left out
+    its_own = {kind: f for kind, f in factors if target.query_factor(f, ropes.kinds[kind])}
+    its_ropes = replace(ropes, query_factors=its_own)
+    keys = keys_over_file({**keys, "rope_parameters": parameters}, its_ropes)
     if by_kind:
         notes += (f"The class for the model in {target.name} must read a block for each kind.",)
     else:

@@ -13,7 +13,7 @@ from phasor.describe import static_rope, to_plain
 from phasor.errors import ConfigError, SpecError
 from phasor.files.configs.cache_size import CacheSize, cache_size
 from phasor.files.configs.facts import table
-from phasor.files.configs.writing import config_keys
+from phasor.files.configs.writing import config_keys, with_query_factor
 from phasor.files.presets import DocumentedExtension, documented_extension
 from phasor.identification.extending.cosines import find_first_negative
 from phasor.identification.extending.laws import EVIDENCE, UNCHANGED, extended_ropes, find_law
@@ -341,6 +341,10 @@ def _config_keys(
         return None, _FIXED_CLASS_REASON
     try:
         changed = replace(ropes, kinds=dict(ropes.kinds) | dict.fromkeys(names, rope))
-        return config_keys(changed.config_blocks(), context, to), None
+        blocks = changed.config_blocks()
+        keys = config_keys(blocks, context, to)
+        if isinstance(blocks, Rope):
+            keys["rope_parameters"] = with_query_factor(keys["rope_parameters"], changed)
+        return keys, None
     except ConfigError as error:
         return None, str(error)
