@@ -64,11 +64,13 @@ def random_sequence(
     grids: dict[int, list[Any]] = {1: [], 2: []}
     for _ in range(draw.integers(0, 5)):
         kind = int(draw.integers(1, 3))
-        frames = 1 if kind == 1 else int(draw.integers(1, 7)) * family.temporal_merge
+        frames = int(draw.integers(1, 7)) * family.temporal_merge
+        # images have one frame, nearly always
+        frames = frames if kind == 2 else 1 + int(frames > 5)
         height, width = 2 * draw.integers(1, 5, size=2)
         grids[kind].append([frames, int(height), int(width)])
         tokens = [kind] * int(height * width // 4)
-        steps = frames // family.temporal_merge if kind == 2 else 1
+        steps = frames // family.temporal_merge if kind == 2 else frames
         if kind == 2 and family.frames_apart:
             for _ in range(steps):
                 types += [0] * draw.integers(1, 4) + tokens
@@ -147,6 +149,10 @@ def test_text_goes_on_after_a_video_where_it_is_told_to(after: Any, then: int) -
 
 BOTH: Any = {"tokens_per_second": 2, "second_per_grid_ts": [1.0, 2.0]}
 REFUSED: dict[str, Callable[[], Any]] = {
+    "all 3 tokens of the image at token 1, got 1": lambda: processed([0, 1, 0], [[3, 2, 2]]),
+    "tokens_per_second must be a finite number > 0 and <= 1e+09, got array([], dtype=float64)": (
+        lambda: processed([0, 2], (), [[1, 2, 2]], tokens_per_second=np.zeros(0))  # pyright: ignore
+    ),
     "all 4 tokens of the image at token 1, got 3; was the sequence cut": (
         lambda: processed([0, 1, 1, 1], [[1, 4, 4]])
     ),

@@ -74,9 +74,10 @@ class Video(_Segment):
     def __post_init__(self) -> None:
         super().__post_init__()
         pace = (self.seconds_per_frame, self.tokens_per_second)
-        if pace == (None, None):
+        given = [value is not None for value in pace]
+        if not any(given):
             return
-        if None in pace:
+        if not all(given):
             raise PositionError(
                 f"seconds_per_frame and tokens_per_second go together, got {pace[0]} and "
                 f"{pace[1]}; give both, or neither for frames one position apart"
@@ -212,7 +213,7 @@ def processed(
     grids = _grids("video_grid_thw", video_grid_thw, merges)
     videos = _videos(grids, tokens_per_second, second_per_grid_ts)
     grids = _grids("image_grid_thw", image_grid_thw, [1, *merges[1:]])
-    images = [Image(height=height, width=width) for _, height, width in grids]
+    images = [Video(frames=frames, height=height, width=width) for frames, height, width in grids]
     waiting = {"image": iter(images), "video": iter(videos)}
     rows = np.atleast_2d(types)
     placed = np.zeros((*rows.shape, 3), dtype=np.int64)
