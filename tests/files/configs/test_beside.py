@@ -81,11 +81,52 @@ def test_schedules_of_shared_indexers_are_those_of_the_class() -> None:
         {"index_topk_freq": 4, "index_skip_topk_offset": 3, "num_hidden_layers": 12},
         {"index_topk_freq": 2, "num_hidden_layers": 7},
         {"index_topk_freq": 3, "index_skip_topk_offset": 0, "num_hidden_layers": 7},
+        {"index_topk_freq": 0},
+        {"index_topk_pattern": ["full", "shared", "shared", "full"]},
     ]
     for keys in schedules:
         types = GlmMoeDsaConfig(**(SIZES | keys)).indexer_types
         (indexer,) = load({"model_type": "glm_moe_dsa", **SIZES, **keys}).beside
         assert [*indexer.layers] == [i for i, word in enumerate(types) if word == "full"]
+
+
+SLIDING = ["full_attention", "sliding_attention"] * 2
+DOTS = {"n_routed_experts": 4, "rope_theta": 1e6, "num_key_value_heads": 4, "pad_token_id": 0}
+SPARSE = {"sparse_attention_freq": [0, 1, 1, 0], "sparse_index_dim": 96}
+#: As files were released, which the classes read otherwise than those that they write.
+RELEASED: list[tuple[str, dict[str, Any]]] = [
+    ("minimax_m3_vl_text", {"sparse_attention_config": SPARSE, "partial_rotary_factor": 0.5}),
+    ("minimax_m3_vl_text", {"sparse_attention_config": {"sparse_attention_freq": [0] * 4}}),
+    ("dots3_note_text", {"layer_types": SLIDING, **DOTS}),
+    ("dots3_note_text", {"layer_types": SLIDING, "swa_rope_theta": 2e4, **DOTS}),
+    ("dots3_note_text", {"layer_types": SLIDING, "use_dsa": False, **DOTS}),
+    ("qwen4_exp_text", {"full_attention_interval": 2} | QWEN4),
+    ("qwen4_exp_text", QWEN4),
+]
+
+
+@pytest.mark.transformers
+@pytest.mark.parametrize(("model_type", "keys"), RELEASED)
+def test_files_as_they_were_released_are_read_as_their_class_reads_them(
+    model_type: str, keys: dict[str, Any]
+) -> None:
+    """Which layers have an indexer, and the base of each layer."""
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    qsa = ("indexer_n_heads", "indexer_budget", "indexer_compress_ratio")
+    more = {"indexer_kv_heads": 1, **dict.fromkeys(qsa, 2)} if keys.items() >= QWEN4.items() else {}
+    config = AutoConfig.for_model(model_type, **copy.deepcopy(SIZES | more | keys))
+    with torch.device("meta"):
+        model = AutoModel.from_config(config)
+    ropes = load({"model_type": model_type, **SIZES, **more, **keys}, strict=False)
+    for i, layer in enumerate(model.layers):
+        indexer = getattr(getattr(layer, "self_attn", None), "indexer", None)
+        rope = ropes.rope_beside("indexer", i)
+        assert (rope is None) == (indexer is None)
+        assert rope is None or rope.head_dim == config.to_dict().get("index_head_dim", 128)
+        block = config.rope_parameters.get(config.layer_types[i], config.rope_parameters)
+        assert ropes[i] is None or ropes[i].base == block["rope_theta"]
 
 
 def test_a_list_that_is_no_schedule_is_refused() -> None:

@@ -197,7 +197,12 @@ def architectures(
         if "names" in entry:
             entry["names"] = {**names, **entry["names"]}
         lists = {fact: tuples(entry[fact]) for fact in entry.keys() & {"names", "block_names"}}
-        return entry | lists
+        values = {
+            fact: {k: of_fact(**frozen(facts)) for k, facts in entry.get(fact, {}).items()}
+            for fact, of_fact in (("kinds", Kind), ("beside", Beside))
+            if fact in entry
+        }
+        return entry | lists | values
 
     def build_variant(name: str, entry: dict[str, Any]) -> Variant:
         facts = inherit(entry, plain)
@@ -211,9 +216,6 @@ def architectures(
 
     def build(name: str) -> _Facts:
         entry = {"names": dict[str, Any](), **inherit(plain[name], plain)}
-        kinds, beside = (entry.get(fact, {}).items() for fact in ("kinds", "beside"))
-        entry["kinds"] = {kind: Kind(**facts) for kind, facts in kinds}
-        entry["beside"] = {key: Beside(**frozen(facts)) for key, facts in beside}
         entry["variants"] = tuple(build_variant(name, v) for v in entry.get("variants", ()))
         return of(**freeze(entry))
 

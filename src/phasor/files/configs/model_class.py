@@ -376,6 +376,8 @@ def layers_by_pattern(config: JsonObject, facts: Architecture, count: int) -> tu
     if "codes_key" in rule:
         key, codes = rule["codes_key"], rule["codes"]
         numbers = config.wholes(key)
+        if numbers is None and "absent" in rule:
+            return (rule["absent"],) * count
         if numbers is None or len(numbers) < count or not {*map(str, numbers)} <= codes.keys():
             config.refuse(key, f"a list of one of {', '.join(codes)} for each of {count} layers")
         # further entries are for the drafter of DeepSeek V4

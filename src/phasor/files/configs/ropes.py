@@ -365,9 +365,10 @@ def _layers_with_own(config: JsonObject, beside: Beside, count: int) -> list[int
     """The layers with an indexer of their own; the others take the choice of the one before."""
     key, words = "indexer_types", config.texts("indexer_types")
     if words is None:
-        key, words = "index_topk_pattern", config.text("index_topk_pattern")
+        key = "index_topk_pattern"
+        words = (config.text if isinstance(config.values.get(key), str) else config.texts)(key)
     if words is None:
-        every = config.whole("index_topk_freq") or beside.every
+        every = config.whole("index_topk_freq", least=0) or beside.every
         offset = config.whole("index_skip_topk_offset", least=0)
         first = (2 if offset is None else offset) - 1
         return [layer for layer in range(count) if max(layer - first, 0) % every == 0]
