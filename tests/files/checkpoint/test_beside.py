@@ -36,6 +36,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v32": (INTERLEAVE, CHOICE),
     "glm_moe_dsa": (INTERLEAVE, CHOICE | {"indexer_types": ["full", "shared"]}),
     "hy_v4": ("apply_rotary_pos_emb", CHOICE),
+    # rows of a gate follow those of each query head
+    "axk2": (INTERLEAVE, CHOICE),
     # learned frequencies, which are in the folder, and a layer in which nothing rotates
     "mistral_large4_text": (INTERLEAVE, MISTRAL),
     "qwen4_exp_text": ("apply_rotary_pos_emb", QWEN),
@@ -248,6 +250,11 @@ def test_half_of_an_indexer_and_what_is_not_known_of_one_are_refused(tmp_path: P
         ),
         "wq_b.weight' belongs to a rotation of its own": (
             GLM | {"model_type": "deepseek_v3"},
+            tensors,
+        ),
+        "hold 2 heads of 8 rows or more, got F32": (GLM | {"model_type": "axk2"}, tensors),
+        "it must hold 2 heads of 8 rows or more, 4 more before these, got F32": (
+            GLM | {"qk_nope_head_dim": 4},
             tensors,
         ),
         "its last axis must hold whole heads of head_dim 12": (

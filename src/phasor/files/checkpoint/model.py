@@ -164,6 +164,7 @@ class CheckpointModel:
     num_heads: int | None = None
     # heads are [without position | with position], the rotated key after the latent vector
     latent: bool = False
+    unrotated: int | None = None  # coordinates without position, if the config says so
     block_rows: int | None = None  # of a quantised weight share a scale
     pairing_key: str | None = None  # of the config; pairs are halves where it is false
     num_shared_layers: int = 0  # the last ones, which use the keys of an earlier layer
@@ -232,6 +233,7 @@ def describe(
         model_type=model_type,
         num_heads=ropes.num_heads,
         latent=config.get("qk_rope_head_dim") is not None if is_unknown else architecture.latent,
+        unrotated=_positive_int(config.get("qk_nope_head_dim")),
         block_rows=_block_rows(top) or _block_rows(config),
         pairing_key=None if is_unknown else architecture.pairing_key,
         num_shared_layers=_positive_int(config.get("num_kv_shared_layers")) or 0,

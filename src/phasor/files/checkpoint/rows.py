@@ -140,10 +140,14 @@ class Candidate:
             return (rows - width,), rows, 1
         if role != "query":
             self._refuse("it is not known from models with latent attention")
-        heads = self._known_query_heads()
-        if rows % heads or rows // heads < width:
-            self._refuse(f"it must hold {heads} heads of {width} rows or more")
-        return (rows // heads - width,), rows // heads, heads
+        heads, unrotated = self._known_query_heads(), self.model.unrotated
+        period = rows // heads
+        # [not rotated | rotated | rows of a gate]
+        start = unrotated or -1 if self.model.gated else period - width
+        if rows % heads or not 0 <= start <= period - width or unrotated not in (None, start):
+            before = "" if unrotated is None else f", {unrotated} more before these"
+            self._refuse(f"it must hold {heads} heads of {width} rows or more{before}")
+        return (start,), period, heads
 
     def _find_heads(self, rows: int) -> tuple[tuple[int, ...], int, int]:
         """The same in attention whose projections hold whole heads."""

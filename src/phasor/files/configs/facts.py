@@ -198,7 +198,7 @@ def architectures(
             entry["names"] = {**names, **entry["names"]}
         lists = {fact: tuples(entry[fact]) for fact in entry.keys() & {"names", "block_names"}}
         values = {
-            fact: {k: of_fact(**frozen(facts)) for k, facts in entry.get(fact, {}).items()}
+            fact: {k: of_fact(**frozen(facts)) for k, facts in entry[fact].items()}
             for fact, of_fact in (("kinds", Kind), ("beside", Beside))
             if fact in entry
         }
