@@ -164,12 +164,14 @@ def test_mistrals_own_name_of_the_tensor_is_read(tmp_path: Path) -> None:
         ({"a.rotary_emb.alpha": ALPHA, "b.lerope.alpha": ALPHA + 1}, "a.rotary_emb.alpha.*b.ler"),
         (
             {"rotary_emb.alpha": torch.zeros(5)},
-            "hold rotary_emb.alpha, with a float below 100 for each of 6",
+            "hold rotary_emb.alpha, with a float below 30 for each of 6.*shape .5.",
         ),
         ({"rotary_emb.alpha": torch.zeros(6, 1)}, "hold rotary_emb.alpha, with"),
         ({"rotary_emb.alpha": ALPHA * torch.nan}, "hold rotary_emb.alpha, with.*nan"),
         ({"rotary_emb.alpha": torch.arange(6)}, "hold rotary_emb.alpha, with"),
         ({"rotary_emb.alpha": ALPHA * 1e5}, "hold rotary_emb.alpha, with"),
+        ({"rotary_emb.alpha": ALPHA * 0 + 40}, r"hold rotary_emb.alpha, with.*\[40.0"),
+        ({"rotary_emb.alpha": ALPHA[:0]}, r"hold rotary_emb.alpha, with.*shape \[0\]"),
     ],
 )
 def test_a_tensor_that_is_missing_or_misshapen_is_named(

@@ -136,11 +136,13 @@ def _learned_ropes(
             if len(names) != 1:
                 wanted = f"{learned[0]} of layer {i}"
                 raise refusal("learned", folder=folder, name=wanted, got=names or None)
-            alpha = read_floats(tensors[names[0]])
+            entry, pairs = tensors[names[0]], rope.num_pairs
+            alpha = read_floats(entry) if [*entry.shape] == [pairs] else np.array(np.nan)
             # exp of larger ones is none of a frequency
-            if alpha.shape != (rope.num_pairs,) or not (np.abs(alpha) < 100).all():
-                wanted = f"{names[0]}, with a float below 100 for each of {rope.num_pairs} pairs"
-                raise refusal("learned", folder=folder, name=wanted, got=alpha.tolist())
+            if not (np.abs(alpha) < 30).all():
+                got = alpha.tolist() if alpha.ndim else f"the shape {[*entry.shape]}"
+                wanted = f"{names[0]}, with a float below 30 for each of {pairs} pairs"
+                raise refusal("learned", folder=folder, name=wanted, got=got)
             if rope.softmax_factor != 1:
                 raise refusal("learned_softmax", block=model.blocks.top.path)
             inv_freq, gain = rope.inv_freq * np.exp(alpha), rope.attention_factor
