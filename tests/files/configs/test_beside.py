@@ -129,6 +129,59 @@ def test_files_as_they_were_released_are_read_as_their_class_reads_them(
         assert ropes[i] is None or ropes[i].base == block["rope_theta"]
 
 
+LAYERS = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+LLAMA3 = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 32.0}
+#: Of layers that predict further tokens; lists of the first go on with these.
+FURTHER: dict[str, dict[str, Any]] = {
+    "step3p5": {
+        "head_dim": 16,
+        "layer_types": [*LAYERS, "sliding_attention", "full_attention"],
+        "rope_theta": [5e6, 1e4, 1e4, 5e6, 1e4, 5e6],
+        "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5, 1.0, 0.5],
+        "rope_scaling": LLAMA3 | {"original_max_position_embeddings": 256},
+        "num_nextn_predict_layers": 2,
+    },
+    "step3p5 of one base": {
+        "head_dim": 16,
+        "layer_types": [*LAYERS, "full_attention"],
+        "rope_theta": 1e5,
+        "rope_scaling": LLAMA3 | {"original_max_position_embeddings": 256},
+        "num_nextn_predict_layers": 1,
+    },
+    "mellum": {"head_dim": 16, "layer_types": LAYERS, "num_mtp_layers": 1},
+}
+
+
+@pytest.mark.transformers
+@each("name", FURTHER)
+def test_layers_that_predict_further_tokens_turn_as_their_class_says(name: str) -> None:
+    """Where layers differ, and the file has a list for all of them, or none."""
+    from transformers import AutoConfig
+
+    model_type, keys = name.split()[0], SIZES | FURTHER[name]
+    config = AutoConfig.for_model(model_type, **copy.deepcopy(keys))
+    ropes = load({"model_type": model_type, **keys}, strict=False)
+    further = config.get_mtp_config().layer_types
+    found = [*ropes, *(ropes.rope_beside("mtp", 4 + i) for i in range(len(further)))]
+    for rope, kind in zip(found, [*config.layer_types, *further], strict=True):
+        block = config.rope_parameters[kind]
+        assert (rope.base, rope.rotary_dim) == (
+            block["rope_theta"],
+            16 * block.get("partial_rotary_factor", 1.0),
+        )
+        assert (rope.scaling is None) == (block["rope_type"] == "default")
+
+
+@each("name, numbers", [
+    ("rope_theta", [1e4] * 3), ("rope_theta", [1e4] * 3 + [2e4]), ("partial_rotary_factors", [1.0]),
+])  # fmt: skip
+def test_lists_by_layer_that_no_kinds_explain_are_refused(name: str, numbers: list[float]) -> None:
+    """Of another length, or with two numbers for one kind."""
+    keys = SIZES | {"layer_types": LAYERS, name: numbers}
+    with pytest.raises(ConfigError, match=f"^{name} must be"):
+        load({"model_type": "step3p5", "head_dim": 16, **keys})
+
+
 def test_a_list_that_is_no_schedule_is_refused() -> None:
     """Too short, or of other words."""
     for types in (["full"], ["full", "none", "full", "full"]):

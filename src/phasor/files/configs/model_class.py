@@ -52,6 +52,8 @@ def read_model_config(top: JsonObject, *, part: str | None, like: str | None) ->
     if facts.refused is not None and not (facts.learned and weights):
         raise ConfigError(f"{config.name('model_type')} {model_type!r} here {facts.refused}")
     assumed_sizes = _assume_sizes(config, facts)
+    if "per_layer" in facts.layers:
+        _read_lists_by_layer(config)
     blocks = RopeBlocks(config, facts)
     if blocks.assumed:
         whose = f"{dict(facts.block)} is what {model_type} assumes"
@@ -242,6 +244,33 @@ def _assume_sizes(config: JsonObject, facts: Architecture) -> dict[str, int]:
     assumed = {key: facts.sizes[key] for key in absent}
     config.add_defaults(assumed)
     return assumed
+
+
+def _read_lists_by_layer(config: JsonObject) -> None:
+    """Put a block for each kind in place of a law and lists by layer, as Step 3.5's class does."""
+    kinds, count = config.texts("layer_types"), config.layers()
+    if kinds is None or config.has("rope_parameters"):
+        return
+    # layers that predict further tokens come last
+    all_layers = count + (config.whole("num_nextn_predict_layers", least=0) or 0)
+    values: dict[str, Any] = {**config.values}
+    if len(kinds) == all_layers > count:
+        values |= {"layer_types": kinds[:count], "mtp_layer_types": kinds[count:]}
+    blocks: dict[str, dict[str, Any]] = {}
+    lists = {"rope_theta": "rope_theta", "partial_rotary_factors": "partial_rotary_factor"}
+    for name, key in lists.items():
+        is_list = isinstance(values.get(name), (list, tuple))
+        numbers: list[Any] = [*values[name]] if is_list else [values.get(name)] * count
+        if len(numbers) not in (count, all_layers):
+            config.refuse(name, f"a number, or one for each of {count} layers")
+        for kind, number in zip(kinds, numbers, strict=False):
+            if blocks.setdefault(kind, {}).setdefault(key, number) != number:
+                config.refuse(name, "the same for all layers of a kind")
+        values[name] = None
+    law = config.object("rope_scaling")
+    if law is not None and "full_attention" in blocks:  # the class gives it to these alone
+        blocks["full_attention"] |= law.values
+    config.values = values | {"rope_parameters": blocks, "rope_scaling": None}
 
 
 def note_assumed_sizes(model: ModelConfig) -> str:

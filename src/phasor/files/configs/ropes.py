@@ -334,9 +334,11 @@ def ropes_beside(
     codes = config.wholes(rule["codes_key"]) if "codes_key" in rule else None
     # where layers differ, the file must say of which kind these are
     coded = [rule["codes"][str(code)] for code in (codes or ())[len(layer_kinds) :]]
+    extra = config.whole("num_nextn_predict_layers", least=0, most=_MOST_EXTRA) or 0
     listed = config.texts("mtp_layer_types") or coded
-    for i in range(config.whole("num_nextn_predict_layers", least=0, most=_MOST_EXTRA) or 0):
-        rope = kinds.get(listed[i]) if i < len(listed) else only_rope
+    for i in range(extra):
+        kind = listed[i] if i < len(listed) else rule.get("mtp")
+        rope = only_rope if kind is None else kinds.get(kind)
         if rope is not None:
             found.setdefault(("mtp", rope), []).append(len(layer_kinds) + i)
     return tuple(
