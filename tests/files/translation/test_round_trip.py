@@ -271,3 +271,33 @@ def test_the_round_trip_is_made_of_ropes_that_are_expressed(target: str) -> None
     assert back is not None
     assert differences(rope, back, target) == []
     assert differences(rope, replace(back, base=400000.0), target) == ["frequencies"]
+
+
+@pytest.mark.parametrize("target", ["litgpt", "tensorrt-llm"])
+@pytest.mark.parametrize("name", ["gemma-3-1b", "gemma-3n-e4b"])
+def test_two_bases_are_read_back_in_the_same_layers(name: str, target: str) -> None:
+    """Local layers and those between them, by the file alone."""
+    model = preset(name)
+    (part,) = translate(model, target).parts
+    layers = {"n_layer": len(model), "num_hidden_layers": len(model)}
+    file = FILES[target](part, model.ropes[0])
+    back = load(file | {key: count for key, count in layers.items() if key in file})
+    assert [rope and rope.base for rope in back] == [rope and rope.base for rope in model]
+
+
+@pytest.mark.parametrize("name", ["modernbert-base", "mimo-v2-flash"])
+def test_tensorrt_llm_has_local_layers_between_every_nth(name: str) -> None:
+    """Those of other models, which begin with a global one, it cannot say; litgpt lists them."""
+    model = preset(name)
+    main = max(model.ropes, key=lambda rope: rope.base or 0)
+    assert model[0] == main
+    with pytest.raises(TranslationError, match="different ropes in full and sliding layers"):
+        translate(model, "tensorrt-llm")
+    assert translate(model, "litgpt").parts[0].settings["rope_indices"][0] == 0
+
+
+def test_maxtext_says_that_its_class_picks_the_local_layers() -> None:
+    """Its keys have a base for them, and no key says which they are."""
+    (part,) = translate(preset("modernbert-base"), "maxtext").parts
+    assert "local_rope_max_timescale" in part.settings
+    assert any("decides which layers are local" in note for note in part.notes)

@@ -285,7 +285,7 @@ def _longrope_keys(rope: Rope, context: int) -> Keys:
 
 
 def _write_tensorrt_llm(ropes: LayerRopes, context: int) -> ProgramSettings:
-    main, local = main_and_local(change_ropes(ropes, ntk_as_base))
+    main, local = main_and_local(raised := change_ropes(ropes, ntk_as_base))
     if main.rotary_start:
         feature = f"a rotation from coordinate {main.rotary_start} on"
         TENSORRT_LLM.refuse(feature, main, [])
@@ -312,9 +312,12 @@ def _write_tensorrt_llm(ropes: LayerRopes, context: int) -> ProgramSettings:
     if local is not None:
         # it scales both alike; those of YaRN and of lists have no second base
         same = replace(local, base=main.base) == main
+        kinds = [*enumerate((raised.kinds[kind] for kind in ropes.layer_kinds), 1)]
+        every = next((i for i, rope in kinds if rope == main), len(kinds) + 1)
+        same &= all(rope != (main if i % every else local) for i, rope in kinds)  # local between
         if len(ropes.ropes) > 2 or not same or isinstance(main.scaling, Yarn) or scaling is None:
             TENSORRT_LLM.only_rope(ropes)
-        keys["rope_local_base_freq"] = local.base
+        keys |= {"rope_local_base_freq": local.base, "sliding_window_pattern": every}
     if isinstance(main.scaling, LongRope):
         notes.append("Which list a batch takes is decided in its kernels, which were not run.")
     return as_json(keys, notes)

@@ -327,6 +327,8 @@ def _write_maxtext(ropes: LayerRopes, context: int) -> ProgramSettings:
         keys, name = _maxtext_pair(ropes, main, local)
         if name:
             notes = [f"model_name has to begin with {name}: others turn these layers otherwise."]
+        else:
+            notes.append("The decoder_block decides which layers are local.")
     if not keys:
         _refuse_keys(MAXTEXT, main)
     if keys["rope_type"] == "yarn":
