@@ -141,6 +141,14 @@ def test_tensorrts_nemotron_nas_rotates_without_a_word() -> None:
     assert any("no position_embedding_type; rope_gpt_neox" in note for note in ropes.notes)
 
 
+@each("key", ["sliding_window_pattern", "_sliding_window_pattern"])
+def test_tensorrts_releases_call_the_pattern_of_local_layers_by_two_names(key: str) -> None:
+    """As the files of Gemma 3 do, from which they have it."""
+    gemma = {"architecture": "Gemma3ForCausalLM", "rope_local_base_freq": 1e4, "rotary_base": 1e6}
+    ropes = load(TRTLLM | gemma | {"num_hidden_layers": 4, key: 3})
+    assert [rope and rope.base for rope in ropes] == [1e4, 1e4, 1e6, 1e4]
+
+
 def test_tensorrts_mamba_has_no_positions_at_all() -> None:
     """Its file says the learned ones that the program assumes, and its class has none."""
     says = {"architecture": "MambaForCausalLM", "position_embedding_type": "learned_absolute"}

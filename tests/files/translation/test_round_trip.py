@@ -283,6 +283,8 @@ def test_two_bases_are_read_back_in_the_same_layers(name: str, target: str) -> N
     file = FILES[target](part, model.ropes[0])
     back = load(file | {key: count for key, count in layers.items() if key in file})
     assert [rope and rope.base for rope in back] == [rope and rope.base for rope in model]
+    said = any("has to be Gemma 3's" in note for note in part.notes)
+    assert said == (target == "tensorrt-llm")
 
 
 @pytest.mark.parametrize("name", ["modernbert-base", "mimo-v2-flash"])

@@ -317,7 +317,10 @@ def _write_tensorrt_llm(ropes: LayerRopes, context: int) -> ProgramSettings:
         same &= all(rope != (main if i % every else local) for i, rope in kinds)  # local between
         if len(ropes.ropes) > 2 or not same or isinstance(main.scaling, Yarn) or scaling is None:
             TENSORRT_LLM.only_rope(ropes)
-        keys |= {"rope_local_base_freq": local.base, "sliding_window_pattern": every}
+        # releases differ in which of the two they read
+        keys |= {"sliding_window_pattern": every, "_sliding_window_pattern": every}
+        keys["rope_local_base_freq"] = local.base
+        notes.append("The architecture has to be Gemma 3's: others have no local layers.")
     if isinstance(main.scaling, LongRope):
         notes.append("Which list a batch takes is decided in its kernels, which were not run.")
     return as_json(keys, notes)
