@@ -179,3 +179,11 @@ def test_a_language_model_that_is_no_object_is_refused_by_name(tmp_path):
     for read in (load, describe):
         with pytest.raises(ConfigError, match="text_config must be an object, got 'x'"):
             read(path)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6])
+def test_deepseek_v4_without_ratios_has_the_layers_of_its_class(count):
+    """Two of heavy compression, and then one of each in turn."""
+    config = sized("deepseek_v4", num_hidden_layers=count, head_dim=64)
+    of_class = transformers.CONFIG_MAPPING["deepseek_v4"](num_hidden_layers=count).layer_types
+    assert list(load(config).layer_kinds) == of_class

@@ -407,6 +407,8 @@ def layers_by_pattern(config: JsonObject, facts: Architecture, count: int) -> tu
         numbers = config.wholes(key)
         if numbers is None and "absent" in rule:
             return (rule["absent"],) * count
+        if numbers is None and "first_codes" in rule:
+            numbers = (*rule["first_codes"], *rule["cycle"] * count)
         if numbers is None or len(numbers) < count or not {*map(str, numbers)} <= codes.keys():
             config.refuse(key, f"a list of one of {', '.join(codes)} for each of {count} layers")
         # further entries are for the drafter of DeepSeek V4
