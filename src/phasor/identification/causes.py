@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice, product
 from typing import Any, cast
 
@@ -45,8 +45,8 @@ _OFFSETS = np.array(sorted({*range(-64, 65)} - {0}, key=abs))
 _FEW = 6  # tokens on which they are, and that are more than chance
 _STEPS = sorted(range(-3, 4), key=abs)
 _MAX_CANDIDATES = 4096
-_LOG_BASES = math.log(20), math.log(1e10)
-_LOG_FACTORS = math.log(1.01), math.log(1000)
+# logarithms of the least and the largest that are looked for
+_LOGS = {"base": (math.log(20), math.log(1e10)), "factor": (math.log(1.01), math.log(1000))}
 _FEW_VALUES = 65  # at which a law is computed
 _GRID = 129
 _UNSURE_BASE = 0.02  # of the logarithm, that a few tokens leave
@@ -158,10 +158,9 @@ class Finder:
         return *changes, make_finding("table-in-{dtype}", dtype=turns.row_dtype, details="")
 
     def _explain(self, turns: Turns, num_levels: int | None) -> Found:
-        layout = self._compare_layouts(turns)
-        meant = self.meant.rope
+        layout, meant = self._compare_layouts(turns), self.meant.rope
         own = _arranged(meant, turns.arrangement)
-        for level in islice(self._levels(turns), num_levels):
+        for level in islice(self._levels(own, turns), num_levels):
             fitting: list[tuple[int, float, Changes, Complex]] = []
             for hypothesis in level:
                 worst = float(turns.misfit(*hypothesis[1:]).max())
@@ -185,14 +184,14 @@ class Finder:
                     or (size == count and not hypotheses.turn_alike(turned, rows))
                 )
                 return best, (*islice(texts, 3),)
-        return (*layout, *_name_pairs(_arranged(self.meant.rope, turns.arrangement), turns)), ()
+        return (*layout, *_name_pairs(own, turns)), ()
 
-    def _levels(self, turns: Turns) -> Iterator[Iterator[Hypothesis]]:
+    def _levels(self, rope: Rope | None, turns: Turns) -> Iterator[Iterator[Hypothesis]]:
         """Hypotheses of no change, of one, and of two, the likelier before the others."""
-        rope, places = _arranged(self.meant.rope, turns.arrangement), turns.positions
         if rope is None:
             yield from self._measured(None, turns)
             return
+        places = turns.positions
         same = suppose(rope, places)
         if not compare_factors(rope, turns):
             yield iter([same])
@@ -213,8 +212,7 @@ class Finder:
                 # rare ones are tried beside a few only, for their number multiplies
                 if (name in _OFTEN) == (names == _OFTEN):
                     rest = None if name == "direction" else names - {name}
-                    unresolved = None if name == "layer" else self.meant.unresolved
-                    other = Meant(first.rope, unresolved)
+                    other = Meant(first.rope, None if name == "layer" else self.meant.unresolved)
                     for second in hypotheses.alternatives(other, places, rest):
                         yield second._replace(changes=first.changes + second.changes)
 
@@ -290,12 +288,13 @@ class Finder:
         if not wrong.any():
             return offset
         first, last = int(np.argmax(wrong)), int(mapped.max())
-        at = f"token {self.tokens[first]} (position {places[first]:.15g})"
-        where = f"{at} is turned as {mapped[first]}"
+        where = f"token {self.tokens[first]} (position {places[first]:.15g})"
+        where = f"{where} is turned as {mapped[first]}"
         coarse = {dtype: hypotheses.positions_in(dtype, f": {where}") for dtype in COARSE}
-        # of one row alone the first's are the token's own
-        first_row = self.positions[0, column], (make_finding("first-row", where=where),)
-        known: list[tuple[NDArray[Any], Changes]] = [first_row]
+        # what positions would be, and what is then said; of one row the first's are the token's own
+        known: list[tuple[NDArray[Any], Changes]] = [
+            (self.positions[0, column], (make_finding("first-row", where=where),))
+        ]
         for dtype, step in product(COARSE, _STEPS):
             names = (*_offset_changes(step), coarse[dtype])
             shifted = rounded(places + step, dtype), rounded(places, dtype) + step
@@ -384,31 +383,27 @@ def _find_ropes(
     linear = () if by_base_alone else (Linear(factor=factor) for factor in hypotheses.FACTORS)
     for law, direction in product(dict.fromkeys((meant.scaling, None, *linear)), (1, -1)):
         rope = replace(meant, scaling=law, direction=direction)
-        yield from _find_values(partial(_with_base, rope), _LOG_BASES, turns, places)
+        yield from _find_values(rope, "base", turns, places)
     for law in () if by_base_alone else dict.fromkeys((meant.scaling, Linear(factor=2.0))):
         if hasattr(law, "factor"):
-            rope = replace(meant, scaling=law)
-            yield from _find_values(partial(_with_factor, rope), _LOG_FACTORS, turns, places)
+            yield from _find_values(replace(meant, scaling=law), "factor", turns, places)
 
 
-def _with_base(rope: Rope, base: float) -> Rope:
-    return replace(rope, base=base)
+def _with_value(rope: Rope, name: str, value: float) -> Rope:
+    """The rope with another base, or another factor of its law."""
+    if name == "base":
+        return replace(rope, base=value)
+    return replace(rope, scaling=replace(cast(Any, rope.scaling), factor=value))
 
 
-def _with_factor(rope: Rope, factor: float) -> Rope:
-    return replace(rope, scaling=replace(cast(Any, rope.scaling), factor=factor))
-
-
-def _find_values(
-    rope_of: Callable[[float], Rope], logs: tuple[float, float], turns: Turns, places: NDArray[Any]
-) -> Iterator[Rope]:
-    """The ropes of values that tokens allow, those with few digits first.
+def _find_values(rope: Rope, name: str, turns: Turns, places: NDArray[Any]) -> Iterator[Rope]:
+    """The rope with each base or factor that tokens allow, those with few digits first.
 
     The values that a few tokens allow are found on a grid, then on finer ones for more tokens, up
     to as many as allow any: where positions restart, the first may be right all the same.
     """
-    (low, high), values = logs, Interval(1, 0)
-    of_pairs = of_each_pair(places, axes_of(rope_of(math.exp(low))))  # [T, 1 or num_pairs]
+    (low, high), values = _LOGS[name], Interval(1, 0)
+    of_pairs = of_each_pair(places, axes_of(rope))  # [T, 1 or num_pairs]
     # near 0 all bases are alike, and far away a coarse grid misses the right one
     order = np.argsort(np.abs(of_pairs).max(axis=1), kind="stable")
     allowing, tried, limit, refinements = 0, min(4, len(order)), len(order), 3
@@ -416,10 +411,10 @@ def _find_values(
         some = order[:tried]
         count = _GRID + int((high - low) * float(np.abs(of_pairs[some]).max()) / 8)
         grid = np.linspace(low, high, min(count, 4 * _MAX_CANDIDATES))
-        kept = _allowed_values(rope_of, grid, of_pairs[some], turns, some)
+        kept = _allowed_values(rope, name, grid, of_pairs[some], turns, some)
         if len(kept):
             step = float(grid[1] - grid[0])
-            low, high = max(float(kept[0]) - step, logs[0]), float(kept[-1]) + step
+            low, high = max(float(kept[0]) - step, _LOGS[name][0]), float(kept[-1]) + step
             values = Interval(low, high).exp()
             refinements -= tried == limit
             allowing, tried = tried, min(2 * tried, limit)
@@ -429,13 +424,13 @@ def _find_values(
             limit = tried - 1
             tried = (allowing + tried) // 2
     for value in values.decimals():
-        yield (found := rope_of(value))
+        yield (found := _with_value(rope, name, value))
         if turns.misfit(*suppose(found, places)[1:]).max() <= 1:
             break  # others have more digits
 
 
 def _allowed_values(
-    rope_of: Callable[[float], Rope], logs: Floats, of_pairs: NDArray[Any], turns: Turns,
+    rope: Rope, name: str, logs: Floats, of_pairs: NDArray[Any], turns: Turns,
     some: NDArray[np.intp],
 ) -> Floats:  # fmt: skip
     """The logarithms of values, of those on an even grid, that some tokens allow.
@@ -445,10 +440,9 @@ def _allowed_values(
     z, (low, high) = turns.z[some], turns.gain
     allowed, gain = turns.errors[some] + (high - low) / 2, (low + high) / 2
     # logarithms of frequencies are nearly linear: known at some values, [values, pairs]
-    rope = rope_of(math.exp(float(logs[0])))
     is_linear = rope.scaling is None or isinstance(rope.scaling, Linear)
     few: Floats = np.linspace(float(logs[0]), float(logs[-1]), 4 if is_linear else _FEW_VALUES)
-    lawful = np.array([rope_of(math.exp(log)).inv_freq for log in few.tolist()])
+    lawful = np.array([_with_value(rope, name, math.exp(log)).inv_freq for log in few.tolist()])
     known = np.log(np.maximum(lawful, 1e-300))
     slopes = np.abs(np.gradient(known, few, axis=0))
     bends = np.pad(np.abs(np.diff(known, 2, axis=0)), ((1, 1), (0, 0)), "edge")

@@ -291,12 +291,11 @@ def _diff_models(
     layers_of: dict[tuple[tuple[str, str], Rope | None, Rope | None], list[int]] = {}
     for layer, kinds in enumerate(zip(a.layer_kinds, b.layer_kinds, strict=False)):
         layers_of.setdefault((kinds, a[layer], b[layer]), []).append(layer)
-    end = min(len(a), len(b))
     for name in dict.fromkeys(rotation.name for rotation in (*a.beside, *b.beside)):
         for layer in sorted({i for n, _, at in (*a.beside, *b.beside) if n == name for i in at}):
             ropes = a.rope_beside(name, layer), b.rope_beside(name, layer)
             # files need not say whether layers follow that predict further tokens
-            if layer < end or (len(a) == len(b) and all(ropes)):
+            if layer < min(len(a), len(b)) or (len(a) == len(b) and all(ropes)):
                 layers_of.setdefault(((name, name), *ropes), []).append(layer)
     differences: list[LayerDifference] = []
     for (kinds, *ropes), layers in layers_of.items():
@@ -406,8 +405,7 @@ def diff(
         return _diff_ropes(a, b, context, tolerance or 1e-6)
     if isinstance(a, LayerRopes) or isinstance(b, LayerRopes):
         raise SpecError("a model is compared with a model: take one of its ropes, as ropes[0]")
-    widths = {side.head_dim for side in (a, b) if isinstance(side, Rope)}
-    (width,) = widths or {head_dim}
+    (width,) = {side.head_dim for side in (a, b) if isinstance(side, Rope)} or {head_dim}
     if width is None:
         raise SpecError("functions are called with heads of one width: give head_dim (--head-dim)")
     if head_dim not in (None, width):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from phasor.angles import axes_of, of_each_pair
 from phasor.axes import AXES, Mixed, OneAxis
 from phasor.errors import PhasorError
 from phasor.identification.laws import USUAL_BASES, law_text
@@ -76,29 +77,29 @@ def turn_alike(rows: Complex, others: Complex) -> bool:
 def compare_layouts(meant: Rope, found: Rope) -> Changes:
     """How the coordinates of pairs differ."""
 
-    def pairing(one: Rope) -> str:
+    def texts(one: Rope) -> tuple[str, str]:
         written = "" if one.pairing_out is None else f" read and {one.pairing_out} written"
-        return f"{one.pairing}{written}"
+        last = one.rotary_start + one.rotary_dim - 1
+        return f"{one.pairing}{written}", f"{one.rotary_start} to {last}"
 
-    def coordinates(one: Rope) -> str:
-        return f"{one.rotary_start} to {one.rotary_start + one.rotary_dim - 1}"
-
-    return (
-        *_replaced("pairing", pairing(found), pairing(meant), str),
-        *_replaced("slice", coordinates(found), coordinates(meant), str),
-    )
+    (pairing, part), (meant_pairing, meant_part) = texts(found), texts(meant)
+    changes: list[Finding] = []
+    if pairing != meant_pairing:
+        changes.append(make_finding("pairing", found=pairing, meant=meant_pairing))
+    if part != meant_part:
+        changes.append(make_finding("slice", found=part, meant=meant_part))
+    return (*changes,)
 
 
 def compare(meant: Rope, found: Rope, unresolved: Rope | None = None) -> Changes:
     """How direction, base, law and axes differ; ``unresolved`` has the rule that chose the law."""
-    way = "the other way, R(-p) in place of R(p)"
     changes: list[Finding] = []
     if found.direction != meant.direction:
-        changes.append(make_finding("direction", way=way))
+        changes.append(make_finding("direction", way="the other way, R(-p) in place of R(p)"))
     # explicit frequencies have no base
-    if None not in (found.base, meant.base):
-        by_width = _by_width(meant, cast(float, found.base))
-        changes += _replaced("base", found.base, meant.base, _short, by_width)
+    if found.base not in (None, meant.base) and meant.base is not None:
+        text = f"{_short(meant.base)}{_by_width(meant, found.base)}"
+        changes.append(make_finding("base", found=_short(found.base), meant=text))
     if found.scaling != meant.scaling:
         changes.append(_compare_laws(found.scaling, meant, unresolved or meant))
     if found.axes != meant.axes:
@@ -129,13 +130,6 @@ def compare_factors(rope: Rope, turns: Turns) -> Changes:
     if found == meant**2:
         return (make_finding("factor-twice", factor=meant),)
     return (make_finding("factor", found=found, factor=meant),)
-
-
-def _replaced(
-    name: str, found: Any, meant: Any, text: Callable[[Any], str], more: str = ""
-) -> Changes:
-    words = {"found": text(found), "meant": f"{text(meant)}{more}"}
-    return () if found == meant else (make_finding(name, **words),)
 
 
 def _compare_laws(found: Law | Rule | None, rope: Rope, unresolved: Rope) -> Finding:
@@ -274,13 +268,12 @@ def _other_axes(rope: Rope) -> Iterator[Rope]:
 
 def exchanged_axes(rope: Rope, places: Positions) -> Iterator[Hypothesis]:
     """The rotation by coordinates in another order."""
-    same, *orders = permutations(range(rope.axes.n_axes))
-    for order in orders:
-        change = make_finding("axes", found=f"coordinates {order} are taken as {same}")
-        yield suppose(rope, places[:, list(order)], change)
-    for axis in range(1, rope.axes.n_axes):
-        change = make_finding("axes", found=f"every pair is turned by coordinate {axis}")
-        yield suppose(rope, places[:, [axis] * rope.axes.n_axes], change)
+    n_axes = rope.axes.n_axes
+    same, *orders = permutations(range(n_axes))
+    taken = [(order, f"coordinates {order} are taken as {same}") for order in orders]
+    alone = [((k,) * n_axes, f"every pair is turned by coordinate {k}") for k in range(1, n_axes)]
+    for order, how in taken + alone:
+        yield suppose(rope, places[:, order], make_finding("axes", found=how))
 
 
 def precisions(rope: Rope, turns: Turns) -> Iterator[Hypothesis]:
@@ -291,9 +284,7 @@ def precisions(rope: Rope, turns: Turns) -> Iterator[Hypothesis]:
         if isinstance(rope.axes, Mixed):
             continue  # a pair has several frequencies
         f = rounded(rope.inv_freq, dtype)
-        # [T] -> [T, 1]; [T, n_axes] -> [T, num_pairs]
-        axis_of_pair = list(rope.axes.axis_of_pair(rope.num_pairs))
-        coordinates = places[:, None] if places.ndim == 1 else places[:, axis_of_pair]
+        coordinates = of_each_pair(places, axes_of(rope))  # [T, 1 or num_pairs]
         every_step = rounded(rounded(coordinates, dtype) * f, dtype)
         # float32 angles beside a tie may be rounded to either side of it
         sides = (rounded(coordinates * rope.inv_freq * by, dtype) for by in _FLOAT32_SIDES)

@@ -222,8 +222,7 @@ def _find_indices_from_one(measured: Frequencies) -> Proposals:
     base = measured.bases_of(shift=1).simplest()
     if base is not None:
         mistake = make_finding("index-from-one", base=base, rotary_dim=2 * pairs)
-        law = scaling.Linear(factor=base ** (1 / pairs))
-        yield _propose_mistake(mistake, base, law, base)
+        yield _propose_mistake(mistake, base, scaling.Linear(factor=base ** (1 / pairs)), base)
 
 
 def _scan_ntk_fixed(measured: Frequencies) -> Proposals:

@@ -87,12 +87,10 @@ def identify(
     whole("head_dim", head_dim, least=2)
     whole("n_axes", n_axes, least=1)
     whole("max_position", max_position, least=64)
-    how = Calling(table, takes, dims, arrays, dtype, n_axes)
-    caller = find_caller(function, head_dim, how)
+    caller = find_caller(function, head_dim, Calling(table, takes, dims, arrays, dtype, n_axes))
     called = f"{caller.arrays.name} arrays {caller.dims} in {dtype} as ({caller.takes})"
     try:
-        report = _measure(caller, min(max_position, caller.max_position // 2))
-        return replace(report, called=called)
+        return replace(_measure(caller, min(max_position, caller.max_position // 2)), called=called)
     except RefusedError as error:
         raise TensorError(
             f"function must turn positions 0 to {max(_SMALL_POSITIONS)}, whenever it is asked to, "
@@ -138,9 +136,8 @@ def _measure_maps(caller: Caller) -> Floats:
 
 
 def _is_linear(caller: Caller, maps: Floats, rounding: float) -> bool:
-    rng = np.random.default_rng(1)
     # whole numbers, which every dtype holds exactly
-    vectors = rng.integers(-7, 8, (3, caller.head_dim)).astype(np.float64)
+    vectors = np.random.default_rng(1).integers(-7, 8, (3, caller.head_dim)).astype(np.float64)
     vectors[2] = 0
     expected = vectors @ maps[_SMALL_POSITIONS.index(5)].T
     tolerance = 64 * rounding * np.abs(vectors).max() * max(np.abs(maps).max(), 1)
@@ -153,7 +150,7 @@ def _measure_pairs(
     lengths = mistakes.call_with_growing_lengths(probe, max_position)
     z = lengths.answers[lengths.longest_consistent]
     spectrum = find_spectrum(powers_of_two(lengths.longest_consistent), z, probe.angle_errors(z))
-    factors = turns.pair_factors(probe.arrangement.blocks(maps[0]))
+    factors = probe.arrangement.factors(maps[0])
     members = mistakes.compare_members(probe, factors)
     key_factor, keys = mistakes.compare_queries_and_keys(probe, maps)
     findings = [*findings, *members, *keys]

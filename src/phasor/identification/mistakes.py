@@ -36,7 +36,7 @@ from phasor.identification.spectrum import (
     simplest_near,
     unit_of,
 )
-from phasor.identification.turns import Arrangement, pair_factors
+from phasor.identification.turns import Arrangement
 from phasor.pairings import by_pairing
 from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, LongRope, Rule
@@ -86,7 +86,7 @@ class Probe:
 
 def compare_members(probe: Probe, factors: Complex) -> list[Finding]:
     """The mistake, if the two members of a pair do not turn by the same angle."""
-    # ``factors`` are `pair_factors` at small positions with equal coordinates, and then at others
+    # ``factors`` are at small positions with equal coordinates, and then at others
     arrangement, tolerance = probe.arrangement, 32 * probe.rounding
     size = np.maximum(np.maximum(np.abs(factors.real), np.abs(factors.imag)).max(axis=0), 1e-30)
     skew = (np.abs(factors[0] - factors[1]) / size).max(axis=0)  # [2, P, pairs] to [pairs]
@@ -130,7 +130,7 @@ def compare_queries_and_keys(probe: Probe, maps: Floats) -> tuple[float | None, 
     tolerance = 32 * probe.rounding
     if len(maps) < 2 or np.abs(maps[0] - maps[1]).max() <= tolerance * max(1.0, np.abs(maps).max()):
         return None, []
-    q, k = (pair_factors(probe.arrangement.blocks(side)).mean(axis=0) for side in maps[:2])
+    q, k = (probe.arrangement.factors(side).mean(axis=0) for side in maps[:2])
     queries, keys = (float(np.median(np.abs(z))) for z in (q, k))
     ratio = keys / queries
     if np.abs(k - ratio * q).max() <= tolerance * max(1.0, ratio):
@@ -193,7 +193,7 @@ def add_limits(measured: Measured, max_position: int) -> None:
     near = (p + step for p in powers_of_two(max_position)[3:] for step in (-1, 1))
     positions = [p for p in near if p <= max_position]
     # most functions turn all in one call; a position that comes out otherwise is asked alone
-    together = measured.results(*positions, in_one_call=True) if positions else {}
+    together = measured.results(*positions, in_one_call=True)
 
     def dtype_of(position: int) -> str | None:
         """The dtype to which the position was rounded: float64, one found before, or the finest."""
@@ -307,12 +307,8 @@ def call_with_growing_lengths(probe: Probe, max_position: int) -> Lengths:
     return Lengths(answers, consistent, changes_at, irreproducible_at)
 
 
-class _LongerCall(NamedTuple):
-    """A call so long that the function uses other frequencies."""
-
-    tokens: int
-    spectrum: Spectrum
-    attention_factor: float
+# the tokens of a call so long that the function uses other frequencies, these, and its factor
+_LongerCall = tuple[int, Spectrum, float]
 
 
 def add_rule(measured: Measured, lengths: Lengths) -> None:
@@ -323,7 +319,7 @@ def add_rule(measured: Measured, lengths: Lengths) -> None:
         z = lengths.answers[top]
         spectrum = find_spectrum(powers_of_two(top), z, probe.angle_errors(z))
         if spectrum.last_position == top and np.all(spectrum.inv_freq):
-            longer_calls.append(_LongerCall(top + 1, spectrum, float(np.median(np.abs(z)))))
+            longer_calls.append((top + 1, spectrum, float(np.median(np.abs(z)))))
     rule, sentence = None, ""
     if rope is not None and rope.num_pairs > 1 and len(longer_calls) > 1:
         rule = _fit_dynamic_ntk(measured.report, longer_calls)
@@ -338,9 +334,8 @@ def _fit_dynamic_ntk(report: Identification, longer_calls: list[_LongerCall]) ->
     """Dynamic NTK, if it gives the factors measured at all lengths."""
     if report.base is None or report.law is not None:
         return None
-    pairs = len(report.pairs)
-    slowest = report.base ** (-(pairs - 1) / pairs)
-    factors = [(c.tokens, slowest / abs(float(c.spectrum.inv_freq[-1]))) for c in longer_calls]
+    slowest = report.base ** (-(len(report.pairs) - 1) / len(report.pairs))
+    factors = [(n, slowest / abs(float(long.inv_freq[-1]))) for n, long, _ in longer_calls]
     (short, low), (long, high) = factors[0], factors[-1]
     slope = (high - low) / (long - short)
     factor = simplest_near(1 - (low - slope * short), 1e-3)

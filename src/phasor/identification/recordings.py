@@ -196,7 +196,6 @@ class Vectors(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens there are."""
         return self.positions.shape[0] * self.positions.shape[1]
 
     def sample(self, tokens: NDArray[np.intp], heads: slice = slice(None)) -> Sample:
@@ -222,8 +221,7 @@ def vectors_of(arrays: Arrays, side: str, rope: Rope, dims: str | None) -> list[
     head_dim = rope.head_dim
     for needed in ("positions", side, f"{side}_rotated"):
         if needed not in arrays:
-            text = f"a recording with {', '.join(arrays)} must hold {needed} too"
-            raise TensorError(text)
+            raise TensorError(f"a recording with {', '.join(arrays)} must hold {needed} too")
     before, after, places = arrays[side], arrays[f"{side}_rotated"], arrays["positions"]
     shape, places = before.shape, as_positions(places)
     if shape != after.shape:

@@ -177,11 +177,9 @@ class Interval:
         return Interval(max(self.low, other.low), min(self.high, other.high))
 
     def times(self, factor: float) -> Interval:
-        """The interval of all numbers times a positive factor."""
         return Interval(self.low * factor, self.high * factor)
 
     def exp(self) -> Interval:
-        """The interval of the exponentials of all numbers."""
         return Interval(*(math.exp(min(max(x, -600.0), 600.0)) for x in (self.low, self.high)))
 
     def power(self, exponent: float) -> Interval:
@@ -191,8 +189,6 @@ class Interval:
 
     def power_of_two(self) -> int | None:
         """The smallest power of two in the interval."""
-        if not self or self.high < 1:
-            return None
         candidate = 1 << max(0, math.ceil(math.log2(max(self.low, 1.0)) - 1e-12))
         return candidate if self.low <= candidate <= self.high else None
 

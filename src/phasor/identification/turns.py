@@ -48,9 +48,12 @@ class Arrangement(NamedTuple):
         """How many pairs there are, those that do not turn included."""
         return self.read.shape[1]
 
-    def blocks(self, maps: Floats) -> Floats:
-        """The 2x2 block of every pair: ``[..., d, d]`` to ``[..., pairs, 2, 2]``."""
-        return maps[..., self.written.T[:, :, None], self.read.T[:, None, :]]
+    def factors(self, maps: Floats) -> Complex:
+        """``gain * exp(i angle)`` of pairs, by each row: ``[..., d, d]`` to ``[2, ..., pairs]``."""
+        # of a rotation both are the same, otherwise their mean is the nearest one
+        (first, second), (to_first, to_second) = self.read, self.written
+        by_first = maps[..., to_first, first] - 1j * maps[..., to_first, second]
+        return np.stack((by_first, maps[..., to_second, second] + 1j * maps[..., to_second, first]))
 
 
 def arrangement_of(rope: Rope) -> Arrangement:
@@ -108,8 +111,7 @@ def arrange_blocks(blocks: list[MixedCoordinates], head_dim: int) -> Arrangement
         if all(written.get(block.read) == block.written for block in pairs + moves):
             return candidate
     # of no pairing, in the order of their first coordinates
-    width = 2 * len(pairs)
-    layout = Rope(head_dim=head_dim, pairing="half", rotary_start=lowest, rotary_dim=width)
+    layout = Rope(head_dim=head_dim, pairing="half", rotary_start=lowest, rotary_dim=2 * len(pairs))
     columns = (np.array(coordinates).T for coordinates in zip(*pairs, strict=True))
     return Arrangement(layout, *columns, is_named=False)
 
@@ -130,17 +132,10 @@ def candidate_arrangements(
                 yield arrangement_of(replace(part, pairing=pairing, pairing_out=out))
 
 
-def pair_factors(blocks: Floats) -> Complex:
-    """``gain * exp(i angle)`` from both rows of blocks ``[P, pairs, 2, 2]``: ``[2, P, pairs]``."""
-    # of a rotation both are the same, otherwise their mean is the nearest one
-    first = blocks[..., 0, 0] - 1j * blocks[..., 0, 1]
-    return np.stack((first, blocks[..., 1, 1] + 1j * blocks[..., 1, 0]))
-
-
 def measure_noise(arrangement: Arrangement, maps: Floats, rounding: float) -> float:
     """How far maps ``[..., out, in]`` are from turning each pair as one and keeping the rest."""
     # rounding, once or at every step, leaves a 0 and the equality of two cosines as they are
-    first, second = pair_factors(arrangement.blocks(maps).reshape(-1, arrangement.num_pairs, 2, 2))
+    first, second = arrangement.factors(maps)
     others = maps * (1 - np.eye(maps.shape[-1]))
     others[..., arrangement.written.T[:, :, None], arrangement.read.T[:, None, :]] = 0
     noise = float(max(np.abs(first - second).max(), np.abs(others).max()))

@@ -329,8 +329,7 @@ def _as_in_configs(rope: Rope) -> Rope:
     if not isinstance(rope.scaling, NTK) or isinstance(rope.axes, Axial):
         return rope
     assert rope.base is not None, "a law scales the powers of a base"
-    raised = rope.scaling.raised_base(rope.base, rope.num_pairs)
-    return replace(rope, base=raised, scaling=None)
+    return replace(rope, base=rope.scaling.raised_base(rope.base, rope.num_pairs), scaling=None)
 
 
 def _config_keys(
