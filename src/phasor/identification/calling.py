@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import product
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,7 @@ from phasor._checks import choice
 from phasor.errors import BackendError, SpecError, TensorError, install_hint
 from phasor.identification.spectrum import ROUNDING, Floats, near_powers_of_two
 
-Dims = Literal["bhsd", "bshd", "bsd", "shd", "hsd", "sd"]
-_DIMS: tuple[Dims, ...] = ("bhsd", "bshd", "shd", "hsd", "bsd", "sd")
+_DIMS = ("bhsd", "bshd", "shd", "hsd", "bsd", "sd")
 # orders of the dimensions of positions (b batch, s sequence, n axes), for one axis and for several
 _POSITION_DIMS = {False: ("bs", "s"), True: ("bsn", "nbs", "sn", "ns")}
 _VECTORS = ("x", "q", "k")
@@ -145,7 +144,7 @@ class Caller:
     table: Callable[..., Any] | None  # as in `Calling`
     arrays: Arrays
     takes: str  # its arguments in order, as for `identify`
-    dims: Dims  # order of the dimensions of its vectors
+    dims: str  # order of the dimensions of its vectors
     position_dims: str  # order of the dimensions of its positions
     head_dim: int
     n_axes: int  # coordinates of a position

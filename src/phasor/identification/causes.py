@@ -331,7 +331,7 @@ class Finder:
         places, offset, pairs, known = turns.positions, 0, turns.z.shape[1], list[Rope]()
         if (spectrum := turns.find_spectrum()) is not None:
             drivers, sizes = np.ones((1, pairs), bool), np.full((1, pairs), sum(turns.gain) / 2)
-            rounding = ROUNDING[turns.dtype]
+            rounding = ROUNDING[self.sample.dtype]
             report = explain(turns.arrangement, spectrum, drivers, sizes, rounding=rounding)
             offset = 0 if report.position_offset % 1 else int(report.position_offset)
             if report.rope is not None and report.known_law:

@@ -15,15 +15,10 @@ from phasor.describe import ranges, static_rope
 from phasor.errors import SpecError
 from phasor.identification.calling import Caller, Calling, RefusedError, find_caller
 from phasor.identification.report import Changes, Difference
-from phasor.identification.spectrum import (
-    Floats,
-    exact_phasors,
-    find_first_bad,
-    near_powers_of_two,
-)
+from phasor.identification.spectrum import Floats, find_first_bad, near_powers_of_two
 from phasor.identification.verifying import find_causes
 from phasor.layers import LayerRopes, QueryFactor
-from phasor.numpy import matrix, pair_indices
+from phasor.numpy import matrix, pair_indices, phasors
 from phasor.rope import Rope, real_inv_freq
 
 Function = Callable[..., Any]
@@ -98,7 +93,7 @@ def _diff_ropes(a: Rope, b: Rope, context: int, tolerance: float) -> RopeDiffere
 
     def compare_pair(pair: int) -> PairDifference:
         place = int(positions[pair])
-        za, zb = (exact_phasors(rope, np.array([place]))[0, pair] for rope in (a, b))
+        za, zb = (phasors(rope, [place])[0, pair] for rope in (a, b))
         inv_freq = float(a.inv_freq[pair]), float(b.inv_freq[pair])
         error = float(abs(za - zb))
         return PairDifference(pair=pair, position=place, error=error, inv_freq=inv_freq)

@@ -111,8 +111,7 @@ def compare(meant: Rope, found: Rope, unresolved: Rope | None = None) -> Changes
 
 def _by_width(meant: Rope, base: float) -> str:
     """Which exponents make another base of the one that was meant."""
-    usual = base in USUAL_BASES or meant.base in (None, 1.0) or base <= 0
-    exponent = 0.0 if usual else math.log(base) / math.log(cast(float, meant.base))
+    exponent = 0.0 if base in USUAL_BASES else math.log(base, cast(float, meant.base))
     width = meant.rotary_dim
     for other in dict.fromkeys((meant.head_dim, width // 2, 2 * width, width - 2, width + 2)):
         if other != width and other > 0 and abs(exponent * other / width - 1) < _EXPONENT_ERROR:

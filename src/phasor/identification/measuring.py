@@ -23,12 +23,11 @@ from phasor.identification.spectrum import (
     Spectrum,
     bound_angle_errors,
     doubling,
-    exact_phasors,
     find_spectrum,
     powers_of_two,
 )
 from phasor.identification.verifying import find_causes
-from phasor.numpy import every_axis_of, matrix
+from phasor.numpy import every_axis_of, matrix, phasors
 from phasor.pairings import Pairing
 from phasor.rope import Rope
 
@@ -389,7 +388,7 @@ def from_cache(
     if report.rope is None:
         raise _no_rope(report.why_no_rope)
     gain, offset = report.attention_factor or 1.0, report.position_offset
-    error = np.abs(z - gain * exact_phasors(report.rope, rows, offset)[:, : z.shape[1]]).max(axis=1)
+    error = np.abs(z - gain * phasors(report.rope, rows + offset)[:, : z.shape[1]]).max(axis=1)
     # angles may be float32 products of float32 frequencies, each a few roundings off
     fastest = max(abs(pair.inv_freq) for pair in report.pairs)
     tolerance = gain * (16 * rounding + (rows + abs(offset)) * fastest * 2.0**-20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import reduce
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -117,27 +118,23 @@ def find_mixed_members(rope: Rope, sample: Sample) -> Changes:
     unsure = angle_errors(sample.positions, rope.inv_freq)
     readings = {one: arrangement_of(replace(rope, pairing=one, pairing_out=None)).read
                 for one in PAIRINGS}  # fmt: skip
-    for pairing, (first, second) in readings.items():
-        for other, read in readings.items():
-            pair_of = np.empty(rope.head_dim, np.intp)
-            pair_of[read] = np.arange(rope.num_pairs)
-            rows_name = f"{other}-rows-on-{'halves' if pairing == 'half' else pairing}"
-            for signs, how in (((-1, 1), ""), ((-1, -1), "subtract"), ((1, 1), "add")):
-                if pairing == other and not how:
-                    continue
-                fits = kept.copy()
-                for sign, to, beside in zip(signs, (first, second), (second, first), strict=True):
-                    one, x, by = (
-                        rows[:, None, pair_of[to]],
-                        sample.x[..., to],
-                        sample.x[..., beside],
-                    )
-                    products = np.abs(x * one.real) + np.abs(by * one.imag)
-                    slack = np.hypot(x, by) * (unsure[:, None, pair_of[to]] + 2.0**-22)
-                    y = sample.y[..., to]
-                    off = np.abs(y - x * one.real - sign * by * one.imag)
-                    fits[..., to] = off <= sample.bounds(products, y) + slack
-                if fits.all():
-                    names = () if pairing == other else (make_finding(rows_name),)
-                    return *names, *((make_finding("one-sign", how=how),) if how else ())
+    ways = {"": (-1, 1), "subtract": (-1, -1), "add": (1, 1)}
+    for (pairing, members), (other, read) in product(readings.items(), repeat=2):
+        pair_of = np.empty(rope.head_dim, np.intp)
+        pair_of[read] = np.arange(rope.num_pairs)
+        rows_name = f"{other}-rows-on-{'halves' if pairing == 'half' else pairing}"
+        for how, signs in ways.items():
+            if pairing == other and not how:
+                continue
+            fits = kept.copy()
+            for sign, to, beside in zip(signs, members, members[::-1], strict=True):
+                one, x, by = rows[:, None, pair_of[to]], sample.x[..., to], sample.x[..., beside]
+                products = np.abs(x * one.real) + np.abs(by * one.imag)
+                slack = np.hypot(x, by) * (unsure[:, None, pair_of[to]] + 2.0**-22)
+                y = sample.y[..., to]
+                off = np.abs(y - x * one.real - sign * by * one.imag)
+                fits[..., to] = off <= sample.bounds(products, y) + slack
+            if fits.all():
+                names = () if pairing == other else (make_finding(rows_name),)
+                return *names, *((make_finding("one-sign", how=how),) if how else ())
     return ()

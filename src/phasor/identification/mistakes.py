@@ -27,7 +27,6 @@ from phasor.identification.spectrum import (
     Spectrum,
     bound_angle_errors,
     coarsest_dtype,
-    exact_phasors,
     find_first_bad,
     find_spectrum,
     interval_around,
@@ -37,6 +36,7 @@ from phasor.identification.spectrum import (
     unit_of,
 )
 from phasor.identification.turns import Arrangement
+from phasor.numpy import phasors
 from phasor.pairings import by_pairing
 from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, LongRope, Rule
@@ -173,7 +173,7 @@ class Measured:
         return results
 
     def find_source(
-        self, results: Mapping[int, Complex], sources: Mapping[_Source, Callable[[int], float]]
+        self, results: Mapping[int, Complex], sources: Mapping[_Source, Callable[[int], Any]]
     ) -> _Source | None:
         """The first source as whose positions all of them were turned."""
         # float32 angles and positions lose 2**-22 of the angle, which is no table's end
@@ -198,7 +198,7 @@ def add_limits(measured: Measured, max_position: int) -> None:
     def dtype_of(position: int) -> str | None:
         """The dtype to which the position was rounded: float64, one found before, or the finest."""
         dtypes = ("float64", *first_rounded, *DTYPES)
-        sources = {name: partial(_round_position, dtype=name) for name in dtypes}
+        sources = {name: partial(rounded, dtype=name) for name in dtypes}
         known = {position: together[position]} if position in together else {}
         dtype = measured.find_source(known, sources)
         return dtype or measured.find_source(measured.results(position), sources)
@@ -218,16 +218,12 @@ def add_limits(measured: Measured, max_position: int) -> None:
         findings.append(Finding(name, sentence))
     first_rounded.pop("float64", None)
     for dtype, position in first_rounded.items():
-        where = f": {position} is turned as if it were {_round_position(position, dtype)}"
+        where = f": {position} is turned as if it were {int(rounded(position, dtype))}"
         findings.append(make_finding("positions-in-{dtype}", dtype=dtype, where=where))
     name, negative = _describe_negative_positions(measured, end)
     if name:
         findings.append(Finding(name, f"A negative position {negative}."))
     measured.add(*findings, table_end=end, beyond=beyond, negative=negative)
-
-
-def _round_position(position: int, dtype: str) -> int:
-    return int(rounded(position, dtype))
 
 
 def _describe_table_end(measured: Measured, end: int) -> _Said:
@@ -471,7 +467,7 @@ def add_precision(measured: Measured, end: int) -> None:
         # frequencies are measured at powers of two, where rounding an angle changes nothing
         positions = near - np.array([1, 2, 5, 9, 11])
         z = probe(positions) / report.attention_factor
-        exact = exact_phasors(report.rope, positions, report.position_offset)[:, : z.shape[1]]
+        exact = phasors(report.rope, positions + report.position_offset)[:, : z.shape[1]]
         errors.append((near, float(np.abs(z - exact).max())))
         drift = np.abs(np.angle(z * np.conj(spectrum.predict(positions.astype(np.float64)))))
         angles = positions[:, None] * np.abs(spectrum.inv_freq)

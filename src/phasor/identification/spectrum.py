@@ -10,9 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasor.numpy import phasors
-from phasor.rope import Rope
-
 Floats = NDArray[np.float64]
 Complex = NDArray[np.complex128]
 #: Significant bits of a dtype, and the exponent of its smallest number.
@@ -104,11 +101,6 @@ def find_first_bad(good: int, bad: int, is_good: Callable[[int], bool]) -> int:
     """The first bad position after the good ones, by bisection between a good and a bad one."""
     between = range(good + 1, bad)
     return good + 1 + bisect_left(between, True, key=lambda position: not is_good(position))
-
-
-def exact_phasors(rope: Rope, positions: NDArray[np.int64], offset: float = 0.0) -> Complex:
-    """``exp(i angle)`` at positions plus an offset, on every axis: ``[P, num_pairs]``."""
-    return phasors(rope, positions + (int(offset) if offset.is_integer() else offset))
 
 
 def bound_angle_errors(z: Complex, rounding: float, noise: float = 0.0) -> Floats:

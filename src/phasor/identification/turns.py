@@ -188,8 +188,7 @@ class Turns(NamedTuple):
     errors: Floats
     gain: tuple[float, float]  # the factor of all pairs is between these
     positions: NDArray[Any]  # [T] or [T, n_axes]
-    dtype: str
-    row_dtype: str | None = None  # to which cos and sin must be rounded for one factor of all
+    row_dtype: str | None  # to which cos and sin must be rounded for one factor of all
 
     def misfit(self, rope: Rope, places: NDArray[Any], rows: Complex) -> Floats:
         """How far they are off rows ``[T, num_pairs]``, in units of what is allowed."""
@@ -282,7 +281,7 @@ def measure_turns(
     if np.any(np.abs(v - z[:, None] * u) > errors + sizes * z_errors[:, None]):
         return None
     z_errors += in_rows
-    return Turns(arrangement, z, z_errors, (low, high), sample.positions, sample.dtype, row_dtype)
+    return Turns(arrangement, z, z_errors, (low, high), sample.positions, row_dtype)
 
 
 def arrangements(rope: Rope, sample: Sample) -> Iterator[Arrangement]:

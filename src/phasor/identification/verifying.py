@@ -202,8 +202,7 @@ def _verify_side(
         static = [(k, static_rope(r, length)) for k, r in layers.kinds.items() if r]
         own = static_rope(rope, length)
         meant = Meant(own, rope, [other for other in static if other[1] != own])
-    factors = layers.query_factors if side == "q" else dict[str, QueryFactor]()
-    factor = factors.get(kind, QueryFactor())
+    factor = layers.query_factors.get(kind, QueryFactor()) if side == "q" else QueryFactor()
     verdicts = ((vectors.dims, _verify_vectors(vectors, meant, factor)) for vectors in choices)
     found = [(order, verdict) for order, verdict in verdicts if verdict is not None]
     # a wrong order of dimensions may fit some turns, but no cause
