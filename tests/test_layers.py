@@ -139,6 +139,7 @@ def test_kinds_cannot_be_changed() -> None:
         ({"context": 0}, "context must be a whole number >= 1, got 0"),
         ({"num_heads": 1.5}, "num_heads must be a whole number >= 1, got 1.5"),
         ({"num_kv_heads": True}, "num_kv_heads must be a whole number >= 1, got True"),
+        ({"beside": (("mtp", 1, 2),)}, "beside[0] must be a NamedRope, got ('mtp', 1, 2)"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -288,3 +289,10 @@ def test_a_query_factor_names_the_field_that_is_wrong(field: str, value: Any) ->
     """With what came."""
     with pytest.raises(SpecError, match=f"{field} must be .*got {value!r}"):
         QueryFactor(**{"strength": 0.1, "length": 8} | {field: value})
+
+
+def test_the_fields_of_a_query_factor_are_plain_numbers() -> None:
+    """So that it is JSON after numbers of NumPy, and one factor has one text."""
+    factor = QueryFactor(strength=np.float64(0.5), length=np.int64(8), first=np.int8(1))
+    assert [type(getattr(factor, field.name)) for field in fields(factor)] == [float, int, int, str]
+    assert repr(factor) == repr(QueryFactor(strength=0.5, length=8, first=1))

@@ -36,9 +36,10 @@ class QueryFactor:
     form: Literal["steps", "log", "power"] = "steps"
 
     def __post_init__(self) -> None:
-        number("strength", self.strength)
-        whole("length", self.length, least=1)
-        whole("first", self.first, least=0)
+        # as plain numbers, which JSON takes, too
+        object.__setattr__(self, "strength", number("strength", self.strength))
+        object.__setattr__(self, "length", whole("length", self.length, least=1))
+        object.__setattr__(self, "first", whole("first", self.first, least=0))
         choice("form", self.form, ("steps", "log", "power"))
 
     def __call__(self, positions: Any, xp: Any = np) -> Any:
@@ -151,6 +152,7 @@ class LayerRopes(Sequence[Rope | None]):
         if not self.query_factors.keys() <= self.kinds.keys():
             raise SpecError(f"query_factors must name some of kinds, got {[*self.query_factors]}")
         _check_values("query_factors", self.query_factors, (QueryFactor,), "a QueryFactor")
+        _check_values("beside", dict(enumerate(self.beside)), (NamedRope,), "a NamedRope")
         for name in ("context", "num_heads", "num_kv_heads"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), least=1)
@@ -300,7 +302,7 @@ def _rebuild(value: Any, *mappings: str) -> partial[Any]:
 
 
 def _check_values(
-    name: str, values: Mapping[str, object], kinds: tuple[type, ...], expected: str
+    name: str, values: Mapping[Any, object], kinds: tuple[type, ...], expected: str
 ) -> None:
     for key, value in values.items():
         if not isinstance(value, kinds):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from phasor import Rope, SpecError
+from phasor import QueryFactor, Rope, SpecError
 from phasor.positions import cached, packed, padded, span
 from phasor.scaling import Yarn
 from phasor.torch import attention as attention_module
@@ -211,10 +211,12 @@ def test_inputs_are_left_alone() -> None:
 
 
 def test_printing_a_layer_says_what_it_does() -> None:
-    """Heads, mask and rope."""
+    """Heads, mask and rope, and what queries are multiplied by."""
     text = layer(window=7, num_kv_heads=2).extra_repr()
     assert text.startswith("num_heads=4, num_kv_heads=2, causal=True, window=7, rope=Rope(")
     assert layer(rope=None, head_dim=8).extra_repr().endswith("rope=None")
+    grown = layer(rope=None, head_dim=8, query_factor=QueryFactor(strength=0.1, length=4))
+    assert "rope=None, query_factor=QueryFactor(strength=0.1, length=4," in grown.extra_repr()
 
 
 @pytest.mark.parametrize("rope", [Yarn(factor=4.0, original_max_positions=64), None])

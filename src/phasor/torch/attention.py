@@ -266,9 +266,10 @@ class RotaryAttention(nn.Module):
     def extra_repr(self) -> str:
         window = "" if self.window is None else f", window={self.window}"
         dropout = f", dropout={self.dropout}" if self.dropout else ""
+        factor = "" if self.query_factor is None else f", query_factor={self.query_factor!r}"
         return (
             f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, "
-            f"causal={self.causal}{window}{dropout}, rope={self.rope}"
+            f"causal={self.causal}{window}{dropout}, rope={self.rope}{factor}"
         )
 
     def _current_dropout(self) -> float:
