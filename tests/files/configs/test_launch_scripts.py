@@ -67,7 +67,7 @@ def test_a_variable_of_a_script_has_one_value_or_is_refused(
     if layers:
         assert len(load(file)) == layers
     else:
-        with pytest.raises(ConfigError, match=r"--num-layers must be .*got '8\|4'"):
+        with pytest.raises(ConfigError, match=r"--num-layers must be .*got '8&4'"):
             load(file)
 
 
@@ -82,3 +82,19 @@ def test_a_script_may_repeat_a_list(text: str, tmp_path: Path) -> None:
     config = {"num_layers": 4, "hidden_size": 512, "num_attention_heads": 4}
     config |= {"position_embedding_type": "rope", "no_rope_freq": text}
     assert list(load(config).layer_kinds) == kinds
+
+
+def test_a_pattern_of_layers_may_stand_in_a_variable(tmp_path: Path) -> None:
+    """As in Megatron's own examples; of two patterns none is taken, nor both after each other."""
+    file = tmp_path / "train.sh"
+    sizes = "--hidden-size 512 --num-attention-heads 4 --position-embedding-type rope"
+    train = f"python train.py --hybrid-layer-pattern ${{P}} {sizes}\n"
+    file.write_text(f'P="M-*|M/MM"\n{train}')
+    assert load(file).layer_kinds == ("mamba", "mlp", "rope", "mamba")
+    for two in (
+        f"P=M-*\nP=MM*\n{train}",
+        train.replace("${P}", "M-*") + train.replace("${P}", "MM*"),
+    ):
+        file.write_text(two)
+        with pytest.raises(ConfigError, match=r"--hybrid-layer-pattern must be .*M-\*&MM\*"):
+            load(file)

@@ -129,7 +129,7 @@ def parse_arguments(text: str) -> dict[str, Any]:
     """
     plain = re.sub(r"\\\r?\n", " ", re.sub(r"(?m)(^|\s)#.*$", "", text))
     known: dict[str, Any] = {}
-    assigned = r"(?m)(?:^|[\s;])(\w+)=[\"']?(?:\$\{\w+:?-)?([\w.+-]+)\}?[\"']?(?=[\s;]|$)"
+    assigned = r"(?m)(?:^|[\s;])(\w+)=[\"']?(?:\$\{\w+:?-)?([\w.+*|/-]+)\}?[\"']?(?=[\s;]|$)"
     for name, value in re.findall(assigned, plain):
         _add(known, name, value)
     plain = re.sub(r"\$\(\(([^()]*)\)\)", lambda m: _calculated(m[1], known) or m[0], plain)
@@ -172,8 +172,8 @@ _WORD = r"\[[\d\s,]*\](?!\s*[*+])|[(\[]+\d(?:[\d,\[\]()]|\s*[*+]\s*)*|[^\s\"'()\
 def _add(values: dict[str, Any], name: str, value: Any) -> None:
     """Add a value to those by name; a different one that is there becomes a text of both."""
     first = values.setdefault(name, value)
-    if [first] != [value] and "|" not in str(first):
-        values[name] = f"{first}|{value}"
+    if [first] != [value] and "&" not in str(first):  # which no value has, as patterns have |
+        values[name] = f"{first}&{value}"
 
 
 def _argument(word: str) -> Any:
