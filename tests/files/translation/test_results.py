@@ -386,3 +386,17 @@ def test_exllamav3_is_given_no_factor_that_it_would_take_otherwise() -> None:
     for ropes, is_given in ((model, True), (longer, False)):
         (part,) = translate(ropes, "exllamav3").parts
         assert ("llama_4_scaling_beta" in part.settings["rope_parameters"]) == is_given
+
+
+@each("target", ["transformers", "vllm", "sglang", "mlx-lm"])
+def test_llama_4s_factor_is_among_the_keys_where_its_file_is_another_programs(target: str) -> None:
+    """The classes have other numbers by default."""
+    meta = {"dim": 512, "n_layers": 4, "n_heads": 4, "rope_theta": 5e5, "multiple_of": 256}
+    tuned = {"nope_layer_interval": 2, "attn_temperature_tuning": True, "floor_scale": 90.0}
+    ropes = load(meta | tuned)
+    (part,) = translate(ropes, target, context=100).parts
+    keys = {**part.settings, **part.settings.get("override", {})}
+    file = {"model_type": "llama4_text", "num_hidden_layers": 4, "hidden_size": 512,
+            "num_attention_heads": 4, "no_rope_layers": [1, 0, 1, 0]}  # fmt: skip
+    read = [key for key in keys if key.startswith(("attn_", "floor_"))]
+    assert load(file | {key: keys[key] for key in read}).query_factors == ropes.query_factors

@@ -118,6 +118,11 @@ def keys_over_file(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]
     replaced = {**table().files["replaced"], **table().files["replaced_by_kind"]}
     about = {key: word for key, word in replaced.items() if file.get(key) is not None}
     outside = {key: bases.get(key, says.get(word)) for key, word in about.items()}
+    for factor in ropes.query_factors.values():
+        if (factor.form, factor.first) == ("steps", 1):  # of Llama 4
+            numbers = {"floor_scale": factor.length, "attn_scale": factor.strength}
+            wanted = {"attn_temperature_tuning": True, **numbers}
+            outside |= {key: value for key, value in wanted.items() if file.get(key) != value}
     # transformers takes a rope_scaling for the block, so the block has to come after it
     return outside | {**keys, "rope_parameters": blocks}
 
