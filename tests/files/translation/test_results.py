@@ -400,3 +400,26 @@ def test_llama_4s_factor_is_among_the_keys_where_its_file_is_another_programs(ta
             "num_attention_heads": 4, "no_rope_layers": [1, 0, 1, 0]}  # fmt: skip
     read = [key for key in keys if key.startswith(("attn_", "floor_"))]
     assert load(file | {key: keys[key] for key in read}).query_factors == ropes.query_factors
+
+
+@each("arch, more", [
+    ("mistral3", {}), ("deepseek2", {"attention.kv_lora_rank": 512, "attention.key_length": 192}),
+])  # fmt: skip
+def test_the_factor_on_queries_is_in_the_metadata_of_a_gguf_file(
+    arch: str, more: dict[str, int]
+) -> None:
+    """Without which llama.cpp leaves it out."""
+    name = "ministral-3-8b" if arch == "mistral3" else "mistral-small-4-119b"
+    model = preset(name)
+    (part,) = translate(model, "gguf").parts
+    keys = {"block_count": 2, "embedding_length": 4096, "attention.head_count": 32, **more}
+    file = {f"{arch}.{key}": value for key, value in keys.items()}
+    file |= {key.format(arch=arch): value for key, value in part.settings.items()}
+    read = load({"general.architecture": arch, **file})
+    assert read.query_factor(0) == model.query_factor(0)
+    assert "arch}.attention.temperature_scale" in part.code
+    ((kind, factor),) = model.query_factors.items()
+    longer = replace(model, query_factors={kind: replace(factor, length=2 * factor.length)})
+    (part,) = translate(longer, "gguf").parts
+    assert "temperature" not in part.code
+    assert part.notes[-1].endswith("gguf leaves that to you.")

@@ -105,6 +105,12 @@ def _write_gguf(ropes: LayerRopes, context: int) -> ProgramSettings:
             context,
             lambda _, notes: _TENSOR_NOTE not in notes,
         )
+    for kind, factor in ropes.query_factors.items():
+        if factor.first == 0 and _multiplies_queries(factor, ropes.kinds[kind]):
+            keys["attention.temperature_scale"] = factor.strength
+            # the length of latent attention, and that of mistral3
+            keys["attention.temperature_length"] = factor.length
+            law_keys.setdefault("rope.scaling.original_context_length", factor.length)
     settings: Keys = {
         key if isinstance(value, np.ndarray) else f"{{arch}}.{key}": value
         for key, value in (keys | law_keys).items()
@@ -278,9 +284,11 @@ def _writing_code(settings: Keys) -> str:
     return "\n".join(imports + lines)
 
 
-def _multiplies_queries(factor: QueryFactor, _rope: Rope | None) -> bool:
-    """By numbers of the file for Mistral, and by its own for Llama 4."""
-    return (has_steps(factor) and factor.first == 0) or factor == LLAMA4_FACTOR
+def _multiplies_queries(factor: QueryFactor, rope: Rope | None) -> bool:
+    """By numbers of the file for Mistral, with the law's length, and by its own for Llama 4."""
+    length = getattr(rope and rope.scaling, "original_max_positions", factor.length)
+    from_0 = has_steps(factor) and factor.first == 0 and factor.length == length
+    return from_0 or factor == LLAMA4_FACTOR
 
 
 _Ggml = partial(
