@@ -148,6 +148,15 @@ FURTHER: dict[str, dict[str, Any]] = {
         "rope_scaling": LLAMA3 | {"original_max_position_embeddings": 256},
         "num_nextn_predict_layers": 1,
     },
+    "step3p5 with blocks": {
+        "head_dim": 16,
+        "layer_types": [*LAYERS, "full_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 5e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        "num_nextn_predict_layers": 1,
+    },
     "mellum": {"head_dim": 16, "layer_types": LAYERS, "num_mtp_layers": 1},
 }
 

@@ -249,13 +249,16 @@ def _assume_sizes(config: JsonObject, facts: Architecture) -> dict[str, int]:
 def _read_lists_by_layer(config: JsonObject) -> None:
     """Put a block for each kind in place of a law and lists by layer, as Step 3.5's class does."""
     kinds, count = config.texts("layer_types"), config.layers()
-    if kinds is None or config.has("rope_parameters"):
+    if kinds is None:
         return
     # layers that predict further tokens come last
     all_layers = count + (config.whole("num_nextn_predict_layers", least=0) or 0)
     values: dict[str, Any] = {**config.values}
     if len(kinds) == all_layers > count:
         values |= {"layer_types": kinds[:count], "mtp_layer_types": kinds[count:]}
+        config.values = values
+    if config.has("rope_parameters"):
+        return
     blocks: dict[str, dict[str, Any]] = {}
     lists = {"rope_theta": "rope_theta", "partial_rotary_factors": "partial_rotary_factor"}
     for name, key in lists.items():
