@@ -303,3 +303,15 @@ def test_maxtext_says_that_its_class_picks_the_local_layers() -> None:
     (part,) = translate(preset("modernbert-base"), "maxtext").parts
     assert "local_rope_max_timescale" in part.settings
     assert any("decides which layers are local" in note for note in part.notes)
+
+
+def test_maxtext_is_told_every_nth_layer_that_does_not_rotate() -> None:
+    """By the key of Llama 4's block, without which all layers rotate; other orders have no key."""
+    for name, interval in (("llama-4-maverick", 4), ("lfm2-1.2b", None), ("llama-2-7b", None)):
+        model = preset(name)
+        (part,) = translate(model, "maxtext").parts
+        assert part.settings.get("nope_layer_interval") == interval
+        if interval:
+            turns = [rope is not None for rope in model]
+            assert turns == [(i + 1) % interval != 0 for i in range(len(model))]
+            assert any("alone reads nope_layer_interval" in note for note in part.notes)

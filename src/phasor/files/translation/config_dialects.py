@@ -35,6 +35,7 @@ from phasor.files.translation.target import (
     ntk_as_base,
     plain_candidates,
     rotating,
+    unrotated_interval,
 )
 from phasor.layers import LayerRopes, QueryFactor
 from phasor.pairings import by_pairing
@@ -380,16 +381,12 @@ def _write_meta(ropes: LayerRopes, _context: int) -> ProgramSettings:
 
 def _interval_key(ropes: LayerRopes) -> Keys:
     """The key for every n-th layer without a rotation."""
-    unrotated = [i for i, kind in enumerate(ropes.layer_kinds, 1) if ropes.kinds[kind] is None]
-    if not unrotated:
-        return {}
-    interval = unrotated[0]
-    if unrotated != list(range(interval, len(ropes) + 1, interval)):
+    if (interval := unrotated_interval(ropes)) is None:
         raise TranslationError(
             "meta cannot express layers without a rotation that are not every n-th, and nothing "
             "that it can is near"
         )
-    return {"nope_layer_interval": interval}
+    return {"nope_layer_interval": interval} if interval else {}
 
 
 META = Target(

@@ -219,6 +219,14 @@ def main_and_local(ropes: LayerRopes) -> tuple[Rope, Rope | None]:
     return first, others[0] if others else None
 
 
+def unrotated_interval(ropes: LayerRopes) -> int | None:
+    """N where every n-th layer alone does not rotate, 0 where all do, None in another order."""
+    unrotated = [i for i, kind in enumerate(ropes.layer_kinds, 1) if ropes.kinds[kind] is None]
+    interval = min(unrotated, default=0)
+    every = list(range(interval, len(ropes) + 1, interval)) if interval else []
+    return interval if unrotated == every else None
+
+
 def is_latent(ropes: LayerRopes, rope: Rope) -> bool:
     """Whether it turns, as in DeepSeek, a slice that is a head of its own, with one key for all."""
     whole_head = rope.rotary_dim == rope.head_dim and isinstance(rope.axes, OneAxis)

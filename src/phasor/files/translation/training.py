@@ -29,6 +29,7 @@ from phasor.files.translation.target import (
     plain_candidates,
     rotating,
     softmax_notes,
+    unrotated_interval,
     yarn_ramp,
 )
 from phasor.layers import LayerRopes
@@ -341,6 +342,9 @@ def _write_maxtext(ropes: LayerRopes, context: int) -> ProgramSettings:
         notes.append("model_name must not begin with llama3.1, whose rope is in the code.")
     if keys.get("partial_rotary_factor", 1) != 1:
         notes.append("The decoder_block has to be qwen3_next or qwen3_5: others turn whole heads.")
+    if interval := unrotated_interval(ropes):
+        keys["nope_layer_interval"] = interval
+        notes.append("Of the decoder_blocks that of Llama 4 alone reads nope_layer_interval.")
     if LLAMA4_FACTOR in ropes.query_factors.values():
         keys["temperature_tuning"] = True
     in_pairs = keys["rope_type"] == "llama3.1" or keys.get("rope_pairwise")
