@@ -165,8 +165,8 @@ class _Model:
         words, key = (*self.facts["rotating"], *self.facts["instead"]), "position_embedding_type"
         if (found := self.config.text(key, *words)) is None:
             found = self.defaults.get(key, "learned_absolute")
-            absent = f"The file has no {self.config.name(key)}"
-            self.config.notes.append(f"{absent}; {found} is {self.assumes}.")
+            note = f"The file has no {self.config.name(key)}; {found} is {self.assumes}."
+            self.config.notes.append(note)
         return found
 
     def without(self, what: str, word: str) -> LayerRopes:
@@ -295,9 +295,8 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
     words, count = config.texts("layer_types"), config.layers()
     if any(map(config.has, facts["with_layer_types"])):
         config.require("layer_types", words)
-    words = words or ("attention",)
     without = {*table().files["without_rope"], *facts["without_attention"]}
-    others = [word if word in without else "" for word in words]
+    others = [word if word in without else "" for word in words or ("",)]
     across = {*(config.wholes("cross_attention_layers") or ())}
     others = ["cross_attention" if i in across else others[i % len(others)] for i in range(count)]
     if (local_base := config.number("rope_local_base_freq", above=1)) is None:
@@ -305,7 +304,7 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
     key = "sliding_window_pattern"
     interval = config.require(key, config.whole(key))
     local = replace(rope, base=local_base)  # it scales both alike
-    return model.ropes({"attention": rope, "local": local}, interval)
+    return model.ropes({"attention": rope, "local": local}, interval, others=others)
 
 
 # Megatron-LM's arguments, and the models of Megatron-Bridge and NeMo.
