@@ -149,6 +149,13 @@ def test_tensorrts_releases_call_the_pattern_of_local_layers_by_two_names(key: s
     assert [rope and rope.base for rope in ropes] == [1e4, 1e4, 1e6, 1e4]
 
 
+def test_tensorrts_local_layers_are_among_those_with_attention() -> None:
+    """Layers that a list gives something else do not rotate, whatever the pattern says."""
+    two = {"rope_local_base_freq": 1e4, "rotary_base": 1e6, "sliding_window_pattern": 2}
+    words = {"num_hidden_layers": 4, "layer_types": ["recurrent", "attention"]}
+    assert [rope and rope.base for rope in load(TRTLLM | two | words)] == [None, 1e6] * 2
+
+
 def test_tensorrts_mamba_has_no_positions_at_all() -> None:
     """Its file says the learned ones that the program assumes, and its class has none."""
     says = {"architecture": "MambaForCausalLM", "position_embedding_type": "learned_absolute"}
