@@ -254,3 +254,11 @@ def test_a_base_that_the_class_does_not_read_is_refused():
     np.testing.assert_allclose(load(config).ropes[0].inv_freq, of_class, rtol=1e-6)
     with pytest.raises(ConfigError, match="rope_theta says 500000"):
         load(other)
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_ocr2_text", "unlimited_ocr_text"])
+def test_a_width_that_the_class_computes_itself_is_none_of_the_files(model_type):
+    """Heads of these are the hidden size by their number, whatever head_dim says."""
+    config = sized(model_type, head_dim=64)
+    ((of_class, _),) = frequencies(config)
+    np.testing.assert_allclose(load(config).ropes[0].inv_freq, of_class, rtol=1e-6)
