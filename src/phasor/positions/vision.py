@@ -288,22 +288,23 @@ def _read_segments(
     types: Positions, places: Positions, waiting: dict[str, Iterator[Any]]
 ) -> Iterator[Segment]:
     """The segments of one sequence, whose tokens stand at ``places`` of their row."""
-    frames: list[Image] = []  # of a video that time stamps part, still to come
+    frame, left = Image(height=1, width=1), 0  # of a video that time stamps part, still to come
     for run in np.split(places, np.flatnonzero(np.diff(types[places])) + 1):
         kind = ("text", "image", "video")[types[run[0]]] if len(run) else "text"
         if kind == "text":
             yield Text(len(run))
             continue
         while len(run):
-            segment = frames.pop() if kind == "video" and frames else next(waiting[kind], None)
-            if segment is None:
+            if kind == "video" and left:
+                segment, left = frame, left - 1
+            elif (segment := next(waiting[kind], None)) is None:
                 raise PositionError(
                     f"{kind}_grid_thw must hold every {kind}, got none for the one at token "
                     f"{run[0]}"
                 )
             count, area = math.prod(_sizes(segment)), segment.height * segment.width
             if kind == "video" and len(run) == area < count:
-                frames = [Image(height=segment.height, width=segment.width)] * (count // area)
+                frame, left = Image(height=segment.height, width=segment.width), count // area
                 continue
             if len(run) < count:
                 raise PositionError(
@@ -312,9 +313,9 @@ def _read_segments(
                 )
             yield segment
             run = run[count:]
-    if frames:
+    if left:
         raise PositionError(
-            f"token_types must hold every frame of a video, got none of the last {len(frames)} of "
+            f"token_types must hold every frame of a video, got none of the last {left} of "
             "the last one; was the sequence cut?"
         )
 

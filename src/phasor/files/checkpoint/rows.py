@@ -143,7 +143,7 @@ class Candidate:
         heads, unrotated = self._known_query_heads(), self.model.unrotated
         period = rows // heads
         # [not rotated | rotated | rows of a gate]
-        start = unrotated or -1 if self.model.gated else period - width
+        start = (unrotated or -1) if self.model.gated else period - width
         if rows % heads or not 0 <= start <= period - width or unrotated not in (None, start):
             before = "" if unrotated is None else f", {unrotated} more before these"
             self._refuse(f"it must hold {heads} heads of {width} rows or more{before}")
