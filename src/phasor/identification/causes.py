@@ -288,8 +288,8 @@ class Finder:
         if not wrong.any():
             return offset
         first, last = int(np.argmax(wrong)), int(mapped.max())
-        where = f"token {self.tokens[first]} (position {places[first]:.15g})"
-        where = f"{where} is turned as {mapped[first]}"
+        at = f"token {self.tokens[first]} (position {places[first]:.15g})"
+        where = f"{at} is turned as {mapped[first]}"
         coarse = {dtype: hypotheses.positions_in(dtype, f": {where}") for dtype in COARSE}
         # what positions would be, and what is then said; of one row the first's are the token's own
         known: list[tuple[NDArray[Any], Changes]] = [

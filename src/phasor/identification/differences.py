@@ -400,22 +400,21 @@ def diff(
         return _diff_ropes(a, b, context, tolerance or 1e-6)
     if isinstance(a, LayerRopes) or isinstance(b, LayerRopes):
         raise SpecError("a model is compared with a model: take one of its ropes, as ropes[0]")
-    (width,) = {side.head_dim for side in (a, b) if isinstance(side, Rope)} or {head_dim}
+    rope = next((side for side in (a, b) if isinstance(side, Rope)), None)
+    width = head_dim if rope is None else rope.head_dim
     if width is None:
         raise SpecError("functions are called with heads of one width: give head_dim (--head-dim)")
     if head_dim not in (None, width):
         raise SpecError(
             f"head_dim (--head-dim) must be as wide as the model's, {width}, got {head_dim}"
         )
-    for side in (a, b):
-        if isinstance(side, Rope):
-            calling.setdefault("n_axes", side.axes.n_axes)
+    if rope is not None:
+        calling.setdefault("n_axes", rope.axes.n_axes)
     how = Calling(**calling)
-    first, second = (x if isinstance(x, Rope) else find_caller(x, width, how) for x in (a, b))
-    found = _diff_measured(first, second, context, tolerance or 1e-3)
-    match first, second:
-        case (Rope() as rope, Caller() as caller) | (Caller() as caller, Rope() as rope) if found:
-            last = min(context, found.position + _FAR) - 1
-            return replace(found, causes=find_causes(rope, caller, last))
-        case _:
-            return found
+    sides = [side if isinstance(side, Rope) else find_caller(side, width, how) for side in (a, b)]
+    found = _diff_measured(sides[0], sides[1], context, tolerance or 1e-3)
+    if found is None or rope is None:
+        return found
+    caller = next(side for side in sides if isinstance(side, Caller))
+    last = min(context, found.position + _FAR) - 1
+    return replace(found, causes=find_causes(rope, caller, last))

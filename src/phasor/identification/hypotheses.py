@@ -167,15 +167,14 @@ def alternatives(
     def compared(ropes: Iterable[Rope]) -> Iterator[_Change]:
         return ((compare(rope, one, unresolved), one) for one in ropes)
 
-    bases = () if rope.base is None else (*(other.base for _, other in others), *USUAL_BASES)
-    known = (base for base in dict.fromkeys(bases) if base is not None)
+    bases = dict.fromkeys((*(other.base for _, other in others), *USUAL_BASES))
     # of equal fits the first is named
     found: dict[str, Iterable[_Change]] = {
         "direction": compared([replace(rope, direction=-rope.direction)]),
         "slice": _narrower(rope),
         "layer": (((make_finding("layer", kind=kind),), other) for kind, other in others),
         "length": _other_lengths(rope, unresolved),
-        "base": compared(replace(rope, base=base) for base in known),
+        "base": compared(replace(rope, base=base) for base in bases if base and rope.base),
         "law-missing": compared([replace(rope, scaling=None)]),
         "law": compared(_other_laws(rope)),
         "axes": compared(_other_axes(rope)),
@@ -224,16 +223,16 @@ def _other_laws(rope: Rope) -> Iterator[Rope]:
     factor, length = getattr(law, "factor", None), getattr(law, "original_max_positions", None)
     factors = FACTORS if law is None else () if factor is None else (factor,)
     lengths = _ORIGINALS if law is None else () if length is None else (length,)
-    others = [(make, {"factor": factor}) for factor in factors for make in (Linear, NTK)]
-    for factor, length in product(factors, lengths):
-        numbers = {"factor": factor, "original_max_positions": length}
-        others += [(make, numbers) for make in (Yarn, Llama3)]
     likely: list[tuple[Callable[..., Any], dict[str, Any]]] = []
     likely += [(partial(replace, cast(Law, law)), changed) for changed in _other_parameters(law)]
-    likely += [(make, numbers) for make, numbers in others if make is not type(law)]
+    likely += [(make, {"factor": factor}) for factor, make in product(factors, (Linear, NTK))]
+    for factor, length in product(factors, lengths):
+        numbers = {"factor": factor, "original_max_positions": length}
+        likely += [(make, numbers) for make in (Yarn, Llama3)]
     for make, numbers in likely:
-        with suppress(PhasorError):
-            yield replace(rope, scaling=make(**numbers))
+        if make is not type(law):
+            with suppress(PhasorError):
+                yield replace(rope, scaling=make(**numbers))
 
 
 def _other_parameters(law: Law | None) -> Iterator[dict[str, Any]]:

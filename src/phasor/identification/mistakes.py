@@ -203,7 +203,7 @@ def add_limits(measured: Measured, max_position: int) -> None:
         dtype = measured.find_source(known, sources)
         return dtype or measured.find_source(measured.results(position), sources)
 
-    last_good, end, beyond = 0, None, None
+    last_good, end = 0, None
     for position in positions:
         dtype = dtype_of(position)
         if dtype is None:
@@ -211,19 +211,17 @@ def add_limits(measured: Measured, max_position: int) -> None:
             break
         first_rounded.setdefault(dtype, position)
         last_good = position
-    findings: list[Finding] = []
     if end is not None:
         name, beyond = _describe_table_end(measured, end)
         sentence = f"Up to position {end - 1} it turns; from {end} on {beyond}."
-        findings.append(Finding(name, sentence))
+        measured.add(Finding(name, sentence), table_end=end, beyond=beyond)
     first_rounded.pop("float64", None)
     for dtype, position in first_rounded.items():
         where = f": {position} is turned as if it were {int(rounded(position, dtype))}"
-        findings.append(make_finding("positions-in-{dtype}", dtype=dtype, where=where))
+        measured.add(make_finding("positions-in-{dtype}", dtype=dtype, where=where))
     name, negative = _describe_negative_positions(measured, end)
-    if name:
-        findings.append(Finding(name, f"A negative position {negative}."))
-    measured.add(*findings, table_end=end, beyond=beyond, negative=negative)
+    said = [Finding(name, f"A negative position {negative}.")] if name else []
+    measured.add(*said, negative=negative)
 
 
 def _describe_table_end(measured: Measured, end: int) -> _Said:

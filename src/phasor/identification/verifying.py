@@ -31,8 +31,9 @@ from phasor.identification.recordings import (
 )
 from phasor.identification.report import Changes, Difference, Finding, make_finding
 from phasor.identification.spectrum import Floats, powers_of_two
-from phasor.identification.turns import Sample, arrangement_of, measure_turns, rotates_as, rows_of
+from phasor.identification.turns import Sample, arrangement_of, measure_turns, rotates_as
 from phasor.layers import LayerRopes, QueryFactor, one_layer
+from phasor.numpy import rotate
 from phasor.rope import Rope
 
 Progress = Callable[[int, int], None]
@@ -297,16 +298,14 @@ def _first_wrong(vectors: Vectors, bad: NDArray[np.intp], rope: Rope) -> tuple[f
     columns = np.divmod(bad, vectors.positions.shape[1])
     places = vectors.positions[columns].astype(np.float64).reshape(len(bad), -1).max(axis=1)
     token = int(np.argmin(np.abs(places)))
-    sample = vectors.sample(bad[token : token + 1])
-    arrangement = arrangement_of(rope)
-    (u, v), expected = sample.pairs(arrangement), sample.x.copy()
-    turned = rope.attention_factor * rows_of(rope, sample.positions)[:, None] * u
-    if vectors.is_table:
-        return float(places[token]), float(np.abs(v - turned).max())
-    expected[..., arrangement.written[0]] = turned.real
-    expected[..., arrangement.written[1]] = turned.imag
+    sample, arrangement = vectors.sample(bad[token : token + 1]), arrangement_of(rope)
+    expected = rotate(sample.x, sample.positions, rope)
+    expected[..., arrangement.written] *= rope.attention_factor
+    off = sample._replace(y=sample.y - expected)
+    # of a table each pair is a unit vector
     sizes = np.maximum(np.linalg.norm(expected, axis=-1), 1e-300)
-    return float(places[token]), float((np.linalg.norm(sample.y - expected, axis=-1) / sizes).max())
+    of_pairs, of_heads = np.abs(off.pairs(arrangement)[1]), np.linalg.norm(off.y, axis=-1) / sizes
+    return float(places[token]), float((of_pairs if vectors.is_table else of_heads).max())
 
 
 def _find_undecided(sample: Sample, meant: Meant) -> tuple[str, ...]:
