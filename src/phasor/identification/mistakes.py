@@ -301,7 +301,7 @@ def call_with_growing_lengths(probe: Probe, max_position: int) -> Lengths:
     return Lengths(answers, consistent, changes_at, irreproducible_at)
 
 
-# the tokens of a call so long that the function uses other frequencies, these, and its factor
+# (tokens, spectrum, factor) of a call so long that the function uses other frequencies
 _LongerCall = tuple[int, Spectrum, float]
 
 

@@ -213,6 +213,7 @@ def processed(
     grids = _grids("video_grid_thw", video_grid_thw, merges)
     videos = _videos(grids, tokens_per_second, second_per_grid_ts)
     grids = _grids("image_grid_thw", image_grid_thw, [1, *merges[1:]])
+    # an image of several frames has them one position apart
     images = [Video(frames=frames, height=height, width=width) for frames, height, width in grids]
     waiting = {"image": iter(images), "video": iter(videos)}
     rows = np.atleast_2d(types)

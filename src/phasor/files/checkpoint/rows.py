@@ -143,8 +143,9 @@ class Candidate:
         heads, unrotated = self._known_query_heads(), self.model.unrotated
         period = rows // heads
         # [not rotated | rotated | rows of a gate]
-        start = (unrotated or -1) if self.model.gated else period - width
-        if rows % heads or not 0 <= start <= period - width or unrotated not in (None, start):
+        start = unrotated if self.model.gated else period - width
+        fits = rows % heads == 0 and unrotated in (None, start)
+        if start is None or not (fits and 0 <= start <= period - width):
             before = "" if unrotated is None else f", {unrotated} more before these"
             self._refuse(f"it must hold {heads} heads of {width} rows or more{before}")
         return (start,), period, heads

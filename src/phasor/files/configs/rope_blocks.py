@@ -102,9 +102,9 @@ def _block(config: JsonObject, facts: Architecture, key: str) -> JsonObject | No
 
 
 def _check_same_values(new: JsonObject, old: JsonObject, config: JsonObject) -> None:
-    """Check that ``rope_parameters`` and ``rope_scaling``, which a class reads, say the same."""
+    """Check that ``rope_parameters`` and ``rope_scaling`` say the same: classes read the latter."""
     new_values, old_values = (normalize(block.values) for block in (new, old))
-    # keys that transformers 4 has outside its block, and transformers 5 inside
+    # transformers 5 has inside its block what may stand outside that of transformers 4
     moved = {*filter(config.has, ("rope_theta", "partial_rotary_factor", _ORIGINAL))}
     moved -= set(old_values)
     for key in sorted({*new_values, *old_values} - moved, key=str):

@@ -29,13 +29,13 @@ from phasor.files.translation.target import (
     is_latent,
     is_usual_yarn,
     law_numbers,
+    layer_interval,
     main_and_local,
     model_family,
     mscales,
     ntk_as_base,
     plain_candidates,
     rotating,
-    unrotated_interval,
 )
 from phasor.layers import LayerRopes, QueryFactor
 from phasor.pairings import by_pairing
@@ -313,13 +313,13 @@ def _write_tensorrt_llm(ropes: LayerRopes, context: int) -> ProgramSettings:
     if local is not None:
         # it scales both alike; those of YaRN and of lists have no second base
         same = replace(local, base=main.base) == main
-        kinds = [*enumerate((raised.kinds[kind] for kind in ropes.layer_kinds), 1)]
-        every = next((i for i, rope in kinds if rope == main), len(kinds) + 1)
-        same &= all(rope != (main if i % every else local) for i, rope in kinds)  # local between
+        every = layer_interval(raised, main)
+        same &= every is not None and {*raised} <= {main, local}
         if len(ropes.ropes) > 2 or not same or isinstance(main.scaling, Yarn) or scaling is None:
             TENSORRT_LLM.only_rope(ropes)
+        pattern = every or len(raised) + 1  # beyond the last one if all layers are local
         # releases differ in which of the two they read
-        keys |= {"sliding_window_pattern": every, "_sliding_window_pattern": every}
+        keys |= {"sliding_window_pattern": pattern, "_sliding_window_pattern": pattern}
         keys["rope_local_base_freq"] = local.base
         notes.append("The architecture has to be Gemma 3's: others have no local layers.")
     if isinstance(main.scaling, LongRope):
@@ -381,7 +381,7 @@ def _write_meta(ropes: LayerRopes, _context: int) -> ProgramSettings:
 
 def _interval_key(ropes: LayerRopes) -> Keys:
     """The key for every n-th layer without a rotation."""
-    if (interval := unrotated_interval(ropes)) is None:
+    if (interval := layer_interval(ropes, None)) is None:
         raise TranslationError(
             "meta cannot express layers without a rotation that are not every n-th, and nothing "
             "that it can is near"

@@ -219,12 +219,12 @@ def main_and_local(ropes: LayerRopes) -> tuple[Rope, Rope | None]:
     return first, others[0] if others else None
 
 
-def unrotated_interval(ropes: LayerRopes) -> int | None:
-    """N where every n-th layer alone does not rotate, 0 where all do, None in another order."""
-    unrotated = [i for i, kind in enumerate(ropes.layer_kinds, 1) if ropes.kinds[kind] is None]
-    interval = min(unrotated, default=0)
+def layer_interval(ropes: LayerRopes, rope: Rope | None) -> int | None:
+    """N where every n-th layer alone has this rope, 0 where none has, None in another order."""
+    layers = [i for i, one in enumerate(ropes, 1) if one == rope]
+    interval = min(layers, default=0)
     every = list(range(interval, len(ropes) + 1, interval)) if interval else []
-    return interval if unrotated == every else None
+    return interval if layers == every else None
 
 
 def is_latent(ropes: LayerRopes, rope: Rope) -> bool:

@@ -21,6 +21,7 @@ from phasor.files.translation.target import (
     is_latent,
     is_usual_yarn,
     law_numbers,
+    layer_interval,
     linear_factor,
     main_and_local,
     model_family,
@@ -29,7 +30,6 @@ from phasor.files.translation.target import (
     plain_candidates,
     rotating,
     softmax_notes,
-    unrotated_interval,
     yarn_ramp,
 )
 from phasor.layers import LayerRopes
@@ -342,7 +342,7 @@ def _write_maxtext(ropes: LayerRopes, context: int) -> ProgramSettings:
         notes.append("model_name must not begin with llama3.1, whose rope is in the code.")
     if keys.get("partial_rotary_factor", 1) != 1:
         notes.append("The decoder_block has to be qwen3_next or qwen3_5: others turn whole heads.")
-    if interval := unrotated_interval(ropes):
+    if interval := layer_interval(ropes, None):
         keys["nope_layer_interval"] = interval
         notes.append("Of the decoder_blocks that of Llama 4 alone reads nope_layer_interval.")
     if LLAMA4_FACTOR in ropes.query_factors.values():
