@@ -33,6 +33,35 @@ def test_megatrons_hybrids_rotate_in_their_layers_of_attention_alone() -> None:
     assert (latent.head_dim, latent.output_pairing) == (64, "half")
 
 
+@each(
+    "of_class, sections, axes",
+    [
+        ("qwen_vl.qwen25_vl_provider.Qwen25VLModelProvider", [16, 24, 24], "TTTT HHHH WWWW"),
+        ("qwen_vl.qwen3_vl_provider.Qwen3VLMoEModelProvider", [24, 20, 20], "THWT THWT TTTT"),
+        ("qwen_omni.qwen25_omni_provider.Qwen25OmniModelProvider", [24, 20, 20], "THWT THWT TTTT"),
+        ("exaone.exaone45.exaone45_provider.Exaone45ModelProvider", [24, 20, 20], "THWT THWT TTTT"),
+        ("ernie_vl.ernie45_vl_provider.Ernie45VLModelProvider", [22, 22, 20], "HWHW HWHW TTTT"),
+    ],
+)
+def test_classes_of_megatron_bridge_deal_pairs_out_to_axes_as_their_code_does(
+    of_class: str, sections: list[int], axes: str
+) -> None:
+    """Of the pairs 0 to 3, 30 to 33 and 60 to 63: time, height or width."""
+    words = {"_target_": f"megatron.bridge.models.{of_class}", "rotary_interleaved": "HWH" in axes}
+    words |= {"position_embedding_type": "mrope", "mrope_section": sections, "kv_channels": 128}
+    rope = load(MEGATRON | words)[0]
+    assert rope is not None
+    letters = "".join("THW"[axis] for axis in rope.axes.axis_of_pair(rope.num_pairs))
+    assert " ".join((letters[:4], letters[30:34], letters[60:])) == axes
+
+
+def test_megatrons_sections_are_of_halves() -> None:
+    """In its own embedding of several axes, which would cut pairs that stand beside each other."""
+    words = {"position_embedding_type": "mrope", "mrope_section": [16, 24, 24], "kv_channels": 128}
+    with pytest.raises(ConfigError, match="rotary_interleaved must be false"):
+        load(MEGATRON | words | {"rotary_interleaved": True})
+
+
 def test_code_that_makes_megatrons_layers_is_noted() -> None:
     """It may leave the rotation out of some."""
     (note,) = (n for n in load(MEGATRON | {"spec": ["mine.model", "layers"]}).notes if "mine" in n)

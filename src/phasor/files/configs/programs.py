@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from phasor.axes import Sectioned
+from phasor.axes import Alternating, InterleavedSections, Sectioned
 from phasor.errors import PhasorWarning
 from phasor.files import refusal
 from phasor.files.configs import rope_blocks
@@ -187,10 +187,14 @@ def _divided(rope: Rope, by: float | None) -> Rope:
     return replace(rope, scaling=PerPair(factors=tuple(divisors.tolist()), attention_factor=gain))
 
 
-def _of_sections(rope: Rope, block: JsonObject, sections: tuple[int, ...] | None) -> Rope:
+def _of_sections(rope: Rope, block: JsonObject, sections: Any, layout: str = "") -> Rope:
     """The rope whose axes have these numbers of pairs, from the ``mrope_section`` of ``block``."""
+    of_layout = {"alternating": Alternating, "interleaved": InterleavedSections}
+    sections = tuple[int, ...](block.require("mrope_section", sections))
+    # where they alternate, time comes last
+    sections = sections[2:] + sections[:2] if layout == "alternating" else sections
     with renamed_keys(block):
-        return replace(rope, axes=Sectioned(block.require("mrope_section", sections)))
+        return replace(rope, axes=of_layout.get(layout, Sectioned)(sections))
 
 
 # litgpt's model_config.yaml, also inside the file of a training run.
@@ -336,16 +340,17 @@ def _load_megatron(model: _Model) -> LayerRopes:
     latent_default = model.latent and position_type == "learned_absolute"
     if position_type in facts["instead"] and not latent_default:
         return model.without(f"Megatron's type {position_type}", position_type)
-    if re.search(r"\.Gemma3\w*$", config.text("_target_") or ""):
+    of_class = (config.text("_target_") or "").rpartition(".")[2]
+    if of_class.startswith("Gemma3"):
         return _load_bridge_gemma3(model)
+    layout = next((v for k, v in facts["layouts"].items() if of_class.startswith(k)), "")
     interleaved = config.flag("interleaved") or model.latent
-    # latent attention reads pairs that stand beside each other, and writes halves
-    out = "half" if model.latent else None
-    rope = model.rope("interleaved" if interleaved else "half", out)
+    # latent attention writes halves
+    rope = model.rope("interleaved" if interleaved else "half", "half" if model.latent else None)
     if model.latent:
         position_type = config.text("rope_type", "rope", "yarn") or "yarn"
-    elif position_type == "yarn" and interleaved:
-        config.refuse("interleaved", "false, as Megatron's YaRN turns halves alone")
+    elif interleaved and position_type in facts["halves"] and layout != "alternating":
+        config.refuse("interleaved", f"false, as Megatron's {position_type} turns halves alone")
     if position_type == "yarn":
         # its frequencies are those of whole heads, whatever the fraction is
         rope = model.law("yarn", replace(rope, rotary_dim=rope.head_dim))
@@ -355,7 +360,7 @@ def _load_megatron(model: _Model) -> LayerRopes:
         elif config.has("scale_factor") and config.has("old_context_len"):
             rope = model.law("bridge", rope)
         if position_type == "mrope":
-            rope = _of_sections(rope, config, _whole_numbers(config, "mrope_section"))
+            rope = _of_sections(rope, config, _whole_numbers(config, "mrope_section"), layout)
         rope = _divided(rope, config.number("interpolation", above=0))
     # every n-th layer, or those with a 1 in a list, do not rotate
     without = _whole_numbers(config, "no_rope") or (0,)
