@@ -64,8 +64,21 @@ def test_megatrons_sections_are_of_halves() -> None:
 
 def test_code_that_makes_megatrons_layers_is_noted() -> None:
     """It may leave the rotation out of some."""
-    (note,) = (n for n in load(MEGATRON | {"spec": ["mine.model", "layers"]}).notes if "mine" in n)
-    assert "mine.model layers, which may not all rotate" in note
+    path = "heterogeneous_layers_config_path"
+    for words in ({"spec": ["mine.model", "layers"]}, {path: "blocks.json"}):
+        (key,) = words
+        assert f"The layers are those of {key}; not all may rotate." in load(MEGATRON | words).notes
+
+
+def test_what_the_code_of_megatron_bridges_classes_does_besides_is_said() -> None:
+    """Kimi K3 turns nothing, and Ministral 3 multiplies queries by position."""
+    words = {"multi_latent_attention": True, "qk_pos_emb_head_dim": 64}
+    of_kimi = "megatron.bridge.models.kimi.kimi_k3_provider.KimiK3ModelProvider"
+    assert [*load(MEGATRON | words | {"_target_": of_kimi}).ropes] == []
+    assert load(MEGATRON | words).ropes
+    of_mistral = "megatron.bridge.models.ministral3.ministral3_provider.Ministral3ModelProvider"
+    notes = load(MEGATRON | {"_target_": of_mistral}).notes
+    assert any("llama_4_scaling_beta" in note for note in notes)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

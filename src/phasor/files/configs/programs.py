@@ -142,10 +142,8 @@ class _Model:
         if isinstance(first, int):
             first = [bool(first) and i % first == 0 for i in range(1, layers + 1)]
         on, off, *_ = *kinds, ""
-        in_order = kinds_by_flags(config, key, first, layers, on=on, off=off)
-        in_order = [
-            other or kind for other, kind in zip(others or layers * [""], in_order, strict=True)
-        ]
+        found = kinds_by_flags(config, key, first, layers, on=on, off=off)
+        in_order = [one or kind for one, kind in zip(others or layers * [""], found, strict=True)]
         for key in ("rope_scaling", "rope_parameters"):
             if config.strict and isinstance(config.unread().get(key), Mapping):
                 config.refuse(key, f"absent, as {self.program} reads no such block")
@@ -187,7 +185,7 @@ def _divided(rope: Rope, by: float | None) -> Rope:
     return replace(rope, scaling=PerPair(factors=tuple(divisors.tolist()), attention_factor=gain))
 
 
-def _of_sections(rope: Rope, block: JsonObject, sections: Any, layout: str = "") -> Rope:
+def _of_sections(rope: Rope, block: JsonObject, sections: Any, layout: Any = None) -> Rope:
     """The rope whose axes have these numbers of pairs, from the ``mrope_section`` of ``block``."""
     of_layout = {"alternating": Alternating, "interleaved": InterleavedSections}
     sections = tuple[int, ...](block.require("mrope_section", sections))
@@ -319,6 +317,9 @@ def _load_megatron(model: _Model) -> LayerRopes:
     for key in filter(config.has, facts["elsewhere"]):
         config.refuse(key, "absent; give one file that has what those files say as well")
     position_type = "rope" if config.flag("use_rotary") else model.position_type()
+    name = (config.text("_target_") or "").rpartition(".")[2]
+    of_class = next(v for k, v in facts["classes"].items() if name.startswith(k))
+    position_type = of_class.get("position", position_type)
     if config.flag("gpt_oss"):  # whatever else is said
         position_type = "yarn"
         _put(config, facts["gpt_oss"])
@@ -340,16 +341,15 @@ def _load_megatron(model: _Model) -> LayerRopes:
     latent_default = model.latent and position_type == "learned_absolute"
     if position_type in facts["instead"] and not latent_default:
         return model.without(f"Megatron's type {position_type}", position_type)
-    of_class = (config.text("_target_") or "").rpartition(".")[2]
-    if of_class.startswith("Gemma3"):
+    if name.startswith("Gemma3"):
         return _load_bridge_gemma3(model)
-    layout = next((v for k, v in facts["layouts"].items() if of_class.startswith(k)), "")
+    config.notes += of_class.get("notes", ())
     interleaved = config.flag("interleaved") or model.latent
     # latent attention writes halves
     rope = model.rope("interleaved" if interleaved else "half", "half" if model.latent else None)
     if model.latent:
         position_type = config.text("rope_type", "rope", "yarn") or "yarn"
-    elif interleaved and position_type in facts["halves"] and layout != "alternating":
+    elif interleaved and position_type in of_class.get("halves", facts["halves"]):
         config.refuse("interleaved", f"false, as Megatron's {position_type} turns halves alone")
     if position_type == "yarn":
         # its frequencies are those of whole heads, whatever the fraction is
@@ -360,15 +360,15 @@ def _load_megatron(model: _Model) -> LayerRopes:
         elif config.has("scale_factor") and config.has("old_context_len"):
             rope = model.law("bridge", rope)
         if position_type == "mrope":
-            rope = _of_sections(rope, config, _whole_numbers(config, "mrope_section"), layout)
+            sections = _whole_numbers(config, "mrope_section")
+            rope = _of_sections(rope, config, sections, of_class.get("layout"))
         rope = _divided(rope, config.number("interpolation", above=0))
     # every n-th layer, or those with a 1 in a list, do not rotate
     without = _whole_numbers(config, "no_rope") or (0,)
     interval = without[0] if len(without) == 1 else without
     others = _without_attention(config, pattern)
-    if not others and (spec := config.value("spec")):
-        code = re.sub(r"[\[\],']", "", str(spec))
-        config.notes.append(f"The layers are those of {code}, which may not all rotate.")
+    if not others and config.value("spec"):
+        config.notes.append(f"The layers are those of {config.name('spec')}; not all may rotate.")
     return model.ropes({"nope": None, "rope": rope}, interval, "no_rope", others)
 
 
