@@ -55,6 +55,12 @@ def test_classes_of_megatron_bridge_deal_pairs_out_to_axes_as_their_code_does(
     assert " ".join((letters[:4], letters[30:34], letters[60:])) == axes
 
 
+def test_llama_4_of_megatron_bridge_does_not_turn_every_nth_layer() -> None:
+    """By a word of its own; and in which precision the others turn is no other rotation."""
+    words = {"nope_layer_interval": 4, "no_rope_freq": None, "apply_rotary_pos_emb_in_fp32": True}
+    assert load(MEGATRON | words).layer_kinds == ("rope", "rope", "rope", "nope")
+
+
 def test_megatrons_sections_are_of_halves() -> None:
     """In its own embedding of several axes, which would cut pairs that stand beside each other."""
     words = {"position_embedding_type": "mrope", "mrope_section": [16, 24, 24], "kv_channels": 128}
