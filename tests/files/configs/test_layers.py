@@ -15,6 +15,7 @@ from phasor.files.configs.model_class import language_models
 from phasor.files.configs.source import JsonObject
 from phasor.scaling import Linear
 
+from ...each import each
 from .config_files import sized
 
 KINDS = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
@@ -187,3 +188,12 @@ def test_deepseek_v4_without_ratios_has_the_layers_of_its_class(count):
     config = sized("deepseek_v4", num_hidden_layers=count, head_dim=64)
     of_class = transformers.CONFIG_MAPPING["deepseek_v4"](num_hidden_layers=count).layer_types
     assert list(load(config).layer_kinds) == of_class
+
+
+@each("given, found", [([0, 1], "nrrr"), ([1, 0, 1, 0, 0, 0], "rnrn"), ([], "rrrr")])
+def test_smollm3_of_keras_hub_rotates_beyond_its_list(given: list[int], found: str) -> None:
+    """And its list may be longer than the layers."""
+    sizes = {"num_layers": 4, "num_attention_heads": 2, "hidden_dim": 128, "rope_theta": 5e6}
+    enabled = {"rope_layer_enabled_list": [bool(one) for one in given]}
+    ropes = load({"class_name": "SmolLM3Backbone", "module": "k", "config": sizes | enabled})
+    assert [kind[0] for kind in ropes.layer_kinds] == [*found]

@@ -81,6 +81,18 @@ def test_betas_in_the_other_order_make_litgpts_ramp_that_of_yarn() -> None:
     assert math.isclose(rope.softmax_factor, one**2)
 
 
+def test_a_ramp_that_begins_beyond_the_coordinates_is_litgpts() -> None:
+    """YaRN's would end at the last of them."""
+    yarn = {"factor": 4.0, "beta_fast": 1.0, "beta_slow": 100.0, "original_max_seq_len": 4096}
+    (rope,) = load(LITGPT | {"rope_base": 10, "rope_adjustments": yarn}).ropes
+    low, high = (math.log(4096 / (2 * math.pi * beta), 10) * 64 for beta in (1, 100))
+    low, high = math.floor(low), math.ceil(high)
+    assert low > 127
+    ramp = np.clip((np.arange(64) - low) / (high - low), 0, 1)
+    wanted = 10.0 ** -(np.arange(64) / 64) * ((1 - ramp) / 4 + ramp)
+    assert np.allclose(rope.inv_freq, wanted, rtol=1e-12)
+
+
 def test_litgpts_local_layers_have_a_base_of_their_own_and_no_law() -> None:
     """The list may be longer than the layers, and without it all are local."""
     config = LITGPT | {"rope_local_base_freq": 10000, "rope_adjustments": {"factor": 8.0}}

@@ -245,8 +245,8 @@ def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
     low, high = max(math.floor(low), 0), min(math.ceil(high), pairs - 1)
     gains = [yarn_multiplier(factor, coefficient or 0) for coefficient in (mscale, all_dim)]
     gain = gains[0] / gains[1] if mscale and all_dim else gains[0] * gains[1]
-    if low > high >= 0:
-        # a ramp that ends before it begins is YaRN's own
+    if 2 * pairs > low > high >= 0:
+        # a ramp that ends before it begins is YaRN's own, whose ends are within the coordinates
         ends = {k: math.exp(turns - i * step) for k, i in zip(betas, (high, low), strict=True)}
         ends |= {"mscale_all_dim": all_dim or 0.0, "attention_factor": gain}
         law = Yarn(factor=factor, original_max_positions=original, truncate=False, **ends)
@@ -459,7 +459,8 @@ def _load_keras(backbone: _Model) -> LayerRopes:
         rope = model.law(law, rope)
     config.ignore(*of_law["names"].values())
     key = "rope_layer_enabled_list"
-    return model.ropes({"rope": rope, "nope": None}, config.items(key) or 1, key)
+    enabled = [*(config.items(key) or ()), *[True] * config.layers()]  # those beyond it rotate
+    return model.ropes({"rope": rope, "nope": None}, enabled[: config.layers()], key)
 
 
 # torchtune's recipes, whose model is a function of its own, with or without arguments.
