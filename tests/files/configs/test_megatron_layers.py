@@ -61,6 +61,15 @@ def test_llama_4_of_megatron_bridge_does_not_turn_every_nth_layer() -> None:
     assert load(MEGATRON | words).layer_kinds == ("rope", "rope", "rope", "nope")
 
 
+@each("word, width", [("rope", 32), ("yarn", 64)])
+def test_latent_attention_turns_a_part_of_its_slice_without_yarn(word: str, width: int) -> None:
+    """The embedding of YaRN is not given the fraction there."""
+    words = {"multi_latent_attention": True, "qk_pos_emb_head_dim": 64, "rotary_percent": 0.5}
+    rope = load(MEGATRON | words | {"rope_type": word})[0]
+    assert rope is not None
+    assert (rope.head_dim, rope.rotary_dim) == (64, width)
+
+
 def test_megatrons_sections_are_of_halves() -> None:
     """In its own embedding of several axes, which would cut pairs that stand beside each other."""
     words = {"position_embedding_type": "mrope", "mrope_section": [16, 24, 24], "kv_channels": 128}

@@ -18,9 +18,9 @@ import numpy as np
 from phasor.axes import Alternating, InterleavedSections, Sectioned
 from phasor.errors import PhasorWarning
 from phasor.files import refusal
-from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import Architecture, inherit, read_table, table, tuples
 from phasor.files.configs.model_class import kinds_by_flags
+from phasor.files.configs.rope_blocks import LawContext, read_law, rope_type
 from phasor.files.configs.ropes import layer_ropes, rotated_width
 from phasor.files.configs.source import MOST_LAYERS, JsonObject, is_huggingface, renamed_keys
 from phasor.layers import LayerRopes
@@ -76,7 +76,7 @@ class _Model:
         self.config.ignore(*_spellings(self.facts["ignored"]))
         self.defaults, self.assumes = dict(self.facts["defaults"]), f"what {program} assumes"
         key = "qk_rope_head_dim"
-        self.latent = key in names and self.config.has(key)
+        self.latent = self.whole = key in names and self.config.has(key)
         self.blocks: list[JsonObject] = []
 
     def _size(self, key: str) -> int:
@@ -100,13 +100,14 @@ class _Model:
             for key in ("hidden_size", "num_attention_heads"):
                 self._size(key)
             head_dim = config.head_dim(width)
-        block = JsonObject({}, config.path)  # no program of these has one with a fraction
-        rotary_dim = head_dim if self.latent else rotated_width(config, block, facts, head_dim)
+        # no program of these has a block with a fraction
+        part, block = replace(facts, latent=False), JsonObject({}, config.path)
+        rotary_dim = head_dim if self.whole else rotated_width(config, block, part, head_dim)
         base, default = config.number("rope_theta", above=1), defaults["rope_theta"]
         base = config.or_default("rope_theta", base, default, self.assumes)
+        numbers: dict[str, Any] = {"head_dim": head_dim, "base": base, "rotary_dim": rotary_dim}
         with renamed_keys(config):
-            pairs: dict[str, Any] = {"pairing": pairing, "pairing_out": out}
-            return Rope(head_dim=head_dim, base=base, rotary_dim=rotary_dim, **pairs)
+            return Rope(pairing=pairing, pairing_out=out, **numbers)
 
     def law(self, kind: str, rope: Rope, block: JsonObject | None = None) -> Rope:
         """The rope with the law of that name in the table, whose numbers are in ``block``."""
@@ -119,10 +120,9 @@ class _Model:
         values = {**config.values, key: of_law.get("law", kind)}
         numbers = JsonObject(values, config.path, names=names)
         numbers.add_defaults(of_law.get("defaults", {}))
-        context = JsonObject({_CONTEXT: self.config.whole(_CONTEXT)})
+        length = JsonObject({_CONTEXT: self.config.whole(_CONTEXT)})
         of_class = Architecture(softmax=self.latent, mscale_alone=True, ntk_alpha=True)
-        outside = rope_blocks.LawContext(of_class, rope.rotary_dim, context)
-        law = rope_blocks.read_law(numbers, outside)
+        law = read_law(numbers, LawContext(of_class, rope.rotary_dim, length))
         law = None if law == Linear(factor=1.0) else law  # which KerasHub writes for no law
         config.ignore(*numbers.keys_read)
         return replace(rope, scaling=law, direction=numbers.sign("short_factor"))
@@ -285,7 +285,7 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
             rope = model.law("longrope" if architecture in facts["mscales"] else "su", rope)
         config.ignore(*names.values())
     elif block is not None:
-        kind = rope_blocks.rope_type(block, Architecture(laws={"none": "default"}))
+        kind = rope_type(block, Architecture(laws={"none": "default"}))
         if kind == "default" and block.number("factor") not in (None, 1):
             block.refuse("factor", "1 where no law is named")
         if kind == "dynamic":  # its base is that of all lengths
@@ -338,8 +338,10 @@ def _load_megatron(model: _Model) -> LayerRopes:
     if config.has("_target_"):  # a class of Megatron-Bridge's
         config.add_defaults(facts["bridge"] | (facts["bridge_latent"] if model.latent else {}))
         config.add_defaults({_CONTEXT: config.whole("seq_length")})
-    latent_default = model.latent and position_type == "learned_absolute"
-    if position_type in facts["instead"] and not latent_default:
+    if model.latent and position_type not in ("none", "relative"):
+        position_type = config.text("rope_type", "rope", "yarn") or "yarn"
+    model.whole = model.latent and position_type == "yarn"
+    if position_type in facts["instead"]:
         return model.without(f"Megatron's type {position_type}", position_type)
     if name.startswith("Gemma3"):
         return _load_bridge_gemma3(model)
@@ -347,9 +349,8 @@ def _load_megatron(model: _Model) -> LayerRopes:
     interleaved = config.flag("interleaved") or model.latent
     # latent attention writes halves
     rope = model.rope("interleaved" if interleaved else "half", "half" if model.latent else None)
-    if model.latent:
-        position_type = config.text("rope_type", "rope", "yarn") or "yarn"
-    elif interleaved and position_type in of_class.get("halves", facts["halves"]):
+    halves = () if model.latent else of_class.get("halves", facts["halves"])
+    if interleaved and position_type in halves:
         config.refuse("interleaved", f"false, as Megatron's {position_type} turns halves alone")
     if position_type == "yarn":
         # its frequencies are those of whole heads, whatever the fraction is
@@ -470,8 +471,7 @@ def _load_torchtune(model: _Model) -> LayerRopes:
     config, facts = model.config, model.facts
     component = config.text("_component_") or ""
     builders, name = facts["builders"], component.rpartition(".")[2]
-    plain = re.sub("^q?lora_|_classifier$|_decoder$", "", name)
-    found = builders.get(name, builders.get(plain))
+    found = builders.get(name, builders.get(re.sub("^q?lora_|_classifier$|_decoder$", "", name)))
     if found is None or not component.startswith("torchtune.models."):
         config.refuse("_component_", "a model of torchtune's that phasor knows")
     of_model, given, names = inherit(found, builders), config.unread(), facts["names"].values()
