@@ -15,7 +15,7 @@ import torch
 from phasor import LayerRopes, QueryFactor, Rope, SpecError, diff, preset
 from phasor.angles import wavelengths
 from phasor.axes import Axial, InterleavedSections, Sectioned
-from phasor.layers import summarize
+from phasor.layers import NamedRope, summarize
 from phasor.numpy import rotate
 from phasor.scaling import DynamicNTK, Linear, Yarn
 from phasor.torch import rotate_qk
@@ -140,6 +140,10 @@ def test_kinds_cannot_be_changed() -> None:
         ({"num_heads": 1.5}, "num_heads must be a whole number >= 1, got 1.5"),
         ({"num_kv_heads": True}, "num_kv_heads must be a whole number >= 1, got True"),
         ({"beside": (("mtp", 1, 2),)}, "beside[0] must be a NamedRope, got ('mtp', 1, 2)"),
+        (
+            {"beside": (NamedRope("mtp", None, (6,)),)},  # pyright: ignore[reportArgumentType]
+            "beside[0].rope must be a phasor.Rope, got None",
+        ),
     ],
     ids=lambda value: str(value)[:30],
 )

@@ -172,6 +172,9 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "second_per_grid_ts[0] must be a finite number > 0": (
         lambda: processed([0, 2], (), [[1, 2, 2]], tokens_per_second=2, second_per_grid_ts=[0])
     ),
+    "and <= 1e+09, got [1]": (
+        lambda: processed([0], tokens_per_second=2, second_per_grid_ts=[[1], [1, 2]])  # pyright: ignore
+    ),
     "mask the same, got [2] and [1]": lambda: processed([0, 1], [[1, 2, 2]], mask=[1]),
     "mask must hold only 0 (padding) and 1 (token), got 2; if it numbers packed sequences, give "
     "their boundaries instead, as cu_seqlens": lambda: processed([[0] * 4], mask=[[1, 1, 2, 2]]),

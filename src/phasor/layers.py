@@ -153,6 +153,8 @@ class LayerRopes(Sequence[Rope | None]):
             raise SpecError(f"query_factors must name some of kinds, got {[*self.query_factors]}")
         _check_values("query_factors", self.query_factors, (QueryFactor,), "a QueryFactor")
         _check_values("beside", dict(enumerate(self.beside)), (NamedRope,), "a NamedRope")
+        for i, rotation in enumerate(self.beside):
+            check_rope(f"beside[{i}].rope", rotation.rope)
         for name in ("context", "num_heads", "num_kv_heads"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), least=1)

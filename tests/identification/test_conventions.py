@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from phasor import LayerRopes, Rope, SpecError
+from phasor import LayerRopes, QueryFactor, Rope, SpecError
 from phasor.axes import Sectioned
 from phasor.identification import diff
 from phasor.numpy import rotate
@@ -134,3 +134,19 @@ def test_arguments_that_mean_nothing_to_the_two_sides_are_refused(sides, given, 
     """Rather than left out of the comparison."""
     with pytest.raises(SpecError, match=message):
         diff(*sides, **given)
+
+
+@pytest.mark.parametrize("form", ["steps", "log", "power"])
+def test_factors_of_queries_count_within_the_context(form):
+    """Where none of them has begun yet, two models agree; a strength of 0 is no factor."""
+    rope = {"name": "toy", "layer_kinds": ("rope",), "kinds": {"rope": PLAIN}}
+
+    def model(strength, length):
+        factor = QueryFactor(strength=strength, length=length, form=form)
+        return LayerRopes(**rope, query_factors={"rope": factor})
+
+    plain = LayerRopes(**rope)
+    assert not diff(plain, model(0.0, 8), context=100)
+    assert not diff(model(0.1, 10**12), model(-0.2, 10**13), context=100)
+    assert diff(plain, model(0.1, 8), context=100)
+    assert diff(model(0.1, 50), model(0.1, 60), context=100)

@@ -253,9 +253,11 @@ def _grids(name: str, grids: ArrayLike | None, merges: Sequence[int]) -> list[li
 def _videos(
     grids: Sequence[Sequence[int]], tokens_per_second: float | None, seconds: ArrayLike | None
 ) -> list[Video]:
+    # as objects, for rows of several lengths make no array of numbers
+    given = np.array(() if seconds is None else seconds, object, ndmin=1).tolist()
     paces: list[Any] = [
         number(f"second_per_grid_ts[{i}]", pace, above=0, most=1e9, error=PositionError)
-        for i, pace in enumerate(() if seconds is None else np.atleast_1d(seconds).tolist())
+        for i, pace in enumerate(given)
     ]
     if paces and tokens_per_second is None:
         raise PositionError("tokens_per_second must be given with second_per_grid_ts, got None")

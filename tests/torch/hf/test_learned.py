@@ -150,6 +150,17 @@ def test_each_layer_may_have_frequencies_of_its_own(tmp_path: Path) -> None:
     assert ropes.rope_beside("indexer", 2).inv_freq.tolist() == second.inv_freq.tolist()
 
 
+@pytest.mark.parametrize("name", ["mtp_dspark.lerope", "mtp_dspark.layers.0.rotary_emb"])
+def test_a_drafting_head_has_frequencies_of_its_own(tmp_path: Path, name: str) -> None:
+    """The class ignores them beside the model's, and they do not stand for the model's."""
+    module = saved(tmp_path)
+    rewritten(tmp_path, {"lerope.alpha": ALPHA, f"{name}.alpha": ALPHA + 1})
+    assert_turns_like(module, load(tmp_path))
+    rewritten(tmp_path, {f"{name}.alpha": ALPHA + 1})
+    with pytest.raises(CheckpointError, match=r"must hold rotary_emb.alpha of layer 0, got None"):
+        load(tmp_path)
+
+
 def test_mistrals_own_name_of_the_tensor_is_read(tmp_path: Path) -> None:
     """Its release calls it lerope.alpha."""
     module = saved(tmp_path)

@@ -126,7 +126,8 @@ def _learned_ropes(
     files, learned = open_checkpoint(folder).files.values(), model.facts.learned
     endings = tuple(f".{name}" for name in learned)
     tensors = {name: entry for file in files for name, entry in file.tensors.items()}
-    tensors = {n: entry for n, entry in tensors.items() if f".{n}".endswith(endings)}
+    # a head that drafts further tokens (mtp_dspark) is another model, which no layer here reads
+    tensors = {n: e for n, e in tensors.items() if f".{n}".endswith(endings) and "mtp" not in n}
     order: list[str] = []
     ropes: dict[str, Rope | None] = {}
     for i, kind in enumerate(model.layer_kinds):
