@@ -46,11 +46,13 @@ class QueryFactor:
         """The factors in float64; of arrays of 32 or 64 bits by another module, as ``torch``."""
         positions = np.asarray(positions, np.float64) if xp is np else positions
         ahead = xp.clip(positions + self.first, 0, None)
+        # of whole numbers torch would divide and take logs in its default dtype, maybe of 16 bits
+        one = xp.ones_like(ahead, dtype=xp.float32)
         if self.form == "power":
-            return xp.exp(self.strength * xp.log1p(ahead / self.length))
+            return xp.exp(self.strength * xp.log1p(ahead * one / self.length))
         if self.form == "log":
-            return 1 + self.strength * xp.log(xp.clip(ahead / self.length, 1, None))
-        return 1 + self.strength * xp.log1p(ahead // self.length)
+            return 1 + self.strength * xp.log(xp.clip(ahead * one / self.length, 1, None))
+        return 1 + self.strength * xp.log1p(ahead // self.length * one)
 
     def __str__(self) -> str:
         u = f"(p + {self.first}) / {self.length}" if self.first else f"p / {self.length}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from phasor import Rope
+from phasor import QueryFactor, Rope
 from phasor.axes import Sectioned
 from phasor.scaling import Linear
 from phasor.torch import rotate, rotate_, rotate_by
@@ -91,6 +92,20 @@ PLACES_BY_KIND = {
     "scalar": torch.tensor(7),
     "axes": PLACES[:, None].expand(4, 3),
 }
+
+
+@pytest.mark.parametrize("form", ["steps", "log", "power"])
+@pytest.mark.parametrize("default", [torch.float16, torch.bfloat16], ids=str)
+def test_a_query_factor_of_whole_numbers_is_no_float_by_default(
+    form: Any, default: torch.dtype
+) -> None:
+    """Weights are often made where floats have 16 bits, in which 100 000 is infinite."""
+    factor, places = QueryFactor(strength=0.1, length=1, form=form), [0, 1, 300, 100_000, 2**40]
+    got = with_default(default, factor, torch.tensor(places), torch)
+    logs = {"steps": math.log1p, "log": lambda p: math.log(max(p, 1)), "power": math.log1p}
+    grown = [0.1 * logs[form](place) for place in places]
+    right = [math.exp(by) if form == "power" else 1 + by for by in grown]
+    assert (got.double() / torch.tensor(right).double() - 1).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("kind", PLACES_BY_KIND)
