@@ -25,7 +25,7 @@ def _complete(_context: object, _parameter: object, begun: str) -> list[str]:
 @click.command(epilog="Example: phasor translate llama-3.1-8b --to gguf")
 @click.option("--to", "target", metavar="PROGRAM", help="The program.", shell_complete=_complete)
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with every number.")
-@tokens_option("--context", "Tokens that its tables are for.")
+@tokens_option("--context", "Tokens that its tables are for.", least=2)
 @seq_len_option
 @takes_models("model", required=False)
 def translate(
