@@ -245,8 +245,8 @@ def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
     low, high = max(math.floor(low), 0), min(math.ceil(high), pairs - 1)
     gains = [yarn_multiplier(factor, coefficient or 0) for coefficient in (mscale, all_dim)]
     gain = gains[0] / gains[1] if mscale and all_dim else gains[0] * gains[1]
-    if 2 * pairs > low > high >= 0:
-        # a ramp that ends before it begins is YaRN's own, whose ends are within the coordinates
+    if low > high >= 0 and (low < 2 * pairs or high == pairs - 1):
+        # a ramp that ends before it begins is YaRN's own, in the coordinates or behind the pairs
         ends = {k: math.exp(turns - i * step) for k, i in zip(betas, (high, low), strict=True)}
         ends |= {"mscale_all_dim": all_dim or 0.0, "attention_factor": gain}
         law = Yarn(factor=factor, original_max_positions=original, truncate=False, **ends)
