@@ -298,7 +298,7 @@ def _diff_models(
         found = _diff_ropes(both[0], both[1], context, tolerance) if len(both) == 2 else None
         has_rope = ropes[0] is not None, ropes[1] is not None
         times = [m.query_factors.get(k, QueryFactor()) for m, k in zip((a, b), kinds, strict=True)]
-        # none falls and rises again, so that their ends bound them
+        # each is monotone, so that its values at both ends bound it
         span = np.ptp([factor([0, context - 1]) for factor in times])
         is_same = times[0] == times[1] or span <= tolerance
         said = "" if is_same else "Queries: times {} and {}.".format(*times)

@@ -82,7 +82,7 @@ def test_code_that_makes_megatrons_layers_is_noted() -> None:
     path = "heterogeneous_layers_config_path"
     for words in ({"spec": ["mine.model", "layers"]}, {path: "blocks.json"}):
         (key,) = words
-        assert f"The layers are those of {key}; not all may rotate." in load(MEGATRON | words).notes
+        assert f"The layers are made by {key}; some may not rotate." in load(MEGATRON | words).notes
 
 
 def test_what_the_code_of_megatron_bridges_classes_does_besides_is_said() -> None:

@@ -76,7 +76,7 @@ class _Model:
         self.config.ignore(*_spellings(self.facts["ignored"]))
         self.defaults, self.assumes = dict(self.facts["defaults"]), f"what {program} assumes"
         key = "qk_rope_head_dim"
-        self.latent = self.whole = key in names and self.config.has(key)
+        self.latent = self.turns_all = key in names and self.config.has(key)
         self.blocks: list[JsonObject] = []
 
     def _size(self, key: str) -> int:
@@ -102,7 +102,7 @@ class _Model:
             head_dim = config.head_dim(width)
         # no program of these has a block with a fraction
         part, block = replace(facts, latent=False), JsonObject({}, config.path)
-        rotary_dim = head_dim if self.whole else rotated_width(config, block, part, head_dim)
+        rotary_dim = head_dim if self.turns_all else rotated_width(config, block, part, head_dim)
         base, default = config.number("rope_theta", above=1), defaults["rope_theta"]
         base = config.or_default("rope_theta", base, default, self.assumes)
         numbers: dict[str, Any] = {"head_dim": head_dim, "base": base, "rotary_dim": rotary_dim}
@@ -246,7 +246,7 @@ def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
     gains = [yarn_multiplier(factor, coefficient or 0) for coefficient in (mscale, all_dim)]
     gain = gains[0] / gains[1] if mscale and all_dim else gains[0] * gains[1]
     if low > high >= 0 and (low < 2 * pairs or high == pairs - 1):
-        # a ramp that ends before it begins is YaRN's own, in the coordinates or behind the pairs
+        # a reversed ramp is YaRN's, which ends at the last coordinate, or no pair stands on it
         ends = {k: math.exp(turns - i * step) for k, i in zip(betas, (high, low), strict=True)}
         ends |= {"mscale_all_dim": all_dim or 0.0, "attention_factor": gain}
         law = Yarn(factor=factor, original_max_positions=original, truncate=False, **ends)
@@ -340,7 +340,7 @@ def _load_megatron(model: _Model) -> LayerRopes:
         config.add_defaults({_CONTEXT: config.whole("seq_length")})
     if model.latent and position_type not in ("none", "relative"):
         position_type = config.text("rope_type", "rope", "yarn") or "yarn"
-    model.whole = model.latent and position_type == "yarn"
+    model.turns_all = model.latent and position_type == "yarn"  # whatever the fraction is
     if position_type in facts["instead"]:
         return model.without(f"Megatron's type {position_type}", position_type)
     if name.startswith("Gemma3"):
@@ -369,7 +369,7 @@ def _load_megatron(model: _Model) -> LayerRopes:
     interval = without[0] if len(without) == 1 else without
     others = _without_attention(config, pattern)
     if not others and config.value("spec"):
-        config.notes.append(f"The layers are those of {config.name('spec')}; not all may rotate.")
+        config.notes.append(f"The layers are made by {config.name('spec')}; some may not rotate.")
     return model.ropes({"nope": None, "rope": rope}, interval, "no_rope", others)
 
 
