@@ -7,204 +7,54 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
 
-from phasor.axes import Alternating, InterleavedSections, Sectioned
-from phasor.errors import PhasorWarning
 from phasor.files import refusal
-from phasor.files.configs.facts import Architecture, inherit, read_table, table, tuples
+from phasor.files.configs.facts import Architecture, inherit, table
 from phasor.files.configs.model_class import kinds_by_flags
-from phasor.files.configs.rope_blocks import LawContext, read_law, rope_type
-from phasor.files.configs.ropes import layer_ropes, rotated_width
-from phasor.files.configs.source import MOST_LAYERS, JsonObject, is_huggingface, renamed_keys
+from phasor.files.configs.program_model import (
+    CONTEXT,
+    ProgramModel,
+    divided,
+    read_programs,
+    spellings,
+    with_sections,
+)
+from phasor.files.configs.rope_blocks import rope_type
+from phasor.files.configs.source import JsonObject, is_huggingface, renamed_keys
 from phasor.layers import LayerRopes
-from phasor.pairings import Pairing
 from phasor.rope import Rope
-from phasor.scaling import Linear, PerPair, Yarn, yarn_multiplier
-
-_CONTEXT = "max_position_embeddings"
+from phasor.scaling import PerPair, Yarn, yarn_multiplier
 
 
 def load_program(top: JsonObject) -> LayerRopes | None:
     """The rope of each layer; None if the file is none of these programs'."""
-    for program, facts in _programs().items():
+    for program, facts in read_programs().items():
         for place in (*facts["inside"], ""):
             values = top.find(place) if place else top.values
             values = cast("Mapping[str, Any]", values if isinstance(values, Mapping) else {})
             found = JsonObject(values, place, strict=top.strict)
             if any(map(is_huggingface, (top, found))):
                 continue
-            if all(any(map(found.has, _spellings(keys))) for keys in facts["marks"]):
-                return _READERS[program](_Model(program, found, str(top.values.get("name"))))
+            if all(any(map(found.has, spellings(keys))) for keys in facts["marks"]):
+                return _READERS[program](ProgramModel(program, found, str(top.values.get("name"))))
     return None
-
-
-@lru_cache(maxsize=1)
-def _programs() -> Mapping[str, Mapping[str, Any]]:
-    return read_table("programs.toml")
-
-
-def _spellings(keys: Iterable[str]) -> tuple[str, ...]:
-    """The keys, and as they are written on a command line."""
-    return (*keys, *(f"--{key.replace('_', '-')}" for key in keys))
-
-
-def _names(plain: Mapping[str, str | list[str]]) -> dict[str, tuple[str, ...]]:
-    return {key: _spellings(names) for key, names in tuples(plain).items()}
-
-
-def _beside(values: Mapping[str, Any], value: Any) -> Any:
-    """The value beside it that an interpolation of OmegaConf such as ``${.seq_length}`` names."""
-    named = re.fullmatch(r"\$\{\.(\w+)\}", value) if isinstance(value, str) else None
-    return values.get(named[1], value) if named else value
-
-
-class _Model:
-    """What the files of all programs say: sizes, a rope, and the numbers of a law."""
-
-    def __init__(self, program: str, config: JsonObject, title: str = "") -> None:
-        self.facts, self.program, self.title = _programs()[program], program, title
-        names = _names(self.facts["names"])
-        values = {key: _beside(config.values, value) for key, value in config.values.items()}
-        self.config = JsonObject(values, config.path, names=names, strict=config.strict)
-        self.config.ignore(*_spellings(self.facts["ignored"]))
-        self.defaults, self.assumes = dict(self.facts["defaults"]), f"what {program} assumes"
-        key = "qk_rope_head_dim"
-        self.latent = self.turns_all = key in names and self.config.has(key)
-        self.blocks: list[JsonObject] = []
-
-    def _size(self, key: str) -> int:
-        """A size of the model; where the file leaves it out, with a warning, the program's."""
-        config, most = self.config, MOST_LAYERS if key == "num_hidden_layers" else 2**31
-        if (size := config.whole(key, most=most)) is not None:
-            return size
-        size = int(config.or_default(key, None, self.defaults.get(key), self.assumes))
-        warnings.warn(config.notes[-1], PhasorWarning, stacklevel=6)
-        config.add_defaults({key: size})
-        return size
-
-    def rope(self, pairing: Pairing, out: Pairing | None = None) -> Rope:
-        """The rope of a head, or of the slice of a head in latent attention."""
-        config, defaults = self.config, self.defaults
-        fraction, names = defaults.get("partial_rotary_factor"), self.facts["names"]
-        facts = Architecture(latent=self.latent, partial=True, fraction=fraction, names=names)
-        width = facts.width_key
-        self._size("num_hidden_layers")  # which adds what the program assumes
-        if (head_dim := config.width(width) or defaults.get(width)) is None:
-            for key in ("hidden_size", "num_attention_heads"):
-                self._size(key)
-            head_dim = config.head_dim(width)
-        # no program of these has a block with a fraction
-        part, block = replace(facts, latent=False), JsonObject({}, config.path)
-        rotary_dim = head_dim if self.turns_all else rotated_width(config, block, part, head_dim)
-        base, default = config.number("rope_theta", above=1), defaults["rope_theta"]
-        base = config.or_default("rope_theta", base, default, self.assumes)
-        numbers: dict[str, Any] = {"head_dim": head_dim, "base": base, "rotary_dim": rotary_dim}
-        with renamed_keys(config):
-            return Rope(pairing=pairing, pairing_out=out, **numbers)
-
-    def law(self, kind: str, rope: Rope, block: JsonObject | None = None) -> Rope:
-        """The rope with the law of that name in the table, whose numbers are in ``block``."""
-        config, of_law = block or self.config, self.facts["laws"].get(kind, {})
-        self.blocks += [] if block is None else [block]
-        key = "type" if config.has("type") else "rope_type"
-        # no program of these reads the first two
-        names = {"attention_factor": (), "truncate": (), "rope_type": (key,)}
-        names |= _names(of_law.get("names", {}))
-        values = {**config.values, key: of_law.get("law", kind)}
-        numbers = JsonObject(values, config.path, names=names)
-        numbers.add_defaults(of_law.get("defaults", {}))
-        length = JsonObject({_CONTEXT: self.config.whole(_CONTEXT)})
-        of_class = Architecture(softmax=self.latent, mscale_alone=True, ntk_alpha=True)
-        law = read_law(numbers, LawContext(of_class, rope.rotary_dim, length))
-        law = None if law == Linear(factor=1.0) else law  # which KerasHub writes for no law
-        config.ignore(*numbers.keys_read)
-        return replace(rope, scaling=law, direction=numbers.sign("short_factor"))
-
-    def ropes(
-        self,
-        kinds: Mapping[str, Rope | None],
-        first: int | Sequence[Any] = 1,
-        key: str = "",
-        others: Sequence[str] = (),
-    ) -> LayerRopes:
-        """The ropes of all layers: the ``first`` kind in every n-th, or by a list at ``key``.
-
-        ``others`` are the kinds of layers without attention, empty for those that have it.
-        """
-        config, layers = self.config, self.config.layers()
-        if isinstance(first, int):
-            first = [bool(first) and i % first == 0 for i in range(1, layers + 1)]
-        on, off, *_ = *kinds, ""
-        found = kinds_by_flags(config, key, first, layers, on=on, off=off)
-        in_order = [one or kind for one, kind in zip(others or layers * [""], found, strict=True)]
-        for key in ("rope_scaling", "rope_parameters"):
-            if config.strict and isinstance(config.unread().get(key), Mapping):
-                config.refuse(key, f"absent, as {self.program} reads no such block")
-        return layer_ropes(
-            config,
-            {kind: kinds.get(kind) for kind in dict.fromkeys(in_order)},
-            in_order,
-            f"a file of {self.program}",
-            facts=Architecture(latent=self.latent),
-            blocks=self.blocks,
-            name=self.program,
-            context=config.whole(_CONTEXT),
-        )
-
-    def position_type(self) -> str:
-        """The word for the position embedding; in most classes an absent one is learned."""
-        words, key = (*self.facts["rotating"], *self.facts["instead"]), "position_embedding_type"
-        if (found := self.config.text(key, *words)) is None:
-            found = self.defaults.get(key, "learned_absolute")
-            note = f"The file has no {self.config.name(key)}; {found} is {self.assumes}."
-            self.config.notes.append(note)
-        return found
-
-    def without(self, what: str, word: str) -> LayerRopes:
-        """The layers of a model that does not rotate, as a word of its file says."""
-        instead = self.defaults.get("instead") or self.facts["instead"][word]
-        self.config.notes.append(f"{what} has no rotary embedding; in its place: {instead}.")
-        return self.ropes({"nope": None})
-
-
-def _divided(rope: Rope, by: float | None) -> Rope:
-    """The rope of positions that are divided by a number."""
-    if by in (None, 1):
-        return rope
-    if rope.scaling is None:
-        return replace(rope, scaling=Linear(factor=by))
-    divisors = by * replace(rope, scaling=None).inv_freq / rope.inv_freq
-    gain = rope.attention_factor
-    return replace(rope, scaling=PerPair(factors=tuple(divisors.tolist()), attention_factor=gain))
-
-
-def _of_sections(rope: Rope, block: JsonObject, sections: Any, layout: Any = None) -> Rope:
-    """The rope whose axes have these numbers of pairs, from the ``mrope_section`` of ``block``."""
-    of_layout = {"alternating": Alternating, "interleaved": InterleavedSections}
-    sections = tuple[int, ...](block.require("mrope_section", sections))
-    # where they alternate, time comes last
-    sections = sections[2:] + sections[:2] if layout == "alternating" else sections
-    with renamed_keys(block):
-        return replace(rope, axes=of_layout.get(layout, Sectioned)(sections))
 
 
 # litgpt's model_config.yaml, also inside the file of a training run.
 
 
-def _load_litgpt(model: _Model) -> LayerRopes:
+def _load_litgpt(model: ProgramModel) -> LayerRopes:
     config = model.config
     plain = model.rope("interleaved" if config.flag("rope_interleave") else "half", "half")
     ratio = config.number("rope_condense_ratio", above=0)
     block = config.object("rope_adjustments")
     with renamed_keys(block or config):
-        wide = _divided(plain if block is None else _litgpt_law(model, block, plain), ratio)
+        wide = divided(plain if block is None else _litgpt_law(model, block, plain), ratio)
     local_base = config.number("rope_local_base_freq", above=1)
     indices = config.wholes("rope_indices")
     if local_base is None:
@@ -214,14 +64,14 @@ def _load_litgpt(model: _Model) -> LayerRopes:
         return model.ropes({"rope": wide})
     # the factor on cos and sin is that of all layers
     law = PerPair(factors=(ratio or 1.0,) * wide.num_pairs, attention_factor=wide.attention_factor)
-    local = _divided(replace(plain, base=local_base), ratio)
+    local = divided(replace(plain, base=local_base), ratio)
     local = local if wide.attention_factor == 1 else replace(local, scaling=law)
     # without a list all layers are local
     indices = 1 if indices is None else indices[: config.layers()]
     return model.ropes({"local": local, "global": wide}, indices, "rope_indices")
 
 
-def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
+def _litgpt_law(model: ProgramModel, block: JsonObject, rope: Rope) -> Rope:
     """The rope with the law of ``rope_adjustments``, which litgpt tells by its keys."""
     model.blocks.append(block)
     factor, notes = block.number("factor", above=0), model.config.notes
@@ -236,7 +86,7 @@ def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
     if of_llama3:
         return model.law("llama3", rope, block)
     if not of_yarn:
-        return _divided(rope, factor)
+        return divided(rope, factor)
     factor, pairs = block.require("factor", factor), rope.num_pairs
     original = block.require("original_max_seq_len", block.whole("original_max_seq_len"))
     found = [block.require(key, block.number(key, above=0)) for key in betas]
@@ -260,7 +110,7 @@ def _litgpt_law(model: _Model, block: JsonObject, rope: Rope) -> Rope:
 # TensorRT-LLM's config of a checkpoint, also inside that of an engine.
 
 
-def _load_tensorrt(model: _Model) -> LayerRopes:
+def _load_tensorrt(model: ProgramModel) -> LayerRopes:
     config, facts = model.config, model.facts
     architecture = config.text("architecture") or ""
     model.defaults |= facts["architectures"].get(architecture, {})
@@ -273,7 +123,7 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
     block = config.object("rotary_scaling")
     if position_type == "long_rope":
         names = facts["laws"]["longrope"]["names"]
-        length = config.whole(_CONTEXT)
+        length = config.whole(CONTEXT)
         original = config.number("original_max_position_embeddings", above=1)
         lists = [config.numbers_per_pair(names[k], rope.num_pairs) for k in list(names)[:2]]
         if length and original and not original.is_integer() and lists[0] and lists[0] == lists[1]:
@@ -293,7 +143,7 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
         rope = model.law(kind, rope, block)
     if position_type == "mrope":
         block = block or JsonObject({}, "rotary_scaling")
-        rope = _of_sections(rope, block, block.wholes("mrope_section"))
+        rope = with_sections(rope, block, block.wholes("mrope_section"))
     words, count = config.texts("layer_types"), config.layers()
     if any(map(config.has, facts["with_layer_types"])):
         config.require("layer_types", words)
@@ -312,7 +162,7 @@ def _load_tensorrt(model: _Model) -> LayerRopes:
 # Megatron-LM's arguments, and the models of Megatron-Bridge and NeMo.
 
 
-def _load_megatron(model: _Model) -> LayerRopes:
+def _load_megatron(model: ProgramModel) -> LayerRopes:
     config, facts = model.config, model.facts
     for key in filter(config.has, facts["elsewhere"]):
         config.refuse(key, "absent; give one file that has what those files say as well")
@@ -337,7 +187,7 @@ def _load_megatron(model: _Model) -> LayerRopes:
         config.add_defaults({"yarn_correction_range_round_to_int": False})
     if config.has("_target_"):  # a class of Megatron-Bridge's
         config.add_defaults(facts["bridge"] | (facts["bridge_latent"] if model.latent else {}))
-        config.add_defaults({_CONTEXT: config.whole("seq_length")})
+        config.add_defaults({CONTEXT: config.whole("seq_length")})
     if model.latent and position_type not in ("none", "relative"):
         position_type = config.text("rope_type", "rope", "yarn") or "yarn"
     model.turns_all = model.latent and position_type == "yarn"  # whatever the fraction is
@@ -362,8 +212,8 @@ def _load_megatron(model: _Model) -> LayerRopes:
             rope = model.law("bridge", rope)
         if position_type == "mrope":
             sections = _whole_numbers(config, "mrope_section")
-            rope = _of_sections(rope, config, sections, of_class.get("layout"))
-        rope = _divided(rope, config.number("interpolation", above=0))
+            rope = with_sections(rope, config, sections, of_class.get("layout"))
+        rope = divided(rope, config.number("interpolation", above=0))
     # every n-th layer, or those with a 1 in a list, do not rotate
     without = _whole_numbers(config, "no_rope") or (0,)
     interval = without[0] if len(without) == 1 else without
@@ -375,7 +225,7 @@ def _load_megatron(model: _Model) -> LayerRopes:
 
 def _put(config: JsonObject, values: Mapping[str, Any]) -> None:
     """Set what Megatron takes whatever the file says."""
-    others = {k: v for k, v in config.values.items() if k not in _spellings(values)}
+    others = {k: v for k, v in config.values.items() if k not in spellings(values)}
     config.values = {**others, **values}
 
 
@@ -396,7 +246,7 @@ def _without_attention(config: JsonObject, pattern: str) -> Sequence[str]:
     return kinds_by_flags(config, key, flags, layers, on="linear_attention", off="")
 
 
-def _load_bridge_gemma3(model: _Model) -> LayerRopes:
+def _load_bridge_gemma3(model: ProgramModel) -> LayerRopes:
     """Whole heads, with a base for local layers and one, divided, for the global ones."""
     config, pattern = model.config, "interleaved_attn_pattern"
     bases = config.wholes("rope_theta", least=2) or ()
@@ -410,8 +260,8 @@ def _load_bridge_gemma3(model: _Model) -> LayerRopes:
     if config.value("no_rope"):
         config.refuse("no_rope", "absent, as every layer of Gemma 3 rotates")
     by, factor = (config.number(k, above=0) or 1 for k in ("interpolation", "rope_scaling_factor"))
-    local = _divided(replace(rope, base=bases[0]), by)
-    return model.ropes({"global": _divided(rope, by * factor), "local": local}, cycle)
+    local = divided(replace(rope, base=bases[0]), by)
+    return model.ropes({"global": divided(rope, by * factor), "local": local}, cycle)
 
 
 def _whole_numbers(config: JsonObject, key: str) -> tuple[int, ...] | None:
@@ -433,10 +283,10 @@ def _whole_numbers(config: JsonObject, key: str) -> tuple[int, ...] | None:
 # KerasHub's config.json of a backbone, also inside that of a task.
 
 
-def _load_keras(backbone: _Model) -> LayerRopes:
+def _load_keras(backbone: ProgramModel) -> LayerRopes:
     outer, facts = backbone.config, backbone.facts
     name = outer.text("class_name") or ""
-    model = _Model(backbone.program, outer.object("config") or outer)
+    model = ProgramModel(backbone.program, outer.object("config") or outer)
     config = model.config
     if name in facts["instead"]:
         return model.without(f"KerasHub's {name}", name)
@@ -447,7 +297,7 @@ def _load_keras(backbone: _Model) -> LayerRopes:
     if law == "gemma3":
         by = (config.number(f"{k}_rope_scaling_factor", above=0) for k in ("global", "local"))
         bases = (replace(rope, base=base) for base in (1_000_000.0, 10_000.0))
-        wide, local = map(_divided, bases, by)
+        wide, local = map(divided, bases, by)
         windowed = config.flag("use_sliding_window_attention")
         config.notes.clear()  # no file of it says a base
         return model.ropes({"global": wide, "local": local}, 6 if windowed else 1)
@@ -467,7 +317,7 @@ def _load_keras(backbone: _Model) -> LayerRopes:
 # torchtune's recipes, whose model is a function of its own, with or without arguments.
 
 
-def _load_torchtune(model: _Model) -> LayerRopes:
+def _load_torchtune(model: ProgramModel) -> LayerRopes:
     config, facts = model.config, model.facts
     component = config.text("_component_") or ""
     builders, name = facts["builders"], component.rpartition(".")[2]
@@ -491,7 +341,7 @@ def _load_torchtune(model: _Model) -> LayerRopes:
     return model.ropes({"nope": None, "rope": rope}, interval or 0)
 
 
-_READERS: Mapping[str, Callable[[_Model], LayerRopes]] = {
+_READERS: Mapping[str, Callable[[ProgramModel], LayerRopes]] = {
     "litgpt": _load_litgpt,
     "TensorRT-LLM": _load_tensorrt,
     "Megatron": _load_megatron,

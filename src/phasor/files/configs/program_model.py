@@ -1,0 +1,175 @@
+"""What the file of a program says of its model: sizes, a rope, a law, the layers."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from phasor.axes import Alternating, InterleavedSections, Sectioned
+from phasor.errors import PhasorWarning
+from phasor.files.configs.facts import Architecture, read_table, tuples
+from phasor.files.configs.model_class import kinds_by_flags
+from phasor.files.configs.rope_blocks import LawContext, read_law
+from phasor.files.configs.ropes import layer_ropes, rotated_width
+from phasor.files.configs.source import MOST_LAYERS, JsonObject, renamed_keys
+from phasor.layers import LayerRopes
+from phasor.pairings import Pairing
+from phasor.rope import Rope
+from phasor.scaling import Linear, PerPair
+
+CONTEXT = "max_position_embeddings"
+
+
+@lru_cache(maxsize=1)
+def read_programs() -> Mapping[str, Mapping[str, Any]]:
+    """The facts of each program, as ``programs.toml`` has them."""
+    return read_table("programs.toml")
+
+
+def spellings(keys: Iterable[str]) -> tuple[str, ...]:
+    """The keys, and as they are written on a command line."""
+    return (*keys, *(f"--{key.replace('_', '-')}" for key in keys))
+
+
+def _names(plain: Mapping[str, str | list[str]]) -> dict[str, tuple[str, ...]]:
+    return {key: spellings(names) for key, names in tuples(plain).items()}
+
+
+def _beside(values: Mapping[str, Any], value: Any) -> Any:
+    """The value beside it that an interpolation of OmegaConf such as ``${.seq_length}`` names."""
+    named = re.fullmatch(r"\$\{\.(\w+)\}", value) if isinstance(value, str) else None
+    return values.get(named[1], value) if named else value
+
+
+class ProgramModel:
+    """What the files of all programs say: sizes, a rope, and the numbers of a law."""
+
+    def __init__(self, program: str, config: JsonObject, title: str = "") -> None:
+        self.facts, self.program, self.title = read_programs()[program], program, title
+        names = _names(self.facts["names"])
+        values = {key: _beside(config.values, value) for key, value in config.values.items()}
+        self.config = JsonObject(values, config.path, names=names, strict=config.strict)
+        self.config.ignore(*spellings(self.facts["ignored"]))
+        self.defaults, self.assumes = dict(self.facts["defaults"]), f"what {program} assumes"
+        key = "qk_rope_head_dim"
+        self.latent = self.turns_all = key in names and self.config.has(key)
+        self.blocks: list[JsonObject] = []
+
+    def _size(self, key: str) -> int:
+        """A size of the model; where the file leaves it out, with a warning, the program's."""
+        config, most = self.config, MOST_LAYERS if key == "num_hidden_layers" else 2**31
+        if (size := config.whole(key, most=most)) is not None:
+            return size
+        size = int(config.or_default(key, None, self.defaults.get(key), self.assumes))
+        warnings.warn(config.notes[-1], PhasorWarning, stacklevel=6)
+        config.add_defaults({key: size})
+        return size
+
+    def rope(self, pairing: Pairing, out: Pairing | None = None) -> Rope:
+        """The rope of a head, or of the slice of a head in latent attention."""
+        config, defaults = self.config, self.defaults
+        fraction, names = defaults.get("partial_rotary_factor"), self.facts["names"]
+        facts = Architecture(latent=self.latent, partial=True, fraction=fraction, names=names)
+        width = facts.width_key
+        self._size("num_hidden_layers")  # which adds what the program assumes
+        if (head_dim := config.width(width) or defaults.get(width)) is None:
+            for key in ("hidden_size", "num_attention_heads"):
+                self._size(key)
+            head_dim = config.head_dim(width)
+        # no program of these has a block with a fraction
+        part, block = replace(facts, latent=False), JsonObject({}, config.path)
+        rotary_dim = head_dim if self.turns_all else rotated_width(config, block, part, head_dim)
+        base, default = config.number("rope_theta", above=1), defaults["rope_theta"]
+        base = config.or_default("rope_theta", base, default, self.assumes)
+        numbers: dict[str, Any] = {"head_dim": head_dim, "base": base, "rotary_dim": rotary_dim}
+        with renamed_keys(config):
+            return Rope(pairing=pairing, pairing_out=out, **numbers)
+
+    def law(self, kind: str, rope: Rope, block: JsonObject | None = None) -> Rope:
+        """The rope with the law of that name in the table, whose numbers are in ``block``."""
+        config, of_law = block or self.config, self.facts["laws"].get(kind, {})
+        self.blocks += [] if block is None else [block]
+        key = "type" if config.has("type") else "rope_type"
+        # no program of these reads the first two
+        names = {"attention_factor": (), "truncate": (), "rope_type": (key,)}
+        names |= _names(of_law.get("names", {}))
+        values = {**config.values, key: of_law.get("law", kind)}
+        numbers = JsonObject(values, config.path, names=names)
+        numbers.add_defaults(of_law.get("defaults", {}))
+        length = JsonObject({CONTEXT: self.config.whole(CONTEXT)})
+        of_class = Architecture(softmax=self.latent, mscale_alone=True, ntk_alpha=True)
+        law = read_law(numbers, LawContext(of_class, rope.rotary_dim, length))
+        law = None if law == Linear(factor=1.0) else law  # which KerasHub writes for no law
+        config.ignore(*numbers.keys_read)
+        return replace(rope, scaling=law, direction=numbers.sign("short_factor"))
+
+    def ropes(
+        self,
+        kinds: Mapping[str, Rope | None],
+        first: int | Sequence[Any] = 1,
+        key: str = "",
+        others: Sequence[str] = (),
+    ) -> LayerRopes:
+        """The ropes of all layers: the ``first`` kind in every n-th, or by a list at ``key``.
+
+        ``others`` are the kinds of layers without attention, empty for those that have it.
+        """
+        config, layers = self.config, self.config.layers()
+        if isinstance(first, int):
+            first = [bool(first) and i % first == 0 for i in range(1, layers + 1)]
+        on, off, *_ = *kinds, ""
+        found = kinds_by_flags(config, key, first, layers, on=on, off=off)
+        in_order = [one or kind for one, kind in zip(others or layers * [""], found, strict=True)]
+        for key in ("rope_scaling", "rope_parameters"):
+            if config.strict and isinstance(config.unread().get(key), Mapping):
+                config.refuse(key, f"absent, as {self.program} reads no such block")
+        return layer_ropes(
+            config,
+            {kind: kinds.get(kind) for kind in dict.fromkeys(in_order)},
+            in_order,
+            f"a file of {self.program}",
+            facts=Architecture(latent=self.latent),
+            blocks=self.blocks,
+            name=self.program,
+            context=config.whole(CONTEXT),
+        )
+
+    def position_type(self) -> str:
+        """The word for the position embedding; in most classes an absent one is learned."""
+        words, key = (*self.facts["rotating"], *self.facts["instead"]), "position_embedding_type"
+        if (found := self.config.text(key, *words)) is None:
+            found = self.defaults.get(key, "learned_absolute")
+            note = f"The file has no {self.config.name(key)}; {found} is {self.assumes}."
+            self.config.notes.append(note)
+        return found
+
+    def without(self, what: str, word: str) -> LayerRopes:
+        """The layers of a model that does not rotate, as a word of its file says."""
+        instead = self.defaults.get("instead") or self.facts["instead"][word]
+        self.config.notes.append(f"{what} has no rotary embedding; in its place: {instead}.")
+        return self.ropes({"nope": None})
+
+
+def divided(rope: Rope, by: float | None) -> Rope:
+    """The rope of positions that are divided by a number."""
+    if by in (None, 1):
+        return rope
+    if rope.scaling is None:
+        return replace(rope, scaling=Linear(factor=by))
+    divisors = by * replace(rope, scaling=None).inv_freq / rope.inv_freq
+    gain = rope.attention_factor
+    return replace(rope, scaling=PerPair(factors=tuple(divisors.tolist()), attention_factor=gain))
+
+
+def with_sections(rope: Rope, block: JsonObject, sections: Any, layout: Any = None) -> Rope:
+    """The rope whose axes have these numbers of pairs, from the ``mrope_section`` of ``block``."""
+    of_layout = {"alternating": Alternating, "interleaved": InterleavedSections}
+    sections = tuple[int, ...](block.require("mrope_section", sections))
+    # where they alternate, time comes last
+    sections = sections[2:] + sections[:2] if layout == "alternating" else sections
+    with renamed_keys(block):
+        return replace(rope, axes=of_layout.get(layout, Sectioned)(sections))
