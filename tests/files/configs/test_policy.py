@@ -96,7 +96,6 @@ NOTED: dict[str, Any] = {
     "rope_full_precision": True,
     "rope_max_length": 4096,
     "rope_max_seq_len": 1024,
-    "rope_scaling": 1.0,
     "rope_temporal_skip_len": 8,
     "rotary_value": True,
     "use_flash_rotary": True,
@@ -119,7 +118,17 @@ def beside(model_type: str, key: str, value: Any) -> dict[str, Any]:
 
 def test_every_key_of_the_table_has_its_case_here() -> None:
     """And what has none there is told by its name."""
-    assert meanings().keys() == (KEYS.keys() | NOTED.keys()) - {"rope_zoom"}
+    cases = KEYS.keys() | NOTED.keys() | {"rope_scaling"}
+    assert meanings().keys() == cases - {"rope_zoom"}
+
+
+@each("block", [{"type": "linear", "factor": 2.0}, {"factor": 2.0}, 2.0])
+def test_a_law_inside_an_object_that_nothing_reads_is_refused(block: Any) -> None:
+    """As a base there is: the file may mean the model by it."""
+    config = small() | {"decoder_options": {"rope_scaling": block}}
+    with pytest.raises(ConfigError, match=r"decoder_options.rope_scaling \(got .* asks for a"):
+        load(config)
+    assert "decoder_options.rope_scaling" in load(config, strict=False).notes[0]
 
 
 @each("key", KEYS)

@@ -92,10 +92,13 @@ def _keys_of_blocks(block: JsonObject) -> list[str]:
 
 
 def _block(config: JsonObject, facts: Architecture, key: str) -> JsonObject | None:
-    # some programs wrote false in place of a null, or a factor, of which 1 is noted as unread
+    # some programs wrote false in place of a null, or a factor
     value = config.values.get(key)
-    if value is False or (key == "rope_scaling" and value is not True and value == 1):
-        config.ignore(*(key,) * (value is False))
+    is_one = key == "rope_scaling" and value is not True and value == 1
+    if value is False or is_one:
+        config.ignore(key)
+        note = f"{config.name(key)} (got {value}) is a factor that scales nothing."
+        config.notes += [note] if is_one else []
         return None
     block = config.object(key)
     return block and JsonObject(block.values, block.path, names=facts.block_names, nulls=_NULLS)
