@@ -19,7 +19,7 @@ from phasor.files.configs.facts import read_table, table
 from phasor.scaling import Linear
 
 from .config_files import sized, small
-from .transformers_frequencies import frequencies
+from .transformers_frequencies import frequencies, quiet
 
 KINDS = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 
@@ -81,6 +81,28 @@ def test_one_block_for_all_layers_is_read_where_transformers_reads_it(model_type
     heeded = transformers_heeds(model_type)
     assert heeded == (model_type in FLAT_TYPES)
     assert phasor_heeds(model_type) == heeded
+
+
+@pytest.mark.transformers
+def test_the_base_in_an_old_block_is_that_of_the_kinds_it_scales():
+    """As the class of each type that has several blocks makes them of the old one."""
+    compared = 0
+    for name in sorted({*NESTED_TYPES} & {*transformers.CONFIG_MAPPING}):
+        with quiet():
+            try:
+                config = transformers.CONFIG_MAPPING[name](rope_scaling=one_block(4.0))
+            except StrictDataclassFieldValidationError:
+                continue
+        blocks = config.rope_parameters if config.get_text_config() is config else {}
+        by_kind = [block for block in blocks.values() if isinstance(block, dict)]
+        if len(by_kind) < 2:  # a base of one kind alone, or a flat block that no layer finds
+            continue
+        theirs = {(block["rope_theta"], block.get("factor")) for block in by_kind}
+        keys = {"layer_types": KINDS, "max_position_embeddings": 64}
+        ropes = load(sized(name, rope_scaling=one_block(4.0), **keys)).ropes
+        assert {(rope.base, getattr(rope.scaling, "factor", None)) for rope in ropes} == theirs
+        compared += 1
+    assert compared >= 6
 
 
 @pytest.mark.parametrize("key", ["rope_type", "type"])

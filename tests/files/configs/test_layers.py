@@ -190,6 +190,16 @@ def test_deepseek_v4_without_ratios_has_the_layers_of_its_class(count):
     assert list(load(config).layer_kinds) == of_class
 
 
+@each("count, first, every", [(3, 0, 4), (9, 3, 2), (5, 5, 3), (7, 1, 4)])
+def test_layers_without_a_list_are_those_of_their_class(count: int, first: int, every: int) -> None:
+    """Whether the first ones have an interval of their own, or no layer would attend to all."""
+    sizes = {"num_hidden_layers": count}
+    prefix = {"first_k_dense_replace": first, "prefix_dense_sliding_window_pattern": every}
+    for name, more in (("cohere2_moe", prefix), ("olmo_hybrid", {})):
+        of_class = transformers.CONFIG_MAPPING[name](**sizes, **more).layer_types
+        assert list(load(sized(name, **sizes, **more)).layer_kinds) == of_class
+
+
 @each("given, found", [([0, 1], "nrrr"), ([1, 0, 1, 0, 0, 0], "rnrn"), ([], "rrrr")])
 def test_smollm3_of_keras_hub_rotates_beyond_its_list(given: list[int], found: str) -> None:
     """And its list may be longer than the layers."""

@@ -442,5 +442,11 @@ def _hits_by_interval(config: JsonObject, rule: Mapping[str, Any], count: int) -
                 config.refuse(key, 'a number of layers or a word of "L" and "G" such as "LLLG"')
             return {i for i in range(count) if word[i % len(word)] == "G"}
         interval = config.whole(key) or interval
-    also = {i % count for i in rule.get("also", ())}
-    return also | {i for i in range(count) if (i + rule.get("shift", 1)) % interval == 0}
+    also, start = {i % count for i in rule.get("also", ())}, 0
+    if "first" in rule:  # so many layers have an interval of their own
+        number, step = (config.whole(key, least=0) for key in rule["first"])
+        start = number or 0
+        also |= {i for i in range(start) if (i + 1) % (step or 1) == 0}
+    shift = rule.get("shift", 1) - start
+    hits = also | {i for i in range(start, count) if (i + shift) % interval == 0}
+    return hits or ({count - 1} if "or_last" in rule else set())
