@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 import phasor.cli.demo
 import phasor.torch
 
@@ -24,6 +26,7 @@ def test_the_demo_fails_on_a_wrong_rotation(monkeypatch, capsys):
     assert "BEYOND THE BOUND" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_demo_sees_a_frequency_that_is_slightly_off(monkeypatch):
     """A base that is off by a part in 1e5 is caught."""
     right = phasor.torch.rotate_qk

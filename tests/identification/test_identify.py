@@ -249,6 +249,7 @@ def test_a_function_that_always_raises_is_quoted():
         identify(broken, 16)
 
 
+@pytest.mark.slow
 def test_two_rotations_part_where_one_is_off():
     """First position, pair, size, and what it does to a score."""
     other = Rope(head_dim=16, pairing="half", base=501.0)

@@ -48,6 +48,7 @@ def judged(one: Hidden) -> str:
     return "named" if found.known_law else "unsure"
 
 
+@pytest.mark.slow
 def test_random_ropes_are_named_right_or_not_at_all() -> None:
     """Any base from 1.5 to 1e9, width, law and dtype; what is a plain power is named."""
     for seed in EVERYDAY:

@@ -38,7 +38,7 @@ def test_a_random_rope_is_found_again(rope):
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_rounded_samples_still_tell_the_law(dtype):
     """Llama 3.1's, from what a model in that dtype would record."""
     import torch

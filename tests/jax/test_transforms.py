@@ -26,6 +26,7 @@ def turn(x: Any) -> Any:
     return rotate(x, jnp.asarray(PLACES), ROPE)
 
 
+@pytest.mark.slow
 def test_gradients_turn_back_and_tangents_along() -> None:
     """In a compiled function."""
     import jax
@@ -111,6 +112,7 @@ def undone(rope: Rope, dtype: str, of_positions: str) -> Any:
     ).trace(q, k, places)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize(("dtype", "of_positions"), [*NARROW, *WIDE])
 def test_a_compiled_function_is_small_and_the_same_everywhere(

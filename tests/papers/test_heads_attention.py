@@ -186,6 +186,7 @@ def test_any_rope_gives_the_exact_weight(rope: Rope, context: int, data: st.Data
     assert abs(found / expected - 1) <= slack(rope, alpha)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_models_own_rotation_pays_the_attention_promised(name: str) -> None:
     """From the weights through the model's rotation to a softmax written as loops."""

@@ -16,7 +16,7 @@ from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rota
 from .torch_cases import HALF, MIXED, PLACES
 from .torch_oracle import DTYPES, assert_rotated, excess_by, float64, normal
 
-ROPES = [pytest.param(HALF, id="half"), pytest.param(MIXED, id="mixed")]
+ROPES = [pytest.param(HALF, id="half"), pytest.param(MIXED, id="mixed", marks=pytest.mark.slow)]
 CHECKS: dict[str, Any] = {"check_forward_ad": True, "check_batched_grad": True}
 AGAIN: dict[str, Any] = {"check_fwd_over_rev": True, "check_batched_grad": True}
 
@@ -30,7 +30,7 @@ def leaf(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tens
     ("rope", "inverse"),
     [
         pytest.param(HALF, False, id="half"),
-        pytest.param(MIXED, True, id="mixed, inverse"),
+        pytest.param(MIXED, True, id="mixed, inverse", marks=pytest.mark.slow),
         pytest.param(HALF, True, id="half, inverse", marks=pytest.mark.slow),
         pytest.param(MIXED, False, id="mixed", marks=pytest.mark.slow),
     ],

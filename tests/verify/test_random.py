@@ -14,7 +14,7 @@ LAWS = (
     *(None, None, Llama3(factor=8.0, original_max_positions=8192), Linear(factor=8.0)),
     *(Yarn(factor=factor, original_max_positions=4096) for factor in (4.0, 32.0)),
 )
-EVERY_DAY, IN_FULL = 8, 100
+EVERY_DAY, IN_FULL = 4, 100
 
 
 def some_rope(rng):

@@ -180,6 +180,7 @@ def test_two_names_of_one_array_are_refused(first, second):
         verify(ROPE, {first: x, second: x})
 
 
+@pytest.mark.slow
 def test_everything_in_a_recording_is_looked_at():
     """Tables beside vectors, half of a side, and vectors beside those of layers."""
     wrong = np.arange(TOKENS)[:, None] / 1e4 ** (np.arange(32) / 16)
@@ -440,6 +441,7 @@ def test_numbers_of_a_coarser_dtype_are_held_to_its_rounding(dtype):
     assert not verify(ROPE, {"positions": np.arange(TOKENS), "q": x, "q_rotated": y})
 
 
+@pytest.mark.slow
 def test_a_function_has_to_apply_the_factor():
     """A function has to apply the factor, and axes in their order."""
     yarn = Rope(head_dim=64, pairing="half", scaling=Yarn(factor=4.0, original_max_positions=4096))
@@ -481,6 +483,7 @@ def test_assert_rotates_raises_the_report():
     assert_rotates(turn_as(ROPE), ROPE)
 
 
+@pytest.mark.slow
 def test_a_function_is_asked_about_a_model_of_one_kind_of_layers():
     """As about its rope; of several kinds one layer's rope is asked for."""
     layers = LayerRopes(name="two", layer_kinds=("a", "none"), kinds={"a": ROPE, "none": None})

@@ -50,7 +50,9 @@ def test_every_dtype_moves_as_bytes(tmp_path: Path, dtype: str, bits: int) -> No
     assert data[: -len(wanted)] == (folder / "model.safetensors").read_bytes()[: -len(wanted)]
 
 
-@pytest.mark.parametrize("chunk", [1, 64, 300, 5000])
+@pytest.mark.parametrize(
+    "chunk", [*(pytest.param(size, marks=pytest.mark.slow) for size in (1, 64)), 300, 5000]
+)
 def test_the_size_of_what_is_read_at_a_time_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:

@@ -231,7 +231,12 @@ def test_the_documented_block_is_printed_and_any_other_on_request(law):
 
 
 @pytest.mark.parametrize(
-    ("model", "to"), [("llama-3-8b", "128k"), ("qwen3-8b", "131073"), ("qwen3-4b-2507", "1M")]
+    ("model", "to"),
+    [
+        ("llama-3-8b", "128k"),
+        pytest.param("qwen3-8b", "131073", marks=pytest.mark.slow),
+        pytest.param("qwen3-4b-2507", "1M", marks=pytest.mark.slow),
+    ],
 )
 def test_without_evidence_nothing_is_recommended(model, to):
     """What to measure is said in its place, and no block is printed until a law is named."""

@@ -92,6 +92,7 @@ def test_every_preset_of_several_kinds_has_the_labels_of_its_blocks():
         assert preset(name).in_config.labels.keys() == preset(name).kinds.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), KINDS_OF_SEVERAL)
 def test_the_blocks_of_several_kinds_read_back_as_theirs(name, kind):
     """By phasor: the kind asked for as planned, the others as they were, for every law."""

@@ -38,7 +38,7 @@ def first_negative(rope: Rope, to: int) -> int | None:
     ("rope", "context", "to"),
     [
         pytest.param(LLAMA_2, 4096, 32768, id="Llama 2 by 8"),
-        pytest.param(LLAMA_3, 8192, 131072, id="Llama 3 by 16"),
+        pytest.param(LLAMA_3, 8192, 131072, id="Llama 3 by 16", marks=pytest.mark.slow),
     ],
 )
 def test_each_law_turns_its_sign_where_a_plain_sum_does(rope, context, to):
