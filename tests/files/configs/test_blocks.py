@@ -105,6 +105,19 @@ def test_the_base_in_an_old_block_is_that_of_the_kinds_it_scales():
     assert compared >= 6
 
 
+def test_a_base_that_two_versions_of_a_class_give_to_other_layers_is_noted() -> None:
+    """Olmo 3's class takes the key away with the first kind, and has its own for the second."""
+    bases = transformers.CONFIG_MAPPING["olmo3"](rope_theta=2e4).rope_parameters
+    assert {kind: block["rope_theta"] for kind, block in bases.items()} == {
+        "full_attention": 2e4,
+        "sliding_attention": 5e5,
+    }
+    for base, noted in ((2e4, True), (5e5, False)):
+        ropes = load(sized("olmo3", rope_theta=base))
+        assert {rope.base for rope in ropes} == {base}
+        assert any("transformers 4" in note for note in ropes.notes) == noted
+
+
 @pytest.mark.parametrize("key", ["rope_type", "type"])
 def test_a_plain_type_beside_the_blocks_of_single_kinds_says_nothing(key):
     """ZAYA's published file has one, which its class removes; any other would be lost."""
