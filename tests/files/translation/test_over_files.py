@@ -259,3 +259,46 @@ def test_a_preset_has_no_file_to_overwrite() -> None:
     assert part.settings.keys() == {"max_position_embeddings", "rope_parameters"}
     with pytest.raises(TranslationError, match="reads none from a config"):
         translate(phasor.preset("gpt-j-6b"), "transformers")
+
+
+SIZES = {"num_hidden_layers": 6, "hidden_size": 64, "num_attention_heads": 1, "head_dim": 64,
+         "max_position_embeddings": 8192}  # fmt: skip
+GEMMA3 = SIZES | {
+    "model_type": "gemma3_text", "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}  # fmt: skip
+STEP3 = SIZES | {
+    "model_type": "step3p5", "rope_theta": [5e6, 1e4, 1e4, 5e6, 1e4, 1e4, 1e4],
+    "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5, 1.0, 1.0, 1.0],
+    "layer_types": ["full_attention", *["sliding_attention"] * 2] * 2 + ["sliding_attention"],
+    "num_nextn_predict_layers": 1,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "yarn_only_types": ["full_attention"],
+}  # fmt: skip
+
+
+@each("file", [GEMMA3, STEP3])
+@each("target", ["exllamav3", "mlx-lm"])
+def test_classes_that_read_no_block_for_each_kind_keep_their_law(
+    target: str, file: dict[str, Any]
+) -> None:
+    """They read it outside, for all layers but sliding ones, and bases as the file has them."""
+    (config,) = {json.dumps(config): config for config in pasted(file, load(file), target)}.values()
+    assert config["rope_scaling"].items() >= file["rope_scaling"].items()
+    for key in ("rope_theta", "rope_local_base_freq"):
+        assert config.get(key) == file.get(key)
+    for again, rope in zip(load(config), load(file), strict=True):
+        assert_turns_alike(again, rope)
+
+
+@each("target", ["exllamav3", "mlx-lm"])
+def test_the_length_before_an_extension_stays_a_whole_number(target: str) -> None:
+    """Classes of Phi read it outside the block, and exllamav3 loads no file with another there."""
+    file = FULL["lists"] | {"max_position_embeddings": 131_072}
+    file["rope_scaling"] = {k: v for k, v in file["rope_scaling"].items() if "mscale" not in k}
+    model = changed(load(file), "as it is")
+    for context, whole in ((131_072, True), (100_000, False)):
+        (part,) = translate(model, target, context=context).parts
+        outside = part.settings["original_max_position_embeddings"]
+        inside = part.settings["rope_parameters"]["original_max_position_embeddings"]
+        assert (inside == 4096) == whole
+        assert outside == (round(inside) if target == "exllamav3" else inside)

@@ -257,10 +257,12 @@ def _read_lists_by_layer(config: JsonObject) -> None:
     if len(kinds) == all_layers > count:
         values |= {"layer_types": kinds[:count], "mtp_layer_types": kinds[count:]}
         config.values = values
-    if config.has("rope_parameters"):
+    lists = {"rope_theta": "rope_theta", "partial_rotary_factors": "partial_rotary_factor"}
+    if config.has("rope_parameters"):  # then the class reads no lists
+        listed = {k for k in lists if isinstance(values.get(k), (list, tuple))}
+        config.values = {k: v for k, v in values.items() if k not in listed}
         return
     blocks: dict[str, dict[str, Any]] = {}
-    lists = {"rope_theta": "rope_theta", "partial_rotary_factors": "partial_rotary_factor"}
     for name, key in lists.items():
         is_list = isinstance(values.get(name), (list, tuple))
         numbers: list[Any] = [*values[name]] if is_list else [values.get(name)] * count

@@ -36,7 +36,9 @@ class RopeBlocks:
         self.facts = facts
         new, old = (_block(config, facts, key) for key in ("rope_parameters", "rope_scaling"))
         if new is not None and new.values and old is not None and old.values:
-            _check_same_values(new, old, config)
+            # one law beside a block for each kind is that of a kind
+            if old.values not in new.values.values():
+                _check_same_values(new, old, config)
             old.ignore(*old.values)
         if facts.nested and new is not None and new.values and not _keys_of_blocks(new):
             raise refusal("no_kinds", block=new.path, keys=", ".join(new.values))

@@ -95,7 +95,7 @@ def keys_over_file(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]
     # what the keys outside a block have to say, by what they are about; else null
     # transformers takes no null for the context before the extension
     says: dict[str, Any] = {"context": context, "original": context, "switch": False}
-    bases: dict[str, float | None] = {}  # by key, of blocks for single kinds
+    bases: dict[str, Any] = {}  # by key, of blocks for single kinds
     if "rope_type" in blocks:
         base = blocks["rope_theta"]
         says |= {
@@ -112,6 +112,9 @@ def keys_over_file(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]
         for kind, block in blocks.items():
             key, base = facts.kind(kind).base_key or "rope_theta", block and block["rope_theta"]
             bases[key] = base if bases.get(key, base) == base else None
+        if isinstance(listed := file.get("rope_theta"), list):  # one for each layer
+            own = [blocks[ropes.in_config.label(kind)] for kind in ropes.layer_kinds]
+            bases["rope_theta"] = [b and b["rope_theta"] for b in own] + listed[len(own) :]
         blocks = {kind: b and _block_over(b, _object(old, kind)) for kind, b in blocks.items()}
     if "qk_rope_head_dim" in file:  # there the fraction is one of a wider head
         says["fraction"] = file.get("partial_rotary_factor")

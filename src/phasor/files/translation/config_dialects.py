@@ -53,7 +53,9 @@ def _first_length(target: Target, rope: Rope, length: int) -> float:
     gain = rope.attention_factor
     if gain < 1:
         target.refuse(f"cos and sin multiplied by {gain:g}", rope)
-    return length if gain == 1 else length ** (1 / gain**2)
+    original = length if gain == 1 else length ** (1 / gain**2)
+    whole = round(original)  # off by the rounding of a factor that was made of it
+    return whole if math.isclose(original, whole, rel_tol=1e-12) else original
 
 
 # mlx-lm and exllamav3: keys that older classes read outside the block too; other frequencies than
@@ -102,15 +104,25 @@ def _write_dialect(
     """The keys of a config: ``block`` of every rope, and outside it what older classes read."""
     parameters, blocks = blocks_of(ropes, block)
     notes, by_kind = place_notes(ropes), ropes.has_blocks_by_kind
-    outside = () if by_kind else ("rope_theta", "partial_rotary_factor")
-    keys |= {key: parameters[key] for key in outside if key in parameters}
+    outside = ["rope_theta", "partial_rotary_factor"]
+    outside += [_ORIGINAL] if parameters.get("rope_type") == "longrope" else []
+    keys |= {key: parameters[key] for key in outside if key in parameters and not by_kind}
     factors = ropes.query_factors.items()
     # what it would multiply by otherwise is left out
     its_own = {kind: f for kind, f in factors if target.query_factor(f, ropes.kinds[kind])}
     its_ropes = replace(ropes, query_factors=its_own)
     keys = keys_over_file({**keys, "rope_parameters": parameters}, its_ropes)
+    if target is EXLLAMAV3 and _ORIGINAL in keys:
+        keys[_ORIGINAL] = round(keys[_ORIGINAL])  # it takes no other, and reads that of the block
     if by_kind:
-        notes += (f"The class for the model in {target.name} must read a block for each kind.",)
+        # of these classes older ones read one law, and know themselves which layers have it
+        main, _ = main_and_local(ropes)
+        scaled = block(main)
+        keys["rope_scaling"] = None if scaled["rope_type"] == "default" else scaled
+        notes += (
+            f"The class for the model in {target.name} must read a block for each kind, or a "
+            "base for each and rope_scaling for all but sliding layers.",
+        )
     else:
         block_of_file = keys["rope_parameters"]
         if parameters["rope_type"] == "yarn" and _ORIGINAL not in parameters:
@@ -180,7 +192,7 @@ MLX_LM = Target(
     takes=lambda rope: rope.pairing == "half" or _is_named_by_mlx_lm(rope),
     backwards=True,
     rules=(DynamicNTK, LongRope),
-    class_decides="not every one reads rope_traditional",
+    class_decides="not every one reads rope_traditional and rope_scaling",
     query_factor=has_steps,
 )
 
