@@ -97,13 +97,13 @@ def test_litgpts_local_layers_have_a_base_of_their_own_and_no_law() -> None:
     """The list may be longer than the layers, and without it all are local."""
     config = LITGPT | {"rope_local_base_freq": 10000, "rope_adjustments": {"factor": 8.0}}
     ropes = load(config | {"rope_indices": [1, 0, 1, 1, 0, 0]})
-    assert ropes.layer_kinds == ("local", "global", "local", "local")
-    local, wide = ropes.kinds["local"], ropes.kinds["global"]
+    assert ropes.layer_kinds == ("sliding_attention", "full_attention", *["sliding_attention"] * 2)
+    local, wide = ropes.kinds["sliding_attention"], ropes.kinds["full_attention"]
     assert local is not None
     assert wide is not None
     assert (local.base, local.scaling) == (10000, None)
     assert (wide.base, wide.scaling) == (500000, Linear(factor=8.0))
-    assert set(load(config).layer_kinds) == {"local"}
+    assert set(load(config).layer_kinds) == {"sliding_attention"}
 
 
 def test_litgpts_defaults_are_those_of_its_class() -> None:

@@ -205,8 +205,9 @@ def gain(factor: float) -> float:
 def test_gemma_3_of_megatron_bridge_has_a_base_for_local_and_one_for_global_layers() -> None:
     """Every sixth layer is global, and its frequencies alone are divided; heads turn whole."""
     ropes = load(BRIDGE | {"rotary_percent": 0.5, "use_rope_scaling": True})
-    assert ropes.layer_kinds == ("local",) * 5 + ("global",) + ("local",) * 2
-    local, wide = ropes.kinds["local"], ropes.kinds["global"]
+    sliding = ["sliding_attention"]
+    assert ropes.layer_kinds == (*sliding * 5, "full_attention", *sliding * 2)
+    local, wide = ropes.kinds["sliding_attention"], ropes.kinds["full_attention"]
     assert local is not None
     assert wide is not None
     assert (local.base, local.rotary_dim, local.scaling) == (1e4, 256, None)

@@ -68,7 +68,8 @@ def _load_litgpt(model: ProgramModel) -> LayerRopes:
     local = local if wide.attention_factor == 1 else replace(local, scaling=law)
     # without a list all layers are local
     indices = 1 if indices is None else indices[: config.layers()]
-    return model.ropes({"local": local, "global": wide}, indices, "rope_indices")
+    kinds = {"sliding_attention": local, "full_attention": wide}
+    return model.ropes(kinds, indices, "rope_indices")
 
 
 def _litgpt_law(model: ProgramModel, block: JsonObject, rope: Rope) -> Rope:
@@ -156,7 +157,8 @@ def _load_tensorrt(model: ProgramModel) -> LayerRopes:
     key = "sliding_window_pattern"
     interval = config.require(key, config.whole(key))
     local = replace(rope, base=local_base)  # it scales both alike
-    return model.ropes({"attention": rope, "local": local}, interval, others=others)
+    kinds = {"full_attention": rope, "sliding_attention": local}
+    return model.ropes(kinds, interval, others=others)
 
 
 # Megatron-LM's arguments, and the models of Megatron-Bridge and NeMo.
@@ -261,7 +263,8 @@ def _load_bridge_gemma3(model: ProgramModel) -> LayerRopes:
         config.refuse("no_rope", "absent, as every layer of Gemma 3 rotates")
     by, factor = (config.number(k, above=0) or 1 for k in ("interpolation", "rope_scaling_factor"))
     local = divided(replace(rope, base=bases[0]), by)
-    return model.ropes({"global": divided(rope, by * factor), "local": local}, cycle)
+    wide = divided(rope, by * factor)
+    return model.ropes({"full_attention": wide, "sliding_attention": local}, cycle)
 
 
 def _whole_numbers(config: JsonObject, key: str) -> tuple[int, ...] | None:
@@ -300,7 +303,8 @@ def _load_keras(backbone: ProgramModel) -> LayerRopes:
         wide, local = map(divided, bases, by)
         windowed = config.flag("use_sliding_window_attention")
         config.notes.clear()  # no file of it says a base
-        return model.ropes({"global": wide, "local": local}, 6 if windowed else 1)
+        kinds = {"full_attention": wide, "sliding_attention": local}
+        return model.ropes(kinds, 6 if windowed else 1)
     key = "rope_position_scaling_factor"
     if config.number(key, above=0) not in (None, 1):
         config.refuse(key, "1, as releases of KerasHub differ in whether it divides positions")
