@@ -76,7 +76,7 @@ def mlx_lm_ropes() -> Any:
 def transformers(job: Job) -> np.ndarray:
     """A class of the pairing: Phi's and GLM's turn a part of a head, Llama's and Cohere's all.
 
-    A function of DeepSeek's reads interleaved pairs and writes halves.
+    A function of DeepSeek's reads interleaved pairs and writes halves; NanoChat's turns clockwise.
     """
     import torch
 
@@ -87,6 +87,9 @@ def transformers(job: Job) -> np.ndarray:
         half="Llama" if whole else "Phi",
         interleaved="Cohere" if whole else "Glm",
     )
+    if rope.direction < 0:
+        assert any("that of nanochat does" in note for note in job.part.notes)
+        name = "NanoChat"
     module = import_module(f"transformers.models.{name.lower()}.modeling_{name.lower()}")
     keys = dict(job.part.settings)
     if "rope_type" not in keys["rope_parameters"]:

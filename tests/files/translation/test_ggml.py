@@ -245,3 +245,21 @@ def test_qwen3_vl_has_keys_and_a_note_on_the_pairs_that_stand_still(
     # as a rope of no known model it is still refused
     with pytest.raises(TranslationError, match="by a fourth coordinate"):
         translate(ropes.ropes[0], "gguf", context=position + 1)
+
+
+def test_layers_that_compress_by_more_or_less_are_one_kind_of_deepseek_4s_keys() -> None:
+    """A file of the model tells them apart, and both have one rope; two ropes have no key."""
+    model = phasor.preset("deepseek-v4-flash")
+    sliding, compressed = model.kinds["sliding"], model.kinds["compressed"]
+    assert compressed is not None
+    names = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
+    apart = replace(
+        model,
+        layer_kinds=names,
+        kinds=dict(zip(names, (sliding, compressed, compressed), strict=True)),
+    )
+    (part,), (expected,) = (translate(one, "gguf").parts for one in (apart, model))
+    assert (part.settings, part.notes) == (expected.settings, expected.notes)
+    other = {**apart.kinds, names[2]: replace(compressed, base=5e5)}
+    with pytest.raises(TranslationError, match="different ropes"):
+        translate(replace(apart, kinds=other), "gguf")

@@ -78,7 +78,7 @@ def in_config_form(target: Target, rope: Rope) -> Rope:
 
 def _with_divisors(target: Target, rope: Rope) -> Rope:
     """The same rotation by a base and a divisor for each pair; refused if a pair stands still."""
-    base, divisors = base_and_divisors(rope, math.inf)
+    base, divisors = base_and_divisors(replace(rope, direction=1), math.inf)
     if not np.isfinite(divisors).all():
         target.refuse("pairs that stand still, but for those of p-RoPE", rope)
     law = PerPair(factors=tuple(divisors.tolist()), attention_factor=rope.attention_factor)
@@ -112,9 +112,15 @@ def _write_transformers(ropes: LayerRopes, context: int) -> ProgramSettings:
             f"the class of {ropes.name} in transformers has this rotation in its code and reads "
             "none from a config: there is nothing to give"
         )
+    notes = place_notes(ropes)
+    for rope in (rope for rope in ropes.ropes if rope.direction < 0):
+        if rope.rotary_dim < rope.head_dim or rope.axes.n_axes > 1:
+            feature = "pairs that turn clockwise by several axes or in a part of a head"
+            TRANSFORMERS.refuse(feature, rope, [replace(rope, direction=1)])
+        notes = ("Its class must turn pairs clockwise: that of nanochat does.", *notes)
     formed = change_ropes(ropes, lambda rope: in_config_form(TRANSFORMERS, rope))
     keys = keys_over_file(config_keys(formed.config_blocks(), context, context), formed)
-    return as_json(keys, place_notes(ropes), rotating(formed))
+    return as_json(keys, notes, rotating(formed))
 
 
 TRANSFORMERS = ConfigTarget(
@@ -123,7 +129,10 @@ TRANSFORMERS = ConfigTarget(
     source="https://huggingface.co/docs/transformers/internal/rope_utils",
     checked="run",
     write=_write_transformers,
+    # no class turns interleaved ones so
+    takes=lambda rope: rope.direction > 0 or rope.pairing == "half",
     other_pairs_out=True,
+    backwards=True,
     axes=(OneAxis, Sectioned, InterleavedSections, Alternating),
     rules=(DynamicNTK, LongRope),
     query_factor=lambda factor, rope: True,

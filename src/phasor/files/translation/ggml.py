@@ -63,8 +63,12 @@ def _write_gguf(ropes: LayerRopes, context: int) -> ProgramSettings:
     raised = change_ropes(ropes, ntk_as_base)
     kinds = rotating(raised)
     notes = [_rotation_note(GGUF, ropes, rope, context) for rope in kinds.values()]
-    by_name = {kind.removesuffix("_attention"): rope for kind, rope in kinds.items()}
-    names = _find_two_ropes(by_name)
+    # DeepSeek V4's file tells two kinds of compressed layers apart
+    by_name = {
+        "compressed" if "compressed" in kind else kind.removesuffix("_attention"): rope
+        for kind, rope in kinds.items()
+    }
+    names = _find_two_ropes(by_name) if {*by_name.values()} == {*raised.ropes} else None
     scaled = by_name[names[0]] if names else GGUF.only_rope(raised)
     law_keys, law_notes = _law_settings(scaled)
     keys: Keys
