@@ -302,3 +302,16 @@ def test_the_length_before_an_extension_stays_a_whole_number(target: str) -> Non
         inside = part.settings["rope_parameters"]["original_max_position_embeddings"]
         assert (inside == 4096) == whole
         assert outside == (round(inside) if target == "exllamav3" else inside)
+
+
+@each("target", ["exllamav3", "mlx-lm", *ENGINES])
+def test_other_bases_are_given_where_a_file_leaves_them_to_its_class(target: str) -> None:
+    """A class that reads no block for each kind would take its own."""
+    model = load({key: GEMMA3[key] for key in (*SIZES, "model_type", "rope_scaling")})
+    kinds = {
+        kind: rope and replace(rope, base=4 * (rope.base or 0))
+        for kind, rope in model.kinds.items()
+    }
+    (part,) = translate(replace(model, kinds=kinds), target).parts
+    keys = part.settings.get("override", part.settings)
+    assert (keys["rope_theta"], keys["rope_local_base_freq"]) == (4e6, 4e4)

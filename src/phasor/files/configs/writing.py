@@ -119,7 +119,9 @@ def keys_over_file(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]
     if "qk_rope_head_dim" in file:  # there the fraction is one of a wider head
         says["fraction"] = file.get("partial_rotary_factor")
     replaced = {**table().files["replaced"], **table().files["replaced_by_kind"]}
-    about = {key: word for key, word in replaced.items() if file.get(key) is not None}
+    # and bases of single kinds that classes read outside a block, which the file may leave to them
+    said = {key: base for key, base in bases.items() if "model_type" in file and base is not None}
+    about = {key: word for key, word in replaced.items() if {**said, **file}.get(key) is not None}
     outside = {key: bases.get(key, says.get(word)) for key, word in about.items()}
     for factor in ropes.query_factors.values():
         if (factor.form, factor.first) == ("steps", 1):  # of Llama 4
