@@ -225,15 +225,25 @@ def test_gpt_oss_without_a_law_has_keys_alone() -> None:
     assert "rope_freqs.weight" in part.settings
 
 
-@pytest.mark.parametrize(("position", "radians"), [(131_071, "0.054"), (262_143, "0.108")])
+@pytest.mark.parametrize(
+    ("name", "base", "position", "radians"),
+    [
+        ("qwen3-vl-4b", 5e6, 131_071, "0.054"),
+        ("qwen3-vl-4b", 5e6, 262_143, "0.108"),
+        ("qwen3-omni-30b-a3b", 1e6, 65_535, "0.125"),
+    ],
+)
 def test_qwen3_vl_has_keys_and_a_note_on_the_pairs_that_stand_still(
-    position: int, radians: str
+    name: str, base: float, position: int, radians: str
 ) -> None:
-    """Every file of it has them: the rotation deals out 60 of 64 pairs, and two more fall out."""
-    ropes = phasor.preset("qwen3-vl-4b")
+    """Every file of it has them: the rotation deals out 60 of 64 pairs, and two more fall out.
+
+    llama.cpp's converter makes one of Qwen3-Omni too.
+    """
+    ropes = phasor.preset(name)
     (part,) = translate(ropes, "gguf", context=position + 1).parts
     assert without_arch(part.settings) == {
-        "rope.freq_base": 5e6,
+        "rope.freq_base": base,
         "rope.dimension_count": 128,
         "rope.dimension_sections": [24, 20, 20, 0],
     }
