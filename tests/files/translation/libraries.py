@@ -275,7 +275,7 @@ def megatron_flags(code: str) -> argparse.Namespace:
     """The flags with the types that Megatron-LM's arguments.py gives them."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     kinds = ["rope", "yarn", "mrope"]
-    parser.add_argument("--position-embedding-type", choices=kinds, default="rope")
+    parser.add_argument("--position-embedding-type", choices=kinds, required=True)  # else learned
     parser.add_argument("--rope-type", choices=kinds[:2])
     for name in ("kv-channels", "qk-pos-emb-head-dim", "yarn-original-max-position-embeddings",
                  "rotary-base", "rotary-seq-len-interpolation-factor"):  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import phasor
-from phasor import Rope
+from phasor import LayerRopes, Rope
 from phasor.files.translation import TranslationError, translate
 from phasor.scaling import PerPair, Yarn
 
@@ -105,3 +105,16 @@ def test_maxtext_is_given_a_base_as_a_quotient_of_whole_numbers() -> None:
         assert isinstance(most, int)
         assert most / least == pytest.approx(base, rel=2**-25)
         assert said["rope_linear_scaling_factor"] * least == 1
+
+
+def test_megatrons_latent_attention_turns_all_its_layers_and_nothing_is_learned_besides() -> None:
+    """It reads no list of layers, and learned embeddings are added unless the type is said."""
+    rope = phasor.preset("deepseek-v2-lite").ropes[0]
+    kinds = {"rope": rope, "nope": None}
+    mixed = LayerRopes(name="toy", layer_kinds=tuple(kinds), kinds=kinds, num_kv_heads=1)
+    (part,) = translate(mixed, "megatron").parts
+    assert part.settings["--position-embedding-type"] == "rope"
+    assert "--no-rope-freq" not in part.settings
+    assert any("rotates in all its layers" in note for note in part.notes)
+    (part,) = translate(replace(mixed, num_kv_heads=2), "megatron").parts
+    assert part.settings["--no-rope-freq"] == "[0,1]"

@@ -218,6 +218,9 @@ def _load_megatron(model: ProgramModel) -> LayerRopes:
         rope = divided(rope, config.number("interpolation", above=0))
     # every n-th layer, or those with a 1 in a list, do not rotate
     without = _whole_numbers(config, "no_rope") or (0,)
+    if model.latent and without != (0,):  # whose class does not read it
+        config.notes.append(f"{config.name('no_rope')} is not read in latent attention.")
+        without = (0,)
     interval = without[0] if len(without) == 1 else without
     others = _without_attention(config, pattern)
     if not others and config.value("spec"):

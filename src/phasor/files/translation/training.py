@@ -77,7 +77,9 @@ def _write_megatron(ropes: LayerRopes, _context: int) -> ProgramSettings:
         _refuse_flags(f"a base of {form.base!r}, which is no whole number", rope)
     width = "--qk-pos-emb-head-dim" if latent else "--kv-channels"
     flags: Keys = {"--multi-latent-attention": True} if latent else {}
-    flags |= {_TYPE_FLAG[latent]: "rope", width: rope.head_dim, "--rotary-base": int(form.base)}
+    # without the first flag Megatron adds learned embeddings, also beside latent attention
+    flags |= {_TYPE_FLAG[False]: "rope", _TYPE_FLAG[latent]: "rope"}
+    flags |= {width: rope.head_dim, "--rotary-base": int(form.base)}
     if rope.rotary_dim < rope.head_dim:
         flags["--rotary-percent"] = rotated_fraction(rope.rotary_dim, rope.head_dim)
     if rope.pairing == "interleaved" and not latent:
@@ -91,10 +93,13 @@ def _write_megatron(ropes: LayerRopes, _context: int) -> ProgramSettings:
     if form.scaling is not None:
         flags |= _law_flags(rope, form.scaling, latent=latent)
     unrotated = [int(ropes.kinds[kind] is None) for kind in ropes.layer_kinds]
-    if any(unrotated):
+    notes = () if latent else (*softmax_notes(rope.softmax_factor),)
+    if latent and any(unrotated):
+        notes = ("Latent attention rotates in all its layers: others must be of another kind.",)
+    elif any(unrotated):
         flags["--no-rope-freq"] = f"[{','.join(map(str, unrotated))}]"
     notes = (
-        *(() if latent else softmax_notes(rope.softmax_factor)),
+        *notes,
         "Megatron-Bridge and NeMo read the same numbers as fields of a model's configuration: "
         "rotary_base, rotary_percent, seq_len_interpolation_factor, yarn_rotary_scaling_factor.",
     )
