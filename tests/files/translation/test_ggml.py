@@ -273,3 +273,20 @@ def test_layers_that_compress_by_more_or_less_are_one_kind_of_deepseek_4s_keys()
     other = {**apart.kinds, names[2]: replace(compressed, base=5e5)}
     with pytest.raises(TranslationError, match="different ropes"):
         translate(replace(apart, kinds=other), "gguf")
+
+
+def test_deepseek_4_has_no_factor_on_cos_and_sin_in_compressed_layers() -> None:
+    """Its graph takes YaRN's out, whatever the key for it says, and reads no tensor."""
+    model = phasor.preset("deepseek-v4-flash")
+    compressed = model.kinds["compressed"]
+    assert compressed is not None
+    yarn = Yarn(factor=16.0, original_max_positions=65536)
+    for law in (yarn, replace(yarn, truncate=False, attention_factor=1.0)):
+        other = replace(
+            model, kinds={**model.kinds, "compressed": replace(compressed, scaling=law)}
+        )
+        with pytest.raises(TranslationError, match="deepseek4 reads neither"):
+            translate(other, "gguf")
+    divided = replace(compressed, scaling=Linear(factor=4.0))
+    (part,) = translate(replace(model, kinds={**model.kinds, "compressed": divided}), "gguf").parts
+    assert part.settings["{arch}.rope.scaling.factor"] == 4.0

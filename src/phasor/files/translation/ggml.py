@@ -90,6 +90,14 @@ def _write_gguf(ropes: LayerRopes, context: int) -> ProgramSettings:
                     context,
                     lambda keys, _: keys.get(_GAIN_KEY, 1.0) == 1.0,
                 )
+        if reader == "deepseek4" and (scaled.attention_factor != 1 or _TENSOR_NOTE in law_notes):
+            _refuse(
+                "a factor on cos and sin, or frequencies that need a tensor, in compressed layers: "
+                "deepseek4 reads neither",
+                scaled,
+                context,
+                lambda _, notes: _TENSOR_NOTE not in notes,
+            )
         scaled_layers = f"{names[0]} layers alone, as {reader} does"
     else:
         keys = {"rope.freq_base": scaled.base or _BASE, "rope.dimension_count": scaled.rotary_dim}
