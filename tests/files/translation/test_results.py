@@ -221,6 +221,17 @@ def test_notes_say_what_is_besides_cos_and_sin() -> None:
     assert repr(rope.softmax_factor) in part.notes[2]
 
 
+@each("name, other", [("deepseek-v3.2", True), ("deepseek-v3", False)])
+def test_a_rotation_beside_attention_has_a_note_where_code_is_written(
+    name: str, other: bool
+) -> None:
+    """A class makes it of its config itself."""
+    for target, written in (("mlx", True), ("transformers", False)):
+        notes = translate(preset(name), target).parts[0].notes
+        said = "The indexer has a rotation of its own, which is not written here."
+        assert (said in notes) == (other and written)
+
+
 def test_the_context_is_the_models_unless_given() -> None:
     """It is the length of tables."""
     ropes = phasor.preset("llama-3.1-8b")

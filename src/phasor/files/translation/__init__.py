@@ -194,6 +194,11 @@ def _write_parts(target: Target, ropes: LayerRopes, context: int) -> tuple[Progr
         more.append(
             f"{target.leaves_layers} has to leave {' and '.join(unrotated)} layers as they are."
         )
+    if target.write_rope is not None:
+        others = dict.fromkeys(one.name for one in ropes.beside if one.rope not in ropes.ropes)
+        more += (
+            f"The {name} has a rotation of its own, which is not written here." for name in others
+        )
     for kind, factor in ropes.query_factors.items():  # those that do not rotate have no part
         does = target.query_factor(factor, model.kinds[kind])
         done = "has code for such models that does so" if does else "leaves that to you"
