@@ -243,15 +243,26 @@ def operator() -> type:
     return Operator
 
 
-def by_factory(get_rope: Callable[..., Any], option: str, key: str) -> Run:
-    """Tokens turned by what the engine's factory makes of the arguments."""
+def by_factory(get_rope: Callable[..., Any], option: str, key: str, ernie: type) -> Run:
+    """Tokens turned by what the engine's factory makes of the arguments, or by Ernie's class."""
     import torch
 
+    def made(job: Job) -> Any:
+        if calls := job.part.settings.get("get_rope"):
+            arguments = calls[job.kind]
+            assert described.in_command(job, option) in (None, arguments[key])
+            MODEL.max_model_len = arguments["max_position"]
+            return get_rope(**arguments, dtype=torch.float32)
+        override, width = job.part.settings["override"], job.x.shape[1]
+        others = (width // 2 - override["freq_allocation"]) // 2
+        return ernie(
+            head_size=width, rotary_dim=width, base=override["rope_theta"], is_neox_style=False,
+            max_position_embeddings=override["max_position_embeddings"], dtype=torch.float32,
+            mrope_section=[others, others, override["freq_allocation"]],
+        )  # fmt: skip
+
     def run(job: Job) -> np.ndarray:
-        arguments = job.part.settings["get_rope"][job.kind]
-        assert described.in_command(job, option) in (None, arguments[key])
-        MODEL.max_model_len = arguments["max_position"]
-        module = get_rope(**arguments, dtype=torch.float32)
+        module = made(job)
         positions = torch.tensor(job.positions)
 
         def turn(x: np.ndarray) -> np.ndarray:
@@ -276,8 +287,10 @@ def vllm(root: Path) -> Run:
     deny(*(f"vllm.{name}" for name in absent))
     deny("vllm.config", get_current_vllm_config=lambda: config)
     deny("vllm.model_executor.custom_op", CustomOp=operator())
-    factory = import_module("vllm.model_executor.layers.rotary_embedding").get_rope
-    return by_factory(factory, "--hf-overrides", "rope_parameters")
+    package = "vllm.model_executor.layers.rotary_embedding"
+    factory = import_module(package).get_rope
+    ernie = import_module(f"{package}.ernie45_vl_rope").Ernie4_5_VLRotaryEmbedding
+    return by_factory(factory, "--hf-overrides", "rope_parameters", ernie)
 
 
 def sglang(root: Path) -> Run:
@@ -290,8 +303,9 @@ def sglang(root: Path) -> Run:
     deny("sglang.srt.runtime_context", publish_role=lambda: None)
     deny("sglang.srt.utils", get_compiler_backend=lambda: "eager", is_cpu=lambda: True)
     deny(f"{kernels}.fused_op", BaseFusedOp=operator())
-    factory = import_module("sglang.srt.layers.rotary_embedding").get_rope
-    return by_factory(factory, "--json-model-override-args", "rope_scaling")
+    package = import_module("sglang.srt.layers.rotary_embedding")
+    ernie = package.Ernie4_5_VLRotaryEmbedding
+    return by_factory(package.get_rope, "--json-model-override-args", "rope_scaling", ernie)
 
 
 def fetch(package: str, files: tuple[str, ...], folder: Path) -> str:

@@ -90,6 +90,8 @@ def transformer_engine(job: Job) -> np.ndarray:
 
 def vllm(job: Job) -> np.ndarray:
     """``get_rope`` as it is documented, and the same block in the command."""
+    if "get_rope" not in job.part.settings:
+        return by_ernies_class(job, "--hf-overrides")
     arguments = job.part.settings["get_rope"][job.kind]
     assert in_command(job, "--hf-overrides") in (None, arguments["rope_parameters"])
     return by_factory(job, described.vllm_get_rope(**arguments))
@@ -97,6 +99,8 @@ def vllm(job: Job) -> np.ndarray:
 
 def sglang(job: Job) -> np.ndarray:
     """``get_rope`` as it is documented, and the same block in the command."""
+    if "get_rope" not in job.part.settings:
+        return by_ernies_class(job, "--json-model-override-args")
     arguments = job.part.settings["get_rope"][job.kind]
     assert in_command(job, "--json-model-override-args") in (None, arguments["rope_scaling"])
     return by_factory(job, described.sglang_get_rope(**arguments))
@@ -118,6 +122,25 @@ def in_command(job: Job, option: str) -> Any:
     block = blocks if "rope_type" in blocks else blocks[job.ropes.in_config.label(job.kind)]
     # what is done to queries besides is no argument of a factory
     return block and {key: block[key] for key in block if key != "llama_4_scaling_beta"}
+
+
+def by_ernies_class(job: Job, option: str) -> np.ndarray:
+    """Height and width in turn, then time: the class reads the base and the pairs of time alone."""
+    import torch
+
+    block = in_command(job, option)
+    assert block["rope_type"] == "default"
+    assert any("Ernie 4.5 VL's class" in note for note in job.part.notes)
+    override = job.part.settings["override"]
+    for name in filter(None, job.ropes.in_config.path.split(".")):
+        override = override[name]
+    n = job.x.shape[1] // 2
+    others = n - override["freq_allocation"]
+    axes = [1 + k % 2 if k < others else 0 for k in range(n)]
+    freqs = described.plain(2 * n, block["rope_theta"])
+    angles = torch.tensor(job.positions)[axes].T.float() * freqs
+    turned = described.turned(torch.tensor(job.x), angles.cos(), angles.sin(), interleaved=True)
+    return turned.double().numpy()
 
 
 def by_factory(job: Job, rotate: described.Rotate) -> np.ndarray:

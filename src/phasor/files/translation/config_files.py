@@ -54,11 +54,18 @@ from phasor.scaling import (
 )
 
 CONTEXT_KEY = "max_position_embeddings"
+_THREE_AXES = OneAxis, Sectioned, InterleavedSections
 #: A program whose class for a model decides which pairs turn.
 ConfigTarget = partial(
     Target,
-    axes=(OneAxis, Sectioned, InterleavedSections),
+    axes=_THREE_AXES,
     class_decides="no config says which",
+)
+#: A serving engine, whose class for Ernie 4.5 VL turns interleaved pairs.
+_Engine = partial(
+    ConfigTarget,
+    axes=(*_THREE_AXES, Alternating),
+    takes=lambda rope: rope.pairing == "interleaved" or not isinstance(rope.axes, Alternating),
 )
 
 
@@ -133,7 +140,7 @@ TRANSFORMERS = ConfigTarget(
     takes=lambda rope: rope.direction > 0 or rope.pairing == "half",
     other_pairs_out=True,
     backwards=True,
-    axes=(OneAxis, Sectioned, InterleavedSections, Alternating),
+    axes=(*_THREE_AXES, Alternating),
     rules=(DynamicNTK, LongRope),
     query_factor=lambda factor, rope: True,
 )
@@ -147,6 +154,9 @@ def _engine_block(target: Target, rope: Rope, context: int, *laws_with_axes: typ
     with_one_axis = replace(rope, axes=OneAxis())
     if rope.axes.n_axes not in (1, 3):
         target.refuse(f"positions of {rope.axes.n_axes} axes", rope, [with_one_axis])
+    alternating = isinstance(rope.axes, Alternating)
+    if alternating and rope.rotary_dim < rope.head_dim:
+        target.refuse("such axes in a part of a head", rope, [with_one_axis])
     form = in_config_form(target, rope)
     if isinstance(form.scaling, Linear) and form.scaling.factor < 1:
         # the factories' tables of a linear law end at the factor times the context
@@ -157,7 +167,7 @@ def _engine_block(target: Target, rope: Rope, context: int, *laws_with_axes: typ
         unsupported = f"pairs that stand still beside pairs divided by {law.factor:g}"
     elif isinstance(law, PerPair) and rope.pairing == "interleaved":
         unsupported = f"the law {name} for interleaved pairs"
-    elif rope.axes.n_axes > 1 and law and not isinstance(law, laws_with_axes):
+    elif rope.axes.n_axes > 1 and law and (alternating or not isinstance(law, laws_with_axes)):
         unsupported = f"the law {name} with positions of three axes"
         nearer.append(with_one_axis)
     if unsupported:
@@ -167,7 +177,7 @@ def _engine_block(target: Target, rope: Rope, context: int, *laws_with_axes: typ
         # both lists are the same, so the factor must not depend on the length either
         del keys["attention_factor"]
         keys |= dict.fromkeys(("short_mscale", "long_mscale"), law.attention_factor)
-    if "mrope_section" in keys:
+    if "mrope_section" in keys and not alternating:
         # interleaved sections may count more pairs than there are; the factories check the sum
         keys["mrope_section"] = list(rope.axes.counts(rope.num_pairs))
     return keys
@@ -203,6 +213,7 @@ def _write_engine(
             **others(rope, block(rope, context)),
         }
         for kind, rope in rotating(ropes).items()
+        if not isinstance(rope.axes, Alternating)
     }
     if ropes.in_config.ignores_scaling:
         # the class reads no law from a config: the code of the model calls the factory
@@ -216,14 +227,18 @@ def _write_engine(
         override["rope_theta"] = bases.pop()  # some classes read it here alone
     override = keys_over_file({**override, "rope_parameters": parameters}, ropes)
     given_too = ", which is given too" if override.get("rope_theta") else ""
-    note = (
+    notes = (
         f"The class for the model in {target.name} must read rope_parameters: some read "
-        f"rope_theta alone{given_too}."
+        f"rope_theta alone{given_too}.",
     )
+    for axes in (rope.axes for rope in ropes.ropes if isinstance(rope.axes, Alternating)):
+        override["freq_allocation"] = axes.sections[0]
+        notes = (f"Ernie 4.5 VL's class in {target.name} has these axes: its factory has not.",)
     for name in reversed(ropes.in_config.path.split(".") if ropes.in_config.path else ()):
         override = {name: override}
     code = f"{command} {shlex.quote(json.dumps(override))}"
-    return ProgramSettings({"get_rope": calls, "override": override}, code, (note,))
+    settings = {"get_rope": calls, "override": override}
+    return ProgramSettings({k: v for k, v in settings.items() if v}, code, notes)
 
 
 # vLLM
@@ -263,7 +278,7 @@ def _write_vllm(ropes: LayerRopes, context: int) -> ProgramSettings:
     )
 
 
-VLLM = ConfigTarget(
+VLLM = _Engine(
     name="vllm",
     program="--hf-overrides of vllm serve, and the arguments of its get_rope",
     source="https://docs.vllm.ai/en/latest/api/vllm/model_executor/layers/rotary_embedding",
@@ -319,7 +334,7 @@ def _write_sglang(ropes: LayerRopes, context: int) -> ProgramSettings:
     )
 
 
-SGLANG = ConfigTarget(
+SGLANG = _Engine(
     name="sglang",
     program="--json-model-override-args of its server, and the arguments of its get_rope",
     source="https://docs.sglang.ai/advanced_features/server_arguments.html",
