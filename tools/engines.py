@@ -203,6 +203,13 @@ def maxtext(root: Path) -> Run:
         yarn = {key: value for key, value in keys.items() if key in scope["YarnRope"].model_fields}
         read = {**scope["Rope"](**keys).model_dump(), **scope["YarnRope"](**yarn).model_dump()}
         assert all(read[key] == value for key, value in keys.items() if key in fields)
+        tokens = jnp.asarray(job.x)[None, :, None]  # [batch, seq, heads, head_dim]
+        positions = jnp.asarray(job.positions.T)[None]  # [batch, seq], or with three axes
+        if rope.rotary_start:
+            kind = "compressed_" * ("compressed" in job.kind)
+            base, part = keys[f"{kind}rope_max_timescale"], rope.rotary_dim / rope.head_dim
+            module = embeddings.DeepSeekV4RotaryEmbedding(rope.head_dim, part, base, rngs=None)
+            return np.array(module(tokens, positions, unsqueeze_dim=-2), np.float64)[0, :, 0]
         begins = re.findall(r"has to begin with (\w+)", " ".join(job.part.notes))
         fraction, sliding = keys.get("partial_rotary_factor", 1.0), "sliding" in job.kind
         most, of_gemma4 = read["rope_max_timescale"], begins == ["gemma4"]
@@ -222,8 +229,6 @@ def maxtext(root: Path) -> Run:
             attention_type=local if sliding else None,
         )  # fmt: skip
         module = pick(attention)
-        tokens = jnp.asarray(job.x)[None, :, None]  # [batch, seq, heads, head_dim]
-        positions = jnp.asarray(job.positions.T)[None]  # [batch, seq], or with three axes
         return np.array(module(tokens, positions), dtype=np.float64)[0, :, 0]
 
     return run

@@ -194,10 +194,23 @@ def maxtext(job: Job) -> np.ndarray:
     import torch
 
     keys, notes = job.part.settings, " ".join(job.part.notes)
+    rope = job.part.ropes[job.kind]
     (name,) = re.findall(r"model_name has to begin with (\w+)", notes) or ["any"]
     positions = torch.tensor(job.positions)
     tokens = torch.tensor(job.x)
     given = {"model_name": name, **keys}
+    if rope.rotary_start:
+        assert f"deepseek4, with head_dim {rope.head_dim} and qk_rope_head_dim" in notes
+        base = keys[f"{'compressed_' * ('compressed' in job.kind)}rope_max_timescale"]
+        assert isinstance(base, int)
+        angles = positions[:, None].float() * described.plain(rope.rotary_dim, base)
+        cos, sin = angles.cos(), angles.sin()
+
+        def turn(x: np.ndarray) -> np.ndarray:
+            tokens = torch.tensor(x)
+            return described.turned(tokens, cos, sin, interleaved=True).double().numpy()
+
+        return on_slice(job, turn)
     return described_settings.maxtext(given, job.kind, tokens, positions).double().numpy()
 
 

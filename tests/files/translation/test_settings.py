@@ -118,3 +118,18 @@ def test_megatrons_latent_attention_turns_all_its_layers_and_nothing_is_learned_
     assert any("rotates in all its layers" in note for note in part.notes)
     (part,) = translate(replace(mixed, num_kv_heads=2), "megatron").parts
     assert part.settings["--no-rope-freq"] == "[0,1]"
+
+
+def test_maxtext_turns_the_end_of_heads_in_the_block_of_deepseek_4() -> None:
+    """By two bases without a law: with the model's YaRN in compressed layers it is refused."""
+    model = phasor.preset("deepseek-v4-flash")
+    with pytest.raises(TranslationError, match="different ropes in sliding and compressed layers"):
+        translate(model, "maxtext")
+    kinds = {kind: rope and replace(rope, scaling=None) for kind, rope in model.kinds.items()}
+    (part,) = translate(replace(model, kinds=kinds), "maxtext").parts
+    assert part.settings == {
+        "rope_type": "default",
+        "rope_max_timescale": 10_000,
+        "compressed_rope_max_timescale": 160_000,
+    }
+    assert "deepseek4, with head_dim 512 and qk_rope_head_dim 64" in part.notes[0]

@@ -32,7 +32,7 @@ from phasor.files.translation.target import (
     softmax_notes,
     yarn_ramp,
 )
-from phasor.layers import LayerRopes
+from phasor.layers import LayerRopes, one_layer
 from phasor.pairings import Pairing
 from phasor.rope import Rope
 from phasor.scaling import Law, Linear, Llama3, Proportional, Rule, Yarn, yarn_multiplier
@@ -325,8 +325,28 @@ def _maxtext_yarn(rope: Rope, law: Yarn, base: float) -> Keys:
     }
 
 
+def _deepseek4_keys(ropes: LayerRopes) -> Keys:
+    """The bases of DeepSeek V4's block, which turns the end of a head; none for other ropes."""
+    keys: Keys = {"rope_type": "default"}
+    for kind, rope in rotating(ropes).items():
+        form = ntk_as_base(rope)
+        at_end = 0 < form.rotary_start == form.head_dim - form.rotary_dim
+        plain = form.base and form.base.is_integer() and form.scaling is None
+        if not at_end or not plain or form.pairing == "half" or form.axes.n_axes > 1:
+            return {}
+        base = int(form.base or 0)
+        key = "compressed_rope_max_timescale" if "compressed" in kind else "rope_max_timescale"
+        if keys.setdefault(key, base) != base:
+            return {}
+    return keys
+
+
 def _write_maxtext(ropes: LayerRopes, context: int) -> ProgramSettings:
     main, local = main_and_local(ropes)
+    if keys := _deepseek4_keys(ropes):
+        sizes = f"head_dim {main.head_dim} and qk_rope_head_dim {main.rotary_dim}"
+        note = f"The decoder_block has to be deepseek4, with {sizes}: others turn from the start."
+        return _as_yaml(ropes, keys, [note], "interleaved")
     keys = _maxtext_keys(main)
     notes = [f"head_dim, in latent attention qk_rope_head_dim, has to be {main.head_dim}."]
     if local is not None:
@@ -391,7 +411,7 @@ MAXTEXT = Target(
     source="https://github.com/AI-Hypercomputer/maxtext/blob/main/src/maxtext/configs/base.yml",
     checked="engine",
     write=_write_maxtext,
-    takes=lambda rope: bool(_maxtext_keys(rope)),
+    takes=lambda rope: bool(_maxtext_keys(rope) or _deepseek4_keys(one_layer(rope))),
     other_pairs_out=True,
     axes=(OneAxis, InterleavedSections),
     softmax_note=f"In other than latent attention: {SOFTMAX_NOTE}",
