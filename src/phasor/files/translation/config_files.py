@@ -121,8 +121,8 @@ def _write_transformers(ropes: LayerRopes, context: int) -> ProgramSettings:
         )
     notes = place_notes(ropes)
     for rope in (rope for rope in ropes.ropes if rope.direction < 0):
-        if rope.rotary_dim < rope.head_dim or rope.axes.n_axes > 1:
-            feature = "pairs that turn clockwise by several axes or in a part of a head"
+        if rope.rotary_dim < rope.head_dim or rope.axes.n_axes > 1 or rope.pairing_out:
+            feature = "clockwise pairs by several axes, in a part of a head or written as others"
             TRANSFORMERS.refuse(feature, rope, [replace(rope, direction=1)])
         notes = ("Its class must turn pairs clockwise: that of nanochat does.", *notes)
     formed = change_ropes(ropes, lambda rope: in_config_form(TRANSFORMERS, rope))
