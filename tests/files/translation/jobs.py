@@ -76,7 +76,8 @@ def own_block(job: Job) -> dict[str, Any]:
         assert keys["rope_scaling"] in (block, None)
         assert keys["rope_scaling"] or block["rope_type"] == "default"
         return keys
-    # outside, the law of all but sliding layers, for classes that read no block for each kind
+    # what is outside is for classes that read no block for each kind
     assert keys["rope_scaling"] is None or keys["rope_scaling"] in block.values()
     own = block[job.ropes.in_config.label(job.kind)]
-    return keys | {"rope_parameters": own, "rope_scaling": None}
+    inside = {key: keys[key] for key in keys if key not in ("rope_theta", "rope_local_base_freq")}
+    return inside | {"rope_parameters": own, "rope_scaling": None}

@@ -315,3 +315,7 @@ def test_other_bases_are_given_where_a_file_leaves_them_to_its_class(target: str
     (part,) = translate(replace(model, kinds=kinds), target).parts
     keys = part.settings.get("override", part.settings)
     assert (keys["rope_theta"], keys["rope_local_base_freq"]) == (4e6, 4e4)
+    if target not in ENGINES:  # also for a preset, which is of no file
+        (part,) = translate(phasor.preset("gemma-3-4b"), target).parts
+        bases = part.settings["rope_theta"], part.settings["rope_local_base_freq"]
+        assert bases == (1e6, 1e4)

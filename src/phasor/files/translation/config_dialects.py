@@ -119,6 +119,10 @@ def _write_dialect(
         main, _ = main_and_local(ropes)
         scaled = block(main)
         keys["rope_scaling"] = None if scaled["rope_type"] == "default" else scaled
+        if not ropes.in_config.values:  # of no file, as Gemma 3's classes call the bases
+            outside = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
+            named = {key: parameters.get(label) for label, key in outside.items()}
+            keys |= {key: found["rope_theta"] for key, found in named.items() if found}
         notes += (
             f"The class for the model in {target.name} must read a block for each kind, or a "
             "base for each and rope_scaling for all but sliding layers.",

@@ -101,7 +101,8 @@ def _write_megatron(ropes: LayerRopes, _context: int) -> ProgramSettings:
     notes = (
         *notes,
         "Megatron-Bridge and NeMo read the same numbers as fields of a model's configuration: "
-        "rotary_base, rotary_percent, seq_len_interpolation_factor, yarn_rotary_scaling_factor.",
+        "rotary_base, rotary_percent, seq_len_interpolation_factor, "
+        f"{'' if latent else 'yarn_'}rotary_scaling_factor.",
     )
     # a shell would read the list's brackets as a pattern of file names
     texts = {name: f"'{v}'" if str(v).startswith("[") else v for name, v in flags.items()}
