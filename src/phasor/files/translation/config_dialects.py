@@ -120,9 +120,9 @@ def _write_dialect(
         scaled = block(main)
         keys["rope_scaling"] = None if scaled["rope_type"] == "default" else scaled
         if not ropes.in_config.values:  # of no file, as Gemma 3's classes call the bases
-            outside = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
-            named = {key: parameters.get(label) for label, key in outside.items()}
-            keys |= {key: found["rope_theta"] for key, found in named.items() if found}
+            names = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
+            found = [(key, parameters.get(label)) for label, key in names.items()]
+            keys |= {key: own["rope_theta"] for key, own in found if own}
         notes += (
             f"The class for the model in {target.name} must read a block for each kind, or a "
             "base for each and rope_scaling for all but sliding layers.",

@@ -93,22 +93,21 @@ def _write_megatron(ropes: LayerRopes, _context: int) -> ProgramSettings:
     if form.scaling is not None:
         flags |= _law_flags(rope, form.scaling, latent=latent)
     unrotated = [int(ropes.kinds[kind] is None) for kind in ropes.layer_kinds]
-    notes = () if latent else (*softmax_notes(rope.softmax_factor),)
+    notes = [] if latent else softmax_notes(rope.softmax_factor)
     if latent and any(unrotated):
-        notes = ("Latent attention rotates in all its layers: others must be of another kind.",)
+        notes.append("Latent attention rotates in all its layers: others must be of another kind.")
     elif any(unrotated):
         flags["--no-rope-freq"] = f"[{','.join(map(str, unrotated))}]"
-    notes = (
-        *notes,
+    notes.append(
         "Megatron-Bridge and NeMo read the same numbers as fields of a model's configuration: "
         "rotary_base, rotary_percent, seq_len_interpolation_factor, "
-        f"{'' if latent else 'yarn_'}rotary_scaling_factor.",
+        f"{'' if latent else 'yarn_'}rotary_scaling_factor."
     )
     # a shell would read the list's brackets as a pattern of file names
     texts = {name: f"'{v}'" if str(v).startswith("[") else v for name, v in flags.items()}
     words = [name if text is True else f"{name} {text}" for name, text in texts.items()]
     kinds = dict.fromkeys(rotating(ropes), replace(rope, pairing_out="half" if latent else None))
-    return ProgramSettings(flags, " ".join(words), notes, kinds)
+    return ProgramSettings(flags, " ".join(words), tuple(notes), kinds)
 
 
 def _law_flags(rope: Rope, law: Law | Rule, *, latent: bool) -> Keys:
