@@ -7,9 +7,10 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
-from phasor.axes import Alternating, InterleavedSections, Sectioned
+from phasor.axes import Alternating, Axial, InterleavedSections, Sectioned
 from phasor.errors import PhasorWarning
 from phasor.files.configs.facts import Architecture, read_table, tuples
 from phasor.files.configs.model_class import kinds_by_flags
@@ -19,9 +20,10 @@ from phasor.files.configs.source import MOST_LAYERS, JsonObject, renamed_keys
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing
 from phasor.rope import Rope
-from phasor.scaling import Linear, PerPair
+from phasor.scaling import Linear, PerPair, Proportional
 
 CONTEXT = "max_position_embeddings"
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 @lru_cache(maxsize=1)
@@ -48,13 +50,15 @@ def _beside(values: Mapping[str, Any], value: Any) -> Any:
 class ProgramModel:
     """What the files of all programs say: sizes, a rope, and the numbers of a law."""
 
-    def __init__(self, program: str, config: JsonObject, title: str = "") -> None:
+    def __init__(
+        self, program: str, config: JsonObject, title: str = "", own: Mapping[str, Any] = _NONE
+    ) -> None:
         self.facts, self.program, self.title = read_programs()[program], program, title
-        names = _names(self.facts["names"])
+        self.names = names = _names({**self.facts["names"], **own.get("names", {})})
         values = {key: _beside(config.values, value) for key, value in config.values.items()}
         self.config = JsonObject(values, config.path, names=names, strict=config.strict)
         self.config.ignore(*spellings(self.facts["ignored"]))
-        self.defaults, self.assumes = dict(self.facts["defaults"]), f"what {program} assumes"
+        self.defaults, self.assumes = {**self.facts["defaults"], **own}, f"what {program} assumes"
         key = "qk_rope_head_dim"
         self.latent = self.turns_all = key in names and self.config.has(key)
         self.blocks: list[JsonObject] = []
@@ -72,20 +76,29 @@ class ProgramModel:
     def rope(self, pairing: Pairing, out: Pairing | None = None) -> Rope:
         """The rope of a head, or of the slice of a head in latent attention."""
         config, defaults = self.config, self.defaults
-        fraction, names = defaults.get("partial_rotary_factor"), self.facts["names"]
+        key, names = "partial_rotary_factor", self.names
+        fraction = defaults.get(key)
         facts = Architecture(latent=self.latent, partial=True, fraction=fraction, names=names)
         width = facts.width_key
         self._size("num_hidden_layers")  # which adds what the program assumes
         if (head_dim := config.width(width) or defaults.get(width)) is None:
-            for key in ("hidden_size", "num_attention_heads"):
-                self._size(key)
+            for size in ("hidden_size", "num_attention_heads"):
+                self._size(size)
             head_dim = config.head_dim(width)
-        # no program of these has a block with a fraction
-        part, block = replace(facts, latent=False), JsonObject({}, config.path)
-        rotary_dim = head_dim if self.turns_all else rotated_width(config, block, part, head_dim)
-        base, default = config.number("rope_theta", above=1), defaults["rope_theta"]
-        base = config.or_default("rope_theta", base, default, self.assumes)
-        numbers: dict[str, Any] = {"head_dim": head_dim, "base": base, "rotary_dim": rotary_dim}
+        if "multiple_of" in defaults:  # heads are padded, and an even part of them turns
+            multiple = config.whole(defaults["multiple_of"]) or 1
+            head_dim = -(-head_dim // multiple) * multiple
+            fraction = config.number(key, above=0, most=1) or defaults[key]
+            rotary_dim = int(head_dim * fraction) // 2 * 2
+        elif self.turns_all:
+            rotary_dim = head_dim
+        else:  # no program of these has a block with a fraction
+            part, block = replace(facts, latent=False), JsonObject({}, config.path)
+            rotary_dim = rotated_width(config, block, part, head_dim)
+        base, default = config.number("rope_theta", above=1), defaults["rope_theta"] or None
+        if names["rope_theta"]:  # else no file says it
+            default = config.or_default("rope_theta", base, default, self.assumes)
+        numbers: dict[str, Any] = {"head_dim": head_dim, "base": default, "rotary_dim": rotary_dim}
         with renamed_keys(config):
             return Rope(pairing=pairing, pairing_out=out, **numbers)
 
@@ -106,6 +119,47 @@ class ProgramModel:
         law = None if law == Linear(factor=1.0) else law  # which KerasHub writes for no law
         config.ignore(*numbers.keys_read)
         return replace(rope, scaling=law, direction=numbers.sign("short_factor"))
+
+    def ropes_by_kind(self, rope: Rope, own: Mapping[str, Any], by: float = 1.0) -> LayerRopes:
+        """The ropes of all layers, by the kinds of a class; ``by`` divides the positions of all."""
+        kinds: Mapping[str, Any] = own.get("kinds", {"rope": {}, "nope": False})
+        rule = own.get("layers", {"every": 1})
+        turning = {kind: {**own, **more} for kind, more in kinds.items() if more is not False}
+        ropes = {kind: self._of_kind(rope, more, by) for kind, more in turning.items()}
+        first = self._first_layers(rule, rule.get("words", [*kinds]))
+        return self.ropes({kind: ropes.get(kind) for kind in kinds}, first, rule.get("key", ""))
+
+    def _of_kind(self, rope: Rope, own: Mapping[str, Any], by: float) -> Rope:
+        """The rope of one kind of layer, by the keys that are its own."""
+        config, key, base = self.config, own.get("base_key"), own.get("base", rope.base)
+        if key is not None:
+            base = config.or_default(key, config.number(key, above=1), base, self.assumes)
+        width = config.width(own.get("head_dim_key", "")) or rope.head_dim
+        rotary_dim = width if "head_dim_key" in own else rope.rotary_dim
+        rope = replace(rope, base=base, head_dim=width, rotary_dim=rotary_dim)
+        by *= config.number(own.get("factor_key", ""), above=0) or 1.0
+        fraction = config.number(own.get("fraction_key", ""), least=2 / width, most=1)
+        law = Proportional(fraction=fraction or 1.0, factor=by)
+        return divided(rope, by) if law.fraction == 1 else replace(rope, scaling=law)
+
+    def _first_layers(self, rule: Mapping[str, Any], words: Sequence[str]) -> int | Sequence[bool]:
+        """Which layers are of the first kind: every so many, or by a list of words or flags."""
+        config, layers, key = self.config, self.config.layers(), rule.get("key", "")
+        if "switch" in rule and not config.values.get(rule["switch"], rule.get("on")):
+            return 1
+        if isinstance(found := config.value(key), int):
+            return config.whole(key) or 1
+        if found is None and "every" in rule:
+            return config.whole(rule.get("every_key", "")) or rule["every"]
+        items, known = config.require(key, config.items(key)), [*words, 0, 1]
+        if "beyond" in rule:  # all after the list are
+            items, known = [*items, *[1] * layers], [0, 1]
+        if "counts" in rule and [*map(type, items[:2])] == [int, int] and sum(items[:2]) > 0:
+            return [i % sum(items[:2]) >= items[0] for i in range(layers)]
+        if len(items) < layers or any(item not in known for item in items[:layers]):
+            one = f"{rule.get('counts', '')}one of {', '.join(map(str, known))}"
+            config.refuse(key, f"{one} for each of {layers} layers")
+        return [item in (words[0], rule.get("flag", 1)) for item in items[:layers]]
 
     def ropes(
         self,
@@ -167,7 +221,7 @@ def divided(rope: Rope, by: float | None) -> Rope:
 
 def with_sections(rope: Rope, block: JsonObject, sections: Any, layout: Any = None) -> Rope:
     """The rope whose axes have these numbers of pairs, from the ``mrope_section`` of ``block``."""
-    of_layout = {"alternating": Alternating, "interleaved": InterleavedSections}
+    of_layout = {"alternating": Alternating, "interleaved": InterleavedSections, "axial": Axial}
     sections = tuple[int, ...](block.require("mrope_section", sections))
     # where they alternate, time comes last
     sections = sections[2:] + sections[:2] if layout == "alternating" else sections

@@ -166,8 +166,8 @@ def _load_tensorrt(model: ProgramModel) -> LayerRopes:
 
 def _load_megatron(model: ProgramModel) -> LayerRopes:
     config, facts = model.config, model.facts
-    for key in filter(config.has, facts["elsewhere"]):
-        config.refuse(key, "absent; give one file that has what those files say as well")
+    for key in filter(config.has, facts["refused"]):
+        config.refuse(key, facts["refused"][key])
     position_type = "rope" if config.flag("use_rotary") else model.position_type()
     name = (config.text("_target_") or "").rpartition(".")[2]
     of_class = next(v for k, v in facts["classes"].items() if name.startswith(k))
@@ -195,8 +195,8 @@ def _load_megatron(model: ProgramModel) -> LayerRopes:
     model.turns_all = model.latent and position_type == "yarn"  # whatever the fraction is
     if position_type in facts["instead"]:
         return model.without(f"Megatron's type {position_type}", position_type)
-    if name.startswith("Gemma3"):
-        return _load_bridge_gemma3(model)
+    if "kinds" in of_class:
+        return _load_bridge_kinds(model, of_class)
     config.notes += of_class.get("notes", ())
     interleaved = config.flag("interleaved") or model.latent
     # latent attention writes halves
@@ -251,23 +251,24 @@ def _without_attention(config: JsonObject, pattern: str) -> Sequence[str]:
     return kinds_by_flags(config, key, flags, layers, on="linear_attention", off="")
 
 
-def _load_bridge_gemma3(model: ProgramModel) -> LayerRopes:
-    """Whole heads, with a base for local layers and one, divided, for the global ones."""
-    config, pattern = model.config, "interleaved_attn_pattern"
-    bases = config.wholes("rope_theta", least=2) or ()
-    if len(bases) != 2:
-        config.refuse("rope_theta", "two bases, of local layers and of global ones")
-    config.values = {**config.values, "rotary_base": bases[1]}
-    rope = model.rope("interleaved" if config.flag("interleaved") else "half")
-    rope = replace(rope, rotary_dim=rope.head_dim)
-    if not (cycle := sum(config.require(pattern, config.wholes(pattern)))):
-        config.refuse(pattern, "the numbers of local and of global layers in turn")
+def _load_bridge_kinds(model: ProgramModel, of_class: Mapping[str, Any]) -> LayerRopes:
+    """A base for local layers and one for global ones, whose heads may be wider."""
+    config, by = model.config, 1.0
+    kinds: Mapping[str, Mapping[str, Any]] = of_class["kinds"]
+    model.turns_all, local = "partial" not in of_class, kinds["local"]
+    if "base_key" not in local:
+        if "base" in local and not isinstance(base := config.value("rope_theta"), (list, tuple)):
+            _put(config, {"rotary_base": [local["base"], base]})
+        bases = config.wholes("rope_theta", least=2) or ()
+        if len(bases) != 2:
+            config.refuse("rope_theta", "two bases, of local layers and of global ones")
+        kinds = {kind: {**own, "base": bases[kind == "global"]} for kind, own in kinds.items()}
+        _put(config, {"rotary_base": bases[1]})
+        by = config.number("interpolation", above=0) or 1.0
     if config.value("no_rope"):
-        config.refuse("no_rope", "absent, as every layer of Gemma 3 rotates")
-    by, factor = (config.number(k, above=0) or 1 for k in ("interpolation", "rope_scaling_factor"))
-    local = divided(replace(rope, base=bases[0]), by)
-    wide = divided(rope, by * factor)
-    return model.ropes({"full_attention": wide, "sliding_attention": local}, cycle)
+        config.refuse("no_rope", "absent, as every layer of this class rotates")
+    rope = model.rope("interleaved" if config.flag("interleaved") else "half")
+    return model.ropes_by_kind(rope, {**of_class, "kinds": kinds}, by)
 
 
 def _whole_numbers(config: JsonObject, key: str) -> tuple[int, ...] | None:
@@ -291,34 +292,30 @@ def _whole_numbers(config: JsonObject, key: str) -> tuple[int, ...] | None:
 
 def _load_keras(backbone: ProgramModel) -> LayerRopes:
     outer, facts = backbone.config, backbone.facts
-    name = outer.text("class_name") or ""
-    model = ProgramModel(backbone.program, outer.object("config") or outer)
-    config = model.config
-    if name in facts["instead"]:
+    name, key = outer.text("class_name") or "", "position_embedding_type"
+    of_class = facts["classes"].get(name, {})
+    model = ProgramModel(backbone.program, outer.object("config") or outer, own=of_class)
+    config, layout = model.config, of_class.get("layout")
+    learned = "instead" in of_class and config.text(key, "rotary", "absolute") == "absolute"
+    if learned or name in facts["instead"]:
         return model.without(f"KerasHub's {name}", name)
-    if (of_class := facts["classes"].get(name)) is None:
+    if name not in facts["classes"]:
         outer.refuse("class_name", f"a backbone that phasor knows ({', '.join(facts['classes'])})")
-    model.defaults |= of_class
-    rope, law = model.rope("half", of_class.get("pairing_out")), of_class.get("law")
-    if law == "gemma3":
-        by = (config.number(f"{k}_rope_scaling_factor", above=0) for k in ("global", "local"))
-        bases = (replace(rope, base=base) for base in (1_000_000.0, 10_000.0))
-        wide, local = map(divided, bases, by)
-        windowed = config.flag("use_sliding_window_attention")
-        config.notes.clear()  # no file of it says a base
-        kinds = {"full_attention": wide, "sliding_attention": local}
-        return model.ropes(kinds, 6 if windowed else 1)
+    rope = model.rope(of_class.get("pairing", "half"), of_class.get("pairing_out"))
+    config.notes += of_class.get("notes", ())
     key = "rope_position_scaling_factor"
     if config.number(key, above=0) not in (None, 1):
         config.refuse(key, "1, as releases of KerasHub differ in whether it divides positions")
-    config.text("rope_scaling_type", "su")
-    of_law = facts["laws"].get(law, {"names": {}, "when": []})
-    if any(map(config.has, of_law.get("when", ["num_hidden_layers"]))):
-        rope = model.law(law, rope)
-    config.ignore(*of_law["names"].values())
-    key = "rope_layer_enabled_list"
-    enabled = [*(config.items(key) or ()), *[True] * config.layers()]  # those beyond it rotate
-    return model.ropes({"rope": rope, "nope": None}, enabled[: config.layers()], key)
+    if (law := of_class.get("law")) is not None:
+        config.text("rope_scaling_type", "su")
+        of_law = facts["laws"][law]
+        rope = model.law(law, rope) if any(map(config.has, of_law["when"])) else rope
+        config.ignore(*of_law["names"].values())
+    if layout == "axial":
+        rope = with_sections(rope, config, (rope.num_pairs // 2,) * 2, layout)
+    elif layout and config.has("mrope_section"):
+        rope = with_sections(rope, config, config.wholes("mrope_section"), layout)
+    return model.ropes_by_kind(rope, of_class)
 
 
 # torchtune's recipes, whose model is a function of its own, with or without arguments.
