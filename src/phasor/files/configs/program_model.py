@@ -63,6 +63,11 @@ class ProgramModel:
         self.latent = self.turns_all = key in names and self.config.has(key)
         self.blocks: list[JsonObject] = []
 
+    def put(self, values: Mapping[str, Any]) -> None:
+        """Set what the program takes whatever the file says."""
+        others = {k: v for k, v in self.config.values.items() if k not in spellings(values)}
+        self.config.values = {**others, **values}
+
     def _size(self, key: str) -> int:
         """A size of the model; where the file leaves it out, with a warning, the program's."""
         config, most = self.config, MOST_LAYERS if key == "num_hidden_layers" else 2**31
@@ -196,7 +201,7 @@ class ProgramModel:
         """The word for the position embedding; in most classes an absent one is learned."""
         words, key = (*self.facts["rotating"], *self.facts["instead"]), "position_embedding_type"
         if (found := self.config.text(key, *words)) is None:
-            found = self.defaults.get(key, "learned_absolute")
+            found = self.config.require(key, self.defaults.get(key, "learned_absolute") or None)
             note = f"The file has no {self.config.name(key)}; {found} is {self.assumes}."
             self.config.notes.append(note)
         return found

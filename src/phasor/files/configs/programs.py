@@ -166,19 +166,21 @@ def _load_tensorrt(model: ProgramModel) -> LayerRopes:
 
 def _load_megatron(model: ProgramModel) -> LayerRopes:
     config, facts = model.config, model.facts
-    for key in filter(config.has, facts["refused"]):
-        config.refuse(key, facts["refused"][key])
-    position_type = "rope" if config.flag("use_rotary") else model.position_type()
     name = (config.text("_target_") or "").rpartition(".")[2]
     of_class = next(v for k, v in facts["classes"].items() if name.startswith(k))
+    refused = {**facts["refused"], **of_class.get("refused", {})}
+    for key in filter(config.has, refused):
+        config.refuse(key, refused[key])
+    model.defaults |= facts["bridge_says"] if name else {}
+    position_type = "rope" if config.flag("use_rotary") else model.position_type()
     position_type = of_class.get("position", position_type)
     if config.flag("gpt_oss"):  # whatever else is said
         position_type = "yarn"
-        _put(config, facts["gpt_oss"])
+        model.put(facts["gpt_oss"])
     if pattern := re.sub(r"/.*|\|", "", config.text("hybrid") or ""):
-        if re.search(r"[^-*+DEGM]", pattern):
-            config.refuse("hybrid", "letters of layers among M, G, *, D, +, - and E")
-        _put(config, {"num_layers": len(pattern)})
+        if {*pattern} - {*(letters := "MG*D+-E" + of_class.get("letters", ""))}:
+            config.refuse("hybrid", f"letters of layers among {', '.join(letters)}")
+        model.put({"num_layers": len(pattern)})
     if config.has("griffin") or "griffin" in model.title:  # a model of NeMo's
         config.add_defaults({"partial_rotary_factor": 0.5})
         pattern = ("RR*" * config.layers())[: config.layers()]
@@ -228,12 +230,6 @@ def _load_megatron(model: ProgramModel) -> LayerRopes:
     return model.ropes({"nope": None, "rope": rope}, interval, "no_rope", others)
 
 
-def _put(config: JsonObject, values: Mapping[str, Any]) -> None:
-    """Set what Megatron takes whatever the file says."""
-    others = {k: v for k, v in config.values.items() if k not in spellings(values)}
-    config.values = {**others, **values}
-
-
 def _without_attention(config: JsonObject, pattern: str) -> Sequence[str]:
     """What layers have in place of attention, and with it of a rotation; "" where they have it."""
     if pattern:
@@ -241,6 +237,8 @@ def _without_attention(config: JsonObject, pattern: str) -> Sequence[str]:
         return [kinds.get(letter, "") for letter in pattern]
     if config.number("hybrid_ratio") and config.flag("is_hybrid") is not False:
         config.refuse("hybrid_ratio", f"absent without a {config.name('hybrid')}")
+    if config.number("falconh1_ratio") not in (None, 1):
+        config.refuse("falconh1_ratio", f"1 without a {config.name('hybrid')}")
     key, layers = "linear_every", config.layers()
     delta_nets = ("gated_delta_net", "gdn", "gdn2")
     if config.text("attention_variant", "dsa", *delta_nets) not in delta_nets:
@@ -258,12 +256,12 @@ def _load_bridge_kinds(model: ProgramModel, of_class: Mapping[str, Any]) -> Laye
     model.turns_all, local = "partial" not in of_class, kinds["local"]
     if "base_key" not in local:
         if "base" in local and not isinstance(base := config.value("rope_theta"), (list, tuple)):
-            _put(config, {"rotary_base": [local["base"], base]})
+            model.put({"rotary_base": [local["base"], base]})
         bases = config.wholes("rope_theta", least=2) or ()
         if len(bases) != 2:
             config.refuse("rope_theta", "two bases, of local layers and of global ones")
         kinds = {kind: {**own, "base": bases[kind == "global"]} for kind, own in kinds.items()}
-        _put(config, {"rotary_base": bases[1]})
+        model.put({"rotary_base": bases[1]})
         by = config.number("interpolation", above=0) or 1.0
     if config.value("no_rope"):
         config.refuse("no_rope", "absent, as every layer of this class rotates")
