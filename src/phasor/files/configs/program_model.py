@@ -228,6 +228,8 @@ def with_sections(rope: Rope, block: JsonObject, sections: Any, layout: Any = No
     """The rope whose axes have these numbers of pairs, from the ``mrope_section`` of ``block``."""
     of_layout = {"alternating": Alternating, "interleaved": InterleavedSections, "axial": Axial}
     sections = tuple[int, ...](block.require("mrope_section", sections))
+    if layout != "axial" and len(sections) != 3:
+        block.refuse("mrope_section", "three counts of pairs, for time, height and width")
     # where they alternate, time comes last
     sections = sections[2:] + sections[:2] if layout == "alternating" else sections
     with renamed_keys(block):
