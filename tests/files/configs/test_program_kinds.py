@@ -249,6 +249,14 @@ def test_dinov3_of_kerashub_turns_by_rows_and_columns() -> None:
     assert (rope.base, rope.axes) == (100, Axial((4, 4)))
 
 
+def test_flux_of_kerashub_turns_by_axes_of_several_widths() -> None:
+    """Each with a spectrum of its own, in pairs beside each other."""
+    sizes = {"depth": 2, "depth_single_blocks": 4, "num_heads": 2, "hidden_size": 64}
+    ropes = keras("FluxBackbone", **sizes, axes_dim=[8, 12, 12], theta=10000)
+    rope = first(ropes)
+    assert (len(ropes), rope.pairing, rope.axes) == (2, "interleaved", Axial((4, 6, 6)))
+
+
 @each(
     "name", ["WhisperBackbone", "ViTBackbone", "DebertaV3Backbone", "XLNetBackbone", "FNetBackbone"]
 )
@@ -284,6 +292,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "Gemma4Backbone",
         SIZES | {"layer_types": [WIDE]},
         r"config\.layer_types must be .* for each of 4 layers",
+    ),
+    "widths of axes left out": (
+        "FluxBackbone",
+        {"depth": 2, "num_heads": 2, "hidden_size": 64, "theta": 10000},
+        r"config\.axes_dim is absent",
     ),
     "words left out": (
         "T5Gemma2Backbone",

@@ -100,10 +100,11 @@ class ProgramModel:
         else:  # no program of these has a block with a fraction
             part, block = replace(facts, latent=False), JsonObject({}, config.path)
             rotary_dim = rotated_width(config, block, part, head_dim)
-        base, default = config.number("rope_theta", above=1), defaults["rope_theta"] or None
+        base = defaults["rope_theta"] or None
         if names["rope_theta"]:  # else no file says it
-            default = config.or_default("rope_theta", base, default, self.assumes)
-        numbers: dict[str, Any] = {"head_dim": head_dim, "base": default, "rotary_dim": rotary_dim}
+            stated = config.number("rope_theta", above=1)
+            base = config.or_default("rope_theta", stated, base, self.assumes)
+        numbers: dict[str, Any] = {"head_dim": head_dim, "base": base, "rotary_dim": rotary_dim}
         with renamed_keys(config):
             return Rope(pairing=pairing, pairing_out=out, **numbers)
 

@@ -310,7 +310,9 @@ def _load_keras(backbone: ProgramModel) -> LayerRopes:
         rope = model.law(law, rope) if any(map(config.has, of_law["when"])) else rope
         config.ignore(*of_law["names"].values())
     if layout == "axial":
-        rope = with_sections(rope, config, (rope.num_pairs // 2,) * 2, layout)
+        key = of_class.get("axes_key", "")
+        widths = config.require(key, config.wholes(key)) if key else (rope.head_dim // 2,) * 2
+        rope = with_sections(rope, config, [width // 2 for width in widths], layout)
     elif layout and config.has("mrope_section"):
         rope = with_sections(rope, config, config.wholes("mrope_section"), layout)
     return model.ropes_by_kind(rope, of_class)
