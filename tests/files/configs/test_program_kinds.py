@@ -166,6 +166,13 @@ def test_a_file_of_megatron_bridge_says_what_its_classes_differ_in(key: str) -> 
         bridge(config, **{key: None})
 
 
+def test_the_t5_of_megatron_bridge_has_its_base_in_the_code() -> None:
+    """No field of the class says it."""
+    config = {key: value for key, value in GEMMA_3.items() if key != "rotary_base"}
+    t5 = {"_target_": "megatron.bridge.models.t5_provider.T5ModelProvider"}
+    assert bases(bridge(config, **t5)) == [1e4] * 8
+
+
 @each("key", ["rotary_base_per_layer", "rotary_percents"])
 def test_a_number_for_each_layer_is_refused(key: str) -> None:
     """Step 3.5 says them, and no Megatron-Core that is known reads them."""
@@ -182,6 +189,15 @@ def test_attention_beside_a_recurrence_turns() -> None:
     assert bases(bridge(GEMMA_3, **falcon, falconh1_ratio=1.0)) == [1e11] * 4
     with pytest.raises(ConfigError, match=r"model\.falconh1_ratio must be 1 without"):
         bridge(GEMMA_3, **falcon, falconh1_ratio=0.5)
+
+
+def test_a_hybrid_of_megatron_turns_halves_alone() -> None:
+    """Its embedding has the angles of halves, whichever pairs they would be applied to."""
+    sizes = {"num_layers": 2, "hidden_size": 512, "num_attention_heads": 8}
+    config = sizes | {"position_embedding_type": "rope", "hybrid_override_pattern": "M*"}
+    assert bases(load(config)) == [None, 1e4]
+    with pytest.raises(ConfigError, match=r"rotary_interleaved must be false, .* hybrid model"):
+        load(config | {"rotary_interleaved": True})
 
 
 def test_moonshine_of_kerashub_pads_its_heads() -> None:

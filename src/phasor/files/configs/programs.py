@@ -171,7 +171,7 @@ def _load_megatron(model: ProgramModel) -> LayerRopes:
     refused = {**facts["refused"], **of_class.get("refused", {})}
     for key in filter(config.has, refused):
         config.refuse(key, refused[key])
-    model.defaults |= facts["bridge_says"] if name else {}
+    model.defaults |= {**facts["bridge_says"], **of_class} if name else {}
     position_type = "rope" if config.flag("use_rotary") else model.position_type()
     position_type = of_class.get("position", position_type)
     if config.flag("gpt_oss"):  # whatever else is said
@@ -204,8 +204,9 @@ def _load_megatron(model: ProgramModel) -> LayerRopes:
     # latent attention writes halves
     rope = model.rope("interleaved" if interleaved else "half", "half" if model.latent else None)
     halves = () if model.latent else of_class.get("halves", facts["halves"])
-    if interleaved and position_type in halves:
-        config.refuse("interleaved", f"false, as Megatron's {position_type} turns halves alone")
+    what = "hybrid model" if pattern and "R" not in pattern else position_type
+    if interleaved and what in halves:
+        config.refuse("interleaved", f"false, as Megatron's {what} turns halves alone")
     if position_type == "yarn":
         # its frequencies are those of whole heads, whatever the fraction is
         rope = model.law("yarn", replace(rope, rotary_dim=rope.head_dim))
