@@ -255,7 +255,7 @@ def _load_bridge_kinds(model: ProgramModel, of_class: Mapping[str, Any]) -> Laye
     config, by = model.config, 1.0
     kinds: Mapping[str, Mapping[str, Any]] = of_class["kinds"]
     model.turns_all, local = "partial" not in of_class, kinds["local"]
-    if "base_key" not in local:
+    if "base_key" not in local:  # with a key for each base, no factor divides positions
         if "base" in local and not isinstance(base := config.value("rope_theta"), (list, tuple)):
             model.put({"rotary_base": [local["base"], base]})
         bases = config.wholes("rope_theta", least=2) or ()
