@@ -101,7 +101,7 @@ def test_gemma_4_of_megatron_bridge_turns_the_fastest_pairs_of_its_global_layers
     """A quarter of those of a wider head, whose exponents count to its end; all are divided."""
     for factor in (1.0, 2.0):
         kinds = bridge(GEMMA_4, seq_len_interpolation_factor=factor).kinds
-        wide, local = kinds["global"], kinds["local"]
+        wide, local = kinds["full_attention"], kinds["sliding_attention"]
         assert wide is not None
         assert local is not None
         exponents = np.arange(64) / 64

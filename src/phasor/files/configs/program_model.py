@@ -132,7 +132,7 @@ class ProgramModel:
         rule = own.get("layers", {"every": 1})
         turning = {kind: {**own, **more} for kind, more in kinds.items() if more is not False}
         ropes = {kind: self._of_kind(rope, more, by) for kind, more in turning.items()}
-        first = self._first_layers(rule, rule.get("words", [*kinds]))
+        first = self._first_layers(rule, [*kinds])
         return self.ropes({kind: ropes.get(kind) for kind in kinds}, first, rule.get("key", ""))
 
     def _of_kind(self, rope: Rope, own: Mapping[str, Any], by: float) -> Rope:

@@ -254,14 +254,16 @@ def _load_bridge_kinds(model: ProgramModel, of_class: Mapping[str, Any]) -> Laye
     """A base for local layers and one for global ones, whose heads may be wider."""
     config, by = model.config, 1.0
     kinds: Mapping[str, Mapping[str, Any]] = of_class["kinds"]
-    model.turns_all, local = "partial" not in of_class, kinds["local"]
+    model.turns_all, local = "partial" not in of_class, kinds["sliding_attention"]
     if "base_key" not in local:  # with a key for each base, no factor divides positions
         if "base" in local and not isinstance(base := config.value("rope_theta"), (list, tuple)):
             model.put({"rotary_base": [local["base"], base]})
         bases = config.wholes("rope_theta", least=2) or ()
         if len(bases) != 2:
             config.refuse("rope_theta", "two bases, of local layers and of global ones")
-        kinds = {kind: {**own, "base": bases[kind == "global"]} for kind, own in kinds.items()}
+        kinds = {
+            kind: {**own, "base": bases[kind == "full_attention"]} for kind, own in kinds.items()
+        }
         model.put({"rotary_base": bases[1]})
         by = config.number("interpolation", above=0) or 1.0
     if config.value("no_rope"):
