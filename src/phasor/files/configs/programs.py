@@ -261,9 +261,8 @@ def _load_bridge_kinds(model: ProgramModel, of_class: Mapping[str, Any]) -> Laye
         bases = config.wholes("rope_theta", least=2) or ()
         if len(bases) != 2:
             config.refuse("rope_theta", "two bases, of local layers and of global ones")
-        kinds = {
-            kind: {**own, "base": bases[kind == "full_attention"]} for kind, own in kinds.items()
-        }
+        each = zip(kinds.items(), bases[::-1], strict=True)
+        kinds = {kind: {**own, "base": base} for (kind, own), base in each}
         model.put({"rotary_base": bases[1]})
         by = config.number("interpolation", above=0) or 1.0
     if config.value("no_rope"):
