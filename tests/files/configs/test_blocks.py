@@ -112,7 +112,7 @@ def test_a_base_that_two_versions_of_a_class_give_to_other_layers_is_noted() -> 
         "full_attention": 2e4,
         "sliding_attention": 5e5,
     }
-    for base, noted in ((2e4, True), (5e5, False)):
+    for base, noted in ((2e4, True), (2e4 / 3, True), (5e5, False), (500_000, False)):
         ropes = load(sized("olmo3", rope_theta=base))
         assert {rope.base for rope in ropes} == {base}
         assert any("transformers 4" in note for note in ropes.notes) == noted

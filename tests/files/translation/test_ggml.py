@@ -76,6 +76,16 @@ def test_two_factors_of_longrope_are_refused() -> None:
         translate(replace(PLAIN, scaling=law), "gguf", context=8192)
 
 
+def test_both_lists_of_clockwise_pairs_are_negative() -> None:
+    """What divides positions, as a file has no other word for the direction."""
+    lists = {"short_factors": (1.0,) * 32, "long_factors": (2.0,) * 32}
+    law = LongRope(**lists, original_max_positions=4096, factor=2.0)
+    rope = replace(PLAIN, scaling=law, direction=-1)
+    settings = translate(rope, "gguf", context=8192).parts[0].settings
+    for name, divisor in (("short", 1.0), ("long", 2.0)):
+        assert settings[f"rope_factors_{name}.weight"].tolist() == [-divisor] * 32
+
+
 @pytest.mark.parametrize("name", ["qwen2-vl-7b", "glm-4.1v-9b", "qwen3.5-35b-a3b"])
 def test_each_axis_turns_its_pairs(name: str) -> None:
     """Coordinates of an image differ, and the type of rotation deals them out."""

@@ -319,3 +319,31 @@ def test_other_bases_are_given_where_a_file_leaves_them_to_its_class(target: str
         (part,) = translate(phasor.preset("gemma-3-4b"), target).parts
         bases = part.settings["rope_theta"], part.settings["rope_local_base_freq"]
         assert bases == (1e6, 1e4)
+
+
+@each("target", ["exllamav3", "mlx-lm"])
+def test_the_law_outside_the_blocks_is_that_of_a_block(target: str) -> None:
+    """Also of a file whose block has keys of another law, which then say nothing."""
+    law = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+    local = {"rope_type": "default", "rope_theta": 1e4}
+    blocks = {"full_attention": law, "sliding_attention": local}
+    file = SIZES | {"model_type": "gemma4_text", "global_head_dim": 64, "rope_parameters": blocks}
+    model = load(file)
+    full = model.kinds["full_attention"]
+    assert full is not None
+    linear = replace(full, scaling=Linear(factor=4.0))
+    changed_model = replace(model, kinds={**model.kinds, "full_attention": linear})
+    (config, *_) = pasted(file, changed_model, target)
+    assert config["rope_scaling"] == config["rope_parameters"]["full_attention"]
+    assert_turns_alike(load(config).kinds["full_attention"], linear)
+
+
+@each("target", ["exllamav3", "mlx-lm"])
+def test_a_law_of_sliding_layers_needs_a_class_that_reads_their_block(target: str) -> None:
+    """One that reads a base for them and no law would turn them without."""
+    model = load(GEMMA3)
+    for law, other_class in (("as it is", True), ("linear", False)):
+        kinds = {**model.kinds, "sliding_attention": LAWS[law](model.kinds["sliding_attention"])}
+        (part,) = translate(replace(model, kinds=kinds), target, context=8192).parts
+        (note,) = [note for note in part.notes if "must read a block for each kind" in note]
+        assert ("rope_scaling for all but sliding layers" in note) == other_class

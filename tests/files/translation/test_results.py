@@ -81,6 +81,23 @@ def test_every_kind_of_layer_that_rotates_is_in_one_part(target: str) -> None:
     assert [kind for part in parts for kind in part.ropes] == ["full", "sliding"]
 
 
+@pytest.mark.parametrize("law", [Linear(factor=4.0), Yarn(factor=4.0, original_max_positions=64)])
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_weights_are_reordered_in_all_layers_or_in_none(
+    target: str, pairing: Any, law: Linear | Yarn
+) -> None:
+    """A program that has a law for the other pairs alone is given them in every layer."""
+    full = replace(ROPE, pairing=pairing, scaling=law)
+    ropes = layers({"full": full, "sliding": replace(full, scaling=None)})
+    try:
+        parts = translate(ropes, target, context=256).parts
+    except TranslationError:
+        return
+    assert len({rope.pairing for part in parts for rope in part.ropes.values()}) == 1
+    assert len({any("reorder the weights" in note for note in part.notes) for part in parts}) == 1
+
+
 def test_kinds_with_one_rope_share_a_part() -> None:
     """A function that rotates is given it once."""
     (part,) = translate(layers({"full": ROPE, "nope": None, "wide": ROPE}), "mlx").parts

@@ -50,9 +50,9 @@ class Variant:
     """
 
     key: str
-    value: bool | str | int | None = None
+    value: bool | str | float | None = None
     unless: bool = False
-    default: bool | str | int | None = None
+    default: bool | str | float | None = None
     facts: Mapping[str, Any]
 
 

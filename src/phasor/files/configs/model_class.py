@@ -204,7 +204,8 @@ def _applies(variant: Variant, config: JsonObject) -> bool:
     listed = config.values.get(variant.key)
     if isinstance(listed, (list, tuple)):  # of architectures
         return variant.value in listed
-    readers = {bool: config.flag, str: config.text, int: partial(config.whole, least=0)}
+    whole = partial(config.whole, least=0)
+    readers = {bool: config.flag, str: config.text, int: whole, float: config.number}
     value = readers[type(variant.value)](variant.key)
     return ((variant.default if value is None else value) == variant.value) != variant.unless
 

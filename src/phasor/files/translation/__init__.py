@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from phasor.files.translation.target import (
     with_simplest_law,
 )
 from phasor.layers import LayerRopes, one_layer
-from phasor.pairings import opposite
+from phasor.pairings import PAIRINGS, Pairing
 from phasor.rope import Rope, real_inv_freq
 from phasor.scaling import Rule
 
@@ -177,7 +178,7 @@ def _write_parts(target: Target, ropes: LayerRopes, context: int) -> tuple[Progr
     """The parts that the target is given, with all notes."""
     for rope in ropes.ropes:
         target.check(rope)
-    model = change_ropes(ropes, lambda rope: _adapt(target, rope))
+    model = _adapt(target, ropes)
     wanted = model
     if not target.other_pairs_out:
         wanted = change_ropes(model, lambda rope: replace(rope, pairing_out=None))
@@ -222,11 +223,16 @@ def _written(target: Target, ropes: LayerRopes, context: int) -> Iterator[Progra
         raise TranslationError(f"{target.name} cannot express it: {error}") from None
 
 
-def _adapt(target: Target, rope: Rope) -> Rope:
-    """The rope in the law and the pairing that the target reads."""
-    rope = with_simplest_law(rope)
-    other = replace(rope, pairing=opposite(rope.pairing), pairing_out=None)
-    return other if not target.takes(rope) and target.takes(other) else rope
+def _adapt(target: Target, ropes: LayerRopes) -> LayerRopes:
+    """The ropes in the laws and the pairings that the target reads."""
+    simple = change_ropes(ropes, with_simplest_law)
+    # one pairing for all kinds, as the weights of all are reordered
+    models = [simple, *(change_ropes(simple, partial(_in_pairs, one)) for one in PAIRINGS)]
+    return next((model for model in models if all(map(target.takes, model.ropes))), simple)
+
+
+def _in_pairs(pairing: Pairing, rope: Rope) -> Rope:
+    return rope if rope.pairing == pairing else replace(rope, pairing=pairing, pairing_out=None)
 
 
 def _notes(target: Target, given: Rope, model: Rope, rope: Rope) -> Iterator[str]:

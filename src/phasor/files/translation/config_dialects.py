@@ -117,16 +117,17 @@ def _write_dialect(
     if by_kind:
         # of these classes older ones read one law, and know themselves which layers have it
         main, _ = main_and_local(ropes)
-        scaled = block(main)
+        kind = next(kind for kind, rope in ropes.kinds.items() if rope == main)
+        scaled = keys["rope_parameters"][ropes.in_config.label(kind)]
         keys["rope_scaling"] = None if scaled["rope_type"] == "default" else scaled
         if not ropes.in_config.values:  # of no file, as Gemma 3's classes call the bases
             names = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
             found = [(key, parameters.get(label)) for label, key in names.items()]
             keys |= {key: own["rope_theta"] for key, own in found if own}
-        notes += (
-            f"The class for the model in {target.name} must read a block for each kind, or a "
-            "base for each and rope_scaling for all but sliding layers.",
-        )
+        note = f"The class for the model in {target.name} must read a block for each kind"
+        if all(found in ({**found, "rope_type": "default"}, block(main)) for found in blocks):
+            note += ", or a base for each and rope_scaling for all but sliding layers"
+        notes += (f"{note}.",)
     else:
         block_of_file = keys["rope_parameters"]
         if parameters["rope_type"] == "yarn" and _ORIGINAL not in parameters:

@@ -212,7 +212,7 @@ def _law_settings(rope: Rope) -> tuple[Keys, list[str]]:
     """The keys and tensors of a law, and notes on them."""
     law = rope.scaling
     if isinstance(law, LongRope):
-        return _longrope_settings(law)
+        return _longrope_settings(law, rope.direction)
     if rope.direction == 1 and rope.base is not None:
         if law is None:
             return {}, []
@@ -225,7 +225,7 @@ def _law_settings(rope: Rope) -> tuple[Keys, list[str]]:
     return keys, [_TENSOR_NOTE, *softmax_notes(rope.softmax_factor)]
 
 
-def _longrope_settings(law: LongRope) -> tuple[Keys, list[str]]:
+def _longrope_settings(law: LongRope, direction: int) -> tuple[Keys, list[str]]:
     original = law.original_max_positions
     gain, long_gain = (law.at(length).attention_factor for length in (original, original + 1))
     if gain != long_gain:
@@ -237,8 +237,8 @@ def _longrope_settings(law: LongRope) -> tuple[Keys, list[str]]:
         "rope.scaling.type": "longrope",
         "rope.scaling.original_context_length": original,
         _GAIN_KEY: gain,
-        "rope_factors_short.weight": np.array(law.short_factors),
-        "rope_factors_long.weight": np.array(law.long_factors),
+        "rope_factors_short.weight": direction * np.array(law.short_factors),
+        "rope_factors_long.weight": direction * np.array(law.long_factors),
     }
     list_note = (
         "llama.cpp takes the long list if it is started with a context (-c, which it rounds up to "
