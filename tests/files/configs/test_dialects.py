@@ -212,6 +212,13 @@ def test_gguf_takes_llama_3_divisors_as_a_list() -> None:
 LISTS = {"rope_factors_short.weight": [3.0] * 64, "rope_factors_long.weight": [2.0] * 64}
 
 
+def test_negative_lists_of_gguf_turn_pairs_clockwise() -> None:
+    """It divides positions by them."""
+    lists = {name: [-number for number in numbers] for name, numbers in LISTS.items()}
+    (rope,) = load(gguf("phi3") | lists).ropes
+    assert (rope.direction, rope.scaling) == (-1, load(gguf("phi3") | LISTS).ropes[0].scaling)
+
+
 @pytest.mark.parametrize("named", [None, "none", "linear", "longrope"])
 def test_gguf_divides_by_its_tensors_whatever_the_type_says(named: str | None) -> None:
     """As llama.cpp does; Phi-3's converter names no type and writes the rest like this."""
@@ -296,6 +303,10 @@ WRONG = {
     "too few long factors": (
         gguf() | LISTS | {"rope_factors_long.weight": [1.0] * 3},
         r"rope_factors_long\.weight .*\(64\), got 3",
+    ),
+    "lists of two directions": (
+        gguf() | LISTS | {"rope_factors_short.weight": [-1.0] * 64},
+        r"rope_factors_long\.weight must be negative where rope_factors_short\.weight is",
     ),
     "one list of two": (
         gguf() | {"rope_factors_long.weight": [1.0] * 64},

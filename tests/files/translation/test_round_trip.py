@@ -165,6 +165,8 @@ def differences(rope: Rope, other: Rope, target: str) -> list[str]:
         found.append("pairs")
     if (rope.head_dim, rope.rotary_start) != (other.head_dim, other.rotary_start):
         found.append("coordinate")
+    if rope.direction != other.direction:
+        found.append("clockwise")
     # frequencies that are rounded themselves, and then their divisors
     precision = PRECISION * (2 if rope.inv_freq_dtype == "float32" else 1)
     for length in (2, CONTEXT):

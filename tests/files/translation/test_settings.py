@@ -10,7 +10,7 @@ import pytest
 import phasor
 from phasor import LayerRopes, Rope
 from phasor.files.translation import TranslationError, translate
-from phasor.scaling import PerPair, Yarn
+from phasor.scaling import DynamicNTK, PerPair, Yarn
 
 from .test_refusals import refusal
 
@@ -81,6 +81,14 @@ def test_clockwise_pairs_have_negative_divisors() -> None:
     for target in ("exllamav3", "mlx-lm"):
         said = block(replace(ROPE, direction=-1), target)
         assert said["long_factor"] == said["short_factor"] == [-1.0] * 32
+
+
+def test_dynamic_ntk_of_clockwise_pairs_is_refused_for_mlx_lm_at_all_lengths() -> None:
+    """Its code makes that law of a base; at one length it is a list of divisors."""
+    rope = replace(ROPE, direction=-1, scaling=DynamicNTK(factor=2.0, original_max_positions=64))
+    with pytest.raises(TranslationError, match="one law for clockwise pairs.*--seq-len"):
+        translate(rope, "mlx-lm", context=128)
+    assert max(block(rope.at(128), "mlx-lm")["long_factor"]) < 0
 
 
 def test_litgpt_is_given_betas_that_turn_its_ramp_round() -> None:

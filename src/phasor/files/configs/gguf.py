@@ -153,7 +153,7 @@ def _rope(top: JsonObject, config: JsonObject, facts: Architecture, kind: str) -
             rotary_dim=width,
             scaling=law,
             axes=_axes(config, facts, width // 2),
-            direction=top.sign(_FREQS) if isinstance(law, PerPair) else 1,
+            direction=top.sign(_FREQS if isinstance(law, PerPair) else _SHORT) if law else 1,
         )
 
 
@@ -221,6 +221,8 @@ def _read_longrope(top: JsonObject, config: JsonObject, pairs: int) -> LongRope:
     short, long = (top.numbers_per_pair(key, pairs) for key in (_SHORT, _LONG))
     if short is None or long is None:
         raise refusal("gguf_lists", short=_SHORT, long=_LONG)
+    if top.sign(_SHORT) != top.sign(_LONG):
+        top.refuse(_LONG, f"negative where {_SHORT} is, and positive where it is not")
     original, gain = _original_length(config), config.number(_GAIN_KEY, above=0) or 1.0
     with renamed_keys(config, original_max_positions=_ORIGINAL_KEY):
         return LongRope(

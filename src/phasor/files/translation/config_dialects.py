@@ -158,6 +158,10 @@ def _write_mlx_lm(ropes: LayerRopes, context: int) -> ProgramSettings:
 
     def block(rope: Rope) -> Keys:
         law = rope.scaling
+        if isinstance(law, DynamicNTK) and rope.direction < 0:
+            raise TranslationError(
+                f"mlx-lm keeps one law for clockwise pairs, and DynamicNTK picks one; {PICK_LAW}"
+            )
         if isinstance(law, LongRope):
             start = law.original_max_positions
             short, rope = rope.at(start), rope.at(start + 1)
