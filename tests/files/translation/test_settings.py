@@ -86,9 +86,16 @@ def test_clockwise_pairs_have_negative_divisors() -> None:
 def test_dynamic_ntk_of_clockwise_pairs_is_refused_for_mlx_lm_at_all_lengths() -> None:
     """Its code makes that law of a base; at one length it is a list of divisors."""
     rope = replace(ROPE, direction=-1, scaling=DynamicNTK(factor=2.0, original_max_positions=64))
-    with pytest.raises(TranslationError, match="one law for clockwise pairs.*--seq-len"):
+    with pytest.raises(TranslationError, match=r"one law for clockwise pairs.*--seq-len"):
         translate(rope, "mlx-lm", context=128)
     assert max(block(rope.at(128), "mlx-lm")["long_factor"]) < 0
+
+
+def test_mlx_lm_has_one_key_for_the_pairs_of_all_layers() -> None:
+    """A model that has both is refused."""
+    kinds = {"full": ROPE, "sliding": replace(ROPE, pairing="interleaved")}
+    ropes = LayerRopes(name="toy", layer_kinds=tuple(kinds), kinds=kinds)
+    assert "different ropes in full and sliding layers" in str(refusal(ropes, "mlx-lm"))
 
 
 def test_litgpt_is_given_betas_that_turn_its_ramp_round() -> None:

@@ -187,8 +187,10 @@ def _write_mlx_lm(ropes: LayerRopes, context: int) -> ProgramSettings:
             keys |= mscales(law)
         return keys | {"type": keys["rope_type"]}  # some classes ask for this word
 
-    traditional = all(rope.pairing == "interleaved" for rope in ropes.ropes)
-    keys = {CONTEXT_KEY: length, "rope_traditional": traditional}
+    pairings = {rope.pairing for rope in ropes.ropes}
+    if len(pairings) > 1:  # rope_traditional is of all layers
+        MLX_LM.only_rope(ropes)
+    keys = {CONTEXT_KEY: length, "rope_traditional": pairings == {"interleaved"}}
     return _write_dialect(MLX_LM, ropes, keys, block)
 
 
