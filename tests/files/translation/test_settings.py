@@ -10,7 +10,7 @@ import pytest
 import phasor
 from phasor import LayerRopes, Rope
 from phasor.files.translation import TranslationError, translate
-from phasor.scaling import DynamicNTK, PerPair, Yarn
+from phasor.scaling import DynamicNTK, Linear, PerPair, Yarn
 
 from .test_refusals import refusal
 
@@ -148,3 +148,14 @@ def test_maxtext_turns_the_end_of_heads_in_the_block_of_deepseek_4() -> None:
         "compressed_rope_max_timescale": 160_000,
     }
     assert "deepseek4, with head_dim 512 and qk_rope_head_dim 64" in part.notes[0]
+
+
+def test_maxtext_has_plain_whole_heads_in_the_sliding_layers_of_gemma_4() -> None:
+    """Its keys for them are a base alone, of a whole number."""
+    model = phasor.preset("gemma-4-31b")
+    local = model.kinds["sliding"]
+    assert local is not None
+    assert translate(model, "maxtext").parts[0].settings["local_rope_max_timescale"] == 10_000
+    for change in ({"scaling": Linear(factor=4.0)}, {"rotary_dim": 64}, {"base": 10_000.5}):
+        kinds = {**model.kinds, "sliding": replace(local, **change)}
+        assert "different ropes" in str(refusal(replace(model, kinds=kinds), "maxtext"))

@@ -385,11 +385,12 @@ def _maxtext_pair(ropes: LayerRopes, main: Rope, local: Rope) -> tuple[Keys, str
     first = _maxtext_keys(replace(main, scaling=None) if of_gemma4 else main)
     of_gemma3 = local.scaling is None and law is not None and name.startswith("gemma3")
     units = [keys.get("rope_min_timescale") for keys in (first, second)]
-    if of_gemma4:
-        has_keys = units == [1, 1]
+    whole_heads = "rope_linear_scaling_factor" in first and max(len(first), len(second)) <= 4
+    has_keys = whole_heads and units[0] == units[1]
+    if of_gemma4:  # whose class divides no positions
+        has_keys = has_keys and second["rope_linear_scaling_factor"] == 1
     else:
-        whole_heads = "rope_linear_scaling_factor" in first and max(len(first), len(second)) <= 4
-        has_keys = whole_heads and units[0] == units[1] and (of_gemma3 or local.scaling == law)
+        has_keys = has_keys and (of_gemma3 or local.scaling == law)
     if not sliding or len(ropes.ropes) > 2 or not has_keys:
         MAXTEXT.only_rope(ropes)
     if isinstance(law, Proportional):
