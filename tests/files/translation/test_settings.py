@@ -10,7 +10,7 @@ import pytest
 import phasor
 from phasor import LayerRopes, Rope
 from phasor.files.translation import TranslationError, translate
-from phasor.scaling import DynamicNTK, Linear, PerPair, Yarn
+from phasor.scaling import NTK, DynamicNTK, Linear, PerPair, Yarn
 
 from .test_refusals import refusal
 
@@ -159,3 +159,13 @@ def test_maxtext_has_plain_whole_heads_in_the_sliding_layers_of_gemma_4() -> Non
     for change in ({"scaling": Linear(factor=4.0)}, {"rotary_dim": 64}, {"base": 10_000.5}):
         kinds = {**model.kinds, "sliding": replace(local, **change)}
         assert "different ropes" in str(refusal(replace(model, kinds=kinds), "maxtext"))
+
+
+def test_maxtext_divides_no_positions_in_the_sliding_layers_of_gemma_3() -> None:
+    """So a base there has to be a whole number, whatever that of the others is."""
+    full = replace(ROPE, scaling=NTK(factor=2.0))  # raises the base to no whole number
+    kinds: dict[str, Rope | None] = {"full": full, "sliding": replace(ROPE, base=10_000.5)}
+    ropes = LayerRopes(name="gemma-3", layer_kinds=tuple(kinds), kinds=kinds)
+    assert "different ropes" in str(refusal(ropes, "maxtext"))
+    alike = replace(ropes, name="toy", kinds={**kinds, "sliding": replace(full, base=10_000.5)})
+    assert translate(alike, "maxtext").parts[0].settings["rope_linear_scaling_factor"] == 2.0**-24

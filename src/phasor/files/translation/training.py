@@ -387,10 +387,10 @@ def _maxtext_pair(ropes: LayerRopes, main: Rope, local: Rope) -> tuple[Keys, str
     units = [keys.get("rope_min_timescale") for keys in (first, second)]
     whole_heads = "rope_linear_scaling_factor" in first and max(len(first), len(second)) <= 4
     has_keys = whole_heads and units[0] == units[1]
-    if of_gemma4:  # whose class divides no positions
+    if of_gemma3 or of_gemma4:  # which divide no positions in sliding layers
         has_keys = has_keys and second["rope_linear_scaling_factor"] == 1
     else:
-        has_keys = has_keys and (of_gemma3 or local.scaling == law)
+        has_keys = has_keys and local.scaling == law
     if not sliding or len(ropes.ropes) > 2 or not has_keys:
         MAXTEXT.only_rope(ropes)
     if isinstance(law, Proportional):
