@@ -243,7 +243,7 @@ def operator() -> type:
     return Operator
 
 
-def by_factory(package: Any, option: str, key: str) -> Run:
+def by_factory(package: Any, ernie: Any, option: str, key: str) -> Run:
     """Tokens turned by what the engine's factory makes of the arguments, or by Ernie's class."""
     import torch
 
@@ -256,7 +256,7 @@ def by_factory(package: Any, option: str, key: str) -> Run:
         keys, width = job.part.settings["override"], job.x.shape[1]
         sections = [(width // 2 - keys["freq_allocation"]) // 2] * 2 + [keys["freq_allocation"]]
         first = width, width, keys["max_position_embeddings"], keys["rope_theta"], False
-        return package.Ernie4_5_VLRotaryEmbedding(*first, torch.float32, sections)
+        return ernie.Ernie4_5_VLRotaryEmbedding(*first, torch.float32, sections)
 
     def run(job: Job) -> np.ndarray:
         module, positions = made(job), torch.tensor(job.positions)
@@ -283,8 +283,8 @@ def vllm(root: Path) -> Run:
     deny("vllm.config", get_current_vllm_config=lambda: SimpleNamespace(model_config=MODEL))
     deny("vllm.model_executor.custom_op", CustomOp=operator())
     package = import_module("vllm.model_executor.layers.rotary_embedding")
-    vars(package).update(vars(import_module(f"{package.__name__}.ernie45_vl_rope")))
-    return by_factory(package, "--hf-overrides", "rope_parameters")
+    ernie = import_module(f"{package.__name__}.ernie45_vl_rope")
+    return by_factory(package, ernie, "--hf-overrides", "rope_parameters")
 
 
 def sglang(root: Path) -> Run:
@@ -298,7 +298,7 @@ def sglang(root: Path) -> Run:
     deny("sglang.srt.utils", get_compiler_backend=lambda: "eager", is_cpu=lambda: True)
     deny(f"{kernels}.fused_op", BaseFusedOp=operator())
     package = import_module("sglang.srt.layers.rotary_embedding")
-    return by_factory(package, "--json-model-override-args", "rope_scaling")
+    return by_factory(package, package, "--json-model-override-args", "rope_scaling")
 
 
 def fetch(package: str, files: tuple[str, ...], folder: Path) -> str:

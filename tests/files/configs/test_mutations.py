@@ -176,12 +176,11 @@ def found(names: list[str]) -> list[str]:
     return wrong
 
 
-EVERYDAY = random.Random(0).sample(sorted(cases()), 12)
+EVERYDAY = random.Random(0).sample(sorted(cases()), 4)
 
 
-@pytest.mark.slow
 def test_a_changed_key_is_never_silently_another_rotation() -> None:
-    """A dozen published files, each with every key about its rope changed in turn."""
+    """Four published files, each with every key about its rope changed in turn."""
     assert found(EVERYDAY) == []
 
 

@@ -261,7 +261,7 @@ def _load_bridge_kinds(model: ProgramModel, of_class: Mapping[str, Any]) -> Laye
         bases = config.wholes("rope_theta", least=2) or ()
         if len(bases) != 2:
             config.refuse("rope_theta", "two bases, of local layers and of global ones")
-        each = zip(kinds.items(), bases[::-1], strict=True)
+        each = zip(kinds.items(), bases[::-1], strict=True)  # global layers come first in kinds
         kinds = {kind: {**own, "base": base} for (kind, own), base in each}
         model.put({"rotary_base": bases[1]})
         by = config.number("interpolation", above=0) or 1.0
@@ -293,7 +293,7 @@ def _whole_numbers(config: JsonObject, key: str) -> tuple[int, ...] | None:
 def _load_keras(backbone: ProgramModel) -> LayerRopes:
     outer, facts = backbone.config, backbone.facts
     name, key = outer.text("class_name") or "", "position_embedding_type"
-    of_class = facts["classes"].get(name, {})
+    of_class = inherit(facts["classes"].get(name, {}), facts["classes"])
     model = ProgramModel(backbone.program, outer.object("config") or outer, own=of_class)
     config, layout = model.config, of_class.get("layout")
     learned = "instead" in of_class and config.text(key, "rotary", "absolute") == "absolute"

@@ -96,11 +96,12 @@ def _keys_of_blocks(block: JsonObject) -> list[str]:
 def _block(config: JsonObject, facts: Architecture, key: str) -> JsonObject | None:
     # some programs wrote false in place of a null, or a factor
     value = config.values.get(key)
-    is_one = key == "rope_scaling" and value is not True and value == 1
-    if value is False or is_one:
+    if value is False:
         config.ignore(key)
-        note = f"{config.name(key)} (got {value}) is a factor that scales nothing."
-        config.notes += [note] if is_one else []
+        return None
+    if key == "rope_scaling" and value is not True and value == 1:
+        config.ignore(key)
+        config.notes.append(f"{config.name(key)} (got {value}) is a factor that scales nothing.")
         return None
     block = config.object(key)
     return block and JsonObject(block.values, block.path, names=facts.block_names, nulls=_NULLS)

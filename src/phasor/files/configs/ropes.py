@@ -234,8 +234,10 @@ def _base(model: ModelConfig, kind: Kind, block: JsonObject) -> float:
     if not one_block and kind.base_key is None and block_base is not None:
         # one base outside several blocks is that of some of them only, so the block's own counts
         named_bases = []
-    # one old block of a class that has several is for the kinds that it scales
-    if kind.scaled if one_block and facts.nested else not one_block or kind.base_key is None:
+    is_of_block = not one_block or kind.base_key is None
+    if one_block and facts.nested:  # an old file's, which is for the kinds that its law is for
+        is_of_block = kind.scaled
+    if is_of_block:
         named_bases.insert(0, (block.name("rope_theta"), block_base))
     base, default = single_value(named_bases), facts.base if kind.base is None else kind.base
     return config.or_default(key, base, default, "the class default of this model type")

@@ -250,10 +250,8 @@ def _vllm_block(rope: Rope, context: int) -> Keys:
         keys = _engine_block(VLLM, replace(rope, scaling=None), context)
         return keys | {"rope_type": "ntk", "factor": law.factor, "mixed_b": law.exponent}
     if isinstance(law, Yarn) and isinstance(rope.axes, (Sectioned, InterleavedSections)):
-        feature = (
-            "YaRN with positions of three axes: some of its classes begin the ramp at four times"
-        )
-        VLLM.refuse(f"{feature} the length", rope, [replace(rope, axes=OneAxis())])
+        feature = "YaRN by three axes, whose ramp some of its classes make of four times the length"
+        VLLM.refuse(feature, rope, [replace(rope, axes=OneAxis())])
     if isinstance(law, Yarn) and context > (end := law.factor * law.original_max_positions):
         if rope.pairing == "interleaved":
             VLLM.refuse(f"YaRN from position {end:g} on, where its table ends", rope)
