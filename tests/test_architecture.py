@@ -24,6 +24,7 @@ ROOMS = (
     "core",
     "files",
     "identification",
+    "extending",
     "testing",
     "phasor",
     "papers",

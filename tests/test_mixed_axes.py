@@ -17,8 +17,8 @@ from phasor.angles import COS_SIN_ERROR, COS_SIN_ERROR_FLOAT32, cos_sin
 from phasor.axes import Axial, Mixed, Sectioned
 from phasor.describe import pair_rows, sentences
 from phasor.errors import PhasorError, SpecError
-from phasor.identification.extending.laws import extended_ropes
-from phasor.identification.extending.planning import plan_extension
+from phasor.extending.laws import extended_ropes
+from phasor.extending.planning import plan_extension
 from phasor.numpy import rotate
 from phasor.papers import angle_errors
 from phasor.torch import rotate as torch_rotate

@@ -9,8 +9,8 @@ import pytest
 
 import phasor
 from phasor import Rope, preset
+from phasor.extending import plan_extension
 from phasor.files.checkpoint import plan_conversion
-from phasor.identification import plan_extension
 from phasor.numpy import rotate
 from phasor.scaling import Linear
 

@@ -19,7 +19,7 @@ from phasor import Rope, charts
 from phasor.axes import Sectioned
 from phasor.charts import style
 from phasor.errors import SpecError, TensorError
-from phasor.identification import coverage
+from phasor.extending import coverage
 from phasor.papers import RECIPES, angle_errors
 from phasor.scaling import NTK, Hope, Linear
 

@@ -13,7 +13,7 @@ from tools.browser import BROWSER, complaints, open_browser
 
 from phasor import Rope
 from phasor.angles import cos_sin, turns
-from phasor.identification.extending.phases import coverage
+from phasor.extending.phases import coverage
 from phasor.numpy import score
 from phasor.papers import angle_errors
 from phasor.scaling import NTK, Linear, Llama3, Yarn

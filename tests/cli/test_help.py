@@ -8,8 +8,8 @@ import shlex
 import pytest
 
 from phasor.cli import COMMANDS
+from phasor.extending.laws import EVIDENCE
 from phasor.files.presets import preset_names
-from phasor.identification.extending.laws import EVIDENCE
 
 from ..files.checkpoint.checkpoints import llama, llama_tensors, save_folder
 from ..offline import refuse_connections

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from phasor import Rope
-from phasor.identification.extending.cosines import find_first_negative
+from phasor.extending.cosines import find_first_negative
 from phasor.papers import cosine, feasible_bases
 from phasor.scaling import Linear
 

@@ -23,7 +23,7 @@ from phasor.charts.style import (
     style_for_paper,
 )
 from phasor.errors import SpecError
-from phasor.identification import Coverage
+from phasor.extending import Coverage
 
 _TRAINED = "in training"
 _WITHIN, _NEW, _WHOLE = "only angles met in training", "new angles", "every angle met"
@@ -37,11 +37,11 @@ def coverage_chart(ways: Mapping[str, Coverage]) -> alt.VConcatChart:
     extension, dark where the longer context shows angles that did not occur in training.
 
     Args:
-        ways: Up to seven extensions of one training, by name: what `phasor.identification.coverage`
-            returned, or ``coverage`` of each way of `phasor.identification.plan_extension`.
+        ways: Up to seven extensions of one training, by name: what `phasor.extending.coverage`
+            returned, or ``coverage`` of each way of `phasor.extending.plan_extension`.
 
     >>> from phasor import preset
-    >>> from phasor.identification import plan_extension
+    >>> from phasor.extending import plan_extension
     >>> ways = plan_extension(preset("llama-2-7b"), 32_768).options
     >>> chart = coverage_chart({name: way.coverage for name, way in ways.items()})
     >>> len(chart.vconcat[1].data.values)  # six ways, 64 pairs
@@ -90,7 +90,7 @@ def turns_chart(ways: Mapping[str, Coverage]) -> alt.LayerChart:
         ways: Extensions of one training, by name, as `coverage_chart` takes them.
 
     >>> from phasor import Rope
-    >>> from phasor.identification import coverage
+    >>> from phasor.extending import coverage
     >>> rope = Rope(head_dim=128, pairing="half")
     >>> chart = turns_chart({"unchanged": coverage(rope, 4096, rope, 32_768)})
     >>> [one.name for one in chart.params]

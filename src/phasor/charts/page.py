@@ -18,7 +18,7 @@ from phasor.charts.curves import cosine_chart, decay_chart, precision_chart, sca
 from phasor.charts.style import AnyChart, screen_spec, stylesheet
 from phasor.describe import pair_rows, ranges, rule_sentences, sentences, usage_example
 from phasor.errors import SpecError
-from phasor.identification import ExtensionPlan, plan_extension
+from phasor.extending import ExtensionPlan, plan_extension
 from phasor.layers import LayerRopes
 from phasor.papers.heads import attention_weight, required_alpha
 from phasor.rope import Rope

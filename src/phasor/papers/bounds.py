@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from phasor._checks import number, numbers, whole
 from phasor.angles import as_positions, turns
 from phasor.errors import SpecError
-from phasor.identification.extending.cosines import find_first_negative
+from phasor.extending.cosines import find_first_negative
 from phasor.numpy import pair_products
 from phasor.rope import Rope
 

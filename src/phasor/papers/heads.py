@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from phasor._checks import number, short_repr, whole
 from phasor.angles import real_turns
 from phasor.errors import SpecError
-from phasor.identification.extending.cosines import cosine_sums
+from phasor.extending.cosines import cosine_sums
 from phasor.layers import check_rope
 from phasor.numpy import every_axis_of, phasors, rotate
 from phasor.pairings import slices

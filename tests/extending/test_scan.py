@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phasor import LayerRopes, PositionError, Rope, SpecError, angles
-from phasor.identification import plan_extension
-from phasor.identification.extending.cosines import cosine_sums
+from phasor.extending import plan_extension
+from phasor.extending.cosines import cosine_sums
 from phasor.numpy import phasors
 from phasor.papers import cosine, decay, feasible_bases
 from phasor.papers.heads import required_alpha
 from phasor.scaling import DynamicNTK
 
-from ... import oracle, strategies
+from .. import oracle, strategies
 
 
 def summed(rope: Rope, distance: int) -> float:

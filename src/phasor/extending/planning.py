@@ -11,13 +11,13 @@ from phasor._checks import whole
 from phasor.axes import Axial
 from phasor.describe import static_rope, to_plain
 from phasor.errors import ConfigError, SpecError
+from phasor.extending.cosines import find_first_negative
+from phasor.extending.laws import EVIDENCE, UNCHANGED, extended_ropes, find_law
+from phasor.extending.phases import Coverage, coverage
 from phasor.files.configs.cache_size import CacheSize, cache_size
 from phasor.files.configs.facts import table
 from phasor.files.configs.writing import config_keys, with_query_factor
 from phasor.files.presets import DocumentedExtension, documented_extension
-from phasor.identification.extending.cosines import find_first_negative
-from phasor.identification.extending.laws import EVIDENCE, UNCHANGED, extended_ropes, find_law
-from phasor.identification.extending.phases import Coverage, coverage
 from phasor.layers import LayerRopes, one_layer
 from phasor.rope import Rope
 from phasor.scaling import NTK

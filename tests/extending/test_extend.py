@@ -14,14 +14,14 @@ from phasor import Rope, load, preset
 from phasor.charts import report
 from phasor.cli.extend import print_plan
 from phasor.errors import SpecError
+from phasor.extending import plan_extension
 from phasor.files.configs.facts import table
 from phasor.files.configs.writing import config_keys
 from phasor.files.presets import documented_extension
-from phasor.identification import plan_extension
 from phasor.scaling import DynamicNTK, LongRope, PerPair, Yarn
 
-from ...cli.running import run_phasor
-from ...files.configs.config_files import CONFIGS, small
+from ..cli.running import run_phasor
+from ..files.configs.config_files import CONFIGS, small
 
 PLAIN = Rope(head_dim=128, pairing="half", base=500_000.0)
 LAWS = ("unchanged", "linear", "ntk", "dynamic_ntk", "yarn", "llama3")

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phasor import Rope, SpecError
-from phasor.identification import Coverage, coverage
+from phasor.extending import Coverage, coverage
 from phasor.scaling import (
     DynamicNTK,
     Linear,
 )
 
-from ... import oracle
-from ...ropes import LLAMA_2
+from .. import oracle
+from ..ropes import LLAMA_2
 
 SMALL = Rope(head_dim=16, pairing="half", base=1000.0)
 RULE = DynamicNTK(factor=2.0, original_max_positions=8)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from phasor import Rope, SpecError
-from phasor.identification import ExtensionOption, plan_extension
+from phasor.extending import ExtensionOption, plan_extension
 from phasor.scaling import NTK, Law, Linear, Llama3, PerPair, Proportional, Resonance, Yarn
 
-from ... import oracle
-from ...ropes import LLAMA_2
+from .. import oracle
+from ..ropes import LLAMA_2
 
 LLAMA_3 = Rope(head_dim=128, pairing="half", base=500_000.0)
 

@@ -15,11 +15,11 @@ from phasor import Rope, load, preset, preset_names
 from phasor.charts import report
 from phasor.cli.extend import print_plan
 from phasor.errors import ConfigError
+from phasor.extending import plan_extension
 from phasor.files.configs.writing import config_keys
-from phasor.identification import plan_extension
 from phasor.scaling import DynamicNTK
 
-from ...files.configs.config_files import sized
+from ..files.configs.config_files import sized
 
 PLAIN = Rope(head_dim=128, pairing="half", base=500_000.0)
 

@@ -1,1 +1,0 @@
-"""Longer contexts: the laws that reach one, what each does to the phases and to the cosines."""
