@@ -74,7 +74,8 @@ def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     # [..., seq, heads, head_dim] -> twice [..., seq, heads, num_pairs]
     x0, x1 = x[..., first].to(cos.dtype), x[..., second].to(cos.dtype)
     # addcmul rounds one product and fuses the other, as the kernels do
-    y0, y1 = torch.addcmul(x0 * cos, x1, sin, value=-1), torch.addcmul(x1 * cos, x0, sin)
+    # and -sin stands for value=-1, whose forward derivative ends the process under AOTAutograd
+    y0, y1 = torch.addcmul(x0 * cos, x1, -sin), torch.addcmul(x1 * cos, x0, sin)
     pairs = [y0.to(x.dtype), y1.to(x.dtype)]
     # twice [..., seq, heads, num_pairs] -> [..., seq, heads, rotary_dim]
     rotated = by_pairing(
