@@ -68,6 +68,7 @@ TENSORS = {
     "must be a dense torch.Tensor, got torch.sparse_coo; pad it, or .to_dense() it": (
         x(4, 2, 8).to_sparse()
     ),
+    "must be a dense torch.Tensor, got torch._mkldnn": x(4, 2, 8).to_mkldnn(),
     "must be [..., seq, heads, head_dim], got shape [4, 8]": x(4, 8),
 }
 POSITIONS = {

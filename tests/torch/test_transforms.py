@@ -149,13 +149,28 @@ def test_a_batch_is_its_entries_one_by_one(case: str, verb: str) -> None:
     assert torch.equal(vmap(function, in_dims=(of_x, of_p))(*moved), expected)
 
 
-def test_a_batch_of_writes_to_one_tensor_is_refused() -> None:
+def write_by_operator(x: Tensor, p: Tensor) -> None:
+    """The operator that the functions call."""
+    torch.ops.phasor.rotate_([x], [p], HALF.to_json(), False, 1.0, "eager")
+
+
+WRITES: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "operator": write_by_operator,
+    "rotate_": lambda x, p: rotate_(x, p, HALF),
+    "a clone": lambda x, p: rotate_(x.clone(), p, HALF),
+    "inside another": lambda x, p: vmap(lambda _: rotate_(x, p, HALF))(torch.ones(3)),
+    "of gradients": lambda x, p: grad(lambda p: rotate_(x, p.detach(), HALF).sum())(p + 0.0),
+}
+
+
+@pytest.mark.parametrize("way", WRITES)
+def test_a_batch_of_writes_to_one_tensor_is_refused(way: str) -> None:
     """Every entry would write the same memory, so nobody does."""
     x = normal(4, 2, 8)
     before = x.clone()
 
     def write(p: Tensor) -> Tensor:
-        torch.ops.phasor.rotate_([x], [p], HALF.to_json(), False, 1.0, "eager")
+        WRITES[way](x, p)
         return p
 
     with pytest.raises(ValueError, match=r"x must be batched to be rotated in place under vmap"):

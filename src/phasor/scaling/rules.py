@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from phasor._checks import number, short_repr, whole
@@ -71,9 +72,10 @@ class DynamicNTK(Rule):
         >>> DynamicNTK(factor=8.0, original_max_positions=8192).at(16384)
         NTK(factor=9.0)
         """
-        length = max(whole("seq_len", seq_len, least=1), self.original_max_positions)
-        factor = Fraction(self.factor)
-        return _ntk_law(factor * length / self.original_max_positions - (factor - 1), seq_len)
+        # under torch.compile fields may be symbols, of which index() makes numbers
+        start, factor = index(self.original_max_positions), Fraction(self.factor)
+        length = max(whole("seq_len", seq_len, least=1), start)
+        return _ntk_law(factor * length / start - (factor - 1), seq_len)
 
     def at_lengths(self, lengths: Any, plain: Any, xp: Any) -> tuple[Any, Any]:
         """`at` for an array of lengths: pair ``k`` of ``n`` times ``factor ** (-k / (n - 1))``."""

@@ -11,7 +11,16 @@ from torch import Tensor
 
 from phasor import Rope
 from phasor.axes import Axial
-from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, PerPair, Yarn
+from phasor.scaling import (
+    DynamicNTK,
+    Linear,
+    Llama3,
+    LongRope,
+    PerPair,
+    Rule,
+    SteppedNTK,
+    Yarn,
+)
 from phasor.torch import rotate
 
 from ..torch_oracle import agree, normal
@@ -109,6 +118,20 @@ def test_another_rope_is_never_the_one_before() -> None:
     for rope in (GROWING, dataclasses.replace(GROWING, scaling=LONG),
                  dataclasses.replace(GROWING, base=99.0), GROWING):  # fmt: skip
         assert torch.equal(quick(x, places, rope), rotated(x, places, rope))
+
+
+@pytest.mark.parametrize("scaling", [NTK, SteppedNTK(original_max_positions=8), LONG])
+def test_a_rule_and_a_length_may_both_be_arguments(scaling: Rule) -> None:
+    """Of which a compiler for any sizes makes symbols, up to the trained length and beyond."""
+
+    def rotated(x: Tensor, places: Tensor, rope: Rope, length: int) -> Tensor:
+        return rotate(x, places, rope.at(length))
+
+    quick = torch.compile(rotated, fullgraph=True, dynamic=True, backend="eager")
+    rope = dataclasses.replace(GROWING, scaling=scaling)
+    for length in (5, 8, 9, 40):
+        x, places = normal(length, 2, 8), torch.arange(length)
+        assert torch.equal(quick(x, places, rope, length), rotated(x, places, rope, length))
 
 
 def test_inductor_compiles_it_too() -> None:

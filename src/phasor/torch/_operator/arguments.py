@@ -174,6 +174,8 @@ def _make_tensor(positions: Any, device: torch.device) -> Tensor:
         # torch reads neither foreign byte order, nor negative strides, nor read-only memory
         native = array.astype(array.dtype.newbyteorder("="), order="C")
         return torch.from_numpy(native).to(device)
+    except torch.OutOfMemoryError:  # a RuntimeError, but not about positions
+        raise
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         expected = (
             f"fit 64 bits, got {short_repr(positions)}" if is_number else "be an array of numbers"

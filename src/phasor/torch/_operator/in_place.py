@@ -17,7 +17,12 @@ from torch import Tensor
 
 from phasor.errors import TensorError
 from phasor.torch._operator.arguments import names_of
-from phasor.torch._operator.internals import autograd_may_refuse_write, in_transform, may_write
+from phasor.torch._operator.internals import (
+    autograd_may_refuse_write,
+    batch_levels,
+    in_transform,
+    may_write,
+)
 
 #: Shape and strides of a tensor, and the bytes of an element.
 Strided = tuple[Sequence[int], Sequence[int], int]
@@ -70,6 +75,20 @@ def check_mutable(xs: Sequence[Tensor]) -> None:
             "what is written in place must not be a view that negates, as .imag of a conjugate is; "
             "write .resolve_neg() of it"
         )
+
+
+def check_batched(xs: Sequence[Tensor], source: Sequence[Tensor]) -> None:
+    """Refuse a tensor that a ``vmap`` does not batch where it batches anything else."""
+    if torch.compiler.is_compiling() or not in_transform():
+        return
+    levels = set[int]().union(*map(batch_levels, (*xs, *source)))
+    for name, x in zip(names_of(xs), xs, strict=True):
+        if levels - batch_levels(x):
+            raise TensorError(
+                f"{name} must be batched to be rotated in place under vmap where anything else is: "
+                "each batch entry would write the same memory; use the function without the "
+                "underscore"
+            )
 
 
 def check_copies(xs: Sequence[Tensor], values: Sequence[Tensor]) -> None:

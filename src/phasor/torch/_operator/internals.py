@@ -37,6 +37,10 @@ is_tracing: Callable[[], bool] = _C._is_tracing
 count_modes: Callable[[], int] = _C._len_torch_dispatch_stack
 #: Raise the version counters by which autograd notices writes; inference tensors have none.
 count_writes: Callable[[Sequence[Tensor]], None] = _C._increment_version
+#: Copy each of the second tensors into one of the first, all in a single call.
+copy_all = cast(
+    Callable[[Sequence[Tensor], Sequence[Tensor]], None], cast(Any, torch)._foreach_copy_
+)
 
 # Constants that CUDA graphs were captured with. A graph holds their addresses but not their memory,
 # and may be replayed when their Rope is forgotten.
@@ -110,9 +114,15 @@ def dispatch_is_plain(xs: Sequence[Any]) -> bool:
     return True
 
 
-def is_batched(x: Tensor) -> bool:
-    """Whether ``x`` is batched by the ``vmap`` that is running, the innermost one."""
-    return _C._functorch.maybe_get_level(x) == _C._functorch.maybe_current_level()
+def batch_levels(x: Tensor) -> set[int]:
+    """The levels of the ``vmap`` that batch ``x``, of those that are running."""
+    levels: set[int] = set()
+    # each transform has wrapped the tensor once more; a plain one has level -1
+    while (level := _C._functorch.maybe_get_level(x)) >= 0:
+        if _C._functorch.is_batchedtensor(x):
+            levels.add(level)
+        x = _C._functorch.get_unwrapped(x)
+    return levels
 
 
 def may_write(xs: Sequence[Tensor]) -> bool:

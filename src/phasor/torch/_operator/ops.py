@@ -27,6 +27,7 @@ from phasor.torch._operator import inductor as _inductor
 from phasor.torch._operator import triton as triton_backend
 from phasor.torch._operator.arguments import Call, Unchecked
 from phasor.torch._operator.in_place import (
+    check_batched,
     check_copies,
     check_mutable,
     check_no_self_overlap,
@@ -36,7 +37,6 @@ from phasor.torch._operator.internals import (
     below_autograd,
     count_writes,
     dispatch_is_plain,
-    is_batched,
     mark_constant,
     may_write,
 )
@@ -82,7 +82,10 @@ def try_kernel(arguments: Unchecked, in_place: bool) -> Sequence[Tensor] | None:
         return None
     if in_place and not may_write(xs):
         return None
-    outs = xs if in_place else [torch.empty_like(x) for x in xs]
+    try:
+        outs = xs if in_place else [torch.empty_like(x) for x in xs]
+    except NotImplementedError:  # of layouts without strides
+        return None
     if not kernel.try_kernel(arguments, outs):
         return None
     if in_place:
@@ -101,6 +104,7 @@ def apply(call: Call, *, in_place: bool = False) -> Sequence[Tensor]:
     if in_place:
         check_no_self_overlap(xs)
         check_mutable(xs)
+        check_batched(xs, source)
     if dispatch_is_plain([*xs, *source]) and not xs[0].is_meta:
         return _run_backend(call, in_place=in_place)
     if in_place:
@@ -232,11 +236,7 @@ def _autograd_(xs: list[Tensor], *rest: Any) -> None:
 
 def _batched_(*arguments: Any) -> None:
     call = Call(*arguments)
-    if not all(map(is_batched, call.xs)):
-        raise TensorError(
-            "x must be batched to be rotated in place under vmap when anything else is: "
-            "each batch entry would write the same memory; use rotate"
-        )
+    check_batched(call.xs, call.source)
     for x, y in zip(call.xs, eager.run_without_writes(call), strict=True):
         x.copy_(y)
 

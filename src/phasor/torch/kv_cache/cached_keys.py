@@ -7,8 +7,10 @@ has such a cache has imported it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import call
 from typing import Any, cast
 
 from torch import Tensor
@@ -17,8 +19,9 @@ from phasor._checks import whole
 from phasor._tensors import check_rope
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.rope import Rope
-from phasor.torch._operator.arguments import check_device, check_heads, check_is_tensor
-from phasor.torch._operator.in_place import check_mutable, check_rewritable
+from phasor.torch._operator.arguments import check_device, check_heads
+from phasor.torch._operator.in_place import check_mutable
+from phasor.torch._operator.internals import copy_all
 from phasor.torch.kv_cache.cache import KVCache
 from phasor.torch.kv_cache.verbs import Distance, evict, insert_tokens, retune_, shift_
 
@@ -33,9 +36,9 @@ _SUPPORTED_CACHES = (
 class CachedKeys:
     """The rotated keys of a whole cache, and the Ropes that rotated them.
 
-    Its methods write into every layer of the cache itself, or raise an error and write nothing.
-    Models number the next token by how many are cached, so after `evict_` or `insert_` it comes
-    right after the last one.
+    Its methods write into every layer of the cache itself, or raise an error and write nothing. For
+    that the new keys of all layers are made first, beside the old ones in memory. Models number the
+    next token by how many are cached, so after `evict_` or `insert_` it comes right after the last.
 
     Args:
         cache: A `KVCache`, or a ``DynamicCache`` or ``StaticCache`` of transformers 5 in which
@@ -76,7 +79,8 @@ class CachedKeys:
 
     def shift_(self, delta: Any) -> None:
         """`phasor.torch.kv_cache.shift_` of the keys of every layer."""
-        self._rewrite([rope and partial(shift_, rope=rope) for rope in self.ropes], delta)
+        edits = [rope and partial(shift_, rope=rope) for rope in self.ropes]
+        self._rewrite(edits, delta, self.ropes)
 
     def retune_(self, positions: Any, ropes: _Ropes) -> None:
         """`phasor.torch.kv_cache.retune_` of the keys of every layer, attention factor included.
@@ -98,8 +102,7 @@ class CachedKeys:
                     f"ropes must be None for the layers that rotate nothing and for no other, "
                     f"got {new} for layer {index}, whose Rope is {old}"
                 )
-        self._rewrite(edits, positions)
-        self.ropes = new_ropes
+        self._rewrite(edits, positions, new_ropes)
 
     def evict_(self, start: int, stop: int, *, gap: Distance | None = None) -> None:
         """`phasor.torch.kv_cache.evict`, written into the cache, which is shorter then.
@@ -144,23 +147,17 @@ class CachedKeys:
         edits = [partial(insert_tokens, rope=rope, **options) for rope in self.ropes]
         self._replace(edits, [(layer.keys, layer.values) for layer in other_layers], at, at)
 
-    def _rewrite(self, edits: Sequence[_KeyEdit | None], positions: Any) -> None:
-        """Edit keys in place, once all edits were tried on their shapes."""
+    def _rewrite(
+        self, edits: Sequence[_KeyEdit | None], positions: Any, ropes: tuple[Rope | None, ...]
+    ) -> None:
+        """Give every layer its edited keys, of as many tokens, which ``ropes`` rotated then."""
         _count_tokens("cache", self._layers)
-        layers = [
-            (layer.keys, edit) for layer, edit in zip(self._layers, edits, strict=True) if edit
-        ]
-        tried = positions
-        if isinstance(positions, Tensor):
-            check_is_tensor("positions", positions, PositionError)
-            tried = positions.to("meta")
-        for keys, edit in layers:
-            if isinstance(positions, Tensor):
-                check_device("positions", positions, keys.device, PositionError)
-            check_rewritable("keys", keys)
-            edit(keys.to("meta"), tried)
-        for keys, edit in layers:
-            edit(keys, positions)
+        exchange = _Exchange()
+        exchange.assign(self, "ropes", ropes)
+        for layer, edit in zip(self._layers, edits, strict=True):
+            if edit is not None:
+                layer.add_to(exchange, {"keys": edit(layer.keys.clone(), positions)})
+        exchange.make()
 
     def _replace(
         self,
@@ -169,18 +166,16 @@ class CachedKeys:
         start: int,
         stop: int,
     ) -> None:
-        """Give every layer its edited tensors, once all edits were tried on their shapes."""
+        """Give every layer its edited tensors: from ``start`` to ``stop`` others, or none."""
         _count_tokens("cache", self._layers)
-        layers = [*zip(self._layers, edits, new, strict=True)]
-        for layer, edit, others in layers:
+        exchange = _Exchange()
+        for layer, edit, others in zip(self._layers, edits, new, strict=True):
             for x in others:
                 check_device("other", x, layer.keys.device)
-            tensors = layer.keys, layer.values, *others
-            keys, _ = edit(*[x.to("meta") for x in tensors])
-            layer.check_replaceable(keys.shape[1])
-        # layer by layer: a long cache has no room for the results of all layers
-        for layer, edit, others in layers:
-            layer.replace(*edit(layer.keys, layer.values, *others), start, stop)
+            keys, values = edit(layer.keys, layer.values, *others)
+            layer.add_to(exchange, {"keys": keys, "values": values})
+            layer.add_lengths_to(exchange, keys.shape[1], start, stop)
+        exchange.make()
 
     def _rope_per_layer(self, ropes: _Ropes) -> tuple[Rope | None, ...]:
         if isinstance(ropes, Rope):
@@ -205,6 +200,35 @@ class CachedKeys:
                 "differ; use the verbs of phasor.torch.kv_cache layer by layer"
             )
         return tuple(ropes)
+
+
+class _Exchange:
+    """New contents of a cache, all made before the first is stored."""
+
+    def __init__(self) -> None:
+        self._memory: list[Tensor] = []
+        self._written: list[Tensor] = []
+        self._attributes: list[tuple[Any, str, Any]] = []
+
+    def write(self, memory: Tensor, new: Tensor) -> None:
+        """Let ``memory`` get the numbers of ``new``, of the same shape, dtype and device."""
+        check_mutable([memory])
+        self._memory.append(memory)
+        self._written.append(new)
+
+    def assign(self, owner: Any, name: str, value: Any) -> None:
+        """Let the attribute ``name`` of ``owner`` become ``value``."""
+        self._attributes.append((owner, name, value))
+
+    def make(self) -> None:
+        """Store everything, which cannot fail: torch writes all tensors in one call.
+
+        Between the steps of a loop in C, as `deque`'s, Python handles no signal either.
+        """
+        steps: list[Callable[[], object]] = [partial(setattr, *it) for it in self._attributes]
+        if self._memory:
+            steps.insert(0, partial(copy_all, self._memory, self._written))
+        deque(map(call, steps), maxlen=0)
 
 
 class _Layer:
@@ -248,30 +272,35 @@ class _Layer:
         batch, seq = self.keys.shape[:2]
         return [seq] * batch
 
-    def check_replaceable(self, length: int) -> None:
-        """Refuse what `replace` may not write in place, and more tokens than fit."""
-        if self._capacity is None:
-            return
-        check_mutable((self._lengths, self.keys, self.values))
-        if length > self._capacity:
-            raise TensorError(
-                f"the cache must have room for {length} tokens, got {self._capacity}; make a "
-                "longer cache or evict some first"
-            )
+    def add_to(self, exchange: _Exchange, new: Mapping[str, Tensor]) -> None:
+        """Let these be the keys and values, by name, ``[batch, seq, heads, head_dim]``."""
+        for name, x in new.items():
+            if self._capacity is None:
+                # [batch, seq, heads, head_dim] -> [batch, heads, seq, head_dim]
+                exchange.assign(self._layer, name, x.transpose(1, 2))
+            else:
+                exchange.write(self._room(name, x.shape[1]), x)
 
-    def replace(self, keys: Tensor, values: Tensor, start: int, stop: int) -> None:
-        """Store these instead: tokens ``start`` to ``stop - 1`` removed, or others put in there."""
+    def add_lengths_to(self, exchange: _Exchange, seq: int, start: int, stop: int) -> None:
+        """Let rows lose tokens ``start`` to ``stop - 1``, or gain some: ``seq`` columns."""
         if self._capacity is None:
-            self._layer.keys, self._layer.values = keys.transpose(1, 2), values.transpose(1, 2)
             return
-        lengths, inserted = self._lengths, max(0, keys.shape[1] - self.keys.shape[1])
+        lengths, inserted = self._lengths, max(0, seq - self.keys.shape[1])
         # a row may end inside the range, or before it
         removed = lengths.clamp(start, stop) - start
-        lengths += inserted - removed
+        exchange.write(lengths, lengths + inserted - removed)
         if self._is_own:
-            self._layer.used = keys.shape[1]
-        self.keys[:] = keys
-        self.values[:] = values
+            exchange.assign(self._layer, "used", seq)
+
+    def _room(self, name: str, seq: int) -> Tensor:
+        """The memory of ``seq`` tokens, ``[batch, seq, heads, head_dim]``, or an error."""
+        if self._capacity is not None and seq > self._capacity:
+            raise TensorError(
+                f"the cache must have room for {seq} tokens, got {self._capacity}; make a "
+                "longer cache or evict some first"
+            )
+        memory: Tensor = getattr(self._layer, f"_{name}" if self._is_own else name)
+        return (memory if self._is_own else memory.transpose(1, 2))[:, :seq]
 
 
 def _wrap_layers(name: str, cache: Any) -> Sequence[_Layer]:
