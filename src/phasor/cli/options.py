@@ -92,6 +92,8 @@ def read_model(model: str, **load_options: Any) -> LayerRopes:
         with warnings.catch_warnings():
             # commands print the notes, which say the same
             warnings.simplefilter("ignore", PhasorWarning)
+            # but for --no-strict, whose warnings not every command's notes repeat
+            warnings.filterwarnings("default", "Left aside", PhasorWarning)
             return phasor.load(model, **load_options)  # imports the readers of files only now
     try:
         return preset(model)

@@ -287,7 +287,7 @@ def test_a_base_that_the_class_does_not_read_is_refused():
     ((of_class, _),) = frequencies(config)
     np.testing.assert_array_equal(frequencies(other)[0][0], of_class)
     np.testing.assert_allclose(load(config).ropes[0].inv_freq, of_class, rtol=1e-6)
-    with pytest.raises(ConfigError, match="rope_theta says 500000"):
+    with pytest.raises(ConfigError, match="rope_theta is 500000"):
         load(other)
 
 

@@ -13,7 +13,7 @@ import gguf as package
 import numpy as np
 import pytest
 
-from phasor import ConfigError
+from phasor import ConfigError, PhasorWarning
 from phasor.axes import InterleavedSections, Sectioned
 from phasor.files.configs import load
 from phasor.scaling import NTK, Linear, PerPair, Yarn
@@ -126,7 +126,8 @@ def test_a_rope_key_of_an_architecture_that_does_not_rotate(architecture: str, k
         return
     with pytest.raises(ConfigError, match=rf"{name} is .*has no rotary embedding.*strict=False"):
         load(metadata)
-    lenient = load(metadata, strict=False)
+    with pytest.warns(PhasorWarning, match=name):
+        lenient = load(metadata, strict=False)
     assert [*lenient] == [None] * 4
     assert lenient.notes[-1].startswith(f"Left aside: {name}")
 

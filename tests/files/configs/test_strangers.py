@@ -59,13 +59,14 @@ UNTYPED = {
 
 @pytest.mark.parametrize("name", UNTYPED)
 def test_a_law_without_a_name_is_refused_with_the_names_it_may_have(name: str) -> None:
-    """Transformers runs it unscaled, and so does strict=False, with a note."""
+    """Transformers runs it unscaled, and so does strict=False, with a note and a warning."""
     block, names = UNTYPED[name]
     with pytest.raises(ConfigError) as caught:
         load(small(rope_scaling=block))
     assert all(name in str(caught.value) for name in names)
     if block.get("rope_type") is None:
-        ropes = load(small(rope_scaling=block), strict=False)
+        with pytest.warns(PhasorWarning, match="is of a law"):
+            ropes = load(small(rope_scaling=block), strict=False)
         assert ropes == load(small())
         assert any("rope_scaling.factor" in n or "short_factor" in n for n in ropes.notes)
 

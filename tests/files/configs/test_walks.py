@@ -149,8 +149,8 @@ HINTED: dict[str, tuple[dict[str, Any], list[dict[str, Any]], LayerRopes | None]
     "nothing is known": (small("of-a-stranger"), [], None),
     "code of its own": (
         small("of-a-stranger", architectures=["LlamaForCausalLM"], auto_map={"AutoModel": "x.Y"}),
-        [],
-        None,
+        [{"like": "llama"}],
+        load(small()),
     ),
     "no size": ({"model_type": "of-a-stranger", "architectures": ["LlamaForCausalLM"]}, [], None),
     "a config inside": (

@@ -16,7 +16,8 @@ from typing import Any, TypeVar, cast
 
 from phasor.pairings import Pairing
 
-_NO_PART = "holds the configs of its parts, and this file has none that phasor looks for"
+#: Why a file of a model with several parts is refused, if no object is its language model.
+NO_PART = "has its language model in a config inside, and no key of this file is one for it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +100,7 @@ class Architecture:
     nulls: Mapping[str, Any] = field(default_factory=dict[str, Any])
     variants: tuple[Variant, ...] = ()
     parts: Mapping[str, str] = field(default_factory=dict[str, str])
+    outer_ropes: str | None = None
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
     query_factor: Mapping[str, Any] = field(default_factory=dict[str, Any])
     uses: str | None = None
@@ -148,8 +150,10 @@ def table() -> Table:
         types[name] = types[name] | {"carried": keys}
     for name, parts in huggingface["parts"].items():
         uses = [types.get(part, {}).get("uses") for part in parts.values()]
-        default = {"uses": uses[0]} if all(uses) else {"refused": _NO_PART}
+        default = {"uses": uses[0]} if all(uses) else {"refused": NO_PART}
         types[name] = types.get(name, default) | {"parts": parts}
+    for name, what in huggingface["outer_ropes"].items():
+        types[name] = types[name] | {"outer_ropes": what}
     keys = ("num_hidden_layers", "hidden_size", "num_attention_heads")
     for name, sizes in read_table("class_sizes.toml").items():
         if name in types:

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from phasor.errors import ConfigError, PhasorWarning
 from phasor.files import refusal
-from phasor.files.configs.facts import NO_FACTS, Architecture, Variant, table
+from phasor.files.configs.facts import NO_FACTS, NO_PART, Architecture, Variant, table
 from phasor.files.configs.rope_blocks import RopeBlocks, normalize
 from phasor.files.configs.source import JsonObject, single_value
 from phasor.files.configs.unread_keys import objects_inside
@@ -43,6 +43,10 @@ def read_model_config(top: JsonObject, *, part: str | None, like: str | None) ->
     levels, model_type = select_config(top, part, like)
     config, facts = _select_facts(levels[-1], table().huggingface[model_type])
     notes = config.notes
+    for outer in levels[:-1]:
+        keys = [outer.name(key) for key in _ROPE_KEYS if outer.has(key)]
+        if keys and (what := _outer_ropes(outer)) is not None:
+            notes.append(f"{' and '.join(keys)} outside {config.path} turns {what}.")
     file_type = type_in_file(levels)
     if like is not None:
         notes.append(f"Read as model type {like}; the file says {file_type or 'none'}.")
@@ -50,7 +54,10 @@ def read_model_config(top: JsonObject, *, part: str | None, like: str | None) ->
         notes.append(f"The file has no model_type; its architectures are those of {model_type}.")
     weights = [] if top.folder is None else [*top.folder.glob("*.safetensors")]
     if facts.refused is not None and not (facts.learned and weights):
-        raise ConfigError(f"{config.name('model_type')} {model_type!r} here {facts.refused}")
+        why = facts.refused
+        if why == NO_PART:
+            why = f"{why}; {_ways_out(top, part, None) or 'give the config of its language model'}"
+        raise ConfigError(f"{config.name('model_type')} {model_type!r} here {why}")
     assumed_sizes = _assume_sizes(config, facts)
     if "per_layer" in facts.layers:
         _read_lists_by_layer(config)
@@ -105,18 +112,32 @@ def select_config(
     model_type = like or name or proposed
     if model_type is not None and model_type in known:
         return levels, model_type
-    for file in table().files["foreign_files"]:
-        if name is None and all(map(config.has, file["keys"])):
-            raise ConfigError(file["says"].format_map(config.values))
-    ways_out, key = "describe its embedding with phasor.Rope(...)", config.name("model_type")
-    if part is None and (inner := _known_inner_config(top)) is not None:
-        ways_out = f"read the {inner} inside: load(..., part={inner!r}), on the command line --part"
-    elif proposed is not None and not config.has("auto_map"):
-        its = f"its architectures are those of {proposed}, as which load(..., like={proposed!r}), "
-        ways_out = f"{its}on the command line --like {proposed}, reads it; or {ways_out}"
-    if name is None:
+    for level in levels:
+        for file in table().files["foreign_files"]:
+            if all(map(level.has, file["keys"])):
+                raise ConfigError(file["says"].format_map(level.values))
+    key, other = config.name("model_type"), "describe its embedding with phasor.Rope(...)"
+    hint = _ways_out(top, part, proposed)
+    ways_out = other if hint is None else f"{hint}; or {other}"
+    if name is not None:
+        raise refusal("model_type", key=key, name=name, ways_out=ways_out)
+    sizes = JsonObject(config.values, names=table().files["names"])
+    has_sizes = all(map(sizes.has, ("num_hidden_layers", "hidden_size", "num_attention_heads")))
+    if has_sizes or hint is not None:
         raise refusal("no_model_type", key=key, ways_out=ways_out)
-    raise refusal("model_type", key=key, name=name, ways_out=ways_out)
+    raise refusal("no_model", key=key, ways_out=ways_out)
+
+
+def _ways_out(top: JsonObject, part: str | None, proposed: str | None) -> str | None:
+    """How a file of an unknown type can be read: by a config inside it, or as another type."""
+    if part is None and (inner := _known_inner_config(top)) is not None:
+        named = f"load(..., part={inner!r}), on the command line --part {inner}"
+        return f"read the {inner} inside: {named}"
+    if proposed is None:
+        return None
+    its = f"its architectures are those of {proposed}, as which load(..., like={proposed!r}), "
+    own_code = ", if its own code (auto_map) rotates as that does" if top.has("auto_map") else ""
+    return f"{its}on the command line --like {proposed}, reads it{own_code}"
 
 
 def _type_of_architectures(config: JsonObject) -> str | None:
@@ -140,12 +161,22 @@ def _types_by_stem() -> Mapping[str, str]:
 
 def _known_inner_config(top: JsonObject) -> str | None:
     """The key of the one config inside the file that has a known type and sizes."""
-    other, found = table().files["other_models"], list[str]()
-    for inner in top.unread_objects():
-        facts = table().huggingface.get(str(inner.values.get("model_type")))
-        if facts is not None and not re.search(other, inner.path) and _states_sizes(inner, facts):
-            found.append(inner.path)
+    found = _known_configs_inside(top)
     return found[0] if len(found) == 1 else None
+
+
+def _known_configs_inside(outer: JsonObject, depth: int = 3) -> list[str]:
+    """The keys of the configs with a known type and sizes, at any depth but inside one another."""
+    other, found = table().files["other_models"], list[str]()
+    for inner in outer.unread_objects() if depth else ():
+        if re.search(other, inner.path):
+            continue
+        facts = table().huggingface.get(str(inner.values.get("model_type")))
+        if facts is not None and _states_sizes(inner, facts):
+            found.append(inner.path)
+        else:
+            found += _known_configs_inside(inner, depth - 1)
+    return found
 
 
 def _states_sizes(config: JsonObject, facts: Architecture) -> bool:
@@ -182,10 +213,18 @@ def type_in_file(levels: list[JsonObject]) -> str | None:
     return model_type
 
 
+_ROPE_KEYS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
+
+
 def _check_same_ropes(outer: JsonObject, inner: JsonObject) -> None:
-    for key in ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"):
+    for key in () if _outer_ropes(outer) else _ROPE_KEYS:
         if outer.has(key) and normalize(outer.values.get(key)) != normalize(inner.values.get(key)):
             raise refusal("inner_differs", outer=outer.name(key), inner=inner.name(key))
+
+
+def _outer_ropes(outer: JsonObject) -> str | None:
+    """What a class rotates by the rope keys outside the config of its language model."""
+    return table().huggingface.get(str(outer.values.get("model_type")), NO_FACTS).outer_ropes
 
 
 # The facts of the class.

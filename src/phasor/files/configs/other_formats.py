@@ -24,6 +24,7 @@ from phasor.files.configs.source import (
     renamed_keys,
     single_value,
 )
+from phasor.files.configs.unread_keys import meanings
 from phasor.layers import ConfigLocation, LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Law, Llama3, Yarn
@@ -151,8 +152,14 @@ def _base(config: JsonObject) -> float:
         default, whose = table().huggingface[model_type].base, f"what MLX assumes for {model_type}"
     elif base is None and (config.contains("use_scaled_rope") or not config.has("multiple_of")):
         others = "programs that read params.json fill it in differently (10000 and 1000000)"
+        for key in filter(_is_base, config.unread()):
+            others += f"; {key} says {config.values[key]}, under a name of another program"
         raise ConfigError(f"{config.name('rope_theta')} is absent, and {others}; add it")
     return config.or_default("rope_theta", base, default, whose)
+
+
+def _is_base(key: str) -> bool:
+    return key in meanings() and meanings()[key].means == "base"
 
 
 def _read_llama3(config: JsonObject, layers: int) -> Llama3:

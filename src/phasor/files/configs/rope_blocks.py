@@ -49,6 +49,10 @@ class RopeBlocks:
         self.assumed = bool(facts.block) and new is None and not (block and block.values)
         if self.assumed:
             block = JsonObject(facts.block, "rope_parameters")
+            for key in ("rope_theta", "partial_rotary_factor", _ORIGINAL):
+                own, got = block.number(key), config.number(key)
+                if None not in (own, got) and own != got:
+                    raise refusal("class_block", key=config.name(key), got=got, own=own)
         self.top = block or JsonObject({}, "rope_parameters")
         self.by_kind: dict[str, JsonObject | None] = {}
         self.used: list[JsonObject] = []
@@ -68,8 +72,9 @@ class RopeBlocks:
             base = config.number("rope_theta", above=1)
             bases = [b.number("rope_theta", above=1) for b in self.by_kind.values() if b]
             if base is not None and None not in bases and base not in bases:
-                key, block = config.name("rope_theta"), self.top
-                raise refusal("base_of_no_kind", key=key, base=base, block=block.path)
+                whose = f"{self.top.path}{', which its class assumes,' * self.assumed}"
+                key = config.name("rope_theta")
+                raise refusal("base_of_no_kind", key=key, base=base, block=whose)
 
     def use_all(self) -> None:
         """Count every block as used, as in a class that reads none."""

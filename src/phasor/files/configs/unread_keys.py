@@ -4,20 +4,23 @@ A key whose value changes nothing, or asks for what the class does anyway, is *n
 A key about something other than the rotation is *noted*. A key that asks for another pairing,
 width, base, law or choice of layers, or for any rotation of a class that has none, is *refused*
 (all of a file in one error), because the file or its model type is then probably wrong; with
-``strict=False`` it is noted and ignored, as the class ignores it. Keys of an object that nothing
-reads count like those beside it. ``keys.toml`` says what each key means.
+``strict=False`` it is ignored, as the class ignores it, with a note and a warning. Keys of an
+object that nothing reads count like those beside it. ``keys.toml`` says what each key means, and
+``files.toml`` what the words in the name of any other say (``asks_for``).
 """
 
 from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from phasor._checks import short_repr
+from phasor.errors import PhasorWarning
 from phasor.files import refusal
 from phasor.files.configs.facts import NO_FACTS, Architecture, frozen, read_table, table
 from phasor.files.configs.source import JsonObject
@@ -72,7 +75,17 @@ class Meaning:
                 return all(_HAS[self.means](rope, asked) for rope in ropes) if ropes else not value
 
 
+#: What notes about refused keys begin with, where they were read past.
+LEFT_ASIDE = "Left aside"
 _UNKNOWN = Meaning(means="unknown", says="is not a key that phasor knows here")
+
+
+def _by_words(key: str) -> Meaning:
+    """What a key asks for that has no line in ``keys.toml``, by the words in its name."""
+    for asked, words in table().files["asks_for"].items():
+        if re.search(words, key, re.IGNORECASE):
+            return Meaning(means="unknown", says=f"is, by its name, about {asked}")
+    return _UNKNOWN
 
 
 @lru_cache(maxsize=1)
@@ -112,6 +125,7 @@ def check_unread_keys(
     """
     notes: list[str] = []
     refused: list[str] = []
+    asking: list[str] = []
     unused: list[str] = []
     rotates_nothing = facts.uses is not None
     ropes, rope_blocks = [rope for rope in layers if rope is not None], [*blocks]
@@ -121,7 +135,7 @@ def check_unread_keys(
             meaning = meanings().get("rope_type" if in_block and key == "type" else key)
             if meaning is None and not in_block and not _ABOUT_POSITIONS.search(key):
                 continue
-            meaning = meaning or _UNKNOWN
+            meaning = meaning or _by_words(key)
             name = block.path_of(key)
             said = f"{name} (got {short_repr(value)})"
             inside = key if in_block else name.removeprefix(f"{config.path}.")
@@ -129,7 +143,7 @@ def check_unread_keys(
                 unused.append(name)
             elif in_block and (laws := _laws_of_untyped(block, key)):
                 refused.append(f"{said} is of a law, and no rope_type says which: {laws}")
-            elif in_block and (meaning is _UNKNOWN or (ropes and meaning.means == "law")):
+            elif in_block and (meaning.means == "unknown" or (ropes and meaning.means == "law")):
                 # its value makes no key neutral here, because it may be a misspelt one
                 unused.append(name)
             elif meaning.is_neutral(value, ropes):
@@ -138,20 +152,27 @@ def check_unread_keys(
                 if in_block or ropes:
                     notes.append(f"Not part of the rotation: {said} {meaning.says}.")
             elif in_block or ropes or rotates_nothing or meaning.means == "rotates":
-                refused.append(f"{said} {meaning.says}")
-                ignored_by = ignored_by if meaning is _UNKNOWN else None
+                found = refused if meaning is _UNKNOWN else asking
+                found.append(f"{said} {meaning.says}")
     if unused:
         reason = "the law of that block does not use it" if ropes else "nothing rotates"
         notes.insert(0, f"Nothing depends on {', '.join(dict.fromkeys(unused))}: {reason}.")
+    refused = [*asking, *refused]
     if refused and config.strict:
         why = f"is not a key that phasor understands in {what}"
+        if asking:
+            why = f"asks for something other than phasor reads in {what}"
         if rotates_nothing:
             why = f"is a key of models that rotate, and {what} has no rotary embedding"
         key, sentences = refused[0].split(" ")[0], "; ".join(refused)
         ignore = f", or read the file as {ignored_by} does, which ignores it: load(..., "
-        ignore = f"{ignore}strict=False), on the command line --no-strict" if ignored_by else ""
-        raise refusal("unread", key=key, why=why, sentences=sentences, or_ignore=ignore)
-    return [*notes, *(f"Left aside: {sentence}." for sentence in refused)]
+        ignore = f"{ignore}strict=False), on the command line --no-strict"
+        or_ignore = ignore if ignored_by and (rotates_nothing or not asking) else ""
+        raise refusal("unread", key=key, why=why, sentences=sentences, or_ignore=or_ignore)
+    left_aside = [f"{LEFT_ASIDE}: {sentence}." for sentence in refused]
+    for note in left_aside:
+        warnings.warn(note, PhasorWarning, stacklevel=5)
+    return [*notes, *left_aside]
 
 
 def _laws_of_untyped(block: JsonObject, key: str) -> str:

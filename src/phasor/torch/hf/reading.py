@@ -15,6 +15,7 @@ from phasor.axes import Axial
 from phasor.errors import ConfigError, PhasorError, PhasorWarning
 from phasor.files.configs import load, model_types
 from phasor.files.configs.facts import table
+from phasor.files.configs.unread_keys import LEFT_ASIDE
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Rule
@@ -125,8 +126,10 @@ def _ropes_of_config(rotary_embeddings: Sequence[ModuleInfo]) -> LayerRopes | No
         if info.config is not first.config and info.config.to_dict() != config:
             raise _refusal(info, f"its config is not that of {first.path}")
     try:
-        # a key that the class does not read may stay: the rotation is verified on the modules
-        ropes = load(config, strict=False)
+        with warnings.catch_warnings():
+            # a key that the class does not read may stay: the rotation is verified on the modules
+            warnings.filterwarnings("ignore", LEFT_ASIDE, PhasorWarning)
+            ropes = load(config, strict=False)
     except ConfigError as error:
         facts = table().huggingface[config["model_type"]]
         if facts.layers or facts.axes or facts.refused:

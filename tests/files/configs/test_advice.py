@@ -1,0 +1,174 @@
+"""What a refusal advises: it names what the file holds, and leads to a right reading."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from phasor import ConfigError, PhasorWarning, Rope
+from phasor.files.configs import load
+
+from .config_files import sized, small
+
+PARAMS = {"dim": 1024, "n_layers": 28, "n_heads": 16, "n_kv_heads": 8, "head_dim": 128}
+PARAMS |= {"hidden_dim": 3072, "rope_theta": 1e6, "use_scaled_rope": False}
+
+
+def refused(config: dict[str, Any], **options: Any) -> str:
+    """Why a config is refused."""
+    with pytest.raises(ConfigError) as caught:
+        load(config, **options)
+    return str(caught.value)
+
+
+#: Keys that no table has, by what their names ask for.
+ASKING = {
+    "use_neox_rope": "which coordinates turn together",
+    "rope_style": "which coordinates turn together",
+    "rope_gptj": "which coordinates turn together",
+    "rotary_dims": "how much of a head turns",
+    "rope_fraction": "how much of a head turns",
+    "rope_theta_local": "the base",
+    "rope_wavelength": "the base",
+    "rope_yarn": "a law",
+    "rope_scaling_short_factor": "a law",
+    "rotary_ntk": "a law",
+    "rope_every": "which layers turn",
+    "rope_axes": "several axes",
+}
+
+
+@pytest.mark.parametrize("key", ASKING)
+@pytest.mark.parametrize("config", [small(), PARAMS], ids=["transformers", "params.json"])
+def test_a_key_that_asks_for_another_rotation_is_not_called_unknown(
+    config: dict[str, Any], key: str
+) -> None:
+    """Its name tells what it asks for; reading past it is warned of, and is not advised."""
+    error = refused(config | {key: 8})
+    assert f"{key} (got 8) is, by its name, about {ASKING[key]}" in error
+    assert "not a key" not in error
+    assert "strict=False" not in error
+    with pytest.warns(PhasorWarning, match=key):
+        assert load(config | {key: 8}, strict=False) == load(config)
+
+
+def test_executorch_says_its_pairing_in_a_key_that_params_json_has_not() -> None:
+    """Without that key the file would be one of interleaved pairs; false says just that."""
+    error = refused(PARAMS | {"use_hf_rope": True})
+    assert "use_hf_rope (got True) says which coordinates turn together" in error
+    assert "not a key" not in error
+    assert load(PARAMS | {"use_hf_rope": False}) == load(PARAMS)
+    with pytest.warns(PhasorWarning, match="use_hf_rope"):
+        load(PARAMS | {"use_hf_rope": True}, strict=False)
+
+
+def test_a_law_that_is_read_past_is_warned_of() -> None:
+    """The scaling of Llama 3.2 beside Meta's keys."""
+    law = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    with pytest.warns(PhasorWarning, match="rope_scaling"):
+        load(PARAMS | {"rope_scaling": law}, strict=False)
+
+
+def test_a_base_of_another_program_is_named_where_the_base_is_absent() -> None:
+    """As in torchchat's files; with the name that params.json has for it, the file is read."""
+    config = {k: v for k, v in PARAMS.items() if k not in ("rope_theta", "use_scaled_rope")}
+    assert "rope_base says 10000000" in refused(config | {"rope_base": 10_000_000})
+    (rope,) = load(config | {"rope_base": 10_000_000, "rope_theta": 10_000_000}).ropes
+    assert rope == Rope(head_dim=128, pairing="interleaved", base=1e7)
+
+
+#: Files of programs that train, with what their error names.
+TRAINING: dict[str, tuple[dict[str, Any], str]] = {
+    "axolotl": (
+        {"base_model": "tiiuae/Falcon-H1", "model_type": "AutoModelForCausalLM"},
+        "give the config.json of tiiuae/Falcon-H1",
+    ),
+    "LLaMA-Factory": ({"model_name_or_path": "Qwen/Qwen3-8B"}, "config.json of Qwen/Qwen3-8B"),
+    "MaxText": ({"base_emb_dim": 2048, "base_num_decoder_layers": 48}, "MaxText"),
+    "Levanter": ({"model": {"type": "llama", "seq_len": 4096, "hidden_dim": 4096}}, "Levanter"),
+    "nanotron": ({"model": {"model_config": {"is_llama_config": True}}}, "nanotron"),
+    "OLMo": ({"model": {"d_model": 256, "n_heads": 8, "block_type": "sequential"}}, "OLMo"),
+    "GPT-NeoX": ({"pos_emb": "rotary", "num_layers": 2, "hidden_size": 64}, "GPT-NeoX"),
+    "OpenAI": ({"rope_ntk_alpha": 1, "initial_context_length": 4096}, "gpt-oss"),
+    "Cerebras": ({"trainer": {"init": {"model": {"name": "gpt2"}}}}, "Cerebras"),
+    "none that is known": ({"lm_model": "transformer_lm", "dim": 64}, "beside the weights"),
+    "nothing": ({}, "beside the weights"),
+}
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_a_file_of_a_training_run_is_not_told_to_add_a_model_type(name: str) -> None:
+    """As it has no keys that a type could read; what it is, is told."""
+    config, named = TRAINING[name]
+    error = refused(config)
+    assert named in error
+    assert "add" not in error
+
+
+def test_a_file_with_sizes_is_told_to_add_its_type() -> None:
+    """And with it is read."""
+    config = {key: value for key, value in small("qwen2").items() if key != "model_type"}
+    assert "add the one" in refused(config)
+    assert load(config | {"model_type": "qwen2"}) == load(small("qwen2"))
+
+
+def test_another_type_is_proposed_beside_code_of_its_own_on_a_condition() -> None:
+    """Published files with other classes have an auto_map nearly always."""
+    code = {"architectures": ["Phi3ForCausalLM"], "auto_map": {"AutoConfig": "x.Y"}}
+    error = refused(small("phi4", **code))
+    assert "load(..., like='phi3')" in error
+    assert "if its own code (auto_map) rotates as that does" in error
+    assert load(small("phi4", **code), like="phi3").ropes == load(small("phi3")).ropes
+
+
+@pytest.mark.parametrize("key", ["vlm_config", "vlm_config.text_config"])
+def test_a_config_inside_is_named_at_any_depth(key: str) -> None:
+    """Models for retrieval have their language model in an object of its own."""
+    inner: dict[str, Any] = small("qwen2")
+    for name in reversed(key.split(".")):
+        inner = {name: inner}
+    config = {"model_type": "colqwen2", "embedding_dim": 128} | inner
+    assert f"load(..., part={key!r}), on the command line --part {key}" in refused(config)
+    assert load(config, part=key) == load(small("qwen2"))
+
+
+def test_what_a_class_assumes_is_not_said_to_stand_in_the_file() -> None:
+    """Its block counts in a file without one, so a base beside it has no effect."""
+    config = sized("apertus", rope_theta=10_000.0)
+    error = refused(config)
+    assert (
+        "rope_theta is 10000.0, and a file without rope_parameters has those of its class" in error
+    )
+    block = {"rope_type": "default", "rope_theta": 10_000.0}
+    (rope,) = load(config | {"rope_parameters": block}).ropes
+    assert rope == Rope(head_dim=128, pairing="half", base=10_000.0)
+    layers = {"layer_types": ["full_attention"] * 4}
+    assert "which its class assumes" in refused(sized("gemma4_text", rope_theta=5e5) | layers)
+
+
+@pytest.mark.transformers
+@pytest.mark.parametrize("model_type", ["openai_privacy_filter", "gpt_oss"])
+def test_a_class_whose_block_has_no_base_takes_that_of_the_file(model_type: str) -> None:
+    """Its law is assumed, the base is not."""
+    from transformers import CONFIG_MAPPING
+
+    config = sized(model_type, head_dim=128, rope_theta=20_000.0)
+    theirs = CONFIG_MAPPING[model_type].from_dict(config).rope_parameters
+    for rope in load(config).ropes:
+        assert rope.base == theirs["rope_theta"] == 20_000.0
+        assert rope.scaling is not None
+        assert rope.scaling.factor == theirs["factor"]
+
+
+def test_a_rope_outside_the_language_model_may_be_of_something_else() -> None:
+    """Music Flamingo turns audio by it; transformers saves both, and reads both."""
+    outer = {"rope_type": "default", "rope_theta": 1200.0, "partial_rotary_factor": 0.2}
+    config = {
+        "model_type": "musicflamingo",
+        "rope_parameters": outer,
+        "text_config": small("qwen2"),
+    }
+    ropes = load(config)
+    assert ropes == load(small("qwen2"))
+    assert ropes.notes == ("rope_parameters outside text_config turns audio by its time.",)
