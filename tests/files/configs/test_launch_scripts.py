@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from phasor import ConfigError
-from phasor.axes import Sectioned
+from phasor import ConfigError, PhasorWarning
+from phasor.axes import OneAxis, Sectioned
 from phasor.files.configs import load
 
 from ...each import each
@@ -40,7 +40,9 @@ def test_the_arguments_of_a_launch_script_are_read(suffix: str, tmp_path: Path) 
     (rope,) = ropes.ropes
     assert (rope.base, rope.head_dim, rope.axes) == (1e6, 128, Sectioned((16, 24, 24)))
     file.write_text(SCRIPT.replace("=1000000", " $BASE"))
-    with pytest.raises(ConfigError, match=r"--rotary-base must be .*True"):
+    with pytest.raises(
+        ConfigError, match=r"--rotary-base must be .*\$BASE, a variable that the script"
+    ):
         load(file)
 
 
@@ -67,7 +69,7 @@ def test_a_variable_of_a_script_has_one_value_or_is_refused(
     if layers:
         assert len(load(file)) == layers
     else:
-        with pytest.raises(ConfigError, match=r"--num-layers must be .*got '8&4'"):
+        with pytest.raises(ConfigError, match=r"--num-layers must be .*got 8 or 4 "):
             load(file)
 
 
@@ -96,5 +98,75 @@ def test_a_pattern_of_layers_may_stand_in_a_variable(tmp_path: Path) -> None:
         train.replace("${P}", "M-*") + train.replace("${P}", "MM*"),
     ):
         file.write_text(two)
-        with pytest.raises(ConfigError, match=r"--hybrid-layer-pattern must be .*M-\*&MM\*"):
+        with pytest.raises(ConfigError, match=r"--hybrid-layer-pattern must be .*M-\* or MM\*"):
             load(file)
+
+
+def written(folder: Path, arguments: str, before: str = "") -> Path:
+    """A script of a small model with these arguments as well."""
+    file = folder / "train.sh"
+    sizes = "--hidden-size 512 --num-attention-heads 4"
+    file.write_text(f"{before}\ntorchrun pretrain.py {sizes} {arguments}\n")
+    return file
+
+
+def test_a_size_that_a_branch_sets_is_read_where_one_of_them_is_given(tmp_path: Path) -> None:
+    """As the error says, which has both and no value that stands in no script."""
+    layers, before = (
+        "--num-layers $N --position-embedding-type rope",
+        "if big\n  N=32\nelse\n  N=40\nfi",
+    )
+    with pytest.raises(ConfigError, match=r"got 32 or 40 \(the script has each; give one"):
+        load(written(tmp_path, layers, before))
+    assert len(load(written(tmp_path, layers, "N=40"))) == 40
+
+
+def test_a_context_that_is_no_number_turns_nothing(tmp_path: Path) -> None:
+    """It is left out with a note, where a size that no variable has is refused."""
+    sizes = "--num-layers 4 --position-embedding-type rope --max-position-embeddings"
+    ropes = load(written(tmp_path, f"{sizes} ${{LENGTH}}"))
+    assert list(ropes) == list(load(written(tmp_path, f"{sizes} 4096")))
+    assert ropes.context is None
+    assert any("${LENGTH}, a variable that the script does not set" in n for n in ropes.notes)
+    with pytest.raises(ConfigError, match=r"--num-layers must be .*\$\{LAYERS\}, a variable"):
+        load(written(tmp_path, "--num-layers ${LAYERS} --position-embedding-type rope"))
+
+
+def test_a_switch_before_a_variable_is_on(tmp_path: Path) -> None:
+    """Further arguments stand in it as a rule."""
+    ropes = load(written(tmp_path, "--num-layers 4 --use-rotary-position-embeddings $MORE"))
+    assert ropes.layer_kinds == ("rope",) * 4
+
+
+@each(
+    "words",
+    ["rope", "rope --use-rotary-position-embeddings", "mrope --use-rotary-position-embeddings"],
+)
+def test_sections_beside_a_rope_of_one_axis_are_noted(words: str, tmp_path: Path) -> None:
+    """Megatron reads them in another type alone."""
+    arguments = f"--num-layers 4 --mrope-section 24 20 20 --position-embedding-type {words}"
+    ropes = load(written(tmp_path, arguments))
+    assert ropes.ropes[0].axes == OneAxis()
+    assert any("--mrope-section is for several axes" in note for note in ropes.notes)
+    replaced = [note for note in ropes.notes if "(got mrope) is not read" in note]
+    assert bool(replaced) == words.startswith("mrope")
+
+
+def test_a_script_for_the_class_of_another_program_is_no_model_of_megatron(tmp_path: Path) -> None:
+    """What Megatron assumes where nothing says a position embedding is not what that class does."""
+    layers = "--num-layers 4 --micro-batch-size 1"
+    with pytest.raises(
+        ConfigError, match="--transformer-type must be megatron, or give the config"
+    ):
+        load(written(tmp_path, f"{layers} --transformer-type huggingface"))
+    assert load(written(tmp_path, f"{layers} --transformer-type megatron")).ropes == ()
+    with pytest.warns(PhasorWarning, match="names another model"):
+        load(written(tmp_path, f"{layers} --model-name-or-path THUDM/chatglm-6b"))
+
+
+def test_a_script_without_arguments_is_called_one(tmp_path: Path) -> None:
+    """And not JSON with a fault."""
+    file = tmp_path / "train.sh"
+    file.write_text("#!/bin/bash\npython train.py config.yaml\n")
+    with pytest.raises(ConfigError, match="is a script without the arguments of a model"):
+        load(file)

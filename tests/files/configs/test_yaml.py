@@ -106,7 +106,7 @@ DAMAGED: dict[str, tuple[str | bytes, str]] = {
     "no document": ("", "one YAML document, got 0"),
     "a list": ("- 1\n- 2\n", "an object of keys"),
     "a text": ("hello", "an object of keys"),
-    "one key twice": (text() + "rope_base: 10000\n", "'rope_base' stands twice"),
+    "an object twice": (text(a="{b: 1}") + "a: {b: 2}\n", "'a' stands twice"),
     "an unknown alias": ("a: *b\n", "must be YAML: .*undefined alias"),
     "an open bracket": ("a: [1, 2\n", "must be YAML"),
     "a tab": ("a:\n\t- 1\n", "must be YAML"),
@@ -157,3 +157,13 @@ def test_without_ruamel_the_error_says_how_to_install_it(
     monkeypatch.setitem(sys.modules, "ruamel.yaml", missing)
     with pytest.raises(ConfigError, match=r"is YAML, .* pip install 'phasor-rope\[yaml\]'"):
         read(tmp_path, text())
+
+
+def test_a_key_that_nothing_reads_may_stand_twice(tmp_path: Path) -> None:
+    """Programs take the last; of one that is read both values are told."""
+    with pytest.raises(ConfigError, match="rope_base must be .*got 500000 and 10000, as it stands"):
+        read(tmp_path, text() + "rope_base: 10000\n")
+    twice = "init_std: 0.1\ninit_std: 0.2\n"
+    assert read(tmp_path, text() + twice) == read(tmp_path, text())
+    with pytest.raises(ConfigError, match=r"rope_zoom \(got 1 and 2, as it stands twice"):
+        read(tmp_path, text() + "rope_zoom: 1\nrope_zoom: 2\n")

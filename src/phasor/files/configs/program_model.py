@@ -17,6 +17,7 @@ from phasor.files.configs.model_class import kinds_by_flags
 from phasor.files.configs.rope_blocks import LawContext, read_law
 from phasor.files.configs.ropes import layer_ropes, rotated_width
 from phasor.files.configs.source import MOST_LAYERS, JsonObject, renamed_keys
+from phasor.files.configs.texts import Unclear
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing
 from phasor.rope import Rope
@@ -59,6 +60,10 @@ class ProgramModel:
         values = {key: _beside(config.values, value) for key, value in config.values.items()}
         self.config = JsonObject(values, config.path, names=names, strict=config.strict)
         self.config.ignore(*spellings(self.facts["ignored"]))
+        lengths = map(self.config.find, names.get(CONTEXT, ()))
+        for length in (length for length in lengths if isinstance(length, Unclear)):
+            self.put({CONTEXT: None})  # which turns nothing
+            self.config.notes.append(f"{CONTEXT} is not read: it is {length}.")
         self.defaults, self.assumes = {**self.facts["defaults"], **own}, f"what {program} assumes"
         key = "qk_rope_head_dim"
         self.latent = self.turns_all = key in names and self.config.has(key)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 
+from phasor.errors import PhasorWarning
 from phasor.files import refusal
 from phasor.files.configs.facts import Architecture, inherit, table
 from phasor.files.configs.model_class import kinds_by_flags
@@ -172,7 +174,9 @@ def _load_megatron(model: ProgramModel) -> LayerRopes:
     for key in filter(config.has, refused):
         config.refuse(key, refused[key])
     model.defaults |= {**facts["bridge_says"], **of_class} if name else {}
-    position_type = "rope" if config.flag("use_rotary") else model.position_type()
+    if config.text("transformer_type") not in (None, "megatron"):
+        config.refuse("transformer_type", "megatron, or give the config.json of that model")
+    position_type = _megatron_positions(model)
     position_type = of_class.get("position", position_type)
     if config.flag("gpt_oss"):  # whatever else is said
         position_type = "yarn"
@@ -181,6 +185,9 @@ def _load_megatron(model: ProgramModel) -> LayerRopes:
         if {*pattern} - {*(letters := "MG*D+-E" + of_class.get("letters", ""))}:
             config.refuse("hybrid", f"letters of layers among {', '.join(letters)}")
         model.put({"num_layers": len(pattern)})
+    if position_type != "mrope" and config.has("mrope_section"):
+        of_axes = f"{config.name('mrope_section')} is for several axes"
+        config.notes.append(f"{of_axes}, and is not read: Megatron's {position_type} has one.")
     if config.has("griffin") or "griffin" in model.title:  # a model of NeMo's
         config.add_defaults({"partial_rotary_factor": 0.5})
         pattern = ("RR*" * config.layers())[: config.layers()]
@@ -229,6 +236,25 @@ def _load_megatron(model: ProgramModel) -> LayerRopes:
     if not others and config.value("spec"):
         config.notes.append(f"The layers are made by {config.name('spec')}; some may not rotate.")
     return model.ropes({"nope": None, "rope": rope}, interval, "no_rope", others)
+
+
+def _megatron_positions(model: ProgramModel) -> str:
+    """The word for the position embedding, which a switch of older files replaces."""
+    config, key = model.config, "position_embedding_type"
+    if not config.flag("use_rotary"):
+        if not config.has(key) and (named := config.value("other_model")) is not None:
+            warnings.warn(
+                f"{config.name('other_model')} names another model ({named}), and no {key} is "
+                "given; if that model is trained, give its config.json.",
+                PhasorWarning,
+                stacklevel=6,
+            )
+        return model.position_type()
+    stated = config.value(key)
+    if stated not in (None, "rope"):
+        switch = f"{config.name('use_rotary')} makes the position embedding rope"
+        config.notes.append(f"{switch}; {config.name(key)} (got {stated}) is not read.")
+    return "rope"
 
 
 def _without_attention(config: JsonObject, pattern: str) -> Sequence[str]:

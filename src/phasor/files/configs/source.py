@@ -24,7 +24,7 @@ from phasor._checks import number, short_repr, whole
 from phasor.errors import ConfigError, SpecError, install_hint
 from phasor.files import refusal
 from phasor.files.configs.facts import table
-from phasor.files.configs.texts import parse_arguments, parse_json, parse_yaml
+from phasor.files.configs.texts import Unclear, parse_arguments, parse_json, parse_yaml
 from phasor.rope import WIDEST
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -153,6 +153,9 @@ class JsonObject:
 
     def flag(self, key: str) -> bool | None:
         """The true or false at ``key``."""
+        value = self.value(key)
+        if isinstance(value, Unclear) and value.is_on:
+            return True
         return self._of_type(key, bool, "true or false")
 
     def text(self, key: str, *words: str) -> str | None:
@@ -399,6 +402,8 @@ def _parse_config(data: bytes, origin: str, suffix: str = "") -> JsonObject:
         return JsonObject(parse_yaml(data, origin))
     if re.search(rb"(^|\s)--(num-layers|hidden-size|kv-channels)[ =]", data) and data[:1] != b"{":
         return JsonObject(parse_arguments(data.decode("utf-8", "replace")))
+    if suffix == ".sh":
+        raise refusal("no_arguments", origin=origin)
     return JsonObject(parse_json(data, origin, ConfigError))
 
 

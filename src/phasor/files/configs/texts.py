@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 from phasor._checks import first_repeated, short_repr
@@ -22,6 +23,17 @@ from phasor.files import refusal
 SIZE_LIMIT = 2**20  # far above any config's, and some seconds to read
 _MOST_VALUES = 20_000  # with aliases written out, which may stand for more than fits the memory
 _STANDARD = "tag:yaml.org,2002:"
+
+
+@dataclass(frozen=True, repr=False)
+class Unclear:
+    """A value that its text leaves open; an error about a key that needs it says why."""
+
+    why: str
+    is_on: bool = False  # as a switch, which needs no value
+
+    def __repr__(self) -> str:
+        return self.why
 
 
 @contextmanager
@@ -107,8 +119,14 @@ def _read_node(node: Any, origin: str, count: Iterator[int], inside: tuple[int, 
             own.append((key.value, _read_node(of_key, origin, count, inside)))
     values = dict(own)
     # real files have a key twice with one value; NaN is its own here
-    if differs := [key for key, item in own if [item] != [values[key]]]:
-        raise ConfigError(f"{origin}: {_twice(differs[0])}")
+    for key, item in own:
+        last = values[key]
+        if [item] == [last] or isinstance(last, Unclear):
+            continue
+        if isinstance(item, (dict, list)) or isinstance(last, (dict, list)):
+            raise ConfigError(f"{origin}: {_twice(key)}")
+        why = f"{short_repr(item)} and {short_repr(last)}, as it stands twice (keep one)"
+        values[key] = Unclear(why)
     return merged | values
 
 
@@ -125,7 +143,8 @@ _SCALARS: Mapping[str, Callable[[str], Any]] = {
 def parse_arguments(text: str) -> dict[str, Any]:
     """The flags of a launch script with their values, True without one; variables are filled in.
 
-    What has two values in it, such as one for each size of model, has the text of both.
+    What has two values in it, such as one for each size of model, is `Unclear`, and so is what a
+    variable would say that nothing in the script sets.
     """
     plain = re.sub(r"\\\r?\n", " ", re.sub(r"(?m)(^|\s)#.*$", "", text))
     known: dict[str, Any] = {}
@@ -149,9 +168,18 @@ def parse_arguments(text: str) -> dict[str, Any]:
                 if not values or {type(values[0]), type(_argument(word))} <= {int, float}:
                     values.append(_argument(word))
         for flag, values in found:
-            values = [value for value in values if value is not None] or [True]
+            known_values = [value for value in values if not isinstance(value, Unclear)]
+            values = known_values or values[:1] or [True]
             _add(flags, flag, values[0] if len(values) == 1 else values)
-    return flags
+    return {flag: _one_of_branches(value) for flag, value in flags.items()}
+
+
+def _one_of_branches(value: Any) -> Any:
+    """A value, or that it is one of several."""
+    several = value.split(_OR) if isinstance(value, str) else []
+    if len(several) < 2:
+        return value
+    return Unclear(f"{' or '.join(several)} (the script has each; give one of them)")
 
 
 def _calculated(expression: str, known: Mapping[str, str]) -> str | None:
@@ -169,18 +197,22 @@ def _calculated(expression: str, known: Mapping[str, str]) -> str | None:
 _WORD = r"\[[\d\s,]*\](?!\s*[*+])|[(\[]+\d(?:[\d,\[\]()]|\s*[*+]\s*)*|[^\s\"'()\\]+"
 
 
+_OR = "\0"  # between the values of several branches, as no text has it
+
+
 def _add(values: dict[str, Any], name: str, value: Any) -> None:
     """Add a value to those by name; a different one that is there becomes a text of both."""
     first = values.setdefault(name, value)
-    if [first] != [value] and "&" not in str(first):  # which no value has, as patterns have |
-        values[name] = f"{first}&{value}"
+    if [first] != [value] and str(value) not in str(first).split(_OR):
+        values[name] = f"{first}{_OR}{value}"
 
 
 def _argument(word: str) -> Any:
-    """A number, a text, or None for a variable that nothing fills in."""
+    """A number, a text, or `Unclear` for a variable that nothing fills in."""
     for number in (int, float):
         try:
             return number(word)
         except ValueError:
             pass
-    return None if word.startswith("$") else word
+    why = f"{word}, a variable that the script does not set (give its value)"
+    return Unclear(why, is_on=True) if word.startswith("$") else word
