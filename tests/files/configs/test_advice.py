@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from phasor import ConfigError, PhasorWarning, Rope
 from phasor.files.configs import load
+from phasor.files.configs.unread_keys import meanings
 
 from .config_files import sized, small
 
@@ -172,3 +175,47 @@ def test_a_rope_outside_the_language_model_may_be_of_something_else() -> None:
     ropes = load(config)
     assert ropes == load(small("qwen2"))
     assert ropes.notes == ("rope_parameters outside text_config turns audio by its time.",)
+
+
+@pytest.mark.parametrize("length", [2048, 4096, 8192])
+@pytest.mark.parametrize("trained", [None, 1024])
+def test_the_factor_of_nomic_is_that_of_dynamic_ntk(length: int, trained: int | None) -> None:
+    """By its own code (nomic-ai/contrastors, DynamicNTKRotaryEmbedding)."""
+    sizes = {"n_embd": 768, "n_head": 12, "n_layer": 2, "n_positions": 8192}
+    config = {
+        "model_type": "nomic_bert",
+        "rotary_emb_base": 1000,
+        "rotary_scaling_factor": 2,
+    } | sizes
+    config |= {"max_trained_positions": trained}
+    (rope,) = load(config).ropes
+    base, factor, trained = 1000.0, 2, trained or 2048
+    if length > trained:
+        base *= ((factor * length / trained) - (factor - 1)) ** (64 / 62)
+    np.testing.assert_allclose(rope.at(length).inv_freq, base ** (-np.arange(0, 64, 2) / 64), 1e-14)
+    for absent in (0, None):
+        assert load(config | {"rotary_scaling_factor": absent}).ropes[0].scaling is None
+
+
+def test_attn_factor_says_what_each_program_does_with_it() -> None:
+    """DeepSeek-R1-0528-Qwen3-8B has it; without it the file is read as transformers reads both."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    config = sized("qwen3", max_position_embeddings=131072, rope_theta=1e6)
+    error = refused(config | {"rope_scaling": yarn | {"attn_factor": 0.8782488562869419}})
+    assert "transformers ignores it" in error
+    assert "rope.scaling.attn_factor does in llama.cpp" in error
+    (rope,) = load(config | {"rope_scaling": yarn}).ropes
+    assert rope.attention_factor == pytest.approx(1.1386294361119891)
+
+
+#: Words for a program in a sentence about a key, but not one that only names whose the key is.
+_PROGRAM = re.compile(
+    r"\b(transformers|vLLM|llama\.cpp|\w+'s? (own |first )*code)\b|code of|MiniMind"
+)
+
+
+def test_what_is_said_of_another_program_has_its_source() -> None:
+    """Repository, version and file, beside the sentence."""
+    said = {key: meaning for key, meaning in meanings().items() if _PROGRAM.search(meaning.says)}
+    assert len(said) >= 10
+    assert [key for key, meaning in said.items() if meaning.source is None] == []

@@ -161,7 +161,9 @@ def test_without_ruamel_the_error_says_how_to_install_it(
 
 def test_a_key_that_nothing_reads_may_stand_twice(tmp_path: Path) -> None:
     """Programs take the last; of one that is read both values are told."""
-    with pytest.raises(ConfigError, match="rope_base must be .*got 500000 and 10000, as it stands"):
+    with pytest.raises(
+        ConfigError, match=r"rope_base must be .*got 500000 and 10000, as it stands"
+    ):
         read(tmp_path, text() + "rope_base: 10000\n")
     twice = "init_std: 0.1\ninit_std: 0.2\n"
     assert read(tmp_path, text() + twice) == read(tmp_path, text())

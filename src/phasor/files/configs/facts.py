@@ -67,6 +67,7 @@ class Architecture:
     base: float | None = None
     base_unit: str | None = None
     factor_key: str | None = None
+    ntk: Mapping[str, Any] = field(default_factory=dict[str, Any])
     fixed: bool = False
     block: Mapping[str, Any] = field(default_factory=dict[str, Any])
     partial: bool = False

@@ -24,7 +24,7 @@ from phasor.files.configs.source import JsonObject, renamed_keys, single_value
 from phasor.files.configs.unread_keys import check_unread_keys
 from phasor.layers import ConfigLocation, LayerRopes, NamedRope
 from phasor.rope import Rope
-from phasor.scaling import Linear, PerPair, Yarn
+from phasor.scaling import DynamicNTK, Linear, PerPair, Yarn
 
 _MOST_EXTRA = 1_000  # layers that predict further tokens
 
@@ -182,6 +182,11 @@ def _rope(model: ModelConfig, kind: str, widths: Mapping[str, int]) -> Rope | No
     law = rope_blocks.read_law(scaling_block, outside)
     if facts.factor_key is not None:
         law = Linear(factor=config.number(facts.factor_key, above=0) or 1.0)
+    if facts.ntk and (factor := config.number(facts.ntk["factor"], least=0)):
+        if law is not None:
+            config.refuse(facts.ntk["factor"], f"absent beside the law of {block.path}")
+        length = config.whole(facts.ntk["length"]) or int(facts.ntk["default"])
+        law = DynamicNTK(factor=factor, original_max_positions=length)
     base = _base(model, kind_facts, block)
     if facts.fixed and (law is not None or base != facts.base):
         asked = {"what": "base", "asked": base} if law is None else {"what": "law", "asked": name}

@@ -55,6 +55,7 @@ class Meaning:
     says: str
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
     neutral: tuple[Any, ...] = ()
+    source: str | None = None
 
     def is_neutral(self, value: Any, ropes: Sequence[Rope]) -> bool:
         """Whether the model's ropes already have the property that ``value`` asks for."""
