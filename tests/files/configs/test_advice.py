@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -219,3 +220,13 @@ def test_what_is_said_of_another_program_has_its_source() -> None:
     said = {key: meaning for key, meaning in meanings().items() if _PROGRAM.search(meaning.says)}
     assert len(said) >= 10
     assert [key for key, meaning in said.items() if meaning.source is None] == []
+
+
+def test_a_note_about_code_of_a_model_has_its_source() -> None:
+    """In the line before it; what transformers' classes do is held against them by other tests."""
+    table = resources.files("phasor.files.configs").joinpath("huggingface.toml").read_text("utf-8")
+    lines = [line for line in table.splitlines() if not line.startswith("#   ")]
+    noted = [i for i, line in enumerate(lines) if re.search(r'note = "[^"]*\bcode\b', line)]
+    assert len(noted) >= 4
+    for i in noted:
+        assert lines[i - 1].startswith("# source: "), lines[i]
