@@ -47,7 +47,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "an attn_factor that engines disagree on": (
         scaled(YARN, attn_factor=2),
-        r"rope_scaling\.attn_factor \(got 2\) is a multiplier",
+        r"rope_scaling\.attn_factor \(got 2\) multiplies cos and sin",
     ),
     "no factor": (scaled(LLAMA3, factor=None), r"rope_scaling\.factor is absent"),
     "no original length": (
