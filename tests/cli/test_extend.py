@@ -35,3 +35,19 @@ def test_a_memory_that_is_not_known_is_said(arguments):
     assert "Keys and values of a sequence: not counted, as " in shown
     assert "give the path of a config.json.\n" in shown
     assert json.loads(run_phasor(*model, "--json").stdout)["cache"]["bytes"] is None
+
+
+def test_a_file_with_a_key_that_stands_twice_is_not_written_anew(tmp_path):
+    """Which of both values holds is the user's to say; nothing is written."""
+    sizes = "hidden_size: 512\nnum_attention_heads: 4\nnum_hidden_layers: 2\n"
+    text = f"model_type: llama\n{sizes}max_position_embeddings: 4096\nrope_theta: 1e4\n"
+    file, folder = tmp_path / "config.yaml", tmp_path / "longer"
+    file.write_text(text + "init_std: 0.1\ninit_std: 0.2\n")
+    arguments = ["extend", str(file), "--to", "16384", "--law", "yarn", "--write", str(folder)]
+    done = run_phasor(*arguments)
+    assert done.returncode != 0
+    assert "0.1 and 0.2, as it stands twice (keep one)" in done.stderr
+    assert not folder.exists()
+    file.write_text(text + "init_std: 0.1\n")
+    run_phasor(*arguments)
+    assert json.loads((folder / "config.json").read_text())["init_std"] == 0.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import click
 
@@ -131,18 +131,24 @@ def write_config(
             f"{model} with the new keys would describe another rope than planned; write them by "
             "hand, without --write"
         )
+    text = json.dumps(config, indent=2, default=_refuse_value) + "\n"
     path = folder / "config.json"
     if path.exists() or path.is_symlink():
         raise SpecError(f"{path} is there already: --write makes a new file, name another folder")
     is_new = not folder.exists()
     folder.mkdir(exist_ok=True)
     try:
-        write_file(path, json.dumps(config, indent=2) + "\n")
+        write_file(path, text)
     except SpecError:
         if is_new:
             folder.rmdir()
         raise
     return path
+
+
+def _refuse_value(value: object) -> NoReturn:
+    """Refuse a value that JSON cannot say, as that of a key of YAML that stands twice."""
+    raise ConfigError(f"--write writes every key of the file, and the value of one is {value!r}")
 
 
 def print_plan(extension: ExtensionPlan, law: str | None) -> None:
