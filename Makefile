@@ -39,6 +39,7 @@ check: $(VENV)/check.done  ## what CI runs: format, lint, types, everyday and sl
 # types and pages side by side: each takes one core
 	$(BIN)/pyright --pythonpath $(BIN)/python & types=$$!; $(BUILD_DOCS) && wait $$types
 	$(BIN)/python -m tools.site_check site
+	$(BIN)/python -m tools.facts
 	$(PYTEST) -m "not every_kernel"
 
 docs: $(VENV)/docs.done  ## build the documentation into site/, strictly

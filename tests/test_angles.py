@@ -288,3 +288,21 @@ def test_ragged_positions_are_refused() -> None:
     """NumPy's own words follow the name of the argument."""
     with pytest.raises(PositionError, match=r"^positions must be an array of numbers: setting an"):
         cos_sin(LLAMA, [[1], [1, 2]])
+
+
+def test_the_turns_for_float32_are_within_half_a_unit_above_and_three_halves_below() -> None:
+    """Units of 2**-32 turns; both ends are nearly reached, at the ends of int64."""
+    rope = Rope(head_dim=256, pairing="half", base=10_000.0)
+    frequencies = oracle.frequencies(rope)
+    below: list[float] = []
+    with mpmath.workdps(90):
+        for limbs, frequency in zip(turn_limbs(rope).tolist(), frequencies, strict=True):
+            first, second = limbs[2] << 32 | limbs[3], limbs[4]
+            for position in ENDS:
+                turns = (position * first + (position >> 32) * second) % 2**64
+                true = position * frequency / (2 * mpmath.pi) * 2**64
+                apart = (true - turns) % 2**64
+                apart -= 2**64 * (apart > 2**63)
+                below.append(float(apart / 2**32))
+    assert -0.5 <= min(below) < -0.25
+    assert 1.25 < max(below) <= 1.5

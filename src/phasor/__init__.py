@@ -1,4 +1,4 @@
-"""phasor: rotary position embeddings, exact and in every convention."""
+"""phasor: rotary position embeddings, exact at every position."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -258,7 +258,8 @@ def integer_parts(positions: Any, bits: int, xp: Any = np) -> list[Any]:
 
 def _multiply(numbers: NDArray[np.int64], words: NDArray[np.int64], bits: int) -> NDArray[np.int64]:
     """The upper 64 bits of the products without whole turns; int64 wraps around."""
-    # two products, for float32, are less than 2**32 units too small, four less than four units
+    # two products, for float32, are from -1/2 to 3/2 of 2**32 units too small: half a unit of the
+    # second word's rounding either way, and what the shift drops; four are less than four units
     upper = numbers >> 32
     turns = numbers * words[0] + upper * words[1]
     if bits == 32:

@@ -433,7 +433,7 @@ def test_a_model_without_rope_has_nothing_to_extend():
         plan_extension(load(bloom), 2048, context=1024)
 
 
-@pytest.mark.parametrize("name", ["gpt-j-6b", "codegen-350m", "roformer-chinese-base", None])
+@pytest.mark.parametrize("name", ["gpt-j-6b", "codegen-2b", "roformer-chinese-base", None])
 def test_a_class_without_laws_is_shown_them_and_given_no_block(name):
     """One would change nothing, whatever law is asked for."""
     ropes = load(small(model_type="gptj", rope_theta=1e4)) if name is None else preset(name)

@@ -218,14 +218,13 @@ def test_the_makers_own_files_differ_from_hugging_face_in_pairing_alone() -> Non
 
 
 DOUBTED = """
-    codegen-350m mistral-small-3-24b glm-4.1v-9b command-r7b command-a
-    deepseek-v4-flash minimax-text-01 starcoder2-7b
+    codegen-2b command-a deepseek-v4-flash hunyuan-7b apertus-8b olmo-3-32b
 """
 
 
 @pytest.mark.parametrize("name", DOUBTED.split())
-def test_what_the_survey_doubts_is_marked(name: str) -> None:
-    """A row with a question mark keeps a sentence about it, in the notes."""
+def test_what_no_source_settles_is_marked(name: str) -> None:
+    """By a sentence in the notes that says which number it is."""
     assert any(note.startswith("Uncertain: ") for note in preset(name).notes)
 
 

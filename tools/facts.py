@@ -1,0 +1,220 @@
+"""The numbers in the prose of README and docs, with their sources: ``python -m tools.facts``.
+
+Each fact is a sentence with a hole, and a function that computes what belongs there: from the
+registries, from the code, from the files of results. A line for each is printed; one that the page
+does not say so ends it with 1.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import phasor
+from phasor import Rope
+from phasor.angles import COS_SIN_ERROR, COS_SIN_ERROR_FLOAT32
+from phasor.papers import angle_errors, decay
+from phasor.scaling import REGISTRY
+
+ROOT = Path(__file__).parents[1]
+WORDS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+WORDS += ["eleven", "twelve"]
+EXPERIMENTS = "examples/papers/results"
+
+
+class Fact(NamedTuple):
+    """One number on one page."""
+
+    page: str
+    sentence: str  # with {} where the number stands
+    number: Callable[[], object]
+    source: str
+
+
+def load(path: str) -> Any:
+    """A file of results."""
+    return json.loads(read(path))
+
+
+@cache
+def read(path: str) -> str:
+    """A file of the repository."""
+    return (ROOT / path).read_text("utf-8")
+
+
+def presets_in_doubt() -> int:
+    """How many presets have a note that no source settles something."""
+    notes = (phasor.preset(name).notes for name in phasor.preset_names())
+    return sum(any(note.startswith("Uncertain: ") for note in some) for some in notes)
+
+
+def lesson_lines() -> str:
+    """How long the body of the lesson's ``rotate_by_hand`` is, without its docstring."""
+    body = re.search(r"^def rotate_by_hand.*?\n\n\n", read("docs/lesson.md"), re.M | re.S)
+    assert body is not None
+    return WORDS[len(body[0].strip().splitlines()) - 2]
+
+
+def recipes() -> str:
+    """The sections of the page of recipes that have one."""
+    sections = read("docs/own-rotation.md").split("\n## ")[1:]
+    return WORDS[sum("```python" in section for section in sections)]
+
+
+def floating(number: float) -> str:
+    """A power of ten as the pages write it."""
+    return f"{number:.0e}".replace("e-0", "e-").replace("e+0", "e")
+
+
+def bound(number: float) -> str:
+    """A bound on an error, of as many digits as it has."""
+    return f"{number:g}".replace("e-0", "e-")
+
+
+def usual_angle() -> str:
+    """What the usual float32 angle is off by where Llama 3.1's context ends, base 10 000."""
+    rope = Rope(head_dim=128, pairing="half", base=10_000.0)
+    return floating(angle_errors(rope, 131_072 + np.arange(1024), "float32 angle").max())
+
+
+def cpu_ratios(of: str, over: str) -> tuple[str, str]:
+    """The least and the largest ratio of two medians of one case of ``bench/results/cpu.json``.
+
+    Args:
+        of: A contender; ``others`` are all that are neither phasor nor a copy.
+        over: What its time is divided by, followed by the pairing if that is phasor.
+    """
+    ratios = list[float]()
+    for case in load("bench/results/cpu.json")["cases"].values():
+        medians = {name: statistics.median(each) for name, each in case["seconds"].items() if each}
+        for name, median in medians.items():
+            pairing = name.rpartition(", ")[2]
+            other = over if over == "copy_" else f"{over}, {pairing}"
+            is_other = not name.startswith(("phasor", "copy_", "in-place"))
+            chosen = is_other if of == "others" else name == f"{of}, {pairing}"
+            if chosen and other in medians:
+                ratios.append(median / medians[other])
+    return f"{min(ratios):.2g}", f"{max(ratios):.2g}"
+
+
+def rising_steps() -> str:
+    """Steps on which RoFormer's curve rises, of 256."""
+    rope = Rope(head_dim=128, pairing="interleaved")
+    return f"{(np.diff(decay(rope, np.arange(257))) > 0).sum()} of 256"
+
+
+def matrix_megabytes() -> str:
+    """The largest matrix of ``elementwise``, kilobytes of 1024 as megabytes."""
+    seeds = load(f"{EXPERIMENTS}/elementwise.json")["measured"]
+    largest = max(one["matrix, eq. 15"]["kilobytes"][-1] for one in seeds.values())
+    return f"{largest * 1024 / 1e6:.0f} MB"
+
+
+def largest_difference() -> str:
+    """How far the three rotations of ``elementwise`` are apart."""
+    seeds = load(f"{EXPERIMENTS}/elementwise.json")["measured"]
+    return f"{max(one['largest difference'] for one in seeds.values()):.1e}"
+
+
+def xpos_limit() -> str:
+    """The first position at which the key's factor of xPos is infinite in float32."""
+    positions = np.arange(30_000, 40_000)
+    smallest = 0.4 / 1.4
+    with np.errstate(over="ignore"):
+        factors = (smallest ** (-positions / 512.0)).astype(np.float32)
+    return f"{positions[np.isinf(factors)][0]:,}"
+
+
+def xpos_largest() -> str:
+    """The largest factor in a segment of 2048."""
+    return f"{(0.4 / 1.4) ** (-2047 / 512):.0f}"
+
+
+def defects() -> int:
+    """Rows of the table of published defects."""
+    return len(re.findall(r"^\| (?!Symptom)", read("docs/verify-defects.md"), re.M))
+
+
+#: By page.
+_BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
+    "README.md": (
+        ("offset slices, {} laws and rules", lambda: len(REGISTRY), "phasor.scaling.REGISTRY"),
+        (
+            "{} published models by name",
+            lambda: len(phasor.preset_names()),
+            "phasor.preset_names()",
+        ),
+        ("* {} presets carry a doubt", presets_in_doubt, "notes of the presets"),
+        ("power of ten: {} at 131 072 tokens", usual_angle, "phasor.papers.angle_errors"),
+        ("right to {} in float32", lambda: bound(COS_SIN_ERROR_FLOAT32), "phasor.angles"),
+        ("and to {} in float64", lambda: bound(COS_SIN_ERROR), "phasor.angles"),
+    ),
+    "CHANGELOG.md": (
+        (
+            "within 1e-15 in float64 and {} in float32",
+            lambda: bound(COS_SIN_ERROR_FLOAT32),
+            "phasor.angles",
+        ),
+        ("`phasor.preset`: {} models", lambda: len(phasor.preset_names()), "phasor.preset_names()"),
+        ("Held to {} published defects", defects, "docs/verify-defects.md"),
+    ),
+    "docs/lesson.md": (("## 7. `rotate`, in {} lines", lesson_lines, "the block below it"),),
+    "docs/questions.md": (("(own-rotation.md) has {} recipes", recipes, "docs/own-rotation.md"),),
+    "docs/own-rotation.md": (
+        ("overflows in float32 from {} tokens on", xpos_limit, "zeta ** (-n / 512)"),
+        ("segment of 2048 has factors up to {}", xpos_largest, "zeta ** (-n / 512)"),
+    ),
+    "docs/benchmarks.md": (
+        (
+            "takes {} to {} times as long as a copy",
+            lambda: cpu_ratios("phasor, in place", "copy_"),
+            "bench/results/cpu.json",
+        ),
+        (
+            "new tensors, which takes {} to {} times as long",
+            lambda: cpu_ratios("others", "phasor, new output"),
+            "bench/results/cpu.json",
+        ),
+    ),
+    "docs/papers/decay.md": (("It rises on {} steps", rising_steps, "phasor.papers.decay"),),
+    "docs/papers/elementwise.md": (
+        ("of the width, to {} at 512", matrix_megabytes, "elementwise.json"),
+        ("three results differ by {} at most", largest_difference, "elementwise.json"),
+    ),
+}
+FACTS = tuple(Fact(page, *fact) for page, facts in _BY_PAGE.items() for fact in facts)
+
+
+def wrong(facts: tuple[Fact, ...] = FACTS) -> Iterator[str]:
+    """What a page says otherwise, a line each; the right ones are printed."""
+    for page, sentence, number, source in facts:
+        value = number()
+        numbers = value if isinstance(value, tuple) else (value,)
+        text = re.sub(r"\s+", " ", read(page))
+        expected = sentence.format(*numbers)
+        if expected in text:
+            print(f"{page}: {expected}  [{source}]")
+            continue
+        pattern = re.escape(sentence).replace(re.escape("{}"), r"(.{1,20}?)")
+        found = re.search(pattern, text)
+        says = f"says “{found[0]}”" if found else "has no such sentence"
+        yield f"{page} {says}; by {source} it is “{expected}”"
+
+
+def main() -> int:
+    """Print the facts, and what is wrong last."""
+    faults = list(wrong())
+    print(*(f"wrong: {fault}" for fault in faults), sep="\n", end="\n" if faults else "")
+    return bool(faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
