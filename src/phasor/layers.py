@@ -72,6 +72,7 @@ class ConfigLocation:
     unused_blocks: Mapping[str, Rope] = field(default_factory=dict[str, Rope])
     ignores_scaling: bool = False  # whether the model's class ignores laws and other bases
     path: str = ""  # of this model's config inside the file of a larger one, keys joined by dots
+    model_type: str = ""  # whose class reads it, in Hugging Face's words
     # that config; empty if no Hugging Face config was read
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
 

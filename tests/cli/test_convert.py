@@ -149,7 +149,9 @@ def test_a_llama_goes_to_transformers_and_back(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         f"{meta}: 21 tensors of 2 ranks for transformers, 4 from interleaved to half",
-        "config.json is for transformers 5; add the tokenizer's bos and eos ids.",
+        "rope_parameters: for transformers 5. rope_theta beside rope_scaling: the same for "
+        "transformers 4 and the classes of mlx-lm that know these keys.",
+        "Add the tokenizer's bos and eos ids.",
         "The tokenizer is not converted.",
         "Verified: both sides agree, byte for byte and in their scores.",
         f"Written to {tmp_path / 'hf'}: config.json and model.safetensors.",

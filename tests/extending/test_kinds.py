@@ -16,7 +16,7 @@ from phasor.charts import report
 from phasor.cli.extend import print_plan
 from phasor.errors import ConfigError
 from phasor.extending import plan_extension
-from phasor.files.configs.writing import config_keys
+from phasor.files.configs.writing import config_keys, rope_parameters
 from phasor.scaling import DynamicNTK
 
 from ..files.configs.config_files import sized
@@ -158,16 +158,11 @@ def test_a_block_that_no_layer_reads_is_written_where_transformers_insists_on_it
     keys = small("deepseek_v4", head_dim=512, compress_ratios=[CODES[label]] * 4, **more)
     planned = plan_extension(load(keys), 32768, kind=load(keys).layer_kinds[0])
     for way in planned.options.values():
-        assert way.config["rope_parameters"].keys() == {"main", "compress"}
-        unchanged_keys = {key: value for key, value in keys.items() if key not in planned.replaced}
-        assert load(unchanged_keys | way.config)[0] == way.config_rope
-        of_transformers = transformers.CONFIG_MAPPING["deepseek_v4"](
-            **copy.deepcopy(unchanged_keys | way.config)
-        )
-        assert (
-            of_transformers.rope_parameters[label]["rope_type"]
-            == (way.config["rope_parameters"][label]["rope_type"])
-        )
+        changed = planned.config_with(keys, way.name)
+        assert load(changed)[0] == way.config_rope
+        of_transformers = transformers.CONFIG_MAPPING["deepseek_v4"](**copy.deepcopy(changed))
+        law = rope_parameters(way.config_rope, 32768)["rope_type"]
+        assert of_transformers.rope_parameters[label]["rope_type"] == law
         other = next(one for one in CODES if one != label)
         wanted = load(keys).in_config.unused_blocks[other]
         assert wanted.base == (1e4 if other == "main" else 1.6e5)

@@ -84,7 +84,7 @@ def extend(
     if as_json:
         print_json(extension.as_plain(law))
     elif path is not None:
-        Screen().print_line(f"Written: {path}, for {to} tokens by {extension.option(law).name}.")
+        print_written(extension, law, model, path)
     else:
         print_plan(extension, law)
 
@@ -151,6 +151,20 @@ def _refuse_value(value: object) -> NoReturn:
     raise ConfigError(f"--write writes every key of the file, and the value of one is {value!r}")
 
 
+def print_written(extension: ExtensionPlan, law: str | None, model: str, path: Path) -> None:
+    """Print what was written, which programs read it, and the way from there to a server."""
+    screen, option, folder = Screen(), extension.option(law), path.parent
+    assert option.file_keys is not None, "it was written"
+    screen.print_line(f"Written: {path}, for {extension.to} tokens by {option.name}.")
+    source = Path(model) if Path(model).is_dir() else Path(model).parent
+    lines = (
+        option.file_keys.readers,
+        f"The folder has no weights: copy or link those of {source}, and the tokenizer, into it.",
+        f"What serves it says: phasor translate {folder} --to vllm (or sglang, llama.cpp, gguf).",
+    )
+    screen.print_lines(lines, "  ")
+
+
 def print_plan(extension: ExtensionPlan, law: str | None) -> None:
     """Print the documented law, a table of all laws with their evidence, and a config's block."""
     screen = Screen()
@@ -178,7 +192,7 @@ def print_plan(extension: ExtensionPlan, law: str | None) -> None:
         screen.print_line("--law NAME prints the block of a law for a Hugging Face config.json.")
         return
     screen.print_line((chosen.name, "bold"), " in a Hugging Face config.json")
-    if chosen.config is None:
+    if chosen.file_keys is None:
         screen.print_line(f"  {chosen.refused}")
         return
     if extension.labels:
@@ -188,8 +202,10 @@ def print_plan(extension: ExtensionPlan, law: str | None) -> None:
             "any other says what it said."
         )
     set_these = f"In {extension.inside} set" if extension.inside else "Set"
-    remove = f", and remove {', '.join(extension.replaced)}" if extension.replaced else ""
-    if extension.replaced is None:
+    removed = chosen.file_keys.to_remove
+    remove = f", and remove {', '.join(removed)}" if removed else ""
+    if not extension.has_file:
         remove = ", and remove older names of them (from the path of a config.json this says which)"
+    screen.print_line(f"  {chosen.file_keys.readers}")
     screen.print_line(f"  {set_these} these keys{remove}:")
     screen.print(json.dumps(chosen.config, indent=2), soft_wrap=True)

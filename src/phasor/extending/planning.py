@@ -15,8 +15,7 @@ from phasor.extending.cosines import find_first_negative
 from phasor.extending.laws import EVIDENCE, UNCHANGED, extended_ropes, find_law
 from phasor.extending.phases import Coverage, coverage
 from phasor.files.configs.cache_size import CacheSize, cache_size
-from phasor.files.configs.facts import table
-from phasor.files.configs.writing import config_keys, with_query_factor
+from phasor.files.configs.file_keys import FileKeys, keys_for_file
 from phasor.files.presets import DocumentedExtension, documented_extension
 from phasor.layers import LayerRopes, one_layer
 from phasor.rope import Rope
@@ -32,7 +31,7 @@ _MEASURING_ADVICE = (
 _MOST_PAIRS, _MOST_COSINES = 1 << 11, 1 << 31
 # the parts of a plan and of an option that are JSON values as they are
 _PLAN_FIELDS = (
-    "model", "kinds", "labels", "inside", "context", "to", "recommended", "judgement", "replaced",
+    "model", "kinds", "labels", "inside", "context", "to", "recommended", "judgement",
 )  # fmt: skip
 _OPTION_NUMBERS = (
     "pairs_with_new_phases", "slowest_turns", "sign_change", "resolution", "evidence",
@@ -60,9 +59,14 @@ class ExtensionOption:
     resolution: float
     # ``rope`` as configs have it: NTK-aware scaling as a raised base, rules as they are
     config_rope: Rope
-    # the keys to set in a Hugging Face config; None if the format cannot express it
-    config: Mapping[str, Any] | None
-    refused: str | None  # the reason, if ``config`` is None
+    # the keys of the Hugging Face config, and which programs read them; None if it cannot say this
+    file_keys: FileKeys | None
+    refused: str | None  # the reason, if ``file_keys`` is None
+
+    @property
+    def config(self) -> dict[str, Any] | None:
+        """The keys to set in the Hugging Face config; None if the format cannot express it."""
+        return self.file_keys and self.file_keys.to_set
 
     @property
     def pairs_with_new_phases(self) -> int:
@@ -98,8 +102,7 @@ class ExtensionPlan:
     kinds: tuple[str, ...]  # of the layers to extend
     labels: tuple[str, ...]  # of their blocks in ``rope_parameters``; none if one is for all
     inside: str  # path in the config file where the keys go, joined by dots
-    # keys of the file that an option's ``config`` replaces; None if no Hugging Face config was read
-    replaced: tuple[str, ...] | None
+    has_file: bool  # whether the keys are for a Hugging Face config that was read
     context: int  # tokens of the training
     to: int  # tokens of the wanted context
     # by name, the unchanged Rope first, then "documented" if that reaches ``to``
@@ -168,7 +171,7 @@ class ExtensionPlan:
             ConfigError: If a config cannot express the law, or has no config at ``inside``.
         """
         option = self.option(law)
-        if option.config is None:
+        if option.file_keys is None:
             raise ConfigError(str(option.refused))
         changed = copy.deepcopy(dict(config))
         inner = changed
@@ -176,9 +179,9 @@ class ExtensionPlan:
             if not isinstance(inner.get(key), dict):
                 raise ConfigError(f"config must hold another one at {self.inside!r}, and does not")
             inner = cast(dict[str, Any], inner[key])
-        for key in self.replaced or ():
+        for key in option.file_keys.to_remove:
             inner.pop(key, None)
-        inner.update(copy.deepcopy(dict(option.config)))
+        inner.update(copy.deepcopy(option.file_keys.to_set))
         return changed
 
     def __repr__(self) -> str:
@@ -200,6 +203,8 @@ class ExtensionPlan:
             "law": chosen and chosen.name,
             "rope": chosen and chosen.config_rope.to_dict(),
             "config": chosen and chosen.config,
+            "remove": chosen and chosen.file_keys and list(chosen.file_keys.to_remove),
+            "readers": chosen and chosen.file_keys and chosen.file_keys.readers,
             "refused": chosen and chosen.refused,
             "options": [
                 {"law": name, "attention_factor": option.rope.attention_factor}
@@ -271,7 +276,7 @@ def plan_extension(
     def make_option(name: str, scaled: Rope) -> ExtensionOption:
         static = scaled.at(to)
         config_rope = _as_in_configs(rope if name == UNCHANGED else scaled)
-        config, refused = _config_keys(ropes, names, config_rope, length, to)
+        file_keys, refused = _file_keys(ropes, names, config_rope, length, to)
         before, after = trained.inv_freq[fastest], static.inv_freq[fastest]
         return ExtensionOption(
             name=name,
@@ -280,20 +285,17 @@ def plan_extension(
             sign_change=find_first_negative(static, to),
             resolution=float(after / before) if before else 1.0,
             config_rope=config_rope,
-            config=config,
+            file_keys=file_keys,
             refused=refused,
         )
 
     by_kind, in_config = ropes.has_blocks_by_kind, ropes.in_config
-    lists = ("replaced", "replaced_by_kind") if by_kind else ("replaced",)
-    replaceable: list[str] = [key for name in lists for key in table().files[name]]
-    replaced = tuple(key for key in replaceable if key in in_config.values)
     return ExtensionPlan(
         model=ropes.name,
         kinds=tuple(names),
         labels=tuple(dict.fromkeys(map(in_config.label, names))) if by_kind else (),
         inside=in_config.path,
-        replaced=replaced if in_config.values else None,
+        has_file=bool(in_config.values),
         context=length,
         to=to,
         options={name: make_option(name, scaled) for name, scaled in by_law.items()},
@@ -332,18 +334,14 @@ def _as_in_configs(rope: Rope) -> Rope:
     return replace(rope, base=rope.scaling.raised_base(rope.base, rope.num_pairs), scaling=None)
 
 
-def _config_keys(
+def _file_keys(
     ropes: LayerRopes, names: list[str], rope: Rope, context: int, to: int
-) -> tuple[Mapping[str, Any] | None, str | None]:
+) -> tuple[FileKeys | None, str | None]:
     """The config keys that give the kinds ``names`` this rope; or the reason for none."""
     if ropes.in_config.ignores_scaling:
         return None, _FIXED_CLASS_REASON
+    changed = replace(ropes, kinds=dict(ropes.kinds) | dict.fromkeys(names, rope))
     try:
-        changed = replace(ropes, kinds=dict(ropes.kinds) | dict.fromkeys(names, rope))
-        blocks = changed.config_blocks()
-        keys = config_keys(blocks, context, to)
-        if isinstance(blocks, Rope):
-            keys["rope_parameters"] = with_query_factor(keys["rope_parameters"], changed)
-        return keys, None
+        return keys_for_file(changed, context, to), None
     except ConfigError as error:
         return None, str(error)

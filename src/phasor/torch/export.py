@@ -1,7 +1,7 @@
 """Models as ONNX files in which every rotation is the standard operator RotaryEmbedding.
 
-The file computes what `phasor.torch.rotate` does, with the same cos and sin. The module
-`phasor.identification.from_cache` turns caches of cos and sin into a Rope.
+In onnxruntime the file computes what `phasor.torch.rotate` does, with the same cos and sin. The
+module `phasor.identification.from_cache` turns caches of cos and sin into a Rope.
 """
 
 from __future__ import annotations
@@ -55,10 +55,15 @@ def export(
     Cos and sin come from one of two places.
 
     * Unless ``longest`` is given, from the formula of `phasor.angles`, as in every backend: within
-      its bounds at every int64 position, fractions and several axes included.
-    * With ``longest``, from two tables of that many rows, which are the operator's caches, indexed
-      by its position_ids. Every entry is rounded once from within 1e-15. Positions are whole, on
-      one axis and from 0 to ``longest - 1``; what happens at others depends on the engine.
+      its bounds at every int64 position, fractions and several axes included. This graph ran right
+      in onnxruntime 1.32 and ONNX's own evaluator, and is for these alone: it needs 64-bit integers
+      that overflow. OpenVINO 2026.4 narrows them and returns wrong numbers without an error,
+      TensorRT's parser lists neither BitShift nor BitwiseAnd, and a conversion to float16 makes
+      its cos and sin NaN.
+    * With ``longest``, the choice for every other engine, from two tables of that many rows, which
+      are the operator's caches, indexed by its position_ids. Every entry is rounded once from
+      within 1e-15. Positions are whole, on one axis and from 0 to ``longest - 1``; what happens at
+      others depends on the engine. OpenVINO 2026.4 was right to 2e-7 with it.
 
     Args:
         model: A module, or a program that ``torch.export.export`` made.

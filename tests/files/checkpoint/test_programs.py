@@ -50,14 +50,15 @@ def test_the_config_says_what_params_said(tmp_path: Path) -> None:
     config = json.loads(
         plan_conversion(meta(tmp_path / "a"), "transformers").other_files["config.json"]
     )
-    assert config.pop("rope_parameters") == {
+    law = {
         "rope_type": "llama3",
         "factor": 8.0,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
-        "rope_theta": 500000.0,
     }
+    assert config.pop("rope_scaling") == law
+    assert config.pop("rope_parameters") == law | {"rope_theta": config.pop("rope_theta")}
     assert config == {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -269,7 +270,8 @@ def test_what_metas_code_cannot_compute_is_refused(tmp_path: Path, kind: str) ->
     write(plan_conversion(meta(tmp_path / "a"), "transformers"), tmp_path / "b")
     changes, message = HF[kind]
     path = tmp_path / "b/config.json"
-    config = json.loads(path.read_text()) | changes
+    of_old = ("rope_scaling", "rope_theta") if "rope_parameters" in changes else ()
+    config = {k: v for k, v in json.loads(path.read_text()).items() if k not in of_old} | changes
     path.write_text(json.dumps(config)) if changes else path.unlink()
     with pytest.raises((CheckpointError, ConfigError), match=message):
         plan_conversion(tmp_path / "b", "meta")

@@ -243,20 +243,28 @@ def test_the_command_prints_what_says_nothing(tmp_path: Any) -> None:
         "rope_scaling": None,
         "rope_theta": base,
         "max_position_embeddings": 16_384,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": base,
-            "factor": None,
-            "beta_fast": None,
-            "type": "default",
-        },
+    }
+    path.write_text(path.read_text().replace("rope_scaling", "rope_parameters"), "utf-8")
+    done = run_phasor("translate", path, "--to", "transformers", "--seq-len", "16384")
+    keys = json.loads(done.stdout[done.stdout.index("{") : done.stdout.rindex("}") + 1])
+    assert keys["rope_parameters"] == {
+        "rope_type": "default",
+        "rope_theta": base,
+        "factor": None,
+        "beta_fast": None,
+        "type": "default",
     }
 
 
 def test_a_preset_has_no_file_to_overwrite() -> None:
     """Its keys are the new ones alone."""
     (part,) = translate(phasor.preset("llama-3.1-8b"), "transformers").parts
-    assert part.settings.keys() == {"max_position_embeddings", "rope_parameters"}
+    assert part.settings.keys() == {
+        "max_position_embeddings",
+        "rope_theta",
+        "rope_scaling",
+        "rope_parameters",
+    }
     with pytest.raises(TranslationError, match="reads none from a config"):
         translate(phasor.preset("gpt-j-6b"), "transformers")
 

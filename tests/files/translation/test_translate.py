@@ -380,3 +380,22 @@ def test_each_axis_drives_its_pairs(name: str, target: str) -> None:
     turned = PROGRAMS[target](job)
     for token, place in enumerate(places.T.tolist()):
         check_token(turned[token], x[token], tuple(place), rope, part.ropes["rope"])
+
+
+def test_a_context_beyond_the_models_is_named_with_the_way_to_one() -> None:
+    """For every program, whether it takes a length or not; a rule scales to any length."""
+    plain = phasor.preset("qwen2.5-7b-instruct")
+    for name in ("llama.cpp", "vllm", "transformers", "liger"):
+        (part, *_) = translate(plain, name, context=131072).parts
+        assert part.notes[0].startswith("131072 tokens are more than the 32768 that qwen2.5")
+        assert "phasor extend MODEL --to 131072 --law LAW --write FOLDER" in part.notes[0]
+        assert part.notes[0].endswith(f"then phasor translate FOLDER --to {name}.")
+        assert not any("more than" in note for note in translate(plain, name).parts[0].notes)
+    (part,) = translate(plain, "transformers", seq_len=40_000).parts
+    assert part.notes[0].startswith("40000 tokens are more than the 32768")
+    extended = replace(plain[0], scaling=Yarn(factor=4.0, original_max_positions=32768))
+    dynamic = replace(plain[0], scaling=DynamicNTK(factor=4.0, original_max_positions=32768))
+    for rope in (extended, dynamic):
+        model = replace(plain, kinds={"rope": rope})
+        (part,) = translate(model, "transformers", context=131072).parts
+        assert not any("more than" in note for note in part.notes)

@@ -30,8 +30,10 @@ from phasor.files.checkpoint.files import FLOATS, Rows, open_checkpoint
 from phasor.files.checkpoint.model import Projection
 from phasor.files.checkpoint.rows import Change, order_of_heads
 from phasor.files.configs import load
+from phasor.files.configs.file_keys import keys_for_file
 from phasor.files.configs.source import read_source
-from phasor.files.configs.writing import rope_parameters
+from phasor.files.configs.writing import CONTEXT_KEY
+from phasor.layers import one_layer
 from phasor.pairings import Pairing, opposite
 from phasor.rope import Rope
 from phasor.scaling import Llama3
@@ -109,7 +111,7 @@ def read_llama(path: Path, program: Program) -> Llama:
 
 
 def config_json(model: Llama, sizes: Mapping[str, int]) -> tuple[dict[str, Any], list[str]]:
-    """The ``config.json`` of transformers 5, and notes on it."""
+    """The ``config.json`` of transformers, and notes on it."""
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -128,13 +130,14 @@ def config_json(model: Llama, sizes: Mapping[str, int]) -> tuple[dict[str, Any],
         # the class's own, 1 and 2, would be wrong for Llama 3
         "bos_token_id": None,
         "eos_token_id": None,
-        "rope_parameters": rope_parameters(model.rope, model.context or 1),
     }
-    notes = ["config.json is for transformers 5; add the tokenizer's bos and eos ids."]
+    ropes = replace(one_layer(model.rope), context=model.context)
+    written = keys_for_file(ropes, model.context or 1, model.context or 1)
+    config |= written.keys
+    notes = [written.readers, "Add the tokenizer's bos and eos ids."]
     if model.context is None:
+        del config[CONTEXT_KEY]
         notes.append("params.json does not say the context: add max_position_embeddings.")
-    else:
-        config["max_position_embeddings"] = model.context
     return config, notes
 
 

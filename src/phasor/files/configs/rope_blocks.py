@@ -37,7 +37,7 @@ class RopeBlocks:
         new, old = (_block(config, facts, key) for key in ("rope_parameters", "rope_scaling"))
         if new is not None and new.values and old is not None and old.values:
             # one law beside a block for each kind is that of a kind
-            if old.values not in new.values.values():
+            if not any(_has_law(block, old.values) for block in new.values.values()):
                 _check_same_values(new, old, config)
             old.ignore(*old.values)
         if facts.nested and new is not None and new.values and not _keys_of_blocks(new):
@@ -94,6 +94,13 @@ class RopeBlocks:
         return block
 
 
+def _has_law(block: Any, law: Mapping[str, Any]) -> bool:
+    """Whether the block is the law, but for what stands outside of one in transformers 4."""
+    old, new = normalize(law), normalize(block)
+    moved = {"rope_theta", "partial_rotary_factor", _ORIGINAL} - set(old)
+    return isinstance(block, Mapping) and {k: new[k] for k in new if k not in moved} == old
+
+
 def _keys_of_blocks(block: JsonObject) -> list[str]:
     return [key for key, value in block.values.items() if isinstance(value, Mapping)]
 
@@ -117,6 +124,8 @@ def _check_same_values(new: JsonObject, old: JsonObject, config: JsonObject) -> 
     new_values, old_values = (normalize(block.values) for block in (new, old))
     # transformers 5 has inside its block what may stand outside that of transformers 4
     moved = {*filter(config.has, ("rope_theta", "partial_rotary_factor", _ORIGINAL))}
+    if _ORIGINAL in moved and old_values.get("rope_type") == "longrope":
+        moved.add("factor")  # the quotient of the lengths
     moved -= set(old_values)
     for key in sorted({*new_values, *old_values} - moved, key=str):
         got, old_got = new_values.get(key), old_values.get(key)

@@ -111,6 +111,7 @@ def huggingface_ropes(model: ModelConfig) -> LayerRopes:
             unused_blocks=unused,
             ignores_scaling=facts.fixed or bool(facts.learned),
             path=config.path,
+            model_type=model.model_type,
             values=model.levels[-1].values,
         ),
     )

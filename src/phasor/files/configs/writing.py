@@ -1,12 +1,15 @@
-"""A Rope written as a Hugging Face config: its block, and the keys outside it.
+"""A Rope written as a Hugging Face config: its block, and the context beside it.
 
-Each block is read back before it is returned, to check that it describes exactly its Rope.
+Each block is read back before it is returned, to check that it describes exactly its Rope. What the
+keys are in a model's own file is decided in `file_keys`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 from phasor._checks import whole
 from phasor.axes import Alternating, Axes, InterleavedSections, OneAxis, Sectioned
@@ -14,11 +17,10 @@ from phasor.files import refusal
 from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import Architecture, table
 from phasor.files.configs.source import KEYS, JsonObject
-from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, PerPair, Proportional, Yarn
 
-_CONTEXT, _ORIGINAL_KEY = "max_position_embeddings", "original_max_position_embeddings"
+CONTEXT_KEY = "max_position_embeddings"
 
 
 def rope_parameters(rope: Rope, context: int) -> dict[str, Any]:
@@ -60,7 +62,8 @@ def config_keys(rope: Rope | Mapping[str, Rope | None], context: int, to: int) -
 
     The block of `rope_parameters`, of all layers or by label, null for a kind without a rope; and
     ``max_position_embeddings``: ``to``, except for dynamic NTK, whose readers use that key for
-    the context before the extension.
+    the context before the extension, and for YaRN that reaches further: transformers 4.55 takes
+    its factor from the quotient of that key and the original context.
 
     Raises:
         ConfigError: As `rope_parameters`, or if dynamic ropes start from different contexts.
@@ -79,86 +82,23 @@ def config_keys(rope: Rope | Mapping[str, Rope | None], context: int, to: int) -
     starts = {law.original_max_positions for law in laws_of_kinds if isinstance(law, DynamicNTK)}
     if len(starts) > 1:
         raise refusal("dynamic_starts", starts=" and ".join(map(str, sorted(starts))))
+    reaches = {yarn_reach(law) for law in laws_of_kinds if isinstance(law, Yarn)}
+    if len(reaches) == 1 and (reach := reaches.pop()) is not None:
+        length = max(length, reach)
     block = blocks[""] if isinstance(rope, Rope) else blocks
-    return {"max_position_embeddings": min(starts, default=length), "rope_parameters": block}
+    return {CONTEXT_KEY: min(starts, default=length), "rope_parameters": block}
 
 
-def keys_over_file(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]:
-    """``keys`` for the config of a model, and those that overwrite what else its own file says.
-
-    They leave nothing of an older block, whether they replace keys of the file or are merged into
-    its objects. A number outside the block becomes that of the new rope, or null.
-    """
-    file, blocks, context = ropes.in_config.values, keys["rope_parameters"], keys[_CONTEXT]
-    facts = table().huggingface.get(file.get("model_type", ""), Architecture())
-    old = _object(file, "rope_parameters")
-    # what the keys outside a block have to say, by what they are about; else null
-    # transformers takes no null for the context before the extension
-    says: dict[str, Any] = {"context": context, "original": context, "switch": False}
-    bases: dict[str, Any] = {}  # by key, of blocks for single kinds
-    if "rope_type" in blocks:
-        base = blocks["rope_theta"]
-        says |= {
-            "base": base,
-            "base_unit": facts.base and base / facts.base,
-            "factor": blocks["factor"] if blocks["rope_type"] == "linear" else 1.0,
-            "fraction": blocks.get("partial_rotary_factor", 1.0),
-            "original": blocks.get(_ORIGINAL_KEY, context),
-        }
-        # before the nulls, one of which would stand for the length
-        blocks = with_query_factor(blocks, ropes)
-        blocks = _block_over(blocks, {**_object(file, "rope_scaling"), **old})
-    else:
-        for kind, block in blocks.items():
-            key, base = facts.kind(kind).base_key or "rope_theta", block and block["rope_theta"]
-            bases[key] = base if bases.get(key, base) == base else None
-        if isinstance(listed := file.get("rope_theta"), list):  # one for each layer
-            own = [blocks[ropes.in_config.label(kind)] for kind in ropes.layer_kinds]
-            bases["rope_theta"] = [b and b["rope_theta"] for b in own] + listed[len(own) :]
-        blocks = {kind: b and _block_over(b, _object(old, kind)) for kind, b in blocks.items()}
-    if "qk_rope_head_dim" in file:  # there the fraction is one of a wider head
-        says["fraction"] = file.get("partial_rotary_factor")
-    replaced = {**table().files["replaced"], **table().files["replaced_by_kind"]}
-    # and bases of single kinds that classes read outside a block, which the file may leave to them
-    said = {key: base for key, base in bases.items() if "model_type" in file and base is not None}
-    about = {key: word for key, word in replaced.items() if {**said, **file}.get(key) is not None}
-    outside = {key: bases.get(key, says.get(word)) for key, word in about.items()}
-    for factor in ropes.query_factors.values():
-        if (factor.form, factor.first) == ("steps", 1):  # of Llama 4
-            numbers = {"floor_scale": factor.length, "attn_scale": factor.strength}
-            wanted = {"attn_temperature_tuning": True, **numbers}
-            outside |= {key: value for key, value in wanted.items() if file.get(key) != value}
-    # transformers takes a rope_scaling for the block, so the block has to come after it
-    return outside | {**keys, "rope_parameters": blocks}
+def read_as(rope: Rope, context: int) -> Rope:
+    """The rope that readers make of its block: a rule where the format has no name for its law."""
+    law = rope.scaling
+    return replace(rope, scaling=_as_rule(law, context)) if isinstance(law, PerPair) else rope
 
 
-def with_query_factor(block: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]:
-    """The block of all layers, and what Mistral's classes multiply queries by, which stands in it.
-
-    Raises:
-        ConfigError: If the law starts from another length, for which they have the same key.
-    """
-    block = dict(block)
-    for factor in ropes.query_factors.values():
-        if (factor.form, factor.first) == ("steps", 0):
-            block["llama_4_scaling_beta"] = factor.strength
-            if block.setdefault(_ORIGINAL_KEY, factor.length) != factor.length:
-                raise refusal("query_length", key=_ORIGINAL_KEY, law=block[_ORIGINAL_KEY], q=factor)
-    return block
-
-
-def _object(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = values.get(key)
-    return cast(Mapping[str, Any], value) if isinstance(value, Mapping) else {}
-
-
-def _block_over(block: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
-    """The block, and the keys of laws and axes that only ``old`` has, saying nothing."""
-    keys = table().files["block_keys"]
-    known = {*keys["names"]}.union(*table().files["law_numbers"].values())
-    neutral = {key: keys["neutral"].get(key) for key in old if key in known and key not in block}
-    # vLLM refuses two different words for the law
-    return {**block, **neutral, **({"type": block["rope_type"]} if "type" in old else {})}
+def yarn_reach(law: Yarn) -> int | None:
+    """The context that YaRN's factor makes of the original one; None if that is not whole."""
+    reach = law.factor * law.original_max_positions
+    return round(reach) if math.isclose(reach, round(reach), rel_tol=1e-9) else None
 
 
 def _check_block(rope: Rope, block: dict[str, Any], context: int) -> None:
@@ -170,7 +110,7 @@ def _check_block(rope: Rope, block: dict[str, Any], context: int) -> None:
         axis_order=_alternating_facts().axis_order if isinstance(rope.axes, Alternating) else (),
         softmax=isinstance(law, Yarn) and law.mscale_all_dim > 0,
     )
-    start = {_CONTEXT: law.original_max_positions} if isinstance(law, DynamicNTK) else {}
+    start = {CONTEXT_KEY: law.original_max_positions} if isinstance(law, DynamicNTK) else {}
     outside = rope_blocks.LawContext(facts, rope.rotary_dim, JsonObject(start))
     read = JsonObject(block, "rope_parameters")
     read_law = rope_blocks.read_law(read, outside)

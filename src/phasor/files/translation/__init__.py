@@ -17,6 +17,7 @@ import numpy as np
 from phasor._checks import did_you_mean, find_name, short_repr, whole
 from phasor.describe import to_plain
 from phasor.errors import ConfigError, SpecError
+from phasor.files.configs.writing import yarn_reach
 from phasor.files.presets import preset, preset_names
 from phasor.files.translation import (
     config_dialects,
@@ -38,7 +39,7 @@ from phasor.files.translation.target import (
 from phasor.layers import LayerRopes, one_layer
 from phasor.pairings import PAIRINGS, Pairing
 from phasor.rope import Rope, real_inv_freq
-from phasor.scaling import Rule
+from phasor.scaling import LongRope, Rule, Yarn
 
 __all__ = ["TARGETS", "ProgramSettings", "Target", "Translation", "TranslationError", "translate"]
 
@@ -108,7 +109,7 @@ def translate(
         ropes: A rope, or those of a model.
         target: One of `TARGETS`, in any capitals and punctuation.
         context: Tokens, for targets that keep tables or state a length; unless given the model's
-            own, or ``seq_len`` if that is larger.
+            own, or ``seq_len`` if that is larger. A note names one that is beyond the model's.
         seq_len: Length of the sequences, where a rule has to pick its law.
 
     Returns:
@@ -142,6 +143,7 @@ def translate(
         ropes = one_layer(ropes)
     if not ropes.ropes:
         raise TranslationError(f"{ropes.name} has no rotation in any layer: give {name} none")
+    made_for = _length_of(ropes)
     if seq_len is not None:
         ropes = change_ropes(ropes, lambda rope: rope.at(seq_len))
     known = [length for length in (ropes.context, seq_len) if length is not None]
@@ -157,7 +159,25 @@ def translate(
         raise SpecError(
             f"context must be given for {name}: {ropes.name} does not say how many tokens it has"
         )
+    if made_for is not None and length is not None and length > made_for:
+        note = (
+            f"{length} tokens are more than the {made_for} that {ropes.name} is for, and nothing "
+            f"here scales its rotation to them: first phasor extend MODEL --to {length} --law LAW "
+            f"--write FOLDER, then phasor translate FOLDER --to {name}."
+        )
+        parts = (replace(parts[0], notes=(note, *parts[0].notes)), *parts[1:])
     return Translation(model=ropes.name, target=chosen, context=length, parts=parts)
+
+
+def _length_of(ropes: LayerRopes) -> int | None:
+    """Tokens that a model is for; None if that is not known, or a rule scales to any length."""
+    laws = [rope.scaling for rope in ropes.ropes]
+    if ropes.context is None:
+        return None
+    if any(isinstance(law, Rule) and not isinstance(law, LongRope) for law in laws):
+        return None
+    reaches = [yarn_reach(law) or 0 for law in laws if isinstance(law, Yarn)]
+    return max([ropes.context, *reaches])
 
 
 def _depends_on_context(

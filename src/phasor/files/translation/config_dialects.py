@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from phasor.axes import OneAxis, Sectioned
-from phasor.files.configs.writing import WRITERS, keys_over_file, rotated_fraction
+from phasor.files.configs.file_keys import keys_over_file
+from phasor.files.configs.writing import CONTEXT_KEY, WRITERS, rotated_fraction
 from phasor.files.translation.config_files import (
-    CONTEXT_KEY,
     ConfigTarget,
     blocks_of,
     in_config_form,

@@ -16,12 +16,8 @@ from functools import partial
 import numpy as np
 
 from phasor.axes import Alternating, InterleavedSections, OneAxis, Sectioned
-from phasor.files.configs.writing import (
-    WRITERS,
-    config_keys,
-    keys_over_file,
-    rope_parameters,
-)
+from phasor.files.configs.file_keys import keys_for_file, keys_over_file, merged_over
+from phasor.files.configs.writing import CONTEXT_KEY, WRITERS, rope_parameters
 from phasor.files.translation.target import (
     PICK_LAW,
     Keys,
@@ -53,7 +49,6 @@ from phasor.scaling import (
     yarn_multiplier,
 )
 
-CONTEXT_KEY = "max_position_embeddings"
 _THREE_AXES = OneAxis, Sectioned, InterleavedSections
 #: A program whose class for a model decides which pairs turn.
 ConfigTarget = partial(
@@ -126,8 +121,9 @@ def _write_transformers(ropes: LayerRopes, context: int) -> ProgramSettings:
             TRANSFORMERS.refuse(feature, rope, [replace(rope, direction=1)])
         notes = ("Its class must turn pairs clockwise: that of nanochat does.", *notes)
     formed = change_ropes(ropes, lambda rope: in_config_form(TRANSFORMERS, rope))
-    keys = keys_over_file(config_keys(formed.config_blocks(), context, context), formed)
-    return as_json(keys, notes, rotating(formed))
+    written = keys_for_file(formed, context, context)
+    notes = (written.readers, *notes)
+    return as_json(merged_over(written.keys, formed), notes, rotating(formed))
 
 
 TRANSFORMERS = ConfigTarget(

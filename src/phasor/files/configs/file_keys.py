@@ -1,0 +1,336 @@
+"""The keys that give a model's own ``config.json`` other ropes, in the style of that file.
+
+transformers 4 has ``rope_theta`` beside ``rope_scaling``, as do most published files and the
+programs that read those keys themselves; transformers 5 reads them too, and writes
+``rope_parameters``, which the others do not know. All that phasor writes or prints for transformers
+comes from `keys_for_file`, which keeps a file of transformers 4 as one, and else writes both.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from phasor.errors import ConfigError, PhasorWarning, SpecError
+from phasor.files import refusal
+from phasor.files.configs.facts import NO_FACTS, Architecture, Kind, table
+from phasor.files.configs.model_class import read_model_config
+from phasor.files.configs.ropes import huggingface_ropes
+from phasor.files.configs.source import JsonObject
+from phasor.files.configs.writing import CONTEXT_KEY, config_keys, read_as, yarn_reach
+from phasor.layers import LayerRopes
+from phasor.rope import Rope
+from phasor.scaling import Yarn
+
+_ORIGINAL = "original_max_position_embeddings"
+_BASE, _FRACTION = "rope_theta", "partial_rotary_factor"
+# whose blocks are alike in both versions; a longrope is not, and proportional is of version 5
+_LISTS = {"type", "short_factor", "long_factor"}
+_OLD_LAWS = ("default", "linear", "dynamic", "yarn", "llama3")
+# of transformers 4: modeling_rope_utils.py of 4.55.4; mlx-lm's classes, of 0.32.2, run in the tests
+_OLD_STYLE = "{old}: for transformers 4 and 5, and the classes of mlx-lm that know these keys."
+_BOTH_STYLES = (
+    "rope_parameters: for transformers 5. {old}: the same for transformers 4 and the classes of "
+    "mlx-lm that know these keys."
+)
+_NEW_STYLE = (
+    "rope_parameters: for transformers 5 alone. The keys that transformers 4 and most classes of "
+    "mlx-lm read, rope_theta and rope_scaling, cannot say this rotation."
+)
+_NO_FILE = (
+    "rope_parameters: for transformers 5 alone. For transformers 4 and most classes of mlx-lm give "
+    "the path of the model's config.json: the keys of kinds of layers depend on its type."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileKeys:
+    """Keys for a ``config.json``."""
+
+    keys: Mapping[str, Any]  # with null for those that the file has and must lose
+    readers: str  # which programs read them, in a sentence
+
+    @property
+    def to_set(self) -> dict[str, Any]:
+        """The keys that get a value."""
+        return {key: value for key, value in self.keys.items() if value is not None}
+
+    @property
+    def to_remove(self) -> tuple[str, ...]:
+        """The keys that the file must lose."""
+        return tuple(key for key, value in self.keys.items() if value is None)
+
+
+def keys_for_file(ropes: LayerRopes, context: int, to: int) -> FileKeys:
+    """The keys that give a model's file these ropes for ``to`` tokens, ``context`` of the training.
+
+    A file of transformers 4 stays one, with ``rope_theta`` beside ``rope_scaling``; any other gets
+    ``rope_parameters`` and, where they can say the same, those two. The first of these that reads
+    back as the ropes is taken.
+
+    Raises:
+        ConfigError: If the format cannot say these ropes.
+
+    >>> from phasor import preset
+    >>> written = keys_for_file(preset("llama-2-7b"), 4096, 4096)
+    >>> written.keys["rope_theta"], written.keys["rope_parameters"]
+    (10000.0, {'rope_type': 'default', 'rope_theta': 10000.0})
+    """
+    file, facts = ropes.in_config.values, _facts_of(ropes)
+    new = _keys_in_new_style(config_keys(ropes.config_blocks(), context, to), ropes)
+    old = _keys_in_old_style(new, ropes, facts)
+    alone = _NEW_STYLE if file or "rope_type" in new["rope_parameters"] else _NO_FILE
+    styles = {alone: new}
+    if old is not None:
+        outside = {key: value for key, value in {**new, **old}.items() if key != "rope_parameters"}
+        # transformers takes a rope_scaling for the block, so the block has to come after it
+        both = outside | {"rope_parameters": new["rope_parameters"]}
+        if not file:  # there is nothing to remove
+            both = {key: value for key, value in both.items() if value is not None}
+        styles = {_BOTH_STYLES: both, **styles}
+        if file and not file.get("rope_parameters") and not _is_reset(new, ropes, facts):
+            styles = {_OLD_STYLE: outside, **styles}
+    wanted = {kind: rope and read_as(rope, context) for kind, rope in ropes.kinds.items()}
+    right = (style for style, keys in styles.items() if _is_read_right(keys, ropes, wanted))
+    style = next(right, alone)
+    names = [key for key, value in (old or {}).items() if value is not None]
+    readers = style.format(old=" beside ".join(names))
+    if style != alone:
+        readers += _other_factors(styles[style], ropes)
+    return FileKeys(keys=styles[style], readers=readers)
+
+
+def _facts_of(ropes: LayerRopes) -> Architecture:
+    """The facts of the class that reads the model's file."""
+    return table().huggingface.get(ropes.in_config.model_type, NO_FACTS)
+
+
+def _is_read_right(
+    keys: Mapping[str, Any], ropes: LayerRopes, wanted: Mapping[str, Rope | None]
+) -> bool:
+    """Whether the file with these keys turns as wanted, but for what its class decides."""
+    file = ropes.in_config.values
+    if not file:
+        return True
+    changed = {key: value for key, value in {**file, **keys}.items() if value is not None}
+    changed["model_type"] = ropes.in_config.model_type
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PhasorWarning)
+            config = JsonObject(changed, strict=False)
+            read = huggingface_ropes(read_model_config(config, part=None, like=None)).kinds
+    except (ConfigError, SpecError):
+        return False
+
+    def decided_by_keys(rope: Rope | None) -> Any:
+        return rope and (rope.base, rope.scaling, rope.rotary_dim, rope.axes)
+
+    return {kind: decided_by_keys(rope) for kind, rope in read.items()} == {
+        kind: decided_by_keys(rope) for kind, rope in wanted.items()
+    }
+
+
+def _is_reset(new: Mapping[str, Any], ropes: LayerRopes, facts: Architecture) -> bool:
+    """Whether transformers 5 gives some kind the base of its class, whatever ``rope_theta`` says.
+
+    It does so in nested classes for the layers that `rope_scaling` is not for, if no key is for
+    their base alone.
+    """
+    if not facts.nested or not ropes.has_blocks_by_kind:
+        return False
+    blocks: Mapping[str, Any] = new["rope_parameters"]
+    shared = {
+        label: block
+        for label, block in blocks.items()
+        if block and not facts.kind(label).scaled and facts.kind(label).base_key is None
+    }
+    return any(block[_BASE] != facts.base for block in shared.values())
+
+
+def _other_factors(keys: Mapping[str, Any], ropes: LayerRopes) -> str:
+    """A sentence where an older program makes another factor of the lengths, else nothing."""
+    block = _object(keys, "rope_scaling")
+    if block.get("type") == "longrope" and not block.keys() <= _LISTS:
+        return (
+            " But mlx-lm takes the attention factor from the lengths, and transformers 4's class "
+            "of Phi-3 refuses more keys than the lists."
+        )
+    context, laws = keys[CONTEXT_KEY], (rope.scaling for rope in ropes.ropes)
+    law = next((law for law in laws if isinstance(law, Yarn) and yarn_reach(law) != context), None)
+    if law is None:
+        return ""
+    return (
+        f" But transformers 4 takes YaRN's factor from the lengths, {context} / "
+        f"{law.original_max_positions}, not the {law.factor:g} of the block."
+    )
+
+
+# The two styles.
+
+
+def _keys_in_new_style(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]:
+    """``keys`` for the config of a model, and those that overwrite what else its own file says.
+
+    A number outside the block becomes that of the new rope, or null.
+    """
+    file, blocks, context = ropes.in_config.values, keys["rope_parameters"], keys[CONTEXT_KEY]
+    facts = _facts_of(ropes)
+    # what the keys outside a block have to say, by what they are about; else null
+    # transformers takes no null for the context before the extension
+    says: dict[str, Any] = {"context": context, "original": context, "switch": False}
+    bases: dict[str, Any] = {}  # by key, of blocks for single kinds
+    if "rope_type" in blocks:
+        base = blocks[_BASE]
+        says |= {
+            "base": base,
+            "base_unit": facts.base and base / facts.base,
+            "factor": blocks["factor"] if blocks["rope_type"] == "linear" else 1.0,
+            "fraction": blocks.get(_FRACTION, 1.0),
+            "original": blocks.get(_ORIGINAL, context),
+        }
+        blocks = _with_query_factor(blocks, ropes)
+    else:
+        for kind, block in blocks.items():
+            key, base = facts.kind(kind).base_key or _BASE, block and block[_BASE]
+            bases[key] = base if bases.get(key, base) == base else None
+        if isinstance(listed := file.get(_BASE), list):  # one for each layer
+            own = [blocks[ropes.in_config.label(kind)] for kind in ropes.layer_kinds]
+            bases[_BASE] = [b and b[_BASE] for b in own] + listed[len(own) :]
+    if "qk_rope_head_dim" in file:  # there the fraction is one of a wider head
+        says["fraction"] = file.get(_FRACTION)
+    replaced = {**table().files["replaced"], **table().files["replaced_by_kind"]}
+    # and bases of single kinds that classes read outside a block, which the file may leave to them
+    said = {key: base for key, base in bases.items() if "model_type" in file and base is not None}
+    about = {key: word for key, word in replaced.items() if {**said, **file}.get(key) is not None}
+    outside = {key: bases.get(key, says.get(word)) for key, word in about.items()}
+    for factor in ropes.query_factors.values():
+        if (factor.form, factor.first) == ("steps", 1):  # of Llama 4
+            numbers = {"floor_scale": factor.length, "attn_scale": factor.strength}
+            wanted = {"attn_temperature_tuning": True, **numbers}
+            outside |= {key: value for key, value in wanted.items() if file.get(key) != value}
+    # transformers takes a rope_scaling for the block, so the block has to come after it
+    return outside | {**keys, "rope_parameters": blocks}
+
+
+def _keys_in_old_style(
+    new: Mapping[str, Any], ropes: LayerRopes, facts: Architecture
+) -> dict[str, Any] | None:
+    """What transformers 4 reads in place of ``rope_parameters``; None if it cannot be told that."""
+    blocks: Mapping[str, Any] = new["rope_parameters"]
+    # a law under names of its own, or a list with a base for each layer
+    if facts.block_key is not None or "per_layer" in facts.layers:
+        return None
+    if "rope_type" in blocks:
+        of_kinds = [(Kind(), blocks)]
+    elif facts.kinds:
+        of_kinds = [(facts.kind(label), block) for label, block in blocks.items() if block]
+    else:
+        return None
+    bases: dict[str, float] = {}
+    for kind, block in of_kinds:
+        key = kind.base_key or _key_in_file(_BASE, ropes, facts)
+        if bases.setdefault(key, block[_BASE]) != block[_BASE]:
+            return None
+    scaled = [_law_of(block) for kind, block in of_kinds if kind.scaled]
+    unscaled = [_law_of(block) for kind, block in of_kinds if not kind.scaled]
+    fractions = {block.get(_FRACTION) for _, block in of_kinds}
+    law, fraction = scaled[0] if scaled else None, fractions.pop()
+    if any(other != law for other in scaled) or any(unscaled) or fractions:
+        return None
+    keys: dict[str, Any] = dict(bases)
+    if facts.base_unit is not None and facts.base is not None:
+        keys = {facts.base_unit: bases[_BASE] / facts.base}
+    if fraction is not None and not _says_width(ropes, facts):
+        keys[_FRACTION] = fraction
+    if law is None or law["rope_type"] in _OLD_LAWS:
+        return keys | {"rope_scaling": law}
+    if law["rope_type"] == "longrope" and "short_mscale" not in law:
+        return keys | _longrope_in_old_style(law, new[CONTEXT_KEY])
+    return None
+
+
+def _law_of(block: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The block without what stands outside of it in transformers 4; None if nothing is left."""
+    law = {key: value for key, value in block.items() if key not in (_BASE, _FRACTION)}
+    return None if law == {"rope_type": "default"} else law
+
+
+def _longrope_in_old_style(law: Mapping[str, Any], context: int) -> dict[str, Any]:
+    """Phi-3's keys: the lists alone, and the lengths outside, whose quotient is the factor."""
+    original = law[_ORIGINAL]
+    lists = {"type": "longrope", **{key: law[key] for key in ("short_factor", "long_factor")}}
+    if "attention_factor" in law:
+        lists["attention_factor"] = law["attention_factor"]
+    if law["factor"] != context / original:
+        lists["factor"] = law["factor"]
+    return {_ORIGINAL: original, "rope_scaling": lists}
+
+
+def _key_in_file(key: str, ropes: LayerRopes, facts: Architecture) -> str:
+    """The name of a key in files of the type."""
+    names = facts.names.get(key, (key,))
+    return next((name for name in names if name in ropes.in_config.values), names[0])
+
+
+def _says_width(ropes: LayerRopes, facts: Architecture) -> bool:
+    """Whether the file itself says how much of a head turns, or its class knows no fraction."""
+    config = JsonObject(ropes.in_config.values, names=facts.names)
+    return config.has(_FRACTION) or config.has("rotary_dim") or facts.rotary_dim is not None
+
+
+def _with_query_factor(block: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]:
+    """The block, and in it the factor on queries that Ministral 3's class reads there."""
+    block = dict(block)
+    for factor in ropes.query_factors.values():
+        if (factor.form, factor.first) == ("steps", 0):
+            block["llama_4_scaling_beta"] = factor.strength
+            if block.setdefault(_ORIGINAL, factor.length) != factor.length:
+                raise refusal("query_length", key=_ORIGINAL, law=block[_ORIGINAL], q=factor)
+    return block
+
+
+# Keys that are merged into a file's objects.
+
+
+def keys_over_file(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]:
+    """``keys`` for programs that read ``rope_parameters``, to override a model's config with.
+
+    They leave nothing of an older block, whether they replace keys of the file or are merged into
+    its objects.
+    """
+    return merged_over(_keys_in_new_style(keys, ropes), ropes)
+
+
+def merged_over(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]:
+    """``keys``, with values that say nothing for the other keys of the objects in the file."""
+    file = ropes.in_config.values
+    old, scaling = _object(file, "rope_parameters"), _object(file, "rope_scaling")
+    over = dict(keys)
+    blocks = keys.get("rope_parameters")
+    if blocks is not None and "rope_type" in blocks:
+        over["rope_parameters"] = _block_over(blocks, {**scaling, **old})
+    elif blocks is not None:
+        over["rope_parameters"] = {
+            kind: block and _block_over(block, _object(old, kind)) for kind, block in blocks.items()
+        }
+    if (law := keys.get("rope_scaling")) is not None:
+        over["rope_scaling"] = _block_over(law, scaling if blocks is None else {**scaling, **old})
+    return over
+
+
+def _object(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = values.get(key)
+    return cast(Mapping[str, Any], value) if isinstance(value, Mapping) else {}
+
+
+def _block_over(block: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
+    """The block, and the keys of laws and axes that only ``old`` has, saying nothing."""
+    keys = table().files["block_keys"]
+    known = {*keys["names"]}.union(*table().files["law_numbers"].values())
+    neutral = {key: keys["neutral"].get(key) for key in old if key in known and key not in block}
+    # vLLM refuses two different words for the law
+    word = block.get("rope_type", block.get("type"))
+    words = {key: word for key in ("rope_type", "type") if key in old or key in block}
+    return {**block, **neutral, **words}
