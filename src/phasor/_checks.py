@@ -90,6 +90,16 @@ def numbers(
     )
 
 
+def unmasked(name: str, value: Any, error: ErrorType) -> Any:
+    """``value``, unless it is one of NumPy's masked arrays, whose mask would be lost."""
+    if hasattr(value, "mask") and hasattr(value, "filled"):
+        raise error(
+            f"{name} must be an array without a mask, got a {type(value).__name__}; leave masked "
+            "tokens out, or give numbers in their place, as .filled(0) does"
+        )
+    return value
+
+
 def boolean(name: str, value: Any, hint: str = "") -> bool:
     """``value``, if it is True or False: a text or a number would be taken for one of them."""
     if type(value) is not bool:

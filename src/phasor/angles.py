@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasor._checks import number
+from phasor._checks import number, unmasked
 from phasor._reals import PI, in_reals
 from phasor._tensors import check_coordinates, position_dtype_error
 from phasor.errors import PositionError
@@ -173,6 +173,7 @@ def of_each_pair(positions: Any, axes: tuple[Any, ...] | None, xp: Any = np) -> 
 
 def as_positions(positions: ArrayLike) -> NDArray[Any]:
     """``positions`` as an int64 or float64 array."""
+    unmasked("positions", positions, PositionError)
     try:
         array = np.asarray(positions)
     except (ValueError, OverflowError) as error:

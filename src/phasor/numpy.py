@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasor._checks import boolean, whole
+from phasor._checks import boolean, unmasked, whole
 from phasor._tensors import LAYOUTS, misfit, swap_heads
 from phasor.angles import as_positions, cos_sin
 from phasor.errors import PositionError, TensorError
@@ -105,6 +105,7 @@ def every_axis_of(rope: Rope, positions: ArrayLike) -> NDArray[Any]:
     >>> every_axis_of(Rope(head_dim=4, pairing="half"), [0, 1, 5])
     array([0, 1, 5])
     """
+    unmasked("positions", positions, PositionError)
     array, n_axes = np.asarray(positions), rope.axes.n_axes
     return array if n_axes == 1 else np.repeat(array[..., None], n_axes, axis=-1)
 
@@ -233,7 +234,7 @@ def change_pairing(
     """
     for name, value in (("source", source), ("target", target)):
         checked_pairing(name, value)
-    array = np.asarray(x)
+    array = np.asarray(unmasked("x", x, TensorError))
     if not -array.ndim <= axis < array.ndim:
         raise TensorError(f"axis must be one of the {array.ndim} axes of x, got {axis}")
     length = array.shape[axis]
@@ -252,7 +253,7 @@ def change_pairing(
 
 def real_array(name: str, value: ArrayLike) -> NDArray[Any]:
     """``value`` as an array, if it holds integers or floats."""
-    array = np.asarray(value)
+    array = np.asarray(unmasked(name, value, TensorError))
     if array.dtype.kind not in "iuf":
         raise TensorError(f"{name} must hold real numbers, got {array.dtype}")
     return array

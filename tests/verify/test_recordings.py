@@ -1,5 +1,6 @@
 """What a recording may be: arrays, files, orders of dimensions, tables; and what is refused."""
 
+import io
 import json
 import re
 import tracemalloc
@@ -29,6 +30,9 @@ from tests.verify.programs import (
     vectors,
 )
 
+import phasor.numpy
+import phasor.positions
+import phasor.torch
 from phasor import LayerRopes, PhasorError, Rope, diff, preset, verify
 from phasor.axes import Axial, Sectioned
 from phasor.cli import main
@@ -494,3 +498,36 @@ def test_a_function_is_asked_about_a_model_of_one_kind_of_layers():
         assert_rotates(turn_as(OTHER), LayerRopes(name="a", layer_kinds=("a",), kinds={"a": ROPE}))
     with pytest.raises(PhasorError, match=r"ropes\[0\]"):
         diff(layers, turn_as(ROPE))
+
+
+def test_an_array_of_another_size_than_its_header_announces_is_refused(tmp_path):
+    """A stored one would be read on into the next."""
+    path = tmp_path / "a.npz"
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f4", "fortran_order": False, "shape": (4, 2, 128)}
+    )
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("q.npy", header.getvalue() + bytes(64))
+        archive.writestr("q_rotated.npy", header.getvalue() + bytes(4096))
+    with pytest.raises(
+        PhasorError, match=r"q must have the [0-9]+ bytes that its header announces"
+    ):
+        verify(ROPE, path)
+
+
+def test_masked_arrays_are_refused_wherever_arrays_are_taken():
+    """Their masks would be lost."""
+    masked = np.ma.masked_array(np.ones((2, 1, 8)), mask=True)
+    places = np.ma.masked_array([1, 2], mask=[True, False])
+    rope, x = Rope(head_dim=8, pairing="half"), np.ones((2, 1, 8))
+    for call in (
+        lambda: phasor.numpy.rotate(masked, [1, 2], rope),
+        lambda: phasor.numpy.rotate(x, places, rope),
+        lambda: phasor.numpy.change_pairing(masked, "half", "interleaved"),
+        lambda: phasor.positions.packed(places),
+        lambda: phasor.torch.rotate(torch.ones(2, 1, 8), places, rope),
+        lambda: verify(rope, {"positions": places, "q": x, "q_rotated": x}),
+    ):
+        with pytest.raises(PhasorError, match="must be an array without a mask, got a MaskedArray"):
+            call()

@@ -17,8 +17,9 @@ from phasor.charts.coverage import turns_chart
 from phasor.charts.curves import cosine_chart, decay_chart, precision_chart, scaling_chart
 from phasor.charts.style import AnyChart, screen_spec, stylesheet
 from phasor.describe import pair_rows, ranges, rule_sentences, sentences, usage_example
-from phasor.errors import SpecError
+from phasor.errors import SpecError, visible
 from phasor.extending import ExtensionPlan, plan_extension
+from phasor.extending.planning import longest_plan
 from phasor.layers import LayerRopes
 from phasor.papers.heads import attention_weight, required_alpha
 from phasor.rope import Rope
@@ -41,7 +42,8 @@ def report(
     Args:
         ropes: The model.
         context: Tokens of the training; the model's own context unless given.
-        to: The longest context to report on; eight times ``context`` unless given.
+        to: The longest context to report on; unless given eight times ``context``, or as far
+            as laws are compared.
         progress: Called after each step with the number of finished steps and of all steps.
 
     Returns:
@@ -66,7 +68,9 @@ def report(
             f"context must be given, since the description of {ropes.name} has none: how many "
             "tokens was it trained on?"
         )
-    to = _DEFAULT_EXTENSION * context if to is None else to
+    if to is None:
+        longest = min(map(longest_plan, ropes.ropes))
+        to = max(context, min(_DEFAULT_EXTENSION * context, longest))
     steps = len(ropes.ropes) + 1
     sections: list[dict[str, Any]] = []
     for rope in ropes.ropes:
@@ -80,6 +84,7 @@ def report(
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     source = resources.files("phasor.charts").joinpath("page.html").read_text("utf-8")
     page = environment.from_string(source).render(
+        model=visible(ropes.name),
         ropes=ropes,
         context=context,
         to=to,

@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -16,8 +16,11 @@ from phasor.errors import PhasorWarning, SpecError
 from phasor.files.presets import preset, preset_names
 from phasor.layers import LayerRopes
 
+# generic since click 8.4
+_Int = click.ParamType[int] if TYPE_CHECKING else click.ParamType
 
-class TokenCount(click.ParamType[int]):
+
+class TokenCount(_Int):
     """A number of tokens from ``minimum`` on: whole, or with k (1024) or M (1024 * 1024)."""
 
     name = "tokens"

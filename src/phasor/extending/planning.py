@@ -263,7 +263,7 @@ def plan_extension(
             f"laws are compared for at most {_MOST_PAIRS} pairs, got {rope.num_pairs}; is the "
             "width of a head that of the model?"
         )
-    whole("to", to, least=2, most=_MOST_COSINES // rope.num_pairs)
+    whole("to", to, least=2, most=longest_plan(rope))
     trained = static_rope(rope, length)
     by_law = extended_ropes(trained, length, to, factors=factors, parameters=parameters)
     documented = documented_extension(ropes)
@@ -302,6 +302,11 @@ def plan_extension(
         documented=documented,
         cache=cache_size(ropes, length, to),
     )
+
+
+def longest_plan(rope: Rope) -> int:
+    """The longest context for which the laws of ``rope`` are compared, by the work it takes."""
+    return _MOST_COSINES // rope.num_pairs
 
 
 def _find_kinds(ropes: LayerRopes, kind: str | Sequence[str] | None) -> tuple[list[str], Rope]:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from phasor._checks import short_repr
+from phasor._checks import short_repr, unmasked
 from phasor.angles import as_positions
 from phasor.errors import CheckpointError, PhasorError, TensorError
 from phasor.files.checkpoint.files import FLOATS, open_file, read_header
@@ -33,13 +33,12 @@ TABLES = ("cos", "sin", "cos_sin_cache", "freqs_cis", "freqs", "cos_cache", "sin
 _ATTRIBUTES = ("cos_cached", "sin_cached", *TABLES)  # of modules that hold tables
 _KNOWN = {"positions", *TABLES, *(side + end for side in SIDES for end in ("", "_rotated"))}
 # "q", "layers.3.q", "model.layers.3.self_attn.q_rotated", "blk.3.k"
-_LAYER = r"(?:.*\.)?(?:layers?|blocks?|blk|h)\.(?P<layer>\d+)\."
-_NAME = re.compile(rf"(?:{_LAYER})?(?:.*\.)?(?P<name>[a-z_]+)", re.DOTALL)
+_LAYER = re.compile(r"(?:^|\.)(?:layers?|blocks?|blk|h)\.(\d+)(?=\.)")
 # whole numbers of safetensors: "I64" is int64
 _WHOLE = {f"{w[0].upper()}{n}": f"{w}{n}" for w in ("int", "uint") for n in (8, 16, 32, 64)}
 _MAX_DIGITS = 9  # of a layer
-# a compressed array is read as a whole
-_MAX_COMPRESSED = 1 << 29
+# bytes of a file's compressed arrays, which are read as a whole
+_MAX_COMPRESSED = 1 << 28
 # so many different numbers are of a coarser dtype only if they were rounded to it
 _TELLING = 32
 
@@ -72,14 +71,15 @@ def read_recording(source: object) -> dict[int | None, dict[str, NDArray[Any]]]:
     layers: dict[int | None, dict[str, NDArray[Any]]] = {}
     names: dict[tuple[int | None, str], str] = {}
     for name, value in ((f"{name}", value) for name, value in arrays):
-        match = _NAME.fullmatch(name)
-        short = match["name"].replace("_cached", "") if match else name
-        if match is None or short not in _KNOWN or len(match["layer"] or "") > _MAX_DIGITS:
+        prefix, dot, last = name.rpartition(".")
+        short = last.replace("_cached", "")
+        digits = _LAYER.findall(prefix + dot)[-1:]  # the innermost of layers in layers
+        if short not in _KNOWN or len("".join(digits)) > _MAX_DIGITS:
             raise TensorError(
                 f"a recording holds positions, q and q_rotated (k and k_rotated, layers.3.q), or "
                 f"cos and sin, cos_sin_cache, freqs_cis or freqs; got {short_repr(name)}"
             )
-        layer = int(match["layer"]) if match["layer"] else None
+        layer = int(digits[0]) if digits else None
         if (other := names.get((layer, short))) is not None:
             raise TensorError(
                 f"a recording holds one {short} of a layer, got {short_repr(other)} and "
@@ -121,22 +121,30 @@ def _read_npz(path: Path) -> Iterator[tuple[str, object]]:
     """Arrays of a zip of ``.npy`` files; those that are not compressed are mapped into memory."""
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as stream:
-            for item in archive.infolist():
+            items = archive.infolist()
+            compressed = [it for it in items if it.compress_type != zipfile.ZIP_STORED]
+            if (size := sum(it.file_size for it in compressed)) > _MAX_COMPRESSED:
+                raise TensorError(
+                    f"{path} holds {size} bytes in compressed arrays: write it with numpy.savez, "
+                    "or as safetensors, of which parts can be read"
+                )
+            for item in items:
                 name = item.filename.removesuffix(".npy")
-                is_compressed = item.compress_type != zipfile.ZIP_STORED
-                if is_compressed and item.file_size > _MAX_COMPRESSED:
-                    raise TensorError(
-                        f"{name} has {item.file_size} bytes and is compressed: write it with "
-                        "numpy.savez, or as safetensors, of which parts can be read"
-                    )
                 with archive.open(item) as member:
-                    if is_compressed:
-                        yield name, npy.read_array(member, allow_pickle=False)
-                        continue
                     is_first = npy.read_magic(member) == (1, 0)
                     read = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
                     shape, is_fortran, dtype = read(member)
                     header_size = member.tell()
+                said = header_size + prod(shape) * dtype.itemsize
+                if said != item.file_size:
+                    raise CheckpointError(
+                        f"{path}: {name} must have the {said} bytes that its header announces, got "
+                        f"{item.file_size}; write the file again"
+                    )
+                if item.compress_type != zipfile.ZIP_STORED:
+                    with archive.open(item) as member:
+                        yield name, npy.read_array(member, allow_pickle=False)
+                    continue
                 # behind 30 bytes the zip has the name and a further field, whose sizes end those
                 stream.seek(item.header_offset + 26)
                 sizes = np.frombuffer(stream.read(4), "<u2")
@@ -150,6 +158,7 @@ def _read_npz(path: Path) -> Iterator[tuple[str, object]]:
 
 def _as_array(name: str, value: Any) -> NDArray[Any]:
     """An array of anybody's: NumPy's, torch's, jax's or MLX's."""
+    unmasked(name, value, TensorError)
     text = str(getattr(value, "dtype", ""))
     is_torch, text = text.startswith("torch."), text.removeprefix("torch.")
     if is_torch:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasor._checks import short_repr, whole
+from phasor._checks import short_repr, unmasked, whole
 from phasor.errors import PositionError
 
 Positions = NDArray[np.int64]
@@ -243,6 +243,7 @@ def integers(name: str, values: Any, shape: str, kinds: str = "iu") -> Positions
             f"{name} must be an array or a list, got a torch tensor; phasor.torch.positions has "
             "packed, padded, cached and every_axis for tensors; for all else give tensor.numpy()"
         )
+    unmasked(name, values, PositionError)
     try:
         array = np.asarray(values)
     except ValueError:

@@ -1,12 +1,15 @@
 """The page of `phasor report`: what it says of a model, and that it is whole."""
 
+import html
 import itertools
 import json
+import re
+from dataclasses import replace
 
 import pytest
 
 import phasor
-from phasor import Rope, load, preset
+from phasor import Rope, load, preset, preset_names
 from phasor.axes import Sectioned
 from phasor.charts import report
 from phasor.describe import construction, usage_example
@@ -246,3 +249,17 @@ def test_a_config_file_is_reported_on_under_its_own_name():
     }
     title = Page(report(load(config))).texts["title"]
     assert title == ["someone/model: rotary position embedding"]
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_is_reported_with_defaults(name):
+    """A context of ten million tokens among them, eight times which no plan reaches."""
+    assert preset(name).name in html.unescape(report(preset(name)))
+
+
+def test_a_name_with_control_characters_reaches_no_title():
+    """They are shown as they are written in a string."""
+    model = replace(preset("llama-3-8b"), name="a\x1b[2J\x07<b>")
+    page = report(model)
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", page.partition("</title>")[0])
+    assert r"<title>a\x1b[2J\x07&lt;b&gt;" in page

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from phasor.files.checkpoint import CheckpointError, plan_conversion, write
+from phasor.files.checkpoint import CheckpointError, plan_conversion, verify, write
 
 from .checkpoints import contents, in_file, llama, llama_tensors, save_folder, two_shards
 
@@ -91,7 +91,7 @@ def test_a_source_that_shrinks_meanwhile_is_an_error(tmp_path: Path) -> None:
     conversion = plan_conversion(folder, "interleaved")
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(CheckpointError, match="became shorter"):
+    with pytest.raises(CheckpointError, match="was written or replaced"):
         write(conversion, tmp_path / "b")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
@@ -186,3 +186,36 @@ def test_memory_stays_below_one_and_a_half_tensors(tmp_path: Path, heads: int) -
     least, most = (1.0, 1.5) if heads == 1 else (0.0, 0.75)
     assert least * size < int(done.stdout) < most * size
     assert (tmp_path / "b").stat().st_size == file.stat().st_size
+
+
+@pytest.mark.parametrize("verified", [False, True])
+@pytest.mark.parametrize("how", ["replaced", "rewritten"])
+def test_a_source_with_other_contents_of_the_same_size_is_an_error(
+    tmp_path: Path, verified: bool, how: str
+) -> None:
+    """The time of its contents is that of before, as a copy may keep it."""
+    folder = save_folder(tmp_path / "a", llama(), llama_tensors())
+    conversion = plan_conversion(folder, "interleaved")
+    path = folder / "model.safetensors"
+    before = path.stat()
+    other = save_folder(tmp_path / "other", llama(), llama_tensors(seed=1))
+    if how == "replaced":
+        (other / path.name).replace(path)
+    else:
+        path.write_bytes((other / path.name).read_bytes())
+    assert path.stat().st_size == before.st_size
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(CheckpointError, match="written or replaced after its header was read"):
+        write(conversion, tmp_path / "b", verified=verified)
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_source_replaced_before_the_comparison_is_an_error(tmp_path: Path) -> None:
+    """The result was right when it was written."""
+    folder = save_folder(tmp_path / "a", llama(), llama_tensors())
+    conversion = plan_conversion(folder, "interleaved")
+    write(conversion, tmp_path / "b")
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes())
+    with pytest.raises(CheckpointError, match="plan the conversion again"):
+        verify(conversion, tmp_path / "b")

@@ -135,3 +135,27 @@ def test_patterns_that_match_nothing_or_twice_are_refused(tmp_path: Path) -> Non
         planned(query=("(",))
     with pytest.raises(CheckpointError, match="without the number of query heads"):
         planned(blocks=("Q.*",))
+
+
+SPEECH = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+BEFORE_PROJECTION: dict[str, dict[str, Any]] = {
+    "wav2vec2-conformer": {**SPEECH, "position_embeddings_type": "rotary"},
+    "wav2vec2-bert": {**SPEECH, "position_embeddings_type": "rotary"},
+    "clvp_encoder": {**SPEECH, "hidden_size": 128, "projection_dim": 128},
+}
+
+
+@pytest.mark.parametrize("model_type", BEFORE_PROJECTION)
+def test_what_turns_before_it_is_projected_or_turns_values_is_refused(
+    model_type: str, tmp_path: Path
+) -> None:
+    """Even where the patterns say which weights are of queries and keys."""
+    tensors = {
+        f"encoder.layers.0.self_attn.linear_{name}.weight": tensor(np.zeros((32, 32)))
+        for name in "qkv"
+    }
+    config = {"model_type": model_type, **BEFORE_PROJECTION[model_type]}
+    folder = save_folder(tmp_path / "a", config, tensors)
+    patterns = Patterns(query=(r".*linear_q\.weight",), key=(r".*linear_k\.weight",))
+    with pytest.raises(CheckpointError, match=f"{model_type} cannot be converted: "):
+        plan_conversion(folder, "interleaved", patterns=patterns)

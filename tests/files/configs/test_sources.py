@@ -195,3 +195,13 @@ def test_no_type_of_transformers_is_missing() -> None:
 
     known = table().huggingface
     assert sorted(name for name in config_classes() if name not in known) == []
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("name", ["a.json", "a.yaml"])
+def test_a_file_in_utf_16_is_called_that(encoding: str, name: str, tmp_path: Path) -> None:
+    """PowerShell writes it, with a mark at its beginning."""
+    path, text = tmp_path / name, json.dumps({"model_type": "llama"})
+    path.write_bytes((text if encoding == "utf-16" else f"\ufeff{text}").encode(encoding))
+    with pytest.raises(ConfigError, match="is UTF-16, as PowerShell's > writes it"):
+        load(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
@@ -42,6 +43,17 @@ class Rows:
     order: NDArray[np.intp] | None = None
 
 
+#: Of a file, what differs once it was written or replaced: its size, times and inode.
+Version = tuple[int, ...]
+
+
+def version_of(stream: BufferedReader) -> Version:
+    """The version of the file that is open."""
+    found = os.fstat(stream.fileno())
+    # a copy may carry the time of its contents, but not that of its inode
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A tensor of a file: its bytes ``begin`` to ``end``, and its dtype as the format spells it."""
@@ -51,6 +63,7 @@ class Entry:
     shape: tuple[int, ...]
     begin: int
     end: int
+    version: Version
 
     @property
     def size(self) -> int:
@@ -75,10 +88,12 @@ class Entry:
             size = count * row_bytes
             # opened for each read: a checkpoint may have more files than may be open at once
             with self.path.open("rb") as stream:
+                if version_of(stream) != self.version:
+                    raise refusal("changed", path=self.path)
                 stream.seek(self.begin + begin + first * row_bytes)
                 data = stream.read(size)
             if len(data) != size:
-                raise refusal("shortened", path=self.path)
+                raise refusal("changed", path=self.path)
             return np.frombuffer(data, np.uint8).reshape(count, row_bytes)
 
         num_rows = (self.size - begin) // row_bytes
@@ -101,6 +116,7 @@ def read_header(path: Path) -> Header:
         raise refusal("no_safetensors", path=path, install=install_hint("checkpoint")) from None
     try:
         with open_file(path) as stream:
+            version = version_of(stream)
             # [8 bytes: length of the header | header, JSON | data]
             prefix = stream.read(8)
             start = prefix + stream.peek(1)[:1]
@@ -124,7 +140,7 @@ def read_header(path: Path) -> Header:
         if values.keys() != {"dtype", "shape", "data_offsets"}:
             raise refusal("entry", path=path, name=name, values=values)
         begin, end = (data + offset for offset in values["data_offsets"])
-        tensors[name] = Entry(path, values["dtype"], tuple(values["shape"]), begin, end)
+        tensors[name] = Entry(path, values["dtype"], tuple(values["shape"]), begin, end, version)
     return Header(prefix + text, tensors)
 
 

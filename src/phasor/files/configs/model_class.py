@@ -146,7 +146,7 @@ def _type_of_architectures(config: JsonObject) -> str | None:
     names = cast("list[object]", named) if isinstance(named, (list, tuple)) else []
     known = _types_by_stem()
     for name in names:
-        stem = re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", str(name)).lower()
+        stem = re.sub(r"(For[A-Z]\w{0,80}|LMHeadModel|Model)$", "", str(name)).lower()
         if stem in known and _states_sizes(config, table().huggingface[known[stem]]):
             return known[stem]
     return None

@@ -16,6 +16,7 @@ import numpy as np
 
 from phasor.errors import PhasorWarning
 from phasor.files import refusal
+from phasor.files.budget import MOST_ELEMENTS
 from phasor.files.configs.facts import Architecture, inherit, table
 from phasor.files.configs.model_class import kinds_by_flags
 from phasor.files.configs.program_model import (
@@ -303,6 +304,8 @@ def _whole_numbers(config: JsonObject, key: str) -> tuple[int, ...] | None:
     while isinstance(value, str) and value != before and len(value) < 2**14:
         before = value
         times = r"\[([\d,\s]*)\]\s*\*\s*(\d{1,4})"
+        if sum(len(items) * int(n) for items, n in re.findall(times, value)) > MOST_ELEMENTS:
+            raise refusal("too_many", origin=config.name(key), most=MOST_ELEMENTS)
         value = re.sub(times, lambda m: f"[{','.join([m[1]] * int(m[2]))}]", value)
         value = re.sub(r"\]\s*\+\s*\[", ",", value)
         value = re.sub(r"\((\[[\d,\s]*\])\)", r"\1", value)

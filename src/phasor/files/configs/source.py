@@ -9,6 +9,7 @@ unread ones can be noted or refused.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import stat
@@ -21,8 +22,9 @@ from types import MappingProxyType
 from typing import Any, BinaryIO, Literal, NoReturn, TypeGuard, TypeVar, cast
 
 from phasor._checks import number, short_repr, whole
-from phasor.errors import ConfigError, SpecError, install_hint
+from phasor.errors import ConfigError, PhasorError, SpecError, install_hint
 from phasor.files import refusal
+from phasor.files.budget import MOST_ELEMENTS, MOST_TEXT
 from phasor.files.configs.facts import table
 from phasor.files.configs.texts import Unclear, parse_arguments, parse_json, parse_yaml
 from phasor.rope import WIDEST
@@ -295,11 +297,11 @@ def renamed_keys(block: JsonObject, **keys: str) -> Generator[None]:
 
 # Files, folders and dictionaries.
 
-SIZE_LIMIT = 16 * 2**20
 _FILE_NAMES = ("config.json", "params.json")
 _YAML = (".yaml", ".yml")
 # a line that begins with a key, where JSON has it in quotes
-_KEY_OF_YAML = rb"(\xef\xbb\xbf)?(\s*(#.*)?\n|---\s)*[A-Za-z_]\w*:(\s|$)"
+# after empty lines, comments and the mark of a document, each of which ends with its line
+_KEY_OF_YAML = rb"(\xef\xbb\xbf)?(?:[ \t\r]*+(?:#[^\n]*+)?\n|---\s)*+[A-Za-z_]\w*+:(\s|$)"
 
 
 def read_source(source: object) -> JsonObject:
@@ -322,7 +324,7 @@ def read_source(source: object) -> JsonObject:
         raise refusal("source", source=source)
     source = cast("str | os.PathLike[str]", source)
     if source == "-":
-        return _parse_config(sys.stdin.buffer.read(SIZE_LIMIT + 1), "standard input")
+        return _parse_config(sys.stdin.buffer.read(MOST_TEXT + 1), "standard input")
     try:
         path = Path(source)
         folder = path if path.is_dir() else None
@@ -332,7 +334,7 @@ def read_source(source: object) -> JsonObject:
         if not stat.S_ISREG(path.stat().st_mode):
             raise ConfigError(f"{path} is not a file; give the path of a config.json")
         with path.open("rb") as stream:
-            data = stream.read(SIZE_LIMIT + 1)
+            data = stream.read(MOST_TEXT + 1)
     except FileNotFoundError:
         way_out = "give the path of a config.json"
         if is_hub_id(str(source)) and not str(source).endswith((".json", ".gguf", *_YAML)):
@@ -396,12 +398,12 @@ def _config_file_in(folder: Path) -> Path:
 
 
 def _parse_config(data: bytes, origin: str, suffix: str = "") -> JsonObject:
-    if len(data) > SIZE_LIMIT:
-        raise refusal("too_large", origin=origin, limit=SIZE_LIMIT // 2**20)
+    if len(data) > MOST_TEXT:
+        raise refusal("too_large", origin=origin, limit=MOST_TEXT // 2**20)
     if suffix in _YAML or (not suffix and re.match(_KEY_OF_YAML, data)):
         return JsonObject(parse_yaml(data, origin))
     if re.search(rb"(^|\s)--(num-layers|hidden-size|kv-channels)[ =]", data) and data[:1] != b"{":
-        return JsonObject(parse_arguments(data.decode("utf-8", "replace")))
+        return JsonObject(parse_arguments(data.decode("utf-8", "replace"), origin))
     if suffix == ".sh":
         raise refusal("no_arguments", origin=origin)
     return JsonObject(parse_json(data, origin, ConfigError))
@@ -412,6 +414,7 @@ def _parse_config(data: bytes, origin: str, suffix: str = "") -> JsonObject:
 # bytes of a value by its type (ggml's docs/gguf.md); strings and arrays have lengths of their own
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING, _ARRAY = 8, 9
+_MOST_DIMS = 4  # of a tensor
 _LONGEST = 64 * 2**20  # several times the longest vocabularies, which are most of a header
 
 
@@ -424,22 +427,29 @@ def read_gguf_header(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} {what}: {install_hint('gguf')}") from None
     try:
         with path.open("rb") as file:
-            _check_lengths(file, min(path.stat().st_size, _LONGEST))
+            _check_lengths(file, min(path.stat().st_size, _LONGEST), str(path))
         reader = GGUFReader(path)  # maps the file into memory, so it reads no weights from the disk
         # a vocabulary takes longer than all other fields
         fields = {k: v for k, v in reader.fields.items() if not k.startswith("tokenizer.")}
         tensors = [tensor for tensor in reader.tensors if tensor.name.startswith("rope_")]
         lists = {tensor.name: tensor.data.astype(float).tolist() for tensor in tensors}
         return {key: field.contents() for key, field in fields.items()} | lists
+    except PhasorError:
+        raise
     except Exception as error:  # the reader's errors on damaged bytes have no common base class
         is_short = isinstance(error, struct.error)
         what = "its header announces more than there is" if is_short else str(error)
+        what = what or type(error).__name__
         what = f"is a damaged GGUF file: {what}; download or convert it again"
         raise ConfigError(f"{path} {what}") from None
 
 
-def _check_lengths(file: BinaryIO, size: int) -> None:
-    """Raise an error if a part of the header ends beyond ``size``; gguf would fill the memory."""
+def _check_lengths(file: BinaryIO, size: int, origin: str) -> None:
+    """Raise an error if a part of the header ends beyond ``size``, or its arrays hold too much.
+
+    gguf would fill the memory: with what is not there, and with objects for every element.
+    """
+    elements = 0
 
     def take(codes: str) -> tuple[int, ...]:
         return struct.unpack(f"<{codes}", file.read(struct.calcsize(f"<{codes}")))
@@ -449,11 +459,19 @@ def _check_lengths(file: BinaryIO, size: int) -> None:
             raise struct.error
         file.seek(length, 1)
 
+    def add(count: int) -> None:
+        nonlocal elements
+        elements += count
+        if elements > MOST_ELEMENTS:
+            raise refusal("too_many", origin=origin, most=MOST_ELEMENTS)
+
     def skip_values(kind: int, count: int = 1) -> None:
         if kind in _SIZES:
             skip(_SIZES[kind] * count)
+            add(count)
             return
         for _ in range(count):
+            add(1)
             if kind == _STRING:
                 skip(*take("Q"))
             elif kind == _ARRAY:
@@ -468,5 +486,12 @@ def _check_lengths(file: BinaryIO, size: int) -> None:
         skip_values(_STRING)
         skip_values(*take("I"))
     for _ in range(num_tensors):
-        skip_values(_STRING)
-        skip(8 * take("I")[0] + 12)
+        (length,) = take("Q")
+        is_about_rope = file.read(min(length, 5)) == b"rope_"
+        skip(max(0, length - 5))
+        (num_dims,) = take("I")
+        if num_dims > _MOST_DIMS:
+            raise struct.error
+        if is_about_rope and math.prod(take(f"{num_dims}Q")) > WIDEST:
+            raise ValueError(f"a tensor about the rope has more than {WIDEST} numbers")
+        skip(12 if is_about_rope else 8 * num_dims + 12)

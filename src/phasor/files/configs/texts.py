@@ -19,8 +19,9 @@ from typing import Any, cast
 from phasor._checks import first_repeated, short_repr
 from phasor.errors import ConfigError, PhasorError, install_hint
 from phasor.files import refusal
+from phasor.files.budget import MOST_ELEMENTS, MOST_TEXT
 
-SIZE_LIMIT = 2**20  # far above any config's, and some seconds to read
+_LONGEST_YAML = 2**18  # far above any config's, and some seconds to read
 _MOST_VALUES = 20_000  # with aliases written out, which may stand for more than fits the memory
 _STANDARD = "tag:yaml.org,2002:"
 
@@ -42,6 +43,8 @@ def _refuse_damage(origin: str, kind: str, error: type[PhasorError]) -> Generato
     try:
         yield
     except UnicodeDecodeError as problem:
+        if problem.object.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise refusal("utf16", origin=origin) from None
         raise error(f"{origin} must be UTF-8 text, got {problem}") from None
     except RecursionError:
         raise error(f"{origin} is nested too deeply") from None
@@ -60,6 +63,9 @@ def parse_json(data: bytes, origin: str, error: type[PhasorError]) -> dict[str, 
             raise error(f"{origin}: {_twice(key)}")
         return dict(pairs)
 
+    # before it is parsed: what takes memory is the number of values
+    if sum(map(data.count, (b",", b"[", b"{"))) > MOST_ELEMENTS:
+        raise error(str(refusal("too_many", origin=origin, most=MOST_ELEMENTS)))
     with _refuse_damage(origin, "JSON", error):
         value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=refuse_repeated_keys)
     if not isinstance(value, dict):
@@ -77,8 +83,9 @@ def parse_yaml(data: bytes, origin: str) -> dict[str, Any]:
         from ruamel.yaml import YAML
     except ImportError:
         raise refusal("no_yaml", origin=origin, hint=install_hint("yaml")) from None
-    if len(data) > SIZE_LIMIT:
-        raise ConfigError(f"{origin} is larger than {SIZE_LIMIT // 2**20} MiB, which no config is")
+    if len(data) > _LONGEST_YAML:
+        kib = _LONGEST_YAML // 2**10
+        raise ConfigError(f"{origin} is larger than {kib} KiB, which no config in YAML is")
     with _refuse_damage(origin, "YAML", ConfigError):
         documents = list(YAML(typ="safe", pure=True).compose_all(data.decode("utf-8-sig")))
         if len(documents) != 1:
@@ -140,7 +147,20 @@ _SCALARS: Mapping[str, Callable[[str], Any]] = {
 }
 
 
-def parse_arguments(text: str) -> dict[str, Any]:
+def _fill(text: str, pattern: str, filling: Callable[[re.Match[str]], str], origin: str) -> str:
+    """``text`` with every match filled in, of no more characters than the budget allows."""
+    parts: list[str] = []
+    end = length = 0
+    for match in re.finditer(pattern, text):
+        parts += [text[end : match.start()], filling(match)]
+        end = match.end()
+        length += len(parts[-1]) + len(parts[-2])
+        if length > MOST_TEXT:
+            raise refusal("too_much_text", origin=origin, most=MOST_TEXT)
+    return "".join([*parts, text[end:]])
+
+
+def parse_arguments(text: str, origin: str) -> dict[str, Any]:
     """The flags of a launch script with their values, True without one; variables are filled in.
 
     What has two values in it, such as one for each size of model, is `Unclear`, and so is what a
@@ -151,11 +171,15 @@ def parse_arguments(text: str) -> dict[str, Any]:
     assigned = r"(?m)(?:^|[\s;])(\w+)=[\"']?(?:\$\{\w+:?-)?([\w.+*|/-]+)\}?[\"']?(?=[\s;]|$)"
     for name, value in re.findall(assigned, plain):
         _add(known, name, value)
-    plain = re.sub(r"\$\(\(([^()]*)\)\)", lambda m: _calculated(m[1], known) or m[0], plain)
+
+    def calculate(match: re.Match[str]) -> str:
+        return _calculated(match[1], known, origin) or match[0]
+
+    plain = _fill(plain, r"\$\(\(([^()]*)\)\)", calculate, origin)
     for name, value in re.findall(assigned, plain):
         _add(known, name, value)
     variable = r"\$\{(\w+)(?::?-([\w.+-]+))?\}|\$(\w+)"
-    plain = re.sub(variable, lambda m: known.get(m[1] or m[3], m[2] or m[0]), plain)
+    plain = _fill(plain, variable, lambda m: known.get(m[1] or m[3], m[2] or m[0]), origin)
     flags: dict[str, Any] = {}
     for line in plain.splitlines():
         found: list[tuple[str, list[Any]]] = []
@@ -182,10 +206,10 @@ def _one_of_branches(value: Any) -> Any:
     return Unclear(f"{' or '.join(several)} (the script has each; give one of them)")
 
 
-def _calculated(expression: str, known: Mapping[str, str]) -> str | None:
+def _calculated(expression: str, known: Mapping[str, str], origin: str) -> str | None:
     """The whole number of sums and products of a shell, with its variables; None of others."""
     name = r"\$?\{?([A-Za-z_]\w*)\}?"
-    filled = re.sub(name, lambda m: known.get(m[1], "?"), expression)
+    filled = _fill(expression, name, lambda m: known.get(m[1], "?"), origin)
     if not re.fullmatch(r"\s*\d{1,9}(\s*[-+*]\s*\d{1,9}){0,9}\s*", filled):
         return None
     terms = re.findall(r"([-+]?)([^-+]+)", filled)
@@ -193,8 +217,11 @@ def _calculated(expression: str, known: Mapping[str, str]) -> str | None:
     return str(sum(math.prod(term) * (-1 if sign == "-" else 1) for sign, term in factors))
 
 
-# a list, an expression of lists such as ([0]*3+[1])*2, or what stands between spaces
-_WORD = r"\[[\d\s,]*\](?!\s*[*+])|[(\[]+\d(?:[\d,\[\]()]|\s*[*+]\s*)*|[^\s\"'()\\]+"
+# a list, an expression of lists such as ([0]*3+[1])*2, or what stands between spaces; of brackets
+# in a row only the first begins an expression
+_LIST = r"\[[\d\s,]*+\](?!\s*[*+])"
+_EXPRESSION = r"(?<![(\[])[(\[]++\d(?:[\d,\[\]()]|\s*+[*+])*+"
+_WORD = rf"{_LIST}|{_EXPRESSION}|[^\s\"'()\\]+"
 
 
 _OR = "\0"  # between the values of several branches, as no text has it

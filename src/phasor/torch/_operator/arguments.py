@@ -14,7 +14,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from phasor import _tensors
-from phasor._checks import ErrorType, boolean, short_repr, whole
+from phasor._checks import ErrorType, boolean, short_repr, unmasked, whole
 from phasor._tensors import LAYOUTS
 from phasor.errors import PositionError, TensorError
 from phasor.pairings import checked_pairing
@@ -166,6 +166,7 @@ def _check_floating(name: str, x: Any, shape: str, least_dims: int) -> None:
 def _make_tensor(positions: Any, device: torch.device) -> Tensor:
     """Numbers, lists and arrays as a tensor of their own precision: a float is a float64."""
     is_number = type(positions) is int or type(positions) is float
+    unmasked("positions", positions, PositionError)
     try:
         if is_number:
             dtype = torch.int64 if type(positions) is int else torch.float64
