@@ -243,7 +243,7 @@ FILES: dict[str, tuple[bytes, str]] = {
     "half a file": (b'{"model_type": "llama"', "must be JSON"),
     "a list": (b"[1, 2]", r"must hold a JSON object, got \[1, 2\]"),
     "not UTF-8": (b'{"model_type": "\xff"}', "must be UTF-8"),
-    "UTF-16": ('{"model_type": "llama"}'.encode("utf-16"), "must be UTF-8"),
+    "UTF-16": ('{"model_type": "llama"}'.encode("utf-16"), "is UTF-16, as"),
     "a duplicate key": (b'{"rope_theta": 1, "rope_theta": 2}', "'rope_theta' stands twice"),
     "a duplicate key inside": (b'{"a": {"b": 1, "b": 2}}', "'b' stands twice"),
     "NaN": (SIZED % b"NaN", "rope_theta must be a finite"),

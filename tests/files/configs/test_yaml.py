@@ -117,7 +117,7 @@ DAMAGED: dict[str, tuple[str | bytes, str]] = {
     "bytes that are no text": (b"a: \xff\n", "UTF-8"),
     "a zero byte": (b"a: \x00\n", "must be YAML"),
     "a deep file": ("[" * 800, "nested too deeply"),
-    "a large file": ("#" * (2**20 + 1), "larger than 1 MiB"),
+    "a large file": ("#" * (2**20 + 1), "larger than 256 KiB"),
 }
 
 

@@ -220,7 +220,7 @@ def _calculated(expression: str, known: Mapping[str, str], origin: str) -> str |
 # a list, an expression of lists such as ([0]*3+[1])*2, or what stands between spaces; of brackets
 # in a row only the first begins an expression
 _LIST = r"\[[\d\s,]*+\](?!\s*[*+])"
-_EXPRESSION = r"(?<![(\[])[(\[]++\d(?:[\d,\[\]()]|\s*+[*+])*+"
+_EXPRESSION = r"(?<![(\[])[(\[]++\d(?:[\d,\[\]()]|\s*+[*+]\s*+)*+"
 _WORD = rf"{_LIST}|{_EXPRESSION}|[^\s\"'()\\]+"
 
 
