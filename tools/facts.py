@@ -11,7 +11,7 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -138,6 +138,41 @@ def xpos_largest() -> str:
     return f"{(0.4 / 1.4) ** (-2047 / 512):.0f}"
 
 
+def told(experiment: str, row: str, column: int, table: int = 0) -> float:
+    """The number of a cell of the tables of an experiment, without its deviation.
+
+    ``examples/papers/results/NAME.md`` has them, which a test compares with the measurements.
+    """
+    text = read(f"{EXPERIMENTS}/{experiment}.md")
+    tables = [part for part in text.split("\n\n") if part.startswith("| ")]
+    (cells,) = (
+        line.split(" | ") for line in tables[table].splitlines() if line.startswith(f"| {row}")
+    )
+    return float(cells[column].split()[0])
+
+
+def sizes(numbers: Sequence[float], digits: int) -> tuple[str, str]:
+    """The least and the largest size of some numbers."""
+    ordered = sorted(map(abs, numbers))
+    return f"{ordered[0]:.{digits}f}", f"{ordered[-1]:.{digits}f}"
+
+
+def secrets() -> tuple[str, str]:
+    """What linear, NTK-aware and YaRN name more than the unchanged rope."""
+    return sizes([told("longer_context", row, 2) for row in ("b: ", "c: ", "d: ")], 2)
+
+
+def bits_fewer() -> tuple[str, str]:
+    """What RoPE needs fewer for a word beyond the trained length."""
+    return sizes([told("translation", "b: ", column, table=1) for column in (3, 4, 5)], 1)
+
+
+def moved() -> str:
+    """What sines and cosines lose elsewhere: their paired differences, as RoPE loses nothing."""
+    here, there = (told("convergence", "b: sinusoidal", column) for column in (2, 3))
+    return f"{there - here:.2f}"
+
+
 def defects() -> int:
     """Rows of the table of published defects."""
     return len(re.findall(r"^\| (?!Symptom)", read("docs/verify-defects.md"), re.M))
@@ -166,7 +201,19 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
         ("`phasor.preset`: {} models", lambda: len(phasor.preset_names()), "phasor.preset_names()"),
         ("Held to {} published defects", defects, "docs/verify-defects.md"),
     ),
-    "docs/lesson.md": (("## 7. `rotate`, in {} lines", lesson_lines, "the block below it"),),
+    "docs/lesson.md": (
+        ("## 7. `rotate`, in {} lines", lesson_lines, "the block below it"),
+        (
+            "this model's loss grows by {} nats up to 2,048 tokens",
+            lambda: f"{told('live_model', 'd: slowest quarter', 3, table=3):.2f}",
+            "live_model.md",
+        ),
+        (
+            "stop the fastest, and it grows by {}",
+            lambda: f"{told('live_model', 'b: fastest quarter', 3, table=3):.1f}",
+            "live_model.md",
+        ),
+    ),
     "docs/questions.md": (("(own-rotation.md) has {} recipes", recipes, "docs/own-rotation.md"),),
     "docs/own-rotation.md": (
         ("overflows in float32 from {} tokens on", xpos_limit, "zeta ** (-n / 512)"),
@@ -182,6 +229,44 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
             "new tensors, which takes {} to {} times as long",
             lambda: cpu_ratios("others", "phasor, new output"),
             "bench/results/cpu.json",
+        ),
+    ),
+    "docs/papers/convergence.md": (
+        ("Sines and cosines lose {} bits from position 64 on", moved, "convergence.md"),
+    ),
+    "docs/papers/frequency-usage.md": (
+        (
+            "stopped at the fast end costs {} bits",
+            lambda: f"{told('frequency_usage', 'f: ', 2):.3f}",
+            "frequency_usage.md",
+        ),
+        (
+            "is worse than p = 1**, by {} bits",
+            lambda: f"{told('frequency_usage', 'c: ', 2):.3f}",
+            "frequency_usage.md",
+        ),
+    ),
+    "docs/papers/longer-context.md": (
+        ("and NTK-aware name {} to {} more of all secrets", secrets, "longer_context.md"),
+        (
+            "YaRN comes out first, {} bits ahead",
+            lambda: f"{-told('longer_context', 'd: ', 3):.2f}",
+            "longer_context.md",
+        ),
+    ),
+    "docs/papers/translation.md": (
+        ("it needs {} to {} bits fewer for a word", bits_fewer, "translation.md"),
+    ),
+    "docs/papers/live-model.md": (
+        (
+            "**Most of the usage is in slow pairs**: {} in the slower half",
+            lambda: f"{told('live_model', 'all', 3, table=1):.2f}",
+            "live_model.md",
+        ),
+        (
+            "no loss up to 512 tokens, and {} nats from there to 2048",
+            lambda: f"{told('live_model', 'd: slowest quarter', 3, table=3):.2f}",
+            "live_model.md",
         ),
     ),
     "docs/papers/decay.md": (("It rises on {} steps", rising_steps, "phasor.papers.decay"),),

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from phasor import Rope
 
 from .models import Attention, Transformer
-from .pictures import by_rate, contest, curves, steps_of
+from .pictures import by_rate, curves, mean_and_spread, steps_of, table
 from .study import Row, Study
 from .training import Text, fit
 
@@ -140,12 +140,12 @@ def tables(study: Study) -> str:
         found = [[n for n, x in zip(steps, a, strict=True) if x <= b[-1]] for a, b in pairs]
         return [ns[0] for ns in found] if all(found) else []
 
-    rows = {name: ([], [ns]) for name in CONTENDERS[1:] if (ns := needed(name))}
+    rows = [[name, mean_and_spread(ns, 0)] for name in CONTENDERS[1:] if (ns := needed(name))]
     header = ["bits per masked byte, from position", *study.settings["first"]]
     return "\n\n".join(
         (
             by_rate(study, header, CONTENDERS, ["loss"], ["moved"]),
-            contest(["", "steps until RoPE is below the end of its curve"], rows, 0),
+            table(["", "steps until RoPE is below the end of its curve"], rows),
         )
     )
 

@@ -19,7 +19,7 @@ from phasor.angles import cos_sin
 from phasor.numpy import matrix
 from phasor.torch import rotate
 
-from .pictures import band, contest, lines, log2, table
+from .pictures import band, lines, log2, mean_and_spread, table
 from .study import Row, Study
 from .training import milliseconds
 
@@ -100,14 +100,23 @@ def tables(study: Study) -> str:
     times, held = {}, []
     for name in CONTENDERS:
         columns = zip(*(_relative_times(seed, name) for seed in seeds), strict=True)
-        times[name] = ([], list(columns))
+        times[name] = [mean_and_spread(each, 2) for each in columns]
         held.append([name, *(f"{kilobytes:,.0f}" for kilobytes in seeds[0][name]["kilobytes"])])
-    few = {f"{n} matrices": ([], study.columns("rotations", f"{n} matrices")) for n in made["few"]}
+    few = [
+        [
+            f"{n} matrices",
+            *(mean_and_spread(each, 2) for each in study.columns("rotations", f"{n} matrices")),
+        ]
+        for n in made["few"]
+    ]
     largest = max(seed["largest difference"] for seed in seeds)
     return "\n\n".join(
         (
-            contest([f"time, {UNIT}, width", *widths], times, 2),
-            contest(["nanoseconds for a number of eq. 15, width", *widths], few, 2),
+            table(
+                [f"time, {UNIT}, width", *map(str, widths)],
+                ([name, *cells] for name, cells in times.items()),
+            ),
+            table(["nanoseconds for a number of eq. 15, width", *map(str, widths)], few),
             table(["kilobytes held, width", *widths], held),
             f"Largest difference between two of them: {largest:.1e}.",
         )

@@ -15,7 +15,7 @@ from phasor.scaling import Proportional
 from phasor.torch.papers.usage import watch_usage
 
 from .models import Transformer, attention_inputs, rotary
-from .pictures import by_rate, contest, curves, mean_and_spread
+from .pictures import by_rate, curves, mean_and_spread, table
 from .study import Row, Study
 from .training import Text, train_on_text
 
@@ -88,9 +88,8 @@ def tables(study: Study) -> str:
     """Loss for each rope, and what the heads that look at a place use."""
     fast = f"usage of the fastest {FASTEST} pairs of {study.settings['head_dim'] // 2}"
     header = ["heads by where they look", "heads of a model", "seeds with one", fast]
-    return f"{by_rate(study, ['', 'bits per byte'], CONTENDERS, ['loss'])}\n\n" + contest(
-        header, _heads_by_place(study), 2
-    )
+    losses = by_rate(study, ["", "bits per byte"], CONTENDERS, ["loss"])
+    return f"{losses}\n\n{table(header, _heads_by_place(study))}"
 
 
 def _role(heads: Row, i: int) -> str:
@@ -99,8 +98,8 @@ def _role(heads: Row, i: int) -> str:
     return place if heads[place][i] > LOOKS else "nowhere"
 
 
-def _heads_by_place(study: Study) -> dict[str, tuple[list[str], list[list[float]]]]:
-    rows: dict[str, tuple[list[str], list[list[float]]]] = {}
+def _heads_by_place(study: Study) -> list[list[str]]:
+    rows: list[list[str]] = []
     for place in (*SCORES, "nowhere"):
         counts, shares = [], []
         for heads in study.over_seeds("p = 1", "heads"):
@@ -108,10 +107,8 @@ def _heads_by_place(study: Study) -> dict[str, tuple[list[str], list[list[float]
             counts.append(float(len(chosen)))
             shares += [float(np.mean([sum(u[:FASTEST]) for u in chosen]))] if chosen else []
         if shares:
-            rows[place] = (
-                [mean_and_spread(counts, 1), f"{len(shares)} of {len(counts)}"],
-                [shares],
-            )
+            seeds = f"{len(shares)} of {len(counts)}"
+            rows.append([place, mean_and_spread(counts, 1), seeds, mean_and_spread(shares, 2)])
     return rows
 
 

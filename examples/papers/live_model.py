@@ -46,7 +46,9 @@ def tables(study: Study) -> str:
         f"The model: {model['name']}, read by transformers {model['transformers']}: "
         f"{model['layers']} layers of {model['heads']} heads, {model['pairs']} pairs, "
         f"base {model['base']:g}, trained on {model['context']} tokens. "
-        f"± is the deviation over texts: {', '.join(TEXTS)}."
+        f"± is the deviation over texts: {', '.join(TEXTS)}. "
+        "Readings of phasor's docs up to 2048 tokens are of the documentation of 2026-11-23: "
+        "a new run reads results/texts/docs.txt in its place."
     )
     return "\n\n".join([told, *(part.tables(study) for part in PARTS)])
 

@@ -14,7 +14,7 @@ import numpy as np
 from phasor import Rope, scaling
 
 from .live_model_reading import TEXTS, Reader, losses
-from .pictures import band, contest, lines, log2, mean_and_spread, row
+from .pictures import band, contest, lines, log2
 from .study import Study
 from .training import doublings
 
@@ -143,16 +143,12 @@ def _more(curves: Curves) -> Curves:
 
 
 def _table(title: str, ends: Sequence[int], curves: Curves) -> str:
-    """Nats of each; beside the unchanged rope how many more, and its own in the last row."""
-    differs, texts = PLAIN in curves, len(next(iter(curves.values())))
-    shown = _more(curves) if differs else curves
-    rows = {name: ([], list(zip(*found, strict=True))) for name, found in shown.items()}
-    header = f"nats{' more' * differs}, {title}, {texts} text{'s' * (texts > 1)}"
-    told = contest([header, *(f"to {end}" for end in ends)], rows)
-    if not differs:
-        return told
-    plain = map(mean_and_spread, zip(*curves[PLAIN], strict=True))
-    return f"{told}\n{row([f'{PLAIN}, nats', *plain])}"
+    """Nats of the first, the unchanged rope where it is there, and how many more others need."""
+    texts = len(next(iter(curves.values())))
+    ordered = sorted(curves.items(), key=lambda curve: curve[0] != PLAIN)
+    rows = {name: ([], list(zip(*found, strict=True))) for name, found in ordered}
+    header = f"nats, {title}, {texts} text{'s' * (texts > 1)}"
+    return contest([header, *(f"to {end}" for end in ends)], rows)
 
 
 def chart(study: Study) -> alt.TopLevelMixin:

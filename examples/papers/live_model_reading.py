@@ -31,7 +31,8 @@ TEXTS = (
     *("email", "decimal", "turtle", "unittest"),
 )
 CHUNK = 1024  # tokens whose losses are computed at once
-_DOCS = Path(__file__).parents[2] / "docs"
+#: phasor's documentation of 2026-11-26, kept with the results because the documentation changes.
+_DOCS = Path(__file__).parent / "results" / "texts"
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,14 +86,14 @@ def load(path: Path | None, quick: bool) -> Reader:
 
 @cache
 def text(name: str) -> str:
-    """A text that every Python ships, or this repository's documentation."""
+    """A text that every Python ships, or what the documentation was when it was measured."""
     library = Path(sysconfig.get_paths()["stdlib"])
     if name == "reference":
         return "\n\n".join(pydoc_data.topics.topics.values())
     if name == "docstrings":
         return "\n\n".join(_docstrings(file) for file in sorted(library.glob("*.py"))[::4])
     folder, pattern = {
-        "phasor's docs": (_DOCS, "*.md"),
+        "phasor's docs": (_DOCS, "docs.txt"),
         "decimal": (library, "_pydecimal.py"),
         "turtle": (library, "turtle.py"),
     }.get(name, (library / name, "*.py"))

@@ -80,7 +80,7 @@ class Study:
             for rate, seed in product(tried, self.seeds):
                 key = f"{contender}/rate {rate:g}/seed {seed}"
                 self.measure(key, partial(run, key, rate, seed))
-            best = min(tried, key=self.losses(contender).__getitem__)
+            best = self.rate(contender)
             if len(tried) == 1 or tried[0] < best < tried[-1]:
                 return
             beyond = best / 3 if best == tried[0] else best / 0.3  # 0.001, 0.003, 0.01, ...
@@ -97,9 +97,14 @@ class Study:
         return found
 
     def rate(self, contender: str) -> float:
-        """The one of the lowest mean loss."""
+        """The one of the lowest mean loss; of those whose loss is ``enough``, the lowest rate.
+
+        Where several rates lose next to nothing, the lowest of their losses would be drawn by the
+        seeds.
+        """
         losses = self.losses(contender)
-        return min(losses, key=losses.__getitem__)
+        enough = [rate for rate, loss in losses.items() if loss < self.settings.get("enough", 0.0)]
+        return min(enough or losses, key=None if enough else losses.__getitem__)
 
     def told_rate(self, contender: str) -> str:
         """The best rate; where others were added, of how many, and whether it is at their end."""

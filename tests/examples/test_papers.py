@@ -199,18 +199,37 @@ def test_other_seeds_are_other_runs(tmp_path: Path) -> None:
     assert (saved["seeds"], saved["first_seed"]) == (1, 7)
 
 
-def test_a_table_marks_whom_the_seeds_do_not_part() -> None:
-    """Means nearer than both spreads together, with the letters of the others."""
+def test_contenders_are_told_apart_in_pairs() -> None:
+    """Four standard errors of the differences decide, however far each spreads by itself."""
+    seeds = {"one": [1.0, 3.0, 8.0], "two": [1.1, 3.1, 8.2], "three": [1.2, 2.9, 8.1]}
     table = module("pictures").contest(
-        ["", "loss"],
-        {"one": ([], [[1.0, 3.0]]), "two": ([], [[3.0, 5.0]]), "three": ([], [[9.0, 9.0]])},
-        digits=1,
+        ["what", "bits"], {name: ([], [values]) for name, values in seeds.items()}, 2
     )
-    assert table.splitlines()[2:] == [
-        "| a: one | 2.0 ± 1.4 ≈ b |",
-        "| b: two | 4.0 ± 1.4 ≈ a |",
-        "| c: three | 9.0 ± 0.0 |",
+    # the deviations are 3.61; of 0.1, 0.1, 0.2 and 0.2, -0.1, 0.1, 0.06 and 0.15
+    assert table.splitlines() == [
+        "| what; others: paired difference from a | bits |",
+        "| --- | ---: |",
+        "| a: one | 4.00 ± 3.61 ≈ bc |",
+        "| b: two | +0.13 ± 0.06 ≈ ac |",
+        "| c: three | +0.07 ± 0.15 ≈ ab |",
     ]
+    seeds["two"][2] = 8.1  # each 0.1 more: no deviation at all
+    table = module("pictures").contest(
+        ["", "bits"], {name: ([], [values]) for name, values in seeds.items()}, 2
+    )
+    assert "| a: one | 4.00 ± 3.61 ≈ c |" in table
+    assert "| b: two | +0.10 ± 0.00 ≈ c |" in table
+
+
+def test_a_rate_that_loses_next_to_nothing_is_enough(tmp_path: Path) -> None:
+    """The lowest of those, where the best of them would be drawn; else the best."""
+    settings = {"rates": [1e-3, 3e-3, 1e-2, 3e-2], "enough": 0.01}
+    study = module("study").Study("x", settings, tmp_path, range(1))
+    losses = {"drawn": [0.5, 2e-3, 1e-6, 1e-9], "hard": [0.5, 0.4, 0.3, 0.4]}
+    for name, found in losses.items():
+        by_rate = dict(zip(settings["rates"], found, strict=True))
+        study.compare(name, lambda _key, rate, _seed, by=by_rate: {"loss": by[rate]})
+    assert (study.rate("drawn"), study.rate("hard")) == (3e-3, 1e-2)
 
 
 def test_every_rate_runs_with_every_seed_and_an_end_is_widened(tmp_path: Path) -> None:
