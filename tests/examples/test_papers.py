@@ -201,16 +201,16 @@ def test_other_seeds_are_other_runs(tmp_path: Path) -> None:
 
 def test_contenders_are_told_apart_in_pairs() -> None:
     """Four standard errors of the differences decide, however far each spreads by itself."""
-    seeds = {"one": [1.0, 3.0, 8.0], "two": [1.1, 3.1, 8.2], "three": [1.2, 2.9, 8.1]}
+    seeds = {"one": [1.0, 3.0, 8.0], "two": [1.1, 3.1, 8.3], "three": [1.2, 2.9, 8.1]}
     table = module("pictures").contest(
         ["what", "bits"], {name: ([], [values]) for name, values in seeds.items()}, 2
     )
-    # the deviations are 3.61; of 0.1, 0.1, 0.2 and 0.2, -0.1, 0.1, 0.06 and 0.15
+    # the deviations are 3.61; of 0.1, 0.1, 0.3 and 0.2, -0.1, 0.1, 0.12 and 0.15
     assert table.splitlines() == [
         "| what; others: paired difference from a | bits |",
         "| --- | ---: |",
         "| a: one | 4.00 ± 3.61 ≈ bc |",
-        "| b: two | +0.13 ± 0.06 ≈ ac |",
+        "| b: two | +0.17 ± 0.12 ≈ ac |",
         "| c: three | +0.07 ± 0.15 ≈ ab |",
     ]
     seeds["two"][2] = 8.1  # each 0.1 more: no deviation at all
