@@ -103,7 +103,9 @@ class Study:
         seeds.
         """
         losses = self.losses(contender)
-        enough = [rate for rate, loss in losses.items() if loss < self.settings.get("enough", 0.0)]
+        enough = [
+            rate for rate, loss in losses.items() if loss < self.settings.get("enough", -math.inf)
+        ]
         return min(enough or losses, key=None if enough else losses.__getitem__)
 
     def told_rate(self, contender: str) -> str:
