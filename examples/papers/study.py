@@ -8,7 +8,7 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -80,7 +80,7 @@ class Study:
             for rate, seed in product(tried, self.seeds):
                 key = f"{contender}/rate {rate:g}/seed {seed}"
                 self.measure(key, partial(run, key, rate, seed))
-            best = self.rate(contender)
+            best = self.rate(contender, tried)
             if len(tried) == 1 or tried[0] < best < tried[-1]:
                 return
             beyond = best / 3 if best == tried[0] else best / 0.3  # 0.001, 0.003, 0.01, ...
@@ -96,17 +96,16 @@ class Study:
                 found[rate] = loss if math.isfinite(loss) else math.inf
         return found
 
-    def rate(self, contender: str) -> float:
+    def rate(self, contender: str, rates: Sequence[float] | None = None) -> float:
         """The one of the lowest mean loss; of those whose loss is ``enough``, the lowest rate.
 
         Where several rates lose next to nothing, the lowest of their losses would be drawn by the
-        seeds.
+        seeds. ``rates`` are those that it is one of, all that were measured if None.
         """
-        losses = self.losses(contender)
-        enough = [
-            rate for rate, loss in losses.items() if loss < self.settings.get("enough", -math.inf)
-        ]
-        return min(enough or losses, key=None if enough else losses.__getitem__)
+        losses, enough = self.losses(contender), self.settings.get("enough", -math.inf)
+        candidates = sorted(losses if rates is None else rates)
+        low = [rate for rate in candidates if losses[rate] < enough]
+        return low[0] if low else min(candidates, key=losses.__getitem__)
 
     def told_rate(self, contender: str) -> str:
         """The best rate; where others were added, of how many, and whether it is at their end."""
