@@ -52,7 +52,7 @@ ROOMS = {
     "src/phasor/jax.py": "compile",
     "src/phasor/mlx.py": "compile",
     "src/phasor/torch/export.py": "onnx",
-    "src/phasor/torch/hf": "transformers",
+    "src/phasor/torch/live.py": "transformers",
     "tests/charts": "report",
     "tests/files/checkpoint/test_models.py": "transformers",
     "tests/files/configs/test_rotations.py": "transformers",
@@ -74,7 +74,7 @@ ROOMS = {
     "tests/torch/export/test_onnx.py": "onnx",
     "tests/torch/export/test_onnx_models.py": "onnx",
     "tests/torch/export/test_plain_graph.py": "compile",
-    "tests/torch/hf": "transformers",
+    "tests/torch/live": "transformers",
     "tests/tools": "transformers",
     "tests/torch/test_linear_attention_training.py": "slow",
     "tests/verify/test_misplaced.py": "slow",
@@ -85,7 +85,7 @@ ROOMS = {
 # those that take a minute or more
 LONGEST = (
     "tests/torch/distributed/test_processes.py",
-    "tests/torch/hf/test_patch.py",
+    "tests/torch/live/test_patch.py",
     "tests/gpu/test_kernels.py",
 )
 ROOT = Path(__file__).parent

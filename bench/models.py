@@ -24,7 +24,7 @@ from device import THREADS, alone, peak_rise
 from report import Section
 from timing import Spread, Times, interleave
 
-from phasor.torch.hf import patch
+from phasor.torch.live import patch
 
 PROMPT, STEPS = 512, 8
 LAYERS, LONG = 2, 32_768

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .torch.hf.live_models import Answer, difference, prefill
+from .torch.live.live_models import Answer, difference, prefill
 
 #: The rounding of float32, and how many of them a sum of 1,024 terms gathers.
 UNIT = 2.0**-24

@@ -202,7 +202,7 @@ def printers(src: Files) -> set[str]:
 
 def test_what_is_printed_goes_one_way() -> None:
     """There it is made visible. The help is click's, and `patch` names classes of Python."""
-    assert printers(SRC) == {"cli", "cli.output", "torch.hf"}
+    assert printers(SRC) == {"cli", "cli.output", "torch.live"}
 
 
 @pytest.mark.parametrize("line", ["print(1)", "click.echo(1)", "Console().rule()"])

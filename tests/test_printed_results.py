@@ -32,7 +32,7 @@ def patched(_: Any) -> Any:
     pytest.importorskip("transformers")
     from tools.tiny_models import tiny_model
 
-    from phasor.torch.hf import patch
+    from phasor.torch.live import patch
 
     return patch(tiny_model("llama"))
 

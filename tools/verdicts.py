@@ -3,10 +3,9 @@
     python -m tools.verdicts             every architecture of the installed transformers
     python -m tools.verdicts NAME ...    those of these model types or classes
 
-A tiny random model of it runs with recorders in the places where `phasor.torch.hf.patch` would put
-phasor's operator. They record which layers rotate, with which function and which cosines and sines.
-The function is then measured as by `patch`, and compared with the ropes that `phasor.load` reads
-from the config.
+A tiny random model of it runs while recorders stand in its file in place of the functions that
+rotate. They record which layers rotate, with which function and which cosines and sines. The
+function is then measured, and compared with the ropes that `phasor.load` reads from the config.
 """
 
 from __future__ import annotations
@@ -14,15 +13,30 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from inspect import getattr_static
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from tools.rotations import (
+    FARTHEST,
+    ROWS,
+    Grid,
+    RotationSignature,
+    each_row,
+    identify_rows,
+    measure_signature,
+    parameters,
+    rope_error,
+    spread_positions,
+    tensor_parameters,
+)
 from tools.tiny_models import (
     foreign_errors,
     installed_model_types,
@@ -31,7 +45,7 @@ from tools.tiny_models import (
     special_cases,
     tiny_model,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 from phasor.describe import original_context
 from phasor.errors import ConfigError
@@ -40,30 +54,10 @@ from phasor.identification import Identification
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.torch.hf.embeddings import (
-    FARTHEST,
-    Grid,
-    each_row,
-    identify_rows,
-    rope_error,
-    spread_positions,
-)
-from phasor.torch.hf.modules import (
-    methods_of,
-    modules_of,
-    rotations_of,
-    set_class,
-    subclass_calling,
-)
-from phasor.torch.hf.rotations import (
-    ROWS,
-    RotationSignature,
-    measure_signature,
-    parameters,
-    tensor_parameters,
-)
 
 _ATTENTION = "eager_attention_forward"
+_ROTATION = re.compile(r"\w*apply_\w*(rotary|rope)\w*")
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a number between the dots of a path
 # tokens of a model that takes no positions
 _MAX_CONSECUTIVE = 256
 
@@ -255,33 +249,56 @@ def _run_model(model: Any, grid: Grid) -> _Run:
 def record_calls(model: Any, inputs: Mapping[str, Tensor]) -> list[Call]:
     """Every call of a rotation function during ``model(**inputs)`` of one sequence, in order."""
     calls: list[Call] = []
-    changed: list[tuple[Any, type]] = []
-    try:
-        for info in modules_of(model):
-            cls: Any = info.cls
-            functions, static = rotations_of(cls), _static_rotations(cls)
-            if not functions and not static:
-                continue
-            record = functools.partial(_record_rotation, calls, info.layer or 0)
-            recorders = {name: record(function) for name, function in functions.items()}
-            attention = cls.forward.__globals__.get(_ATTENTION)
-            if attention is not None:
-                recorders[_ATTENTION] = _record_attention(calls, attention)
-            body = {name: staticmethod(_split_table(record, it)) for name, it in static.items()}
-            changed.append((info.module, cls))
-            set_class(info.module, subclass_calling(cls, recorders, None, body))
+    record = functools.partial(_record_rotation, calls)
+    with ExitStack() as changes:
+        running = _watch_layers(model, changes)
+        files = {base.__module__ for it in model.modules() for base in type(it).__mro__}
+        for file in map(sys.modules.__getitem__, sorted(files)):
+            for name, function in _rotations_in(vars(file)).items():
+                _replace(changes, file, name, record(running, function))
+            if hasattr(file, _ATTENTION):
+                attention = getattr(file, _ATTENTION)
+                _replace(changes, file, _ATTENTION, _record_attention(calls, attention))
+        # static methods that rotate, such as RoFormer's
+        for cls in {type(it) for it in model.modules()}:
+            for name in _rotations_in(vars(cls)):
+                if isinstance(getattr_static(cls, name), staticmethod):
+                    rotation = _split_table(functools.partial(record, running), getattr(cls, name))
+                    _replace(changes, cls, name, staticmethod(rotation))
         with torch.no_grad():
             model(**inputs)
-    finally:
-        for module, cls in changed:
-            set_class(module, cls)
     return calls
 
 
-def _static_rotations(cls: type) -> dict[str, Any]:
-    """The static methods that rotate, such as RoFormer's."""
-    named = {k: it for k, it in methods_of(cls).items() if k.startswith("apply_rotary")}
-    return {k: it for k, it in named.items() if isinstance(getattr_static(cls, k), staticmethod)}
+def _rotations_in(names: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: it for name, it in names.items() if _ROTATION.fullmatch(name)}
+    return {name: it for name, it in found.items() if callable(it)}
+
+
+def _replace(changes: ExitStack, holder: Any, name: str, value: Any) -> None:
+    """Another value of an attribute until the changes are undone."""
+    changes.callback(setattr, holder, name, getattr_static(holder, name))
+    setattr(holder, name, value)
+
+
+def _watch_layers(model: nn.Module, changes: ExitStack) -> list[int]:
+    """A list whose last item is the number of the layer that is running, filled by hooks."""
+    running = [0]
+
+    def leave(*_: Any) -> None:
+        running.pop()
+
+    for path, module in model.named_modules():
+        numbers = _NUMBER.findall(path)
+        # from the path first: a module that several layers share has a single layer_idx
+        layer = int(numbers[-1]) if numbers else getattr(module, "layer_idx", None)
+
+        def enter(*_: Any, layer: int = layer or 0) -> None:
+            running.append(layer)
+
+        changes.callback(module.register_forward_pre_hook(enter).remove)
+        changes.callback(module.register_forward_hook(leave).remove)
+    return running
 
 
 def _split_table(record: Callable[[Any], Any], function: Any) -> Callable[..., Any]:
@@ -299,9 +316,9 @@ def _split_table(record: Callable[[Any], Any], function: Any) -> Callable[..., A
 
 
 def _record_rotation(
-    calls: list[Call], layer: int, function: Callable[..., Any]
+    calls: list[Call], running: Sequence[int], function: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """The rotation function of a layer, which also adds each of its calls to ``calls``."""
+    """The rotation function, which also adds each of its calls to ``calls``."""
     names, tensors = tuple(parameters(function)), tensor_parameters(function)
 
     @functools.wraps(function)
@@ -314,7 +331,7 @@ def _record_rotation(
         # [1, 1, seq, width] -> [seq, width]
         rows = [row.reshape(row.shape[-2:]) if row.dim() > 3 else row for row in rows]
         call = Call(
-            layer=layer, function=function, rows=rows if len(rows) > 1 else rows[0],
+            layer=running[-1], function=function, rows=rows if len(rows) > 1 else rows[0],
             arguments=tensors[: len(rotated)], rotated=rotated,
         )  # fmt: skip
         calls.append(call)

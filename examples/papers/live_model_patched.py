@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasor.torch.hf import patch, unpatch
+from phasor.torch.live import patch, unpatch
 
 from .live_model_reading import TEXTS, Reader
 from .pictures import contest, table

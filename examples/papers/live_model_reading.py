@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from phasor import Rope
 from phasor.torch import cos_sin
-from phasor.torch.hf import from_model
+from phasor.torch.live import from_model
 
 from .study import Row
 

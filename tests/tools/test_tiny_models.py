@@ -7,6 +7,7 @@ import cmath
 import numpy as np
 import pytest
 import torch
+from tools.rotations import half_rows
 from tools.tiny_models import (
     choose_layers,
     model_class,
@@ -20,7 +21,6 @@ from tools.verdicts import record_calls, verdict
 
 from phasor import ConfigError
 from phasor.scaling import Llama3
-from phasor.torch.hf.embeddings import half_rows
 
 from ..offline import refuse_connections
 

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 import torch
 from tools import verdicts
+from tools.rotations import RotationSignature, rope_error
 from tools.tiny_models import installed_model_types, model_class, tiny_config
 from tools.verdicts import main, verdict
 
 from phasor import ConfigError, Rope
 from phasor.files.configs import load
 from phasor.scaling import Linear, Llama3, LongRope, Proportional, Yarn
-from phasor.torch.hf.embeddings import rope_error
-from phasor.torch.hf.rotations import RotationSignature
 
 from ..offline import refuse_connections
 

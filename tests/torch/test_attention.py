@@ -17,7 +17,7 @@ from phasor.torch.attention import RotaryAttention
 from ..each import each
 from ..rounding import rounding
 from .attention_oracle import HEADS, LAYERS, WIDTH, assert_attends, causal, everything, last, layer
-from .hf.live_models import difference
+from .live.live_models import difference
 from .torch_oracle import normal
 
 DTYPES = [torch.float64, torch.float32]

@@ -16,7 +16,7 @@ from phasor.torch import export as bridge
 from phasor.torch.papers import ReRope, SelfExtend, relative_attention
 
 from ...rounding import rounding
-from ..hf.live_models import difference
+from ..live.live_models import difference
 from ..torch_oracle import normal
 from .onnx_engines import by_onnxruntime
 

@@ -18,7 +18,7 @@ from phasor.torch import RotaryAttention, rotate, rotate_, rotate_qk
 from phasor.torch import export as bridge
 
 from ...rounding import rounding
-from ..hf.live_models import difference
+from ..live.live_models import difference
 from ..torch_oracle import normal
 from .onnx_engines import (
     CHANGING,

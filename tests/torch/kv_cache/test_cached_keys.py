@@ -17,7 +17,7 @@ from phasor.torch.kv_cache import CachedKeys
 
 from ...rounding import rounding
 from ..attention_oracle import HALF, WIDTH, layer
-from ..hf.live_models import difference
+from ..live.live_models import difference
 from ..torch_oracle import assert_rotated, normal
 from .filled_caches import ROPES, config, empty, filled, layered, raw
 

@@ -130,7 +130,7 @@ def cos_sin_of_turns(turns: Tensor, positions: Tensor, dtype: torch.dtype) -> tu
     even_cos, even_sin = torch.addcmul(one, of_cos, y), of_sin * x
     # a quarter turn takes (cos, sin) to (-sin, cos), and half a turn negates both
     is_odd = (shifted << 1) < 0
-    sign = torch.copysign(one, shifted.to(dtype))
+    sign = torch.where(shifted < 0, -one, one)
     if positions.is_floating_point():
         has_angle = _has_angle(positions)
         has_angle = has_angle.all(-2) if has_angle.dim() > turns.dim() else has_angle

@@ -89,7 +89,7 @@ def watch_usage(
         model: The model, or the part of it whose layers ``ropes`` describes.
         ropes: One Rope per attention layer, in the order of the modules, or one Rope for all. If
             None, the model's own: those of its `phasor.torch.RotaryAttention` layers, or of a model
-            of transformers as `phasor.torch.hf.from_model` reads them.
+            of transformers as `phasor.torch.live.from_model` reads them.
 
     Yields:
         For every layer its usage, None where the layer has no Rope.
@@ -149,7 +149,7 @@ def _own_ropes(
     transformers = sys.modules.get("transformers")
     if transformers is None or not isinstance(model, transformers.PreTrainedModel):
         return None
-    from phasor.torch.hf import from_model
+    from phasor.torch.live import from_model
 
     return from_model(model)
 

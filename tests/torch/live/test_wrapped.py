@@ -1,4 +1,4 @@
-"""Patched models in what casts, moves and recomputes a module's inputs: their rows stay as made."""
+"""Patched models in what shards, casts, moves and recomputes a module's inputs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import torch
 import torch.distributed as dist
 from accelerate import dispatch_model
 from tools.tiny_models import tiny_model
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from phasor.torch.hf import patch
+from phasor.torch.live import patch
 
-from .live_models import prefill, tokens
+from ...rounding import rounding
+from .live_models import difference, prefill, tokens
 
 #: Cosines and sines, complex rows, latent attention, and rows of two kinds of layers.
 NAMES = ["llama", "llama4_text", "deepseek_v3", "gemma3_text"]
@@ -33,7 +34,7 @@ def patched() -> dict[str, Any]:
 
 
 def rows_in_attention(model: Any) -> tuple[list[Tensor], Tensor]:
-    """The rows of cos and sin that the last layer's attention is given, and what the model says."""
+    """The cos and sin that the last layer's attention is given, and what the model says."""
     seen: list[Any] = []
     attention = model.model.layers[-1].self_attn
     hook = attention.register_forward_pre_hook(
@@ -42,15 +43,15 @@ def rows_in_attention(model: Any) -> tuple[list[Tensor], Tensor]:
     answer = prefill(model)
     hook.remove()
     assert answer is not None
-    deferred = seen[0] if not isinstance(seen[0], tuple) else seen[0][0]
-    return [deferred.cos, deferred.sin], answer
+    return [*seen[0]] if isinstance(seen[0], tuple) else [seen[0]], answer
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_fsdp_in_bfloat16_leaves_rows_in_float32(name: str, patched: dict[str, Any]) -> None:
-    """Attention, layer and model cast every tensor they are given; the rest is a bfloat16 model."""
+def test_a_model_that_fsdp_shards_in_bfloat16_is_a_bfloat16_model(
+    name: str, patched: dict[str, Any]
+) -> None:
+    """Attention, layer and model cast every tensor they are given, rows included."""
     model, cast = copy.deepcopy(patched[name]), copy.deepcopy(patched[name])
-    rows, _ = rows_in_attention(model)
     _, expected = rows_in_attention(cast.bfloat16())
     dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
     try:
@@ -60,22 +61,29 @@ def test_fsdp_in_bfloat16_leaves_rows_in_float32(name: str, patched: dict[str, A
             fully_shard(layer.self_attn, mesh=mesh, mp_policy=policy)
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         fully_shard(model, mesh=mesh, mp_policy=policy)
-        again, answer = rows_in_attention(model)
+        assert patch(model).already
+        _, answer = rows_in_attention(model)
     finally:
         dist.destroy_process_group()
-    assert all(map(torch.equal, rows, again))
     assert answer.dtype == torch.bfloat16
-    assert torch.equal(answer, expected)
+    # a row in float32 that is rounded once may differ from that of a bfloat16 model by a rounding
+    assert difference(answer, expected) <= 2 * torch.finfo(torch.bfloat16).eps
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_autocast_leaves_rows_in_float32(name: str, patched: dict[str, Any]) -> None:
-    """They are those of a model that nobody casts."""
-    rows, _ = rows_in_attention(patched[name])
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        again, answer = rows_in_attention(patched[name])
-    assert answer.dtype == torch.bfloat16
-    assert all(map(torch.equal, rows, again))
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+def test_a_model_inside_ddp_is_patched(name: str) -> None:
+    """Its path begins with another name; gradients come out as they did."""
+    model = tiny_model(name)
+    plain = copy.deepcopy(model)
+    dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        (path,) = patch(wrapped).modules
+        assert path == "module.model.rotary_emb"
+        room = rounding(plain, gradients)
+        assert difference(gradients(plain), gradients(wrapped)) <= room
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.filterwarnings("ignore:.*offloaded")

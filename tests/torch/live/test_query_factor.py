@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModel
 
 from phasor import LayerRopes, load
 from phasor.torch import RotaryAttention
-from phasor.torch.hf import from_model, patch
+from phasor.torch.live import from_model, patch
 
 from ...rounding import UNIT, rounding
 from .live_models import difference

@@ -1,0 +1,409 @@
+"""The rotary embeddings of a model of transformers, each with the rope of its config, proved.
+
+What a config states is compared with what a new module of the class computes: a live one may have
+been cast, moved or changed.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from phasor._checks import short_repr
+from phasor.angles import cos_sin
+from phasor.errors import ConfigError, PhasorError
+from phasor.files.configs import load, model_types
+from phasor.layers import LayerRopes
+from phasor.numpy import rotate
+from phasor.rope import Rope
+from phasor.scaling import Rule
+from phasor.torch._operator.internals import outside_modes, outside_transforms
+
+#: What foreign code may raise when it is called in a way that it was not written for.
+_FOREIGN_ERRORS = (
+    TypeError, ValueError, RuntimeError, AttributeError, LookupError, ArithmeticError,
+    AssertionError, ImportError,
+)  # fmt: skip
+PARAMETERS = ("x", "position_ids", "layer_type")
+#: The buffer in which attention of GPT-J and CodeGen keeps its table of sines and cosines, and the
+#: function of its file that makes the table.
+TABLE, _TABLE_MAKER = "embed_positions", "create_sinusoidal_positions"
+_ROTATION = re.compile(r"\w*apply_\w*(rotary|rope)\w*")
+#: Parts of the names of classes and buffers that speak of a rotation.
+_ROTARY = re.compile(r"(?i)rotary|rotate|(?<![a-z])rope(?![a-z])|inv_freq|freqs_cis|sinusoid")
+#: Positions for fast pairs, and positions far enough to show slow pairs.
+_PROBES = ((0, 1, 2, 3), (1, 64, 4096, 65536))
+_FLOAT32_ROUNDING = 2.0**-24
+
+Kind = str | None  # of layer, where a module makes cos and sin for several
+#: How a module lays out the numbers of pairs: with a copy after them, each twice in a row, or once;
+#: or cos and sin as one complex number.
+Layout = Literal["twice", "repeated", "half", "complex"]
+_LAYOUTS: tuple[Layout, ...] = ("twice", "repeated", "half", "complex")
+_Grid = NDArray[np.int64]  # positions [axes, seq]
+
+
+class RotaryEmbedding(NamedTuple):
+    """A rotary embedding of a model, and what was proved of its class with its config."""
+
+    path: str
+    module: nn.Module
+    fresh: nn.Module  # a new one: the live one may have been cast, moved or changed
+    layers: LayerRopes  # that its config states
+    ropes: Mapping[Kind, Rope]  # by which it makes cos and sin, for each kind of layer
+    layout: Layout
+
+
+def read(model: nn.Module) -> tuple[list[RotaryEmbedding], list[str]]:
+    """The proved rotary embeddings of a model, and paths of those of pictures and sounds."""
+    known_types = set(model_types())
+    found: list[RotaryEmbedding] = []
+    left: list[str] = []
+    unknown: ConfigError | None = None
+    proved: dict[tuple[type, str], RotaryEmbedding] = {}
+    for path, module, config in _rotary_modules(model):
+        values = config.to_dict()
+        key = type(module), repr(values)
+        if values.get("model_type") not in known_types:
+            left.append(path)
+            says = f"phasor.load knows no model type {values.get('model_type')!r}"
+            unknown = unknown or _refusal(path, module, says)
+            continue
+        if key not in proved:
+            proved[key] = _prove(path, module, config)
+        found.append(proved[key]._replace(path=path, module=module))
+    if not found:
+        raise unknown or _no_rotation(model)
+    return found, left
+
+
+def _rotary_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
+    """Modules that make cos and sin, each with its config or that of the model around it."""
+    configs: dict[str, Any] = {}
+    for path, module in named_modules(model):
+        around = configs.get(path.rpartition(".")[0])
+        own = getattr(module, "config", None)
+        config = configs[path] = own if hasattr(own, "to_dict") else around
+        is_rotary = "Rotary" in type(module).__name__ or holds_table(module)
+        if is_rotary and config is not None:
+            yield path or type(module).__name__, module, config
+
+
+def named_modules(model: object) -> list[tuple[str, nn.Module]]:
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            "model must be a torch.nn.Module, such as a model of transformers or a part of one, "
+            f"got {short_repr(model)}"
+        )
+    return list(model.named_modules())
+
+
+def holds_table(module: nn.Module) -> bool:
+    has_table = TABLE in dict(module.named_buffers(recurse=False))
+    return has_table and hasattr(sys.modules[type(module).__module__], _TABLE_MAKER)
+
+
+class _Table(nn.Module):
+    """Answers as a rotary embedding, from a table of sines and cosines ``[positions, width]``."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.register_buffer(TABLE, table)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        del x
+        sin, cos = self.get_buffer(TABLE)[position_ids].chunk(2, -1)
+        return cos, sin
+
+
+def end_of(fresh: nn.Module) -> int:
+    """Positions are below this."""
+    return len(fresh.get_buffer(TABLE)) if isinstance(fresh, _Table) else 1 << 62
+
+
+# ---- the proof ----
+
+
+@contextmanager
+def isolated_torch_state() -> Generator[None]:
+    """Compute on the CPU in float32, whatever device, dtype, mode or transformation is active."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with (
+            outside_modes(), outside_transforms(), torch.inference_mode(mode=False),
+            torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"),
+        ):  # fmt: skip
+            yield
+    finally:
+        torch.set_default_dtype(usual)
+
+
+@isolated_torch_state()
+def _prove(path: str, module: nn.Module, config: Any) -> RotaryEmbedding:
+    """The ropes that a config states for a rotary embedding, compared with a new one."""
+    cls = cast(Any, type(module))
+    taken = tuple(inspect.signature(cls.forward).parameters)[1:]
+    if not holds_table(module) and taken not in (PARAMETERS, PARAMETERS[:2]):
+        raise _refusal(path, module, f"its forward takes ({', '.join(taken)})")
+    try:
+        # a key that the class does not read may stay: what it computes is compared
+        layers = load(config.to_dict(), strict=False)
+    except PhasorError as error:
+        raise _refusal(path, module, f"its config cannot be read ({error})") from None
+    by_kind = getattr(module, "rope_type", None)
+    kinds: list[Kind] = (isinstance(by_kind, dict) and [*by_kind]) or [None]
+    try:
+        if holds_table(module):
+            make = getattr(sys.modules[cls.__module__], _TABLE_MAKER)
+            fresh: nn.Module = _Table(make(*module.get_buffer(TABLE).shape))
+        else:
+            fresh = cls(copy.deepcopy(config))  # a copy, because the class may write into it
+        found = {kind: _find_rope(fresh, kind, layers) for kind in kinds}
+    except PhasorError:
+        raise
+    except _FOREIGN_ERRORS as error:
+        says = f"a new one, asked for cosines, says {' '.join(str(error).split()) or repr(error)}"
+        raise _refusal(path, module, says) from None
+    ropes: dict[Kind, Rope] = {}
+    layouts: list[Layout] = []
+    for kind, match in found.items():
+        if match is None:
+            which = "cosines" if kind is None else f"cosines for {kind} layers"
+            says = f"its {which} are not those that its config describes"
+            raise _refusal(path, module, says)
+        rope, layout = match
+        ropes[kind] = rope
+        layouts.append(layout)
+    (layout,) = set(layouts)
+    functions = _rotations_beside(cls, config)
+    for rope in ropes.values():
+        if not any(_turns_as(it, rope, layout) for it in functions):
+            says = f"no rotation of its file turns {rope.pairing} pairs as its config describes"
+            raise _refusal(path, module, says)
+    return RotaryEmbedding(path, module, fresh, layers, ropes, layout)
+
+
+def _find_rope(fresh: nn.Module, kind: Kind, layers: LayerRopes) -> tuple[Rope, Layout] | None:
+    """The rope of a config whose cos and sin a module makes for a kind of layer, and how."""
+    candidates: list[Rope | None] = [layers.kinds.get(cast(str, kind))]
+    if kind not in layers.kinds:  # only the class names it so, or no layer here uses it
+        candidates = [*layers.ropes, *layers.in_config.unused_blocks.values()]
+        candidates += [it.rope for it in layers.beside]
+    for rope in dict.fromkeys(candidates):
+        layout = None if rope is None else _find_layout(fresh, kind, rope)
+        if rope is not None and layout is not None:
+            return rope, layout
+    return None
+
+
+def _find_layout(fresh: nn.Module, kind: Kind, rope: Rope) -> Layout | None:
+    """How a module lays out the cos and sin of ``rope``; None if it makes others."""
+    n_axes = rope.axes.n_axes
+    if n_axes == 1 and _takes_axes(fresh, kind):
+        return None
+    layouts = list(_LAYOUTS)
+    for probe in _PROBES:
+        positions = np.minimum(probe, end_of(fresh) - 1)
+        grid = np.stack([np.roll(positions, axis) for axis in range(n_axes)])
+        answer = call(fresh, grid, kind, torch.empty(0))
+        law = replace(rope, direction=1).at(int(grid.max()) + 1)
+        allowed = _float32_error(law, grid)  # [seq, num_pairs]
+        for layout in layouts[:]:
+            distance = distance_from_exact(answer, layout, law, grid)
+            # a NaN is not close
+            if distance is None or not (distance <= lay_out(allowed, layout)).all():
+                layouts.remove(layout)
+    return layouts[0] if layouts else None
+
+
+def _takes_axes(fresh: nn.Module, kind: Kind) -> bool:
+    """Whether a module takes positions of several coordinates ``[axes, batch, seq]``."""
+    for count in (2, 3, 4):
+        try:
+            answer = call(fresh, np.zeros((count, 1), np.int64), kind, torch.empty(0))
+        except _FOREIGN_ERRORS:
+            continue
+        if (answer if isinstance(answer, Tensor) else answer[0]).dim() == 3:
+            return True
+    return False
+
+
+def call(module: nn.Module, grid: _Grid, kind: Kind, like: Tensor) -> Any:
+    """A module's answer at positions ``[axes, seq]``, for hidden states of a dtype and device."""
+    if holds_table(module):
+        module = _Table(module.get_buffer(TABLE))
+    hidden = like.new_zeros(1, grid.shape[1], 1)
+    ids = torch.tensor(grid if len(grid) == 1 else grid[:, None], device=like.device)
+    # a copy is called, because some modules keep what they were called with
+    return copy.deepcopy(module)(hidden, ids, *([] if kind is None else [kind]))
+
+
+def distance_from_exact(answer: Any, layout: Layout, law: Rope, grid: _Grid) -> Tensor | None:
+    """How far cos and sin are from exact, ``[2, seq, width]``; None if they are laid out so not."""
+    is_complex = isinstance(answer, Tensor) and answer.is_complex()
+    if is_complex is not (layout == "complex"):
+        return None
+    rows = torch.view_as_real(answer).unbind(-1) if is_complex else answer
+    exact = cos_sin(law, grid[0] if len(grid) == 1 else grid.T)
+    expected = [lay_out(torch.from_numpy(it * law.attention_factor), layout) for it in exact]
+    if [row.shape for row in rows] != [(1, *it.shape) for it in expected]:
+        return None
+    pairs = zip(rows, expected, strict=True)
+    return torch.stack([(row[0].cpu().double() - it).abs() for row, it in pairs])
+
+
+def _float32_error(law: Rope, grid: _Grid) -> Tensor:
+    """What float32 explains of a distance, ``[seq, num_pairs]``."""
+    pairs = law.num_pairs
+    angles = grid[list(law.axes.axis_of_pair(pairs))].T * law.inv_freq
+    # the logarithm of a frequency is ln(base) times an exponent, and a rounding of that is a
+    # relative error; the law, the angle, the cosine and its factor add some roundings more
+    roundings = np.log(law.base or 1e4) * np.arange(pairs) / pairs + 8
+    error = (np.abs(angles) * roundings + 8) * _FLOAT32_ROUNDING
+    return torch.from_numpy(law.attention_factor * error)
+
+
+def _rotations_beside(cls: type, config: Any) -> list[Callable[..., Any]]:
+    """The rotation functions in the file of a class, and of those that it inherits from."""
+    files = [vars(sys.modules[base.__module__]) for base in cls.__mro__ if base is not nn.Module]
+    found = {name: it for names in files for name, it in names.items() if _ROTATION.fullmatch(name)}
+    interleaving = [it for name, it in found.items() if name.endswith("_interleave")]
+    # a file with two functions for attention takes this one, unless a key of its config says not to
+    takes_other = getattr(config, "rope_interleave", True) is False
+    return list(found.values()) if takes_other or not interleaving else interleaving
+
+
+def _turns_as(function: Callable[..., Any], rope: Rope, layout: Layout) -> bool:
+    """Whether a rotation function, given cos and sin of one token, turns it as ``rope`` does."""
+    pairs = rope.num_pairs
+    # as wide as what is rotated, with angles that tell pairs apart
+    angles = torch.linspace(0.1, 1.0, pairs, dtype=torch.float64)
+    plain = Rope(
+        head_dim=2 * pairs,
+        pairing=rope.pairing,
+        pairing_out=rope.pairing_out,
+        direction=rope.direction,
+        explicit_inv_freq=tuple(angles.tolist()),
+    )
+    x = torch.linspace(0.5, 2.0, 2 * pairs).view(1, 1, 1, -1)  # one token with one head
+    cos, sin = (row.float().view(1, 1, -1) for row in (angles.cos(), angles.sin()))
+    given = {"cos": lay_out(cos, layout), "sin": lay_out(sin, layout)}
+    given |= dict.fromkeys(("freqs_cis", "freqs_ci"), torch.complex(cos, sin))
+    called = function.forward if isinstance(function, nn.Module) else function
+    taken = inspect.signature(called).parameters
+    names = [name for name, it in taken.items() if name in given or it.default is it.empty]
+    try:
+        y = function(**{name: given.get(name, x) for name in names})
+    except _FOREIGN_ERRORS:
+        return False
+    y = y[0] if isinstance(y, tuple) else y
+    expected = torch.from_numpy(rotate(x.double().numpy(), 1, plain))
+    return y.shape == x.shape and torch.allclose(y.double(), expected, rtol=0, atol=1e-6)
+
+
+def lay_out(values: Tensor, layout: Layout) -> Tensor:
+    """Numbers ``[..., num_pairs]`` of pairs as a module returns them."""
+    if layout == "twice":
+        return torch.cat((values, values), -1)
+    if layout == "repeated":
+        return values.repeat_interleave(2, -1)
+    return values
+
+
+# ---- buffers of the live module ----
+
+
+@isolated_torch_state()
+def lost_buffers(it: RotaryEmbedding) -> dict[str, Tensor]:
+    """What the lost buffers of a live module must hold; changed ones are refused."""
+    # a rule writes the frequencies of its last call here; their source is another buffer
+    rewritten = {
+        "inv_freq" if kind is None else f"{kind}_inv_freq"
+        for kind, rope in it.ropes.items()
+        if isinstance(rope.scaling, Rule)
+    }
+    lost: dict[str, Tensor] = {}
+    live_values = buffers_and_factors(it.module)
+    for name, expected in buffers_and_factors(it.fresh).items():
+        live = live_values.get(name, expected)
+        if is_lost(live, expected):
+            lost[name] = expected.clone()
+        elif name not in rewritten and not _is_same(live, expected):
+            way_out = f'; if it was lost and not changed, move {it.path} to "meta": patch repairs '
+            says = f"its {name} is not what its config says{way_out + 'it' if live.dim() else ''}"
+            raise _refusal(it.path, it.module, says)
+    return lost
+
+
+def buffers_and_factors(module: nn.Module) -> dict[str, Tensor]:
+    """What a module multiplies positions and cosines by: its buffers and attention factors."""
+    factors = {
+        name: torch.as_tensor(value)
+        for name, value in vars(module).items()
+        if name.endswith("attention_scaling") and isinstance(value, (int, float, Tensor))
+    }
+    return factors | dict(module.named_buffers(recurse=False))
+
+
+def _is_same(live: Tensor, expected: Tensor) -> bool:
+    """Whether a buffer holds the expected numbers, or these cast to 16 bits."""
+    # float16 steps by 6e-8 near zero
+    rtol, atol = (0.01, 1e-7) if live.element_size() < 4 else (1e-5, 0.0)
+    if live.dim() == 2:  # of a table, whose last angle is off by some roundings of its position
+        atol = max(rtol, len(live) * 8 * _FLOAT32_ROUNDING)
+    return torch.allclose(live.cpu().float(), expected.float(), rtol=rtol, atol=atol)
+
+
+def is_lost(live: Tensor, expected: Tensor) -> bool:
+    """Whether a buffer has no memory, or holds what somebody's frequencies never are.
+
+    Frequencies that were changed are still positive and fall from pair to pair, and cosines and
+    sines still lie on a circle. Memory that nobody wrote has zeros, NaN, infinities, denormals, or
+    numbers in any order.
+    """
+    if live.is_meta:
+        return True
+    if live.dim() == 0 or _is_same(live, expected):
+        return False
+    held, meant = live.cpu().float(), expected.float()
+    if live.dim() == 2:
+        radius = torch.hypot(*held.chunk(2, -1))
+        return not (radius[0, 0] > 0 and torch.allclose(radius, radius[0, 0], rtol=0.02))
+    is_normal = held.isfinite() & (held >= torch.finfo(torch.float32).tiny)
+    falls = held.diff() < 0
+    return not bool(is_normal[meant > 0].all() and falls[meant.diff() < 0].all())
+
+
+def _refusal(path: str, module: nn.Module, reason: str) -> ConfigError:
+    name = type(module).__name__
+    return ConfigError(f"{path} ({name}) is not understood: {reason}; nothing was changed")
+
+
+def _no_rotation(model: nn.Module) -> ConfigError:
+    """The error for a model with a rotation of its own, or without any."""
+    name = type(model).__name__
+    for path, module in named_modules(model):
+        names = [type(module).__name__, *(it for it, _ in module.named_buffers(recurse=False))]
+        if evidence := next(filter(_ROTARY.search, names), ""):
+            return ConfigError(
+                f"model must rotate as those of transformers do, and {path or name} "
+                f"({type(module).__name__}) of {name} has a rotation of its own ({evidence}): call "
+                "phasor.torch.rotate_qk(q, k, positions, rope) in its place; phasor.identify says "
+                "which rope that is"
+            )
+    return ConfigError(
+        f"model must have a rotary embedding, and no module of {name} is one: there is nothing to "
+        "make exact"
+    )
