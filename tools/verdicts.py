@@ -16,7 +16,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from inspect import getattr_static
@@ -130,8 +130,10 @@ class Call:
 
     def identify(self, grid: Grid) -> Identification | None:
         """The identified rotation; None where it is not understood or of other tokens."""
-        is_known = self.signature is not None and self.tokens == grid.shape[1]
-        return identify_rows(self.rows, self.signature, grid) if is_known else None
+        signature = self.signature
+        if signature is None or self.tokens != grid.shape[1]:
+            return None
+        return identify_rows(self.rows, signature, grid)
 
 
 class _Run(NamedTuple):
@@ -246,13 +248,14 @@ def _run_model(model: Any, grid: Grid) -> _Run:
     return _Run(grid, attention_calls, [call for call in calls if call not in attention_calls])
 
 
-def record_calls(model: Any, inputs: Mapping[str, Tensor]) -> list[Call]:
+def record_calls(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Call]:
     """Every call of a rotation function during ``model(**inputs)`` of one sequence, in order."""
     calls: list[Call] = []
     record = functools.partial(_record_rotation, calls)
     with ExitStack() as changes:
         running = _watch_layers(model, changes)
-        files = {base.__module__ for it in model.modules() for base in type(it).__mro__}
+        modules: list[nn.Module] = list(model.modules())
+        files = {base.__module__ for it in modules for base in type(it).__mro__}
         for file in map(sys.modules.__getitem__, sorted(files)):
             for name, function in _rotations_in(vars(file)).items():
                 _replace(changes, file, name, record(running, function))
@@ -260,7 +263,7 @@ def record_calls(model: Any, inputs: Mapping[str, Tensor]) -> list[Call]:
                 attention = getattr(file, _ATTENTION)
                 _replace(changes, file, _ATTENTION, _record_attention(calls, attention))
         # static methods that rotate, such as RoFormer's
-        for cls in {type(it) for it in model.modules()}:
+        for cls in {type(it) for it in modules}:
             for name in _rotations_in(vars(cls)):
                 if isinstance(getattr_static(cls, name), staticmethod):
                     rotation = _split_table(functools.partial(record, running), getattr(cls, name))
@@ -288,7 +291,8 @@ def _watch_layers(model: nn.Module, changes: ExitStack) -> list[int]:
     def leave(*_: Any) -> None:
         running.pop()
 
-    for path, module in model.named_modules():
+    modules = cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
+    for path, module in modules:
         numbers = _NUMBER.findall(path)
         # from the path first: a module that several layers share has a single layer_idx
         layer = int(numbers[-1]) if numbers else getattr(module, "layer_idx", None)

@@ -106,7 +106,7 @@ def named_modules(model: object) -> list[tuple[str, nn.Module]]:
             "model must be a torch.nn.Module, such as a model of transformers or a part of one, "
             f"got {short_repr(model)}"
         )
-    return list(model.named_modules())
+    return list(cast("Iterator[tuple[str, nn.Module]]", model.named_modules()))
 
 
 def holds_table(module: nn.Module) -> bool:
@@ -279,36 +279,39 @@ def _rotations_beside(cls: type, config: Any) -> list[Callable[..., Any]]:
     """The rotation functions in the file of a class, and of those that it inherits from."""
     files = [vars(sys.modules[base.__module__]) for base in cls.__mro__ if base is not nn.Module]
     found = {name: it for names in files for name, it in names.items() if _ROTATION.fullmatch(name)}
-    interleaving = [it for name, it in found.items() if name.endswith("_interleave")]
-    # a file with two functions for attention takes this one, unless a key of its config says not to
-    takes_other = getattr(config, "rope_interleave", True) is False
-    return list(found.values()) if takes_other or not interleaving else interleaving
+    suffix = "_interleave"
+    if any(name.endswith(suffix) for name in found):
+        # of its two functions for attention a file takes this one, unless its config says not to
+        is_taken = getattr(config, "rope_interleave", True)
+        found = {name: it for name, it in found.items() if name.endswith(suffix) is is_taken}
+    return list(found.values())
 
 
 def _turns_as(function: Callable[..., Any], rope: Rope, layout: Layout) -> bool:
     """Whether a rotation function, given cos and sin of one token, turns it as ``rope`` does."""
     pairs = rope.num_pairs
     # as wide as what is rotated, with angles that tell pairs apart
-    angles = torch.linspace(0.1, 1.0, pairs, dtype=torch.float64)
+    inv_freq = np.linspace(0.1, 1.0, pairs)
     plain = Rope(
         head_dim=2 * pairs,
         pairing=rope.pairing,
         pairing_out=rope.pairing_out,
         direction=rope.direction,
-        explicit_inv_freq=tuple(angles.tolist()),
+        explicit_inv_freq=tuple(map(float, inv_freq)),
     )
     x = torch.linspace(0.5, 2.0, 2 * pairs).view(1, 1, 1, -1)  # one token with one head
-    cos, sin = (row.float().view(1, 1, -1) for row in (angles.cos(), angles.sin()))
+    # at position 1: [1, 1, num_pairs]
+    cos, sin = (torch.from_numpy(it(inv_freq)[None, None]).float() for it in (np.cos, np.sin))
     given = {"cos": lay_out(cos, layout), "sin": lay_out(sin, layout)}
     given |= dict.fromkeys(("freqs_cis", "freqs_ci"), torch.complex(cos, sin))
     called = function.forward if isinstance(function, nn.Module) else function
     taken = inspect.signature(called).parameters
     names = [name for name, it in taken.items() if name in given or it.default is it.empty]
     try:
-        y = function(**{name: given.get(name, x) for name in names})
+        answer: Any = function(**{name: given.get(name, x) for name in names})
     except _FOREIGN_ERRORS:
         return False
-    y = y[0] if isinstance(y, tuple) else y
+    y = cast(Tensor, answer[0] if isinstance(answer, tuple) else answer)
     expected = torch.from_numpy(rotate(x.double().numpy(), 1, plain))
     return y.shape == x.shape and torch.allclose(y.double(), expected, rtol=0, atol=1e-6)
 

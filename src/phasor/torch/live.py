@@ -57,6 +57,9 @@ class Patched:
     left: tuple[str, ...] = ()  # those of rotary embeddings of pictures and sounds
     already: bool = False  # whether all were patched before, so that nothing has changed
 
+    def __repr__(self) -> str:
+        return f"Patched({self})"
+
     def __str__(self) -> str:
         state = "are exact already; nothing has changed" if self.already else "are exact now"
         left = f"; left as they are: {_listed(self.left)}" if self.left else ""

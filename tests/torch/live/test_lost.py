@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from phasor.torch.hf import check, patch, unpatch
 from tools.tiny_models import tiny_model
 from torch import Tensor
+
+from phasor.torch.live import ExactCosSin, check, patch, unpatch
 
 from ...rounding import rounding
 from .live_models import difference, fresh, generated, prefill
