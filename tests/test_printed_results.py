@@ -67,7 +67,7 @@ RESULTS = {
     ),
     "translation": (lambda _: phasor.translate(preset("llama-3-8b"), "mlx"), "mx.fast.rope"),
     "conversion plan": (conversion, "half to interleaved, 2 of 3 tensors change"),
-    "patch": (patched, "phasor rotates in 2 modules"),
+    "patch": (patched, "cos and sin of model.rotary_emb"),
 }
 
 

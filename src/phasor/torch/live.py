@@ -140,17 +140,19 @@ def patch(model: nn.Module, *, seq_len: int | None = None) -> Patched:
             )
     lost = [lost_buffers(it) for it in found]
     device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
-    already = True
-    for it, hook, buffers in zip(found, hooks, lost, strict=True):
-        for name, buffer in buffers.items():
-            setattr(it.module, name, buffer.to(device))
-        if _hook_of(it.module) is None:
-            hook.register(it.module)
-            already = False
-    if not already:
+    is_new = [_hook_of(it.module) is None for it in found]
+    with isolated_torch_state():  # what is put into the model outlasts any mode
+        for it, hook, buffers in zip(found, hooks, lost, strict=True):
+            for name, buffer in buffers.items():
+                setattr(it.module, name, buffer.to(device))
+            if _hook_of(it.module) is None:
+                hook.register(it.module)
+    if any(is_new):
         _forget_compiled_code()
     paths = tuple(it.path for it in found)
-    report = Patched(model=type(model).__name__, modules=paths, left=tuple(left), already=already)
+    report = Patched(
+        model=type(model).__name__, modules=paths, left=tuple(left), already=not any(is_new)
+    )
     print(report)
     return report
 
@@ -226,9 +228,9 @@ def check(model: nn.Module) -> Checked:
     >>> print(check(LlamaModel(small).to(torch.bfloat16)))  # doctest: +ELLIPSIS
     rotary_emb (LlamaRotaryEmbedding): cosines within 3.6e-01 of exact over 2048 positions, ...
     """
+    found, _ = read(model)
     weights = (p for p in model.parameters() if p.is_floating_point() and not p.is_meta)
     weight = next(weights, torch.empty(0))
-    found, _ = read(model)
     checked = [_check_module(it, kind, weight) for it in found for kind in it.ropes]
     return Checked(modules=tuple(checked))
 
