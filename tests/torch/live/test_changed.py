@@ -152,8 +152,9 @@ def test_a_forward_that_somebody_replaced_is_followed() -> None:
         patch(model)
     assert module.forward is forward
     unpatch(model)
+    seen.clear()
     assert difference(prefill(fresh("llama")), prefill(model)) == 0
-    assert len(seen) == 3
+    assert len(seen) == 1
 
 
 class Rounded(nn.Module):
