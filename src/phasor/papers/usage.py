@@ -96,8 +96,8 @@ def token_norms(x: ArrayLike) -> NDArray[np.float64]:
     """Mean norm of the vector at each position, over sequences.
 
     Of values it bounds what a position adds to the output of a head, its weight times this norm:
-    a head that is to add nothing can give its weight to a position whose value is short (Round and
-    Round We Go 2410.06205, figure 13; Guo et al. 2410.13835). Of queries and keys it bounds scores,
+    a head that is to add nothing can give its weight to a position whose value is short (Guo et al.
+    2410.13835). Of queries and keys it bounds scores,
     as `pair_norms` does pair by pair.
 
     Args:

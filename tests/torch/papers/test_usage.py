@@ -122,6 +122,21 @@ def test_rotary_attention_is_watched(monkeypatch, qk_norm):
         np.testing.assert_allclose(norms.mean, pair_norms(x.detach().numpy(), ROPE), rtol=4e-6)
 
 
+def test_values_are_watched_by_the_pairs_of_their_keys():
+    """Where their heads are as wide; a layer without values of its own, or of others, has none."""
+    names = {"q_proj": HEADS * 8, "k_proj": KEY_HEADS * 8, "v_proj": KEY_HEADS * 8}
+    model = nn.ModuleDict({name: nn.Linear(WIDTH, width) for name, width in names.items()})
+    with watch_usage(model, ROPE) as (layer,):
+        made = {name: projection(inputs(1, 3)).detach() for name, projection in model.items()}
+    heads = made["v_proj"].unflatten(-1, (-1, 8)).numpy()
+    np.testing.assert_allclose(layer.values.mean, pair_norms(heads, ROPE), rtol=2e-6)
+    for changed in ({"v_proj": nn.Linear(WIDTH, KEY_HEADS * 6)}, {}):
+        other = nn.ModuleDict({**dict(list(model.items())[:2]), **changed})
+        with watch_usage(other, ROPE) as (layer,):
+            other["k_proj"](inputs(1, 3))
+        assert layer.values is None
+
+
 def test_projections_may_be_called_query_and_key():
     """As in ESM and RoFormer."""
     names = {"query": nn.Linear(WIDTH, HEADS * 8), "key": nn.Linear(WIDTH, KEY_HEADS * 8)}

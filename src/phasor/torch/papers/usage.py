@@ -1,10 +1,10 @@
-"""Which frequencies a running model uses: mean norms of the pairs of its queries and keys.
+"""Which frequencies a running model uses: mean norms of pairs of its queries, keys and values.
 
 Supported: `phasor.torch.RotaryAttention`, and attention modules with projections called
-``q_proj`` and ``k_proj`` (or ``query`` and ``key``), one head after the other, and norms called
-``q_norm`` and ``k_norm`` where they have norms. The norms were compared with those of the rotated
-vectors for these models of transformers 5.23: Llama, Mistral, Qwen 2, 3, 3-MoE and 3-Next, Gemma 3,
-OLMo 1 and 2, Cohere, Granite, GLM-4, SmolLM3.
+``q_proj``, ``k_proj`` and ``v_proj`` (or ``query``, ``key`` and ``value``), one head after the
+other, and norms called ``q_norm`` and ``k_norm`` where they have norms. The norms were compared
+with those of the rotated vectors for these models of transformers 5.23: Llama, Mistral, Qwen 2, 3,
+3-MoE and 3-Next, Gemma 3, OLMo 1 and 2, Cohere, Granite, GLM-4, SmolLM3.
 
 Not supported: fused projections (``qkv_proj`` of Phi-3, ``query_key_value`` of GPT-NeoX), latent
 attention (DeepSeek), norms of another name (``q_layernorm`` of Phi, ``qk_norm`` of Llama 4, which
@@ -33,15 +33,15 @@ from phasor.numpy import pair_indices
 from phasor.rope import Rope
 from phasor.torch.attention import RotaryAttention
 
-# names of the projections to queries and to keys
-_PROJECTIONS = (("q_proj", "k_proj"), ("query", "key"))
+# names of the projections to queries, to keys and to values
+_PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"))
 # a projection, and the norm after it if there is one
 _Source = tuple[nn.Module, nn.Module | None]
 
 
 @dataclass(eq=False)
 class PairNorms:
-    """Running means of the norms of every pair: one layer's queries or keys."""
+    """Running means of the norms of every pair: one layer's queries, keys or values."""
 
     tokens: int = 0  # seen so far, over all sequences
     _total: Tensor | None = field(default=None, repr=False)
@@ -66,11 +66,17 @@ class PairNorms:
 
 @dataclass(frozen=True, eq=False)
 class LayerUsage:
-    """What one attention layer used: norms of the pairs of its query heads and key heads."""
+    """What one attention layer used: norms of the pairs of its query, key and value heads.
+
+    A value has no pairs of its own: its coordinates are taken as its key's are, to compare (figure
+    13). ``values`` is None where a layer has no projection of its own to them, or to heads of
+    another width.
+    """
 
     name: str  # of the module in the model
     queries: PairNorms = field(default_factory=PairNorms)
     keys: PairNorms = field(default_factory=PairNorms)
+    values: PairNorms | None = None
 
 
 @contextmanager
@@ -79,11 +85,12 @@ def watch_usage(
 ) -> Generator[tuple[LayerUsage | None, ...]]:
     """Frequency usage of every layer while the model runs (Round and Round We Go, section 4).
 
-    The mean over tokens of ``|q_k|`` and ``|k_k|`` for each pair, head and layer (2410.06205),
-    taken by hooks from the projections, or from the norms after them. Each call of the model adds
-    its tokens, padding included: leave padding out of the input. No activation is kept, and the
-    hooks are removed when the context ends. The docstring of this module says which models can be
-    measured. Compiled models call no hooks: measure before compiling.
+    The mean over tokens of ``|q_k|``, ``|k_k|`` and ``|v_k|`` for each pair, head and layer
+    (2410.06205, figures 3 and 13), taken by hooks from the projections, or from the norms after
+    them. Each call of the model adds its tokens, padding included: leave padding out of the input.
+    No activation is kept, and the hooks are removed when the context ends. The docstring of this
+    module says which models can be measured. Compiled models call no hooks: measure before
+    compiling.
 
     Args:
         model: The model, or the part of it whose layers ``ropes`` describes.
@@ -129,12 +136,19 @@ def watch_usage(
     num_heads, num_kv_heads = (getattr(given, n, None) for n in ("num_heads", "num_kv_heads"))
     usage: list[LayerUsage | None] = []
     with ExitStack() as hooks:
-        for (name, (queries, keys)), rope in zip(sources.items(), per_layer, strict=True):
-            layer = None if rope is None else LayerUsage(name)
+        for (name, (queries, keys, values)), rope in zip(sources.items(), per_layer, strict=True):
+            has_pairs = rope is not None and _has_pairs_of(values, keys)
+            layer = (
+                None
+                if rope is None
+                else LayerUsage(name, values=PairNorms() if has_pairs else None)
+            )
             usage.append(layer)
             if rope is not None and layer is not None:
                 _watch(hooks, queries, name, rope, num_heads, layer.queries)
                 _watch(hooks, keys, name, rope, num_kv_heads, layer.keys)
+                if layer.values is not None and values is not None:
+                    _watch(hooks, (values, None), name, rope, num_kv_heads, layer.values)
         yield tuple(usage)
 
 
@@ -172,12 +186,20 @@ def _check_pairs(
             )
 
 
-def _find_attention(model: nn.Module) -> Iterator[tuple[str, tuple[_Source, _Source]]]:
-    """Each attention module's name, and the sources of its queries and of its keys."""
+def _has_pairs_of(values: nn.Module | None, keys: _Source) -> bool:
+    """Whether a projection to values makes as many coordinates as the one to keys."""
+    widths = [getattr(part, "out_features", None) for part in (values, keys[0])]
+    return values is not None and widths[0] == widths[1]
+
+
+def _find_attention(
+    model: nn.Module,
+) -> Iterator[tuple[str, tuple[_Source, _Source, nn.Module | None]]]:
+    """Each attention module's name, and where its queries, keys and values come from."""
     modules = cast(Iterator[tuple[str, nn.Module]], model.named_modules())
     for name, module in modules:
         parts = dict(module.named_children())
-        for q, k in _PROJECTIONS:
+        for q, k, v in _PROJECTIONS:
             if q not in parts or k not in parts:
                 continue
             norms = {part for part in parts if "norm" in part and part[0] in "qk"}
@@ -187,7 +209,8 @@ def _find_attention(model: nn.Module) -> Iterator[tuple[str, tuple[_Source, _Sou
                     f"{name or 'model'} has norms that are not watched ({', '.join(unknown)}; "
                     "known: q_norm, k_norm); give queries and keys to pair_norms"
                 )
-            yield name, ((parts[q], parts.get("q_norm")), (parts[k], parts.get("k_norm")))
+            queries, keys = (parts[q], parts.get("q_norm")), (parts[k], parts.get("k_norm"))
+            yield name, (queries, keys, parts.get(v))
 
 
 def _watch(
