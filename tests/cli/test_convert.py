@@ -65,6 +65,16 @@ def test_a_folder_is_converted_and_verified(tmp_path: Path, folder: Path) -> Non
     ).read_bytes()
 
 
+def test_a_key_that_is_read_past_is_warned_of(folder: Path) -> None:
+    """As in the other commands; what is assumed beside it is not."""
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {"rope_yarn": 8}), "utf-8")
+    done = convert(folder, "--to", "interleaved", "--dry-run", "--no-strict")
+    assert done.returncode == 0, done.stderr
+    (warning,) = done.stderr.splitlines()
+    assert warning.startswith("phasor: warning: Left aside: rope_yarn (got 8)")
+
+
 def test_a_dry_run_writes_nothing(tmp_path: Path, folder: Path) -> None:
     """With or without a name for the result."""
     for out in ([], [tmp_path / "b"]):

@@ -6,17 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
-
-from phasor.cli import main
 
 from ..files.configs.config_files import small
+from .running import run_phasor
 
 
 def ran(*arguments: object) -> tuple[int, str]:
-    """Exit status, and everything printed or raised."""
-    result = CliRunner().invoke(main, [str(one) for one in arguments])
-    return result.exit_code, f"{result.output}{result.exception}"
+    """Exit status, and everything printed."""
+    done = run_phasor(*arguments)
+    return done.returncode, done.stdout + done.stderr
 
 
 def saved(folder: Path, config: object) -> Path:
@@ -59,3 +57,14 @@ def test_a_part_is_shown_by_its_key(tmp_path: Path) -> None:
     tower = {"model_type": "pixtral", "head_dim": 64, "num_hidden_layers": 24}
     path = saved(tmp_path, small("mistral3", text_config=small("mistral"), vision_config=tower))
     assert "pixtral: 24 layers" in ran("show", path, "--part", "vision_config")[1]
+
+
+@pytest.mark.parametrize("command", ["show", "diff", "translate"])
+def test_a_warning_is_a_line_on_stderr(command: str, tmp_path: Path) -> None:
+    """It names no code, and what is printed for other programs stays as it is."""
+    path = saved(tmp_path, small(rope_zoom=2.0))
+    words = {"show": [path], "diff": [path, path], "translate": [path, "--to", "vllm"]}[command]
+    done = run_phasor(command, *words, "--no-strict", "--json")
+    assert done.stderr.startswith("phasor: warning: Left aside: rope_zoom (got 2.0)")
+    assert done.stderr.count("\n") == done.stderr.count("phasor: warning: ")
+    json.loads(done.stdout)

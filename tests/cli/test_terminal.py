@@ -96,7 +96,6 @@ def test_every_command_is_given_something():
 
 
 @pytest.mark.transformers
-@pytest.mark.filterwarnings("ignore::phasor.PhasorWarning")
 @pytest.mark.parametrize(
     "given", [[name, *some] for name in GIVEN for some in GIVEN[name]], ids=" ".join
 )

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from phasor._checks import did_you_mean
-from phasor.cli.output import Screen
+from phasor.cli.output import Screen, warnings_as_lines
 from phasor.errors import DISTRIBUTION, PhasorError, VerificationError
 
 _EXIT_DIFFERENCE, _EXIT_ERROR, _EXIT_INTERRUPTED, _EXIT_PIPE_CLOSED = 1, 2, 130, 141
@@ -44,7 +44,8 @@ def run() -> None:
 def _run_command() -> tuple[int, str | None]:
     """Run the command in ``sys.argv``; return its exit status and an error message, if any."""
     try:
-        return main.main(prog_name="phasor", standalone_mode=False) or 0, None
+        with warnings_as_lines():
+            return main.main(prog_name="phasor", standalone_mode=False) or 0, None
     except (click.exceptions.Abort, KeyboardInterrupt):
         return _EXIT_INTERRUPTED, None
     except click.ClickException as error:

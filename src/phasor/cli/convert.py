@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import click
 
-from phasor.cli.options import like_option, strict_option
+from phasor.cli.options import left_aside_warnings, like_option, strict_option
 from phasor.cli.output import Screen
-from phasor.errors import PhasorWarning
 from phasor.files.checkpoint import (
     PROGRAMS,
     ConversionPlan,
@@ -103,9 +101,7 @@ def convert(
     elif rotary_dim is not None or rotary_start is not None:
         raise click.UsageError("--rotary-dim and --rotary-start need --head-dim.")
     patterns = Patterns(**regexes)
-    with warnings.catch_warnings():
-        # what is assumed of sizes has no part in which rows are paired
-        warnings.simplefilter("ignore", PhasorWarning)
+    with left_aside_warnings():
         conversion = plan_conversion(
             source,
             wanted,

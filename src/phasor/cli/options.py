@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,6 +14,7 @@ from click.shell_completion import CompletionItem
 
 import phasor
 from phasor.errors import PhasorWarning, SpecError
+from phasor.files import LEFT_ASIDE
 from phasor.files.presets import preset, preset_names
 from phasor.layers import LayerRopes
 
@@ -88,15 +90,20 @@ def takes_models(*names: str, required: bool = True) -> Callable[..., Any]:
     return decorate
 
 
+@contextmanager
+def left_aside_warnings() -> Generator[None]:
+    """Let through the warnings of ``--no-strict`` alone; notes say what the others do."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PhasorWarning)
+        warnings.filterwarnings("default", LEFT_ASIDE, PhasorWarning)
+        yield
+
+
 def read_model(model: str, **load_options: Any) -> LayerRopes:
     """Load a preset by name, or a file by path or dash; ``load_options`` are for files."""
     is_path = model == "-" or Path(model).exists() or "/" in model or model.endswith(".json")
     if is_path and model not in preset_names():
-        with warnings.catch_warnings():
-            # commands print the notes, which say the same
-            warnings.simplefilter("ignore", PhasorWarning)
-            # but for --no-strict, whose warnings not every command's notes repeat
-            warnings.filterwarnings("default", "Left aside", PhasorWarning)
+        with left_aside_warnings():
             return phasor.load(model, **load_options)  # imports the readers of files only now
     try:
         return preset(model)

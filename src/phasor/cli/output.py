@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -20,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from phasor.errors import BackendError, SpecError, install_hint, visible
+from phasor.errors import BackendError, PhasorWarning, SpecError, install_hint, visible
 
 if TYPE_CHECKING:  # which loads more than most commands need
     from phasor.identification.report import Difference
@@ -93,6 +94,22 @@ def exit_with(difference: Difference, *, as_json: bool) -> NoReturn:
         screen.print_line((title, "bold"))
         screen.print_lines(rest)
     sys.exit(1 if difference else 0)
+
+
+@contextmanager
+def warnings_as_lines() -> Generator[None]:
+    """Print each of phasor's warnings as a line on stderr, without the code that gave it."""
+    with warnings.catch_warnings():
+        show_with_code = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *code: Any) -> None:
+            if issubclass(category, PhasorWarning):
+                Screen(stderr=True).print_line(f"phasor: warning: {message}")
+            else:
+                show_with_code(message, category, *code)
+
+        warnings.showwarning = show
+        yield
 
 
 @contextmanager

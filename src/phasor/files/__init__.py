@@ -15,6 +15,8 @@ from typing import Any
 from phasor._checks import short_repr
 from phasor.errors import CheckpointError, ConfigError, PhasorError, VerificationError
 
+#: What notes and warnings about refused keys begin with, where they were read past.
+LEFT_ASIDE = "Left aside"
 _ERRORS = (ConfigError, CheckpointError, VerificationError)
 
 

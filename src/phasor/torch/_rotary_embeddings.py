@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from phasor._checks import short_repr
 from phasor.angles import cos_sin
 from phasor.errors import ConfigError, PhasorError, PhasorWarning
+from phasor.files import LEFT_ASIDE
 from phasor.files.configs import load, model_types
-from phasor.files.configs.unread_keys import LEFT_ASIDE
 from phasor.layers import LayerRopes
 from phasor.numpy import rotate
 from phasor.rope import Rope

@@ -21,7 +21,7 @@ from typing import Any
 
 from phasor._checks import short_repr
 from phasor.errors import PhasorWarning
-from phasor.files import refusal
+from phasor.files import LEFT_ASIDE, refusal
 from phasor.files.configs.facts import NO_FACTS, Architecture, frozen, read_table, table
 from phasor.files.configs.source import JsonObject
 from phasor.rope import Rope
@@ -76,8 +76,6 @@ class Meaning:
                 return all(_HAS[self.means](rope, asked) for rope in ropes) if ropes else not value
 
 
-#: What notes about refused keys begin with, where they were read past.
-LEFT_ASIDE = "Left aside"
 _UNKNOWN = Meaning(means="unknown", says="is not a key that phasor knows here")
 
 
