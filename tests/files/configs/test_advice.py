@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from importlib import resources
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from phasor import ConfigError, PhasorWarning, Rope
 from phasor.files.configs import load
 from phasor.files.configs.unread_keys import meanings
-from phasor.scaling import Linear, Yarn
 
 from .config_files import sized, small
 
@@ -232,101 +230,3 @@ def test_a_note_about_code_of_a_model_has_its_source() -> None:
     assert len(noted) >= 4
     for i in noted:
         assert lines[i - 1].startswith("# source: "), lines[i]
-
-
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
-PLAIN = Rope(head_dim=128, pairing="half", base=500_000.0)
-LINEAR = {"rope_type": "linear", "factor": 2.0}
-#: A config that is refused, words of the error that advise, and what following them makes of it.
-FOLLOWED: dict[str, tuple[dict[str, Any], str, dict[str, Any], Rope]] = {
-    "two bases": (
-        small(rope_parameters={"rope_theta": 1e4}),
-        "remove the wrong one",
-        {"rope_parameters": None},
-        PLAIN,
-    ),
-    "a width that is no whole number": (
-        small(num_attention_heads=5),
-        "head_dim is absent.*add it",
-        {"head_dim": 128},
-        PLAIN,
-    ),
-    "no width": (small(hidden_size=None), "head_dim is absent.*add it", {"head_dim": 128}, PLAIN),
-    "no number of heads": (
-        small(num_attention_heads=None),
-        "or both hidden_size and num_attention_heads",
-        {"num_attention_heads": 4},
-        PLAIN,
-    ),
-    "an outer base": (
-        {"model_type": "llava", "rope_theta": 1e4, "text_config": small()},
-        "remove the outer one",
-        {"rope_theta": None},
-        PLAIN,
-    ),
-    "an outer base that is made to agree": (
-        {"model_type": "llava", "rope_theta": 1e4, "text_config": small()},
-        "or make them agree",
-        {"rope_theta": 500_000.0},
-        PLAIN,
-    ),
-    "two blocks": (
-        small(rope_parameters=LINEAR, rope_scaling=LINEAR | {"factor": 8.0}),
-        "remove one block",
-        {"rope_scaling": None},
-        replace(PLAIN, scaling=Linear(factor=2.0)),
-    ),
-    "mscale alone": (
-        small(rope_scaling=YARN | {"mscale": 0.5}),
-        "or attention_factor",
-        {"rope_scaling": YARN | {"attention_factor": 1.25}},
-        replace(
-            PLAIN,
-            scaling=Yarn(factor=4.0, original_max_positions=2048, attention_factor=1.25),
-        ),
-    ),
-    "YaRN without a factor": (
-        small(rope_scaling={"rope_type": "yarn"}),
-        "or both original_max_position_embeddings and",
-        {"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 2048}},
-        replace(PLAIN, scaling=Yarn(factor=4.0, original_max_positions=2048)),
-    ),
-    "a part of whole heads": (
-        small(partial_rotary_factor=0.5),
-        "rotates whole heads; remove it",
-        {"partial_rotary_factor": None},
-        PLAIN,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", FOLLOWED)
-def test_what_a_refusal_advises_leads_to_a_right_reading(name: str) -> None:
-    """The file as its advice changes it is read as a rope that is written out here."""
-    config, advice, changes, rope = FOLLOWED[name]
-    with pytest.raises(ConfigError, match=advice):
-        load(config)
-    mended = {key: value for key, value in (config | changes).items() if value is not None}
-    assert load(mended).ropes == (rope,)
-
-
-def test_one_of_two_language_models_is_named() -> None:
-    """By the key that the error proposes."""
-    config = {"model_type": "llava", "text_config": small("qwen2"), "llm_config": small()}
-    assert "load(..., part='text_config')" in refused(config)
-    assert load(config, part="text_config").ropes == (PLAIN,)
-
-
-def test_a_block_for_all_layers_goes_into_those_of_its_kinds() -> None:
-    """Where the class reads no other."""
-    block = {"rope_type": "default", "rope_theta": 500_000.0}
-    kinds = ["sliding_attention", "full_attention"] * 2
-    config = sized("lfm3", head_dim=128, layer_types=kinds)
-    assert "put the keys into the blocks" in refused(config | {"rope_parameters": block})
-    blocks = {"full_attention": block, "sliding_attention": block}
-    assert load(config | {"rope_parameters": blocks}).ropes == (PLAIN,)
-    stray = refused(config | {"rope_parameters": blocks | {"factor": 2.0}})
-    assert "move it into the ones it is meant for" in stray
-    law = block | LINEAR
-    ropes = load(config | {"rope_parameters": blocks | {"full_attention": law}})
-    assert ropes.ropes == (PLAIN, replace(PLAIN, scaling=Linear(factor=2.0)))

@@ -120,6 +120,9 @@ def select_config(
     hint = _ways_out(top, part, proposed)
     ways_out = other if hint is None else f"{hint}; or {other}"
     if name is not None:
+        if hint is None:
+            named = "name the known type whose attention its code has, load(..., like=...)"
+            ways_out = f"{named}, on the command line --like; or {other}"
         raise refusal("model_type", key=key, name=name, ways_out=ways_out)
     sizes = JsonObject(config.values, names=table().files["names"])
     has_sizes = all(map(sizes.has, ("num_hidden_layers", "hidden_size", "num_attention_heads")))
@@ -445,7 +448,8 @@ def layers_by_pattern(config: JsonObject, facts: Architecture, count: int) -> tu
     rule = facts.layers
     if not rule:
         return ("rope",) * count
-    if "listed" in rule:
+    indices = config.wholes(rule["indices_key"]) if "indices_key" in rule else None
+    if "listed" in rule and indices is None:
         config.require("layer_types", None)
     if "codes_key" in rule:
         key, codes = rule["codes_key"], rule["codes"]
@@ -459,7 +463,6 @@ def layers_by_pattern(config: JsonObject, facts: Architecture, count: int) -> tu
         # further entries are for the drafter of DeepSeek V4
         return tuple(codes[str(code)] for code in numbers[:count])
     if "indices_key" in rule:
-        indices = config.wholes(rule["indices_key"])
         if indices is None and "absent" in rule:
             return (rule["absent"],) * count
         hits = {*config.require(rule["indices_key"], indices)}
