@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import tomllib
 from importlib import resources
 from typing import Any
 
@@ -209,24 +211,62 @@ def test_attn_factor_says_what_each_program_does_with_it() -> None:
     assert rope.attention_factor == pytest.approx(1.1386294361119891)
 
 
-#: Words for a program in a sentence about a key, but not one that only names whose the key is.
+#: Words for a program, or for whose a name is, in a sentence.
 _PROGRAM = re.compile(
-    r"\b(transformers|vLLM|llama\.cpp|\w+'s? (own |first )*code)\b|code of|MiniMind"
+    r"\b(transformers|vLLM|llama\.cpp|\w+'s? (own |first |old )*(code|name))\b|code of|MiniMind"
 )
 
 
 def test_what_is_said_of_another_program_has_its_source() -> None:
     """Repository, version and file, beside the sentence."""
     said = {key: meaning for key, meaning in meanings().items() if _PROGRAM.search(meaning.says)}
-    assert len(said) >= 10
+    assert len(said) >= 20
     assert [key for key, meaning in said.items() if meaning.source is None] == []
 
 
-def test_a_note_about_code_of_a_model_has_its_source() -> None:
-    """In the line before it; what transformers' classes do is held against them by other tests."""
-    table = resources.files("phasor.files.configs").joinpath("huggingface.toml").read_text("utf-8")
-    lines = [line for line in table.splitlines() if not line.startswith("#   ")]
-    noted = [i for i, line in enumerate(lines) if re.search(r'note = "[^"]*\bcode\b', line)]
-    assert len(noted) >= 4
-    for i in noted:
-        assert lines[i - 1].startswith("# source: "), lines[i]
+#: The tables whose sentences are about programs, and what those are in them.
+SENTENCES = {
+    "huggingface.toml": r'(note|refused) = "[^"]*\b(code|llm-foundry)\b',
+    "programs.toml": r'^(note|yarn) = "|\b(note|notes|refused) = ',
+    "gguf.toml": r'(note|refused) = "',
+    "diffusers.toml": r'note = "|^\w+ = "',
+    "params.toml": r"^(unknown|release|not_8) = ",
+}
+
+
+@pytest.mark.parametrize("table", SENTENCES)
+def test_a_sentence_about_code_has_its_source_above_it(table: str) -> None:
+    """Above its line, its table or all; what transformers' classes do other tests hold to them."""
+    text = resources.files("phasor.files.configs").joinpath(table).read_text("utf-8")
+    lines = [line for line in text.splitlines() if not line.startswith("#   ")]
+    said = [i for i, line in enumerate(lines) if re.search(SENTENCES[table], line)]
+    assert len(said) >= 3
+    assert [lines[i] for i in said if not _has_source(lines, i)] == []
+
+
+def _has_source(lines: list[str], i: int) -> bool:
+    """Whether a source stands above line ``i``, its table or one around that, or all tables."""
+    heads = [0, i]
+    table = next((line for line in reversed(lines[:i]) if line.startswith("[")), "")
+    while table and table != "[model_types]":  # a table of all types has no source of all
+        heads += [lines.index(table)] if table in lines else []
+        table = table.rpartition(".")[0] and table.rpartition(".")[0] + "]"
+    return any("# source: " in comment for head in heads for comment in _comments(lines, head))
+
+
+def _comments(lines: list[str], i: int) -> list[str]:
+    """The comments right above line ``i``, or those at the beginning."""
+    if i == 0:
+        return [*itertools.takewhile(lambda line: line.startswith("#"), lines)]
+    return [*itertools.takewhile(lambda line: line.startswith("#"), reversed(lines[:i]))]
+
+
+def test_what_presets_say_of_a_program_is_in_their_source() -> None:
+    """A release's own file, or the program that is named."""
+    presets = tomllib.loads(
+        resources.files("phasor.files").joinpath("presets.toml").read_text("utf-8")
+    )
+    for name, preset in presets.items():
+        for sentence in (*preset.get("notes", ()), *preset.get("uncertain", ())):
+            for program in re.findall(r"transformers|MaxText|chatglm", sentence):
+                assert program in preset["source"], name
