@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
-from string import Formatter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +13,7 @@ from phasor import CheckpointError, Rope
 from phasor.files.checkpoint import ConversionPlan, Patterns, plan_conversion, write
 from phasor.pairings import Pairing
 
+from ..refusals import reason_of, sentences
 from .checkpoints import (
     Tensors,
     header_of,
@@ -252,7 +249,7 @@ def test_a_hint_that_is_followed_leads_to_the_other_pairing(case: str, tmp_path:
     hint = HINTS[case]
     with pytest.raises(CheckpointError, match=hint.advice) as caught:
         hint.refused(tmp_path)
-    assert _reason(str(caught.value)) == case.partition(":")[0]
+    assert reason_of(caught.value) == case.partition(":")[0]
     plan = hint.followed(tmp_path)
     source, out = plan.path, tmp_path / "converted"
     write(plan, out, verified=True)
@@ -264,24 +261,6 @@ def test_a_hint_that_is_followed_leads_to_the_other_pairing(case: str, tmp_path:
 def _first_head(path: Path, name: str) -> np.ndarray:
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     return next(load(file)[name][:8] for file in files if name in load(file))
-
-
-def _sentences() -> dict[str, str]:
-    text = resources.files("phasor.files").joinpath("refusals.toml").read_text("utf-8")
-    return tomllib.loads(text)["CheckpointError"]
-
-
-def _reason(message: str) -> str:
-    """The reason whose sentence a message is; the longest, as one may begin as another does."""
-    found: list[tuple[int, str]] = []
-    for reason, sentence in _sentences().items():
-        parts = Formatter().parse(sentence)
-        pattern = "".join(
-            re.escape(words) + ".*" * (field is not None) for words, field, *_ in parts
-        )
-        if re.fullmatch(pattern, message, re.DOTALL):
-            found.append((len(sentence), reason))
-    return max(found)[1]
 
 
 def test_a_result_gets_another_name_and_a_folder(tmp_path: Path) -> None:
@@ -319,4 +298,4 @@ ELSEWHERE = {
 def test_every_reason_has_its_hint_followed() -> None:
     """A new one is put into the table."""
     followed = {case.partition(":")[0] for case in HINTS}
-    assert followed.union(WITHOUT_HINT, *ELSEWHERE.values()) == _sentences().keys()
+    assert followed.union(WITHOUT_HINT, *ELSEWHERE.values()) == sentences(CheckpointError).keys()
