@@ -291,7 +291,7 @@ ELSEWHERE = {
         *("no_tensor", "no_tensors", "no_torch", "pickle", "rank_missing", "rank_names"),
         *("ranks_differ", "shape", "split_heads", "unknown"),
     },
-    "tests/torch/hf/test_learned.py": {"learned"},
+    "tests/torch/live/test_learned.py": {"learned"},
 }
 
 

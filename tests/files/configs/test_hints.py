@@ -534,7 +534,7 @@ def test_a_hint_that_is_followed_leads_to_a_right_reading(name: str, tmp_path: P
 WITHOUT_HINT = {"few_coordinates", "law", "no_rope_type", "params", "too_many", "too_much_text"}
 WITHOUT_HINT |= {"widths"}
 ELSEWHERE = {
-    "learned_softmax": "tests/torch/hf/test_learned.py",
+    "learned_softmax": "tests/torch/live/test_learned.py",
     "no_yaml": "tests/files/configs/test_yaml.py",
     "query_length": "as_json, above",
 }
