@@ -119,11 +119,13 @@ def test_the_stated_rope_turns_as_the_compared_one(name):
 def test_every_other_name_of_the_base_and_of_the_context_is_replaced():
     """One left beside the new keys would contradict them."""
     facts = [one for one in table().huggingface.values() if not one.positions]
-    units = {one.base_unit for one in facts if one.base_unit is not None}
     of_kinds = {kind.base_key for one in facts for kind in one.kinds.values() if kind.base_key}
     bases = {"rope_theta"} | {name for one in facts for name in one.names.get("rope_theta", ())}
     flat = {name for name in bases if "." not in name}
-    assert {*flat, *KEYS["contexts"], *units} <= {*KEYS["replaced"], "max_position_embeddings"}
+    assert {*flat, *KEYS["contexts"], "rope_ratio"} <= {
+        *KEYS["replaced"],
+        "max_position_embeddings",
+    }
     assert of_kinds <= {*KEYS["replaced"], *KEYS["replaced_by_kind"]}
 
 

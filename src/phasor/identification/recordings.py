@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from phasor._checks import short_repr, unmasked
 from phasor.angles import as_positions
 from phasor.errors import CheckpointError, PhasorError, TensorError
-from phasor.files.checkpoint.files import FLOATS, open_file, read_header
+from phasor.files.tensors import FLOATS, open_file, read_header
 from phasor.identification.spectrum import ROUNDING, Complex, coarsest_dtype
 from phasor.identification.turns import Sample, arrangement_of, one_of_pair
 from phasor.rope import Rope

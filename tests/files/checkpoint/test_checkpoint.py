@@ -11,7 +11,7 @@ import pytest
 from phasor import VerificationError
 from phasor.files.checkpoint import CheckpointError, conversion, plan_conversion, verify, write
 from phasor.files.checkpoint.conversion import compare_scores
-from phasor.files.checkpoint.files import read_header
+from phasor.files.tensors import read_header
 
 from .checkpoints import (
     Tensors,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from phasor import PhasorError
 from phasor.files.checkpoint import CheckpointError, plan_conversion
-from phasor.files.checkpoint.files import read_header
+from phasor.files.tensors import read_header
 
 from .checkpoints import contents, in_file, llama, llama_tensors, save, two_shards
 

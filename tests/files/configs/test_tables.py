@@ -14,7 +14,10 @@ import pytest
 
 import phasor.files
 from phasor.files.configs.facts import Architecture, Kind, table
+from phasor.files.configs.gguf import _REWRITES
 from phasor.files.configs.other_formats import _SPLITS, Transformer
+from phasor.files.configs.rewrites import REWRITES
+from phasor.files.configs.ropes import TURNS
 from phasor.files.configs.unread_keys import MEANINGS, Meaning
 from phasor.pairings import PAIRINGS
 
@@ -31,7 +34,14 @@ NEEDED = {
     Transformer: ({"pairing"}, {"base"}),
     Meaning: ({"means"}, {"says"}),
 }
-WORDS = {"pairing": PAIRINGS, "pairing_out": PAIRINGS, "split": tuple(_SPLITS), "means": MEANINGS}
+WORDS = {
+    "pairing": PAIRINGS,
+    "pairing_out": PAIRINGS,
+    "split": tuple(_SPLITS),
+    "means": MEANINGS,
+    "turns": tuple(TURNS),
+    "rewrite": (*REWRITES, *_REWRITES),
+}
 CONDITIONS = {"is", "unless", "present"}
 
 SLIPS = {

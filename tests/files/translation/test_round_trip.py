@@ -20,8 +20,8 @@ from phasor.axes import InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError, SpecError
 from phasor.files.configs import load
 from phasor.files.configs.facts import table
-from phasor.files.configs.texts import parse_arguments, parse_yaml
 from phasor.files.presets import preset, preset_names
+from phasor.files.texts import parse_arguments, parse_yaml
 from phasor.files.translation import ProgramSettings, TranslationError, translate
 from phasor.scaling import Linear, Llama3, LongRope, Yarn
 
@@ -35,13 +35,14 @@ PRECISION = 2.0**-24  # of float32: half a step, relative
 def class_with(pairing: str, axes: str | None, n_axes: int, part_only: bool) -> str:
     """A model type that rotates so, and takes the rest from its file."""
     for name, facts in table().huggingface.items():
-        own = (facts.uses, facts.refused, facts.fixed, facts.latent, facts.trailing, facts.layers)
+        own = (facts.uses, facts.refused, facts.fixed, facts.latent, facts.turns, facts.layers)
         own += (facts.nested, facts.variants, facts.positions, facts.laws, facts.kinds, facts.names)
-        fits = (facts.pairing, facts.axes) == (pairing, axes)
+        layout = facts.axes and facts.axes.layout
+        fits = (facts.pairing, layout) == (pairing, axes)
         fits = fits and (facts.partial if part_only else not (facts.fraction or facts.rotary_dim))
-        known = facts.direction == 1 and not facts.axis_order and not facts.factor_key
-        sections = not facts.sections or len(facts.sections) == n_axes
-        softmax = facts.softmax or facts.yarn_attention_factor or facts.pairing_out
+        known = not facts.rewrite
+        sections = layout is None or len(facts.axes.sections) in (0, n_axes)
+        softmax = facts.softmax or facts.pairing_out
         if fits and known and sections and not softmax and not any(own[:-1]):
             return name
     raise NoClassError

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from phasor.errors import CheckpointError
 from phasor.files import refusal
-from phasor.files.checkpoint.files import (
+from phasor.files.checkpoint.rows import Change
+from phasor.files.tensors import (
     CHUNK,
     Advance,
     Entry,
@@ -28,8 +29,7 @@ from phasor.files.checkpoint.files import (
     open_checkpoint,
     read_header,
 )
-from phasor.files.checkpoint.rows import Change
-from phasor.files.configs.texts import parse_json
+from phasor.files.texts import parse_json
 from phasor.numpy import score
 from phasor.pairings import Pairing
 from phasor.rope import Rope

@@ -20,7 +20,6 @@ from phasor.files.checkpoint.conversion import (
     count_kinds,
     list_kinds,
 )
-from phasor.files.checkpoint.files import Checkpoint, Entry, open_checkpoint
 from phasor.files.checkpoint.model import (
     CheckpointModel,
     Patterns,
@@ -30,6 +29,7 @@ from phasor.files.checkpoint.model import (
 )
 from phasor.files.checkpoint.programs import plan_program
 from phasor.files.checkpoint.rows import Candidate, Change
+from phasor.files.tensors import Checkpoint, Entry, open_checkpoint
 from phasor.pairings import Pairing, by_pairing, checked_pairing, opposite
 from phasor.rope import Rope
 

@@ -26,13 +26,13 @@ from phasor.files.checkpoint.conversion import (
     ResultTensor,
     list_kinds,
 )
-from phasor.files.checkpoint.files import FLOATS, Rows, open_checkpoint
 from phasor.files.checkpoint.model import Projection
 from phasor.files.checkpoint.rows import Change, order_of_heads
 from phasor.files.configs import load
 from phasor.files.configs.file_keys import keys_for_file
 from phasor.files.configs.source import read_source
 from phasor.files.configs.writing import CONTEXT_KEY
+from phasor.files.tensors import FLOATS, Rows, open_checkpoint
 from phasor.layers import one_layer
 from phasor.pairings import Pairing, opposite
 from phasor.rope import Rope

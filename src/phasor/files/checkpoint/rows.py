@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasor.files import refusal
-from phasor.files.checkpoint.files import Entry
 from phasor.files.checkpoint.model import VALUE_OF, CheckpointModel, Projection
+from phasor.files.tensors import Entry
 from phasor.numpy import change_pairing
 from phasor.pairings import Pairing
 from phasor.rope import Rope

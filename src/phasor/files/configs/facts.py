@@ -32,6 +32,15 @@ class Kind:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AxesFacts:
+    """The axes of a class; ``huggingface.toml`` explains each fact."""
+
+    layout: str
+    sections: tuple[int, ...] = ()
+    positions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Beside:
     """How a rotation beside attention differs from it; ``huggingface.toml`` explains each."""
 
@@ -63,53 +72,39 @@ class Architecture:
 
     pairing: Pairing = "half"
     pairing_out: Pairing | None = None
-    direction: int = 1
+    turns: str | None = None
+    rewrite: str | None = None
     base: float | None = None
-    base_unit: str | None = None
-    factor_key: str | None = None
-    ntk: Mapping[str, Any] = field(default_factory=dict[str, Any])
     fixed: bool = False
     block: Mapping[str, Any] = field(default_factory=dict[str, Any])
     partial: bool = False
     fraction: float | None = None
     rotary_dim: int | None = None
-    trailing: bool = False
     head_dim: int | None = None
     latent: bool = False
-    axes: str | None = None
-    axis_order: tuple[int, ...] = ()
-    sections: tuple[int, ...] = ()
-    positions: tuple[str, ...] = ()
-    origin: int = 0
+    axes: AxesFacts | None = None
     softmax: bool = False
     ntk_alpha: bool = False
-    yarn_attention_factor: float | None = None
-    mscale_alone: bool = False
-    log_multiplier_unit: float = 1.0
     laws: Mapping[str, str] = field(default_factory=dict[str, str])
     layers: Mapping[str, Any] = field(default_factory=dict[str, Any])
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     nested: bool = False
     without_rope: tuple[str, ...] = ()
-    without_rope_needs: str | None = None
     kinds: Mapping[str, Kind] = field(default_factory=dict[str, Kind])
     beside: Mapping[str, Beside] = field(default_factory=dict[str, Beside])
-    block_key: str | None = None
-    factor: float | None = None
-    block_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    nulls: Mapping[str, Any] = field(default_factory=dict[str, Any])
     variants: tuple[Variant, ...] = ()
-    parts: Mapping[str, str] = field(default_factory=dict[str, str])
-    outer_ropes: str | None = None
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
     query_factor: Mapping[str, Any] = field(default_factory=dict[str, Any])
     uses: str | None = None
     carried: tuple[str, ...] = ()
-    divisors: bool = False
-    learned: tuple[str, ...] = ()
     refused: str | None = None
     note: str | None = None
+
+    @property
+    def positions(self) -> tuple[str, ...]:
+        """What the axes of a tower that turns patches are; empty for all other classes."""
+        return () if self.axes is None else self.axes.positions
 
     @property
     def pairing_key(self) -> str | None:
@@ -128,7 +123,7 @@ class Architecture:
 
 NO_FACTS = Architecture()
 _OF_A_SWITCH = {"key", "is", "unless", "present", "default"}
-_Facts = TypeVar("_Facts", bound=Architecture)
+_Facts = TypeVar("_Facts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +132,8 @@ class Table:
 
     huggingface: Mapping[str, Architecture]
     gguf: Mapping[str, Architecture]
+    parts: Mapping[str, Mapping[str, str]]  # by type, those of the configs inside, by their keys
+    outer_ropes: Mapping[str, str]  # by type, what the rope keys outside the inner config are of
     files: Mapping[str, Any]
 
 
@@ -152,9 +149,7 @@ def table() -> Table:
     for name, parts in huggingface["parts"].items():
         uses = [types.get(part, {}).get("uses") for part in parts.values()]
         default = {"uses": uses[0]} if all(uses) else {"refused": NO_PART}
-        types[name] = types.get(name, default) | {"parts": parts}
-    for name, what in huggingface["outer_ropes"].items():
-        types[name] = types[name] | {"outer_ropes": what}
+        types.setdefault(name, default)
     keys = ("num_hidden_layers", "hidden_size", "num_attention_heads")
     for name, sizes in read_table("class_sizes.toml").items():
         if name in types:
@@ -164,7 +159,23 @@ def table() -> Table:
         architectures(types, files["names"]),
         architectures(read_table("gguf.toml"), {}),
     )
-    return Table(huggingface=of_types, gguf=of_gguf, files=MappingProxyType(files))
+    parts = {name: _parts_of(name, types, huggingface["parts"]) for name in types}
+    return Table(
+        huggingface=of_types,
+        gguf=of_gguf,
+        parts=MappingProxyType(parts),
+        outer_ropes=MappingProxyType(huggingface["outer_ropes"]),
+        files=MappingProxyType(files),
+    )
+
+
+def _parts_of(
+    name: str, types: Mapping[str, Mapping[str, Any]], parts: Mapping[str, Mapping[str, str]]
+) -> Mapping[str, str]:
+    """The parts of a model type, or of the one that it is like."""
+    while name not in parts and "like" in types[name]:
+        name = types[name]["like"]
+    return parts.get(name, {})
 
 
 def read_table(name: str) -> dict[str, Any]:
@@ -201,12 +212,14 @@ def architectures(
         entry = frozen(entry)
         if "names" in entry:
             entry["names"] = {**names, **entry["names"]}
-        lists = {fact: tuples(entry[fact]) for fact in entry.keys() & {"names", "block_names"}}
-        values = {
+        lists = {fact: tuples(entry[fact]) for fact in entry.keys() & {"names"}}
+        values: dict[str, Any] = {
             fact: {k: of_fact(**frozen(facts)) for k, facts in entry[fact].items()}
             for fact, of_fact in (("kinds", Kind), ("beside", Beside))
             if fact in entry
         }
+        if "axes" in entry:
+            values["axes"] = AxesFacts(**frozen(entry["axes"]))
         return entry | lists | values
 
     def build_variant(name: str, entry: dict[str, Any]) -> Variant:
@@ -220,8 +233,9 @@ def architectures(
         return Variant(key=facts["key"], unless=unless is not None, facts=freeze(rest), **switch)
 
     def build(name: str) -> _Facts:
-        entry = {"names": dict[str, Any](), **inherit(plain[name], plain)}
-        entry["variants"] = tuple(build_variant(name, v) for v in entry.get("variants", ()))
+        entry: dict[str, Any] = {"names": dict[str, Any](), **inherit(plain[name], plain)}
+        if "variants" in entry:
+            entry["variants"] = tuple(build_variant(name, v) for v in entry["variants"])
         return of(**freeze(entry))
 
     return MappingProxyType({name: build(name) for name in plain})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -23,6 +24,7 @@ _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 _BASE_KEY, _WIDTH_KEY = "rope.freq_base", "rope.dimension_count"
 _SECTIONS_KEY = "rope.dimension_sections"
 _ORIGINAL_KEY, _GAIN_KEY = "rope.scaling.original_context_length", "rope.scaling.attn_factor"
+_LOG_MULTIPLIER_KEY = "rope.scaling.yarn_log_multiplier"
 _PATTERN_KEY = "attention.sliding_window_pattern"
 # 0 is none; architectures without attention count no heads
 _ZERO_IS_NONE = ("attention.sliding_window", "attention.head_count", "attention.head_count_kv")
@@ -81,7 +83,9 @@ def _select_facts(
     config.notes += [facts.note] if facts.note else []
     # of a list, what is read here is the largest
     heads = {"attention.head_count": config.largest("num_attention_heads")}
-    config.values = {**config.values, **heads}
+    config = config.with_values({**values, **heads})
+    if facts.rewrite is not None:
+        config = _REWRITES[facts.rewrite](config, top)
     # converters also write these where nothing uses them
     config.ignore("attention.max_alibi_bias", "rope.scaling.finetuned", _ORIGINAL_KEY)
     for key, value in values.items():
@@ -90,6 +94,31 @@ def _select_facts(
         if is_same or (facts.uses is not None and value in (0, 1, "none")):
             config.ignore(key)
     return config, facts
+
+
+def _log_multiplier(config: JsonObject, top: JsonObject) -> JsonObject:
+    """DeepSeek's architectures count YaRN's multiplier of logarithms in tenths."""
+    if config.values.get("rope.scaling.type") != "yarn":
+        return config
+    multiplier = config.number(_LOG_MULTIPLIER_KEY, least=0)
+    if multiplier is None:
+        return config
+    return config.with_values({**config.values, _LOG_MULTIPLIER_KEY: multiplier / 0.1})
+
+
+def _with_divisors(config: JsonObject, top: JsonObject) -> JsonObject:
+    """Gemma 4's full layers have their divisors in a tensor, without which nothing is known."""
+    has_law = config.values.get("rope.scaling.type") in ("yarn", "longrope")
+    if not has_law and not any(map(top.has, (_FREQS, _SHORT, _LONG))):
+        raise refusal("gguf_divisors", tensor=_FREQS, path=config.path)
+    return config
+
+
+#: By the ``rewrite`` of an architecture, a function of its keys and the whole file.
+_REWRITES: Mapping[str, Callable[[JsonObject, JsonObject], JsonObject]] = {
+    "divisors": _with_divisors,
+    "log_multiplier": _log_multiplier,
+}
 
 
 def _kinds_in_order(config: JsonObject, facts: Architecture, count: int) -> tuple[str, ...]:
@@ -119,7 +148,7 @@ def _key(config: JsonObject, kind: str, key: str) -> str:
 
 
 def _rope(top: JsonObject, config: JsonObject, facts: Architecture, kind: str) -> Rope | None:
-    if not has_rope(kind, config, facts):
+    if not has_rope(kind, facts):
         return None
     special = facts.kind(kind)
     width_key = _key(config, kind, _WIDTH_KEY)
@@ -163,7 +192,7 @@ def _axes(config: JsonObject, facts: Architecture, num_pairs: int) -> Axes:
     sections = config.require(_SECTIONS_KEY, config.wholes(_SECTIONS_KEY))
     while len(sections) > 3 and not sections[-1]:
         sections = sections[:-1]  # the fourth counts pairs of an axis that few models have
-    if facts.axes == "sectioned":
+    if facts.axes.layout == "sectioned":
         return Sectioned(sections)
     axis_of_pair = InterleavedSections(sections).axis_of_pair(num_pairs)
     if any(axis_of_pair.count(axis) != n for axis, n in enumerate(sections)):
@@ -194,8 +223,6 @@ def _read_scaling(
     if (factors := top.numbers_per_pair(_FREQS, pairs)) is not None:
         gain = config.number(_GAIN_KEY, above=0) or 1.0
         return PerPair(factors=factors, attention_factor=gain)
-    if facts.divisors:
-        raise refusal("gguf_divisors", tensor=_FREQS, path=config.path)
     config.notes.append(
         f"Divisors of the frequencies are tensors of a GGUF file and not in its metadata "
         f"({_FREQS} of Llama 3; {_SHORT} and {_LONG} of LongRoPE); none were given."
@@ -237,14 +264,13 @@ def _read_longrope(top: JsonObject, config: JsonObject, pairs: int) -> LongRope:
 
 def _read_yarn(config: JsonObject, facts: Architecture, factor: float) -> Yarn:
     """YaRN as llama.cpp computes it; its log multiplier is ``mscale_all_dim``."""
-    config.add_defaults(facts.block)
+    config = config.with_defaults(facts.block)
     for key in ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"):
         if config.number(key) not in (None, 1.0):
             config.refuse(key, "1, as with another value llama.cpp runs no law that phasor knows")
     keys = {name: f"rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow")}
     betas = {name: beta for name, key in keys.items() if (beta := config.number(key, above=0))}
-    multiplier = config.number("rope.scaling.yarn_log_multiplier", least=0) or 0.0
-    all_dim = multiplier / facts.log_multiplier_unit
+    all_dim = config.number(_LOG_MULTIPLIER_KEY, least=0) or 0.0
     mscale = all_dim if facts.softmax and all_dim else 1.0
     multiplier = partial(yarn_multiplier, factor)
     gain = config.number(_GAIN_KEY, above=0) or 1.0

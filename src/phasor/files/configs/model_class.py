@@ -17,10 +17,16 @@ from typing import Any, cast
 
 from phasor.errors import ConfigError, PhasorWarning
 from phasor.files import refusal
-from phasor.files.configs.facts import NO_FACTS, NO_PART, Architecture, Variant, table
+from phasor.files.configs.facts import NO_PART, Architecture, Variant, table
+from phasor.files.configs.rewrites import REWRITES
 from phasor.files.configs.rope_blocks import RopeBlocks, normalize
 from phasor.files.configs.source import JsonObject, single_value
 from phasor.files.configs.unread_keys import objects_inside
+
+#: Model types with learned frequencies, and the names of the tensors whose exp multiplies them.
+LEARNED: Mapping[str, tuple[str, ...]] = {
+    "mistral_large4_text": ("rotary_emb.alpha", "lerope.alpha"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +59,15 @@ def read_model_config(top: JsonObject, *, part: str | None, like: str | None) ->
     elif file_type is None:
         notes.append(f"The file has no model_type; its architectures are those of {model_type}.")
     weights = [] if top.folder is None else [*top.folder.glob("*.safetensors")]
-    if facts.refused is not None and not (facts.learned and weights):
+    if facts.refused is not None and not (model_type in LEARNED and weights):
         why = facts.refused
         if why == NO_PART:
             why = f"{why}; {_ways_out(top, part, None) or 'give the config of its language model'}"
         raise ConfigError(f"{config.name('model_type')} {model_type!r} here {why}")
-    assumed_sizes = _assume_sizes(config, facts)
-    if "per_layer" in facts.layers:
-        _read_lists_by_layer(config)
+    assumed_sizes = _assumed_sizes(config, facts)
+    config = config.with_defaults(assumed_sizes)
+    if facts.rewrite is not None:
+        config = REWRITES[facts.rewrite](config)
     blocks = RopeBlocks(config, facts)
     if blocks.assumed:
         whose = f"{dict(facts.block)} is what {model_type} assumes"
@@ -204,8 +211,8 @@ def type_in_file(levels: list[JsonObject]) -> str | None:
     """The innermost config's type: its own, the one its outer class implies, or the outer one."""
     model_type: str | None = None
     for level in levels:
-        outer = table().huggingface.get(model_type or "", NO_FACTS)
-        implied_type = outer.parts.get(level.path.rpartition(".")[2])
+        outer = table().parts.get(model_type or "", {})
+        implied_type = outer.get(level.path.rpartition(".")[2])
         # keys that one program alone writes
         marks = table().files["marks"].items()
         marked = (name for name, keys in marks if all(map(level.has, keys)))
@@ -227,7 +234,7 @@ def _check_same_ropes(outer: JsonObject, inner: JsonObject) -> None:
 
 def _outer_ropes(outer: JsonObject) -> str | None:
     """What a class rotates by the rope keys outside the config of its language model."""
-    return table().huggingface.get(str(outer.values.get("model_type")), NO_FACTS).outer_ropes
+    return table().outer_ropes.get(str(outer.values.get("model_type")))
 
 
 # The facts of the class.
@@ -266,7 +273,7 @@ def _select_facts(block: JsonObject, facts: Architecture) -> tuple[JsonObject, A
         facts = replace(facts, laws={**facts.laws, "gptj": "default"})
         if plain.has("rope_scaling") and plain.text("rope_scaling.rope_type") == "gptj":
             swapped_by = "rope_type gptj of MLC"
-    config = JsonObject(values, block.path, names=names, nulls=facts.nulls, strict=block.strict)
+    config = JsonObject(values, block.path, names=names, strict=block.strict)
     config.ignore(*(switch.key for switch in switches))
     if facts.pairing == "half" and swapped_by is not None:
         config.ignore("rope_traditional")
@@ -277,48 +284,14 @@ def _select_facts(block: JsonObject, facts: Architecture) -> tuple[JsonObject, A
     return config, facts
 
 
-def _assume_sizes(config: JsonObject, facts: Architecture) -> dict[str, int]:
-    """Add the class's default sizes where the file has none, and return them."""
+def _assumed_sizes(config: JsonObject, facts: Architecture) -> dict[str, int]:
+    """The class's default sizes where the file has none."""
     needed = ["num_hidden_layers"]
     width = facts.width_key
     if not config.has(width) and (facts.head_dim is None or config.contains(width)):
         needed += ["hidden_size", "num_attention_heads"]
     absent = [key for key in needed if key in facts.sizes and not config.contains(key)]
-    assumed = {key: facts.sizes[key] for key in absent}
-    config.add_defaults(assumed)
-    return assumed
-
-
-def _read_lists_by_layer(config: JsonObject) -> None:
-    """Put a block for each kind in place of a law and lists by layer, as Step 3.5's class does."""
-    kinds, count = config.texts("layer_types"), config.layers()
-    if kinds is None:
-        return
-    # layers that predict further tokens come last
-    all_layers = count + (config.whole("num_nextn_predict_layers", least=0) or 0)
-    values: dict[str, Any] = {**config.values}
-    if len(kinds) == all_layers > count:
-        values |= {"layer_types": kinds[:count], "mtp_layer_types": kinds[count:]}
-        config.values = values
-    lists = {"rope_theta": "rope_theta", "partial_rotary_factors": "partial_rotary_factor"}
-    if config.has("rope_parameters"):  # then the class reads no lists
-        listed = {k for k in lists if isinstance(values.get(k), (list, tuple))}
-        config.values = {k: v for k, v in values.items() if k not in listed}
-        return
-    blocks: dict[str, dict[str, Any]] = {}
-    for name, key in lists.items():
-        is_list = isinstance(values.get(name), (list, tuple))
-        numbers: list[Any] = [*values[name]] if is_list else [values.get(name)] * count
-        if len(numbers) not in (count, all_layers):
-            config.refuse(name, f"a number, or one for each of {count} layers")
-        for kind, number in zip(kinds, numbers, strict=False):
-            if blocks.setdefault(kind, {}).setdefault(key, number) != number:
-                config.refuse(name, "the same for all layers of a kind")
-        values[name] = None
-    law = config.object("rope_scaling")
-    if law is not None and "full_attention" in blocks:  # the class gives it to these alone
-        blocks["full_attention"] |= law.values
-    config.values = values | {"rope_parameters": blocks, "rope_scaling": None}
+    return {key: facts.sizes[key] for key in absent}
 
 
 def note_assumed_sizes(model: ModelConfig) -> str:
@@ -327,10 +300,10 @@ def note_assumed_sizes(model: ModelConfig) -> str:
     Refused if the file has a size, or an object that may hold one, where nothing reads it; or does
     not say its type, as these are then the sizes of another model.
     """
-    config, facts, name, assumed = model.config, model.facts, model.model_type, model.assumed_sizes
+    config, name, assumed = model.config, model.model_type, model.assumed_sizes
     if not model.says_type:
         raise refusal("no_size", size=config.name(next(iter(assumed))), model_type=name)
-    known = {*facts.parts, *table().files["other_objects"]}
+    known = {*table().parts.get(name, {}), *table().files["other_objects"]}
     for inner in config.unread_objects():
         if inner.path.rpartition(".")[2] not in known and not inner.has("model_type"):
             alone = f", or load it alone, with its model_type in it: load(..., part={inner.path!r})"
@@ -391,12 +364,11 @@ def layer_kinds(config: JsonObject, facts: Architecture) -> tuple[str, ...]:
     return kinds
 
 
-def has_rope(kind: str, config: JsonObject, facts: Architecture) -> bool:
+def has_rope(kind: str, facts: Architecture) -> bool:
     """Whether layers of this kind rotate at all."""
     if kind in table().files["without_rope"]:
         return False
-    needs = facts.without_rope_needs
-    return kind not in facts.without_rope or not (needs is None or config.has(needs))
+    return kind not in facts.without_rope
 
 
 def _layers_by_switch(config: JsonObject, rule: Mapping[str, Any], count: int) -> tuple[str, ...]:

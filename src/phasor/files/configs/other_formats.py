@@ -7,7 +7,7 @@ interleaved pairs in place, but for MLX programs with ``rope_traditional: false`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +26,7 @@ from phasor.files.configs.source import (
 )
 from phasor.files.configs.unread_keys import meanings
 from phasor.layers import ConfigLocation, LayerRopes
+from phasor.pairings import Pairing
 from phasor.rope import Rope
 from phasor.scaling import Law, Llama3, Yarn
 
@@ -203,9 +204,17 @@ def _read_yarn(block: JsonObject, *, latent: bool) -> Yarn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transformer(Architecture):
+class Transformer:
     """Facts of a class of diffusers; ``diffusers.toml`` explains each where it lists them."""
 
+    pairing: Pairing = "half"
+    base: float | None = None
+    head_dim: int | None = None
+    fraction: float | None = None
+    uses: str | None = None
+    refused: str | None = None
+    note: str | None = None
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     axes_key: str | None = None
     dims: tuple[int, ...] = ()
     summed: bool = False

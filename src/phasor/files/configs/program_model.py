@@ -17,7 +17,7 @@ from phasor.files.configs.model_class import kinds_by_flags
 from phasor.files.configs.rope_blocks import LawContext, read_law
 from phasor.files.configs.ropes import layer_ropes, rotated_width
 from phasor.files.configs.source import MOST_LAYERS, JsonObject, renamed_keys
-from phasor.files.configs.texts import Unclear
+from phasor.files.texts import Unclear
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing
 from phasor.rope import Rope
@@ -72,7 +72,11 @@ class ProgramModel:
     def put(self, values: Mapping[str, Any]) -> None:
         """Set what the program takes whatever the file says."""
         others = {k: v for k, v in self.config.values.items() if k not in spellings(values)}
-        self.config.values = {**others, **values}
+        self.config = self.config.with_values({**others, **values})
+
+    def add_defaults(self, values: Mapping[str, Any]) -> None:
+        """Set what the program takes where the file says nothing."""
+        self.config = self.config.with_defaults(values)
 
     def _size(self, key: str) -> int:
         """A size of the model; where the file leaves it out, with a warning, the program's."""
@@ -81,7 +85,7 @@ class ProgramModel:
             return size
         size = int(config.or_default(key, None, self.defaults.get(key), self.assumes))
         warnings.warn(config.notes[-1], PhasorWarning, stacklevel=6)
-        config.add_defaults({key: size})
+        self.add_defaults({key: size})
         return size
 
     def rope(self, pairing: Pairing, out: Pairing | None = None) -> Rope:
@@ -91,11 +95,11 @@ class ProgramModel:
         fraction = defaults.get(key)
         facts = Architecture(latent=self.latent, partial=True, fraction=fraction, names=names)
         width = facts.width_key
-        self._size("num_hidden_layers")  # which adds what the program assumes
+        self._size("num_hidden_layers")
         if (head_dim := config.width(width) or defaults.get(width)) is None:
             for size in ("hidden_size", "num_attention_heads"):
                 self._size(size)
-            head_dim = config.head_dim(width)
+            head_dim = self.config.head_dim(width)
         if "multiple_of" in defaults:  # heads are padded, and an even part of them turns
             multiple = config.whole(defaults["multiple_of"]) or 1
             head_dim = -(-head_dim // multiple) * multiple
@@ -124,10 +128,11 @@ class ProgramModel:
         names |= _names(of_law.get("names", {}))
         values = {**config.values, key: of_law.get("law", kind)}
         numbers = JsonObject(values, config.path, names=names)
-        numbers.add_defaults(of_law.get("defaults", {}))
+        numbers = numbers.with_defaults(of_law.get("defaults", {}))
         length = JsonObject({CONTEXT: self.config.whole(CONTEXT)})
-        of_class = Architecture(softmax=self.latent, mscale_alone=True, ntk_alpha=True)
-        law = read_law(numbers, LawContext(of_class, rope.rotary_dim, length))
+        of_class = Architecture(softmax=self.latent, ntk_alpha=True)
+        outside = LawContext(of_class, rope.rotary_dim, length, mscale_alone=True)
+        law = read_law(numbers, outside)
         law = None if law == Linear(factor=1.0) else law  # which KerasHub writes for no law
         config.ignore(*numbers.keys_read)
         return replace(rope, scaling=law, direction=numbers.sign("short_factor"))

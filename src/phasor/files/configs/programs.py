@@ -70,7 +70,7 @@ def _load_litgpt(model: ProgramModel) -> LayerRopes:
     local = divided(replace(plain, base=local_base), ratio)
     local = local if wide.attention_factor == 1 else replace(local, scaling=law)
     # without a list all layers are local
-    indices = 1 if indices is None else indices[: config.layers()]
+    indices = 1 if indices is None else indices[: model.config.layers()]
     kinds = {"sliding_attention": local, "full_attention": wide}
     return model.ropes(kinds, indices, "rope_indices")
 
@@ -118,7 +118,8 @@ def _load_tensorrt(model: ProgramModel) -> LayerRopes:
     config, facts = model.config, model.facts
     architecture = config.text("architecture") or ""
     model.defaults |= facts["architectures"].get(architecture, {})
-    config.add_defaults({"rotary_dim": model.defaults.get("rotary_dim")})
+    model.add_defaults({"rotary_dim": model.defaults.get("rotary_dim")})
+    config = model.config
     position_type = model.position_type()
     if position_type in facts["instead"] and not model.latent:
         return model.without(architecture, position_type)
@@ -189,17 +190,19 @@ def _load_megatron(model: ProgramModel) -> LayerRopes:
     if position_type != "mrope" and config.has("mrope_section"):
         of_axes = f"{config.name('mrope_section')} is for several axes"
         config.notes.append(f"{of_axes}, and is not read: Megatron's {position_type} has one.")
+    config = model.config
     if config.has("griffin") or "griffin" in model.title:  # a model of NeMo's
-        config.add_defaults({"partial_rotary_factor": 0.5})
+        model.add_defaults({"partial_rotary_factor": 0.5})
         pattern = ("RR*" * config.layers())[: config.layers()]
     model.latent = config.flag("latent") is True or bool({*pattern} & {*"D+"})
     if config.flag("grouped") is False:  # its groups are then those of a default that nothing reads
-        config.values = {k: v for k, v in config.values.items() if k != "num_query_groups"}
+        model.put({"num_query_groups": None})
     if config.flag("not_rounded"):
-        config.add_defaults({"yarn_correction_range_round_to_int": False})
+        model.add_defaults({"yarn_correction_range_round_to_int": False})
     if config.has("_target_"):  # a class of Megatron-Bridge's
-        config.add_defaults(facts["bridge"] | (facts["bridge_latent"] if model.latent else {}))
-        config.add_defaults({CONTEXT: config.whole("seq_length")})
+        model.add_defaults(facts["bridge"] | (facts["bridge_latent"] if model.latent else {}))
+        model.add_defaults({CONTEXT: config.whole("seq_length")})
+    config = model.config
     if model.latent and position_type not in ("none", "relative"):
         position_type = config.text("rope_type", "rope", "yarn") or "yarn"
     model.turns_all = model.latent and position_type == "yarn"  # whatever the fraction is
@@ -285,12 +288,14 @@ def _load_bridge_kinds(model: ProgramModel, of_class: Mapping[str, Any]) -> Laye
     if "base_key" not in local:  # with a key for each base, no factor divides positions
         if "base" in local and not isinstance(base := config.value("rope_theta"), (list, tuple)):
             model.put({"rotary_base": [local["base"], base]})
+            config = model.config
         bases = config.wholes("rope_theta", least=2) or ()
         if len(bases) != 2:
             config.refuse("rope_theta", "two bases, of local layers and of global ones")
         each = zip(kinds.items(), bases[::-1], strict=True)  # global layers come first in kinds
         kinds = {kind: {**own, "base": base} for (kind, own), base in each}
         model.put({"rotary_base": bases[1]})
+        config = model.config
         by = config.number("interpolation", above=0) or 1.0
     if config.value("no_rope"):
         config.refuse("no_rope", "absent, as every layer of this class rotates")
@@ -362,7 +367,8 @@ def _load_torchtune(model: ProgramModel) -> LayerRopes:
     of_model, given, names = inherit(found, builders), config.unread(), facts["names"].values()
     numbers = dict(zip(facts["sizes"], of_model.get("sizes", ()), strict=False))
     numbers |= {key: of_model[key] for key in facts["numbers"] if key in of_model}
-    config.add_defaults(model.defaults | numbers)
+    model.add_defaults(model.defaults | numbers)
+    config = model.config
     rope = model.rope(of_model["pairing"])
     rope = model.law("llama3", rope) if "scale_factor" in of_model else rope
     config.notes += [facts["note"], *([of_model["note"]] if "note" in of_model else [])]

@@ -27,6 +27,8 @@ _CONTEXT = "max_position_embeddings"
 _ORIGINAL = "original_max_position_embeddings"
 # transformers reads block.get("truncate", True), so a null counts as false
 _NULLS = {"truncate": False}
+#: Where files with axes that alternate have the sections of (time, height, width).
+ALTERNATING = (2, 0, 1)
 
 
 class RopeBlocks:
@@ -34,7 +36,7 @@ class RopeBlocks:
 
     def __init__(self, config: JsonObject, facts: Architecture) -> None:
         self.facts = facts
-        new, old = (_block(config, facts, key) for key in ("rope_parameters", "rope_scaling"))
+        new, old = (_block(config, key) for key in ("rope_parameters", "rope_scaling"))
         if new is not None and new.values and old is not None and old.values:
             # one law beside a block for each kind is that of a kind
             if not any(_has_law(block, old.values) for block in new.values.values()):
@@ -42,8 +44,6 @@ class RopeBlocks:
             old.ignore(*old.values)
         if facts.nested and new is not None and new.values and not _keys_of_blocks(new):
             raise refusal("no_kinds", block=new.path, keys=", ".join(new.values))
-        if facts.block_key is not None and new is None and old is None:
-            old = _block(config, facts, facts.block_key)
         block = new if new is not None and (new.values or old is None) else old
         # where rope_parameters is there and empty, the class takes its base and no law
         self.assumed = bool(facts.block) and new is None and not (block and block.values)
@@ -105,7 +105,7 @@ def _keys_of_blocks(block: JsonObject) -> list[str]:
     return [key for key, value in block.values.items() if isinstance(value, Mapping)]
 
 
-def _block(config: JsonObject, facts: Architecture, key: str) -> JsonObject | None:
+def _block(config: JsonObject, key: str) -> JsonObject | None:
     # some programs wrote false in place of a null, or a factor
     value = config.values.get(key)
     if value is False:
@@ -115,8 +115,7 @@ def _block(config: JsonObject, facts: Architecture, key: str) -> JsonObject | No
         config.ignore(key)
         config.notes.append(f"{config.name(key)} (got {value}) is a factor that scales nothing.")
         return None
-    block = config.object(key)
-    return block and JsonObject(block.values, block.path, names=facts.block_names, nulls=_NULLS)
+    return config.object(key, _NULLS)
 
 
 def _check_same_values(new: JsonObject, old: JsonObject, config: JsonObject) -> None:
@@ -144,6 +143,7 @@ class LawContext:
     facts: Architecture
     rotary_dim: int
     config: JsonObject
+    mscale_alone: bool = False  # YaRN's counts without mscale_all_dim, as in DeepSeek's own code
 
     @property
     def context(self) -> int | None:
@@ -189,8 +189,8 @@ def read_law(block: JsonObject, outside: LawContext) -> Law | Rule | None:
 
 def axes(block: JsonObject, outside: LawContext) -> Axes | None:
     """The axes of a multimodal rope; None for the one axis of text."""
-    facts = outside.facts
-    if facts.axes is None:
+    facts = outside.facts.axes
+    if facts is None:
         return None
     key = "mrope_section" if not block.has("xdrope_section") else "xdrope_section"
     file_sections = block.wholes(key)
@@ -198,13 +198,14 @@ def axes(block: JsonObject, outside: LawContext) -> Axes | None:
     if facts.sections and len(sections) != len(facts.sections):
         block.refuse(key, f"a list of {len(facts.sections)} pair counts, one per axis")
     # interleaved sections need not add up: the first axis gets the remaining pairs
-    if facts.axes != "interleaved" and sum(sections) != outside.rotary_dim // 2:
+    if facts.layout != "interleaved" and sum(sections) != outside.rotary_dim // 2:
         got = f"{list(sections)}" + ("" if file_sections else ", which is the class default")
         pairs = f"the number of pairs ({outside.rotary_dim // 2})"
         raise ConfigError(f"{block.name(key)} must add up to {pairs}, got {got}")
-    ordered = tuple(sections[i] for i in facts.axis_order) if facts.axis_order else sections
+    is_alternating = facts.layout == "alternating"
+    ordered = tuple(sections[i] for i in ALTERNATING) if is_alternating else sections
     with renamed_keys(block, sections=key):
-        several: Axes = cast(Any, AXES[facts.axes])(ordered)
+        several: Axes = cast(Any, AXES[facts.layout])(ordered)
         several.axis_of_pair(outside.rotary_dim // 2)  # checked here, where an error names the key
         return several
 
@@ -260,7 +261,7 @@ def _read_dynamic(block: JsonObject, outside: LawContext) -> Law | Rule:
         return scaling.NTK(factor=block.require("alpha", block.number("alpha", above=0)))
     lengths = [(block.name(_ORIGINAL), block.whole(_ORIGINAL)), (_CONTEXT, outside.context)]
     length = single_value(lengths)
-    factor = block.number("factor", above=0) or outside.facts.factor
+    factor = block.number("factor", above=0)
     factor, length = block.require("factor", factor), block.require(_ORIGINAL, length)
     with renamed_keys(block):
         return scaling.DynamicNTK(factor=factor, original_max_positions=length)
@@ -317,11 +318,11 @@ def _read_temperature(block: JsonObject, outside: LawContext, factor: float) -> 
     """YaRN's temperature as the model applies it, on cos and sin or on the softmax scale."""
     facts, multiplier = outside.facts, partial(yarn_multiplier, factor)
     mscale, all_dim = (block.number(key, least=0) for key in ("mscale", "mscale_all_dim"))
-    stated = block.number("attention_factor", above=0) or facts.yarn_attention_factor
+    stated = block.number("attention_factor", above=0)
     by_transformers = multiplier(1)
     by_deepseek = multiplier(1 if mscale is None else mscale) / multiplier(all_dim or 0)
-    if stated is None and (facts.mscale_alone or (mscale and all_dim)):
-        if facts.softmax and not facts.mscale_alone:
+    if stated is None and (outside.mscale_alone or (mscale and all_dim)):
+        if facts.softmax and not outside.mscale_alone:
             # Yarn derives both factors from these two
             return {"mscale": mscale, "mscale_all_dim": all_dim}
         stated = by_deepseek
@@ -363,6 +364,11 @@ _LAWS: Mapping[str, _Reader] = {
 _INTERNAL_LAWS: Mapping[str, _Reader] = {
     # Su's scaling, which some model types call "ntk"
     "ntk_fixed": _reader(scaling.NTKFixed, "factor"),
+    # dynamic NTK from a length of its own, whatever the context is
+    "dynamic_of_block": lambda block, outside: scaling.DynamicNTK(
+        factor=block.require("factor", block.number("factor", above=0)),
+        original_max_positions=block.require(_ORIGINAL, block.whole(_ORIGINAL)),
+    ),
     # the base times the factor, which Skywork calls "ntk"
     "ntk_old": _reader(scaling.NTKOld, "factor"),
     # the rule of Qwen 1, whose original length is the file's context

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from phasor._checks import short_repr
 from phasor.axes import Axes, Axial, InterleavedSections, OneAxis, Sectioned
@@ -19,14 +16,20 @@ from phasor.errors import ConfigError
 from phasor.files import refusal
 from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import NO_FACTS, Architecture, Beside, Kind, table
-from phasor.files.configs.model_class import ModelConfig, has_rope, note_assumed_sizes
+from phasor.files.configs.learned import learned_ropes
+from phasor.files.configs.model_class import LEARNED, ModelConfig, has_rope, note_assumed_sizes
 from phasor.files.configs.source import JsonObject, renamed_keys, single_value
 from phasor.files.configs.unread_keys import check_unread_keys
 from phasor.layers import ConfigLocation, LayerRopes, NamedRope
 from phasor.rope import Rope
-from phasor.scaling import DynamicNTK, Linear, PerPair, Yarn
+from phasor.scaling import Yarn
 
 _MOST_EXTRA = 1_000  # layers that predict further tokens
+#: By a class's ``turns``, what it does else than others.
+TURNS: Mapping[str, Callable[[Rope], Rope]] = {
+    "clockwise": lambda rope: replace(rope, direction=-rope.direction),
+    "end of head": lambda rope: replace(rope, rotary_start=rope.head_dim - rope.rotary_dim),
+}
 
 
 def layer_ropes(
@@ -86,8 +89,8 @@ def huggingface_ropes(model: ModelConfig) -> LayerRopes:
             labels = dict.fromkeys(kinds, "rope_parameters")
         if model.assumed_sizes:
             config.notes.append(note_assumed_sizes(model))
-    if facts.learned and model.levels[0].folder is not None:
-        order, kinds = _learned_ropes(model, model.levels[0].folder, kinds)
+    if model.model_type in LEARNED and model.levels[0].folder is not None:
+        order, kinds = learned_ropes(model, model.levels[0].folder, kinds)
     factors = rope_blocks.query_factors(facts.query_factor, config, kinds, blocks.block_of)
     # a plain class of transformers is known to have no code for other keys
     is_plain = facts.sizes and not (facts.uses or facts.axes or facts.block or facts.nested)
@@ -109,7 +112,7 @@ def huggingface_ropes(model: ModelConfig) -> LayerRopes:
         in_config=ConfigLocation(
             labels=labels,
             unused_blocks=unused,
-            ignores_scaling=facts.fixed or bool(facts.learned),
+            ignores_scaling=facts.fixed or model.model_type in LEARNED,
             path=config.path,
             model_type=model.model_type,
             values=model.levels[-1].values,
@@ -117,51 +120,9 @@ def huggingface_ropes(model: ModelConfig) -> LayerRopes:
     )
 
 
-def _learned_ropes(
-    model: ModelConfig, folder: Path, kinds: Mapping[str, Rope | None]
-) -> tuple[tuple[str, ...], dict[str, Rope | None]]:
-    """The kind of each layer and their ropes, frequencies times exp(alpha) of the checkpoint."""
-    # not at the top, as that package reads configs
-    from phasor.files.checkpoint.files import open_checkpoint, read_floats
-
-    files, learned = open_checkpoint(folder).files.values(), model.facts.learned
-    endings = tuple(f".{name}" for name in learned)
-    tensors = {name: entry for file in files for name, entry in file.tensors.items()}
-    # a head that drafts further tokens (mtp_dspark) is another model, which no layer here reads
-    tensors = {n: e for n, e in tensors.items() if f".{n}".endswith(endings) and "mtp" not in n}
-    order: list[str] = []
-    ropes: dict[str, Rope | None] = {}
-    for i, kind in enumerate(model.layer_kinds):
-        if (rope := kinds[kind]) is not None:
-            # one for all layers, or one of its own
-            names = [n for n in tensors if f".layers.{i}." in f".{n}" or ".layers." not in f".{n}"]
-            if len(names) != 1:
-                wanted = f"{learned[0]} of layer {i}"
-                raise refusal("learned", folder=folder, name=wanted, got=names or None)
-            entry, pairs = tensors[names[0]], rope.num_pairs
-            alpha = read_floats(entry) if [*entry.shape] == [pairs] else np.array(np.nan)
-            # exp of larger ones is none of a frequency
-            if not (np.abs(alpha) < 30).all():
-                got = alpha.tolist() if alpha.ndim else f"the shape {[*entry.shape]}"
-                wanted = f"{names[0]}, with a float below 30 for each of {pairs} pairs"
-                raise refusal("learned", folder=folder, name=wanted, got=got)
-            if rope.softmax_factor != 1:
-                raise refusal("learned_softmax", block=model.blocks.top.path)
-            inv_freq, gain = rope.inv_freq * np.exp(alpha), rope.attention_factor
-            factors = tuple((replace(rope, scaling=None).inv_freq / inv_freq).tolist())
-            rope = replace(rope, scaling=PerPair(factors=factors, attention_factor=gain))
-            if gain == 1:
-                explicit = tuple(inv_freq.tolist())
-                rope = replace(rope, base=None, scaling=None, explicit_inv_freq=explicit)
-        known = (name for name in ropes if name.split()[0] == kind and ropes[name] == rope)
-        order.append(next(known, f"{kind} {i}" if kind in ropes else kind))
-        ropes[order[-1]] = rope
-    return tuple(order), ropes
-
-
 def _rope(model: ModelConfig, kind: str, widths: Mapping[str, int]) -> Rope | None:
     config, facts = model.config, model.facts
-    block = model.blocks.block_of(kind) if has_rope(kind, config, facts) else None
+    block = model.blocks.block_of(kind) if has_rope(kind, facts) else None
     if block is None:
         return None
     kind_facts = facts.kind(kind)
@@ -176,18 +137,9 @@ def _rope(model: ModelConfig, kind: str, widths: Mapping[str, int]) -> Rope | No
         width = head_dim
     else:
         width = rotated_width(config, block, facts, head_dim)
-    # transformers applies the attention factor of the class only where one block is for all layers
-    law_facts = facts if one_block else replace(facts, yarn_attention_factor=None)
-    outside = rope_blocks.LawContext(law_facts, width, config)
+    outside = rope_blocks.LawContext(facts, width, config)
     config.whole("original_max_position_embeddings")  # whether the law uses it or not
     law = rope_blocks.read_law(scaling_block, outside)
-    if facts.factor_key is not None:
-        law = Linear(factor=config.number(facts.factor_key, above=0) or 1.0)
-    if facts.ntk and (factor := config.number(facts.ntk["factor"], least=0)):
-        if law is not None:
-            config.refuse(facts.ntk["factor"], f"absent beside the law of {block.path}")
-        length = config.whole(facts.ntk["length"]) or int(facts.ntk["default"])
-        law = DynamicNTK(factor=factor, original_max_positions=length)
     base = _base(model, kind_facts, block)
     if facts.fixed and (law is not None or base != facts.base):
         asked = {"what": "base", "asked": base} if law is None else {"what": "law", "asked": name}
@@ -199,26 +151,27 @@ def _rope(model: ModelConfig, kind: str, widths: Mapping[str, int]) -> Rope | No
             pairing_out=facts.pairing_out or facts.pairing,
             base=base,
             rotary_dim=width,
-            rotary_start=head_dim - width if facts.trailing else 0,
             scaling=law,
             axes=OneAxis() if facts.positions else rope_blocks.axes(block, outside) or OneAxis(),
-            direction=1 if facts.direction == scaling_block.sign("short_factor") else -1,
+            direction=scaling_block.sign("short_factor"),
         )
+    if facts.turns is not None:
+        rope = TURNS[facts.turns](rope)
     return _patch_grid_rope(rope, facts, config.notes) if facts.positions else rope
 
 
 def _patch_grid_rope(rope: Rope, facts: Architecture, notes: list[str]) -> Rope:
     """The rope of a vision tower, whose axes are the coordinates of an image patch."""
-    axes = len(facts.positions)
+    assert facts.axes is not None, "positions are of axes"
+    axes, layout = len(facts.positions), facts.axes.layout
     sections = (rope.num_pairs // axes,) * axes
-    where = f", counted from {facts.origin}" if facts.origin else ""
-    notes.append(f"Positions are ({', '.join(facts.positions)}) of a patch{where}.")
+    notes.append(f"Positions are ({', '.join(facts.positions)}) of a patch.")
     if rope.scaling is not None:
         raise ConfigError(f"no rope of patches takes the law {short_repr(rope.scaling)}; remove it")
-    if facts.axes == "axial":
+    if layout == "axial":
         return replace(rope, axes=Axial(sections))
     base, pairs = rope.base or 1.0, range(rope.num_pairs)
-    if facts.axes == "dealt":
+    if layout == "dealt":
         inv_freq = tuple(base ** -(pair // axes / sections[0]) for pair in pairs)
         several: Axes = InterleavedSections(sections)
     else:
@@ -234,9 +187,6 @@ def _base(model: ModelConfig, kind: Kind, block: JsonObject) -> float:
     block_base = block.number("rope_theta", above=1)
     key = kind.base_key or "rope_theta"
     named_bases = [(config.name(key), config.number(key, above=1))]
-    if facts.base_unit is not None:
-        ratio = config.number(facts.base_unit, above=0)
-        named_bases.append((config.name(facts.base_unit), ratio and ratio * (facts.base or 0)))
     if not one_block and kind.base_key is None and block_base is not None:
         # one base outside several blocks is that of some of them only, so the block's own counts
         named_bases = []

@@ -19,14 +19,14 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, Literal, NoReturn, TypeGuard, TypeVar, cast
+from typing import Any, BinaryIO, Final, Literal, NoReturn, TypeGuard, TypeVar, cast
 
 from phasor._checks import number, short_repr, whole
 from phasor.errors import ConfigError, PhasorError, SpecError, install_hint
 from phasor.files import refusal
 from phasor.files.budget import MOST_ELEMENTS, MOST_TEXT
 from phasor.files.configs.facts import table
-from phasor.files.configs.texts import Unclear, parse_arguments, parse_json, parse_yaml
+from phasor.files.texts import Unclear, parse_arguments, parse_json, parse_yaml
 from phasor.rope import WIDEST
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -41,8 +41,11 @@ class JsonObject:
 
     ``names`` are those that the file may have for a key, where ``a.b`` is key ``b`` of the object
     ``a``; other keys have their own name alone. ``nulls`` has what an explicit null stands for; in
-    other keys null counts as absent. ``strict`` is whether unread keys are refused. ``notes`` are
-    those of the ropes: what was assumed, ignored or taken from elsewhere.
+    other keys null counts as absent. ``origins`` has where a key stands in the file that a rewrite
+    (`rewrites`) put here. ``strict`` is whether unread keys are refused. ``notes`` are those of the
+    ropes: what was assumed, ignored or taken from elsewhere.
+
+    Its values never change; `with_values` returns another object.
     """
 
     def __init__(
@@ -52,11 +55,13 @@ class JsonObject:
         *,
         names: Mapping[str, Sequence[str]] = _EMPTY,
         nulls: Mapping[str, Any] = _EMPTY,
+        origins: Mapping[str, str] = _EMPTY,
         strict: bool = True,
     ) -> None:
-        self.values, self.path, self.strict = values, path, strict
+        self.values: Final = MappingProxyType(values)
+        self.path, self.strict = path, strict
         self.notes: list[str] = []
-        self._names, self._nulls = names, nulls
+        self._names, self._nulls, self._origins = names, nulls, origins
         self.keys_read: set[str] = set()
         self.folder: Path | None = None  # where it was found, if that was given
 
@@ -67,7 +72,7 @@ class JsonObject:
 
     def path_of(self, name: str) -> str:
         """The path of the key with this name in the file."""
-        return f"{self.path}.{name}" if self.path else name
+        return self._origins.get(name) or (f"{self.path}.{name}" if self.path else name)
 
     def has(self, key: str) -> bool:
         """Whether the file has ``key`` with a value other than null."""
@@ -77,10 +82,30 @@ class JsonObject:
         """Whether the file has ``key``, even with null."""
         return any(name in self.values for name in self._aliases(key))
 
-    def add_defaults(self, values: Mapping[str, Any]) -> None:
-        """Add ``values`` for keys that the file does not have, or with a null."""
+    def with_values(
+        self, values: Mapping[str, Any], origins: Mapping[str, str] = _EMPTY
+    ) -> JsonObject:
+        """The object with other values, and the same notes and record of what was read.
+
+        ``origins`` are the keys of the file, as this object has them, that new ones were made of;
+        a key inside an object is joined to that by a dot.
+        """
+        paths = {key: self.path_of(name) for key, name in origins.items()}
+        other = JsonObject(
+            values,
+            self.path,
+            names=self._names,
+            nulls=self._nulls,
+            origins={**self._origins, **paths},
+            strict=self.strict,
+        )
+        other.notes, other.keys_read, other.folder = self.notes, self.keys_read, self.folder
+        return other
+
+    def with_defaults(self, values: Mapping[str, Any]) -> JsonObject:
+        """The object with ``values`` for keys that the file does not have, or with a null."""
         added = {self._aliases(key)[0]: v for key, v in values.items() if not self.has(key)}
-        self.values = {**self.values, **added}
+        return self.with_values({**self.values, **added})
 
     def ignore(self, *keys: str) -> None:
         """Count ``keys`` as read, because their values do not matter."""
@@ -167,10 +192,17 @@ class JsonObject:
             self.refuse(key, f"one of {', '.join(words)}")
         return text
 
-    def object(self, key: str) -> JsonObject | None:
-        """The object at ``key``."""
+    def object(self, key: str, nulls: Mapping[str, Any] = _EMPTY) -> JsonObject | None:
+        """The object at ``key``, in which explicit ``nulls`` stand for something."""
         values = self._of_type(key, Mapping, "an object")
-        return None if values is None else JsonObject(values, self.name(key), strict=self.strict)
+        if values is None:
+            return None
+        # where the keys inside stand, of which this object knows
+        start = f"{key}."
+        inside = [name for name in self._origins if name.startswith(start)]
+        origins = {name.removeprefix(start): self._origins[name] for name in inside}
+        path, strict = self.name(key), self.strict
+        return JsonObject(values, path, nulls=nulls, origins=origins, strict=strict)
 
     def items(self, key: str) -> tuple[Any, ...] | None:
         """The list at ``key``, its items unchecked."""

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from phasor._checks import whole
-from phasor.axes import Alternating, Axes, InterleavedSections, OneAxis, Sectioned
+from phasor.axes import AXES, Alternating, Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.files import refusal
 from phasor.files.configs import rope_blocks
-from phasor.files.configs.facts import Architecture, table
+from phasor.files.configs.facts import Architecture, AxesFacts
 from phasor.files.configs.source import KEYS, JsonObject
 from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, PerPair, Proportional, Yarn
@@ -106,8 +106,7 @@ def _check_block(rope: Rope, block: dict[str, Any], context: int) -> None:
     law = rope.scaling
     facts = Architecture(
         pairing=rope.pairing,
-        axes=None if rope.axes == OneAxis() else rope.to_dict()["axes"]["layout"],
-        axis_order=_alternating_facts().axis_order if isinstance(rope.axes, Alternating) else (),
+        axes=_axes_facts(rope.axes),
         softmax=isinstance(law, Yarn) and law.mscale_all_dim > 0,
     )
     start = {CONTEXT_KEY: law.original_max_positions} if isinstance(law, DynamicNTK) else {}
@@ -121,6 +120,11 @@ def _check_block(rope: Rope, block: dict[str, Any], context: int) -> None:
     if ambiguous or (read_law, read_axes) != (expected, rope.axes):
         widths = {"rotary_dim": rope.rotary_dim, "head_dim": rope.head_dim}
         raise refusal("block_cannot", rope_type=block["rope_type"], law=law, **widths)
+
+
+def _axes_facts(axes: Axes) -> AxesFacts | None:
+    layout = next(name for name, kind in AXES.items() if type(axes) is kind)
+    return None if isinstance(axes, OneAxis) else AxesFacts(layout=layout)
 
 
 def rotated_fraction(rotary_dim: int, head_dim: int) -> float:
@@ -137,14 +141,9 @@ def _section_keys(axes: Axes) -> dict[str, Any]:
     if isinstance(axes, InterleavedSections):
         return {"mrope_section": list(axes.sections), "mrope_interleaved": True}
     if isinstance(axes, Alternating):
-        by_axis = dict(zip(_alternating_facts().axis_order, axes.sections, strict=True))
+        by_axis = dict(zip(rope_blocks.ALTERNATING, axes.sections, strict=True))
         return {"mrope_section": [by_axis[axis] for axis in sorted(by_axis)]}
     raise refusal("axes_cannot", axes=type(axes).__name__)
-
-
-def _alternating_facts() -> Architecture:
-    """The facts of a class with alternating axes; all of them have one order of sections."""
-    return next(f for f in table().huggingface.values() if f.axes == "alternating")
 
 
 def _field_writer(rope_type: str, *fields: str) -> Callable[[Any], dict[str, Any]]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from phasor._checks import short_repr
 from phasor.errors import CheckpointError, install_hint
 from phasor.files import refusal
-from phasor.files.configs.texts import parse_json
+from phasor.files.texts import parse_json
 
 #: The dtypes of plain weights: safetensors' name, torch's.
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}

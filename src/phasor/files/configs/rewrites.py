@@ -1,0 +1,136 @@
+"""Odd files in the canonical form, the words of transformers 5: a function for each kind of them.
+
+A function is given the config of a model type whose ``rewrite`` in ``huggingface.toml`` names it,
+and returns one that says the same in canonical words, with the places where the file says it. What
+reads a config afterwards knows these words alone, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from phasor.files import refusal
+from phasor.files.configs.source import JsonObject, single_value
+
+_BLOCKS = ("rope_parameters", "rope_scaling")
+
+
+def _chatglm(config: JsonObject) -> JsonObject:
+    """ChatGLM's ``rope_ratio`` is the base, in units of 10,000."""
+    ratio = config.number("rope_ratio", above=0)
+    if ratio is None:
+        return config
+    ratio_name, base_name = config.name("rope_ratio"), config.name("rope_theta")
+    stated = config.number("rope_theta", above=1)
+    base = single_value([(base_name, stated), (ratio_name, ratio * 10_000.0)])
+    return config.with_values({**config.values, "rope_theta": base}, {"rope_theta": "rope_ratio"})
+
+
+def _deepseek_v4(config: JsonObject) -> JsonObject:
+    """Where one block is for all layers, DeepSeek V4's class leaves cos and sin as they are."""
+    values = {**config.values}
+    for key in _BLOCKS:
+        block = values.get(key)
+        if not isinstance(block, Mapping):
+            continue
+        is_yarn = "yarn" in (block.get("rope_type"), block.get("type"))
+        if is_yarn and block.get("attention_factor") is None:
+            values[key] = {**block, "attention_factor": 1.0}
+    return config.with_values(values)
+
+
+def _internlm(config: JsonObject) -> JsonObject:
+    """InternLM 20B has its law in ``rotary``, whose type ``origin`` is none."""
+    values, name = config.values, "rotary"
+    rotary = None
+    if not any(isinstance(values.get(key), Mapping) for key in _BLOCKS):
+        rotary = config.object(name)
+    if rotary is None:
+        return config
+    renamed = {"base": "rope_theta", "scaling_factor": "factor"}
+    block = {renamed.get(key, key): value for key, value in rotary.values.items()}
+    if block.get("type") == "origin":
+        block["type"] = "default"
+    if block.get("type") == "dynamic" and block.get("factor") is None:
+        block["factor"] = 1.0
+    origins = {f"rope_scaling.{renamed.get(key, key)}": f"{name}.{key}" for key in rotary.values}
+    return config.with_values({**values, "rope_scaling": block}, {"rope_scaling": name, **origins})
+
+
+def _minimax_m2(config: JsonObject) -> JsonObject:
+    """MiniMax M2's class takes a null for the whole head, and no number for its default."""
+    key = "partial_rotary_factor"
+    if key in config.values and config.values[key] is None:
+        return config.with_values({**config.values, key: 1.0})
+    return config
+
+
+def _nomic_bert(config: JsonObject) -> JsonObject:
+    """Nomic's classes have dynamic NTK outside a block; a factor of 0 is none."""
+    key, length_key = "rotary_scaling_factor", "max_trained_positions"
+    factor = config.number(key, least=0)
+    if not factor:
+        return config
+    for other in filter(config.has, _BLOCKS):
+        config.refuse(key, f"absent beside the law of {config.name(other)}")
+    length = config.whole(length_key) or 2048
+    original = "original_max_position_embeddings"
+    block = {"rope_type": "dynamic", "factor": factor, original: length}
+    origins = {"rope_scaling.factor": key, f"rope_scaling.{original}": length_key}
+    return config.with_values({**config.values, "rope_scaling": block}, origins)
+
+
+def _step3p5(config: JsonObject) -> JsonObject:
+    """Step 3.5's files have a law and lists by layer; here a block for each kind of layer."""
+    kinds, count = config.texts("layer_types"), config.layers()
+    if kinds is None:
+        return config
+    # layers that predict further tokens come last
+    all_layers = count + (config.whole("num_nextn_predict_layers", least=0) or 0)
+    values: dict[str, Any] = {**config.values}
+    if len(kinds) == all_layers > count:
+        values |= {"layer_types": kinds[:count], "mtp_layer_types": kinds[count:]}
+    lists = {"rope_theta": "rope_theta", "partial_rotary_factors": "partial_rotary_factor"}
+    if config.has("rope_parameters"):  # then the class reads no lists
+        listed = {key for key in lists if isinstance(values.get(key), (list, tuple))}
+        return config.with_values({k: v for k, v in values.items() if k not in listed})
+    blocks: dict[str, dict[str, Any]] = {}
+    for name, key in lists.items():
+        is_list = isinstance(values.get(name), (list, tuple))
+        numbers: list[Any] = [*values[name]] if is_list else [values.get(name)] * count
+        if len(numbers) not in (count, all_layers):
+            config.refuse(name, f"a number, or one for each of {count} layers")
+        for kind, number in zip(kinds, numbers, strict=False):
+            if blocks.setdefault(kind, {}).setdefault(key, number) != number:
+                config.refuse(name, "the same for all layers of a kind")
+        values[name] = None
+    law = config.object("rope_scaling")
+    if law is not None and "full_attention" in blocks:  # the class gives it to these alone
+        blocks["full_attention"] |= law.values
+    return config.with_values({**values, "rope_parameters": blocks, "rope_scaling": None})
+
+
+def _stripedhyena(config: JsonObject) -> JsonObject:
+    """StripedHyena divides positions by a number of its own, where a switch is on."""
+    if not config.flag("use_interpolated_rotary_pos_emb"):
+        return config
+    key = "rotary_emb_scaling_factor"
+    block = {"rope_type": "linear", "factor": config.number(key, above=0) or 1.0}
+    for other in filter(config.has, _BLOCKS):
+        raise refusal("two_scalings", first=config.name(key), second=config.name(other))
+    return config.with_values(
+        {**config.values, "rope_scaling": block}, {"rope_scaling.factor": key}
+    )
+
+
+#: By the ``rewrite`` of a model type.
+REWRITES: Mapping[str, Callable[[JsonObject], JsonObject]] = {
+    "chatglm": _chatglm,
+    "deepseek_v4": _deepseek_v4,
+    "internlm": _internlm,
+    "minimax_m2": _minimax_m2,
+    "nomic_bert": _nomic_bert,
+    "step3p5": _step3p5,
+    "stripedhyena": _stripedhyena,
+}

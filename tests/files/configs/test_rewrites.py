@@ -1,0 +1,112 @@
+"""Odd files become canonical ones, which nothing changes, and errors name what the file says."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+import phasor.files
+from phasor import ConfigError
+from phasor.files.configs import load
+from phasor.files.configs.source import JsonObject
+
+ROOM = sorted(Path(phasor.files.__file__).parent.rglob("*.py"))
+MOST_FIELDS = 30
+SIZES = {"num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8}
+INTERNLM = {"model_type": "internlm", **SIZES, "rotary": {"base": 10000, "type": "dynamic"}}
+STRIPEDHYENA = {
+    "model_type": "stripedhyena",
+    **SIZES,
+    "attn_layer_idxs": [1, 3],
+    "use_interpolated_rotary_pos_emb": True,
+    "rotary_emb_scaling_factor": 4.0,
+}
+CHATGLM = {"model_type": "chatglm", "num_layers": 4, "kv_channels": 64, "rope_ratio": 50}
+
+#: A file, a change to it, and what the error says of the key that the file has.
+NAMED_BY_THE_FILE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "a base": (CHATGLM, {"rope_ratio": -1}, "rope_ratio must be a finite number > 0, got -1"),
+    "a base twice": (
+        CHATGLM,
+        {"rope_theta": 7.0},
+        "rope_theta says 7.0 and rope_ratio says 500000",
+    ),
+    "a base too small": (CHATGLM, {"rope_ratio": 1e-5}, "rope_ratio must be a finite number > 1"),
+    "a base in an object": (
+        INTERNLM,
+        {"rotary": {"base": 0, "type": "origin"}},
+        "rotary.base must",
+    ),
+    "a law": (
+        INTERNLM,
+        {"rotary": {"base": 10000, "type": "spiral"}},
+        "rotary.type must be one of",
+    ),
+    "a factor": (
+        INTERNLM,
+        {"rotary": {"base": 10000, "type": "dynamic", "scaling_factor": "x"}},
+        "rotary.scaling_factor must",
+    ),
+    "a divisor": (
+        STRIPEDHYENA,
+        {"rotary_emb_scaling_factor": 0},
+        "rotary_emb_scaling_factor must be a finite number > 0",
+    ),
+    "two divisors": (
+        STRIPEDHYENA,
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        "rotary_emb_scaling_factor and rope_scaling both scale",
+    ),
+}
+
+
+def assigned_values() -> list[str]:
+    """Each place of the room where the values of an object are assigned."""
+    found: list[str] = []
+    for file in ROOM:
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            targets += [node.target] if isinstance(node, (ast.AugAssign, ast.AnnAssign)) else []
+            names = [target.attr for target in targets if isinstance(target, ast.Attribute)]
+            found += [f"{file.name}: {ast.unparse(node)}"] * ("values" in names)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMED_BY_THE_FILE)
+def test_an_error_names_the_key_that_the_file_has(name: str) -> None:
+    """Although what is read has the words of transformers 5."""
+    file, change, says = NAMED_BY_THE_FILE[name]
+    with pytest.raises(ConfigError) as error:
+        load(file | change)
+    assert str(error.value).startswith(says)
+
+
+def test_a_rewritten_file_has_the_ropes_of_its_class() -> None:
+    """The base in units of 10,000, divided positions, and a dynamic law with a factor of 1."""
+    bases = [load(file)[1] for file in (CHATGLM, STRIPEDHYENA)]
+    assert [rope and rope.base for rope in bases] == [500_000.0, 500_000.0]
+    assert repr(bases[1] and bases[1].scaling) == "Linear(factor=4.0)"
+    (rope,) = load({**INTERNLM, "max_position_embeddings": 2048}).ropes
+    assert repr(rope.scaling) == "DynamicNTK(factor=1.0, original_max_positions=2048)"
+
+
+def test_what_a_file_says_is_never_changed() -> None:
+    """No code assigns values but where an object is made, and these are read-only."""
+    assert assigned_values() == ["source.py: self.values: Final = MappingProxyType(values)"]
+    assert isinstance(JsonObject({"key": 1}).values, MappingProxyType)
+
+
+def test_a_class_has_few_fields() -> None:
+    """A fact of one family of model types is a function for it instead."""
+    fields = {
+        node.name: sum(isinstance(line, ast.AnnAssign) for line in node.body)
+        for file in ROOM
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef)
+    }
+    assert fields["Architecture"] > 20
+    assert max(fields.values()) <= MOST_FIELDS
