@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import phasor.files
-from phasor.files.configs.facts import Architecture, Kind, table
+from phasor.files.configs.facts import Architecture, AxesFacts, Kind, LayerRule, table
 from phasor.files.configs.gguf import _REWRITES
 from phasor.files.configs.other_formats import _SPLITS, Transformer
 from phasor.files.configs.rewrites import REWRITES
@@ -67,6 +67,13 @@ SLIPS = {
         'key = "alibi", uses',
         "variant",
     ),
+    "an unknown fact of a pattern": (
+        "huggingface.toml",
+        "plamo3",
+        'every = 8, keys = ["sliding_window_pattern"]',
+        'evry = 8, keys = ["sliding_window_pattern"]',
+        "evry",
+    ),
     "an unknown meaning": (
         "keys.toml",
         "use_rope",
@@ -118,6 +125,9 @@ def slips_of_entry(
             yield fact, f"has no such {fact} as {value!r}"
     for kind in entry.get("kinds", {}).values():
         yield from slips_of_entry(kind, {}, Kind)
+    for fact, of_fact in (("axes", AxesFacts), ("layers", LayerRule)):
+        if cls is Architecture and isinstance(entry.get(fact), Mapping):
+            yield from slips_of_entry(entry[fact], {}, of_fact)
     for variant in entry.get("variants", ()):
         one_condition = len(CONDITIONS & variant.keys()) == 1
         if "key" not in variant or not one_condition or variant.get("present", True) is not True:

@@ -7,7 +7,7 @@ the default sizes of transformers' classes. What a table may say is checked by i
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
@@ -53,6 +53,48 @@ class Beside:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerRule:
+    """How a class tells its layers apart; ``huggingface.toml`` explains each fact."""
+
+    hit: str = ""
+    miss: str = ""
+    absent: str | None = None
+    listed: bool = False
+    needs: str | None = None
+    every: int | None = None
+    keys: tuple[str, ...] = ()
+    shift: int = 1
+    also: tuple[int, ...] = ()
+    first: tuple[str, ...] = ()
+    or_last: bool = False
+    indices_key: str | None = None
+    cycle_key: str | None = None
+    cycle: tuple[Any, ...] = ()
+    word: str = ""
+    codes_key: str | None = None
+    codes: Mapping[str, str] = field(default_factory=dict[str, str])
+    first_codes: tuple[int, ...] = ()
+    no_rope_interval: int | None = None
+    bases_key: str | None = None
+    blocks_key: str | None = None
+    mtp: str | None = None
+
+    @property
+    def words(self) -> set[str]:
+        """The kinds that it tells apart."""
+        return {self.hit, self.miss, self.absent or "", *self.codes.values()} - {""}
+
+    @property
+    def is_about_masks(self) -> bool:
+        """Whether ``layer_types`` of the file say which keys a layer sees, and not its rope."""
+        return self.no_rope_interval is not None or self.bases_key is not None
+
+    def coded(self, numbers: Iterable[int]) -> list[str]:
+        """The kinds of layers with these codes."""
+        return [self.codes[str(number)] for number in numbers]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Variant:
     """Facts that replace those of the model type where the switch ``key`` has ``value``.
 
@@ -86,7 +128,7 @@ class Architecture:
     softmax: bool = False
     ntk_alpha: bool = False
     laws: Mapping[str, str] = field(default_factory=dict[str, str])
-    layers: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    layers: LayerRule | None = None
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     nested: bool = False
     without_rope: tuple[str, ...] = ()
@@ -220,6 +262,8 @@ def architectures(
         }
         if "axes" in entry:
             values["axes"] = AxesFacts(**frozen(entry["axes"]))
+        if "layers" in entry:
+            values["layers"] = LayerRule(**frozen(entry["layers"])) if entry["layers"] else None
         return entry | lists | values
 
     def build_variant(name: str, entry: dict[str, Any]) -> Variant:

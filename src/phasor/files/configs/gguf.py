@@ -11,7 +11,8 @@ from phasor.axes import Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError
 from phasor.files import refusal
 from phasor.files.configs.facts import Architecture, table
-from phasor.files.configs.model_class import facts_for, has_rope, kinds_by_flags, layers_by_pattern
+from phasor.files.configs.layer_pattern import flag_pattern, rule_kinds
+from phasor.files.configs.model_class import facts_for, has_rope
 from phasor.files.configs.rope_blocks import query_factors
 from phasor.files.configs.ropes import layer_ropes
 from phasor.files.configs.source import JsonObject, renamed_keys, single_value
@@ -77,7 +78,7 @@ def _select_facts(
     if facts.refused is not None:
         raise ConfigError(f"general.architecture {name!r} {facts.refused}")
     values = {k: v for k, v in values.items() if v != 0 or k not in _ZERO_IS_NONE}
-    if isinstance(values.get(_PATTERN_KEY), (list, tuple)) and "listed" not in facts.layers:
+    if isinstance(values.get(_PATTERN_KEY), (list, tuple)) and not _lists_windows(facts):
         del values[_PATTERN_KEY]  # llama.cpp takes a number here, and passes over lists
     config = JsonObject(values, name, names=table().files["gguf_names"], strict=top.strict)
     config.notes += [facts.note] if facts.note else []
@@ -121,16 +122,21 @@ _REWRITES: Mapping[str, Callable[[JsonObject, JsonObject], JsonObject]] = {
 }
 
 
+def _lists_windows(facts: Architecture) -> bool:
+    """Whether files say for each layer if it has a window."""
+    return facts.layers is not None and facts.layers.listed
+
+
 def _kinds_in_order(config: JsonObject, facts: Architecture, count: int) -> tuple[str, ...]:
     """The kind of each layer; a layer without key heads has no attention and no rope."""
     if facts.uses is not None:
         return ("nope",) * count
-    if "listed" in facts.layers:
+    rule = facts.layers
+    if rule is not None and rule.listed:
         windowed = config.require(_PATTERN_KEY, config.items(_PATTERN_KEY))
-        on, off = facts.layers["miss"], facts.layers["hit"]
-        kinds = kinds_by_flags(config, _PATTERN_KEY, windowed, count, on=on, off=off)
+        kinds = flag_pattern(config, _PATTERN_KEY, windowed, count).kinds(rule.miss, rule.hit)
     else:
-        kinds = layers_by_pattern(config, facts, count)
+        kinds = rule_kinds(config, rule, count)
     key = "attention.head_count_kv"
     listed = isinstance(config.values.get(key), (list, tuple))
     heads = config.wholes(key) or () if listed else (config.whole(key),)

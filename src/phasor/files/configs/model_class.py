@@ -13,14 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import Any, cast
+from typing import cast
 
 from phasor.errors import ConfigError, PhasorWarning
 from phasor.files import refusal
 from phasor.files.configs.facts import NO_PART, Architecture, Variant, table
+from phasor.files.configs.layer_pattern import rule_kinds
 from phasor.files.configs.rewrites import REWRITES
 from phasor.files.configs.rope_blocks import RopeBlocks, normalize
-from phasor.files.configs.source import JsonObject, single_value
+from phasor.files.configs.source import JsonObject
 from phasor.files.configs.unread_keys import objects_inside
 
 #: Model types with learned frequencies, and the names of the tensors whose exp multiplies them.
@@ -338,22 +339,17 @@ def _context(config: JsonObject) -> int | None:
 def layer_kinds(config: JsonObject, facts: Architecture) -> tuple[str, ...]:
     """One kind per layer: the file's names for them, else ``rope`` and ``nope``."""
     rule, files, count = facts.layers, table().files, config.layers()
-    if "no_rope_interval" in rule or "bases_key" in rule:
-        # in these models layer_types is about the mask, not the rope
-        config.ignore("layer_types")
-        read = _layers_by_base if "bases_key" in rule else _layers_by_switch
-        return read(config, rule, count)
-    if "blocks_key" in rule:
-        return _layers_by_attention(config, rule["blocks_key"], count)
+    is_about_masks = rule is not None and rule.is_about_masks
     key = "layers_block_type" if config.has("layers_block_type") else "layer_types"
-    kinds = config.texts(key)
+    if is_about_masks:
+        config.ignore("layer_types")
+    kinds = None if is_about_masks or (rule and rule.blocks_key) else config.texts(key)
     if kinds is None:
-        return layers_by_pattern(config, facts, count)
+        return rule_kinds(config, rule, count)
     if len(kinds) != count:
         each = f"the kind of each of the {count} layers"
         raise ConfigError(f"{config.name(key)} must name {each}, got {len(kinds)}")
-    known = {rule[word] for word in ("hit", "miss", "absent") if word in rule}
-    known |= {*facts.labels, *rule.get("codes", {}).values(), *files["without_rope"]}
+    known = {*facts.labels, *files["without_rope"], *(rule.words if rule else ())}
     # a special kind must be named by its own name, which has the kind's facts
     if not (facts.without_rope or facts.kinds):
         known |= {*files["layer_words"]}
@@ -369,101 +365,3 @@ def has_rope(kind: str, facts: Architecture) -> bool:
     if kind in table().files["without_rope"]:
         return False
     return kind not in facts.without_rope
-
-
-def _layers_by_switch(config: JsonObject, rule: Mapping[str, Any], count: int) -> tuple[str, ...]:
-    """Kinds from a list of ones (rope) and zeros (none), or from an interval without rope."""
-    switches = config.wholes("no_rope_layers")
-    interval = config.whole("no_rope_layer_interval") or rule["no_rope_interval"]
-    if switches:
-        return kinds_by_flags(config, "no_rope_layers", switches, count, on="rope", off="nope")
-    return tuple("rope" if (i + 1) % interval else "nope" for i in range(count))
-
-
-def kinds_by_flags(
-    config: JsonObject, key: str, flags: Sequence[Any], count: int, *, on: str, off: str
-) -> tuple[str, ...]:
-    """One kind per layer, by the list of ones and zeros, or of true and false, at ``key``."""
-    if len(flags) != count or any(flag not in (0, 1) for flag in flags):
-        config.refuse(key, f"a list of a 0 or a 1, false or true, for each of {count} layers")
-    return tuple(on if flag else off for flag in flags)
-
-
-def _layers_by_base(config: JsonObject, rule: Mapping[str, Any], count: int) -> tuple[str, ...]:
-    """Kinds from a list of bases, 0 for no rope; all others must be the same base."""
-    key = rule["bases_key"]
-    bases = config.require(key, config.items(key))
-    nonzero = {base for base in bases if base}
-    if len(bases) != count or len(nonzero) > 1:
-        config.refuse(key, f"one base, or 0 for no rope, for each of {count} layers")
-    base = (config.object("rope_parameters") or config).number("rope_theta", above=1)
-    single_value([(config.name(key), next(iter(nonzero), None)), (config.name("rope_theta"), base)])
-    return tuple("rope" if base else "nope" for base in bases)
-
-
-def _layers_by_attention(config: JsonObject, key: str, count: int) -> tuple[str, ...]:
-    """Kinds from a list of blocks, some of which have no attention (Nemotron-NAS)."""
-    blocks = config.items(key)
-    if blocks is None or len(blocks) != count or not all(isinstance(b, Mapping) for b in blocks):
-        config.refuse(key, f"a list of one object for each of {count} layers")
-    kinds: list[str] = []
-    for i, block in enumerate(blocks):
-        attention = JsonObject(block, f"{config.name(key)}.{i}").object("attention")
-        switches = ("no_op", "replace_with_linear")
-        no_attention = attention is not None and any(map(attention.flag, switches))
-        kinds.append("nope" if no_attention else "rope")
-    return tuple(kinds)
-
-
-def layers_by_pattern(config: JsonObject, facts: Architecture, count: int) -> tuple[str, ...]:
-    """One kind per layer by the pattern of the model class, for files without a list of kinds."""
-    rule = facts.layers
-    if not rule:
-        return ("rope",) * count
-    indices = config.wholes(rule["indices_key"]) if "indices_key" in rule else None
-    if "listed" in rule and indices is None:
-        config.require("layer_types", None)
-    if "codes_key" in rule:
-        key, codes = rule["codes_key"], rule["codes"]
-        numbers = config.wholes(key)
-        if numbers is None and "absent" in rule:
-            return (rule["absent"],) * count
-        if numbers is None and "first_codes" in rule:
-            numbers = (*rule["first_codes"], *rule["cycle"] * count)
-        if numbers is None or len(numbers) < count or not {*map(str, numbers)} <= codes.keys():
-            config.refuse(key, f"a list of one of {', '.join(codes)} for each of {count} layers")
-        # further entries are for the drafter of DeepSeek V4
-        return tuple(codes[str(code)] for code in numbers[:count])
-    if "indices_key" in rule:
-        if indices is None and "absent" in rule:
-            return (rule["absent"],) * count
-        hits = {*config.require(rule["indices_key"], indices)}
-    elif "cycle_key" in rule:
-        cycle = config.texts(rule["cycle_key"]) or rule["cycle"]
-        hits = {i for i in range(count) if cycle[i % len(cycle)] == rule["word"]}
-    elif "needs" in rule and not config.has(rule["needs"]):
-        config.ignore(*rule.get("keys", ()))
-        hits = range(count)
-    else:
-        hits = _hits_by_interval(config, rule, count)
-    return tuple(rule["hit"] if i in hits else rule["miss"] for i in range(count))
-
-
-def _hits_by_interval(config: JsonObject, rule: Mapping[str, Any], count: int) -> set[int]:
-    """Every so many layers, or those of a pattern in letters (EXAONE 4): L is local, G global."""
-    interval: int = rule["every"]
-    for key in rule.get("keys", ()):
-        if isinstance(config.values.get(key), str):
-            word = config.text(key) or ""
-            if not word or set(word) - {"L", "G"}:
-                config.refuse(key, 'a number of layers or a word of "L" and "G" such as "LLLG"')
-            return {i for i in range(count) if word[i % len(word)] == "G"}
-        interval = config.whole(key) or interval
-    also, start = {i % count for i in rule.get("also", ())}, 0
-    if "first" in rule:  # so many layers have an interval of their own
-        number, step = (config.whole(key, least=0) for key in rule["first"])
-        start = number or 0
-        also |= {i for i in range(start) if (i + 1) % (step or 1) == 0}
-    shift = rule.get("shift", 1) - start
-    hits = also | {i for i in range(start, count) if (i + shift) % interval == 0}
-    return hits or ({count - 1} if "or_last" in rule else set())

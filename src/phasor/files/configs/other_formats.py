@@ -15,7 +15,7 @@ from phasor.axes import Axial, OneAxis
 from phasor.errors import ConfigError
 from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import NO_FACTS, Architecture, architectures, read_table, table
-from phasor.files.configs.model_class import layers_by_pattern
+from phasor.files.configs.layer_pattern import LayerPattern, rule_kinds
 from phasor.files.configs.ropes import layer_ropes, ropes_beside
 from phasor.files.configs.source import (
     MOST_LAYERS,
@@ -71,7 +71,7 @@ def load_params(top: JsonObject) -> LayerRopes | None:
     with renamed_keys(config, rotary_dim="head_dim"):
         rope = Rope(head_dim=head_dim, pairing=pairing, base=base, scaling=law)
     interval = config.whole("nope_layer_interval")
-    in_order = ["nope" if interval and i % interval == 0 else "rope" for i in range(1, layers + 1)]
+    in_order = LayerPattern.every(interval or 0, layers).kinds("nope", "rope")
     kinds = {"rope": rope, "nope": None} if "nope" in in_order else {"rope": rope}
     query_factor = _params()["llama4" if "nope" in kinds else "mistral"]["query_factor"]
     lengths = ("max_position_embeddings", "max_seq_len", "model_max_length")
@@ -125,7 +125,7 @@ def load_deepseek(top: JsonObject) -> LayerRopes | None:
             facts = table().huggingface["deepseek_v32"]
         if is_v4:
             facts = table().huggingface["deepseek_v4"]
-            in_order = layers_by_pattern(config, facts, layers)
+            in_order = rule_kinds(config, facts.layers, layers)
             head_dim = config.require("head_dim", config.width("head_dim", least=width))
             main = replace(rope, head_dim=head_dim, rotary_dim=width, rotary_start=head_dim - width)
             base = number_or_default("compress_rope_theta", 1)

@@ -13,7 +13,7 @@ from typing import Any
 from phasor.axes import Alternating, Axial, InterleavedSections, Sectioned
 from phasor.errors import PhasorWarning
 from phasor.files.configs.facts import Architecture, read_table, tuples
-from phasor.files.configs.model_class import kinds_by_flags
+from phasor.files.configs.layer_pattern import LayerPattern
 from phasor.files.configs.rope_blocks import LawContext, read_law
 from phasor.files.configs.ropes import layer_ropes, rotated_width
 from phasor.files.configs.source import MOST_LAYERS, JsonObject, renamed_keys
@@ -143,8 +143,8 @@ class ProgramModel:
         rule = own.get("layers", {"every": 1})
         turning = {kind: {**own, **more} for kind, more in kinds.items() if more is not False}
         ropes = {kind: self._of_kind(rope, more, by) for kind, more in turning.items()}
-        first = self._first_layers(rule, [*kinds])
-        return self.ropes({kind: ropes.get(kind) for kind in kinds}, first, rule.get("key", ""))
+        pattern = self._pattern(rule, [*kinds])
+        return self.ropes({kind: ropes.get(kind) for kind in kinds}, pattern)
 
     def _of_kind(self, rope: Rope, own: Mapping[str, Any], by: float) -> Rope:
         """The rope of one kind of layer, by the keys that are its own."""
@@ -159,41 +159,41 @@ class ProgramModel:
         law = Proportional(fraction=fraction or 1.0, factor=by)
         return divided(rope, by) if law.fraction == 1 else replace(rope, scaling=law)
 
-    def _first_layers(self, rule: Mapping[str, Any], words: Sequence[str]) -> int | Sequence[bool]:
-        """Which layers are of the first kind: every so many, or by a list of words or flags."""
+    def _pattern(self, rule: Mapping[str, Any], words: Sequence[str]) -> LayerPattern:
+        """The layers of the first kind: every so many, or by a list of words or flags."""
         config, layers, key = self.config, self.config.layers(), rule.get("key", "")
         if "switch" in rule and not config.values.get(rule["switch"], rule.get("on")):
-            return 1
+            return LayerPattern.every(1, layers)
         if isinstance(found := config.value(key), int):
-            return config.whole(key) or 1
+            return LayerPattern.every(config.whole(key) or 1, layers)
         if found is None and "every" in rule:
-            return config.whole(rule.get("every_key", "")) or rule["every"]
+            interval = config.whole(rule.get("every_key", "")) or rule["every"]
+            return LayerPattern.every(interval, layers)
         items, known = config.require(key, config.items(key)), [*words, 0, 1]
         if "beyond" in rule:  # all after the list are
             items, known = [*items, *[1] * layers], [0, 1]
         if "counts" in rule and [*map(type, items[:2])] == [int, int] and sum(items[:2]) > 0:
-            return [i % sum(items[:2]) >= items[0] for i in range(layers)]
+            return LayerPattern.repeat([False] * items[0] + [True] * items[1], layers)
         if len(items) < layers or any(item not in known for item in items[:layers]):
             one = f"{rule.get('counts', '')}one of {', '.join(map(str, known))}"
             config.refuse(key, f"{one} for each of {layers} layers")
-        return [item in (words[0], rule.get("flag", 1)) for item in items[:layers]]
+        first = (words[0], rule.get("flag", 1))
+        return LayerPattern(tuple(item in first for item in items[:layers]))
 
     def ropes(
         self,
         kinds: Mapping[str, Rope | None],
-        first: int | Sequence[Any] = 1,
-        key: str = "",
+        pattern: LayerPattern | None = None,
         others: Sequence[str] = (),
     ) -> LayerRopes:
-        """The ropes of all layers: the ``first`` kind in every n-th, or by a list at ``key``.
+        """The ropes of all layers: those that the pattern marks are of the first kind.
 
-        ``others`` are the kinds of layers without attention, empty for those that have it.
+        Without a pattern all are. ``others`` are the kinds of layers without attention, empty for
+        those that have it.
         """
         config, layers = self.config, self.config.layers()
-        if isinstance(first, int):
-            first = [bool(first) and i % first == 0 for i in range(1, layers + 1)]
         on, off, *_ = *kinds, ""
-        found = kinds_by_flags(config, key, first, layers, on=on, off=off)
+        found = (pattern or LayerPattern.every(1, layers)).kinds(on, off)
         in_order = [one or kind for one, kind in zip(others or layers * [""], found, strict=True)]
         for key in ("rope_scaling", "rope_parameters"):
             if config.strict and isinstance(config.unread().get(key), Mapping):

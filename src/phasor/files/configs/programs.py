@@ -16,9 +16,13 @@ import numpy as np
 
 from phasor.errors import PhasorWarning
 from phasor.files import refusal
-from phasor.files.budget import MOST_ELEMENTS
 from phasor.files.configs.facts import Architecture, inherit, table
-from phasor.files.configs.model_class import kinds_by_flags
+from phasor.files.configs.layer_pattern import (
+    LayerPattern,
+    flag_pattern,
+    number_pattern,
+    whole_numbers,
+)
 from phasor.files.configs.program_model import (
     CONTEXT,
     ProgramModel,
@@ -70,9 +74,10 @@ def _load_litgpt(model: ProgramModel) -> LayerRopes:
     local = divided(replace(plain, base=local_base), ratio)
     local = local if wide.attention_factor == 1 else replace(local, scaling=law)
     # without a list all layers are local
-    indices = 1 if indices is None else indices[: model.config.layers()]
-    kinds = {"sliding_attention": local, "full_attention": wide}
-    return model.ropes(kinds, indices, "rope_indices")
+    kinds, count = {"sliding_attention": local, "full_attention": wide}, model.config.layers()
+    if indices is None:
+        return model.ropes(kinds)
+    return model.ropes(kinds, flag_pattern(config, "rope_indices", indices[:count], count))
 
 
 def _litgpt_law(model: ProgramModel, block: JsonObject, rope: Rope) -> Rope:
@@ -157,12 +162,12 @@ def _load_tensorrt(model: ProgramModel) -> LayerRopes:
     across = {*(config.wholes("cross_attention_layers") or ())}
     others = ["cross_attention" if i in across else others[i % len(others)] for i in range(count)]
     if (local_base := config.number("rope_local_base_freq", above=1)) is None:
-        return model.ropes({"recurrent": None, "attention": rope}, 0, others=others)
+        return model.ropes({"attention": rope}, others=others)
     key = "sliding_window_pattern"
     interval = config.require(key, config.whole(key))
     local = replace(rope, base=local_base)  # it scales both alike
     kinds = {"full_attention": rope, "sliding_attention": local}
-    return model.ropes(kinds, interval, others=others)
+    return model.ropes(kinds, LayerPattern.every(interval, count), others)
 
 
 # Megatron-LM's arguments, and the models of Megatron-Bridge and NeMo.
@@ -227,19 +232,19 @@ def _load_megatron(model: ProgramModel) -> LayerRopes:
         elif config.has("scale_factor") and config.has("old_context_len"):
             rope = model.law("bridge", rope)
         if position_type == "mrope":
-            sections = _whole_numbers(config, "mrope_section")
+            sections = whole_numbers(config, "mrope_section")
             rope = with_sections(rope, config, sections, of_class.get("layout"))
         rope = divided(rope, config.number("interpolation", above=0))
     # every n-th layer, or those with a 1 in a list, do not rotate
-    without = _whole_numbers(config, "no_rope") or (0,)
-    if model.latent and without != (0,):  # whose class does not read it
+    count = config.layers()
+    without = number_pattern(config, "no_rope", count) or LayerPattern.every(0, count)
+    if model.latent and config.value("no_rope"):  # whose class does not read it
         config.notes.append(f"{config.name('no_rope')} is not read in latent attention.")
-        without = (0,)
-    interval = without[0] if len(without) == 1 else without
+        without = LayerPattern.every(0, count)
     others = _without_attention(config, pattern)
     if not others and config.value("spec"):
         config.notes.append(f"The layers are made by {config.name('spec')}; some may not rotate.")
-    return model.ropes({"nope": None, "rope": rope}, interval, "no_rope", others)
+    return model.ropes({"nope": None, "rope": rope}, without, others)
 
 
 def _megatron_positions(model: ProgramModel) -> str:
@@ -274,10 +279,10 @@ def _without_attention(config: JsonObject, pattern: str) -> Sequence[str]:
     delta_nets = ("gated_delta_net", "gdn", "gdn2")
     if config.text("attention_variant", "dsa", *delta_nets) not in delta_nets:
         return ()
-    flags = config.require(key, _whole_numbers(config, key))
-    if len(flags) == 1:
-        flags = [i % flags[0] != 0 for i in range(1, layers + 1)] if flags[0] else ()
-    return kinds_by_flags(config, key, flags, layers, on="linear_attention", off="")
+    numbers = config.require(key, whole_numbers(config, key))
+    if len(numbers) == 1 and numbers[0]:
+        return LayerPattern.every(numbers[0], layers).kinds("", "linear_attention")
+    return flag_pattern(config, key, numbers, layers).kinds("linear_attention", "")
 
 
 def _load_bridge_kinds(model: ProgramModel, of_class: Mapping[str, Any]) -> LayerRopes:
@@ -301,24 +306,6 @@ def _load_bridge_kinds(model: ProgramModel, of_class: Mapping[str, Any]) -> Laye
         config.refuse("no_rope", "absent, as every layer of this class rotates")
     rope = model.rope("interleaved" if config.flag("interleaved") else "half")
     return model.ropes_by_kind(rope, {**of_class, "kinds": kinds}, by)
-
-
-def _whole_numbers(config: JsonObject, key: str) -> tuple[int, ...] | None:
-    """A whole number, a list, or the text of one, such as ``16 24 24`` or ``([0]*3+[1])*2``."""
-    value, before = config.value(key), None
-    while isinstance(value, str) and value != before and len(value) < 2**14:
-        before = value
-        times = r"\[([\d,\s]*)\]\s*\*\s*(\d{1,4})"
-        if sum(len(items) * int(n) for items, n in re.findall(times, value)) > MOST_ELEMENTS:
-            raise refusal("too_many", origin=config.name(key), most=MOST_ELEMENTS)
-        value = re.sub(times, lambda m: f"[{','.join([m[1]] * int(m[2]))}]", value)
-        value = re.sub(r"\]\s*\+\s*\[", ",", value)
-        value = re.sub(r"\((\[[\d,\s]*\])\)", r"\1", value)
-    if isinstance(value, str) and re.fullmatch(r"\[?\s*\d{1,9}([\s,]+\d{1,9})*\s*\]?", value):
-        return tuple(map(int, re.findall(r"\d+", value)))
-    if isinstance(value, (int, float)):
-        return (config.whole(key, least=0) or 0,)
-    return config.wholes(key)
 
 
 # KerasHub's config.json of a backbone, also inside that of a task.
@@ -379,7 +366,8 @@ def _load_torchtune(model: ProgramModel) -> LayerRopes:
     read = config.keys_read.union(names, ["scale_factor"])
     for key in (key for key in given if key in read - takes):
         config.refuse(key, f"absent, as torchtune's {name} takes no such argument")
-    return model.ropes({"nope": None, "rope": rope}, interval or 0)
+    without = LayerPattern.every(interval or 0, config.layers())
+    return model.ropes({"nope": None, "rope": rope}, without)
 
 
 _READERS: Mapping[str, Callable[[ProgramModel], LayerRopes]] = {

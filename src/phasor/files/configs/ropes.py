@@ -16,6 +16,7 @@ from phasor.errors import ConfigError
 from phasor.files import refusal
 from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import NO_FACTS, Architecture, Beside, Kind, table
+from phasor.files.configs.layer_pattern import indexer_pattern
 from phasor.files.configs.learned import learned_ropes
 from phasor.files.configs.model_class import LEARNED, ModelConfig, has_rope, note_assumed_sizes
 from phasor.files.configs.source import JsonObject, renamed_keys, single_value
@@ -282,7 +283,7 @@ def ropes_beside(
     found: dict[tuple[str, Rope], list[int]] = {}
     for name, beside in facts.beside.items():
         width = config.width(beside.head_dim_key) or beside.head_dim
-        layers = _layers_with_own(config, beside, len(layer_kinds))
+        layers = indexer_pattern(config, beside.every, len(layer_kinds)).indices
         for kind in dict.fromkeys(layer_kinds[layer] for layer in layers):
             rope = kinds[kind]
             if rope is not None and width and (not beside.kinds or kind in beside.kinds):
@@ -291,13 +292,13 @@ def ropes_beside(
     ropes = {rope for kind in layer_kinds if (rope := kinds[kind]) is not None}
     only_rope = next(iter(ropes)) if len(ropes) == 1 else None
     rule = facts.layers
-    codes = config.wholes(rule["codes_key"]) if "codes_key" in rule else None
+    codes = config.wholes(rule.codes_key) if rule and rule.codes_key else None
     # where layers differ, the file must say of which kind these are
-    coded = [rule["codes"][str(code)] for code in (codes or ())[len(layer_kinds) :]]
+    coded = rule.coded((codes or ())[len(layer_kinds) :]) if rule else []
     extra = config.whole("num_nextn_predict_layers", least=0, most=_MOST_EXTRA) or 0
     listed = config.texts("mtp_layer_types") or coded
     for i in range(extra):
-        kind = listed[i] if i < len(listed) else rule.get("mtp")
+        kind = listed[i] if i < len(listed) else rule and rule.mtp
         rope = only_rope if kind is None else kinds.get(kind)
         if rope is not None:
             found.setdefault(("mtp", rope), []).append(len(layer_kinds) + i)
@@ -323,19 +324,3 @@ def _rope_beside(rope: Rope, beside: Beside, width: int) -> Rope:
         pairing_out=rope.pairing_out if pairing is None else None,
         scaling=law,
     )
-
-
-def _layers_with_own(config: JsonObject, beside: Beside, count: int) -> list[int]:
-    """The layers with an indexer of their own; the others take the choice of the one before."""
-    key, words = "indexer_types", config.texts("indexer_types")
-    if words is None:
-        key = "index_topk_pattern"
-        words = (config.text if isinstance(config.values.get(key), str) else config.texts)(key)
-    if words is None:
-        every = config.whole("index_topk_freq", least=0) or beside.every
-        offset = config.whole("index_skip_topk_offset", least=0)
-        first = (2 if offset is None else offset) - 1
-        return [layer for layer in range(count) if max(layer - first, 0) % every == 0]
-    if len(words) < count or not {*words} <= {"full", "shared", "F", "S"}:
-        config.refuse(key, f"full or shared (in a pattern F or S) for each of {count} layers")
-    return [layer for layer in range(count) if words[layer] in ("full", "F")]

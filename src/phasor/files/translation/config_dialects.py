@@ -29,7 +29,7 @@ from phasor.files.translation.target import (
     is_latent,
     is_usual_yarn,
     law_numbers,
-    layer_interval,
+    layers_with,
     main_and_local,
     model_family,
     mscales,
@@ -336,7 +336,7 @@ def _write_tensorrt_llm(ropes: LayerRopes, context: int) -> ProgramSettings:
     if local is not None:
         # it scales both alike; those of YaRN and of lists have no second base
         same = replace(local, base=main.base) == main
-        every = layer_interval(raised, main)
+        every = layers_with(raised, main).interval
         same &= every is not None and {*raised} <= {main, local}
         if len(ropes.ropes) > 2 or not same or isinstance(main.scaling, Yarn) or scaling is None:
             TENSORRT_LLM.only_rope(ropes)
@@ -404,7 +404,7 @@ def _write_meta(ropes: LayerRopes, _context: int) -> ProgramSettings:
 
 def _interval_key(ropes: LayerRopes) -> Keys:
     """The key for every n-th layer without a rotation."""
-    if (interval := layer_interval(ropes, None)) is None:
+    if (interval := layers_with(ropes, None).interval) is None:
         raise TranslationError(
             "meta cannot express layers without a rotation that are not every n-th, and nothing "
             "that it can is near"

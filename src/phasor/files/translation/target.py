@@ -22,6 +22,7 @@ from phasor._reals import in_reals
 from phasor.axes import AXES, Axes, OneAxis
 from phasor.describe import plain_fields
 from phasor.errors import ConfigError, SpecError
+from phasor.files.configs.layer_pattern import LayerPattern
 from phasor.layers import LayerRopes, QueryFactor
 from phasor.rope import Rope, real_inv_freq
 from phasor.scaling import NTK, Linear, NTKFixed, NTKOld, Rule, Yarn
@@ -219,12 +220,9 @@ def main_and_local(ropes: LayerRopes) -> tuple[Rope, Rope | None]:
     return first, others[0] if others else None
 
 
-def layer_interval(ropes: LayerRopes, rope: Rope | None) -> int | None:
-    """N where every n-th layer alone has this rope, 0 where none has, None in another order."""
-    layers = [i for i, one in enumerate(ropes, 1) if one == rope]
-    interval = min(layers, default=0)
-    every = list(range(interval, len(ropes) + 1, interval)) if interval else []
-    return interval if layers == every else None
+def layers_with(ropes: LayerRopes, rope: Rope | None) -> LayerPattern:
+    """The layers that have this rope, or none."""
+    return LayerPattern(tuple(other == rope for other in ropes))
 
 
 def is_latent(ropes: LayerRopes, rope: Rope) -> bool:

@@ -21,7 +21,7 @@ from phasor.files.translation.target import (
     is_latent,
     is_usual_yarn,
     law_numbers,
-    layer_interval,
+    layers_with,
     linear_factor,
     main_and_local,
     model_family,
@@ -92,7 +92,7 @@ def _write_megatron(ropes: LayerRopes, _context: int) -> ProgramSettings:
         flags["--mrope-section"] = " ".join(map(str, rope.axes.sections))
     if form.scaling is not None:
         flags |= _law_flags(rope, form.scaling, latent=latent)
-    unrotated = [int(ropes.kinds[kind] is None) for kind in ropes.layer_kinds]
+    unrotated = layers_with(ropes, None).numbers
     notes = [] if latent else softmax_notes(rope.softmax_factor)
     if latent and any(unrotated):
         notes.append("Latent attention rotates in all its layers: others must be of another kind.")
@@ -252,7 +252,7 @@ def _write_litgpt(ropes: LayerRopes, _context: int) -> ProgramSettings:
         )
     if local is not None:
         keys["rope_local_base_freq"] = local.base
-        keys["rope_indices"] = [int(raised.kinds[kind] == local) for kind in ropes.layer_kinds]
+        keys["rope_indices"] = layers_with(raised, local).numbers
     return _as_yaml(ropes, keys, notes, "half")
 
 
@@ -367,7 +367,7 @@ def _write_maxtext(ropes: LayerRopes, context: int) -> ProgramSettings:
         notes.append("model_name must not begin with llama3.1, whose rope is in the code.")
     if keys.get("partial_rotary_factor", 1) != 1:
         notes.append("The decoder_block has to be qwen3_next or qwen3_5: others turn whole heads.")
-    if interval := layer_interval(ropes, None):
+    if interval := layers_with(ropes, None).interval:
         keys["nope_layer_interval"] = interval
         notes.append("Of the decoder_blocks that of Llama 4 alone reads nope_layer_interval.")
     if LLAMA4_FACTOR in ropes.query_factors.values():
