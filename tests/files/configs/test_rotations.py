@@ -243,8 +243,8 @@ def kept_here() -> tuple[str, ...]:
     types, classes = table().huggingface, config_classes()
     rotating = {name for name, facts in types.items() if not facts.uses and not facts.refused}
     # a larger model is read as its language model, which has a type of its own
-    larger = {name for name in rotating & classes.keys() if "text_config" in types[name].parts}
-    assert {types[name].parts["text_config"] for name in larger} <= rotating
+    larger = {name for name in rotating & classes.keys() if "text_config" in table().parts[name]}
+    assert {table().parts[name]["text_config"] for name in larger} <= rotating
     return tuple(sorted((rotating & classes.keys()) - larger - set(installed_model_types())))
 
 

@@ -17,6 +17,7 @@ from phasor.errors import ConfigError, PhasorWarning, SpecError
 from phasor.files import refusal
 from phasor.files.configs.facts import NO_FACTS, Architecture, Kind, table
 from phasor.files.configs.model_class import read_model_config
+from phasor.files.configs.rewrites import BASE_UNITS, WITHOUT_OLD_STYLE
 from phasor.files.configs.ropes import huggingface_ropes
 from phasor.files.configs.source import JsonObject
 from phasor.files.configs.writing import CONTEXT_KEY, config_keys, read_as, yarn_reach
@@ -220,7 +221,7 @@ def _keys_in_old_style(
     """What transformers 4 reads in place of ``rope_parameters``; None if it cannot be told that."""
     blocks: Mapping[str, Any] = new["rope_parameters"]
     # a law under names of its own, or a list with a base for each layer
-    if facts.block_key is not None or "per_layer" in facts.layers:
+    if facts.rewrite in WITHOUT_OLD_STYLE:
         return None
     if "rope_type" in blocks:
         of_kinds = [(Kind(), blocks)]
@@ -240,8 +241,9 @@ def _keys_in_old_style(
     if any(other != law for other in scaled) or any(unscaled) or fractions:
         return None
     keys: dict[str, Any] = dict(bases)
-    if facts.base_unit is not None and facts.base is not None:
-        keys = {facts.base_unit: bases[_BASE] / facts.base}
+    unit_key = BASE_UNITS.get(facts.rewrite or "")
+    if unit_key is not None and facts.base is not None:
+        keys = {unit_key: bases[_BASE] / facts.base}
     if fraction is not None and not _says_width(ropes, facts):
         keys[_FRACTION] = fraction
     if law is None or law["rope_type"] in _OLD_LAWS:

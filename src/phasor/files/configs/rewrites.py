@@ -134,3 +134,7 @@ REWRITES: Mapping[str, Callable[[JsonObject], JsonObject]] = {
     "step3p5": _step3p5,
     "stripedhyena": _stripedhyena,
 }
+#: Of these, the key that has the base in units of the class's own.
+BASE_UNITS: Mapping[str, str] = {"chatglm": "rope_ratio"}
+#: Those that have no block of transformers 4, but a law under other names, or lists by layer.
+WITHOUT_OLD_STYLE = ("internlm", "step3p5")
