@@ -99,7 +99,8 @@ def gguf(part: ProgramSettings, rope: Rope) -> dict[str, Any]:
 def megatron(part: ProgramSettings, rope: Rope) -> dict[str, Any]:
     """The command that is printed, in a launch script."""
     sizes = f"--num-layers 1 --hidden-size {HEADS * rope.head_dim} --num-attention-heads {HEADS}"
-    return parse_arguments(f"ARGS=(\n  {sizes}\n  --bf16\n)\npretrain {part.code} \\\n  --swiglu\n")
+    script = f"ARGS=(\n  {sizes}\n  --bf16\n)\npretrain {part.code} \\\n  --swiglu\n"
+    return parse_arguments(script, "train.sh")
 
 
 def litgpt(part: ProgramSettings, rope: Rope) -> dict[str, Any]:
