@@ -274,6 +274,13 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
             "longer_context.md",
         ),
     ),
+    "docs/papers/long-documents.md": (
+        (
+            "at four times it finds {} more of them",
+            lambda: f"{-told('long_documents', 'b: ', 4):.3f}",
+            "long_documents.md",
+        ),
+    ),
     "docs/papers/translation.md": (
         ("it needs {} to {} bits fewer for a word", bits_fewer, "translation.md"),
     ),
