@@ -114,6 +114,11 @@ ENDLESS["x"] = ENDLESS
 
 FREQS = {"rope_freqs.weight": [2.0] * 64}
 YAML = "".join(f"{key}: {value}\n" for key, value in sized("llama").items())
+#: A StripedHyena whose positions are divided by 4.
+STRIPED = small("stripedhyena", hidden_size=512, num_attention_heads=8, attn_layer_idxs=[1]) | {
+    "use_interpolated_rotary_pos_emb": True,
+    "rotary_emb_scaling_factor": 4.0,
+}
 
 HINTS: dict[str, Hint] = {
     "source": Hint(of(7), "the dictionary it holds", of(small()), PLAIN),
@@ -246,6 +251,12 @@ HINTS: dict[str, Hint] = {
         "keep one of them",
         of(LITGPT | {"rope_adjustments": BANDS}),
         replace(PLAIN, scaling=LLAMA3),
+    ),
+    "two_scalings": Hint(
+        of(STRIPED | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+        "keep one",
+        of(STRIPED),
+        Rope(head_dim=64, pairing="half", base=5e5, scaling=Linear(factor=4.0)),
     ),
     "no_local_base": Hint(
         of(LITGPT | {"rope_indices": [0, 0, 0, 1]}),
