@@ -94,6 +94,13 @@ def test_a_rewritten_file_has_the_ropes_of_its_class() -> None:
     assert repr(rope.scaling) == "DynamicNTK(factor=1.0, original_max_positions=2048)"
 
 
+def test_a_divisor_may_stand_in_a_block_too() -> None:
+    """Where it is the same, as in a file that was written anew."""
+    for block in ({"rope_type": "linear", "factor": 4.0}, {"type": "linear", "factor": 4.0}):
+        for key in ("rope_scaling", "rope_parameters"):
+            assert load(STRIPEDHYENA | {key: block}) == load(STRIPEDHYENA)
+
+
 def test_what_a_file_says_is_never_changed() -> None:
     """No code assigns values but where an object is made, and these are read-only."""
     assert assigned_values() == ["source.py: self.values: Final = MappingProxyType(values)"]

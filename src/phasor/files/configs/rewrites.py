@@ -116,12 +116,23 @@ def _stripedhyena(config: JsonObject) -> JsonObject:
     if not config.flag("use_interpolated_rotary_pos_emb"):
         return config
     key = "rotary_emb_scaling_factor"
-    block = {"rope_type": "linear", "factor": config.number(key, above=0) or 1.0}
+    factor = config.number(key, above=0) or 1.0
+    # a file that was written anew has both, which then say the same
     for other in filter(config.has, _BLOCKS):
-        raise refusal("two_scalings", first=config.name(key), second=config.name(other))
-    return config.with_values(
-        {**config.values, "rope_scaling": block}, {"rope_scaling.factor": key}
-    )
+        stated = config.object(other) or JsonObject({})
+        law = stated.values.get("rope_type") or stated.values.get("type")
+        if law != "linear" or stated.values.get("factor") != factor:
+            raise refusal("two_scalings", first=config.name(key), second=config.name(other))
+    values = {name: value for name, value in config.values.items() if name not in _BLOCKS}
+    base = next((b["rope_theta"] for b in _blocks(config) if "rope_theta" in b), None)
+    block = {"rope_type": "linear", "factor": factor, "rope_theta": base}
+    return config.with_values({**values, "rope_scaling": block}, {"rope_scaling.factor": key})
+
+
+def _blocks(config: JsonObject) -> list[Mapping[str, Any]]:
+    """The rope blocks of a file."""
+    blocks = (config.values.get(key) for key in _BLOCKS)
+    return [block for block in blocks if isinstance(block, Mapping)]
 
 
 #: By the ``rewrite`` of a model type.
