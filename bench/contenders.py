@@ -23,11 +23,12 @@ from cases import Case
 from measure import Build, Contender, Rotation, UnableError
 from torch import Tensor
 
+from phasor import torch as phasor_torch
 from phasor.angles import cos_sin
 from phasor.errors import DISTRIBUTION
 from phasor.pairings import PAIRINGS
 from phasor.rope import Rope
-from phasor.torch import rotate_by_, rotate_qk, rotate_qk_
+from phasor.torch import rotate_qk, rotate_qk_
 from phasor.torch._operator import cpu
 
 _PACKAGES = (
@@ -108,12 +109,12 @@ def probes(case: Case) -> list[Contender]:
 
 
 def _rows_of_table(case: Case, rope: Rope, positions: Tensor) -> Rotation:
-    """The verb that takes rows, which are read from tables of positions."""
-    cos, sin = (torch.from_numpy(x).float() for x in cos_sin(rope, np.arange(_LONGEST)))
+    """A Rotation of rows that are read from tables of positions."""
+    cos, sin = (torch.from_numpy(x).float() for x in cos_sin(np.arange(_LONGEST), rope))
 
     def rotation(q: Tensor, k: Tensor) -> Sequence[Tensor]:
         rows = cos[positions], sin[positions]
-        return [rotate_by_(x, *rows, pairing="half") for x in (q, k)]
+        return phasor_torch.Rotation(*rows, pairing="half").rotate_(q, k)
 
     return rotation
 
@@ -267,7 +268,7 @@ def onnxruntime(case: Case, rope: Rope, positions: Tensor) -> Rotation:
     session = ort.InferenceSession(
         graph.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    cos, sin = (x.astype(np.float32) for x in cos_sin(rope, positions.numpy()))
+    cos, sin = (x.astype(np.float32) for x in cos_sin(positions.numpy(), rope))
     if positions.dim() != 2 or case.sections:
         cos, sin = (np.broadcast_to(x, (case.batch, *x.shape)).copy() for x in (cos, sin))
 

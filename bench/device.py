@@ -191,15 +191,20 @@ def empty_launch(case: Case, positions: Tensor) -> Callable[[Tensor], object]:
     """A kernel that does nothing, on as many programs as phasor's takes in place."""
     import triton
 
-    from phasor.torch._operator.arguments import Call as OperatorCall
-    from phasor.torch._operator.triton import make_plan, widen_positions
+    from phasor.torch import Rotation
+    from phasor.torch._operator.arguments import Turn
+    from phasor.torch._operator.triton import make_plan
 
     @triton.jit
     def nothing(x):
         """Return at once."""
 
-    tensors, text = case.tensors(device=positions.device), case.rope("half").to_json()
-    plan = make_plan(OperatorCall(tensors, widen_positions([positions]), text), tensors)
+    tensors, rotation = (
+        case.tensors(device=positions.device),
+        Rotation.at(positions, case.rope("half")),
+    )
+    rows = rotation.cos, rotation.sin
+    plan = make_plan(Turn(tensors, *rows, "half", "half", rotation.rotary_start), tensors)
     assert plan is not None, "a step of decoding is one launch"
     return nothing[(plan.programs, 1, 1)]
 

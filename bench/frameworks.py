@@ -89,7 +89,7 @@ def in_mlx(work: str, dtype: str, inputs: list[Any], first: Any) -> Calls:
     mx.eval(q, k, offset)
     plain: Any = {"traditional": False, "base": ROPE.base, "scale": 1.0}
     ways: dict[str, Any] = {
-        OURS: RotaryEmbedding(ROPE),
+        OURS: RotaryEmbedding(ROPE, heads_first=False),
         FAST: lambda x, offset: mx.fast.rope(x, 128, offset=offset, **plain),
     }
 

@@ -233,7 +233,7 @@ def rotation_error(
     x, y = x[:, tokens], y[:, tokens]
     if not torch.equal(x[..., rope.rotary_dim :], y[..., rope.rotary_dim :]):
         return float("inf")
-    cos, sin = cos_sin(rope, positions.cpu().numpy())
+    cos, sin = cos_sin(positions.cpu().numpy(), rope)
     turns = (cos + (-1j if inverse else 1j) * sin)[..., None, :]
     pairings = rope.pairing, rope.output_pairing
     numbers: list[NDArray[np.complex128]] = []

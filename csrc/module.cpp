@@ -122,13 +122,24 @@ bool read_tensors(Call &call) {
     if (job.in_place && overlaps_itself(x))
       return call.refuse(tensor_error,
                          "x must not share memory with itself to be written in place; use "
-                         "x.contiguous() or the verb without the underscore");
+                         "x.contiguous() or the function without the underscore");
   }
   if (job.in_place && job.operands == 2 && overlap(call.x[0], call.x[1]))
     return call.refuse(tensor_error,
                        "q and k must not share memory to be written in place; rotate copies, or "
-                       "use the verb without the underscore");
+                       "use the function without the underscore");
   return true;
+}
+
+// Whether cosines or sines are as the job computes, and those of a token one piece.
+bool is_row(const DLTensor &t, const Job &job) {
+  Dtype dtype;
+  const bool sound = t.device.device_type == kDLCPU && dtype_of(t, &dtype) && has_memory(t) &&
+                     dtype == (job.dtype == Dtype::f64 ? Dtype::f64 : Dtype::f32) && t.ndim > 0 &&
+                     t.shape[t.ndim - 1] == job.pairs;
+  // the strides of an empty tensor mean nothing
+  const bool empty = std::find(t.shape, t.shape + t.ndim, 0) != t.shape + t.ndim;
+  return sound && (empty || job.pairs == 1 || t.strides[t.ndim - 1] == 1);
 }
 
 bool read_angles(Call &call) {
@@ -139,8 +150,10 @@ bool read_angles(Call &call) {
   if (!view(call.args[1], &first)) return call.refuse_unreadable();
   if (!call.from_positions) {
     if (!view(call.args[2], &second)) return call.refuse_unreadable();
-    if (!fits(first, 1, call.x[0]) || !fits(second, 1, call.x[0]))
-      return call.refuse(tensor_error, "cos and sin must broadcast to the tokens of x");
+    for (const DLTensor *row : {&first, &second})
+      if (!is_row(*row, job) || !fits(*row, 1, call.x[0]))
+        return call.refuse(tensor_error, "cos and sin must be rows of float32 (float64 for float64 x) in the "
+                                         "CPU's memory, and broadcast to the tokens of x");
     for (int i = 0; i < job.operands && job.in_place; ++i)
       if (touch(first, call.x[i]) || touch(second, call.x[i]))
         return call.refuse(tensor_error, "cos and sin must not share memory with x to be written "

@@ -48,7 +48,7 @@ def assert_exact(rope: Rope, positions: list[Any]) -> None:
         (np.float64, COS_SIN_ERROR, REST_ERROR),
         (np.float32, COS_SIN_ERROR_FLOAT32, REST_ERROR_FLOAT32),
     ):
-        for made, true in zip(cos_sin(rope, positions, dtype), expected, strict=True):
+        for made, true in zip(cos_sin(positions, rope, dtype), expected, strict=True):
             assert made.dtype == dtype
             assert np.abs(made - true).max() <= error + has_rest * fastest * rest_error
 
@@ -95,7 +95,7 @@ def test_pairs_may_make_many_turns_a_position(direction: Any) -> None:
     assert_exact(rope, positions_of_all_sizes(13))
     floats = [0.5, -0.5, 1.5, -2.25, 2.0**40 + 0.125, 1000.0 + 2.0**-31, 2.0**62, -(2.0**62)]
     for dtype, error in ((np.float64, COS_SIN_ERROR), (np.float32, COS_SIN_ERROR_FLOAT32)):
-        for made, true in zip(cos_sin(rope, floats, dtype), oracle.rows(rope, floats), strict=True):
+        for made, true in zip(cos_sin(floats, rope, dtype), oracle.rows(rope, floats), strict=True):
             assert np.abs(made - true).max() <= error
 
 
@@ -122,17 +122,17 @@ def test_a_bit_depends_on_the_position_alone() -> None:
     """Whoever its neighbours are, and however many."""
     places = positions_of_all_sizes(21, each=3)
     for dtype in (np.float64, np.float32):
-        together = np.stack(cos_sin(LLAMA, places, dtype), -1)
+        together = np.stack(cos_sin(places, LLAMA, dtype), -1)
         for place, row in zip(places, together, strict=True):
-            np.testing.assert_array_equal(np.stack(cos_sin(LLAMA, place, dtype), -1), row)
+            np.testing.assert_array_equal(np.stack(cos_sin(place, LLAMA, dtype), -1), row)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_the_origin_is_exactly_the_identity(dtype: Any) -> None:
     """Of every pair, and pairs that do not turn are so everywhere."""
     still = Rope(head_dim=4, pairing="half", explicit_inv_freq=(1.0, 0.0))
-    assert np.stack(cos_sin(LLAMA, 0, dtype)).tolist() == [[1.0] * 64, [0.0] * 64]
-    assert np.stack(cos_sin(still, 2**62, dtype))[:, 1].tolist() == [1.0, 0.0]
+    assert np.stack(cos_sin(0, LLAMA, dtype)).tolist() == [[1.0] * 64, [0.0] * 64]
+    assert np.stack(cos_sin(2**62, still, dtype))[:, 1].tolist() == [1.0, 0.0]
 
 
 def test_limbs_are_the_turns_in_fixed_point() -> None:
@@ -195,7 +195,7 @@ def test_the_golden_cosines_and_sines_come_out(base: int) -> None:
     pairs = [0, 1, 16, 32, 48, 63]
     rope = Rope(head_dim=128, pairing="half", base=float(base))
     table = oracle.GOLDEN[f"cos/sin exact theta k=0,1,16,32,48,63 base={base}"]
-    cos, sin = cos_sin(rope, [int(position) for position in table])
+    cos, sin = cos_sin([int(position) for position in table], rope)
     for got, name in ((cos, "cos"), (sin, "sin")):
         expected = [[float(text) for text in row[name]] for row in table.values()]
         np.testing.assert_allclose(got[:, pairs], expected, rtol=0, atol=1e-15)
@@ -206,7 +206,7 @@ def test_floats_that_are_whole_are_the_integers() -> None:
     whole = np.array([0, 1, -1, 7, 2**20 + 1, -(2**24)])
     for dtype in (np.float32, np.float64):
         for got, expected in zip(
-            cos_sin(LLAMA, whole.astype(dtype)), cos_sin(LLAMA, whole), strict=True
+            cos_sin(whole.astype(dtype), LLAMA), cos_sin(whole, LLAMA), strict=True
         ):
             np.testing.assert_array_equal(got, expected)
 
@@ -228,18 +228,18 @@ def test_floats_that_are_whole_are_the_integers() -> None:
 )
 def test_positions_come_in_any_shape_and_integer_type(positions: Any, shape: Any) -> None:
     """The result has one more axis, and every token is its own."""
-    cos, sin = cos_sin(LLAMA, positions)
+    cos, sin = cos_sin(positions, LLAMA)
     assert cos.shape == sin.shape == (*shape, 64)
     assert cos.dtype == sin.dtype == np.float64
     flat = [p.item() for p in np.asarray(positions).reshape(-1)]
     for row, position in zip(cos.reshape(-1, 64), flat, strict=True):
-        np.testing.assert_allclose(row, cos_sin(LLAMA, position)[0], rtol=0, atol=COS_SIN_ERROR)
+        np.testing.assert_allclose(row, cos_sin(position, LLAMA)[0], rtol=0, atol=COS_SIN_ERROR)
 
 
 def test_long_sequences_are_no_different() -> None:
     """Work is cut into pieces of 1024 tokens here, and no seam shows."""
     places = np.arange(2**40, 2**40 + 2500)
-    cos, sin = cos_sin(LLAMA, places)
+    cos, sin = cos_sin(places, LLAMA)
     for row in (0, 1023, 1024, 2047, 2048, 2499):
         expected = oracle.rows(LLAMA, [int(places[row])])
         np.testing.assert_allclose(cos[row], expected[0][0], rtol=0, atol=COS_SIN_ERROR)
@@ -280,14 +280,14 @@ OTHER = ": a position is a real number that int64 or float64 holds"
 def test_what_is_no_position_is_refused(positions: Any, text: str) -> None:
     """With the way out where there is one."""
     with pytest.raises(PositionError) as caught:
-        cos_sin(LLAMA, positions)
+        cos_sin(positions, LLAMA)
     assert str(caught.value) == text
 
 
 def test_ragged_positions_are_refused() -> None:
     """NumPy's own words follow the name of the argument."""
     with pytest.raises(PositionError, match=r"^positions must be an array of numbers: setting an"):
-        cos_sin(LLAMA, [[1], [1, 2]])
+        cos_sin([[1], [1, 2]], LLAMA)
 
 
 def test_the_turns_for_float32_are_within_half_a_unit_above_and_three_halves_below() -> None:

@@ -81,7 +81,7 @@ def test_a_pair_turns_by_the_coordinate_of_its_axis() -> None:
     for axis, letter in enumerate("THW"):
         position = [0, 0, 0]
         position[axis] = 5
-        cos, sin = cos_sin(rope, position)
+        cos, sin = cos_sin(position, rope)
         mine = np.array(list("THWTHWTH")) == letter
         np.testing.assert_allclose(cos, np.where(mine, np.cos(5 * step), 1), rtol=0, atol=2e-15)
         np.testing.assert_allclose(sin, np.where(mine, np.sin(5 * step), 0), rtol=0, atol=2e-15)
@@ -106,7 +106,7 @@ def test_equal_coordinates_are_text_to_the_last_bit(axes: Axes, kind: str) -> No
     one = Rope(head_dim=128, pairing="half", base=5e5)
     several = Rope(head_dim=128, pairing="half", base=5e5, axes=axes)
     coordinates = np.repeat(text[:, None], axes.n_axes, axis=1)
-    for got, expected in zip(cos_sin(several, coordinates), cos_sin(one, text), strict=True):
+    for got, expected in zip(cos_sin(coordinates, several), cos_sin(text, one), strict=True):
         assert got.tobytes() == expected.tobytes()
 
 
@@ -222,7 +222,7 @@ def test_positions_without_an_axis_dimension_are_refused(positions: Any) -> None
     """Text positions are not spread over the axes behind a caller's back."""
     rope = Rope(head_dim=16, pairing="half", axes=Sectioned((4, 2, 2)))
     with pytest.raises(PositionError) as caught:
-        cos_sin(rope, positions)
+        cos_sin(positions, rope)
     assert str(caught.value) == (
         "positions must end in one coordinate per axis (3) for Sectioned axes, got shape "
         f"{list(np.shape(positions))}; phasor.positions.every_axis repeats text positions"

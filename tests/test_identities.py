@@ -39,7 +39,7 @@ def complex_pairs(x: np.ndarray, rope: Rope) -> np.ndarray:
 
 def spin(rope: Rope, positions: Any) -> np.ndarray:
     """exp(i p inv_freq) of every pair."""
-    cos, sin = cos_sin(rope, positions)
+    cos, sin = cos_sin(positions, rope)
     return cos + 1j * sin
 
 

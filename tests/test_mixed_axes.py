@@ -21,8 +21,8 @@ from phasor.extending.laws import extended_ropes
 from phasor.extending.planning import plan_extension
 from phasor.numpy import rotate
 from phasor.papers import angle_errors
+from phasor.torch import Rotation, rotate_
 from phasor.torch import rotate as torch_rotate
-from phasor.torch import rotate_, rotate_by
 from phasor.torch.export import export
 
 from . import oracle
@@ -41,14 +41,14 @@ def test_the_sum_of_angles_is_exact(position: list[int], random: Any) -> None:
     rows = [[random.uniform(-9, 9) for _ in range(3)] for _ in range(3)]
     rope = Rope(head_dim=6, pairing="half", axes=Mixed(rows), direction=random.choice([1, -1]))
     cos, sin = oracle.cos_sin(rope, position)
-    for found, exact in zip(cos_sin(rope, position), (cos, sin), strict=True):
+    for found, exact in zip(cos_sin(position, rope), (cos, sin), strict=True):
         assert max(abs(f - e) for f, e in zip(found.tolist(), exact, strict=True)) < COS_SIN_ERROR
 
 
 def test_angles_that_cancel_leave_nothing() -> None:
     """In integers p f - p f is 0, where floats leave the rounding of each."""
     rope = Rope(head_dim=4, pairing="half", axes=Mixed([[1e5, 0.1], [-1e5, 0.1]]))
-    cos, sin = cos_sin(rope, [[2**61 + 1] * 2, [-(2**63)] * 2])
+    cos, sin = cos_sin([[2**61 + 1] * 2, [-(2**63)] * 2], rope)
     assert cos[:, 0].tolist() == [1, 1]
     # each product is less than four units of 2**-64 turns too small
     assert np.abs(sin[:, 0]).max() < 4 * 2 * np.pi * 2.0**-64
@@ -67,7 +67,7 @@ def test_one_frequency_a_pair_is_a_layout_of_its_own() -> None:
         axes=Sectioned((1, 3)),
         explicit_inv_freq=tuple(sectioned.inv_freq),
     )
-    for found, exact in zip(cos_sin(mixed, FAR), cos_sin(explicit, FAR), strict=True):
+    for found, exact in zip(cos_sin(FAR, mixed), cos_sin(FAR, explicit), strict=True):
         np.testing.assert_array_equal(found, exact)
     np.testing.assert_allclose(mixed.inv_freq, explicit.inv_freq, rtol=2.0**-52)
 
@@ -181,14 +181,14 @@ def test_it_is_timms_mixed_embedding(indexing: str) -> None:
             Rope(head_dim=width, pairing="interleaved", axes=Mixed(own.tolist()))
             for own in embedding.freqs.detach()[:, block].unbind(1)
         ]
-        parts = zip(*(cos_sin(rope, positions) for rope in ropes), strict=True)
+        parts = zip(*(cos_sin(positions, rope) for rope in ropes), strict=True)
         # [seq, heads, num_pairs]
         cos, sin = (torch.tensor(np.stack(part, 1)).float() for part in parts)
-        y = rotate_by(x, cos[None], sin[None], pairing="interleaved", heads_first=True)
+        y = Rotation(cos[None], sin[None], pairing="interleaved")(x, heads_first=True)
         torch.testing.assert_close(y, expected, rtol=0, atol=4e-6)
         for head, rope in enumerate(ropes):
             sin_cos = np.concatenate(
-                [side.repeat(2, -1) for side in cos_sin(rope, positions)[::-1]], -1
+                [side.repeat(2, -1) for side in cos_sin(positions, rope)[::-1]], -1
             )
             np.testing.assert_allclose(sin_cos, theirs[block, head], rtol=0, atol=1e-6)
             alone = torch_rotate(x[:, [head]], torch.tensor(positions), rope, heads_first=True)
@@ -208,7 +208,7 @@ def test_it_is_a_value_like_any_rope() -> None:
     rounded = Rope(
         head_dim=12, pairing="half", axes=ROPE.axes, inv_freq_dtype="float32", direction=-1
     )
-    cos, sin = cos_sin(rounded, [12345, -777])
+    cos, sin = cos_sin([12345, -777], rounded)
     exact = oracle.cos_sin(rounded, [12345, -777])
     assert (
         max(abs(f - e) for f, e in zip([*cos, *sin], [*exact[0], *exact[1]], strict=True)) < 1e-15

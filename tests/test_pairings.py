@@ -19,8 +19,8 @@ from phasor.errors import SpecError
 from phasor.numpy import change_pairing, matrix, rotate
 from phasor.pairings import PAIRINGS, opposite, slices
 from phasor.papers.heads import positional_head
+from phasor.torch import Rotation, rotate_
 from phasor.torch import rotate as rotate_tensor
-from phasor.torch import rotate_, rotate_by
 from phasor.torch._operator import cpu
 
 SRC = Path(phasor.__file__).parent
@@ -58,7 +58,7 @@ def test_no_backend_rotates_a_pairing_that_it_does_not_know(third: Rope, backend
     with pytest.raises(AssertionError, match="thirds"):
         rotate_(x, torch.arange(2), third, backend=backend)
     with pytest.raises(AssertionError, match="thirds"):
-        rotate_by(x, torch.ones(2, 6), torch.ones(2, 6), pairing="thirds", backend=backend)
+        Rotation(torch.ones(2, 6), torch.ones(2, 6), pairing="thirds")(x, backend=backend)
     assert torch.equal(x, torch.ones(2, 1, 12))
 
 
@@ -135,7 +135,7 @@ def test_another_programs_word_is_refused_with_the_pairing_that_it_means(
     with pytest.raises(SpecError, match=said):
         change_pairing(np.zeros(8), word, "half")
     with pytest.raises(SpecError, match=said):
-        rotate_by(torch.zeros(1, 1, 8), torch.ones(1, 4), torch.zeros(1, 4), pairing=word)
+        Rotation(torch.ones(1, 4), torch.zeros(1, 4), pairing=word)(torch.zeros(1, 1, 8))
 
 
 @pytest.mark.parametrize("word", ["llama", "", "rotate", "HALF", None, 1])

@@ -75,7 +75,7 @@ def _rotations(width: int, seq: int) -> dict[str, tuple[Callable[[Tensor], Tenso
     # [seq, 1, width]: the cosine and sine of each pair twice, for both of its coordinates
     cos, sin = (
         torch.from_numpy(part).float().repeat_interleave(2, -1)[:, None]
-        for part in cos_sin(rope, np.arange(seq))
+        for part in cos_sin(np.arange(seq), rope)
     )
 
     def by_element(x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from phasor import Rope
-from phasor.torch import cos_sin
+from phasor.torch import Rotation
 from phasor.torch.live import from_model
 
 from .study import Row
@@ -116,9 +116,9 @@ class Rows(nn.Module):
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
         """Of half pairs: every row ``[batch, seq, num_pairs]`` twice."""
-        rows = cos_sin(position_ids, self.rope)
-        gain = self.rope.attention_factor
-        return tuple((gain * torch.cat([row, row], -1)).to(x.dtype) for row in rows)
+        rotation = Rotation.at(position_ids, self.rope)
+        rows = rotation.cos, rotation.sin
+        return tuple(torch.cat([row, row], -1).to(x.dtype) for row in rows)
 
 
 @contextmanager

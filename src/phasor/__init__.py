@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from phasor.errors import (
+    DISTRIBUTION,
     BackendError,
     CheckpointError,
     ConfigError,
@@ -71,6 +72,10 @@ else:
     }
 
     def __getattr__(name: str) -> object:
+        if name == "__version__":
+            return import_module("importlib.metadata").version(DISTRIBUTION)
+        if name in ("torch", "jax", "mlx"):
+            return import_module(f"phasor.{name}")
         if name not in _MODULES:
             hint = f"; {_HINTS[name]}" if name in _HINTS else ""
             raise AttributeError(f"module 'phasor' has no attribute {name!r}{hint}")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Integral, Real
 from operator import index
@@ -14,6 +15,21 @@ from typing import Any, cast
 from phasor.errors import PhasorError, SpecError
 
 ErrorType = Callable[[str], PhasorError]
+
+
+def refuse_unnamed(cls: type, unnamed: Sequence[object], given: Mapping[str, object]) -> None:
+    """Refuse fields of a law without names, and a law without fields that it needs."""
+    fields = dataclasses.fields(cast(Any, cls))
+    needed = [one.name for one in fields if one.default is dataclasses.MISSING]
+    example = f"{cls.__name__}({', '.join(f'{name}=...' for name in needed)})"
+    if unnamed:
+        raise SpecError(
+            f"the fields of {cls.__name__} are given by their names: {example}, got "
+            f"{short_repr(unnamed[0])} without one"
+        )
+    missing = [name for name in needed if name not in given]
+    if given and missing:  # copy and pickle give none
+        raise SpecError(f"{cls.__name__} lacks {', '.join(missing)}: {example}")
 
 
 def short_repr(value: object) -> str:

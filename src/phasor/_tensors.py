@@ -52,19 +52,45 @@ class Arrays(NamedTuple):
         positions: Any,
         rope: Rope,
         inverse: bool,
-        gain: float,
+        gain: float | None,
         heads_first: bool,
     ) -> tuple[Any, float, Pairing, Pairing]:
         """Positions, gain and the pairings of ``xs``, one array or two, and of the result."""
-        check_rope(rope)
+        check_rope(rope, positions=positions)
         names = ("x",) if len(xs) == 1 else ("q", "k")
         shapes = [self.check_heads(*one, heads_first, rope) for one in zip(names, xs, strict=True)]
         check_shared_tokens(shapes[0], shapes[-1], heads_first)
         positions = self.read_positions(positions, rope)
         check_placed(positions.shape, shapes[0], rope, heads_first)
-        pairings = rope.pairing, rope.output_pairing
-        source, target = pairings[::-1] if boolean("inverse", inverse) else pairings
-        return positions, number("gain", gain), source, target
+        gain = rope.attention_factor if gain is None else number("gain", gain)
+        if not boolean("inverse", inverse):
+            return positions, gain, rope.pairing, rope.output_pairing
+        return positions, undone_gain(gain), rope.output_pairing, rope.pairing
+
+    def check_rows(self, cos: Any, sin: Any) -> None:
+        """Refuse cos and sin that are no two arrays of floats of one shape."""
+        for name, row in (("cos", cos), ("sin", sin)):
+            self.check_array(name, row, "[..., seq, num_pairs]", 1)
+        check_same_shape(cos.shape, sin.shape)
+
+    def check_turn(
+        self,
+        xs: Sequence[Any],
+        cos: Any,
+        rotary_start: int,
+        head_dim: int | None,
+        heads_first: bool,
+    ) -> bool:
+        """Whether cos is by head; refuse arrays that do not fit it or one another."""
+        check_one_or_two("a Rotation", len(xs))
+        names = ("x",) if len(xs) == 1 else ("q", "k")
+        shapes = [self.check_heads(*one, heads_first) for one in zip(names, xs, strict=True)]
+        if head_dim is not None:
+            for name, shape in zip(names, shapes, strict=True):
+                check_width(name, shape, head_dim)
+        check_shared_tokens(shapes[0], shapes[-1], heads_first)
+        by_head = [check_rows(cos.shape, shape, rotary_start, heads_first) for shape in shapes]
+        return by_head[0]
 
     def read_positions(self, positions: Any, rope: Rope) -> Any:
         """Positions with a coordinate for each axis of ``rope``."""
@@ -82,7 +108,7 @@ class Arrays(NamedTuple):
         """The shape of ``x`` with tokens before heads, which are as wide as those of ``rope``."""
         self.check_array(name, x, LAYOUTS[boolean("heads_first", heads_first)], 3)
         if rope is not None:
-            check_width(name, x.shape, rope)
+            check_width(name, x.shape, rope.head_dim)
         return swap_heads(x.shape) if heads_first else x.shape
 
     def check_array(self, name: str, x: Any, layout: str, least: int) -> None:
@@ -133,10 +159,20 @@ def misfit(shape: Sequence[int], x: Sequence[int], heads_first: bool, dims: int 
     )
 
 
-def check_rope(rope: Any, name: str = "rope") -> None:
-    """Refuse anything but a Rope whose law is known."""
+def check_rope(rope: Any, name: str = "rope", *, positions: Any = 0) -> None:
+    """Refuse anything but a Rope whose law is known, and positions that are none at first sight."""
+    if isinstance(positions, Rope):
+        raise SpecError(
+            f"positions come before {name}, got them the other way round: write the tensor, then "
+            f"positions, then {name}"
+        )
     if not isinstance(rope, Rope):
         raise SpecError(f"{name} must be a phasor.Rope, got {type(rope).__name__}{rope_hint(rope)}")
+    if positions is None:
+        raise PositionError(
+            "positions must be given, got None; those of one sequence are torch.arange(seq), and "
+            "phasor.torch.RotaryEmbedding counts them"
+        )
     if isinstance(rope.scaling, Rule):
         rope.law()  # which says that the rule has to pick it first
 
@@ -172,10 +208,10 @@ def check_floating(
         raise TensorError(f"{name} must be {layout}, got shape {list(shape)}")
 
 
-def check_width(name: str, shape: Sequence[int], rope: Rope) -> None:
-    """Refuse a tensor whose heads are not those of ``rope``."""
-    if shape[-1] != rope.head_dim:
-        raise TensorError(f"{name} must end in head_dim ({rope.head_dim}), got {shape[-1]}")
+def check_width(name: str, shape: Sequence[int], head_dim: int) -> None:
+    """Refuse a tensor whose heads are not as wide as those of the Rope."""
+    if shape[-1] != head_dim:
+        raise TensorError(f"{name} must end in head_dim ({head_dim}), got {shape[-1]}")
 
 
 def check_shared_tokens(q: Sequence[int], k: Sequence[int], heads_first: bool) -> None:
@@ -203,13 +239,15 @@ def position_dtype_error(dtype: Any) -> PositionError:
 
 
 def position_gradient_error() -> PositionError:
-    """The refusal of positions that want a gradient, in a library that has `rotate_by`."""
-    return PositionError(f"{_NO_GRADIENT}; rotate_by differentiates with respect to cos and sin")
+    """The refusal of positions that want a gradient."""
+    return PositionError(
+        f"{_NO_GRADIENT}; a Rotation of cos and sin of your own has gradients with respect to them"
+    )
 
 
 def refuse_position_gradient(*_: Any) -> NoReturn:
-    """The same in one that has not, as the derivative of positions."""
-    raise PositionError(_NO_GRADIENT)
+    """The same, as the derivative of positions."""
+    raise position_gradient_error()
 
 
 def check_coordinates(shape: Sequence[int], rope: Rope) -> None:
@@ -235,12 +273,14 @@ def check_placed(shape: Sequence[int], x: Sequence[int], rope: Rope, heads_first
         raise PositionError(f"positions must broadcast to {wrong}")
 
 
-def check_rows(
-    cos: Sequence[int], sin: Sequence[int], x: Sequence[int], rotary_start: int, heads_first: bool
-) -> bool:
-    """Whether rows are by head; refuse those that do not fit ``x`` or each other."""
+def check_same_shape(cos: Sequence[int], sin: Sequence[int]) -> None:
+    """Refuse cos and sin of different tokens or pairs."""
     if cos != sin:
         raise TensorError(f"sin must have the shape of cos {list(cos)}, got {list(sin)}")
+
+
+def check_rows(cos: Sequence[int], x: Sequence[int], rotary_start: int, heads_first: bool) -> bool:
+    """Whether cos and sin are by head; refuse those that do not fit ``x``."""
     if rotary_start + 2 * cos[-1] > x[-1]:
         raise TensorError(
             f"cos must hold one entry per pair: rotary_start + 2 * num_pairs is at most head_dim "
@@ -252,6 +292,21 @@ def check_rows(
     if wrong:
         raise TensorError(f"cos and sin{' by head' if by_head else ''} must broadcast to {wrong}")
     return by_head
+
+
+def check_one_or_two(name: str, count: int) -> None:
+    """Refuse to rotate anything but one tensor, or a query and a key."""
+    if count not in (1, 2):
+        raise TensorError(
+            f"{name} takes one tensor, or a query and a key, got {count}; values are not rotated"
+        )
+
+
+def undone_gain(gain: float) -> float:
+    """What cos and sin are multiplied by to undo a rotation with that gain."""
+    if gain == 0.0:
+        raise SpecError("gain must not be 0 where inverse is True: nothing undoes it")
+    return 1.0 / gain
 
 
 def _other_layout(who: str, heads_first: bool) -> str:

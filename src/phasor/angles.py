@@ -121,7 +121,7 @@ def turns(rope: Rope, context: float) -> NDArray[np.float64]:
 
 
 def cos_sin(
-    rope: Rope, positions: ArrayLike, dtype: type[np.float64] | type[np.float32] = np.float64
+    positions: ArrayLike, rope: Rope, dtype: type[np.float64] | type[np.float32] = np.float64
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Cosine and sine of every pair's angle at every position.
 
@@ -139,7 +139,7 @@ def cos_sin(
     Returns:
         Two arrays ``[..., num_pairs]`` of ``dtype``, without the attention factor.
 
-    >>> cos, sin = cos_sin(Rope(head_dim=4, pairing="half"), [0, 1, 2**62])
+    >>> cos, sin = cos_sin([0, 1, 2**62], Rope(head_dim=4, pairing="half"))
     >>> print(cos.shape, cos[2, 0])
     (3, 2) -0.7112665029764864
     """

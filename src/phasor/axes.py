@@ -84,9 +84,12 @@ class _Sections(Axes):
 
     def _check_sum(self, num_pairs: int) -> None:
         if sum(self.sections) != num_pairs:
+            halves = tuple(n // 2 for n in self.sections)
+            is_width = sum(self.sections) == 2 * num_pairs and not any(n % 2 for n in self.sections)
             raise SpecError(
                 f"sections {list(self.sections)} must add up to the number of pairs "
                 f"(rotary_dim / 2 = {num_pairs}), got {sum(self.sections)}"
+                f"{f'; these are coordinates: write {halves}' if is_width else ''}"
             )
 
     def axis_of_pair(self, num_pairs: int) -> tuple[int, ...]:
@@ -175,7 +178,7 @@ class Alternating(_Sections):
 class Mixed(Axes):
     """Every axis turns every pair, and the angles add up (RoPE-Mixed, RoPE-ViT 2403.13298, eq. 14).
 
-    The commuting case of STRING (2502.02562), shared by all heads; `phasor.torch.rotate_by` takes
+    The commuting case of STRING (2502.02562), shared by all heads; a `phasor.torch.Rotation` takes
     angles by head. ``inv_freq[a][k]`` are the radians by which a step on axis ``a`` turns pair
     ``k``, of either sign. The Rope has no other frequencies; its ``inv_freq`` is that of a step
     along which a pair turns fastest.

@@ -278,7 +278,6 @@ def usage_example(rope: Rope, context: int) -> str:
     """Python that rotates queries and keys with ``rope``."""
     rule = f"rope = rope.at({context})  # the law for this many tokens\n"
     several = f"torch.arange(16)[:, None].expand(16, {rope.axes.n_axes})  # as in text"
-    gain = ", gain=rope.attention_factor" if rope.at(context).attention_factor != 1 else ""
     return f"""\
 import torch
 
@@ -291,4 +290,4 @@ rope = {construction(rope)}
 q = torch.randn(1, 16, 8, {rope.head_dim})
 k = torch.randn(1, 16, 2, {rope.head_dim})
 positions = {"torch.arange(16)" if rope.axes.n_axes == 1 else several}
-q, k = rotate_qk(q, k, positions, rope{gain})"""
+q, k = rotate_qk(q, k, positions, rope)"""

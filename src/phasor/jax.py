@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,11 @@ import numpy as np
 from jax import Array
 
 from phasor import _angle_words, _tensors
-from phasor._checks import boolean, whole
+from phasor._checks import number
+from phasor._rotation import RotationOf
 from phasor.angles import as_positions, axes_of, of_each_pair
 from phasor.errors import PositionError, SpecError
-from phasor.pairings import Pairing, by_pairing, checked_pairing
+from phasor.pairings import Pairing, by_pairing
 from phasor.rope import Rope
 
 # their own types are half unknown
@@ -36,7 +37,7 @@ def rotate(
     rope: Rope,
     *,
     inverse: bool = False,
-    gain: float = 1.0,
+    gain: float | None = None,
     heads_first: bool = False,
 ) -> Array:
     """``R(p) x`` for every token (RoFormer 2104.09864, eq. 34), as `phasor.torch.rotate` has it.
@@ -52,8 +53,8 @@ def rotate(
             token NaN; anywhere else it is refused.
         rope: What rotates; its scaling must be a law, not a rule. It is compiled once for every
             Rope of a layout, for frequencies are an argument of what is compiled.
-        inverse: Undo the rotation instead.
-        gain: Multiplied into cos and sin, for models that want ``rope.attention_factor`` there.
+        inverse: Undo the rotation with the same arguments instead, its gain included.
+        gain: Multiplied into cos and sin; ``rope.attention_factor`` if None, and 1.0 leaves it out.
         heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``.
 
     Raises:
@@ -76,7 +77,7 @@ def rotate_qk(
     rope: Rope,
     *,
     inverse: bool = False,
-    gain: float = 1.0,
+    gain: float | None = None,
     heads_first: bool = False,
 ) -> tuple[Array, Array]:
     """Query and key rotated at their tokens' positions, by the same cos and sin.
@@ -93,71 +94,124 @@ def rotate_qk(
     return q, k
 
 
-def cos_sin(positions: Any, rope: Rope, *, dtype: Any = jnp.float32) -> tuple[Array, Array]:
-    """Cos and sin of every token and pair: rows for `rotate_by`, made once for many layers.
+class Rotation(RotationOf[Array]):
+    """``R(p)`` for each of some tokens, as `phasor.torch.Rotation`; a pytree.
+
+    `at` makes one from positions, once in a forward pass; every layer calls it.
 
     Args:
-        positions: As for `rotate`, which refuses the same.
-        rope: What rotates; its scaling must be a law, not a rule.
-        dtype: float32, or float64 for arrays that are float64.
+        cos: By token, ``[..., seq, num_pairs]``, or by head, ``[..., seq, heads or 1, num_pairs]``,
+            also where heads come first. Rounded to float32 first, unless what is rotated is
+            float64; gradients reach it.
+        sin: The same shape.
+        pairing: ``"half"`` or ``"interleaved"``.
+        pairing_out: Pairing of the result where it differs.
+        rotary_start: Where the rotated slice begins inside the head.
 
-    Returns:
-        Two arrays ``[..., seq, num_pairs]`` of ``dtype``. The sines have the sign of
-        ``rope.direction``, and nothing is multiplied by ``rope.attention_factor``.
-
-    >>> cos, sin = cos_sin([0, 1, 2**31 - 1], Rope(head_dim=4, pairing="half"))
-    >>> print(cos[2])
-    [-0.6888367 -0.7128175]
-    """
-    _tensors.check_rope(rope)
-    if dtype not in (jnp.float32, jax.dtypes.canonicalize_dtype(np.float64)):
-        raise SpecError(f"dtype must be float32 (float64 with jax_enable_x64), got {dtype!r:.80}")
-    places, dtype = _ARRAYS.read_positions(positions, rope), np.dtype(dtype)
-    rows = _rows(places, _angle_words.limbs_of(rope, dtype), dtype, (axes_of(rope),))
-    cos, sin = jnp.split(rows, 2, -1)
-    return cos, sin
-
-
-def rotate_by(
-    x: Array,
-    cos: Array,
-    sin: Array,
-    *,
-    pairing: str,
-    pairing_out: str | None = None,
-    rotary_start: int = 0,
-    inverse: bool = False,
-    heads_first: bool = False,
-) -> Array:
-    """``x`` rotated by given cos and sin, one entry per pair: those of `cos_sin`, or learned ones.
-
-    Arguments and errors are those of `phasor.torch.rotate_by`: rows by token, ``[..., seq,
-    num_pairs]``, or by head, ``[..., seq, heads or 1, num_pairs]``, also with ``heads_first``. They
-    are rounded to float32 first, unless ``x`` is float64, and gradients reach them.
-
+    >>> rope = Rope(head_dim=64, pairing="half", base=500_000.0)
+    >>> rotation = Rotation.at(jnp.arange(16), rope)
+    >>> q, k = rotation(jnp.ones((2, 16, 8, 64)), jnp.ones((2, 16, 2, 64)))
+    >>> bool(jnp.allclose(rotation.inverse()(q), 1.0, atol=1e-5))
+    True
     >>> x = jnp.array([1.0, 0.0]).reshape(1, 1, 2)
-    >>> print(rotate_by(x, jnp.array([[0.6]]), jnp.array([[0.8]]), pairing="half"))
+    >>> print(Rotation(jnp.array([[0.6]]), jnp.array([[0.8]]), pairing="half")(x))
     [[[0.6 0.8]]]
     """
-    shape = _ARRAYS.check_heads("x", x, heads_first)
-    for name, row in (("cos", cos), ("sin", sin)):
-        _ARRAYS.check_array(name, row, "[..., seq, num_pairs]", 1)
-    source = checked_pairing("pairing", pairing)
-    target = source if pairing_out is None else checked_pairing("pairing_out", pairing_out)
-    start = whole("rotary_start", rotary_start, least=0)
-    by_head = _tensors.check_rows(cos.shape, sin.shape, shape, start, heads_first)
-    if boolean("inverse", inverse):
-        sin, source, target = -sin, target, source
-    if not by_head:
-        cos, sin = cos[..., None, :], sin[..., None, :]
-    if heads_first and cos.ndim > 2:
-        cos, sin = cos.swapaxes(-2, -3), sin.swapaxes(-2, -3)
-    dtype = _widened(x.dtype)
-    return _turn(x, cos.astype(dtype), sin.astype(dtype), source, target, start)
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        cos: Array,
+        sin: Array,
+        *,
+        pairing: str,
+        pairing_out: str | None = None,
+        rotary_start: int = 0,
+    ) -> None:
+        _ARRAYS.check_rows(cos, sin)
+        layout: dict[str, Any] = {"pairing": pairing, "pairing_out": pairing_out}
+        super().__init__(cos, sin, rotary_start=rotary_start, **layout)
+
+    @classmethod
+    def at(
+        cls, positions: Any, rope: Rope, *, gain: float | None = None, dtype: Any = jnp.float32
+    ) -> Rotation:
+        """The rotation of tokens at ``positions`` by ``rope``, its attention factor included.
+
+        Args:
+            positions: As for `rotate`, which refuses the same.
+            rope: What rotates; its scaling must be a law, not a rule.
+            gain: Multiplied into cos and sin; ``rope.attention_factor`` if None.
+            dtype: float32, or float64 for arrays that are float64.
+
+        >>> print(Rotation.at([0, 1, 2**31 - 1], Rope(head_dim=4, pairing="half")).cos[2])
+        [-0.6888367 -0.7128175]
+        """
+        _tensors.check_rope(rope, positions=positions)
+        if dtype not in (jnp.float32, jax.dtypes.canonicalize_dtype(np.float64)):
+            raise SpecError(
+                f"dtype must be float32 (float64 with jax_enable_x64), got {dtype!r:.80}"
+            )
+        gain = rope.attention_factor if gain is None else number("gain", gain)
+        places, dtype = _ARRAYS.read_positions(positions, rope), np.dtype(dtype)
+        options = axes_of(rope), gain, False
+        rows = _rows(places, _angle_words.limbs_of(rope, dtype), dtype, options)
+        cos, sin = jnp.split(rows, 2, -1)
+        return cls.of_rope(cos, sin, rope)
+
+    @overload
+    def __call__(self, x: Array, /, *, heads_first: bool = False) -> Array: ...
+
+    @overload
+    def __call__(
+        self, q: Array, k: Array, /, *, heads_first: bool = False
+    ) -> tuple[Array, Array]: ...
+
+    def __call__(self, *xs: Array, heads_first: bool = False) -> Array | tuple[Array, Array]:
+        """One array rotated, or a query and a key of the same tokens.
+
+        Raises:
+            TensorError: If an array does not fit the rotation.
+        """
+        by_head = _ARRAYS.check_turn(xs, self.cos, self.rotary_start, self.head_dim, heads_first)
+        cos, sin = self.cos, self.sin
+        if not by_head:
+            cos, sin = cos[..., None, :], sin[..., None, :]
+        if heads_first and cos.ndim > 2:
+            cos, sin = cos.swapaxes(-2, -3), sin.swapaxes(-2, -3)
+        layout: Any = (self.pairing, self.pairing_out, self.rotary_start)
+        ys: list[Array] = []
+        for x in xs:
+            dtype = _widened(x.dtype)
+            ys.append(_turn(x, cos.astype(dtype), sin.astype(dtype), *layout))
+        return ys[0] if len(xs) == 1 else (ys[0], ys[1])
+
+
+def _flatten(rotation: Rotation) -> tuple[tuple[Array, Array], Any]:
+    return (rotation.cos, rotation.sin), rotation.layout()
+
+
+def _flatten_with_keys(rotation: Rotation) -> tuple[Any, Any]:
+    key = jax.tree_util.GetAttrKey
+    return ((key("cos"), rotation.cos), (key("sin"), rotation.sin)), rotation.layout()
+
+
+def _unflatten(layout: Any, rows: Any) -> Rotation:
+    cos, sin = rows
+    return Rotation.make(cos, sin, layout)
+
+
+jax.tree_util.register_pytree_with_keys(Rotation, _flatten_with_keys, _unflatten, _flatten)
 
 
 def _rotate(
-    xs: Sequence[Array], positions: Any, rope: Rope, inverse: bool, gain: float, heads_first: bool
+    xs: Sequence[Array],
+    positions: Any,
+    rope: Rope,
+    inverse: bool,
+    gain: float | None,
+    heads_first: bool,
 ) -> Sequence[Array]:
     places, gain, source, target = _ARRAYS.check_call(
         xs, positions, rope, inverse, gain, heads_first

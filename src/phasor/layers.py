@@ -264,6 +264,8 @@ class _NotARopeError(SpecError, AttributeError):
 
 def rope_hint(value: object) -> str:
     """The end of an error about ``value`` where a Rope is wanted: how to take one of a model's."""
+    if isinstance(value, str):
+        return f"; phasor.preset({value!r})[0] is the first layer's, if that is a preset's name"
     if not isinstance(value, LayerRopes):
         return ""
     return f", the ropes of {len(value)} layers: take ropes[0], or ropes[layer]"

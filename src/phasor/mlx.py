@@ -8,7 +8,7 @@ work; what is fused is compiled in eager calls too.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 import mlx.core as mx
 from mlx import nn
@@ -16,6 +16,7 @@ from mlx import nn
 from phasor import _tensors
 from phasor._angle_words import partner_arguments, partner_rows
 from phasor._checks import number
+from phasor._rotation import RotationOf
 from phasor.angles import as_positions
 from phasor.pairings import by_pairing
 from phasor.rope import Rope
@@ -39,7 +40,7 @@ def rotate(
     rope: Rope,
     *,
     inverse: bool = False,
-    gain: float = 1.0,
+    gain: float | None = None,
     heads_first: bool = False,
 ) -> mx.array:
     """``R(p) x`` for every token (RoFormer 2104.09864, eq. 34), as `phasor.torch.rotate` has it.
@@ -62,7 +63,7 @@ def rotate_qk(
     rope: Rope,
     *,
     inverse: bool = False,
-    gain: float = 1.0,
+    gain: float | None = None,
     heads_first: bool = False,
 ) -> tuple[mx.array, mx.array]:
     """Query and key of the same tokens, as `rotate` rotates them, by the same cos and sin.
@@ -75,19 +76,88 @@ def rotate_qk(
     return q, k
 
 
-def cos_sin(positions: Any, rope: Rope) -> tuple[mx.array, mx.array]:
-    """Cos and sin of every token and pair: two float32 ``[..., seq, num_pairs]``, without a gain.
+class Rotation(RotationOf[mx.array]):
+    """``R(p)`` for each of some tokens, as `phasor.torch.Rotation`.
 
-    Within `phasor.angles.COS_SIN_ERROR_FLOAT32` of the real numbers at every int64 position.
-    ``positions`` are as for `rotate`.
+    `at` makes one from positions, once in a forward pass; every layer calls it.
 
-    >>> cos_sin(1, Rope(head_dim=2, pairing="half"))
-    (array([0.540302], dtype=float32), array([0.841471], dtype=float32))
+    Args:
+        cos: By token, ``[..., seq, num_pairs]``, or by head, ``[..., seq, heads or 1, num_pairs]``,
+            also where heads come first; gradients reach it.
+        sin: The same shape.
+        pairing: ``"half"`` or ``"interleaved"``.
+        pairing_out: Pairing of the result where it differs.
+        rotary_start: Where the rotated slice begins inside the head.
+
+    >>> rotation = Rotation.at(mx.arange(5), Rope(head_dim=8, pairing="half"))
+    >>> q, k = rotation(mx.ones((5, 4, 8)), mx.ones((5, 2, 8)))
+    >>> mx.allclose(rotation.inverse()(q), mx.ones((5, 4, 8)), atol=1e-5).item()
+    True
     """
-    _tensors.check_rope(rope)
-    arguments = partner_arguments(_ARRAYS.read_positions(positions, rope), rope, 1.0, mx)
-    cos, sin = _rows(*arguments, axis=-2, heads_first=False, inverse=False)
-    return cos[..., 0, 0, :], sin[..., 0, 1, :]
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        cos: mx.array,
+        sin: mx.array,
+        *,
+        pairing: str,
+        pairing_out: str | None = None,
+        rotary_start: int = 0,
+    ) -> None:
+        _ARRAYS.check_rows(cos, sin)
+        layout: dict[str, Any] = {"pairing": pairing, "pairing_out": pairing_out}
+        super().__init__(cos, sin, rotary_start=rotary_start, **layout)
+
+    @classmethod
+    def at(cls, positions: Any, rope: Rope, *, gain: float | None = None) -> Rotation:
+        """The rotation of tokens at ``positions`` by ``rope``, its attention factor included.
+
+        Cos and sin are float32, within `phasor.angles.COS_SIN_ERROR_FLOAT32` of the real numbers at
+        every int64 position. ``positions`` are as for `rotate`; ``gain`` is multiplied into them,
+        ``rope.attention_factor`` if None.
+
+        >>> Rotation.at(1, Rope(head_dim=2, pairing="half")).sin
+        array([0.841471], dtype=float32)
+        """
+        _tensors.check_rope(rope, positions=positions)
+        gain = rope.attention_factor if gain is None else number("gain", gain)
+        arguments = partner_arguments(_ARRAYS.read_positions(positions, rope), rope, gain, mx)
+        cos, sin = _rows(*arguments, axis=-2, heads_first=False, inverse=False)
+        return cls.of_rope(cos[..., 0, 0, :], sin[..., 0, 1, :], rope)
+
+    @overload
+    def __call__(self, x: mx.array, /, *, heads_first: bool = False) -> mx.array: ...
+
+    @overload
+    def __call__(
+        self, q: mx.array, k: mx.array, /, *, heads_first: bool = False
+    ) -> tuple[mx.array, mx.array]: ...
+
+    def __call__(
+        self, *xs: mx.array, heads_first: bool = False
+    ) -> mx.array | tuple[mx.array, mx.array]:
+        """One array rotated, or a query and a key of the same tokens.
+
+        Raises:
+            TensorError: If an array does not fit the rotation.
+        """
+        by_head = _ARRAYS.check_turn(xs, self.cos, self.rotary_start, self.head_dim, heads_first)
+        rows = [row.astype(mx.float32) for row in (self.cos, self.sin)]
+        if not by_head:
+            # [..., seq, num_pairs] -> [..., seq, 1, num_pairs]
+            rows = [mx.expand_dims(row, -2) for row in rows]
+        if heads_first and rows[0].ndim > 2:
+            rows = [row.swapaxes(-2, -3) for row in rows]
+        axis = by_pairing(self.pairing, half=-2, interleaved=-1)
+        # [..., num_pairs] -> [..., 2, num_pairs] or [..., num_pairs, 2]
+        cos, sin = mx.expand_dims(rows[0], axis), mx.stack([-rows[1], rows[1]], axis)
+        start = self.rotary_start
+        end = start + 2 * self.cos.shape[-1]
+        keeps_pairing = self.pairing == self.pairing_out
+        ys = [_turn(x, cos, sin, start, end, axis, keeps_pairing) for x in xs]
+        return ys[0] if len(xs) == 1 else (ys[0], ys[1])
 
 
 class RotaryEmbedding(nn.Module):
@@ -110,17 +180,31 @@ class RotaryEmbedding(nn.Module):
         self.rope = rope
         self.gain = rope.attention_factor if gain is None else number("gain", gain)
 
+    def at(self, positions: Any) -> Rotation:
+        """`Rotation.at` of this module's Rope and gain."""
+        return Rotation.at(positions, self.rope, gain=self.gain)
+
     def __call__(self, x: mx.array, offset: int | mx.array = 0, positions: Any = None) -> mx.array:
-        """``x`` rotated from position ``offset`` on, a number or ``[batch]``; or at positions."""
+        """``x`` rotated from position ``offset`` on, a number or ``[batch]``.
+
+        Or at ``positions``, which may be a `Rotation`.
+        """
         if positions is None:
             positions = _ARRAYS.count_positions(x, self.rope, offset, mx)
         else:
             _tensors.check_no_other(offset)
+        if isinstance(positions, Rotation):
+            return positions(x, heads_first=True)
         return rotate(x, positions, self.rope, gain=self.gain, heads_first=True)
 
 
 def _rotate(
-    xs: list[mx.array], positions: Any, rope: Rope, inverse: bool, gain: float, heads_first: bool
+    xs: list[mx.array],
+    positions: Any,
+    rope: Rope,
+    inverse: bool,
+    gain: float | None,
+    heads_first: bool,
 ) -> list[mx.array]:
     places, gain, source, target = _ARRAYS.check_call(
         xs, positions, rope, inverse, gain, heads_first

@@ -116,7 +116,7 @@ def phasors(rope: Rope, positions: ArrayLike) -> NDArray[np.complex128]:
     >>> print(phasors(Rope(head_dim=2, pairing="half"), [1]).round(4))
     [[0.5403+0.8415j]]
     """
-    cos, sin = cos_sin(rope, every_axis_of(rope, positions))
+    cos, sin = cos_sin(every_axis_of(rope, positions), rope)
     return cos + 1j * sin
 
 
@@ -134,7 +134,7 @@ def blocks(position: ArrayLike, rope: Rope) -> NDArray[np.float64]:
     array([[[ 0.5403, -0.8415],
             [ 0.8415,  0.5403]]])
     """
-    cos, sin = cos_sin(rope, position)
+    cos, sin = cos_sin(position, rope)
     return np.stack((np.stack((cos, -sin), -1), np.stack((sin, cos), -1)), -2)
 
 
@@ -185,7 +185,7 @@ def score(q: ArrayLike, k: ArrayLike, distance: ArrayLike, rope: Rope) -> NDArra
     0.8415
     """
     turning, unrotated = pair_products(q, k, rope)
-    cos, sin = cos_sin(rope, distance)
+    cos, sin = cos_sin(distance, rope)
     return np.asarray((turning.real * cos + turning.imag * sin).sum(-1) + unrotated)
 
 
@@ -274,7 +274,7 @@ def _cos_sin_of_tokens(
     """Cosines and sines of every token, shaped to broadcast against ``x`` of that shape."""
     if boolean("heads_first", heads_first) and len(shape) < 3:
         raise TensorError(f"x must be {LAYOUTS[True]}, got shape {list(shape)}")
-    cos, sin = cos_sin(rope, positions)
+    cos, sin = cos_sin(positions, rope)
     if cos.ndim == 1:
         return cos, sin
     wrong = misfit(cos.shape[:-1], swap_heads(shape) if heads_first else shape, heads_first)

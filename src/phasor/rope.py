@@ -149,10 +149,12 @@ class Rope:
         if self.explicit_inv_freq is None:
             base = 10_000.0 if self.base is None else number("base", self.base, above=1)
             set_field("base", base)
+            is_config = isinstance(cast(object, self.scaling), Mapping)
             if self.scaling is not None and not isinstance(cast(object, self.scaling), (Law, Rule)):
                 raise SpecError(
                     "scaling must be a law or a rule of phasor.scaling (such as "
                     f"Linear(factor=2.0)), got {short_repr(self.scaling)}"
+                    f"{'; phasor.load reads a config with that' if is_config else ''}"
                 )
             return
         if self.base is not None or self.scaling is not None:
@@ -199,8 +201,8 @@ class Rope:
     def attention_factor(self) -> float:
         """The law's factor on cos and sin (YaRN, LongRoPE); 1 for most laws.
 
-        No rotation of phasor applies it by itself: pass it as ``gain`` where a model uses it. If
-        ``scaling`` is a rule, call `at` first: it picks the law.
+        Rotations of tensors include it; ``gain=1.0`` leaves it out. If ``scaling`` is a rule, call
+        `at` first: it picks the law.
         """
         return self._temperature().attention_factor
 
@@ -389,7 +391,29 @@ def _from_tagged(name: str, value: Any, registry: Mapping[str, type], tag: str) 
     return registry[registered_name](**values)
 
 
+#: What other programs call what a Rope has, and how it is said here.
+_OTHER_NAMES = {
+    **dict.fromkeys(("theta", "rope_theta", "rotary_emb_base", "freq_base"), "base=..."),
+    **dict.fromkeys(("dim", "d_head", "head_size", "d_k"), "head_dim=..."),
+    **dict.fromkeys(
+        ("partial_rotary_factor", "rotary_pct", "rotary_percent"),
+        "rotary_dim=..., the number of rotated coordinates",
+    ),
+    **dict.fromkeys(
+        ("max_seq_len", "max_position_embeddings", "max_positions", "max_seq_length"),
+        "nothing, for no position is too large",
+    ),
+    **dict.fromkeys(
+        ("rope_scaling", "rope_parameters"), "scaling=..., a law such as phasor.scaling.Linear"
+    ),
+    **dict.fromkeys(("interleaved", "is_neox_style"), 'pairing="half" or "interleaved"'),
+}
+
+
 def _check_names(given: Mapping[str, object]) -> None:
+    for name in given:
+        if name in _OTHER_NAMES:
+            raise SpecError(f"a Rope has no field {name!r}; write {_OTHER_NAMES[name]}")
     if "inv_freq" in given:
         raise SpecError(
             "inv_freq is the result, the frequencies of a Rope; give frequencies of your own as "

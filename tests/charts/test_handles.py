@@ -117,11 +117,11 @@ def test_two_hundred_states_are_what_phasor_computes(visit):
         ):
             angle = 2 * np.pi * np.array(seen[name])
             np.testing.assert_allclose(
-                (np.cos(angle), np.sin(angle)), cos_sin(rope, position), atol=1e-6, rtol=0
+                (np.cos(angle), np.sin(angle)), cos_sin(position, rope), atol=1e-6, rtol=0
             )
         expected = score(query.ravel(), key.ravel(), -state["distance"], rope)
         assert seen["score"] == pytest.approx(expected, abs=1e-6)
-        cos, sin = cos_sin(rope, state["distance"])
+        cos, sin = cos_sin(state["distance"], rope)
         (a, b), (c, d) = query.T, key.T
         parts = (a * c + b * d) * cos + (a * d - b * c) * sin
         np.testing.assert_allclose(seen["parts"], parts, atol=1e-6, rtol=0)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from phasor import Rope
-from phasor.torch._operator.arguments import Call
+from phasor.torch._operator.arguments import Turn
 from phasor.torch._operator.triton import load_kernels, make_plan, plan_key
 
 from .triton_compiler import (
@@ -29,6 +29,7 @@ from .triton_compiler import (
     heads_first,
     inside,
     launch,
+    make_rows,
     misaligned,
 )
 
@@ -129,8 +130,8 @@ def test_memory_off_16_byte_boundaries_is_not_read_in_pieces_of_16(
     shape, memory = (2, 3, 2, 64), torch.empty(2**14, dtype=torch.bfloat16)
     tensors = [memory.as_strided(shape, (4096, 512, 128, 1)) for _ in range(4)]
     tensors[which] = memory.as_strided(shape, strides, offset)
-    rope = Rope(head_dim=64, pairing="half").to_json()
-    call = Call(tensors[:2], [torch.zeros(2, 3).long()], rope)
+    row = torch.zeros(2, 3, 32)
+    call = Turn(tensors[:2], row, row, "half", "half", 0)
     plan = make_plan(call, tensors[2:])
     assert plan is not None
     names = load_kernels().rotation.arg_names[-len(plan.arguments) :]
@@ -146,8 +147,8 @@ def test_a_pair_that_moves_in_place_waits_for_every_read(compiler: Compiler) -> 
     launch(DEEPSEEK, in_place=True)
     program = compiler.made[-1].asm["ttir"]
     before, _, after = program.partition("barrier")
-    # heads, and then a position and three limbs
-    assert (before.count("tt.load"), after.count("tt.load")) == (1, 4)
+    # heads, and then cos and sin
+    assert (before.count("tt.load"), after.count("tt.load")) == (1, 2)
     assert "tt.store" not in before
     assert "bar.sync" in compiler.assembly()
     launch(HALF, in_place=True)
@@ -155,10 +156,10 @@ def test_a_pair_that_moves_in_place_waits_for_every_read(compiler: Compiler) -> 
 
 
 @pytest.mark.parametrize("rope", [HALF, JOINED], ids=["half", "interleaved"])
-def test_few_heads_are_on_their_way_before_angles_are_computed(
+def test_few_heads_are_on_their_way_before_rows_are_read(
     rope: Rope, compiler: Compiler, tmp_path: Path
 ) -> None:
-    """In the machine code too: left alone, the assembler multiplies before it asks for heads."""
+    """In the machine code too."""
     import triton
 
     launch(rope, DECODE)
@@ -167,22 +168,24 @@ def test_few_heads_are_on_their_way_before_angles_are_computed(
     disassembler = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     command = [disassembler, "-sass", binary]
     code = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    order = re.findall(r"\b(LDG\.E\.64|LDG\.E\.128|BAR|I2FP|STG)\b", code)
-    # heads; a position and limbs of pairs, and angles; heads
-    assert order[:4] == ["LDG.E.128", "LDG.E.128", "BAR", "LDG.E.64"]
+    order = re.findall(r"\b(LDG|BAR|STG)\b", code)
+    # heads; cos and sin of pairs; heads
+    assert order[:4] == ["LDG", "LDG", "BAR", "LDG"]
     assert order[-2:] == ["STG", "STG"]
 
 
-def test_products_are_fused_where_the_source_says_so(compiler: Compiler) -> None:
+def test_products_are_fused_where_the_source_says_so(
+    compiler: Compiler, compiler_of_rows: Compiler
+) -> None:
     """The compiler neither fuses nor parts any other, so that bits do not depend on it."""
     launch(tokens=DECODE, heads=(8,))
-    # two polynomials of four coefficients, the 1 of the cosine, and both coordinates
-    fused = 2 * 3 + 1 + 2
-    assert compiler.made[-1].asm["ttir"].count("math.fma") == fused
+    make_rows()
+    # both coordinates; two polynomials of four coefficients, and the 1 of the cosine
+    for made, fused in ((compiler, 2), (compiler_of_rows, 2 * 3 + 1)):
+        assert made.made[-1].asm["ttir"].count("math.fma") == fused
     count = Counter(re.findall(r"\b(fma|mul|add|sub)(?:\.rn)?\.f32", compiler.assembly()))
-    # each of 8 pairs: the same; x and its square, the sine and its negative, the gain of both, and
-    # two for the coordinates. A negated product may be written as one that is added to zero
-    assert count["fma"] + count["mul"] == 8 * (fused + 8)
-    assert count["fma"] >= 8 * fused
-    # the gain of angles beyond a half turn
-    assert (count["add"], count["sub"]) == (0, 1)
+    # each of 8 pairs: the same, and a product of each coordinate. A negated product may be written
+    # as one that is added to zero
+    assert count["fma"] + count["mul"] == 8 * (2 + 2)
+    assert count["fma"] >= 8 * 2
+    assert (count["add"], count["sub"]) == (0, 0)

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from phasor import Rope
 from phasor.torch import chosen_backend
 from phasor.torch._operator import triton as triton_backend
-from phasor.torch._operator.arguments import Call
+from phasor.torch._operator.arguments import Turn
 from phasor.torch._operator.triton import SHIFT_OFFSET, load_kernels, reciprocal
 
 from .triton_compiler import (
@@ -29,6 +29,7 @@ from .triton_compiler import (
     heads_first,
     inside,
     launch,
+    make_rows,
     misaligned,
 )
 
@@ -36,7 +37,7 @@ pytestmark = compiles
 
 
 def test_forty_shapes_compile_two_kernels(compiler: Compiler) -> None:
-    """One for many tokens and one for few, whatever the batch, the heads, the strides, the gain.
+    """One for many tokens and one for few, whatever the batch, the heads, the strides.
 
     Lengths are 1, multiples of 16 and neither, which Triton would tell apart if it were let.
     """
@@ -49,8 +50,7 @@ def test_forty_shapes_compile_two_kernels(compiler: Compiler) -> None:
             ((2, 2, length), (3, 3), as_it_is),
             ((length, 1), (1, 1), as_it_is),
         ):
-            places = torch.zeros(2 * tokens[-1], dtype=torch.int64)[1::2]
-            launch(tokens=tokens, heads=heads, laid=laid, places=places, gain=1 + calls / 7)
+            launch(tokens=tokens, heads=heads, laid=laid, rows=lambda row: row.mT.contiguous().mT)
             launch(tokens=tokens, heads=heads, laid=laid, in_place=True)
             calls += 1
     assert calls == 40
@@ -58,12 +58,10 @@ def test_forty_shapes_compile_two_kernels(compiler: Compiler) -> None:
 
 
 OTHERS: dict[str, dict[str, Any]] = {
-    "the inverse": {"inverse": True},
+    "the transpose": {"transposed": True},
     "another pairing": {"rope": JOINED},
     "fewer pairs": {"rope": PARTIAL},
-    "32-bit positions": {"places": torch.zeros(4096, dtype=torch.int32)},
-    "several axes": {"rope": THREE, "places": torch.zeros(4096, 3, dtype=torch.int64)},
-    "fractions": {"places": torch.zeros(4096)},
+    "rows of another dtype": {"rows": Tensor.double},
     "another dtype": {"dtype": torch.float16},
     "odd addresses": {"laid": misaligned},
 }
@@ -74,18 +72,31 @@ def test_what_compiles_another_kernel_is_what_is_documented(compiler: Compiler) 
     launch()
     for made, other in enumerate(OTHERS, start=2):
         launch(**OTHERS[other])
-        launch(**{**OTHERS[other], "heads": (3,), "gain": 2.0})
+        launch(**{**OTHERS[other], "heads": (3,)})
         assert compiler.variants() == made, other
     launch(rope=PARTIAL, in_place=True)
     assert compiler.variants() == len(OTHERS) + 2
 
 
+def test_rows_compile_one_kernel_for_each_kind_of_positions(compiler_of_rows: Compiler) -> None:
+    """Whatever their number, the frequencies and the gain."""
+    other = Rope(head_dim=128, pairing="interleaved", base=77.0)
+    for length in (1, 5, 16, 77, 2048):
+        for rope, gain in ((HALF, 1.0), (other, 1.5)):
+            make_rows(rope, torch.zeros(length, dtype=torch.int64), gain=gain)
+    assert compiler_of_rows.variants() == 1
+    make_rows(HALF, torch.zeros(5, dtype=torch.int32))
+    make_rows(HALF, torch.zeros(5))
+    make_rows(THREE, torch.zeros(5, 3, dtype=torch.int64))
+    make_rows(dtype=torch.float64)
+    assert compiler_of_rows.variants() == 5
+
+
 def test_the_stride_of_a_single_head_means_nothing() -> None:
     """A key that all queries share is read in pieces of 16 bytes, whatever torch says of it."""
     x = torch.empty(3, 64, dtype=torch.bfloat16).as_strided((3, 1, 64), (64, 5, 1))
-    rope = Rope(head_dim=64, pairing="half").to_json()
-    xs = [x]
-    plan = triton_backend.make_plan(Call(xs, [torch.zeros(3).long()], rope), xs)
+    xs, row = [x], torch.zeros(3, 32)
+    plan = triton_backend.make_plan(Turn(xs, row, row, "half", "half", 0), xs)
     assert plan is not None
     names = load_kernels().rotation.arg_names[-len(plan.arguments) :]
     assert dict(zip(names, plan.arguments, strict=True))["packed"]
@@ -109,11 +120,10 @@ def test_a_reciprocal_divides_every_count() -> None:
 def test_what_is_compiled_is_launched_again_as_triton_launches_it(hopper: Hopper) -> None:
     """The second launch goes past Triton's search, with the same grid and arguments."""
     x = torch.zeros(3, 2, 128)
-    places = torch.zeros(3, dtype=torch.int64)
-    for dtype in (torch.int64, torch.float64):
+    for dtype in (torch.float32, torch.bfloat16):
+        row = torch.zeros(3, 64, dtype=dtype)
         for _ in range(2):
-            call = Call([x], [places.to(dtype)], HALF.to_json())
-            triton_backend.run_into(call, [x])
+            triton_backend.run_into(Turn([x], row, row, "half", "half", 0), [x])
         first, second = hopper.launched[-2:]
         assert len(first) == len(second)
         # but for what profilers are told of it, which is a new object

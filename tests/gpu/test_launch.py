@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from phasor import BackendError, Rope, TensorError
-from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
+from phasor.torch import Rotation, rotate, rotate_, rotate_qk, rotate_qk_
 from phasor.torch._operator import internals as _internals
 from phasor.torch._operator import ops
 from phasor.torch._operator import triton as triton_backend
@@ -67,7 +67,7 @@ def test_nothing_is_rotated_to_nothing(shape: tuple[int, ...]) -> None:
 def test_rows_of_no_pairs_change_nothing() -> None:
     """A slice of width zero."""
     x, none = here(3, 2, 16), here(3, 0)
-    assert torch.equal(rotate_by(x, none, none, pairing="half", **TRITON), x)
+    assert torch.equal(Rotation(none, none, pairing="half")(x, **TRITON), x)
 
 
 @runs_kernels
@@ -85,17 +85,18 @@ def test_writing_in_place_is_counted() -> None:
 
 @runs_kernels
 def test_a_launch_that_was_made_before_is_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past checks and dispatcher, with other positions, another gain only after a check."""
+    """Past checks and dispatcher, for other positions."""
     q, k = here(5, 3, 16), here(5, 2, 16, seed=1)
     before, places = torch.arange(5, device=DEVICE), torch.arange(5, device=DEVICE) * 70_001
-    rotate_qk(q, k, before, HALF, **TRITON)
-    rotate_qk_(q.clone(), k.clone(), before, HALF, **TRITON)
-    monkeypatch.setattr(ops, "apply", refuse)
-    turned = rotate_qk(q, k, places, HALF, **TRITON)
+    rotation, other = Rotation.at(before, HALF), Rotation.at(places, HALF)
+    rotation(q, k, **TRITON)
+    rotation.rotate_(q.clone(), k.clone(), **TRITON)
+    monkeypatch.setattr(ops, "turn", refuse)
+    turned = other(q, k, **TRITON)
     for x, y in zip((q, k), turned, strict=True):
         assert_rotated(y.cpu(), x.cpu(), places, HALF)
     versions = q._version, k._version
-    rotate_qk_(q, k, places, HALF, **TRITON)
+    other.rotate_(q, k, **TRITON)
     assert all(map(torch.equal, (q, k), turned))
     assert (q._version, k._version) == (versions[0] + 1, versions[1] + 1)
 
@@ -109,8 +110,6 @@ def refuse(*_: Any, **__: Any) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param({"gain": 2.0}, id="another gain"),
-        pytest.param({"inverse": True}, id="the inverse"),
         pytest.param({"q": here(5, 3, 16).requires_grad_()}, id="a gradient"),
         pytest.param({"q": here(5, 3, 16, dtype=torch.float64)}, id="another dtype"),
         pytest.param({"q": here(5, 3, 16)[:, :, ::1].transpose(0, 1)}, id="another shape"),
@@ -118,7 +117,7 @@ def refuse(*_: Any, **__: Any) -> None:
         pytest.param({"k": here(5, 4, 16)}, id="other heads"),
         pytest.param({"positions": torch.zeros(4, dtype=torch.int64)}, id="too few positions"),
         pytest.param({"positions": torch.zeros(5, device="meta").long()}, id="another device"),
-        pytest.param({"positions": torch.zeros(5)}, id="floats"),
+        pytest.param({"dtype": torch.float64}, id="other cosines"),
         pytest.param({"rope": Rope(head_dim=16, pairing="interleaved")}, id="another rope"),
         pytest.param({"backend": "eager"}, id="another backend"),
     ],
@@ -128,12 +127,16 @@ def test_anything_else_is_checked_first(
 ) -> None:
     """A plan serves what it was made for and nothing else."""
     usual: dict[str, Any] = {"q": here(5, 3, 16), "k": here(5, 2, 16), "rope": HALF, **TRITON}
-    usual["positions"] = torch.arange(5, device=DEVICE)
-    rotate_qk(**usual)
-    monkeypatch.setattr(ops, "apply", refuse)
-    rotate_qk(**usual)
+    usual |= {"positions": torch.arange(5, device=DEVICE), "dtype": torch.float32}
+
+    def turn(q: Any, k: Any, positions: Any, rope: Rope, dtype: Any, backend: str) -> None:
+        Rotation.at(positions, rope, dtype=dtype)(q, k, backend=backend)
+
+    turn(**usual)
+    monkeypatch.setattr(ops, "turn", refuse)
+    turn(**usual)
     with pytest.raises((AssertionError, ValueError)):
-        rotate_qk(**{**usual, **change})
+        turn(**{**usual, **change})
 
 
 @runs_kernels
@@ -161,18 +164,15 @@ class OnDevice(Tensor):
 def test_constants_that_a_graph_was_captured_with_are_kept(
     capturing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has their address alone. Given cosines and sines are the caller's to keep."""
+    """It has their address alone."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     monkeypatch.setattr(_internals, "_captured", set())
-    constants, sin = (torch.zeros(7, 8, dtype=torch.int32).as_subclass(OnDevice) for _ in range(2))
-    kept, forgotten = weakref.ref(constants), weakref.ref(sin)
-    x, kernel = here(3, 2, 16), {(1, 1, 1): lambda *_: None}
-    triton_backend.LaunchPlan(1, constants, (), compiled=kernel).launch([x] * 4, [x])
-    triton_backend.LaunchPlan(1, None, (), compiled=kernel).launch([x] * 4, [x, sin])
-    del constants, sin
+    constants = torch.zeros(7, 8, dtype=torch.int32).as_subclass(OnDevice)
+    kept = weakref.ref(constants)
+    _internals.hold_for_graph(constants)
+    del constants
     gc.collect()
     assert (kept() is not None) == capturing
-    assert forgotten() is None
 
 
 def test_constants_are_28_bytes_a_pair() -> None:
@@ -253,10 +253,10 @@ def test_rows_inside_what_is_written_are_refused() -> None:
     """They would change while they are read; beside it they may lie."""
     memory = here(3, 2, 24)
     x, beside = memory[:, :1, :16], here(2, 3, 8)
-    rotate_by_(x, *beside, pairing="half", **TRITON)
+    Rotation(*beside, pairing="half").rotate_(x, **TRITON)
     kept = memory.clone()
     with pytest.raises(TensorError, match="cos and sin must not share memory with x"):
-        rotate_by_(x, memory[:, 0, 16:], beside[0], pairing="half", **TRITON)
+        Rotation(memory[:, 0, 16:], beside[0], pairing="half").rotate_(x, **TRITON)
     assert torch.equal(memory, kept)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from phasor import BackendError, Rope
 from phasor.axes import Alternating, InterleavedSections, Mixed, Sectioned
-from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk
+from phasor.torch import Rotation, rotate, rotate_, rotate_qk
 
 from ..torch.torch_cases import memory_layouts
 from ..torch.torch_oracle import DTYPES, assert_rotated, excess_by, float64, normal
@@ -82,7 +82,8 @@ def test_every_layout_turns_as_complex_numbers_do(
     x = here(len(PLACES), 3, 16, dtype=dtype)
     for options in ({}, {"inverse": True, "gain": 1.3465735902799727}):
         y = rotate(x, PLACES, rope, **options, **TRITON)
-        assert_right(y, x, PLACES, rope, **options)
+        undone = options | ({"gain": 1 / options["gain"]} if options else {})
+        assert_right(y, x, PLACES, rope, **undone)
         written = x.clone()
         assert rotate_(written, PLACES, rope, **options, **TRITON) is written
         assert torch.equal(written, y)
@@ -235,11 +236,13 @@ def test_explicit_rows_turn_as_they_say(
     sin = sin.repeat_interleave(2, -1)[..., ::2]
     x = here(2, 3, 4, 2, 16, dtype=dtype)
     layout: dict[str, Any] = {"pairing_out": pairing_out, "rotary_start": 5}
-    y = rotate_by(x, cos, sin, pairing=pairing, inverse=inverse, **layout, **TRITON)
+    rotation = Rotation(cos, sin, pairing=pairing, **layout)
+    rotation = rotation.inverse() if inverse else rotation
+    y = rotation(x, **TRITON)
     ways = (pairing_out, pairing) if inverse else (pairing, pairing_out)
-    assert excess_by(y.cpu(), x.cpu(), rows.conj() if inverse else rows, ways, 5) <= 1
+    assert excess_by(y.cpu(), x.cpu(), 1 / rows if inverse else rows, ways, 5) <= 1
     written = x.clone()
-    rotate_by_(written, cos, sin, pairing=pairing, inverse=inverse, **layout, **TRITON)
+    rotation.rotate_(written, **TRITON)
     assert torch.equal(written, y)
 
 
@@ -250,18 +253,19 @@ def test_every_head_has_rows_of_its_own(shape: tuple[int, ...], dtype: torch.dty
     rows = float64(normal(*shape)) + 1j * float64(normal(*shape, seed=1))
     cos, sin = torch.tensor(rows.real).to(DEVICE), torch.tensor(rows.imag).to(DEVICE)
     x = here(2, 3, 4, 16, dtype=dtype).requires_grad_()
-    options: dict[str, Any] = {"pairing": "half", "rotary_start": 1, **TRITON}
-    y = rotate_by(x, cos, sin, **options)
+    rotation = Rotation(cos, sin, pairing="half", rotary_start=1)
+    y = rotation(x, **TRITON)
     (grad,) = torch.autograd.grad(y, x, y.detach())
     for new, old, turns in ((y, x, rows), (grad, y, rows.conj())):
         flat = (one.detach().cpu().unsqueeze(-2) for one in (new, old))
         assert excess_by(*flat, turns, ("half", "half"), 1) <= 1
     written = x.detach().clone()
-    assert torch.equal(rotate_by_(written, cos, sin, **options), y)
-    first = rotate_by(x.transpose(1, 2), cos, sin, heads_first=True, **options)
+    assert torch.equal(rotation.rotate_(written, **TRITON), y)
+    first = rotation(x.transpose(1, 2), heads_first=True, **TRITON)
     assert torch.equal(first.transpose(1, 2), y)
+    learned = Rotation(cos.requires_grad_(), sin, pairing="half", rotary_start=1)
     with pytest.raises(BackendError, match="'triton' has no gradients for cos and sin"):
-        rotate_by(x, cos.requires_grad_(), sin, **options)
+        learned(x, **TRITON)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -269,8 +273,8 @@ def test_rows_may_be_of_another_dtype(dtype: torch.dtype) -> None:
     """They are widened, or narrowed to float32, before anything is multiplied."""
     x = here(3, 2, 8, dtype=torch.bfloat16)
     cos, sin = here(3, 4, dtype=dtype, seed=1), here(3, 4, dtype=dtype, seed=2)
-    y = rotate_by(x, cos, sin, pairing="half", **TRITON)
-    assert torch.equal(y, rotate_by(x, cos.float(), sin.float(), pairing="half", **TRITON))
+    y = Rotation(cos, sin, pairing="half")(x, **TRITON)
+    assert torch.equal(y, Rotation(cos.float(), sin.float(), pairing="half")(x, **TRITON))
     rows = float64(cos) + 1j * float64(sin)
     assert excess_by(y.cpu(), x.cpu(), rows, ("half", "half")) <= 1
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.torch._operator import triton as triton_backend
-from phasor.torch._operator.arguments import Call
+from phasor.torch._operator.arguments import Layout, Turn
 from phasor.torch._operator.triton import load_kernels
 
 from .triton_runs import APART, forget_plans, needs_triton
@@ -88,8 +88,8 @@ def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hopper:
     driver = Hopper()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(triton.runtime.driver, "_active", driver)
-    kernel = load_kernels().rotation
-    monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))
+    for kernel in (load_kernels().rotation, load_kernels().cos_sin_rows):
+        monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))
     forget_plans(monkeypatch)
     return driver
 
@@ -102,24 +102,44 @@ def compiler(hopper: Hopper, monkeypatch: pytest.MonkeyPatch) -> Compiler:
     return made
 
 
+@pytest.fixture
+def compiler_of_rows(hopper: Hopper, monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    """The same of the kernel that makes cos and sin."""
+    made = Compiler(load_kernels().cos_sin_rows)
+    monkeypatch.setattr(load_kernels(), "cos_sin_rows", made)
+    return made
+
+
 def launch(
     rope: Rope = HALF,
     tokens: tuple[int, ...] = PREFILL,
     heads: tuple[int, ...] = (8, 2),
     dtype: torch.dtype = torch.bfloat16,
     *,
-    places: Tensor | None = None,
+    rows: Callable[[Tensor], Tensor] | None = None,
     laid: Callable[[Tensor], Tensor] | None = None,
     in_place: bool = False,
-    inverse: bool = False,
-    gain: float = 1.0,
+    transposed: bool = False,
 ) -> None:
-    """The launch for a query, and a key, of those heads."""
+    """The launch for a query, and a key, of those heads, by cos and sin laid out by ``rows``."""
     xs = [torch.empty(*tokens, n, rope.head_dim, dtype=dtype) for n in heads]
     xs = xs if laid is None else [laid(x) for x in xs]
     outs = xs if in_place else [torch.empty_like(x) for x in xs]
-    angles = [torch.zeros(tokens[-1], dtype=torch.int64) if places is None else places]
-    triton_backend.run_into(Call(xs, angles, rope.to_json(), inverse, gain), outs)
+    row = torch.zeros(tokens[-1], rope.num_pairs)
+    row = row if rows is None else rows(row)
+    layout = Layout(rope.pairing, rope.output_pairing, rope.rotary_start)
+    triton_backend.run_into(Turn(xs, row, row, *layout, transposed), outs)
+
+
+def make_rows(
+    rope: Rope = HALF,
+    places: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+    gain: float = 1.0,
+) -> None:
+    """The launch that makes cos and sin."""
+    places = torch.zeros(64, dtype=torch.int64) if places is None else places
+    triton_backend.cos_sin(places, rope.to_json(), gain, dtype)
 
 
 def as_it_is(x: Tensor) -> Tensor:

@@ -100,7 +100,7 @@ def test_rows_that_do_not_fit_are_refused() -> None:
     """By their dtype, shape, width and pairing."""
     import jax.numpy as jnp
 
-    from phasor.jax import cos_sin, rotate_by
+    from phasor.jax import Rotation
 
     x, row = jnp.zeros((4, 2, 8)), jnp.zeros((4, 4))
     for rows, more, text in (
@@ -111,10 +111,10 @@ def test_rows_that_do_not_fit_are_refused() -> None:
         ((row, row), {"pairing": "neox"}, "pairing must be 'half' or 'interleaved', got 'neox'"),
     ):
         with pytest.raises(PhasorError, match=re.escape(text)):
-            rotate_by(x, *rows, **{"pairing": "half", **more})
+            Rotation(*rows, **{"pairing": "half", **more})(x)
     for dtype in (jnp.bfloat16, jnp.float64):
         with pytest.raises(SpecError, match=r"dtype must be float32 \(float64 with jax_enable_x64"):
-            cos_sin([1], HALF, dtype=dtype)
+            Rotation.at([1], HALF, dtype=dtype)
 
 
 def test_positions_want_no_gradient() -> None:

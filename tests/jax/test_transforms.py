@@ -178,7 +178,7 @@ def test_gradients_turn_back_in_every_dtype(dtype: str, heads_first: bool) -> No
     import jax
     import jax.numpy as jnp
 
-    from phasor.jax import cos_sin, rotate, rotate_by
+    from phasor.jax import Rotation, rotate
 
     with jax.enable_x64(dtype == "float64"):
         x, g = normal(4, 3, 8, dtype=dtype), normal(4, 3, 8, dtype=dtype, seed=1)
@@ -186,13 +186,13 @@ def test_gradients_turn_back_in_every_dtype(dtype: str, heads_first: bool) -> No
         _, pull = jax.vjp(lambda x: rotate(x, PLACES, ROPE, heads_first=heads_first), turn(x))
         assert_rotated(turn(pull(turn(g))[0]), g, PLACES, ROPE, inverse=True)
         wide = jnp.float64 if dtype == "float64" else jnp.float32
-        rows = cos_sin(PLACES, ROPE, dtype=wide)
+        made = Rotation.at(PLACES, ROPE, dtype=wide)
 
         def by_rows(x: Any, cos: Any, sin: Any) -> Any:
-            layout = {"pairing": "interleaved", "rotary_start": 2, "heads_first": heads_first}
-            return rotate_by(x, cos, sin, **layout)
+            rotation = Rotation(cos, sin, pairing="interleaved", rotary_start=2)
+            return rotation(x, heads_first=heads_first)
 
-        _, pull = jax.vjp(by_rows, turn(x), *rows)
+        _, pull = jax.vjp(by_rows, turn(x), made.cos, made.sin)
         of_x, of_cos, of_sin = pull(turn(g))
         assert_rotated(turn(of_x), g, PLACES, ROPE, inverse=True)
         x0, x1, g0, g1 = (np.asarray(a, float)[..., i:6:2] for a in (x, g) for i in (2, 3))

@@ -1,8 +1,7 @@
-"""JAX's verbs give what complex numbers say, in every layout and precision, and back."""
+"""JAX's functions give what complex numbers say, in every layout and precision, and back."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,6 +34,8 @@ def test_a_slice_turns_as_complex_numbers_do() -> None:
     assert_rotated(y, x, POSITIONS_32, MIXED, gain=1.25)
     back = rotate(y, POSITIONS_32, MIXED, inverse=True)
     assert_rotated(back, y, POSITIONS_32, MIXED, inverse=True)
+    undone = rotate(y, POSITIONS_32, MIXED, inverse=True, gain=1.25)
+    assert_rotated(undone, y, POSITIONS_32, MIXED, inverse=True, gain=1 / 1.25)
 
 
 def test_query_and_key_may_differ_in_heads_and_dtype() -> None:
@@ -69,19 +70,20 @@ def test_float64_is_exact_to_the_last_integer() -> None:
 
 
 def test_rows_are_those_of_the_rotation() -> None:
-    """`rotate_by` with what `cos_sin` makes; of a head each, they are its own."""
+    """A Rotation turns as they do; of a head each, cos and sin are its own."""
     import jax
     import jax.numpy as jnp
 
-    from phasor.jax import cos_sin, rotate_by
+    from phasor.jax import Rotation
 
     rope = ROPES["llama3"]
     x = normal(len(POSITIONS_32), 2, 16)
-    cos, sin = map(np.asarray, cos_sin(jnp.asarray(POSITIONS_32), rope))
+    made = Rotation.at(jnp.asarray(POSITIONS_32), rope)
+    cos, sin = map(np.asarray, (made.cos, made.sin))
     right = exact_rows(rope, POSITIONS_32)
     error = row_error("float32", POSITIONS_32)
     assert max(np.abs(cos - right.real).max(), np.abs(sin - right.imag).max()) <= error
-    turn = jax.jit(partial(rotate_by, pairing="half", heads_first=True))
+    turn = jax.jit(lambda x, *rows: Rotation(*rows, pairing="half")(x, heads_first=True))
     for rows in ((cos, sin), [np.stack([row, row], -2) for row in (cos, sin)]):
         y = turn(jnp.swapaxes(x, 0, 1), *map(jnp.asarray, rows))
         assert_rotated(np.swapaxes(y, 0, 1), np.asarray(x), POSITIONS_32, rope)
@@ -91,9 +93,10 @@ def test_a_float_without_an_angle_becomes_nan_alone() -> None:
     """In an array of JAX, which is not read."""
     import jax.numpy as jnp
 
-    from phasor.jax import cos_sin
+    from phasor.jax import Rotation
 
-    cos, sin = cos_sin(jnp.array([1.0, jnp.nan, jnp.inf, 2.0**63]), ROPES["one pair"])
+    made = Rotation.at(jnp.array([1.0, jnp.nan, jnp.inf, 2.0**63]), ROPES["one pair"])
+    cos, sin = made.cos, made.sin
     assert np.isnan(cos[1:]).all()
     assert np.isnan(sin[1:]).all()
     assert abs(float(cos[0, 0]) - np.cos(1.0)) < 1e-6
@@ -112,7 +115,8 @@ def test_every_layout_turns_as_complex_numbers_do(dtype: str, rope: Rope) -> Non
         places = POSITIONS if dtype == "float64" else POSITIONS_32
         x = normal(len(places), 3, 16, dtype=dtype)
         for options in ({}, {"inverse": True, "gain": 1.3465735902799727}):
-            assert_rotated(rotate(x, places, rope, **options), x, places, rope, **options)
+            undone = options | ({"gain": 1 / 1.3465735902799727} if options else {})
+            assert_rotated(rotate(x, places, rope, **options), x, places, rope, **undone)
 
 
 @pytest.mark.compile

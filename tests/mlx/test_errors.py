@@ -13,7 +13,7 @@ import torch
 import phasor.torch
 from phasor import Rope
 from phasor.errors import PhasorError, PositionError, SpecError, TensorError
-from phasor.mlx import RotaryEmbedding, cos_sin, rotate, rotate_qk
+from phasor.mlx import RotaryEmbedding, Rotation, rotate, rotate_qk
 
 from ..rotation_cases import RULE, THREE
 
@@ -101,7 +101,7 @@ def test_what_is_rotated_is_an_array_of_mlx(x: Any, text: str) -> None:
 def test_positions_that_would_be_cut_are_refused(positions: Any, text: str) -> None:
     """Before MLX converts them; by all functions alike."""
     for call in (lambda: rotate(mx.zeros((2, 1, 8)), positions, HALF),
-                 lambda: cos_sin(positions, HALF)):  # fmt: skip
+                 lambda: Rotation.at(positions, HALF)):  # fmt: skip
         with pytest.raises(PositionError, match=text):
             call()
 

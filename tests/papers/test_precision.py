@@ -100,8 +100,8 @@ def test_float32_frequencies_alone_lose_half_of_it(start, published):
     """With perfect angles; the published ones are torch's, which are not all nearest."""
     positions = below(start)
     rounded = dataclasses.replace(ROPE, inv_freq_dtype="float32")
-    cos, sin = cos_sin(ROPE, positions)
-    other_cos, other_sin = cos_sin(rounded, positions)
+    cos, sin = cos_sin(positions, ROPE)
+    other_cos, other_sin = cos_sin(positions, rounded)
     worst = np.hypot(other_cos - cos, other_sin - sin).max()
     assert published / 3 < worst < 3 * published
 
@@ -126,7 +126,7 @@ def test_a_bfloat16_table_is_off_by_half_a_unit_from_the_first_positions_on():
 def test_a_bfloat16_table_is_the_nearest():
     """Every entry, by arithmetic that looks at no bits."""
     positions = np.arange(3000)
-    cos, sin = cos_sin(ROPE, positions)
+    cos, sin = cos_sin(positions, ROPE)
     angle = positions[:, None].astype(np.float32) * ROPE.inv_freq.astype(np.float32)
     off = np.hypot(bfloat16(np.cos(angle)) - cos, bfloat16(np.sin(angle)) - sin)
     np.testing.assert_array_equal(angle_errors(ROPE, positions, "bfloat16 table"), off.max(-1))
@@ -158,14 +158,14 @@ def test_rounding_to_bfloat16_goes_to_the_nearest(value, nearest):
 def test_frequencies_in_bfloat16_turn_the_wrong_way_soon(position, published):
     """What ``model.bfloat16()`` does to a stored ``inv_freq``; published per coordinate."""
     spoilt = Rope(head_dim=128, pairing="half", explicit_inv_freq=tuple(bfloat16(ROPE.inv_freq)))
-    off = np.abs(np.stack(cos_sin(spoilt, position)) - np.stack(cos_sin(ROPE, position)))
+    off = np.abs(np.stack(cos_sin(position, spoilt)) - np.stack(cos_sin(position, ROPE)))
     assert off.max() == pytest.approx(published, abs=0.005)
 
 
 def test_a_position_in_bfloat16_is_another_position():
     """4095 becomes 4096, which moves a coordinate by 0.87."""
     assert bfloat16(np.array(4095.0)) == 4096
-    off = np.abs(np.stack(cos_sin(ROPE, 4096)) - np.stack(cos_sin(ROPE, 4095)))
+    off = np.abs(np.stack(cos_sin(4096, ROPE)) - np.stack(cos_sin(4095, ROPE)))
     assert off.max() == pytest.approx(0.87, abs=0.005)
 
 

@@ -13,8 +13,8 @@ from phasor import QueryFactor, Rope, SpecError
 from phasor.positions import cached, packed, padded, span
 from phasor.scaling import Yarn
 from phasor.torch import attention as attention_module
-from phasor.torch import rotate_qk
 from phasor.torch.attention import RotaryAttention
+from phasor.torch.module import as_rotation
 
 from .attention_oracle import HALF, HEADS, LAYERS, WIDTH, layer
 from .torch_cases import Largest
@@ -37,11 +37,11 @@ def stood(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """A list that the positions of every rotation are added to."""
     seen: list[Tensor] = []
 
-    def record(q: Tensor, k: Tensor, positions: Tensor, rope: Rope, gain: float) -> Any:
+    def record(x: Tensor, positions: Tensor, rope: Rope) -> Any:
         seen.append(positions)
-        return rotate_qk(q, k, positions, rope, gain=gain)
+        return as_rotation(x, positions, rope)
 
-    monkeypatch.setattr(attention_module, "rotate_qk", record)
+    monkeypatch.setattr(attention_module, "as_rotation", record)
     return seen
 
 

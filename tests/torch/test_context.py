@@ -14,7 +14,7 @@ from torch.func import grad, vmap
 from phasor import QueryFactor, Rope
 from phasor.axes import Sectioned
 from phasor.scaling import Linear
-from phasor.torch import rotate, rotate_, rotate_by
+from phasor.torch import Rotation, rotate, rotate_
 from phasor.torch._operator import angles as _angles
 
 from .torch_cases import HALF, PART, PLACES
@@ -171,7 +171,7 @@ def test_autocast_changes_nothing(dtype: torch.dtype) -> None:
 
     def results() -> list[Tensor]:
         y = rotate(x, PLACES + 0.5, HALF)
-        by = rotate_by(x, cos, sin, pairing="half")
+        by = Rotation(cos, sin, pairing="half")(x)
         mapped = vmap(lambda t: rotate(t, PLACES, HALF), in_dims=1)(x.detach()[:, None])
         return [y, by, mapped, *torch.autograd.grad(y.sum() + by.sum(), (x, cos))]
 

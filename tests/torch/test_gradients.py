@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from phasor import Rope
-from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
+from phasor.torch import Rotation, rotate, rotate_, rotate_qk, rotate_qk_
 
 from .torch_cases import HALF, MIXED, PLACES
 from .torch_oracle import DTYPES, assert_rotated, excess_by, float64, normal
@@ -66,25 +66,26 @@ def test_derivatives_are_right_in_place(rope: Rope) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pairing_out", "verb", "inverse"),
+    ("pairing_out", "function", "inverse"),
     [
-        ("interleaved", rotate_by, True),
-        pytest.param("half", rotate_by, False, marks=pytest.mark.slow),
-        pytest.param("half", rotate_by_, True, marks=pytest.mark.slow),
+        ("interleaved", Rotation.__call__, True),
+        pytest.param("half", Rotation.__call__, False, marks=pytest.mark.slow),
+        pytest.param("half", Rotation.rotate_, True, marks=pytest.mark.slow),
     ],
 )
 def test_learned_rows_are_differentiable(
-    pairing_out: str, verb: Callable[..., Tensor], inverse: bool
+    pairing_out: str, function: Callable[..., Tensor], inverse: bool
 ) -> None:
     """With respect to cos and sin, broadcast over a batch, as with respect to x."""
 
-    def function(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         layout: dict[str, Any] = {"pairing": "half", "pairing_out": pairing_out, "rotary_start": 1}
-        return verb(x.clone(), cos, sin, inverse=inverse, **layout)
+        rotation = Rotation(cos, sin, **layout)
+        return function(rotation.inverse() if inverse else rotation, x.clone())
 
     inputs = leaf(2, 2, 2, 8), leaf(1, 2, 3, seed=1), leaf(1, 2, 3, seed=2)
-    assert gradcheck(function, inputs, **CHECKS)
-    assert gradgradcheck(function, inputs, **AGAIN)
+    assert gradcheck(turned, inputs, **CHECKS)
+    assert gradgradcheck(turned, inputs, **AGAIN)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -92,7 +93,7 @@ def test_learned_rows_get_gradients_in_their_own_dtype(dtype: torch.dtype) -> No
     """Float32 parameters serve tensors of any dtype; fixed x asks for no gradient."""
     x = normal(4, 1, 8, dtype=dtype)
     cos, sin = (leaf(4, 4, dtype=torch.float32, seed=s) for s in (1, 2))
-    rotate_by(x, cos, sin, pairing="half").float().sum().backward()
+    Rotation(cos, sin, pairing="half")(x).float().sum().backward()
     first, second = float64(x)[:, 0, :4], float64(x)[:, 0, 4:]
     for row, right in ((cos, first + second), (sin, first - second)):
         assert row.grad is not None
@@ -106,12 +107,13 @@ def test_learned_rows_get_gradients_in_their_own_dtype(dtype: torch.dtype) -> No
 @pytest.mark.parametrize("inverse", [False, True])
 @pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_backward_is_the_inverse_rotation(dtype: torch.dtype, rope: Rope, inverse: bool) -> None:
-    """In every dtype, to the forward's own bound, with the same gain."""
+def test_backward_is_the_transpose(dtype: torch.dtype, rope: Rope, inverse: bool) -> None:
+    """In every dtype, to the forward's own bound, with the gain of the forward."""
     x, out = leaf(4, 2, 8, dtype=dtype), normal(4, 2, 8, dtype=dtype, seed=1)
     y = rotate(x, PLACES, rope, inverse=inverse, gain=1.25)
     (came,) = torch.autograd.grad(y, x, out)
-    assert_rotated(came, out, PLACES, rope, inverse=not inverse, gain=1.25)
+    gain = 1 / 1.25 if inverse else 1.25
+    assert_rotated(came, out, PLACES, rope, inverse=not inverse, gain=gain)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -119,7 +121,7 @@ def test_backward_of_explicit_rows_is_their_conjugate(dtype: torch.dtype) -> Non
     """Rows that are not unit numbers: the adjoint, which is not the inverse."""
     rows = float64(normal(4, 4)) + 1j * float64(normal(4, 4, seed=1))
     x, out = leaf(4, 2, 8, dtype=dtype), normal(4, 2, 8, dtype=dtype, seed=2)
-    y = rotate_by(x, torch.tensor(rows.real), torch.tensor(rows.imag), pairing="half")
+    y = Rotation(torch.tensor(rows.real), torch.tensor(rows.imag), pairing="half")(x)
     (came,) = torch.autograd.grad(y, x, out)
     assert excess_by(came, out, rows.conj(), ("half", "half")) <= 1
 
@@ -172,8 +174,9 @@ def test_the_mutating_operator_refuses_to_record() -> None:
     """Called past the verbs, it raises rather than lose a gradient."""
     x = leaf(4, 2, 8) * 1
     before = x.detach().clone()
-    with pytest.raises(RuntimeError, match="phasor::rotate_ records no gradient"):
-        torch.ops.phasor.rotate_([x], [PLACES], HALF.to_json(), False, 1.0, "eager")
+    row = torch.ones(4, 4)
+    with pytest.raises(RuntimeError, match="phasor::turn_ records no gradient"):
+        torch.ops.phasor.turn_([x], row, row, "half", "half", 0, False, "eager")
     assert torch.equal(x.detach(), before)
 
 

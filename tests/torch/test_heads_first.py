@@ -16,9 +16,10 @@ from phasor import Rope
 from phasor import numpy as numpy_forms
 from phasor.axes import Sectioned
 from phasor.errors import PositionError, SpecError, TensorError
-from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
+from phasor.torch import Rotation, rotate, rotate_, rotate_qk, rotate_qk_
 
 from ..gpu.triton_runs import APART
+from .torch_cases import turn, turn_
 from .torch_oracle import normal
 
 # Triton in a process of its own, which tests/gpu/test_kernels.py starts
@@ -37,8 +38,8 @@ _BY = {"cos": COS, "sin": SIN, "pairing": "half"}
 ONE: dict[str, Callable[..., Tensor]] = {
     "rotate": partial(rotate, positions=PLACES, rope=HALF),
     "rotate_": partial(rotate_, positions=PLACES, rope=HALF),
-    "rotate_by": partial(rotate_by, **_BY),
-    "rotate_by_": partial(rotate_by_, **_BY),
+    "turn": partial(turn, **_BY),
+    "turn_": partial(turn_, **_BY),
 }
 
 
@@ -114,7 +115,7 @@ def test_cos_and_sin_that_are_learned_have_the_same_gradients() -> None:
     for heads_first in (True, False):
         cos, sin = COS.clone().requires_grad_(), SIN.clone().requires_grad_()
         view = x if heads_first else swapped(x)
-        y = rotate_by(view, cos, sin, pairing="half", heads_first=heads_first)
+        y = Rotation(cos, sin, pairing="half")(view, heads_first=heads_first)
         (y if heads_first else swapped(y)).square().sum().backward()
         assert cos.grad is not None
         gradients.append(cos.grad)
@@ -183,7 +184,7 @@ def test_numpy_takes_heads_first_too() -> None:
 MISTAKES: dict[str, tuple[Callable[[Tensor], Any], type[Exception]]] = {
     "positions": (lambda x: rotate(x, PLACES, HALF), PositionError),
     "positions, in place": (lambda x: rotate_(x, PLACES, HALF), PositionError),
-    "cos and sin": (lambda x: rotate_by(x, COS, SIN, pairing="half"), TensorError),
+    "cos and sin": (lambda x: Rotation(COS, SIN, pairing="half")(x), TensorError),
     "a key of fewer heads": (lambda x: rotate_qk(x, x[:, :2], PLACES, HALF), TensorError),
 }
 

@@ -82,7 +82,7 @@ def test_packed_tokens_need_no_batch() -> None:
     """As variable-length kernels take them, with an offset for each sequence."""
     x = normal(5, 2, 8)
     bounds, offset = torch.tensor([0, 2, 5], dtype=torch.int32), torch.tensor([7, 0])
-    for y in RotaryEmbedding(HALF)(x, x, cu_seqlens=bounds, offset=offset):
+    for y in RotaryEmbedding(HALF, heads_first=False)(x, x, cu_seqlens=bounds, offset=offset):
         assert_rotated(y, x, [7, 8, 0, 1, 2], HALF)
 
 
@@ -90,10 +90,10 @@ def test_positions_may_be_given() -> None:
     """Of every form that `rotate` takes; several axes want them."""
     q, k = pair()
     places = torch.arange(BATCH * SEQ).reshape(BATCH, SEQ) * 70_001 - 5
-    for y, x in zip(RotaryEmbedding(HALF)(q, k, places), (q, k), strict=True):
+    for y, x in zip(RotaryEmbedding(HALF, heads_first=False)(q, k, places), (q, k), strict=True):
         assert_rotated(y, x, places, HALF)
     grid = torch.stack((places, places * 2, places * 3), -1)
-    for y, x in zip(RotaryEmbedding(THREE)(q, k, grid), (q, k), strict=True):
+    for y, x in zip(RotaryEmbedding(THREE, heads_first=False)(q, k, grid), (q, k), strict=True):
         assert_rotated(y, x, grid, THREE)
 
 
@@ -103,7 +103,10 @@ def test_the_gain_is_the_ropes_unless_it_is_given() -> None:
     factor = WARM.attention_factor
     assert factor > 1.2
     for gain, rope, expected in ((None, WARM, factor), (1.0, WARM, 1.0), (None, HALF, 1.0)):
-        built, changed = RotaryEmbedding(rope, gain=gain), RotaryEmbedding(MIXED, gain=gain)
+        built, changed = (
+            RotaryEmbedding(rope, heads_first=False, gain=gain),
+            RotaryEmbedding(MIXED, heads_first=False, gain=gain),
+        )
         changed.rope = rope
         for rotary in (built, changed):
             assert rotary.gain == expected
@@ -115,7 +118,7 @@ def test_the_gain_is_the_ropes_unless_it_is_given() -> None:
 def test_gradients_are_the_inverse_rotation() -> None:
     """Of both tensors, from a float64 difference."""
     q, k = (x.requires_grad_() for x in pair(dtype=torch.float64))
-    rotary = RotaryEmbedding(MIXED, gain=1.5)
+    rotary = RotaryEmbedding(MIXED, heads_first=False, gain=1.5)
     assert torch.autograd.gradcheck(lambda q, k: rotary(q, k, offset=3), (q, k), fast_mode=True)
 
 
@@ -123,11 +126,11 @@ def test_there_is_nothing_to_cast_to_save_or_to_lose() -> None:
     """No parameter and no buffer; .half() and the meta device change no bit."""
     q, k = pair()
     with torch.device("meta"):
-        rotary = RotaryEmbedding(WARM)
+        rotary = RotaryEmbedding(WARM, heads_first=False)
     assert [*rotary.parameters(), *rotary.buffers()] == []
     assert rotary.state_dict() == {}
     rotary.load_state_dict({})
-    expected = RotaryEmbedding(WARM)(q, k, offset=70_001)
+    expected = RotaryEmbedding(WARM, heads_first=False)(q, k, offset=70_001)
     for other in (
         rotary.half().to_empty(device="cpu"),
         rotary.to(torch.bfloat16),
@@ -141,7 +144,7 @@ def test_narrow_tensors_know_far_positions() -> None:
     """Float16 and bfloat16, at positions that neither could hold."""
     for dtype in (torch.float16, torch.bfloat16):
         q, k = pair(dtype=dtype)
-        y, _ = RotaryEmbedding(HALF).to(dtype)(q, k, offset=2**30 + 1)
+        y, _ = RotaryEmbedding(HALF, heads_first=False).to(dtype)(q, k, offset=2**30 + 1)
         assert_rotated(y, q, [[2**30 + 1 + i for i in range(SEQ)]] * 2, HALF)
 
 
@@ -166,11 +169,13 @@ def test_nothing_asks_a_device_for_a_number(name: str, kind: str) -> None:
         with FakeTensorMode():
             given = {name: there(torch.empty(v.shape, dtype=v.dtype)) if isinstance(v, Tensor)
                      else v for name, v in options.items()}  # fmt: skip
-            y, _ = RotaryEmbedding(HALF)(*(torch.empty(x.shape) for x in pair()), **given)
+            y, _ = RotaryEmbedding(HALF, heads_first=False)(
+                *(torch.empty(x.shape) for x in pair()), **given
+            )
         assert isinstance(y, FakeTensor)
     else:
         given = {name: there(v) for name, v in options.items()}
-        y, _ = RotaryEmbedding(HALF)(*map(there, pair()), **given)
+        y, _ = RotaryEmbedding(HALF, heads_first=False)(*map(there, pair()), **given)
         assert y.is_meta
     assert y.shape == (BATCH, SEQ, 4, 8)
 
@@ -182,7 +187,7 @@ def test_a_gpu_is_not_waited_for(name: str) -> None:
     options, expected = COUNTED[name]
     there = {n: v.cuda() if isinstance(v, Tensor) else v for n, v in options.items()}
     q, k = (x.cuda() for x in pair())
-    rotary = RotaryEmbedding(HALF)
+    rotary = RotaryEmbedding(HALF, heads_first=False)
     rotary(q, k, **there)  # kernels and tables are made at the first call
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -197,7 +202,7 @@ def test_a_gpu_is_not_waited_for(name: str) -> None:
 @pytest.mark.parametrize("name", COUNTED)
 def test_a_compiler_sees_one_graph(name: str) -> None:
     """Of the whole call, with eager mode's bits, forward and backward."""
-    options, rotary = COUNTED[name][0], RotaryEmbedding(WARM)
+    options, rotary = COUNTED[name][0], RotaryEmbedding(WARM, heads_first=False)
     quick = torch.compile(rotary, fullgraph=True, dynamic=True, backend="aot_eager")
     results: list[list[Any]] = []
     for run in (rotary, quick):
@@ -213,7 +218,7 @@ class Decoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rotary = RotaryEmbedding(HALF)
+        self.rotary = RotaryEmbedding(HALF, heads_first=False)
 
     def forward(self, q: Tensor, k: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens behind those that are cached."""
@@ -224,7 +229,7 @@ class Decoder(nn.Module):
 @pytest.mark.compile
 def test_one_graph_serves_every_length_and_offset() -> None:
     """Lengths that are symbols, offsets in a tensor or as a number."""
-    rotary = RotaryEmbedding(HALF)
+    rotary = RotaryEmbedding(HALF, heads_first=False)
     with torch._dynamo.config.patch(error_on_recompile=True):
         by_tensor = torch.compile(Decoder(), fullgraph=True, dynamic=True, backend="aot_eager")
         by_number = torch.compile(
@@ -251,9 +256,11 @@ def test_an_exported_program_takes_every_length() -> None:
         q, k, offset = normal(2, seq, 4, 8), normal(2, seq, 2, 8), torch.tensor([seq, 0])
         assert all(map(torch.equal, program(q, k, offset), Decoder()(q, k, offset)))
     bounds = torch.tensor([0, 2, 7], dtype=torch.int32)
-    packed = torch.export.export(RotaryEmbedding(HALF), (*pair(),), {"cu_seqlens": bounds}).module()
+    packed = torch.export.export(
+        RotaryEmbedding(HALF, heads_first=False), (*pair(),), {"cu_seqlens": bounds}
+    ).module()
     other = torch.tensor([0, 4, 7], dtype=torch.int32)
-    expected = RotaryEmbedding(HALF)(*pair(), cu_seqlens=other)
+    expected = RotaryEmbedding(HALF, heads_first=False)(*pair(), cu_seqlens=other)
     assert all(map(torch.equal, packed(*pair(), cu_seqlens=other), expected))
 
 
@@ -262,6 +269,11 @@ BUILDS: dict[str, tuple[dict[str, Any], str]] = {
     "a rule": ({"rope": RULE}, "use rope.at(seq_len)"),
     "no rope": ({"rope": None}, "rope must be a phasor.Rope, got NoneType"),
     "a word": ({"gain": "auto"}, "gain must be a finite number, got 'auto'"),
+    "no layout": (
+        {"heads_first": None},
+        "heads_first must be given, for counted positions fit either order: True for tensors "
+        "[..., heads, seq, head_dim], False for [..., seq, heads, head_dim]",
+    ),
     "a layout in words": ({"heads_first": "yes"}, "heads_first must be True or False, got 'yes'"),
 }
 
@@ -271,11 +283,11 @@ def test_modules_that_cannot_be_are_refused(case: str) -> None:
     """When they are built, and a rope when it is assigned."""
     options, text = BUILDS[case]
     with pytest.raises(SpecError) as refused:
-        RotaryEmbedding(**{"rope": HALF} | options)
+        RotaryEmbedding(**{"rope": HALF, "heads_first": False} | options)
     assert text in str(refused.value)
     if "rope" in options:
         with pytest.raises(SpecError) as refused:
-            RotaryEmbedding(HALF).rope = options["rope"]
+            RotaryEmbedding(HALF, heads_first=False).rope = options["rope"]
         assert text in str(refused.value)
 
 
@@ -308,7 +320,7 @@ REFUSED: dict[type[Exception], list[tuple[str, dict[str, Any]]]] = {
         (f"cu_seqlens {ELSEWHERE}", {"cu_seqlens": THERE}),
         ("cu_seqlens must rise from 0 to the number of tokens (7)", {"cu_seqlens": [0, 3]}),
         (
-            "total_tokens must be at least cu_seqlens[-1] (9), got 7",
+            "cu_seqlens must rise from 0 to the number of tokens (7), got [0, 9]",
             {"cu_seqlens": torch.tensor([0, 9])},
         ),
         ("cu_seqlens must be whole numbers", {"cu_seqlens": 7}),
@@ -347,7 +359,7 @@ def test_torchscript_is_refused() -> None:
     """It would freeze the positions of one call; the message names the ways out."""
     for attempt in (torch.jit.script, lambda module: torch.jit.trace(module, pair())):
         with pytest.raises(BackendError, match="phasor has no form in TorchScript"):
-            attempt(RotaryEmbedding(HALF))
+            attempt(RotaryEmbedding(HALF, heads_first=False))
 
 
 def shards(bounds: list[int], ranks: int) -> dict[str, Callable[[int], tuple[Tensor, Tensor]]]:
@@ -373,11 +385,11 @@ def test_the_shards_of_a_pack_are_parts_of_the_whole(ranks: int, what: str) -> N
     """Every rank's tokens come out as they do on one machine, and no token is left out."""
     bounds = [0, 12, 12, 36, 48]
     q, k = normal(48, 4, 8), normal(48, 2, 8, seed=1)
-    whole = RotaryEmbedding(HALF)(q, k, cu_seqlens=bounds)
+    whole = RotaryEmbedding(HALF, heads_first=False)(q, k, cu_seqlens=bounds)
     held: list[int] = []
     for rank in range(ranks):
         here, places = shards(bounds, ranks)[what](rank)
-        made = RotaryEmbedding(HALF)(q[here], k[here], places)
+        made = RotaryEmbedding(HALF, heads_first=False)(q[here], k[here], places)
         assert all(torch.equal(y, right[here]) for y, right in zip(made, whole, strict=True))
         held += here.tolist()
     assert sorted(held) == list(range(48))

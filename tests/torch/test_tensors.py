@@ -12,7 +12,7 @@ from torch.func import vmap
 
 from phasor import Rope
 from phasor.errors import TensorError
-from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
+from phasor.torch import Rotation, rotate, rotate_, rotate_qk, rotate_qk_
 
 from ..each import each
 from .torch_cases import HALF, PART, PLACES
@@ -48,7 +48,7 @@ def test_inputs_stay_as_they_were(dtype: torch.dtype, places: Tensor, options: A
         rotate(inputs[0], inputs[2], HALF, **options),
         rotate(inputs[0], inputs[2], PART, **options),
         *rotate_qk(inputs[0], inputs[1], inputs[2], HALF, **options),
-        rotate_by(inputs[0], rows[0], rows[1], pairing="half"),
+        Rotation(rows[0], rows[1], pairing="half")(inputs[0]),
     ]
     assert all(map(torch.equal, (*inputs, *rows), before))
     assert [t._version for t in (*inputs, *rows)] == [0] * 5
@@ -103,7 +103,7 @@ def test_shared_memory_is_not_written(layout: str) -> None:
     with pytest.raises(TensorError, match=r"x must not share memory with itself .* got strides"):
         rotate_(x, PLACES, HALF)
     with pytest.raises(TensorError, match=r"x\.contiguous\(\)"):
-        rotate_by_(x, normal(4, 4), normal(4, 4), pairing="half")
+        Rotation(normal(4, 4), normal(4, 4), pairing="half").rotate_(x)
     with pytest.raises(TensorError, match="k must not share memory with itself"):
         rotate_qk_(x.contiguous(), x, PLACES, HALF)
     assert torch.equal(x, before)

@@ -131,17 +131,19 @@ def test_a_batch_is_its_entries_one_by_one(case: str, verb: str) -> None:
             for i in range(2)
         ]
     )
-    options = rope.to_json(), False, 1.0, "eager"
+    layout = rope.pairing, rope.output_pairing, rope.rotary_start, False, "eager"
 
     def function(x: Tensor, p: Tensor) -> Tensor:
         if verb == "rotate":
             return rotate(x, p, rope)
         if verb == "operator":
-            return torch.ops.phasor.rotate([x], [p], *options)[0]
+            rows = torch.ops.phasor.cos_sin(p, rope.to_json(), 1.0, torch.float32, "eager")
+            return torch.ops.phasor.turn([x], *rows, *layout)[0]
         written = x + 0 * p.sum()
         if verb == "rotate_":
             return rotate_(written, p, rope)
-        torch.ops.phasor.rotate_([written], [p], *options)
+        rows = torch.ops.phasor.cos_sin(p, rope.to_json(), 1.0, torch.float32, "eager")
+        torch.ops.phasor.turn_([written], *rows, *layout)
         return written
 
     given = [(x, of_x), (places, of_p)]
@@ -151,7 +153,8 @@ def test_a_batch_is_its_entries_one_by_one(case: str, verb: str) -> None:
 
 def write_by_operator(x: Tensor, p: Tensor) -> None:
     """The operator that the functions call."""
-    torch.ops.phasor.rotate_([x], [p], HALF.to_json(), False, 1.0, "eager")
+    rows = torch.ops.phasor.cos_sin(p, HALF.to_json(), 1.0, torch.float32, "eager")
+    torch.ops.phasor.turn_([x], *rows, "half", "half", 0, False, "eager")
 
 
 WRITES: dict[str, Callable[[Tensor, Tensor], object]] = {

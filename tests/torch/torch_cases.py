@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phasor import Rope
+from phasor.torch import Rotation
 
 HALF = Rope(head_dim=8, pairing="half")
 HALF_16 = Rope(head_dim=16, pairing="half")
@@ -61,3 +62,29 @@ def rows_of(places: Tensor) -> tuple[Tensor, Tensor]:
     """Rows that no position makes, of numbers that every compiler makes alike."""
     steps = torch.tensor([1.0, 0.5, 0.25])
     return places[:, None] * steps, places[:, None] - steps
+
+
+def turn(
+    x: Tensor,
+    cos: Any,
+    sin: Any,
+    *,
+    heads_first: bool = False,
+    backend: str = "auto",
+    **layout: Any,
+) -> Tensor:
+    """``x`` turned by a Rotation of cos and sin of one's own."""
+    return Rotation(cos, sin, **layout)(x, heads_first=heads_first, backend=backend)
+
+
+def turn_(
+    x: Tensor,
+    cos: Any,
+    sin: Any,
+    *,
+    heads_first: bool = False,
+    backend: str = "auto",
+    **layout: Any,
+) -> Tensor:
+    """The same in place."""
+    return Rotation(cos, sin, **layout).rotate_(x, heads_first=heads_first, backend=backend)

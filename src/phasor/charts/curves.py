@@ -65,7 +65,7 @@ def rotation_chart(rope: Rope, *, pairs: Sequence[int], tokens: int) -> alt.Conc
     check_list("pairs", pairs)
     indices = [whole("each pair", pair, least=0, most=rope.num_pairs - 1) for pair in pairs]
     positions = span(whole("tokens", tokens, least=2))
-    cos, sin = cos_sin(rope, every_axis_of(rope, positions))
+    cos, sin = cos_sin(every_axis_of(rope, positions), rope)
     lengths = wavelengths(rope)
 
     def axis(channel: Any, field: str, title: str) -> Any:
@@ -262,7 +262,7 @@ def pairs_chart(ropes: Mapping[str, Rope], distances: Sequence[int]) -> alt.Conc
     edges = [each[0] ** 2 / between[0], *between, each[-1] ** 2 / between[-1]]
 
     def panel(name: str, rope: Rope) -> alt.Chart:
-        cos, _ = cos_sin(rope, every_axis_of(rope, each))
+        cos, _ = cos_sin(every_axis_of(rope, each), rope)
         tables = (
             records(pair=pair, distance=each, start=edges[:-1], end=edges[1:], cosine=cos[:, pair])
             for pair in range(rope.num_pairs)

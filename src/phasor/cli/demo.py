@@ -138,7 +138,7 @@ def _errors(
 
     (q, k), grads = draw(), draw()
     inputs = q.requires_grad_(), k.requires_grad_()
-    rotated = rotate_qk(*inputs, torch.from_numpy(positions), rope)
+    rotated = rotate_qk(*inputs, torch.from_numpy(positions), rope, gain=1.0)
     gradients = torch.autograd.grad(rotated, inputs, grads)
     turns = np.exp(1j * positions[:, None] * inv_freq)[:, None, :]
     # the heads of queries and of keys side by side

@@ -365,7 +365,7 @@ def from_cache(
     >>> from phasor.angles import cos_sin
     >>> from phasor.scaling import Linear
     >>> rope = Rope(head_dim=64, pairing="half", base=500_000.0, scaling=Linear(factor=4.0))
-    >>> cos, sin = (np.float32(table) for table in cos_sin(rope, range(4096)))
+    >>> cos, sin = (np.float32(table) for table in cos_sin(range(4096), rope))
     >>> found, report = from_cache(cos, sin, pairing="half")
     >>> found == rope, report.error < 2**-24
     (True, True)
@@ -409,7 +409,7 @@ def from_cache(
 def _no_rope(why: str | None) -> ConfigError:
     return ConfigError(
         f"cos and sin must be a Rope's, and no Rope gives them: {why}; "
-        "give the rows before, or rotate_by, which takes the rows as they are"
+        "give the rows before, or a Rotation, which takes the rows as they are"
     )
 
 

@@ -220,7 +220,7 @@ class Turns(NamedTuple):
 
 def rows_of(rope: Rope, places: NDArray[Any]) -> Complex:
     """``exp(i angle)``, ``[T, num_pairs]``."""
-    cos, sin = cos_sin(rope, places)
+    cos, sin = cos_sin(places, rope)
     return cos + 1j * sin
 
 

@@ -206,5 +206,5 @@ def _iterate_phasors(
 
 
 def _phasors_at(rope: Rope, positions: NDArray[Any]) -> NDArray[np.complex128]:
-    cos, sin = cos_sin(rope, positions)
+    cos, sin = cos_sin(positions, rope)
     return cos + 1j * sin

@@ -41,7 +41,7 @@ def angle_errors(rope: Rope, positions: ArrayLike, recipe: Recipe) -> NDArray[np
     """
     choice("recipe", recipe, RECIPES)
     integers = as_positions(positions)
-    exact_cos, exact_sin = cos_sin(rope, integers)
+    exact_cos, exact_sin = cos_sin(integers, rope)
     cos, sin = _compute_cos_sin(recipe, rope, integers)
     return np.hypot(cos - exact_cos, sin - exact_sin).max(-1)
 
@@ -51,7 +51,7 @@ def _compute_cos_sin(
 ) -> tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]]]:
     """Cos and sin by the recipe, ``[..., num_pairs]`` each."""
     if recipe == "float32 rows":
-        return cos_sin(rope, positions, np.float32)
+        return cos_sin(positions, rope, np.float32)
     dtype: Any = np.float64 if recipe == "float64 angle" else np.float32
     coordinates = positions[..., None] if rope.axes.n_axes == 1 else positions
     terms = rope.direction * np.array(real_terms(rope), np.float64)

@@ -260,7 +260,7 @@ def distance_from_exact(answer: Any, layout: Layout, law: Rope, grid: _Grid) -> 
     if is_complex is not (layout == "complex"):
         return None
     rows = torch.view_as_real(answer).unbind(-1) if is_complex else answer
-    exact = cos_sin(law, grid[0] if len(grid) == 1 else grid.T)
+    exact = cos_sin(grid[0] if len(grid) == 1 else grid.T, law)
     expected = [lay_out(torch.from_numpy(it * law.attention_factor), layout) for it in exact]
     if [row.shape for row in rows] != [(1, *it.shape) for it in expected]:
         return None

@@ -23,9 +23,9 @@ from phasor.layers import QueryFactor
 from phasor.rope import Rope
 from phasor.torch._operator.arguments import check_is_tensor, read_positions
 from phasor.torch._operator.internals import refuse_torchscript, refuse_tracing
-from phasor.torch.functional import rotate, rotate_qk
 from phasor.torch.kv_cache.cache import KVCache, check_attention_mask
-from phasor.torch.module import count_positions, read_bounds
+from phasor.torch.module import as_rotation, count_positions, read_bounds
+from phasor.torch.rotation import Rotation
 
 #: Queries that share one mask.
 CHUNK = 512
@@ -158,18 +158,19 @@ class RotaryAttention(nn.Module):
             if self.query_factor is not None and rope.axes.n_axes > 1:
                 raise SpecError(f"query_factor is for one axis, got a Rope of {rope.axes.n_axes}")
         self._rope = rope
-        self._gain, self._factor = logit_factors(rope, self.head_dim)
+        softmax_factor = 1.0 if rope is None else rope.softmax_factor
+        self._factor = self.head_dim**-0.5 * softmax_factor
 
     def forward(
         self,
         x: Tensor,
-        positions: Tensor | None = None,
+        positions: Tensor | Rotation | None = None,
         *,
         attention_mask: Tensor | None = None,
         cu_seqlens: Sequence[int] | Tensor | None = None,
         cache: KVCache | None = None,
         key_value_states: Tensor | None = None,
-        key_value_positions: Tensor | None = None,
+        key_value_positions: Tensor | Rotation | None = None,
     ) -> Tensor:
         """The attention output of every token.
 
@@ -178,7 +179,8 @@ class RotaryAttention(nn.Module):
             positions: As for `phasor.torch.rotate`, ``[seq]`` or ``[batch, seq]``. If None, 0, 1,
                 2, ... from the first token of each sequence: padding is not counted, cached tokens
                 are. A Rope of several axes needs them; a layer without Rope or ``query_factor``
-                ignores them, so that all layers of a model can be called alike.
+                ignores them, so that all layers of a model can be called alike. Or the `Rotation`
+                that a model makes of them once for all its layers.
             attention_mask: Bools ``[batch, seq]``: True is a token, False is padding, on either
                 side. No token sees padding, and the output for padding means nothing. With
                 ``key_value_states`` it is theirs, ``[batch, key_seq]``.
@@ -226,15 +228,15 @@ class RotaryAttention(nn.Module):
             if self.rope is not None:
                 if key_value_positions is None:
                     key_value_positions = _default_positions(key_inputs, self.rope, attention_mask)
-                q = rotate(q, positions, self.rope, gain=self._gain)
-                k = rotate(k, key_value_positions, self.rope, gain=self._gain)
+                q = self._rotation(q, positions)(q)
+                k = self._rotation(k, key_value_positions)(k)
             # [batch, key_seq] -> [batch, heads, seq, key_seq], of size 1 where all are alike
             visible = None if attention_mask is None else attention_mask[:, None, None]
             options = {"attn_mask": visible, "dropout_p": self._current_dropout()}
             y = _sdpa(q, k, v, self._factor, **options)
         else:
             if self.rope is not None:
-                q, k = rotate_qk(q, k, positions, self.rope, gain=self._gain)
+                q, k = self._rotation(q, positions)(q, k)
             y = self._attend(q, k, v, attention_mask, bounds, cache)
         # [batch, seq, num_heads, head_dim] -> [batch, seq, embed_dim]
         return self.o_proj(y.reshape(batch, seq, self.num_heads * self.head_dim))
@@ -271,6 +273,11 @@ class RotaryAttention(nn.Module):
             f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, "
             f"causal={self.causal}{window}{dropout}, rope={self.rope}{factor}"
         )
+
+    def _rotation(self, x: Tensor, positions: Any) -> Rotation:
+        """That of the tokens of ``x``, unless the model around the layer made it."""
+        assert self.rope is not None
+        return as_rotation(x, positions, self.rope)
 
     def _current_dropout(self) -> float:
         return self.dropout if self.training else 0.0
@@ -409,19 +416,13 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, factor: float, **options: Any) -> Ten
     return nnf.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
 
 
-def logit_factors(rope: Rope | None, head_dim: int) -> tuple[float, float]:
-    """The gain on cos and sin, and the factor on the scores of a head.
-
-    Together they are ``head_dim**-0.5 * rope.logit_factor`` for a fully rotated head; the gain
-    does not act on coordinates that are not rotated, as in the models that have it.
-    """
-    if rope is None:
-        return 1.0, head_dim**-0.5
-    return rope.attention_factor, head_dim**-0.5 * rope.softmax_factor
-
-
 def _multiply(q: Tensor, positions: Any, factor: QueryFactor) -> Tensor:
     """Queries ``[batch, seq, num_heads, head_dim]`` times their positions' factors."""
+    if isinstance(positions, Rotation):
+        raise SpecError(
+            "positions must be positions in a layer with a query_factor, which is theirs, got a "
+            "Rotation"
+        )
     positions = read_positions(positions, q.device, _ONE_AXIS)
     check_placed(positions.shape, q.shape, _ONE_AXIS, heads_first=False)
     if q.dtype == torch.float64 or not positions.is_floating_point():  # a length needs 32 bits

@@ -1,13 +1,13 @@
-"""The operator on sharded tensors, and attention with the sequence sharded.
+"""The operators on sharded tensors, and attention with the sequence sharded.
 
-Importing this module registers the operator's rule for ``torch.distributed.tensor.DTensor``. It is
+Importing this module registers the operators' rules for ``torch.distributed.tensor.DTensor``. It is
 imported by name because DTensor takes longer to load than all of phasor.
 
 A rotation mixes neither tokens nor heads. So batch, sequence and heads may be sharded, and every
 rank rotates its own shard, forward and backward, without communication. Only ``head_dim`` cannot
 be: both coordinates of a pair are needed at once.
 
-The rule is registered for ``torch_dispatch`` instead of as a sharding strategy of DTensor, for two
+Rules are registered for ``torch_dispatch`` instead of as a sharding strategy of DTensor, for two
 reasons. ``register_sharding`` takes no operator that returns a list. And if no strategy fits,
 DTensor redistributes the tensors until one does, which may gather them; here it is an error.
 """
@@ -28,26 +28,50 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from phasor._checks import choice
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.positions import context_parallel
-from phasor.torch._operator.arguments import Call, names_of
+from phasor.torch._operator.arguments import Turn, names_of
+from phasor.torch._operator.text import count_axes
 from phasor.torch.attention import RotaryAttention, attend
+from phasor.torch.rotation import Rotation
 
 
-def _run_sharded(_type: type, op: Callable[..., Any], _types: Any, args: Any, _kwargs: Any) -> Any:
-    """The operator, or its in-place twin, on this rank's shards."""
-    call = Call(*args)
-    xs, names = call.xs, ("positions",) if len(call.source) == 1 else ("cos", "sin")
+def _turn_sharded(_type: type, op: Callable[..., Any], _types: Any, args: Any, _kwargs: Any) -> Any:
+    """The operator that turns, or its in-place twin, on this rank's shards."""
+    call = Turn(*args)
+    xs = call.xs
     with torch.no_grad():  # autograd is done before a DTensor gets here
         mesh, token_dims = _check_sharding(xs)
-        source = [
-            _local_part(name, whole, call.own_dims, mesh, token_dims, xs[0].shape[:-2])
-            for name, whole in zip(names, call.source, strict=True)
-        ]
+        cos, sin = (
+            _local_part(row, mesh, token_dims, xs[0].shape[:-2]) for row in (call.cos, call.sin)
+        )
         shards = [cast(DTensor, x).to_local() for x in xs]
-        outs = op(*call._replace(xs=shards, source=source))
+        outs = op(*call._replace(xs=shards, cos=cos, sin=sin))
         if outs is None:
             increment_version(xs)
             return None
         return [_from_local(y, cast(DTensor, x)) for y, x in zip(outs, xs, strict=True)]
+
+
+def _make_rows_sharded(
+    _type: type, op: Callable[..., Any], _types: Any, args: Any, _kwargs: Any
+) -> tuple[DTensor, DTensor]:
+    """Cos and sin of this rank's positions, sharded as they are."""
+    positions, text, *rest = args
+    last = positions.dim() - 1
+    if count_axes(text) > 1 and any(p.is_shard(last) for p in positions.placements):
+        raise PositionError(
+            f"positions must not be sharded in their last dimension, which is the axes, got "
+            f"{list(positions.placements)}"
+        )
+    mesh, placements = positions.device_mesh, positions.placements
+    rows = op(positions.to_local(), text, *rest)
+    tokens = positions.shape[:-1] if count_axes(text) > 1 else positions.shape
+    shape = torch.Size((*tokens, rows[0].shape[-1]))
+    stride = torch.empty(shape, device="meta").stride()
+    cos, sin = (
+        DTensor.from_local(row, mesh, placements, run_check=False, shape=shape, stride=stride)
+        for row in rows
+    )
+    return cos, sin
 
 
 def _check_sharding(xs: Sequence[Tensor]) -> tuple[DeviceMesh, list[int | None]]:
@@ -93,21 +117,16 @@ def _sharded_token_dim(name: str, x: Tensor, placement: Placement) -> int | None
 
 
 def _local_part(
-    name: str,
-    whole: Tensor,
-    own_dims: int,
-    mesh: DeviceMesh,
-    token_dims: Sequence[int | None],
-    tokens: Sequence[int],
+    whole: Tensor, mesh: DeviceMesh, token_dims: Sequence[int | None], tokens: Sequence[int]
 ) -> Tensor:
-    """The part of positions, cos or sin that belongs to this rank's tokens.
+    """The part of cos or sin that belongs to this rank's tokens.
 
-    ``whole`` is a DTensor, or a plain tensor that is the same on every rank; its last ``own_dims``
-    dimensions are not those of ``tokens``. ``mesh`` and ``token_dims`` are from `_check_sharding`.
+    ``whole`` is a DTensor, or a plain tensor that is the same on every rank; its last dimension is
+    that of pairs. ``mesh`` and ``token_dims`` are from `_check_sharding`.
     """
     if not isinstance(whole, DTensor):
         whole = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    num_missing = len(tokens) - (whole.dim() - own_dims)  # leading dimensions left to broadcasting
+    num_missing = len(tokens) - (whole.dim() - 1)  # leading dimensions left to broadcasting
     placements: list[Placement] = []
     for dim in token_dims:
         if dim is None or dim < num_missing or whole.shape[dim - num_missing] != tokens[dim]:
@@ -120,8 +139,9 @@ def _local_part(
     )
     if communicates or whole.device_mesh != mesh:
         raise PositionError(
-            f"{name} must be replicated, or sharded with the tokens as {placements} on their mesh, "
-            f"got {list(whole.placements)}; give the whole of them as a plain tensor"
+            "positions, or the cos and sin that are given, must be replicated, or sharded with "
+            f"the tokens as {placements} on their mesh, got {list(whole.placements)}; give the "
+            "whole of them as a plain tensor"
         )
     # from replicated to sharded is a local slice
     return whole.redistribute(placements=placements).to_local()
@@ -136,8 +156,12 @@ def _from_local(y: Tensor, x: DTensor) -> DTensor:
 
 
 _LIBRARY = torch.library.Library("phasor", "FRAGMENT")
-for _name in ("phasor::rotate", "phasor::rotate_"):
-    torch.library.register_torch_dispatch(_name, DTensor, _run_sharded, lib=_LIBRARY)
+for _name, _rule in (
+    ("phasor::cos_sin", _make_rows_sharded),
+    ("phasor::turn", _turn_sharded),
+    ("phasor::turn_", _turn_sharded),
+):
+    torch.library.register_torch_dispatch(_name, DTensor, _rule, lib=_LIBRARY)
 
 
 class GatheredKeys(ParallelStyle):
@@ -189,7 +213,9 @@ class _GatheringAttention(RotaryAttention):
     mesh: DeviceMesh
     layout: Literal["contiguous", "zigzag"]
 
-    def forward(self, x: Tensor, positions: Tensor | None = None, **options: Any) -> Tensor:
+    def forward(
+        self, x: Tensor, positions: Tensor | Rotation | None = None, **options: Any
+    ) -> Tensor:
         """The attention output of this rank's tokens; positions are those of the layout if None."""
         for name, value in options.items():
             if value is not None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, reduce
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch.export
@@ -24,10 +24,11 @@ from phasor._checks import whole
 from phasor.angles import FLOAT32, cos_sin, evaluate, turn_words
 from phasor.axes import Mixed
 from phasor.errors import BackendError, PhasorError, SpecError, TensorError, install_hint
-from phasor.pairings import by_pairing, slices
+from phasor.pairings import Pairing, by_pairing, slices
 from phasor.rope import Rope
 from phasor.torch._operator import ops
-from phasor.torch._operator.text import Layout, read_layout, read_rope
+from phasor.torch._operator.arguments import Layout, Turn
+from phasor.torch._operator.text import read_rope
 
 _OPSET = 23  # the first one that has the operator
 _FLOATS = ("FLOAT", "FLOAT16", "BFLOAT16")
@@ -49,8 +50,8 @@ def export(
     Every call of `phasor.torch.rotate`, and of its variants that do not write in place, becomes one
     RotaryEmbedding per tensor, in the pairing it reads. Nodes around it do what the operator
     cannot: a slice that begins inside the head, and a pairing of the result that differs, are one
-    permutation of coordinates each; direction and inverse are the sign of sin; a gain is
-    multiplied into cos and sin. Tensors of 16 bits are rotated in float32 and rounded once.
+    permutation of coordinates each; direction and inverse are the sign of sin; the attention factor
+    is in cos and sin. Tensors of 16 bits are rotated in float32 and rounded once.
 
     Cos and sin come from one of two places.
 
@@ -60,10 +61,10 @@ def export(
       that overflow. OpenVINO 2026.4 narrows them and returns wrong numbers without an error,
       TensorRT's parser lists neither BitShift nor BitwiseAnd, and a conversion to float16 makes
       its cos and sin NaN.
-    * With ``longest``, the choice for every other engine, from two tables of that many rows, which
-      are the operator's caches, indexed by its position_ids. Every entry is rounded once from
-      within 1e-15. Positions are whole, on one axis and from 0 to ``longest - 1``; what happens at
-      others depends on the engine. OpenVINO 2026.4 was right to 2e-7 with it.
+    * With ``longest``, the choice for every other engine, from two tables of that many rows, of
+      which it takes those of the positions. Every entry is rounded once from within 1e-15.
+      Positions are whole, on one axis and from 0 to ``longest - 1``; what happens at others
+      depends on the engine.
 
     Args:
         model: A module, or a program that ``torch.export.export`` made.
@@ -131,21 +132,29 @@ def translation_table(longest: int | None = None) -> dict[Callable[..., Any], Ca
 
     For callers with a table of their own to merge it into. The opset must be 23 or later.
 
-    >>> list(translation_table())
-    [<OpOverload(op='phasor.rotate', overload='default')>]
+    >>> [operator.name() for operator in translation_table()]
+    ['phasor::cos_sin', 'phasor::turn']
     """
     if longest is not None:
         whole("longest", longest, least=1)
 
-    def translate(
+    def make_rows(
+        positions: Any, text: str, gain: float, dtype: Any, backend: str
+    ) -> tuple[Any, Any]:
+        del dtype, backend  # which run on the machine that exports
+        return _make_rows(_opset(), positions, read_rope(text), gain, longest)
+
+    def turn(
         xs: Sequence[Any],
-        source: Sequence[Any],
-        text: str,
-        inverse: bool,
-        gain: float,
+        cos: Any,
+        sin: Any,
+        pairing: Pairing,
+        pairing_out: Pairing,
+        rotary_start: int,
+        transposed: bool,
         backend: str,
     ) -> Sequence[Any]:
-        del backend  # which runs on the machine that exports
+        call = Turn(xs, cos, sin, pairing, pairing_out, rotary_start, transposed, backend)
         for x in xs:
             if x.dtype.name not in _FLOATS or not all(type(n) is int for n in x.shape[-2:]):
                 raise TensorError(
@@ -153,11 +162,17 @@ def translation_table(longest: int | None = None) -> dict[Callable[..., Any], Ca
                     f"ONNX's RotaryEmbedding, got {x.dtype.name.lower()} of shape {list(x.shape)}; "
                     "export the model in float32"
                 )
-        op, layout = import_module("onnxscript").opset23, read_layout(text, inverse)
-        values = _make_cos_sin(op, source, text, inverse, gain, longest)
-        return [_rotate_tensor(op, x, values, layout) for x in xs]
+        op, num_pairs = _opset(), cos.shape[-1]
+        rows = [op.Cast(row, to=_FLOAT) for row in (cos, sin)]
+        if transposed:
+            rows[1] = -rows[1]
+        return [_turn_tensor(op, x, rows, num_pairs, call.layout()) for x in xs]
 
-    return {ops.operator: translate}
+    return {ops.cos_sin_operator: make_rows, ops.operator: turn}
+
+
+def _opset() -> Any:
+    return import_module("onnxscript").opset23
 
 
 def _refuse_writes(program: torch.export.ExportedProgram) -> None:
@@ -166,7 +181,7 @@ def _refuse_writes(program: torch.export.ExportedProgram) -> None:
         if any(node.target is ops.operator_ for node in nodes):
             raise BackendError(
                 "model must not rotate in place to become ONNX, which has no writes; use rotate, "
-                "rotate_qk or rotate_by in place of their twins with an underscore"
+                "rotate_qk or a Rotation in place of their twins with an underscore"
             )
 
 
@@ -184,18 +199,10 @@ def _share_tables(graph: Any) -> None:
 # ``+``, ``-``, ``*`` and ``<``, which take a plain number for a constant in float32
 
 
-class _CosSin(NamedTuple):
-    """Inputs of the standard operator: caches and the rows to take, or a row for every token."""
-
-    cos: Any
-    sin: Any
-    position_ids: Any | None
-    num_pairs: int
-
-
-def _rotate_tensor(op: Any, x: Any, values: _CosSin, layout: Layout) -> Any:
+def _turn_tensor(op: Any, x: Any, rows: Sequence[Any], num_pairs: int, layout: Layout) -> Any:
+    """``x`` rotated by the standard operator, a row of cos and one of sin for every token."""
     heads, head_dim = cast(tuple[int, int], tuple(x.shape[-2:]))
-    before, after = _permutations(head_dim, values.num_pairs, layout)
+    before, after = _permutations(head_dim, num_pairs, layout)
     shape, seq, tokens = op.Shape(x), op.Shape(x, start=-3, end=-2), op.Shape(x, end=-2)
     batch = op.Constant(value_ints=[-1])
     y = x if before is None else op.Gather(x, before, axis=-1)
@@ -204,21 +211,15 @@ def _rotate_tensor(op: Any, x: Any, values: _CosSin, layout: Layout) -> Any:
     # [..., seq, heads, head_dim] -> [batch, seq, heads * head_dim]
     width = op.Constant(value_ints=[heads * head_dim])
     y = op.Reshape(y, op.Concat(batch, seq, width, axis=0))
-    if values.position_ids is None:
-        # [..., seq, num_pairs], broadcast -> [batch, seq, num_pairs]
-        pairs = op.Constant(value_ints=[values.num_pairs])
-        full, flat = op.Concat(tokens, pairs, axis=0), op.Concat(batch, seq, pairs, axis=0)
-        inputs = [op.Reshape(op.Expand(each, full), flat) for each in (values.cos, values.sin)]
-    else:
-        # [..., seq], broadcast -> [batch, seq]
-        ids = op.Reshape(op.Expand(values.position_ids, tokens), op.Concat(batch, seq, axis=0))
-        inputs = [values.cos, values.sin, ids]
+    # [..., seq, num_pairs], broadcast -> [batch, seq, num_pairs]
+    pairs = op.Constant(value_ints=[num_pairs])
+    full, flat = op.Concat(tokens, pairs, axis=0), op.Concat(batch, seq, pairs, axis=0)
     y = op.RotaryEmbedding(
         y,
-        *inputs,
+        *[op.Reshape(op.Expand(row, full), flat) for row in rows],
         interleaved=by_pairing(layout.pairing, half=0, interleaved=1),
         num_heads=heads,
-        rotary_embedding_dim=2 * values.num_pairs if 2 * values.num_pairs < head_dim else 0,
+        rotary_embedding_dim=2 * num_pairs if 2 * num_pairs < head_dim else 0,
     )
     y = op.Reshape(y, shape)
     y = y if x.dtype.name == "FLOAT" else op.CastLike(y, x)
@@ -243,32 +244,29 @@ def _permutations(
     return (None if before == in_order else before), (None if after == in_order else after)
 
 
-def _make_cos_sin(
-    op: Any, source: Sequence[Any], text: str, inverse: bool, gain: float, longest: int | None
-) -> _CosSin:
-    if len(source) == 2:
-        cos, sin = (op.Cast(each, to=_FLOAT) for each in source)
-        num_pairs = source[0].shape[-1]
-    else:
-        rope, positions = read_rope(text), source[0]
-        num_pairs, fractional = rope.num_pairs, positions.dtype.name in ("FLOAT", "DOUBLE")
-        if longest is not None:
-            if fractional or rope.axes.n_axes > 1:
-                problem = "fractions" if fractional else f"on {rope.axes.n_axes} axes"
-                raise SpecError(
-                    f"longest makes tables that whole positions on one axis are rows of, got "
-                    f"positions {problem}; leave longest out"
-                )
-            tables = _position_tables(rope, longest, gain, -gain if inverse else gain)
-            cos, sin = (_constant(op, table) for table in tables)
-            return _CosSin(cos, sin, op.Cast(positions, to=_INT64), num_pairs)
-        cos, sin = _make_rows(op, positions, rope, fractional)
-    if gain != 1.0:
-        cos, sin = cos * gain, sin * gain
-    return _CosSin(cos, -sin if inverse else sin, None, num_pairs)
+def _make_rows(
+    op: Any, positions: Any, rope: Rope, gain: float, longest: int | None
+) -> tuple[Any, Any]:
+    """Cos and sin ``[..., seq, num_pairs]`` float32, times the gain."""
+    fractional = positions.dtype.name in ("FLOAT", "DOUBLE")
+    if longest is None:
+        cos, sin = _compute_rows(op, positions, rope, fractional)
+        return (cos, sin) if gain == 1.0 else (cos * gain, sin * gain)
+    if fractional or rope.axes.n_axes > 1:
+        problem = "fractions" if fractional else f"on {rope.axes.n_axes} axes"
+        raise SpecError(
+            f"longest makes tables that whole positions on one axis are rows of, got positions "
+            f"{problem}; leave longest out"
+        )
+    rows = op.Cast(positions, to=_INT64)
+    cos, sin = (
+        op.Gather(_constant(op, table), rows, axis=0)
+        for table in _position_tables(rope, longest, gain)
+    )
+    return cos, sin
 
 
-def _make_rows(op: Any, positions: Any, rope: Rope, fractional: bool) -> tuple[Any, Any]:
+def _compute_rows(op: Any, positions: Any, rope: Rope, fractional: bool) -> tuple[Any, Any]:
     """Cos and sin ``[..., seq, num_pairs]`` float32: the formula of `phasor.angles`.
 
     Angles are uint64, on which ONNX's operators wrap around and shift.
@@ -325,11 +323,9 @@ def _cos_sin(op: Any, turns: Any) -> tuple[Any, Any]:
 
 
 @lru_cache(maxsize=4)
-def _position_tables(
-    rope: Rope, longest: int, cos_factor: float, sin_factor: float
-) -> tuple[_Table, _Table]:
-    cos, sin = cos_sin(rope, range(longest))
-    return (cos_factor * cos).astype(np.float32), (sin_factor * sin).astype(np.float32)
+def _position_tables(rope: Rope, longest: int, gain: float) -> tuple[_Table, _Table]:
+    cos, sin = cos_sin(range(longest), rope)
+    return (gain * cos).astype(np.float32), (gain * sin).astype(np.float32)
 
 
 def _constant(op: Any, values: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The public functions: rotate one tensor, or a query and a key, by positions or by cos and sin.
+"""The one-call functions: rotate one tensor, or a query and a key, at their tokens' positions.
 
 Tensors are ``[..., seq, heads, head_dim]`` with any strides, or ``[..., heads, seq, head_dim]``
 with ``heads_first=True``. Functions with a trailing underscore write to their arguments, the others
@@ -10,25 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from phasor._checks import boolean, number, short_repr
-from phasor._tensors import check_rope
-from phasor.errors import SpecError, TensorError
+from phasor._checks import boolean, number
+from phasor._tensors import check_rope, undone_gain
+from phasor.errors import TensorError
 from phasor.rope import Rope
-from phasor.torch._operator import angles as _angles
 from phasor.torch._operator import ops
-from phasor.torch._operator.angles import check_has_angles
-from phasor.torch._operator.arguments import (
-    Call,
-    call_by_rows,
-    fit_positions,
-    read_positions,
-    tokens_first,
-)
+from phasor.torch._operator.arguments import Layout, TurnAt, fit_positions, tokens_first
 from phasor.torch._operator.inductor import keeps_operator
-from phasor.torch._operator.internals import refuse_tracing, unscriptable
+from phasor.torch._operator.internals import unscriptable
+from phasor.torch._operator.text import attention_factor
 
 
 @unscriptable
@@ -38,7 +30,7 @@ def rotate(
     rope: Rope,
     *,
     inverse: bool = False,
-    gain: float = 1.0,
+    gain: float | None = None,
     heads_first: bool = False,
     backend: str = "auto",
 ) -> Tensor:
@@ -47,8 +39,8 @@ def rotate(
     Cos and sin are within `phasor.angles.COS_SIN_ERROR_FLOAT32` at every int64 position, on every
     device, compiled or not. Arithmetic is float32 (float64 for float64 tensors) with one rounding
     at the end. Differentiable in ``x`` any number of times; only ``positions`` is saved for the
-    backward pass. Who rotates many layers at the same positions calls `cos_sin` once, and
-    `rotate_by` in each.
+    backward pass. For many layers at the same positions, make a `Rotation` once; the numbers are
+    the same.
 
     Args:
         x: ``[..., seq, heads, head_dim]``: float64, float32, bfloat16 or float16, any strides.
@@ -57,14 +49,14 @@ def rotate(
             axes. A scalar is the position of every token. Tensors, NumPy arrays and numbers are
             taken.
         rope: What rotates; its scaling must be a law, not a rule.
-        inverse: Undo the rotation instead, from ``rope.output_pairing`` back to ``pairing``.
-        gain: Multiplied into cos and sin, for models that want ``rope.attention_factor`` there.
+        inverse: Undo the rotation with the same arguments instead, its gain included.
+        gain: Multiplied into cos and sin; ``rope.attention_factor`` if None, and 1.0 leaves it out.
         heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``. The result is too; the
             shape of ``positions`` stays ``[..., seq]``. It costs no copy.
         backend: ``"auto"``, or one implementation, which is then never replaced: ``"cpu"``,
             ``"triton"`` or ``"eager"`` (plain torch operations).
             A compiler or exporter sees plain torch operations where it is ``"eager"``, and else
-            one operator, which Inductor replaces by operations to fuse where it is ``"auto"`` and
+            operators, which Inductor replaces by operations to fuse where it is ``"auto"`` and
             `chosen_backend` says so.
 
     Returns:
@@ -77,7 +69,7 @@ def rotate(
             ``x``; if a float is NaN or beyond int64, where it can be read without waiting or
             tracing. Elsewhere its token becomes NaN.
         SpecError: If ``rope.scaling`` is a rule: use ``rope.at(seq_len)``; if ``inverse`` or
-            ``heads_first`` is no bool or ``gain`` no number.
+            ``heads_first`` is no bool or ``gain`` no number, or 0 with ``inverse``.
         BackendError: If the named backend does not exist, or cannot rotate ``x``.
 
     >>> import torch
@@ -103,7 +95,7 @@ def rotate_qk(
     rope: Rope,
     *,
     inverse: bool = False,
-    gain: float = 1.0,
+    gain: float | None = None,
     heads_first: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
@@ -134,7 +126,7 @@ def rotate_(
     rope: Rope,
     *,
     inverse: bool = False,
-    gain: float = 1.0,
+    gain: float | None = None,
     heads_first: bool = False,
     backend: str = "auto",
 ) -> Tensor:
@@ -164,7 +156,7 @@ def rotate_qk_(
     rope: Rope,
     *,
     inverse: bool = False,
-    gain: float = 1.0,
+    gain: float | None = None,
     heads_first: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
@@ -190,129 +182,6 @@ def rotate_qk_(
     return q, k
 
 
-@unscriptable
-def cos_sin(
-    positions: Any, rope: Rope, *, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
-    """Cos and sin of every token and pair: rows for `rotate_by`, made once for many layers.
-
-    They are the rows that `rotate` makes itself, within `phasor.angles.COS_SIN_ERROR_FLOAT32` (or
-    `COS_SIN_ERROR`) of the real numbers at every int64 position, on every device. A row depends on
-    its token's position alone. Nothing is kept between calls.
-
-    Args:
-        positions: As for `rotate`: ``[..., seq]``, or ``[..., seq, n_axes]`` for a Rope of several
-            axes. A tensor's device is where the rows are; numbers and arrays go to torch's default.
-        rope: As for `rotate`.
-        dtype: float32, or float64 for tensors that are float64.
-
-    Returns:
-        Two tensors ``[..., seq, num_pairs]`` of ``dtype``. The sines have the sign of
-        ``rope.direction``, and nothing is multiplied by ``rope.attention_factor``.
-
-    Raises:
-        PositionError: As `rotate`.
-        SpecError: If ``rope.scaling`` is a rule: use ``rope.at(seq_len)``; or for another dtype.
-
-    >>> import torch
-    >>> from phasor import Rope
-    >>> rope = Rope(head_dim=64, pairing="half", base=500_000.0)
-    >>> positions = torch.arange(16)
-    >>> cos, sin = cos_sin(positions, rope)
-    >>> cos.shape
-    torch.Size([16, 32])
-    >>> q = torch.randn(2, 16, 8, 64)
-    >>> y = rotate_by(q, cos, sin, pairing=rope.pairing)
-    >>> bool(torch.allclose(y, rotate(q, positions, rope), atol=1e-5))
-    True
-    """
-    check_rope(rope)
-    if dtype not in (torch.float32, torch.float64):
-        raise SpecError(f"dtype must be torch.float32 or torch.float64, got {short_repr(dtype)}")
-    refuse_tracing()
-    device = positions.device if isinstance(positions, Tensor) else torch.empty(0).device
-    positions = read_positions(positions, device, rope)
-    check_has_angles(positions)
-    return _angles.cos_sin(positions, rope.to_json(), dtype)
-
-
-@unscriptable
-def rotate_by(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    *,
-    pairing: str,
-    pairing_out: str | None = None,
-    rotary_start: int = 0,
-    inverse: bool = False,
-    heads_first: bool = False,
-    backend: str = "auto",
-) -> Tensor:
-    """``x`` rotated by given cos and sin, one entry per pair: those of `cos_sin`, or learned ones.
-
-    Args:
-        x: As for `rotate`.
-        cos: By token, ``[..., seq, num_pairs]``, of fewer dimensions than ``x`` and broadcast
-            against its leading ones; or by token and head, ``[..., seq, heads, num_pairs]`` or
-            ``[..., seq, 1, num_pairs]``, of as many dimensions as ``x``. Half width: of a
-            full-width table in the half pairing, take ``cos[..., :num_pairs]``. Of any floating
-            dtype; unless ``x`` is float64, the arithmetic is float32, and wider values are rounded
-            to it first.
-        sin: The same shape.
-        pairing: ``"half"`` or ``"interleaved"``.
-        pairing_out: Pairing of the result where it differs.
-        rotary_start: Where the rotated slice begins inside the head.
-        inverse: Undo it instead: ``sin`` changes sign, and the pairings change places.
-        heads_first: As for `rotate`; the shapes of ``cos`` and ``sin`` stay.
-        backend: As for `rotate`.
-
-    Returns:
-        A tensor of the shape, dtype and strides of ``x``. Differentiable in ``x``, and in ``cos``
-        and ``sin`` where they require it. It raises what `rotate` does.
-
-    >>> import torch
-    >>> x = torch.tensor([1.0, 0.0]).reshape(1, 1, 2)
-    >>> rotate_by(x, torch.tensor([[0.6]]), torch.tensor([[0.8]]), pairing="half").flatten()
-    tensor([0.6000, 0.8000])
-    """
-    layout = pairing, pairing_out, rotary_start
-    (y,) = ops.apply(call_by_rows(x, (cos, sin), layout, inverse, heads_first, backend))
-    # [..., seq, heads, 1, head_dim] where rows are by head
-    y = y.squeeze(-2) if y.dim() > x.dim() else y
-    return y.transpose(-3, -2) if heads_first else y
-
-
-@unscriptable
-def rotate_by_(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    *,
-    pairing: str,
-    pairing_out: str | None = None,
-    rotary_start: int = 0,
-    inverse: bool = False,
-    heads_first: bool = False,
-    backend: str = "auto",
-) -> Tensor:
-    """`rotate_by` in place: returns ``x``, and writes nothing else of its storage.
-
-    Raises:
-        TensorError: Also if elements of ``x`` share memory, with each other or with ``cos`` or
-            ``sin``.
-
-    >>> import torch
-    >>> x = torch.tensor([1.0, 0.0]).reshape(1, 1, 2)
-    >>> rotate_by_(x, torch.tensor([[0.6]]), torch.tensor([[0.8]]), pairing="half").flatten()
-    tensor([0.6000, 0.8000])
-    """
-    layout = pairing, pairing_out, rotary_start
-    call = call_by_rows(x, (cos, sin), layout, inverse, heads_first, backend)
-    ops.apply(call, in_place=True)
-    return x
-
-
 def chosen_backend(x: Tensor, *more: Tensor, compiled_for: Rope | None = None) -> str:
     """The backend that ``backend="auto"`` takes for ``x``, or for a query and a key.
 
@@ -335,11 +204,12 @@ def chosen_backend(x: Tensor, *more: Tensor, compiled_for: Rope | None = None) -
     >>> chosen_backend(torch.zeros(1, 8, 64), compiled_for=rope)
     'inductor'
     """
-    backend = ops.resolve("auto", x)
+    backend = ops.resolve("auto", x.device, x.shape[-1])
     if compiled_for is None:
         return backend
     check_rope(compiled_for, "compiled_for")
-    is_operator_kept = keeps_operator(backend, [x, *more], compiled_for.to_json())
+    pairings = compiled_for.pairing, compiled_for.output_pairing
+    is_operator_kept = keeps_operator(backend, [x, *more], *pairings)
     return backend if is_operator_kept else "inductor"
 
 
@@ -348,7 +218,7 @@ def _rotate(
     positions: Any,
     rope: Rope,
     inverse: bool,
-    gain: float,
+    gain: float | None,
     heads_first: bool,
     backend: str,
     *,
@@ -356,15 +226,22 @@ def _rotate(
 ) -> Sequence[Tensor]:
     """New tensors in the caller's layout; in place, those that were given."""
     views, outs = tokens_first(xs, heads_first), None
-    if type(rope) is Rope and type(positions) is Tensor:
-        arguments = views, (positions,), rope.to_json(), inverse, gain, backend
-        outs = ops.try_kernel(arguments, in_place)
+    if type(rope) is Rope and type(positions) is Tensor and backend in ("auto", "cpu"):
+        text = rope.to_json()
+        applied = attention_factor(text) if gain is None else gain
+        if inverse is True and type(applied) is float and applied not in (0.0, 1.0):
+            applied = undone_gain(applied)
+        outs = ops.try_turn_at(views, positions, text, inverse, applied, in_place)
     if outs is None:
-        check_rope(rope)
+        check_rope(rope, positions=positions)
         positions = fit_positions(positions, views, rope, heads_first)
-        options = boolean("inverse", inverse), number("gain", gain), backend
-        call = Call(views, [positions], rope.to_json(), *options)
-        outs = ops.apply(call, in_place=in_place)
+        inverse = boolean("inverse", inverse)
+        text = rope.to_json()
+        gain = attention_factor(text) if gain is None else number("gain", gain)
+        gain = undone_gain(gain) if inverse else gain
+        layout = Layout(rope.pairing, rope.output_pairing, rope.rotary_start)
+        call = TurnAt(views, positions, text, layout, inverse, gain, backend)
+        outs = ops.turn_at(call, in_place=in_place)
     if in_place:
         return xs
     # [..., seq, heads, head_dim] -> [..., heads, seq, head_dim]

@@ -40,7 +40,7 @@ from phasor.torch._rotary_embeddings import (
     named_modules,
     read,
 )
-from phasor.torch.functional import cos_sin
+from phasor.torch.rotation import Rotation
 
 __all__ = ["Checked", "CheckedModule", "Patched", "check", "from_model", "patch", "unpatch"]
 
@@ -297,9 +297,8 @@ def _make_cos_sin(positions: Tensor, rope: Rope, dtype: torch.dtype) -> tuple[Te
     """Cos and sin ``[..., seq, num_pairs]`` with the attention factor."""
     if isinstance(rope.scaling, Rule):
         return _cos_sin_by_rule(positions, rope, rope.scaling, dtype)
-    cos, sin = cos_sin(positions, rope, dtype=dtype)
-    factor = rope.attention_factor
-    return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
+    rotation = Rotation.at(positions, rope, dtype=dtype)
+    return rotation.cos, rotation.sin
 
 
 def _cos_sin_by_rule(

@@ -1,36 +1,52 @@
-"""`RotaryEmbedding`: the rotation of queries and keys as a module, without weights or tables."""
+"""`RotaryEmbedding`: a rotation as a module that counts positions, without weights or tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, cast, overload
 
 import torch
 from torch import Tensor, nn
 
 from phasor._checks import boolean, number, whole
-from phasor._tensors import check_counts_tokens, check_no_other, check_rope
-from phasor.errors import PositionError
+from phasor._tensors import LAYOUTS, check_counts_tokens, check_no_other, check_rope
+from phasor.errors import PositionError, SpecError, TensorError
 from phasor.rope import Rope
 from phasor.torch import positions as torch_positions
-from phasor.torch._operator.arguments import check_device, check_heads, tokens_first
+from phasor.torch._operator.arguments import (
+    check_device,
+    check_heads,
+    fit_positions,
+    tokens_first,
+)
 from phasor.torch._operator.internals import dispatch_is_plain, refuse_torchscript, refuse_tracing
-from phasor.torch.functional import rotate_qk
+from phasor.torch._operator.text import compute_dtype
+from phasor.torch.functional import rotate, rotate_qk
+from phasor.torch.rotation import Rotation
+
+#: Keys that other modules leave in a state dict for what is no state: frequencies and tables.
+_TABLES = frozenset(
+    (
+        *("inv_freq", "original_inv_freq", "freqs", "freqs_cis", "theta", "cos", "sin", "cache"),
+        *("cos_cached", "sin_cached", "cos_cache", "sin_cache", "cos_sin_cache"),
+    )
+)
 
 
 class RotaryEmbedding(nn.Module):
-    """`rotate_qk` as a module that knows its Rope and counts positions.
+    """The rotation of a Rope as a module that counts positions.
 
     It has no parameters and no buffers: nothing is cast by ``.half()``, lost on the meta device,
-    sharded, or saved in a ``state_dict``. No call depends on the calls before it, and the host
-    never waits for a device. Cos and sin are computed in each call; a model of many layers makes
-    them once with `cos_sin` and gives them to `rotate_by` in each.
+    sharded, or saved in a ``state_dict``; frequencies and tables that other modules saved there
+    are dropped when it loads one. No call depends on the calls before it, and the host never waits
+    for a device. A model of many layers makes a `Rotation` by `at` once and gives it to each.
 
     Args:
         rope: What rotates; its scaling must be a law. Of a rule ``rope.at(n)`` picks one.
+        heads_first: Whether tensors are ``[..., heads, seq, head_dim]`` (True) or ``[..., seq,
+            heads, head_dim]`` (False). Without default, because counted positions fit both.
         gain: Multiplied into cos and sin; ``rope.attention_factor`` if None.
-        heads_first: Whether tensors are ``[..., heads, seq, head_dim]``.
 
     Attributes:
         rope: Can be replaced, for a longer context.
@@ -38,20 +54,32 @@ class RotaryEmbedding(nn.Module):
 
     >>> import torch
     >>> from phasor import Rope
-    >>> rotary = RotaryEmbedding(Rope(head_dim=64, pairing="half"))
+    >>> rotary = RotaryEmbedding(Rope(head_dim=64, pairing="half"), heads_first=False)
     >>> q, k = torch.randn(2, 5, 8, 64), torch.randn(2, 5, 2, 64)
     >>> prompt_q, prompt_k = rotary(q, k)  # positions 0 to 4
     >>> next_q, next_k = rotary(q, k, offset=5)  # 5 to 9
     >>> rows_q, rows_k = rotary(q, k, offset=torch.tensor([5, 0]))
     >>> torch.equal(rows_q[0], next_q[0]), torch.equal(rows_q[1], prompt_q[1])
     (True, True)
+    >>> rotation = rotary.at(torch.arange(5))  # for all layers
+    >>> torch.equal(rotary(q, positions=rotation), prompt_q)
+    True
     """
 
-    def __init__(self, rope: Rope, *, gain: float | None = None, heads_first: bool = False) -> None:
+    def __init__(
+        self, rope: Rope, *, heads_first: bool | None = None, gain: float | None = None
+    ) -> None:
         super().__init__()
+        check_rope(rope)
+        if heads_first is None:
+            raise SpecError(
+                "heads_first must be given, for counted positions fit either order: True for "
+                f"tensors {LAYOUTS[True]}, False for {LAYOUTS[False]}"
+            )
         self.heads_first = boolean("heads_first", heads_first)
         self._chosen_gain = None if gain is None else number("gain", gain)
         self.rope = rope
+        self.register_load_state_dict_pre_hook(drop_tables)
 
     @property
     def rope(self) -> Rope:
@@ -64,6 +92,22 @@ class RotaryEmbedding(nn.Module):
         self._rope = rope
         self.gain = rope.attention_factor if self._chosen_gain is None else self._chosen_gain
 
+    def at(self, positions: Any, *, dtype: torch.dtype = torch.float32) -> Rotation:
+        """`Rotation.at` of this module's Rope and gain."""
+        return Rotation.at(positions, self.rope, gain=self.gain, dtype=dtype)
+
+    @overload
+    def forward(
+        self,
+        q: Tensor,
+        k: None = None,
+        positions: Any = None,
+        *,
+        offset: int | Tensor = 0,
+        cu_seqlens: Sequence[int] | Tensor | None = None,
+    ) -> Tensor: ...
+
+    @overload
     def forward(
         self,
         q: Tensor,
@@ -72,22 +116,34 @@ class RotaryEmbedding(nn.Module):
         *,
         offset: int | Tensor = 0,
         cu_seqlens: Sequence[int] | Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """The rotated query and key.
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor | None = None,
+        positions: Any = None,
+        *,
+        offset: int | Tensor = 0,
+        cu_seqlens: Sequence[int] | Tensor | None = None,
+        **others: Any,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The rotated query and key, or one rotated tensor.
 
         Args:
             q: ``[..., seq, num_heads, head_dim]``, or ``[..., num_heads, seq, head_dim]`` with
                 ``heads_first``.
-            k: The same tokens, with as many heads or fewer.
-            positions: As for `phasor.torch.rotate`. If None, each row starts at 0, or with
-                ``cu_seqlens`` each sequence does, plus ``offset``. A Rope of several axes needs
-                them.
+            k: The same tokens, with as many heads or fewer; None to rotate one tensor.
+            positions: As for `phasor.torch.rotate`, or a `Rotation`. If None, each row starts at 0,
+                or with ``cu_seqlens`` each sequence does, plus ``offset``. A Rope of several axes
+                needs them.
             offset: Position of the first token: a whole number, or an integer tensor with one for
                 each row (the leading dimensions, ``[batch]``) or each packed sequence.
             cu_seqlens: Boundaries of sequences packed end to end, in every row alike. A tensor
                 ``[n_sequences + 1]`` on the device of ``q``: its values are read in the CPU's
                 memory only, and tokens after the last boundary are padding. Or whole numbers
                 ``[0, ..., seq]``.
+            others: Refused, with what to write instead.
 
         Returns:
             New tensors of the shapes, dtypes and strides of ``q`` and ``k``.
@@ -99,14 +155,23 @@ class RotaryEmbedding(nn.Module):
                 device or value.
         """
         refuse_tracing()  # lengths would be tensors
+        if others:
+            _refuse_names(others)
+        _check_order(q, k, positions)
         if positions is None:
             (rows,) = tokens_first([q], self.heads_first)
-            check_heads("q", rows, self.rope, self.heads_first)
+            check_heads("x" if k is None else "q", rows, self.rope, self.heads_first)
             check_counts_tokens(self.rope)
             positions = count_positions(rows.shape[:-2], q.device, offset, cu_seqlens)
         else:
             check_no_other(offset, cu_seqlens)
+        if isinstance(positions, Rotation):
+            if k is None:
+                return positions(q, heads_first=self.heads_first)
+            return positions(q, k, heads_first=self.heads_first)
         options: dict[str, Any] = {"gain": self.gain, "heads_first": self.heads_first}
+        if k is None:
+            return rotate(q, positions, self.rope, **options)
         return rotate_qk(q, k, positions, self.rope, **options)
 
     def __prepare_scriptable__(self) -> NoReturn:
@@ -114,6 +179,57 @@ class RotaryEmbedding(nn.Module):
 
     def extra_repr(self) -> str:
         return f"gain={self.gain}, heads_first={self.heads_first}, rope={self.rope}"
+
+
+def drop_tables(_module: nn.Module, state_dict: dict[str, Any], prefix: str, *_others: Any) -> None:
+    """Take out of a state dict what modules of others saved, though it is no state.
+
+    A hook of ``load_state_dict``. A module's own parameters have other names.
+    """
+    for key in list(state_dict):
+        if key.startswith(prefix) and key.rpartition(".")[2] in _TABLES:
+            del state_dict[key]
+
+
+def as_rotation(x: Tensor, positions: Any, rope: Rope) -> Rotation:
+    """``positions`` if they are a Rotation already, else theirs for tensors like ``x``."""
+    if isinstance(positions, Rotation):
+        return positions
+    positions = fit_positions(positions, [x], rope)
+    return Rotation.at(positions, rope, dtype=compute_dtype(x.dtype))
+
+
+def _refuse_names(others: dict[str, Any]) -> NoReturn:
+    name = next(iter(others))
+    known = {
+        **dict.fromkeys(("position_ids", "input_pos", "pos", "position"), "positions"),
+        **dict.fromkeys(
+            ("seqlen_offset", "seqlen_offsets", "start_pos", "cache_position"), "offset"
+        ),
+        **dict.fromkeys(("query", "x"), "q"),
+        "key": "k",
+    }
+    hint = f"; write {known[name]}={name}" if name in known else ""
+    raise SpecError(
+        f"RotaryEmbedding has no argument {name!r}{hint}; it takes q, k, positions, offset and "
+        "cu_seqlens"
+    )
+
+
+def _check_order(q: Any, k: Any, positions: Any) -> None:
+    """Refuse positions in the place of a key, and values in that of positions."""
+    if isinstance(k, Rotation) or (isinstance(k, Tensor) and not k.is_floating_point()):
+        got = "a Rotation" if isinstance(k, Rotation) else k.dtype
+        raise TensorError(
+            f"k must be a tensor of keys, got {got}; give positions by name where there is no key: "
+            "positions=..."
+        )
+    is_tensor = isinstance(positions, Tensor) and isinstance(q, Tensor)
+    if is_tensor and positions.is_floating_point() and positions.dim() >= q.dim() >= 3:
+        raise PositionError(
+            f"positions must be [..., seq], got a tensor of shape {list(positions.shape)} after q "
+            "and k; values are not rotated: leave them out"
+        )
 
 
 def count_positions(
@@ -143,6 +259,8 @@ def count_positions(
     if isinstance(cu_seqlens, Tensor):
         check_device("cu_seqlens", cu_seqlens, device, PositionError)
         bounds = cu_seqlens
+        if bounds.is_cpu and dispatch_is_plain([bounds]):
+            _check_bounds(cast(list[Any], bounds.flatten().tolist()), seq, padded=True)
     else:
         # the host does not wait for this copy
         on_host = torch.tensor(read_bounds(cu_seqlens, seq), device="cpu")
@@ -181,9 +299,15 @@ def read_bounds(cu_seqlens: Sequence[int] | Tensor, seq: int) -> list[int]:
     else:
         kind = type(cu_seqlens).__name__
         raise PositionError(f"cu_seqlens must be whole numbers [0, ..., {seq}], got {kind}")
+    return _check_bounds(values, seq)
+
+
+def _check_bounds(values: list[Any], seq: int, *, padded: bool = False) -> list[int]:
+    """The boundaries, which end at ``seq`` tokens, or before them where the rest is padding."""
     bounds = [whole("cu_seqlens", bound, least=0, error=PositionError) for bound in values]
     is_rising = all(a <= b for a, b in pairwise(bounds))
-    if not bounds or bounds[0] != 0 or bounds[-1] != seq or not is_rising:
+    ends = bounds[-1:] == [seq] or (padded and bounds[-1:] <= [seq])
+    if not bounds or bounds[0] != 0 or not ends or not is_rising:
         raise PositionError(
             f"cu_seqlens must rise from 0 to the number of tokens ({seq}), got {bounds}; "
             "lengths become boundaries by a cumulative sum"

@@ -138,7 +138,7 @@ def cos_sin_cache(
     chunk = max(1, _CHUNK_SIZE // rope.num_pairs)
     for start in range(0, rows, chunk):
         positions = np.arange(start, min(start + chunk, rows))
-        cos, sin = (gain * part for part in cos_sin(rope, positions))
+        cos, sin = (gain * part for part in cos_sin(positions, rope))
         for name, array in _arrange(program, cos, sin, rope.pairing).items():
             tables[name][start : start + chunk] = _round_once(array, stored_dtype)
     return tables

@@ -32,7 +32,7 @@ def turning_at_one(rope: Rope) -> tuple[np.ndarray, float]:
     one = rope.at(1)
     # one on all axes: each pair turns by its own frequency, whichever axis drives it
     position = np.ones((1, rope.axes.n_axes), int) if rope.axes.n_axes > 1 else np.array([1])
-    cos, sin = cos_sin(one, position)
+    cos, sin = cos_sin(position, one)
     return np.arctan2(sin[0], cos[0]), one.attention_factor
 
 

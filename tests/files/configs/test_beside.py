@@ -293,7 +293,7 @@ def test_recorded_queries_and_keys_are_turned_as_the_entries_say(model_type: str
                 rope.pairing,
                 rope.num_pairs,
             )
-            exact = [side[:, : rope.num_pairs] for side in cos_sin(rope, positions)]
+            exact = [side[:, : rope.num_pairs] for side in cos_sin(positions, rope)]
             close = all(
                 np.allclose(side[:, : rope.num_pairs], its, rtol=0, atol=2.0**-17)
                 for side, its in zip((cos, sin), exact, strict=True)

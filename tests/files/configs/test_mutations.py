@@ -115,7 +115,7 @@ def frequencies_of_ropes(ropes: LayerRopes) -> list[tuple[np.ndarray, float]]:
     for rope in ropes.ropes:
         static = rope.at(1)
         axes = rope.axes.n_axes
-        cos, sin = cos_sin(static, np.ones((1, axes), int) if axes > 1 else np.array([1]))
+        cos, sin = cos_sin(np.ones((1, axes), int) if axes > 1 else np.array([1]), static)
         found.append((rope.direction * np.arctan2(sin[0], cos[0]), static.attention_factor))
     return found
 

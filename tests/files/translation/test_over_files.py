@@ -154,7 +154,7 @@ def test_the_engines_take_what_says_nothing(name: str, law: str, engine: str) ->
     model = changed(load(FULL[name]), law)
     (rope,) = model.ropes
     x = torch.randn(1, 1, 64, dtype=torch.float64)[0]
-    cos, sin = phasor.angles.cos_sin(rope, np.array([3]))
+    cos, sin = phasor.angles.cos_sin(np.array([3]), rope)
     z = torch.complex(x[:, :32], x[:, 32:]) * torch.tensor(rope.attention_factor * (cos + 1j * sin))
     for config in pasted(FULL[name], model, engine):
         block = config["rope_parameters"]

@@ -20,10 +20,10 @@ from torch.func import grad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from phasor import Rope
-from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
+from phasor.torch import Rotation, rotate, rotate_, rotate_qk, rotate_qk_
 
 from ...rotation_cases import THREE
-from ..torch_cases import HALF, MIXED, PLACES, rows_of
+from ..torch_cases import HALF, MIXED, PLACES, rows_of, turn_
 from ..torch_oracle import agree, assert_rotated, normal
 
 SEQUENCES = [5, 6, 9, 17]
@@ -109,8 +109,8 @@ VERBS: dict[str, Callable[..., Any]] = {
     "query and key": lambda x, p: rotate_qk(x, x[:, :, :1] * 2, p, HALF, inverse=True, gain=1.5),
     "in place": lambda x, p: rotate_(x * 2, p, MIXED) + 1,
     "in place, both": lambda x, p: rotate_qk_(x * 2, x[:, :, :1] * 3, p, MIXED),
-    "rows": lambda x, p: rotate_by(x, *rows_of(p), pairing="half", pairing_out="interleaved"),
-    "rows in place": lambda x, p: rotate_by_(x * 2, *rows_of(p), pairing="half", inverse=True),
+    "rows": lambda x, p: Rotation(*rows_of(p), pairing="half", pairing_out="interleaved")(x),
+    "rows in place": lambda x, p: turn_(x * 2, *rows_of(p), pairing="half"),
 }
 
 
@@ -168,7 +168,7 @@ def test_learned_rows_train_when_compiled() -> None:
     x = normal(2, 5, 3, 8)
 
     def function(cos: Tensor, sin: Tensor) -> Tensor:
-        return rotate_by(x, cos, sin, pairing="half").pow(2).sum()
+        return Rotation(cos, sin, pairing="half")(x).pow(2).sum()
 
     grads: list[tuple[Tensor, ...]] = []
     for call in (function, compiled(function)):
@@ -198,7 +198,7 @@ def targets(graph: torch.fx.Graph) -> list[str]:
 
 @pytest.mark.parametrize("rope", [HALF, MIXED, THREE], ids=["half", "mixed", "axes"])
 def test_an_exported_program_names_the_operator(rope: Rope) -> None:
-    """Saved, loaded, and run at other lengths: one call of phasor.rotate, eager's bits."""
+    """Saved, loaded, and run at other lengths: one call of each operator, eager's bits."""
     several = rope is THREE
 
     def tokens(length: int) -> tuple[Tensor, Tensor]:
@@ -209,12 +209,12 @@ def test_an_exported_program_names_the_operator(rope: Rope) -> None:
     program = torch.export.export(
         Encoder(rope), tokens(5), dynamic_shapes=({1: length}, {0: length})
     )
-    assert targets(program.graph) == ["phasor.rotate.default"]
+    assert targets(program.graph) == ["phasor.cos_sin.default", "phasor.turn.default"]
     file = io.BytesIO()
     torch.export.save(program, file)
     file.seek(0)
     loaded = torch.export.load(file)
-    assert targets(loaded.graph) == ["phasor.rotate.default"]
+    assert targets(loaded.graph) == ["phasor.cos_sin.default", "phasor.turn.default"]
     for seq in SEQUENCES:
         assert torch.equal(loaded.module()(*tokens(seq)), Encoder(rope)(*tokens(seq)))
 
@@ -233,7 +233,8 @@ def test_an_exported_program_decomposes_to_the_same_operator() -> None:
         program = torch.export.export(module, (x, places))
         lowered = program.run_decompositions()
         assert torch.equal(lowered.module()(x, places), module(x, places))
-    assert targets(torch.export.export(Writer(), (x, places)).graph) == ["phasor.rotate_.default"]
+    made = targets(torch.export.export(Writer(), (x, places)).graph)
+    assert made == ["phasor.cos_sin.default", "phasor.turn_.default"]
 
 
 def test_a_traced_graph_holds_the_operator() -> None:
@@ -245,7 +246,7 @@ def test_a_traced_graph_holds_the_operator() -> None:
     x, places = normal(2, 5, 3, 8).requires_grad_(), torch.arange(5)
     for mode in ("real", "fake", "symbolic"):
         traced = make_fx(step, tracing_mode=mode)(x, places)
-        assert targets(traced.graph) == ["phasor.rotate.default"] * 2
+        assert targets(traced.graph) == ["phasor.cos_sin.default", "phasor.turn.default"] * 2
         assert torch.equal(traced(x, places), step(x, places))
 
 
@@ -281,37 +282,51 @@ def stacked(places: Tensor) -> Tensor:
     return torch.stack((places, places * 2, places * 3), -1)
 
 
-CASES: dict[str, tuple[list[Tensor], list[Tensor], Rope | str, bool, float]] = {
-    "query alone": ([leaf(2, 4, 3, 8)], [PLACES], HALF, False, 1.0),
-    "query and key": ([leaf(4, 3, 8), leaf(4, 1, 8)], [PLACES], MIXED, True, 1.5),
-    "float positions": ([leaf(4, 3, 8)], [PLACES + 0.5], HALF, False, 1.0),
-    "a scalar": ([leaf(4, 3, 8, dtype=torch.float64)], [torch.tensor(7)], HALF, False, 1.0),
-    "several axes": ([leaf(4, 3, 8)], [stacked(PLACES)], THREE, False, 1.0),
-    "bfloat16": ([leaf(4, 3, 8, dtype=torch.bfloat16)], [PLACES], MIXED, False, 1.0),
-    "heads first": ([leaf(2, 3, 4, 8).detach().transpose(1, 2)], [PLACES], HALF, False, 1.0),
-    "rows": (
-        [leaf(4, 3, 8)],
-        [normal(4, 3), normal(4, 3, seed=1)],
-        '{"pairing":"half","pairing_out":"interleaved","rotary_start":1}',
-        False,
-        1.0,
+def rows(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Any cosines and sines."""
+    return normal(*shape, dtype=dtype, seed=1), normal(*shape, dtype=dtype, seed=2)
+
+
+TURNED: dict[str, tuple[list[Tensor], tuple[Tensor, Tensor], tuple[Any, ...]]] = {
+    "query alone": ([leaf(2, 4, 3, 8)], rows(4, 4), ("half", "half", 0, False)),
+    "query and key": (
+        [leaf(4, 3, 8), leaf(4, 1, 8)],
+        rows(4, 2),
+        ("interleaved", "half", 2, True),
     ),
-    "no gradient": ([normal(4, 3, 8)], [PLACES], HALF, False, 1.0),
+    "one row": ([leaf(4, 3, 8, dtype=torch.float64)], rows(4), ("half", "half", 0, False)),
+    "bfloat16": ([leaf(4, 3, 8, dtype=torch.bfloat16)], rows(4, 4), ("half", "half", 0, False)),
+    "heads first": (
+        [leaf(2, 3, 4, 8).detach().transpose(1, 2)],
+        rows(4, 4),
+        ("half", "half", 0, False),
+    ),
+    "no gradient": ([normal(4, 3, 8)], rows(4, 3), ("half", "interleaved", 1, False)),
+}
+PLACED: dict[str, tuple[Tensor, Rope, float, torch.dtype]] = {
+    "whole": (PLACES, HALF, 1.0, torch.float32),
+    "with a gain": (PLACES, MIXED, 1.5, torch.float64),
+    "floats": (PLACES + 0.5, HALF, 1.0, torch.float32),
+    "a scalar": (torch.tensor(7), HALF, 1.0, torch.float32),
+    "several axes": (stacked(PLACES), THREE, 1.0, torch.float32),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_operator_passes_torchs_own_checks(case: str) -> None:
+@pytest.mark.parametrize("case", TURNED)
+def test_the_operator_that_turns_passes_torchs_own_checks(case: str) -> None:
     """Schema, fake, autograd registration and AOT dispatch, out of place and in place."""
-    xs, angles, rope, *options = CASES[case]
-    text = rope if isinstance(rope, str) else rope.to_json()
-    torch.library.opcheck(
-        torch.ops.phasor.rotate.default, (xs, angles, text, *options, "eager"), {}
-    )
+    xs, given, layout = TURNED[case]
+    torch.library.opcheck(torch.ops.phasor.turn.default, (xs, *given, *layout, "auto"), {})
     plain = [x.detach().clone() for x in xs]
-    torch.library.opcheck(
-        torch.ops.phasor.rotate_.default, (plain, angles, text, *options, "eager"), {}
-    )
+    torch.library.opcheck(torch.ops.phasor.turn_.default, (plain, *given, *layout, "auto"), {})
+
+
+@pytest.mark.parametrize("case", PLACED)
+def test_the_operator_that_makes_rows_passes_torchs_own_checks(case: str) -> None:
+    """The same."""
+    positions, rope, gain, dtype = PLACED[case]
+    given = positions, rope.to_json(), gain, dtype, "auto"
+    torch.library.opcheck(torch.ops.phasor.cos_sin.default, given, {})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, jacrev, vjp, vmap
 
-from phasor.torch import rotate, rotate_, rotate_by, rotate_qk, rotate_qk_
+from phasor.torch import Rotation, rotate, rotate_, rotate_qk, rotate_qk_
 
 from ..torch_cases import HALF, MIXED, PLACES, rows_of
 from ..torch_oracle import agree, normal
@@ -22,7 +22,7 @@ ROTATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "rotate_": lambda x: rotate_(x.clone(), PLACES, HALF),
     "rotate_qk": lambda x: torch.cat(rotate_qk(x, x, PLACES, HALF), -1),
     "rotate_qk_": lambda x: torch.cat(rotate_qk_(x.clone(), x.clone(), PLACES, HALF), -1),
-    "rotate_by": lambda x: rotate_by(x, COS, SIN, pairing="half"),
+    "rotation": lambda x: Rotation(COS, SIN, pairing="half")(x),
 }
 
 

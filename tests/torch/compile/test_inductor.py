@@ -21,7 +21,7 @@ from torch._inductor import config as graph_caches
 from torch._inductor.utils import run_and_get_code
 
 from phasor import Rope
-from phasor.torch import chosen_backend, rotate, rotate_, rotate_by, rotate_qk, rotate_qk_
+from phasor.torch import Rotation, chosen_backend, rotate, rotate_, rotate_qk, rotate_qk_
 from phasor.torch._operator import cpu
 from phasor.torch._operator import inductor as _inductor
 
@@ -69,7 +69,7 @@ def compiled(
     """What the compiled function returns, and what Inductor made of it."""
     quick = torch.compile(function, fullgraph=True, dynamic=dynamic)
     result, code = run_and_get_code(quick, *arguments)
-    return result, "operator" if any("phasor.rotate" in each for each in code) else "decomposition"
+    return result, "operator" if any("phasor.turn" in each for each in code) else "decomposition"
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_queries_keys_rows_axes_and_writes_are_right(side: str) -> None:
             *rotate_qk(q, k, places, HALF),
             rotate(q, 7, HALF),
             rotate(q, several, THREE),
-            rotate_by(q, cos, sin, pairing="half"),
+            Rotation(cos, sin, pairing="half")(q),
         )
 
     (q2, k2, one, many, by), made = compiled(step, q, k)
@@ -181,7 +181,7 @@ def test_the_rule_chooses_by_pairing_and_size_and_can_be_asked(
         lambda x: rotate(x, torch.arange(x.shape[1]), rope), fullgraph=True, dynamic=dynamic
     )
     _, code = run_and_get_code(function, x)
-    assert any("phasor.rotate" in each for each in code) == (made == "operator")
+    assert any("phasor.turn" in each for each in code) == (made == "operator")
     for other in (5, 600) if dynamic else ():
         x = normal(1, other, 8, 128)
         assert_rotated(function(x), x, torch.arange(other), rope)
@@ -243,7 +243,7 @@ for limit in sys.argv[1:]:
     with torch.profiler.profile() as seen:
         quick(x).sum().backward()
     names = [event.key for event in seen.key_averages()]
-    print("operator" if "phasor::rotate" in names else "decomposition",
+    print("operator" if "phasor::turn" in names else "decomposition",
           counters["aot_autograd"]["autograd_cache_hit"])
 """
 
@@ -296,7 +296,7 @@ def test_other_compilers_and_exports_keep_the_operator() -> None:
     from torch._dynamo.backends.common import aot_autograd
 
     torch.compile(Module(), fullgraph=True, backend=aot_autograd(fw_compiler=look))(x)
-    assert "phasor.rotate.default" in seen
+    assert "phasor.turn.default" in seen
     program = torch.export.export(Module(), (x,)).run_decompositions()
     (call,) = [node for node in program.graph.nodes if str(node.target).startswith("phasor")]
     assert call.args[-1] == "auto"  # which is resolved where it runs

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
+from phasor.torch import rotate, rotate_, rotate_qk, rotate_qk_
 
 from ..test_errors import BY_POSITIONS, BY_ROWS, OF_TWO, ROW, Refusal
-from ..torch_cases import HALF
+from ..torch_cases import HALF, turn, turn_
 from ..torch_oracle import normal
 
 USUAL = {"positions": torch.arange(4), "rope": HALF}
@@ -20,8 +20,8 @@ VERBS = (
     (rotate_, BY_POSITIONS, {"x": normal(4, 2, 8), **USUAL}),
     (rotate_qk, OF_TWO, {"q": normal(4, 3, 8), "k": normal(4, 2, 8), **USUAL}),
     (rotate_qk_, OF_TWO, {"q": normal(4, 3, 8), "k": normal(4, 2, 8), **USUAL}),
-    (rotate_by, BY_ROWS, {"x": normal(4, 2, 8), "cos": ROW, "sin": ROW, "pairing": "half"}),
-    (rotate_by_, BY_ROWS, {"x": normal(4, 2, 8), "cos": ROW, "sin": ROW, "pairing": "half"}),
+    (turn, BY_ROWS, {"x": normal(4, 2, 8), "cos": ROW, "sin": ROW, "pairing": "half"}),
+    (turn_, BY_ROWS, {"x": normal(4, 2, 8), "cos": ROW, "sin": ROW, "pairing": "half"}),
 )
 # what the compiler refuses before phasor is asked, and values that no compiler reads
 NOT_ASKED = (

@@ -33,14 +33,14 @@ from phasor.positions import context_parallel
 from phasor.torch import (
     RotaryAttention,
     RotaryEmbedding,
+    Rotation,
     rotate,
     rotate_,
-    rotate_by,
-    rotate_by_,
     rotate_qk,
 )
 from phasor.torch.distributed import GatheredKeys
 
+from ..torch_cases import turn, turn_
 from ..torch_oracle import assert_rotated, normal
 
 ROPE = Rope(head_dim=8, pairing="half", base=100.0)
@@ -171,7 +171,7 @@ def test_the_module_counts_the_positions_of_the_whole(form: str) -> None:
     for rank, dim in product(range(2), range(3)):
         with one_of((2,), rank) as mesh, CommDebugMode() as collectives:
             given = [sharded(x, mesh, [Shard(dim)]) for x in (q, k)]
-            made = RotaryEmbedding(ROPE)(*given, **options)
+            made = RotaryEmbedding(ROPE, heads_first=False)(*given, **options)
             mine = part(places, mesh, tokens_only([Shard(dim)]))
             for y, x in zip(made, given, strict=True):
                 assert y.placements == (Shard(dim),)
@@ -196,10 +196,10 @@ def test_a_query_is_sharded_in_heads_beside_a_key_that_is_whole() -> None:
 def test_given_rows_go_with_their_tokens() -> None:
     """Cos and sin ``[seq, pairs]`` are cut where the sequence is."""
     x, places = normal(2, 6, 3, 8), np.arange(6) + 40
-    cos, sin = (torch.from_numpy(row) for row in cos_sin(ROPE, places))
+    cos, sin = (torch.from_numpy(row) for row in cos_sin(places, ROPE))
     for rank in range(2):
         with one_of((2,), rank) as mesh, CommDebugMode() as collectives:
-            turned = rotate_by(sharded(x, mesh, [Shard(1)]), cos, sin, pairing="half")
+            turned = Rotation(cos, sin, pairing="half")(sharded(x, mesh, [Shard(1)]))
             mine = slice(3 * rank, 3 * rank + 3)
             at = torch.from_numpy(places[mine]).expand(2, 3)
             assert_rotated(turned.to_local(), x[:, mine], at, ROPE)
@@ -212,8 +212,8 @@ def test_rows_by_head_are_cut_where_heads_are(shape: tuple[int, ...], in_place: 
     """Given whole; or as a DTensor, which has a gradient on every rank without communication."""
     x, grad = normal(2, 4, 6, 8), normal(2, 4, 6, 8, seed=1)
     rows = [normal(*shape, seed=seed).requires_grad_() for seed in (2, 3)]
-    verb = rotate_by_ if in_place else rotate_by
-    expected = rotate_by(x, *rows, pairing="half")
+    verb = turn_ if in_place else turn
+    expected = Rotation(*rows, pairing="half")(x)
     summed = torch.autograd.grad(expected, rows, grad)
     for rank, dim in product(range(2), range(3)):
         with one_of((2,), rank) as mesh, CommDebugMode() as collectives:
@@ -317,22 +317,20 @@ REFUSED: dict[str, tuple[type[Exception], Any]] = {
         TensorError,
         lambda mesh: rotate_qk(wrong(mesh, Shard(1)), wrong(mesh, Replicate()), AT, ROPE),
     ),
-    "positions must be replicated, or sharded with the tokens": (
+    "positions, or the cos and sin that are given, must be replicated": (
         PositionError,
         lambda mesh: rotate(wrong(mesh, Shard(2)), sharded(AT, mesh, [Shard(0)]), ROPE),
     ),
-    "cos must be replicated, or sharded with the tokens": (
+    "must be replicated, or sharded with the tokens as": (
         PositionError,
-        lambda mesh: rotate_by(
-            wrong(mesh, Replicate()),
-            *(sharded(normal(4, 4), mesh, [Shard(0)]) for _ in range(2)),
-            pairing="half",
-        ),
+        lambda mesh: Rotation(
+            *(sharded(normal(4, 4), mesh, [Shard(0)]) for _ in range(2)), pairing="half"
+        )(wrong(mesh, Replicate())),
     ),
     "cos and sin must be DTensors exactly where x is one for a gradient": (
         TensorError,
-        lambda mesh: rotate_by(
-            wrong(mesh, Shard(2)), *torch.ones(2, 4, 4, requires_grad=True), pairing="half"
+        lambda mesh: Rotation(*torch.ones(2, 4, 4, requires_grad=True), pairing="half")(
+            wrong(mesh, Shard(2))
         ),
     ),
 }
@@ -413,7 +411,7 @@ class Layer(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.proj, self.rotary = torch.nn.Linear(8, 8), RotaryEmbedding(ROPE)
+        self.proj, self.rotary = torch.nn.Linear(8, 8), RotaryEmbedding(ROPE, heads_first=False)
 
     def forward(self, x: Tensor, offset: Tensor) -> Tensor:
         """One head of each token."""

@@ -14,7 +14,14 @@ from torch import Tensor, nn
 
 from phasor import Rope
 from phasor.errors import BackendError
-from phasor.torch import RotaryAttention, rotate, rotate_, rotate_by, rotate_qk, rotate_qk_
+from phasor.torch import (
+    RotaryAttention,
+    Rotation,
+    rotate,
+    rotate_,
+    rotate_qk,
+    rotate_qk_,
+)
 
 from ...rounding import rounding
 from ..torch_oracle import assert_rotated, normal
@@ -41,7 +48,7 @@ def test_exported_attention_is_saved_and_runs_at_every_length(tmp_path: Path) ->
     torch.export.save(program, tmp_path / "attention.pt2")
     loaded = torch.export.load(tmp_path / "attention.pt2")
     called = [str(node.target) for node in loaded.graph.nodes if node.op == "call_function"]
-    assert called.count("phasor.rotate.default") == 1
+    assert called.count("phasor.turn.default") == 1
     with torch.no_grad():
         for length in (1, 2, 5, 64, 8192):
             x = normal(2, length, 16, seed=length)
@@ -79,7 +86,7 @@ def test_aot_inductor_compiles_attention_for_another_process(tmp_path: Path) -> 
 
     with_phasor, without = run("import phasor.torch"), run("")
     assert with_phasor.returncode == 0, with_phasor.stderr
-    assert "phasor::rotate" in without.stderr
+    assert "phasor::turn" in without.stderr
 
 
 def turned(x: Tensor) -> Tensor:
@@ -94,7 +101,7 @@ def written(x: Tensor) -> Tensor:
 
 def by_rows(x: Tensor) -> Tensor:
     """A function that rotates by given rows."""
-    return rotate_by(x, x[:, 0, :4], x[:, 0, 4:], pairing="half")
+    return Rotation(x[:, 0, :4], x[:, 0, 4:], pairing="half")(x)
 
 
 @pytest.mark.parametrize("gradient", [False, True], ids=["inference", "training"])
@@ -109,7 +116,7 @@ def test_tracing_is_refused(function: Callable[..., Any] | str, gradient: bool) 
 
 @pytest.mark.parametrize(
     "target",
-    [turned, rotate, rotate_, rotate_qk, rotate_qk_, rotate_by, attention, "nested"],
+    [turned, rotate, rotate_, rotate_qk, rotate_qk_, attention, "nested"],
     ids=lambda target: getattr(target, "__name__", target),
 )
 def test_scripting_is_refused(target: Any) -> None:

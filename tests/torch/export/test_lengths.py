@@ -44,7 +44,9 @@ class OfTokens(nn.Module):
 
 def embed(x: Tensor) -> Tensor:
     """Queries and keys by a module that counts positions."""
-    q, k = RotaryEmbedding(ROPE)(x.unflatten(-1, (2, 8)), x.unflatten(-1, (2, 8)), offset=3)
+    q, k = RotaryEmbedding(ROPE, heads_first=False)(
+        x.unflatten(-1, (2, 8)), x.unflatten(-1, (2, 8)), offset=3
+    )
     return (q + k).flatten(-2)
 
 

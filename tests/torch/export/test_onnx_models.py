@@ -100,7 +100,10 @@ def test_a_program_of_torch_export_is_taken_as_it_is() -> None:
     found = by_onnxruntime(program)(x.numpy(), PLACES)
     for y, expected in zip(found, module(x, places), strict=True):
         assert np.abs(y - expected.numpy()).max() <= 2 * room(x.numpy())
-    assert list(bridge.translation_table()) == [torch.ops.phasor.rotate.default]
+    assert list(bridge.translation_table()) == [
+        torch.ops.phasor.cos_sin.default,
+        torch.ops.phasor.turn.default,
+    ]
 
 
 def refused(function: Callable[..., Any], **more: Any) -> None:

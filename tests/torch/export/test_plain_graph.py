@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 
 from phasor import Rope
 from phasor.angles import COS_SIN_ERROR_FLOAT32
-from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
+from phasor.torch import Rotation, rotate, rotate_, rotate_qk, rotate_qk_
 
 from ...rotation_cases import THREE
 from ..torch_cases import HALF, MIXED, PLACES, rows_of
@@ -47,8 +47,10 @@ VERBS: dict[str, Callable[..., Any]] = {
     "axes": lambda x, p, b: rotate(x, torch.stack((p, p * 2, p * 3), -1), THREE, backend=b),
     "in place": lambda x, p, b: rotate_(x * 2, p, MIXED, backend=b),
     "in place, both": lambda x, p, b: rotate_qk_(x * 2, x[:, :, :1] * 3, p, HALF, backend=b),
-    "rows": lambda x, p, b: rotate_by(x, *rows_of(p), pairing="half", backend=b),
-    "rows in place": lambda x, p, b: rotate_by_(x * 2, *rows_of(p), pairing="half", backend=b),
+    "rows": lambda x, p, b: Rotation(*rows_of(p), pairing="half")(x, backend=b),
+    "rows in place": lambda x, p, b: Rotation(*rows_of(p), pairing="half").rotate_(
+        x * 2, backend=b
+    ),
 }
 
 
@@ -88,7 +90,7 @@ def test_automatic_choice_keeps_the_operator() -> None:
     graphs = Graphs()
     quick = torch.compile(VERBS["one"], fullgraph=True, backend=graphs)
     quick(normal(2, 5, 3, 8), torch.arange(5), "auto")
-    assert "phasor.rotate.default" in graphs.operators()
+    assert "phasor.turn.default" in graphs.operators()
 
 
 def test_plain_operations_train() -> None:

@@ -158,7 +158,7 @@ def test_undone_keys_are_the_keys_before(name: str, dtype: torch.dtype, gain: fl
     """In the pairing that they were read in, without the gain."""
     rope, stored = LAYOUTS[name], normal(2, 5, 3, 8, dtype=dtype)
     at, keys = places(rope, 2, 5), stored.clone()
-    rotate_(keys, at, rope, inverse=True, gain=1 / gain)
+    rotate_(keys, at, rope, inverse=True, gain=gain)
     pairing = (rope.output_pairing, rope.pairing)
     rows = turns(rope, at).conj()
     error = row_error(dtype, at)

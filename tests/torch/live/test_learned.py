@@ -58,7 +58,7 @@ def assert_turns_like(module: Any, ropes: LayerRopes) -> None:
     places = torch.arange(0, 512)
     with torch.no_grad():
         rows = module(torch.zeros(1), places[None])
-    for ours, theirs in zip(cos_sin(rope, places.numpy()), rows, strict=True):
+    for ours, theirs in zip(cos_sin(places.numpy(), rope), rows, strict=True):
         half = theirs[0, :, :PAIRS].double().numpy()
         # in float32 the class's powers and exp are off by a unit, two products by half of one
         room = np.maximum(1e-6, 3 * 2.0**-23 * places.numpy()[:, None] * rope.inv_freq)

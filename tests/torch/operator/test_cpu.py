@@ -15,7 +15,7 @@ from torch import Tensor
 
 import phasor.torch
 from phasor import BackendError, Rope, TensorError
-from phasor.torch import rotate, rotate_, rotate_by, rotate_qk, rotate_qk_
+from phasor.torch import Rotation, rotate, rotate_, rotate_qk, rotate_qk_
 from phasor.torch._operator import cpu
 
 from ...each import each
@@ -115,7 +115,7 @@ def test_every_16_bit_number_survives_the_identity(dtype: torch.dtype, pairing: 
     """Subnormal numbers, infinities and NaNs included; a register of 16 pairs at a time."""
     x = every_16_bit_number(dtype).reshape(-1, 1, 32)
     one, zero = torch.ones(16), torch.zeros(16)
-    y = rotate_by(x, one, zero, pairing=pairing)
+    y = Rotation(one, zero, pairing=pairing)(x)
     # 0 * inf makes a NaN of an infinity's neighbour: compare where neither is one
     first, second = (x[..., ::2], x[..., 1::2]) if pairing == "interleaved" else x.chunk(2, -1)
     sound = (first.isfinite() & second.isfinite()).expand_as(first)
@@ -138,7 +138,7 @@ def test_results_are_rounded_once_to_nearest_even(dtype: torch.dtype, pairing: A
     x = torch.where(x.isfinite(), x, torch.zeros_like(x))
     for factor in (1 + 2**-9, 1 / 3, 2.0**-12, 1 + 2**-8 + 2**-9):
         row = torch.full((16,), factor)
-        y = rotate_by(x, row, torch.zeros(16), pairing=pairing)
+        y = Rotation(row, torch.zeros(16), pairing=pairing)(x)
         assert torch.equal(y, (x.float() * torch.tensor(factor)).to(dtype))
 
 
@@ -147,15 +147,24 @@ def test_a_nan_in_a_row_is_never_a_number() -> None:
     """Whatever its bits: those of unwritten memory would carry when rounded."""
     full = torch.full((8,), -1, dtype=torch.int32).view(torch.float32)
     x = normal(1, 1, 16, dtype=torch.bfloat16)
-    assert rotate_by(x, full, full, pairing="half").isnan().all()
-    assert rotate_by(x, full, full, pairing="interleaved").isnan().all()
+    assert Rotation(full, full, pairing="half")(x).isnan().all()
+    assert Rotation(full, full, pairing="interleaved")(x).isnan().all()
 
 
-def test_a_rope_wider_than_the_head_is_refused_by_the_operator_itself() -> None:
-    """The verbs look first; who calls the operator must not write beyond the tensor either."""
-    rope, x = Rope(head_dim=64, pairing="half"), normal(3, 2, 32)
-    with pytest.raises(TensorError, match=r"floating tensors \[\.\.\., seq, heads, 64\]"):
-        torch.ops.phasor.rotate([x], [torch.arange(3)], rope.to_json(), False, 1.0, "cpu")
+def test_rows_wider_than_the_head_are_refused_by_the_operator_itself() -> None:
+    """Callers look first; the operator must not write beyond the tensor either."""
+    x, row = normal(3, 2, 32), torch.ones(3, 32)
+    with pytest.raises(TensorError, match="32 pairs from coordinate 0 on do not fit a head of 32"):
+        torch.ops.phasor.turn([x], row, row, "half", "half", 0, False, "cpu")
+
+
+@pytest.mark.parametrize("wrong", ["dtype", "step"])
+def test_rows_that_the_kernel_cannot_read_are_made_readable(wrong: str) -> None:
+    """It reads one piece of the dtype that it computes in, and says so of anything else."""
+    x, row = normal(3, 2, 8), normal(3, 4, seed=1)
+    given = row.double() if wrong == "dtype" else normal(3, 8)[:, ::2].copy_(row)
+    expected = Rotation(row, row, pairing="half")(x)
+    assert torch.equal(Rotation(given, given, pairing="half")(x), expected)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -302,7 +311,7 @@ def test_heads_wider_than_the_kernels_rows_are_rotated_without_it(dtype: torch.d
     y = x.clone()
     assert_rotated(rotate_(y, places, rope), x, places, rope)
     with pytest.raises(BackendError, match="cannot rotate x: its heads are at most 4096 wide"):
-        torch.ops.phasor.rotate([x], [places], rope.to_json(), False, 1.0, "cpu")
+        rotate(x, places, rope, backend="cpu")
 
 
 @pytest.mark.usefixtures("path")

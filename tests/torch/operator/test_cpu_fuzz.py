@@ -24,10 +24,11 @@ from phasor import Rope, TensorError
 from phasor.angles import cos_sin
 from phasor.axes import Alternating, Axial, InterleavedSections, Sectioned
 from phasor.scaling import Linear
-from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
+from phasor.torch import rotate, rotate_, rotate_qk, rotate_qk_
 from phasor.torch._operator import cpu
 
 from ...native.watched import Memory, duplicated, in_memory, placed, reach
+from ..torch_cases import turn, turn_
 from ..torch_oracle import DTYPES, excess_by, implementations, row_error, run_on
 
 ORIGINAL_EMPTY_LIKE = torch.empty_like
@@ -154,7 +155,7 @@ class Case:
         memory, positions = placed(rng, numbers)
         self.angles = [positions]
         self.memories.append(memory)
-        cos, sin = cos_sin(rope, numbers.numpy())
+        cos, sin = cos_sin(numbers.numpy(), rope)
         self.rows = cos + 1j * sin
         self.errors = [row_error(x.dtype, numbers) for x in self.xs]
 
@@ -165,7 +166,14 @@ class Case:
         if self.by_rows:
             options |= {"pairing": self.rope.pairing, "pairing_out": self.rope.pairing_out}
             options["rotary_start"] = self.rope.rotary_start
-            verb: Any = rotate_by_ if self.in_place else rotate_by
+            verb: Any = turn_ if self.in_place else turn
+            if options.pop("inverse"):
+                # the transpose, which is what the rows are checked for
+                cos, sin = self.angles
+                pairing = options["pairing"]
+                options["pairing"] = options["pairing_out"] or pairing
+                options["pairing_out"] = pairing
+                return [verb(self.xs[0], cos, -sin, **options)]
             return [verb(self.xs[0], *self.angles, **options)]
         options["gain"] = self.gain
         one: Any = rotate_ if self.in_place else rotate
@@ -204,7 +212,8 @@ class Case:
         rows = self.rows.conj() if self.inverse else self.rows
         pairing = pairing[::-1] if self.inverse else pairing
         for y, x, error in zip(done, self.given, self.errors, strict=True):
-            start, gain = self.rope.rotary_start, self.gain
+            start = self.rope.rotary_start
+            gain = 1 / self.gain if self.inverse else self.gain
             worst = excess_by(y, x, rows, pairing, start, gain=gain, error=error)
             assert worst <= 1, f"{worst:.3g} times the bound"
         written = len(self.memories) - len(self.angles)

@@ -51,7 +51,7 @@ def _tables(
         "# positions, a NumPy array [seq, axes]\n"
         "cos, sin = (\n"
         f"    torch.tensor(gain * part, {options}){form}\n"
-        "    for part in cos_sin(rope, positions)\n"
+        "    for part in cos_sin(positions, rope)\n"
         ")\n",
     )
 

@@ -249,7 +249,7 @@ def angles_code(x: str, *, interleaved: bool) -> str:
     """The float32 angle of each coordinate, ``[seq, rotary_dim]``, on the device of ``x``."""
     repeat = "repeat_interleave(2, dim=1)" if interleaved else "repeat(1, 2)"
     return (
-        "torch.tensor(\n    np.arctan2(*cos_sin(rope, positions)[::-1]), "
+        "torch.tensor(\n    np.arctan2(*cos_sin(positions, rope)[::-1]), "
         f"dtype=torch.float32, device={x}.device\n).{repeat}"
     )
 

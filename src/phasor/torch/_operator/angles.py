@@ -78,14 +78,15 @@ def _coefficients(itemsize: int) -> tuple[float, ...]:
     return (2.0**-63, 1.0, *cos, *sin)
 
 
-def cos_sin(positions: Tensor, text: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cos and sin ``[..., seq, num_pairs]`` of every token, without gain.
+def cos_sin(positions: Tensor, text: str, gain: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cos and sin ``[..., seq, num_pairs]`` of every token, times the gain.
 
     Positions are integers or floats ``[..., seq]``, or ``[..., seq, n_axes]``. Floats that are NaN
     or beyond int64 become NaN.
     """
     positions = positions_of_pairs(positions, text)
-    return cos_sin_of_turns(turns(positions, text, dtype), positions, dtype)
+    cos, sin = cos_sin_of_turns(turns(positions, text, dtype), positions, dtype)
+    return (cos, sin) if gain == 1.0 else (cos * gain, sin * gain)
 
 
 def positions_of_pairs(positions: Tensor, text: str) -> Tensor:

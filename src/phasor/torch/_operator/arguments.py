@@ -1,6 +1,6 @@
-"""What the public functions are given, made into the operator's arguments; nothing is written yet.
+"""What the public functions are given, made into the operators' arguments; nothing is written yet.
 
-A fault is found here, once and in one wording. All below trusts a `Call`.
+A fault is found here, once and in one wording. All below trusts a `Turn`.
 """
 
 from __future__ import annotations
@@ -14,66 +14,98 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from phasor import _tensors
-from phasor._checks import ErrorType, boolean, short_repr, unmasked, whole
+from phasor._checks import ErrorType, boolean, short_repr, unmasked
 from phasor._tensors import LAYOUTS
 from phasor.errors import PositionError, TensorError
-from phasor.pairings import checked_pairing
+from phasor.pairings import Pairing
 from phasor.rope import Rope
 from phasor.torch._operator.internals import refuse_tracing
-from phasor.torch._operator.text import count_axes, layout_text
 
 #: The dtypes that are rotated, and those of positions.
 DTYPES = tuple(getattr(torch, name) for name in _tensors.DTYPES)
 POSITION_DTYPES = frozenset(getattr(torch, name) for name in _tensors.POSITION_DTYPES)
 
 
-#: The operator's arguments, of which nothing is known yet.
-Unchecked = tuple[Sequence[Tensor], Sequence[Tensor], str, bool, float, str]
+class Layout(NamedTuple):
+    """Which coordinates are the pairs, on the way in and on the way out."""
+
+    pairing: Pairing
+    pairing_out: Pairing
+    rotary_start: int
+
+    def transposed(self) -> Layout:
+        """That of the transpose, which reads what the rotation wrote."""
+        return Layout(self.pairing_out, self.pairing, self.rotary_start)
 
 
-class Call(NamedTuple):
-    """The operator's arguments, checked."""
+class Turn(NamedTuple):
+    """The arguments of the operator that turns tensors by cos and sin, checked."""
 
     xs: Sequence[Tensor]  # [..., seq, heads, head_dim]: one, or a query and a key of its tokens
-    source: Sequence[Tensor]  # [positions], or [cos, sin]
-    text: str  # one of `_operator.text`
-    inverse: bool = False
-    gain: float = 1.0
+    cos: Tensor  # [..., seq, num_pairs]
+    sin: Tensor
+    pairing: Pairing
+    pairing_out: Pairing
+    rotary_start: int
+    transposed: bool = False  # the matrix's transpose: sin changes sign, and the pairings places
     backend: str = "auto"
 
-    @property
-    def own_dims(self) -> int:
-        """Dimensions of ``source`` behind those of the tokens: of pairs, or of several axes."""
-        return 1 if len(self.source) == 2 or count_axes(self.text) > 1 else 0
+    def layout(self) -> Layout:
+        """The pairs that are read and written."""
+        layout = Layout(self.pairing, self.pairing_out, self.rotary_start)
+        return layout.transposed() if self.transposed else layout
 
 
-def call_by_rows(
-    x: Tensor,
-    rows: tuple[Tensor, Tensor],
-    layout: tuple[str, str | None, int],
-    inverse: bool,
-    heads_first: bool,
-    backend: str,
-) -> Call:
-    """The rotation of ``x`` by cos and sin. By head, a head is a token with one head."""
-    refuse_tracing()
-    (cos, sin), (pairing, pairing_out, rotary_start) = rows, layout
-    (x,) = tokens_first([x], heads_first)
-    _check_floating("x", x, LAYOUTS[heads_first], 3)
+class TurnAt(NamedTuple):
+    """The arguments of a rotation in one call, checked: those of both operators."""
+
+    xs: Sequence[Tensor]
+    positions: Tensor  # [..., seq], or [..., seq, n_axes]
+    text: str  # of a Rope
+    layout: Layout
+    transposed: bool
+    gain: float
+    backend: str
+
+
+def check_rows(cos: Any, sin: Any) -> None:
+    """Refuse cos and sin that are no two tensors of floats of one shape on one device."""
     for name, row in (("cos", cos), ("sin", sin)):
         _check_floating(name, row, "[..., seq, num_pairs]", 1)
-        check_device(name, row, x.device)
-    pairing = checked_pairing("pairing", pairing)
-    pairing_out = pairing if pairing_out is None else checked_pairing("pairing_out", pairing_out)
-    start = whole("rotary_start", rotary_start, least=0)
-    by_head = _tensors.check_rows(cos.shape, sin.shape, x.shape, start, heads_first)
-    if by_head and cos.shape[-2] == 1:
+    check_device("sin", sin, cos.device)
+    _tensors.check_same_shape(cos.shape, sin.shape)
+
+
+def turn_of(
+    xs: Sequence[Tensor],
+    cos: Tensor,
+    sin: Tensor,
+    layout: Layout,
+    head_dim: int | None,
+    heads_first: bool,
+    backend: str,
+) -> Turn:
+    """The turn of ``xs`` by cos and sin. By head, a head is a token with one head.
+
+    ``xs`` are as `tokens_first` returns them; ``head_dim`` is their width, if it is known.
+    """
+    refuse_tracing()
+    for name, x in zip(names_of(xs), xs, strict=True):
+        _check_floating(name, x, LAYOUTS[heads_first], 3)
+        if head_dim is not None:
+            _tensors.check_width(name, x.shape, head_dim)
+        check_device(name, x, xs[0].device)
+    check_device("rotation", cos, xs[0].device)
+    _tensors.check_shared_tokens(xs[0].shape, xs[-1].shape, heads_first)
+    shapes = [x.shape for x in xs]
+    start = layout.rotary_start
+    by_head = [_tensors.check_rows(cos.shape, shape, start, heads_first) for shape in shapes]
+    if by_head[0] and cos.shape[-2] == 1:
         cos, sin = cos.squeeze(-2), sin.squeeze(-2)
-    elif by_head:
+    elif by_head[0]:
         # [..., seq, heads, head_dim] -> [..., seq, heads, 1, head_dim]
-        x = x.unsqueeze(-2)
-    text = layout_text(pairing, pairing_out, start)
-    return Call([x], [cos, sin], text, boolean("inverse", inverse), 1.0, backend)
+        xs = [x.unsqueeze(-2) for x in xs]
+    return Turn(xs, cos, sin, *layout, False, backend)
 
 
 def tokens_first(xs: Sequence[Tensor], heads_first: bool) -> Sequence[Tensor]:
@@ -138,7 +170,7 @@ def check_is_tensor(name: str, x: Any, error: ErrorType = TensorError) -> None:
 def check_heads(name: str, x: Any, rope: Rope, heads_first: bool = False) -> None:
     """Refuse a tensor that ``rope`` does not rotate."""
     _check_floating(name, x, LAYOUTS[heads_first], 3)
-    _tensors.check_width(name, x.shape, rope)
+    _tensors.check_width(name, x.shape, rope.head_dim)
 
 
 def check_device(

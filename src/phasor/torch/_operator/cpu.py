@@ -1,4 +1,4 @@
-"""The operator on the CPU: one pass over memory, in C++ (see ``csrc``).
+"""The operators on the CPU: one pass over memory, in C++ (see ``csrc``).
 
 The extension reads tensors through DLPack, so it is built without torch's headers and serves every
 torch that offers that interface. Where it is missing, as in the wheel for every system, this
@@ -19,12 +19,13 @@ from torch import Tensor
 
 from phasor.angles import turn_limbs
 from phasor.errors import DISTRIBUTION, BackendError, PositionError, TensorError
-from phasor.pairings import by_pairing
-from phasor.torch._operator.angles import check_has_angles, cos_sin
-from phasor.torch._operator.arguments import Call, Unchecked
+from phasor.pairings import Pairing, by_pairing
+from phasor.rope import Rope
+from phasor.torch._operator import angles
+from phasor.torch._operator.arguments import Turn
 from phasor.torch._operator.in_place import check_writable
 from phasor.torch._operator.internals import cached_constant, count_writes, warn_of_absence
-from phasor.torch._operator.text import compute_dtype, mixes_axes, read_layout, read_rope
+from phasor.torch._operator.text import compute_dtype, mixes_axes, read_rope
 
 _MAX_HEAD_DIM = 4096  # the cos and sin of a token are on the stack of the thread that needs them
 
@@ -77,72 +78,140 @@ def paths() -> tuple[str, ...]:
     return tuple(name for name, is_available in _native.paths().items() if is_available)
 
 
-def unsupported_reason(x: Tensor) -> str:
-    """Why this backend cannot rotate ``x``; nothing if it can."""
-    if x.device.type != "cpu":
-        return f"it needs a tensor in the CPU's memory, got one on {x.device}"
-    if x.shape[-1] > _MAX_HEAD_DIM:
-        return f"its heads are at most {_MAX_HEAD_DIM} wide, got {x.shape[-1]}"
+def unsupported_reason(device: torch.device, width: int) -> str:
+    """Why this backend cannot rotate heads so wide on that device; nothing if it can."""
+    if device.type != "cpu":
+        return f"it needs a tensor in the CPU's memory, got one on {device}"
+    if width > _MAX_HEAD_DIM:
+        return f"its heads are at most {_MAX_HEAD_DIM} wide, got {width}"
     return _report_absence()
 
 
-def try_kernel(arguments: Unchecked, outs: Sequence[Tensor], raises: bool = False) -> bool:
-    """One pass by integer positions; where the kernel refuses, an error or False."""
-    xs, source, text, inverse, gain, _ = arguments
-    if _native is None or (plan := _prepare_plan(text)) is None:
+def cos_sin(positions: Tensor, text: str, gain: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cos and sin ``[..., seq, num_pairs]`` times the gain, side by side in memory.
+
+    They are what the kernel makes of the vector ``(1, 0)`` of every pair.
+    """
+    if positions.is_floating_point() or mixes_axes(text):
+        return angles.cos_sin(positions, text, gain, dtype)
+    positions = _readable(positions)
+    plan, axes, pairs = _plan_of_rows(text)
+    tokens = positions.shape[:-1] if axes > 1 else positions.shape
+    rows = torch.empty((*tokens, 2 * pairs), dtype=dtype)
+    flat = positions.reshape(-1, axes) if axes > 1 else positions.reshape(-1)
+    outs = rows.view(-1, 1, 2 * pairs)
+    xs = _unit_vectors(pairs, dtype).expand_as(outs)
+    _native.rotate(plan, flat, None, False, gain, _path_index, True, xs, outs)
+    return rows[..., :pairs], rows[..., pairs:]
+
+
+def try_turn(
+    xs: Sequence[Tensor],
+    cos: Tensor,
+    sin: Tensor,
+    layout: tuple[Pairing, Pairing, int],
+    transposed: bool,
+    outs: Sequence[Tensor],
+) -> bool:
+    """One pass from ``xs`` to ``outs``; False where the kernel refuses."""
+    width, pairs = xs[0].shape[-1], cos.shape[-1]
+    if _native is None or layout[2] + 2 * pairs > width:
         return False
-    operands = (xs[0], outs[0]) if len(xs) == 1 else (xs[0], outs[0], xs[1], outs[1])
-    return _native.rotate(plan, source[0], None, inverse, gain, _path_index, raises, *operands)
+    plan = _plan_of_layout(*layout, width, pairs)
+    return _native.rotate(plan, cos, sin, transposed, 1.0, _path_index, False, *_operands(xs, outs))
 
 
-def run_into(call: Call, outs: Sequence[Tensor]) -> None:
+def try_turn_at(
+    xs: Sequence[Tensor],
+    positions: Tensor,
+    text: str,
+    transposed: bool,
+    gain: float,
+    outs: Sequence[Tensor],
+) -> bool:
+    """Rows made and turned by, in one pass by integer positions; False where the kernel refuses."""
+    if _native is None or (plan := _plan_of_rope(text)) is None:
+        return False
+    options = transposed, gain, _path_index, False
+    return _native.rotate(plan, positions, None, *options, *_operands(xs, outs))
+
+
+def run_into(turn: Turn, outs: Sequence[Tensor]) -> None:
     """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place.
 
     One pass for both, or one for each if the extension cannot tell whether they overlap in memory.
     """
-    xs, source, text, inverse, gain, _ = call
-    in_place = outs is xs
+    xs, in_place = turn.xs, outs is turn.xs
     if in_place and len(xs) == 2 and not _native.apart(*xs):
         check_writable(xs)  # every error comes before the first write
         for x in xs:
-            run_into(call._replace(xs=[x]), [x])
-    elif len(source) == 1 and not source[0].is_floating_point() and not mixes_axes(text):
-        is_read = source[0].dtype in (torch.int64, torch.int32)
-        positions = source[0] if is_read else source[0].long()
-        try_kernel(call._replace(source=[positions]), outs, raises=True)
-    else:
-        # given cos and sin, or positions between the integers or on axes that mix
-        dtype = compute_dtype(xs[0].dtype)
-        if len(source) == 1:
-            check_has_angles(source[0])
-            source = cos_sin(source[0], text, dtype)
-        cos, sin = (row.to(dtype).contiguous() for row in source)
-        plan = _prepare_plan_of_rows(text, xs[0].shape[-1], cos.shape[-1])
-        operands = (tensor for both in zip(xs, outs, strict=True) for tensor in both)
-        _native.rotate(plan, cos, sin, inverse, gain, _path_index, True, *operands)
+            alone = [x]
+            run_into(turn._replace(xs=alone), alone)
+        return
+    dtype = compute_dtype(xs[0].dtype)
+    cos, sin = (row.to(dtype).contiguous() for row in (turn.cos, turn.sin))
+    layout = turn.pairing, turn.pairing_out, turn.rotary_start
+    plan = _plan_of_layout(*layout, xs[0].shape[-1], cos.shape[-1])
+    options = turn.transposed, 1.0, _path_index, True
+    _native.rotate(plan, cos, sin, *options, *_operands(xs, outs))
     if in_place:
         count_writes(xs)
 
 
+def _operands(xs: Sequence[Tensor], outs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Each tensor and where it is written to, as the extension takes them."""
+    return (xs[0], outs[0]) if len(xs) == 1 else (xs[0], outs[0], xs[1], outs[1])
+
+
+def _readable(positions: Tensor) -> Tensor:
+    """Integers as the extension reads them."""
+    return positions if positions.dtype in (torch.int64, torch.int32) else positions.long()
+
+
 @lru_cache(maxsize=64)
-def _prepare_plan(text: str) -> bytes | None:
+def _plan_of_rope(text: str) -> bytes | None:
     """What the extension needs of a Rope, packed into bytes once; None where axes mix."""
     if mixes_axes(text):
         return None
-    value = read_rope(text)
-    axis_of_pair = np.array(value.axes.axis_of_pair(value.num_pairs), dtype=np.int32)
-    turns = value.axes.n_axes, turn_limbs(value).tobytes(), axis_of_pair.tobytes()
-    return _native.plan(value.head_dim, *_pair_layout(text, value.num_pairs), *turns)
+    rope = read_rope(text)
+    layout = rope.pairing, rope.output_pairing, rope.rotary_start
+    return _native.plan(rope.head_dim, *_pair_layout(*layout, rope.num_pairs), *_packed_turns(rope))
 
 
-@cached_constant
-def _prepare_plan_of_rows(text: str, head_dim: int, pairs: int) -> bytes:
-    """The same where cos and sin of so many pairs are given."""
-    return _native.plan(head_dim, *_pair_layout(text, pairs))
+@lru_cache(maxsize=64)
+def _plan_of_rows(text: str) -> tuple[bytes, int, int]:
+    """The plan that turns ``(1, 0)`` of every pair, in halves; the numbers of axes and pairs."""
+    rope = read_rope(text)
+    sizes = 2 * rope.num_pairs, *_pair_layout("half", "half", 0, rope.num_pairs)
+    return _native.plan(*sizes, *_packed_turns(rope)), rope.axes.n_axes, rope.num_pairs
 
 
-def _pair_layout(text: str, pairs: int) -> tuple[int, int, bool, bool]:
+@lru_cache(maxsize=64)
+def _plan_of_layout(
+    pairing: Pairing, pairing_out: Pairing, rotary_start: int, head_dim: int, pairs: int
+) -> bytes:
+    """The plan where cos and sin of so many pairs are given, which have to fit."""
+    return _native.plan(head_dim, *_pair_layout(pairing, pairing_out, rotary_start, pairs))
+
+
+def _packed_turns(rope: Rope) -> tuple[int, bytes, bytes]:
+    """The axes, and of every pair the turns per position and its axis."""
+    axis_of_pair = np.array(rope.axes.axis_of_pair(rope.num_pairs), dtype=np.int32)
+    return rope.axes.n_axes, turn_limbs(rope).tobytes(), axis_of_pair.tobytes()
+
+
+def _pair_layout(
+    pairing: Pairing, pairing_out: Pairing, start: int, pairs: int
+) -> tuple[int, int, bool, bool]:
     """Where a head's pairs begin, their number, and whether they are halves, read and written."""
-    *pairings, start = read_layout(text, False)
-    from_half, to_half = (by_pairing(p, half=True, interleaved=False) for p in pairings)
+    from_half, to_half = (
+        by_pairing(p, half=True, interleaved=False) for p in (pairing, pairing_out)
+    )
     return start, pairs, from_half, to_half
+
+
+@lru_cache(maxsize=64)
+def _unit_vectors(pairs: int, dtype: torch.dtype) -> Tensor:
+    """``[2 * pairs]``: 1 in the first half, 0 in the second."""
+    with torch.inference_mode(mode=False):
+        return (torch.arange(2 * pairs, device="cpu") < pairs).to(dtype)

@@ -1,4 +1,4 @@
-"""The operator in plain torch operations: every device, every dtype, every transformation.
+"""The operators in plain torch operations: every device, every dtype, every transformation.
 
 It is the definition that the other backends are checked against. ``torch.func``, double
 differentiation and compilers that are given ``backend="eager"`` run through it.
@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from phasor.pairings import Pairing, by_pairing, slices
-from phasor.torch._operator.angles import check_has_angles, cos_sin
-from phasor.torch._operator.arguments import Call
+from phasor.torch._operator.angles import cos_sin as cos_sin
+from phasor.torch._operator.arguments import Layout, Turn
 from phasor.torch._operator.in_place import check_writable
 from phasor.torch._operator.internals import below_autograd, in_transform
-from phasor.torch._operator.text import Layout, compute_dtype, read_layout
+from phasor.torch._operator.text import compute_dtype
 
 
-def unsupported_reason(x: Tensor) -> str:
-    """Why this backend cannot rotate ``x``: it always can."""
-    del x
+def unsupported_reason(device: torch.device, width: int) -> str:
+    """Why this backend cannot rotate heads so wide on that device: it always can."""
+    del device, width
     return ""
 
 
@@ -36,39 +36,32 @@ def needs_plain_ops(backend: str, tensors: Sequence[Tensor]) -> bool:
     return in_transform() or (compiled and not any(hasattr(t, "device_mesh") for t in tensors))
 
 
-def run_into(call: Call, outs: Sequence[Tensor]) -> None:
+def run_into(turn: Turn, outs: Sequence[Tensor]) -> None:
     """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place."""
-    if outs is call.xs:
+    if outs is turn.xs:
         check_writable(outs)
-    if len(call.source) == 1:
-        check_has_angles(call.source[0])
-    layout = read_layout(call.text, call.inverse)
     with below_autograd():
-        cos, sin = cos_sin_of_heads(call, compute_dtype(call.xs[0].dtype))
-        for x, out in zip(call.xs, outs, strict=True):
-            _write_turned(x, out, cos, sin, layout)
+        cos, sin = rows_of_heads(turn, compute_dtype(turn.xs[0].dtype))
+        for x, out in zip(turn.xs, outs, strict=True):
+            _write_turned(x, out, cos, sin, turn.layout())
 
 
-def run_without_writes(call: Call) -> list[Tensor]:
+def run_without_writes(turn: Turn) -> list[Tensor]:
     """New tensors without writing to one or reading a value, as transformations require."""
-    layout, dtypes = read_layout(call.text, call.inverse), [compute_dtype(x.dtype) for x in call.xs]
-    rows = {dtype: cos_sin_of_heads(call, dtype) for dtype in dict.fromkeys(dtypes)}
-    return [turn_pairs(x, *rows[d], layout) for x, d in zip(call.xs, dtypes, strict=True)]
+    dtypes = [compute_dtype(x.dtype) for x in turn.xs]
+    rows = {dtype: rows_of_heads(turn, dtype) for dtype in dict.fromkeys(dtypes)}
+    layout = turn.layout()
+    return [turn_pairs(x, *rows[d], layout) for x, d in zip(turn.xs, dtypes, strict=True)]
 
 
-def cos_sin_of_heads(call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cos and sin ``[..., seq, 1, num_pairs]`` with gain and direction, to broadcast over heads."""
-    if len(call.source) == 2:
-        cos, sin = call.source[0].to(dtype), call.source[1].to(dtype)
-    else:
-        cos, sin = cos_sin(call.source[0], call.text, dtype)
-    if call.gain != 1.0:
-        cos, sin = cos * call.gain, sin * call.gain
-    return cos.unsqueeze(-2), (-sin if call.inverse else sin).unsqueeze(-2)
+def rows_of_heads(turn: Turn, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cos and sin ``[..., seq, 1, num_pairs]`` of ``dtype``, to broadcast over heads."""
+    cos, sin = turn.cos.to(dtype), turn.sin.to(dtype)
+    return cos.unsqueeze(-2), (-sin if turn.transposed else sin).unsqueeze(-2)
 
 
 def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-    """``x`` rotated by `cos_sin_of_heads`, without writing to a tensor."""
+    """``x`` rotated by `rows_of_heads`, without writing to a tensor."""
     num_pairs, start = cos.shape[-1], layout.rotary_start
     first, second = slices(layout.pairing, num_pairs, start)
     # [..., seq, heads, head_dim] -> twice [..., seq, heads, num_pairs]

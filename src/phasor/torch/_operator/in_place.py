@@ -51,7 +51,7 @@ class QKMemory(NamedTuple):
         if self.overlaps(q, k):
             raise TensorError(
                 "q and k must not share memory to be written in place; rotate copies, or use the "
-                "verb without the underscore"
+                "function without the underscore"
             )
 
 
@@ -112,7 +112,7 @@ def check_no_self_overlap(xs: Sequence[Tensor], names: Sequence[str] | None = No
             raise TensorError(
                 f"{name} must not share memory with itself to be written in place, got strides "
                 f"{list(x.stride())} for shape {list(x.shape)}; use {name}.contiguous() or the "
-                "verb without the underscore"
+                "function without the underscore"
             )
 
 

@@ -23,11 +23,10 @@ import torch
 from torch import Tensor
 
 from phasor import angles as numpy_angles
-from phasor.pairings import PAIRINGS, by_pairing
+from phasor.pairings import PAIRINGS, Pairing, by_pairing
 from phasor.torch._operator import angles as _angles
 from phasor.torch._operator import eager
-from phasor.torch._operator.arguments import Call
-from phasor.torch._operator.text import Layout, read_layout
+from phasor.torch._operator.arguments import Layout, Turn
 
 ALWAYS, NEVER = 0, sys.maxsize
 _AUTO_PREFIX = "auto, rule "
@@ -62,43 +61,53 @@ def is_compiled_auto(backend: str) -> bool:
     return str(backend).startswith(_AUTO_PREFIX)
 
 
-def register(operator: Any, resolve: Callable[[str, Tensor], str]) -> None:
-    """Give Inductor the decomposition of ``operator``, which imports Inductor."""
+def register(cos_sin: Any, turn: Any, resolve: Callable[..., str]) -> None:
+    """Give Inductor the decompositions of both operators, which imports Inductor."""
     decomposition = cast(Any, import_module("torch._inductor.decomposition"))
-    if operator in decomposition.decompositions:
+    if turn in decomposition.decompositions:
         return
 
-    def decompose(*arguments: Any) -> Any:
-        call = Call(*arguments)
-        is_named = not is_compiled_auto(call.backend)
-        if is_named or keeps_operator(resolve("auto", call.xs[0]), call.xs, call.text):
+    def decompose_turn(*arguments: Any) -> Any:
+        call = Turn(*arguments)
+        if not is_compiled_auto(call.backend):
             return NotImplemented
-        return _run_fused(call)
+        backend = resolve("auto", call.xs[0].device, call.xs[0].shape[-1])
+        pairings = call.pairing, call.pairing_out
+        return NotImplemented if keeps_operator(backend, call.xs, *pairings) else _run_fused(call)
 
-    # the second is a copy of the first, made once
-    for table in (decomposition.decompositions, decomposition.fast_random_decomps()):
-        table[operator] = decompose
+    def decompose_cos_sin(
+        positions: Tensor, text: str, gain: float, dtype: torch.dtype, backend: str
+    ) -> Any:
+        if not is_compiled_auto(backend) or not positions.is_cpu or dtype not in _FLOATS:
+            return NotImplemented
+        return eager.cos_sin(positions, text, gain, dtype)
+
     # where Inductor keeps an operator with a decomposition, it has to know how to call it
     lowering = cast(Any, import_module("torch._inductor.lowering"))
-    lowering.make_fallback(
-        operator,
-        layout_constraint=lowering.constrain_to_fake_tensors,
-        warn=False,
-        override_decomp=True,
-    )
+    for operator, decompose in ((cos_sin, decompose_cos_sin), (turn, decompose_turn)):
+        # the second is a copy of the first, made once
+        for table in (decomposition.decompositions, decomposition.fast_random_decomps()):
+            table[operator] = decompose
+        lowering.make_fallback(
+            operator,
+            layout_constraint=lowering.constrain_to_fake_tensors,
+            warn=False,
+            override_decomp=True,
+        )
 
 
-def keeps_operator(backend: str, xs: Sequence[Tensor], text: str) -> bool:
+def keeps_operator(
+    backend: str, xs: Sequence[Tensor], pairing: Pairing, pairing_out: Pairing
+) -> bool:
     """Whether Inductor is given the operator for these tensors, and not its decomposition.
 
     For a size that changes, the first one that is compiled for decides, and no guard is added.
     """
     if not all(x.is_cpu for x in xs):
         return True
-    layout = read_layout(text, False)
     # two halves are two loops over memory, pairs side by side are a loop over every other element
-    pairing = by_pairing(layout.pairing_out, half=layout.pairing, interleaved="interleaved")
-    limit = min(OPERATOR_FROM.get((backend, pairing, x.dtype), ALWAYS) for x in xs)
+    slower = by_pairing(pairing_out, half=pairing, interleaved="interleaved")
+    limit = min(OPERATOR_FROM.get((backend, slower, x.dtype), ALWAYS) for x in xs)
     return sum(_size_hint(x.numel()) for x in xs) >= limit
 
 
@@ -111,10 +120,10 @@ def _size_hint(size: int | torch.SymInt) -> int:
     return optimization_hint(size, fallback=NEVER)
 
 
-def _run_fused(call: Call) -> list[Tensor]:
+def _run_fused(call: Turn) -> list[Tensor]:
     """The operator in operations that Inductor fuses well."""
-    cos, sin = eager.cos_sin_of_heads(call, torch.float32)
-    layout = read_layout(call.text, call.inverse)
+    cos, sin = eager.rows_of_heads(call, torch.float32)
+    layout = call.layout()
     turn, own_dims = eager.turn_pairs, 1
     if layout.pairing == layout.pairing_out == "half":
         turn, own_dims = _turn_halves, 2
@@ -127,7 +136,7 @@ def _run_fused(call: Call) -> list[Tensor]:
         order = _memory_order(x)
         c, s = (_permute(each, order, own_dims) for each in (cos, sin))
         y = turn(_permute(x, order, 1), c, s, layout)
-        if call.inverse:
+        if call.transposed:
             # a norm's gradient sums this one, and would otherwise read wider numbers
             y = _materialize(y)
         outs.append(_permute(y, [order.index(dim) for dim in range(len(order))], 1))

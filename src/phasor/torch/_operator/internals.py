@@ -11,7 +11,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
-from torch.utils import _python_dispatch
+from torch.utils import _python_dispatch, _pytree
 
 from phasor.errors import BackendError
 
@@ -161,3 +161,35 @@ def unscriptable(function: _F) -> _F:
     """``function``, for which ``torch.jit.script`` raises `refuse_torchscript`'s error."""
     vars(function)["__prepare_scriptable__"] = refuse_torchscript
     return function
+
+
+def register_pytree(
+    cls: type,
+    names: Sequence[str],
+    context: Callable[[Any], Any],
+    make: Callable[[Any, Any, Any], Any],
+) -> None:
+    """Let torch take a class apart into its tensors, the attributes ``names``, and make it again.
+
+    ``context`` are plain values, which programs that are exported keep as JSON.
+    """
+
+    def flatten(value: Any) -> tuple[list[Any], Any]:
+        return [getattr(value, name) for name in names], context(value)
+
+    def flatten_with_keys(value: Any) -> tuple[list[Any], Any]:
+        return [(_pytree.GetAttrKey(name), getattr(value, name)) for name in names], context(value)
+
+    def unflatten(tensors: Any, given: Any) -> Any:
+        first, second = tensors
+        return make(first, second, tuple(given))
+
+    _pytree.register_pytree_node(
+        cls,
+        flatten,
+        unflatten,
+        flatten_with_keys_fn=flatten_with_keys,
+        serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
+        to_dumpable_context=list,
+        from_dumpable_context=tuple,
+    )

@@ -1,12 +1,13 @@
-"""The one operator: its schema, its fake, its derivatives, its batching rule and its dispatch.
+"""The two operators: their schemas, fakes, derivatives, batching rules and dispatch.
 
-    phasor::rotate (xs, source, text, inverse, gain, backend) -> ys
-    phasor::rotate_(xs, source, text, inverse, gain, backend) -> ()
+    phasor::cos_sin(positions, text, gain, dtype, backend) -> (cos, sin)
+    phasor::turn (xs, cos, sin, pairing, pairing_out, rotary_start, transposed, backend) -> ys
+    phasor::turn_(xs, cos, sin, pairing, pairing_out, rotary_start, transposed, backend) -> ()
 
-``xs`` are tensors ``[..., seq, heads, head_dim]`` that share their tokens. ``source`` is where cos
-and sin come from: ``[positions]``, or ``[cos, sin]``. ``text`` is of `_operator.text`. The
-derivative of a rotation is the inverse rotation, so backward and forward mode call the operator
-again, and only ``source`` is saved.
+The first makes cos and sin ``[..., seq, num_pairs]`` of a Rope, whose text is of `_operator.text`.
+The second turns tensors ``[..., seq, heads, head_dim]`` that share their tokens. The derivative of
+a turn is its transpose, so backward and forward mode call the operator again, and only cos and sin
+are saved; of a rotation in one call (`turn_at`), only positions.
 
 Registered through the low-level ``Library``: the ``custom_op`` decorator costs several
 microseconds a call, which is more than a decode step's rotation.
@@ -22,10 +23,12 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from phasor.errors import BackendError, TensorError
+from phasor.pairings import Pairing
 from phasor.torch._operator import cpu, eager
 from phasor.torch._operator import inductor as _inductor
 from phasor.torch._operator import triton as triton_backend
-from phasor.torch._operator.arguments import Call, Unchecked
+from phasor.torch._operator.angles import check_has_angles
+from phasor.torch._operator.arguments import Turn, TurnAt
 from phasor.torch._operator.in_place import (
     check_batched,
     check_copies,
@@ -40,39 +43,67 @@ from phasor.torch._operator.internals import (
     mark_constant,
     may_write,
 )
+from phasor.torch._operator.text import compute_dtype, count_axes, count_pairs
 
 #: The implementations by name, best first: "auto" is the first that does not refuse the tensor.
 BACKENDS = {"cpu": cpu, "triton": triton_backend, "eager": eager}
 
 _LIBRARY = torch.library.Library("phasor", "DEF")
-_ARGUMENTS = "Tensor[] source, str text, bool inverse, float gain, str backend"
-_LIBRARY.define(f"rotate(Tensor[] xs, {_ARGUMENTS}) -> Tensor[]")
-_LIBRARY.define(f"rotate_(Tensor(a!)[] xs, {_ARGUMENTS}) -> ()")
-operator: Callable[..., list[Tensor]] = torch.ops.phasor.rotate.default
-operator_: Callable[..., None] = torch.ops.phasor.rotate_.default
+_ROWS = "Tensor positions, str text, float gain, ScalarType dtype, str backend"
+_LAYOUT = "str pairing, str pairing_out, int rotary_start"
+_REST = f"Tensor cos, Tensor sin, {_LAYOUT}, bool transposed, str backend"
+_LIBRARY.define(f"cos_sin({_ROWS}) -> (Tensor, Tensor)")
+_LIBRARY.define(f"turn(Tensor[] xs, {_REST}) -> Tensor[]")
+_LIBRARY.define(f"turn_(Tensor(a!)[] xs, {_REST}) -> ()")
+cos_sin_operator: Callable[..., tuple[Tensor, Tensor]] = torch.ops.phasor.cos_sin.default
+operator: Callable[..., list[Tensor]] = torch.ops.phasor.turn.default
+operator_: Callable[..., None] = torch.ops.phasor.turn_.default
 
 
-def resolve(backend: str, x: Tensor) -> str:
-    """The name of the backend that rotates ``x``. A named one is never replaced by another."""
+def resolve(backend: str, device: torch.device, width: int) -> str:
+    """The backend that rotates heads so wide. A named one is never replaced by another."""
     if backend == "auto" or _inductor.is_compiled_auto(backend):
-        return next(name for name, module in BACKENDS.items() if not module.unsupported_reason(x))
+        reasons = ((name, it.unsupported_reason(device, width)) for name, it in BACKENDS.items())
+        return next(name for name, reason in reasons if not reason)
     if backend not in BACKENDS:
         known = ", ".join(repr(name) for name in BACKENDS)
         raise BackendError(f"backend must be 'auto' or one of {known}, got {backend!r}")
-    reason = BACKENDS[backend].unsupported_reason(x)
+    reason = BACKENDS[backend].unsupported_reason(device, width)
     if reason:
         raise BackendError(f"backend={backend!r} cannot rotate x: {reason}")
     return backend
 
 
-def try_kernel(arguments: Unchecked, in_place: bool) -> Sequence[Tensor] | None:
-    """What a kernel makes of them without dispatcher; None if that is not possible.
+def cos_sin(
+    positions: Tensor, text: str, gain: float, dtype: torch.dtype, backend: str = "auto"
+) -> tuple[Tensor, Tensor]:
+    """Cos and sin of checked positions, by the operator or by plain torch operations."""
+    if dispatch_is_plain([positions]) and not positions.is_meta:
+        return _make_rows(positions, text, gain, dtype, backend)
+    if eager.needs_plain_ops(backend, [positions]):
+        return eager.cos_sin(positions, text, gain, dtype)
+    backend = _backend_argument(backend, positions.device, _width_of_rows(text))
+    return cos_sin_operator(positions, text, gain, dtype, backend)
+
+
+def try_turn(
+    xs: Sequence[Tensor],
+    cos: Tensor,
+    sin: Tensor,
+    layout: tuple[Pairing, Pairing, int],
+    head_dim: int | None,
+    backend: str,
+    in_place: bool,
+) -> Sequence[Tensor] | None:
+    """What a kernel makes of unchecked arguments without dispatcher; None if it refuses them.
 
     For one token the dispatcher costs ten times the rotation. A kernel refuses arguments that it
     is not sure of; then the caller goes through the checks and the dispatcher.
     """
-    xs, source, _, _, _, backend = arguments
-    if not dispatch_is_plain(xs) or source[0].is_neg():
+    if not dispatch_is_plain((*xs, cos, sin)):
+        return None
+    width = xs[0].shape[-1:]
+    if not width or width[0] != (head_dim or width[0]):
         return None
     if backend in ("auto", "cpu") and xs[0].is_cpu:
         kernel = cpu
@@ -86,61 +117,133 @@ def try_kernel(arguments: Unchecked, in_place: bool) -> Sequence[Tensor] | None:
         outs = xs if in_place else [torch.empty_like(x) for x in xs]
     except NotImplementedError:  # of layouts without strides
         return None
-    if not kernel.try_kernel(arguments, outs):
+    if not kernel.try_turn(xs, cos, sin, layout, False, outs):
         return None
     if in_place:
         count_writes(xs)
     return outs
 
 
-def apply(call: Call, *, in_place: bool = False) -> Sequence[Tensor]:
+def try_turn_at(
+    xs: Sequence[Tensor],
+    positions: Tensor,
+    text: str,
+    transposed: bool,
+    gain: float,
+    in_place: bool,
+) -> Sequence[Tensor] | None:
+    """The same of a rotation in one call, for which the CPU has a kernel."""
+    if not dispatch_is_plain(xs) or positions.is_neg() or not xs[0].is_cpu:
+        return None
+    if in_place and not may_write(xs):
+        return None
+    try:
+        outs = xs if in_place else [torch.empty_like(x) for x in xs]
+    except NotImplementedError:  # of layouts without strides
+        return None
+    if not cpu.try_turn_at(xs, positions, text, transposed, gain, outs):
+        return None
+    if in_place:
+        count_writes(xs)
+    return outs
+
+
+def turn(call: Turn, *, in_place: bool = False) -> Sequence[Tensor]:
     """The operator on checked arguments, or plain torch operations where those are needed.
 
     Plain operations are needed where the operator has no rule: for gradients of cos and sin, under
     ``torch.func``, and for compilers that are given ``backend="eager"``. In place, new values that
     have a derivative are copied in.
     """
-    xs, source, *options, backend = call
+    xs, cos, sin, *options, backend = call
     if in_place:
         check_no_self_overlap(xs)
         check_mutable(xs)
-        check_batched(xs, source)
-    if dispatch_is_plain([*xs, *source]) and not xs[0].is_meta:
+        check_batched(xs, (cos, sin))
+    if dispatch_is_plain([*xs, cos, sin]) and not xs[0].is_meta:
         return _run_backend(call, in_place=in_place)
     if in_place:
         check_writable(xs)
-    backend_argument = _backend_argument(backend, xs[0])
-    rows_want_grad = len(source) == 2 and any(map(_wants_gradient, source))
-    needs_plain_ops = rows_want_grad or eager.needs_plain_ops(backend, [*xs, *source])
+    backend_argument = _backend_argument(backend, xs[0].device, xs[0].shape[-1])
+    rows_want_grad = _wants_gradient(cos) or _wants_gradient(sin)
+    needs_plain_ops = rows_want_grad or eager.needs_plain_ops(backend, [*xs, cos, sin])
     if in_place and (needs_plain_ops or any(map(_wants_gradient, xs))):
         # the gradient of cos and sin needs the values that are about to be overwritten
         copies = [x.clone() for x in xs] if rows_want_grad else xs
-        rotated = apply(call._replace(xs=copies))
-        check_copies(xs, rotated)
-        for x, y in zip(xs, rotated, strict=True):
-            x.copy_(y)
-    elif in_place:
-        operator_(xs, source, *options, backend_argument)
-    elif not needs_plain_ops:
-        return operator(xs, source, *options, backend_argument)
-    else:
-        if rows_want_grad and len({hasattr(t, "device_mesh") for t in (*xs, *source)}) > 1:
-            raise TensorError(
-                "cos and sin must be DTensors exactly where x is one for a gradient of theirs, "
-                "which would be summed over ranks; make them by DTensor.from_local or "
-                "distribute_tensor"
-            )
-        if backend not in ("auto", "eager"):
-            what = "gradients for cos and sin" if rows_want_grad else "torch.func transformations"
-            raise BackendError(f"backend={backend!r} has no {what}; use 'auto' or 'eager'")
-        return eager.run_without_writes(call)
+        return _copy_into(xs, turn(call._replace(xs=copies)))
+    if in_place:
+        operator_(xs, cos, sin, *options, backend_argument)
+        return xs
+    if not needs_plain_ops:
+        return operator(xs, cos, sin, *options, backend_argument)
+    if rows_want_grad and len({hasattr(t, "device_mesh") for t in (*xs, cos, sin)}) > 1:
+        raise TensorError(
+            "cos and sin must be DTensors exactly where x is one for a gradient of theirs, "
+            "which would be summed over ranks; make them by DTensor.from_local or "
+            "distribute_tensor"
+        )
+    if backend not in ("auto", "eager"):
+        what = "gradients for cos and sin" if rows_want_grad else "torch.func transformations"
+        raise BackendError(f"backend={backend!r} has no {what}; use 'auto' or 'eager'")
+    return eager.run_without_writes(call)
+
+
+def turn_at(call: TurnAt, *, in_place: bool = False) -> Sequence[Tensor]:
+    """Rows made and turned by. For a gradient only positions are kept, and rows made again."""
+    xs = call.xs
+    if compute_dtype(xs[0].dtype) != compute_dtype(xs[-1].dtype):
+        if in_place:
+            check_writable(xs)  # every error comes before the first write
+            check_mutable(xs)
+            check_copies(xs, xs)
+        alone = [turn_at(call._replace(xs=[x]), in_place=in_place) for x in xs]
+        return [y for (y,) in alone]
+    is_kept = not torch.compiler.is_compiling() and not eager.needs_plain_ops(call.backend, xs)
+    wants_grad = tuple(map(_wants_gradient, xs))
+    if not (is_kept and any(wants_grad)):
+        return _turn_by_new_rows(call, in_place=in_place)
+    if in_place:
+        check_no_self_overlap(xs)
+        check_mutable(xs)
+        check_writable(xs)
+    options = call._replace(xs=())
+    ys = cast(tuple[Tensor, ...], _RotationAt.apply(options, wants_grad, call.positions, *xs))
+    return _copy_into(xs, ys) if in_place else ys
+
+
+def _turn_by_new_rows(call: TurnAt, *, in_place: bool) -> Sequence[Tensor]:
+    xs, positions, text, layout, transposed, gain, backend = call
+    if dispatch_is_plain([positions]) and backend in ("auto", "cpu"):
+        outs = try_turn_at(xs, positions, text, transposed, gain, in_place)
+        if outs is not None:
+            return outs
+    cos, sin = cos_sin(positions, text, gain, compute_dtype(xs[0].dtype), backend)
+    return turn(Turn(xs, cos, sin, *layout, transposed, backend), in_place=in_place)
+
+
+def _turn_by_operators(call: TurnAt) -> Sequence[Tensor]:
+    """The same through the dispatcher, for tensors that may be anything, as gradients are."""
+    xs, positions, text, layout, transposed, gain, backend = call
+    cos, sin = cos_sin(positions, text, gain, compute_dtype(xs[0].dtype), backend)
+    backend = _backend_argument(backend, xs[0].device, xs[0].shape[-1])
+    return operator(list(xs), cos, sin, *layout, transposed, backend)
+
+
+def _copy_into(xs: Sequence[Tensor], values: Sequence[Tensor]) -> Sequence[Tensor]:
+    check_copies(xs, values)
+    for x, y in zip(xs, values, strict=True):
+        x.copy_(y)
     return xs
 
 
-def _backend_argument(backend: str, x: Tensor) -> str:
+def _width_of_rows(text: str) -> int:
+    return 2 * count_pairs(text)
+
+
+def _backend_argument(backend: str, device: torch.device, width: int) -> str:
     """The operator's argument. "auto" is resolved where it runs, as a program may be exported."""
     if backend != "auto":
-        return resolve(backend, x)
+        return resolve(backend, device, width)
     compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
     return _describe_compiled_auto() if compiling else backend
 
@@ -148,13 +251,22 @@ def _backend_argument(backend: str, x: Tensor) -> str:
 @mark_constant
 def _describe_compiled_auto() -> str:
     """The argument for "auto" inside ``torch.compile``, where Inductor may decompose it."""
-    _inductor.register(operator, resolve)
+    _inductor.register(cos_sin_operator, operator, resolve)
     return _inductor.describe_rule()
 
 
-def _run_backend(call: Call, *, in_place: bool) -> Sequence[Tensor]:
+def _make_rows(
+    positions: Tensor, text: str, gain: float, dtype: torch.dtype, backend: str
+) -> tuple[Tensor, Tensor]:
+    check_has_angles(positions)
+    name = resolve(backend, positions.device, _width_of_rows(text))
+    return BACKENDS[name].cos_sin(positions, text, gain, dtype)
+
+
+def _run_backend(call: Turn, *, in_place: bool) -> Sequence[Tensor]:
     """One pass for tensors of one dtype, which share cos and sin; else one for each."""
-    xs, backend = call.xs, BACKENDS[resolve(call.backend, call.xs[0])]
+    xs = call.xs
+    backend = BACKENDS[resolve(call.backend, xs[0].device, xs[0].shape[-1])]
     if in_place:
         check_mutable(xs)
     outs = xs if in_place else [torch.empty_like(x) for x in xs]
@@ -170,46 +282,86 @@ def _run_backend(call: Call, *, in_place: bool) -> Sequence[Tensor]:
 
 
 class _Rotation(torch.autograd.Function):
-    """Linear in ``xs``; the adjoint is the inverse rotation with the same gain."""
+    """Linear in ``xs``; the adjoint is the transpose, by the same cos and sin."""
 
     @staticmethod
     def forward(
-        options: tuple[Any, ...], wants_grad: tuple[bool, ...], *tensors: Tensor
+        options: tuple[Any, ...],
+        wants_grad: tuple[bool, ...],
+        cos: Tensor,
+        sin: Tensor,
+        *xs: Tensor,
     ) -> tuple[Tensor, ...]:
-        xs, source = tensors[: len(wants_grad)], tensors[len(wants_grad) :]
         with below_autograd():
-            return tuple(operator(list(xs), list(source), *options))
+            return tuple(operator(list(xs), cos, sin, *options))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.options, wants_grad, *tensors = inputs
-        ctx.n_xs = len(wants_grad)
-        ctx.save_for_backward(*tensors[len(wants_grad) :])
-        ctx.save_for_forward(*tensors[len(wants_grad) :])
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(
-            *(y for y, wanted in zip(output, wants_grad, strict=True) if not wanted)
-        )
+        ctx.options, wants_grad, cos, sin, *_ = inputs
+        _set_up(ctx, wants_grad, (cos, sin), output)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        text, inverse, gain, backend = ctx.options
-        source = ctx.saved_tensors  # read once: checkpointing refuses a second read
-        x_grads = _rotate_present(grads, source, text, not inverse, gain, backend)
-        return (None, None, *x_grads, *[None] * len(source))
+        *layout, transposed, backend = ctx.options
+        cos, sin = ctx.saved_tensors  # read once: checkpointing refuses a second read
+        options = *layout, not transposed, backend
+        x_grads = _apply_to_present(lambda xs: operator(xs, cos, sin, *options), grads)
+        return (None, None, None, None, *x_grads)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _rotate_present(tangents[2 : 2 + ctx.n_xs], ctx.saved_tensors, *ctx.options)
+        cos, sin = ctx.saved_tensors
+        return _apply_to_present(lambda xs: operator(xs, cos, sin, *ctx.options), tangents[4:])
 
 
-def _rotate_present(
-    tensors: Sequence[Tensor | None], source: Sequence[Tensor], *options: Any
+class _RotationAt(torch.autograd.Function):
+    """The same of a rotation in one call, which keeps its positions."""
+
+    @staticmethod
+    def forward(
+        call: TurnAt, wants_grad: tuple[bool, ...], positions: Tensor, *xs: Tensor
+    ) -> tuple[Tensor, ...]:
+        with below_autograd():
+            given = call._replace(xs=list(xs), positions=positions)
+            return tuple(_turn_by_new_rows(given, in_place=False))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.call, wants_grad, positions, *_ = inputs
+        ctx.call = ctx.call._replace(positions=None)
+        _set_up(ctx, wants_grad, (positions,), output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        (positions,) = ctx.saved_tensors
+        call = ctx.call._replace(positions=positions, transposed=not ctx.call.transposed)
+        x_grads = _apply_to_present(lambda xs: _turn_by_operators(call._replace(xs=xs)), grads)
+        return (None, None, None, *x_grads)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        (positions,) = ctx.saved_tensors
+        call = ctx.call._replace(positions=positions)
+        return _apply_to_present(lambda xs: _turn_by_operators(call._replace(xs=xs)), tangents[3:])
+
+
+def _set_up(
+    ctx: Any, wants_grad: Sequence[bool], kept: Sequence[Tensor], output: Sequence[Tensor]
+) -> None:
+    ctx.save_for_backward(*kept)
+    ctx.save_for_forward(*kept)
+    ctx.set_materialize_grads(False)
+    unwanted = [y for y, wanted in zip(output, wants_grad, strict=True) if not wanted]
+    ctx.mark_non_differentiable(*unwanted)
+
+
+def _apply_to_present(
+    function: Callable[[list[Tensor]], Sequence[Tensor]], tensors: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
-    """The operator on the tensors that are not None; None stays None."""
+    """``function`` of the tensors that are not None; None stays None."""
     present = [t for t in tensors if t is not None]
-    rotated = iter(operator(present, list(source), *options) if present else ())
-    return tuple(None if t is None else next(rotated) for t in tensors)
+    made = iter(function(present) if present else ())
+    return tuple(None if t is None else next(made) for t in tensors)
 
 
 def _wants_gradient(x: Tensor) -> bool:
@@ -217,40 +369,41 @@ def _wants_gradient(x: Tensor) -> bool:
     return is_recorded or forward_ad.unpack_dual(x).tangent is not None
 
 
-def _autograd(xs: list[Tensor], source: list[Tensor], *options: Any) -> list[Tensor]:
+def _autograd(xs: list[Tensor], cos: Tensor, sin: Tensor, *options: Any) -> list[Tensor]:
     wants_grad = tuple(map(_wants_gradient, xs))
     if any(wants_grad):
-        return list(cast(tuple[Tensor, ...], _Rotation.apply(options, wants_grad, *xs, *source)))
+        ys = cast(tuple[Tensor, ...], _Rotation.apply(options, wants_grad, cos, sin, *xs))
+        return list(ys)
     with below_autograd():
-        return operator(xs, source, *options)
+        return operator(xs, cos, sin, *options)
 
 
 def _autograd_(xs: list[Tensor], *rest: Any) -> None:
     if any(map(_wants_gradient, xs)):
         raise RuntimeError(
-            "phasor::rotate_ records no gradient; phasor.torch.rotate_ and rotate_qk_ do"
+            "phasor::turn_ records no gradient; phasor.torch.rotate_ and Rotation.rotate_ do"
         )
     with below_autograd():
         operator_(xs, *rest)
 
 
 def _batched_(*arguments: Any) -> None:
-    call = Call(*arguments)
-    check_batched(call.xs, call.source)
+    call = Turn(*arguments)
+    check_batched(call.xs, (call.cos, call.sin))
     for x, y in zip(call.xs, eager.run_without_writes(call), strict=True):
         x.copy_(y)
 
 
 def _run(*arguments: Any) -> Sequence[Tensor]:
-    return _run_backend(Call(*arguments), in_place=False)
+    return _run_backend(Turn(*arguments), in_place=False)
 
 
 def _run_(*arguments: Any) -> None:
-    _run_backend(Call(*arguments), in_place=True)
+    _run_backend(Turn(*arguments), in_place=True)
 
 
 def _batched(*arguments: Any) -> list[Tensor]:
-    return eager.run_without_writes(Call(*arguments))
+    return eager.run_without_writes(Turn(*arguments))
 
 
 def _fake(xs: list[Tensor], *_: Any) -> list[Tensor]:
@@ -261,15 +414,32 @@ def _fake_(*_: Any) -> None:
     return None
 
 
+def _run_rows(*arguments: Any) -> tuple[Tensor, Tensor]:
+    cos, sin = _make_rows(*arguments)
+    return cos.contiguous(), sin.contiguous()  # as the fakes are
+
+
+def _rows_batched(positions: Tensor, text: str, gain: float, dtype: torch.dtype, _: str) -> Any:
+    return eager.cos_sin(positions, text, gain, dtype)
+
+
+def _rows_fake(positions: Tensor, text: str, _: float, dtype: torch.dtype, __: str) -> Any:
+    tokens = positions.shape[:-1] if count_axes(text) > 1 else positions.shape
+    shape = *tokens, count_pairs(text)
+    return positions.new_empty(shape, dtype=dtype), positions.new_empty(shape, dtype=dtype)
+
+
 _BATCHED = "FuncTorchBatchedDecomposition"  # under vmap, where plain operations have rules
-for _key, _function, _function_ in (
-    ("CompositeExplicitAutograd", _run, _run_),
-    ("Autograd", _autograd, _autograd_),
-    (_BATCHED, _batched, _batched_),
+for _key, _function, _function_, _rows in (
+    ("CompositeExplicitAutograd", _run, _run_, _run_rows),
+    ("Autograd", _autograd, _autograd_, torch.library.fallthrough_kernel),
+    (_BATCHED, _batched, _batched_, _rows_batched),
 ):
-    _LIBRARY.impl("rotate", _function, _key)
-    _LIBRARY.impl("rotate_", _function_, _key)
+    _LIBRARY.impl("turn", _function, _key)
+    _LIBRARY.impl("turn_", _function_, _key)
+    _LIBRARY.impl("cos_sin", _rows, _key)
 # autograd's is_grads_batched uses batching older than torch.func
-_LIBRARY.impl("rotate", _batched, "Batched")
-torch.library.register_fake("phasor::rotate", _fake, lib=_LIBRARY)
-torch.library.register_fake("phasor::rotate_", _fake_, lib=_LIBRARY)
+_LIBRARY.impl("turn", _batched, "Batched")
+torch.library.register_fake("phasor::turn", _fake, lib=_LIBRARY)
+torch.library.register_fake("phasor::turn_", _fake_, lib=_LIBRARY)
+torch.library.register_fake("phasor::cos_sin", _rows_fake, lib=_LIBRARY)

@@ -30,8 +30,9 @@ from phasor.torch._operator.arguments import (
 )
 from phasor.torch._operator.in_place import check_rewritable
 from phasor.torch._operator.text import compute_dtype
-from phasor.torch.functional import rotate, rotate_, rotate_by_
+from phasor.torch.functional import rotate, rotate_
 from phasor.torch.kv_cache.cache import check_fits_cache
+from phasor.torch.rotation import Rotation
 
 #: How far tokens move, in positions: one number per axis where the Rope has several.
 Distance = int | Sequence[int]
@@ -73,7 +74,7 @@ def shift_(keys: Tensor, delta: Any, rope: Rope, *, heads_first: bool = False) -
     (view,) = tokens_first([keys], heads_first)
     positions = fit_positions(delta, [view], rope, heads_first, ["keys"])
     check_rewritable("keys", view)
-    rotate_(view, positions, _rope_of_stored_keys(rope))
+    rotate_(view, positions, _rope_of_stored_keys(rope), gain=1.0)
     return keys
 
 
@@ -135,7 +136,7 @@ def retune_(
         places = positions_of_pairs(chunk_positions, text)
         difference = turns(places, new.to_json(), dtype) - turns(places, text, dtype)
         cos, sin = cos_sin_of_turns(difference, places, dtype)
-        rotate_by_(chunk, gain * cos, gain * sin, **layout)
+        Rotation(gain * cos, gain * sin, **layout).rotate_(chunk)
     return keys
 
 
@@ -269,7 +270,7 @@ def _shift_keys(keys: Tensor, distances: list[int], rope: Rope | None) -> Tensor
     if rope is None:
         return keys
     delta = distances if len(distances) > 1 else distances[0]
-    return rotate(keys, delta, _rope_of_stored_keys(rope))
+    return rotate(keys, delta, _rope_of_stored_keys(rope), gain=1.0)
 
 
 def _rope_of_stored_keys(rope: Rope) -> Rope:

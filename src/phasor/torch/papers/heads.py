@@ -90,7 +90,7 @@ class PositionalHead(nn.Module):
         dtype = torch.promote_types(x.dtype, torch.float32)
         # [..., seq, embed_dim] -> [..., seq, 1, head_dim]
         q, k = (proj(x).unsqueeze(-2).to(dtype) for proj in (self.q_proj, self.k_proj))
-        q, k = rotate_qk(q, k, positions, self.rope)
+        q, k = rotate_qk(q, k, positions, self.rope, gain=1.0)
         # [..., seq, 1, head_dim] -> [..., seq, head_dim]; the values are the tokens themselves
         y = functional.scaled_dot_product_attention(
             q.squeeze(-2), k.squeeze(-2), x.to(dtype), is_causal=True

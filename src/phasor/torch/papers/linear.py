@@ -330,7 +330,7 @@ class _Blocks:
         rotated_q, rotated_k = features_q, features_k
         if self.rope is not None:
             rotated_q, rotated_k = rotate_qk(
-                features_q, features_k, positions, self.rope, heads_first=True
+                features_q, features_k, positions, self.rope, gain=1.0, heads_first=True
             )
         if self.causal:
             numerator, values = causal_sum(rotated_q, rotated_k, v_heads, values)

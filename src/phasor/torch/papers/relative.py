@@ -19,7 +19,7 @@ from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
 from phasor.torch._operator.arguments import check_heads, check_is_tensor, tokens_first
 from phasor.torch._operator.internals import outside_autocast
-from phasor.torch.attention import CHUNK, logit_factors
+from phasor.torch.attention import CHUNK
 from phasor.torch.functional import rotate
 
 
@@ -128,19 +128,18 @@ def relative_attention(
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, rope: Rope, distance: Distance) -> Tensor:
-    gain, factor = logit_factors(rope, q.shape[-1])
+    factor = q.shape[-1] ** -0.5 * rope.softmax_factor
     new, seq, width = q.shape[1], k.shape[1], distance.width
     positions = torch.arange(seq, device=q.device)
     far_positions_q, far_positions_k = distance.far_positions(positions)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     # [batch, num_kv_heads, group, seq, head_dim], with a group of 1 for keys and values
     near_q, far_q = (
-        _group_heads(rotate(q, p[seq - new :], rope, gain=gain).to(dtype) * factor, k.shape[2])
+        _group_heads(rotate(q, p[seq - new :], rope).to(dtype) * factor, k.shape[2])
         for p in (positions, far_positions_q)
     )
     near_k, far_k = (
-        _group_heads(rotate(k, p, rope, gain=gain).to(dtype), k.shape[2])
-        for p in (positions, far_positions_k)
+        _group_heads(rotate(k, p, rope).to(dtype), k.shape[2]) for p in (positions, far_positions_k)
     )
     values = _group_heads(v.to(dtype), k.shape[2])
     parts: list[Tensor] = []

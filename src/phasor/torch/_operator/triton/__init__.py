@@ -1,24 +1,25 @@
-"""The operator on a GPU: one launch for a query and a key, in Triton.
+"""The operators on a GPU, in Triton: one launch makes rows, one turns a query and a key by them.
 
 Nothing waits for the device, and after a first call, which compiles, a call can be captured in a
-graph. A kernel is compiled for each combination of
+graph. The kernel that turns is compiled for each combination of
 
-    the Rope's layout   number of pairs, first coordinate, pairing in and out
-    the direction       forward, or inverse (which is the backward pass)
-    the source          one axis, several axes, or cos and sin
-    the dtype           of the tensors, and of positions or given cos and sin
+    the layout          number of pairs, first coordinate, pairing in and out
+    the direction       forward, or transposed (which is the backward pass)
+    the dtype           of the tensors, and of cos and sin
     memory              every head one piece on 16-byte boundaries, or anything else
     what is written     the rotated slice (in place, or all of the head), or the rest as well
     the tile            for many tokens, or for few
 
-and for nothing else: not for a size, a stride, a position or a gain.
+and for nothing else: not for a size or a stride. The kernel that makes rows is compiled for the
+dtypes of positions and rows, and the numbers of axes and pairs: not for a frequency, a position or
+a gain.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -29,9 +30,9 @@ import torch
 from torch import Tensor
 
 from phasor.angles import turn_limbs
-from phasor.pairings import by_pairing
-from phasor.torch._operator.angles import cos_sin
-from phasor.torch._operator.arguments import Call, Unchecked
+from phasor.pairings import Pairing, by_pairing
+from phasor.torch._operator import angles
+from phasor.torch._operator.arguments import Turn
 from phasor.torch._operator.in_place import (
     QKMemory,
     check_cos_sin,
@@ -45,54 +46,84 @@ from phasor.torch._operator.internals import (
     hold_for_graph,
     warn_of_absence,
 )
-from phasor.torch._operator.text import (
-    compute_dtype,
-    count_axes,
-    mixes_axes,
-    read_layout,
-    read_rope,
-)
+from phasor.torch._operator.text import mixes_axes, read_rope
 
 #: From this many tokens on, a program shares cos and sin among heads; below, more programs run.
 MANY_TOKENS = 2048
 VECTOR_BYTES = 16  # bytes that memory is moved by at a time
 SHIFT_OFFSET = 40  # where the shift of a `reciprocal` begins, above its multiplier
 _LARGE_TILE, _SMALL_TILE = 32768, 4096  # bytes of a tile, of many tokens and of few
+_ROWS_TILE = 1024  # cosines that a program makes
 _PLANS: dict[tuple[Any, ...], LaunchPlan | None] = {}
 _MOST_PLANS = 256
 
 
-def unsupported_reason(x: Tensor) -> str:
-    """Why this backend cannot rotate ``x``; nothing if it can."""
-    device = x.device.type
-    if device == "cuda" or (device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
+def unsupported_reason(device: torch.device, width: int) -> str:
+    """Why this backend cannot rotate on that device; nothing if it can."""
+    del width
+    interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    if device.type == "cuda" or interpreted:
         return _report_absence()
-    return f"it needs a tensor on a GPU, got one on {x.device}"
+    return f"it needs a tensor on a GPU, got one on {device}"
 
 
-def run_into(call: Call, outs: Sequence[Tensor]) -> None:
+def cos_sin(positions: Tensor, text: str, gain: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cos and sin ``[..., seq, num_pairs]`` times the gain."""
+    if mixes_axes(text):
+        return angles.cos_sin(positions, text, gain, dtype)
+    n_axes, pairs = read_rope(text).axes.n_axes, read_rope(text).num_pairs
+    tokens = positions.shape[:-1] if n_axes > 1 else positions.shape
+    cos, sin = (torch.empty((*tokens, pairs), dtype=dtype, device=positions.device) for _ in "cs")
+    if cos.numel() == 0:
+        return cos, sin
+    is_read = positions.is_floating_point() or positions.dtype in (torch.int64, torch.int32)
+    positions = (positions if is_read else positions.long()).contiguous()
+    constants = rope_constants(text, positions.device)
+    hold_for_graph(constants)
+    count, pair_block = cos.numel() // pairs, _power_of_two(pairs)
+    token_block = max(1, _ROWS_TILE // pair_block)
+    gain_bits = int(np.float64(gain).view(np.int64))
+    kernel = load_kernels().cos_sin_rows[(-(-count // token_block), 1, 1)]
+    with _on_device(positions):
+        kernel(
+            *(positions, constants, cos, sin, count, gain_bits),
+            *(n_axes, pairs, pair_block, token_block),
+        )
+    return cos, sin
+
+
+def run_into(turn: Turn, outs: Sequence[Tensor]) -> None:
     """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place."""
-    xs, in_place = call.xs, outs is call.xs
-    if in_place and len(call.source) == 2:
-        check_cos_sin(xs, call.source)
-    if len(call.source) == 1 and mixes_axes(call.text):
-        call = call._replace(source=cos_sin(call.source[0], call.text, compute_dtype(xs[0].dtype)))
-    with torch.cuda.device(xs[0].device) if xs[0].is_cuda else nullcontext():
-        _launch(call._replace(source=widen_positions(call.source)), outs)
+    xs, in_place = turn.xs, outs is turn.xs
+    if in_place:
+        check_cos_sin(xs, (turn.cos, turn.sin))
+    with _on_device(xs[0]):
+        _launch(turn, outs)
     if in_place:
         count_writes(xs)
 
 
-def try_kernel(arguments: Unchecked, outs: Sequence[Tensor]) -> bool:
+def try_turn(
+    xs: Sequence[Tensor],
+    cos: Tensor,
+    sin: Tensor,
+    layout: tuple[Pairing, Pairing, int],
+    transposed: bool,
+    outs: Sequence[Tensor],
+) -> bool:
     """Repeat an earlier launch for tensors like these, checked at that time; false without one."""
-    xs, source, _, inverse, gain, _ = arguments
-    if type(inverse) is not bool or (type(gain) is not float and type(gain) is not int):
-        return False
-    plan = _PLANS.get(plan_key(arguments, outs))
+    turn = Turn(xs, cos, sin, *layout, transposed)
+    plan = _PLANS.get(plan_key(turn, outs))
+    if outs is xs:
+        check_cos_sin(xs, (cos, sin))
     if plan is None or (xs[0].is_cuda and xs[0].device.index != torch.cuda.current_device()):
         return False
-    plan.launch(_operands(xs, outs), source)
+    plan.launch(_operands(xs, outs), cos, sin)
     return True
+
+
+def _on_device(x: Tensor) -> AbstractContextManager[Any]:
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 @cached_constant
@@ -106,8 +137,8 @@ def _report_absence() -> str:
     return ""
 
 
-def _launch(call: Call, outs: Sequence[Tensor]) -> None:
-    xs, key = call.xs, plan_key(call, outs)
+def _launch(turn: Turn, outs: Sequence[Tensor]) -> None:
+    xs, key = turn.xs, plan_key(turn, outs)
     plan: LaunchPlan | Literal[False] | None = _PLANS.get(key, False)
     if plan is False:
         if outs is xs:
@@ -115,19 +146,19 @@ def _launch(call: Call, outs: Sequence[Tensor]) -> None:
         if len(_PLANS) >= _MOST_PLANS:
             _PLANS.clear()
         # not read back: another thread may have cleared the plans in between
-        plan = _PLANS[key] = make_plan(call, outs)
+        plan = _PLANS[key] = make_plan(turn, outs)
     if plan is not None:
-        plan.launch(_operands(xs, outs), call.source)
+        plan.launch(_operands(xs, outs), turn.cos, turn.sin)
         return
     if outs is xs:
         check_writable(xs)
     # strides too irregular for one launch: one for every index of the first dimension
-    token_shape, own_dims = xs[0].shape[:-2], call.own_dims
-    source = [a.expand(*token_shape, *a.shape[a.dim() - own_dims :]) for a in call.source]
-    for i in range(token_shape[0]):
+    tokens, pairs = xs[0].shape[:-2], turn.cos.shape[-1]
+    cos, sin = (row.expand(*tokens, pairs) for row in (turn.cos, turn.sin))
+    for i in range(tokens[0]):
         inputs = [x[i] for x in xs]
         outputs = inputs if outs is xs else [out[i] for out in outs]
-        _launch(call._replace(xs=inputs, source=[a[i] for a in source]), outputs)
+        _launch(turn._replace(xs=inputs, cos=cos[i], sin=sin[i]), outputs)
 
 
 def _operands(xs: Sequence[Tensor], outs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -135,32 +166,32 @@ def _operands(xs: Sequence[Tensor], outs: Sequence[Tensor]) -> tuple[Tensor, ...
     return xs[0], xs[-1], outs[0], outs[-1]
 
 
-def plan_key(arguments: Unchecked, outs: Sequence[Tensor]) -> tuple[Any, ...]:
+def plan_key(turn: Turn, outs: Sequence[Tensor]) -> tuple[Any, ...]:
     """All that a plan depends on, and all that was checked before it was made.
 
-    Positions are widened; ``outs`` are the ``xs`` in place.
+    ``outs`` are the ``xs`` in place.
     """
-    xs, source, text, inverse, gain, _ = arguments
+    xs, cos, sin, *options, _ = turn
     tensors, addresses = _operands(xs, outs), 0
     for t in tensors:
         addresses |= t.data_ptr()
     return (
-        *(text, inverse, gain, len(xs), outs is xs, addresses % VECTOR_BYTES == 0),
+        *(*options, len(xs), outs is xs, addresses % VECTOR_BYTES == 0),
         # Triton specializes on the alignment of the pointer to sin
-        source[-1].data_ptr() % VECTOR_BYTES == 0,
-        *[(t.shape, t.stride(), t.dtype, t.device) for t in (*tensors, *source)],
+        sin.data_ptr() % VECTOR_BYTES == 0,
+        *[(t.shape, t.stride(), t.dtype, t.device) for t in (*tensors, cos, sin)],
     )
 
 
-def make_plan(call: Call, outs: Sequence[Tensor]) -> LaunchPlan | None:
+def make_plan(turn: Turn, outs: Sequence[Tensor]) -> LaunchPlan | None:
     """The launch for the arguments of `plan_key`; None where strides are too irregular for one."""
-    xs, source, text, inverse, gain, _ = call
+    xs, rows, layout = turn.xs, (turn.cos, turn.sin), turn.layout()
     q, k, *_ = tensors = _operands(xs, outs)
     has_key, is_new = len(xs) == 2, outs is not xs
-    layout, own_dims, token_shape = read_layout(text, inverse), call.own_dims, q.shape[:-2]
-    # of every tensor over the tokens, and of positions or cos, and of sin
+    token_shape, pairs = q.shape[:-2], turn.cos.shape[-1]
+    # of every tensor over the tokens, and of cos and of sin
     steps = [_broadcast_strides(x, 2, token_shape) for x in tensors]
-    steps += [_broadcast_strides(each, own_dims, token_shape) for each in source]
+    steps += [_broadcast_strides(row, 1, token_shape) for row in rows]
     dimensions = _merge_dimensions(token_shape, steps)
     if len(dimensions) > 2:
         return None
@@ -168,32 +199,23 @@ def make_plan(call: Call, outs: Sequence[Tensor]) -> LaunchPlan | None:
     (inner, inner_steps), (outer, outer_steps) = dimensions
     token_strides = list(zip(outer_steps, inner_steps, strict=True))
     strides, packed = _head_strides(tensors, token_strides[: len(tensors)])
-    for each, over_tokens in zip(source, token_strides[len(tensors) :], strict=True):
-        strides += (*over_tokens, each.stride(-1) if own_dims else 0)
-    if len(source) == 2:
-        source_kind, constants, pairs = "cos_sin", None, source[0].shape[-1]
-    else:
-        source_kind = "one axis" if count_axes(text) == 1 else "several axes"
-        constants = rope_constants(text, source[0].device)
-        pairs = constants.shape[-1]
-        strides += (0, 0, 0)  # there is no sin
+    for row, over_tokens in zip(rows, token_strides[len(tensors) :], strict=True):
+        strides += (*over_tokens, row.stride(-1))
     few = inner * outer < MANY_TOKENS
     _, token_block, head_block = tile = choose_tile(pairs, few, q.element_size(), packed)
     q_heads, k_heads = q.shape[-2], k.shape[-2] if has_key else 0
     blocks = -(-q_heads // head_block) + -(-k_heads // head_block)
     tiles = -(-inner // token_block)
-    kernels, gain_bits = load_kernels(), int(np.float64(gain).view(np.int64))
+    kernels = load_kernels()
     load = kernels.load_half, kernels.load_interleaved
     store = kernels.store_half, kernels.store_interleaved
     return LaunchPlan(
         outer * tiles * blocks,
-        constants,
         (
-            *(inner, q_heads, k_heads, reciprocal(blocks), reciprocal(tiles)),
-            *(gain_bits, *strides, source_kind),
+            *(inner, q_heads, k_heads, reciprocal(blocks), reciprocal(tiles), *strides),
             by_pairing(layout.pairing, half=load[0], interleaved=load[1]),
             by_pairing(layout.pairing_out, half=store[0], interleaved=store[1]),
-            *(layout.pairing != layout.pairing_out or few, inverse),
+            *(layout.pairing != layout.pairing_out or few, turn.transposed),
             *(pairs, layout.rotary_start),
             q.shape[-1] if is_new and q.shape[-1] > 2 * pairs else 0,
             *(packed, *tile),
@@ -212,25 +234,20 @@ class LaunchPlan:
     """A launch without the pointers to a call's tensors."""
 
     programs: int
-    constants: Tensor | None  # None for given cos and sin
     arguments: tuple[Any, ...]
     memory: QKMemory | None = None  # of a query and a key that are both written
     compiled: Any = None
 
-    def launch(self, tensors: Sequence[Tensor], source: Sequence[Tensor]) -> None:
+    def launch(self, tensors: Sequence[Tensor], cos: Tensor, sin: Tensor) -> None:
         """Run the kernel on ``tensors``, of which the first two are query and key."""
         if self.memory is not None:
             self.memory.check_apart(tensors[0].data_ptr(), tensors[1].data_ptr())
         if self.programs == 0:
             return
-        constants = self.constants
-        if constants is not None:
-            hold_for_graph(constants)
-        pointers = *tensors, source[0], source[1] if constants is None else constants
         # Triton's search for the compiled kernel takes as long as a small rotation; from the second
         # launch on the kernel is called directly
         kernel = self.compiled or load_kernels().rotation
-        launched = kernel[(self.programs, 1, 1)](*pointers, *self.arguments)
+        launched = kernel[(self.programs, 1, 1)](*tensors, cos, sin, *self.arguments)
         self.compiled = launched or self.compiled
 
 
@@ -245,14 +262,6 @@ def rope_constants(text: str, device: torch.device) -> Tensor:
     rows[:6] = turn_limbs(spec).view(np.int32).T
     rows[6] = spec.axes.axis_of_pair(spec.num_pairs)
     return torch.from_numpy(rows).to(device)
-
-
-def widen_positions(source: Sequence[Tensor]) -> Sequence[Tensor]:
-    """``source`` as kernels take them: int32, int64 or float positions, or cos and sin."""
-    positions = source[0]
-    if positions.is_floating_point() or positions.dtype in (torch.int64, torch.int32):
-        return source
-    return [positions.long()]
 
 
 def _broadcast_strides(x: Tensor, own_dims: int, token_shape: Sequence[int]) -> tuple[int, ...]:
@@ -291,11 +300,16 @@ def choose_tile(num_pairs: int, few: bool, item_bytes: int, packed: bool) -> tup
     Heads that are ``packed`` are moved in pieces of 16 bytes. If they are not, every number has an
     address of its own in registers, and a large tile is a quarter.
     """
-    pairs = 1 << (max(num_pairs, 1) - 1).bit_length()
+    pairs = _power_of_two(num_pairs)
     size = _SMALL_TILE if few else _LARGE_TILE // (1 if packed else 4)
     budget = max(1, size // (2 * item_bytes * pairs))
     heads = min(budget, 32 if few else 8)
     return pairs, budget // heads, heads
+
+
+def _power_of_two(count: int) -> int:
+    """The least one that is not below ``count``."""
+    return 1 << (max(count, 1) - 1).bit_length()
 
 
 def _head_strides(

@@ -1,13 +1,13 @@
-"""The rotation in Triton: cos and sin inside a kernel, and a tile of heads and tokens rotated.
+"""The two operators in Triton: rows of cos and sin, and a tile of heads and tokens turned by them.
 
-A program rotates ``head_block`` heads of ``token_block`` tokens of the query or of the key. Heads
-are the outermost dimension of its tile, ``[heads, tokens, pairs]``: threads are spread over pairs
-and tokens, and each keeps its cos and sin in registers for all heads. Offsets are 64-bit from the
-first product on.
+A program of `rotation` turns ``head_block`` heads of ``token_block`` tokens of the query or of the
+key. Heads are the outermost dimension of its tile, ``[heads, tokens, pairs]``: threads are spread
+over pairs and tokens, and each keeps its cos and sin in registers for all heads. Offsets are 64-bit
+from the first product on.
 
-Cos and sin are those of `phasor.angles`, at integer or float positions on ``"one axis"`` or on
-``"several axes"``; or of the third source, ``"cos_sin"``, which are read as given. Nothing branches
-on data: what must not be read is masked, and masked pairs are rotated by the identity.
+A program of `cos_sin_rows` makes those of ``token_block`` tokens, by the formula of
+`phasor.angles`, at integer or float positions. Nothing branches on data: what must not be read is
+masked, and masked pairs are rotated by the identity.
 """
 
 # pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false
@@ -122,50 +122,45 @@ def _load_constant(constants, row: tl.constexpr, pair, num_pairs: tl.constexpr):
     return bits.to(tl.uint32, bitcast=True).to(tl.int64)
 
 
-@triton.jit
-def _cos_sin(
-    angles, sin_or_constants, outer, token, token_exists,
-    angle_outer, angle_inner, angle_step, sin_outer, sin_inner, sin_step,
-    pair, gain, num_pairs: tl.constexpr, source: tl.constexpr, dtype: tl.constexpr,
+@triton.jit(do_not_specialize=["tokens", "gain"])
+def cos_sin_rows(
+    positions, constants, cos, sin, tokens: tl.int64, gain: tl.int64,
+    n_axes: tl.constexpr, num_pairs: tl.constexpr,
+    pair_block: tl.constexpr, token_block: tl.constexpr,
 ):  # fmt: skip
-    """Cos and sin ``[1, tokens, pairs]`` times the gain, given or of positions.
+    """Cos and sin ``[tokens, num_pairs]`` of positions ``[tokens, n_axes]``, times the gain.
 
-    NaN where a position is NaN, or a float beyond int64.
-
-    The pointers, strides and ``gain`` are those of `rotation`; ``outer`` is the index of the tokens
-    in the outer dimension, ``token`` ``[tokens]`` those in the inner one, of which some may not
-    exist, and ``pair`` ``[1, pairs]`` those of pairs, which may run past ``num_pairs``.
+    NaN where a position is NaN, or a float beyond int64. All are contiguous; ``constants`` points
+    to `triton.rope_constants`, and ``gain`` is the bits of a float64.
     """
-    # [tokens, 1]
-    angles += outer * angle_outer + (token * angle_inner)[:, None]
-    exists = token_exists[:, None] & (pair < num_pairs)
+    dtype: tl.constexpr = cos.dtype.element_ty
+    # [tokens, 1], which may run past `tokens`, and [1, pairs], which may run past `num_pairs`
+    token = (tl.program_id(0).to(tl.int64) * token_block + tl.arange(0, token_block))[:, None]
+    pair = tl.arange(0, pair_block)[None, :]
+    exists = (token < tokens) & (pair < num_pairs)
     factor = gain.to(tl.float64, bitcast=True).to(dtype)
-    if source == "cos_sin":
-        sin_or_constants += outer * sin_outer + (token * sin_inner)[:, None]
-        cos = tl.load(angles + pair * angle_step, mask=exists, other=1.0)
-        sin = tl.load(sin_or_constants + pair * sin_step, mask=exists, other=0.0)
-        cos, sin = cos.to(dtype) * factor, sin.to(dtype) * factor
+    if n_axes > 1:
+        axis = _load_constant(constants, 6, pair, num_pairs)
+        position = tl.load(positions + token * n_axes + axis, mask=exists, other=0)
     else:
-        if source == "several axes":
-            axis = _load_constant(sin_or_constants, 6, pair, num_pairs)
-            position = tl.load(angles + axis * angle_step, mask=exists, other=0)
-        else:
-            position = tl.load(angles, mask=token_exists[:, None], other=0)
-        limbs = (
-            _load_constant(sin_or_constants, 0, pair, num_pairs),
-            _load_constant(sin_or_constants, 1, pair, num_pairs),
-            _load_constant(sin_or_constants, 2, pair, num_pairs),
-            _load_constant(sin_or_constants, 3, pair, num_pairs),
-            _load_constant(sin_or_constants, 4, pair, num_pairs),
-            _load_constant(sin_or_constants, 5, pair, num_pairs),
-        )
-        if not position.dtype.is_int():
-            has_angle = tl.abs(position) < 2.0**63  # false of NaN
-            factor = tl.where(has_angle, factor, float("nan"))
-            position = tl.where(has_angle, position, 0.0)
-        cos, sin = _cos_sin_of_turns(_turns(position, limbs, dtype), factor, dtype)
-    # [tokens, pairs] -> [1, tokens, pairs], to broadcast over heads
-    return cos[None, :, :], sin[None, :, :]
+        position = tl.load(positions + token, mask=token < tokens, other=0)
+    limbs = (
+        _load_constant(constants, 0, pair, num_pairs),
+        _load_constant(constants, 1, pair, num_pairs),
+        _load_constant(constants, 2, pair, num_pairs),
+        _load_constant(constants, 3, pair, num_pairs),
+        _load_constant(constants, 4, pair, num_pairs),
+        _load_constant(constants, 5, pair, num_pairs),
+    )
+    if not position.dtype.is_int():
+        has_angle = tl.abs(position) < 2.0**63  # false of NaN
+        factor = tl.where(has_angle, factor, float("nan"))
+        position = tl.where(has_angle, position, 0.0)
+    cos_row, sin_row = _cos_sin_of_turns(_turns(position, limbs, dtype), factor, dtype)
+    # [tokens, pairs]
+    row = token * num_pairs + pair
+    tl.store(cos + row, cos_row, mask=exists)
+    tl.store(sin + row, sin_row, mask=exists)
 
 
 # Pairs of a tile
@@ -226,31 +221,38 @@ def _divide(count, reciprocal):
     return (count * (reciprocal & _MULTIPLIER_MASK)) >> (reciprocal >> _SHIFT_OFFSET)
 
 
+@triton.jit
+def _load_row(row, token, pair, exists, inner_step, step, dtype: tl.constexpr, other: tl.constexpr):
+    """Cosines or sines ``[1, tokens, pairs]`` in ``dtype``, to broadcast over heads."""
+    values = tl.load(row + token[:, None] * inner_step + pair * step, mask=exists, other=other)
+    return values.to(dtype)[None, :, :]
+
+
 @triton.jit(
-    do_not_specialize_on_alignment=["q", "k", "q_out", "k_out", "angles"],
+    do_not_specialize_on_alignment=["q", "k", "q_out", "k_out", "cos"],
     do_not_specialize=[
-        *("inner", "q_heads", "k_heads", "blocks_reciprocal", "tiles_reciprocal", "gain"),
+        *("inner", "q_heads", "k_heads", "blocks_reciprocal", "tiles_reciprocal"),
         # strides over the outer and inner tokens, over heads, and within them
         *(
             f"{x}_{s}"
             for x in ("q", "k", "q_out", "k_out")
             for s in ("outer", "inner", "head", "step")
         ),
-        *(f"{x}_{s}" for x in ("angle", "sin") for s in ("outer", "inner", "step")),
+        *(f"{x}_{s}" for x in ("cos", "sin") for s in ("outer", "inner", "step")),
     ],
 )
 def rotation(
-    q, k, q_out, k_out, angles, sin_or_constants,
+    q, k, q_out, k_out, cos, sin,
     inner: tl.int64, q_heads: tl.int64, k_heads: tl.int64,
-    blocks_reciprocal: tl.int64, tiles_reciprocal: tl.int64, gain: tl.int64,
+    blocks_reciprocal: tl.int64, tiles_reciprocal: tl.int64,
     q_outer: tl.int64, q_inner: tl.int64, q_head: tl.int64, q_step: tl.int64,
     k_outer: tl.int64, k_inner: tl.int64, k_head: tl.int64, k_step: tl.int64,
     q_out_outer: tl.int64, q_out_inner: tl.int64, q_out_head: tl.int64, q_out_step: tl.int64,
     k_out_outer: tl.int64, k_out_inner: tl.int64, k_out_head: tl.int64, k_out_step: tl.int64,
-    angle_outer: tl.int64, angle_inner: tl.int64, angle_step: tl.int64,
+    cos_outer: tl.int64, cos_inner: tl.int64, cos_step: tl.int64,
     sin_outer: tl.int64, sin_inner: tl.int64, sin_step: tl.int64,
-    source: tl.constexpr, load_pairs: tl.constexpr, store_pairs: tl.constexpr,
-    barrier: tl.constexpr, inverse: tl.constexpr,
+    load_pairs: tl.constexpr, store_pairs: tl.constexpr,
+    barrier: tl.constexpr, transposed: tl.constexpr,
     num_pairs: tl.constexpr, start: tl.constexpr, width: tl.constexpr, packed: tl.constexpr,
     pair_block: tl.constexpr, token_block: tl.constexpr, head_block: tl.constexpr,
 ):  # fmt: skip
@@ -259,25 +261,22 @@ def rotation(
     Everything that is not a ``constexpr`` may change without another compilation:
 
         q, k, q_out, k_out    pointers of one dtype; in place, the outputs are the inputs
-        angles                pointer to positions, or to cos
-        sin_or_constants      pointer to sin, or to `triton.rope_constants`
+        cos, sin              pointers to rows, of any floating dtype
         inner                 tokens of the inner dimension
         q_heads, k_heads      how many there are; 0 where there is no key
         blocks_reciprocal     `triton.reciprocal` of the blocks of heads of both
         tiles_reciprocal      the same of the tiles of ``inner``
-        gain                  the bits of a float64
         q_outer ... sin_step  strides, in elements
 
     and these may not:
 
-        source                where cos and sin come from
         load_pairs            function of this module for the pairing that is read
         store_pairs           the same for the pairing that is written
         barrier               whether heads are read before anything else. With few tokens nothing
-                              else hides the latency of memory, and the compiler would compute
-                              angles before it asks for heads. Where the pairings differ, in place,
+                              else hides the latency of memory, and the compiler would wait for
+                              rows before it asks for heads. Where the pairings differ, in place,
                               one thread writes where another reads
-        inverse               whether to rotate the other way
+        transposed            whether to turn the other way
         num_pairs, start      pairs of a head, and the first column of the rotated slice
         width                 columns of a head where the rest is copied, else 0
         packed                whether every head is one piece on 16-byte boundaries
@@ -312,16 +311,15 @@ def rotation(
     x0, x1 = load_pairs(x + start * x_step, x_step, exists, num_pairs, pair_block)
     if barrier:
         tl.debug_barrier()
-    cos, sin = _cos_sin(
-        angles, sin_or_constants, outer, token, token < inner,
-        angle_outer, angle_inner, angle_step, sin_outer, sin_inner, sin_step,
-        tl.arange(0, pair_block)[None, :], gain, num_pairs, source, dtype,
-    )  # fmt: skip
-    if inverse:
-        sin = -sin
+    pair = tl.arange(0, pair_block)[None, :]
+    row_exists = (token < inner)[:, None] & (pair < num_pairs)
+    c = _load_row(cos + outer * cos_outer, token, pair, row_exists, cos_inner, cos_step, dtype, 1.0)
+    s = _load_row(sin + outer * sin_outer, token, pair, row_exists, sin_inner, sin_step, dtype, 0.0)
+    if transposed:
+        s = -s
     x0, x1 = x0.to(dtype), x1.to(dtype)
     # one product is rounded and one fused, as on the CPU: no compiler can choose otherwise
-    y0, y1 = tl.fma(x0, cos, -(x1 * sin)), tl.fma(x1, cos, x0 * sin)
+    y0, y1 = tl.fma(x0, c, -(x1 * s)), tl.fma(x1, c, x0 * s)
     y += outer * y_outer + head * y_head + token[None, :, None] * y_inner
     if packed:
         y, y_step = tl.multiple_of(y, (16, 16, 16)), 1

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, vmap
 
 from phasor import TensorError
-from phasor.torch import rotate_by, rotate_by_
+from phasor.torch import Rotation
 from phasor.torch._operator import cpu
 
 from ..each import each
@@ -41,6 +39,11 @@ def drawn(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor, T
     return normal(2, 5, 3, 12, dtype=dtype), angles.cos().to(width), angles.sin().to(width)
 
 
+def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``x`` by cosines in halves of its heads."""
+    return Rotation(cos, sin, pairing="half", rotary_start=START)(x)
+
+
 def room(x: Tensor) -> float:
     """Two products and a sum in the dtype that is computed in, and a rounding of the result."""
     computed = 2.0**-53 if x.dtype == torch.float64 else 2.0**-24
@@ -57,15 +60,15 @@ def test_every_head_is_turned_by_its_own(
     """Out of place and in place, heads before tokens and after."""
     x, cos, sin = drawn(shape, dtype)
     expected = turned(x, cos, sin, pairing)
-    options: dict[str, Any] = {"pairing": pairing, "rotary_start": START, "backend": backend}
-    made = rotate_by(x, cos, sin, **options)
+    rotation = Rotation(cos, sin, pairing=pairing, rotary_start=START)
+    made = rotation(x, backend=backend)
     written = x.clone()
-    assert rotate_by_(written, cos, sin, **options) is written
-    heads_first = rotate_by(x.transpose(1, 2), cos, sin, heads_first=True, **options)
+    assert rotation.rotate_(written, backend=backend) is written
+    heads_first = rotation(x.transpose(1, 2), heads_first=True, backend=backend)
     for y in (made, written, heads_first.transpose(1, 2)):
         assert y.shape == x.shape
         assert np.abs(y.double().numpy() - expected).max() <= room(x)
-    back = rotate_by(made, cos, sin, inverse=True, **options)
+    back = rotation.inverse()(made, backend=backend)
     assert float((back - x).abs().max()) <= 4 * room(x)
 
 
@@ -74,7 +77,7 @@ def test_gradients_reach_the_cosines_of_every_head() -> None:
     for shape in SHAPES:
         x, cos, sin = (one.requires_grad_() for one in drawn(shape, torch.float64))
         assert torch.autograd.gradcheck(
-            lambda x, cos, sin: rotate_by(x, cos, sin, pairing="half", rotary_start=START),
+            turn,
             (x, cos, sin),
             fast_mode=True,
         )
@@ -84,10 +87,10 @@ def test_gradients_reach_the_cosines_of_every_head() -> None:
 def test_gradients_reach_cosines_through_a_view_that_is_written(shape: tuple[int, ...]) -> None:
     """In place, into a slice of a tensor without history."""
     x, *rows = drawn(shape, torch.float64)
-    options: dict[str, Any] = {"pairing": "half", "rotary_start": START}
     memory = torch.cat((x, x), dim=2)
-    new = rotate_by(x, *(one.requires_grad_() for one in rows), **options)
-    written = rotate_by_(memory[:, :, 3:], *rows, **options)
+    rotation = Rotation(*(one.requires_grad_() for one in rows), pairing="half", rotary_start=START)
+    new = rotation(x)
+    written = rotation.rotate_(memory[:, :, 3:])
     assert torch.equal(written, new)
     assert torch.equal(memory[:, :, :3], x)
     expected = torch.autograd.grad(new.sum(), rows)
@@ -99,7 +102,7 @@ def test_a_batch_of_cosines_is_mapped() -> None:
     x, cos, sin = drawn((2, 5, 3, 5), torch.float64)
 
     def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return rotate_by(x, cos, sin, pairing="half", rotary_start=START)
+        return turn(x, cos, sin)
 
     np.testing.assert_allclose(
         vmap(rotated)(x, cos, sin).numpy(), turned(x, cos, sin, "half"), rtol=0, atol=room(x)
@@ -111,11 +114,11 @@ def test_a_batch_of_cosines_is_mapped() -> None:
 def test_compiled_heads_are_turned_by_their_own(backend: str) -> None:
     """With a length that changes."""
     torch._dynamo.reset()
-    compiled = torch.compile(rotate_by, fullgraph=True, backend=backend)
+    compiled = torch.compile(turn, fullgraph=True, backend=backend)
     x, cos, sin = drawn((2, 5, 3, 5), torch.float32)
     for tokens in (5, 4, 3):
         given = (one[:, :tokens] for one in (x, cos, sin))
-        y = compiled(*given, pairing="half", rotary_start=START)
+        y = compiled(*given)
         expected = turned(x, cos, sin, "half")[:, :tokens]
         assert np.abs(y.double().numpy() - expected).max() <= room(x)
 
@@ -124,6 +127,6 @@ def test_heads_that_do_not_fit_are_named() -> None:
     """Fewer heads are not repeated, and a lower rank is never by head."""
     x, cos, sin = drawn((2, 5, 3, 5), torch.float32)
     with pytest.raises(TensorError, match=r"by head must .* \[2, 5, 3\] of x .*got \[2, 5, 2\]"):
-        rotate_by(x, cos[:, :, :2], sin[:, :, :2], pairing="half")
+        Rotation(cos[:, :, :2], sin[:, :, :2], pairing="half")(x)
     with pytest.raises(TensorError, match=r"leading dimensions \[2, 5\] of x .*got \[5, 3\]"):
-        rotate_by(x, cos[0], sin[0], pairing="half")
+        Rotation(cos[0], sin[0], pairing="half")(x)

@@ -1,4 +1,4 @@
-"""Rows of cos and sin made once: within the bound at every position, whoever computes them."""
+"""`Rotation.at`: cos and sin within the bound at every position, whoever computes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from phasor import PositionError, Rope, SpecError
 from phasor.axes import Sectioned
 from phasor.scaling import DynamicNTK
-from phasor.torch import cos_sin, rotate_by
+from phasor.torch import Rotation
 from phasor.torch._operator import angles as _angles
 from phasor.torch._operator import cpu
 from phasor.torch.kv_cache import retune_
@@ -38,6 +38,14 @@ def assert_rows(rows: tuple[Tensor, Tensor], positions: Any, rope: Rope) -> None
     error = row_error(rows[0].dtype, positions)
     for made, true in zip(rows, (expected.real, expected.imag), strict=True):
         assert np.abs(made.double().numpy() - true).max() <= error
+
+
+def cos_sin(
+    positions: Any, rope: Rope, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Those of a rotation."""
+    rotation = Rotation.at(positions, rope, gain=1.0, dtype=dtype)
+    return rotation.cos, rotation.sin
 
 
 def by_vmap(positions: Tensor, rope: Rope, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -137,7 +145,7 @@ def test_given_rows_rotate_like_positions(dtype: torch.dtype) -> None:
     width = torch.float64 if dtype == torch.float64 else torch.float32
     cos, sin = cos_sin(FAR, HALF, dtype=width)
     for backend in ("eager", *(["cpu"] if cpu.paths() else [])):
-        y = rotate_by(x, cos, sin, pairing="half", backend=backend)
+        y = Rotation(cos, sin, pairing="half")(x, backend=backend)
         assert_rotated(y, x, FAR.expand(2, -1), HALF)
 
 
@@ -177,13 +185,12 @@ def test_what_has_no_rows_is_refused(what: str) -> None:
 
 
 def test_floats_without_an_angle_are_nan_where_nobody_can_look() -> None:
-    """Inside a transformation and a graph; their neighbours are right."""
+    """Inside a transformation; their neighbours are right."""
     places = torch.tensor([torch.nan, 2.0**63, -torch.inf, 7.5], dtype=torch.float64)
-    for way in ("vmap", "make_fx"):
-        rows = WAYS[way](places, HALF, torch.float32)
-        for row in rows:
-            assert row.isnan().all(-1).tolist() == [True, True, True, False]
-        assert_rows((rows[0][3:], rows[1][3:]), places[3:], HALF)
+    rows = by_vmap(places, HALF, torch.float32)
+    for row in rows:
+        assert row.isnan().all(-1).tolist() == [True, True, True, False]
+    assert_rows((rows[0][3:], rows[1][3:]), places[3:], HALF)
 
 
 def test_rows_of_tensors_without_values_have_their_shape() -> None:

@@ -1,0 +1,222 @@
+"""`Rotation`: the rotation of given tokens, made once in a forward pass and used in every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from phasor import _tensors
+from phasor._checks import number, short_repr
+from phasor._rotation import RotationOf
+from phasor.errors import SpecError, TensorError
+from phasor.rope import Rope
+from phasor.torch._operator import ops
+from phasor.torch._operator.arguments import (
+    Layout,
+    check_rows,
+    read_positions,
+    tokens_first,
+    turn_of,
+)
+from phasor.torch._operator.internals import refuse_tracing, register_pytree
+from phasor.torch._operator.text import attention_factor
+
+
+class Rotation(RotationOf[Tensor]):
+    """``R(p)`` for each of some tokens: cos and sin, and which coordinates they turn.
+
+    `at` makes one from positions, once in a forward pass; every layer calls it. It carries the
+    pairing, the slice and the attention factor of its Rope, so it cannot be applied with others.
+    It is a pytree: checkpointing, ``torch.compile``, ``torch.export`` and ``vmap`` take it as they
+    take two tensors, and so does whatever moves tensors to a device or pickles them.
+
+    Args:
+        cos: By token, ``[..., seq, num_pairs]``, of fewer dimensions than what is rotated and
+            broadcast against its leading ones; or by token and head, ``[..., seq, heads,
+            num_pairs]`` or ``[..., seq, 1, num_pairs]``, of as many dimensions. Half width: of a
+            full-width table in the half pairing, take ``cos[..., :num_pairs]``. Of any floating
+            dtype; unless what is rotated is float64, the arithmetic is float32, and wider values
+            are rounded to it first. Gradients reach it.
+        sin: The same shape.
+        pairing: ``"half"`` or ``"interleaved"``.
+        pairing_out: Pairing of the result where it differs.
+        rotary_start: Where the rotated slice begins inside the head.
+
+    Attributes:
+        cos: As given, or with the attention factor.
+        sin: The same.
+        pairing: The pairs that are read.
+        pairing_out: The pairs that are written.
+        rotary_start: The first coordinate of the rotated slice.
+        head_dim: Width of the heads that it rotates; None for cos and sin of one's own.
+
+    Raises:
+        TensorError: If cos and sin are no two tensors of one shape.
+        SpecError: If a pairing or ``rotary_start`` does not exist.
+
+    >>> import torch
+    >>> from phasor import Rope
+    >>> rope = Rope(head_dim=64, pairing="half", base=500_000.0)
+    >>> rotation = Rotation.at(torch.arange(16), rope)
+    >>> q, k = torch.randn(2, 16, 8, 64), torch.randn(2, 16, 2, 64)
+    >>> rotated_q, rotated_k = rotation(q, k)
+    >>> back = rotation.inverse()(rotated_q)
+    >>> bool(torch.allclose(back, q, atol=1e-5))
+    True
+    >>> last = rotation[-1:](q[:, -1:])
+    >>> torch.equal(last, rotated_q[:, -1:])
+    True
+    >>> x = torch.tensor([1.0, 0.0]).reshape(1, 1, 2)
+    >>> Rotation(torch.tensor([[0.6]]), torch.tensor([[0.8]]), pairing="half")(x).flatten()
+    tensor([0.6000, 0.8000])
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        cos: Tensor,
+        sin: Tensor,
+        *,
+        pairing: str,
+        pairing_out: str | None = None,
+        rotary_start: int = 0,
+    ) -> None:
+        check_rows(cos, sin)
+        layout: dict[str, Any] = {"pairing": pairing, "pairing_out": pairing_out}
+        super().__init__(cos, sin, rotary_start=rotary_start, **layout)
+
+    @classmethod
+    def at(
+        cls,
+        positions: Any,
+        rope: Rope,
+        *,
+        gain: float | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Rotation:
+        """The rotation of tokens at ``positions`` by ``rope``, its attention factor included.
+
+        Cos and sin are within `phasor.angles.COS_SIN_ERROR_FLOAT32` (or `COS_SIN_ERROR`) of the
+        real numbers at every int64 position, on every device. Nothing is kept between calls.
+
+        Args:
+            positions: As for `rotate`. A tensor's device is where cos and sin are; numbers and
+                arrays go to torch's default.
+            rope: As for `rotate`.
+            gain: Multiplied into cos and sin; ``rope.attention_factor`` if None.
+            dtype: float32, or float64 for tensors that are float64.
+
+        Raises:
+            PositionError: As `rotate`.
+            SpecError: If ``rope.scaling`` is a rule: use ``rope.at(seq_len)``; or for another
+                dtype.
+
+        >>> import torch
+        >>> from phasor import Rope
+        >>> Rotation.at(torch.arange(16), Rope(head_dim=64, pairing="half"))
+        Rotation(cos and sin [16, 32] float32, pairing='half', head_dim=64)
+        """
+        _tensors.check_rope(rope, positions=positions)
+        if dtype not in (torch.float32, torch.float64):
+            raise SpecError(
+                f"dtype must be torch.float32 or torch.float64, got {short_repr(dtype)}; tensors "
+                "of 16 bits are rotated by float32"
+            )
+        refuse_tracing()
+        text = rope.to_json()
+        gain = attention_factor(text) if gain is None else number("gain", gain)
+        device = positions.device if isinstance(positions, Tensor) else torch.empty(0).device
+        positions = read_positions(positions, device, rope)
+        cos, sin = ops.cos_sin(positions, text, gain, dtype)
+        return cls.of_rope(cos, sin, rope)
+
+    @overload
+    def __call__(
+        self, x: Tensor, /, *, heads_first: bool = False, backend: str = "auto"
+    ) -> Tensor: ...
+
+    @overload
+    def __call__(
+        self, q: Tensor, k: Tensor, /, *, heads_first: bool = False, backend: str = "auto"
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def __call__(
+        self, *xs: Tensor, heads_first: bool = False, backend: str = "auto"
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """One tensor rotated, or a query and a key of the same tokens, as new tensors.
+
+        Args:
+            xs: ``[..., seq, heads, head_dim]`` each: float64, float32, bfloat16 or float16, any
+                strides.
+            heads_first: Whether they are ``[..., heads, seq, head_dim]``; cos and sin stay.
+            backend: As for `rotate`.
+
+        Returns:
+            What was given, rotated: of the same shapes, dtypes and strides. For a gradient cos and
+            sin are kept, and no other tensor.
+
+        Raises:
+            TensorError: If a tensor does not fit the rotation, or has a dtype that cannot be
+                rotated.
+            BackendError: If the named backend does not exist, or cannot rotate them.
+        """
+        ys = self._turn(xs, heads_first, backend, in_place=False)
+        return ys[0] if len(xs) == 1 else (ys[0], ys[1])
+
+    @overload
+    def rotate_(
+        self, x: Tensor, /, *, heads_first: bool = False, backend: str = "auto"
+    ) -> Tensor: ...
+
+    @overload
+    def rotate_(
+        self, q: Tensor, k: Tensor, /, *, heads_first: bool = False, backend: str = "auto"
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def rotate_(
+        self, *xs: Tensor, heads_first: bool = False, backend: str = "auto"
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The same in place: returns what was given, and writes nothing else of its storage.
+
+        Raises:
+            TensorError: Also if elements share memory, with each other or with cos or sin.
+        """
+        if len(xs) == 2 and xs[0] is xs[1]:
+            raise TensorError("q and k must be two tensors to be written in place, got one twice")
+        self._turn(xs, heads_first, backend, in_place=True)
+        return xs[0] if len(xs) == 1 else (xs[0], xs[1])
+
+    def inverse(self) -> Rotation:
+        """The rotation that undoes this one, its factor included.
+
+        >>> import torch
+        >>> wide = Rotation(torch.tensor([0.0]), torch.tensor([2.0]), pairing="half")
+        >>> wide.inverse().sin
+        tensor([-0.5000])
+        """
+        return super().inverse()
+
+    def _turn(
+        self, xs: Sequence[Tensor], heads_first: bool, backend: str, *, in_place: bool
+    ) -> Sequence[Tensor]:
+        """New tensors in the caller's layout; in place, those that were given."""
+        _tensors.check_one_or_two("a Rotation", len(xs))
+        views = tokens_first(xs, heads_first)
+        layout = self.pairing, self.pairing_out, self.rotary_start
+        rows = self.cos, self.sin
+        outs = ops.try_turn(views, *rows, layout, self.head_dim, backend, in_place)
+        if outs is None:
+            call = turn_of(views, *rows, Layout(*layout), self.head_dim, heads_first, backend)
+            outs = ops.turn(call, in_place=in_place)
+            if call.xs[0].dim() > views[0].dim():
+                # [..., seq, heads, 1, head_dim] where cos and sin are by head
+                outs = [y.squeeze(-2) for y in outs]
+        # [..., seq, heads, head_dim] -> [..., heads, seq, head_dim]
+        return [y.transpose(-3, -2) for y in outs] if heads_first else outs
+
+
+register_pytree(Rotation, names=("cos", "sin"), context=Rotation.layout, make=Rotation.make)
