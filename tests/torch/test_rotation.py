@@ -232,7 +232,7 @@ def test_it_prints_what_it_is_and_is_not_taken_for_a_pair() -> None:
         "Rotation(cos and sin [4, 4] float32, pairing='interleaved', pairing_out='half', "
         "rotary_start=4, head_dim=16)"
     )
-    with pytest.raises(TypeError, match="Rotation.*not iterable"):
+    with pytest.raises(TypeError, match=r"Rotation.*not iterable"):
         _, _ = Rotation.at(PLACES, WARM)
 
 

@@ -416,7 +416,9 @@ def _fake_(*_: Any) -> None:
 
 def _run_rows(*arguments: Any) -> tuple[Tensor, Tensor]:
     cos, sin = _make_rows(*arguments)
-    return cos.contiguous(), sin.contiguous()  # as the fakes are
+    # copies, for what an operator returns shares no memory; laid out as the fakes are
+    layout = torch.contiguous_format
+    return cos.clone(memory_format=layout), sin.clone(memory_format=layout)
 
 
 def _rows_batched(positions: Tensor, text: str, gain: float, dtype: torch.dtype, _: str) -> Any:
