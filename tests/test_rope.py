@@ -216,7 +216,7 @@ ALL = ", ".join(sorted(field.name for field in dataclasses.fields(Rope)))
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"rope_theta": 1, "a": 2}, f"Rope has no field 'a', 'rope_theta'; known: {ALL}"),
+        ({"width": 1, "a": 2}, f"Rope has no field 'a', 'width'; known: {ALL}"),
         ({"scaling": {"factor": 2.0}},
          "scaling must be an object with the key \"law\", got {'factor': 2.0}"),
         ({"scaling": "ntk"}, "scaling must be an object with the key \"law\", got 'ntk'"),

@@ -20,7 +20,7 @@ def test_the_demo_fails_on_a_wrong_rotation(monkeypatch, capsys):
     monkeypatch.setattr(
         phasor.torch,
         "rotate_qk",
-        lambda q, k, p, rope: right(q, k, p, replace(rope, direction=-1)),
+        lambda q, k, p, rope, gain: right(q, k, p, replace(rope, direction=-1), gain=gain),
     )
     assert not phasor.cli.demo.run()
     assert "BEYOND THE BOUND" in capsys.readouterr().out

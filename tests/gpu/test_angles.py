@@ -44,7 +44,7 @@ def made(rope: Rope, places: Tensor, dtype: torch.dtype) -> tuple[np.ndarray, np
     x = torch.zeros(len(places), 1, rope.head_dim, dtype=dtype, device=DEVICE)
     first, second = pair_places(rope.pairing, rope.rotary_start, rope.num_pairs)
     x[..., first] = 1.0
-    y = float64(rotate(x, places.to(DEVICE), rope, **TRITON))[:, 0]
+    y = float64(rotate(x, places.to(DEVICE), rope, gain=1.0, **TRITON))[:, 0]
     first, second = pair_places(rope.output_pairing, rope.rotary_start, rope.num_pairs)
     return y[:, first], y[:, second]
 

@@ -49,7 +49,7 @@ def cos_sin(positions: list[int], rope: Rope, dtype: torch.dtype) -> np.ndarray:
     """``cos + i sin`` ``[P, num_pairs]``: the pair (1, 0), rotated."""
     first = torch.zeros(len(positions), 1, rope.head_dim, dtype=dtype)
     first[..., : rope.num_pairs] = 1
-    turned = float64(rotate(first, torch.tensor(positions), rope))[:, 0]
+    turned = float64(rotate(first, torch.tensor(positions), rope, gain=1.0))[:, 0]
     return turned[:, : rope.num_pairs] + 1j * turned[:, rope.num_pairs :]
 
 
