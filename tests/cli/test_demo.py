@@ -31,8 +31,8 @@ def test_the_demo_sees_a_frequency_that_is_slightly_off(monkeypatch):
     """A base that is off by a part in 1e5 is caught."""
     right = phasor.torch.rotate_qk
 
-    def wrong(q, k, p, rope):
-        return right(q, k, p, replace(rope, base=rope.base * (1 + 1e-5)))
+    def wrong(q, k, p, rope, gain):
+        return right(q, k, p, replace(rope, base=rope.base * (1 + 1e-5)), gain=gain)
 
     monkeypatch.setattr(phasor.torch, "rotate_qk", wrong)
     assert not phasor.cli.demo.run()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from phasor import LayerRopes, Rope, SpecError, TensorError
 from phasor.papers import pair_norms
-from phasor.torch import rotate_qk
+from phasor.torch import Rotation
 from phasor.torch.attention import RotaryAttention
 from phasor.torch.papers import watch_usage
 
@@ -109,11 +109,13 @@ def test_rotary_attention_is_watched(monkeypatch, qk_norm):
     """What comes out of its rotation has the same norms, to a rounding of each coordinate."""
     turned = []
 
-    def watched_rotation(*given: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        turned.append(rotate_qk(*given, **options))
+    rotate = Rotation.__call__
+
+    def watched_rotation(self: Rotation, *given: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        turned.append(rotate(self, *given, **options))
         return turned[-1]
 
-    monkeypatch.setattr("phasor.torch.attention.rotate_qk", watched_rotation)
+    monkeypatch.setattr(Rotation, "__call__", watched_rotation)
     torch.manual_seed(0)
     model = RotaryAttention(ROPE, WIDTH, HEADS, KEY_HEADS, qk_norm=qk_norm)
     with watch_usage(model, ROPE) as (layer,):
