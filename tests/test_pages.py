@@ -120,23 +120,18 @@ def test_the_reference_lists_what_its_pages_show() -> None:
 
 
 def test_every_finding_is_explained() -> None:
-    """On the page of the verb that finds it, alone or with others that say the same of a dtype."""
+    """On the page of a function that finds it, alone or with others that say the same of a dtype."""
     room = ROOT / "src/phasor/identification"
-    of_verify = {"causes.py", "hypotheses.py", "misplaced.py", "verifying.py"}
-    names = {"verify.md": set[str](), "identify.md": set[str]()}
-    for file in room.glob("*.py"):
-        name = r'(?:inding|_replaced)\(\s*f?"([a-z]+(?:-[a-z0-9]+)*(?:-{.*?})?)"'
-        verb = "verify.md" if file.name in of_verify else "identify.md"
-        names[verb] |= set(re.findall(name, file.read_text("utf-8")))
-    names["identify.md"] |= SENTENCES.keys() - names["verify.md"]
-    assert {"norm-varies", "samples-part", "offset"} <= names["identify.md"]
-    assert {"law-missing", "pairing", "offset"} <= names["verify.md"]
-    for name, of_verb in names.items():
-        rows = "".join(re.findall(r"^\| .*`.*$", page(f"docs/{name}"), re.M))
-        said = {one.format(dtype="bfloat16") for one in of_verb}
-        forms = {one: (f"`{one}`", f"`{re.split('-in-', one)[0]}-in-…`") for one in said}
-        missing = [one for one, some in forms.items() if not any(form in rows for form in some)]
-        assert missing == [], name
+    name = r'(?:inding|_replaced)\(\s*f?"([a-z]+(?:-[a-z0-9]+)*(?:-{.*?})?)"'
+    names = {one for file in room.glob("*.py") for one in re.findall(name, file.read_text("utf-8"))}
+    names |= SENTENCES.keys()
+    assert {"norm-varies", "samples-part", "offset", "law-missing"} <= names
+    pages = page("docs/verify.md") + page("docs/identify.md")
+    rows = "".join(re.findall(r"^\| .*`.*$", pages, re.M))
+    said = {one.format(dtype="bfloat16") for one in names}
+    forms = {one: (f"`{one}`", f"`{re.split('-in-', one)[0]}-in-…`") for one in said}
+    missing = [one for one, some in forms.items() if not any(form in rows for form in some)]
+    assert missing == []
 
 
 def test_every_file_that_a_page_names_is_there() -> None:

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 import phasor
-from phasor.identification.verifying import Verification
+from phasor.identification.report import Verification
 
 YARN = {
     "rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 128,

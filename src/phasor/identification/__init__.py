@@ -7,10 +7,12 @@
 
 from __future__ import annotations
 
-from phasor.identification.differences import diff
-from phasor.identification.measuring import from_cache, identify, identify_samples
-from phasor.identification.report import Identification
-from phasor.identification.verifying import Verification, verify
+from phasor.identification.comparing import diff
+from phasor.identification.identifying import identify
+from phasor.identification.report import Identification, Verification
+from phasor.identification.samples import identify_samples
+from phasor.identification.tables import from_cache
+from phasor.identification.verifying import verify
 
 __all__ = [
     "Identification",

@@ -2,53 +2,70 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice, product
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor.angles import axes_of, of_each_pair
 from phasor.describe import ranges
 from phasor.errors import PhasorError
-from phasor.identification import hypotheses
 from phasor.identification.explaining import explain
-from phasor.identification.hypotheses import COARSE, Hypothesis, Meant, compare_factors, suppose
-from phasor.identification.misplaced import find_far_positions, find_mixed_members
+from phasor.identification.frequencies import (
+    MAX_CANDIDATES,
+    alternatives,
+    compare,
+    compare_factors,
+    find_ropes,
+    name_pairs,
+)
+from phasor.identification.hypotheses import (
+    Hypothesis,
+    Meant,
+    is_idle,
+    is_vague,
+    suppose,
+    turn_alike,
+)
+from phasor.identification.layout import arranged, arrangements, compare_layouts, exchanged_axes
+from phasor.identification.members import find_mixed_members
+from phasor.identification.positions import find_far_positions, offset_changes
 from phasor.identification.report import SENTENCES, Changes, Finding, make_finding
-from phasor.identification.spectrum import ROUNDING, Complex, Floats, Interval, coarser, rounded
+from phasor.identification.roundings import COARSE, positions_in, precisions
+from phasor.identification.spectrum import ROUNDING, Complex, Floats, coarser, rounded
 from phasor.identification.turns import (
-    Arrangement,
     Sample,
     Turns,
     angle_errors,
     arrangement_of,
-    arrangements,
     measure_turns,
     rotates_as,
 )
 from phasor.numpy import every_axis_of, phasors
 from phasor.rope import Rope
-from phasor.scaling import Linear
 
 #: What differs, and texts of what that cannot be told from.
 Found = tuple[Changes, tuple[str, ...]]
+
+
 # of two differences, one is mostly one of these
 _OFTEN = {"direction", "slice", "layer", "base", "law-missing", "length"}
+
+
 # offsets of positions that are tried
 _OFFSETS = np.array(sorted({*range(-64, 65)} - {0}, key=abs))
+
+
 _FEW = 6  # tokens on which they are, and that are more than chance
+
+
 _STEPS = sorted(range(-3, 4), key=abs)
-_MAX_CANDIDATES = 4096
-# logarithms of the least and the largest that are looked for
-_LOGS = {"base": (math.log(20), math.log(1e10)), "factor": (math.log(1.01), math.log(1000))}
-_FEW_VALUES = 65  # at which a law is computed
-_GRID = 129
+
+
 _UNSURE_BASE = 0.02  # of the logarithm, that a few tokens leave
 
 
@@ -152,19 +169,19 @@ class Finder:
         return f"some tokens, such as {self.tokens[is_bad][0]} at position {bad[0]:.15g},"
 
     def _compare_layouts(self, turns: Turns) -> Changes:
-        changes = hypotheses.compare_layouts(self.meant.rope, turns.arrangement.layout)
+        changes = compare_layouts(self.meant.rope, turns.arrangement.layout)
         if turns.row_dtype is None:
             return changes
         return *changes, make_finding("table-in-{dtype}", dtype=turns.row_dtype, details="")
 
     def _explain(self, turns: Turns, num_levels: int | None) -> Found:
         layout, meant = self._compare_layouts(turns), self.meant.rope
-        own = _arranged(meant, turns.arrangement)
+        own = arranged(meant, turns.arrangement)
         for level in islice(self._levels(own, turns), num_levels):
             fitting: list[tuple[int, float, Changes, Complex]] = []
             for hypothesis in level:
                 worst = float(turns.misfit(*hypothesis[1:]).max())
-                if worst > 1 or (own and hypotheses.is_idle(hypothesis, own, turns.positions)):
+                if worst > 1 or (own and is_idle(hypothesis, own, turns.positions)):
                     continue
                 # a program may apply the factor that was meant beside another law
                 factors = [compare_factors(rope, turns) for rope in (hypothesis.rope, meant)]
@@ -181,10 +198,10 @@ class Finder:
                     for size, _, other, turned in others
                     # causes of the same names have to turn otherwise
                     if not names <= {change.name for change in other}
-                    or (size == count and not hypotheses.turn_alike(turned, rows))
+                    or (size == count and not turn_alike(turned, rows))
                 )
                 return best, (*islice(texts, 3),)
-        return (*layout, *_name_pairs(own, turns)), ()
+        return (*layout, *name_pairs(own, turns)), ()
 
     def _levels(self, rope: Rope | None, turns: Turns) -> Iterator[Iterator[Hypothesis]]:
         """Hypotheses of no change, of one, and of two, the likelier before the others."""
@@ -195,16 +212,16 @@ class Finder:
         same = suppose(rope, places)
         if not compare_factors(rope, turns):
             yield iter([same])
-        single = [*hypotheses.alternatives(self.meant._replace(rope=rope), places)]
+        single = [*alternatives(self.meant._replace(rope=rope), places)]
 
         def one() -> Iterator[Hypothesis]:
             yield suppose(rope, 0 * places, make_finding("not-turned"))
             yield from (same, *single, suppose(rope, 2 * places, make_finding("twice")))
             yield from self._moved(same, turns)
-            yield from hypotheses.precisions(rope, turns)
+            yield from precisions(rope, turns)
             exchanged = rope.direction * 1j * np.conj(same.rows)
             yield same._replace(changes=(make_finding("swapped"),), rows=exchanged)
-            yield from hypotheses.exchanged_axes(rope, places)
+            yield from exchanged_axes(rope, places)
 
         def two(names: set[str]) -> Iterator[Hypothesis]:
             for first in single:
@@ -213,7 +230,7 @@ class Finder:
                 if (name in _OFTEN) == (names == _OFTEN):
                     rest = None if name == "direction" else names - {name}
                     other = Meant(first.rope, None if name == "layer" else self.meant.unresolved)
-                    for second in hypotheses.alternatives(other, places, rest):
+                    for second in alternatives(other, places, rest):
                         yield second._replace(changes=first.changes + second.changes)
 
         yield one()
@@ -232,7 +249,7 @@ class Finder:
         off = np.abs(turns.z[:_FEW] - turns.factor(rope) * moved)
         fits = np.all(off <= turns.allowed(rope, places)[:_FEW], axis=(1, 2))
         for offset in _OFFSETS[fits][:3].tolist():
-            yield suppose(rope, places + offset, *changes, *_offset_changes(offset))
+            yield suppose(rope, places + offset, *changes, *offset_changes(offset))
         every = places if places.ndim == 1 else places[:, 0]
         if places.ndim > 1 and np.any(places != every[:, None]):
             return  # of text all coordinates are one number
@@ -245,8 +262,8 @@ class Finder:
     def _candidates(self) -> NDArray[np.int64]:
         """Positions that a program may take for those recorded."""
         # a program may shift positions, round them, or count the tokens of a row
-        recorded = np.rint(self.positions.reshape(-1)[:_MAX_CANDIDATES])
-        counted = np.arange(min(int(self.positions.shape[1]), _MAX_CANDIDATES), dtype=np.float64)
+        recorded = np.rint(self.positions.reshape(-1)[:MAX_CANDIDATES])
+        counted = np.arange(min(int(self.positions.shape[1]), MAX_CANDIDATES), dtype=np.float64)
         known: Floats = np.concatenate([recorded, counted])
         shifted = np.unique(np.add.outer(_STEPS, known))
         coarse = [rounded(shifted, dtype) for dtype in COARSE]
@@ -284,19 +301,19 @@ class Finder:
         # the first tokens show an offset alone, where others restart
         off = mapped - places
         by = off[0] if np.all(off[:3] == off[0]) else 0
-        offset, wrong = _offset_changes(by), off != by
+        offset, wrong = offset_changes(by), off != by
         if not wrong.any():
             return offset
         first, last = int(np.argmax(wrong)), int(mapped.max())
         at = f"token {self.tokens[first]} (position {places[first]:.15g})"
         where = f"{at} is turned as {mapped[first]}"
-        coarse = {dtype: hypotheses.positions_in(dtype, f": {where}") for dtype in COARSE}
+        coarse = {dtype: positions_in(dtype, f": {where}") for dtype in COARSE}
         # what positions would be, and what is then said; of one row the first's are the token's own
         known: list[tuple[NDArray[Any], Changes]] = [
             (self.positions[0, column], (make_finding("first-row", where=where),))
         ]
         for dtype, step in product(COARSE, _STEPS):
-            names = (*_offset_changes(step), coarse[dtype])
+            names = (*offset_changes(step), coarse[dtype])
             shifted = rounded(places + step, dtype), rounded(places, dtype) + step
             known += [(expected, names) for expected in shifted]
         for dtype in COARSE:
@@ -324,7 +341,7 @@ class Finder:
     # ---- frequencies ----
 
     def _compare(self, found: Rope) -> Changes:
-        return hypotheses.compare(self.meant.rope, found, self.meant.unresolved)
+        return compare(self.meant.rope, found, self.meant.unresolved)
 
     def _measured(self, rope: Rope | None, turns: Turns) -> Iterator[Iterator[Hypothesis]]:
         """Frequencies that were measured, at positions that are off by little, or rounded."""
@@ -341,7 +358,7 @@ class Finder:
 
         def found_at(at: NDArray[Any], *changes: Finding) -> Iterator[Hypothesis]:
             likely: list[Hypothesis] = []
-            for one in (*known, *_find_ropes(rope, turns, at, by_base_alone=bool(changes))):
+            for one in (*known, *find_ropes(rope, turns, at, by_base_alone=bool(changes))):
                 others = (other.inv_freq for _, other, *_ in likely)
                 if one.num_pairs != pairs or any(
                     np.allclose(one.inv_freq, f, 1e-3, 0) for f in others
@@ -360,133 +377,12 @@ class Finder:
             for _, one, *_ in coarse:
                 mapped = self._map_positions(one, turns, places, _UNSURE_BASE)
                 if mapped is not None:
-                    for other in _find_ropes(one, turns, mapped, by_base_alone=True):
+                    for other in find_ropes(one, turns, mapped, by_base_alone=True):
                         yield from self._moved(suppose(other, places, *self._compare(other)), turns)
 
         for by in dict.fromkeys((offset, *_STEPS)):
-            yield found_at(places + by, *_offset_changes(by))
+            yield found_at(places + by, *offset_changes(by))
         for dtype in COARSE:
-            yield found_at(rounded(places, dtype), hypotheses.positions_in(dtype))
+            yield found_at(rounded(places, dtype), positions_in(dtype))
         if places.ndim == 1:
             yield refined()
-
-
-def _find_ropes(
-    meant: Rope | None, turns: Turns, places: NDArray[Any], *, by_base_alone: bool = False
-) -> Iterator[Rope]:
-    """The rope with bases that tokens allow, either direction, and with factors of a law.
-
-    The law is its own, none or a linear one; its own or none with another base alone.
-    """
-    if meant is None or meant.base is None:
-        return
-    linear = () if by_base_alone else (Linear(factor=factor) for factor in hypotheses.FACTORS)
-    for law, direction in product(dict.fromkeys((meant.scaling, None, *linear)), (1, -1)):
-        rope = replace(meant, scaling=law, direction=direction)
-        yield from _find_values(rope, "base", turns, places)
-    for law in () if by_base_alone else dict.fromkeys((meant.scaling, Linear(factor=2.0))):
-        if hasattr(law, "factor"):
-            yield from _find_values(replace(meant, scaling=law), "factor", turns, places)
-
-
-def _with_value(rope: Rope, name: str, value: float) -> Rope:
-    """The rope with another base, or another factor of its law."""
-    if name == "base":
-        return replace(rope, base=value)
-    return replace(rope, scaling=replace(cast(Any, rope.scaling), factor=value))
-
-
-def _find_values(rope: Rope, name: str, turns: Turns, places: NDArray[Any]) -> Iterator[Rope]:
-    """The rope with each base or factor that tokens allow, those with few digits first.
-
-    The values that a few tokens allow are found on a grid, then on finer ones for more tokens, up
-    to as many as allow any: where positions restart, the first may be right all the same.
-    """
-    (low, high), values = _LOGS[name], Interval(1, 0)
-    of_pairs = of_each_pair(places, axes_of(rope))  # [T, 1 or num_pairs]
-    # near 0 all bases are alike, and far away a coarse grid misses the right one
-    order = np.argsort(np.abs(of_pairs).max(axis=1), kind="stable")
-    allowing, tried, limit, refinements = 0, min(4, len(order)), len(order), 3
-    while refinements:
-        some = order[:tried]
-        count = _GRID + int((high - low) * float(np.abs(of_pairs[some]).max()) / 8)
-        grid = np.linspace(low, high, min(count, 4 * _MAX_CANDIDATES))
-        kept = _allowed_values(rope, name, grid, of_pairs[some], turns, some)
-        if len(kept):
-            step = float(grid[1] - grid[0])
-            low, high = max(float(kept[0]) - step, _LOGS[name][0]), float(kept[-1]) + step
-            values = Interval(low, high).exp()
-            refinements -= tried == limit
-            allowing, tried = tried, min(2 * tried, limit)
-        elif allowing in (0, tried):
-            break
-        else:
-            limit = tried - 1
-            tried = (allowing + tried) // 2
-    for value in values.decimals():
-        yield (found := _with_value(rope, name, value))
-        if turns.misfit(*suppose(found, places)[1:]).max() <= 1:
-            break  # others have more digits
-
-
-def _allowed_values(
-    rope: Rope, name: str, logs: Floats, of_pairs: NDArray[Any], turns: Turns,
-    some: NDArray[np.intp],
-) -> Floats:  # fmt: skip
-    """The logarithms of values, of those on an even grid, that some tokens allow.
-
-    Their positions are ``[T, 1 or num_pairs]``.
-    """
-    z, (low, high) = turns.z[some], turns.gain
-    allowed, gain = turns.errors[some] + (high - low) / 2, (low + high) / 2
-    # logarithms of frequencies are nearly linear: known at some values, [values, pairs]
-    is_linear = rope.scaling is None or isinstance(rope.scaling, Linear)
-    few: Floats = np.linspace(float(logs[0]), float(logs[-1]), 4 if is_linear else _FEW_VALUES)
-    lawful = np.array([_with_value(rope, name, math.exp(log)).inv_freq for log in few.tolist()])
-    known = np.log(np.maximum(lawful, 1e-300))
-    slopes = np.abs(np.gradient(known, few, axis=0))
-    bends = np.pad(np.abs(np.diff(known, 2, axis=0)), ((1, 1), (0, 0)), "edge")
-    # beside a bend or a jump it is that far off
-    bends = np.maximum(bends, np.maximum(np.roll(bends, 1, axis=0), np.roll(bends, -1, axis=0)))
-    columns = np.concatenate([known, slopes * (logs[1] - logs[0]) + bends], axis=1).T
-    kept: list[float] = []
-    for part in np.array_split(logs, 1 + len(logs) * z.size // 4_000_000):
-        between: list[Floats] = [np.interp(part, few, column) for column in columns]
-        log_f, unsure = np.split(np.stack(between, axis=1), 2, axis=1)  # [values, pairs] each
-        # [values, T, pairs]
-        angles = rope.direction * of_pairs * np.exp(log_f)[:, None]
-        # neighbours on the grid are a step apart, and float32 angles rounded
-        slack = gain * np.minimum(np.abs(angles) * (unsure[:, None] + 2.0**-20), 2)
-        fits = np.abs(z - gain * np.exp(1j * angles)) <= allowed + slack
-        kept += part[fits.all(axis=(1, 2))].tolist()
-    return np.array(kept)
-
-
-def _name_pairs(rope: Rope | None, turns: Turns) -> Changes:
-    """From which pair on the frequencies differ."""
-    if rope is None:
-        return (make_finding("frequencies", where=""),)
-    misfit = turns.misfit(*suppose(rope, turns.positions)[1:]).max(axis=0)
-    pairs: list[int] = np.flatnonzero(misfit > 1).tolist()
-    found = make_finding("angles")
-    if pairs:
-        where = f" from pair {pairs[0]} on: pairs {ranges(pairs)}"
-        found = make_finding("frequencies", where=where)
-    return found, *compare_factors(rope, turns)
-
-
-def is_vague(changes: Changes) -> bool:
-    """Whether it is said that something differs, and not why."""
-    return any(change.name in ("frequencies", "angles", "tokens") for change in changes)
-
-
-def _offset_changes(by: float) -> Changes:
-    return (make_finding("offset", offset=by, more=""),) if by else ()
-
-
-def _arranged(rope: Rope, arrangement: Arrangement) -> Rope | None:
-    """The rope with the pairs of an arrangement; None if its law or axes do not fit them."""
-    fields = ("pairing", "pairing_out", "rotary_dim", "rotary_start")
-    with suppress(PhasorError):
-        return replace(rope, **{name: getattr(arrangement.layout, name) for name in fields})
-    return None

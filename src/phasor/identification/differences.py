@@ -1,30 +1,25 @@
-"""The positions where two rotations part: two Ropes, two functions, or the layers of two models."""
+"""How two Ropes, two functions or the layers of two models differ."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, TypedDict, Unpack, overload
+from dataclasses import dataclass
 
 import numpy as np
 
-from phasor._checks import number, short_repr, whole
+from phasor._checks import short_repr
 from phasor.axes import Mixed
 from phasor.describe import ranges, static_rope
-from phasor.errors import SpecError
-from phasor.identification.calling import Caller, Calling, RefusedError, find_caller
+from phasor.identification.calling import Caller, RefusedError
 from phasor.identification.report import Changes, Difference
 from phasor.identification.spectrum import Floats, find_first_bad, near_powers_of_two
-from phasor.identification.verifying import find_causes
 from phasor.layers import LayerRopes, QueryFactor
 from phasor.numpy import matrix, pair_indices, phasors
 from phasor.rope import Rope, real_inv_freq
 
-Function = Callable[..., Any]
-_FAR = 1 << 12  # positions beyond where two part that are asked for why
-_CONTEXT = 1 << 20  # positions compared if no model has a context
 _LAYOUT = ("head_dim", "pairing", "rotary_dim", "rotary_start", "direction", "axes")
+
+
 _FACTORS = ("attention_factor", "softmax_factor", "logit_factor")
 
 
@@ -79,7 +74,7 @@ class RopeDifference(Difference):
         return super().__str__() or "They agree at every position within the context."
 
 
-def _diff_ropes(a: Rope, b: Rope, context: int, tolerance: float) -> RopeDifference:
+def diff_ropes(a: Rope, b: Rope, context: int, tolerance: float) -> RopeDifference:
     """The difference of two Ropes; each pair's position is computed from its frequencies."""
     fields = {name: (getattr(a, name), getattr(b, name)) for name in _LAYOUT}
     fields["pairing_out"] = a.output_pairing, b.output_pairing
@@ -164,7 +159,7 @@ class MapDifference(Difference):
         ]
 
 
-def _diff_measured(
+def diff_measured(
     first: Rope | Caller, second: Rope | Caller, context: int, tolerance: float
 ) -> MapDifference | None:
     """The first position found where two functions, or a function and a Rope, differ."""
@@ -279,7 +274,7 @@ class ModelDifference(Difference):
         return f"ModelDifference({self.names[0]!r}, {self.names[1]!r}: {verdict})"
 
 
-def _diff_models(
+def diff_models(
     a: LayerRopes, b: LayerRopes, seq_len: int, context: int, tolerance: float
 ) -> ModelDifference:
     """A difference for each two kinds that share a layer, up to the shorter model's end."""
@@ -295,7 +290,7 @@ def _diff_models(
     differences: list[LayerDifference] = []
     for (kinds, *ropes), layers in layers_of.items():
         both = [static_rope(rope, seq_len) for rope in ropes if rope is not None]
-        found = _diff_ropes(both[0], both[1], context, tolerance) if len(both) == 2 else None
+        found = diff_ropes(both[0], both[1], context, tolerance) if len(both) == 2 else None
         has_rope = ropes[0] is not None, ropes[1] is not None
         times = [m.query_factors.get(k, QueryFactor()) for m, k in zip((a, b), kinds, strict=True)]
         # each is monotone, so that its values at both ends bound it
@@ -314,110 +309,3 @@ def _diff_models(
         tolerance=tolerance,
         layers=tuple(differences),
     )
-
-
-class _Compared(TypedDict, total=False):
-    context: int | None
-    tolerance: float | None
-
-
-@overload
-def diff(a: Rope, b: Rope, **options: Unpack[_Compared]) -> RopeDifference: ...
-@overload
-def diff(
-    a: LayerRopes, b: LayerRopes, *, seq_len: int | None = None, **options: Unpack[_Compared]
-) -> ModelDifference: ...
-# other options say how functions are called
-@overload
-def diff(a: Function, b: Rope | Function, **options: Any) -> MapDifference | None: ...
-@overload
-def diff(a: Rope, b: Function, **options: Any) -> MapDifference | None: ...
-@overload
-def diff(
-    a: Rope | Function, b: Rope | Function, **options: Any
-) -> RopeDifference | MapDifference | None: ...
-def diff(
-    a: Rope | LayerRopes | Function, b: Rope | LayerRopes | Function, *, context: int | None = None,
-    tolerance: float | None = None, seq_len: int | None = None, head_dim: int | None = None,
-    **calling: Any,
-) -> RopeDifference | ModelDifference | MapDifference | None:  # fmt: skip
-    """How two Ropes, two models or two functions differ; false if they agree within the context.
-
-    Two Ropes part at the first position where ``exp(i p f_a)`` and ``exp(i p f_b)`` of a pair are
-    more than ``tolerance`` apart, which is computed from their frequencies. Models are compared
-    layer by layer, up to the end of the one with fewer layers. A function is compared at positions
-    0 to 16 and around every power of two below the context, and where it parts is then found by
-    bisection between the last that agrees and the first that does not.
-
-    Args:
-        a: A Rope with a static law, the ropes of a model, or a function as `identify` takes it.
-        b: The same.
-        context: Positions 0 to ``context - 1`` count; the longer of two models' contexts, or 2**20,
-            unless given.
-        tolerance: How far two unit vectors, or two factors relatively, may be apart; below 2, but
-            for functions. 1e-6 unless given, or 1e-3 for functions.
-        seq_len: The length at which rules of models pick their law; ``context`` unless given.
-        head_dim: Width of a head, for two functions.
-        calling: How functions are called, as for `identify`.
-
-    Returns:
-        Of Ropes the fields, pairs and factors that differ, of models these by kind of layers; of
-        functions where they part, how far and the change of a score there, or None if they agree.
-
-    Raises:
-        TensorError: If no way of calling a function works.
-
-    >>> from phasor.scaling import Linear, NTK
-    >>> a = Rope(head_dim=64, pairing="half", scaling=Linear(factor=2.0))
-    >>> b = Rope(head_dim=64, pairing="half", scaling=NTK(factor=2.0))
-    >>> found = diff(a, b)
-    >>> found.first_pair.pair, found.first_pair.position, found.pairs
-    (0, 1, 31)
-
-    >>> from phasor import preset
-    >>> compared = diff(preset("llama-3-8b"), preset("llama-3.1-8b"), context=8192)
-    >>> [(one.layers, one.difference.pairs) for one in compared.layers]
-    [('0-31', 35)]
-
-    >>> from phasor.numpy import rotate
-    >>> late = diff(a, lambda x, p: rotate(x, p + 1, a))
-    >>> late.position, late.pair, round(late.size, 3)
-    (0, 0, 0.495)
-    """
-    measured = callable(a) or callable(b)
-    call_options = calling | ({} if head_dim is None else {"head_dim": head_dim})
-    if call_options and not measured:
-        raise SpecError(
-            f"{next(iter(call_options))} says how a function is called, and neither is one"
-        )
-    if seq_len is not None and not (isinstance(a, LayerRopes) and isinstance(b, LayerRopes)):
-        raise SpecError("seq_len picks the laws of models: give the ropes as rope.at(seq_len)")
-    whole("context", 1 if context is None else context, least=1)
-    given = 1 if tolerance is None else tolerance
-    number("tolerance", given, above=0, most=None if measured else 2)
-    if isinstance(a, LayerRopes) and isinstance(b, LayerRopes):
-        context = context or max(a.context or 0, b.context or 0) or _CONTEXT
-        return _diff_models(a, b, seq_len or context, context, tolerance or 1e-6)
-    context = context or _CONTEXT
-    if isinstance(a, Rope) and isinstance(b, Rope):
-        return _diff_ropes(a, b, context, tolerance or 1e-6)
-    if isinstance(a, LayerRopes) or isinstance(b, LayerRopes):
-        raise SpecError("a model is compared with a model: take one of its ropes, as ropes[0]")
-    rope = next((side for side in (a, b) if isinstance(side, Rope)), None)
-    width = head_dim if rope is None else rope.head_dim
-    if width is None:
-        raise SpecError("functions are called with heads of one width: give head_dim (--head-dim)")
-    if head_dim not in (None, width):
-        raise SpecError(
-            f"head_dim (--head-dim) must be as wide as the model's, {width}, got {head_dim}"
-        )
-    if rope is not None:
-        calling.setdefault("n_axes", rope.axes.n_axes)
-    how = Calling(**calling)
-    sides = [side if isinstance(side, Rope) else find_caller(side, width, how) for side in (a, b)]
-    found = _diff_measured(sides[0], sides[1], context, tolerance or 1e-3)
-    if found is None or rope is None:
-        return found
-    caller = next(side for side in sides if isinstance(side, Caller))
-    last = min(context, found.position + _FAR) - 1
-    return replace(found, causes=find_causes(rope, caller, last))

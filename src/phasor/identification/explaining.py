@@ -1,18 +1,16 @@
-"""The `Rope` behind the measurements: direction, offset, axes, dtype of frequencies, base, law."""
+"""The `Rope` behind measured frequencies: direction, offset, axes, base and law."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import product
 from typing import Any, Literal, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from phasor.axes import AXES, Axes, OneAxis
-from phasor.errors import SpecError
 from phasor.identification import laws
+from phasor.identification.layout import Drivers, possible_slices
+from phasor.identification.positions import find_offset
 from phasor.identification.report import (
     Finding,
     Identification,
@@ -20,25 +18,15 @@ from phasor.identification.report import (
     add_findings,
     make_finding,
 )
-from phasor.identification.spectrum import (
-    DTYPES,
-    ROUNDING,
-    Floats,
-    Spectrum,
-    log_base,
-    rounded,
-    simplest_near,
-    unit_of,
-)
+from phasor.identification.roundings import find_frequency_dtype
+from phasor.identification.spectrum import ROUNDING, Floats, Spectrum, rounded, simplest_near
 from phasor.identification.turns import Arrangement
 from phasor.rope import Rope
 
-#: Whether an axis turns a pair, ``[n_axes, pairs]``.
-Drivers = NDArray[np.bool_]
 # `FLOAT64_SLACK` in float32: one rounding; a power with its roundings; a power of logarithms
 _FLOAT32_SLACKS = (2.0**-24, 2e-7, 1e-6)
-# frequencies are reported as numbers of a dtype if chance makes them so once in 2 to this power
-_CERTAIN_BITS = 24
+
+
 # chance saves so many digits once in 10 to this power
 _CERTAIN_DIGITS = 4
 
@@ -88,11 +76,11 @@ def _explain_rotation(
     report: Identification, arrangement: Arrangement, spectrum: Spectrum, drivers: Drivers
 ) -> Identification:
     direction, f, findings = _find_direction(spectrum)
-    offset, offset_findings = _find_offset(spectrum)
+    offset, offset_findings = find_offset(spectrum)
     plain = replace(
         arrangement.layout, direction=direction, base=None, scaling=None, explicit_inv_freq=None
     )
-    slices = _possible_slices(plain, drivers) if arrangement.is_named else []
+    slices = possible_slices(plain, drivers) if arrangement.is_named else []
     why = None
     if not arrangement.is_named:
         why = "its pairs are neither halves nor interleaved; their coordinates are in pairs"
@@ -113,7 +101,7 @@ def _explain_frequencies(
     report: Identification, slices: list[Rope], f: Floats, uncertainty: Floats
 ) -> Identification:
     """The report with the Rope of frequencies ``f``, by base and law if they have some."""
-    numbers, findings = _find_frequency_dtype(f, uncertainty)
+    numbers, findings = find_frequency_dtype(f, uncertainty)
     rope, explanations = _find_best_fit(slices, f, uncertainty, may_be_float64=numbers is None)
     if not explanations:
         rope = _set_frequencies(slices[0], f if numbers is None else numbers)
@@ -156,77 +144,6 @@ def _find_direction(spectrum: Spectrum) -> tuple[Literal[1, -1], Floats, list[Fi
     return direction, np.where(f < 0, f + 2 * np.pi, f), findings
 
 
-def _find_offset(spectrum: Spectrum) -> tuple[float | None, list[Finding]]:
-    """The number added to positions, from the angles at position 0; None if none explains them."""
-    f, phase = spectrum.inv_freq, spectrum.phase
-    turning = np.abs(f) > spectrum.uncertainty
-    # of a pair that has made less than a turn, the angle is the offset times the frequency
-    candidates = np.unique([0.0, *(np.rint(2 * phase[turning] / f[turning]) / 2)])
-    errors = np.abs(np.exp(1j * candidates[:, None] * f) - np.exp(1j * phase))
-    # cos, sin, their factor and the result are rounded, which is twice an ulp
-    tolerances = spectrum.phase_uncertainty + np.abs(candidates)[:, None] * spectrum.uncertainty
-    fits = np.all(errors <= 2 * tolerances, axis=1)  # [candidates]
-    if not fits.any():
-        return None, [make_finding("constant-phase")]
-    order = np.lexsort((errors.max(axis=1), candidates != 0))
-    offset, *others = candidates[order][fits[order]].tolist()
-    more = f" ({', '.join(f'{p:+g}' for p in others)} within rounding)" if others else ""
-    more += f": position 0 is turned as {offset:g}. Scores of distances are right, keys turned "
-    finding = make_finding("offset", offset=offset, more=f"{more}elsewhere are not")
-    return offset, [finding] if offset else []
-
-
-# Which slice and which axes.
-
-
-def _possible_slices(layout: Rope, drivers: Drivers) -> list[Rope]:
-    """Ropes without their frequencies, one for each slice and axes that fit."""
-    n_axes, seen = drivers.shape
-    widths = [layout.rotary_dim]
-    # interleaved pairs that do not turn are not seen: the slice may be as wide as the head
-    if "half" not in (layout.pairing, layout.output_pairing):
-        widths.append((layout.head_dim - layout.rotary_start) // 2 * 2)
-    ropes: list[Rope] = []
-    for width in dict.fromkeys(widths):
-        if not ropes or n_axes == 1:  # several axes fit a wider slice too easily
-            known = np.pad(drivers, ((0, 0), (0, width // 2 - seen)))
-            ropes += [replace(layout, rotary_dim=width, axes=axes) for axes in _find_axes(known)]
-    return ropes
-
-
-def _find_axes(drivers: Drivers) -> list[Axes]:
-    """The axes with which every pair that turns is driven by the axis that was measured."""
-    n_axes, pairs = drivers.shape
-    if n_axes == 1:
-        return [OneAxis()]
-    counts, unseen = drivers.sum(axis=1).tolist(), ~drivers.any(axis=0)
-    kinds: list[Any] = [kind for kind in AXES.values() if kind is not OneAxis]
-    found: list[Axes] = []
-    # pairs that do not turn may belong to any axis
-    for kind, extras in product(kinds, _distribute(int(unseen.sum()), n_axes)):
-        sections = tuple(n + extra for n, extra in zip(counts, extras, strict=True))
-        try:
-            axes: Axes = kind(sections)
-            axis_of_pair = axes.axis_of_pair(pairs)
-        except SpecError:
-            continue
-        # interleaved sections may name other counts than the pairs that they give each axis
-        fits = np.all(drivers[axis_of_pair, range(pairs)] | unseen)
-        if fits and axes.counts(pairs) == sections:
-            found.append(axes)
-    return found
-
-
-def _distribute(count: int, n_axes: int) -> list[tuple[int, ...]]:
-    """All ways to distribute ``count`` pairs over the axes."""
-    if n_axes == 1:
-        return [(count,)]
-    return [(n, *rest) for n in range(count + 1) for rest in _distribute(count - n, n_axes - 1)]
-
-
-# Which base and law.
-
-
 def _find_best_fit(
     slices: list[Rope], f: Floats, uncertainty: Floats, *, may_be_float64: bool
 ) -> tuple[Rope, list[laws.Explanation]]:
@@ -256,32 +173,3 @@ def _find_best_fit(
 
 def _set_frequencies(rope: Rope, f: Floats) -> Rope:
     return replace(rope, base=None, explicit_inv_freq=tuple(laws.pad_to_rope(f, rope).tolist()))
-
-
-# The dtype that frequencies are numbers of.
-
-
-def find_near_base(f: Floats, dtype: str) -> float | None:
-    """The base whose powers may be these frequencies, when they are rounded to the dtype."""
-    errors, indices = np.full(len(f), 2 * ROUNDING[dtype]), np.arange(len(f), dtype=np.float64)
-    # one frequency is a power of any base
-    return log_base(f, errors, len(f), indices).exp().simplest() if len(f) > 1 else None
-
-
-def _find_frequency_dtype(f: Floats, uncertainty: Floats) -> tuple[Floats | None, list[Finding]]:
-    """The numbers of a dtype that all frequencies are, by more than chance, and the finding."""
-    for dtype in ("bfloat16", "float16", "float32"):
-        numbers = rounded(f, dtype)
-        # a number of few bits, such as a power of two, is one in every dtype
-        telling = np.ldexp(np.frexp(numbers)[0], DTYPES[dtype][0] // 3) % 1 != 0
-        chances = 2 * uncertainty[telling] / unit_of(f[telling], dtype)
-        evidence = -np.log2(np.clip(chances, 1e-300, 1)).sum()
-        if evidence < _CERTAIN_BITS or np.any(np.abs(numbers - f) > uncertainty):
-            continue
-        details = ""
-        if dtype != "float32":
-            base = find_near_base(numbers, dtype)
-            details = f", near the powers of base {base:.15g}" if base else ""
-            details += ". A buffer of frequencies followed the model's cast, most likely"
-        return numbers, [make_finding("frequencies-in-{dtype}", dtype=dtype, details=details)]
-    return None, []

@@ -34,19 +34,35 @@ from phasor.scaling import Law
 
 #: Bases that models are trained with; any other base may be one of these, stretched.
 USUAL_BASES = (1e4, 5e5, 1e6, 1e5, 1.5e5, 1.6e5, 5e6, 1e7, 2e6, 8e6)
+
+
 #: Relative error of frequencies that a program computed in float64.
 FLOAT64_SLACK = 1e-14
+
+
 # a frequency measured as 0 is evidence of a stopped pair only if its uncertainty is below this
 _MAX_ZERO_UNCERTAINTY = 1e-9
+
+
 # a mistake is likelier than a law that needs this many digits more
 _MISTAKE_DIGITS = 6
+
+
 # exponents of mixed NTK laws in use
 _MIXED_EXPONENTS = (0.625, 0.75, 0.5, 1.5, 2.0)
+
+
 # turns at which the YaRN ramps of published models begin and end
 _BETAS = ((32.0, 1.0), (1.0, 1.0), (64.0, 1.0), (16.0, 1.0), (32.0, 2.0), (128.0, 1.0))
+
+
 _RAMP_FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0, 40.0, 64.0, 128.0)
+
+
 # a ramp's end was rounded to a whole index if it is this close to it, in pairs
 _END_ROUNDING = 1e-3
+
+
 # error of the share of a frequency that a ramp keeps
 _SHARE_ROUNDING = 1e-4
 
@@ -71,8 +87,12 @@ class Explanation(NamedTuple):
 
 
 Form = Literal["powers", "stopped", "scaled"]
+
+
 # None if a scan finds no base
 Proposals = Iterator[Explanation | None]
+
+
 Scan = Callable[[Frequencies], Proposals]
 
 
@@ -159,9 +179,6 @@ def law_text(law: Law) -> str:
     return f"{type(law).__name__}({listed})"
 
 
-# Laws that stretch the base: the frequencies are powers of one base, and the first is 1.
-
-
 def _scan_stretched_base(measured: Frequencies) -> Proposals:
     bases, pairs = measured.bases_of(), measured.num_pairs
     short = bases.simplest()
@@ -185,9 +202,6 @@ def _find_exponent_width(measured: Frequencies) -> Proposals:
                 "exponent-width", width=width, rotary_dim=2 * pairs, intended=intended
             )
             yield _propose_mistake(mistake, short, None, intended)
-
-
-# Laws that change every pair: the first frequency is not 1.
 
 
 def _fit_divided(
@@ -255,9 +269,6 @@ def _scan_whole_wavelengths(measured: Frequencies) -> Proposals:
         yield _propose(logs.exp().simplest(), scaling.Resonance())
 
 
-# Laws that stop the last pairs.
-
-
 def _scan_stopped(measured: Frequencies) -> Proposals:
     pairs, turning = measured.num_pairs, measured.num_turning
     base, factor = _fit_divided(measured)
@@ -280,9 +291,6 @@ def _scan_faded(measured: Frequencies) -> Proposals:
         base, run_length = run
         # the first of the faded pairs is multiplied by 1
         yield _propose(base, scaling.Cope(num_pairs=measured.num_pairs - run_length + 1))
-
-
-# Laws that keep the fast pairs, divide the slow ones by a factor, and have a ramp between them.
 
 
 class _Ramp(NamedTuple):
@@ -456,7 +464,7 @@ def _find_inverted_ramp(measured: Frequencies) -> Proposals:
 
 #: By law, the form of spectrum and the scan that recognise it. Frequencies of a law without a scan
 #: are listed one by one, as those of `PerPair`, which gives any; rules show in calls of several
-#: lengths (`mistakes.add_rule`).
+#: lengths (`add_rule`).
 SCANS: dict[str, tuple[Form, Scan]] = {
     "linear": ("scaled", _scan_divided),
     "ntk": ("powers", _scan_stretched_base),
@@ -472,6 +480,8 @@ SCANS: dict[str, tuple[Form, Scan]] = {
     "hope": ("stopped", _scan_stopped),
     "cope": ("stopped", _scan_faded),
 }
+
+
 _MISTAKES: tuple[tuple[Form, Scan], ...] = (
     ("powers", _find_exponent_width),
     ("scaled", _find_indices_from_one),

@@ -262,3 +262,62 @@ def add_findings(
     """The report with more findings, and with other fields changed."""
     known = changed_fields.pop("findings", report.findings)
     return replace(report, findings=(*known, *findings), **changed_fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideVerification(Difference):
+    """One layer's queries, keys or tables beside its rope; false if they rotate as it says."""
+
+    name: str  # "layer 3, q"
+    tokens: int
+    changes: Changes = ()  # what differs, the most important first
+    undecided: tuple[str, ...] = ()  # what these data cannot tell from that
+    # the lowest position that is turned beyond rounding, and how much a score of unit vectors
+    # changes there, at most
+    position: float | None = None
+    score: float | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.changes)
+
+    def lines(self) -> list[str]:
+        verdict = "differs" if self else "rotates as it should"
+        lines = [f"{self.name}: {verdict} ({self.tokens} tokens)."]
+        lines += [f"  {change.sentence}" for change in self.changes]
+        if self.position is not None and self.score is not None:
+            lines.append(
+                f"  Beyond rounding from position {self.position:.15g} on, where a score of unit "
+                f"vectors changes by up to {self.score:.2g}."
+            )
+        if self.undecided:
+            lines.append("  These data cannot tell it from:")
+            lines += [f"    {text}" for text in self.undecided]
+        return lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification(Difference):
+    """Everything that was recorded; false if all of it rotates as it should."""
+
+    model: str
+    sides: tuple[SideVerification, ...]
+
+    def __bool__(self) -> bool:
+        return any(self.sides)
+
+    def lines(self) -> list[str]:
+        wrong = sum(map(bool, self.sides))
+        verdict = f"{wrong} of {len(self.sides)} differ" if wrong else "rotates as it should"
+        lines = [f"{self.model}: {verdict}."]
+        alike: dict[Changes, list[SideVerification]] = {}
+        for side in self.sides:
+            alike.setdefault(side.changes, []).append(side)
+        for first, *others in alike.values():
+            lines += first.lines()
+            if others:
+                lines.append(f"  The same holds for {', '.join(side.name for side in others)}.")
+        return lines
+
+    def __repr__(self) -> str:
+        names = dict.fromkeys(change.name for side in self.sides for change in side.changes)
+        return f"Verification({self.model!r}: {', '.join(names) or 'rotates as it should'})"

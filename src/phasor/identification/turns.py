@@ -6,9 +6,6 @@ angles, cos and sin by a float32 computation's error: programs compute them so w
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,12 +22,15 @@ from phasor.identification.spectrum import (
     find_spectrum,
 )
 from phasor.numpy import pair_indices
-from phasor.pairings import PAIRINGS, by_pairing
 from phasor.rope import Rope
 
 _NOTHING = 1e-300
+
+
 #: How far an angle may be off that is computed in float32, relatively.
 ANGLE_ERROR = 2.0**-21
+
+
 # how far a cos or sin may be off that is computed in float32
 _ROW_ERROR = 2.0**-22
 
@@ -60,90 +60,6 @@ def arrangement_of(rope: Rope) -> Arrangement:
     """The pairs of a Rope."""
     read, written = (np.stack(pair_indices(rope, p)) for p in (rope.pairing, rope.output_pairing))
     return Arrangement(rope, read, written)
-
-
-# Of linear maps.
-
-
-class MixedCoordinates(NamedTuple):
-    """Coordinates that are mixed with each other and with no other: those read, those written."""
-
-    read: tuple[int, ...]
-    written: tuple[int, ...]
-
-
-def find_blocks(maps: Floats, rounding: float) -> list[MixedCoordinates]:
-    """The smallest blocks of coordinates that no map ``[P, out, in]`` mixes with each other."""
-    mixed = np.abs(maps).max(axis=0)
-    connected = mixed > 0
-    # products with zero are exact, so only a map that mixes more than pairs has rounding errors
-    if connected.sum(axis=0).max() > 2:
-        connected = mixed > 16 * rounding * mixed.max()
-    # float32, because NumPy multiplies bools slowly; what is set to 0 writes nothing: [in, in]
-    links = connected.astype(np.float32)
-    reached, links = (links.T @ links + np.eye(len(links), dtype=np.float32)) > 0, links * 0
-    while not np.array_equal(reached, links):
-        links = reached.astype(np.float32)
-        reached = (links @ links) > 0
-    # the coordinates read [blocks, in], each block once, and those written [blocks, out]
-    read = reached[reached.argmax(axis=1) == np.arange(len(reached))]
-    written = (connected[:, block].any(axis=1) for block in read)
-    return [
-        MixedCoordinates(*(tuple(np.flatnonzero(side).tolist()) for side in both))
-        for both in zip(read, written, strict=True)
-    ]
-
-
-def arrange_blocks(blocks: list[MixedCoordinates], head_dim: int) -> Arrangement | None:
-    """The narrowest arrangement with exactly these blocks; None if a block is wider than a pair."""
-    pairs = [block for block in blocks if len(block.read) == 2]
-    moves = [block for block in blocks if len(block.read) == 1 and block.read != block.written]
-    is_wide = any(len(read) > 2 or len(read) != len(written) for read, written in blocks)
-    if is_wide or not pairs:
-        return None
-    lowest = min(block.read[0] for block in pairs + moves)
-    highest = max(max(block.read + block.written) for block in pairs + moves)
-    for candidate in candidate_arrangements(lowest, highest, head_dim, pairs[0]):
-        written: dict[tuple[int, ...], tuple[int, ...]] = {}
-        for read, out in zip(candidate.read.T.tolist(), candidate.written.T.tolist(), strict=True):
-            for members in (slice(2), slice(1), slice(1, 2)):
-                written[tuple(read[members])] = tuple(out[members])
-        if all(written.get(block.read) == block.written for block in pairs + moves):
-            return candidate
-    # of no pairing, in the order of their first coordinates
-    layout = Rope(head_dim=head_dim, pairing="half", rotary_start=lowest, rotary_dim=2 * len(pairs))
-    columns = (np.array(coordinates).T for coordinates in zip(*pairs, strict=True))
-    return Arrangement(layout, *columns, is_named=False)
-
-
-def candidate_arrangements(
-    lowest: int, highest: int, head_dim: int, pair: MixedCoordinates | None = None
-) -> Iterator[Arrangement]:
-    """The arrangements whose slice holds ``lowest`` to ``highest``, the narrowest first."""
-    head = Rope(head_dim=head_dim, pairing="half", rotary_dim=2)  # heads may be odd
-    # the first pair is the fastest; if it does not turn, the slice most likely begins at 0
-    for start in dict.fromkeys([lowest, 0, *range(lowest - 1, 0, -1)]):
-        widths = (w for w in range(2, head_dim - start + 1, 2) if start + w > highest)
-        for width, pairing, out in itertools.product(widths, PAIRINGS, PAIRINGS):
-            # with a ``pair``, only those whose pairs are as far apart as its coordinates
-            gaps = [by_pairing(p, half=width // 2, interleaved=1) for p in (pairing, out)]
-            if pair is None or gaps == [b - a for a, b in pair]:
-                part = replace(head, rotary_start=start, rotary_dim=width)
-                yield arrangement_of(replace(part, pairing=pairing, pairing_out=out))
-
-
-def measure_noise(arrangement: Arrangement, maps: Floats, rounding: float) -> float:
-    """How far maps ``[..., out, in]`` are from turning each pair as one and keeping the rest."""
-    # rounding, once or at every step, leaves a 0 and the equality of two cosines as they are
-    first, second = arrangement.factors(maps)
-    others = maps * (1 - np.eye(maps.shape[-1]))
-    others[..., arrangement.written.T[:, :, None], arrangement.read.T[:, None, :]] = 0
-    noise = float(max(np.abs(first - second).max(), np.abs(others).max()))
-    # what is far larger than rounding is a mistake
-    return noise if noise <= 32 * rounding * np.abs(maps).max() else 0.0
-
-
-# Of recorded vectors.
 
 
 class Sample(NamedTuple):
@@ -282,42 +198,6 @@ def measure_turns(
         return None
     z_errors += in_rows
     return Turns(arrangement, z, z_errors, (low, high), sample.positions, row_dtype)
-
-
-def arrangements(rope: Rope, sample: Sample) -> Iterator[Arrangement]:
-    """Those of the rope's slice, its own first, then every other that holds what is changed.
-
-    A table does not say which coordinates make a pair.
-    """
-    if sample.is_table:
-        yield arrangement_of(rope)
-        return
-    own = rope.pairing, rope.output_pairing
-    quarter = max(rope.head_dim // 4, 1)
-
-    def is_unlikely(other: Arrangement) -> tuple[bool, bool, bool]:
-        pairings = other.layout.pairing, other.layout.output_pairing
-        return other.layout.rotary_dim % quarter != 0, pairings != own, pairings[0] != pairings[1]
-
-    def every() -> Iterator[Arrangement]:
-        for pairing, out in sorted(itertools.product(PAIRINGS, PAIRINGS), key=lambda p: p != own):
-            yield arrangement_of(replace(rope, pairing=pairing, pairing_out=out))
-        yield from sorted(arrangements_of_changed(sample), key=is_unlikely)
-
-    # the rope's own are among those that hold what is changed, and of one pair all are one
-    seen = set[bytes]()
-    for one in every():
-        if (coordinates := np.stack([one.read, one.written]).tobytes()) not in seen:
-            seen.add(coordinates)
-            yield one
-
-
-def arrangements_of_changed(sample: Sample) -> Iterator[Arrangement]:
-    """Those that hold every changed coordinate, the narrowest first."""
-    changed = np.flatnonzero(~sample.is_kept().all(axis=(0, 1)))
-    # an unmoved coordinate at an end may be of a pair that stands still
-    if len(changed):
-        yield from candidate_arrangements(int(changed[0]), int(changed[-1]), sample.x.shape[-1])
 
 
 def one_of_pair(z: Complex) -> Complex:

@@ -1,0 +1,296 @@
+"""The third question: which frequencies. A base and law that explain them, beside those meant."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import fields, replace
+from functools import partial
+from itertools import product
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasor.angles import axes_of, of_each_pair
+from phasor.axes import OneAxis
+from phasor.describe import ranges
+from phasor.errors import PhasorError
+from phasor.identification.hypotheses import Change, Hypothesis, Meant, Positions, suppose
+from phasor.identification.laws import USUAL_BASES, law_text
+from phasor.identification.layout import narrower, other_axes
+from phasor.identification.report import Changes, Finding, make_finding
+from phasor.identification.spectrum import Floats, Interval
+from phasor.identification.turns import Turns
+from phasor.rope import Rope
+from phasor.scaling import NTK, Law, Linear, Llama3, LongRope, Rule, Yarn
+
+_ORIGINALS = (8192, 4096, 32768, 2048)
+
+
+#: Factors of laws in use.
+FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0, 40.0, 64.0)
+
+
+# how far the exponent of a measured base may be off, relatively, from that of another width
+_EXPONENT_ERROR = 1e-4
+
+
+def compare(meant: Rope, found: Rope, unresolved: Rope | None = None) -> Changes:
+    """How direction, base, law and axes differ; ``unresolved`` has the rule that chose the law."""
+    changes: list[Finding] = []
+    if found.direction != meant.direction:
+        changes.append(make_finding("direction", way="the other way, R(-p) in place of R(p)"))
+    # explicit frequencies have no base
+    if found.base not in (None, meant.base) and meant.base is not None:
+        text = f"{_short(meant.base)}{_by_width(meant, found.base)}"
+        changes.append(make_finding("base", found=_short(found.base), meant=text))
+    if found.scaling != meant.scaling:
+        changes.append(_compare_laws(found.scaling, meant, unresolved or meant))
+    if found.axes != meant.axes:
+        by_first = "every pair is turned by the first coordinate"
+        other = f"{found.axes!r} in place of {meant.axes!r}"
+        changes.append(make_finding("axes", found=by_first if found.axes == OneAxis() else other))
+    return (*changes,)
+
+
+def _by_width(meant: Rope, base: float) -> str:
+    """Which exponents make another base of the one that was meant."""
+    exponent = 0.0 if base in USUAL_BASES else math.log(base, cast(float, meant.base))
+    width = meant.rotary_dim
+    for other in dict.fromkeys((meant.head_dim, width // 2, 2 * width, width - 2, width + 2)):
+        if other != width and other > 0 and abs(exponent * other / width - 1) < _EXPONENT_ERROR:
+            return f", as if exponents ran over {other} coordinates and not over {width}"
+    return ""
+
+
+def compare_factors(rope: Rope, turns: Turns) -> Changes:
+    """How the factor of cos and sin differs from the rope's."""
+    meant, found = rope.attention_factor, turns.factor(rope)
+    if found == meant:
+        return ()
+    if found == 1:
+        return (make_finding("factor-missing", factor=meant),)
+    if found == meant**2:
+        return (make_finding("factor-twice", factor=meant),)
+    return (make_finding("factor", found=found, factor=meant),)
+
+
+def _compare_laws(found: Law | Rule | None, rope: Rope, unresolved: Rope) -> Finding:
+    meant = rope.scaling
+    if isinstance(meant, Yarn) and found == replace(meant, attention_factor=1.0):
+        return make_finding("factor-missing", factor=rope.attention_factor)
+    if found is None:
+        return make_finding("law-missing", law=type(unresolved.scaling).__name__)
+    if type(found) is not type(meant):
+        one, other = (
+            "no law" if law is None else law_text(cast(Law, law)) for law in (found, meant)
+        )
+        return make_finding("law", found=one, meant=other)
+    names = (field.name for field in fields(found))
+    both = ((name, getattr(found, name), getattr(meant, name)) for name in names)
+    texts = [f"{name} {_short(a)} in place of {_short(b)}" for name, a, b in both if a != b]
+    return make_finding("law-parameter", law=type(found).__name__, parameters=", ".join(texts))
+
+
+def _short(value: Any) -> str:
+    return f"{value:.9g}" if type(value) in (int, float) else f"{value}"
+
+
+def alternatives(
+    meant: Meant, places: Positions, names: Collection[str] | None = None
+) -> Iterator[Hypothesis]:
+    """Ropes that differ from what was meant in one thing; with ``names`` in one of these."""
+    rope, unresolved, others = meant
+
+    def compared(ropes: Iterable[Rope]) -> Iterator[Change]:
+        return ((compare(rope, one, unresolved), one) for one in ropes)
+
+    bases = dict.fromkeys((*(other.base for _, other in others), *USUAL_BASES))
+    # of equal fits the first is named
+    found: dict[str, Iterable[Change]] = {
+        "direction": compared([replace(rope, direction=-rope.direction)]),
+        "slice": narrower(rope),
+        "layer": (((make_finding("layer", kind=kind),), other) for kind, other in others),
+        "length": _other_lengths(rope, unresolved),
+        "base": compared(replace(rope, base=base) for base in bases if base and rope.base),
+        "law-missing": compared([replace(rope, scaling=None)]),
+        "law": compared(_other_laws(rope)),
+        "axes": compared(other_axes(rope)),
+    }
+    for name, changed in found.items():
+        for changes, other in changed if names is None or name in names else ():
+            if other != rope and other.num_pairs == rope.num_pairs:
+                with suppress(PhasorError):  # a law may need two pairs
+                    yield suppose(other, places, *changes)
+
+
+def _other_lengths(rope: Rope, unresolved: Rope | None) -> Iterator[Change]:
+    rule = None if unresolved is None else unresolved.scaling
+    if rope.base is None or not isinstance(rule, Rule):
+        return
+    original = cast(int, getattr(rule, "original_max_positions", 4096))
+    # vLLM computes one table, for as many times the original length as the factor says
+    table = int(original * cast(float, getattr(rule, "factor", 1.0)))
+    for length in dict.fromkeys((original, original + 1, table, 4 * original, 16 * original)):
+        which = f"as for a length of {length}"
+        if isinstance(rule, LongRope):
+            which = f"by its {'short' if length <= original else 'long'} list"
+        with suppress(PhasorError):  # its lists are for other pairs
+            yield (make_finding("length", which=which),), replace(rope, scaling=rule.at(length))
+
+
+def _other_laws(rope: Rope) -> Iterator[Rope]:
+    """The law with other parameters, and others with its numbers, as a config that is misread."""
+    law = rope.scaling
+    if rope.base is None or isinstance(law, Rule):
+        return
+    factor, length = getattr(law, "factor", None), getattr(law, "original_max_positions", None)
+    factors = FACTORS if law is None else () if factor is None else (factor,)
+    lengths = _ORIGINALS if law is None else () if length is None else (length,)
+    likely: list[tuple[Callable[..., Any], dict[str, Any]]] = []
+    likely += [(partial(replace, cast(Law, law)), changed) for changed in _other_parameters(law)]
+    likely += [(make, {"factor": factor}) for factor, make in product(factors, (Linear, NTK))]
+    for factor, length in product(factors, lengths):
+        numbers = {"factor": factor, "original_max_positions": length}
+        likely += [(make, numbers) for make in (Yarn, Llama3)]
+    for make, numbers in likely:
+        if make is not type(law):
+            with suppress(PhasorError):
+                yield replace(rope, scaling=make(**numbers))
+
+
+def _other_parameters(law: Law | None) -> Iterator[dict[str, Any]]:
+    # other published values, halves and doubles, the default
+    for field in () if law is None else fields(law):
+        value: Any = getattr(law, field.name)
+        values: list[Any] = []
+        if isinstance(value, bool):
+            values = [not value]
+        elif field.name == "factor":
+            values = [*FACTORS]
+        elif isinstance(value, int):
+            values = [int(value * 2.0**n) for n in range(-5, 6) if value * 2.0**n >= 1]
+        elif isinstance(value, float) and not re.search("attention|mscale", field.name):
+            values = [value / 2, value * 2, 1.0, 32.0, 4.0]
+            values += [field.default] if isinstance(field.default, float) else []
+        yield from ({field.name: other} for other in dict.fromkeys(values))
+
+
+# logarithms of the least and the largest that are looked for
+_LOGS = {"base": (math.log(20), math.log(1e10)), "factor": (math.log(1.01), math.log(1000))}
+
+
+_FEW_VALUES = 65  # at which a law is computed
+
+
+_GRID = 129
+
+
+MAX_CANDIDATES = 4096
+
+
+def find_ropes(
+    meant: Rope | None, turns: Turns, places: NDArray[Any], *, by_base_alone: bool = False
+) -> Iterator[Rope]:
+    """The rope with bases that tokens allow, either direction, and with factors of a law.
+
+    The law is its own, none or a linear one; its own or none with another base alone.
+    """
+    if meant is None or meant.base is None:
+        return
+    linear = () if by_base_alone else (Linear(factor=factor) for factor in FACTORS)
+    for law, direction in product(dict.fromkeys((meant.scaling, None, *linear)), (1, -1)):
+        rope = replace(meant, scaling=law, direction=direction)
+        yield from _find_values(rope, "base", turns, places)
+    for law in () if by_base_alone else dict.fromkeys((meant.scaling, Linear(factor=2.0))):
+        if hasattr(law, "factor"):
+            yield from _find_values(replace(meant, scaling=law), "factor", turns, places)
+
+
+def _with_value(rope: Rope, name: str, value: float) -> Rope:
+    """The rope with another base, or another factor of its law."""
+    if name == "base":
+        return replace(rope, base=value)
+    return replace(rope, scaling=replace(cast(Any, rope.scaling), factor=value))
+
+
+def _find_values(rope: Rope, name: str, turns: Turns, places: NDArray[Any]) -> Iterator[Rope]:
+    """The rope with each base or factor that tokens allow, those with few digits first.
+
+    The values that a few tokens allow are found on a grid, then on finer ones for more tokens, up
+    to as many as allow any: where positions restart, the first may be right all the same.
+    """
+    (low, high), values = _LOGS[name], Interval(1, 0)
+    of_pairs = of_each_pair(places, axes_of(rope))  # [T, 1 or num_pairs]
+    # near 0 all bases are alike, and far away a coarse grid misses the right one
+    order = np.argsort(np.abs(of_pairs).max(axis=1), kind="stable")
+    allowing, tried, limit, refinements = 0, min(4, len(order)), len(order), 3
+    while refinements:
+        some = order[:tried]
+        count = _GRID + int((high - low) * float(np.abs(of_pairs[some]).max()) / 8)
+        grid = np.linspace(low, high, min(count, 4 * MAX_CANDIDATES))
+        kept = _allowed_values(rope, name, grid, of_pairs[some], turns, some)
+        if len(kept):
+            step = float(grid[1] - grid[0])
+            low, high = max(float(kept[0]) - step, _LOGS[name][0]), float(kept[-1]) + step
+            values = Interval(low, high).exp()
+            refinements -= tried == limit
+            allowing, tried = tried, min(2 * tried, limit)
+        elif allowing in (0, tried):
+            break
+        else:
+            limit = tried - 1
+            tried = (allowing + tried) // 2
+    for value in values.decimals():
+        yield (found := _with_value(rope, name, value))
+        if turns.misfit(*suppose(found, places)[1:]).max() <= 1:
+            break  # others have more digits
+
+
+def _allowed_values(
+    rope: Rope, name: str, logs: Floats, of_pairs: NDArray[Any], turns: Turns,
+    some: NDArray[np.intp],
+) -> Floats:  # fmt: skip
+    """The logarithms of values, of those on an even grid, that some tokens allow.
+
+    Their positions are ``[T, 1 or num_pairs]``.
+    """
+    z, (low, high) = turns.z[some], turns.gain
+    allowed, gain = turns.errors[some] + (high - low) / 2, (low + high) / 2
+    # logarithms of frequencies are nearly linear: known at some values, [values, pairs]
+    is_linear = rope.scaling is None or isinstance(rope.scaling, Linear)
+    few: Floats = np.linspace(float(logs[0]), float(logs[-1]), 4 if is_linear else _FEW_VALUES)
+    lawful = np.array([_with_value(rope, name, math.exp(log)).inv_freq for log in few.tolist()])
+    known = np.log(np.maximum(lawful, 1e-300))
+    slopes = np.abs(np.gradient(known, few, axis=0))
+    bends = np.pad(np.abs(np.diff(known, 2, axis=0)), ((1, 1), (0, 0)), "edge")
+    # beside a bend or a jump it is that far off
+    bends = np.maximum(bends, np.maximum(np.roll(bends, 1, axis=0), np.roll(bends, -1, axis=0)))
+    columns = np.concatenate([known, slopes * (logs[1] - logs[0]) + bends], axis=1).T
+    kept: list[float] = []
+    for part in np.array_split(logs, 1 + len(logs) * z.size // 4_000_000):
+        between: list[Floats] = [np.interp(part, few, column) for column in columns]
+        log_f, unsure = np.split(np.stack(between, axis=1), 2, axis=1)  # [values, pairs] each
+        # [values, T, pairs]
+        angles = rope.direction * of_pairs * np.exp(log_f)[:, None]
+        # neighbours on the grid are a step apart, and float32 angles rounded
+        slack = gain * np.minimum(np.abs(angles) * (unsure[:, None] + 2.0**-20), 2)
+        fits = np.abs(z - gain * np.exp(1j * angles)) <= allowed + slack
+        kept += part[fits.all(axis=(1, 2))].tolist()
+    return np.array(kept)
+
+
+def name_pairs(rope: Rope | None, turns: Turns) -> Changes:
+    """From which pair on the frequencies differ."""
+    if rope is None:
+        return (make_finding("frequencies", where=""),)
+    misfit = turns.misfit(*suppose(rope, turns.positions)[1:]).max(axis=0)
+    pairs: list[int] = np.flatnonzero(misfit > 1).tolist()
+    found = make_finding("angles")
+    if pairs:
+        where = f" from pair {pairs[0]} on: pairs {ranges(pairs)}"
+        found = make_finding("frequencies", where=where)
+    return found, *compare_factors(rope, turns)

@@ -1,0 +1,149 @@
+"""Which rotation a function does: evidence by calls, and the five questions in their order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from phasor.identification.calling import Caller, RefusedError
+from phasor.identification.explaining import explain
+from phasor.identification.layout import Drivers, arrange_blocks, find_blocks, measure_noise
+from phasor.identification.lengths import add_rule, call_with_growing_lengths
+from phasor.identification.members import compare_members, compare_queries_and_keys
+from phasor.identification.positions import add_limits
+from phasor.identification.probes import Measured, Probe
+from phasor.identification.recorded import find_causes
+from phasor.identification.report import Finding, Identification, add_findings, make_finding
+from phasor.identification.roundings import (
+    ANGLES_ROUNDED,
+    COARSE,
+    add_precision,
+    add_steps,
+    find_near_base,
+    find_table_dtype,
+)
+from phasor.identification.spectrum import Floats, Spectrum, find_spectrum, powers_of_two
+from phasor.numpy import every_axis_of, matrix
+
+SMALL_POSITIONS = (0, 1, 2, 3, 5, 8)
+
+
+def measure(caller: Caller, max_position: int) -> Identification:
+    """Measure the map at small positions, find its pairs, and measure those at growing ones."""
+    maps = _measure_maps(caller)
+    rounding, findings = find_table_dtype(maps, caller.rounding, caller.out_dtype)
+    linear, size = _is_linear(caller, maps[0], rounding), float(np.abs(maps).max())
+    if caller.changed_inputs:
+        findings.append(make_finding("inputs-written"))
+    blocks = find_blocks(np.concatenate(list(maps)), rounding) if linear else []
+    if linear and (arrangement := arrange_blocks(blocks, caller.head_dim)) is not None:
+        noise = measure_noise(arrangement, maps, rounding)
+        if noise > 2 * rounding * size:  # more than an ulp
+            said = {"dtype": caller.out_dtype, "error": noise, "once": rounding * size}
+            findings.append(make_finding("noise", **said))
+            rounding = noise
+        probe = Probe(caller, arrangement, rounding, noise)
+        return _measure_pairs(probe, max_position, maps, findings)
+    mixed = next((list(block.read) for block in blocks if len(block.read) > 2), None)
+    why = "nothing turns at the positions tried" if linear else "it is not linear in its vectors"
+    if mixed is not None:
+        why = f"it mixes {len(mixed)} coordinates with each other: {mixed[:8]}"
+    report = Identification(head_dim=caller.head_dim, linear=linear, why_no_rope=why)
+    return add_findings(report, *findings)
+
+
+def _measure_maps(caller: Caller) -> Floats:
+    """The linear maps ``[outputs, P, out, in]`` at small positions, first equal on all axes."""
+    n = caller.n_axes
+    positions = np.array(SMALL_POSITIONS)
+    if n > 1:  # the same positions on one axis at a time follow
+        on_axes = (np.outer(positions[1:], axis) for axis in np.eye(n, dtype=int))
+        positions = np.concatenate([np.repeat(positions[:, None], n, axis=1), *on_axes])
+    results = caller.turn(np.eye(caller.head_dim), positions)
+    if not np.isfinite(results).all():
+        raise RefusedError("it gives numbers that are not finite")
+    return np.swapaxes(results, 2, 3)  # vectors in are columns
+
+
+def _is_linear(caller: Caller, maps: Floats, rounding: float) -> bool:
+    # whole numbers, which every dtype holds exactly
+    vectors = np.random.default_rng(1).integers(-7, 8, (3, caller.head_dim)).astype(np.float64)
+    vectors[2] = 0
+    expected = vectors @ maps[SMALL_POSITIONS.index(5)].T
+    tolerance = 64 * rounding * np.abs(vectors).max() * max(np.abs(maps).max(), 1)
+    return bool(np.abs(caller.turn(vectors, [5])[0, 0] - expected).max() <= tolerance)
+
+
+def _measure_pairs(
+    probe: Probe, max_position: int, maps: Floats, findings: list[Finding]
+) -> Identification:
+    lengths = call_with_growing_lengths(probe, max_position)
+    z = lengths.answers[lengths.longest_consistent]
+    spectrum = find_spectrum(powers_of_two(lengths.longest_consistent), z, probe.angle_errors(z))
+    factors = probe.arrangement.factors(maps[0])
+    members = compare_members(probe, factors)
+    key_factor, keys = compare_queries_and_keys(probe, maps)
+    findings = [*findings, *members, *keys]
+    if lengths.irreproducible_at is not None:
+        findings.append(make_finding("remembers", top=lengths.irreproducible_at))
+    report = explain(
+        probe.arrangement, spectrum, _find_drivers(probe, spectrum), np.abs(factors.mean(axis=0)),
+        rounding=probe.rounding, is_rotation=not members,
+    )  # fmt: skip
+    report = _explain_rounded_angles(probe.caller, report, max_position)
+    report = replace(report, findings=(*findings, *report.findings), key_factor=key_factor)
+    measured = Measured(probe, spectrum, report)
+    if lengths.changes_at is not None:
+        add_rule(measured, lengths)
+    elif report.is_rotation and not report.names() & ANGLES_ROUNDED:
+        # which turn as predicted at few positions
+        add_limits(measured, max_position)
+    _add_error(measured, maps[0])
+    add_steps(measured)
+    ends = max_position, lengths.changes_at, measured.report.table_end
+    add_precision(measured, min(end for end in ends if end))
+    return measured.report
+
+
+def _explain_rounded_angles(
+    caller: Caller, report: Identification, max_position: int
+) -> Identification:
+    """The report by the angles' dtype, if it explains more than that of the frequencies.
+
+    An angle of one position is the frequency, and is a number of the dtype as well.
+    """
+    dtype = next((name for name in COARSE if f"frequencies-in-{name}" in report.names()), None)
+    if report.rope is None or dtype is None:
+        return report
+    base = find_near_base(report.rope.inv_freq, dtype)
+    rope = replace(report.rope, base=base, explicit_inv_freq=None)
+    causes = () if base is None else find_causes(rope, caller, min(max_position, 1 << 12))
+    changes = [cause for cause in causes if cause.name != "factor"]  # which is in the report
+    if [change.name for change in changes] != [f"angles-in-{dtype}"]:
+        return report
+    kept = (one for one in report.findings if one.name != f"frequencies-in-{dtype}")
+    return replace(report, rope=rope, base=base, known_law=True, findings=(*kept, *changes))
+
+
+def _find_drivers(probe: Probe, spectrum: Spectrum) -> Drivers:
+    """The axes that turn each pair, tried one axis at a time up to the spectrum's last position."""
+    n_axes = probe.caller.n_axes
+    if n_axes == 1:
+        return spectrum.inv_freq[None] != 0
+    positions = powers_of_two(max(spectrum.last_position, 1))
+    z = np.array([probe(np.outer(positions, axis)) for axis in np.eye(n_axes, dtype=int)])
+    return np.abs(z - z[:, :1]).max(axis=1) > 8 * probe.rounding  # the first is at position 0
+
+
+def _add_error(measured: Measured, maps: Floats) -> None:
+    """Add the error of the Rope against the maps ``[P, out, in]``."""
+    rope, report = measured.report.rope, measured.report
+    if rope is None:
+        return
+    # columns are rotated unit vectors, of which those in the slice have the gain
+    factors = np.ones(report.head_dim)
+    factors[rope.rotary_start :][: rope.rotary_dim] = report.attention_factor or 1.0
+    positions = np.array(SMALL_POSITIONS) + report.position_offset
+    exact = np.array([factors * matrix(every_axis_of(rope, p), rope) for p in positions])
+    measured.add(error=float(np.abs(maps[: len(positions)] - exact).max()))

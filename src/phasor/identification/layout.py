@@ -1,0 +1,246 @@
+"""The first question: which coordinates make a pair, which slice turns, by which axes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import permutations, product
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasor.axes import AXES, Axes, Mixed, OneAxis
+from phasor.errors import PhasorError, SpecError
+from phasor.identification.hypotheses import Change, Hypothesis, Positions, suppose
+from phasor.identification.report import Changes, Finding, make_finding
+from phasor.identification.spectrum import Floats
+from phasor.identification.turns import Arrangement, Sample, arrangement_of
+from phasor.pairings import PAIRINGS, by_pairing
+from phasor.rope import Rope
+
+
+class MixedCoordinates(NamedTuple):
+    """Coordinates that are mixed with each other and with no other: those read, those written."""
+
+    read: tuple[int, ...]
+    written: tuple[int, ...]
+
+
+def find_blocks(maps: Floats, rounding: float) -> list[MixedCoordinates]:
+    """The smallest blocks of coordinates that no map ``[P, out, in]`` mixes with each other."""
+    mixed = np.abs(maps).max(axis=0)
+    connected = mixed > 0
+    # products with zero are exact, so only a map that mixes more than pairs has rounding errors
+    if connected.sum(axis=0).max() > 2:
+        connected = mixed > 16 * rounding * mixed.max()
+    # float32, because NumPy multiplies bools slowly; what is set to 0 writes nothing: [in, in]
+    links = connected.astype(np.float32)
+    reached, links = (links.T @ links + np.eye(len(links), dtype=np.float32)) > 0, links * 0
+    while not np.array_equal(reached, links):
+        links = reached.astype(np.float32)
+        reached = (links @ links) > 0
+    # the coordinates read [blocks, in], each block once, and those written [blocks, out]
+    read = reached[reached.argmax(axis=1) == np.arange(len(reached))]
+    written = (connected[:, block].any(axis=1) for block in read)
+    return [
+        MixedCoordinates(*(tuple(np.flatnonzero(side).tolist()) for side in both))
+        for both in zip(read, written, strict=True)
+    ]
+
+
+def arrange_blocks(blocks: list[MixedCoordinates], head_dim: int) -> Arrangement | None:
+    """The narrowest arrangement with exactly these blocks; None if a block is wider than a pair."""
+    pairs = [block for block in blocks if len(block.read) == 2]
+    moves = [block for block in blocks if len(block.read) == 1 and block.read != block.written]
+    is_wide = any(len(read) > 2 or len(read) != len(written) for read, written in blocks)
+    if is_wide or not pairs:
+        return None
+    lowest = min(block.read[0] for block in pairs + moves)
+    highest = max(max(block.read + block.written) for block in pairs + moves)
+    for candidate in candidate_arrangements(lowest, highest, head_dim, pairs[0]):
+        written: dict[tuple[int, ...], tuple[int, ...]] = {}
+        for read, out in zip(candidate.read.T.tolist(), candidate.written.T.tolist(), strict=True):
+            for members in (slice(2), slice(1), slice(1, 2)):
+                written[tuple(read[members])] = tuple(out[members])
+        if all(written.get(block.read) == block.written for block in pairs + moves):
+            return candidate
+    # of no pairing, in the order of their first coordinates
+    layout = Rope(head_dim=head_dim, pairing="half", rotary_start=lowest, rotary_dim=2 * len(pairs))
+    columns = (np.array(coordinates).T for coordinates in zip(*pairs, strict=True))
+    return Arrangement(layout, *columns, is_named=False)
+
+
+def candidate_arrangements(
+    lowest: int, highest: int, head_dim: int, pair: MixedCoordinates | None = None
+) -> Iterator[Arrangement]:
+    """The arrangements whose slice holds ``lowest`` to ``highest``, the narrowest first."""
+    head = Rope(head_dim=head_dim, pairing="half", rotary_dim=2)  # heads may be odd
+    # the first pair is the fastest; if it does not turn, the slice most likely begins at 0
+    for start in dict.fromkeys([lowest, 0, *range(lowest - 1, 0, -1)]):
+        widths = (w for w in range(2, head_dim - start + 1, 2) if start + w > highest)
+        for width, pairing, out in itertools.product(widths, PAIRINGS, PAIRINGS):
+            # with a ``pair``, only those whose pairs are as far apart as its coordinates
+            gaps = [by_pairing(p, half=width // 2, interleaved=1) for p in (pairing, out)]
+            if pair is None or gaps == [b - a for a, b in pair]:
+                part = replace(head, rotary_start=start, rotary_dim=width)
+                yield arrangement_of(replace(part, pairing=pairing, pairing_out=out))
+
+
+def measure_noise(arrangement: Arrangement, maps: Floats, rounding: float) -> float:
+    """How far maps ``[..., out, in]`` are from turning each pair as one and keeping the rest."""
+    # rounding, once or at every step, leaves a 0 and the equality of two cosines as they are
+    first, second = arrangement.factors(maps)
+    others = maps * (1 - np.eye(maps.shape[-1]))
+    others[..., arrangement.written.T[:, :, None], arrangement.read.T[:, None, :]] = 0
+    noise = float(max(np.abs(first - second).max(), np.abs(others).max()))
+    # what is far larger than rounding is a mistake
+    return noise if noise <= 32 * rounding * np.abs(maps).max() else 0.0
+
+
+def arrangements(rope: Rope, sample: Sample) -> Iterator[Arrangement]:
+    """Those of the rope's slice, its own first, then every other that holds what is changed.
+
+    A table does not say which coordinates make a pair.
+    """
+    if sample.is_table:
+        yield arrangement_of(rope)
+        return
+    own = rope.pairing, rope.output_pairing
+    quarter = max(rope.head_dim // 4, 1)
+
+    def is_unlikely(other: Arrangement) -> tuple[bool, bool, bool]:
+        pairings = other.layout.pairing, other.layout.output_pairing
+        return other.layout.rotary_dim % quarter != 0, pairings != own, pairings[0] != pairings[1]
+
+    def every() -> Iterator[Arrangement]:
+        for pairing, out in sorted(itertools.product(PAIRINGS, PAIRINGS), key=lambda p: p != own):
+            yield arrangement_of(replace(rope, pairing=pairing, pairing_out=out))
+        yield from sorted(arrangements_of_changed(sample), key=is_unlikely)
+
+    # the rope's own are among those that hold what is changed, and of one pair all are one
+    seen = set[bytes]()
+    for one in every():
+        if (coordinates := np.stack([one.read, one.written]).tobytes()) not in seen:
+            seen.add(coordinates)
+            yield one
+
+
+def arrangements_of_changed(sample: Sample) -> Iterator[Arrangement]:
+    """Those that hold every changed coordinate, the narrowest first."""
+    changed = np.flatnonzero(~sample.is_kept().all(axis=(0, 1)))
+    # an unmoved coordinate at an end may be of a pair that stands still
+    if len(changed):
+        yield from candidate_arrangements(int(changed[0]), int(changed[-1]), sample.x.shape[-1])
+
+
+#: Whether an axis turns a pair, ``[n_axes, pairs]``.
+Drivers = NDArray[np.bool_]
+
+
+def possible_slices(layout: Rope, drivers: Drivers) -> list[Rope]:
+    """Ropes without their frequencies, one for each slice and axes that fit."""
+    n_axes, seen = drivers.shape
+    widths = [layout.rotary_dim]
+    # interleaved pairs that do not turn are not seen: the slice may be as wide as the head
+    if "half" not in (layout.pairing, layout.output_pairing):
+        widths.append((layout.head_dim - layout.rotary_start) // 2 * 2)
+    ropes: list[Rope] = []
+    for width in dict.fromkeys(widths):
+        if not ropes or n_axes == 1:  # several axes fit a wider slice too easily
+            known = np.pad(drivers, ((0, 0), (0, width // 2 - seen)))
+            ropes += [replace(layout, rotary_dim=width, axes=axes) for axes in _find_axes(known)]
+    return ropes
+
+
+def _find_axes(drivers: Drivers) -> list[Axes]:
+    """The axes with which every pair that turns is driven by the axis that was measured."""
+    n_axes, pairs = drivers.shape
+    if n_axes == 1:
+        return [OneAxis()]
+    counts, unseen = drivers.sum(axis=1).tolist(), ~drivers.any(axis=0)
+    kinds: list[Any] = [kind for kind in AXES.values() if kind is not OneAxis]
+    found: list[Axes] = []
+    # pairs that do not turn may belong to any axis
+    for kind, extras in product(kinds, _distribute(int(unseen.sum()), n_axes)):
+        sections = tuple(n + extra for n, extra in zip(counts, extras, strict=True))
+        try:
+            axes: Axes = kind(sections)
+            axis_of_pair = axes.axis_of_pair(pairs)
+        except SpecError:
+            continue
+        # interleaved sections may name other counts than the pairs that they give each axis
+        fits = np.all(drivers[axis_of_pair, range(pairs)] | unseen)
+        if fits and axes.counts(pairs) == sections:
+            found.append(axes)
+    return found
+
+
+def _distribute(count: int, n_axes: int) -> list[tuple[int, ...]]:
+    """All ways to distribute ``count`` pairs over the axes."""
+    if n_axes == 1:
+        return [(count,)]
+    return [(n, *rest) for n in range(count + 1) for rest in _distribute(count - n, n_axes - 1)]
+
+
+def compare_layouts(meant: Rope, found: Rope) -> Changes:
+    """How the coordinates of pairs differ."""
+
+    def texts(one: Rope) -> tuple[str, str]:
+        written = "" if one.pairing_out is None else f" read and {one.pairing_out} written"
+        last = one.rotary_start + one.rotary_dim - 1
+        return f"{one.pairing}{written}", f"{one.rotary_start} to {last}"
+
+    (pairing, part), (meant_pairing, meant_part) = texts(found), texts(meant)
+    changes: list[Finding] = []
+    if pairing != meant_pairing:
+        changes.append(make_finding("pairing", found=pairing, meant=meant_pairing))
+    if part != meant_part:
+        changes.append(make_finding("slice", found=part, meant=meant_part))
+    return (*changes,)
+
+
+def narrower(rope: Rope) -> Iterator[Change]:
+    """A part of the slice, which interleaved pairs do not show."""
+    if "interleaved" not in (rope.pairing, rope.output_pairing):
+        return
+    for width in (rope.rotary_dim * eighths // 16 * 2 for eighths in (4, 2, 1, 6, 3, 5, 7)):
+        with suppress(PhasorError):
+            part = replace(rope, rotary_dim=width)
+            all_pairs = (*part.inv_freq.tolist(), *[0.0] * (rope.num_pairs - part.num_pairs))
+            changes = compare_layouts(rope, part)
+            if (factor := rope.attention_factor) != 1:  # what does not turn has none
+                changes += (make_finding("factor-missing", factor=factor),)
+            yield changes, replace(rope, base=None, scaling=None, explicit_inv_freq=all_pairs)
+
+
+def other_axes(rope: Rope) -> Iterator[Rope]:
+    """Pairs dealt to the axes otherwise, or all to the first."""
+    if rope.axes.n_axes == 1 or isinstance(rope.axes, Mixed):
+        return
+    yield replace(rope, axes=OneAxis())
+    kinds: list[Any] = [kind for kind in AXES.values() if kind is not OneAxis]
+    orders = dict.fromkeys(permutations(rope.axes.counts(rope.num_pairs)))
+    for kind, sections in product(kinds, orders):
+        with suppress(PhasorError):
+            yield replace(rope, axes=kind(sections))
+
+
+def exchanged_axes(rope: Rope, places: Positions) -> Iterator[Hypothesis]:
+    """The rotation by coordinates in another order."""
+    n_axes = rope.axes.n_axes
+    same, *orders = permutations(range(n_axes))
+    taken = [(order, f"coordinates {order} are taken as {same}") for order in orders]
+    alone = [((k,) * n_axes, f"every pair is turned by coordinate {k}") for k in range(1, n_axes)]
+    for order, how in taken + alone:
+        yield suppose(rope, places[:, order], make_finding("axes", found=how))
+
+
+def arranged(rope: Rope, arrangement: Arrangement) -> Rope | None:
+    """The rope with the pairs of an arrangement; None if its law or axes do not fit them."""
+    fields = ("pairing", "pairing_out", "rotary_dim", "rotary_start")
+    with suppress(PhasorError):
+        return replace(rope, **{name: getattr(arrangement.layout, name) for name in fields})
+    return None

@@ -1,0 +1,102 @@
+"""The fifth question: whether both members of a pair, all heads, queries and keys turn alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+
+from phasor.identification.probes import Probe
+from phasor.identification.report import Changes, Finding, make_finding
+from phasor.identification.spectrum import Complex, Floats
+from phasor.identification.turns import Sample, angle_errors, arrangement_of, rows_of
+from phasor.pairings import PAIRINGS, by_pairing
+from phasor.rope import Rope
+
+
+def compare_members(probe: Probe, factors: Complex) -> list[Finding]:
+    """The mistake, if the two members of a pair do not turn by the same angle."""
+    # ``factors`` are at small positions with equal coordinates, and then at others
+    arrangement, tolerance = probe.arrangement, 32 * probe.rounding
+    size = np.maximum(np.maximum(np.abs(factors.real), np.abs(factors.imag)).max(axis=0), 1e-30)
+    skew = (np.abs(factors[0] - factors[1]) / size).max(axis=0)  # [2, P, pairs] to [pairs]
+    if not (skew > tolerance).any():
+        return []
+
+    def are_equal(a: Complex, b: Complex) -> bool:
+        return bool(a.shape == b.shape and np.abs(a - b).max() <= tolerance * np.abs(a).max())
+
+    pairs = arrangement.num_pairs
+    if arrangement.is_named:
+        # what each coordinate is multiplied by, which a row of cos and sin holds: [P, rotary_dim]
+        rows = np.empty((factors.shape[1], 2 * pairs), dtype=np.complex128)
+        rows[:, arrangement.written - arrangement.layout.rotary_start] = factors.swapaxes(0, 1)
+        # if rows for the other pairing were used, its pairs have equal multipliers
+        name, *members = by_pairing(
+            arrangement.layout.pairing,
+            half=("interleaved-rows-on-halves", rows[:, ::2], rows[:, 1::2]),
+            interleaved=("half-rows-on-interleaved", rows[:, :pairs], rows[:, pairs:]),
+        )
+        if are_equal(*members):
+            return [make_finding(name)]
+    worst = int(np.argmax(skew))
+    coordinates = tuple(arrangement.read[:, worst].tolist())
+    # of a reflection the second row is minus the first
+    sums = factors.sum(axis=0)
+    reflected = ((np.abs(sums.real) + np.abs(sums.imag)) / size).max(axis=0) < 1e-3
+    if reflected[worst]:
+        which, count = f"Coordinates {coordinates} are", int(reflected.sum())
+        if count > 1:
+            which = f"{count} of {pairs} pairs, such as coordinates {coordinates}, are"
+        return [make_finding("reflection", which=which)]
+    count, names = int((skew > tolerance).sum()), ("members-differ", "members-on-different-axes")
+    follow_axes = probe.caller.n_axes > 1 and are_equal(factors[0, :6], factors[1, :6])
+    return [make_finding(names[follow_axes], count=count, coordinates=coordinates)]
+
+
+def compare_queries_and_keys(probe: Probe, maps: Floats) -> tuple[float | None, list[Finding]]:
+    """The factor on keys if it differs, and a finding if keys are not turned as queries are."""
+    # the second of the maps [outputs, P, out, in] is that of the keys
+    tolerance = 32 * probe.rounding
+    if len(maps) < 2 or np.abs(maps[0] - maps[1]).max() <= tolerance * max(1.0, np.abs(maps).max()):
+        return None, []
+    q, k = (probe.arrangement.factors(side).mean(axis=0) for side in maps[:2])
+    queries, keys = (float(np.median(np.abs(z))) for z in (q, k))
+    ratio = keys / queries
+    if np.abs(k - ratio * q).max() <= tolerance * max(1.0, ratio):
+        return keys, [make_finding("factor-on-one-side", queries=queries, keys=keys)]
+    if np.abs(k - np.conj(q)).max() <= tolerance:
+        return None, [make_finding("keys-turn-backwards")]
+    worst = int(np.argmax(np.abs(q - k).max(axis=0)))
+    return None, [make_finding("queries-and-keys-differ", pair=worst)]
+
+
+def find_mixed_members(rope: Rope, sample: Sample) -> Changes:
+    """Members of a pair with cos and sin of different pairs, or with the same sign of sin."""
+    if sample.is_table:
+        return ()
+    kept, rows = sample.is_kept(), rope.attention_factor * rows_of(rope, sample.positions)
+    unsure = angle_errors(sample.positions, rope.inv_freq)
+    readings = {one: arrangement_of(replace(rope, pairing=one, pairing_out=None)).read
+                for one in PAIRINGS}  # fmt: skip
+    ways = {"": (-1, 1), "subtract": (-1, -1), "add": (1, 1)}
+    for (pairing, members), (other, read) in product(readings.items(), repeat=2):
+        pair_of = np.empty(rope.head_dim, np.intp)
+        pair_of[read] = np.arange(rope.num_pairs)
+        rows_name = f"{other}-rows-on-{'halves' if pairing == 'half' else pairing}"
+        for how, signs in ways.items():
+            if pairing == other and not how:
+                continue
+            fits = kept.copy()
+            for sign, to, beside in zip(signs, members, members[::-1], strict=True):
+                one, x, by = rows[:, None, pair_of[to]], sample.x[..., to], sample.x[..., beside]
+                products = np.abs(x * one.real) + np.abs(by * one.imag)
+                slack = np.hypot(x, by) * (unsure[:, None, pair_of[to]] + 2.0**-22)
+                y = sample.y[..., to]
+                off = np.abs(y - x * one.real - sign * by * one.imag)
+                fits[..., to] = off <= sample.bounds(products, y) + slack
+            if fits.all():
+                names = () if pairing == other else (make_finding(rows_name),)
+                return *names, *((make_finding("one-sign", how=how),) if how else ())
+    return ()

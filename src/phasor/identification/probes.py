@@ -1,0 +1,84 @@
+"""A function's rotation, measured by calling it: the pairs that turn, and what is known of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasor.identification.calling import Caller, RefusedError
+from phasor.identification.report import Finding, Identification, add_findings
+from phasor.identification.spectrum import Complex, Floats, Spectrum, bound_angle_errors
+from phasor.identification.turns import Arrangement
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Measures how far every pair turns, with one vector per position."""
+
+    caller: Caller
+    arrangement: Arrangement
+    rounding: float  # relative rounding error of the results
+    noise: float = 0.0  # how far they are off for other reasons than rounding
+
+    def __call__(self, positions: Sequence[Any] | NDArray[Any]) -> Complex:
+        """At positions ``[P]``, equal on all axes, or ``[P, n_axes]``: ``[P, pairs]``."""
+        vector = np.zeros((1, self.caller.head_dim))
+        vector[0, self.arrangement.read[0]] = 1
+        turned = self.caller.turn(vector, positions)[0, :, 0]  # [P, head_dim]
+        # [P, pairs, 2] is a complex array; a product would warn of infinities
+        return np.ascontiguousarray(turned[:, self.arrangement.written.T]).view(complex)[..., 0]
+
+    def angle_errors(self, z: Complex) -> Floats:
+        """How far angles of such results may be off."""
+        return bound_angle_errors(z, self.rounding, self.noise)
+
+    def differ(self, a: Complex, b: Complex) -> bool:
+        """Whether two results differ by more than rounding explains."""
+        size = float(np.max(np.abs(b), where=np.isfinite(b), initial=1.0))
+        return not np.allclose(a, b, rtol=0, atol=16 * self.rounding * size, equal_nan=True)
+
+
+_Source = TypeVar("_Source")
+
+
+@dataclass
+class Measured:
+    """A rotation whose frequencies are known, and the report about it, which grows."""
+
+    probe: Probe
+    spectrum: Spectrum
+    report: Identification
+    refusal: str = ""  # the last one
+
+    def add(self, *findings: Finding, **changed_fields: Any) -> None:
+        """Add findings to the report, and change other fields."""
+        self.report = add_findings(self.report, *findings, **changed_fields)
+
+    def results(self, *positions: int, in_one_call: bool = False) -> dict[int, Complex]:
+        """The function's results divided by the factor, at positions that it does not refuse."""
+        results: dict[int, Complex] = {}
+        for call in [positions] if in_one_call else [(position,) for position in positions]:
+            try:
+                z = self.probe(call) / (self.report.attention_factor or 1.0)
+                results.update(zip(call, z, strict=True))
+            except RefusedError as error:
+                self.refusal = " ".join(str(error).split())[:80]
+        return results
+
+    def find_source(
+        self, results: Mapping[int, Complex], sources: Mapping[_Source, Callable[[int], Any]]
+    ) -> _Source | None:
+        """The first source as whose positions all of them were turned."""
+        # float32 angles and positions lose 2**-22 of the angle, which is no table's end
+        relative = 3 * self.spectrum.uncertainty + 2.0**-21 * np.abs(self.spectrum.inv_freq)
+        for name, source in sources.items() if results else ():
+            places = np.array([float(source(position)) for position in results])
+            errors = np.abs(np.array([*results.values()]) - self.spectrum.predict(places))
+            angles_off = (np.abs(places) + abs(self.report.position_offset))[:, None] * relative
+            if np.all(errors <= np.minimum(64 * self.probe.rounding + angles_off, 0.5)):
+                return name
+        return None

@@ -1,0 +1,187 @@
+"""What recorded vectors or tables do otherwise than a rope: tokens that differ, and why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasor.describe import static_rope
+from phasor.errors import TensorError
+from phasor.identification.calling import Caller, RefusedError
+from phasor.identification.causes import Finder
+from phasor.identification.frequencies import alternatives
+from phasor.identification.hypotheses import Meant, is_vague
+from phasor.identification.recordings import (
+    Arrays,
+    Vectors,
+    rows_of_tables,
+    vectors_of,
+    vectors_of_rows,
+)
+from phasor.identification.report import Changes, Finding, SideVerification, make_finding
+from phasor.identification.spectrum import Floats, powers_of_two
+from phasor.identification.turns import Sample, arrangement_of, measure_turns, rotates_as
+from phasor.layers import LayerRopes, QueryFactor, one_layer
+from phasor.numpy import rotate
+from phasor.rope import Rope
+
+# tokens that are read at once, which bounds memory, and tokens of which every head is tried
+_CHUNK, _SAMPLE = 1 << 13, 64
+
+
+_MAX_UNDECIDED = 6
+
+
+def find_causes(rope: Rope, caller: Caller, max_position: int) -> Changes:
+    """What a function does otherwise than a Rope, the most important first; none if unknown."""
+    try:
+        layers, arrays = one_layer(rope), caller.record(max_position)
+        side = verify_side(layers, layers.layer_kinds[0], arrays, "q", None, None)
+        return side.changes
+    except (RefusedError, TensorError):  # some position is refused, or turned to NaN
+        return ()
+
+
+def verify_side(
+    layers: LayerRopes, kind: str, arrays: Arrays, side: str, dims: str | None, seq_len: int | None
+) -> SideVerification:
+    """The verdict on queries, keys or tables as those of one kind of layers."""
+    rope, change = layers.kinds[kind], make_finding("no-rotation")
+    if side == "tables":
+        rows, dtype = rows_of_tables(arrays, rope)
+        if rope is None or rows.shape[1] != rope.num_pairs:
+            pairs = "none" if rope is None else f"{rope.num_pairs}"
+            change = Finding("slice", f"Slice: {rows.shape[1]} pairs turn, in place of {pairs}.")
+            return SideVerification(name=side, tokens=len(rows), changes=(change,))
+        choices = [vectors_of_rows(rows, dtype, rope, arrays.get("positions"))]
+        text = "Its rows are no cos and sin of one angle each, up to one factor of all."
+        change = Finding("no-rotation", text)
+    else:
+        choices = vectors_of(arrays, side, rope or layers.ropes[0], dims)
+    meant = None
+    if rope is not None:
+        length = seq_len or max(int(float(choices[0].positions.max())) + 1, 1)
+        static = [(k, static_rope(r, length)) for k, r in layers.kinds.items() if r]
+        own = static_rope(rope, length)
+        meant = Meant(own, rope, [other for other in static if other[1] != own])
+    factor = layers.query_factors.get(kind, QueryFactor()) if side == "q" else QueryFactor()
+    verdicts = ((vectors.dims, _verify_vectors(vectors, meant, factor)) for vectors in choices)
+    found = [(order, verdict) for order, verdict in verdicts if verdict is not None]
+    # a wrong order of dimensions may fit some turns, but no cause
+    clear = [one for one in found if not is_vague(one[1].changes)]
+    best = [one for one in found if not one[1]] or clear or found
+    if len(best) > 1:
+        orders = " and as ".join(repr(order) for order, _ in best)
+        raise TensorError(f"{side} can be read as {orders}, and both explain it: give dims")
+    none = SideVerification(name=side, tokens=choices[0].num_tokens, changes=(change,))
+    return best[0][1] if best else none
+
+
+def _verify_vectors(
+    vectors: Vectors, meant: Meant | None, factor: QueryFactor
+) -> SideVerification | None:
+    """The verdict; None if no pairs of coordinates explain the recording as turns."""
+    size = vectors.num_tokens
+    vectors = vectors.in_own_dtype(_choose_tokens(size, np.array([], np.intp)))
+    bad = _find_bad_tokens(vectors, None if meant is None else meant.rope)
+    verdict = SideVerification(name=vectors.name, tokens=size)
+    if meant is None and len(bad):  # it may be recorded before its factor, or behind
+        bad = _find_bad_tokens(vectors, None, factor)
+    tokens = _choose_tokens(size, bad)
+    sample = vectors.sample(tokens)
+    if meant is None:
+        return replace(verdict, changes=(_name_change(sample),)) if len(bad) else verdict
+    if not sample.x.any():
+        raise TensorError(
+            f"{vectors.name} must hold other numbers than 0, of which nothing is told"
+        )
+    if not len(bad):
+        return replace(verdict, undecided=_find_undecided(sample, meant))
+    changes, undecided = Finder(meant, sample, tokens, vectors.positions).find()
+    first, score = _first_wrong(vectors, bad, meant.rope)
+    found = replace(verdict, changes=changes, undecided=undecided, position=first, score=score)
+    return found if changes else None
+
+
+def _find_bad_tokens(
+    vectors: Vectors, rope: Rope | None, factor: QueryFactor | None = None
+) -> NDArray[np.intp]:
+    """The tokens that are not turned as the rope says: of every token the first head is tried.
+
+    Of some tokens all heads are. A ``factor`` is multiplied into what was recorded before.
+    """
+    count = vectors.num_tokens
+    chunks = np.array_split(np.arange(count), -(-count // _CHUNK))
+    parts = [(chunk, slice(0, 1)) for chunk in chunks]
+    parts.append((np.unique(np.linspace(0, count - 1, _SAMPLE).astype(np.intp)), slice(1, None)))
+    # samples are [tokens, heads, head_dim]
+    bad: list[NDArray[np.intp]] = []
+    for tokens, heads in parts:
+        sample = vectors.sample(tokens, heads)
+        is_finite = (np.isfinite(sample.x) & np.isfinite(sample.y)).all(axis=(1, 2))
+        if not is_finite.all():
+            raise TensorError(
+                f"{vectors.name} and {vectors.name}_rotated must be finite, and hold NaN or "
+                f"infinities at token {tokens[~is_finite][0]}; leave such tokens out"
+            )
+        if factor is not None:
+            places = sample.positions.reshape(len(sample.x), -1).max(axis=1)
+            sample = sample._replace(x=factor(places)[:, None, None] * sample.x)
+        bad.append(tokens[~rotates_as(sample, rope).all(axis=1)])
+    return np.unique(np.concatenate(bad))
+
+
+def _name_change(sample: Sample) -> Finding:
+    """What happens to tokens that were to stay as they are."""
+    # [T, heads, head_dim] -> [T, 1, 1]
+    sizes = np.maximum((sample.x**2).sum(axis=(1, 2), keepdims=True), 1e-300)
+    factors: Floats = (sample.x * sample.y).sum(axis=(1, 2), keepdims=True) / sizes
+    if sample._replace(x=factors * sample.x).is_kept().all():
+        return make_finding("multiplied", least=factors.min(), most=factors.max())
+    return make_finding("turned")
+
+
+def _choose_tokens(count: int, bad: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Tokens to look at: some anywhere, the first at distances that double, and wrong ones."""
+    spread = np.linspace(0, count - 1, _SAMPLE // 2).astype(np.intp)
+    # beside a wrong token are those where a restart or a table's end begins
+    near_bad = [token + step for token in bad[:4].tolist() for step in (-1, 0, 1)]
+    some_bad = bad[np.linspace(0, max(len(bad) - 1, 0), min(16, len(bad))).astype(np.intp)]
+    tokens = np.unique(
+        np.array([*spread, *powers_of_two(count), *near_bad, *some_bad], dtype=np.intp)
+    )
+    return tokens[(tokens >= 0) & (tokens < count)]
+
+
+def _first_wrong(vectors: Vectors, bad: NDArray[np.intp], rope: Rope) -> tuple[float, float]:
+    """The position nearest to 0 that is turned wrongly, and how far a unit vector is off there."""
+    # of several axes the largest coordinate is a token's position
+    columns = np.divmod(bad, vectors.positions.shape[1])
+    places = vectors.positions[columns].astype(np.float64).reshape(len(bad), -1).max(axis=1)
+    token = int(np.argmin(np.abs(places)))
+    sample, arrangement = vectors.sample(bad[token : token + 1]), arrangement_of(rope)
+    expected = rotate(sample.x, sample.positions, rope)
+    expected[..., arrangement.written] *= rope.attention_factor
+    off = sample._replace(y=sample.y - expected)
+    # of a table each pair is a unit vector
+    sizes = np.maximum(np.linalg.norm(expected, axis=-1), 1e-300)
+    of_pairs, of_heads = np.abs(off.pairs(arrangement)[1]), np.linalg.norm(off.y, axis=-1) / sizes
+    return float(places[token]), float((of_pairs if vectors.is_table else of_heads).max())
+
+
+def _find_undecided(sample: Sample, meant: Meant) -> tuple[str, ...]:
+    """What the recording cannot tell from the rope, which explains it."""
+    turns = measure_turns(sample, arrangement_of(meant.rope))
+    if turns is None:
+        return ()
+    # another factor shows whatever the angles are
+    low, high = turns.gain
+    fitting = (
+        changes[0].sentence
+        for changes, rope, *turned in alternatives(meant, turns.positions)
+        if low <= rope.attention_factor <= high and turns.misfit(rope, *turned).max() <= 1
+    )
+    return tuple(islice(fitting, _MAX_UNDECIDED))

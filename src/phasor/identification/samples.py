@@ -1,0 +1,135 @@
+"""Which rotation turned vectors that were recorded, with nothing expected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from phasor._checks import choice
+from phasor.errors import PositionError, TensorError
+from phasor.identification.explaining import explain
+from phasor.identification.layout import Drivers, arrangements_of_changed
+from phasor.identification.report import Identification, add_findings, make_finding
+from phasor.identification.spectrum import ROUNDING, Floats, Spectrum, doubling, find_spectrum
+from phasor.identification.turns import Arrangement, Sample, least_squares, measure_turns
+
+# enough samples of one position, and enough positions, to tell pairings apart
+_SAMPLES_PER_POSITION = 8
+
+
+_ARRANGEMENT_POSITIONS = 24
+
+
+def identify_samples(
+    before: ArrayLike, after: ArrayLike, positions: ArrayLike, *, dtype: str = "float32"
+) -> Identification:
+    """Which rotation turned ``before`` into ``after``, vectors recorded from a running model.
+
+    With two vectors or more at a position, each pair's turn there is overdetermined, and only the
+    right pairing leaves no residue; the turns then give the frequencies as in `identify`.
+
+    Args:
+        before: ``[N, head_dim]``: any vectors, of any heads.
+        after: ``[N, head_dim]``: the same after the rotation.
+        positions: ``[N]`` whole numbers. Two of them must be one apart, and gaps must grow by no
+            more than a factor of two to be of use; each position wants two vectors or more.
+            ``[N, n_axes]`` for several axes: the above holds for those with equal coordinates, and
+            those with unequal ones tell which axis drives which pair.
+        dtype: The dtype in which the vectors were computed.
+
+    Returns:
+        The report, without what only calls can tell (written inputs, table end, other lengths).
+
+    Raises:
+        PositionError: If the positions are too few, too far apart or not whole.
+
+    >>> from phasor import Rope
+    >>> from phasor.numpy import rotate
+    >>> rope = Rope(head_dim=8, pairing="half", base=100.0)
+    >>> x = np.random.default_rng(0).standard_normal((64, 3, 8))  # tokens, heads
+    >>> y = rotate(x, np.arange(64), rope)
+    >>> at = np.arange(64).repeat(3)
+    >>> identify_samples(x.reshape(-1, 8), y.reshape(-1, 8), at, dtype="float64").rope == rope
+    True
+    """
+    # a coordinate is a sum of two products, and the turn is solved for: a few roundings
+    rounding = 8 * ROUNDING[choice("dtype", dtype, ROUNDING)]
+    equal, unequal = _group_samples(before, after, positions, dtype)
+    some = equal.of(np.arange(len(equal.positions)) < _ARRANGEMENT_POSITIONS)
+    measured = (measure_turns(some, one, one_gain=False) for one in arrangements_of_changed(some))
+    arrangement = next((one.arrangement for one in measured if one is not None), None)
+    if arrangement is None:
+        why = "no pairing of coordinates explains the samples as turns, up to a factor, of pairs"
+        return Identification(head_dim=equal.x.shape[-1], why_no_rope=why)
+    # [P], and turns [P, pairs] at distances that double
+    places = equal.positions[:, 0]
+    indices = doubling(places)
+    read: list[int] = places[indices].tolist()
+    z = least_squares(*equal.pairs(arrangement))[indices]
+    spectrum = find_spectrum(read, z, np.full(z.shape, rounding))
+    drivers = _find_drivers_of_samples(unequal, arrangement, spectrum, rounding)
+    report = explain(arrangement, spectrum, drivers, np.abs(z), rounding=rounding)
+    if (unused := first_unused(read, spectrum)) is None:
+        return report
+    last = spectrum.last_position
+    return add_findings(report, make_finding("samples-part", last_position=last, unused=unused))
+
+
+def first_unused(positions: Sequence[int], spectrum: Spectrum) -> int | None:
+    """The first position whose angles do not fit the frequencies."""
+    return next((p for p in positions if p > spectrum.last_position), None)
+
+
+def _group_samples(
+    before: ArrayLike, after: ArrayLike, positions: ArrayLike, dtype: str
+) -> tuple[Sample, Sample]:
+    """Samples of one position as its heads: those of equal coordinates, and the others."""
+    x, y = (np.asarray(vectors, dtype=np.float64) for vectors in (before, after))
+    places = np.asarray(positions)
+    if x.ndim != 2 or x.shape != y.shape:
+        shapes = f"{list(x.shape)} and {list(y.shape)}"
+        raise TensorError(f"before and after must both be [samples, head_dim], got {shapes}")
+    fit = places.ndim in (1, 2) and places.shape[:1] == x.shape[:1]
+    if not fit or places.dtype.kind not in "iu":
+        raise PositionError(
+            f"positions must be whole numbers [{len(x)}], one per sample, or one per axis of each, "
+            f"got {places.dtype} {list(places.shape)}"
+        )
+    # of every position that has two, as many as all of them have
+    places, group, counts = np.unique(
+        places.reshape(len(x), -1), axis=0, return_inverse=True, return_counts=True
+    )
+    kept, starts = counts > 1, np.cumsum(counts) - counts
+    ranks: NDArray[np.int64] = np.arange(int(counts[kept].min(initial=_SAMPLES_PER_POSITION)))
+    index = np.argsort(group.ravel(), kind="stable")[starts[kept, None] + ranks]  # [P, heads]
+    sample = Sample(x[index], y[index], places[kept], dtype)
+    is_equal: NDArray[np.bool_] = (sample.positions == sample.positions[:, :1]).all(axis=1)
+    if 1 not in np.diff(sample.positions[is_equal, 0]):
+        raise PositionError(
+            "positions must hold two that are one apart, with two samples or more at each (of "
+            f"different heads, or batches); got {is_equal.sum()} with two samples"
+        )
+    if places.shape[1] > 1 and is_equal.all():
+        raise PositionError(
+            f"positions have {places.shape[1]} axes and equal coordinates everywhere, which does "
+            "not tell the axes apart; give one column, or some with unequal coordinates"
+        )
+    return sample.of(is_equal), sample.of(~is_equal)
+
+
+def _find_drivers_of_samples(
+    unequal: Sample, arrangement: Arrangement, spectrum: Spectrum, rounding: float
+) -> Drivers:
+    """The axis that explains each pair's turns at unequal coordinates; none if all of them do."""
+    z = least_squares(*unequal.pairs(arrangement))
+    units = z / np.maximum(np.abs(z), 1e-300)
+    places: Floats = unequal.positions[..., None].astype(np.float64)  # [P, n_axes, 1]
+    # an angle may have been rounded in the dtype of the vectors
+    tolerance = rounding * (8 + np.abs(places * spectrum.inv_freq))
+    tolerance += places * spectrum.uncertainty + spectrum.phase_uncertainty
+    predicted = np.exp(1j * (spectrum.phase + places * spectrum.inv_freq))
+    axis_explains = (np.abs(predicted - units[:, None]) <= tolerance).all(axis=0)
+    # if no axis alone explains a pair's turns, several turn it
+    return np.where(axis_explains.sum(axis=0) == 1, axis_explains, ~axis_explains.any(axis=0))
