@@ -21,6 +21,7 @@ from typing import NamedTuple
 import phasor
 from phasor import LayerRopes
 from phasor.files.translation import TARGETS, Translation, TranslationError, translate
+from phasor.identification.report import NAMES
 from phasor.scaling import LAWS, REGISTRY, Rule
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -189,6 +190,15 @@ def defects() -> Iterator[str]:
         yield ""
 
 
+def names_found() -> Iterator[str]:
+    """The names of everything that identification finds."""
+    yield "| About | Names |"
+    yield "|---|---|"
+    for about, names in NAMES.items():
+        listed = ", ".join(f"`{name.replace('{dtype}', '…')}`" for name in names)
+        yield f"| {about} | {listed} |"
+
+
 #: By page and the word between its markers, what is there.
 SECTIONS: dict[str, dict[str, Callable[[], Iterator[str]]]] = {
     "laws.md": {"laws": laws_table},
@@ -196,6 +206,7 @@ SECTIONS: dict[str, dict[str, Callable[[], Iterator[str]]]] = {
     "api/scaling.md": {"laws": laws_shown},
     "translate.md": {"targets": targets_table, "map": map_table, "made": made},
     "verify-defects.md": {"defects": defects},
+    "identify.md": {"names": names_found},
 }
 
 

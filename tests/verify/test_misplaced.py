@@ -191,8 +191,8 @@ def test_exponents_of_another_width_are_said_beside_the_base(over, dtype):
     x, speeds = heads(300, dtype=dtype), 10_000.0 ** (-2 * np.arange(PAIRS) / over)
     y = turned(x, np.exp(1j * np.arange(300)[:, None] * speeds))
     found, text = judged(ROPE, np.arange(300), x, y, dtype)
-    assert found == ["base"]
-    assert f", as if exponents ran over {over} coordinates and not over 64." in text
+    assert found == ["exponent-width"]
+    assert f"The exponents run over {over}, not over the 64 coordinates" in text
 
 
 @pytest.mark.parametrize("by", [500, 2048])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -22,12 +22,23 @@ from phasor._checks import choice
 from phasor.errors import BackendError, SpecError, TensorError, install_hint
 from phasor.identification.spectrum import ROUNDING, Floats, near_powers_of_two
 
-_DIMS = ("bhsd", "bshd", "shd", "hsd", "bsd", "sd")
+_DIMS = ("bhsd", "bshd", "shd", "hsd", "bsd", "sd", "sbhd")
 # orders of the dimensions of positions (b batch, s sequence, n axes), for one axis and for several
 _POSITION_DIMS = {False: ("bs", "s"), True: ("bsn", "nbs", "sn", "ns")}
 _VECTORS = ("x", "q", "k")
 _LIBRARIES = ("numpy", "torch", "jax")
 _WORDS = (*_VECTORS, "positions", "offset", "cos", "sin", "rows")
+# what an argument's name says that it is
+_NAMES = {
+    "q": ("q", "xq", "query", "queries", "query_states", "q_embed"),
+    "k": ("k", "xk", "key", "keys", "key_states", "k_embed"),
+    "positions": ("positions", "position_ids", "pos_ids", "input_pos"),
+    "cos": ("cos", "cos_cached", "cos_cache"),
+    "sin": ("sin", "sin_cached", "sin_cache"),
+    "rows": ("freqs_cis", "freqs", "rope_cache", "rotary_pos_emb", "cos_sin", "cos_sin_cache"),
+}
+_WORD_OF = {name: word for word, names in _NAMES.items() for name in names}
+_TABLE_WORDS = {"cos", "sin", "rows"}
 # coprime, so that a tensor with tokens and heads exchanged does not broadcast by accident
 _HEADS, _TOKENS = 3, 5
 # the longest call of a function without positions, which makes every token from 0 on
@@ -108,7 +119,17 @@ def _guess_arguments(function: Callable[..., Any], table: Callable[..., Any] | N
     parameters = _find_parameters(function)
     if parameters is None or any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return guesses
-    num_required = _count_required(parameters)
+    required = [p.name for p in parameters if p.default is p.empty and p.kind in (0, 1)]
+    rows = [name for name in required if _WORD_OF.get(name) in _TABLE_WORDS]
+    if rows and table is None:
+        raise SpecError(
+            f"function takes {', '.join(rows)}, which only its own program makes: give table "
+            "(--table), what makes them from positions, such as lambda p: freqs_cis[p] or "
+            "LlamaRotaryEmbedding(config)"
+        )
+    if named := _guess_by_names(required):
+        return [named, *(guess for guess in guesses if len(guess.split()) == len(required))]
+    num_required = len(required)
     if table is None and num_required == 1:
         # positions may be optional, the only keyword or a second argument
         by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
@@ -116,6 +137,15 @@ def _guess_arguments(function: Callable[..., Any], table: Callable[..., Any] | N
         has_second = sum(p.kind in (0, 1) for p in parameters) > 1
         return [*keyword, *(guesses[1:] if has_second else guesses[2:])]
     return [guess for guess in guesses if len(guess.split()) == num_required]
+
+
+def _guess_by_names(required: list[str]) -> str:
+    """``takes`` by the names of the required arguments; empty unless all but one vector say it."""
+    words = [_WORD_OF.get(name, "") for name in required]
+    if words.count("") == 1 and "q" not in words:
+        words[words.index("")] = "x"
+    words = ["x" if words.count("q") and not words.count("k") and w == "q" else w for w in words]
+    return " ".join(words) if len(words) > 1 and all(words) and {"x", "q"} & {*words} else ""
 
 
 def _check_takes(takes: str, table: Callable[..., Any] | None) -> None:
@@ -148,6 +178,7 @@ class Caller:
     position_dims: str  # order of the dimensions of its positions
     head_dim: int
     n_axes: int  # coordinates of a position
+    joined_heads: int = 1  # heads that together are one of ``head_dim``
     # words of ``takes`` whose values a call changed
     changed_inputs: set[str] = field(default_factory=set[str])
     out_dtype: str = "float64"  # the dtype of its results
@@ -201,13 +232,15 @@ class Caller:
 
     def _turn_tokens(self, vectors: NDArray[Any], positions: NDArray[Any]) -> Floats:
         # vectors [m, d] are the heads of every token [P, m, d], or without heads one call each
-        calls = [vectors] if "h" in self.dims else vectors[:, None]
-        shape = len(positions), -1, self.head_dim
+        is_alone = "h" not in self.dims or self.joined_heads > 1
+        calls = vectors[:, None] if is_alone else [vectors]
+        shape = len(positions), -1, self.head_dim // self.joined_heads
         outputs = [
             self._call(np.tile(heads, (len(positions), 1)).reshape(shape), positions)
             for heads in calls
         ]
-        return np.concatenate(outputs, axis=2)
+        joined = (y.reshape(*y.shape[:2], -1, self.head_dim) for y in outputs)
+        return np.concatenate([*joined], axis=2)
 
     def _call(self, tokens: NDArray[Any], positions: NDArray[Any]) -> Floats:
         """One call with ``tokens`` ``[s, h, d]`` at positions ``[s]`` or ``[s, n_axes]``."""
@@ -276,36 +309,46 @@ class Caller:
 
 def find_caller(function: Callable[..., Any], head_dim: int, how: Calling) -> Caller:
     """The first way of calling ``function`` that works and treats all heads alike."""
+    for name, given in (("function", function), ("table", how.table)):
+        if isinstance(given, type):
+            made = given.__name__
+            raise SpecError(f"{name} must be an instance, and {made} is a class: give {made}(...)")
     if not callable(function):
         raise SpecError(f"function must be callable, got {function!r}")
     choice("dtype", how.dtype, ROUNDING)
-    arrays, dims, takes = how.arrays, how.dims, how.takes
-    libraries = ("numpy", "torch") if arrays is None else (choice("arrays", arrays, _LIBRARIES),)
-    orders = _DIMS if dims is None else (choice("dims", dims, _DIMS),)
+    takes = how.takes
+    if how.arrays is not None:
+        choice("arrays", how.arrays, _LIBRARIES)
+    if how.dims is not None:
+        choice("dims", how.dims, _DIMS)
     if takes is not None:
         _check_takes(takes, how.table)
     guesses = _guess_arguments(function, how.table) if takes is None else [takes]
+    if not guesses:
+        listed = ", ".join(one.name for one in _find_parameters(function) or [])
+        raise TensorError(
+            f"no way to call function({listed}) was found: state takes, what these arguments are, "
+            'such as "q k positions", or wrap it in a lambda of (x, positions)'
+        )
     refusals: list[tuple[bool, str]] = []
-    for name in libraries:
-        try:
-            library = Arrays(name, how.dtype)
-        except BackendError:
-            if arrays is not None:
-                raise
-            continue
-        ways = product(guesses, orders, _POSITION_DIMS[how.n_axes > 1])
-        for guess, vector_dims, position_dims in ways:
-            caller = Caller(
-                function=function, table=how.table, arrays=library, takes=guess, dims=vector_dims,
-                position_dims=position_dims, head_dim=head_dim, n_axes=how.n_axes,
-            )  # fmt: skip
+    idle: Caller | None = None  # the first that turns nothing: the order of dimensions may be wrong
+    for joined_heads in (1, 2):
+        for caller in _make_callers(function, head_dim, how, guesses, joined_heads):
             try:
-                _check_caller(caller)
-                caller.changed_inputs.clear()
-                return caller
+                turns_something = _check_caller(caller)
             except RefusedError as error:
-                raised = error.__cause__ is not None
-                refusals.append((raised, f"{name} {vector_dims} ({guess}): {error}"))
+                way = f"{caller.arrays.name} {caller.dims} ({caller.takes})"
+                refusals.append((error.__cause__ is not None, f"{way}: {error}"))
+                continue
+            caller.changed_inputs.clear()
+            if turns_something:
+                return caller
+            idle = idle or caller
+        # one head of all coordinates is asked for only where heads came out differently
+        if idle is not None or not any("heads differ" in line for _, line in refusals):
+            break
+    if idle is not None:
+        return idle
     # a result that was refused tells more than an exception, and comes first; and a few distinct
     # refusals tell more than the same one many times
     distinct: dict[str, str] = {}
@@ -318,8 +361,32 @@ def find_caller(function: Callable[..., Any], head_dim: int, how: Calling) -> Ca
     )
 
 
-def _check_caller(caller: Caller) -> None:
-    """Refuse a caller whose heads or equal calls differ, or whose positions do not matter."""
+def _make_callers(
+    function: Callable[..., Any], head_dim: int, how: Calling, guesses: list[str], joined_heads: int
+) -> Iterator[Caller]:
+    """Every way to call the function, the likeliest first."""
+    libraries = ("numpy", "torch") if how.arrays is None else (how.arrays,)
+    for name in libraries:
+        try:
+            library = Arrays(name, how.dtype)
+        except BackendError:
+            if how.arrays is not None:
+                raise
+            continue
+        orders = _DIMS if how.dims is None else (how.dims,)
+        ways = product(guesses, orders, _POSITION_DIMS[how.n_axes > 1])
+        for guess, vector_dims, position_dims in ways:
+            if joined_heads > 1 and "h" not in vector_dims:
+                continue
+            yield Caller(
+                function=function, table=how.table, arrays=library, takes=guess, dims=vector_dims,
+                position_dims=position_dims, head_dim=joined_heads * head_dim, n_axes=how.n_axes,
+                joined_heads=joined_heads,
+            )  # fmt: skip
+
+
+def _check_caller(caller: Caller) -> bool:
+    """Refuse a caller whose heads or equal calls differ; whether positions change anything."""
     # one vector for every head and token, so that equal positions give equal results
     vector = np.random.default_rng(0).standard_normal(caller.head_dim)
     positions = np.arange(_TOKENS)
@@ -345,3 +412,4 @@ def _check_caller(caller: Caller) -> None:
         ignores_positions = are_close(reversed_results, results)
         why = "positions are not looked at, or those of an earlier call are remembered"
         raise RefusedError(why if ignores_positions else "tokens do not follow their positions")
+    return not are_close(results, results[:, :1])

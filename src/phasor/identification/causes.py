@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import islice, product
 from typing import Any
 
@@ -16,7 +15,6 @@ from phasor.describe import ranges
 from phasor.errors import PhasorError
 from phasor.identification.explaining import explain
 from phasor.identification.frequencies import (
-    MAX_CANDIDATES,
     alternatives,
     compare,
     compare_factors,
@@ -31,21 +29,20 @@ from phasor.identification.hypotheses import (
     suppose,
     turn_alike,
 )
+from phasor.identification.laws import MISTAKES
 from phasor.identification.layout import arranged, arrangements, compare_layouts, exchanged_axes
-from phasor.identification.members import find_mixed_members
-from phasor.identification.positions import find_far_positions, offset_changes
-from phasor.identification.report import SENTENCES, Changes, Finding, make_finding
+from phasor.identification.members import find_mixed_members, name_norms
+from phasor.identification.positions import STEPS, Tokens, find_far_positions, offset_changes
+from phasor.identification.report import Changes, Finding, in_order, make_finding
 from phasor.identification.roundings import COARSE, positions_in, precisions
-from phasor.identification.spectrum import ROUNDING, Complex, Floats, coarser, rounded
+from phasor.identification.spectrum import ROUNDING, Complex, coarser, rounded
 from phasor.identification.turns import (
     Sample,
     Turns,
-    angle_errors,
     arrangement_of,
     measure_turns,
     rotates_as,
 )
-from phasor.numpy import every_axis_of, phasors
 from phasor.rope import Rope
 
 #: What differs, and texts of what that cannot be told from.
@@ -54,16 +51,6 @@ Found = tuple[Changes, tuple[str, ...]]
 
 # of two differences, one is mostly one of these
 _OFTEN = {"direction", "slice", "layer", "base", "law-missing", "length"}
-
-
-# offsets of positions that are tried
-_OFFSETS = np.array(sorted({*range(-64, 65)} - {0}, key=abs))
-
-
-_FEW = 6  # tokens on which they are, and that are more than chance
-
-
-_STEPS = sorted(range(-3, 4), key=abs)
 
 
 _UNSURE_BASE = 0.02  # of the logarithm, that a few tokens leave
@@ -75,16 +62,15 @@ class Finder:
 
     meant: Meant
     sample: Sample  # of these tokens
-    tokens: NDArray[np.intp]
-    positions: NDArray[Any]  # of the whole recording, [batch, seq] or [batch, seq, n_axes]
+    tokens: Tokens
 
     def find(self) -> Found:
         """What differs, the most important first; nothing if nothing explains it."""
         changes, undecided = self._find()
         if any(change.name == "frequencies" for change in changes):
-            rope, length = self.meant.rope, self.positions.shape[1]
+            rope = self.meant.rope
             turns = measure_turns(self.sample, arrangement_of(rope))
-            if turns and (far := find_far_positions(rope, turns, self.tokens, length)):
+            if turns and (far := find_far_positions(rope, turns, self.tokens)):
                 return (*far, *compare_factors(rope, turns)), ()
         return changes, undecided
 
@@ -94,6 +80,8 @@ class Finder:
         if whole and not is_vague(whole[0]):
             return whole
         if changes := self._name_width() or find_mixed_members(self.meant.rope, self.sample):
+            return changes, ()
+        if changes := self._name_silent():
             return changes, ()
         # keys beside queries, or tokens behind a table's end: [T, heads]
         good = rotates_as(self.sample, self.meant.rope)
@@ -105,8 +93,8 @@ class Finder:
                 which = ranges(np.flatnonzero(heads).tolist())
                 return (make_finding("heads", which=which), *changes), undecided
         if is_bad.all() or not is_bad.any():
-            return whole or ((), ())
-        bad = replace(self, sample=self.sample.of(is_bad), tokens=self.tokens[is_bad])
+            return whole or (self._name_norms(), ())
+        bad = replace(self, sample=self.sample.of(is_bad), tokens=self.tokens.of(is_bad))
         part = bad._explain_best()
         if whole and (part is None or is_vague(part[0])):
             return whole
@@ -114,7 +102,7 @@ class Finder:
             return (), ()  # position 0 is right whatever is done
         changes, undecided = part or ((), ())
         more = "" if changes else ", and turned by no position"
-        which = self._name_tokens(is_bad)
+        which = self.tokens.name_some(is_bad, self.sample.positions)
         return (make_finding("tokens", which=which, more=more), *changes), undecided
 
     def _explain_best(self) -> Found | None:
@@ -141,9 +129,31 @@ class Finder:
         if not results:
             return None
         changes, undecided = min(results, key=lambda one: (is_vague(one[0]), len(one[0])))
-        # roundings are in no order, and come last
-        order = {name: place for place, name in enumerate(SENTENCES)}
-        return tuple(sorted(changes, key=lambda one: order.get(one.name, len(order)))), undecided
+        return in_order(changes), undecided
+
+    def _name_silent(self) -> Changes:
+        """That results are 0 from some position on, and what else differs below it."""
+        is_silent = np.asarray(self.sample.x.any(axis=(1, 2)) & ~self.sample.y.any(axis=(1, 2)))
+        if not is_silent.any() or is_silent.all():
+            return ()
+        places = self.sample.positions.reshape(len(is_silent), -1).max(axis=1)
+        end = places[is_silent].min()
+        if not np.array_equal(is_silent, places >= end):
+            return ()
+        others = replace(self, sample=self.sample.of(~is_silent), tokens=self.tokens.of(~is_silent))
+        changes: Changes = ()
+        if not rotates_as(others.sample, self.meant.rope).all():
+            changes, _ = others.find()
+        return make_finding(
+            "table-end-zeros", end=end, last=end - 1, beyond="it gives zeros"
+        ), *changes
+
+    def _name_norms(self) -> Changes:
+        """That lengths change, where the heads of a token tell that its pairs turn."""
+        loose = measure_turns(self.sample, arrangement_of(self.meant.rope), one_gain=False)
+        if loose is None or self.sample.x.shape[1] < 2:
+            return ()
+        return (name_norms(np.abs(loose.z), 2 * float(loose.errors.max())),)
 
     def _name_width(self) -> Changes:
         """The width of other heads, as which all coordinates of a token are turned."""
@@ -158,15 +168,6 @@ class Finder:
                     if rotates_as(self.sample._replace(x=x, y=y), other).all():
                         return (make_finding("head-width", found=width, meant=head_dim),)
         return ()
-
-    def _name_tokens(self, is_bad: NDArray[np.bool_]) -> str:
-        places = self.sample.positions.reshape(len(is_bad), -1).max(axis=1)
-        good, bad = places[~is_bad], places[is_bad]
-        if good.max() < bad.min():
-            return f"tokens from position {bad.min():.15g} on"
-        if bad.max() < good.min():
-            return f"tokens up to position {bad.max():.15g}"
-        return f"some tokens, such as {self.tokens[is_bad][0]} at position {bad[0]:.15g},"
 
     def _compare_layouts(self, turns: Turns) -> Changes:
         changes = compare_layouts(self.meant.rope, turns.arrangement.layout)
@@ -217,7 +218,7 @@ class Finder:
         def one() -> Iterator[Hypothesis]:
             yield suppose(rope, 0 * places, make_finding("not-turned"))
             yield from (same, *single, suppose(rope, 2 * places, make_finding("twice")))
-            yield from self._moved(same, turns)
+            yield from self.tokens.moved(same, turns)
             yield from precisions(rope, turns)
             exchanged = rope.direction * 1j * np.conj(same.rows)
             yield same._replace(changes=(make_finding("swapped"),), rows=exchanged)
@@ -235,108 +236,9 @@ class Finder:
 
         yield one()
         yield two(_OFTEN)
-        yield (moved for first in single for moved in self._moved(first, turns))
+        yield (moved for first in single for moved in self.tokens.moved(first, turns))
         yield two({"slice", "base"})
         yield from self._measured(rope, turns)
-
-    # ---- positions ----
-
-    def _moved(self, hypothesis: Hypothesis, turns: Turns) -> Iterator[Hypothesis]:
-        """The hypothesis at other positions, which explain every token."""
-        changes, rope, places, rows = hypothesis
-        # R(p + offset) = R(p) R(offset): [offsets, T, num_pairs]
-        moved = rows[:_FEW] * phasors(rope, _OFFSETS)[:, None]
-        off = np.abs(turns.z[:_FEW] - turns.factor(rope) * moved)
-        fits = np.all(off <= turns.allowed(rope, places)[:_FEW], axis=(1, 2))
-        for offset in _OFFSETS[fits][:3].tolist():
-            yield suppose(rope, places + offset, *changes, *offset_changes(offset))
-        every = places if places.ndim == 1 else places[:, 0]
-        if places.ndim > 1 and np.any(places != every[:, None]):
-            return  # of text all coordinates are one number
-        mapped = self._map_positions(rope, turns, every)
-        if mapped is not None:
-            names = self._name_positions(mapped, every)
-            yield suppose(rope, every_axis_of(rope, mapped), *changes, *names)
-
-    @cached_property
-    def _candidates(self) -> NDArray[np.int64]:
-        """Positions that a program may take for those recorded."""
-        # a program may shift positions, round them, or count the tokens of a row
-        recorded = np.rint(self.positions.reshape(-1)[:MAX_CANDIDATES])
-        counted = np.arange(min(int(self.positions.shape[1]), MAX_CANDIDATES), dtype=np.float64)
-        known: Floats = np.concatenate([recorded, counted])
-        shifted = np.unique(np.add.outer(_STEPS, known))
-        coarse = [rounded(shifted, dtype) for dtype in COARSE]
-        coarse += [np.add.outer(_STEPS, rounded(known, dtype)).ravel() for dtype in COARSE]
-        return np.unique(np.concatenate([shifted, *coarse])).astype(np.int64)
-
-    def _map_positions(
-        self, rope: Rope, turns: Turns, places: NDArray[Any], unsure: float = 0.0
-    ) -> NDArray[np.int64] | None:
-        """The position in or near the recording as which each token is turned, if there is one.
-
-        The logarithm of the base may be off by ``unsure``.
-        """
-        candidates = self._candidates
-        size = turns.factor(rope)
-        rows = size * phasors(rope, candidates)
-        slack = size * angle_errors(candidates, rope.inv_freq)
-        # an error of the base's logarithm moves the frequency of pair k by k / n of it
-        moves: Floats = np.arange(rope.num_pairs) / rope.num_pairs * rope.inv_freq * unsure
-        slack += size * np.abs(candidates)[:, None] * moves
-        mapped = np.empty(len(turns.z), np.int64)
-        for token, place in enumerate(places):
-            fits = np.abs(turns.z[token] - rows) <= turns.errors[token] + slack
-            # of turns that the noise cannot tell apart the nearest
-            fitting = candidates[fits.all(axis=1)]
-            if not len(fitting):
-                return None
-            mapped[token] = fitting[np.argmin(np.abs(fitting - place))]
-        return mapped
-
-    def _name_positions(self, mapped: NDArray[np.int64], places: NDArray[Any]) -> Changes:
-        if not mapped.any():
-            return (make_finding("not-turned"),)
-        column = self.tokens % self.positions.shape[1]
-        # the first tokens show an offset alone, where others restart
-        off = mapped - places
-        by = off[0] if np.all(off[:3] == off[0]) else 0
-        offset, wrong = offset_changes(by), off != by
-        if not wrong.any():
-            return offset
-        first, last = int(np.argmax(wrong)), int(mapped.max())
-        at = f"token {self.tokens[first]} (position {places[first]:.15g})"
-        where = f"{at} is turned as {mapped[first]}"
-        coarse = {dtype: positions_in(dtype, f": {where}") for dtype in COARSE}
-        # what positions would be, and what is then said; of one row the first's are the token's own
-        known: list[tuple[NDArray[Any], Changes]] = [
-            (self.positions[0, column], (make_finding("first-row", where=where),))
-        ]
-        for dtype, step in product(COARSE, _STEPS):
-            names = (*offset_changes(step), coarse[dtype])
-            shifted = rounded(places + step, dtype), rounded(places, dtype) + step
-            known += [(expected, names) for expected in shifted]
-        for dtype in COARSE:
-            far = np.abs(mapped) > 1 / ROUNDING[dtype]
-            # what tokens are turned as, and what they would be without a restart
-            is_rounded, *others = (
-                np.array_equal(rounded(some[far], dtype), some[far])
-                for some in (mapped, column, places)
-            )
-            if far.sum() >= _FEW and is_rounded and not all(others):
-                offset += (coarse[dtype],)
-        if not by and not wrong.all() and np.array_equal(mapped, (1 + wrong) * places):
-            which = self._name_tokens(wrong)
-            return make_finding("tokens", which=which, more=""), make_finding("twice")
-        clamped = make_finding("clamped", end=last - by + 1, last=last)
-        counted = "are counted through and do not restart"
-        known += [
-            (np.minimum(places + by, last), (*offset, clamped)),
-            (np.where(wrong, 0, mapped), (*offset, make_finding("table-end", where=where))),
-            (column, (*offset, make_finding("restart", how=counted, where=where))),
-            (mapped, (*offset, make_finding("restart", how="restart elsewhere", where=where))),
-        ]
-        return next(names for expected, names in known if np.array_equal(mapped, expected))
 
     # ---- frequencies ----
 
@@ -353,6 +255,11 @@ class Finder:
             offset = 0 if report.position_offset % 1 else int(report.position_offset)
             if report.rope is not None and report.known_law:
                 known.append(replace(report.rope, inv_freq_dtype="exact"))
+
+            mistakes = [one for one in report.findings if one.name in MISTAKES]
+            if mistakes and report.rope is not None and report.rope.num_pairs == pairs:
+                named = (*offset_changes(offset), *mistakes)
+                yield iter([suppose(report.rope, places + offset, *named)])
 
         coarse: list[Hypothesis] = []  # of bases that tokens before a restart leave
 
@@ -371,16 +278,17 @@ class Finder:
             yield from likely
             for one in () if changes else likely[:4]:
                 coarse.append(one)
-                yield from self._moved(one, turns)
+                yield from self.tokens.moved(one, turns)
 
         def refined() -> Iterator[Hypothesis]:
             for _, one, *_ in coarse:
-                mapped = self._map_positions(one, turns, places, _UNSURE_BASE)
+                mapped = self.tokens.map_positions(one, turns, places, _UNSURE_BASE)
                 if mapped is not None:
                     for other in find_ropes(one, turns, mapped, by_base_alone=True):
-                        yield from self._moved(suppose(other, places, *self._compare(other)), turns)
+                        found = suppose(other, places, *self._compare(other))
+                        yield from self.tokens.moved(found, turns)
 
-        for by in dict.fromkeys((offset, *_STEPS)):
+        for by in dict.fromkeys((offset, *STEPS)):
             yield found_at(places + by, *offset_changes(by))
         for dtype in COARSE:
             yield found_at(rounded(places, dtype), positions_in(dtype))

@@ -8,7 +8,7 @@ from typing import Any, TypedDict, Unpack, overload
 
 from phasor._checks import number, whole
 from phasor.errors import SpecError
-from phasor.identification.calling import Caller, Calling, find_caller
+from phasor.identification.calling import Caller, Calling, RefusedError, find_caller
 from phasor.identification.differences import (
     MapDifference,
     ModelDifference,
@@ -17,7 +17,8 @@ from phasor.identification.differences import (
     diff_models,
     diff_ropes,
 )
-from phasor.identification.recorded import find_causes
+from phasor.identification.functions import find_differences, measure
+from phasor.identification.report import is_rounding
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 
@@ -139,9 +140,19 @@ def diff(
         calling.setdefault("n_axes", rope.axes.n_axes)
     how = Calling(**calling)
     sides = [side if isinstance(side, Rope) else find_caller(side, width, how) for side in (a, b)]
-    found = diff_measured(sides[0], sides[1], context, tolerance or 1e-3)
-    if found is None or rope is None:
-        return found
+    if rope is None:
+        return diff_measured(sides[0], sides[1], context, tolerance or 1e-3)
     caller = next(side for side in sides if isinstance(side, Caller))
-    last = min(context, found.position + _FAR) - 1
-    return replace(found, causes=find_causes(rope, caller, last))
+    # first of all: a function may remember the calls below
+    try:
+        measured = measure(caller, context - 1)
+    except RefusedError:  # of positions that every function is to turn
+        measured = None
+    found = diff_measured(sides[0], sides[1], context, tolerance or 1e-3)
+    near = _FAR + (0 if found is None else found.position or 0)
+    causes = () if measured is None else find_differences(rope, caller, measured, near)
+    if found is None:
+        # roundings are within a tolerance that was given
+        causes = tuple(one for one in causes if tolerance is None or not is_rounding(one))
+        found = MapDifference(context=context) if causes else None
+    return None if found is None else replace(found, causes=causes)

@@ -127,9 +127,10 @@ def _first_differences(a: Rope, b: Rope, tolerance: float) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class MapDifference(Difference):
-    """The position where two linear maps part; what is not finite is None."""
+    """How two linear maps differ, and the position where they part; what is not finite is None."""
 
-    position: int  # the first found at which they differ
+    # the first found at which they differ, None if they do not where they were compared
+    position: int | None = None
     # of several axes the one on which it is, with 0 on the others; None if it is on all of them
     axis: int | None = None
     # the one read and the one written that differ most there
@@ -142,21 +143,26 @@ class MapDifference(Difference):
     causes: Changes = ()
     # the message of the function that refused the position; all else is None then
     refused: str | None = None
+    context: int = 0  # positions 0 to ``context - 1`` were compared
 
     def lines(self) -> list[str]:
+        return [*(cause.sentence for cause in self.causes), self._where()]
+
+    def _where(self) -> str:
+        if self.position is None:
+            return f"They agree at every position compared, 0 to {self.context - 1}."
         where = "" if self.axis is None else f" on axis {self.axis}, 0 on the others"
         text = f"They part at position {self.position}{where}"
         if self.refused is not None:
-            return [f"{text}, which one refuses: {self.refused}."]
+            return f"{text}, which one refuses: {self.refused}."
         if self.pair is not None:
             text += f"{',' if where else ''} in pair {self.pair}"
         if self.size is None or self.score is None:
-            return [f"{text}: one gives no finite numbers."]
-        return [
-            *(cause.sentence for cause in self.causes),
+            return f"{text}: one gives no finite numbers."
+        return (
             f"{text}: a unit vector comes out {self.size:.3g} apart, and a score of unit vectors "
-            f"changes by up to {self.score:.3g}.",
-        ]
+            f"changes by up to {self.score:.3g}."
+        )
 
 
 def diff_measured(
@@ -176,7 +182,7 @@ def diff_measured(
             first_map, second_map = (_find_map(side, position, axis) for side in (first, second))
             origins = [_find_map(side, 0) for side in (first, second)]
         except RefusedError as error:
-            return MapDifference(position=position, axis=axis, refused=str(error))
+            return MapDifference(position=position, axis=axis, refused=str(error), context=context)
         distances = np.linalg.norm(first_map - second_map, axis=0)
         if np.all(distances <= tolerance):
             return None
@@ -186,6 +192,7 @@ def diff_measured(
         pairs = (_pair_of(side, read) for side in (first, second) if isinstance(side, Rope))
         return MapDifference(
             position=position,
+            context=context,
             axis=axis,
             coordinates=(read, int(np.argmax(np.abs(first_map - second_map)[:, read]))),
             pair=next(pairs, None),

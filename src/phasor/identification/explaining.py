@@ -10,6 +10,7 @@ import numpy as np
 
 from phasor.identification import laws
 from phasor.identification.layout import Drivers, possible_slices
+from phasor.identification.members import name_norms
 from phasor.identification.positions import find_offset
 from phasor.identification.report import (
     Finding,
@@ -64,12 +65,8 @@ def explain(
         return _explain_rotation(report, arrangement, spectrum, drivers)
     if not is_rotation:
         return replace(report, why_no_rope="the two members of a pair do not turn together")
-    sentence = "The length of a vector changes with its position, as in xPos."
-    if float(np.ptp(sizes, axis=0).max()) <= 16 * rounding:
-        between = f"from {sizes.min():.6g} to {sizes.max():.6g}"
-        sentence = f"Pairs are multiplied by different factors, {between}."
     why = "it does not keep the length of vectors, nor multiply it by one factor"
-    return add_findings(report, Finding("norm-varies", sentence), why_no_rope=why)
+    return add_findings(report, name_norms(sizes, 16 * rounding), why_no_rope=why)
 
 
 def _explain_rotation(

@@ -45,8 +45,11 @@ def compare(meant: Rope, found: Rope, unresolved: Rope | None = None) -> Changes
         changes.append(make_finding("direction", way="the other way, R(-p) in place of R(p)"))
     # explicit frequencies have no base
     if found.base not in (None, meant.base) and meant.base is not None:
-        text = f"{_short(meant.base)}{_by_width(meant, found.base)}"
-        changes.append(make_finding("base", found=_short(found.base), meant=text))
+        width = _find_width(meant, found.base)
+        numbers = {"found": _short(found.base), "meant": _short(meant.base)}
+        widths = {"width": width, "rotary_dim": meant.rotary_dim, "intended": meant.base}
+        name = "base" if width is None else "exponent-width"
+        changes.append(make_finding(name, **numbers, **widths))
     if found.scaling != meant.scaling:
         changes.append(_compare_laws(found.scaling, meant, unresolved or meant))
     if found.axes != meant.axes:
@@ -56,14 +59,14 @@ def compare(meant: Rope, found: Rope, unresolved: Rope | None = None) -> Changes
     return (*changes,)
 
 
-def _by_width(meant: Rope, base: float) -> str:
-    """Which exponents make another base of the one that was meant."""
+def _find_width(meant: Rope, base: float) -> int | None:
+    """The coordinates over which exponents would run to make another base of the one meant."""
     exponent = 0.0 if base in USUAL_BASES else math.log(base, cast(float, meant.base))
     width = meant.rotary_dim
     for other in dict.fromkeys((meant.head_dim, width // 2, 2 * width, width - 2, width + 2)):
         if other != width and other > 0 and abs(exponent * other / width - 1) < _EXPONENT_ERROR:
-            return f", as if exponents ran over {other} coordinates and not over {width}"
-    return ""
+            return other
+    return None
 
 
 def compare_factors(rope: Rope, turns: Turns) -> Changes:

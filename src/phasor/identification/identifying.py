@@ -65,7 +65,8 @@ def identify(
     caller = find_caller(function, head_dim, Calling(table, takes, dims, arrays, dtype, n_axes))
     called = f"{caller.arrays.name} arrays {caller.dims} in {dtype} as ({caller.takes})"
     try:
-        return replace(measure(caller, min(max_position, caller.max_position // 2)), called=called)
+        measured = measure(caller, max_position)
+        return replace(measured.report, called=called)
     except RefusedError as error:
         raise TensorError(
             f"function must turn positions 0 to {max(SMALL_POSITIONS)}, whenever it is asked to, "

@@ -482,6 +482,8 @@ SCANS: dict[str, tuple[Form, Scan]] = {
 }
 
 
+#: Findings that say a mistake in the formula of the frequencies.
+MISTAKES = {"exponent-width", "index-from-one", "ramp-inverted", "stretch-on-frequencies"}
 _MISTAKES: tuple[tuple[Form, Scan], ...] = (
     ("powers", _find_exponent_width),
     ("scaled", _find_indices_from_one),

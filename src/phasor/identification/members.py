@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,34 @@ from phasor.identification.spectrum import Complex, Floats
 from phasor.identification.turns import Sample, angle_errors, arrangement_of, rows_of
 from phasor.pairings import PAIRINGS, by_pairing
 from phasor.rope import Rope
+
+
+class Signs(NamedTuple):
+    """Which of the four products of a pair with cos and sin are added, and which subtracted.
+
+    ``y0 = x0 cos + a x1 sin`` and ``y1 = b x1 cos + c x0 sin``; of a rotation by a positive angle
+    ``a`` is -1, ``b`` and ``c`` are 1.
+    """
+
+    name: str  # of the finding; empty of a rotation
+    in_first: int  # a
+    of_cos: int  # b
+    in_second: int  # c
+
+    def finding(self, which: str) -> Changes:
+        """What is said of such pairs; nothing of a rotation."""
+        how = "subtract" if self.in_first < 0 else "add"
+        return (make_finding(self.name, how=how, which=which),) if self.name else ()
+
+
+#: The signs in use: right ones first, then one that is wrong.
+SIGNS = (
+    Signs("", -1, 1, 1),
+    Signs("one-sign", -1, 1, -1),
+    Signs("one-sign", 1, 1, 1),
+    Signs("reflection", 1, -1, 1),
+    Signs("reflection", -1, -1, -1),
+)
 
 
 def compare_members(probe: Probe, factors: Complex) -> list[Finding]:
@@ -42,15 +71,18 @@ def compare_members(probe: Probe, factors: Complex) -> list[Finding]:
             return [make_finding(name)]
     worst = int(np.argmax(skew))
     coordinates = tuple(arrangement.read[:, worst].tolist())
-    # of a reflection the second row is minus the first
-    sums = factors.sum(axis=0)
-    reflected = ((np.abs(sums.real) + np.abs(sums.imag)) / size).max(axis=0) < 1e-3
-    if reflected[worst]:
-        which, count = f"Coordinates {coordinates} are", int(reflected.sum())
-        if count > 1:
-            which = f"{count} of {pairs} pairs, such as coordinates {coordinates}, are"
-        return [make_finding("reflection", which=which)]
-    count, names = int((skew > tolerance).sum()), ("members-differ", "members-on-different-axes")
+    which, skewed = f"Coordinates {coordinates} are", skew > tolerance
+    if (count := int(skewed.sum())) > 1:
+        which = f"{count} of {pairs} pairs, such as coordinates {coordinates}, are"
+    by_first, by_second = factors[..., skewed]
+    for signs in SIGNS[1:]:
+        # by the first member exp(i angle) or its conjugate, and the same by the second
+        turned = by_first.real - 1j * signs.in_first * by_first.imag
+        expected = signs.of_cos * turned.real + 1j * signs.in_second * turned.imag
+        is_counted = np.sign(turned.imag).sum() >= 0  # most pairs turn counter-clockwise
+        if is_counted and are_equal(by_second, expected):
+            return [*signs.finding(which)]
+    names = "members-differ", "members-on-different-axes"
     follow_axes = probe.caller.n_axes > 1 and are_equal(factors[0, :6], factors[1, :6])
     return [make_finding(names[follow_axes], count=count, coordinates=coordinates)]
 
@@ -80,23 +112,33 @@ def find_mixed_members(rope: Rope, sample: Sample) -> Changes:
     unsure = angle_errors(sample.positions, rope.inv_freq)
     readings = {one: arrangement_of(replace(rope, pairing=one, pairing_out=None)).read
                 for one in PAIRINGS}  # fmt: skip
-    ways = {"": (-1, 1), "subtract": (-1, -1), "add": (1, 1)}
     for (pairing, members), (other, read) in product(readings.items(), repeat=2):
         pair_of = np.empty(rope.head_dim, np.intp)
         pair_of[read] = np.arange(rope.num_pairs)
         rows_name = f"{other}-rows-on-{'halves' if pairing == 'half' else pairing}"
-        for how, signs in ways.items():
-            if pairing == other and not how:
+        for signs in SIGNS:
+            if pairing == other and not signs.name:
                 continue
             fits = kept.copy()
-            for sign, to, beside in zip(signs, members, members[::-1], strict=True):
+            ways = ((1, signs.in_first), (signs.of_cos, signs.in_second))
+            for (of_cos, of_sin), to, beside in zip(ways, members, members[::-1], strict=True):
                 one, x, by = rows[:, None, pair_of[to]], sample.x[..., to], sample.x[..., beside]
                 products = np.abs(x * one.real) + np.abs(by * one.imag)
                 slack = np.hypot(x, by) * (unsure[:, None, pair_of[to]] + 2.0**-22)
                 y = sample.y[..., to]
-                off = np.abs(y - x * one.real - sign * by * one.imag)
+                off = np.abs(y - of_cos * x * one.real - of_sin * by * one.imag)
                 fits[..., to] = off <= sample.bounds(products, y) + slack
             if fits.all():
                 names = () if pairing == other else (make_finding(rows_name),)
-                return *names, *((make_finding("one-sign", how=how),) if how else ())
+                which = f"{rope.num_pairs} of {rope.num_pairs} pairs are"
+                return *names, *signs.finding(which)
     return ()
+
+
+def name_norms(sizes: Floats, tolerance: float) -> Finding:
+    """That lengths of pairs ``[T, num_pairs]`` are multiplied by more than one factor."""
+    how = "The length of a vector changes with its position, as in xPos"
+    if float(np.ptp(sizes, axis=0).max()) <= tolerance:
+        between = f"from {sizes.min():.6g} to {sizes.max():.6g}"
+        how = f"Pairs are multiplied by different factors, {between}"
+    return make_finding("norm-varies", how=how)

@@ -14,6 +14,7 @@ from phasor.identification.calling import Caller, RefusedError
 from phasor.identification.causes import Finder
 from phasor.identification.frequencies import alternatives
 from phasor.identification.hypotheses import Meant, is_vague
+from phasor.identification.positions import Tokens
 from phasor.identification.recordings import (
     Arrays,
     Vectors,
@@ -100,7 +101,7 @@ def _verify_vectors(
         )
     if not len(bad):
         return replace(verdict, undecided=_find_undecided(sample, meant))
-    changes, undecided = Finder(meant, sample, tokens, vectors.positions).find()
+    changes, undecided = Finder(meant, sample, Tokens(tokens, vectors.positions)).find()
     first, score = _first_wrong(vectors, bad, meant.rope)
     found = replace(verdict, changes=changes, undecided=undecided, position=first, score=score)
     return found if changes else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -35,9 +36,22 @@ SENTENCES = {
     "offset": "Positions are off by {offset:+.15g}{more}.",
     "restart": "Positions {how}: {where}.",
     "first-row": "Positions: every row of the batch has those of the first: {where}.",
-    "clamped": "Table: it ends, positions from {end:.15g} on turn as {last}.",
-    "table-end": "Positions: a table ends, or positions are not counted on: {where}, and so are "
-    "others.",
+    **dict.fromkeys(
+        (
+            "table-end-raises",
+            "table-end-nan",
+            "table-end-zeros",
+            "table-end-identity",
+            "clamped",
+            "wrapped",
+            "table-end-garbage",
+        ),
+        "Up to position {last} it turns; from {end} on {beyond}.",
+    ),
+    **dict.fromkeys(
+        ("negative-wraps", "negative-unsigned", "negative-clamped", "negative-garbage"),
+        "A negative position {negative}.",
+    ),
     "length": "Length: its frequencies are chosen {which}.",
     "base": "Base: {found} in place of {meant}.",
     "law-missing": "Law: {law} is not applied, frequencies are the plain powers.",
@@ -64,6 +78,7 @@ SENTENCES = {
     "turned otherwise when they are asked for again.",
     "depends-on-length": "The result depends on the length of the call: it changes when one "
     "reaches {length}.{rule}",
+    "norm-varies": "{how}.",
     "beyond-half-a-turn": "Pair {pairs} by more than half a turn per position, or against the "
     "others: whole positions cannot tell which.",
     "constant-phase": "Position 0 is turned by a constant angle.",
@@ -93,6 +108,41 @@ SENTENCES = {
     "ramp-inverted": "YaRN's ramp runs the wrong way: fast pairs are divided by {factor:.15g} and "
     "slow ones kept, where it should be the other way round.",
 }
+#: The names of findings, causes and changes by what they are about; the pages and ``--json`` have
+#: these and no others. A name that ends in a dtype stands for those of every dtype.
+NAMES = {
+    "pairs": (
+        "pairing", "slice", "axes", "direction", "swapped", "one-sign", "reflection",
+        "interleaved-rows-on-halves", "half-rows-on-interleaved", "members-differ",
+        "members-on-different-axes",
+    ),
+    "heads, queries and keys": (
+        "heads", "head-width", "factor-on-one-side", "keys-turn-backwards",
+        "queries-and-keys-differ",
+    ),
+    "positions": (
+        "offset", "restart", "first-row", "tokens", "twice", "not-turned", "constant-phase",
+    ),
+    "the end of a table": (
+        "table-end-raises", "table-end-nan", "table-end-zeros", "table-end-identity",
+        "table-end-garbage", "clamped", "wrapped",
+    ),
+    "negative positions": (
+        "negative-wraps", "negative-unsigned", "negative-clamped", "negative-garbage",
+    ),
+    "frequencies": (
+        "base", "law", "law-missing", "law-parameter", "layer", "length", "exponent-width",
+        "index-from-one", "stretch-on-frequencies", "ramp-inverted", "frequencies",
+        "beyond-half-a-turn",
+    ),
+    "the factor": ("factor", "factor-missing", "factor-twice", "norm-varies", "multiplied"),
+    "rounding": (
+        "positions-in-{dtype}", "frequencies-in-{dtype}", "angles-in-{dtype}", "table-in-{dtype}",
+        "steps-in-{dtype}", "noise", "angles",
+    ),
+    "calls": ("depends-on-length", "remembers", "inputs-written"),
+    "what was recorded": ("no-rotation", "turned", "samples-part"),
+}  # fmt: skip
 
 
 class Finding(NamedTuple):
@@ -108,6 +158,17 @@ Changes = tuple[Finding, ...]
 def make_finding(name: str, /, **measured: Any) -> Finding:
     """The finding of that name in `SENTENCES`, with the measured values."""
     return Finding(name.format_map(measured), SENTENCES[name].format_map(measured))
+
+
+def in_order(changes: Iterable[Finding]) -> Changes:
+    """The most important first; roundings are in no order, and come last."""
+    places = {name: place for place, name in enumerate(SENTENCES)}
+    return tuple(sorted(changes, key=lambda one: places.get(one.name, len(places))))
+
+
+def is_rounding(finding: Finding) -> bool:
+    """Whether it says which digits are lost."""
+    return "-in-" in finding.name or finding.name in ("noise", "angles")
 
 
 class Difference(ABC):

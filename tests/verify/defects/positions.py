@@ -54,8 +54,8 @@ def chunks_that_start_at_0() -> Part:
     """Chunks of 100 tokens."""
     x, turned = with_positions(np.arange(300) % 100)
     recording = recorded("k", x, turned, np.arange(300))
-    says = ("Positions restart elsewhere: token 100 (position 100) is turned as 0.",)
-    return Part("llama-2-7b", recording, {"k": ("restart",)}, says)
+    says = ("Up to position 99 it turns; from 100 on positions start again at 0 (modulo 100).",)
+    return Part("llama-2-7b", recording, {"k": ("wrapped",)}, says)
 
 
 @defect(
@@ -68,11 +68,8 @@ def decoded_at_position_0() -> Part:
     """A prompt of 100 tokens, then each token in its own call."""
     x, turned = with_positions(np.concatenate([np.arange(100), np.zeros(50)]), 1e6)
     recording = recorded("q", x, turned, np.arange(150))
-    says = (
-        "Positions: a table ends, or positions are not counted on: token 100 (position 100) is "
-        "turned as 0, and so are others.",
-    )
-    return Part("qwen3-omni-30b-a3b", recording, {"q": ("table-end",)}, says)
+    says = ("Up to position 99 it turns; from 100 on it does not turn at all (identity).",)
+    return Part("qwen3-omni-30b-a3b", recording, {"q": ("table-end-identity",)}, says)
 
 
 @defect(
@@ -123,11 +120,8 @@ def table_that_ends() -> Part:
     x, turned = with_positions(positions)
     turned[256:] = x[256:]
     recording = recorded("k", x, turned, positions)
-    says = (
-        "Positions: a table ends, or positions are not counted on: token 256 (position 256) is "
-        "turned as 0, and so are others.",
-    )
-    return Part("llama-2-7b", recording, {"k": ("table-end",)}, says)
+    says = ("Up to position 255 it turns; from 256 on it does not turn at all (identity).",)
+    return Part("llama-2-7b", recording, {"k": ("table-end-identity",)}, says)
 
 
 @defect(
