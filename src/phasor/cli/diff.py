@@ -17,6 +17,8 @@ from phasor.errors import SpecError
 from phasor.identification import diff as diff_rotations
 from phasor.rope import Rope
 
+_CONTEXT = 4096  # positions at which functions are compared
+
 
 @click.command(epilog="Example: phasor diff llama-3-8b llama-3.1-8b")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
@@ -45,7 +47,8 @@ def diff(
 ) -> None:
     """Show where two rotations part: first pair, first position. Exit status 1 if they do.
 
-    FIRST and SECOND are models, or functions as `identify` takes them (package.module:function).
+    FIRST and SECOND are models, or functions as `identify` takes them
+    (package.module:function or file.py:function).
     """
     if first == second == "-":
         raise click.UsageError("standard input is read once; give one of the two as a file.")
@@ -55,13 +58,14 @@ def diff(
                 _find_rotation(side, kind, seq_len, **load_options) for side in (first, second)
             ]
             found = diff_rotations(
-                *rotations, head_dim=head_dim, context=context or 4096, tolerance=tolerance
+                *rotations, head_dim=head_dim, context=context or _CONTEXT, tolerance=tolerance
             )
         if as_json:
             plain = None if found is None else found.as_plain()
             print_json({"differ": found is not None, "difference": plain})
         else:
-            told = str(found or "They agree wherever they were compared.")
+            agree = f"They agree at every position compared, 0 to {(context or _CONTEXT) - 1}."
+            told = str(found or agree)
             Screen().print_lines(told.splitlines())
         sys.exit(0 if found is None else 1)
     for option, value in (("--head-dim", head_dim), ("--kind", kind)):

@@ -278,7 +278,8 @@ class Caller:
         order = self.dims.replace("b", "")
         # [s, h, d] in another order; [s, 1, d] to [s, d]
         vectors = np.einsum(f"shd->{order}", tokens) if "h" in order else tokens[:, 0]
-        vectors = vectors[None] if "b" in self.dims else vectors
+        if "b" in self.dims:
+            vectors = np.expand_dims(vectors, self.dims.index("b"))
         # an array for each argument: a function may write one of them
         words = (word for word in _VECTORS if word in self._words)
         arguments = {word: self.arrays.make(vectors, self.arrays.dtype) for word in words}
@@ -303,7 +304,8 @@ class Caller:
         """A result in the function's dims as ``[s, h, d]``."""
         if result.shape != shape:
             raise TensorError(f"of {list(shape)} it makes {list(result.shape)}")
-        vectors, order = result[0] if "b" in self.dims else result, self.dims.replace("b", "")
+        order = self.dims.replace("b", "")
+        vectors = result.take(0, self.dims.index("b")) if "b" in self.dims else result
         return np.einsum(f"{order}->shd", vectors) if "h" in order else vectors[:, None]
 
 

@@ -99,7 +99,7 @@ class Finder:
         if whole and (part is None or is_vague(part[0])):
             return whole
         if part is None and not self.sample.positions[~is_bad].any():
-            return (), ()  # position 0 is right whatever is done
+            return self._name_norms(), ()  # position 0 is right whatever is done
         changes, undecided = part or ((), ())
         more = "" if changes else ", and turned by no position"
         which = self.tokens.name_some(is_bad, self.sample.positions)

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, TypedDict, Unpack, overload
 
 from phasor._checks import number, whole
 from phasor.errors import SpecError
-from phasor.identification.calling import Caller, Calling, RefusedError, find_caller
 from phasor.identification.differences import (
-    MapDifference,
     ModelDifference,
     RopeDifference,
-    diff_measured,
     diff_models,
     diff_ropes,
 )
-from phasor.identification.functions import find_differences, measure
-from phasor.identification.report import is_rounding
+from phasor.identification.map_differences import Function, MapDifference, diff_functions
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
-
-Function = Callable[..., Any]
-
-
-_FAR = 1 << 12  # positions beyond where two part that are asked for why
-
 
 _CONTEXT = 1 << 20  # positions compared if no model has a context
 
@@ -128,31 +116,4 @@ def diff(
         return diff_ropes(a, b, context, tolerance or 1e-6)
     if isinstance(a, LayerRopes) or isinstance(b, LayerRopes):
         raise SpecError("a model is compared with a model: take one of its ropes, as ropes[0]")
-    rope = next((side for side in (a, b) if isinstance(side, Rope)), None)
-    width = head_dim if rope is None else rope.head_dim
-    if width is None:
-        raise SpecError("functions are called with heads of one width: give head_dim (--head-dim)")
-    if head_dim not in (None, width):
-        raise SpecError(
-            f"head_dim (--head-dim) must be as wide as the model's, {width}, got {head_dim}"
-        )
-    if rope is not None:
-        calling.setdefault("n_axes", rope.axes.n_axes)
-    how = Calling(**calling)
-    sides = [side if isinstance(side, Rope) else find_caller(side, width, how) for side in (a, b)]
-    if rope is None:
-        return diff_measured(sides[0], sides[1], context, tolerance or 1e-3)
-    caller = next(side for side in sides if isinstance(side, Caller))
-    # first of all: a function may remember the calls below
-    try:
-        measured = measure(caller, context - 1)
-    except RefusedError:  # of positions that every function is to turn
-        measured = None
-    found = diff_measured(sides[0], sides[1], context, tolerance or 1e-3)
-    near = _FAR + (0 if found is None else found.position or 0)
-    causes = () if measured is None else find_differences(rope, caller, measured, near)
-    if found is None:
-        # roundings are within a tolerance that was given
-        causes = tuple(one for one in causes if tolerance is None or not is_rounding(one))
-        found = MapDifference(context=context) if causes else None
-    return None if found is None else replace(found, causes=causes)
+    return diff_functions(a, b, context, tolerance, head_dim, calling)

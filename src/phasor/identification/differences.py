@@ -10,11 +10,10 @@ import numpy as np
 from phasor._checks import short_repr
 from phasor.axes import Mixed
 from phasor.describe import ranges, static_rope
-from phasor.identification.calling import Caller, RefusedError
-from phasor.identification.report import Changes, Difference
-from phasor.identification.spectrum import Floats, find_first_bad, near_powers_of_two
+from phasor.identification.report import Difference
+from phasor.identification.spectrum import Floats
 from phasor.layers import LayerRopes, QueryFactor
-from phasor.numpy import matrix, pair_indices, phasors
+from phasor.numpy import phasors
 from phasor.rope import Rope, real_inv_freq
 
 _LAYOUT = ("head_dim", "pairing", "rotary_dim", "rotary_start", "direction", "axes")
@@ -44,7 +43,9 @@ class PairDifference(Difference):
 class RopeDifference(Difference):
     """How two Ropes differ within a context; false if they do not."""
 
-    fields: dict[str, tuple[object, object]]  # of the layout: these part at once
+    # of the frequencies, if they part, and then of the layout
+    fields: dict[str, tuple[object, object]]
+    context: int  # positions 0 to ``context - 1`` were compared
     earliest: PairDifference | None = None  # parts at the lowest position
     first_pair: PairDifference | None = None  # the lowest index that parts at all
     pairs: int = 0  # how many part
@@ -56,10 +57,7 @@ class RopeDifference(Difference):
         return bool(self.fields or self.earliest or self.attention_factors or self.softmax_factors)
 
     def lines(self) -> list[str]:
-        lines = [
-            "{}: {} and {}".format(name, *(short_repr(v) if name == "axes" else v for v in both))
-            for name, both in self.fields.items()
-        ]
+        lines = [f"{name}: {_in_words(both, name)}" for name, both in self.fields.items()]
         for name in _FACTORS:
             if factors := getattr(self, f"{name}s"):
                 words = name.replace("_", " ").capitalize()
@@ -71,17 +69,35 @@ class RopeDifference(Difference):
         return lines + [f"First pair: {self.first_pair}"] * (self.first_pair != self.earliest)
 
     def __str__(self) -> str:
-        return super().__str__() or "They agree at every position within the context."
+        agree = f"They agree at every position within the context, 0 to {self.context - 1}."
+        return super().__str__() or agree
+
+
+def _in_words(both: tuple[object, object], name: str) -> str:
+    """Two values of a field; of laws of two kinds their names alone."""
+    first, second = (
+        "none" if value is None else short_repr(value) if name == "axes" else f"{value}"
+        for value in both
+    )
+    kinds = [text.partition("(")[0] for text in (first, second)]
+    return " and ".join(kinds if name == "law" and kinds[0] != kinds[1] else (first, second))
+
+
+def _frequency_settings(rope: Rope) -> dict[str, object]:
+    """What a Rope says of its frequencies."""
+    law = None if rope.scaling is None else f"{rope.scaling}"
+    base = rope.base if rope.base is None or rope.base % 1 else int(rope.base)
+    return {"base": base, "law": law, "inv_freq_dtype": rope.inv_freq_dtype}
 
 
 def diff_ropes(a: Rope, b: Rope, context: int, tolerance: float) -> RopeDifference:
     """The difference of two Ropes; each pair's position is computed from its frequencies."""
-    fields = {name: (getattr(a, name), getattr(b, name)) for name in _LAYOUT}
-    fields["pairing_out"] = a.output_pairing, b.output_pairing
+    layout = {name: (getattr(a, name), getattr(b, name)) for name in _LAYOUT}
+    layout["pairing_out"] = a.output_pairing, b.output_pairing
     if _axes_of_pairs(a) == _axes_of_pairs(b):
-        fields.pop("axes")  # different sections may give every pair the same axis
+        layout.pop("axes")  # different sections may give every pair the same axis
     # pairs of axes that mix have no one frequency to compare
-    mixed = "axes" in fields and Mixed in (type(a.axes), type(b.axes))
+    mixed = "axes" in layout and Mixed in (type(a.axes), type(b.axes))
     comparable = a.num_pairs == b.num_pairs and not mixed
     positions = _first_differences(a, b, tolerance) if comparable else np.array([])
     differing: list[int] = np.flatnonzero(positions < context).tolist()
@@ -94,8 +110,13 @@ def diff_ropes(a: Rope, b: Rope, context: int, tolerance: float) -> RopeDifferen
         return PairDifference(pair=pair, position=place, error=error, inv_freq=inv_freq)
 
     factors = ((name, getattr(a, name), getattr(b, name)) for name in _FACTORS)
+    fields: dict[str, tuple[object, object]] = {}
+    if differing or not comparable:
+        settings = _frequency_settings(b)
+        fields = {name: (value, settings[name]) for name, value in _frequency_settings(a).items()}
     return RopeDifference(
-        fields={name: values for name, values in fields.items() if values[0] != values[1]},
+        fields={name: both for name, both in (fields | layout).items() if both[0] != both[1]},
+        context=context,
         earliest=compare_pair(int(np.argmin(positions))) if differing else None,
         first_pair=compare_pair(differing[0]) if differing else None,
         pairs=len(differing),
@@ -123,103 +144,6 @@ def _first_differences(a: Rope, b: Rope, tolerance: float) -> Floats:
     gaps = np.array([abs(math.remainder(float(fa - fb), 2 * math.pi)) for fa, fb in pairs])
     with np.errstate(divide="ignore"):
         return np.floor(angle / gaps) + 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class MapDifference(Difference):
-    """How two linear maps differ, and the position where they part; what is not finite is None."""
-
-    # the first found at which they differ, None if they do not where they were compared
-    position: int | None = None
-    # of several axes the one on which it is, with 0 on the others; None if it is on all of them
-    axis: int | None = None
-    # the one read and the one written that differ most there
-    coordinates: tuple[int, int] | None = None
-    pair: int | None = None  # the pair that reads it, in the first side that is a Rope
-    size: float | None = None  # how far apart the images of a unit vector are there, at most
-    # the largest change of a score of unit vectors, the query there and the key at 0
-    score: float | None = None
-    # what a function does otherwise than a Rope, the most important first; none if unknown
-    causes: Changes = ()
-    # the message of the function that refused the position; all else is None then
-    refused: str | None = None
-    context: int = 0  # positions 0 to ``context - 1`` were compared
-
-    def lines(self) -> list[str]:
-        return [*(cause.sentence for cause in self.causes), self._where()]
-
-    def _where(self) -> str:
-        if self.position is None:
-            return f"They agree at every position compared, 0 to {self.context - 1}."
-        where = "" if self.axis is None else f" on axis {self.axis}, 0 on the others"
-        text = f"They part at position {self.position}{where}"
-        if self.refused is not None:
-            return f"{text}, which one refuses: {self.refused}."
-        if self.pair is not None:
-            text += f"{',' if where else ''} in pair {self.pair}"
-        if self.size is None or self.score is None:
-            return f"{text}: one gives no finite numbers."
-        return (
-            f"{text}: a unit vector comes out {self.size:.3g} apart, and a score of unit vectors "
-            f"changes by up to {self.score:.3g}."
-        )
-
-
-def diff_measured(
-    first: Rope | Caller, second: Rope | Caller, context: int, tolerance: float
-) -> MapDifference | None:
-    """The first position found where two functions, or a function and a Rope, differ."""
-    n_axes = next((side.axes.n_axes for side in (first, second) if isinstance(side, Rope)), 1)
-    # on all axes, where images and text are alike, and on each alone
-    ways = (None, *range(n_axes)) if n_axes > 1 else (None,)
-
-    def compare_at(position: int) -> MapDifference | None:
-        found = (compare_on(axis, position) for axis in ways)
-        return next((one for one in found if one is not None), None)
-
-    def compare_on(axis: int | None, position: int) -> MapDifference | None:
-        try:
-            first_map, second_map = (_find_map(side, position, axis) for side in (first, second))
-            origins = [_find_map(side, 0) for side in (first, second)]
-        except RefusedError as error:
-            return MapDifference(position=position, axis=axis, refused=str(error), context=context)
-        distances = np.linalg.norm(first_map - second_map, axis=0)
-        if np.all(distances <= tolerance):
-            return None
-        read = int(np.argmax(np.where(np.isfinite(distances), distances, np.inf)))
-        # [d, d]: how the scores of all pairs of unit vectors change, the key at position 0
-        scores = first_map.T @ origins[0] - second_map.T @ origins[1]
-        pairs = (_pair_of(side, read) for side in (first, second) if isinstance(side, Rope))
-        return MapDifference(
-            position=position,
-            context=context,
-            axis=axis,
-            coordinates=(read, int(np.argmax(np.abs(first_map - second_map)[:, read]))),
-            pair=next(pairs, None),
-            size=float(distances[read]) if np.isfinite(distances[read]) else None,
-            score=float(np.linalg.norm(scores, 2)) if np.isfinite(scores).all() else None,
-        )
-
-    last_equal = -1
-    for position in near_powers_of_two(context):
-        if compare_at(position) is not None:
-            return compare_at(find_first_bad(last_equal, position, lambda p: compare_at(p) is None))
-        last_equal = position
-    return None
-
-
-def _find_map(side: Rope | Caller, position: int, axis: int | None = None) -> Floats:
-    """The linear map ``[out, in]``; the queries' if there is one for keys."""
-    n_axes = side.n_axes if isinstance(side, Caller) else side.axes.n_axes
-    place = position * (np.ones(n_axes, int) if axis is None else np.eye(n_axes, dtype=int)[axis])
-    if isinstance(side, Caller):
-        return side.turn(np.eye(side.head_dim), place[None] if n_axes > 1 else place)[0, 0].T
-    return matrix(place if n_axes > 1 else position, side)
-
-
-def _pair_of(rope: Rope, coordinate: int) -> int | None:
-    pairs = np.flatnonzero(np.equal(pair_indices(rope, rope.pairing), coordinate).any(axis=0))
-    return int(pairs[0]) if len(pairs) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,18 +181,16 @@ class ModelDifference(Difference):
     layers: tuple[LayerDifference, ...]  # for every two kinds of layers that meet at one index
 
     def __bool__(self) -> bool:
-        return (
-            self.layer_counts[0] != self.layer_counts[1]
-            or _pair_if_different(*self.softmax_factors, self.tolerance) is not None
-            or any(self.layers)
-        )
+        factors = _pair_if_different(*self.softmax_factors, self.tolerance)
+        return factors is not None or any(self.layers)
 
     def lines(self) -> list[str]:
         lines = [f"{' and '.join(self.names)}, positions 0 to {self.context - 1}"]
         if not self:
             lines.append(f"They agree within {self.tolerance:g} on every pair of every layer.")
         if self.layer_counts[0] != self.layer_counts[1]:
-            lines.append("  Layers: {} and {}.".format(*self.layer_counts))
+            alike = "" if self else "; those that both have rotate alike"
+            lines.append("  Layers: {} and {}{}.".format(*self.layer_counts, alike))
         if self and self.softmax_factors[0] != self.softmax_factors[1]:
             lines.append("  Softmax scale: times {:.9g} and {:.9g}.".format(*self.softmax_factors))
         for difference in self.layers:

@@ -109,6 +109,9 @@ def measure(caller: Caller, max_position: int) -> Measurement:
     linear, size = _is_linear(caller, maps[0], rounding), float(np.abs(maps).max())
     if caller.changed_inputs:
         findings.append(make_finding("inputs-written"))
+    if (count := caller.joined_heads) > 1:
+        found = f"{caller.head_dim} ({count} that turn as one)"
+        findings.append(make_finding("head-width", found=found, meant=caller.head_dim // count))
     blocks = find_blocks(np.concatenate(list(maps)), rounding) if linear else []
     if linear and (arrangement := arrange_blocks(blocks, caller.head_dim)) is not None:
         noise = measure_noise(arrangement, maps, rounding)

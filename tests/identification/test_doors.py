@@ -1,0 +1,110 @@
+"""One defect has one name: at `identify`, at `diff` and, where a recording shows it, at `verify`."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+
+from phasor import Rope, diff, identify, verify
+from phasor.identification.report import NAMES
+
+from .defects import BASE, BESIDE, DEFECTS, WIDTH, Remembering, rotate, rotate_halves
+
+MEANT = {
+    "half-rows-on-interleaved": Rope(head_dim=WIDTH, pairing="interleaved", base=BASE),
+    "exponent-width": Rope(head_dim=WIDTH, pairing="half", base=5e5, rotary_dim=WIDTH // 2),
+}
+PLAIN = Rope(head_dim=WIDTH, pairing="half", base=BASE)
+# what vectors of one call do not show, or show as a difference of queries or keys alone; a
+# recording with NaN is refused, and one that raised was not made
+NOT_RECORDED = {
+    "frequencies-in-float32", "angles-in-float32", "table-end-nan", "table-end-raises",
+    "depends-on-length", "remembers", "inputs-written", "factor-on-one-side",
+    "keys-turn-backwards", "queries-and-keys-differ",
+}  # fmt: skip
+
+
+def planted(name):
+    """The function with a defect, which no other test has called."""
+    return Remembering() if name == "remembers" else DEFECTS[name]
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_diff_names_a_defect_as_identify_does(name):
+    """That one, and what is true beside it."""
+    found = diff(MEANT.get(name, PLAIN), planted(name), context=4096)
+    names = {cause.name for cause in found.causes}
+    # beyond the context
+    assert names == {name} | BESIDE.get(name, set()) - {"table-end-nan"}
+    assert found.lines()[0] == found.causes[0].sentence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in DEFECTS if name not in NOT_RECORDED])
+def test_verify_names_a_defect_as_identify_does(name):
+    """From the queries of one call, which reach beyond each table or below 0."""
+    function = DEFECTS[name]
+    positions = np.arange(-40, 500) if name.startswith("negative") else np.arange(2100)
+    x = np.random.default_rng(0).standard_normal((1, len(positions), 2, WIDTH)).astype(np.float32)
+    vectors = [x.copy() for _ in inspect.signature(function).parameters][1:]
+    y = function(*vectors, positions[None])
+    arrays = {"positions": positions, "q": x, "q_rotated": np.float32(y)}
+    (side,) = verify(MEANT.get(name, PLAIN), arrays, dims="bshd").sides
+    assert [change.name for change in side.changes] == [name]
+
+
+def test_the_rotation_without_a_defect_agrees_at_every_door():
+    """Exact angles are no difference from phasor's own."""
+    assert identify(rotate, WIDTH).names() == set()
+    assert diff(PLAIN, rotate, context=4096) is None
+
+
+def test_a_rounding_within_a_tolerance_that_was_given_is_an_agreement():
+    """Without one it is a difference, though no two positions part."""
+
+    def in_float32(x, positions):
+        angles = np.float32(positions)[..., None] * np.float32(PLAIN.inv_freq)
+        return rotate_halves(x, angles)
+
+    found = diff(PLAIN, in_float32, context=4096)
+    assert [cause.name for cause in found.causes] == ["angles-in-float32"]
+    assert (found.position, found.size) == (None, None)
+    assert "They agree at every position compared, 0 to 4095." in str(found)
+    assert diff(PLAIN, in_float32, context=4096, tolerance=1e-3) is None
+
+
+def test_a_mistake_that_the_rope_has_too_is_no_difference():
+    """Clockwise pairs of a clockwise rope, and exponents over the head that are meant."""
+    backwards = Rope(head_dim=WIDTH, pairing="half", base=BASE, direction=-1)
+    assert diff(backwards, DEFECTS["direction"], context=4096) is None
+    f = tuple((BASE ** (-(np.arange(WIDTH // 2) + 1) / (WIDTH // 2))).tolist())
+    meant = Rope(head_dim=WIDTH, pairing="half", explicit_inv_freq=f)
+    assert diff(meant, DEFECTS["index-from-one"], context=4096) is None
+
+
+def test_every_defect_has_a_name_of_the_one_vocabulary():
+    """A name of a dtype stands for all."""
+    known = {name for names in NAMES.values() for name in names}
+    generic = {name.rpartition("-in-")[0] for name in known if name.endswith("{dtype}")}
+    assert all(name in known or name.rpartition("-in-")[0] in generic for name in DEFECTS)
+
+
+def test_a_table_that_ends_is_named_beside_a_law_that_is_missing():
+    """Far beyond the positions that are looked at first, with float32 angles."""
+    from phasor import preset
+
+    positions = np.arange(9000)
+    x = np.random.default_rng(1).standard_normal((1, 9000, 1, 128)).astype(np.float32)
+    f = (5e5 ** (-np.arange(64) / 64)).astype(np.float32)
+    angles = np.float32(np.minimum(positions, 8191))[:, None] * f
+    y = rotate_halves(x, angles[None])
+    arrays = {"positions": positions, "q": x, "q_rotated": y}
+    for name, expected in (
+        ("llama-3.1-8b", ["clamped", "law-missing"]),
+        ("llama-3-8b", ["clamped"]),
+    ):
+        found = verify(preset(name), arrays, dims="bshd")
+        assert [change.name for change in found.sides[0].changes] == expected
+        assert "from 8192 on every position is turned as 8191" in str(found)
