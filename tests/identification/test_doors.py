@@ -1,4 +1,4 @@
-"""One defect has one name: at `identify`, at `diff` and, where a recording shows it, at `verify`."""
+"""One defect has one name at every door: `identify`, `diff` and, where it shows, `verify`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_rounding_within_a_tolerance_that_was_given_is_an_agreement():
     found = diff(PLAIN, in_float32, context=4096)
     assert [cause.name for cause in found.causes] == ["angles-in-float32"]
     assert (found.position, found.size) == (None, None)
-    assert "They agree at every position compared, 0 to 4095." in str(found)
+    assert "They agree wherever they were compared, positions 0 to 4095." in str(found)
     assert diff(PLAIN, in_float32, context=4096, tolerance=1e-3) is None
 
 

@@ -64,8 +64,8 @@ def diff(
             plain = None if found is None else found.as_plain()
             print_json({"differ": found is not None, "difference": plain})
         else:
-            agree = f"They agree at every position compared, 0 to {(context or _CONTEXT) - 1}."
-            told = str(found or agree)
+            compared = f"positions 0 to {(context or _CONTEXT) - 1}"
+            told = str(found or f"They agree wherever they were compared, {compared}.")
             Screen().print_lines(told.splitlines())
         sys.exit(0 if found is None else 1)
     for option, value in (("--head-dim", head_dim), ("--kind", kind)):

@@ -32,6 +32,6 @@ def verify(
     something differs.
     """
     layers = read_model(model, **load_options)
-    with progress_bar("Layers") as progress:
+    with progress_bar("Verifying") as progress:
         found = verify_recording(layers, file, dims=dims, seq_len=seq_len, progress=progress)
     exit_with(found, as_json=as_json)

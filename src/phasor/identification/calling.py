@@ -305,7 +305,7 @@ class Caller:
         if result.shape != shape:
             raise TensorError(f"of {list(shape)} it makes {list(result.shape)}")
         order = self.dims.replace("b", "")
-        vectors = result.take(0, self.dims.index("b")) if "b" in self.dims else result
+        vectors = np.take(result, 0, self.dims.index("b")) if "b" in self.dims else result
         return np.einsum(f"{order}->shd", vectors) if "h" in order else vectors[:, None]
 
 

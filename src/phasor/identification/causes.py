@@ -19,6 +19,7 @@ from phasor.identification.frequencies import (
     compare,
     compare_factors,
     find_ropes,
+    find_scaled_axes,
     name_pairs,
 )
 from phasor.identification.hypotheses import (
@@ -235,6 +236,7 @@ class Finder:
                         yield second._replace(changes=first.changes + second.changes)
 
         yield one()
+        yield find_scaled_axes(rope, turns)
         yield two(_OFTEN)
         yield (moved for first in single for moved in self.tokens.moved(first, turns))
         yield two({"slice", "base"})

@@ -102,6 +102,9 @@ def _explain_frequencies(
     rope, explanations = _find_best_fit(slices, f, uncertainty, may_be_float64=numbers is None)
     if not explanations:
         rope = _set_frequencies(slices[0], f if numbers is None else numbers)
+        if (scaled := _find_scaled_axis(slices, f, uncertainty)) is not None:
+            base, finding = scaled
+            return add_findings(report, finding, base=base, rope=rope)
         return add_findings(report, *findings, rope=rope)
     best, *others = explanations
     mistakes = [] if best.mistake is None else [best.mistake]
@@ -166,6 +169,31 @@ def _find_best_fit(
             looseness = math.log10(1 + slack / exactness) + _CERTAIN_DIGITS * may_be_float64
             return loose if digits(loose[1]) + looseness < digits(exact[1]) else exact
     return exact
+
+
+def _find_scaled_axis(
+    slices: list[Rope], f: Floats, uncertainty: Floats
+) -> tuple[float, Finding] | None:
+    """The base, and the axis whose positions are multiplied, if that makes a law of it."""
+    for rope in slices:
+        f, uncertainty = laws.pad_to_rope(f, rope), laws.pad_to_rope(uncertainty, rope)
+        # the logarithm of a frequency falls with a pair's place in its spectrum
+        place = np.concatenate([np.arange(n) / n for n in rope.axes.spectra(rope.num_pairs)])
+        of_pair = np.array(rope.axes.axis_of_pair(rope.num_pairs))
+        for axis in range(rope.axes.n_axes):
+            on, others = (of_pair == axis) & (f > 0), (of_pair != axis) & (f > 0)
+            if on.sum() < 2 or others.sum() < 2:
+                continue
+            slope, start = np.polyfit(place[others], np.log(f[others]), 1)
+            ratio = math.exp(float(np.median(np.log(f[on]) - slope * place[on] - start)))
+            factor = simplest_near(ratio, 1e-3)
+            if factor is None or factor == 1:
+                continue
+            scale = np.where(of_pair == axis, factor, 1.0)
+            found = laws.find_explanations(rope, f / scale, uncertainty / scale, _FLOAT32_SLACKS[0])
+            if found and found[0].mistake is None:
+                return found[0].base, make_finding("axis-scaled", axis=axis, factor=factor)
+    return None
 
 
 def _set_frequencies(rope: Rope, f: Floats) -> Rope:

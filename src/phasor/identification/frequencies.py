@@ -8,24 +8,24 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from phasor.angles import axes_of, of_each_pair
-from phasor.axes import OneAxis
+from phasor.axes import Mixed, OneAxis
 from phasor.describe import ranges
 from phasor.errors import PhasorError
 from phasor.identification.hypotheses import Change, Hypothesis, Meant, Positions, suppose
-from phasor.identification.laws import USUAL_BASES, law_text
+from phasor.identification.laws import USUAL_BASES, apply_twice, law_text
 from phasor.identification.layout import narrower, other_axes
 from phasor.identification.report import Changes, Finding, make_finding
-from phasor.identification.spectrum import Floats, Interval
+from phasor.identification.spectrum import Floats, Interval, count_digits
 from phasor.identification.turns import Turns
 from phasor.rope import Rope
-from phasor.scaling import NTK, Law, Linear, Llama3, LongRope, Rule, Yarn
+from phasor.scaling import NTK, DynamicNTK, Law, Linear, Llama3, LongRope, Rule, Yarn
 
 _ORIGINALS = (8192, 4096, 32768, 2048)
 
@@ -34,6 +34,8 @@ _ORIGINALS = (8192, 4096, 32768, 2048)
 FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0, 40.0, 64.0)
 
 
+# by which positions of an axis may be multiplied
+_FRACTIONS = sorted({a / b for a in range(1, 9) for b in range(1, 9) if a != b}, key=count_digits)
 # how far the exponent of a measured base may be off, relatively, from that of another width
 _EXPONENT_ERROR = 1e-4
 
@@ -106,7 +108,7 @@ def alternatives(
     meant: Meant, places: Positions, names: Collection[str] | None = None
 ) -> Iterator[Hypothesis]:
     """Ropes that differ from what was meant in one thing; with ``names`` in one of these."""
-    rope, unresolved, others = meant
+    rope, unresolved, others, length = meant
 
     def compared(ropes: Iterable[Rope]) -> Iterator[Change]:
         return ((compare(rope, one, unresolved), one) for one in ropes)
@@ -117,10 +119,11 @@ def alternatives(
         "direction": compared([replace(rope, direction=-rope.direction)]),
         "slice": narrower(rope),
         "layer": (((make_finding("layer", kind=kind),), other) for kind, other in others),
-        "length": _other_lengths(rope, unresolved),
+        "length": _other_lengths(rope, unresolved, length),
         "base": compared(replace(rope, base=base) for base in bases if base and rope.base),
         "law-missing": compared([replace(rope, scaling=None)]),
         "law": compared(_other_laws(rope)),
+        "law-twice": _applied_twice(rope),
         "axes": compared(other_axes(rope)),
     }
     for name, changed in found.items():
@@ -130,13 +133,37 @@ def alternatives(
                     yield suppose(other, places, *changes)
 
 
-def _other_lengths(rope: Rope, unresolved: Rope | None) -> Iterator[Change]:
+def _applied_twice(rope: Rope) -> Iterator[Change]:
+    with suppress(PhasorError):
+        f = apply_twice(rope)
+        law = make_finding("law-twice", law=type(rope.scaling).__name__)
+        yield (law,), replace(rope, base=None, scaling=None, explicit_inv_freq=f)
+
+
+def find_scaled_axes(rope: Rope, turns: Turns) -> Iterator[Hypothesis]:
+    """Positions of one axis of several that are multiplied by a number."""
+    n_axes = rope.axes.n_axes
+    for axis in range(n_axes) if n_axes > 1 and not isinstance(rope.axes, Mixed) else ():
+        name = f"axis {axis}"
+        likely = ((factor, _with_value(rope, name, factor)) for factor in _FRACTIONS)
+        values = _find_values(rope, name, turns, turns.positions)
+        for factor, scaled in chain(likely, values):
+            finding = make_finding("axis-scaled", axis=axis, factor=factor)
+            yield suppose(scaled, turns.positions, finding)
+
+
+def _other_lengths(rope: Rope, unresolved: Rope | None, chosen: int | None) -> Iterator[Change]:
     rule = None if unresolved is None else unresolved.scaling
     if rope.base is None or not isinstance(rule, Rule):
         return
     original = cast(int, getattr(rule, "original_max_positions", 4096))
     # vLLM computes one table, for as many times the original length as the factor says
     table = int(original * cast(float, getattr(rule, "factor", 1.0)))
+    off_by_one = () if chosen is None else ((chosen + 1, "more"), (chosen - 1, "fewer"))
+    for length, how in off_by_one if isinstance(rule, DynamicNTK) else ():
+        if length > original:
+            finding = make_finding("length-off-by-one", how=how)
+            yield (finding,), replace(rope, scaling=rule.at(length))
     for length in dict.fromkeys((original, original + 1, table, 4 * original, 16 * original)):
         which = f"as for a length of {length}"
         if isinstance(rule, LongRope):
@@ -183,7 +210,8 @@ def _other_parameters(law: Law | None) -> Iterator[dict[str, Any]]:
 
 
 # logarithms of the least and the largest that are looked for
-_LOGS = {"base": (math.log(20), math.log(1e10)), "factor": (math.log(1.01), math.log(1000))}
+_LOGS = {"base": (math.log(20), math.log(1e10)), "factor": (math.log(1.01), math.log(1000)),
+         "axis": (math.log(1 / 64), math.log(64))}  # fmt: skip
 
 
 _FEW_VALUES = 65  # at which a law is computed
@@ -207,26 +235,34 @@ def find_ropes(
     linear = () if by_base_alone else (Linear(factor=factor) for factor in FACTORS)
     for law, direction in product(dict.fromkeys((meant.scaling, None, *linear)), (1, -1)):
         rope = replace(meant, scaling=law, direction=direction)
-        yield from _find_values(rope, "base", turns, places)
+        yield from (found for _, found in _find_values(rope, "base", turns, places))
     for law in () if by_base_alone else dict.fromkeys((meant.scaling, Linear(factor=2.0))):
         if hasattr(law, "factor"):
-            yield from _find_values(replace(meant, scaling=law), "factor", turns, places)
+            values = _find_values(replace(meant, scaling=law), "factor", turns, places)
+            yield from (found for _, found in values)
 
 
 def _with_value(rope: Rope, name: str, value: float) -> Rope:
-    """The rope with another base, or another factor of its law."""
+    """The rope with another base, another factor of its law, or one axis multiplied."""
+    if name.startswith("axis"):
+        on_axis = np.equal(rope.axes.axis_of_pair(rope.num_pairs), int(name.split()[1]))
+        f = tuple(np.where(on_axis, value * rope.inv_freq, rope.inv_freq).tolist())
+        return replace(rope, base=None, scaling=None, explicit_inv_freq=f)
     if name == "base":
         return replace(rope, base=value)
     return replace(rope, scaling=replace(cast(Any, rope.scaling), factor=value))
 
 
-def _find_values(rope: Rope, name: str, turns: Turns, places: NDArray[Any]) -> Iterator[Rope]:
-    """The rope with each base or factor that tokens allow, those with few digits first.
+def _find_values(
+    rope: Rope, name: str, turns: Turns, places: NDArray[Any]
+) -> Iterator[tuple[float, Rope]]:
+    """The bases or factors that tokens allow, those with few digits first, and the rope with each.
 
     The values that a few tokens allow are found on a grid, then on finer ones for more tokens, up
     to as many as allow any: where positions restart, the first may be right all the same.
     """
-    (low, high), values = _LOGS[name], Interval(1, 0)
+    least, most = _LOGS[name.partition(" ")[0]]
+    low, high, values = least, most, Interval(1, 0)
     of_pairs = of_each_pair(places, axes_of(rope))  # [T, 1 or num_pairs]
     # near 0 all bases are alike, and far away a coarse grid misses the right one
     order = np.argsort(np.abs(of_pairs).max(axis=1), kind="stable")
@@ -238,7 +274,7 @@ def _find_values(rope: Rope, name: str, turns: Turns, places: NDArray[Any]) -> I
         kept = _allowed_values(rope, name, grid, of_pairs[some], turns, some)
         if len(kept):
             step = float(grid[1] - grid[0])
-            low, high = max(float(kept[0]) - step, _LOGS[name][0]), float(kept[-1]) + step
+            low, high = max(float(kept[0]) - step, least), float(kept[-1]) + step
             values = Interval(low, high).exp()
             refinements -= tried == limit
             allowing, tried = tried, min(2 * tried, limit)
@@ -248,7 +284,8 @@ def _find_values(rope: Rope, name: str, turns: Turns, places: NDArray[Any]) -> I
             limit = tried - 1
             tried = (allowing + tried) // 2
     for value in values.decimals():
-        yield (found := _with_value(rope, name, value))
+        found = _with_value(rope, name, value)
+        yield value, found
         if turns.misfit(*suppose(found, places)[1:]).max() <= 1:
             break  # others have more digits
 
@@ -264,7 +301,7 @@ def _allowed_values(
     z, (low, high) = turns.z[some], turns.gain
     allowed, gain = turns.errors[some] + (high - low) / 2, (low + high) / 2
     # logarithms of frequencies are nearly linear: known at some values, [values, pairs]
-    is_linear = rope.scaling is None or isinstance(rope.scaling, Linear)
+    is_linear = rope.scaling is None or isinstance(rope.scaling, Linear) or "axis" in name
     few: Floats = np.linspace(float(logs[0]), float(logs[-1]), 4 if is_linear else _FEW_VALUES)
     lawful = np.array([_with_value(rope, name, math.exp(log)).inv_freq for log in few.tolist()])
     known = np.log(np.maximum(lawful, 1e-300))

@@ -22,6 +22,7 @@ class Meant(NamedTuple):
     rope: Rope
     unresolved: Rope | None = None  # before a rule chose its law
     others: Sequence[tuple[str, Rope]] = ()  # of the other kinds
+    length: int | None = None  # at which the rule chose
 
 
 class Hypothesis(NamedTuple):

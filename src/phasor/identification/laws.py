@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
+from decimal import Decimal
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasor import scaling
+from phasor._reals import in_reals
 from phasor.errors import SpecError
 from phasor.identification.report import Finding, make_finding
 from phasor.identification.spectrum import (
@@ -29,7 +31,7 @@ from phasor.identification.spectrum import (
     log_base,
     simplest_near,
 )
-from phasor.rope import Rope
+from phasor.rope import Rope, real_inv_freq
 from phasor.scaling import Law
 
 #: Bases that models are trained with; any other base may be one of these, stretched.
@@ -82,8 +84,8 @@ class Explanation(NamedTuple):
     @property
     def gives_frequencies(self) -> bool:
         """Whether a Rope with this base and law has these frequencies."""
-        # all have, but for one mistake that no law describes: it is checked when it is proposed
-        return self.mistake is None or self.mistake.name != "ramp-inverted"
+        # all have, but for mistakes that no law describes: they are checked when they are proposed
+        return self.mistake is None or self.mistake.name not in ("ramp-inverted", "law-twice")
 
 
 Form = Literal["powers", "stopped", "scaled"]
@@ -462,6 +464,35 @@ def _find_inverted_ramp(measured: Frequencies) -> Proposals:
         yield _propose_mistake(mistake, base, None, base, factor)
 
 
+@in_reals
+def apply_twice(rope: Rope) -> tuple[float, ...]:
+    """The frequencies if the law is applied to those that it has scaled already."""
+    law, base = rope.scaling, rope.base
+    if not isinstance(law, Law) or base is None or len(rope.axes.spectra(rope.num_pairs)) > 1:
+        raise SpecError("only a law of one whole spectrum can be applied twice")
+    return tuple(map(float, law.apply(real_inv_freq(rope), Decimal(base))))
+
+
+def _find_law_twice(measured: Frequencies) -> Proposals:
+    """Llama 3's ramp on frequencies that have been through it: the factor is squared."""
+    run = measured.base_of_longest_run() if measured.begin_with_one else None
+    if run is None or measured.num_pairs < 8:
+        return
+    base, _ = run
+    errors = measured.relative_errors
+    plain = base ** (-measured.indices / measured.num_pairs)
+    square = simplest_near(float(plain[-1] / measured.inv_freq[-1]), 2 * errors[-1] + 1e-12)
+    factor = math.sqrt(square) if square is not None and square > 1 else 1.5
+    if factor != int(factor):
+        return
+    for length in (1 << power for power in range(10, 18)):
+        law = scaling.Llama3(factor=factor, original_max_positions=length)
+        rope = Rope(head_dim=2 * measured.num_pairs, pairing="half", base=base, scaling=law)
+        if np.all(np.abs(apply_twice(rope) / measured.inv_freq - 1) <= 2 * errors + 1e-9):
+            mistake = make_finding("law-twice", law=law_text(law))
+            yield _propose_mistake(mistake, base, law, base, factor)
+
+
 #: By law, the form of spectrum and the scan that recognise it. Frequencies of a law without a scan
 #: are listed one by one, as those of `PerPair`, which gives any; rules show in calls of several
 #: lengths (`add_rule`).
@@ -483,10 +514,17 @@ SCANS: dict[str, tuple[Form, Scan]] = {
 
 
 #: Findings that say a mistake in the formula of the frequencies.
-MISTAKES = {"exponent-width", "index-from-one", "ramp-inverted", "stretch-on-frequencies"}
+MISTAKES = {
+    "exponent-width",
+    "index-from-one",
+    "law-twice",
+    "ramp-inverted",
+    "stretch-on-frequencies",
+}
 _MISTAKES: tuple[tuple[Form, Scan], ...] = (
     ("powers", _find_exponent_width),
     ("scaled", _find_indices_from_one),
     ("scaled", _find_stretched_frequencies),
     ("scaled", _find_inverted_ramp),
+    ("scaled", _find_law_twice),
 )

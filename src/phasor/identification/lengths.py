@@ -15,6 +15,7 @@ from phasor.identification.spectrum import (
     Complex,
     Floats,
     Spectrum,
+    count_digits,
     find_first_bad,
     find_spectrum,
     interval_around,
@@ -85,22 +86,38 @@ def add_rule(measured: Measured, lengths: Lengths) -> None:
         spectrum = find_spectrum(powers_of_two(top), z, probe.angle_errors(z))
         if spectrum.last_position == top and np.all(spectrum.inv_freq):
             longer_calls.append((top + 1, spectrum, float(np.median(np.abs(z)))))
-    rule, sentence = None, ""
+    rule, sentence, off = None, "", 0
     if rope is not None and rope.num_pairs > 1 and len(longer_calls) > 1:
-        rule = _fit_dynamic_ntk(measured.report, longer_calls)
+        rule, off = _fit_dynamic_ntk(measured.report, longer_calls)
         sentence = f" The rule is {rule}." if rule else ""
         if rule is None and lengths.irreproducible_at is None:
             rule, sentence = _fit_longrope(measured, rope, lengths.changes_at or 0, longer_calls)
     finding = make_finding("depends-on-length", length=lengths.changes_at, rule=sentence)
     measured.add(finding, rule=rule)
+    if off:
+        measured.add(make_finding("length-off-by-one", how="more" if off > 0 else "fewer"))
 
 
-def _fit_dynamic_ntk(report: Identification, longer_calls: list[_LongerCall]) -> Rule | None:
-    """Dynamic NTK, if it gives the factors measured at all lengths."""
+def _fit_dynamic_ntk(
+    report: Identification, longer_calls: list[_LongerCall]
+) -> tuple[Rule | None, int]:
+    """Dynamic NTK, if it gives the factors measured at all lengths, or at lengths one token off."""
+    fits: list[tuple[int, Rule, int]] = []
     if report.base is None or report.law is not None:
-        return None
+        return None, 0
     slowest = report.base ** (-(len(report.pairs) - 1) / len(report.pairs))
-    factors = [(n, slowest / abs(float(long.inv_freq[-1]))) for n, long, _ in longer_calls]
+    for off in (0, -1, 1):
+        factors = [(n + off, slowest / abs(float(f.inv_freq[-1]))) for n, f, _ in longer_calls]
+        if (rule := _fit_factors(factors)) is not None:
+            original = float(rule.original_max_positions)
+            fits.append((count_digits(rule.factor) + count_digits(original), rule, off))
+    # numbers of few digits are those that somebody wrote; the right length comes first
+    _, rule, off = min(fits, key=lambda fit: fit[0], default=(0, None, 0))
+    return rule, off
+
+
+def _fit_factors(factors: list[tuple[int, float]]) -> DynamicNTK | None:
+    """Dynamic NTK that gives factors at lengths."""
     (short, low), (long, high) = factors[0], factors[-1]
     slope = (high - low) / (long - short)
     factor = simplest_near(1 - (low - slope * short), 1e-3)

@@ -46,7 +46,7 @@ class MapDifference(Difference):
 
     def _where(self) -> str:
         if self.position is None:
-            return f"They agree at every position compared, 0 to {self.context - 1}."
+            return f"They agree wherever they were compared, positions 0 to {self.context - 1}."
         where = "" if self.axis is None else f" on axis {self.axis}, 0 on the others"
         text = f"They part at position {self.position}{where}"
         if self.refused is not None:

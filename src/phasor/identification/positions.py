@@ -363,7 +363,7 @@ def find_maps(
         # a table ends behind the last token before them that is right
         first = int(wrong.min())
         last_right = int(places[is_right & (places < first)].max(initial=0))
-        maps, ends = BEYOND, np.arange(max(last_right + 1, first - _FAR), first + 1)
+        maps, ends = BEYOND, np.arange(max(last_right + 1, first - _MAX_CANDIDATES), first + 1)
     elif wrong.max() >= 0:
         return
     for one in maps:
@@ -371,6 +371,8 @@ def find_maps(
         for token in np.flatnonzero(~is_right).tolist():
             candidates = one.turned_as(places[token], fitting) + 0 * fitting
             fitting = fitting[_are_turned_as(rope, turns, token, candidates)]
+            if not len(fitting):
+                break
         if len(fitting):
             # of ends that all fit the first wrong token's, which was seen
             end = int(fitting[-1])

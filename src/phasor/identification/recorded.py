@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 
@@ -29,6 +30,8 @@ from phasor.layers import LayerRopes, QueryFactor, one_layer
 from phasor.numpy import rotate
 from phasor.rope import Rope
 
+# called with a share, from 0 to 1
+Advance = Callable[[float], None]
 # tokens that are read at once, which bounds memory, and tokens of which every head is tried
 _CHUNK, _SAMPLE = 1 << 13, 64
 
@@ -40,16 +43,20 @@ def find_causes(rope: Rope, caller: Caller, max_position: int) -> Changes:
     """What a function does otherwise than a Rope, the most important first; none if unknown."""
     try:
         layers, arrays = one_layer(rope), caller.record(max_position)
-        side = verify_side(layers, layers.layer_kinds[0], arrays, "q", None, None)
+        side = verify_side(layers, layers.layer_kinds[0], arrays, "q")
         return side.changes
     except (RefusedError, TensorError):  # some position is refused, or turned to NaN
         return ()
 
 
 def verify_side(
-    layers: LayerRopes, kind: str, arrays: Arrays, side: str, dims: str | None, seq_len: int | None
-) -> SideVerification:
-    """The verdict on queries, keys or tables as those of one kind of layers."""
+    layers: LayerRopes, kind: str, arrays: Arrays, side: str, dims: str | None = None,
+    seq_len: int | None = None, *, advance: Advance | None = None,
+) -> SideVerification:  # fmt: skip
+    """The verdict on queries, keys or tables as those of one kind of layers.
+
+    ``advance`` is called with the share of the tokens that has been looked at.
+    """
     rope, change = layers.kinds[kind], make_finding("no-rotation")
     if side == "tables":
         rows, dtype = rows_of_tables(arrays, rope)
@@ -67,9 +74,11 @@ def verify_side(
         length = seq_len or max(int(float(choices[0].positions.max())) + 1, 1)
         static = [(k, static_rope(r, length)) for k, r in layers.kinds.items() if r]
         own = static_rope(rope, length)
-        meant = Meant(own, rope, [other for other in static if other[1] != own])
+        meant = Meant(own, rope, [other for other in static if other[1] != own], length)
     factor = layers.query_factors.get(kind, QueryFactor()) if side == "q" else QueryFactor()
-    verdicts = ((vectors.dims, _verify_vectors(vectors, meant, factor)) for vectors in choices)
+    verdicts = (
+        (vectors.dims, _verify_vectors(vectors, meant, factor, advance)) for vectors in choices
+    )
     found = [(order, verdict) for order, verdict in verdicts if verdict is not None]
     # a wrong order of dimensions may fit some turns, but no cause
     clear = [one for one in found if not is_vague(one[1].changes)]
@@ -82,12 +91,12 @@ def verify_side(
 
 
 def _verify_vectors(
-    vectors: Vectors, meant: Meant | None, factor: QueryFactor
+    vectors: Vectors, meant: Meant | None, factor: QueryFactor, advance: Advance | None
 ) -> SideVerification | None:
     """The verdict; None if no pairs of coordinates explain the recording as turns."""
     size = vectors.num_tokens
     vectors = vectors.in_own_dtype(_choose_tokens(size, np.array([], np.intp)))
-    bad = _find_bad_tokens(vectors, None if meant is None else meant.rope)
+    bad = _find_bad_tokens(vectors, None if meant is None else meant.rope, advance=advance)
     verdict = SideVerification(name=vectors.name, tokens=size)
     if meant is None and len(bad):  # it may be recorded before its factor, or behind
         bad = _find_bad_tokens(vectors, None, factor)
@@ -108,8 +117,9 @@ def _verify_vectors(
 
 
 def _find_bad_tokens(
-    vectors: Vectors, rope: Rope | None, factor: QueryFactor | None = None
-) -> NDArray[np.intp]:
+    vectors: Vectors, rope: Rope | None, factor: QueryFactor | None = None, *,
+    advance: Advance | None = None,
+) -> NDArray[np.intp]:  # fmt: skip
     """The tokens that are not turned as the rope says: of every token the first head is tried.
 
     Of some tokens all heads are. A ``factor`` is multiplied into what was recorded before.
@@ -132,6 +142,8 @@ def _find_bad_tokens(
             places = sample.positions.reshape(len(sample.x), -1).max(axis=1)
             sample = sample._replace(x=factor(places)[:, None, None] * sample.x)
         bad.append(tokens[~rotates_as(sample, rope).all(axis=1)])
+        if advance is not None:
+            advance(len(bad) / len(parts))
     return np.unique(np.concatenate(bad))
 
 

@@ -56,6 +56,9 @@ SENTENCES = {
     "base": "Base: {found} in place of {meant}.",
     "law-missing": "Law: {law} is not applied, frequencies are the plain powers.",
     "law": "Law: {found} in place of {meant}.",
+    "law-twice": "Law: {law} is applied twice.",
+    "length-off-by-one": "Length: frequencies are computed for one token {how} than there are.",
+    "axis-scaled": "Positions on axis {axis} are multiplied by {factor:.15g}.",
     "law-parameter": "Law: {law} with {parameters}.",
     "frequencies": "Frequencies differ{where}.",
     "factor-missing": "Factor: missing, cos and sin are to be multiplied by {factor:.7g}.",
@@ -121,7 +124,8 @@ NAMES = {
         "queries-and-keys-differ",
     ),
     "positions": (
-        "offset", "restart", "first-row", "tokens", "twice", "not-turned", "constant-phase",
+        "offset", "restart", "first-row", "tokens", "twice", "not-turned", "axis-scaled",
+        "constant-phase",
     ),
     "the end of a table": (
         "table-end-raises", "table-end-nan", "table-end-zeros", "table-end-identity",
@@ -131,7 +135,8 @@ NAMES = {
         "negative-wraps", "negative-unsigned", "negative-clamped", "negative-garbage",
     ),
     "frequencies": (
-        "base", "law", "law-missing", "law-parameter", "layer", "length", "exponent-width",
+        "base", "law", "law-missing", "law-parameter", "law-twice", "layer", "length",
+        "length-off-by-one", "exponent-width",
         "index-from-one", "stretch-on-frequencies", "ramp-inverted", "frequencies",
         "beyond-half-a-turn",
     ),

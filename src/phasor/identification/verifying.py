@@ -40,7 +40,7 @@ def verify(
         dims: The order of dimensions, such as ``"bshd"``; ``"sd"`` for ``[tokens, heads * dim]``.
             Found unless given.
         seq_len: The length at which a rule picks its law; the highest position's unless given.
-        progress: Called with how many layers are done, and how many there are.
+        progress: Called with how many numbers were looked at, and how many there are.
 
     Returns:
         The verdict: false if everything rotates as it should, printed as a report.
@@ -68,9 +68,8 @@ def verify(
     if not arrays or shared.keys() - positions:
         arrays = {None: shared, **arrays}
     sides: list[SideVerification] = []
-    for done, (layer, own) in enumerate(sorted(arrays.items(), key=lambda item: item[0] or 0)):
-        if progress is not None:
-            progress(done, len(arrays))
+    done, total = 0, sum(array.size for held in arrays.values() for array in held.values())
+    for layer, own in sorted(arrays.items(), key=lambda item: item[0] or 0):
         index = 0 if layer is None or layers is not rope else layer  # a Rope is every layer's
         if index >= len(layers):
             count = f"{layers.name} has {len(layers)} layers, counted from 0"
@@ -86,6 +85,17 @@ def verify(
         vectors = [side for side in SIDES if held.keys() & {side, f"{side}_rotated"}]
         tables = [] if vectors and not held.keys() & {*TABLES} else ["tables"]
         for side in (*vectors, *tables):
-            found = verify_side(layers, kind, held, side, dims, seq_len)
+            size = sum(
+                array.size
+                for name, array in own.items()
+                if side in (name, f"{name[0]}") or name.startswith(f"{side}_") or side == "tables"
+            )
+
+            def advance(share: float, before: int = done, size: int = size) -> None:
+                if progress is not None:
+                    progress(before + int(share * size), total)
+
+            found = verify_side(layers, kind, held, side, dims, seq_len, advance=advance)
+            done += size
             sides.append(replace(found, name=f"{title}{side}"))
     return Verification(model=layers.name, sides=tuple(sides))
