@@ -170,3 +170,19 @@ def test_diff_of_two_models_refuses_what_is_for_functions(config):
     """Rather than ignore it."""
     done = CliRunner().invoke(diff, [config, config, "--kind", "rope"])
     assert (done.exit_code, "--kind is for functions" in done.output) == (2, True)
+
+
+def test_a_function_of_a_file_is_found_by_its_path():
+    """As of a module, in its folder."""
+    assert is_function("some/where/file.py:turned")
+    done = CliRunner().invoke(identify, ["somebodys_rope.py:turned", "--head-dim", "16"])
+    assert (done.exit_code, "powers of base 500." in done.output) == (0, True)
+    with pytest.raises(SpecError, match=r"nothing\.py is no file"):
+        find_function("nothing.py:turned")
+
+
+def test_what_no_rope_does_has_an_exit_status_of_its_own(tmp_path):
+    """After the report."""
+    (tmp_path / "still.py").write_text("def still(x, positions):\n    return 1 * x\n", "utf-8")
+    done = CliRunner().invoke(identify, ["still.py:still", "--head-dim", "16"])
+    assert (done.exit_code, "No Rope does this" in done.output) == (3, True)

@@ -140,6 +140,19 @@ def dynamic(x, positions):
     return rotate(x, positions, base ** (-np.arange(PAIRS) / PAIRS))
 
 
+def dynamic_one_token_off(x, positions):
+    """Dynamic NTK by the highest position, where the length is meant."""
+    factor = 4.0 * max(positions.max(), 512) / 512 - 3.0
+    base = BASE * factor ** (PAIRS / (PAIRS - 1))
+    return rotate(x, positions, base ** (-np.arange(PAIRS) / PAIRS))
+
+
+def llama3(steps, factor=8.0, length=2048):
+    """Llama 3.1's law on these frequencies, between 1 and 4 turns of the context."""
+    keep = np.clip((length * steps / (2 * np.pi) - 1) / 3, 0, 1)
+    return (1 - keep) * steps / factor + keep * steps
+
+
 def on_queries(q, k, positions):
     """The softmax factor of a law folded into the queries."""
     return rotate(q, positions, gain=1.87), rotate(k, positions)
@@ -198,6 +211,8 @@ DEFECTS = {
     "reflection": reflecting,
     "offset": lambda x, p: rotate(x, p + 1),
     "depends-on-length": dynamic,
+    "length-off-by-one": dynamic_one_token_off,
+    "law-twice": lambda x, p: rotate(x, p, llama3(llama3(STEPS))),
     "remembers": Remembering(),
     "inputs-written": overwriting,
     "index-from-one": lambda x, p: rotate(x, p, BASE ** (-(np.arange(PAIRS) + 1) / PAIRS)),
@@ -213,6 +228,7 @@ BESIDE = {
     "negative-wraps": {"table-end-raises"},
     "table-end-raises": {"negative-wraps"},
     "remembers": {"depends-on-length"},
+    "length-off-by-one": {"depends-on-length"},
     "wrapped": {"negative-wraps"},
     "positions-in-float16": {"table-end-nan"},  # beyond 65504 they are infinite
 }

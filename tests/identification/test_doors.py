@@ -7,8 +7,10 @@ import inspect
 import numpy as np
 import pytest
 
-from phasor import Rope, diff, identify, verify
+from phasor import Rope, diff, identify, preset, verify
+from phasor.axes import Axial, Sectioned
 from phasor.identification.report import NAMES
+from phasor.scaling import DynamicNTK, Llama3
 
 from .defects import BASE, BESIDE, DEFECTS, WIDTH, Remembering, rotate, rotate_halves
 
@@ -16,12 +18,18 @@ MEANT = {
     "half-rows-on-interleaved": Rope(head_dim=WIDTH, pairing="interleaved", base=BASE),
     "exponent-width": Rope(head_dim=WIDTH, pairing="half", base=5e5, rotary_dim=WIDTH // 2),
 }
+MEANT["law-twice"] = Rope(
+    head_dim=WIDTH,
+    pairing="half",
+    base=BASE,
+    scaling=Llama3(factor=8.0, original_max_positions=2048),
+)
 PLAIN = Rope(head_dim=WIDTH, pairing="half", base=BASE)
 # what vectors of one call do not show, or show as a difference of queries or keys alone; a
 # recording with NaN is refused, and one that raised was not made
 NOT_RECORDED = {
     "frequencies-in-float32", "angles-in-float32", "table-end-nan", "table-end-raises",
-    "depends-on-length", "remembers", "inputs-written", "factor-on-one-side",
+    "depends-on-length", "length-off-by-one", "remembers", "inputs-written", "factor-on-one-side",
     "keys-turn-backwards", "queries-and-keys-differ",
 }  # fmt: skip
 
@@ -93,8 +101,6 @@ def test_every_defect_has_a_name_of_the_one_vocabulary():
 
 def test_a_table_that_ends_is_named_beside_a_law_that_is_missing():
     """Far beyond the positions that are looked at first, with float32 angles."""
-    from phasor import preset
-
     positions = np.arange(9000)
     x = np.random.default_rng(1).standard_normal((1, 9000, 1, 128)).astype(np.float32)
     f = (5e5 ** (-np.arange(64) / 64)).astype(np.float32)
@@ -108,3 +114,55 @@ def test_a_table_that_ends_is_named_beside_a_law_that_is_missing():
         found = verify(preset(name), arrays, dims="bshd")
         assert [change.name for change in found.sides[0].changes] == expected
         assert "from 8192 on every position is turned as 8191" in str(found)
+
+
+@pytest.mark.parametrize("axes", [Sectioned((4, 6, 6)), Axial((4, 6, 6))])
+def test_an_axis_that_is_scaled_is_named_at_every_door(axes):
+    """Half positions of time, as of frames that are merged in pairs."""
+    rope = Rope(head_dim=WIDTH, pairing="half", base=BASE, axes=axes)
+    of_pair = np.array(axes.axis_of_pair(WIDTH // 2))
+    f = rope.inv_freq * np.where(of_pair == 0, 0.5, 1.0)
+
+    def turned(x, positions):
+        return rotate_halves(x, positions[..., of_pair] * f)
+
+    found = identify(turned, WIDTH, n_axes=3)
+    assert (found.names(), found.base) == ({"axis-scaled"}, BASE)
+    assert "Positions on axis 0 are multiplied by 0.5." in str(found)
+    assert [cause.name for cause in diff(rope, turned, context=4096).causes] == ["axis-scaled"]
+    grid = np.array(
+        [(20 + t, 20 + i, 20 + j) for t in range(6) for i in range(7) for j in range(8)]
+    )
+    x = np.random.default_rng(0).standard_normal((1, len(grid), 2, WIDTH)).astype(np.float32)
+    y = np.float32(turned(x, grid[None]))
+    (side,) = verify(rope, {"positions": grid, "q": x, "q_rotated": y}, dims="bshd").sides
+    assert [change.name for change in side.changes] == ["axis-scaled"]
+
+
+@pytest.mark.parametrize("off", [-1, 1])
+def test_a_length_one_token_off_is_named_by_verify(off):
+    """Where the rope says the rule, and the recording its length."""
+    rope = Rope(
+        head_dim=WIDTH, pairing="half", base=BASE,
+        scaling=DynamicNTK(factor=4.0, original_max_positions=512),
+    )  # fmt: skip
+    positions = np.arange(1200)
+    x = np.random.default_rng(0).standard_normal((1, 1200, 2, WIDTH)).astype(np.float32)
+    factor = 4.0 * (1200 + off) / 512 - 3.0
+    base = BASE * factor ** (WIDTH / (WIDTH - 2))
+    y = rotate(x, positions[None], base ** (-2 * np.arange(WIDTH // 2) / WIDTH))
+    arrays = {"positions": positions, "q": x, "q_rotated": np.float32(y)}
+    (side,) = verify(rope, arrays, dims="bshd").sides
+    assert [change.name for change in side.changes] == ["length-off-by-one"]
+
+
+def test_the_bar_of_verify_moves_with_the_numbers_that_are_looked_at():
+    """Within a side, and to its end."""
+    x = np.zeros((1, 30_000, 1, WIDTH), np.float32) + 1
+    y = np.float32(rotate(x, np.arange(30_000)[None]))
+    seen = []
+    arrays = {"positions": np.arange(30_000), "q": x, "q_rotated": y}
+    verify(PLAIN, arrays, progress=lambda done, total: seen.append((done, total)))
+    assert len(seen) > 3
+    assert seen == sorted(seen)
+    assert seen[-1] == (x.size + y.size, x.size + y.size)

@@ -16,11 +16,11 @@ from itertools import product
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from phasor import scaling
 from phasor._reals import in_reals
 from phasor.errors import SpecError
+from phasor.identification.ramps import Ramp, make_ramp
 from phasor.identification.report import Finding, make_finding
 from phasor.identification.spectrum import (
     Floats,
@@ -63,10 +63,6 @@ _RAMP_FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0, 40.0, 64.0, 128.0)
 
 # a ramp's end was rounded to a whole index if it is this close to it, in pairs
 _END_ROUNDING = 1e-3
-
-
-# error of the share of a frequency that a ramp keeps
-_SHARE_ROUNDING = 1e-4
 
 
 class Explanation(NamedTuple):
@@ -295,45 +291,6 @@ def _scan_faded(measured: Frequencies) -> Proposals:
         yield _propose(base, scaling.Cope(num_pairs=measured.num_pairs - run_length + 1))
 
 
-class _Ramp(NamedTuple):
-    """How much of each frequency is kept: 1 of fast pairs, 0 of those divided by the factor."""
-
-    base: float
-    factor: float
-    shares: Floats  # [num_pairs]
-    plain: Floats  # [num_pairs], the powers of the base
-
-    @property
-    def between(self) -> NDArray[np.intp]:
-        """The pairs that are neither kept nor divided by the whole factor."""
-        return np.flatnonzero((self.shares > 0) & (self.shares < 1))
-
-    @property
-    def last_kept(self) -> int:
-        """The slowest pair that is kept."""
-        return int(np.flatnonzero(self.shares >= 1)[-1])
-
-    def fit(self, coordinates: Floats) -> tuple[float, float] | None:
-        """The coordinates where a share linear in them leaves 1 and reaches 0; None if it jumps."""
-        if len(self.between) < 2:
-            return None
-        ends = self.between[[0, -1]]
-        (x0, x1), (share0, share1) = coordinates[ends], self.shares[ends]
-        # what does not fall ends far beyond all pairs
-        slope = max(float((share0 - share1) / (x1 - x0)), 1e-9)
-        return float(x0 - (1 - share0) / slope), float(x1 + share1 / slope)
-
-
-def _make_ramp(measured: Frequencies, base: float, factor: float) -> _Ramp:
-    """The shares that remain of the powers of the base; 1 and 0 where they may be."""
-    plain, keepable = base ** (-measured.indices / measured.num_pairs), 1 - 1 / factor
-    remaining = measured.inv_freq / plain
-    shares = (remaining - 1 / factor) / keepable
-    errors = _SHARE_ROUNDING + measured.relative_errors * remaining / keepable
-    ends = np.clip(np.rint(shares), 0, 1)
-    return _Ramp(base, factor, np.where(np.abs(shares - ends) <= errors, ends, shares), plain)
-
-
 def _scan_ramps(measured: Frequencies) -> Proposals:
     run = measured.base_of_longest_run() if measured.begin_with_one else None
     if run is None:
@@ -347,12 +304,12 @@ def _scan_ramps(measured: Frequencies) -> Proposals:
     is_level = abs(last / before_last - 1) <= errors.sum()
     for factor in (plateau,) if is_level and plateau is not None else _RAMP_FACTORS:
         if factor != 1:
-            ramp = _make_ramp(measured, base, factor)
+            ramp = make_ramp(measured, base, factor)
             for law in (*_fit_yarn(ramp), *_fit_turns(ramp), *_fit_part_ntk(ramp)):
                 yield _propose(base, law)
 
 
-def _fit_yarn(ramp: _Ramp) -> Iterator[Law]:
+def _fit_yarn(ramp: Ramp) -> Iterator[Law]:
     """A ramp linear in the index; at its ends, pairs make known turns over the context."""
     for truncate, *ends in _find_index_ends(ramp):
         # contexts over which pairs at these real-valued indices make one turn
@@ -384,7 +341,7 @@ def _roundest(lengths: Interval) -> int | None:
 _Bounds = tuple[float, float]
 
 
-def _find_index_ends(ramp: _Ramp) -> Iterator[tuple[bool, _Bounds, _Bounds]]:
+def _find_index_ends(ramp: Ramp) -> Iterator[tuple[bool, _Bounds, _Bounds]]:
     """Possible ends of a ramp over the index: whether rounded to pairs, and their bounds."""
     pairs, fitted = len(ramp.shares), ramp.fit(np.arange(float(len(ramp.shares))))
     kept = ramp.last_kept
@@ -399,7 +356,7 @@ def _find_index_ends(ramp: _Ramp) -> Iterator[tuple[bool, _Bounds, _Bounds]]:
                 yield True, (low or -math.inf, low + 1), (high - 1, high)
 
 
-def _fit_turns(ramp: _Ramp) -> Iterator[Law]:
+def _fit_turns(ramp: Ramp) -> Iterator[Law]:
     """A ramp linear in the frequency itself: Llama 3's, and the one that YaRN's paper prints."""
     fitted, between = ramp.fit(-ramp.plain), ramp.between
     if fitted is not None:
@@ -433,7 +390,7 @@ def _find_round_contexts(length: float) -> list[int]:
     return [length for length in dict.fromkeys(lengths) if length is not None and length >= 1]
 
 
-def _fit_part_ntk(ramp: _Ramp) -> Iterator[Law]:
+def _fit_part_ntk(ramp: Ramp) -> Iterator[Law]:
     changed, pairs = np.flatnonzero(ramp.shares < 1), len(ramp.shares)
     for length in (1 << power for power in range(9, 18)):
         # its ramp begins at the pair that turns 16 times over the context
@@ -451,7 +408,7 @@ def _find_inverted_ramp(measured: Frequencies) -> Proposals:
     if factor is None or factor <= 1 or run is None or measured.num_pairs < 8:
         return
     base, _ = run
-    ramp = _make_ramp(measured, base, factor)
+    ramp = make_ramp(measured, base, factor)
     fitted = ramp._replace(shares=1 - ramp.shares).fit(measured.indices)
     if fitted is None:
         return

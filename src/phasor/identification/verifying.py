@@ -68,7 +68,8 @@ def verify(
     if not arrays or shared.keys() - positions:
         arrays = {None: shared, **arrays}
     sides: list[SideVerification] = []
-    done, total = 0, sum(array.size for held in arrays.values() for array in held.values())
+    sizes = ((name, array.size) for own in arrays.values() for name, array in own.items())
+    done, total = 0, sum(size for name, size in sizes if name != "positions")
     for layer, own in sorted(arrays.items(), key=lambda item: item[0] or 0):
         index = 0 if layer is None or layers is not rope else layer  # a Rope is every layer's
         if index >= len(layers):
@@ -85,11 +86,8 @@ def verify(
         vectors = [side for side in SIDES if held.keys() & {side, f"{side}_rotated"}]
         tables = [] if vectors and not held.keys() & {*TABLES} else ["tables"]
         for side in (*vectors, *tables):
-            size = sum(
-                array.size
-                for name, array in own.items()
-                if side in (name, f"{name[0]}") or name.startswith(f"{side}_") or side == "tables"
-            )
+            names = {*TABLES} if side == "tables" else {side, f"{side}_rotated"}
+            size = sum(array.size for name, array in own.items() if name in names)
 
             def advance(share: float, before: int = done, size: int = size) -> None:
                 if progress is not None:

@@ -1,0 +1,52 @@
+"""Which share of each frequency a law keeps that divides the slow pairs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasor.identification.spectrum import Floats, Frequencies
+
+# error of the share of a frequency that a ramp keeps
+_SHARE_ROUNDING = 1e-4
+
+
+class Ramp(NamedTuple):
+    """How much of each frequency is kept: 1 of fast pairs, 0 of those divided by the factor."""
+
+    base: float
+    factor: float
+    shares: Floats  # [num_pairs]
+    plain: Floats  # [num_pairs], the powers of the base
+
+    @property
+    def between(self) -> NDArray[np.intp]:
+        """The pairs that are neither kept nor divided by the whole factor."""
+        return np.flatnonzero((self.shares > 0) & (self.shares < 1))
+
+    @property
+    def last_kept(self) -> int:
+        """The slowest pair that is kept."""
+        return int(np.flatnonzero(self.shares >= 1)[-1])
+
+    def fit(self, coordinates: Floats) -> tuple[float, float] | None:
+        """The coordinates where a share linear in them leaves 1 and reaches 0; None if it jumps."""
+        if len(self.between) < 2:
+            return None
+        ends = self.between[[0, -1]]
+        (x0, x1), (share0, share1) = coordinates[ends], self.shares[ends]
+        # what does not fall ends far beyond all pairs
+        slope = max(float((share0 - share1) / (x1 - x0)), 1e-9)
+        return float(x0 - (1 - share0) / slope), float(x1 + share1 / slope)
+
+
+def make_ramp(measured: Frequencies, base: float, factor: float) -> Ramp:
+    """The shares that remain of the powers of the base; 1 and 0 where they may be."""
+    plain, keepable = base ** (-measured.indices / measured.num_pairs), 1 - 1 / factor
+    remaining = measured.inv_freq / plain
+    shares = (remaining - 1 / factor) / keepable
+    errors = _SHARE_ROUNDING + measured.relative_errors * remaining / keepable
+    ends = np.clip(np.rint(shares), 0, 1)
+    return Ramp(base, factor, np.where(np.abs(shares - ends) <= errors, ends, shares), plain)
