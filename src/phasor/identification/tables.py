@@ -57,7 +57,7 @@ def from_cache(
     >>> from phasor.angles import cos_sin
     >>> from phasor.scaling import Linear
     >>> rope = Rope(head_dim=64, pairing="half", base=500_000.0, scaling=Linear(factor=4.0))
-    >>> cos, sin = (np.float32(table) for table in cos_sin(rope, range(4096)))
+    >>> cos, sin = (np.float32(table) for table in cos_sin(range(4096), rope))
     >>> found, report = from_cache(cos, sin, pairing="half")
     >>> found == rope, report.error < 2**-24
     (True, True)

@@ -49,6 +49,7 @@ def verify(
         TensorError: If the recording cannot be read so, saying why.
         PositionError: If positions are not finite.
 
+    >>> import numpy as np
     >>> from phasor.numpy import rotate
     >>> rope = Rope(head_dim=64, pairing="half", base=10_000.0)
     >>> q = np.random.default_rng(0).standard_normal((16, 2, 64))
