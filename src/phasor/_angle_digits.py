@@ -1,0 +1,252 @@
+"""The angle of `phasor.angles` in numbers of at most 2**24, for graphs that other programs run.
+
+Integers that wrap around, shifts and unsigned numbers are what engines narrow, refuse or compute
+in float32. Here a position is a sum of digits, and no product or sum is above 2**24, so that int32
+and float32 hold each exactly, whichever of them an engine computes in:
+
+    p = sum of digit[i] * 256**i,                     |digit| <= 128
+    p * F mod 1 = sum of digit[i] * F[i] mod 1,       F[i] = F * 256**i mod 1, from -1/2 to 1/2
+    F[i] = f1[i] / 2**13 + (f2[i] + f3[i]) / 2**27    f1, f2 integers, |f3| <= 1/2 in float32
+
+A float position is its nearest integer and the rest, whose digits have i = -1 to -4.
+
+`COS_SIN_ERROR_FLOAT32` holds: its 0.3 for the bits of the frequency and the products become 0.01,
+because f3, its sum and the sum with the integers are rounded at 2**-37 turns or below; all else,
+one rounding of ``x`` and the polynomials, is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache, reduce
+from operator import add
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasor.angles import FLOAT32, evaluate, turn_limbs
+from phasor.rope import Rope
+
+#: Digits of an integer of 32 bits and of 64, and of the rest of a float.
+DIGITS_32, DIGITS_64, DIGITS_REST = 4, 8, 4
+_BASE, _HALF = 256, 128
+_UPPER_BITS, _LOWER_BITS = 13, 14
+# of `turn_limbs`, with 64 bits of whole turns before the point and 128 after it
+_WHOLE_BITS, _ALL_BITS = 64, 192
+
+
+class Operations(Protocol):
+    """What a library calls that which its arrays have no operator for."""
+
+    def divide(self, numbers: Any, divisor: int) -> Any:
+        """The integer quotient; of negative numbers it may be floored or truncated."""
+        ...
+
+    def as_int32(self, numbers: Any) -> Any:
+        """In int32."""
+        ...
+
+    def as_float32(self, numbers: Any) -> Any:
+        """In float32."""
+        ...
+
+    def absolute(self, numbers: Any) -> Any:
+        """Without sign."""
+        ...
+
+    def nearest(self, numbers: Any) -> Any:
+        """Floats rounded to whole numbers."""
+        ...
+
+    def of_axis(self, numbers: Any, axis: int) -> Any:
+        """``[..., n_axes, num_pairs]`` as ``[..., num_pairs]`` of one axis."""
+        ...
+
+    def nan_unless(self, condition: Any, numbers: Any) -> Any:
+        """Floats, and NaN where the condition is false."""
+        ...
+
+    def constant(self, values: NDArray[Any]) -> Any:
+        """The array as one of the library's."""
+        ...
+
+
+class DigitTables(NamedTuple):
+    """What each digit is multiplied by: ``[digits, num_pairs]``, the lowest digit first.
+
+    Where axes mix, ``[digits, n_axes, num_pairs]``.
+    """
+
+    upper: NDArray[np.int32]  # f1, in units of 2**-13 turns
+    lower: NDArray[np.int32]  # f2, in units of 2**-27 turns
+    rest: NDArray[np.float32]  # f3, in the same units
+
+
+@lru_cache(maxsize=256)
+def digit_tables(rope: Rope, first: int, count: int) -> DigitTables:
+    """The tables of ``count`` digits from the one of ``256**first`` on.
+
+    >>> tables = digit_tables(Rope(head_dim=2, pairing="half"), 0, 4)
+    >>> [table.shape for table in tables]
+    [(4, 1), (4, 1), (4, 1)]
+    """
+    limbs = turn_limbs(rope)
+    tables = np.empty((3, count, *limbs.shape[:-1]), object)
+    for digit in range(count):
+        for pair in np.ndindex(limbs.shape[:-1]):
+            tables[:, digit, *pair] = _split_turns(limbs[pair], 8 * (first + digit))
+    upper, lower, rest = tables
+    return DigitTables(upper.astype(np.int32), lower.astype(np.int32), rest.astype(np.float32))
+
+
+def _split_turns(limbs: NDArray[np.uint32], bits: int) -> tuple[int, int, float]:
+    """``turns * 2**bits`` without whole turns, as f1, f2 and f3."""
+    units = int.from_bytes(limbs.astype(">u4").tobytes(), "big", signed=True)
+    # in units of 2**-192 turns, so that up to 64 bits of whole turns can come after the point
+    left = (units << (_WHOLE_BITS + bits)) % (1 << _ALL_BITS)
+    left -= (left >> (_ALL_BITS - 1)) << _ALL_BITS  # from -1/2 to 1/2 turns
+    unit = _ALL_BITS - _UPPER_BITS
+    upper = (left + (1 << (unit - 1))) >> unit
+    left -= upper << unit
+    unit -= _LOWER_BITS
+    lower = (left + (1 << (unit - 1))) >> unit
+    left -= lower << unit
+    return upper, lower, left / (1 << unit)
+
+
+def cos_sin_of_positions(
+    positions: Any, rope: Rope, ops: Operations, *, fractional: bool, count: int
+) -> tuple[Any, Any]:
+    """Float32 cos and sin ``[..., seq, num_pairs]`` without the attention factor.
+
+    Args:
+        positions: int32, int64 or floats ``[..., seq, 1]``; ``[..., seq, num_pairs]`` where pairs
+            differ in their axis, ``[..., seq, n_axes, num_pairs]`` where axes mix.
+        rope: The Rope.
+        ops: The library of ``positions``.
+        fractional: Whether they are floats. Those beyond int64 and NaN become NaN.
+        count: `DIGITS_32` or `DIGITS_64`.
+    """
+    if fractional:
+        nearest = ops.nearest(positions)
+        groups = [
+            (0, _digits_of_floats(nearest, count, ops)),
+            (-DIGITS_REST, _digits_of_rest(positions - nearest, ops)),
+        ]
+    else:
+        groups = [(0, _digits_of_integers(positions, count, ops))]
+    angles: list[Angle] = []
+    for first, digits in groups:
+        angles += _angles_of_digits(digits, digit_tables(rope, first, len(digits)), ops)
+    cos, sin = _cos_sin_of_angle(_sum_of_angles(angles, ops), ops)
+    if not fractional:
+        return cos, sin
+    mixes = digit_tables(rope, 0, count).upper.ndim == 3
+    for axis in range(rope.axes.n_axes) if mixes else [None]:
+        each = positions if axis is None else ops.of_axis(positions, axis)
+        has_angle = ops.absolute(each) < 2.0**63  # false of NaN
+        cos, sin = (ops.nan_unless(has_angle, row) for row in (cos, sin))
+    return cos, sin
+
+
+def _digits_of_integers(positions: Any, count: int, ops: Operations) -> list[Any]:
+    """Digits from -128 to 128 of int32 or int64, in int32, the lowest first.
+
+    They are right whether quotients are floored or truncated. No constant is above 256, so that
+    nothing overflows, and where an engine narrows int64 to int32 they stay right below 2**31.
+    """
+    digits: list[Any] = []
+    quotient = positions
+    for _ in range(count - 1):
+        above = ops.divide(quotient, _BASE)
+        remainder = quotient - above * _BASE
+        carry = ops.divide(remainder, _HALF)  # -1, 0 or 1
+        digits.append(ops.as_int32(remainder - carry * _BASE))
+        quotient = above + carry
+    return [*digits, ops.as_int32(quotient)]
+
+
+def _digits_of_floats(positions: Any, count: int, ops: Operations) -> list[Any]:
+    """The same of whole numbers in float32 or float64, in which every step is exact."""
+    digits: list[Any] = []
+    quotient = positions
+    for _ in range(count - 1):
+        above = ops.nearest(quotient * (1 / _BASE))
+        digits.append(ops.as_int32(quotient - above * float(_BASE)))
+        quotient = above
+    return [*digits, ops.as_int32(quotient)]
+
+
+def _digits_of_rest(rest: Any, ops: Operations) -> list[Any]:
+    """Digits of floats from -1/2 to 1/2; what is below 2**-33 is rounded."""
+    digits: list[Any] = []
+    for _ in range(DIGITS_REST):
+        rest = rest * float(_BASE)
+        digit = ops.nearest(rest)
+        digits.append(ops.as_int32(digit))
+        rest = rest - digit
+    return digits[::-1]
+
+
+class Angle(NamedTuple):
+    """A sum of digits times frequencies, without whole turns."""
+
+    upper: Any  # int32, units of 2**-13 turns, from 0 to below 2**13
+    lower: Any  # int32, units of 2**-27 turns, from 0 to below 2**14
+    rest: Any  # float32, in the same units
+
+
+def _angles_of_digits(digits: Sequence[Any], tables: DigitTables, ops: Operations) -> list[Angle]:
+    """The angle of at most eight digits, or one for each of the axes that mix."""
+    uppers, lowers, rests = (ops.constant(table) for table in tables)
+    upper, lower = digits[0] * uppers[0], digits[0] * lowers[0]
+    rest = ops.as_float32(digits[-1]) * rests[len(digits) - 1]
+    for i in range(1, len(digits)):
+        upper = upper + digits[i] * uppers[i]  # at most 2**22
+        lower = lower + digits[i] * lowers[i]  # at most 2**23
+    for i in range(len(digits) - 2, -1, -1):
+        rest = rest + ops.as_float32(digits[i]) * rests[i]  # at most 2**9
+    # of positive numbers every engine takes the same quotient
+    angle = _without_whole_turns(Angle(upper + 2**22, lower + 2**23, rest), ops, carried=2**9)
+    if tables.upper.ndim == 2:
+        return [angle]
+    return [Angle(*(ops.of_axis(n, axis) for n in angle)) for axis in range(tables.upper.shape[1])]
+
+
+def _sum_of_angles(angles: Sequence[Angle], ops: Operations) -> Angle:
+    """Of up to 512 angles: those of several axes, or of a whole number and a rest."""
+    if len(angles) == 1:
+        return angles[0]
+    sums = (reduce(add, each) for each in zip(*angles, strict=True))
+    return _without_whole_turns(Angle(*sums), ops)
+
+
+def _without_whole_turns(sums: Angle, ops: Operations, carried: int = 0) -> Angle:
+    """Sums that are positive as an angle; ``carried`` units too many are in ``lower``."""
+    carry = ops.divide(sums.lower, 2**_LOWER_BITS)
+    lower = sums.lower - carry * 2**_LOWER_BITS
+    upper = sums.upper + carry + (2**_UPPER_BITS - carried)
+    upper = upper - ops.divide(upper, 2**_UPPER_BITS) * 2**_UPPER_BITS
+    return Angle(upper, lower, sums.rest)
+
+
+def _cos_sin_of_angle(angle: Angle, ops: Operations) -> tuple[Any, Any]:
+    """Float32 cos and sin."""
+    # an eighth of a turn is added, so that what is left of quarters is centred
+    shifted = angle.upper + 2 ** (_UPPER_BITS - 3)
+    quarter = ops.divide(shifted, 2 ** (_UPPER_BITS - 2))  # 0 to 4
+    upper = shifted - quarter * 2 ** (_UPPER_BITS - 2) - 2 ** (_UPPER_BITS - 3)
+    # in eighths of a turn, from -1 to 1 + 2**-15, rounded once
+    lower = (ops.as_float32(angle.lower) + angle.rest) * 2.0**-_LOWER_BITS
+    x = (lower + ops.as_float32(upper)) * 2.0 ** (3 - _UPPER_BITS)
+    y = x * x
+    even_cos, even_sin = evaluate((1.0, *FLOAT32.cos), y), evaluate(FLOAT32.sin, y) * x
+    # of quarters 0 to 4 the cosine is 1, 0, -1, 0, 1 and the sine 0, 1, 0, -1, 0: one product in
+    # each sum is 0, and engines may fuse it
+    number = ops.as_float32(quarter)
+    cos_of_quarter = ops.absolute(number - 2.0) - 1.0
+    sin_of_quarter = ops.absolute(ops.absolute(number - 1.0) - 2.0) - 1.0
+    cos = even_cos * cos_of_quarter - even_sin * sin_of_quarter
+    sin = even_sin * cos_of_quarter + even_cos * sin_of_quarter
+    return cos, sin
