@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 SOURCES = ("module", "portable", "avx2", "avx512", "avx512bf16", "neon")
@@ -89,12 +90,25 @@ class BuildInParallel(build_ext):
         super().build_extensions()
 
 
+class TagByContent(bdist_wheel):
+    """Tags a wheel without a kernel as one for every system, which no cache keeps for this one.
+
+    A kernel that does not compile is left out, which is known only after the build.
+    """
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """The tag, for which everything is built already."""
+        outputs = self.get_finalized_command("build_ext").get_outputs()
+        self.root_is_pure = not any(Path(path).exists() for path in outputs)
+        return super().get_tag()
+
+
 project = tomllib.loads(Path("pyproject.toml").read_text("utf-8"))["project"]
 extensions = kernel()
 setup(
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE and extensions else {},
     ext_modules=extensions,
-    cmdclass={"build_ext": BuildInParallel},
+    cmdclass={"bdist_wheel": TagByContent, "build_ext": BuildInParallel},
     long_description=index_readme(
         Path("README.md").read_text("utf-8"), project.get("urls", {}).get("Documentation")
     ),

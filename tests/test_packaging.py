@@ -127,6 +127,16 @@ def test_the_wheel_for_every_system_says_at_first_use_how_to_get_the_kernel(
     assert outside_links(written.get_payload()) == []
 
 
+@pytest.mark.slow
+def test_a_wheel_without_the_kernel_that_was_wanted_is_for_every_system(
+    tree: Path, tmp_path: Path
+) -> None:
+    """A compiler that fails leaves no name under which pip would keep it for this system."""
+    build(tree, "--wheel", "--outdir", str(tmp_path), CC="/bin/false", CXX="/bin/false")
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+
+
 def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What setup.py tells setuptools."""
     given: dict[str, Any] = {}

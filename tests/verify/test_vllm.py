@@ -128,3 +128,23 @@ def test_nothing_without_the_variable(load: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("PHASOR_VERIFY")
     monkeypatch.delitem(sys.modules, LOADER)
     vllm.register()
+
+
+def test_a_vllm_that_has_moved_its_loader_starts_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The module is absent, or has no such class; both are one warning."""
+    (value,) = PLUGINS["vllm.general_plugins"].values()
+    for module in (None, ModuleType(LOADER)):
+        caplog.clear()
+        monkeypatch.setitem(sys.modules, LOADER, module)
+        EntryPoint("phasor", value, "vllm.general_plugins").load()()
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_a_loader_that_is_called_in_another_way_still_loads(load: Any) -> None:
+    """By place, and without a configuration that is known."""
+    loader: Any = sys.modules[LOADER]
+    made = model_of([Rotary(500_000.0)])
+    config = SimpleNamespace(model=LLAMA_3, made=made)
+    assert loader.BaseModelLoader().load_model(None, config) is made

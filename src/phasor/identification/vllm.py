@@ -22,16 +22,25 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 def register() -> None:
-    """Have vLLM verify each model that it loads, and log one line; nothing without the variable."""
+    """Have vLLM verify each model that it loads, and log one line; nothing without the variable.
+
+    It raises nothing: a vLLM whose loader has moved starts, and logs that nothing is verified.
+    """
     if not os.environ.get("PHASOR_VERIFY"):
         return
-    loader = import_module("vllm.model_executor.model_loader.base_loader").BaseModelLoader
-    load_model = loader.load_model
+    try:
+        loader = import_module("vllm.model_executor.model_loader.base_loader").BaseModelLoader
+        load_model = loader.load_model
+    except Exception as error:  # of any version of vLLM, which has to start
+        _LOGGER.warning("phasor: no model is verified, this vLLM is not known: %s", error)
+        return
 
     @functools.wraps(load_model)
-    def load_and_verify(self: Any, vllm_config: Any, model_config: Any, **options: Any) -> Any:
-        model = load_model(self, vllm_config=vllm_config, model_config=model_config, **options)
-        _log(model, str(model_config.model))
+    def load_and_verify(*args: Any, **options: Any) -> Any:
+        model = load_model(*args, **options)
+        configs = [options.get("model_config"), *args]
+        names = [str(config.model) for config in configs if hasattr(config, "model")]
+        _log(model, names[0] if names else "the model")
         return model
 
     loader.load_model = load_and_verify
