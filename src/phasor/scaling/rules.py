@@ -189,7 +189,8 @@ class LongRope(Rule):
 def _ntk_law(factor: Fraction | int, seq_len: int) -> NTK:
     """The NTK-aware law with the exact factor that a rule has at this length."""
     try:
-        return NTK(factor=float(factor))
+        # as float() does, which no version of torch.compile before 2.12 traces for a Fraction
+        return NTK(factor=factor.numerator / factor.denominator)
     except OverflowError:
         raise SpecError(
             f"seq_len must leave a factor that fits in a float, got {short_repr(seq_len)}"
@@ -198,4 +199,6 @@ def _ntk_law(factor: Fraction | int, seq_len: int) -> NTK:
 
 def _array_like(plain: Any, values: Any, xp: Any) -> Any:
     """``values`` as an array with the dtype and on the device of ``plain``."""
-    return xp.asarray(values, dtype=plain.dtype, device=plain.device)
+    # arrays of NumPy have no device before 2.0
+    place = {"device": plain.device} if hasattr(plain, "device") else {}
+    return xp.asarray(values, dtype=plain.dtype, **place)

@@ -22,7 +22,7 @@ from phasor.errors import SpecError, TensorError
 from phasor.layers import QueryFactor
 from phasor.rope import Rope
 from phasor.torch._operator.arguments import check_is_tensor, read_positions
-from phasor.torch._operator.internals import refuse_torchscript, refuse_tracing
+from phasor.torch._operator.internals import is_exporting, refuse_torchscript, refuse_tracing
 from phasor.torch.kv_cache.cache import KVCache, check_attention_mask
 from phasor.torch.module import as_rotation, count_positions, read_bounds
 from phasor.torch.rotation import Rotation
@@ -379,7 +379,7 @@ def attend(
     """
     length = q.shape[1]
     # an exported program has one graph for all lengths, so none may decide what is in it
-    is_exported = torch.compiler.is_exporting()
+    is_exported = is_exporting()
     unmasked = window is None or (not is_exported and length <= window)
     if index is None and attention_mask is None and unmasked:
         return _sdpa(q, k, v, factor, is_causal=causal, dropout_p=dropout)

@@ -115,9 +115,8 @@ def _size_hint(size: int | torch.SymInt) -> int:
     """A length; for one that a compiler leaves open, its value in the call that is compiled for."""
     if type(size) is int:
         return size
-    from torch.fx.experimental.symbolic_shapes import optimization_hint
-
-    return optimization_hint(size, fallback=NEVER)
+    hint = size.node.hint
+    return NEVER if hint is None else hint  # None of a length that depends on data
 
 
 def _run_fused(call: Turn) -> list[Tensor]:

@@ -93,6 +93,14 @@ def warn_of_absence(where: str, reason: str) -> str:
     return reason
 
 
+def is_exporting() -> bool:
+    """Whether ``torch.export`` traces this.
+
+    The public function says so under ``torch.compile`` too where torch is older than 2.12.
+    """
+    return torch.compiler._is_exporting_flag
+
+
 def dispatch_is_plain(xs: Sequence[Any]) -> bool:
     """Whether these are plain tensors that are not traced, differentiated or transformed.
 

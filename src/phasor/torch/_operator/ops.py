@@ -40,6 +40,7 @@ from phasor.torch._operator.internals import (
     below_autograd,
     count_writes,
     dispatch_is_plain,
+    is_exporting,
     mark_constant,
     may_write,
 )
@@ -244,7 +245,7 @@ def _backend_argument(backend: str, device: torch.device, width: int) -> str:
     """The operator's argument. "auto" is resolved where it runs, as a program may be exported."""
     if backend != "auto":
         return resolve(backend, device, width)
-    compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    compiling = torch.compiler.is_compiling() and not is_exporting()
     return _describe_compiled_auto() if compiling else backend
 
 

@@ -18,7 +18,7 @@ from phasor._tensors import check_counts_tokens, check_rope
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
 from phasor.torch._operator.arguments import check_is_tensor, fit_positions, tokens_first
-from phasor.torch._operator.internals import in_transform, outside_autocast
+from phasor.torch._operator.internals import in_transform, is_exporting, outside_autocast
 from phasor.torch.functional import rotate_qk
 from phasor.torch.papers.feature_maps import (
     FeatureMap,
@@ -274,7 +274,7 @@ def causal_sum(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor,
     [1.0, 11.0, 111.0]
     """
     seq = q.shape[-2]
-    if torch.compiler.is_exporting():
+    if is_exporting():
         # Operations that are the same for every length, with zeros after the last token; at least
         # two chunks, because one would be a size that torch.export makes a case of its own.
         chunks = torch.arange(seq // CHUNK + 2, device=q.device)
@@ -292,7 +292,7 @@ def causal_sum(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor,
         starts = torch.stack(parts, -3)
     scores = (q @ k.mT).tril()  # [..., heads, chunks, CHUNK, CHUNK]
     y = (scores @ v + q @ starts).flatten(-3, -2)
-    if torch.compiler.is_exporting():
+    if is_exporting():
         # a slice would be a case of its own where it is the whole
         y = y[..., torch.arange(seq, device=q.device), :]
     return y, after
@@ -435,7 +435,7 @@ def _initial_sums(
 
 def _block_sizes(sums: Tensor, seq: int, causal: bool) -> list[int]:
     """Tokens of each block: whole chunks, and at the end those that fill no chunk."""
-    if not causal or torch.compiler.is_exporting() or seq <= CHUNK:
+    if not causal or is_exporting() or seq <= CHUNK:
         return [seq]
     # for each token, in the widest tensor of a block
     elements = sums[..., 0, 0].numel() * max(*sums.shape[-2:], CHUNK)

@@ -18,7 +18,7 @@ from phasor._tensors import check_rope
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
 from phasor.torch._operator.arguments import check_heads, check_is_tensor, tokens_first
-from phasor.torch._operator.internals import outside_autocast
+from phasor.torch._operator.internals import is_exporting, outside_autocast
 from phasor.torch.attention import CHUNK
 from phasor.torch.functional import rotate
 
@@ -144,7 +144,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, rope: Rope, distance: Distance) -> 
     values = _group_heads(v.to(dtype), k.shape[2])
     parts: list[Tensor] = []
     # an exported program has one graph for all lengths, so none may decide what is in it
-    is_exported = torch.compiler.is_exporting()
+    is_exported = is_exporting()
     for start in [0] if is_exported else range(0, new, CHUNK):
         stop = new if is_exported else min(start + CHUNK, new)
         first, last = seq - new + start, seq - new + stop  # positions of these queries
