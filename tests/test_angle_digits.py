@@ -30,10 +30,13 @@ class Numbers:
         self.kind, self.int32 = kind, np.float32 if kind == "float" else np.int32
         self.largest = 0.0
 
-    def divide(self, numbers: Any, divisor: int) -> Any:
+    def number(self, value: float, like: Any) -> Any:
+        return np.asarray(value).astype(like.dtype)
+
+    def divide(self, numbers: Any, divisor: Any) -> Any:
         self.see(numbers)
         if numbers.dtype.kind == "f":
-            return np.floor(numbers / self.int32(divisor))
+            return np.floor(numbers / divisor)
         floored = numbers // divisor
         return floored + (self.kind == "truncate") * (
             (numbers < 0) & (floored * divisor != numbers)

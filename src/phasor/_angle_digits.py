@@ -30,7 +30,7 @@ from phasor.rope import Rope
 
 #: Digits of an integer of 32 bits and of 64, and of the rest of a float.
 DIGITS_32, DIGITS_64, DIGITS_REST = 4, 8, 4
-_BASE, _HALF = 256, 128
+_BASE = 256
 _UPPER_BITS, _LOWER_BITS = 13, 14
 # of `turn_limbs`, with 64 bits of whole turns before the point and 128 after it
 _WHOLE_BITS, _ALL_BITS = 64, 192
@@ -39,7 +39,11 @@ _WHOLE_BITS, _ALL_BITS = 64, 192
 class Operations(Protocol):
     """What a library calls that which its arrays have no operator for."""
 
-    def divide(self, numbers: Any, divisor: int) -> Any:
+    def number(self, value: float, like: Any) -> Any:
+        """A number of the dtype of ``like``; itself where a library does not ask."""
+        ...
+
+    def divide(self, numbers: Any, divisor: Any) -> Any:
         """The integer quotient; of negative numbers it may be floored or truncated."""
         ...
 
@@ -68,7 +72,7 @@ class Operations(Protocol):
         ...
 
     def constant(self, values: NDArray[Any]) -> Any:
-        """The array as one of the library's."""
+        """Its rows as the library's arrays, one or a list of them."""
         ...
 
 
@@ -129,23 +133,24 @@ def cos_sin_of_positions(
         count: `DIGITS_32` or `DIGITS_64`.
     """
     if fractional:
-        nearest = ops.nearest(positions)
+        nearest, base = ops.nearest(positions), ops.number(float(_BASE), positions)
         groups = [
-            (0, _digits_of_floats(nearest, count, ops)),
-            (-DIGITS_REST, _digits_of_rest(positions - nearest, ops)),
+            (0, _digits_of_floats(positions, count, ops)),
+            (-DIGITS_REST, _digits_of_rest(positions - nearest, base, ops)),
         ]
     else:
         groups = [(0, _digits_of_integers(positions, count, ops))]
     angles: list[Angle] = []
+    like = groups[0][1][0]  # an int32
     for first, digits in groups:
         angles += _angles_of_digits(digits, digit_tables(rope, first, len(digits)), ops)
-    cos, sin = _cos_sin_of_angle(_sum_of_angles(angles, ops), ops)
+    cos, sin = _cos_sin_of_angle(_sum_of_angles(angles, like, ops), like, ops)
     if not fractional:
         return cos, sin
     mixes = digit_tables(rope, 0, count).upper.ndim == 3
     for axis in range(rope.axes.n_axes) if mixes else [None]:
         each = positions if axis is None else ops.of_axis(positions, axis)
-        has_angle = ops.absolute(each) < 2.0**63  # false of NaN
+        has_angle = ops.absolute(each) < ops.number(2.0**63, positions)  # false of NaN
         cos, sin = (ops.nan_unless(has_angle, row) for row in (cos, sin))
     return cos, sin
 
@@ -156,33 +161,35 @@ def _digits_of_integers(positions: Any, count: int, ops: Operations) -> list[Any
     They are right whether quotients are floored or truncated. No constant is above 256, so that
     nothing overflows, and where an engine narrows int64 to int32 they stay right below 2**31.
     """
+    base, half = ops.number(_BASE, positions), ops.number(_BASE // 2, positions)
     digits: list[Any] = []
     quotient = positions
     for _ in range(count - 1):
-        above = ops.divide(quotient, _BASE)
-        remainder = quotient - above * _BASE
-        carry = ops.divide(remainder, _HALF)  # -1, 0 or 1
-        digits.append(ops.as_int32(remainder - carry * _BASE))
+        above = ops.divide(quotient, base)
+        remainder = quotient - above * base
+        carry = ops.divide(remainder, half)  # -1, 0 or 1
+        digits.append(ops.as_int32(remainder - carry * base))
         quotient = above + carry
     return [*digits, ops.as_int32(quotient)]
 
 
 def _digits_of_floats(positions: Any, count: int, ops: Operations) -> list[Any]:
-    """The same of whole numbers in float32 or float64, in which every step is exact."""
+    """The same of the nearest whole numbers of floats, in which every step is exact."""
+    base, one_part = ops.number(float(_BASE), positions), ops.number(1 / _BASE, positions)
     digits: list[Any] = []
-    quotient = positions
+    quotient = ops.nearest(positions)
     for _ in range(count - 1):
-        above = ops.nearest(quotient * (1 / _BASE))
-        digits.append(ops.as_int32(quotient - above * float(_BASE)))
+        above = ops.nearest(quotient * one_part)
+        digits.append(ops.as_int32(quotient - above * base))
         quotient = above
     return [*digits, ops.as_int32(quotient)]
 
 
-def _digits_of_rest(rest: Any, ops: Operations) -> list[Any]:
+def _digits_of_rest(rest: Any, base: Any, ops: Operations) -> list[Any]:
     """Digits of floats from -1/2 to 1/2; what is below 2**-33 is rounded."""
     digits: list[Any] = []
     for _ in range(DIGITS_REST):
-        rest = rest * float(_BASE)
+        rest = rest * base
         digit = ops.nearest(rest)
         digits.append(ops.as_int32(digit))
         rest = rest - digit
@@ -208,35 +215,37 @@ def _angles_of_digits(digits: Sequence[Any], tables: DigitTables, ops: Operation
     for i in range(len(digits) - 2, -1, -1):
         rest = rest + ops.as_float32(digits[i]) * rests[i]  # at most 2**9
     # of positive numbers every engine takes the same quotient
-    angle = _without_whole_turns(Angle(upper + 2**22, lower + 2**23, rest), ops, carried=2**9)
+    sums = Angle(upper + ops.number(2**22, digits[0]), lower + ops.number(2**23, digits[0]), rest)
+    angle = _without_whole_turns(sums, digits[0], ops, carried=2**9)
     if tables.upper.ndim == 2:
         return [angle]
     return [Angle(*(ops.of_axis(n, axis) for n in angle)) for axis in range(tables.upper.shape[1])]
 
 
-def _sum_of_angles(angles: Sequence[Angle], ops: Operations) -> Angle:
+def _sum_of_angles(angles: Sequence[Angle], like: Any, ops: Operations) -> Angle:
     """Of up to 512 angles: those of several axes, or of a whole number and a rest."""
     if len(angles) == 1:
         return angles[0]
     sums = (reduce(add, each) for each in zip(*angles, strict=True))
-    return _without_whole_turns(Angle(*sums), ops)
+    return _without_whole_turns(Angle(*sums), like, ops)
 
 
-def _without_whole_turns(sums: Angle, ops: Operations, carried: int = 0) -> Angle:
-    """Sums that are positive as an angle; ``carried`` units too many are in ``lower``."""
-    carry = ops.divide(sums.lower, 2**_LOWER_BITS)
-    lower = sums.lower - carry * 2**_LOWER_BITS
-    upper = sums.upper + carry + (2**_UPPER_BITS - carried)
-    upper = upper - ops.divide(upper, 2**_UPPER_BITS) * 2**_UPPER_BITS
-    return Angle(upper, lower, sums.rest)
+def _without_whole_turns(sums: Angle, like: Any, ops: Operations, carried: int = 0) -> Angle:
+    """Positive sums as an angle; ``carried`` units of ``upper`` too many are in ``lower``."""
+    turn, unit = ops.number(2**_UPPER_BITS, like), ops.number(2**_LOWER_BITS, like)
+    carry = ops.divide(sums.lower, unit)
+    upper = sums.upper + carry + ops.number(2**_UPPER_BITS - carried, like)
+    upper = upper - ops.divide(upper, turn) * turn
+    return Angle(upper, sums.lower - carry * unit, sums.rest)
 
 
-def _cos_sin_of_angle(angle: Angle, ops: Operations) -> tuple[Any, Any]:
+def _cos_sin_of_angle(angle: Angle, like: Any, ops: Operations) -> tuple[Any, Any]:
     """Float32 cos and sin."""
+    quarter_turn, eighth = (ops.number(2 ** (_UPPER_BITS - bits), like) for bits in (2, 3))
     # an eighth of a turn is added, so that what is left of quarters is centred
-    shifted = angle.upper + 2 ** (_UPPER_BITS - 3)
-    quarter = ops.divide(shifted, 2 ** (_UPPER_BITS - 2))  # 0 to 4
-    upper = shifted - quarter * 2 ** (_UPPER_BITS - 2) - 2 ** (_UPPER_BITS - 3)
+    shifted = angle.upper + eighth
+    quarter = ops.divide(shifted, quarter_turn)  # 0 to 4
+    upper = shifted - quarter * quarter_turn - eighth
     # in eighths of a turn, from -1 to 1 + 2**-15, rounded once
     lower = (ops.as_float32(angle.lower) + angle.rest) * 2.0**-_LOWER_BITS
     x = (lower + ops.as_float32(upper)) * 2.0 ** (3 - _UPPER_BITS)
