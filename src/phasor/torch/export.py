@@ -1,17 +1,17 @@
 """Models as ONNX files in which every rotation is the standard operator RotaryEmbedding.
 
-In onnxruntime the file computes what `phasor.torch.rotate` does, with the same cos and sin. The
-module `phasor.identification.from_cache` turns caches of cos and sin into a Rope.
+The file computes what `phasor.torch.rotate` does, with the same cos and sin. The names of its nodes
+begin with `NODES`. `phasor.identification.from_cache` turns caches of cos and sin into a Rope.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch.export
@@ -20,9 +20,9 @@ import torch.onnx
 from numpy.typing import NDArray
 from torch import nn
 
+from phasor._angle_digits import DIGITS_32, DIGITS_64, cos_sin_of_positions
 from phasor._checks import whole
-from phasor.angles import FLOAT32, cos_sin, evaluate, turn_words
-from phasor.axes import Mixed
+from phasor.angles import cos_sin
 from phasor.errors import BackendError, PhasorError, SpecError, TensorError, install_hint
 from phasor.pairings import Pairing, by_pairing, slices
 from phasor.rope import Rope
@@ -31,8 +31,10 @@ from phasor.torch._operator.arguments import Layout, Turn
 from phasor.torch._operator.text import read_rope
 
 _OPSET = 23  # the first one that has the operator
+#: How the names of all nodes begin that rotations become, as for a quantizer's list of exceptions.
+NODES = "phasor/"
 _FLOATS = ("FLOAT", "FLOAT16", "BFLOAT16")
-_FLOAT, _INT64, _BOOL, _UINT64 = 1, 7, 9, 13  # numbers of ONNX's dtypes
+_FLOAT, _INT32, _INT64 = 1, 6, 7  # numbers of ONNX's dtypes
 _Table = NDArray[np.float32]
 
 
@@ -43,6 +45,8 @@ def export(
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
     longest: int | None = None,
+    reach: int | None = None,
+    opset_version: int = _OPSET,
     **options: Any,
 ) -> Any:
     """``model`` as an ONNX program, by way of ``torch.export`` and ``torch.onnx.export``.
@@ -55,15 +59,12 @@ def export(
 
     Cos and sin come from one of two places.
 
-    * Unless ``longest`` is given, from the formula of `phasor.angles`, as in every backend: within
-      its bounds at every int64 position, fractions and several axes included. This graph ran right
-      in onnxruntime 1.32 and ONNX's own evaluator, and is for these alone: it needs 64-bit integers
-      that overflow. OpenVINO 2026.4 narrows them and returns wrong numbers without an error,
-      TensorRT's parser lists neither BitShift nor BitwiseAnd, and a conversion to float16 makes
-      its cos and sin NaN.
-    * With ``longest``, the choice for every other engine, from two tables of that many rows, of
-      which it takes those of the positions. Every entry is rounded once from within 1e-15.
-      Positions are whole, on one axis and from 0 to ``longest - 1``; what happens at others
+    * Unless ``longest`` is given, from the digits of the positions, in numbers of at most 2**24,
+      which engines without 64-bit integers hold too: within `COS_SIN_ERROR_FLOAT32` of
+      `phasor.angles` at every int64 position, fractions and several axes included. An engine that
+      narrows its inputs to 32 bits is right below 2**31.
+    * With ``longest``, from two tables of that many rows. Every entry is rounded once from within
+      1e-15. Positions are whole, on one axis and from 0 to ``longest - 1``; what happens at others
       depends on the engine.
 
     Args:
@@ -72,6 +73,10 @@ def export(
         kwargs: Its example keyword arguments.
         dynamic_shapes: As for ``torch.export.export``.
         longest: Rows of a table of cos and sin; None for no table.
+        reach: Where all positions are below it in magnitude, at most 2**31: a third of the
+            nodes fewer. None for every int64 position; of positions in int32 it says nothing.
+        opset_version: 23 or later for the operator RotaryEmbedding; an earlier one, such as 18, for
+            products and sums in its place, which older engines read.
         options: The rest goes to ``torch.onnx.export``.
 
     Returns:
@@ -80,7 +85,8 @@ def export(
     Raises:
         BackendError: If ONNX's packages are not installed, or the model rotates in place.
         TensorError: If float64 is rotated, or tensors with a changing number of heads.
-        SpecError: If ``longest`` is given and positions are fractions or on several axes.
+        SpecError: If ``longest`` is given and positions are fractions or on several axes, or
+            ``reach`` is above 2**31.
 
     >>> import torch
     >>> from phasor import Rope
@@ -107,8 +113,8 @@ def export(
                 model, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes
             )
         _refuse_writes(program)
-        table = translation_table(longest)
-        options = {"opset_version": _OPSET, "verbose": False} | options
+        table = translation_table(longest, reach, opset_version)
+        options = {"opset_version": opset_version, "verbose": False} | options
         try:
             onnx_program: Any = torch.onnx.export(
                 program, dynamo=True, custom_translation_table=table, **options
@@ -121,28 +127,37 @@ def export(
             if cause is None:
                 raise
             raise cause from None
+    _name_nodes(onnx_program.model.graph)
     _share_tables(onnx_program.model.graph)
     # with shared tables, layers of one Rope at the same positions compute the same cos and sin
     import_module("onnx_ir.passes.common").CommonSubexpressionEliminationPass()(onnx_program.model)
     return onnx_program
 
 
-def translation_table(longest: int | None = None) -> dict[Callable[..., Any], Callable[..., Any]]:
+def translation_table(
+    longest: int | None = None, reach: int | None = None, opset_version: int = _OPSET
+) -> dict[Callable[..., Any], Callable[..., Any]]:
     """What `export` gives to ``torch.onnx.export`` as ``custom_translation_table``.
 
-    For callers with a table of their own to merge it into. The opset must be 23 or later.
+    For callers with a table of their own to merge it into, and the same ``opset_version``.
 
     >>> [operator.name() for operator in translation_table()]
     ['phasor::cos_sin', 'phasor::turn']
     """
     if longest is not None:
         whole("longest", longest, least=1)
+    if reach is not None and whole("reach", reach, least=1) > 2**31:
+        raise SpecError(
+            f"reach must be at most 2**31, got {reach}; leave it out for every int64 position"
+        )
+    op = getattr(import_module("onnxscript"), f"opset{min(opset_version, _OPSET)}")
+    turn_tensor = _turn_tensor if opset_version >= _OPSET else _turn_by_pairs
 
     def make_rows(
         positions: Any, text: str, gain: float, dtype: Any, backend: str
     ) -> tuple[Any, Any]:
         del dtype, backend  # which run on the machine that exports
-        return _make_rows(_opset(), positions, read_rope(text), gain, longest)
+        return _make_rows(op, positions, read_rope(text), gain, longest, reach)
 
     def turn(
         xs: Sequence[Any],
@@ -162,17 +177,13 @@ def translation_table(longest: int | None = None) -> dict[Callable[..., Any], Ca
                     f"ONNX's RotaryEmbedding, got {x.dtype.name.lower()} of shape {list(x.shape)}; "
                     "export the model in float32"
                 )
-        op, num_pairs = _opset(), cos.shape[-1]
+        num_pairs = cos.shape[-1]
         rows = [op.Cast(row, to=_FLOAT) for row in (cos, sin)]
         if transposed:
-            rows[1] = -rows[1]
-        return [_turn_tensor(op, x, rows, num_pairs, call.layout()) for x in xs]
+            rows[1] = op.Neg(rows[1])
+        return [turn_tensor(op, x, rows, num_pairs, call.layout()) for x in xs]
 
     return {ops.cos_sin_operator: make_rows, ops.operator: turn}
-
-
-def _opset() -> Any:
-    return import_module("onnxscript").opset23
 
 
 def _refuse_writes(program: torch.export.ExportedProgram) -> None:
@@ -183,6 +194,13 @@ def _refuse_writes(program: torch.export.ExportedProgram) -> None:
                 "model must not rotate in place to become ONNX, which has no writes; use rotate, "
                 "rotate_qk or a Rotation in place of their twins with an underscore"
             )
+
+
+def _name_nodes(graph: Any) -> None:
+    """Begin the names of what a rotation became with `NODES`."""
+    for node in graph:
+        if "torch.ops.phasor." in node.metadata_props.get("pkg.torch.onnx.fx_node", ""):
+            node.name = NODES + str(node.name).removeprefix("node_")
 
 
 def _share_tables(graph: Any) -> None:
@@ -244,13 +262,80 @@ def _permutations(
     return (None if before == in_order else before), (None if after == in_order else after)
 
 
+def _turn_by_pairs(op: Any, x: Any, rows: Sequence[Any], num_pairs: int, layout: Layout) -> Any:
+    """The same in products and sums, which every opset has."""
+    head_dim = int(x.shape[-1])
+    in_order, end = range(head_dim), layout.rotary_start + 2 * num_pairs
+    outside = [*in_order[: layout.rotary_start], *in_order[end:]]
+    read, written = (
+        [i for each in slices(pairing, num_pairs, layout.rotary_start) for i in in_order[each]]
+        for pairing in (layout.pairing, layout.pairing_out)
+    )
+    # [..., seq, num_pairs] -> [..., seq, 1, num_pairs]
+    cos, sin = (op.Unsqueeze(row, op.Constant(value_ints=[-2])) for row in rows)
+    y = x if x.dtype.name == "FLOAT" else op.Cast(x, to=_FLOAT)
+    # [..., seq, heads, head_dim] -> twice [..., seq, heads, num_pairs]
+    x0, x1 = (op.Gather(y, each, axis=-1) for each in (read[:num_pairs], read[num_pairs:]))
+    y0, y1 = op.Sub(op.Mul(x0, cos), op.Mul(x1, sin)), op.Add(op.Mul(x0, sin), op.Mul(x1, cos))
+    kept = [op.Gather(y, outside, axis=-1)] if outside else []
+    y = op.Concat(y0, y1, *kept, axis=-1)
+    made = [*written, *outside]
+    if made != [*in_order]:
+        y = op.Gather(y, [made.index(i) for i in in_order], axis=-1)
+    return y if x.dtype.name == "FLOAT" else op.CastLike(y, x)
+
+
+class _OnnxOperations(NamedTuple):
+    """What `phasor._angle_digits` calls, as nodes; ``op`` makes them."""
+
+    op: Any
+
+    def number(self, value: float, like: Any) -> Any:
+        """A Constant."""
+        return _constant(self.op, np.array(value, like.dtype.numpy()))
+
+    def divide(self, numbers: Any, divisor: Any) -> Any:
+        """Truncated, by the standard; some engines floor."""
+        return self.op.Div(numbers, divisor)
+
+    def as_int32(self, numbers: Any) -> Any:
+        """A Cast."""
+        return _typed(self.op.Cast(numbers, to=_INT32), _INT32)
+
+    def as_float32(self, numbers: Any) -> Any:
+        """A Cast."""
+        return self.op.Cast(numbers, to=_FLOAT)
+
+    def absolute(self, numbers: Any) -> Any:
+        """An Abs."""
+        return self.op.Abs(numbers)
+
+    def nearest(self, numbers: Any) -> Any:
+        """A Round, of halves to even numbers."""
+        return self.op.Round(numbers)
+
+    def of_axis(self, numbers: Any, axis: int) -> Any:
+        """A Gather."""
+        return self.op.Gather(numbers, axis, axis=-2)
+
+    def nan_unless(self, condition: Any, numbers: Any) -> Any:
+        """A Where."""
+        return self.op.Where(condition, numbers, np.nan)
+
+    def constant(self, values: NDArray[Any]) -> Any:
+        """A Constant; a list of them for the digits, which are taken one by one."""
+        return [_constant(self.op, each) for each in values]
+
+
 def _make_rows(
-    op: Any, positions: Any, rope: Rope, gain: float, longest: int | None
+    op: Any, positions: Any, rope: Rope, gain: float, longest: int | None, reach: int | None
 ) -> tuple[Any, Any]:
     """Cos and sin ``[..., seq, num_pairs]`` float32, times the gain."""
     fractional = positions.dtype.name in ("FLOAT", "DOUBLE")
     if longest is None:
-        cos, sin = _compute_rows(op, positions, rope, fractional)
+        is_short = reach is not None or positions.dtype.name not in ("INT64", "FLOAT", "DOUBLE")
+        count = DIGITS_32 if is_short else DIGITS_64
+        cos, sin = _compute_rows(op, positions, rope, fractional, count)
         return (cos, sin) if gain == 1.0 else (cos * gain, sin * gain)
     if fractional or rope.axes.n_axes > 1:
         problem = "fractions" if fractional else f"on {rope.axes.n_axes} axes"
@@ -266,60 +351,29 @@ def _make_rows(
     return cos, sin
 
 
-def _compute_rows(op: Any, positions: Any, rope: Rope, fractional: bool) -> tuple[Any, Any]:
-    """Cos and sin ``[..., seq, num_pairs]`` float32: the formula of `phasor.angles`.
-
-    Angles are uint64, on which ONNX's operators wrap around and shift.
-    """
+def _compute_rows(
+    op: Any, positions: Any, rope: Rope, fractional: bool, count: int
+) -> tuple[Any, Any]:
+    """Cos and sin ``[..., seq, num_pairs]`` float32, by ``count`` digits of the positions."""
+    dtype = int(positions.dtype)
+    if count == DIGITS_32 and not fractional:
+        positions, dtype = op.Cast(positions, to=_INT32), _INT32
     if rope.axes.n_axes == 1:
         # [..., seq] -> [..., seq, 1]
-        positions = op.Unsqueeze(positions, [-1])
+        positions = op.Unsqueeze(positions, op.Constant(value_ints=[-1]))
     else:
         # [..., seq, n_axes] -> [..., seq, num_pairs], or [..., seq, n_axes, num_pairs] if axes mix
         indices = _constant(op, np.array(rope.axes.indices(rope.num_pairs)))
         positions = op.Gather(positions, indices, axis=-1)
-    if not fractional:
-        return _cos_sin(op, _all_axes(op, op.Add, _turns(op, positions, turn_words(rope)), rope))
-    nearest = op.Round(positions)
-    rest = op.Round((positions - nearest) * op.CastLike(2.0**32, positions))
-    turns = _turns(op, nearest, turn_words(rope)) + _turns(op, rest, turn_words(rope, 32))
-    cos, sin = _cos_sin(op, _all_axes(op, op.Add, turns, rope))
-    has_angle = _all_axes(op, op.And, op.Abs(positions) < op.CastLike(2.0**63, positions), rope)
-    return op.Where(has_angle, cos, np.nan), op.Where(has_angle, sin, np.nan)
+    return cos_sin_of_positions(
+        _typed(positions, dtype), rope, _OnnxOperations(op), fractional=fractional, count=count
+    )
 
 
-def _all_axes(op: Any, combine: Any, values: Any, rope: Rope) -> Any:
-    """Where axes mix, ``[..., n_axes, num_pairs]`` to ``[..., num_pairs]``."""
-    if not isinstance(rope.axes, Mixed):
-        return values
-    return reduce(combine, [op.Gather(values, i, axis=-2) for i in range(rope.axes.n_axes)])
-
-
-def _turns(op: Any, numbers: Any, words: NDArray[np.int64]) -> Any:
-    """The products of whole numbers and the words in units of 2**-64 turns."""
-    first, second = (_constant(op, word.view(np.uint64)) for word in words[:2])
-    # by way of int64: what becomes of a negative float as uint64 is undefined
-    unsigned = op.Cast(op.Cast(numbers, to=_INT64), to=_UINT64)
-    upper = _shift(op, unsigned, 32) - _shift(op, _shift(op, unsigned, 63), 32, "LEFT")
-    return unsigned * first + upper * second
-
-
-def _shift(op: Any, unsigned: Any, bits: int, direction: str = "RIGHT") -> Any:
-    return op.BitShift(unsigned, _constant(op, np.uint64(bits)), direction=direction)
-
-
-def _cos_sin(op: Any, turns: Any) -> tuple[Any, Any]:
-    """Cos and sin of angles in units of 2**-64 turns."""
-    # without quarter turns, in eighths of a turn, from -1 to 1
-    x = op.Cast(op.Cast(_shift(op, turns, 2, "LEFT"), to=_INT64), to=_FLOAT) * 2.0**-63
-    y = x * x
-    even_cos, even_sin = evaluate((1.0, *FLOAT32.cos), y), evaluate(FLOAT32.sin, y) * x
-    # a quarter turn takes (cos, sin) to (-sin, cos), and half a turn negates both
-    shifted = turns + _constant(op, np.uint64(1 << 61))
-    quarter = op.BitwiseAnd(_shift(op, shifted, 62), _constant(op, np.uint64(1)))
-    is_odd, is_negated = (op.Cast(bit, to=_BOOL) for bit in (quarter, _shift(op, shifted, 63)))
-    cos, sin = op.Where(is_odd, -even_sin, even_cos), op.Where(is_odd, even_cos, even_sin)
-    return op.Where(is_negated, -cos, cos), op.Where(is_negated, -sin, sin)
+def _typed(value: Any, dtype: int) -> Any:
+    """``value``, whose dtype onnxscript does not know before the graph is complete."""
+    value.dtype = import_module("onnxscript").ir.DataType(dtype)
+    return value
 
 
 @lru_cache(maxsize=4)

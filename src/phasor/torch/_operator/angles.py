@@ -11,14 +11,17 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from phasor._angle_digits import DIGITS_32, DIGITS_64, cos_sin_of_positions
 from phasor.angles import FLOAT32, FLOAT64, turn_words
 from phasor.errors import PositionError
 from phasor.torch._operator.internals import (
     count_modes,
     dispatch_is_plain,
     hold_for_graph,
+    is_exporting,
     mark_constant,
     outside_transforms,
 )
@@ -85,8 +88,66 @@ def cos_sin(positions: Tensor, text: str, gain: float, dtype: torch.dtype) -> tu
     or beyond int64 become NaN.
     """
     positions = positions_of_pairs(positions, text)
-    cos, sin = cos_sin_of_turns(turns(positions, text, dtype), positions, dtype)
+    if is_exporting() and dtype == torch.float32:
+        cos, sin = _cos_sin_of_digits(positions, text)
+    else:
+        cos, sin = cos_sin_of_turns(turns(positions, text, dtype), positions, dtype)
     return (cos, sin) if gain == 1.0 else (cos * gain, sin * gain)
+
+
+def _cos_sin_of_digits(positions: Tensor, text: str) -> tuple[Tensor, Tensor]:
+    """The same for graphs that other programs run, in numbers of at most 2**24."""
+    fractional = positions.is_floating_point()
+    is_short = not fractional and positions.dtype != torch.int64
+    if is_short:
+        positions = positions.to(torch.int32)
+    count = DIGITS_32 if is_short else DIGITS_64
+    return cos_sin_of_positions(
+        positions, read_rope(text), _TorchOperations(), fractional=fractional, count=count
+    )
+
+
+class _TorchOperations:
+    """What `phasor._angle_digits` calls, in torch."""
+
+    def number(self, value: float, like: Tensor) -> float:
+        """The number, for torch gives it the dtype of what it meets."""
+        del like
+        return value
+
+    def divide(self, numbers: Tensor, divisor: int) -> Tensor:
+        """Floored; Core ML's converter would make floats of ``div`` with a rounding mode."""
+        quotient = torch.floor_divide(numbers, divisor)
+        return torch.ops.aten._to_copy.default(quotient, dtype=numbers.dtype)
+
+    def as_int32(self, numbers: Tensor) -> Tensor:
+        """In int32."""
+        return numbers.to(torch.int32)
+
+    def as_float32(self, numbers: Tensor) -> Tensor:
+        """In float32."""
+        return numbers.to(torch.float32)
+
+    def absolute(self, numbers: Tensor) -> Tensor:
+        """Without sign."""
+        return numbers.abs()
+
+    def nearest(self, numbers: Tensor) -> Tensor:
+        """Rounded, halves to even numbers."""
+        return numbers.round()
+
+    def of_axis(self, numbers: Tensor, axis: int) -> Tensor:
+        """One of the axes that mix."""
+        return numbers[..., axis, :]
+
+    def nan_unless(self, condition: Tensor, numbers: Tensor) -> Tensor:
+        """NaN where the condition is false."""
+        return torch.where(condition, numbers, torch.nan)
+
+    def constant(self, values: NDArray[Any]) -> tuple[Tensor, ...]:
+        """The rows as tensors."""
+        dtype = torch.int32 if values.dtype.kind == "i" else torch.float32
+        return torch.tensor(values.tolist(), dtype=dtype).unbind(0)
 
 
 def positions_of_pairs(positions: Tensor, text: str) -> Tensor:

@@ -15,7 +15,7 @@ from phasor.pairings import Pairing, by_pairing, slices
 from phasor.torch._operator.angles import cos_sin as cos_sin
 from phasor.torch._operator.arguments import Layout, Turn
 from phasor.torch._operator.in_place import check_writable
-from phasor.torch._operator.internals import below_autograd, in_transform
+from phasor.torch._operator.internals import below_autograd, in_transform, is_exporting
 from phasor.torch._operator.text import compute_dtype
 
 
@@ -66,9 +66,13 @@ def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     first, second = slices(layout.pairing, num_pairs, start)
     # [..., seq, heads, head_dim] -> twice [..., seq, heads, num_pairs]
     x0, x1 = x[..., first].to(cos.dtype), x[..., second].to(cos.dtype)
-    # addcmul rounds one product and fuses the other, as the kernels do
-    # and -sin stands for value=-1, whose forward derivative ends the process under AOTAutograd
-    y0, y1 = torch.addcmul(x0 * cos, x1, -sin), torch.addcmul(x1 * cos, x0, sin)
+    if is_exporting():
+        # what other programs run has no addcmul
+        y0, y1 = x0 * cos - x1 * sin, x1 * cos + x0 * sin
+    else:
+        # addcmul rounds one product and fuses the other, as the kernels do; -sin stands for
+        # value=-1, whose forward derivative ends the process under AOTAutograd
+        y0, y1 = torch.addcmul(x0 * cos, x1, -sin), torch.addcmul(x1 * cos, x0, sin)
     pairs = [y0.to(x.dtype), y1.to(x.dtype)]
     # twice [..., seq, heads, num_pairs] -> [..., seq, heads, rotary_dim]
     rotated = by_pairing(
