@@ -100,11 +100,16 @@ def _cos_sin_of_digits(positions: Tensor, text: str) -> tuple[Tensor, Tensor]:
     fractional = positions.is_floating_point()
     is_short = not fractional and positions.dtype != torch.int64
     if is_short:
-        positions = positions.to(torch.int32)
+        positions = _cast(positions, torch.int32)
     count = DIGITS_32 if is_short else DIGITS_64
     return cos_sin_of_positions(
         positions, read_rope(text), _TorchOperations(), fractional=fractional, count=count
     )
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x.to(dtype)``, of which an exporter also notes what ``x`` was."""
+    return torch.ops.aten._to_copy.default(x, dtype=dtype)
 
 
 class _TorchOperations:
@@ -117,16 +122,15 @@ class _TorchOperations:
 
     def divide(self, numbers: Tensor, divisor: int) -> Tensor:
         """Floored; Core ML's converter would make floats of ``div`` with a rounding mode."""
-        quotient = torch.floor_divide(numbers, divisor)
-        return torch.ops.aten._to_copy.default(quotient, dtype=numbers.dtype)
+        return _cast(torch.floor_divide(numbers, divisor), numbers.dtype)
 
     def as_int32(self, numbers: Tensor) -> Tensor:
         """In int32."""
-        return numbers.to(torch.int32)
+        return _cast(numbers, torch.int32)
 
     def as_float32(self, numbers: Tensor) -> Tensor:
         """In float32."""
-        return numbers.to(torch.float32)
+        return _cast(numbers, torch.float32)
 
     def absolute(self, numbers: Tensor) -> Tensor:
         """Without sign."""
