@@ -76,6 +76,7 @@ ROOMS = {
     "tests/torch/export/test_onnx_models.py": "onnx",
     "tests/torch/export/test_plain_graph.py": "compile",
     "tests/torch/live": "transformers",
+    "tests/torch/export/test_portable.py": "onnx",
     "tests/tools": "transformers",
     "tests/torch/test_linear_attention_training.py": "slow",
     "tests/verify/test_misplaced.py": "slow",
