@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import platform
 import sys
 from collections.abc import Generator
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -16,6 +19,11 @@ from phasor._checks import did_you_mean
 from phasor.cli.output import Screen, warnings_as_lines
 from phasor.errors import DISTRIBUTION, PhasorError, VerificationError
 
+# what phasor runs with, or reads and rotates for, where it is installed
+_PACKAGES = (
+    *("numpy", "click", "rich", "torch", "triton", "transformers", "jax", "mlx"),
+    *("onnx", "onnxscript", "onnxruntime", "safetensors", "gguf", "altair"),
+)
 _EXIT_DIFFERENCE, _EXIT_ERROR, _EXIT_INTERRUPTED, _EXIT_PIPE_CLOSED = 1, 2, 130, 141
 
 
@@ -116,14 +124,38 @@ def _exit_on_closed_pipe() -> Generator[None]:
     context_settings={"help_option_names": ["-h", "--help"]},
     invoke_without_command=True,
 )
-@click.version_option(package_name=DISTRIBUTION)
+@click.option("--version", "show_version", is_flag=True, help="Show the version and exit.")
+@click.option("--verbose", is_flag=True, help="With --version: the machine and its packages too.")
 @click.pass_context
-def main(context: click.Context) -> None:
+def main(context: click.Context, show_version: bool, verbose: bool) -> None:
     """Rotary position embeddings (RoPE): what a model's is, and where two differ.
 
     A MODEL is the name of a preset (`phasor presets` lists them), the id of a repository on the
     Hugging Face Hub, the path of a config.json, params.json, or a folder that holds one, or - for
     a config on standard input.
     """
+    if show_version:
+        click.echo("\n".join(version_lines(verbose=verbose)))
+        context.exit()
+    if verbose:
+        raise click.UsageError("--verbose goes with --version")
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
+
+
+def version_lines(*, verbose: bool) -> list[str]:
+    """The version; with ``verbose`` also what a report of a fault should name.
+
+    >>> version_lines(verbose=True)[1].partition(" ")[0]
+    'Python'
+    """
+    lines = [f"phasor, version {version(DISTRIBUTION)}"]
+    if not verbose:
+        return lines
+    implementation = platform.python_implementation()
+    lines.append(f"Python {platform.python_version()} ({implementation}) on {platform.platform()}")
+    lines.append(f"CPU kernel: {'built' if find_spec('phasor._native') else 'not built'}")
+    for package in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            lines.append(f"{package} {version(package)}")
+    return lines
