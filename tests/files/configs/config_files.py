@@ -25,8 +25,17 @@ def sized(model_type: str, **more: Any) -> dict[str, Any]:
 
 
 def small(model_type: str = "llama", **more: Any) -> dict[str, Any]:
-    """A config with the least that a llama-like model needs: a size, a context and a base."""
-    return sized(model_type, max_position_embeddings=8192, rope_theta=500000.0) | more
+    """A config with the least that a llama-like model needs: a size, a context and a base.
+
+    The context is 8192, or what the factor of a YaRN makes of its original one.
+    """
+    context = 8192
+    for block in (more.get("rope_scaling"), more.get("rope_parameters")):
+        if isinstance(block, dict) and "yarn" in (block.get("rope_type"), block.get("type")):
+            factor, original = map(block.get, ("factor", "original_max_position_embeddings"))
+            if type(factor) in (int, float) and 1 < factor < 1e6 and type(original) is int:
+                context = round(factor * original)
+    return sized(model_type, max_position_embeddings=context, rope_theta=500000.0) | more
 
 
 def gguf(architecture: str = "llama", **more: Any) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def torchtune(component: str, **more: Any) -> dict[str, Any]:
 
 def test_tensorrt_reads_neither_truncate_nor_an_attention_factor() -> None:
     """Of YaRN; both are noted, as what it does is another rotation than the file asks for."""
-    yarn = {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 4096}
+    yarn = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}
     ignored = {"truncate": False, "attention_factor": 3.0}
     ropes = load(TRTLLM | {"rotary_scaling": yarn | ignored})
     assert ropes.ropes == load(TRTLLM | {"rotary_scaling": yarn}).ropes

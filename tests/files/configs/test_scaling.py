@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from phasor.errors import PhasorWarning
 from phasor.files.configs import load
 from phasor.scaling import NTK, DynamicNTK, Linear, Yarn
 
@@ -57,7 +58,8 @@ def test_scaled_frequencies_are_the_published_ones(name: str, key: str) -> None:
 
 def test_dynamic_scaling_is_a_rule_over_the_context() -> None:
     """Dynamic NTK takes max_position_embeddings as its original length."""
-    (rope,) = load(small(rope_scaling={"type": "dynamic", "factor": 8.0})).ropes
+    with pytest.warns(PhasorWarning, match="the context, 8192, is taken"):
+        (rope,) = load(small(rope_scaling={"type": "dynamic", "factor": 8.0})).ropes
     assert rope.scaling == DynamicNTK(factor=8.0, original_max_positions=8192)
     assert rope.at(16384).inv_freq[32] == pytest.approx(4.632552927e-4, rel=1e-9)
 
@@ -78,6 +80,9 @@ def test_temperature_of_published_models(name: str) -> None:
     fixture, changes, attention, softmax = TEMPERATURES[name]
     config = plain(fixture)
     config["rope_scaling"] |= changes
+    if changes:
+        law = config["rope_scaling"]
+        config["max_position_embeddings"] = law["factor"] * law["original_max_position_embeddings"]
     ropes = load(config)
     assert ropes.ropes[0].attention_factor == pytest.approx(attention, rel=1e-6)
     assert ropes.softmax_factor == pytest.approx(softmax, rel=1e-6)
@@ -88,11 +93,11 @@ def test_both_mscales_cancel_where_the_softmax_is_left_alone() -> None:
     block = {
         "rope_type": "yarn",
         "factor": math.exp(10),
-        "original_max_position_embeddings": 1024,
         "mscale": 3.0,
         "mscale_all_dim": 1.0,
     }
-    ropes = load(small(rope_scaling=block))
+    with pytest.warns(PhasorWarning, match="the context, 8192, is taken"):
+        ropes = load(small(rope_scaling=block))
     assert ropes.ropes[0].attention_factor == pytest.approx((1 + 3) / (1 + 1))
     assert ropes.softmax_factor == 1
 
@@ -116,9 +121,9 @@ def test_a_missing_yarn_factor_is_the_ratio_of_contexts() -> None:
 def test_a_missing_original_length_is_the_context() -> None:
     """Transformers' fallback: YaRN without an original length takes max_position_embeddings."""
     block = {"rope_type": "yarn", "factor": 4.0}
-    assert load(small(rope_scaling=block)).ropes[0].scaling == Yarn(
-        factor=4.0, original_max_positions=8192
-    )
+    with pytest.warns(PhasorWarning, match="the context, 8192, is taken"):
+        (rope,) = load(small(rope_scaling=block)).ropes
+    assert rope.scaling == Yarn(factor=4.0, original_max_positions=8192)
 
 
 def test_phi_3_longrope_with_its_lengths_at_top_level() -> None:

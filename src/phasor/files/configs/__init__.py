@@ -75,8 +75,9 @@ def load(
         CheckpointError: If the folder's weights lack the frequencies that they should have.
 
     Warns:
-        PhasorWarning: If a size that the file does not say was taken from the model's class, or
-            the first of several contexts that disagree.
+        PhasorWarning: If a size that the file does not say was taken from the model's class, the
+            first of several contexts that disagree, or the context for the one before an
+            extension; or if a factor is not the quotient of the contexts, or stands twice.
 
     >>> ropes = load({
     ...     "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 4096,

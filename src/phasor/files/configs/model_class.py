@@ -20,7 +20,7 @@ from phasor.files import refusal
 from phasor.files.configs.facts import NO_PART, Architecture, Variant, table
 from phasor.files.configs.layer_pattern import rule_kinds
 from phasor.files.configs.rewrites import REWRITES
-from phasor.files.configs.rope_blocks import RopeBlocks, normalize
+from phasor.files.configs.rope_blocks import RopeBlocks, doubt, normalize
 from phasor.files.configs.source import JsonObject
 from phasor.files.configs.unread_keys import objects_inside
 
@@ -328,8 +328,7 @@ def _context(config: JsonObject) -> int | None:
     if len(set(contexts.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in contexts.items())
         note = f"The file gives several contexts ({listed}); the first is taken."
-        config.notes.append(note)
-        warnings.warn(note, PhasorWarning, stacklevel=4)
+        doubt(config, note)
     return next(iter(contexts.values()), None)
 
 

@@ -7,6 +7,7 @@ Formulas of the ``rope_type`` names are those of transformers' ``modeling_rope_u
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Any, cast
 
 from phasor import scaling
 from phasor.axes import AXES, Axes
-from phasor.errors import ConfigError
+from phasor.errors import ConfigError, PhasorWarning
 from phasor.files import refusal
 from phasor.files.configs.facts import Architecture, table
 from phasor.files.configs.source import JsonObject, renamed_keys, single_value
@@ -29,6 +30,13 @@ _ORIGINAL = "original_max_position_embeddings"
 _NULLS = {"truncate": False}
 #: Where files with axes that alternate have the sections of (time, height, width).
 ALTERNATING = (2, 0, 1)
+
+
+def doubt(config: JsonObject, note: str) -> None:
+    """Add a note on numbers that may be meant otherwise, and give it as a warning too, once."""
+    if note not in config.notes:
+        config.notes.append(note)
+        warnings.warn(note, PhasorWarning, stacklevel=4)
 
 
 class RopeBlocks:
@@ -258,13 +266,22 @@ def _read_dynamic(block: JsonObject, outside: LawContext) -> Law | Rule:
         raise refusal("few_coordinates", key=block.name("rope_type"), rotary_dim=outside.rotary_dim)
     if outside.facts.ntk_alpha and block.has("alpha"):
         block.ignore("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-        return scaling.NTK(factor=block.require("alpha", block.number("alpha", above=0)))
-    lengths = [(block.name(_ORIGINAL), block.whole(_ORIGINAL)), (_CONTEXT, outside.context)]
-    length = single_value(lengths)
+        alpha = block.require("alpha", block.number("alpha", above=0))
+        if (factor := block.number("factor", above=0)) not in (None, 1, alpha):
+            alpha_said = f"{block.name('alpha')} {alpha:g}"
+            doubt(
+                outside.config, f"{alpha_said} counts, and {block.name('factor')} {factor:g} not."
+            )
+        return scaling.NTK(factor=alpha)
+    original = block.whole(_ORIGINAL)
+    length = single_value([(block.name(_ORIGINAL), original), (_CONTEXT, outside.context)])
     factor = block.number("factor", above=0)
     factor, length = block.require("factor", factor), block.require(_ORIGINAL, length)
     with renamed_keys(block):
-        return scaling.DynamicNTK(factor=factor, original_max_positions=length)
+        law = scaling.DynamicNTK(factor=factor, original_max_positions=length)
+    if original is None:
+        _doubt_assumed_length(block, outside, factor, length)
+    return law
 
 
 def _read_proportional(block: JsonObject, outside: LawContext) -> Law:
@@ -286,15 +303,19 @@ def _read_longrope(block: JsonObject, outside: LawContext) -> Rule:
         for key in ("short_mscale", "long_mscale")
     )
     original = _original_length(block, outside)
+    factor = _extension_factor(block, outside, original)
     with renamed_keys(block):
-        return scaling.LongRope(
+        law = scaling.LongRope(
             short_factors=short,
             long_factors=long,
             original_max_positions=original,
-            factor=_extension_factor(block, outside, original),
+            factor=factor,
             short_attention_factor=short_gain,
             long_attention_factor=long_gain,
         )
+    if short_gain is None or long_gain is None:  # else the factor says nothing
+        _doubt_other_factor(block, outside, factor, original)
+    return law
 
 
 def _read_yarn(block: JsonObject, outside: LawContext) -> Law:
@@ -305,13 +326,18 @@ def _read_yarn(block: JsonObject, outside: LawContext) -> Law:
     # Ministral repeats the context inside the block: refuse two values
     single_value([(block.name(_CONTEXT), block.whole(_CONTEXT)), (_CONTEXT, outside.context)])
     with renamed_keys(block):
-        return scaling.Yarn(
+        law = scaling.Yarn(
             factor=factor,
             original_max_positions=original,
             truncate=block.flag("truncate") is not False,
             **{key: beta for key, beta in betas.items() if beta is not None},
             **_read_temperature(block, outside, factor),
         )
+    if block.has(_ORIGINAL) or outside.config.has(_ORIGINAL):
+        _doubt_other_factor(block, outside, factor, original)
+    else:
+        _doubt_assumed_length(block, outside, factor, original)
+    return law
 
 
 def _read_temperature(block: JsonObject, outside: LawContext, factor: float) -> dict[str, Any]:
@@ -339,6 +365,30 @@ def _original_length(block: JsonObject, outside: LawContext, default: int | None
     places = (block, outside.config)
     length = single_value((place.name(_ORIGINAL), place.whole(_ORIGINAL)) for place in places)
     return block.require(_ORIGINAL, length or default)
+
+
+def _doubt_assumed_length(
+    block: JsonObject, outside: LawContext, factor: float, assumed: int
+) -> None:
+    """Say that the context was taken for the one before the extension, and what follows."""
+    doubt(
+        outside.config,
+        f"The file has no {block.name(_ORIGINAL)}: the context, {assumed}, is taken for the one "
+        f"before the extension, which by {factor:g} reaches {factor * assumed:g}.",
+    )
+
+
+def _doubt_other_factor(
+    block: JsonObject, outside: LawContext, factor: float, original: int
+) -> None:
+    """Say that the factor is not the quotient of the contexts, of which programs take either."""
+    context = outside.context
+    if context is not None and not math.isclose(factor * original, context, rel_tol=1e-6):
+        doubt(
+            outside.config,
+            f"{block.name('factor')} {factor:g} counts, and from {block.name(_ORIGINAL)} "
+            f"{original} reaches {factor * original:g}; the context says {context}.",
+        )
 
 
 def _extension_factor(block: JsonObject, outside: LawContext, original: int) -> float:

@@ -6,6 +6,7 @@ that neither has is an error. Keys that nothing read are passed to `unread_keys`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,7 +24,7 @@ from phasor.files.configs.source import JsonObject, renamed_keys, single_value
 from phasor.files.configs.unread_keys import check_unread_keys
 from phasor.layers import ConfigLocation, LayerRopes, NamedRope
 from phasor.rope import Rope
-from phasor.scaling import Yarn
+from phasor.scaling import Llama3, Yarn
 
 _MOST_EXTRA = 1_000  # layers that predict further tokens
 #: By a class's ``turns``, what it does else than others.
@@ -141,6 +142,13 @@ def _rope(model: ModelConfig, kind: str, widths: Mapping[str, int]) -> Rope | No
     outside = rope_blocks.LawContext(facts, width, config)
     config.whole("original_max_position_embeddings")  # whether the law uses it or not
     law = rope_blocks.read_law(scaling_block, outside)
+    if isinstance(law, Llama3) and law.original_max_positions > (outside.context or math.inf):
+        rope_blocks.doubt(
+            config,
+            f"{scaling_block.name('original_max_position_embeddings')} "
+            f"{law.original_max_positions} is more than the context, {outside.context}, though it "
+            "is the length before the extension.",
+        )
     base = _base(model, kind_facts, block)
     if facts.fixed and (law is not None or base != facts.base):
         asked = {"what": "base", "asked": base} if law is None else {"what": "law", "asked": name}

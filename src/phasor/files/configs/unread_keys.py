@@ -23,6 +23,7 @@ from phasor._checks import short_repr
 from phasor.errors import PhasorWarning
 from phasor.files import LEFT_ASIDE, refusal
 from phasor.files.configs.facts import NO_FACTS, Architecture, frozen, read_table, table
+from phasor.files.configs.rope_blocks import doubt
 from phasor.files.configs.source import JsonObject
 from phasor.rope import Rope
 from phasor.scaling import Linear
@@ -138,7 +139,12 @@ def check_unread_keys(
             name = block.path_of(key)
             said = f"{name} (got {short_repr(value)})"
             inside = key if in_block else name.removeprefix(f"{config.path}.")
-            if rotates_nothing and inside in facts.carried:
+            if in_block and key in table().files["factors"] and block.has("factor"):
+                factor = block.values["factor"]
+                if value != factor:
+                    counts = f"{block.name('factor')} {short_repr(factor)} counts"
+                    doubt(config, f"{counts}, and {name} {short_repr(value)} not.")
+            elif rotates_nothing and inside in facts.carried:
                 unused.append(name)
             elif in_block and (laws := _laws_of_untyped(block, key)):
                 refused.append(f"{said} is of a law, and no rope_type says which: {laws}")

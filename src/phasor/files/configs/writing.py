@@ -30,7 +30,8 @@ def rope_parameters(rope: Rope, context: int) -> dict[str, Any]:
     multimodal rope. Pairing, direction and the start of the slice depend on the model class.
     The format has no name for `PerPair`: it becomes a ``longrope`` block with the same list twice
     and ``context``, the tokens of the training, and reads back as a rule that picks that law at
-    every length. The original context of dynamic NTK is outside its block: `config_keys` sets it.
+    every length. The original context of dynamic NTK is outside its block too: `config_keys` sets
+    it.
 
     Raises:
         ConfigError: If the format cannot say this Rope.
@@ -194,8 +195,8 @@ def _as_rule(law: PerPair, context: int) -> LongRope:
 WRITERS: Mapping[type, Callable[[Any], dict[str, Any]]] = {
     type(None): _field_writer("default"),
     Linear: _field_writer("linear", "factor"),
-    # the original context is max_position_embeddings, outside the block
-    DynamicNTK: _field_writer("dynamic", "factor"),
+    # readers take max_position_embeddings for the original context, which has to agree
+    DynamicNTK: _field_writer("dynamic", "factor", "original_max_positions"),
     Llama3: _field_writer(
         "llama3", "factor", "low_freq_factor", "high_freq_factor", "original_max_positions"
     ),
