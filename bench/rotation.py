@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from fnmatch import fnmatch
 from typing import Any
 
 import torch
@@ -61,11 +60,11 @@ positions before one. The derived bound of phasor in float32 is {FAR_BOUND:.1e}.
 }  # fmt: skip
 
 
-def steps(device: Cpu, seconds: float, without: str = "") -> dict[str, Callable[[], Any]]:
-    """What is asked about every case, of all contenders whose names do not match ``without``."""
+def steps(device: Cpu, seconds: float) -> dict[str, Callable[[], Any]]:
+    """What is asked about every case."""
 
     def answer(case: Case) -> Measured:
-        contenders = [c for c in everyone(case, device.kind) if not fnmatch(c.name, without)]
+        contenders = everyone(case, device.kind)
         match case.asks:
             case "parts":
                 return Measured(case=case, seconds=time_parts(case, seconds))

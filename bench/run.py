@@ -4,16 +4,13 @@ Without a name it measures the rotation itself: ``make bench``, ``make bench-gpu
 phasor and torch; whoever else is installed takes part. After every step all samples are written to
 ``bench/results/``, and a page of tables beside them. What was measured before is kept if it is of
 the same commit, machine and versions, so that a machine that is at hand for minutes can be used
-again and again: where no history travels with the source, ``PHASOR_COMMIT`` names the commit, with
-``--into FOLDER`` each call writes a file of its own there, and ``--join`` makes results and a page
-of such files. ``--quick`` prints a page of a few cases and writes nothing.
+again and again. ``--quick`` prints a page of a few cases and writes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -25,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cases import CASES
 from contenders import versions
 from device import Cpu, Cuda, restart_with_kept_memory
 from measure import why
@@ -41,8 +37,6 @@ RESULTS = Path(__file__).parent / "results"
 
 def commit() -> str:
     """The commit that is checked out, and whether the source differs from it, or `UNKNOWN`."""
-    if named := os.environ.get("PHASOR_COMMIT"):
-        return named
 
     def git(*arguments: str) -> str:
         try:
@@ -58,7 +52,7 @@ def commit() -> str:
 def about(device: Cpu) -> dict[str, Any]:
     """When, where and with what."""
     return {
-        "device": device.name, "kind": device.kind, "machine": device.about(), "python": platform.python_version(),
+        "device": device.name, "machine": device.about(), "python": platform.python_version(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "commit": commit(),
         "versions": versions(),
     }  # fmt: skip
@@ -79,25 +73,9 @@ def kept_cases(path: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     return before["cases"] if same else {}
 
 
-def join(paths: Sequence[Path], steps: Sequence[str]) -> dict[str, Any]:
-    """The results of several calls on one machine as one; leaves the program if they differ."""
-    calls = [json.loads(path.read_text("utf-8")) for path in paths]
-    for name in ("device", "commit", "versions"):
-        found = {json.dumps(call[name], sort_keys=True) for call in calls}
-        if len(found) > 1:
-            sys.exit(f"--join needs files of the same {name}, got {' and '.join(sorted(found))}")
-    cases = {name: case for call in calls for name, case in call["cases"].items()}
-    failed = {name: text for call in calls for name, text in call["failed"].items()}
-    return calls[-1] | {
-        "cases": {name: cases[name] for name in steps if name in cases},
-        "whole": {*steps} <= cases.keys(),
-        "failed": {name: text for name, text in failed.items() if name not in cases},
-    }  # fmt: skip
-
-
 def write(path: Path, results: Mapping[str, Any], page: str) -> None:
     """The samples, and the page; a run that is cut off leaves the results before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(results, separators=(",", ":")) + "\n", "utf-8")
     part.replace(path)
@@ -133,35 +111,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     some = parser.add_mutually_exclusive_group()
     some.add_argument("--quick", action="store_true", help="a few cases, printed: about a minute")
     some.add_argument("--cases", default="*", metavar="PATTERN", help='as in "prefill*, bf*"')
-    some.add_argument("--join", nargs="+", type=Path, metavar="FILE", help="files of --into")
-    parser.add_argument("--into", type=Path, metavar="FOLDER", help="for one file a call")
-    parser.add_argument("--without", default="", metavar="PATTERN", help='as in "*compiled*"')
     wanted = parser.parse_args(arguments)
-    is_rotation = wanted.page == PAGES[0]
-    if not is_rotation and (wanted.device == "cuda" or wanted.without or wanted.join):
-        parser.error(
-            f"{wanted.page} is measured on a processor, in one file, with all who take part"
-        )
-    page: Any = import_module(wanted.page.replace("-", "_"))
-    if wanted.join:
-        found = join(wanted.join, [case.label for case in CASES[wanted.device]])
-        path = RESULTS / f"{found['device']}.json"
-        write(path, found, markdown(found, page.sections(found["cases"], found["kind"])))
-        print(f"Written: {path} and {path.with_suffix('.md').name}")
-        return
+    if wanted.device == "cuda" and wanted.page != PAGES[0]:
+        parser.error(f"{wanted.page} is measured on a processor alone")
     device = Cuda() if wanted.device == "cuda" else Cpu()
-    options = {"without": wanted.without} if is_rotation else {}
-    steps = page.steps(device, 1.5 if wanted.quick else device.seconds, **options)
+    page: Any = import_module(wanted.page.replace("-", "_"))
+    steps = page.steps(device, 1.5 if wanted.quick else device.seconds)
     names = selected([*steps], page.QUICK if wanted.quick else [wanted.cases])
     told = about(device)
-    path = RESULTS / f"{device.name if is_rotation else wanted.page}.json"
-    kept: dict[str, Any] = {}
-    if wanted.into:
-        path = wanted.into / f"{path.stem}-{datetime.now(UTC):%H%M%S}.json"
-    elif not wanted.quick:
-        kept = kept_cases(path, told)
+    path = RESULTS / f"{device.name if wanted.page == PAGES[0] else wanted.page}.json"
     found, text = {}, ""
-    for found in measure_all(steps, names, device, kept):
+    for found in measure_all(steps, names, device, {} if wanted.quick else kept_cases(path, told)):
         text = markdown(told | found, page.sections(found["cases"], device.kind))
         if not wanted.quick:
             write(path, told | found, text)
