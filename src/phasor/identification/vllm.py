@@ -38,7 +38,7 @@ def register() -> None:
     @functools.wraps(load_model)
     def load_and_verify(*args: Any, **options: Any) -> Any:
         model = load_model(*args, **options)
-        configs = [options.get("model_config"), *args]
+        configs: list[Any] = [options.get("model_config"), *args]
         names = [str(config.model) for config in configs if hasattr(config, "model")]
         _log(model, names[0] if names else "the model")
         return model

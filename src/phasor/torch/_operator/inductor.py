@@ -115,8 +115,8 @@ def _size_hint(size: int | torch.SymInt) -> int:
     """A length; for one that a compiler leaves open, its value in the call that is compiled for."""
     if type(size) is int:
         return size
-    hint = size.node.hint
-    return NEVER if hint is None else hint  # None of a length that depends on data
+    hint: int | None = cast(Any, size).node.hint  # None of a length that depends on data
+    return NEVER if hint is None else hint
 
 
 def _run_fused(call: Turn) -> list[Tensor]:

@@ -29,6 +29,8 @@ outside_transforms: Callable[[], AbstractContextManager[None]] = _C._DisableFunc
 outside_modes = cast(
     Callable[[], AbstractContextManager[Any]], cast(Any, _python_dispatch)._disable_current_modes
 )
+# with the flag that ``torch.export`` sets
+_compiler: Any = torch.compiler
 #: Whether a ``torch.func`` transformation is running.
 in_transform: Callable[[], bool] = _C._are_functorch_transforms_active
 #: Whether ``torch.jit.trace`` is recording.
@@ -98,7 +100,7 @@ def is_exporting() -> bool:
 
     The public function says so under ``torch.compile`` too where torch is older than 2.12.
     """
-    return torch.compiler._is_exporting_flag
+    return _compiler._is_exporting_flag
 
 
 def dispatch_is_plain(xs: Sequence[Any]) -> bool:
