@@ -33,7 +33,7 @@ SMALLEST_LABEL = 9.0  # pixels on a phone
 
 #: Words that a page may have, its code and tables included; the reference is not counted.
 PAGE_WORDS = 1_800
-#: Pages that may have more: the lesson, and the map of `translate`.
+#: Pages that may have more: the lesson, the sources line by line, and the map of `translate`.
 LONGER = {"lesson/": 3_500, "seeds/": 2_000, "translate/": 2_900}
 #: Words of all pages but the reference, and of their tables.
 ALL_WORDS, TABLE_WORDS = 34_000, 6_300
