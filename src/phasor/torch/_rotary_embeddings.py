@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from phasor._checks import short_repr
 from phasor.angles import cos_sin
 from phasor.errors import ConfigError, PhasorError, PhasorWarning
-from phasor.files import LEFT_ASIDE
 from phasor.files.configs import load, model_types
 from phasor.layers import LayerRopes
 from phasor.numpy import rotate
@@ -161,8 +160,8 @@ def _prove(path: str, module: nn.Module, config: Any) -> RotaryEmbedding:
         raise _refusal(path, module, f"its forward takes ({', '.join(taken)})")
     try:
         with warnings.catch_warnings():
-            # a key that the class does not read may stay: what it computes is compared
-            warnings.filterwarnings("ignore", LEFT_ASIDE, PhasorWarning)
+            # what a file should say better is no concern here: what the class computes is compared
+            warnings.simplefilter("ignore", PhasorWarning)
             layers = load(config.to_dict(), strict=False)
     except PhasorError as error:
         raise _refusal(path, module, f"its config cannot be read ({error})") from None
