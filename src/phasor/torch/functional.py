@@ -229,7 +229,7 @@ def _rotate(
     if type(rope) is Rope and type(positions) is Tensor and backend in ("auto", "cpu"):
         text = rope.to_json()
         applied = attention_factor(text) if gain is None else gain
-        if inverse is True and type(applied) is float and applied not in (0.0, 1.0):
+        if inverse is True and isinstance(applied, float) and applied not in (0.0, 1.0):
             applied = undone_gain(applied)
         outs = ops.try_turn_at(views, positions, text, inverse, applied, in_place)
     if outs is None:

@@ -22,6 +22,8 @@ from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Rule
+from phasor.torch._operator.internals import cached_constant
+from phasor.torch._operator.text import read_rope
 from phasor.torch._rotary_embeddings import (
     PARAMETERS,
     TABLE,
@@ -306,13 +308,20 @@ def _cos_sin_by_rule(
 ) -> tuple[Tensor, Tensor]:
     """The same under the law for the largest position, without reading that from the device."""
     length = (positions.max() + 1).double()
-    plain = length.new_tensor(replace(rope, scaling=None).inv_freq.tolist())
+    # numbers, not a tensor: a compiler takes what it cannot follow as a constant
+    plain = length.new_tensor(_plain_inv_freq(rope.to_json()))
     law = rule.at_lengths(length, plain, torch)
     assert law is not None, "every rule in a config of transformers has it"
     inv_freq, factor = law
     # frequencies that only the device knows are float64, which holds no fixed-point fraction
     angles = positions.unsqueeze(-1).double() * inv_freq
     return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+
+
+@cached_constant
+def _plain_inv_freq(text: str) -> tuple[float, ...]:
+    """The frequencies before a rule."""
+    return tuple(replace(read_rope(text), scaling=None).inv_freq.tolist())
 
 
 def _hook_of(module: nn.Module) -> ExactCosSin | None:

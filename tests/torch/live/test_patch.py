@@ -203,7 +203,7 @@ def test_what_a_model_does_not_compute_is_refused(
     assert not any(module._forward_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize("name", EVERYDAY)
+@pytest.mark.parametrize("name", [*EVERYDAY, "gpt_oss"])
 def test_a_patched_model_compiles_whole(name: str) -> None:
     """Without a graph break, and to the same logits."""
     model = fresh(name)

@@ -10,13 +10,14 @@ import torch
 import torch.distributed as dist
 from accelerate import dispatch_model
 from tools.tiny_models import tiny_model
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from phasor.torch.live import patch
 
+from ...rounding import rounding
 from .live_models import difference, prefill, tokens
 
 #: Cosines and sines, complex rows, latent attention, and rows of two kinds of layers.
@@ -67,6 +68,20 @@ def test_a_model_that_fsdp_shards_in_bfloat16_is_a_bfloat16_model(
     assert answer.dtype == torch.bfloat16
     # a row in float32 that is rounded once may differ from that of a bfloat16 model by a rounding
     assert difference(answer, expected) <= 2 * torch.finfo(torch.bfloat16).eps
+
+
+def test_a_model_inside_ddp_is_patched(tmp_path: Any) -> None:
+    """Its path begins with another name; gradients come out as they did."""
+    model = tiny_model("llama")
+    plain = copy.deepcopy(model)
+    room = rounding(plain, gradients)
+    dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        assert patch(wrapped).modules == ("module.model.rotary_emb",)
+        assert difference(gradients(plain), gradients(wrapped)) <= room
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.filterwarnings("ignore:.*offloaded")
