@@ -88,9 +88,10 @@ def test_a_model_is_patched_whatever_is_on_around_it(name: str, around: str) -> 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_made_without_memory_and_loaded_by_assignment(name: str) -> None:
     """Frequencies are in no file, so they stay on the meta device; nobody needs them."""
+    like = fresh(name)  # with memory
     with empty_weights(True):
-        model = type(fresh(name))(fresh(name).config)
-    model.load_state_dict(fresh(name).state_dict(), assign=True)
+        model = type(like)(like.config)
+    model.load_state_dict(like.state_dict(), assign=True)
     model.set_attn_implementation("eager")
     assert all(one.lost and math.isnan(one.error) for one in check(model).modules)
     patch(model.eval())
