@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -187,25 +184,3 @@ def test_rows_that_are_given_are_its_inputs() -> None:
     expected[..., 3:5] = a * np.sin(angles) + b * np.cos(angles)
     for engine in (by_reference, by_onnxruntime):
         assert np.abs(engine(program)(x.numpy(), places.numpy())[0] - expected).max() <= 1e-5
-
-
-def test_what_engines_without_wide_integers_need_is_said_and_done() -> None:
-    """The formula's graph shifts 64-bit integers, a table's does not; page and docstring say so."""
-    graphs = {way: _rotated(WAYS[way]) for way in WAYS}
-    wide = {"BitShift", "BitwiseAnd"}
-    assert wide <= operators(graphs["formula"]).keys()
-    assert not wide & operators(graphs["table"]).keys()
-    page = (Path(__file__).parents[3] / "docs/exporting.md").read_text("utf-8")
-    for text in (page, str(bridge.export.__doc__)):
-        for name in ("onnxruntime 1.32", "OpenVINO", "TensorRT", "float16", "other engine"):
-            assert name in text
-    assert "anything with ONNX" not in page
-
-
-def _rotated(longest: int | None) -> Any:
-    return exported(
-        lambda x, p: rotate(x, p, PLAIN),
-        normal(2, 5, 3, 8),
-        torch.from_numpy(PLACES),
-        longest=longest,
-    )
