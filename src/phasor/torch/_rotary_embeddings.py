@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from phasor._checks import short_repr
 from phasor.angles import cos_sin
+from phasor.axes import Axial
 from phasor.errors import ConfigError, PhasorError, PhasorWarning
 from phasor.files.configs import load, model_types
 from phasor.layers import LayerRopes
@@ -68,25 +69,48 @@ class RotaryEmbedding(NamedTuple):
 
 def read(model: nn.Module) -> tuple[list[RotaryEmbedding], list[str]]:
     """The proved rotary embeddings of a model, and paths of those of pictures and sounds."""
-    known_types = set(model_types())
     found: list[RotaryEmbedding] = []
     left: list[str] = []
-    unknown: ConfigError | None = None
+    refusals: list[ConfigError] = []
+    why_left = ""
     proved: dict[tuple[type, str], RotaryEmbedding] = {}
     for path, module, config in _rotary_modules(model):
         values = config.to_dict()
         key = type(module), repr(values)
-        if values.get("model_type") not in known_types:
-            left.append(path)
-            says = f"phasor.load knows no model type {values.get('model_type')!r}"
-            unknown = unknown or _refusal(path, module, says)
-            continue
-        if key not in proved:
-            proved[key] = _prove(path, module, config)
-        found.append(proved[key]._replace(path=path, module=module))
+        try:
+            layers = proved[key].layers if key in proved else _load(path, module, values)
+            if isinstance(layers, str):
+                why_left = why_left or f"{path} ({type(module).__name__}) stays as it is: {layers}"
+                left.append(path)
+                continue
+            if key not in proved:
+                proved[key] = _prove(path, module, config, layers)
+            found.append(proved[key]._replace(path=path, module=module))
+        except ConfigError as error:
+            refusals.append(error)
+    if refusals:
+        others = ", and a part of the model without it can be given" if found else ""
+        raise ConfigError(f"{refusals[0]}{others}")
     if not found:
-        raise unknown or _no_rotation(model)
+        raise ConfigError(why_left) if left else _no_rotation(model)
     return found, left
+
+
+def _load(path: str, module: nn.Module, values: Mapping[str, Any]) -> LayerRopes | str:
+    """The ropes of a config; the reason if it is of no language model that phasor knows."""
+    model_type = values.get("model_type")
+    if model_type not in model_types():
+        return f"phasor.load knows no model type {model_type!r}"
+    try:
+        with warnings.catch_warnings():
+            # what a file should say better is no concern here: what the class computes is compared
+            warnings.simplefilter("ignore", PhasorWarning)
+            layers = load(values, strict=False)
+    except PhasorError as error:
+        raise _refusal(path, module, f"its config cannot be read ({error})") from None
+    if any(isinstance(rope.axes, Axial) or rope.base is None for rope in layers.ropes if rope):
+        return "positions of pictures are small, and exact angles change nothing there"
+    return layers
 
 
 def _rotary_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
@@ -152,19 +176,12 @@ def isolated_torch_state() -> Generator[None]:
 
 
 @isolated_torch_state()
-def _prove(path: str, module: nn.Module, config: Any) -> RotaryEmbedding:
+def _prove(path: str, module: nn.Module, config: Any, layers: LayerRopes) -> RotaryEmbedding:
     """The ropes that a config states for a rotary embedding, compared with a new one."""
     cls = cast(Any, type(module))
     taken = tuple(inspect.signature(cls.forward).parameters)[1:]
     if not holds_table(module) and taken not in (PARAMETERS, PARAMETERS[:2]):
         raise _refusal(path, module, f"its forward takes ({', '.join(taken)})")
-    try:
-        with warnings.catch_warnings():
-            # what a file should say better is no concern here: what the class computes is compared
-            warnings.simplefilter("ignore", PhasorWarning)
-            layers = load(config.to_dict(), strict=False)
-    except PhasorError as error:
-        raise _refusal(path, module, f"its config cannot be read ({error})") from None
     by_kind = getattr(module, "rope_type", None)
     kinds: list[Kind] = (isinstance(by_kind, dict) and [*by_kind]) or [None]
     try:
