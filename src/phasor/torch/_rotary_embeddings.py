@@ -68,7 +68,7 @@ class RotaryEmbedding(NamedTuple):
 
 
 def read(model: nn.Module) -> tuple[list[RotaryEmbedding], list[str]]:
-    """The proved rotary embeddings of a model, and paths of those of pictures and sounds."""
+    """The proved rotary embeddings of a model, and paths of those that stay as they are."""
     found: list[RotaryEmbedding] = []
     left: list[str] = []
     refusals: list[ConfigError] = []
@@ -300,8 +300,9 @@ def _rotations_beside(cls: type, config: Any) -> list[Callable[..., Any]]:
     files = [vars(sys.modules[base.__module__]) for base in cls.__mro__ if base is not nn.Module]
     found = {name: it for names in files for name, it in names.items() if _ROTATION.fullmatch(name)}
     suffix = "_interleave"
-    if any(name.endswith(suffix) for name in found):
-        # of its two functions for attention a file takes this one, unless its config says not to
+    is_latent = getattr(config, "qk_rope_head_dim", None) is not None
+    if is_latent and any(name.endswith(suffix) for name in found):
+        # of a file's two functions latent attention takes this one, unless its config says not to
         is_taken = getattr(config, "rope_interleave", True)
         found = {name: it for name, it in found.items() if name.endswith(suffix) is is_taken}
     return list(found.values())

@@ -56,7 +56,7 @@ class Patched:
 
     model: str  # the name of its class
     modules: tuple[str, ...]  # paths of the modules whose cos and sin are exact now
-    left: tuple[str, ...] = ()  # those of rotary embeddings of pictures and sounds
+    left: tuple[str, ...] = ()  # those of rotary embeddings of pictures, and of unknown types
     already: bool = False  # whether all were patched before, so that nothing has changed
 
     def __repr__(self) -> str:
