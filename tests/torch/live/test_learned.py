@@ -21,13 +21,13 @@ SIZES: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 4,
     "intermediate_size": 32, "moe_intermediate_size": 16, "vocab_size": 64, "n_routed_experts": 2,
     "num_experts_per_tok": 1, "kv_lora_rank": 8, "qk_rope_head_dim": 12, "qk_nope_head_dim": 4,
-    "v_head_dim": 8, "index_head_dim": 16, "index_n_heads": 2, "max_position_embeddings": 512,
+    "v_head_dim": 8, "index_head_dim": 16, "index_n_heads": 2, "max_position_embeddings": 2**20,
     "bos_token_id": 1, "eos_token_id": 2, "first_k_dense_replace": 5,
 }  # fmt: skip
 PAIRS = 6
 FLAT = {"rope_type": "default", "rope_theta": 500.0}
 WARM = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
-        "original_max_position_embeddings": 64}  # fmt: skip
+        "original_max_position_embeddings": 2**18}  # fmt: skip
 ALPHA = torch.linspace(-0.9, 1.3, PAIRS)
 
 
