@@ -2,34 +2,55 @@
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from difflib import get_close_matches
 from numbers import Integral, Real
 from operator import index
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
 from phasor.errors import PhasorError, SpecError
 
 ErrorType = Callable[[str], PhasorError]
 
 
-def refuse_unnamed(cls: type, unnamed: Sequence[object], given: Mapping[str, object]) -> None:
-    """Refuse fields of a law without names, and a law without fields that it needs."""
-    fields = dataclasses.fields(cast(Any, cls))
-    needed = [one.name for one in fields if one.default is dataclasses.MISSING]
-    example = f"{cls.__name__}({', '.join(f'{name}=...' for name in needed)})"
+class NamedFields:
+    """A base of dataclasses whose fields are given by name: errors say the way out.
+
+    Python would raise a bare TypeError.
+    """
+
+    # kept by class: torch.compile traces the making of an instance, and not `dataclasses.fields`
+    _needed: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        names = (*cls._needed, *inspect.get_annotations(cls))
+        cls._needed = tuple(name for name in names if not hasattr(cls, name))
+
+    if not TYPE_CHECKING:  # type checkers keep the dataclass's signature
+
+        def __new__(cls, *unnamed: object, **given: object) -> Self:
+            """An instance, unless a field has no name or a field without a default is missing."""
+            missing = [name for name in cls._needed if name not in given]
+            if unnamed or (given and missing):  # copy and pickle give none
+                _refuse_unnamed(cls.__name__, cls._needed, unnamed, missing)
+            return super().__new__(cls)
+
+
+def _refuse_unnamed(
+    cls: str, needed: Sequence[str], unnamed: Sequence[object], missing: Sequence[str]
+) -> NoReturn:
+    example = f"{cls}({', '.join(f'{name}=...' for name in needed)})"
     if unnamed:
         raise SpecError(
-            f"the fields of {cls.__name__} are given by their names: {example}, got "
+            f"the fields of {cls} are given by their names: {example}, got "
             f"{short_repr(unnamed[0])} without one"
         )
-    missing = [name for name in needed if name not in given]
-    if given and missing:  # copy and pickle give none
-        raise SpecError(f"{cls.__name__} lacks {', '.join(missing)}: {example}")
+    raise SpecError(f"{cls} lacks {', '.join(missing)}: {example}")
 
 
 def short_repr(value: object) -> str:

@@ -5,6 +5,7 @@ import functools
 import importlib
 import inspect
 import json
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ import transformers
 from phasor import Rope, load, preset, preset_names
 from phasor.charts import report
 from phasor.cli.extend import print_plan
-from phasor.errors import ConfigError
+from phasor.errors import ConfigError, PhasorWarning
 from phasor.extending import plan_extension
 from phasor.files.configs.writing import config_keys, rope_parameters
 from phasor.scaling import DynamicNTK
@@ -99,7 +100,11 @@ def test_the_blocks_of_several_kinds_read_back_as_theirs(name, kind):
     (keys, labels), ropes, planned = minimal(name), preset(name), longer(name, kind)
     for way in planned.options.values():
         assert way.config is not None, way.refused
-        again = dict(zip(labels, load(keys | json.loads(json.dumps(way.config))), strict=True))
+        written = keys | json.loads(json.dumps(way.config))
+        with warnings.catch_warnings():
+            # a kind that was lengthened before now ends before the context does, and load says so
+            warnings.filterwarnings("ignore", ".* reaches .*; the context says", PhasorWarning)
+            again = dict(zip(labels, load(written), strict=True))
         for one, rope in ropes.kinds.items():
             assert again[ropes.in_config.labels[one]] == (way.config_rope if one == kind else rope)
 

@@ -79,7 +79,7 @@ def test_a_million_distances_are_products_of_few_cosines(
     """Starts of blocks, and the rests within one: a fiftieth of the distances at most."""
     asked: list[int] = []
 
-    def counted(rope: Rope, positions: Any) -> Any:
+    def counted(positions: Any, rope: Rope) -> Any:
         asked.append(np.size(positions))
         return angles.cos_sin(positions, rope)
 

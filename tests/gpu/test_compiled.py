@@ -36,6 +36,11 @@ from .triton_compiler import (
 pytestmark = compiles
 
 
+def beside_others(row: Tensor) -> Tensor:
+    """The same rows, of wider ones."""
+    return row.repeat(1, 3)[:, : row.shape[1]]
+
+
 def test_forty_shapes_compile_two_kernels(compiler: Compiler) -> None:
     """One for many tokens and one for few, whatever the batch, the heads, the strides.
 
@@ -50,7 +55,7 @@ def test_forty_shapes_compile_two_kernels(compiler: Compiler) -> None:
             ((2, 2, length), (3, 3), as_it_is),
             ((length, 1), (1, 1), as_it_is),
         ):
-            launch(tokens=tokens, heads=heads, laid=laid, rows=lambda row: row.mT.contiguous().mT)
+            launch(tokens=tokens, heads=heads, laid=laid, rows=beside_others)
             launch(tokens=tokens, heads=heads, laid=laid, in_place=True)
             calls += 1
     assert calls == 40
@@ -62,6 +67,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "another pairing": {"rope": JOINED},
     "fewer pairs": {"rope": PARTIAL},
     "rows of another dtype": {"rows": Tensor.double},
+    "rows in columns": {"rows": lambda row: row.mT.contiguous().mT},
     "another dtype": {"dtype": torch.float16},
     "odd addresses": {"laid": misaligned},
 }

@@ -81,7 +81,9 @@ LAWS = {
          "low_freq_factor": 1.0, "high_freq_factor": 4.0},
         Llama3(factor=8.0, original_max_positions=1024),
     ),
-    "dynamic": ({"rope_type": "dynamic", "factor": 4.0}, None),
+    "dynamic": (
+        {"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 8192}, None
+    ),
 }  # fmt: skip
 
 

@@ -164,8 +164,10 @@ def add_precision(measured: Measured, end: int) -> None:
         within_float32 &= bool(np.all(drift <= tolerance + 2.0**-20 * angles))
     findings = report.findings
     has_rounded = any(name.startswith("positions-in") for name in report.names())
-    if errors and has_drift and within_float32 and not has_rounded:
-        near, error = errors[-1]
+    near, error = errors[-1] if errors else (0, 0.0)
+    # cos and sin of an exact angle may be off by as much, at every position alike
+    has_drift &= error > _FLOAT32_ROWS
+    if has_drift and within_float32 and not has_rounded:
         # the frequency of an angle that is a float32 number seems to be one
         kept = (finding for finding in findings if finding.name != "frequencies-in-float32")
         findings = *kept, make_finding("angles-in-float32", error=error, near=near)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from phasor._checks import choice, number, numbers, refuse_unnamed, whole
+from phasor._checks import NamedFields, choice, number, numbers, whole
 from phasor._reals import PI, cos_sin_of_turns, in_reals, powers
 from phasor.errors import SpecError
 
@@ -55,18 +55,11 @@ class Temperature(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Law(ABC):
+class Law(NamedFields, ABC):
     """A static scaling law: plain frequencies in, scaled frequencies out.
 
     Laws compute in 60-digit decimals; the results are rounded to floats only where they are used.
     """
-
-    if not TYPE_CHECKING:  # type checkers keep the dataclass's signature
-
-        def __new__(cls, *unnamed: object, **given: object) -> Law:
-            """Say the way out where Python would raise a bare TypeError."""
-            refuse_unnamed(cls, unnamed, given)
-            return super().__new__(cls)
 
     def __post_init__(self) -> None:
         check_fields(self)

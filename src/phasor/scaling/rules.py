@@ -14,26 +14,20 @@ from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from phasor._checks import number, refuse_unnamed, short_repr, whole
+from phasor._checks import NamedFields, number, short_repr, whole
 from phasor.errors import SpecError
 from phasor.scaling.laws import NTK, Law, PerPair, check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule(ABC):
+class Rule(NamedFields, ABC):
     """A rule that picks a law from the length of the sequence."""
-
-    if not TYPE_CHECKING:  # type checkers keep the dataclass's signature
-
-        def __new__(cls, *unnamed: object, **given: object) -> Rule:
-            """Say the way out where Python would raise a bare TypeError."""
-            refuse_unnamed(cls, unnamed, given)
-            return super().__new__(cls)
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         # a subclass that overrides `at` alone must not inherit an `at_lengths` for other laws
         if "at" in vars(cls) and "at_lengths" not in vars(cls):
             cls.at_lengths = Rule.at_lengths

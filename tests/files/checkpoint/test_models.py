@@ -211,6 +211,7 @@ def test_transformers_files_give_its_logits_in_metas_code(tmp_path: Path, tied: 
         num_attention_heads=4,
         num_key_value_heads=2,
         tie_word_embeddings=tied,
+        max_position_embeddings=131072,
         rope_parameters={
             "rope_type": "llama3",
             "rope_theta": 500000.0,

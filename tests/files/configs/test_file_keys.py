@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import inspect
 import json
+import textwrap
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -14,7 +17,8 @@ import pytest
 from phasor import LayerRopes, PhasorWarning, Rope, load, preset
 from phasor.cli.extend import print_plan
 from phasor.extending import plan_extension
-from phasor.files.configs.file_keys import keys_for_file
+from phasor.files.configs.facts import table
+from phasor.files.configs.file_keys import BLOCK_ALONE, keys_for_file
 from phasor.files.translation import translate
 from phasor.scaling import Llama3, Yarn
 
@@ -223,3 +227,25 @@ def test_who_reads_the_keys_is_printed(tmp_path, capsys) -> None:
         Rope(head_dim=64, pairing="half", scaling=law), "transformers", context=131072
     ).parts
     assert any(note.startswith("rope_parameters: for transformers 5.") for note in part.notes)
+
+
+def test_only_what_the_file_has_is_removed() -> None:
+    """A file of transformers 4 without a law has no rope_scaling to lose."""
+    file = SIZES | {"model_type": "llama", "rope_theta": 1e4}
+    ropes = load(file)
+    assert keys_for_file(ropes, 32768, 32768).to_remove == ()
+
+
+@pytest.mark.programs
+def test_the_types_of_new_blocks_alone_are_those_of_transformers() -> None:
+    """Whose classes convert nothing that stands beside the block."""
+    from transformers import CONFIG_MAPPING
+
+    def converts_nothing(config_class: Any) -> bool:
+        source = inspect.getsource(config_class.convert_rope_params_to_dict)
+        (method,) = ast.parse(textwrap.dedent(source)).body
+        assert isinstance(method, ast.FunctionDef)
+        return len(method.body) == 1 and isinstance(method.body[0], ast.Return)
+
+    found = {name for name in CONFIG_MAPPING if converts_nothing(CONFIG_MAPPING[name])}
+    assert found & table().huggingface.keys() == BLOCK_ALONE

@@ -458,8 +458,12 @@ def test_a_file_that_announces_too_much_is_refused(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [UINT8, STRING])
-def test_a_header_that_is_as_long_as_it_announces_is_bounded(kind: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "refused"), [(UINT8, "damaged GGUF file"), (STRING, "which no config does")]
+)
+def test_a_header_that_is_as_long_as_it_announces_is_bounded(
+    kind: int, refused: str, tmp_path: Path
+) -> None:
     """A file with a hole of a terabyte: it is refused within a memory of 2 GiB."""
     path = tmp_path / "a.gguf"
     with path.open("wb") as file:
@@ -476,4 +480,4 @@ except phasor.ConfigError as error:
     done = subprocess.run(
         [sys.executable, "-c", code, path], capture_output=True, text=True, check=True
     )
-    assert "damaged GGUF file" in done.stdout
+    assert refused in done.stdout

@@ -6,6 +6,7 @@ out in NumPy: frequencies, cos and sin in float32, as such programs keep them, t
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 
 import phasor
 from phasor import LayerRopes, Rope
+from phasor.errors import PhasorWarning
 
 Recording = dict[str, np.ndarray]
 
@@ -41,7 +43,10 @@ class Part(NamedTuple):
             return self.model
         if isinstance(self.model, str):
             return phasor.preset(self.model)
-        return phasor.load(dict(self.model))
+        # files that contradict themselves are not what is asked here
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PhasorWarning)
+            return phasor.load(dict(self.model))
 
 
 class Defect(NamedTuple):

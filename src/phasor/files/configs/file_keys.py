@@ -30,6 +30,11 @@ _BASE, _FRACTION = "rope_theta", "partial_rotary_factor"
 # whose blocks are alike in both versions; a longrope is not, and proportional is of version 5
 _LISTS = {"type", "short_factor", "long_factor"}
 _OLD_LAWS = ("default", "linear", "dynamic", "yarn", "llama3")
+#: Types whose class of transformers 5 reads ``rope_parameters`` as it stands, and no key beside.
+BLOCK_ALONE = frozenset({
+    *("beam", "diffusion_gemma_text", "embedding_gemma2_text", "gemma4_text"),
+    *("gemma4_unified_text", "laguna", "mellum", "mimo_v2_flash"),
+})  # fmt: skip
 # of transformers 4: modeling_rope_utils.py of 4.55.4; mlx-lm's classes, of 0.32.2, run in the tests
 _OLD_STYLE = "{old}: for transformers 4 and 5, and the classes of mlx-lm that know these keys."
 _BOTH_STYLES = (
@@ -85,11 +90,13 @@ def keys_for_file(ropes: LayerRopes, context: int, to: int) -> FileKeys:
     alone = _NEW_STYLE if file or "rope_type" in new["rope_parameters"] else _NO_FILE
     styles = {alone: new}
     if old is not None:
-        outside = {key: value for key, value in {**new, **old}.items() if key != "rope_parameters"}
+        outside = {
+            key: value
+            for key, value in {**new, **old}.items()
+            if key != "rope_parameters" and (value is not None or file.get(key) is not None)
+        }
         # transformers takes a rope_scaling for the block, so the block has to come after it
         both = outside | {"rope_parameters": new["rope_parameters"]}
-        if not file:  # there is nothing to remove
-            both = {key: value for key, value in both.items() if value is not None}
         styles = {_BOTH_STYLES: both, **styles}
         if file and not file.get("rope_parameters") and not _is_reset(new, ropes, facts):
             styles = {_OLD_STYLE: outside, **styles}
@@ -193,6 +200,8 @@ def _keys_in_new_style(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, 
         }
         blocks = _with_query_factor(blocks, ropes)
     else:
+        fractions = {block.get(_FRACTION, 1.0) for block in blocks.values() if block}
+        says["fraction"] = fractions.pop() if len(fractions) == 1 else None
         for kind, block in blocks.items():
             key, base = facts.kind(kind).base_key or _BASE, block and block[_BASE]
             bases[key] = base if bases.get(key, base) == base else None
@@ -221,7 +230,7 @@ def _keys_in_old_style(
     """What transformers 4 reads in place of ``rope_parameters``; None if it cannot be told that."""
     blocks: Mapping[str, Any] = new["rope_parameters"]
     # a law under names of its own, or a list with a base for each layer
-    if facts.rewrite in WITHOUT_OLD_STYLE:
+    if facts.rewrite in WITHOUT_OLD_STYLE or ropes.in_config.model_type in BLOCK_ALONE:
         return None
     if "rope_type" in blocks:
         of_kinds = [(Kind(), blocks)]
@@ -260,11 +269,9 @@ def _law_of(block: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _longrope_in_old_style(law: Mapping[str, Any], context: int) -> dict[str, Any]:
-    """Phi-3's keys: the lists alone, and the lengths outside, whose quotient is the factor."""
-    original = law[_ORIGINAL]
-    lists = {"type": "longrope", **{key: law[key] for key in ("short_factor", "long_factor")}}
-    if "attention_factor" in law:
-        lists["attention_factor"] = law["attention_factor"]
+    """Phi-3's keys: the lists inside, and the lengths outside, whose quotient is the factor."""
+    original, outside = law[_ORIGINAL], ("rope_type", "factor", _ORIGINAL)
+    lists = {"type": "longrope", **{key: law[key] for key in law if key not in outside}}
     if law["factor"] != context / original:
         lists["factor"] = law["factor"]
     return {_ORIGINAL: original, "rope_scaling": lists}
@@ -318,7 +325,13 @@ def merged_over(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]:
             kind: block and _block_over(block, _object(old, kind)) for kind, block in blocks.items()
         }
     if (law := keys.get("rope_scaling")) is not None:
-        over["rope_scaling"] = _block_over(law, scaling if blocks is None else {**scaling, **old})
+        said = cast(Mapping[str, Any], blocks or {})
+        # a number that the file has in both places is the same in both, one that it has in the
+        # new block alone stands outside rope_scaling if the new keys say it
+        said_inside = {key: said[key] for key in scaling if key in said}
+        unsaid = {key: old[key] for key in old if key not in said}
+        beside = {} if blocks is None else unsaid
+        over["rope_scaling"] = _block_over({**said_inside, **law}, {**scaling, **beside})
     return over
 
 

@@ -175,10 +175,10 @@ def plan_key(turn: Turn, outs: Sequence[Tensor]) -> tuple[Any, ...]:
     tensors, addresses = _operands(xs, outs), 0
     for t in tensors:
         addresses |= t.data_ptr()
+    row_addresses = cos.data_ptr() | sin.data_ptr()
     return (
-        *(*options, len(xs), outs is xs, addresses % VECTOR_BYTES == 0),
-        # Triton specializes on the alignment of the pointer to sin
-        sin.data_ptr() % VECTOR_BYTES == 0,
+        *(*options, len(xs), outs is xs),
+        *(addresses % VECTOR_BYTES == 0, row_addresses % VECTOR_BYTES == 0),
         *[(t.shape, t.stride(), t.dtype, t.device) for t in (*tensors, cos, sin)],
     )
 
@@ -198,9 +198,15 @@ def make_plan(turn: Turn, outs: Sequence[Tensor]) -> LaunchPlan | None:
     dimensions += [(1, (0,) * len(steps))] * (2 - len(dimensions))
     (inner, inner_steps), (outer, outer_steps) = dimensions
     token_strides = list(zip(outer_steps, inner_steps, strict=True))
-    strides, packed = _head_strides(tensors, token_strides[: len(tensors)])
-    for row, over_tokens in zip(rows, token_strides[len(tensors) :], strict=True):
-        strides += (*over_tokens, row.stride(-1))
+    # the stride of a single head is never used, and may be anything
+    head_strides = [x.stride(-2) if x.shape[-2] > 1 else 0 for x in tensors]
+    of_heads, steps_of_rows = token_strides[: len(tensors)], token_strides[len(tensors) :]
+    steps_of_heads = [(*over, head) for over, head in zip(of_heads, head_strides, strict=True)]
+    packed = all(map(_is_packed, tensors, steps_of_heads))
+    rows_packed = all(map(_is_packed, rows, steps_of_rows))
+    strides: list[int] = []
+    for x, steps_of_x in zip((*tensors, *rows), steps_of_heads + steps_of_rows, strict=True):
+        strides += (*steps_of_x, x.stride(-1))
     few = inner * outer < MANY_TOKENS
     _, token_block, head_block = tile = choose_tile(pairs, few, q.element_size(), packed)
     q_heads, k_heads = q.shape[-2], k.shape[-2] if has_key else 0
@@ -218,7 +224,7 @@ def make_plan(turn: Turn, outs: Sequence[Tensor]) -> LaunchPlan | None:
             *(layout.pairing != layout.pairing_out or few, turn.transposed),
             *(pairs, layout.rotary_start),
             q.shape[-1] if is_new and q.shape[-1] > 2 * pairs else 0,
-            *(packed, *tile),
+            *(packed, rows_packed, *tile),
         ),
         qk_memory(q, k) if has_key and not is_new else None,
     )
@@ -312,20 +318,10 @@ def _power_of_two(count: int) -> int:
     return 1 << (max(count, 1) - 1).bit_length()
 
 
-def _head_strides(
-    xs: Sequence[Tensor], token_strides: Sequence[tuple[int, int]]
-) -> tuple[list[int], bool]:
-    """Strides of every tensor as kernels take them, and whether all heads are packed."""
-    strides: list[int] = []
-    packed = True
-    for x, over_tokens in zip(xs, token_strides, strict=True):
-        # the stride of a single head is never used, and may be anything
-        steps = (*over_tokens, x.stride(-2) if x.shape[-2] > 1 else 0)
-        strides += (*steps, x.stride(-1))
-        # one piece on 16-byte boundaries, wherever these steps lead
-        offsets = x.data_ptr(), *(step * x.element_size() for step in steps)
-        packed = packed and x.stride(-1) == 1 and not any(n % VECTOR_BYTES for n in offsets)
-    return strides, packed
+def _is_packed(x: Tensor, steps: Sequence[int]) -> bool:
+    """Whether the last dimension is one piece on 16-byte boundaries, wherever these steps lead."""
+    offsets = x.data_ptr(), *(step * x.element_size() for step in steps)
+    return x.stride(-1) == 1 and not any(offset % VECTOR_BYTES for offset in offsets)
 
 
 def reciprocal(n: int) -> int:

@@ -222,14 +222,21 @@ def _divide(count, reciprocal):
 
 
 @triton.jit
-def _load_row(row, token, pair, exists, inner_step, step, dtype: tl.constexpr, other: tl.constexpr):
+def _load_row(
+    row, token, pair, exists, inner_step, step,
+    packed: tl.constexpr, dtype: tl.constexpr, other: tl.constexpr,
+):  # fmt: skip
     """Cosines or sines ``[1, tokens, pairs]`` in ``dtype``, to broadcast over heads."""
-    values = tl.load(row + token[:, None] * inner_step + pair * step, mask=exists, other=other)
+    row += token * inner_step
+    if packed:
+        # of one dimension: of two, a single token is folded to a pointer that has none
+        row, step = tl.multiple_of(row, 16), 1
+    values = tl.load(row[:, None] + pair * step, mask=exists, other=other)
     return values.to(dtype)[None, :, :]
 
 
 @triton.jit(
-    do_not_specialize_on_alignment=["q", "k", "q_out", "k_out", "cos"],
+    do_not_specialize_on_alignment=["q", "k", "q_out", "k_out", "cos", "sin"],
     do_not_specialize=[
         *("inner", "q_heads", "k_heads", "blocks_reciprocal", "tiles_reciprocal"),
         # strides over the outer and inner tokens, over heads, and within them
@@ -253,7 +260,8 @@ def rotation(
     sin_outer: tl.int64, sin_inner: tl.int64, sin_step: tl.int64,
     load_pairs: tl.constexpr, store_pairs: tl.constexpr,
     barrier: tl.constexpr, transposed: tl.constexpr,
-    num_pairs: tl.constexpr, start: tl.constexpr, width: tl.constexpr, packed: tl.constexpr,
+    num_pairs: tl.constexpr, start: tl.constexpr, width: tl.constexpr,
+    packed: tl.constexpr, rows_packed: tl.constexpr,
     pair_block: tl.constexpr, token_block: tl.constexpr, head_block: tl.constexpr,
 ):  # fmt: skip
     """Rotate tokens ``[outer, inner]`` of a query and a key, a tile a program.
@@ -280,6 +288,7 @@ def rotation(
         num_pairs, start      pairs of a head, and the first column of the rotated slice
         width                 columns of a head where the rest is copied, else 0
         packed                whether every head is one piece on 16-byte boundaries
+        rows_packed           the same of the rows of cos and sin
         pair_block            pairs of a tile: ``num_pairs``, or the next power of two
         token_block           tokens of a tile
         head_block            heads of a tile
@@ -313,8 +322,14 @@ def rotation(
         tl.debug_barrier()
     pair = tl.arange(0, pair_block)[None, :]
     row_exists = (token < inner)[:, None] & (pair < num_pairs)
-    c = _load_row(cos + outer * cos_outer, token, pair, row_exists, cos_inner, cos_step, dtype, 1.0)
-    s = _load_row(sin + outer * sin_outer, token, pair, row_exists, sin_inner, sin_step, dtype, 0.0)
+    c = _load_row(
+        cos + outer * cos_outer, token, pair, row_exists, cos_inner, cos_step,
+        rows_packed, dtype, 1.0,
+    )  # fmt: skip
+    s = _load_row(
+        sin + outer * sin_outer, token, pair, row_exists, sin_inner, sin_step,
+        rows_packed, dtype, 0.0,
+    )  # fmt: skip
     if transposed:
         s = -s
     x0, x1 = x0.to(dtype), x1.to(dtype)
