@@ -69,7 +69,9 @@ def test_a_misspelt_command_suggests_the_one_that_is_meant(name):
 def test_a_command_that_is_near_to_none_leads_to_the_list():
     """And an option in its place is still an option."""
     assert "'qqq'; `phasor --help` lists them all" in run_phasor("qqq").stderr
-    assert "No such option '--nosuch'" in run_phasor("--nosuch").stderr
+    refused = run_phasor("--nosuch").stderr
+    assert "No such option" in refused
+    assert "--nosuch" in refused
 
 
 @pytest.mark.parametrize(

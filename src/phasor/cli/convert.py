@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from phasor.cli.options import left_aside_warnings, like_option, strict_option
-from phasor.cli.output import Screen
+from phasor.cli.output import Screen, progress_bar
 from phasor.files.checkpoint import (
     PROGRAMS,
     ConversionPlan,
@@ -124,12 +124,14 @@ def convert(
 
 
 def _write(conversion: ConversionPlan, out: Path, *, verified: bool) -> None:
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 
-    screen = Screen(stderr=True)
-    columns = BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=screen, disable=not screen.is_terminal) as progress:
-        task = progress.add_task("", total=conversion.size * (2 if verified else 1))
-        write(
-            conversion, out, verified=verified, advance=lambda count: progress.advance(task, count)
-        )
+    total, done = conversion.size * (2 if verified else 1), 0
+    with progress_bar("", BarColumn(), DownloadColumn(), TimeRemainingColumn()) as update:
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            update(done, total)
+
+        write(conversion, out, verified=verified, advance=advance)

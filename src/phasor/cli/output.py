@@ -24,6 +24,8 @@ from rich.text import Text
 from phasor.errors import BackendError, PhasorWarning, SpecError, install_hint, visible
 
 if TYPE_CHECKING:  # which loads more than most commands need
+    from rich.progress import ProgressColumn
+
     from phasor.identification.report import Difference
 
 
@@ -113,12 +115,17 @@ def warnings_as_lines() -> Generator[None]:
 
 
 @contextmanager
-def progress_bar(title: str) -> Generator[Callable[[int, int], None]]:
+def progress_bar(
+    title: str, *columns: str | ProgressColumn
+) -> Generator[Callable[[int, int], None]]:
     """A progress bar on a terminal's stderr; yields ``update(done, total)``."""
     from rich.progress import Progress
 
     screen = Screen(stderr=True)
-    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
+    if not screen.is_terminal:  # rich before 15 ends a bar that is not shown with an empty line
+        yield lambda completed, total: None
+        return
+    with Progress(*columns, console=screen, transient=True) as progress:
         task = progress.add_task(title, total=None)
         yield lambda completed, total: progress.update(task, completed=completed, total=total)
 

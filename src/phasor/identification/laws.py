@@ -251,7 +251,7 @@ def _scan_ntk_mixed(measured: Frequencies) -> Proposals:
     for exponent in _MIXED_EXPONENTS:
         columns = np.stack((-indices / pairs, -((indices + 1) ** exponent)), axis=1)
         logs = np.log(measured.inv_freq) * weights
-        (log_b, a), *_ = np.linalg.lstsq(columns * weights[:, None], logs)
+        (log_b, a), *_ = np.linalg.lstsq(columns * weights[:, None], logs, rcond=None)
         if 0 < log_b < 60 and abs(a) * pairs**exponent < 60:
             factor = simplest_near(math.exp(a * pairs**exponent), 1e-4)
             if factor is not None and factor != 1:
