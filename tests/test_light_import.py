@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -106,3 +107,22 @@ def test_a_name_looked_for_at_the_top_is_found_by_its_error(name: str, place: st
         getattr(phasor, name)
     module, _, last = place.rpartition(".")
     assert hasattr(importlib.import_module(module), last)
+    assert not hasattr(phasor, name)
+
+
+def test_an_import_of_such_a_name_says_the_way_too() -> None:
+    """Python's own words would name the package alone."""
+    with pytest.raises(ImportError, match=r"from phasor\.torch import rotate_qk$"):
+        exec("from phasor import rotate_qk")  # a type checker would refuse the statement
+
+
+@pytest.mark.parametrize("extra", ["torch", "jax", "mlx"])
+def test_an_extra_that_is_not_installed_is_named_with_its_command(
+    extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None in ``sys.modules`` is how Python marks a module as absent."""
+    for name in [name for name in sys.modules if name.startswith(f"phasor.{extra}")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, extra, None)
+    with pytest.raises(ModuleNotFoundError, match=re.escape(f"pip install 'phasor-rope[{extra}]'")):
+        importlib.import_module(f"phasor.{extra}")

@@ -1,5 +1,6 @@
 """phasor: rotary position embeddings, exact at every position."""
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -64,11 +65,18 @@ else:
     _HINTS = {
         "rotate": "PyTorch's is phasor.torch.rotate, NumPy's phasor.numpy.rotate",
         **{
-            name: f"it is phasor.torch.{name}"
-            for name in ("rotate_qk", "RotaryEmbedding", "RotaryAttention", "cos_sin_cache")
+            name: f"it is phasor.{place}.{name}: from phasor.{place} import {name}"
+            for place, names in {
+                "torch": (
+                    *("rotate_", "rotate_qk", "rotate_qk_", "Rotation", "RotaryEmbedding"),
+                    *("RotaryAttention", "RotaryLinearAttention", "cos_sin_cache"),
+                ),
+                "angles": ("cos_sin",),
+                "scaling": ("DynamicNTK", "Linear", "Llama3", "LongRope", "NTK", "Yarn"),
+                "axes": ("Axial", "InterleavedSections", "Mixed", "Sectioned"),
+            }.items()
+            for name in names
         },
-        **{name: f"it is phasor.scaling.{name}" for name in ("Linear", "NTK", "Yarn", "Llama3")},
-        **{name: f"it is phasor.axes.{name}" for name in ("Axial", "Sectioned")},
     }
 
     def __getattr__(name: str) -> object:
@@ -78,7 +86,10 @@ else:
             return import_module(f"phasor.{name}")
         if name not in _MODULES:
             hint = f"; {_HINTS[name]}" if name in _HINTS else ""
-            raise AttributeError(f"module 'phasor' has no attribute {name!r}{hint}")
+            # `from phasor import name` would put words of its own in place of an AttributeError
+            is_import = sys._getframe(1).f_code.co_name == "_handle_fromlist"
+            error = ImportError if is_import and hint else AttributeError
+            raise error(f"module 'phasor' has no attribute {name!r}{hint}")
         globals()[name] = value = getattr(import_module(_MODULES[name]), name)
         return value
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Generic, Self, TypeVar, cast
 
 from phasor._checks import short_repr, whole
-from phasor.errors import TensorError
+from phasor.errors import SpecError, TensorError
 from phasor.pairings import Pairing, checked_pairing
 from phasor.rope import Rope
 
@@ -14,10 +14,19 @@ _Array = TypeVar("_Array")
 
 
 class RotationOf(Generic[_Array]):
-    """Cos and sin ``[..., seq, num_pairs]``, or by head, and the layout; of any arrays."""
+    """Cos and sin ``[..., seq, num_pairs]``, or by head, and the layout; of any arrays.
+
+    Its attributes are not assigned to, so what was found out about them once holds.
+    """
 
     __slots__ = ("cos", "head_dim", "pairing", "pairing_out", "rotary_start", "sin")
     __iter__ = None  # Python would index by 0, 1, 2, ...
+    cos: _Array
+    sin: _Array
+    pairing: Pairing
+    pairing_out: Pairing
+    rotary_start: int
+    head_dim: int | None
 
     def __init__(
         self,
@@ -28,20 +37,15 @@ class RotationOf(Generic[_Array]):
         pairing_out: str | None = None,
         rotary_start: int = 0,
     ) -> None:
-        self.cos, self.sin = cos, sin
-        self.pairing: Pairing = checked_pairing("pairing", pairing)
-        self.pairing_out: Pairing = self.pairing
-        if pairing_out is not None:
-            self.pairing_out = checked_pairing("pairing_out", pairing_out)
-        self.rotary_start = whole("rotary_start", rotary_start, least=0)
-        self.head_dim: int | None = None
+        read = checked_pairing("pairing", pairing)
+        written = read if pairing_out is None else checked_pairing("pairing_out", pairing_out)
+        self._fill(cos, sin, (read, written, whole("rotary_start", rotary_start, least=0), None))
 
     @classmethod
     def make(cls, cos: Any, sin: Any, layout: Sequence[Any]) -> Self:
         """One without checks, whose cos and sin may be whatever stands for arrays in a tree."""
         made = cls.__new__(cls)
-        made.cos, made.sin = cos, sin
-        made.pairing, made.pairing_out, made.rotary_start, made.head_dim = layout
+        made._fill(cos, sin, layout)
         return made
 
     @classmethod
@@ -100,6 +104,15 @@ class RotationOf(Generic[_Array]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).make, (self.cos, self.sin, self.layout())
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise SpecError(f"a Rotation does not change; make another one with that {name}")
+
+    def _fill(self, cos: Any, sin: Any, layout: Sequence[Any]) -> None:
+        values = cos, sin, *layout
+        names = "cos", "sin", "pairing", "pairing_out", "rotary_start", "head_dim"
+        for name, value in zip(names, values, strict=True):
+            object.__setattr__(self, name, value)
 
     def _values(self) -> tuple[Any, Any]:
         """Cos and sin, of whose type no more is known than that they are arrays."""

@@ -39,6 +39,18 @@ def install_hint(extra: str) -> str:
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
+def missing(extra: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
+    """``error``, or the one that says how to install the package that ``extra`` is named after.
+
+    >>> print(missing("jax", ModuleNotFoundError("No module named 'jax'", name="jax")))
+    phasor.jax needs jax, which is not installed: pip install 'phasor-rope[jax]'
+    """
+    if (error.name or "").partition(".")[0] != extra:
+        return error
+    message = f"phasor.{extra} needs {extra}, which is not installed: {install_hint(extra)}"
+    return ModuleNotFoundError(message, name=error.name)
+
+
 class PhasorError(ValueError):
     """Base class of all errors of phasor."""
 

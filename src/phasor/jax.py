@@ -11,18 +11,22 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast, overload
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from phasor import _angle_words, _tensors
 from phasor._checks import number
 from phasor._rotation import RotationOf
 from phasor.angles import as_positions, axes_of, of_each_pair
-from phasor.errors import PositionError, SpecError
+from phasor.errors import PositionError, SpecError, missing
 from phasor.pairings import Pairing, by_pairing
 from phasor.rope import Rope
+
+try:
+    import jax
+    import jax.numpy as jnp
+    from jax import Array
+except ModuleNotFoundError as error:
+    raise missing("jax", error) from None
 
 # their own types are half unknown
 _compile, _checkpoint = cast(Any, jax.jit), cast(Any, jax.checkpoint)

@@ -10,16 +10,20 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, overload
 
-import mlx.core as mx
-from mlx import nn
-
 from phasor import _tensors
 from phasor._angle_words import partner_arguments, partner_rows
 from phasor._checks import number
 from phasor._rotation import RotationOf
 from phasor.angles import as_positions
+from phasor.errors import missing
 from phasor.pairings import by_pairing
 from phasor.rope import Rope
+
+try:
+    import mlx.core as mx
+    from mlx import nn
+except ModuleNotFoundError as error:
+    raise missing("mlx", error) from None
 
 _without_gradient = mx.custom_function(mx.stop_gradient)
 _without_gradient.vjp(_tensors.refuse_position_gradient)

@@ -14,9 +14,17 @@ from torch.utils import _pytree
 from torch.utils.checkpoint import checkpoint
 
 import phasor
-from phasor import Rope, TensorError
+from phasor import Rope, SpecError, TensorError
 from phasor.scaling import Yarn
-from phasor.torch import RotaryAttention, RotaryEmbedding, Rotation, rotate, rotate_qk, rotate_qk_
+from phasor.torch import (
+    RotaryAttention,
+    RotaryEmbedding,
+    RotaryLinearAttention,
+    Rotation,
+    rotate,
+    rotate_qk,
+    rotate_qk_,
+)
 
 from .torch_oracle import normal
 
@@ -236,10 +244,68 @@ def test_it_prints_what_it_is_and_is_not_taken_for_a_pair() -> None:
         _, _ = Rotation.at(PLACES, WARM)
 
 
-@pytest.mark.parametrize("key", ["inv_freq", "cos_cached", "sin_cached", "cos_sin_cache"])
-def test_tables_of_other_modules_are_dropped_from_a_state_dict(key: str) -> None:
+def test_its_attributes_are_not_assigned_to() -> None:
+    """What calls keep of it would be of another rotation."""
+    rotation = Rotation.at(PLACES, WARM)
+    with pytest.raises(SpecError, match="a Rotation does not change; make another one"):
+        rotation.pairing = "half"
+    with pytest.raises(SpecError, match="does not change"):
+        rotation.cos = rotation.sin
+
+
+def test_cos_and_sin_that_begin_to_want_a_gradient_get_it() -> None:
+    """Earlier calls had none to record."""
+    cos, sin = normal(4, 4).float(), normal(4, 4).float()
+    own = Rotation(cos, sin, pairing="half")
+    x = normal(4, 2, 16).float()
+    own(x)
+    cos.requires_grad_()
+    own(x).sum().backward()
+    assert cos.grad is not None
+    assert bool(cos.grad.any())
+
+
+def test_negated_views_are_turned_by_as_what_they_stand_for() -> None:
+    """The memory of a conjugate's imaginary part holds other signs."""
+    turns = torch.polar(torch.ones(4, 4), normal(4, 4).float())
+    sin = turns.conj().imag
+    assert sin.is_neg()
+    x = normal(4, 2, 16).float()
+    lazy = Rotation(turns.real.contiguous(), sin, pairing="half")
+    plain = Rotation(turns.real.contiguous(), sin.resolve_neg().contiguous(), pairing="half")
+    for _ in range(2):
+        assert torch.equal(lazy(x), plain(x))
+
+
+MODULES = {
+    "rotary": RotaryEmbedding(WARM, heads_first=False),
+    "attention": RotaryAttention(WARM, 32, 2),
+    "linear": RotaryLinearAttention(WARM, 32, 2),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(
+    "key", ["inv_freq", "cos_cached", "sin_cached", "cos_sin_cache", "rotary_emb.inv_freq"]
+)
+def test_tables_of_other_modules_are_dropped_from_a_state_dict(key: str, name: str) -> None:
     """They are no state; any other key is still unexpected."""
-    model = torch.nn.ModuleDict({"rotary": RotaryEmbedding(WARM, heads_first=False)})
-    model.load_state_dict({f"rotary.{key}": torch.zeros(4)})
+    model = torch.nn.ModuleDict({name: MODULES[name]})
+    model.load_state_dict({**model.state_dict(), f"{name}.{key}": torch.zeros(4)})
     with pytest.raises(RuntimeError, match="Unexpected key"):
-        model.load_state_dict({"rotary.weight": torch.zeros(4)})
+        model.load_state_dict({**model.state_dict(), f"{name}.weight": torch.zeros(4)})
+
+
+def test_what_a_subclass_has_under_such_a_name_is_loaded() -> None:
+    """It is state there."""
+
+    class Learned(RotaryAttention):
+        """One with frequencies of its own."""
+
+        def __init__(self) -> None:
+            super().__init__(WARM, 32, 2)
+            self.inv_freq = torch.nn.Parameter(torch.zeros(4))
+
+    loaded = Learned()
+    loaded.load_state_dict({**loaded.state_dict(), "inv_freq": torch.ones(4)})
+    assert torch.equal(loaded.inv_freq, torch.ones(4))

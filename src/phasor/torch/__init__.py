@@ -4,7 +4,13 @@ Cached keys are in `phasor.torch.kv_cache`, what the papers build of rotations i
 `phasor.torch.papers`.
 """
 
-from phasor.torch import positions as positions
+from phasor.errors import missing
+
+try:
+    from phasor.torch import positions as positions
+except ModuleNotFoundError as error:
+    raise missing("torch", error) from None
+
 from phasor.torch.attention import RotaryAttention
 from phasor.torch.functional import (
     chosen_backend,

@@ -24,7 +24,7 @@ from phasor.rope import Rope
 from phasor.torch._operator.arguments import check_is_tensor, read_positions
 from phasor.torch._operator.internals import is_exporting, refuse_torchscript, refuse_tracing
 from phasor.torch.kv_cache.cache import KVCache, check_attention_mask
-from phasor.torch.module import as_rotation, count_positions, read_bounds
+from phasor.torch.module import as_rotation, count_positions, drop_tables, read_bounds
 from phasor.torch.rotation import Rotation
 
 #: Queries that share one mask.
@@ -140,6 +140,7 @@ class RotaryAttention(nn.Module):
         if qk_norm:
             self.q_norm = nn.RMSNorm(self.head_dim, norm_eps, device=device, dtype=dtype)
             self.k_norm = nn.RMSNorm(self.head_dim, norm_eps, device=device, dtype=dtype)
+        self.register_load_state_dict_pre_hook(drop_tables)
 
     @property
     def rope(self) -> Rope | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NoReturn, cast, overload
 
 import torch
@@ -181,13 +181,15 @@ class RotaryEmbedding(nn.Module):
         return f"gain={self.gain}, heads_first={self.heads_first}, rope={self.rope}"
 
 
-def drop_tables(_module: nn.Module, state_dict: dict[str, Any], prefix: str, *_others: Any) -> None:
+def drop_tables(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_others: Any) -> None:
     """Take out of a state dict what modules of others saved, though it is no state.
 
-    A hook of ``load_state_dict``. A module's own parameters have other names.
+    A hook of ``load_state_dict``. What ``module`` has under such a name stays.
     """
+    own = {prefix + name for name, _ in chain(module.named_parameters(), module.named_buffers())}
     for key in list(state_dict):
-        if key.startswith(prefix) and key.rpartition(".")[2] in _TABLES:
+        is_table = key.startswith(prefix) and key.rpartition(".")[2] in _TABLES
+        if is_table and key not in own:
             del state_dict[key]
 
 

@@ -16,12 +16,17 @@ from phasor.rope import Rope
 from phasor.torch._operator import ops
 from phasor.torch._operator.arguments import (
     Layout,
+    Rows,
     check_rows,
     read_positions,
     tokens_first,
     turn_of,
 )
-from phasor.torch._operator.internals import refuse_tracing, register_pytree
+from phasor.torch._operator.internals import (
+    dispatch_is_plain,
+    refuse_tracing,
+    register_pytree,
+)
 from phasor.torch._operator.text import attention_factor
 
 
@@ -74,7 +79,8 @@ class Rotation(RotationOf[Tensor]):
     tensor([0.6000, 0.8000])
     """
 
-    __slots__ = ()
+    __slots__ = ("_rows",)
+    _rows: Rows | None
 
     def __init__(
         self,
@@ -204,19 +210,36 @@ class Rotation(RotationOf[Tensor]):
         self, xs: Sequence[Tensor], heads_first: bool, backend: str, *, in_place: bool
     ) -> Sequence[Tensor]:
         """New tensors in the caller's layout; in place, those that were given."""
-        _tensors.check_one_or_two("a Rotation", len(xs))
-        views = tokens_first(xs, heads_first)
-        layout = self.pairing, self.pairing_out, self.rotary_start
-        rows = self.cos, self.sin
-        outs = ops.try_turn(views, *rows, layout, self.head_dim, backend, in_place)
+        if not 0 < len(xs) < 3:
+            _tensors.check_one_or_two("a Rotation", len(xs))
+        views, outs = tokens_first(xs, heads_first) if heads_first is not False else xs, None
+        if dispatch_is_plain(views):
+            rows = self._rows or self._make_rows()
+            outs = ops.try_turn(views, rows, backend, in_place)
         if outs is None:
-            call = turn_of(views, *rows, Layout(*layout), self.head_dim, heads_first, backend)
+            given = self.cos, self.sin, self._layout(), self.head_dim
+            call = turn_of(views, *given, heads_first, backend)
             outs = ops.turn(call, in_place=in_place)
             if call.xs[0].dim() > views[0].dim():
                 # [..., seq, heads, 1, head_dim] where cos and sin are by head
                 outs = [y.squeeze(-2) for y in outs]
         # [..., seq, heads, head_dim] -> [..., heads, seq, head_dim]
         return [y.transpose(-3, -2) for y in outs] if heads_first else outs
+
+    def _layout(self) -> Layout:
+        return Layout(self.pairing, self.pairing_out, self.rotary_start)
+
+    def _make_rows(self) -> Rows:
+        """Cos and sin for calls past the dispatcher, as the first of them finds them."""
+        cos, sin = self.cos, self.sin
+        are_plain = type(cos) is type(sin) is Tensor and not (cos.is_neg() or sin.is_neg())
+        rows = Rows(cos, sin, self._layout(), self.head_dim, are_plain)
+        object.__setattr__(self, "_rows", rows)
+        return rows
+
+    def _fill(self, cos: Any, sin: Any, layout: Sequence[Any]) -> None:
+        super()._fill(cos, sin, layout)
+        object.__setattr__(self, "_rows", None)
 
 
 register_pytree(Rotation, names=("cos", "sin"), context=Rotation.layout, make=Rotation.make)

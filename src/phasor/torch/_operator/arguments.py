@@ -56,6 +56,20 @@ class Turn(NamedTuple):
         return layout.transposed() if self.transposed else layout
 
 
+class Rows:
+    """Cos and sin of a Rotation for calls past the dispatcher, and what need not be asked again."""
+
+    __slots__ = ("are_plain", "cos", "head_dim", "layout", "plan", "sin")
+
+    def __init__(
+        self, cos: Tensor, sin: Tensor, layout: Layout, head_dim: int | None, are_plain: bool
+    ) -> None:
+        self.cos, self.sin = cos, sin  # [..., seq, num_pairs]
+        self.layout, self.head_dim = layout, head_dim
+        self.are_plain = are_plain  # tensors of torch's own class, which hold what is in memory
+        self.plan: bytes | None = None  # of the kernel in C++, which makes it in its first call
+
+
 class TurnAt(NamedTuple):
     """The arguments of a rotation in one call, checked: those of both operators."""
 

@@ -22,7 +22,7 @@ from phasor.errors import DISTRIBUTION, BackendError, PositionError, TensorError
 from phasor.pairings import Pairing, by_pairing
 from phasor.rope import Rope
 from phasor.torch._operator import angles
-from phasor.torch._operator.arguments import Turn
+from phasor.torch._operator.arguments import Rows, Turn
 from phasor.torch._operator.in_place import check_writable
 from phasor.torch._operator.internals import cached_constant, count_writes, warn_of_absence
 from phasor.torch._operator.text import compute_dtype, mixes_axes, read_rope
@@ -94,31 +94,24 @@ def cos_sin(positions: Tensor, text: str, gain: float, dtype: torch.dtype) -> tu
     """
     if positions.is_floating_point() or mixes_axes(text):
         return angles.cos_sin(positions, text, gain, dtype)
-    positions = _readable(positions)
     plan, axes, pairs = _plan_of_rows(text)
     tokens = positions.shape[:-1] if axes > 1 else positions.shape
-    rows = torch.empty((*tokens, 2 * pairs), dtype=dtype)
-    flat = positions.reshape(-1, axes) if axes > 1 else positions.reshape(-1)
-    outs = rows.view(-1, 1, 2 * pairs)
-    xs = _unit_vectors(pairs, dtype).expand_as(outs)
-    _native.rotate(plan, flat, None, False, gain, _path_index, True, xs, outs)
+    if positions.dim() != 1 or axes > 1:
+        positions = positions.reshape(-1, axes) if axes > 1 else positions.reshape(-1)
+    units = _unit_vectors(positions.shape[0], pairs, dtype)
+    outs = torch.empty_like(units)
+    _native.rotate(plan, _readable(positions), None, False, gain, _path_index, True, units, outs)
+    rows = outs.view(*tokens, 2 * pairs)
     return rows[..., :pairs], rows[..., pairs:]
 
 
-def try_turn(
-    xs: Sequence[Tensor],
-    cos: Tensor,
-    sin: Tensor,
-    layout: tuple[Pairing, Pairing, int],
-    transposed: bool,
-    outs: Sequence[Tensor],
-) -> bool:
+def try_turn(xs: Sequence[Tensor], rows: Rows, outs: Sequence[Tensor]) -> bool:
     """One pass from ``xs`` to ``outs``; False where the kernel refuses."""
-    width, pairs = xs[0].shape[-1], cos.shape[-1]
-    if _native is None or layout[2] + 2 * pairs > width:
+    plan = rows.plan or _prepare(xs, rows)
+    if plan is None:
         return False
-    plan = _plan_of_layout(*layout, width, pairs)
-    return _native.rotate(plan, cos, sin, transposed, 1.0, _path_index, False, *_operands(xs, outs))
+    options = False, 1.0, _path_index, False
+    return _native.rotate(plan, rows.cos, rows.sin, *options, *_operands(xs, outs))
 
 
 def try_turn_at(
@@ -186,6 +179,19 @@ def _plan_of_rows(text: str) -> tuple[bytes, int, int]:
     return _native.plan(*sizes, *_packed_turns(rope)), rope.axes.n_axes, rope.num_pairs
 
 
+def _prepare(xs: Sequence[Tensor], rows: Rows) -> bytes | None:
+    """The plan for given cos and sin, which they keep if they are of heads so wide alone."""
+    if _native is None or xs[0].dim() == 0:
+        return None
+    width, pairs = rows.head_dim or xs[0].shape[-1], rows.cos.shape[-1]
+    if rows.layout.rotary_start + 2 * pairs > width:
+        return None
+    plan = _plan_of_layout(*rows.layout, width, pairs)
+    if rows.head_dim is not None:
+        rows.plan = plan
+    return plan
+
+
 @lru_cache(maxsize=64)
 def _plan_of_layout(
     pairing: Pairing, pairing_out: Pairing, rotary_start: int, head_dim: int, pairs: int
@@ -211,7 +217,8 @@ def _pair_layout(
 
 
 @lru_cache(maxsize=64)
-def _unit_vectors(pairs: int, dtype: torch.dtype) -> Tensor:
-    """``[2 * pairs]``: 1 in the first half, 0 in the second."""
+def _unit_vectors(tokens: int, pairs: int, dtype: torch.dtype) -> Tensor:
+    """A view ``[tokens, 1, 2 * pairs]`` of one token's: 1 in the first half, 0 in the second."""
     with torch.inference_mode(mode=False):
-        return (torch.arange(2 * pairs, device="cpu") < pairs).to(dtype)
+        unit = (torch.arange(2 * pairs, device="cpu") < pairs).to(dtype)
+        return unit.expand(tokens, 1, 2 * pairs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, wraps
 from typing import Any, NoReturn, ParamSpec, TypeVar, cast
@@ -73,13 +73,13 @@ def mark_constant(function: _F) -> _F:
 
 def cached_constant(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """``function`` of hashable constants: computed once, and a constant to ``torch.compile``."""
-    cached = lru_cache(maxsize=64)(function)
+    cached: Any = lru_cache(maxsize=64)(function)
 
     # dynamo unwraps an lru_cache, so the mark has to be on another function
     @mark_constant
     @wraps(function)
     def look_up(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        return cached(*cast(tuple[Hashable, ...], args), **kwargs)
+        return cached(*args, **kwargs)
 
     return look_up
 

@@ -23,12 +23,11 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from phasor.errors import BackendError, TensorError
-from phasor.pairings import Pairing
 from phasor.torch._operator import cpu, eager
 from phasor.torch._operator import inductor as _inductor
 from phasor.torch._operator import triton as triton_backend
 from phasor.torch._operator.angles import check_has_angles
-from phasor.torch._operator.arguments import Turn, TurnAt
+from phasor.torch._operator.arguments import Rows, Turn, TurnAt
 from phasor.torch._operator.in_place import (
     check_batched,
     check_copies,
@@ -64,8 +63,9 @@ operator_: Callable[..., None] = torch.ops.phasor.turn_.default
 def resolve(backend: str, device: torch.device, width: int) -> str:
     """The backend that rotates heads so wide. A named one is never replaced by another."""
     if backend == "auto" or _inductor.is_compiled_auto(backend):
-        reasons = ((name, it.unsupported_reason(device, width)) for name, it in BACKENDS.items())
-        return next(name for name, reason in reasons if not reason)
+        for name, it in BACKENDS.items():
+            if not it.unsupported_reason(device, width):
+                return name
     if backend not in BACKENDS:
         known = ", ".join(repr(name) for name in BACKENDS)
         raise BackendError(f"backend must be 'auto' or one of {known}, got {backend!r}")
@@ -88,23 +88,15 @@ def cos_sin(
 
 
 def try_turn(
-    xs: Sequence[Tensor],
-    cos: Tensor,
-    sin: Tensor,
-    layout: tuple[Pairing, Pairing, int],
-    head_dim: int | None,
-    backend: str,
-    in_place: bool,
+    xs: Sequence[Tensor], rows: Rows, backend: str, in_place: bool
 ) -> Sequence[Tensor] | None:
-    """What a kernel makes of unchecked arguments without dispatcher; None if it refuses them.
+    """What a kernel makes of unchecked plain tensors without dispatcher; None if it refuses them.
 
     For one token the dispatcher costs ten times the rotation. A kernel refuses arguments that it
     is not sure of; then the caller goes through the checks and the dispatcher.
     """
-    if not dispatch_is_plain((*xs, cos, sin)):
-        return None
-    width = xs[0].shape[-1:]
-    if not width or width[0] != (head_dim or width[0]):
+    wants_gradient = rows.cos.requires_grad or rows.sin.requires_grad
+    if not rows.are_plain or (wants_gradient and torch.is_grad_enabled()):
         return None
     if backend in ("auto", "cpu") and xs[0].is_cpu:
         kernel = cpu
@@ -115,10 +107,10 @@ def try_turn(
     if in_place and not may_write(xs):
         return None
     try:
-        outs = xs if in_place else [torch.empty_like(x) for x in xs]
+        outs = xs if in_place else list(map(torch.empty_like, xs))
     except NotImplementedError:  # of layouts without strides
         return None
-    if not kernel.try_turn(xs, cos, sin, layout, False, outs):
+    if not kernel.try_turn(xs, rows, outs):
         return None
     if in_place:
         count_writes(xs)
@@ -139,7 +131,7 @@ def try_turn_at(
     if in_place and not may_write(xs):
         return None
     try:
-        outs = xs if in_place else [torch.empty_like(x) for x in xs]
+        outs = xs if in_place else list(map(torch.empty_like, xs))
     except NotImplementedError:  # of layouts without strides
         return None
     if not cpu.try_turn_at(xs, positions, text, transposed, gain, outs):

@@ -20,6 +20,7 @@ from phasor.rope import Rope
 from phasor.torch._operator.arguments import check_is_tensor, fit_positions, tokens_first
 from phasor.torch._operator.internals import in_transform, is_exporting, outside_autocast
 from phasor.torch.functional import rotate_qk
+from phasor.torch.module import drop_tables
 from phasor.torch.papers.feature_maps import (
     FeatureMap,
     FeatureMaps,
@@ -205,6 +206,7 @@ class RotaryLinearAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        self.register_load_state_dict_pre_hook(drop_tables)
         if rope is not None:
             check_rope(rope)
             head_dim = rope.head_dim if head_dim is None else head_dim

@@ -30,9 +30,9 @@ import torch
 from torch import Tensor
 
 from phasor.angles import turn_limbs
-from phasor.pairings import Pairing, by_pairing
+from phasor.pairings import by_pairing
 from phasor.torch._operator import angles
-from phasor.torch._operator.arguments import Turn
+from phasor.torch._operator.arguments import Rows, Turn
 from phasor.torch._operator.in_place import (
     QKMemory,
     check_cos_sin,
@@ -103,17 +103,12 @@ def run_into(turn: Turn, outs: Sequence[Tensor]) -> None:
         count_writes(xs)
 
 
-def try_turn(
-    xs: Sequence[Tensor],
-    cos: Tensor,
-    sin: Tensor,
-    layout: tuple[Pairing, Pairing, int],
-    transposed: bool,
-    outs: Sequence[Tensor],
-) -> bool:
+def try_turn(xs: Sequence[Tensor], rows: Rows, outs: Sequence[Tensor]) -> bool:
     """Repeat an earlier launch for tensors like these, checked at that time; false without one."""
-    turn = Turn(xs, cos, sin, *layout, transposed)
-    plan = _PLANS.get(plan_key(turn, outs))
+    cos, sin, head_dim = rows.cos, rows.sin, rows.head_dim
+    if head_dim is not None and xs[0].shape[-1:] != (head_dim,):
+        return False
+    plan = _PLANS.get(plan_key(Turn(xs, cos, sin, *rows.layout), outs))
     if outs is xs:
         check_cos_sin(xs, (cos, sin))
     if plan is None or (xs[0].is_cuda and xs[0].device.index != torch.cuda.current_device()):
