@@ -219,3 +219,21 @@ def test_a_source_replaced_before_the_comparison_is_an_error(tmp_path: Path) -> 
     path.write_bytes(path.read_bytes())
     with pytest.raises(CheckpointError, match="plan the conversion again"):
         verify(conversion, tmp_path / "b")
+
+
+def test_the_header_of_the_source_is_read_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors in another order are noticed where the file system's clock is too coarse."""
+    monkeypatch.setattr("phasor.files.tensors.version_of", lambda stream: ())
+    folder = save_folder(tmp_path / "a", llama(), llama_tensors())
+    conversion = plan_conversion(folder, "interleaved")
+    write(conversion, tmp_path / "b")
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    size = 8 + int.from_bytes(data[:8], "little")
+    first, second = b"model.layers.0.self_attn.q_proj", b"model.layers.1.self_attn.q_proj"
+    header = data[:size].replace(first, b"-").replace(second, first).replace(b"-", second)
+    path.write_bytes(header + data[size:])
+    with pytest.raises(CheckpointError, match="plan the conversion again"):
+        verify(conversion, tmp_path / "b")

@@ -188,10 +188,13 @@ def verify(
         for name, data in plan.other_files.items():
             _compare_other_file(plan, result / name, data)
         for name, file in plan.files.items():
-            path = plan.location(name, result)
+            path, source = plan.location(name, result), "the plan"
+            if plan.program is None:  # whose headers are the source's
+                source = plan.location(name, plan.path)
+                if read_header(source).data != file.header:
+                    raise refusal("changed", path=source)
             header = read_header(path)
             if header.data != file.header:
-                source = plan.location(name, plan.path) if plan.program is None else "the plan"
                 raise refusal("other_header", path=path, source=source)
             advance(len(file.header))
             for tensor_name, tensor in file.tensors.items():
