@@ -1,8 +1,8 @@
 """What programs that know no ``rope_parameters`` make of a config.json.
 
 `transformers_4` follows transformers 4.55.4: ``modeling_rope_utils.py`` and, for the two kinds of
-layers of Gemma 3 and ModernBERT, their ``modeling`` files. It looks at the keys that those look at,
-and shares no code with phasor. `mlx_lm` runs the classes of mlx-lm.
+layers of Gemma 3, ModernBERT and, in 4.57, OLMo 3, their ``modeling`` files. It looks at the keys
+that those look at, and shares no code with phasor. `mlx_lm` runs the classes of mlx-lm.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ DEFAULTS = {
     "gpt_neox": {"rope_theta": 1e4, "partial_rotary_factor": 0.25},
     "modernbert": {"global_rope_theta": 160_000.0, "local_rope_theta": 1e4},
     "gemma3_text": {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
+    "olmo3": {"rope_theta": 5e5},
     "phi": {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
 }
 #: The base and whether the law is for them, of the kinds of layers that a class tells apart.
@@ -30,6 +31,10 @@ KINDS = {
     "gemma3_text": {
         "full_attention": ("rope_theta", True),
         "sliding_attention": ("rope_local_base_freq", False),
+    },
+    "olmo3": {
+        "full_attention": ("rope_theta", True),
+        "sliding_attention": ("rope_theta", False),
     },
     "modernbert": {
         "full_attention": ("global_rope_theta", True),
@@ -125,7 +130,8 @@ def mlx_lm(file: dict[str, Any], layer: int = 0) -> tuple[np.ndarray, float]:
     module = _mlx_lm_class(file["model_type"])
     known = {key: value for key, value in file.items() if value is not None}
     args = module.ModelArgs.from_dict({**_SIZES, **known})
-    attention = module.Attention
+    # which has another name in OLMo 3's module
+    attention = getattr(module, "Olmo3Attention", None) or module.Attention
     made = attention(args, layer) if "layer_idx" in _parameters(attention) else attention(args)
     width = file["hidden_size"] // file["num_attention_heads"]
     # the first of each half pair, at positions near enough to 0 to tell the slow ones apart
@@ -139,7 +145,8 @@ def mlx_lm(file: dict[str, Any], layer: int = 0) -> tuple[np.ndarray, float]:
     return np.arctan2(sin, cos), float(np.hypot(sin, cos).mean())
 
 
-_SIZES = {"num_hidden_layers": 6, "intermediate_size": 8, "rms_norm_eps": 1e-6, "vocab_size": 8}
+_SIZES = {"num_hidden_layers": 6, "intermediate_size": 8, "rms_norm_eps": 1e-6, "vocab_size": 8,
+          "sliding_window": 8}  # fmt: skip
 
 
 def _parameters(function: Any) -> set[str]:

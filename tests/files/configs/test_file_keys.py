@@ -50,6 +50,7 @@ FILES = {
     "two bases, no law": {
         "model_type": "modernbert", "global_rope_theta": 3e5, "local_rope_theta": 2e4
     },
+    "a law for one kind": {"model_type": "olmo3", "rope_theta": 5e5, "rope_scaling": YARN},
     "transformers 5": {
         "model_type": "llama", "rope_parameters": {"rope_type": "default", "rope_theta": 5e6}
     },
@@ -68,7 +69,7 @@ FILES = {
     },
 }  # fmt: skip
 OLD = [name for name in FILES if not name.startswith("transformers 5")]
-MLX_LM = ("llama", "qwen2", "gemma3_text")
+MLX_LM = ("llama", "qwen2", "gemma3_text", "olmo3")
 LAWS = ("unchanged", "linear", "ntk", "dynamic_ntk", "yarn", "llama3")
 FLOAT32 = 2.0**-23
 
