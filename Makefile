@@ -12,8 +12,10 @@ ADD := PHASOR_NO_KERNEL=1 $(PIP)
 # some machines forbid Python to keep what it compiled: each of the tests' processes would compile torch
 unexport PYTHONDONTWRITEBYTECODE
 MADE_BY := pyproject.toml constraints.txt setup.py $(wildcard csrc/*)
+# of the machine that bench/gpu_session.md is for
+GPU_MACHINE := torch==2.11.0 triton==3.6.0 transformers==5.17.0 numpy 'click==8.1.*' rich pytest pytest-xdist hypothesis mpmath
 
-.PHONY: help demo test test-slow test-gpu-kernels test-machines check docs docs-serve bench bench-gpu sanitize valgrind neon figures clean
+.PHONY: help demo test test-slow test-gpu-kernels test-machines check docs docs-serve bench bench-gpu rehearse-gpu sanitize valgrind neon figures clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -54,6 +56,9 @@ bench: $(VENV)/bench.done  ## measure the CPU kernel against the others, about f
 bench-gpu: $(VENV)/bench.done  ## measure the GPU kernels against the others; needs a CUDA device
 	$(BIN)/python bench/run.py --device cuda
 
+rehearse-gpu: $(VENV)/gpu.done  ## the commands of bench/gpu_session.md, on the CPU, with a GPU machine's versions
+	$(VENV)/gpu/bin/python -m tools.rehearse_gpu
+
 sanitize: $(VENV)/test.done  ## the CPU kernel's tests under AddressSanitizer and UBSan
 	$(BIN)/python tests/native/checks.py sanitize
 
@@ -90,6 +95,12 @@ $(VENV)/check.done: $(VENV)/demo.done
 
 $(VENV)/bench.done: $(VENV)/demo.done
 	$(ADD) --editable '.[torch]' --group peers
+	@touch $@
+
+# without constraints.txt: what such a machine has
+$(VENV)/gpu.done: | $(VENV)/python.done
+	$(PYTHON) -m venv $(VENV)/gpu
+	$(VENV)/gpu/bin/python -m pip install --no-compile --quiet --disable-pip-version-check $(GPU_MACHINE)
 	@touch $@
 
 $(VENV)/docs.done: $(VENV)/demo.done

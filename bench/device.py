@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 import torch
-from cases import Case
+from cases import Case, few
 from timing import Call, by_clock
 from torch import Tensor
 
@@ -110,6 +110,10 @@ class Cpu:
         """More calls to compare with."""
         return {}
 
+    def sized(self, case: Case) -> Case:
+        """The case as it is measured here."""
+        return case
+
     def forget(self) -> None:
         """Give back the memory of what was measured."""
 
@@ -185,6 +189,31 @@ class Cuda(Cpu):
     def forget(self) -> None:
         gc.collect()
         torch.cuda.empty_cache()
+
+
+class Rehearsal(Cuda):
+    """A run for a GPU without one: Triton interprets, tokens are few, and no time means anything.
+
+    What it shows is that a command has everything it needs.
+    """
+
+    name = "gpu-rehearsal"
+    seconds = 0.0
+
+    def __init__(self) -> None:
+        """Nothing is asked of a GPU."""
+
+    def about(self) -> str:
+        return f"no GPU: a rehearsal, in which no time means anything. {super(Cuda, self).about()}"
+
+    def time(self, call: Call, repeats: int, *, warm: bool) -> float:
+        return by_clock(call, 1)
+
+    def capturer(self) -> Callable[[Call, int], Call]:
+        return lambda call, times: call
+
+    def sized(self, case: Case) -> Case:
+        return few(case)
 
 
 def empty_launch(case: Case, positions: Tensor) -> Callable[[Tensor], object]:

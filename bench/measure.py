@@ -21,7 +21,7 @@ from phasor.rope import Rope
 
 #: What contenders are compared with: both move the case's bytes and compute next to nothing.
 COPY, MULTIPLY = "copy_", "in-place multiply"
-_REPLAYED = 20  # calls in a graph, where one is shorter than the launch of its graph
+REPLAYED = 20  # calls in a graph, where one is shorter than the launch of its graph
 _NEAR = 2**15
 _ROUNDING = 2.0**-9  # of a number to bfloat16
 #: Largest error of a contender that is timed, as a part of the pair's length. Float32 angles are
@@ -98,7 +98,7 @@ def measure(
     capture = device.capturer()
     if capture is None or host:
         return found
-    times = _REPLAYED if warm else 1
+    times = REPLAYED if warm else 1
     replays: dict[str, Call] = {}
     for name, call in calls.items():
         try:

@@ -60,11 +60,15 @@ positions before one. The derived bound of phasor in float32 is {FAR_BOUND:.1e}.
 }  # fmt: skip
 
 
-def steps(device: Cpu, seconds: float) -> dict[str, Callable[[], Any]]:
-    """What is asked about every case."""
+def steps(device: Cpu, seconds: float, without: Sequence[str] = ()) -> dict[str, Callable[[], Any]]:
+    """What is asked about every case, without contenders whose names have one of these words."""
 
     def answer(case: Case) -> Measured:
-        contenders = everyone(case, device.kind)
+        contenders = [
+            one
+            for one in everyone(case, device.kind)
+            if not any(word in one.name for word in without)
+        ]
         match case.asks:
             case "parts":
                 return Measured(case=case, seconds=time_parts(case, seconds))
@@ -76,7 +80,8 @@ def steps(device: Cpu, seconds: float) -> dict[str, Callable[[], Any]]:
             case _:
                 return measure(case, contenders, seconds=seconds, device=device)
 
-    return {case.label: lambda case=case: asdict(answer(case)) for case in CASES[device.kind]}
+    cases = map(device.sized, CASES[device.kind])
+    return {case.label: lambda case=case: asdict(answer(case)) for case in cases}
 
 
 def measure_in_turn(case: Case, seconds: float) -> Measured:

@@ -3,14 +3,18 @@
 Without a name it measures the rotation itself: ``make bench``, ``make bench-gpu``. That needs
 phasor and torch; whoever else is installed takes part. After every step all samples are written to
 ``bench/results/``, and a page of tables beside them. What was measured before is kept if it is of
-the same commit, machine and versions, so that a machine that is at hand for minutes can be used
-again and again. ``--quick`` prints a page of a few cases and writes nothing.
+the same commit (or the same source, where there is no history), machine and versions, so that a
+machine that is at hand for minutes can be used again and again. ``--quick`` prints a page of a few
+cases and writes nothing. With ``TRITON_INTERPRET=1`` a run for a GPU is rehearsed on the processor,
+with few tokens.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -23,20 +27,24 @@ from typing import Any
 
 import torch
 from contenders import versions
-from device import Cpu, Cuda, restart_with_kept_memory
+from device import Cpu, Cuda, Rehearsal, restart_with_kept_memory
 from measure import why
 from report import markdown
 
 #: Each is a module: its ``steps`` are what can be measured, by name, ``QUICK`` says which of them
 #: are a few, and its ``sections`` are written of what they returned, which is JSON.
 PAGES = ("rotation", "models", "linear-attention", "compiled", "frameworks")
-#: The commit where there is no history, or nothing that reads it.
-UNKNOWN = "unknown"
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results"
+# what results depend on
+_SOURCE = "src/phasor/**/*.py", "csrc/*", "bench/*.py"
 
 
 def commit() -> str:
-    """The commit that is checked out, and whether the source differs from it, or `UNKNOWN`."""
+    """The commit that is checked out, and whether the source differs from it.
+
+    A digest of the source where there is no history, or nothing that reads it.
+    """
 
     def git(*arguments: str) -> str:
         try:
@@ -45,8 +53,19 @@ def commit() -> str:
             return ""
         return done.stdout.strip()
 
+    head = git("rev-parse", "--short", "HEAD")
+    if not head:
+        return f"unknown (source {digest()})"
     changed = git("status", "--porcelain", "--", "src", "csrc", "bench/*.py")
-    return (git("rev-parse", "--short", "HEAD") or UNKNOWN) + (" (changed)" if changed else "")
+    return head + (" (changed)" if changed else "")
+
+
+def digest() -> str:
+    """The first digits of a hash of all source."""
+    found = hashlib.sha256()
+    for path in sorted(one for pattern in _SOURCE for one in ROOT.glob(pattern)):
+        found.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
+    return found.hexdigest()[:12]
 
 
 def about(device: Cpu) -> dict[str, Any]:
@@ -66,7 +85,7 @@ def selected(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
 
 def kept_cases(path: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     """Earlier results that may stand beside new ones."""
-    if about["commit"].startswith(UNKNOWN) or not path.exists():
+    if not path.exists():
         return {}
     before = json.loads(path.read_text("utf-8"))
     same = all(before.get(name) == about[name] for name in ("device", "commit", "versions"))
@@ -75,7 +94,7 @@ def kept_cases(path: Path, about: Mapping[str, Any]) -> dict[str, Any]:
 
 def write(path: Path, results: Mapping[str, Any], page: str) -> None:
     """The samples, and the page; a run that is cut off leaves the results before."""
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(results, separators=(",", ":")) + "\n", "utf-8")
     part.replace(path)
@@ -103,6 +122,13 @@ def measure_all(
         }  # fmt: skip
 
 
+def device_of(name: str) -> Cpu:
+    """The processor or the GPU; a rehearsal of the GPU where Triton interprets."""
+    if name == "cpu":
+        return Cpu()
+    return Rehearsal() if os.environ.get("TRITON_INTERPRET") == "1" else Cuda()
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Check and measure phasor and the others on a processor or a GPU."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -111,15 +137,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     some = parser.add_mutually_exclusive_group()
     some.add_argument("--quick", action="store_true", help="a few cases, printed: about a minute")
     some.add_argument("--cases", default="*", metavar="PATTERN", help='as in "prefill*, bf*"')
+    without = 'leave out contenders whose names have it, as in "compiled"'
+    parser.add_argument("--without", action="append", default=[], metavar="WORD", help=without)
+    into = "of the results, and of those before, instead of bench/results"
+    parser.add_argument("--into", type=Path, default=RESULTS, metavar="FOLDER", help=into)
     wanted = parser.parse_args(arguments)
-    if wanted.device == "cuda" and wanted.page != PAGES[0]:
-        parser.error(f"{wanted.page} is measured on a processor alone")
-    device = Cuda() if wanted.device == "cuda" else Cpu()
+    if wanted.page != PAGES[0] and (wanted.device == "cuda" or wanted.without):
+        parser.error(f"{wanted.page} is measured on a processor alone, with everyone")
+    device = device_of(wanted.device)
     page: Any = import_module(wanted.page.replace("-", "_"))
-    steps = page.steps(device, 1.5 if wanted.quick else device.seconds)
+    seconds = min(1.5, device.seconds) if wanted.quick else device.seconds
+    options = {"without": wanted.without} if wanted.without else {}
+    steps = page.steps(device, seconds, **options)
     names = selected([*steps], page.QUICK if wanted.quick else [wanted.cases])
     told = about(device)
-    path = RESULTS / f"{device.name if wanted.page == PAGES[0] else wanted.page}.json"
+    path = wanted.into / f"{device.name if wanted.page == PAGES[0] else wanted.page}.json"
     found, text = {}, ""
     for found in measure_all(steps, names, device, {} if wanted.quick else kept_cases(path, told)):
         text = markdown(told | found, page.sections(found["cases"], device.kind))

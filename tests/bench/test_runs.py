@@ -49,8 +49,7 @@ def test_phasor_passes_the_gate(case: Any) -> None:
 def test_phasor_passes_the_gate_on_few_tokens_of_every_case(device: str) -> None:
     """Whatever the model and its work; probes as well."""
     for case in CASES[device]:
-        few = {"seq": min(case.seq, 6), "batch": min(case.batch, 2), "q_heads": 2, "k_heads": 1}
-        small = replace(case, **few, documents=(3, 1, 2) if case.documents else ())
+        small = BENCH.cases.few(case)
         everyone = BENCH.contenders.everyone(small, device)
         there = [one for one in everyone if one.name.startswith("phasor")]
         there = [one for one in there if "compiled" not in one.name]
@@ -265,7 +264,7 @@ def test_what_breaks_leaves_what_was_measured(
     assert "A, prefill 7, float32 failed: OutOfMemoryError: no" in page
     assert "This was a run of some of the cases" in page
     assert BENCH.run.kept_cases(path, found) == found["cases"]
-    for other in ({"commit": "abd"}, {"versions": {"torch": "3"}}, {"commit": "unknown"}):
+    for other in ({"commit": "abd"}, {"versions": {"torch": "3"}}):
         assert BENCH.run.kept_cases(path, found | other) == {}
     # a few cases are printed, and what was written before stays
     monkeypatch.setattr(BENCH.rotation, "QUICK", ("B*", "A, prefill 6*"))
