@@ -87,13 +87,13 @@ def run_of(model: Any, run: str, *, compiled: bool) -> Callable[[], object]:
     if compiled:
         cache = transformers.StaticCache(config=model.config, max_cache_len=PROMPT + STEPS)
     with torch.no_grad():
-        model(ids, past_key_values=cache, use_cache=True)
+        model(ids, None, None, cache, use_cache=True)
     one = torch.tensor([[5]])
 
     @torch.no_grad()
     def decode() -> None:
         for _ in range(STEPS):
-            called(one, past_key_values=cache, use_cache=True)
+            called(one, None, None, cache, use_cache=True)
         # back to the end of the prompt
         if compiled:
             for layer in cache.layers:

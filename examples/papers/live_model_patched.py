@@ -74,7 +74,7 @@ def _greedy(model: Any, start: Tensor, count: int, patched: bool) -> tuple[Tenso
         patch(model)
     cache, part, scores = DynamicCache(), start, list[Tensor]()
     for _ in range(count):
-        scores.append(model(part[None], past_key_values=cache, use_cache=True).logits[0, -1])
+        scores.append(model(part[None], None, None, cache, use_cache=True).logits[0, -1])
         part = scores[-1].argmax(-1, keepdim=True)
     if patched:
         unpatch(model)

@@ -125,7 +125,7 @@ def model(**more: Any) -> Any:
 def filling(net: Any, kind: str, tokens: Tensor) -> Any:
     """The cache after a prompt."""
     cache = empty(kind, layers=1)
-    net(tokens, past_key_values=cache, use_cache=True)
+    net(tokens, None, None, cache, use_cache=True)
     return cache
 
 
@@ -137,12 +137,12 @@ def test_a_model_goes_on_as_if_the_range_had_never_been(kind: str) -> None:
     cache = filling(net, kind, tokens[:, :12])
     CachedKeys(cache, LLAMA).evict_(2, 8)
     ids = [0, 1, *range(8, 16)]
-    logits = net(tokens[:, 12:], past_key_values=cache, use_cache=True).logits
+    logits = net(tokens[:, 12:], None, None, cache, use_cache=True).logits
     expected = net(tokens[:, ids]).logits[:, -4:]
     unmoved = filling(net, "dynamic", tokens[:, :12])
     for held in unmoved.layers:
         held.keys, held.values = (x[:, :, ids[:-4]] for x in (held.keys, held.values))
-    wrong = net(tokens[:, 12:], past_key_values=unmoved, use_cache=True).logits
+    wrong = net(tokens[:, 12:], None, None, unmoved, use_cache=True).logits
     assert difference(expected, logits) <= rounding(net, lambda net: net(tokens[:, ids]).logits)
     assert (wrong - expected).abs().max() > 1e-3 * expected.abs().max()
 

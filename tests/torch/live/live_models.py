@@ -44,6 +44,11 @@ def takes(model: Any, name: str) -> bool:
     return name in inspect.signature(model.forward).parameters
 
 
+def cache_name(model: Any) -> str:
+    """What a forward calls its cache of keys: another name from transformers 5.24 on."""
+    return "cache" if takes(model, "cache") else "past_key_values"
+
+
 @torch.no_grad()
 def prefill(model: Any) -> Answer:
     """All tokens at once."""
@@ -54,16 +59,17 @@ def prefill(model: Any) -> Answer:
 def decode(model: Any) -> Answer:
     """A prompt, and then token after token with the keys that the model's cache holds."""
     ids = tokens(2, CHUNK + 4)
-    if not takes(model, "past_key_values"):
+    name = cache_name(model)
+    if not takes(model, name):
         return None
     first = model(ids[:, :CHUNK], use_cache=True)
-    cache = getattr(first, "past_key_values", None)
+    cache = getattr(first, name, None)
     if cache is None:
         return None
     outs = [first[0]]
     for i in range(CHUNK, ids.shape[1]):
-        step = model(ids[:, i : i + 1], past_key_values=cache, use_cache=True)
-        cache = step.past_key_values
+        step = model(ids[:, i : i + 1], **{name: cache}, use_cache=True)
+        cache = getattr(step, name)
         outs.append(step[0])
     return torch.cat(outs, 1)
 

@@ -16,7 +16,7 @@ from phasor.scaling import DynamicNTK, LongRope
 from phasor.torch.live import ExactCosSin, patch
 
 from ...rounding import rounding
-from .live_models import difference, tokens
+from .live_models import cache_name, difference, tokens
 
 ORIGINAL = 64
 DYNAMIC = {
@@ -71,11 +71,11 @@ def logits(model: Any, length: int, **more: Any) -> Tensor:
 @torch.no_grad()
 def decoded(model: Any, length: int, prompt: int) -> Tensor:
     """The same, token by token after a prompt."""
-    ids = tokens(1, 160)
+    ids, name = tokens(1, 160), cache_name(model)
     step = model(ids[:, :prompt], use_cache=True)
     outs = [step.logits]
     for i in range(prompt, length):
-        step = model(ids[:, i : i + 1], past_key_values=step.past_key_values, use_cache=True)
+        step = model(ids[:, i : i + 1], **{name: getattr(step, name)}, use_cache=True)
         outs.append(step.logits)
     return torch.cat(outs, 1)
 
