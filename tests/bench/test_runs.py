@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from tools.rehearse_gpu import commands
 from torch import Tensor
 
 from phasor.errors import DISTRIBUTION
@@ -339,6 +341,52 @@ def test_far_out_errors_are_what_is_measured() -> None:
     errors = admitted(case, ours()[1], meta).errors
     assert errors["phasor, new output, half"] < BENCH.targets.FAR_BOUND
     assert errors["Meta, complex, interleaved"] > 1e-2
+
+
+def test_contenders_can_be_left_out_by_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All whose names have it, in every case; nobody else."""
+    asked: list[str] = []
+
+    def time_case(case: Any, contenders: Any, **options: Any) -> Any:
+        asked.extend(one.name for one in contenders)
+        return result(case.name, {})
+
+    monkeypatch.setattr(BENCH.rotation, "measure", time_case)
+    everyone = [one.name for one in BENCH.contenders.everyone(TINY, "cuda")]
+    monkeypatch.setitem(BENCH.cases.CASES, "cuda", [TINY])
+    for step in BENCH.rotation.steps(Player(), 0.0, ["compiled", "Liger"]).values():
+        step()
+    assert asked == [n for n in everyone if "compiled" not in n and "Liger" not in n]
+    assert len(asked) < len(everyone)
+
+
+def test_where_no_history_is_results_name_the_source(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """So that those of one source stay beside one another, and those of another do not."""
+    monkeypatch.setattr(BENCH.run, "ROOT", tmp_path)
+    monkeypatch.setenv("PATH", "")  # no git
+    source = tmp_path / "bench" / "run.py"
+    source.parent.mkdir()
+    found: list[str] = []
+    for text in ("one", "one", "two"):
+        source.write_text(text, "utf-8")
+        found.append(BENCH.run.commit())
+    assert found[0] == found[1] != found[2]
+    assert all(name.startswith("unknown (source ") for name in found)
+
+
+def test_the_half_hour_with_a_gpu_measures_every_case_once() -> None:
+    """By the commands of its page, which are what is rehearsed."""
+    page = (ROOT / "bench" / "gpu_session.md").read_text("utf-8")
+    patterns = [
+        words[words.index("--cases") + 1]
+        for words in map(shlex.split, commands(page, "sh"))
+        if "bench/run.py" in words
+    ]
+    labels = [case.label for case in CASES["cuda"]]
+    measured = [name for one in patterns for name in BENCH.run.selected(labels, [one])]
+    assert sorted(measured) == sorted(labels)
 
 
 def test_without_a_gpu_the_command_says_what_it_needs(
