@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from phasor import LayerRopes, QueryFactor, Rope, SpecError
+from phasor import LayerRopes, QueryFactor, Rope, SpecError, preset
 from phasor.axes import Sectioned
 from phasor.identification import diff
 from phasor.numpy import rotate
@@ -150,3 +150,15 @@ def test_factors_of_queries_count_within_the_context(form):
     assert not diff(model(0.1, 10**12), model(-0.2, 10**13), context=100)
     assert diff(plain, model(0.1, 8), context=100)
     assert diff(model(0.1, 50), model(0.1, 60), context=100)
+
+
+def test_models_of_other_depth_that_turn_alike_do_not_differ():
+    """What is compared is the layers that both have, over positions that are said."""
+    found = diff(preset("llama-3-8b"), preset("llama-3-70b"))
+    assert not found
+    assert found.layer_counts == (32, 80)
+    assert str(found) == (
+        "llama-3-8b and llama-3-70b, positions 0 to 8191\n"
+        "They agree within 1e-06 on every pair of every layer.\n"
+        "  Layers: 32 and 80; those that both have rotate alike."
+    )
