@@ -84,8 +84,8 @@ def test_a_result_is_a_few_lines_and_its_repr_is_one(name: str, tmp_path: Any) -
 
 
 def test_a_difference_counts_its_pairs_in_the_right_number() -> None:
-    """One pair parts, two pairs part."""
+    """One pair differs, two pairs differ."""
     one, two = (Rope(head_dim=2 * n, pairing="half", scaling=Linear(factor=2.0)) for n in (1, 2))
     plain = [Rope(head_dim=rope.head_dim, pairing="half") for rope in (one, two)]
-    assert "1 pair parts within" in str(phasor.diff(one, plain[0]))
-    assert "2 pairs part within" in str(phasor.diff(two, plain[1]))
+    assert "1 pair differs within" in str(phasor.diff(one, plain[0]))
+    assert "2 pairs differ within" in str(phasor.diff(two, plain[1]))

@@ -110,7 +110,7 @@ def test_diff_names_the_first_pair_and_position():
     done = run_phasor("diff", "llama-3.1-8b", "llama-3-8b")
     assert done.returncode == 1
     assert "Earliest pair: 29 at position 1" in done.stdout
-    assert "35 pairs part within the context." in done.stdout
+    assert "35 pairs differ within the context." in done.stdout
 
 
 def test_a_factor_on_cos_and_sin_and_one_on_the_softmax_are_told_apart():

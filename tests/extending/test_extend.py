@@ -227,7 +227,7 @@ def test_the_documented_block_is_printed_and_any_other_on_request(law):
     before, _, table = process.stdout.partition("new phases")
     assert "The release of qwen3-8b documents YaRN with factor 4 from 32768 tokens" in before
     assert "Source: Qwen3's model cards" in before
-    assert "Recommended: that" in before
+    assert "Recommended: this setting" in before
     assert "2309.00071, Table 1" in table
 
 

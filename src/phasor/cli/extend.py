@@ -21,8 +21,8 @@ from phasor.layers import LayerRopes
 _COLUMNS = {
     "new phases": "pairs that show an angle never met in training",
     "slowest": "turns of the slowest pair over the context",
-    "C(r) < 0": "distance from where a like key may score below a random one",
-    "neighbours": "how much of the angle between neighbours the fastest pair keeps",
+    "C(r) < 0": "distance beyond which a matching key can score below a random one",
+    "neighbours": "angle between adjacent tokens in the fastest pair (1 = unchanged)",
 }
 
 

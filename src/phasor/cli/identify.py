@@ -41,11 +41,11 @@ def find_function(text: str) -> Callable[..., Any]:
     if isinstance(target, type):
         name = target.__name__
         raise SpecError(
-            f"{text!r} must be a function or a made module, and is a class: write "
+            f"{text!r} must be a function or an instance of a module, and is a class: write "
             f"`rotary = {name}(...)` in a file, and give file.py:rotary"
         )
     if not callable(target):
-        raise SpecError(f"{text!r} must be a function or a made module, got {target!r}")
+        raise SpecError(f"{text!r} must be a function or an instance of a module, got {target!r}")
     return target
 
 

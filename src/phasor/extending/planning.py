@@ -140,7 +140,7 @@ class ExtensionPlan:
             f"Source: {release.source}."
         )
         if self.recommended is not None:
-            return finding, f"Recommended: that, called {DOCUMENTED!r} here."
+            return finding, f"Recommended: this setting (row {DOCUMENTED!r})."
         return finding, f"For {self.to} tokens no law is recommended.", _MEASURING_ADVICE
 
     @property

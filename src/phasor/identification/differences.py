@@ -24,7 +24,7 @@ _FACTORS = ("attention_factor", "softmax_factor", "logit_factor")
 
 @dataclass(frozen=True, kw_only=True)
 class PairDifference(Difference):
-    """The position where the angles of one pair part."""
+    """The first position where the angles of one pair differ."""
 
     pair: int
     position: int  # the first at which they are more than the tolerance apart
@@ -43,12 +43,12 @@ class PairDifference(Difference):
 class RopeDifference(Difference):
     """How two Ropes differ within a context; false if they do not."""
 
-    # of the frequencies, if they part, and then of the layout
+    # of the frequencies, if they differ, and then of the layout
     fields: dict[str, tuple[object, object]]
     context: int  # positions 0 to ``context - 1`` were compared
-    earliest: PairDifference | None = None  # parts at the lowest position
-    first_pair: PairDifference | None = None  # the lowest index that parts at all
-    pairs: int = 0  # how many part
+    earliest: PairDifference | None = None  # the one that differs at the lowest position
+    first_pair: PairDifference | None = None  # the lowest index that differs at all
+    pairs: int = 0  # how many differ
     attention_factors: tuple[float, float] | None = None  # None if they are equal
     softmax_factors: tuple[float, float] | None = None
     logit_factors: tuple[float, float] | None = None
@@ -64,8 +64,8 @@ class RopeDifference(Difference):
                 lines.append("{}: {:.9g} and {:.9g}.".format(words, *factors))
         if self.earliest is None or self.first_pair is None:
             return lines
-        part = "1 pair parts" if self.pairs == 1 else f"{self.pairs} pairs part"
-        lines += [f"{part} within the context.", f"Earliest pair: {self.earliest}"]
+        differ = "1 pair differs" if self.pairs == 1 else f"{self.pairs} pairs differ"
+        lines += [f"{differ} within the context.", f"Earliest pair: {self.earliest}"]
         return lines + [f"First pair: {self.first_pair}"] * (self.first_pair != self.earliest)
 
     def __str__(self) -> str:

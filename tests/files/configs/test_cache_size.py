@@ -66,7 +66,7 @@ def test_a_length_is_a_number_each() -> None:
     assert size.bytes == (2**30, 2**34)
     assert size.formula == (
         "2 bytes x 32 rope layers x tokens x 8 key heads x (128 + 128), "
-        "if no layer has a window, which only a config.json says"
+        "assuming no layer has a sliding window (only a config.json says)"
     )
 
 

@@ -100,7 +100,7 @@ def _numbers_of_a_token(ropes: LayerRopes, config: Mapping[str, Any]) -> tuple[i
 def _doubt(config: Mapping[str, Any], kinds: Counter[str]) -> str:
     """The end of a formula that may be too large, because some layers may keep fewer tokens."""
     if not config:
-        return ", if no layer has a window, which only a config.json says"
+        return ", assuming no layer has a sliding window (only a config.json says)"
     unplaced = [key for key in _WINDOWS.values() if _whole(config, key)]
     if unplaced and config.get("use_sliding_window") is not False and not {*_WINDOWS} & {*kinds}:
         key = unplaced[0]
