@@ -13,7 +13,7 @@ from phasor.files.translation import translate as translate_ropes
 
 _PROOF = {
     "run": "its own code is run in phasor's tests",
-    "engine": "its own code was run once; phasor's tests run a function written from its description",
+    "engine": "its own code was run once; phasor's tests run one written from its description",
     "description": "checked against its description, not proved",
 }
 
