@@ -33,7 +33,7 @@ from report import markdown
 
 #: Each is a module: its ``steps`` are what can be measured, by name, ``QUICK`` says which of them
 #: are a few, and its ``sections`` are written of what they returned, which is JSON.
-PAGES = ("rotation", "models", "linear-attention", "compiled", "frameworks")
+PAGES = ("rotation", "layers", "models", "linear-attention", "compiled", "frameworks")
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 # what results depend on

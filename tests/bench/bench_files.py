@@ -18,7 +18,7 @@ from torch import Tensor
 ROOT = Path(__file__).parents[2]
 _NAMES = (
     *("cases", "timing", "device", "measure", "contenders", "targets"),
-    *("report", "rotation", "run", "linear_attention"),
+    *("report", "rotation", "run", "linear_attention", "layers"),
 )
 
 

@@ -99,7 +99,7 @@ def from_cache(
 def _no_rope(why: str | None) -> ConfigError:
     return ConfigError(
         f"cos and sin must be a Rope's, and no Rope gives them: {why}; "
-        "give the rows before, or rotate_by, which takes the rows as they are"
+        "give the rows before, or write Rotation(cos, sin, pairing=...), which takes these"
     )
 
 

@@ -37,6 +37,8 @@ in_transform: Callable[[], bool] = _C._are_functorch_transforms_active
 is_tracing: Callable[[], bool] = _C._is_tracing
 #: How many dispatch modes are on.
 count_modes: Callable[[], int] = _C._len_torch_dispatch_stack
+#: Whether a tensor has memory of its own, unlike those that wrap others.
+has_storage: Callable[[Tensor], bool] = _C._has_storage
 #: Raise the version counters by which autograd notices writes; inference tensors have none.
 count_writes: Callable[[Sequence[Tensor]], None] = _C._increment_version
 #: Copy each of the second tensors into one of the first, all in a single call.

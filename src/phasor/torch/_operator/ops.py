@@ -39,6 +39,7 @@ from phasor.torch._operator.internals import (
     below_autograd,
     count_writes,
     dispatch_is_plain,
+    has_storage,
     is_exporting,
     mark_constant,
     may_write,
@@ -215,11 +216,21 @@ def _turn_by_new_rows(call: TurnAt, *, in_place: bool) -> Sequence[Tensor]:
 
 
 def _turn_by_operators(call: TurnAt) -> Sequence[Tensor]:
-    """The same through the dispatcher, for tensors that may be anything, as gradients are."""
+    """The same of tensors that may be anything, as gradients are."""
     xs, positions, text, layout, transposed, gain, backend = call
     cos, sin = cos_sin(positions, text, gain, compute_dtype(xs[0].dtype), backend)
     backend = _backend_argument(backend, xs[0].device, xs[0].shape[-1])
-    return operator(list(xs), cos, sin, *layout, transposed, backend)
+    return _turn_any(Turn(list(xs), cos, sin, *layout, transposed, backend))
+
+
+def _turn_any(call: Turn) -> Sequence[Tensor]:
+    """The operator, past the dispatcher where nothing else has to see it."""
+    xs, cos, sin, *_ = call
+    # gradients may be batched in a way older than torch.func, and have no memory then
+    in_memory = all(map(has_storage, xs)) and not xs[0].is_meta
+    if in_memory and dispatch_is_plain([*xs, cos, sin]):
+        return _run_backend(call, in_place=False)
+    return operator(*call)
 
 
 def _copy_into(xs: Sequence[Tensor], values: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -277,8 +288,10 @@ def _run_backend(call: Turn, *, in_place: bool) -> Sequence[Tensor]:
 class _Rotation(torch.autograd.Function):
     """Linear in ``xs``; the adjoint is the transpose, by the same cos and sin."""
 
+    # no `setup_context`, for which torch would read the signature of `forward` in every call
     @staticmethod
     def forward(
+        ctx: Any,
         options: tuple[Any, ...],
         wants_grad: tuple[bool, ...],
         cos: Tensor,
@@ -286,19 +299,17 @@ class _Rotation(torch.autograd.Function):
         *xs: Tensor,
     ) -> tuple[Tensor, ...]:
         with below_autograd():
-            return tuple(operator(list(xs), cos, sin, *options))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.options, wants_grad, cos, sin, *_ = inputs
-        _set_up(ctx, wants_grad, (cos, sin), output)
+            ys = tuple(_turn_any(Turn(list(xs), cos, sin, *options)))
+        ctx.options = options
+        _set_up(ctx, wants_grad, (cos, sin), ys)
+        return ys
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         *layout, transposed, backend = ctx.options
         cos, sin = ctx.saved_tensors  # read once: checkpointing refuses a second read
         options = *layout, not transposed, backend
-        x_grads = _apply_to_present(lambda xs: operator(xs, cos, sin, *options), grads)
+        x_grads = _apply_to_present(lambda xs: _turn_any(Turn(xs, cos, sin, *options)), grads)
         return (None, None, None, None, *x_grads)
 
     @staticmethod
@@ -312,17 +323,14 @@ class _RotationAt(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        call: TurnAt, wants_grad: tuple[bool, ...], positions: Tensor, *xs: Tensor
+        ctx: Any, call: TurnAt, wants_grad: tuple[bool, ...], positions: Tensor, *xs: Tensor
     ) -> tuple[Tensor, ...]:
         with below_autograd():
             given = call._replace(xs=list(xs), positions=positions)
-            return tuple(_turn_by_new_rows(given, in_place=False))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.call, wants_grad, positions, *_ = inputs
-        ctx.call = ctx.call._replace(positions=None)
-        _set_up(ctx, wants_grad, (positions,), output)
+            ys = tuple(_turn_by_new_rows(given, in_place=False))
+        ctx.call = call._replace(positions=None)
+        _set_up(ctx, wants_grad, (positions,), ys)
+        return ys
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
