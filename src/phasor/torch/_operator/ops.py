@@ -292,14 +292,15 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        options: tuple[Any, ...],
+        options: tuple[Any, ...],  # the layout, transposed and backend
         wants_grad: tuple[bool, ...],
         cos: Tensor,
         sin: Tensor,
         *xs: Tensor,
     ) -> tuple[Tensor, ...]:
+        arguments: tuple[Any, ...] = (list(xs), cos, sin, *options)
         with below_autograd():
-            ys = tuple(_turn_any(Turn(list(xs), cos, sin, *options)))
+            ys = tuple(_turn_any(Turn(*arguments)))
         ctx.options = options
         _set_up(ctx, wants_grad, (cos, sin), ys)
         return ys
@@ -307,9 +308,9 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         *layout, transposed, backend = ctx.options
-        cos, sin = ctx.saved_tensors  # read once: checkpointing refuses a second read
-        options = *layout, not transposed, backend
-        x_grads = _apply_to_present(lambda xs: _turn_any(Turn(xs, cos, sin, *options)), grads)
+        # saved tensors are read once: checkpointing refuses a second read
+        rest: Any = (*ctx.saved_tensors, *layout, not transposed, backend)
+        x_grads = _apply_to_present(lambda xs: _turn_any(Turn(xs, *rest)), grads)
         return (None, None, None, None, *x_grads)
 
     @staticmethod
