@@ -86,6 +86,7 @@ class Cpu:
     # query and key, of which one that a model's last operation leaves in some cache is timed warm
     warm_bytes = 2**24
     seconds = 4.0  # for the calls of a case
+    rounds = 5, 200  # at least, and at most
 
     def about(self) -> str:
         """The machine, for the head of a page."""
@@ -198,7 +199,8 @@ class Rehearsal(Cuda):
     """
 
     name = "gpu-rehearsal"
-    seconds = 0.0
+    warm_bytes = 0
+    seconds, rounds = 0.0, (2, 2)
 
     def __init__(self) -> None:
         """Nothing is asked of a GPU."""

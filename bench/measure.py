@@ -94,7 +94,8 @@ def measure(
     calls = {**device.references(case, case.positions(device.where)), **calls}
     warm, host = case.size <= device.warm_bytes, case.asks == "host"
     timed = host_timer if host else partial(device.time, warm=warm)
-    found.seconds.update(interleave(calls, seconds=seconds, warm=warm, timed=timed))
+    in_turn = partial(interleave, seconds=seconds, warm=warm, rounds=device.rounds, timed=timed)
+    found.seconds.update(in_turn(calls))
     capture = device.capturer()
     if capture is None or host:
         return found
@@ -105,7 +106,7 @@ def measure(
             replays[name] = capture(call, times)
         except Exception as reason:
             found.left_out[f"{name}, as a graph"] = why(reason)
-    samples = interleave(replays, seconds=seconds, warm=warm, timed=timed)
+    samples = in_turn(replays)
     found.replays.update({name: [round(t / times, 9) for t in ts] for name, ts in samples.items()})
     return found
 

@@ -94,7 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         assert capture is not None, "a GPU replays graphs"
         replays = {name: capture(call, repeats) for name, call in calls.items()}
         timed = partial(device.time, warm=warm)
-        times = interleave(replays, seconds=device.seconds, warm=warm, timed=timed)
+        times = interleave(
+            replays, seconds=device.seconds, warm=warm, rounds=device.rounds, timed=timed
+        )
         column = f"{tokens} tokens"
         for name in calls:
             own = " (phasor's)" if name == own_setting(tokens) else ""

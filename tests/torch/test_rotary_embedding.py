@@ -354,7 +354,6 @@ def test_calls_that_mean_nothing_are_refused(
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_torchscript_is_refused() -> None:
     """It would freeze the positions of one call; the message names the ways out."""
     for attempt in (torch.jit.script, lambda module: torch.jit.trace(module, pair())):

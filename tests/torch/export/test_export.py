@@ -30,7 +30,6 @@ ROPE = Rope(head_dim=8, pairing="half", base=500_000.0)
 # torch deprecates what is refused here, and warns of more on the way to the refusal
 pytestmark = [
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning"),
 ]
 CHANGING = {"x": {1: torch.export.Dim.DYNAMIC}}
 
