@@ -237,6 +237,16 @@ def test_only_what_the_file_has_is_removed() -> None:
     assert keys_for_file(ropes, 32768, 32768).to_remove == ()
 
 
+def test_a_class_that_reads_its_block_alone_is_said_to() -> None:
+    """MiMo V2's: a base outside the block would be left to the class."""
+    bases = {"rope_theta": 5e6, "swa_rope_theta": 2e4}
+    ropes = load(SIZES | {"model_type": "mimo_v2_flash", "head_dim": 192, **bases})
+    written = keys_for_file(ropes, 32768, 32768)
+    assert "whose class of this type reads no rope_theta" in written.readers
+    assert written.keys["rope_parameters"]["sliding_attention"]["rope_theta"] == 2e4
+    assert "rope_scaling" not in written.keys
+
+
 @pytest.mark.programs
 def test_the_types_of_new_blocks_alone_are_those_of_transformers() -> None:
     """Whose classes convert nothing that stands beside the block."""

@@ -45,6 +45,10 @@ _NEW_STYLE = (
     "rope_parameters: for transformers 5 alone. The keys that transformers 4 and most classes of "
     "mlx-lm read, rope_theta and rope_scaling, cannot say this rotation."
 )
+_BLOCK_ALONE = (
+    "rope_parameters: for transformers 5 alone, whose class of this type reads no rope_theta and "
+    "rope_scaling beside it."
+)
 _NO_FILE = (
     "rope_parameters: for transformers 5 alone. For transformers 4 and most classes of mlx-lm give "
     "the path of the model's config.json: the keys of kinds of layers depend on its type."
@@ -88,6 +92,8 @@ def keys_for_file(ropes: LayerRopes, context: int, to: int) -> FileKeys:
     new = _keys_in_new_style(config_keys(ropes.config_blocks(), context, to), ropes)
     old = _keys_in_old_style(new, ropes, facts)
     alone = _NEW_STYLE if file or "rope_type" in new["rope_parameters"] else _NO_FILE
+    if ropes.in_config.model_type in BLOCK_ALONE:
+        alone = _BLOCK_ALONE
     styles = {alone: new}
     if old is not None:
         outside = {
@@ -325,13 +331,12 @@ def merged_over(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]:
             kind: block and _block_over(block, _object(old, kind)) for kind, block in blocks.items()
         }
     if (law := keys.get("rope_scaling")) is not None:
-        said = cast(Mapping[str, Any], blocks or {})
-        # a number that the file has in both places is the same in both, one that it has in the
-        # new block alone stands outside rope_scaling if the new keys say it
-        said_inside = {key: said[key] for key in scaling if key in said}
-        unsaid = {key: old[key] for key in old if key not in said}
-        beside = {} if blocks is None else unsaid
-        over["rope_scaling"] = _block_over({**said_inside, **law}, {**scaling, **beside})
+        block = cast(Mapping[str, Any], blocks or {})
+        # rope_scaling has to agree with the block: in numbers that the file says in both places,
+        # and in those that say nothing any more
+        agreed = {key: block[key] for key in scaling if key in block}
+        stale = {key: old[key] for key in old if key not in block} if block else {}
+        over["rope_scaling"] = _block_over({**agreed, **law}, {**scaling, **stale})
     return over
 
 
