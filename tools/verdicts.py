@@ -49,7 +49,7 @@ from torch import Tensor, nn
 
 from phasor.describe import original_context
 from phasor.errors import ConfigError
-from phasor.files.configs import load
+from phasor.files.reading import load
 from phasor.identification import Identification
 from phasor.layers import LayerRopes
 from phasor.rope import Rope

@@ -41,8 +41,8 @@ __all__ = [
 
 # imported at their first use: together they would take longer than NumPy
 if TYPE_CHECKING:
-    from phasor.files.configs import load
     from phasor.files.presets import preset, preset_names
+    from phasor.files.reading import load
     from phasor.files.translation import translate
     from phasor.identification import diff, identify, verify
     from phasor.layers import LayerRopes, QueryFactor
@@ -54,7 +54,7 @@ else:
         "Rope": "phasor.rope",
         "diff": "phasor.identification",
         "identify": "phasor.identification",
-        "load": "phasor.files.configs",
+        "load": "phasor.files.reading",
         "preset": "phasor.files.presets",
         "preset_names": "phasor.files.presets",
         "translate": "phasor.files.translation",

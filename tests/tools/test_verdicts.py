@@ -16,7 +16,7 @@ from tools.tiny_models import installed_model_types, model_class, tiny_config
 from tools.verdicts import main, verdict
 
 from phasor import ConfigError, Rope
-from phasor.files.configs import load
+from phasor.files.reading import load
 from phasor.scaling import Linear, Llama3, LongRope, Proportional, Yarn
 
 from ..offline import refuse_connections

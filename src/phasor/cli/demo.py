@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from phasor.angles import COS_SIN_ERROR_FLOAT32
 from phasor.cli.output import Screen, require_modules
 from phasor.describe import sentences
-from phasor.files.configs import load
 from phasor.files.presets import preset
+from phasor.files.reading import load
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing
 from phasor.papers import angle_errors

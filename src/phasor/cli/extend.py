@@ -13,8 +13,8 @@ from phasor.cli.options import context_option, read_model, takes_models, tokens_
 from phasor.cli.output import Screen, print_json, write_file
 from phasor.errors import ConfigError, PhasorWarning, SpecError
 from phasor.extending import ExtensionPlan, plan_extension
-from phasor.files.configs import load
 from phasor.files.configs.source import read_source
+from phasor.files.reading import load
 from phasor.layers import LayerRopes
 
 # columns of the table of laws that need an explanation

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from phasor.errors import TensorError
-from phasor.files.configs import load
+from phasor.files.reading import load
 from phasor.identification.verifying import verify
 
 # vLLM shows what is said below its own name

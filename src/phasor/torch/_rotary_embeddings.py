@@ -25,7 +25,7 @@ from phasor._checks import short_repr
 from phasor.angles import cos_sin
 from phasor.axes import Axial
 from phasor.errors import ConfigError, PhasorError, PhasorWarning
-from phasor.files.configs import load, model_types
+from phasor.files.reading import load, model_types
 from phasor.layers import LayerRopes
 from phasor.numpy import rotate
 from phasor.rope import Rope

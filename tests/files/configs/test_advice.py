@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from phasor import ConfigError, PhasorWarning, Rope
-from phasor.files.configs import load
 from phasor.files.configs.unread_keys import meanings
+from phasor.files.reading import load
 
 from .config_files import sized, small
 
@@ -227,7 +227,7 @@ def test_what_is_said_of_another_program_has_its_source() -> None:
 #: The tables whose sentences are about programs, and what those are in them.
 SENTENCES = {
     "huggingface.toml": r'(note|refused) = "[^"]*\b(code|llm-foundry)\b',
-    "programs.toml": r'^(note|yarn) = "|\b(note|notes|refused) = ',
+    "programs.toml": r'^note = "|\b(note|notes|refused) = ',
     "gguf.toml": r'(note|refused) = "',
     "diffusers.toml": r'note = "|^\w+ = "',
     "params.toml": r"^(unknown|release|not_8) = ",

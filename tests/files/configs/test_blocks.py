@@ -14,8 +14,8 @@ import transformers
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 
 from phasor import ConfigError
-from phasor.files.configs import load
 from phasor.files.configs.facts import read_table, table
+from phasor.files.reading import load
 from phasor.scaling import Linear
 
 from .config_files import sized, small

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from phasor.axes import Alternating, InterleavedSections, OneAxis, Sectioned
-from phasor.files.configs import load, model_types
+from phasor.files.reading import load, model_types
 from phasor.scaling import Llama3
 
 from .config_files import CONFIGS, plain, small

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from phasor import ConfigError, preset
-from phasor.files.configs import load
+from phasor.files.reading import load
 from phasor.scaling import Linear, Llama3, LongRope, PerPair, Yarn
 
 from .config_files import CONFIGS, gguf, plain

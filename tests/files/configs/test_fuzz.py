@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from phasor import ConfigError, LayerRopes, PhasorWarning
-from phasor.files.configs import load
+from phasor.files.reading import load
 
 from .config_files import CONFIGS
 

@@ -15,7 +15,7 @@ import pytest
 
 from phasor import ConfigError, PhasorWarning
 from phasor.axes import InterleavedSections, Sectioned
-from phasor.files.configs import load
+from phasor.files.reading import load
 from phasor.scaling import NTK, Linear, PerPair, Yarn
 
 from ...each import each

@@ -12,8 +12,8 @@ import pytest
 
 from phasor import ConfigError, PhasorWarning, Rope
 from phasor.axes import Axial
-from phasor.files.configs import load
 from phasor.files.configs.writing import config_keys, rope_parameters
+from phasor.files.reading import load
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, PerPair, Proportional, Yarn
 
 from ..refusals import reason_of, sentences

@@ -8,7 +8,7 @@ import pytest
 
 from phasor import ConfigError, PhasorWarning
 from phasor.axes import OneAxis, Sectioned
-from phasor.files.configs import load
+from phasor.files.reading import load
 
 from ...each import each
 

@@ -9,10 +9,10 @@ import transformers
 
 from phasor import ConfigError
 from phasor.files.checkpoint.model import describe
-from phasor.files.configs import load
 from phasor.files.configs.facts import table
 from phasor.files.configs.model_class import language_models
 from phasor.files.configs.source import JsonObject
+from phasor.files.reading import load
 from phasor.scaling import Linear
 
 from ...each import each

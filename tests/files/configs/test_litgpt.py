@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from phasor import ConfigError, PhasorWarning
-from phasor.files.configs import load
+from phasor.files.reading import load
 from phasor.scaling import Linear, Llama3
 
 from ...each import each

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from phasor import ConfigError
-from phasor.files.configs import load
+from phasor.files.reading import load
 
 from ...each import each
 from .program_files import MEGATRON, without

@@ -16,7 +16,7 @@ import pytest
 
 from phasor import ConfigError, LayerRopes, PhasorWarning
 from phasor.angles import cos_sin
-from phasor.files.configs import load
+from phasor.files.reading import load
 from phasor.scaling import LongRope
 
 from .published_configs import cases

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from phasor import ConfigError, PhasorWarning
-from phasor.files.configs import load
 from phasor.files.configs.unread_keys import meanings
+from phasor.files.reading import load
 
 from ...each import each
 from .config_files import small

@@ -12,7 +12,7 @@ import pytest
 
 from phasor import ConfigError, LayerRopes, Rope
 from phasor.axes import Axial
-from phasor.files.configs import load
+from phasor.files.reading import load
 
 from ...each import each
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from phasor import ConfigError
-from phasor.files.configs import load
+from phasor.files.reading import load
 from phasor.scaling import Linear, Llama3, Yarn
 
 from ...each import each

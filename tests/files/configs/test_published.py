@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from phasor import ConfigError, PhasorWarning
-from phasor.files.configs import load
+from phasor.files.reading import load
 
 from ...each import each
 from .published_configs import cases, differences

@@ -11,8 +11,8 @@ import pytest
 
 import phasor.files
 from phasor import ConfigError
-from phasor.files.configs import load
 from phasor.files.configs.source import JsonObject
+from phasor.files.reading import load
 
 ROOM = sorted(Path(phasor.files.__file__).parent.rglob("*.py"))
 MOST_FIELDS = 30

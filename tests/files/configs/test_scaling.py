@@ -7,7 +7,7 @@ import math
 import pytest
 
 from phasor.errors import PhasorWarning
-from phasor.files.configs import load
+from phasor.files.reading import load
 from phasor.scaling import NTK, DynamicNTK, Linear, Yarn
 
 from .config_files import CONFIGS, plain, small

@@ -14,8 +14,8 @@ from gguf import GGUFWriter
 
 from phasor import ConfigError
 from phasor.axes import InterleavedSections
-from phasor.files.configs import load
 from phasor.files.configs.facts import table
+from phasor.files.reading import load
 from phasor.scaling import Llama3, PerPair
 
 from .config_files import small

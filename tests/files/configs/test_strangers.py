@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from phasor import ConfigError, PhasorWarning
-from phasor.files.configs import load
+from phasor.files.reading import load
 
 from .config_files import small
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from phasor import ConfigError, LayerRopes, PhasorWarning
-from phasor.files.configs import load
 from phasor.files.configs.facts import table
+from phasor.files.reading import load
 
 from .config_files import small
 from .transformers_frequencies import frequencies

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from phasor import ConfigError, LayerRopes
-from phasor.files.configs import load
+from phasor.files.reading import load
 
 from ...each import each
 

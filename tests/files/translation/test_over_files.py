@@ -13,8 +13,8 @@ import pytest
 
 import phasor
 from phasor import LayerRopes, PhasorError, PhasorWarning, Rope
-from phasor.files.configs import load
 from phasor.files.configs.facts import table
+from phasor.files.reading import load
 from phasor.files.translation import TranslationError, translate
 from phasor.scaling import Linear, Llama3, Yarn
 

@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from phasor import LayerRopes, PhasorWarning, Rope
 from phasor.axes import InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError, SpecError
-from phasor.files.configs import load
 from phasor.files.configs.facts import table
 from phasor.files.presets import preset, preset_names
+from phasor.files.reading import load
 from phasor.files.texts import parse_arguments, parse_yaml
 from phasor.files.translation import ProgramSettings, TranslationError, translate
 from phasor.scaling import Linear, Llama3, LongRope, Yarn

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from phasor.files import refusal
-from phasor.files.configs import load
 from phasor.files.configs.facts import table
 from phasor.files.configs.model_class import language_models
 from phasor.files.configs.source import read_source
+from phasor.files.reading import load
 from phasor.layers import LayerRopes, one_layer
 from phasor.pairings import Pairing
 from phasor.rope import Rope

@@ -220,9 +220,9 @@ def _parts_of(
     return parts.get(name, {})
 
 
-def read_table(name: str) -> dict[str, Any]:
-    """A TOML file of this package."""
-    return tomllib.loads(resources.files("phasor.files.configs").joinpath(name).read_text("utf-8"))
+def read_table(name: str, package: str = "phasor.files.configs") -> dict[str, Any]:
+    """A TOML file of a package."""
+    return tomllib.loads(resources.files(package).joinpath(name).read_text("utf-8"))
 
 
 def frozen(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
@@ -29,8 +30,11 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 @lru_cache(maxsize=1)
 def read_programs() -> Mapping[str, Mapping[str, Any]]:
-    """The facts of each program, as ``programs.toml`` has them."""
-    return read_table("programs.toml")
+    """The facts of each program: a table for each that has a dialect, and ``programs.toml``."""
+    package = resources.files("phasor.files.dialects")
+    names = sorted(file.name for file in package.iterdir() if file.name.endswith(".toml"))
+    tables = [read_table(name, "phasor.files.dialects") for name in names]
+    return {table["program"]: table for table in tables} | read_table("programs.toml")
 
 
 def spellings(keys: Iterable[str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Files of programs that train or serve: litgpt, TensorRT-LLM, Megatron, KerasHub, torchtune.
+"""Files of programs that train or serve: TensorRT-LLM, Megatron, KerasHub, torchtune.
 
 ``programs.toml`` has their names of keys, and what their code assumes for those that are absent.
 """
@@ -12,10 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-import numpy as np
-
 from phasor.errors import PhasorWarning
-from phasor.files import refusal
 from phasor.files.configs.facts import Architecture, inherit, table
 from phasor.files.configs.layer_pattern import (
     LayerPattern,
@@ -32,10 +29,10 @@ from phasor.files.configs.program_model import (
     with_sections,
 )
 from phasor.files.configs.rope_blocks import rope_type
-from phasor.files.configs.source import JsonObject, is_huggingface, renamed_keys
+from phasor.files.configs.source import JsonObject, is_huggingface
+from phasor.files.dialects import litgpt
 from phasor.layers import LayerRopes
-from phasor.rope import Rope
-from phasor.scaling import PerPair, Yarn, yarn_multiplier
+from phasor.scaling import PerPair
 
 
 def load_program(top: JsonObject) -> LayerRopes | None:
@@ -48,72 +45,9 @@ def load_program(top: JsonObject) -> LayerRopes | None:
             if any(map(is_huggingface, (top, found))):
                 continue
             if all(any(map(found.has, spellings(keys))) for keys in facts["marks"]):
-                return _READERS[program](ProgramModel(program, found, str(top.values.get("name"))))
+                model = ProgramModel(program, found, str(top.values.get("name")))
+                return _READERS[program](model)
     return None
-
-
-# litgpt's model_config.yaml, also inside the file of a training run.
-
-
-def _load_litgpt(model: ProgramModel) -> LayerRopes:
-    config = model.config
-    plain = model.rope("interleaved" if config.flag("rope_interleave") else "half", "half")
-    ratio = config.number("rope_condense_ratio", above=0)
-    block = config.object("rope_adjustments")
-    with renamed_keys(block or config):
-        wide = divided(plain if block is None else _litgpt_law(model, block, plain), ratio)
-    local_base = config.number("rope_local_base_freq", above=1)
-    indices = config.wholes("rope_indices")
-    if local_base is None:
-        if indices is not None:
-            absent, beside = map(config.name, ("rope_local_base_freq", "rope_indices"))
-            raise refusal("no_local_base", absent=absent, beside=beside)
-        return model.ropes({"rope": wide})
-    # the factor on cos and sin is that of all layers
-    law = PerPair(factors=(ratio or 1.0,) * wide.num_pairs, attention_factor=wide.attention_factor)
-    local = divided(replace(plain, base=local_base), ratio)
-    local = local if wide.attention_factor == 1 else replace(local, scaling=law)
-    # without a list all layers are local
-    kinds, count = {"sliding_attention": local, "full_attention": wide}, model.config.layers()
-    if indices is None:
-        return model.ropes(kinds)
-    return model.ropes(kinds, flag_pattern(config, "rope_indices", indices[:count], count))
-
-
-def _litgpt_law(model: ProgramModel, block: JsonObject, rope: Rope) -> Rope:
-    """The rope with the law of ``rope_adjustments``, which litgpt tells by its keys."""
-    model.blocks.append(block)
-    factor, notes = block.number("factor", above=0), model.config.notes
-    mscale, all_dim = (block.number(key, least=0) for key in ("mscale", "mscale_all_dim"))
-    bands, betas = ("low_freq_factor", "high_freq_factor"), ("beta_fast", "beta_slow")
-    of_llama3, of_yarn = ([*filter(block.contains, keys)] for keys in (bands, betas))
-    if of_llama3 and of_yarn:
-        raise refusal("two_laws", llama3=block.name(of_llama3[0]), yarn=block.name(of_yarn[0]))
-    if all_dim and factor and not of_yarn:
-        softmax = yarn_multiplier(factor, all_dim)  # whatever the law is
-        notes.append(f"The softmax scale is multiplied by {softmax * softmax!r} as well.")
-    if of_llama3:
-        return model.law("llama3", rope, block)
-    if not of_yarn:
-        return divided(rope, factor)
-    factor, pairs = block.require("factor", factor), rope.num_pairs
-    original = block.require("original_max_seq_len", block.whole("original_max_seq_len"))
-    found = [block.require(key, block.number(key, above=0)) for key in betas]
-    turns, step = math.log(original / (2 * math.pi)), math.log(rope.base or 1) / pairs
-    low, high = ((turns - math.log(beta)) / step for beta in found)
-    low, high = max(math.floor(low), 0), min(math.ceil(high), pairs - 1)
-    gains = [yarn_multiplier(factor, coefficient or 0) for coefficient in (mscale, all_dim)]
-    gain = gains[0] / gains[1] if mscale and all_dim else gains[0] * gains[1]
-    if low > high >= 0 and (low < 2 * pairs or high == pairs - 1):
-        # a reversed ramp is YaRN's, which ends at the last coordinate, or no pair stands on it
-        ends = {k: math.exp(turns - i * step) for k, i in zip(betas, (high, low), strict=True)}
-        ends |= {"mscale_all_dim": all_dim or 0.0, "attention_factor": gain}
-        law = Yarn(factor=factor, original_max_positions=original, truncate=False, **ends)
-        return replace(rope, scaling=law)
-    notes.append(model.facts["yarn"].format(softmax=gains[1] * gains[1]))
-    ramp = np.clip((np.arange(pairs) - low) / (high - low or 0.001), 0, 1)
-    divisors = tuple((1 / ((1 - ramp) / factor + ramp)).tolist())
-    return replace(rope, scaling=PerPair(factors=divisors, attention_factor=gain))
 
 
 # TensorRT-LLM's config of a checkpoint, also inside that of an engine.
@@ -371,7 +305,7 @@ def _load_torchtune(model: ProgramModel) -> LayerRopes:
 
 
 _READERS: Mapping[str, Callable[[ProgramModel], LayerRopes]] = {
-    "litgpt": _load_litgpt,
+    "litgpt": litgpt.read,
     "TensorRT-LLM": _load_tensorrt,
     "Megatron": _load_megatron,
     "KerasHub": _load_keras,

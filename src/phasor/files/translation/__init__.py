@@ -18,6 +18,16 @@ from phasor._checks import did_you_mean, find_name, short_repr, whole
 from phasor.describe import to_plain
 from phasor.errors import ConfigError, SpecError
 from phasor.files.configs.writing import yarn_reach
+from phasor.files.dialects import litgpt
+from phasor.files.dialects.target import (
+    ProgramSettings,
+    RefusalError,
+    Target,
+    TranslationError,
+    change_ropes,
+    rotating,
+    with_simplest_law,
+)
 from phasor.files.presets import preset, preset_names
 from phasor.files.translation import (
     config_dialects,
@@ -27,15 +37,6 @@ from phasor.files.translation import (
     libraries,
     training,
 )
-from phasor.files.translation.target import (
-    ProgramSettings,
-    RefusalError,
-    Target,
-    TranslationError,
-    change_ropes,
-    rotating,
-    with_simplest_law,
-)
 from phasor.layers import LayerRopes, one_layer
 from phasor.pairings import PAIRINGS, Pairing
 from phasor.rope import Rope, real_inv_freq
@@ -43,7 +44,7 @@ from phasor.scaling import LongRope, Rule, Yarn
 
 __all__ = ["TARGETS", "ProgramSettings", "Target", "Translation", "TranslationError", "translate"]
 
-_FILES = config_dialects, config_files, ggml, kernels, libraries, training
+_FILES = config_dialects, config_files, ggml, kernels, libraries, litgpt, training
 _LISTED = (one for file in _FILES for one in vars(file).values() if isinstance(one, Target))
 TARGETS: Mapping[str, Target] = {one.name: one for one in sorted(_LISTED, key=lambda it: it.name)}
 

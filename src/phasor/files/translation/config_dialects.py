@@ -9,14 +9,7 @@ from dataclasses import replace
 from phasor.axes import OneAxis, Sectioned
 from phasor.files.configs.file_keys import keys_over_file
 from phasor.files.configs.writing import CONTEXT_KEY, WRITERS, rotated_fraction
-from phasor.files.translation.config_files import (
-    ConfigTarget,
-    blocks_of,
-    in_config_form,
-    place_notes,
-    slice_block,
-)
-from phasor.files.translation.target import (
+from phasor.files.dialects.target import (
     PICK_LAW,
     Keys,
     ProgramSettings,
@@ -36,6 +29,13 @@ from phasor.files.translation.target import (
     ntk_as_base,
     plain_candidates,
     rotating,
+)
+from phasor.files.translation.config_files import (
+    ConfigTarget,
+    blocks_of,
+    in_config_form,
+    place_notes,
+    slice_block,
 )
 from phasor.layers import LayerRopes, QueryFactor
 from phasor.pairings import by_pairing

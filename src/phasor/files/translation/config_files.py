@@ -18,7 +18,7 @@ import numpy as np
 from phasor.axes import Alternating, InterleavedSections, OneAxis, Sectioned
 from phasor.files.configs.file_keys import keys_for_file, keys_over_file, merged_over
 from phasor.files.configs.writing import CONTEXT_KEY, WRITERS, rope_parameters
-from phasor.files.translation.target import (
+from phasor.files.dialects.target import (
     PICK_LAW,
     Keys,
     ProgramSettings,

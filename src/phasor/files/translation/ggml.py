@@ -13,7 +13,7 @@ import numpy as np
 from phasor.axes import InterleavedSections, OneAxis, Sectioned
 from phasor.files.configs.facts import table
 from phasor.files.configs.gguf import architecture_of
-from phasor.files.translation.target import (
+from phasor.files.dialects.target import (
     LLAMA4_FACTOR,
     PICK_LAW,
     Keys,

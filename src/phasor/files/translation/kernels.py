@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from phasor.files.translation.target import (
+from phasor.files.dialects.target import (
     EVERY_AXES,
     ROWS_IMPORTS,
     Keys,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from phasor.files.translation.target import (
+from phasor.files.dialects.target import (
     EVERY_AXES,
     ROWS_IMPORTS,
     Keys,

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import math
-import re
 from dataclasses import replace
 from typing import NoReturn
 
 from phasor.axes import InterleavedSections, OneAxis, Sectioned
 from phasor.files.configs.writing import rotated_fraction
-from phasor.files.translation.target import (
+from phasor.files.dialects.target import (
     LLAMA4_FACTOR,
     SOFTMAX_NOTE,
     Keys,
     ProgramSettings,
     Target,
     TranslationError,
-    change_ropes,
+    as_yaml,
     is_latent,
-    is_usual_yarn,
     law_numbers,
     layers_with,
     linear_factor,
@@ -30,18 +26,12 @@ from phasor.files.translation.target import (
     plain_candidates,
     rotating,
     softmax_notes,
-    yarn_ramp,
+    with_whole_base,
 )
 from phasor.layers import LayerRopes, one_layer
 from phasor.pairings import Pairing
 from phasor.rope import Rope
 from phasor.scaling import Law, Linear, Llama3, Proportional, Rule, Yarn, yarn_multiplier
-
-
-def _with_whole_base(rope: Rope) -> Rope:
-    """The rope with one axis and the nearest base that is a whole number."""
-    return replace(rope, axes=OneAxis(), base=float(max(2, round(rope.base or 2))))
-
 
 # Megatron-LM: flags of its training command.
 
@@ -149,7 +139,7 @@ def _refuse_flags(feature: str, rope: Rope) -> NoReturn:
         candidates.append(replace(rope, scaling=replace(law, **_LLAMA3)))
     if isinstance(law, Yarn):
         candidates.append(replace(rope, scaling=replace(law, **_LATENT_YARN)))
-    MEGATRON.refuse(feature, rope, map(_with_whole_base, candidates))
+    MEGATRON.refuse(feature, rope, map(with_whole_base, candidates))
 
 
 MEGATRON = Target(
@@ -168,14 +158,9 @@ MEGATRON = Target(
 # litgpt and MaxText: keys of a YAML file that makes a model.
 
 
-def _as_yaml(ropes: LayerRopes, keys: Keys, notes: list[str], out: Pairing) -> ProgramSettings:
-    """The settings for a program that writes ``out`` pairs; every version of YAML reads them."""
-    code = "\n".join(f"{name}: {json.dumps(value)}" for name, value in keys.items())
-    code = re.sub(r'"(\w+)":', r"\1:", code)
-    # version 1.1 takes a number with an exponent and no point for a text
-    code = re.sub(r"(?<![.\w])(\d+)e", r"\1.0e", code)
-    kinds = {kind: replace(rope, pairing_out=out) for kind, rope in rotating(ropes).items()}
-    return ProgramSettings(keys, code, tuple(notes), kinds)
+def _written(ropes: LayerRopes, pairing: Pairing) -> dict[str, Rope]:
+    """The ropes of a program that writes these pairs."""
+    return {kind: replace(rope, pairing_out=pairing) for kind, rope in rotating(ropes).items()}
 
 
 def _refuse_keys(target: Target, rope: Rope) -> NoReturn:
@@ -187,84 +172,7 @@ def _refuse_keys(target: Target, rope: Rope) -> NoReturn:
     elif rope.base is None:
         feature = "frequencies without a base"
     near = [replace(plain, axes=OneAxis()) for plain in plain_candidates(rope)]
-    target.refuse(feature, rope, [*near, *map(_with_whole_base, near)])
-
-
-# litgpt
-
-
-def _adjustments(rope: Rope) -> Keys:
-    """``rope_adjustments`` for a rope with a base."""
-    law, size, base = rope.scaling, rope.rotary_dim, rope.base
-    if isinstance(law, (Linear, type(None))):
-        return {"factor": law.factor} if law else {}
-    original = {"original_max_positions": "original_max_seq_len"}
-    if isinstance(law, Llama3):
-        return law_numbers(law, "factor", "low_freq_factor", "high_freq_factor", **original)
-    ramp = yarn_ramp(rope)
-    if not isinstance(law, Yarn) or not is_usual_yarn(rope) or ramp is None or base is None:
-        _refuse_keys(LITGPT, rope)
-    # its ramp falls from the first index to the second, which it rounds towards each other
-    turns, (begin, end) = law.original_max_positions / (2 * math.pi), ramp
-    keys = law_numbers(law, "factor", **original) | {
-        "beta_fast": turns * base ** (-(2 * max(end, begin + 1) + 1) / size),
-        "beta_slow": turns * base ** (-(2 * begin - 1) / size),
-    }
-    if law.mscale_all_dim or rope.attention_factor != 1:
-        # a scale of 0 is none
-        keys |= mscales(law)
-        keys["mscale"] = keys["mscale"] or 1e-30
-    return keys
-
-
-def _write_litgpt(ropes: LayerRopes, _context: int) -> ProgramSettings:
-    if None in ropes.kinds.values():
-        raise TranslationError(
-            f"litgpt rotates in every layer, and {ropes.name} has layers without a rotation"
-        )
-    main, local = main_and_local(raised := change_ropes(ropes, ntk_as_base))
-    if local is not None and main.scaling is None and local.scaling is not None:
-        main, local = local, main
-    if main.base is None or main.rotary_start:
-        _refuse_keys(LITGPT, main)
-    keys: Keys = {
-        "rope_base": int(main.base) if main.base.is_integer() else main.base,
-        "rotary_percentage": rotated_fraction(main.rotary_dim, main.head_dim),
-        "rope_interleave": main.pairing == "interleaved",
-    }
-    if local is not None:
-        same = replace(local, base=main.base, scaling=main.scaling) == main
-        gain = main.attention_factor != 1  # which it gives all layers
-        by, ratio = linear_factor(main), linear_factor(local)
-        if len(ropes.ropes) > 2 or not same or gain or (local.scaling and not (by and ratio)):
-            LITGPT.only_rope(ropes)
-        if local.scaling and by and ratio:
-            keys["rope_condense_ratio"] = ratio
-            main = replace(main, scaling=Linear(factor=by / ratio))
-    notes = [f"head_size, in latent attention qk_rope_head_dim, has to be {main.head_dim}."]
-    if adjustments := _adjustments(main):
-        keys["rope_adjustments"] = adjustments
-    if isinstance(law := main.scaling, Yarn):
-        notes.append(
-            "litgpt 0.5.13 divides the fast pairs in place of the slow ones: these betas are made "
-            "so that it divides the right ones. A version without that fault is to be given "
-            f"beta_fast: {law.beta_fast:g} and beta_slow: {law.beta_slow:g}."
-        )
-    if local is not None:
-        keys["rope_local_base_freq"] = local.base
-        keys["rope_indices"] = layers_with(raised, local).numbers
-    return _as_yaml(ropes, keys, notes, "half")
-
-
-LITGPT = Target(
-    name="litgpt",
-    program="keys of a model_config.yaml",
-    source="https://github.com/Lightning-AI/litgpt/blob/main/litgpt/config.py",
-    checked="engine",
-    write=_write_litgpt,
-    other_pairs_out=True,
-    softmax_note="",
-)
+    target.refuse(feature, rope, [*near, *map(with_whole_base, near)])
 
 
 # MaxText
@@ -346,7 +254,7 @@ def _write_maxtext(ropes: LayerRopes, context: int) -> ProgramSettings:
     if keys := _deepseek4_keys(ropes):
         sizes = f"head_dim {main.head_dim} and qk_rope_head_dim {main.rotary_dim}"
         note = f"The decoder_block has to be deepseek4, with {sizes}: others turn from the start."
-        return _as_yaml(ropes, keys, [note], "interleaved")
+        return as_yaml(keys, [note], _written(ropes, "interleaved"))
     keys = _maxtext_keys(main)
     notes = [f"head_dim, in latent attention qk_rope_head_dim, has to be {main.head_dim}."]
     if local is not None:
@@ -373,7 +281,8 @@ def _write_maxtext(ropes: LayerRopes, context: int) -> ProgramSettings:
     if LLAMA4_FACTOR in ropes.query_factors.values():
         keys["temperature_tuning"] = True
     in_pairs = keys["rope_type"] == "llama3.1" or keys.get("rope_pairwise")
-    return _as_yaml(ropes, keys, notes, "interleaved" if in_pairs else "half")
+    pairs: Pairing = "interleaved" if in_pairs else "half"
+    return as_yaml(keys, notes, _written(ropes, pairs))
 
 
 def _maxtext_pair(ropes: LayerRopes, main: Rope, local: Rope) -> tuple[Keys, str]:

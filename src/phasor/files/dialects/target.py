@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -179,6 +180,15 @@ def as_json(
 ) -> ProgramSettings:
     """The settings for a program that reads a file of JSON."""
     return ProgramSettings(keys, json.dumps(keys, indent=2), tuple(notes), ropes or {})
+
+
+def as_yaml(keys: Keys, notes: Iterable[str], ropes: Mapping[str, Rope]) -> ProgramSettings:
+    """The settings for a program that reads a file of YAML, of any version."""
+    code = "\n".join(f"{name}: {json.dumps(value)}" for name, value in keys.items())
+    code = re.sub(r'"(\w+)":', r"\1:", code)
+    # version 1.1 takes a number with an exponent and no point for a text
+    code = re.sub(r"(?<![.\w])(\d+)e", r"\1.0e", code)
+    return ProgramSettings(keys, code, tuple(notes), ropes)
 
 
 def rotating(ropes: LayerRopes) -> dict[str, Rope]:
@@ -359,6 +369,16 @@ def plain_candidates(rope: Rope) -> list[Rope]:
         divided = Linear(factor=1 / fastest)
         candidates.append(replace(plain, base=_nearest_base(scaled / fastest), scaling=divided))
     return candidates
+
+
+def with_whole_base(rope: Rope) -> Rope:
+    """The rope with one axis and the nearest base that is a whole number."""
+    return replace(rope, axes=OneAxis(), base=whole_base(rope))
+
+
+def whole_base(rope: Rope) -> float:
+    """The base that is a whole number and nearest to the rope's."""
+    return float(max(2, round(rope.base or 2)))
 
 
 def _nearest_base(inv_freq: NDArray[np.float64]) -> float:
