@@ -244,6 +244,14 @@ def test_a_sentence_about_code_has_its_source_above_it(table: str) -> None:
     assert [lines[i] for i in said if not _has_source(lines, i)] == []
 
 
+def test_a_dialect_says_above_all_where_its_program_was_read() -> None:
+    """Every table of a program's own."""
+    tables = resources.files("phasor.files.dialects").iterdir()
+    texts = {file.name: file.read_text("utf-8") for file in tables if file.name.endswith(".toml")}
+    assert texts
+    assert [name for name, text in texts.items() if not _has_source(text.splitlines(), 0)] == []
+
+
 def _has_source(lines: list[str], i: int) -> bool:
     """Whether a source stands above line ``i``, its table or one around that, or all tables."""
     heads = [0, i]

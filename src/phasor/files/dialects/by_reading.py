@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn
@@ -189,37 +190,45 @@ def _without_still_layers(ropes: LayerRopes) -> LayerRopes:
 
 def _refuse(target: Target, dialect: Dialect, rope: Rope, context: int) -> NoReturn:
     """Refuse a rope, by the first of its properties that the program cannot say by itself."""
-    law = type(rope.scaling).__name__
     if isinstance(rope.scaling, Rule):
+        law = type(rope.scaling).__name__
         feature = f"the law {law} with these numbers; {PICK_LAW}"
         raise TranslationError(f"{target.name} cannot express {feature}")
-    start = f"a rotation from coordinate {rope.rotary_start} on"
-    axes = f"positions of {rope.axes.n_axes} axes with this law"
-    # what makes each property plain
-    plain: dict[str, Keys] = {
-        start: {"rotary_start": 0},
-        axes: {"axes": OneAxis()},
-        "frequencies without a base": {"base": rope.base or 1e4, "explicit_inv_freq": None},
-        f"the law {law} with these numbers": {"scaling": None},
-        "such a base here": {"base": whole_base(rope), "explicit_inv_freq": None},
-    }
-    if rope.explicit_inv_freq is None:
-        widest = (rope.head_dim - rope.rotary_start) // 2 * 2
-        plain["a part of the head"] = {"rotary_dim": widest}
-    feature = f"the rotation {rope}"
-    for name in plain:
-        changes: Keys = {}
-        for other in plain:
-            changes |= plain[other] if other != name else {}
-        changes = {field: value for field, value in changes.items() if field not in plain[name]}
-        try:
-            alone = replace(rope, **changes)
-        except SpecError:
-            continue
-        if find_words(dialect, one_layer(alone), context) is None:
-            feature = name
-            break
+    by_itself = _properties(rope).items()
+    lacks = (
+        name for name, alone in by_itself if not find_words(dialect, one_layer(alone), context)
+    )
+    feature = next(lacks, f"the rotation {rope}")
     one_axis = replace(rope, axes=OneAxis())
     near = [replace(other, axes=OneAxis()) for other in plain_candidates(rope)]
     near += [*map(with_whole_base, near)]
     target.refuse(feature, rope, [one_axis, *near] if one_axis != rope else near)
+
+
+def _properties(rope: Rope) -> dict[str, Rope]:
+    """What may be refused of a rope, with the rope of which all else is plain."""
+    start = f"a rotation from coordinate {rope.rotary_start} on"
+    part = "a part of the head"
+    # what makes each plain; a pairing is none that can be left out, and has all else plain
+    plain: dict[str, Keys] = {
+        f"{rope.pairing} pairs": {},
+        start: {"rotary_start": 0},
+        f"positions of {rope.axes.n_axes} axes with this law": {"axes": OneAxis()},
+        f"the law {type(rope.scaling).__name__} with these numbers": {"scaling": None},
+    }
+    if rope.base is None:  # and one frequency for each pair of the part
+        plain["frequencies without a base"] = {"base": 1e4, "explicit_inv_freq": None}
+    else:
+        plain["such a base here"] = {"base": whole_base(rope)}
+        plain[part] = {"rotary_dim": rope.head_dim // 2 * 2}
+    found: dict[str, Rope] = {}
+    for name, own in plain.items():
+        others = [changes for other, changes in plain.items() if other != name]
+        all_plain = {field: value for changes in others for field, value in changes.items()}
+        if name == start and part in plain:
+            all_plain["rotary_dim"] = (rope.head_dim - rope.rotary_start) // 2 * 2
+        with suppress(SpecError):
+            alone = replace(rope, **all_plain)
+            if not own or replace(alone, **own) != alone:
+                found[name] = alone
+    return found

@@ -315,20 +315,25 @@ def _with_nearest(
     return TranslationError(message, nearest=nearest, radians=radians)
 
 
-def _expressible_ropes(
-    target: Target, refusal: RefusalError, context: int, depth: int = 2
-) -> Iterator[Rope]:
+def _expressible_ropes(target: Target, refusal: RefusalError, context: int) -> Iterator[Rope]:
     """The candidates that the target can express, and those of its refusals of the others."""
-    for rope in refusal.candidates:
-        try:
-            _write_parts(target, one_layer(rope), refusal.context or context)
-        except RefusalError as inner_refusal:
-            if depth:
-                yield from _expressible_ropes(target, inner_refusal, context, depth - 1)
-        except TranslationError:
-            pass
-        else:
-            yield rope
+    refusals, tried = [refusal], set[tuple[Rope, int]]()
+    for _ in range(3):
+        inner_refusals: list[RefusalError] = []
+        for candidates_of in refusals:
+            length = candidates_of.context or context
+            new = [rope for rope in candidates_of.candidates if (rope, length) not in tried]
+            tried |= {(rope, length) for rope in new}
+            for rope in new:
+                try:
+                    _write_parts(target, one_layer(rope), length)
+                except RefusalError as inner_refusal:
+                    inner_refusals.append(inner_refusal)
+                except TranslationError:
+                    pass
+                else:
+                    yield rope
+        refusals = inner_refusals
 
 
 def _radians_apart(a: Rope, b: Rope, context: int) -> float:

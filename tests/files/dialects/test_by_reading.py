@@ -1,0 +1,137 @@
+"""Settings are the first words that a program's reader takes, and a refusal names what it lacks.
+
+The program here is a toy: it turns whole heads by a whole base, halves alone, and by no law but a
+whole number that divides positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from unittest.mock import Mock
+
+import pytest
+
+from phasor import ConfigError, LayerRopes, Rope
+from phasor.files.configs.source import JsonObject
+from phasor.files.dialects.by_reading import Dialect, find_words, words_or_refusal
+from phasor.files.dialects.target import Keys, RefusalError, Target, TranslationError
+from phasor.layers import one_layer
+from phasor.scaling import DynamicNTK, Linear, LongRope, PerPair
+
+CONTEXT = 4096
+PLAIN = Rope(head_dim=8, pairing="half", base=500.0)
+TOY = Target(name="toy", program="a toy", source="here", checked="description")
+
+
+def read(file: JsonObject) -> LayerRopes:
+    """What the toy makes of its file."""
+    base, by = (file.require(key, file.whole(key)) for key in ("base", "by"))
+    rope = Rope(head_dim=8, pairing="half", base=float(base), scaling=Linear(factor=float(by)))
+    kinds = ("rope",) * file.require("layers", file.whole("layers"))
+    return LayerRopes(name="toy", layer_kinds=kinds, kinds={"rope": rope})
+
+
+def words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
+    """Of a base that is no whole number, one that its reader refuses."""
+    rope, law = ropes.ropes[0], ropes.ropes[0].scaling
+    base = rope.base and (int(rope.base) if rope.base.is_integer() else rope.base)
+    yield {"base": base, "by": 1}
+    if isinstance(law, Linear):
+        yield {"base": base, "by": law.factor}
+
+
+DIALECT = Dialect(read=read, words=words, sizes=lambda ropes, context: {"layers": len(ropes)})
+
+
+def refused(rope: Rope, dialect: Dialect = DIALECT) -> str:
+    """Why the toy cannot."""
+    with pytest.raises(TranslationError) as caught:
+        words_or_refusal(TOY, dialect, one_layer(rope), CONTEXT)
+    return str(caught.value)
+
+
+def test_the_first_words_that_are_taken_are_written() -> None:
+    """Those before them, which turn otherwise, are not."""
+    for law, by in ((None, 1), (Linear(factor=4.0), 4)):
+        found = find_words(DIALECT, one_layer(replace(PLAIN, scaling=law)), CONTEXT)
+        assert found is not None
+        assert found.keys == {"base": 500, "by": by}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"scaling": PerPair(factors=(1.0, 2.0, 3.0, 4.0))}, "the law PerPair"),
+        ({"base": 500.5}, "such a base"),
+        ({"rotary_dim": 4}, "a part of the head"),
+        ({"rotary_dim": 4, "rotary_start": 4}, "from coordinate 4"),
+        ({"base": None, "explicit_inv_freq": (1.0, 0.5, 0.3, 0.1)}, "without a base"),
+        # of two, the first: what it lacks with the other made plain
+        ({"scaling": Linear(factor=1.5), "base": 500.5}, "the law Linear"),
+        ({"scaling": Linear(factor=2.0), "base": 500.5}, "such a base"),
+    ],
+)
+def test_a_refusal_names_the_first_property_that_is_refused_by_itself(
+    change: Keys, reason: str
+) -> None:
+    """With all the others plain."""
+    assert reason in refused(replace(PLAIN, **change))
+
+
+def test_a_rule_that_it_lacks_is_to_pick_its_law() -> None:
+    """One by the length has no number in such a file."""
+    rule = DynamicNTK(factor=2.0, original_max_positions=2048)
+    assert "rope.at(seq_len)" in refused(replace(PLAIN, scaling=rule))
+
+
+def test_the_other_pairing_is_one_that_weights_are_reordered_to() -> None:
+    """Only where the program's words say no pairing."""
+    rope = replace(PLAIN, pairing="interleaved")
+    assert "interleaved pairs" in refused(rope)
+    found = find_words(replace(DIALECT, says_all_pairs=False), one_layer(rope), CONTEXT)
+    assert found is not None
+    assert found.performed == {"rope": PLAIN}
+
+
+def test_layers_that_do_not_rotate_are_the_classes_where_no_word_says_them() -> None:
+    """A program that could say them does not."""
+    kinds = {"rope": PLAIN, "nope": None}
+    model = LayerRopes(name="model", layer_kinds=("rope", "nope"), kinds=kinds)
+    with pytest.raises(TranslationError, match="toy rotates in every layer, and model has"):
+        words_or_refusal(TOY, DIALECT, model, CONTEXT)
+    assert find_words(replace(DIALECT, says_still_layers=False), model, CONTEXT) is not None
+
+
+def test_ropes_of_which_it_has_one_at_a_time_are_refused_together() -> None:
+    """The nearest is the first."""
+    kinds = {"full": PLAIN, "sliding": replace(PLAIN, base=600.0)}
+    model = LayerRopes(name="model", layer_kinds=("full", "sliding"), kinds=kinds)
+    with pytest.raises(RefusalError, match="different ropes in full and sliding layers") as caught:
+        words_or_refusal(TOY, DIALECT, model, CONTEXT)
+    assert caught.value.candidates == [PLAIN]
+
+
+def test_rules_are_compared_at_the_lengths_where_they_pick_another_law() -> None:
+    """Not at the context alone, where these two are the same."""
+    rule = LongRope(
+        short_factors=(1.0,) * 4,
+        long_factors=(1.0, 2.0, 3.0, 4.0),
+        original_max_positions=1024,
+        factor=1.0,
+    )
+    read_rule = replace(rule, short_factors=(2.0,) * 4)
+    for other, taken in ((rule, True), (read_rule, False)):
+        back = one_layer(replace(PLAIN, scaling=other))
+        dialect = replace(DIALECT, read=Mock(return_value=back))
+        found = find_words(dialect, one_layer(replace(PLAIN, scaling=rule)), CONTEXT)
+        assert (found is not None) == taken
+
+
+def test_words_that_the_reader_refuses_are_not_the_programs_error() -> None:
+    """They are none of its words."""
+
+    def refuse(file: JsonObject) -> LayerRopes:
+        raise ConfigError("no")
+
+    assert find_words(replace(DIALECT, read=refuse), one_layer(PLAIN), CONTEXT) is None
