@@ -1,4 +1,4 @@
-"""What MkDocs does besides: whole numbers on one line, formulas typeset, the lesson's notebook."""
+"""What MkDocs does besides: open groups, whole numbers, formulas, the lesson's notebook."""
 
 import re
 import sys
@@ -16,6 +16,11 @@ from notebook import from_page
 _CODE_OR_SPACE = re.compile(
     r"(<(pre|code|style|script)\b.*?</\2>|<[^>]*>)|(?<=\d) (?=\d{3}\b|±)|(?<=±) (?=\d)",
     re.S,
+)
+# the first two groups of the navigation, where neither has the page itself: what Material marks so
+# is open on a desk, as by its navigation.expand, and folded in a phone's drawer
+_CLOSED = re.compile(
+    r'(<input class="md-nav__toggle md-toggle) *("[^>]* id="__nav_[12]" *>)'
 )
 # docs/katex is KaTeX 0.19.1 as its package has it; a page without formulas does not load it
 _KATEX = """<link rel="stylesheet" href="{0}/katex.min.css">
@@ -35,13 +40,21 @@ def on_files(files: Files, config: MkDocsConfig, **_: object) -> Files:
     return files
 
 
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """A page's text; the search puts the reference behind the pages that explain."""
+    if page.url.startswith("api/"):
+        page.meta["search"] = {"boost": 0.3}
+    return markdown
+
+
 def on_page_content(html: str, **_: object) -> str:
     """The page with narrow spaces that do not break inside of numbers."""
     return _CODE_OR_SPACE.sub(lambda found: found[1] or "\u202f", html)
 
 
 def on_post_page(output: str, page: Page, **_: object) -> str:
-    """The page with what draws its formulas, from the site itself."""
+    """The page with its first two groups open, and with what draws its formulas."""
+    output = _CLOSED.sub(r"\1 md-toggle--indeterminate\2", output)
     if 'class="arithmatex"' not in output:
         return output
     return output.replace(

@@ -95,11 +95,17 @@ globalThis.siteCheck = {
     return [all, tables.reduce((sum, one) => sum + one, 0)];
   },
 
-  /** What the page is called, what the navigation calls it, and its section there. */
+  /** What the page is called, and what the navigation calls it. */
   titles() {
     const clean = (one) => one?.textContent.replace('¶', '').trim().replace(/\s+/g, ' ') ?? '';
     const active = document.querySelector('.md-nav--primary a.md-nav__link--active');
-    const section = active?.closest('nav').parentElement.querySelector('label');
-    return [clean(document.querySelector('article h1')), clean(active), clean(section)];
+    return [clean(document.querySelector('article h1')), clean(active)];
+  },
+
+  /** Groups of the navigation whose pages are shown. */
+  openGroups() {
+    const groups = [...document.querySelectorAll('.md-nav--primary > ul > .md-nav__item--nested')];
+    return groups.filter((one) => one.querySelector('nav').checkVisibility({ visibilityProperty: true }))
+      .map((one) => one.querySelector('label').textContent.trim());
   },
 };

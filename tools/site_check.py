@@ -4,8 +4,9 @@
 
 Each page is opened at two widths, light and dark. What is wrong is printed, a line each: code that
 is cut, anything that goes sideways, small labels, weak contrast, words on the console, requests to
-elsewhere, a title that is not the navigation's, too many words. Then questions are asked of the
-search, and answers reached from the first page. Ends with 1 if anything was wrong.
+elsewhere, a title that is not the navigation's or is another page's too, too many words. Then
+words and questions are typed into the search, and answers reached from the first page. Ends with 1
+if anything was wrong.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -37,9 +39,30 @@ PAGE_WORDS = 1_800
 LONGER = {"lesson/": 3_500, "seeds/": 2_000, "translate/": 2_900}
 #: Words of all pages but the reference, and of their tables.
 ALL_WORDS, TABLE_WORDS = 34_000, 6_300
-#: What a reader types into the search, and the page that has to be among the first three found.
+#: Words that a reader types into the search, by the page that has to be among the first three
+#: found: words of other programs, the commands, and the glossary.
+WORDS: dict[str, tuple[str, ...]] = {
+    "attention/": ("gqa",),
+    "cached-keys/": ("kv cache",),
+    "command-line/": ("show", "diff", "report", "presets", "demo"),
+    "conventions/": (
+        *("rope_theta", "head_dim", "rotary_dim", "partial_rotary_factor", "rotate_half"),
+        *("is_neox_style", "base", "inv_freq", "position_ids", "freqs_cis", "rope_scaling"),
+        *("rope_type", "original_max_position_embeddings", "mscale", "softmax_factor"),
+        *("query_factor", "pairing", "interleaved", "gain", "nope", "axes"),
+    ),
+    "converting/": ("convert", "permute", "quantized"),
+    "exporting/": ("onnx fp16", "tensorrt"),
+    "extending/": ("extend", "extrapolation", "128k"),
+    "identify/": ("identify",),
+    "laws/": ("turns", "p-rope", "longrope", "dynamic ntk"),
+    "precision/": ("bf16",),
+    "translate/": ("translate",),
+    "verify/": ("verify",),
+}
+#: The same for questions in words of their own.
 SEARCHES: dict[str, str] = {
-    "permute": "converting/",
+    **{word: page for page, words in WORDS.items() for word in words},
     "vit": "images-video-audio/",
     "garbage output": "questions/#garbage-output",
     "long context fails": "questions/#long-context-fails",
@@ -48,6 +71,8 @@ SEARCHES: dict[str, str] = {
     "which pairing has this code": "questions/#which-pairing",
     "rotate for my ViT": "questions/#how-do-i-rotate-for-my-vit",
 }
+#: Groups of the navigation that are open on a desk.
+OPEN_GROUPS = ["Start", "Write models"]
 #: What a reader wants, the links that lead to it from the first page, and words of the answer.
 WAYS: dict[str, tuple[str, ...]] = {
     "draw me a pair": ("Play with a rotation", "A query at position"),
@@ -55,7 +80,7 @@ WAYS: dict[str, tuple[str, ...]] = {
         "Questions and answers",
         "A larger base slows all pairs but the first",
     ),
-    "which pairing has this code": ("Which rotation is this?", "half"),
+    "which pairing has this code": ("phasor identify", "half"),
     "rotate for my ViT": ("Images, video, audio", "vision transformer"),
 }
 
@@ -70,6 +95,7 @@ class Seen(NamedTuple):
     faults: list[str]
     words: int
     table_words: int
+    title: str
 
 
 @contextmanager
@@ -99,7 +125,7 @@ def look_at(browser: Browser, root: str, path: str) -> Seen:
     page.add_init_script(path=SCRIPT)
     said = complaints(page, root)
     faults: dict[str, None] = {}
-    words, table_words = 0, 0
+    words, table_words, title = 0, 0, ""
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 844 if width < 500 else 900})
         for scheme in SCHEMES:
@@ -107,8 +133,8 @@ def look_at(browser: Browser, root: str, path: str) -> Seen:
                 page.goto(root + path, wait_until="load")
                 page.add_style_tag(content="* { transition: none !important; }")
                 words, table_words = page.evaluate("siteCheck.words()")
-                title, called, section = page.evaluate("siteCheck.titles()")
-                if called and title not in (called, f"{section.rstrip(' …')} {called}"):
+                title, called = page.evaluate("siteCheck.titles()")
+                if called and title != called:
                     faults[f"is {title!r}, and {called!r} in the navigation"] = None
             page.emulate_media(color_scheme=scheme)
             for fault in page.evaluate("given => siteCheck.look(...given)", [width > 500, scheme]):
@@ -120,7 +146,7 @@ def look_at(browser: Browser, root: str, path: str) -> Seen:
     page.close()
     if words > LONGER.get(path, PAGE_WORDS) and not path.startswith("api/"):
         faults[f"{words} words, {LONGER.get(path, PAGE_WORDS)} are allowed"] = None
-    return Seen(path, [*faults, *said], words, table_words)
+    return Seen(path, [*faults, *said], words, table_words, title)
 
 
 def look_at_all(root: str, paths: list[str]) -> list[Seen]:
@@ -152,10 +178,15 @@ def ask(browser: Browser, root: str) -> list[str]:
     """What the search does not find, and what no way leads to."""
     faults: list[str] = []
     page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.add_init_script(path=SCRIPT)
     for question, answer in SEARCHES.items():
         found = found_by(page, root, question)
         if not any(one.startswith(answer) for one in found):
             faults.append(f"search for {question!r}: {answer} is not in {found}")
+    page.goto(root)
+    groups = page.evaluate("siteCheck.openGroups()")
+    if groups != OPEN_GROUPS:
+        faults.append(f"the navigation opens {groups}, not {OPEN_GROUPS}")
     for wanted, links in WAYS.items():
         page.goto(root)
         for link in links[:-1]:
@@ -185,9 +216,14 @@ def main(arguments: list[str]) -> int:
                 print(f"{page.path or 'index'}: {fault}")
         with open_browser() as browser:
             unanswered = [] if arguments[1:] else ask(browser, root)
+    titles = Counter(page.title for page in seen)
+    unanswered += [
+        f"{number} pages are called {title!r}" for title, number in titles.items() if number > 1
+    ]
     print(*unanswered, sep="\n", end="\n" if unanswered else "")
     counted = [page for page in seen if not page.path.startswith("api/")]
-    words, table_words = (sum(one) for one in zip(*(page[2:] for page in counted), strict=True))
+    words = sum(page.words for page in counted)
+    table_words = sum(page.table_words for page in counted)
     longest = sorted(counted, key=lambda page: -page.words)[:12]
     print("longest:", *(f"{page.path or 'index'} {page.words}" for page in longest))
     print(
