@@ -6,13 +6,14 @@ whole number that divides positions.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
 
-from phasor import ConfigError, LayerRopes, Rope
+from phasor import ConfigError, LayerRopes, PhasorWarning, Rope
 from phasor.files.configs.source import JsonObject
 from phasor.files.dialects.by_reading import Dialect, find_words, words_or_refusal
 from phasor.files.dialects.target import Keys, RefusalError, Target, TranslationError
@@ -77,6 +78,30 @@ def test_a_refusal_names_the_first_property_that_is_refused_by_itself(
 ) -> None:
     """With all the others plain."""
     assert reason in refused(replace(PLAIN, **change))
+
+
+def test_of_properties_that_are_refused_together_the_first_is_named() -> None:
+    """Without it the rope would be said, though by itself it is said as well."""
+    both = replace(PLAIN, scaling=Linear(factor=2.0), rotary_dim=4)
+    said = [replace(both, scaling=None), replace(both, rotary_dim=8), PLAIN]
+
+    def read(file: JsonObject) -> LayerRopes:
+        return one_layer(said[file.require("number", file.whole("number", least=0))])
+
+    def words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
+        yield from ({"number": i} for i, rope in enumerate(said) if rope == ropes[0])
+
+    assert "the law Linear" in refused(both, replace(DIALECT, read=read, words=words))
+
+
+def test_what_a_reader_warns_of_is_none_of_the_users_words() -> None:
+    """The user gave a rope."""
+
+    def doubt(file: JsonObject) -> LayerRopes:
+        warnings.warn("two numbers disagree", PhasorWarning, stacklevel=1)
+        return read(file)
+
+    assert find_words(replace(DIALECT, read=doubt), one_layer(PLAIN), CONTEXT) is not None
 
 
 def test_a_rule_that_it_lacks_is_to_pick_its_law() -> None:

@@ -1,11 +1,10 @@
-"""Files of programs that train or serve: TensorRT-LLM, Megatron, KerasHub, torchtune.
+"""Files of programs that train or serve: Megatron, KerasHub, torchtune.
 
 ``programs.toml`` has their names of keys, and what their code assumes for those that are absent.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from phasor.errors import PhasorWarning
-from phasor.files.configs.facts import Architecture, inherit, table
+from phasor.files.configs.facts import inherit
 from phasor.files.configs.layer_pattern import (
     LayerPattern,
     flag_pattern,
@@ -28,11 +27,9 @@ from phasor.files.configs.program_model import (
     spellings,
     with_sections,
 )
-from phasor.files.configs.rope_blocks import rope_type
 from phasor.files.configs.source import JsonObject, is_huggingface
-from phasor.files.dialects import litgpt
+from phasor.files.dialects import litgpt, tensorrt_llm
 from phasor.layers import LayerRopes
-from phasor.scaling import PerPair
 
 
 def load_program(top: JsonObject) -> LayerRopes | None:
@@ -48,60 +45,6 @@ def load_program(top: JsonObject) -> LayerRopes | None:
                 model = ProgramModel(program, found, str(top.values.get("name")))
                 return _READERS[program](model)
     return None
-
-
-# TensorRT-LLM's config of a checkpoint, also inside that of an engine.
-
-
-def _load_tensorrt(model: ProgramModel) -> LayerRopes:
-    config, facts = model.config, model.facts
-    architecture = config.text("architecture") or ""
-    model.defaults |= facts["architectures"].get(architecture, {})
-    model.add_defaults({"rotary_dim": model.defaults.get("rotary_dim")})
-    config = model.config
-    position_type = model.position_type()
-    if position_type in facts["instead"] and not model.latent:
-        return model.without(architecture, position_type)
-    # in latent attention it turns what the weights of DeepSeek have beside each other
-    rope = model.rope("interleaved" if model.latent or position_type == "rope_gptj" else "half")
-    block = config.object("rotary_scaling")
-    if position_type == "long_rope":
-        names = facts["laws"]["longrope"]["names"]
-        length = config.whole(CONTEXT)
-        original = config.number("original_max_position_embeddings", above=1)
-        lists = [config.numbers_per_pair(names[k], rope.num_pairs) for k in list(names)[:2]]
-        if length and original and not original.is_integer() and lists[0] and lists[0] == lists[1]:
-            # no length, but one that gives the factor on cos and sin
-            gain = math.sqrt(max(1.0, math.log(length) / math.log(original)))
-            law = PerPair(factors=lists[0], attention_factor=gain)
-            rope = replace(rope, scaling=law, direction=config.sign(names["short_factor"]))
-        else:
-            rope = model.law("longrope" if architecture in facts["mscales"] else "su", rope)
-        config.ignore(*names.values())
-    elif block is not None:
-        kind = rope_type(block, Architecture(laws={"none": "default"}))
-        if kind == "default" and block.number("factor") not in (None, 1):
-            block.refuse("factor", "1 where no law is named")
-        if kind == "dynamic":  # its base is that of all lengths
-            block.require("alpha", block.value("alpha"))
-        rope = model.law(kind, rope, block)
-    if position_type == "mrope":
-        block = block or JsonObject({}, "rotary_scaling")
-        rope = with_sections(rope, block, block.wholes("mrope_section"))
-    words, count = config.texts("layer_types"), config.layers()
-    if any(map(config.has, facts["with_layer_types"])):
-        config.require("layer_types", words)
-    without = {*table().files["without_rope"], *facts["without_attention"]}
-    others = [word if word in without else "" for word in words or ("",)]
-    across = {*(config.wholes("cross_attention_layers") or ())}
-    others = ["cross_attention" if i in across else others[i % len(others)] for i in range(count)]
-    if (local_base := config.number("rope_local_base_freq", above=1)) is None:
-        return model.ropes({"attention": rope}, others=others)
-    key = "sliding_window_pattern"
-    interval = config.require(key, config.whole(key))
-    local = replace(rope, base=local_base)  # it scales both alike
-    kinds = {"full_attention": rope, "sliding_attention": local}
-    return model.ropes(kinds, LayerPattern.every(interval, count), others)
 
 
 # Megatron-LM's arguments, and the models of Megatron-Bridge and NeMo.
@@ -306,7 +249,7 @@ def _load_torchtune(model: ProgramModel) -> LayerRopes:
 
 _READERS: Mapping[str, Callable[[ProgramModel], LayerRopes]] = {
     "litgpt": litgpt.read,
-    "TensorRT-LLM": _load_tensorrt,
+    "TensorRT-LLM": tensorrt_llm.read,
     "Megatron": _load_megatron,
     "KerasHub": _load_keras,
     "torchtune": _load_torchtune,

@@ -7,6 +7,7 @@ judge: each choice of words is read back, and the first by which every layer tur
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from phasor.axes import OneAxis
-from phasor.errors import ConfigError, SpecError
+from phasor.errors import ConfigError, PhasorWarning, SpecError
 from phasor.files.configs.source import JsonObject
 from phasor.files.dialects.target import (
     PICK_LAW,
@@ -75,10 +76,13 @@ def find_words(dialect: Dialect, ropes: LayerRopes, context: int) -> Written | N
     if not dialect.says_still_layers and len(ropes.ropes) == 1:
         ropes = _without_still_layers(ropes)
     models = [ropes]
-    if not dialect.says_all_pairs:
-        models += [change_ropes(ropes, partial(_in_pairs, pairing=pairing)) for pairing in PAIRINGS]
-    for model in models:
-        for form in _forms(model):
+    for pairing in () if dialect.says_all_pairs else PAIRINGS:
+        other = change_ropes(ropes, partial(_in_pairs, pairing=pairing))
+        models += [other] if other != ropes else []
+    tried = ((model, form) for model in models for form in _forms(model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PhasorWarning)  # of words that nobody wrote
+        for model, form in tried:
             for keys in dialect.words(form, context):
                 read = _read_back(dialect, keys, form, context)
                 if read is not None and _turn_alike(dialect, form, read, context):
@@ -189,46 +193,64 @@ def _without_still_layers(ropes: LayerRopes) -> LayerRopes:
 
 
 def _refuse(target: Target, dialect: Dialect, rope: Rope, context: int) -> NoReturn:
-    """Refuse a rope, by the first of its properties that the program cannot say by itself."""
-    if isinstance(rope.scaling, Rule):
-        law = type(rope.scaling).__name__
-        feature = f"the law {law} with these numbers; {PICK_LAW}"
-        raise TranslationError(f"{target.name} cannot express {feature}")
-    by_itself = _properties(rope).items()
-    lacks = (
-        name for name, alone in by_itself if not find_words(dialect, one_layer(alone), context)
-    )
-    feature = next(lacks, f"the rotation {rope}")
+    """Refuse a rope, by what the program cannot say of it."""
+    properties = _plain_values(rope)
+    start, _, law, *_ = properties
+    feature = _lacking(dialect, rope, properties, context)
+    if feature == law and isinstance(rope.scaling, Rule):
+        raise TranslationError(f"{target.name} cannot express {law}; {PICK_LAW}")
+    if feature == start or isinstance(rope.scaling, Rule):
+        target.refuse(feature, rope, [])
     one_axis = replace(rope, axes=OneAxis())
     near = [replace(other, axes=OneAxis()) for other in plain_candidates(rope)]
     near += [*map(with_whole_base, near)]
     target.refuse(feature, rope, [one_axis, *near] if one_axis != rope else near)
 
 
-def _properties(rope: Rope) -> dict[str, Rope]:
-    """What may be refused of a rope, with the rope of which all else is plain."""
-    start = f"a rotation from coordinate {rope.rotary_start} on"
-    part = "a part of the head"
-    # what makes each plain; a pairing is none that can be left out, and has all else plain
-    plain: dict[str, Keys] = {
-        f"{rope.pairing} pairs": {},
-        start: {"rotary_start": 0},
+def _lacking(dialect: Dialect, rope: Rope, plain: Mapping[str, Keys], context: int) -> str:
+    """The first property that is refused by itself, or else the first without which it is not."""
+
+    def is_said(other: Rope) -> bool:
+        return find_words(dialect, one_layer(other), context) is not None
+
+    # one pairing or the other, so that it is none of the properties that may be plain
+    if not is_said(plain_rope := _with(rope, *plain.values())):
+        return f"{rope.pairing} pairs"
+    for name in plain:
+        alone = _with(rope, *(values for other, values in plain.items() if other != name))
+        if alone != plain_rope and not is_said(alone):
+            return name
+    for name, values in plain.items():
+        if (other := _with(rope, values)) != rope and is_said(other):
+            return name
+    return f"the rotation {rope}"
+
+
+def _plain_values(rope: Rope) -> dict[str, Keys]:
+    """The plain values of the fields of each property."""
+    of_base: dict[str, Keys] = {"frequencies without a base": {"base": 1e4}}
+    if rope.base is not None:
+        of_base = {"such a base here": {"base": whole_base(rope)}}
+    return {
+        f"a rotation from coordinate {rope.rotary_start} on": {"rotary_start": 0},
         f"positions of {rope.axes.n_axes} axes with this law": {"axes": OneAxis()},
         f"the law {type(rope.scaling).__name__} with these numbers": {"scaling": None},
+        **of_base,
+        "a part of the head": {"rotary_dim": rope.head_dim // 2 * 2},
     }
-    if rope.base is None:  # and one frequency for each pair of the part
-        plain["frequencies without a base"] = {"base": 1e4, "explicit_inv_freq": None}
-    else:
-        plain["such a base here"] = {"base": whole_base(rope)}
-        plain[part] = {"rotary_dim": rope.head_dim // 2 * 2}
-    found: dict[str, Rope] = {}
-    for name, own in plain.items():
-        others = [changes for other, changes in plain.items() if other != name]
-        all_plain = {field: value for changes in others for field, value in changes.items()}
-        if name == start and part in plain:
-            all_plain["rotary_dim"] = (rope.head_dim - rope.rotary_start) // 2 * 2
-        with suppress(SpecError):
-            alone = replace(rope, **all_plain)
-            if not own or replace(alone, **own) != alone:
-                found[name] = alone
-    return found
+
+
+def _with(rope: Rope, *values: Keys) -> Rope:
+    """The rope with other values of some fields, those of other fields as near as can be."""
+    changes = {field: value for some in values for field, value in some.items()}
+    if "base" in changes:
+        changes["explicit_inv_freq"] = None
+    ends = changes.get("rotary_start", rope.rotary_start) + changes.get(
+        "rotary_dim", rope.rotary_dim
+    )
+    if "rotary_dim" in changes and ends > rope.head_dim:  # all from the first coordinate on
+        changes["rotary_dim"] = (rope.head_dim - rope.rotary_start) // 2 * 2
+    with suppress(SpecError):  # axes, lists of a law, or frequencies, of other numbers of pairs
+        changed = replace(rope, **changes)
+        return changed if len(changed.at(1).inv_freq) else rope
+    return rope

@@ -277,6 +277,16 @@ def base_and_divisors(rope: Rope, largest: float = 1e30) -> tuple[float, NDArray
     return base, np.clip(divisors, -largest, largest)  # programs keep float32
 
 
+def first_length(gain: float, length: int) -> float:
+    """The length before the extension, for programs that read LongRoPE.
+
+    Of it and ``length`` they compute the factor on cos and sin, which is 1 or more.
+    """
+    original = length if gain == 1 else length ** (1 / gain**2)
+    whole = round(original)  # off by the rounding of a factor that was made of it
+    return whole if math.isclose(original, whole, rel_tol=1e-12) else original
+
+
 def linear_factor(rope: Rope) -> float | None:
     """What divides the powers of the base; None for other frequencies."""
     law = rope.scaling

@@ -1,14 +1,13 @@
-"""JSON that is read in a way of its own: by mlx-lm, exllamav3, TensorRT-LLM and Meta's code."""
+"""JSON that is read in a way of its own: by mlx-lm, exllamav3 and Meta's code."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from phasor.axes import OneAxis, Sectioned
+from phasor.axes import OneAxis
 from phasor.files.configs.file_keys import keys_over_file
-from phasor.files.configs.writing import CONTEXT_KEY, WRITERS, rotated_fraction
+from phasor.files.configs.writing import CONTEXT_KEY, rotated_fraction
 from phasor.files.dialects.target import (
     PICK_LAW,
     Keys,
@@ -17,9 +16,8 @@ from phasor.files.dialects.target import (
     TranslationError,
     as_json,
     base_and_divisors,
-    change_ropes,
+    first_length,
     has_steps,
-    is_latent,
     is_usual_yarn,
     law_numbers,
     layers_with,
@@ -38,24 +36,10 @@ from phasor.files.translation.config_files import (
     slice_block,
 )
 from phasor.layers import LayerRopes, QueryFactor
-from phasor.pairings import by_pairing
 from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, Proportional, Yarn
 
 _ORIGINAL = "original_max_position_embeddings"
-
-
-def _first_length(target: Target, rope: Rope, length: int) -> float:
-    """The length before the extension, for programs that read LongRoPE.
-
-    Of it and ``length`` they compute the factor on cos and sin, which is 1 or more.
-    """
-    gain = rope.attention_factor
-    if gain < 1:
-        target.refuse(f"cos and sin multiplied by {gain:g}", rope)
-    original = length if gain == 1 else length ** (1 / gain**2)
-    whole = round(original)  # off by the rounding of a factor that was made of it
-    return whole if math.isclose(original, whole, rel_tol=1e-12) else original
 
 
 # mlx-lm and exllamav3: keys that older classes read outside the block too; other frequencies than
@@ -81,7 +65,10 @@ def _named_block(target: Target, rope: Rope, length: int) -> Keys:
 
 def _list_block(target: Target, rope: Rope, length: int) -> Keys:
     """LongRoPE with one list, whose factor on cos and sin comes from two lengths."""
-    original, (base, divisors) = _first_length(target, rope, length), base_and_divisors(rope)
+    gain, (base, divisors) = rope.attention_factor, base_and_divisors(rope)
+    if gain < 1:
+        target.refuse(f"cos and sin multiplied by {gain:g}", rope)
+    original = first_length(gain, length)
     plain = replace(rope, base=base, scaling=None, explicit_inv_freq=None)
     return _named_block(target, plain, length) | {
         "rope_type": "longrope",
@@ -254,117 +241,6 @@ EXLLAMAV3 = ConfigTarget(
     write=_write_exllamav3,
     backwards=True,
     query_factor=_exllamav3_multiplies_queries,
-)
-
-
-# TensorRT-LLM: keys of a checkpoint's config.json, from which its engines are built.
-
-
-def _rotary_scaling(rope: Rope) -> Keys | None:
-    """``rotary_scaling`` of a law that has a type; None for one that is a list of divisors."""
-    form = ntk_as_base(rope)
-    law = form.scaling
-    if form.direction < 0 or form.base is None:
-        return None
-    if law is None and isinstance(form.axes, Sectioned):
-        return {"type": "mrope", "mrope_section": list(form.axes.sections)}
-    if law is None:
-        return {}
-    scales: Keys = {}
-    if isinstance(law, Yarn) and is_usual_yarn(form):
-        law, scales = replace(law, attention_factor=None), mscales(law)
-    elif not isinstance(law, (Linear, Llama3)):
-        return None
-    block = WRITERS[type(law)](law)
-    return {"type": block.pop("rope_type"), **block, **scales}
-
-
-def _longrope_keys(rope: Rope, context: int) -> Keys:
-    """Two lists of divisors; the factor on cos and sin comes from two lengths."""
-    law, length, short, long = rope.scaling, context, rope, rope
-    if isinstance(law, LongRope):
-        start = law.original_max_positions
-        short, long = rope.at(start), rope.at(start + 1)
-        gains = {short.attention_factor, long.attention_factor}
-        # of the larger of them, and below 2**58 where no length gives them
-        length = round(start ** min(max(gains) ** 2, 40 / math.log(start)))
-        own = math.sqrt(max(1, math.log(length) / math.log(start)))
-        if any(abs(gain - own) > 2**-24 for gain in gains):
-            raise TranslationError(
-                "tensorrt-llm computes one factor on cos and sin for both lists of LongRope, of "
-                f"two lengths, and these have others; {PICK_LAW}"
-            )
-    else:
-        start = _first_length(TENSORRT_LLM, rope, context)
-    base, divisors = base_and_divisors(long)
-    return {
-        "position_embedding_type": "long_rope",
-        "rotary_base": base,
-        CONTEXT_KEY: length,
-        _ORIGINAL: start,
-        "longrope_scaling_short_factors": base_and_divisors(short)[1].tolist(),
-        "longrope_scaling_long_factors": divisors.tolist(),
-        "rotary_scaling": None,
-    }
-
-
-def _write_tensorrt_llm(ropes: LayerRopes, context: int) -> ProgramSettings:
-    main, local = main_and_local(raised := change_ropes(ropes, ntk_as_base))
-    if main.rotary_start:
-        feature = f"a rotation from coordinate {main.rotary_start} on"
-        TENSORRT_LLM.refuse(feature, main, [])
-    notes = ["Its PyTorch backend reads none of these keys, but those for transformers."]
-    # the class for latent attention has the rest in its code
-    takes_law = isinstance(main.scaling, (Yarn, type(None)))
-    latent = is_latent(ropes, main) and local is None and takes_law
-    if latent and main.scaling is None:
-        notes.append("Its latent attention takes YaRN alone, which by a factor of 1 is none.")
-        main = replace(main, scaling=Yarn(factor=1.0, original_max_positions=context))
-    scaling, n_axes = _rotary_scaling(main), main.axes.n_axes
-    if n_axes > 1 and (n_axes != 3 or not scaling or scaling["type"] != "mrope"):
-        feature = f"positions of {n_axes} axes with this law"
-        TENSORRT_LLM.refuse(feature, main, [replace(main, axes=OneAxis())])
-    keys: Keys = {"qk_rope_head_dim" if latent else "head_size": main.head_dim}
-    if main.rotary_dim != main.head_dim:
-        keys["rotary_pct"] = rotated_fraction(main.rotary_dim, main.head_dim)
-    if scaling is None:
-        keys |= _longrope_keys(main, context)
-    else:
-        word = by_pairing(main.pairing, half="rope_gpt_neox", interleaved="rope_gptj")
-        keys |= {} if latent else {"position_embedding_type": "mrope" if n_axes > 1 else word}
-        keys |= {"rotary_base": main.base, CONTEXT_KEY: context, "rotary_scaling": scaling or None}
-    if local is not None:
-        # it scales both alike; those of YaRN and of lists have no second base
-        same = replace(local, base=main.base) == main
-        every = layers_with(raised, main).interval
-        same &= every is not None and {*raised} <= {main, local}
-        if len(ropes.ropes) > 2 or not same or isinstance(main.scaling, Yarn) or scaling is None:
-            TENSORRT_LLM.only_rope(ropes)
-        pattern = every or len(raised) + 1  # beyond the last one if all layers are local
-        # releases differ in which of the two they read
-        keys |= {"sliding_window_pattern": pattern, "_sliding_window_pattern": pattern}
-        keys["rope_local_base_freq"] = local.base
-        notes.append("The architecture has to be Gemma 3's: others have no local layers.")
-    if isinstance(main.scaling, LongRope):
-        notes.append("Which list a batch takes is decided in its kernels, which were not run.")
-    return as_json(keys, notes)
-
-
-TENSORRT_LLM = Target(
-    name="tensorrt-llm",
-    program="keys of a checkpoint's config.json for TensorRT-LLM",
-    source="https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/layers/attention.py",
-    checked="description",
-    write=_write_tensorrt_llm,
-    takes=lambda rope: (
-        rope.pairing == "half" or (rope.axes.n_axes == 1 and _rotary_scaling(rope) is not None)
-    ),
-    backwards=True,
-    axes=(OneAxis, Sectioned),
-    rules=(LongRope,),
-    softmax_note="The architecture has to multiply its softmax scale by {factor!r}: that of "
-    "DeepSeek does.",
-    leaves_layers="The architecture",
 )
 
 
