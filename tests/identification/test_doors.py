@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from phasor import Rope, diff, identify, preset, verify
+from phasor import numpy as core
 from phasor.axes import Axial, Sectioned
 from phasor.identification.report import NAMES
-from phasor.scaling import DynamicNTK, Llama3
+from phasor.scaling import DynamicNTK, Llama3, Yarn
 
-from .defects import BASE, BESIDE, DEFECTS, WIDTH, Remembering, rotate, rotate_halves
+from .defects import BASE, BESIDE, DEFECTS, STEPS, WIDTH, Remembering, rotate, rotate_halves
 
 MEANT = {
     "half-rows-on-interleaved": Rope(head_dim=WIDTH, pairing="interleaved", base=BASE),
@@ -47,6 +49,73 @@ def test_diff_names_a_defect_as_identify_does(name):
     # beyond the context
     assert names == {name} | BESIDE.get(name, set()) - {"table-end-nan"}
     assert found.lines()[0] == found.causes[0].sentence
+
+
+def right(name):
+    """The function that the one with a defect was meant to be."""
+    rope = MEANT.get(name, PLAIN)
+    return lambda x, positions: core.rotate(x, positions, rope).astype(x.dtype)
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_two_functions_differ_by_the_same_name_whichever_comes_first(name):
+    """And the sentence says which of the two it is about; a function agrees with itself."""
+    for which in ("second", "first"):
+        both = (right(name), planted(name))[:: 1 if which == "second" else -1]
+        found = diff(*both, head_dim=WIDTH, context=4096)
+        names = {cause.name for cause in found.causes}
+        assert names == {name} | BESIDE.get(name, set()) - {"table-end-nan"}, str(found)
+        assert {cause.sentence.split(":")[0] for cause in found.causes} == {f"The {which}"}
+    assert diff(planted(name), planted(name), head_dim=WIDTH, context=4096) is None
+
+
+def test_two_functions_with_a_defect_each_have_both_said_of_the_right_one():
+    """What both do is no difference."""
+
+    def late_by(offset, inner):
+        return lambda x, positions: inner(x, positions + offset)
+
+    late = late_by(1, lambda x, positions: rotate(x, positions, gain=1.25))
+    found = diff(late, DEFECTS["clamped"], head_dim=WIDTH, context=4096)
+    assert [(one.name, one.sentence.split(":")[0]) for one in found.causes] == [
+        ("offset", "The first"), ("clamped", "The second"), ("factor", "The second"),
+    ]  # fmt: skip
+    assert "The second: Factor: 1 in place of 1.25." in str(found)
+    both = [late_by(1, DEFECTS["clamped"]), late_by(1, DEFECTS["wrapped"])]
+    names = [one.name for one in diff(*both, head_dim=WIDTH, context=4096).causes]
+    assert names == ["clamped", "wrapped", "negative-wraps"]
+
+
+@pytest.mark.parametrize("offset", [1, -1, 3])
+@pytest.mark.parametrize("name", ["clamped", "table-end-identity", "table-end-zeros"])
+def test_an_offset_does_not_hide_how_a_table_ends(name, offset):
+    """Its last row is that of another position."""
+    found = identify(lambda x, p: DEFECTS[name](x, p + offset), WIDTH)
+    assert found.names() == {"offset", name}
+    assert (found.position_offset, found.table_end) == (offset, 1000 - offset)
+
+
+def test_the_ropes_factor_is_compared_where_a_function_is():
+    """Cos and sin of YaRN are to have it."""
+    rope = replace(PLAIN, scaling=Yarn(factor=4.0, original_max_positions=4096))
+
+    def scaled(gain):
+        return lambda x, positions: rotate(x, positions, rope.inv_freq, gain)
+
+    assert diff(rope, scaled(rope.attention_factor), context=4096) is None
+    found = diff(rope, scaled(1.0), context=4096)
+    assert ([cause.name for cause in found.causes], found.position) == (["factor-missing"], 0)
+
+
+def test_a_base_is_named_beside_inputs_that_are_written():
+    """Which explains no turn."""
+
+    def overwriting(x, positions):
+        x[...] = rotate(x, positions, STEPS * np.linspace(1, 0.7, WIDTH // 2))
+        return x
+
+    names = [cause.name for cause in diff(PLAIN, overwriting, context=4096).causes]
+    assert names == ["frequencies", "inputs-written"]
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import numpy as np
 
 from phasor.identification.calling import Caller, RefusedError
 from phasor.identification.explaining import explain
-from phasor.identification.laws import MISTAKES
 from phasor.identification.layout import Drivers, arrange_blocks, find_blocks, measure_noise
 from phasor.identification.lengths import add_rule, call_with_growing_lengths
 from phasor.identification.members import compare_members, compare_queries_and_keys
@@ -17,11 +16,9 @@ from phasor.identification.positions import add_limits
 from phasor.identification.probes import Measured, Probe
 from phasor.identification.recorded import find_causes
 from phasor.identification.report import (
-    Changes,
     Finding,
     Identification,
     add_findings,
-    in_order,
     make_finding,
 )
 from phasor.identification.roundings import (
@@ -32,17 +29,10 @@ from phasor.identification.roundings import (
     find_near_base,
     find_table_dtype,
 )
-from phasor.identification.spectrum import Floats, Spectrum, find_spectrum, powers_of_two, rounded
+from phasor.identification.spectrum import Floats, Spectrum, find_spectrum, powers_of_two
 from phasor.numpy import every_axis_of, matrix
-from phasor.rope import Rope
 
 SMALL_POSITIONS = (0, 1, 2, 3, 5, 8)
-# of findings, those that are no difference where the rope's own frequencies are so
-_OF_FREQUENCIES = MISTAKES | {"frequencies-in-bfloat16", "frequencies-in-float16"}
-# what a comparison of frequencies says, for which a mistake in their formula is the better name
-_BY_FREQUENCIES = {"angles", "base", "frequencies", "law", "law-missing", "law-parameter"}
-# that something differs, and not what
-_VAGUE = {"angles", "frequencies", "no-rotation", "tokens"}
 
 
 class Measurement(NamedTuple):
@@ -50,55 +40,6 @@ class Measurement(NamedTuple):
 
     report: Identification
     end: int  # the first position at which it is not the rotation that it is below
-
-
-def find_differences(rope: Rope, caller: Caller, measured: Measurement, near: int) -> Changes:
-    """What a function does otherwise than a Rope, the most important first.
-
-    Everything that was found of the function alone, unless the rope has it too; and everything that
-    a recording of it shows below ``near``, up to where it stops to be one rotation.
-    """
-    report, end = measured
-    recorded: Changes = ()
-    if "remembers" not in report.names():
-        recorded = find_causes(_with_mistake(rope, report), caller, min(end, near) - 1)
-    has_mistake = _with_mistake(rope, report) != rope
-    findings = [
-        one
-        for one in report.findings
-        if (has_mistake and one.name in MISTAKES) or not _has(rope, recorded, one)
-    ]
-    names = {one.name for one in findings}
-    superseded = _VAGUE if names else set[str]()
-    if names & _OF_FREQUENCIES:
-        superseded = superseded | _BY_FREQUENCIES
-    if "factor-on-one-side" in names:
-        superseded = superseded | {"factor"}
-    changes = {one.name: one for one in recorded if one.name not in superseded}
-    return in_order([*({one.name: one for one in findings} | changes).values()])
-
-
-def _with_mistake(rope: Rope, report: Identification) -> Rope:
-    """The rope with a mistake in the formula of its frequencies, beside which others are found."""
-    found = report.rope
-    if found is None or found.num_pairs != rope.num_pairs or rope.attention_factor != 1:
-        return rope
-    if not report.names() & MISTAKES or np.allclose(found.inv_freq, rope.inv_freq, 1e-6, 0):
-        return rope
-    f = tuple(found.inv_freq.tolist())
-    return replace(rope, base=None, scaling=None, explicit_inv_freq=f)
-
-
-def _has(rope: Rope, recorded: Changes, finding: Finding) -> bool:
-    """Whether what was found of a function alone is no difference from the rope."""
-    compared = {one.name for one in recorded}
-    if finding.name == "frequencies-in-float32":
-        return np.array_equal(rounded(rope.inv_freq, "float32"), rope.inv_freq)
-    if finding.name in ("direction", "offset"):
-        return finding.name not in compared
-    if finding.name in _OF_FREQUENCIES:
-        return not compared & (_BY_FREQUENCIES | {finding.name})
-    return finding.name == "beyond-half-a-turn"  # what cannot be told
 
 
 def measure(caller: Caller, max_position: int) -> Measurement:

@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from phasor.errors import SpecError
 from phasor.identification.calling import Caller, Calling, RefusedError, find_caller
-from phasor.identification.functions import find_differences, measure
-from phasor.identification.report import Changes, Difference, is_rounding
-from phasor.identification.spectrum import Floats, find_first_bad, near_powers_of_two
+from phasor.identification.functions import Measurement, measure
+from phasor.identification.laws import MISTAKES
+from phasor.identification.recorded import find_causes
+from phasor.identification.report import (
+    NAMES,
+    Changes,
+    Difference,
+    Finding,
+    Identification,
+    in_order,
+    is_rounding,
+    make_finding,
+)
+from phasor.identification.spectrum import Floats, find_first_bad, near_powers_of_two, rounded
+from phasor.identification.turns import arrangement_of
 from phasor.numpy import matrix, pair_indices
 from phasor.rope import Rope
 
 Function = Callable[..., Any]
 # positions beyond where two part that are asked for why
 _FAR = 1 << 12
+# what is found of a function's frequencies alone, no difference where the rope's own are so
+_OF_FREQUENCIES = MISTAKES | {"frequencies-in-bfloat16", "frequencies-in-float16"}
+# what a comparison of frequencies says, for which a mistake in their formula is the better name
+_BY_FREQUENCIES = {"angles", "base", "frequencies", "law", "law-missing", "law-parameter"}
+# that something differs, and not what
+_VAGUE = {"angles", "frequencies", "no-rotation", "tokens"}
+# what changes no turn of the positions that are recorded, and explains none
+_ELSEWHERE = {
+    "inputs-written", *NAMES["calls"], *NAMES["the end of a table"], *NAMES["negative positions"]
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +57,7 @@ class MapDifference(Difference):
     size: float | None = None  # how far apart the images of a unit vector are there, at most
     # the largest change of a score of unit vectors, the query there and the key at 0
     score: float | None = None
-    # what a function does otherwise than a Rope, the most important first; none if unknown
+    # what a function does otherwise than the other side, the most important first; none if unknown
     causes: Changes = ()
     # the message of the function that refused the position; all else is None then
     refused: str | None = None
@@ -61,6 +83,9 @@ class MapDifference(Difference):
         )
 
 
+# Where they part.
+
+
 def _find_parting(
     first: Rope | Caller, second: Rope | Caller, context: int, tolerance: float
 ) -> MapDifference | None:
@@ -74,12 +99,17 @@ def _find_parting(
         return next((one for one in found if one is not None), None)
 
     def compare_on(axis: int | None, position: int) -> MapDifference | None:
-        try:
-            first_map, second_map = (_find_map(side, position, axis) for side in (first, second))
-            origins = [_find_map(side, 0) for side in (first, second)]
-        except RefusedError as error:
-            return MapDifference(position=position, axis=axis, refused=str(error), context=context)
-        distances = np.linalg.norm(first_map - second_map, axis=0)
+        maps = [_try_to_find_map(side, position, axis) for side in (first, second)]
+        refusals = [one for one in maps if isinstance(one, RefusedError)]
+        if refusals:
+            if len(refusals) == 2:  # as alike as two can be
+                return None
+            why = str(refusals[0])
+            return MapDifference(position=position, axis=axis, refused=why, context=context)
+        first_map, second_map = (cast(Floats, one) for one in maps)
+        origins = [_find_map(side, 0) for side in (first, second)]
+        are_alike = ~np.isfinite(first_map) & ~np.isfinite(second_map)
+        distances = np.linalg.norm(np.where(are_alike, 0, first_map - second_map), axis=0)
         if np.all(distances <= tolerance):
             return None
         read = int(np.argmax(np.where(np.isfinite(distances), distances, np.inf)))
@@ -104,18 +134,149 @@ def _find_parting(
     return None
 
 
+def _try_to_find_map(side: Rope | Caller, position: int, axis: int | None) -> Floats | RefusedError:
+    try:
+        return _find_map(side, position, axis)
+    except RefusedError as error:
+        return error
+
+
 def _find_map(side: Rope | Caller, position: int, axis: int | None = None) -> Floats:
     """The linear map ``[out, in]``; the queries' if there is one for keys."""
     n_axes = side.n_axes if isinstance(side, Caller) else side.axes.n_axes
     place = position * (np.ones(n_axes, int) if axis is None else np.eye(n_axes, dtype=int)[axis])
     if isinstance(side, Caller):
         return side.turn(np.eye(side.head_dim), place[None] if n_axes > 1 else place)[0, 0].T
-    return matrix(place if n_axes > 1 else position, side)
+    factors = np.ones(side.head_dim)
+    factors[arrangement_of(side).read] = side.attention_factor
+    return factors * matrix(place if n_axes > 1 else position, side)
 
 
 def _pair_of(rope: Rope, coordinate: int) -> int | None:
     pairs = np.flatnonzero(np.equal(pair_indices(rope, rope.pairing), coordinate).any(axis=0))
     return int(pairs[0]) if len(pairs) else None
+
+
+# Why they part.
+
+
+class Reference(NamedTuple):
+    """What a function is compared with: a Rope, or what was found out about another function."""
+
+    rope: Rope
+    offset: float = 0.0  # of its positions
+    gain: float = 1.0  # what it multiplies by beside the rope's factor
+    findings: Changes = ()
+
+    @classmethod
+    def of(cls, report: Identification) -> Reference | None:
+        """What a function does, if that is a Rope."""
+        if report.rope is None:
+            return None
+        gain = (report.attention_factor or 1.0) / report.rope.attention_factor
+        return cls(report.rope, report.position_offset, gain, report.findings)
+
+
+def find_differences(
+    reference: Reference, caller: Caller, measured: Measurement, near: int
+) -> Changes:
+    """What a function does otherwise than the reference, the most important first.
+
+    Everything that was found of the function alone, unless the reference has it too; and everything
+    that a recording of it shows below ``near``, up to where it stops to be one rotation.
+    """
+    report, end = measured
+    own = _with_mistake(reference, report)
+    recorded: Changes = ()
+    if "remembers" not in report.names():
+        recorded = find_causes(
+            own.rope, caller, min(end, near) - 1, offset=own.offset, gain=own.gain
+        )
+    has_mistake = own != reference
+    findings = [
+        one
+        for one in report.findings
+        if (has_mistake and one.name in MISTAKES) or not _has(reference, recorded, one)
+    ]
+    superseded = _superseded_by(findings)
+    superseded |= {one.name for one in reference.findings if is_rounding(one)}
+    changes = {one.name: one for one in recorded if one.name not in superseded}
+    return in_order([*({one.name: one for one in findings} | changes).values()])
+
+
+def _superseded_by(findings: Iterable[Finding]) -> set[str]:
+    """The names of what a recording shows that these findings say better."""
+    names = {one.name for one in findings}
+    superseded = set(_VAGUE) if names - _ELSEWHERE else set[str]()
+    if names & _OF_FREQUENCIES:
+        superseded |= _BY_FREQUENCIES
+    if "factor-on-one-side" in names:
+        superseded.add("factor")
+    return superseded
+
+
+def _with_mistake(reference: Reference, report: Identification) -> Reference:
+    """The reference with a mistake in the formula of frequencies, beside which others are found."""
+    rope, found = reference.rope, report.rope
+    if found is None or found.num_pairs != rope.num_pairs or rope.attention_factor != 1:
+        return reference
+    if not report.names() & MISTAKES or np.allclose(found.inv_freq, rope.inv_freq, 1e-6, 0):
+        return reference
+    f = tuple(found.inv_freq.tolist())
+    return reference._replace(rope=replace(rope, base=None, scaling=None, explicit_inv_freq=f))
+
+
+def _has(reference: Reference, recorded: Changes, finding: Finding) -> bool:
+    """Whether what was found of a function alone is no difference from the reference."""
+    compared, rope = {one.name for one in recorded}, reference.rope
+    if _is_among(finding, reference.findings):
+        return True
+    if finding.name == "frequencies-in-float32":
+        return np.array_equal(rounded(rope.inv_freq, "float32"), rope.inv_freq)
+    if finding.name in ("direction", "offset"):
+        return finding.name not in compared
+    if finding.name in _OF_FREQUENCIES:
+        return not compared & (_BY_FREQUENCIES | {finding.name})
+    return finding.name == "beyond-half-a-turn"  # what cannot be told
+
+
+def _is_among(finding: Finding, findings: Sequence[Finding]) -> bool:
+    """Whether another function has it too; of roundings the measured errors differ a little."""
+    return finding in findings or (
+        is_rounding(finding) and any(one.name == finding.name for one in findings)
+    )
+
+
+def _compare_functions(
+    callers: Sequence[Caller], measured: Sequence[Measurement], near: int
+) -> Changes:
+    """What each of two functions does that the other does not, the first one's first."""
+    reports = [one.report for one in measured]
+    references = [Reference.of(report) for report in reports]
+    # the second is compared with the first, or the first with the second if that alone is a Rope
+    by = 0 if references[0] is not None else 1
+    reference, other = references[by], 1 - by
+    alone = [
+        [one for one in report.findings if not _is_among(one, beside.findings)]
+        for report, beside in (reports, reports[::-1])
+    ]
+    own = [one for one in alone[by] if one.name != "beyond-half-a-turn"]
+    found = alone[other]
+    if reference is not None and callers[0].head_dim == callers[1].head_dim:
+        superseded = _superseded_by(own)
+        # what the reference does by itself is said of it, and not the other way round of the other
+        superseded |= {one.name for one in own} - {one.name for one in found}
+        differences = find_differences(reference, callers[other], measured[other], near)
+        found = [one for one in differences if one.name not in superseded]
+        factors = reports[other].attention_factor, reports[by].attention_factor
+        measured_factor = make_finding("factor", found=factors[0] or 1, factor=factors[1] or 1)
+        found = [measured_factor if one.name == "factor" else one for one in found]
+    sides = {by: own, other: found}
+    return tuple(
+        Finding(one.name, f"The {which}: {one.sentence}")
+        for side, which in enumerate(("first", "second"))
+        for one in sides[side]
+    )
 
 
 def diff_functions(
@@ -135,23 +296,31 @@ def diff_functions(
         calling.setdefault("n_axes", rope.axes.n_axes)
     how = Calling(**calling)
     sides = [side if isinstance(side, Rope) else find_caller(side, width, how) for side in (a, b)]
-    for side in sides:
-        if isinstance(side, Caller) and side.joined_heads > 1:  # whose maps are wider
-            findings = measure(side, context - 1).report.findings
-            return MapDifference(context=context, causes=findings)
-    if rope is None:
-        return _find_parting(sides[0], sides[1], context, tolerance or 1e-3)
-    caller = next(side for side in sides if isinstance(side, Caller))
+    callers = [side for side in sides if isinstance(side, Caller)]
     # first of all: a function may remember the calls below
-    try:
-        measured = measure(caller, context - 1)
-    except RefusedError:  # of positions that every function is to turn
-        measured = None
-    found = _find_parting(sides[0], sides[1], context, tolerance or 1e-3)
+    measured = [_try_to_measure(caller, context - 1) for caller in callers]
+    are_equally_wide = len({side.head_dim for side in sides}) == 1
+    found = None
+    if are_equally_wide:
+        found = _find_parting(sides[0], sides[1], context, tolerance or 1e-3)
     near = _FAR + (0 if found is None else found.position or 0)
-    causes = () if measured is None else find_differences(rope, caller, measured, near)
+    causes: Changes = ()
+    known = [one for one in measured if one is not None]
+    if rope is None and len(known) == 2:
+        causes = _compare_functions(callers, known, near)
+    elif rope is not None and known:
+        causes = known[0].report.findings  # of heads that are joined, whose maps are wider
+        if are_equally_wide:
+            causes = find_differences(Reference(rope), callers[0], known[0], near)
     if found is None:
         # roundings are within a tolerance that was given
         causes = tuple(one for one in causes if tolerance is None or not is_rounding(one))
-        found = MapDifference(context=context) if causes else None
+        found = MapDifference(context=context) if causes or not are_equally_wide else None
     return None if found is None else replace(found, causes=causes)
+
+
+def _try_to_measure(caller: Caller, max_position: int) -> Measurement | None:
+    try:
+        return measure(caller, max_position)
+    except RefusedError:  # of positions that every function is to turn
+        return None

@@ -7,7 +7,7 @@ which they are tried. `add_limits` asks a function at the positions where they s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
 from itertools import product
@@ -36,6 +36,8 @@ from phasor.numpy import every_axis_of, phasors
 from phasor.rope import Rope
 
 _Places = NDArray[Any]  # whole numbers, [T]
+# as which position another is turned
+_Source = Callable[[int], Any]
 # as which positions others are turned, by the table's end
 _Map = Callable[[Any, Any], Any]
 # offsets of positions that are tried, the nearest first
@@ -116,9 +118,9 @@ def add_limits(measured: Measured, max_position: int) -> None:
     # most functions turn all in one call; a position that comes out otherwise is asked alone
     together = measured.results(*positions, in_one_call=True)
 
-    def dtype_of(position: int) -> str | None:
-        """The dtype to which the position was rounded: float64, one found before, or the finest."""
-        dtypes = ("float64", *first_rounded, *DTYPES)
+    def dtype_of(position: int, others: Iterable[str] = ()) -> str | None:
+        """The dtype to which the position was rounded: float64, one found before, or another."""
+        dtypes = ("float64", *first_rounded, *others)
         sources = {name: partial(rounded, dtype=name) for name in dtypes}
         known = {position: together[position]} if position in together else {}
         dtype = measured.find_source(known, sources)
@@ -126,7 +128,8 @@ def add_limits(measured: Measured, max_position: int) -> None:
 
     last_good, end = 0, None
     for position in positions:
-        dtype = dtype_of(position)
+        # rounding to a dtype begins behind a power of two, and is seen there first
+        dtype = dtype_of(position, DTYPES)
         if dtype is None:
             end = find_first_bad(last_good, position, lambda p: dtype_of(p) is not None)
             break
@@ -156,9 +159,7 @@ def _describe_table_end(measured: Measured, end: int) -> tuple[str, str]:
         return "table-end-nan", "it gives NaN"
     if not values.any():
         return "table-end-zeros", "it gives zeros"
-    if (found := _find_map(measured, results, BEYOND, end)) is not None:
-        return found.name, found.text(end)
-    return "table-end-garbage", _GARBAGE
+    return _find_map(measured, results, BEYOND, end) or ("table-end-garbage", _GARBAGE)
 
 
 def _describe_negative_positions(measured: Measured, end: int | None) -> tuple[str, str]:
@@ -166,20 +167,29 @@ def _describe_negative_positions(measured: Measured, end: int | None) -> tuple[s
     results = measured.results(-1, -3, -6)
     if len(results) < 3:
         return "", f"is refused ({measured.refusal})"
-    if (found := _find_map(measured, results, NEGATIVE, end or 0)) is not None:
-        return found.name, found.text(end or 0)
-    return "negative-garbage", "gives something else (another row of a table, perhaps)"
+    garbage = "negative-garbage", "gives something else (another row of a table, perhaps)"
+    return _find_map(measured, results, NEGATIVE, end or 0) or garbage
 
 
 def _find_map(
     measured: Measured, results: Mapping[int, Complex], maps: Sequence[PositionMap], end: int
-) -> PositionMap | None:
-    """The first map as which all of these positions were turned."""
+) -> tuple[str, str] | None:
+    """The name and text of the first map as which all of these positions were turned."""
+    offset = measured.report.position_offset
+    # an offset is added to a position before the table is asked, or to the row that it is
+    for before in dict.fromkeys((int(offset) if offset % 1 == 0 else 0, 0)):
+        rows = end + before if end else 0
 
-    def source(one: PositionMap) -> Callable[[int], Any]:
-        return lambda position: one.turned_as(position, end)
+        def source(one: PositionMap, before: int = before, rows: int = rows) -> _Source:
+            def turned_as(position: int) -> Any:
+                return one.turned_as(position + before, rows) - before
 
-    return measured.find_source(results, {one: source(one) for one in maps})
+            return turned_as
+
+        found = measured.find_source(results, {one: source(one) for one in maps})
+        if found is not None:
+            return found.name, found.text(rows)
+    return None
 
 
 def find_offset(spectrum: Spectrum) -> tuple[float | None, list[Finding]]:

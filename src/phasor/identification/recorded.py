@@ -39,12 +39,22 @@ _CHUNK, _SAMPLE = 1 << 13, 64
 _MAX_UNDECIDED = 6
 
 
-def find_causes(rope: Rope, caller: Caller, max_position: int) -> Changes:
-    """What a function does otherwise than a Rope, the most important first; none if unknown."""
+def find_causes(
+    rope: Rope, caller: Caller, max_position: int, *, offset: float = 0.0, gain: float = 1.0
+) -> Changes:
+    """What a function does otherwise than a Rope, the most important first; none if unknown.
+
+    The rope is to turn positions that are moved by an ``offset``, and to multiply by a ``gain``
+    besides.
+    """
+    layers = one_layer(rope)
+    factors = np.ones(rope.head_dim)
+    factors[arrangement_of(rope).read] = gain
     try:
-        layers, arrays = one_layer(rope), caller.record(max_position)
-        side = verify_side(layers, layers.layer_kinds[0], arrays, "q")
-        return side.changes
+        arrays = caller.record(max_position)
+        arrays["positions"] = arrays["positions"] + offset if offset else arrays["positions"]
+        arrays["q"] = factors * arrays["q"]
+        return verify_side(layers, layers.layer_kinds[0], arrays, "q").changes
     except (RefusedError, TensorError):  # some position is refused, or turned to NaN
         return ()
 
