@@ -144,6 +144,35 @@ def test_diff_of_two_functions_needs_the_width_of_a_head():
     assert json.loads(done.output)["differ"] is True
 
 
+def test_files_of_one_name_are_two(tmp_path):
+    """Whichever Python has read first."""
+    text = "from phasor import Rope\nfrom phasor.numpy import rotate\n"
+    text += "rope = Rope(head_dim=16, pairing='half', base={}.0)\n"
+    text += "def turned(x, positions):\n    return rotate(x, positions, rope)\n"
+    for base in (500, 700):
+        (tmp_path / f"{base}").mkdir()
+        (tmp_path / f"{base}/model.py").write_text(text.format(base), "utf-8")
+    both = [f"{tmp_path}/{base}/model.py:turned" for base in (500, 700)]
+    done = CliRunner().invoke(diff, [*both, "--head-dim", "16"])
+    assert "The second: Base: 700 in place of 500." in done.output
+    assert find_function(both[0]) is find_function(both[0])
+
+
+def test_diff_calls_a_function_with_a_table(tmp_path, config):
+    """As identify does; models take none."""
+    text = "import numpy as np\ndef cos_sin(p):\n"
+    text += "    angles = np.tile(p[..., None] * 500.0 ** (-np.arange(8) / 8), 2)\n"
+    text += "    return np.cos(angles)[..., None, :], np.sin(angles)[..., None, :]\n"
+    text += "def turned(q, k, cos, sin):\n"
+    text += "    return [x * cos + np.concatenate([-x[..., 8:], x[..., :8]], -1) * sin"
+    text += " for x in (q, k)]\n"
+    (tmp_path / "tables.py").write_text(text, "utf-8")
+    done = CliRunner().invoke(diff, [config, "tables.py:turned", "--table", "tables.py:cos_sin"])
+    assert (done.exit_code, "They agree" in done.output) == (0, True)
+    done = CliRunner().invoke(diff, [config, config, "--table", "tables.py:cos_sin"])
+    assert (done.exit_code, "--table is for functions" in done.output) == (2, True)
+
+
 def test_diff_as_json_of_a_refused_position_has_the_reason_and_no_infinity():
     """JSON has no such number."""
     both = ["somebodys_rope:turned", "somebodys_rope:short"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from phasor import identify
+from phasor import diff, identify
 from phasor.errors import SpecError
 
 WIDTH = 32
@@ -39,6 +39,76 @@ def test_rows_of_metas_are_known_by_their_name():
         identify(apply_rotary_emb, WIDTH)
     with pytest.raises(SpecError, match="takes cos, sin, "):
         identify(apply_rotary_pos_emb, WIDTH)
+
+
+def angles_of(positions):
+    """``[tokens, pairs]``."""
+    return torch.outer(positions.flatten().double(), STEPS)
+
+
+def both_halves(positions):
+    """Cos and sin of both members of a pair, ``[tokens, head_dim]``."""
+    angles = angles_of(positions).repeat(1, 2)
+    return angles.cos().float(), angles.sin().float()
+
+
+def turn_halves(x, cos, sin):
+    """As most programs write it."""
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin
+
+
+def looked_up(q, k, cos, sin, position_ids):
+    """Rows of a whole table, as in transformers 4."""
+    cos, sin = (rows[position_ids].unsqueeze(1) for rows in (cos, sin))
+    return turn_halves(q, cos, sin), turn_halves(k, cos, sin)
+
+
+def of_neighbours(q_nope, k_nope, freqs_cos, freqs_sin):
+    """Two real tables, as llama2.c has them."""
+    rows = [torch.complex(freqs_cos, freqs_sin)[None, :, None]]
+    pairs = [torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) for x in (q_nope, k_nope)]
+    return tuple(torch.view_as_real(x * rows[0]).flatten(3) for x in pairs)
+
+
+def cos_and_sin(positions):
+    """For each pair once."""
+    return angles_of(positions).cos().float(), angles_of(positions).sin().float()
+
+
+def in_a_tuple(hidden_states, position_embeddings):
+    """Both tables in one argument."""
+    return turn_halves(hidden_states, *position_embeddings)
+
+
+def from_an_offset(x, offset):
+    """As MLX counts."""
+    return turn_halves(x, *both_halves(offset + torch.arange(x.shape[-2])))
+
+
+@pytest.mark.parametrize(
+    ("function", "table", "takes"),
+    [
+        (looked_up, both_halves, "q k cos sin positions"),
+        (of_neighbours, cos_and_sin, "q k cos sin"),
+        (in_a_tuple, both_halves, "x rows"),
+        (from_an_offset, None, "x offset"),
+    ],
+)
+def test_what_an_arguments_name_says_is_used(function, table, takes):
+    """Whatever the vectors are called."""
+    found = identify(function, WIDTH, table=table)
+    assert f"({takes})" in found.called
+    assert (found.base, found.names() - {"angles-in-float32"}) == (5e5, set())
+
+
+def test_functions_with_a_table_and_without_one_are_compared():
+    """The table is for the function that takes it."""
+
+    def by_positions(x, positions):
+        return turn_halves(x, *both_halves(positions))
+
+    assert diff(in_a_tuple, by_positions, head_dim=WIDTH, table=both_halves, context=512) is None
 
 
 class SequenceFirst(torch.nn.Module):

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from phasor.cli.identify import find_function, is_function
+from phasor.cli.identify import calling_options, find_function, is_function, read_calling
 from phasor.cli.options import HEAD_DIM, read_model, seq_len_option, takes_models, tokens_option
 from phasor.cli.output import Screen, exit_with, print_json
 from phasor.describe import static_rope
@@ -32,6 +32,7 @@ _CONTEXT = 4096  # positions at which functions are compared
 )
 @click.option("--head-dim", type=HEAD_DIM, help="Width of a head, for two functions.")
 @click.option("--kind", metavar="NAME", help="Layers to compare a function with.")
+@calling_options
 @seq_len_option
 @takes_models("first", "second")
 def diff(
@@ -43,6 +44,12 @@ def diff(
     head_dim: int | None,
     kind: str | None,
     seq_len: int | None,
+    table: str | None,
+    takes: str | None,
+    dims: str | None,
+    arrays: str | None,
+    dtype: str | None,
+    n_axes: int | None,
     **load_options: Any,
 ) -> None:
     """Show where two rotations part: first pair, first position. Exit status 1 if they do.
@@ -52,14 +59,17 @@ def diff(
     """
     if first == second == "-":
         raise click.UsageError("standard input is read once; give one of the two as a file.")
+    calling = {"table": table, "takes": takes, "dims": dims, "arrays": arrays, "dtype": dtype,
+               "n_axes": n_axes}  # fmt: skip
     if is_function(first) or is_function(second):
         with redirect_stdout(sys.stderr):  # output of the functions' own code
             rotations = [
                 _find_rotation(side, kind, seq_len, **load_options) for side in (first, second)
             ]
             found = diff_rotations(
-                *rotations, head_dim=head_dim, context=context or _CONTEXT, tolerance=tolerance
-            )
+                *rotations, head_dim=head_dim, context=context or _CONTEXT, tolerance=tolerance,
+                **read_calling(calling),
+            )  # fmt: skip
         if as_json:
             plain = None if found is None else found.as_plain()
             print_json({"differ": found is not None, "difference": plain})
@@ -68,8 +78,9 @@ def diff(
             told = str(found or f"They agree wherever they were compared, {compared}.")
             Screen().print_lines(told.splitlines())
         sys.exit(0 if found is None else 1)
-    for option, value in (("--head-dim", head_dim), ("--kind", kind)):
+    for option, value in (calling | {"head_dim": head_dim, "kind": kind}).items():
         if value is not None:
+            option = "--axes" if option == "n_axes" else f"--{option.replace('_', '-')}"
             raise click.UsageError(f"{option} is for functions; two models say it themselves.")
     a, b = (read_model(model, **load_options) for model in (first, second))
     difference = diff_rotations(a, b, seq_len=seq_len, context=context, tolerance=tolerance)

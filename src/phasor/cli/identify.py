@@ -6,7 +6,9 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -51,16 +53,15 @@ def find_function(text: str) -> Callable[..., Any]:
 
 def _import(module: str) -> Any:
     """The module of a dotted name, or of a file whose name ends in ``.py``."""
-    path = Path(module)
     is_file = module.endswith(".py")
-    if is_file and not path.is_file():
+    if is_file and not Path(module).is_file():
         raise SpecError(f"{module} is no file; give file.py:function, or package.module:function")
     # as Python does for a script, and for `python -m`
-    folder = str(path.resolve().parent if is_file else Path.cwd())
+    folder = str(Path(module).resolve().parent if is_file else Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        return import_module(path.stem if is_file else module)
+        return _run_file(Path(module).resolve()) if is_file else import_module(module)
     except ImportError as error:
         raise SpecError(f"{module!r} cannot be imported: {error}") from None
     except (Exception, SystemExit) as error:  # importing runs its code
@@ -68,26 +69,62 @@ def _import(module: str) -> Any:
         raise SpecError(f"{module!r} cannot be imported, it raises {description}") from None
 
 
+def _run_file(path: Path) -> ModuleType:
+    """The module of a file, by a name that no module of another folder has."""
+    name = f"{path.stem} of {path.parent}"
+    if name not in sys.modules:
+        spec = spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise ImportError("Python has no way to read it")
+        # what is pickled or inspected is looked up there
+        module = sys.modules[name] = module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def calling_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say how a function is called, taken as ``**calling``."""
+    options = [
+        click.option("--table", metavar="FUNCTION", help="Makes cos and sin from positions."),
+        click.option("--takes", metavar="WORDS", help='The arguments, such as "q k positions".'),
+        click.option("--dims", metavar="LETTERS", help="Order of dimensions, such as bhsd."),
+        click.option(
+            "--arrays", type=click.Choice(["numpy", "torch", "jax"]), help="Whose arrays."
+        ),
+        click.option("--dtype", help="Of the vectors; float32 unless given."),
+        click.option(
+            "--axes", "n_axes", type=click.IntRange(1), help="Position axes; 1 unless given."
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def read_calling(calling: dict[str, Any]) -> dict[str, Any]:
+    """Those of `calling_options` that were given, the table as what it names."""
+    given = {name: value for name, value in calling.items() if value is not None}
+    if "table" in given:
+        given["table"] = find_function(given["table"])
+    return given
+
+
 @click.command(epilog="Example: phasor identify model:rotate --head-dim 128")
 @click.argument("function")
 @click.option("--head-dim", type=HEAD_DIM, required=True, help="Width of a head.")
-@click.option("--table", metavar="FUNCTION", help="Makes cos and sin from positions.")
-@click.option("--takes", metavar="WORDS", help='The arguments, such as "q k positions".')
-@click.option("--dims", metavar="LETTERS", help="Order of dimensions, such as bhsd.")
-@click.option("--arrays", type=click.Choice(["numpy", "torch", "jax"]), help="Whose arrays.")
-@click.option("--dtype", help="Of the vectors; float32 unless given.")
-@click.option("--axes", "n_axes", type=click.IntRange(1), help="Position axes; 1 unless given.")
+@calling_options
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
-def identify(function: str, as_json: bool, **options: Any) -> None:
+def identify(function: str, head_dim: int, as_json: bool, **calling: Any) -> None:
     """Say which rotation FUNCTION does, and what is wrong with it.
 
     FUNCTION is package.module:function or file.py:function. Exits with 3 if no Rope does the same.
     """
-    given_options = {name: value for name, value in options.items() if value is not None}
     with redirect_stdout(sys.stderr):  # output of the function's own code
-        if "table" in given_options:
-            given_options["table"] = find_function(given_options["table"])
-        identified = identify_function(find_function(function), **given_options)
+        identified = identify_function(find_function(function), head_dim, **read_calling(calling))
     if as_json:
         print_json(identified.as_plain())
     else:

@@ -30,19 +30,33 @@ _LIBRARIES = ("numpy", "torch", "jax")
 _WORDS = (*_VECTORS, "positions", "offset", "cos", "sin", "rows")
 # what an argument's name says that it is
 _NAMES = {
-    "q": ("q", "xq", "query", "queries", "query_states", "q_embed"),
-    "k": ("k", "xk", "key", "keys", "key_states", "k_embed"),
-    "positions": ("positions", "position_ids", "pos_ids", "input_pos"),
-    "cos": ("cos", "cos_cached", "cos_cache"),
-    "sin": ("sin", "sin_cached", "sin_cache"),
-    "rows": ("freqs_cis", "freqs", "rope_cache", "rotary_pos_emb", "cos_sin", "cos_sin_cache"),
+    "q": ("q", "xq", "query", "queries", "query_states", "q_embed", "q_pe", "q_rot"),
+    "k": ("k", "xk", "key", "keys", "key_states", "k_embed", "k_pe", "k_rot"),
+    "positions": ("positions", "position_ids", "pos_ids", "input_pos", "input_positions"),
+    "offset": ("offset", "start_pos", "position_offset", "seqlen_offset", "seqlen_offsets"),
+    "cos": ("cos", "cos_cached", "cos_cache", "cos_emb", "freqs_cos", "cos_freqs"),
+    "sin": ("sin", "sin_cached", "sin_cache", "sin_emb", "freqs_sin", "sin_freqs"),
+    "rows": (
+        "freqs_cis",
+        "freqs",
+        "rope_cache",
+        "rotary_pos_emb",
+        "cos_sin",
+        "cos_sin_cache",
+        "position_embeddings",
+        "rotary_emb",
+        "image_rotary_emb",
+        "freqs_complex",
+        "pos_emb",
+    ),
 }
 _WORD_OF = {name: word for word, names in _NAMES.items() for name in names}
 _TABLE_WORDS = {"cos", "sin", "rows"}
 # coprime, so that a tensor with tokens and heads exchanged does not broadcast by accident
 _HEADS, _TOKENS = 3, 5
-# the longest call of a function without positions, which makes every token from 0 on
-_LONGEST_WITHOUT_POSITIONS = 1 << 12
+# the longest call of a function without positions, or with a table to look them up, which makes
+# every token or row from 0 on
+_LONGEST_CALL = 1 << 12
 
 
 class Calling(NamedTuple):
@@ -140,10 +154,13 @@ def _guess_arguments(function: Callable[..., Any], table: Callable[..., Any] | N
 
 
 def _guess_by_names(required: list[str]) -> str:
-    """``takes`` by the names of the required arguments; empty unless all but one vector say it."""
+    """``takes`` by the names of the required arguments; empty unless all but vectors say it."""
     words = [_WORD_OF.get(name, "") for name in required]
-    if words.count("") == 1 and "q" not in words:
-        words[words.index("")] = "x"
+    # vectors have any names: one without another is x, two are queries and keys
+    vectors = {1: ["x"], 2: ["q", "k"]}.get(words.count(""), [])
+    if vectors and not {"q", "k"} & {*words} and any(words):
+        remaining = iter(vectors)
+        words = [word or next(remaining) for word in words]
     words = ["x" if words.count("q") and not words.count("k") and w == "q" else w for w in words]
     return " ".join(words) if len(words) > 1 and all(words) and {"x", "q"} & {*words} else ""
 
@@ -188,6 +205,7 @@ class Caller:
         self._arguments = [word.rpartition("=")[::2] for word in self.takes.split()]
         self._words = {word for _, word in self._arguments}
         self._takes_positions = not self._words <= set(_VECTORS)
+        self._looks_up = "positions" in self._words and bool(self._words & _TABLE_WORDS)
 
     @property
     def rounding(self) -> float:
@@ -196,8 +214,8 @@ class Caller:
 
     @property
     def max_position(self) -> int:
-        """The highest position to call: a function without positions computes all below it."""
-        return 1 << 62 if self._takes_positions else _LONGEST_WITHOUT_POSITIONS
+        """The highest position to call, where all below it are computed too."""
+        return _LONGEST_CALL if self._looks_up or not self._takes_positions else 1 << 62
 
     def record(self, max_position: int) -> dict[str, NDArray[Any]]:
         """A recording, as `verify` takes it, of random vectors around every power of two."""
@@ -221,9 +239,12 @@ class Caller:
         positions = np.asarray(positions)
         if self.n_axes > 1 and positions.ndim == 1:  # equal on all axes
             positions = np.repeat(positions[:, None], self.n_axes, axis=1)  # [P] to [P, n_axes]
+        counts_from_0 = self._looks_up or not self._takes_positions
+        is_beyond = positions.min(initial=0) < 0 or positions.max(initial=0) >= self.max_position
+        if counts_from_0 and is_beyond:
+            what = "rows" if self._looks_up else "tokens"
+            raise RefusedError(f"it takes no positions and counts {what} from 0")
         if not self._takes_positions:
-            if positions.min(initial=0) < 0 or positions.max(initial=0) >= self.max_position:
-                raise RefusedError("it takes no positions and counts tokens from 0")
             return self._turn_tokens(vectors, np.arange(int(positions.max()) + 1))[:, positions]
         if "offset" in self._words:
             each = range(len(positions))
@@ -294,11 +315,18 @@ class Caller:
         if self.table is not None:
             takes_one = _count_required(_find_parameters(self.table) or []) == 1
             x = [] if takes_one else [next(iter(arguments.values()))]
-            rows = self.table(*x, library_positions)
+            rows = self.table(*x, self._positions_of_table(library_positions, positions))
             if "rows" in self._words:
                 return arguments | {"rows": rows}
             arguments["cos"], arguments["sin"] = rows
         return arguments
+
+    def _positions_of_table(self, given: Any, positions: NDArray[Any]) -> Any:
+        """What the table is asked for: the call's positions, or all that the call can look up."""
+        if not self._looks_up:
+            return given
+        every = np.arange(int(positions.max(initial=0)) + 1)
+        return self.arrays.make(every[None] if "b" in self.position_dims else every)
 
     def _unpack(self, result: Floats, shape: tuple[int, ...]) -> Floats:
         """A result in the function's dims as ``[s, h, d]``."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from phasor.errors import SpecError
+from phasor.errors import SpecError, TensorError
 from phasor.identification.calling import Caller, Calling, RefusedError, find_caller
 from phasor.identification.functions import Measurement, measure
 from phasor.identification.laws import MISTAKES
@@ -295,7 +295,9 @@ def diff_functions(
     if rope is not None:
         calling.setdefault("n_axes", rope.axes.n_axes)
     how = Calling(**calling)
-    sides = [side if isinstance(side, Rope) else find_caller(side, width, how) for side in (a, b)]
+    functions = [side for side in (a, b) if not isinstance(side, Rope)]
+    found_callers = iter(_find_callers(functions, width, how))
+    sides = [side if isinstance(side, Rope) else next(found_callers) for side in (a, b)]
     callers = [side for side in sides if isinstance(side, Caller)]
     # first of all: a function may remember the calls below
     measured = [_try_to_measure(caller, context - 1) for caller in callers]
@@ -317,6 +319,19 @@ def diff_functions(
         causes = tuple(one for one in causes if tolerance is None or not is_rounding(one))
         found = MapDifference(context=context) if causes or not are_equally_wide else None
     return None if found is None else replace(found, causes=causes)
+
+
+def _find_callers(functions: Sequence[Function], width: int, how: Calling) -> list[Caller]:
+    """Ways to call functions, of which one may do without the table that the other takes."""
+    callers: list[Caller] = []
+    for function in functions:
+        try:
+            callers.append(find_caller(function, width, how))
+        except TensorError:
+            if how.table is None or len(functions) == 1:
+                raise
+            callers.append(find_caller(function, width, how._replace(table=None)))
+    return callers
 
 
 def _try_to_measure(caller: Caller, max_position: int) -> Measurement | None:
