@@ -1,7 +1,7 @@
 """Draw the pictures of the README and the documentation: ``make figures``.
 
 Two pages say how: each picture is the ``chart`` of the code below it; those of the benchmarks are
-in ``bench/pictures.py``.
+in ``bench/pictures.py``, the drawings of the architecture in ``docs/diagrams.py``.
 """
 
 import importlib
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import tools.pictures
+from docs import diagrams
 
 DOCS = Path(__file__).parent
 PAGES = ("figures.md", "lesson.md")
@@ -21,11 +22,14 @@ PICTURE_OR_CODE = re.compile(
 
 def main() -> None:
     """Write every picture of the pages, or those of the pages that are named."""
-    for page in sys.argv[1:] or (*PAGES, "bench"):
-        if page == "bench":
+    for page in sys.argv[1:] or (*PAGES, "bench", "diagrams"):
+        if page == "diagrams":
+            for name, diagram in diagrams.DIAGRAMS.items():
+                write(diagrams.draw(diagram), f"images/{name}.svg")
+        elif page == "bench":
             sys.path.insert(0, str(DOCS.parent / "bench"))
             for name, chart in importlib.import_module("pictures").pictures():
-                save(chart, f"images/{name}.svg")
+                write(tools.pictures.draw(chart), f"images/{name}.svg")
         else:
             draw(page)
 
@@ -42,13 +46,13 @@ def draw(page: str) -> None:
         names.pop("chart", None)
         exec(code, names)
         if wanted and "chart" in names:
-            save(names["chart"], wanted)
+            write(tools.pictures.draw(names["chart"]), wanted)
             wanted = ""
 
 
-def save(chart: Any, wanted: str) -> None:
+def write(picture: str, wanted: str) -> None:
     """Write one picture."""
-    (DOCS / wanted).write_text(tools.pictures.draw(chart), "utf-8")
+    (DOCS / wanted).write_text(picture, "utf-8")
     print(DOCS / wanted)
 
 

@@ -22,6 +22,7 @@ _CODE_OR_SPACE = re.compile(
 _CLOSED = re.compile(
     r'(<input class="md-nav__toggle md-toggle) *("[^>]* id="__nav_[12]" *>)'
 )
+_BEHIND = ("api/", "architecture/", "decisions/", "recipes/")
 # docs/katex is KaTeX 0.19.1 as its package has it; a page without formulas does not load it
 _KATEX = """<link rel="stylesheet" href="{0}/katex.min.css">
 <script defer src="{0}/katex.min.js"></script>
@@ -41,8 +42,8 @@ def on_files(files: Files, config: MkDocsConfig, **_: object) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """A page's text; the search puts the reference behind the pages that explain."""
-    if page.url.startswith("api/"):
+    """A page's text; the search puts those that explain first."""
+    if page.url.startswith(_BEHIND):
         page.meta["search"] = {"boost": 0.3}
     return markdown
 

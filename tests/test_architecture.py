@@ -17,7 +17,8 @@ import phasor
 FOLDER = Path(phasor.__file__).parent
 # the text of every file of the package, by its path; tests plant lines in a copy of this
 Files = dict[str, str]
-SRC: Files = {p.relative_to(FOLDER).as_posix(): p.read_text("utf-8") for p in FOLDER.rglob("*.py")}
+_PATHS = (*FOLDER.rglob("*.py"), *FOLDER.rglob("*.pyi"))
+SRC: Files = {path.relative_to(FOLDER).as_posix(): path.read_text("utf-8") for path in _PATHS}
 
 # "phasor" is the package itself, which offers what stands before it; all other modules are the core
 ROOMS = (
@@ -35,14 +36,16 @@ ROOMS = (
     "cli",
 )
 # the demonstration drives phasor.torch; only its command imports it.
-# files.checkpoint.programs imports it when a file of torch.save is read
-USE_TORCH = ("torch", "files.checkpoint.programs", "cli.demo")
+# files.checkpoint.programs imports it when a file of torch.save is read; _native is the stub of the
+# kernel
+USE_TORCH = ("torch", "files.checkpoint.programs", "cli.demo", "_native")
 MOST_LINES = 500
 
 
 def modules(src: Files) -> dict[str, str]:
     """The file of every module of the package ``src``, by its name within the package."""
-    names = {path: path.removesuffix(".py").removesuffix("__init__").strip("/") for path in src}
+    stems = {path: path.rpartition(".")[0] for path in src}
+    names = {path: stem.removesuffix("__init__").strip("/") for path, stem in stems.items()}
     return {name.replace("/", ".") or "phasor": path for path, name in names.items()}
 
 

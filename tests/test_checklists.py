@@ -2,7 +2,7 @@
 
 Laws, model types, pairings, axes, backends, options of attention and targets.
 
-The lists themselves, with what to write in each place, are in CONTRIBUTING.md.
+The lists themselves, with what to write in each place, are in docs/recipes.md.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ import json
 import re
 import statistics
 import sys
+import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -21,6 +23,8 @@ import numpy as np
 import phasor
 from phasor import Rope
 from phasor.angles import COS_SIN_ERROR, COS_SIN_ERROR_FLOAT32
+from phasor.files.reading import model_types
+from phasor.files.translation import TARGETS
 from phasor.papers import angle_errors, decay
 from phasor.scaling import REGISTRY
 
@@ -198,6 +202,38 @@ def defects() -> int:
     return len(re.findall(r"^\| (?!Symptom)", read("docs/verify-defects.md"), re.M))
 
 
+def published() -> int:
+    """How many config files with a reading of their own the tests have."""
+    folder = ROOT / "tests/files/configs/published"
+    return sum(len(one.read_text("utf-8").splitlines()) for one in folder.glob("*.jsonl"))
+
+
+def reasons_to_refuse() -> int:
+    """How many reasons there are to refuse a file, of all kinds."""
+    by_kind = tomllib.loads(read("src/phasor/files/refusals.toml"))
+    return sum(len(reasons) for reasons in by_kind.values())
+
+
+def pairings() -> tuple[int, ...]:
+    """How many presets read and write halves, interleaved pairs, and one as the other."""
+    layouts = Counter(
+        (rope.pairing, rope.output_pairing)
+        for name in phasor.preset_names()
+        for rope in phasor.preset(name).ropes[:1]
+    )
+    return tuple(layouts[one] for one in _LAYOUTS)
+
+
+_LAYOUTS = ("half", "half"), ("interleaved", "interleaved"), ("interleaved", "half")
+
+
+def proofs() -> tuple[object, ...]:
+    """How many targets there are, and how many are run, were run, and are described."""
+    checked = Counter(target.checked for target in TARGETS.values())
+    counts = (WORDS[checked[one]] for one in ("run", "engine", "description"))
+    return (len(TARGETS), *counts)
+
+
 #: By page.
 _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
     "README.md": (
@@ -249,6 +285,25 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
             "new tensors, which takes {} to {} times as long",
             lambda: cpu_ratios("others", "phasor, new output"),
             "bench/results/cpu.json",
+        ),
+    ),
+    "docs/decisions/no-default-pairing.md": (
+        (
+            "{} read and write halves, {} interleaved pairs, and {} read one",
+            pairings,
+            "the presets",
+        ),
+    ),
+    "docs/decisions/files-refuse.md": (
+        ("{} model types are known", lambda: f"{len(model_types()):,}", "model_types()"),
+        ("{} published configs are compared", published, "tests/files/configs/published"),
+        ("each of the {} reasons to refuse", reasons_to_refuse, "refusals.toml"),
+    ),
+    "docs/decisions/settings-are-read-back.md": (
+        (
+            "Of {} targets {} are run in the tests, {} were run by `tools/engines.py`, and {} are",
+            proofs,
+            "phasor.files.translation.TARGETS",
         ),
     ),
     "docs/papers/convergence.md": (

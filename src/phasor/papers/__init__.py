@@ -10,7 +10,13 @@ from phasor.papers.bounds import (
     interpolation_bound,
 )
 from phasor.papers.distances import KINDS, Kind, abel_bound, cosine, decay, linear_weights
-from phasor.papers.heads import attention_weight, positional_head, required_alpha, semantic_head
+from phasor.papers.heads import (
+    attention_map,
+    attention_weight,
+    positional_head,
+    required_alpha,
+    semantic_head,
+)
 from phasor.papers.precision import RECIPES, Recipe, angle_errors
 from phasor.papers.usage import pair_norms, positional_score, sink_score, token_norms
 
@@ -21,6 +27,7 @@ __all__ = [
     "Recipe",
     "abel_bound",
     "angle_errors",
+    "attention_map",
     "attention_weight",
     "cosine",
     "critical_base",

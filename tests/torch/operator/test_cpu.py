@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import platform
 import subprocess
@@ -279,6 +280,16 @@ def test_an_unknown_path_is_refused() -> None:
         "except phasor.BackendError as error:\n    print(error)"
     )
     assert "PHASOR_CPU must be one of" in printed(program, PHASOR_CPU="mmx")
+
+
+def test_the_stub_of_the_extension_names_what_it_offers() -> None:
+    """And nothing else: the type checker holds every call to it."""
+    native = pytest.importorskip("phasor._native")
+    stub = Path(cpu.__file__).parents[2] / "_native.pyi"
+    described = {
+        one.name for one in ast.parse(stub.read_text("utf-8")).body if hasattr(one, "name")
+    }
+    assert described == {name for name in vars(native) if not name.startswith("_")}
 
 
 @pytest.mark.processes

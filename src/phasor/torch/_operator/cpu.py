@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -55,9 +55,19 @@ def _report_absence() -> str:
     return warn_of_absence("CPU", _absence_reason)
 
 
-def _choose_path(native: Any) -> int:
+if TYPE_CHECKING:  # by _native.pyi
+    from phasor import _native
+
+    _absence_reason: str = ""
+else:
+    _native, _absence_reason = _load_extension()
+
+
+def _choose_path() -> int:
     """Index of the instruction set to run: the best this machine has, or ``PHASOR_CPU``'s."""
-    available = native.paths()  # a bool for each name
+    if _absence_reason:
+        return 0
+    available = _native.paths()
     name = os.environ.get("PHASOR_CPU")
     if name is None:
         return list(available.values()).index(True)
@@ -67,13 +77,12 @@ def _choose_path(native: Any) -> int:
     return list(available).index(name)
 
 
-_native, _absence_reason = _load_extension()
-_path_index = 0 if _native is None else _choose_path(_native)
+_path_index = _choose_path()
 
 
 def paths() -> tuple[str, ...]:
     """Instruction sets that this machine has, best first; none without the extension."""
-    if _native is None:
+    if _absence_reason:
         return ()
     return tuple(name for name, is_available in _native.paths().items() if is_available)
 
@@ -123,7 +132,7 @@ def try_turn_at(
     outs: Sequence[Tensor],
 ) -> bool:
     """Rows made and turned by, in one pass by integer positions; False where the kernel refuses."""
-    if _native is None or (plan := _plan_of_rope(text)) is None:
+    if _absence_reason or (plan := _plan_of_rope(text)) is None:
         return False
     options = transposed, gain, _path_index, False
     return _native.rotate(plan, positions, None, *options, *_operands(xs, outs))
@@ -181,7 +190,7 @@ def _plan_of_rows(text: str) -> tuple[bytes, int, int]:
 
 def _prepare(xs: Sequence[Tensor], rows: Rows) -> bytes | None:
     """The plan for given cos and sin, which they keep if they are of heads so wide alone."""
-    if _native is None or xs[0].dim() == 0:
+    if _absence_reason or xs[0].dim() == 0:
         return None
     width, pairs = rows.head_dim or xs[0].shape[-1], rows.cos.shape[-1]
     if rows.layout.rotary_start + 2 * pairs > width:
