@@ -2,73 +2,37 @@
 
 Usage: python -m tools.doc_tables [--write [PAGE ...]]
 
-Without ``--write`` it prints them. Every preset is translated for every target; whether a target
-then rotates so is what ``tests/files/translation`` proves. Each program that the page says is run
+Without ``--write`` it prints them. Whether a target rotates as the table of translations says is
+what ``tests/files/translation`` proves. Each program that the page says is run
 is run here too, on one preset: one that fails, or is not installed, stops the script.
 """
 
 from __future__ import annotations
 
 import datetime
-import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
 
 import phasor
-from phasor import LayerRopes
-from phasor.files.translation import TARGETS, Translation, TranslationError, translate
+from phasor.cli.translate import Answer, answer
+from phasor.files.translation import TARGETS
 from phasor.identification.report import NAMES
-from phasor.scaling import LAWS, REGISTRY, Rule
+from phasor.scaling import LAWS, REGISTRY
 
 DOCS = Path(__file__).parent.parent / "docs"
-CONTEXT = 4096  # where a model has none
 #: By target, what tools/engines.py kept of its runs.
 ENGINES = tomllib.loads((Path(__file__).parent / "engines.toml").read_text("utf-8"))
 RUN_ON = "llama-2-7b"  # which every program can express
 PROOFS = {"run": "✓", "engine": "✓", "description": "○"}
+#: The models of the short map, one of each kind that programs treat differently.
+SHOWN = (
+    *("llama-3.1-8b", "qwen3-8b-yarn", "gemma-3-27b", "deepseek-r1"),
+    *("gpt-oss-20b", "phi-4-mini", "qwen2.5-vl-7b", "flux.1-dev"),
+)
 REORDERED, ONE_LENGTH, REFUSED = "↔", "=", "✗"
-
-
-class Cell(NamedTuple):
-    """What a target makes of a preset."""
-
-    symbols: str  # how it is proved and what it takes, or `REFUSED`
-    reason: str = ""  # why it is refused
-    radians: float | None = None  # how far off the nearest that it can is
-
-
-def cell(ropes: LayerRopes, target: str) -> Cell:
-    """Translate one preset for one target; a rule that the target lacks at the context alone."""
-    context = ropes.context or CONTEXT
-    rules = [rope.scaling for rope in ropes.ropes if isinstance(rope.scaling, Rule)]
-    # the target may pick laws by the length itself
-    at = None if all(isinstance(rule, TARGETS[target].rules) for rule in rules) else context
-    try:
-        translated = translate(ropes, target, context=context, seq_len=at)
-    except TranslationError as error:
-        reason = str(error).partition("; the nearest")[0].partition(", and nothing")[0]
-        reason = reason.replace(f"{target} cannot", "it cannot").replace(ropes.name, "the model")
-        return Cell(REFUSED, re.sub(r"\b\d+(\.\d+)?\b", "n", reason), error.radians)
-    symbols = [PROOFS[TARGETS[target].checked]]
-    if is_reordered(ropes, translated):
-        symbols.append(REORDERED)
-    if at is not None:
-        symbols.append(ONE_LENGTH)
-    return Cell(" ".join(symbols))
-
-
-def is_reordered(ropes: LayerRopes, translated: Translation) -> bool:
-    """Whether weights have to be reordered to another pairing first."""
-    return any(
-        performed.pairing != model.pairing
-        for part in translated.parts
-        for kind, performed in part.ropes.items()
-        if (model := ropes.kinds[kind]) is not None
-    )
 
 
 def targets_table() -> Iterator[str]:
@@ -82,50 +46,23 @@ def targets_table() -> Iterator[str]:
 
 
 def map_table() -> Iterator[str]:
-    """A line for each group of presets with the same cells, then the reasons and their names.
+    """A line for each target, a column for each of `SHOWN`.
 
     A cell is empty where nothing has to be said; `tables.css` shows a tick there.
     """
-    groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    radians: dict[str, list[float]] = {}
-    for name in phasor.preset_names():
-        ropes = phasor.preset(name)
-        cells = [cell(ropes, target) for target in sorted(TARGETS)]
-        groups.setdefault(tuple((one.symbols, one.reason) for one in cells), []).append(name)
-        for one in cells:
-            known = radians.setdefault(one.reason, [])
-            if one.radians is not None:
-                known.append(one.radians)
-    rows = sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))
-    reasons = list(dict.fromkeys(reason for row, _ in rows for _, reason in row if reason))
-    yield f"| presets | {' | '.join(f'`{name}`' for name in sorted(TARGETS))} |"
-    yield "|---" + "|:-:" * len(TARGETS) + "|"
-    for number, (row, names) in enumerate(rows, 1):
-        shown = [
-            f"{symbols}<sup>{reasons.index(reason) + 1}</sup>" if reason else symbols[1:].strip()
-            for symbols, reason in row
-        ]
-        more = f" +{len(names) - 1}" if len(names) > 1 else ""
-        yield f"| {number}. `{names[0]}`{more} | {' | '.join(shown)} |"
-    yield from ("", "Reasons:", "")
-    for number, reason in enumerate(reasons, 1):
-        first, _, what = reason.partition("it cannot express ")
-        told = f"{what}{': ' * bool(first)}{first.rstrip(': ')}" if what else reason
-        yield f"{number}. {told}{distance(radians[reason])}."
-    yield from ("", "The presets of each row:", "")
-    for number, (_, names) in enumerate(rows, 1):
-        if len(names) > 1:
-            yield f"{number}. {', '.join(f'`{name}`' for name in names)}"
+    yield f"| `--to` | {' | '.join(f'`{name}`' for name in SHOWN)} |"
+    yield "|---" + "|:-:" * len(SHOWN) + "|"
+    models = [phasor.preset(name) for name in SHOWN]
+    for target in sorted(TARGETS):
+        cells = [sign(answer(ropes, target)) for ropes in models]
+        yield f"| `{target}` | {' | '.join(cells)} |"
 
 
-def distance(radians: list[float]) -> str:
-    """How far off the nearest are at the last position."""
-    if not radians:
-        return ""
-    if not any(radians):
-        return " (exact for text)"
-    ends = list(dict.fromkeys(f"{float(f'{end:.2g}'):,g}" for end in (min(radians), max(radians))))
-    return f" ({'–'.join(ends)} rad)"
+def sign(one: Answer) -> str:
+    """What a target makes of a model, in a sign or two."""
+    if not one.can:
+        return REFUSED
+    return " ".join((REORDERED,) * one.is_reordered + (ONE_LENGTH,) * (one.at_length is not None))
 
 
 def made() -> Iterator[str]:

@@ -51,3 +51,14 @@ def test_a_file_with_a_key_that_stands_twice_is_not_written_anew(tmp_path):
     file.write_text(text + "init_std: 0.1\n")
     run_phasor(*arguments)
     assert json.loads((folder / "config.json").read_text())["init_std"] == 0.1
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 70])
+def test_a_narrow_terminal_cuts_no_name_and_no_number(columns: int) -> None:
+    """Each law is a few lines where the table is too wide."""
+    wide = run_phasor("extend", "qwen3-8b", "--to", "128k", COLUMNS="100").stdout
+    narrow = run_phasor("extend", "qwen3-8b", "--to", "128k", COLUMNS=str(columns)).stdout
+    _, _, rows = wide.partition("────\n")
+    for row in rows.partition("\n\n")[0].splitlines():
+        assert all(word in narrow.split() for word in row.split())
+    assert "…" not in narrow

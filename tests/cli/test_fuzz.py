@@ -125,7 +125,10 @@ def check(done: CompletedProcess[str], *allowed: int) -> None:
     assert done.returncode in (allowed or (0, 1, 2))
     came_through = set(done.stdout + done.stderr) - {"\n"}
     assert {c for c in came_through if unicodedata.category(c) in KINDS_OF_HARM} == set()
-    if done.returncode == 2:
+    if done.returncode == 2 and "--json" in done.args:
+        assert json.loads(done.stdout).keys() == {"error", "warnings"}
+        assert done.stderr == ""
+    elif done.returncode == 2:
         assert done.stdout == ""
         assert done.stderr.startswith("phasor: ")
         assert done.stderr.count("\n") == 1

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import phasor
+
 from ..files.configs.config_files import small
 from .running import run_phasor
 
@@ -68,3 +70,63 @@ def test_a_warning_is_a_line_on_stderr(command: str, tmp_path: Path) -> None:
     assert done.stderr.startswith("phasor: warning: Left aside: rope_zoom (got 2.0)")
     assert done.stderr.count("\n") == done.stderr.count("phasor: warning: ")
     json.loads(done.stdout)
+
+
+def test_a_refusal_with_json_is_one_object(tmp_path: Path) -> None:
+    """With the warnings that came before it, and nothing on stderr; the status stays."""
+    path = saved(tmp_path, small(rope_zoom=2.0, rope_theta=-1.0))
+    for words, says in (
+        (["show", "nothing"], "name must be one of"),
+        (["show", path, "--no-strict"], "rope_theta"),
+        (["translate", "qwen3-8b", "--to", "torchtune", "--nope"], "No such option"),
+        (["nope"], "No such command"),
+    ):
+        done = run_phasor(*words, "--json")
+        refused = json.loads(done.stdout)
+        assert (done.returncode, done.stderr) == (2, "")
+        assert says in refused["error"]
+    assert refused.keys() == {"error", "warnings"}
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://huggingface.co/Qwen/Qwen3-8B",
+        "https://huggingface.co/Qwen/Qwen3-8B/blob/main/config.json?download=true",
+        "https://huggingface.co/Qwen/Qwen3-8B/resolve/main/config.json",
+        "https://huggingface.co/Qwen/Qwen3-8B/tree/main",
+        "hf.co/Qwen/Qwen3-8B/",
+    ],
+)
+def test_an_address_of_the_hub_is_the_repository(address: str) -> None:
+    """As a browser shows it."""
+    assert run_phasor("show", address).stdout == run_phasor("show", "Qwen/Qwen3-8B").stdout
+
+
+def test_an_address_that_is_no_preset_gets_the_command_with_its_id() -> None:
+    """Nothing is downloaded; another site's is downloaded by hand."""
+    done = run_phasor("show", "https://huggingface.co/owner/model/blob/main/config.json")
+    assert done.returncode == 2
+    assert "`hf download owner/model config.json`" in done.stderr
+    assert "phasor fetches nothing" in run_phasor("show", "https://example.org/config.json").stderr
+
+
+def test_a_preset_given_to_load_is_pointed_to() -> None:
+    """The command line takes both, Python has a function for each."""
+    with pytest.raises(phasor.errors.ConfigError, match=r"is phasor\.preset\('llama-3-8b'\)"):
+        phasor.load("Llama 3 8B")
+
+
+def test_files_that_stand_for_others_are_named(tmp_path: Path) -> None:
+    """A pointer of git-lfs under any name, and what begins in no way as GGUF."""
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    for name in ("model.gguf", "config.json", "model.safetensors"):
+        (tmp_path / name).write_text(pointer)
+    for words in (
+        ["show", tmp_path / "model.gguf"],
+        ["show", tmp_path / "config.json"],
+        ["verify", "llama-3-8b", tmp_path / "model.safetensors"],
+    ):
+        assert "is a pointer of git-lfs" in run_phasor(*words).stderr
+    (tmp_path / "cut.gguf").write_bytes(bytes(range(1, 100)))
+    assert "does not begin as a GGUF file" in run_phasor("show", tmp_path / "cut.gguf").stderr

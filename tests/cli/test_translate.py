@@ -25,22 +25,25 @@ def test_without_a_model_it_lists_the_programs() -> None:
         assert ("not proved" in row) == (target.checked == "description")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--to", "mlx"], "--to needs a MODEL"),
-        (
-            ["llama-2-7b"],
-            "llama-2-7b needs --to PROGRAM; `phasor translate` lists the programs.",
-        ),
-    ],
-    ids=["no model", "no target"],
-)
-def test_what_is_missing_is_an_error(arguments: list[str], says: str) -> None:
-    """One line says what."""
-    done = run_phasor("translate", *arguments)
+def test_a_target_without_a_model_is_an_error() -> None:
+    """One line says what is missing."""
+    done = run_phasor("translate", "--to", "mlx")
     assert (done.returncode, done.stdout) == (2, "")
-    assert says in done.stderr
+    assert "--to needs a MODEL" in done.stderr
+
+
+def test_without_a_target_it_answers_for_every_program() -> None:
+    """Which can, and why the others cannot."""
+    done = run_phasor("translate", "gpt-oss-20b")
+    assert done.returncode == 0
+    able, _, refused = done.stdout.partition("\nno:\n")
+    names = [name for line in able.splitlines()[1:] for name in line.split(": ")[1].split(", ")]
+    reasons = dict(line.strip().split(": ", 1) for line in refused.splitlines())
+    assert sorted([*names, *reasons]) == sorted(TARGETS)
+    assert "vllm" in names
+    assert reasons["torchtune"] == "the law Yarn (the nearest is off by 557 radians)"
+    plain = json.loads(run_phasor("translate", "gpt-oss-20b", "--json").stdout)
+    assert {name for name, one in plain.items() if one["can"]} == set(names)
 
 
 def test_the_programs_as_json() -> None:
@@ -69,6 +72,10 @@ def test_a_program_is_found_in_any_capitals_and_punctuation(word: str, name: str
     [
         ("llamacpp", "did you mean 'llama.cpp'"),
         ("flashattn", "did you mean 'flash-attn'"),
+        ("hf", "did you mean 'transformers'"),
+        ("Hugging-Face", "did you mean 'transformers'"),
+        ("ollama", "did you mean 'gguf'"),
+        ("lmstudio", "did you mean 'gguf'"),
         ("zzz", "`phasor translate` lists them all"),
     ],
 )

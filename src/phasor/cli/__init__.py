@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import platform
 import sys
@@ -16,8 +17,8 @@ from typing import Any
 import click
 
 from phasor._checks import did_you_mean
-from phasor.cli.output import Screen, warnings_as_lines
-from phasor.errors import DISTRIBUTION, PhasorError, VerificationError
+from phasor.cli.output import Screen, print_json, print_warning, warnings_to
+from phasor.errors import DISTRIBUTION, PhasorError, VerificationError, visible
 
 # what phasor runs with, or reads and rotates for, where it is installed
 _PACKAGES = (
@@ -36,10 +37,19 @@ def run() -> None:
         if isinstance(stream, io.TextIOWrapper):
             # characters that the terminal's encoding lacks are escaped
             stream.reconfigure(errors="backslashreplace")
-    status, message = _run_command()
-    if message is not None:
-        with contextlib.suppress(OSError):
-            Screen(stderr=True).print_line(f"phasor: {message}")
+    # whoever asked for JSON reads one object, an error too
+    as_json = "--json" in itertools.takewhile(lambda word: word != "--", sys.argv[1:])
+    warned: list[str] = []
+    with warnings_to(warned.append if as_json else print_warning):
+        status, error = _run_command()
+    with contextlib.suppress(OSError):
+        if error is not None and as_json:
+            print_json({"error": visible(error), "warnings": warned})
+        else:
+            for message in warned:
+                print_warning(message)
+            if error is not None:
+                Screen(stderr=True).print_line(f"phasor: {error}")
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -52,8 +62,7 @@ def run() -> None:
 def _run_command() -> tuple[int, str | None]:
     """Run the command in ``sys.argv``; return its exit status and an error message, if any."""
     try:
-        with warnings_as_lines():
-            return main.main(prog_name="phasor", standalone_mode=False) or 0, None
+        return main.main(prog_name="phasor", standalone_mode=False) or 0, None
     except (click.exceptions.Abort, KeyboardInterrupt):
         return _EXIT_INTERRUPTED, None
     except click.ClickException as error:

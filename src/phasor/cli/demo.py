@@ -6,7 +6,6 @@ takes float64 angles (within 1e-10 at these positions) and multiplies complex nu
 
 from __future__ import annotations
 
-import sys
 from importlib import resources
 from itertools import product
 from typing import TYPE_CHECKING, assert_never
@@ -74,7 +73,7 @@ def _positions(ropes: LayerRopes) -> NDArray[np.int64]:
 def demo() -> None:
     """Rotate with the configs of real models, and prove the result."""
     require_modules("the demo", "torch", "torch")
-    sys.exit(0 if run() else 1)
+    raise click.exceptions.Exit(0 if run() else 1)
 
 
 def run() -> bool:

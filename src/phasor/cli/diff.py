@@ -77,7 +77,7 @@ def diff(
             compared = f"positions 0 to {(context or _CONTEXT) - 1}"
             told = str(found or f"They agree wherever they were compared, {compared}.")
             Screen().print_lines(told.splitlines())
-        sys.exit(0 if found is None else 1)
+        raise click.exceptions.Exit(0 if found is None else 1)
     for option, value in (calling | {"head_dim": head_dim, "kind": kind}).items():
         if value is not None:
             option = "--axes" if option == "n_axes" else f"--{option.replace('_', '-')}"

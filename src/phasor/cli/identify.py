@@ -130,4 +130,4 @@ def identify(function: str, head_dim: int, as_json: bool, **calling: Any) -> Non
     else:
         Screen().print_lines(str(identified).split("\n"))
     if identified.rope is None:
-        sys.exit(_NO_ROPE)
+        raise click.exceptions.Exit(_NO_ROPE)

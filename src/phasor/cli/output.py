@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import sys
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -74,13 +73,34 @@ class Screen(Console):
         words: Collection[str] = (),
         styles: Sequence[str | None] = (),
     ) -> None:
-        """Print a table by its columns of numbers, or ``words``, in the styles of its rows."""
+        """Print a table by its columns of numbers, or ``words``, in the styles of its rows.
+
+        No name and no number is cut: where the columns do not fit, each row is a few lines.
+        """
+        # a title may be broken between its words
+        widths = [
+            max(map(len, [*title.split(), *cells]), default=0) for title, cells in columns.items()
+        ]
+        if sum(widths) + 2 * len(widths) + 2 > self.width:
+            self._print_rows(columns, styles)
+            return
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-        for title in columns:
-            table.add_column(title, justify="left" if title in words else "right")
+        for title, width in zip(columns, widths, strict=True):
+            table.add_column(title, justify="left" if title in words else "right", min_width=width)
         for cells, style in zip_longest(zip(*columns.values(), strict=True), styles):
             table.add_row(*cells, style=style)
         self.print(table)
+
+    def _print_rows(
+        self, columns: Mapping[str, Sequence[str]], styles: Sequence[str | None]
+    ) -> None:
+        """Print the rows of a table one below the other, each under its first cell."""
+        _, *titles = columns
+        longest = max(map(len, titles))
+        for (name, *cells), style in zip_longest(zip(*columns.values(), strict=True), styles):
+            self.print_line(f"  {name}", style=style or "bold")
+            for title, cell in zip(titles, cells, strict=True):
+                self.print_line(f"    {title:<{longest}}  {cell}", style=style or "")
 
     def on_broken_pipe(self) -> None:
         # called inside the except block; rich would exit with status 1
@@ -95,18 +115,23 @@ def exit_with(difference: Difference, *, as_json: bool) -> NoReturn:
         screen, (title, *rest) = Screen(), difference.lines()
         screen.print_line((title, "bold"))
         screen.print_lines(rest)
-    sys.exit(1 if difference else 0)
+    raise click.exceptions.Exit(1 if difference else 0)
+
+
+def print_warning(message: str) -> None:
+    """Print a warning as a line on stderr."""
+    Screen(stderr=True).print_line(f"phasor: warning: {message}")
 
 
 @contextmanager
-def warnings_as_lines() -> Generator[None]:
-    """Print each of phasor's warnings as a line on stderr, without the code that gave it."""
+def warnings_to(show_message: Callable[[str], None]) -> Generator[None]:
+    """Give each of phasor's warnings to ``show_message``, without the code that gave it."""
     with warnings.catch_warnings():
         show_with_code = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *code: Any) -> None:
             if issubclass(category, PhasorWarning):
-                Screen(stderr=True).print_line(f"phasor: warning: {message}")
+                show_message(str(message))
             else:
                 show_with_code(message, category, *code)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from phasor.cli.options import read_model, seq_len_option, takes_models, tokens_option
 from phasor.cli.output import Screen, print_json
-from phasor.files.translation import TARGETS, Translation
+from phasor.files.translation import TARGETS, Translation, TranslationError
 from phasor.files.translation import translate as translate_ropes
+from phasor.layers import LayerRopes
+from phasor.scaling import Rule
+
+_CONTEXT = 4096  # where a model has none
 
 _PROOF = {
     "run": "its own code is run in phasor's tests",
@@ -36,25 +40,103 @@ def translate(
     seq_len: int | None,
     **load_options: Any,
 ) -> None:
-    """Print what makes another program rotate like MODEL.
+    """Print another program's settings for MODEL's rotation.
 
-    Without MODEL and --to it lists the programs.
+    Without --to it says for each program whether it can, and why not; without MODEL it lists them.
     """
     if model is None and target is None:
         print_targets(as_json=as_json)
         return
     if model is None:
         raise click.UsageError("--to needs a MODEL.")
-    if target is None:
-        raise click.UsageError(
-            f"{model} needs --to PROGRAM; `phasor translate` lists the programs."
-        )
     ropes = read_model(model, **load_options)
+    if target is None:
+        print_answers(ropes, context=context, seq_len=seq_len, as_json=as_json)
+        return
     translation = translate_ropes(ropes, target, context=context, seq_len=seq_len)
     if as_json:
         print_json(translation.as_plain())
     else:
         print_translation(translation)
+
+
+class Answer(NamedTuple):
+    """Whether a program can perform a model's rotation."""
+
+    can: bool
+    is_reordered: bool = False  # whether weights have to be reordered to its pairing first
+    at_length: int | None = None  # the only length that it is for, where the program has no rule
+    reason: str = ""  # why it cannot
+    radians: float | None = None  # how far off the nearest that it can is, at the last position
+
+    def as_text(self) -> str:
+        """In a few words, without the reason of a refusal."""
+        if not self.can:
+            return "no"
+        at_length = f"at one length (--seq-len {self.at_length})" if self.at_length else ""
+        reordered = "after reordering the weights" if self.is_reordered else ""
+        return ", ".join(filter(None, ("yes", at_length, reordered)))
+
+
+def answer(
+    ropes: LayerRopes, target: str, *, context: int | None = None, seq_len: int | None = None
+) -> Answer:
+    """What `translate` says of a model and one program; a missing rule is no refusal."""
+    context = context or ropes.context or _CONTEXT
+    rules = [rope.scaling for rope in ropes.ropes if isinstance(rope.scaling, Rule)]
+    if seq_len is None and not all(isinstance(rule, TARGETS[target].rules) for rule in rules):
+        seq_len = context
+    try:
+        translation = translate_ropes(ropes, target, context=context, seq_len=seq_len)
+    except TranslationError as error:
+        # the nearest that it can is another model's rotation
+        reason = str(error).partition("; the nearest")[0].partition(", and nothing")[0]
+        reason = reason.removeprefix(f"{target} cannot express ")
+        return Answer(can=False, reason=reason, radians=error.radians)
+    is_reordered = any(
+        performed.pairing != model.pairing
+        for part in translation.parts
+        for kind, performed in part.ropes.items()
+        if (model := ropes.kinds[kind]) is not None
+    )
+    return Answer(can=True, is_reordered=is_reordered, at_length=seq_len)
+
+
+def print_answers(
+    ropes: LayerRopes, *, context: int | None, seq_len: int | None, as_json: bool
+) -> None:
+    """Print for each program whether it can perform a model's rotation."""
+    answers = {
+        name: answer(ropes, name, context=context, seq_len=seq_len) for name in sorted(TARGETS)
+    }
+    if as_json:
+        print_json(
+            {
+                name: {
+                    "can": one.can,
+                    "reordered": one.is_reordered,
+                    "at_length": one.at_length,
+                    "reason": one.reason or None,
+                    "radians": one.radians,
+                }
+                for name, one in answers.items()
+            }
+        )
+        return
+    screen = Screen()
+    screen.print_line((ropes.name, "bold"), ": --to PROGRAM prints the settings")
+    able: dict[str, list[str]] = {}
+    for name, one in answers.items():
+        if one.can:
+            able.setdefault(one.as_text(), []).append(name)
+    for text, names in able.items():
+        screen.print_line((f"{text}: ", "bold"), ", ".join(names))
+    refused = {name: one for name, one in answers.items() if not one.can}
+    if refused:
+        screen.print_line(("no:", "bold"))
+    for name, one in refused.items():
+        far = f" (the nearest is off by {one.radians:.3g} radians)" if one.radians else ""
+        screen.print_line((f"  {name}", "bold"), f": {one.reason}{far}")
 
 
 def print_targets(*, as_json: bool) -> None:

@@ -13,7 +13,7 @@ from phasor.files.configs.model_class import read_model_config
 from phasor.files.configs.other_formats import load_deepseek, load_diffusers, load_params
 from phasor.files.configs.programs import load_program
 from phasor.files.configs.ropes import huggingface_ropes
-from phasor.files.configs.source import cached_config, is_hub_id, read_source
+from phasor.files.configs.source import cached_config, hub_id, read_source
 from phasor.files.presets import preset, preset_of_hub_id
 from phasor.layers import LayerRopes
 
@@ -36,12 +36,12 @@ def load(
     Args:
         source: Path of a file, of a folder that holds a ``config.json`` or a ``params.json``, ``-``
             for standard input, the dictionary that such a file holds, or a config object of
-            transformers. Or the id of a repository on the Hugging Face Hub: its preset, or
-            where there is none, and with ``part`` or ``like``, the file in the local cache; nothing
-            is downloaded. Learned frequencies are read from a folder's safetensors files. Of a
-            GGUF file the header is read, with the ``gguf`` package. GGUF metadata may come as a
-            dictionary too, with the tensors ``rope_freqs.weight``, ``rope_factors_short.weight``
-            and ``rope_factors_long.weight`` among them as lists.
+            transformers. Or the id or the address of a repository on the Hugging Face Hub: its
+            preset, or where there is none, and with ``part`` or ``like``, the file in the local
+            cache; nothing is downloaded. Learned frequencies are read from a folder's safetensors
+            files. Of a GGUF file the header is read, with the ``gguf`` package. GGUF metadata may
+            come as a dictionary too, with the tensors ``rope_freqs.weight``,
+            ``rope_factors_short.weight`` and ``rope_factors_long.weight`` among them as lists.
         part: Key of the config inside the file to load, such as ``"vision_config"``; keys joined
             by dots where it lies deeper. By default the language model's.
         like: A known model type, for a file of a type that is unknown but rotates as that one.
@@ -73,10 +73,10 @@ def load(
     >>> load({"model_type": "gpt2", "n_layer": 12}).notes[-1]
     'gpt2 has no rotary embedding; in its place: learned absolute position embeddings.'
     """
-    if is_hub_id(source):
-        if part is None and like is None and (name := preset_of_hub_id(source)) is not None:
+    if (repository := hub_id(source)) is not None:
+        if part is None and like is None and (name := preset_of_hub_id(repository)) is not None:
             return preset(name)
-        source = cached_config(source) or source
+        source = cached_config(repository) or repository
     config = read_source(source)
     config.strict = strict
     try:

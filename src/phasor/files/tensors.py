@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from phasor._checks import short_repr
 from phasor.errors import CheckpointError, install_hint
 from phasor.files import refusal
-from phasor.files.texts import parse_json
+from phasor.files.texts import parse_json, refuse_stand_in
 
 #: The dtypes of plain weights: safetensors' name, torch's.
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -124,6 +124,7 @@ def read_header(path: Path) -> Header:
                 # read as a length, these letters may be a valid header size: then a brace follows
                 if start.startswith(magic) and start[8:] != b"{":
                     raise refusal("foreign", path=path, format=format_name)
+            refuse_stand_in(prefix + stream.peek(64)[:64], str(path), CheckpointError)
             with safe_open(path, "np"):  # maps the file into memory, and reads the header
                 text = stream.read(int.from_bytes(prefix, "little"))
     except OSError as error:

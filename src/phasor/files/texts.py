@@ -48,11 +48,26 @@ def _refuse_damage(origin: str, kind: str, error: type[PhasorError]) -> Generato
         raise error(f"{origin} must be UTF-8 text, got {problem}") from None
     except RecursionError:
         raise error(f"{origin} is nested too deeply") from None
+    except json.JSONDecodeError as problem:
+        if problem.msg.startswith("Unterminated") or not problem.doc[problem.pos :].strip():
+            raise error(str(refusal("cut_short", origin=origin, kind=kind))) from None
+        raise error(f"{origin} must be {kind}: {problem}") from None
     except PhasorError:
         raise
     # a parser of numbers finds faults of its own
     except Exception as problem:
         raise error(f"{origin} must be {kind}: {' '.join(str(problem).split())}") from None
+
+
+def refuse_stand_in(data: bytes, origin: str, error: type[PhasorError]) -> None:
+    """Raise the ``error`` about a file that is not the one meant, whatever its name says."""
+    begins = data[:64].lstrip().lower()
+    if begins.startswith(b"version https://git-lfs"):
+        raise error(str(refusal("lfs_pointer", origin=origin)))
+    if begins.startswith((b"<!doctype", b"<html")):
+        raise error(str(refusal("web_page", origin=origin)))
+    if not begins and len(data) < 64:
+        raise error(str(refusal("empty", origin=origin)))
 
 
 def parse_json(data: bytes, origin: str, error: type[PhasorError]) -> dict[str, Any]:
@@ -63,6 +78,7 @@ def parse_json(data: bytes, origin: str, error: type[PhasorError]) -> dict[str, 
             raise error(f"{origin}: {_twice(key)}")
         return dict(pairs)
 
+    refuse_stand_in(data, origin, error)
     # before it is parsed: what takes memory is the number of values
     if sum(map(data.count, (b",", b"[", b"{"))) > MOST_ELEMENTS:
         raise error(str(refusal("too_many", origin=origin, most=MOST_ELEMENTS)))

@@ -20,7 +20,7 @@ from .checkpoints import contents, in_file, llama, llama_tensors, save, two_shar
 
 ONE = {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}
 FILES: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "header too small"),
+    "empty": (b"", "is empty; download or copy it again"),
     "seven bytes": (b"\x02\0\0\0\0\0\0", "header too small"),
     "a header beyond the end": (b"\xff\0\0\0\0\0\0\0{}", "invalid header length"),
     "a header of 2**63": (b"\0\0\0\0\0\0\0\x80{}", "header too large"),

@@ -239,8 +239,11 @@ SIZED = b'{"model_type": "llama", "num_hidden_layers": 1, "head_dim": 64, "rope_
 # (content of the file, what the message must say)
 FILES: dict[str, tuple[bytes, str]] = {
     "no JSON": (b"model_type = llama", "must be JSON"),
-    "an empty file": (b"", "must be JSON"),
-    "half a file": (b'{"model_type": "llama"', "must be JSON"),
+    "an empty file": (b"", "is empty; download or copy it again"),
+    "half a file": (b'{"model_type": "llama"', "must be JSON, and ends in the middle of a value"),
+    "a file cut in a word": (b'{"model_type": "lla', "ends in the middle of a value"),
+    "a pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a", "git lfs pull"),
+    "a web page": (b"<!doctype html>\n<html>", "is a web page, not the file that it shows"),
     "a list": (b"[1, 2]", r"must hold a JSON object, got \[1, 2\]"),
     "not UTF-8": (b'{"model_type": "\xff"}', "must be UTF-8"),
     "UTF-16": ('{"model_type": "llama"}'.encode("utf-16"), "is UTF-16, as"),

@@ -134,6 +134,36 @@ HINTS: dict[str, Hint] = {
         in_folder({"config.json": small(), "params.json": PARAMS}, "params.json"),
         INTERLEAVED,
     ),
+    "lfs_pointer": Hint(
+        in_folder({"config.json": "version https://git-lfs.github.com/spec/v1\n"}),
+        "`git lfs pull` in its folder",
+        in_folder({"config.json": small()}),
+        PLAIN,
+    ),
+    "web_page": Hint(
+        in_folder({"config.json": "<!DOCTYPE html><html></html>"}),
+        "download that, from an address with /resolve/",
+        in_folder({"config.json": small()}),
+        PLAIN,
+    ),
+    "empty": Hint(
+        in_folder({"config.json": ""}),
+        "download or copy it again",
+        in_folder({"config.json": small()}),
+        PLAIN,
+    ),
+    "cut_short": Hint(
+        in_folder({"config.json": json.dumps(small())[:-9]}),
+        "download or copy it again",
+        in_folder({"config.json": small()}),
+        PLAIN,
+    ),
+    "no_gguf": Hint(
+        in_folder({"a.gguf": b"\0" * 99, "config.json": small()}, "a.gguf"),
+        "download or convert it again",
+        in_folder({"config.json": small()}),
+        PLAIN,
+    ),
     "too_large": Hint(
         in_folder({"config.json": small(), "model.json": " " * (2**24 + 1)}, "model.json"),
         "give the config.json",

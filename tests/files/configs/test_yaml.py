@@ -103,7 +103,7 @@ DAMAGED: dict[str, tuple[str | bytes, str]] = {
     "a list in itself": (text() + "a: &a [*a]\n", "aliases without end"),
     "an object in itself": (text() + "a: &a {b: *a}\n", "aliases without end"),
     "two documents": (text() + "---\nb: 1\n", "one YAML document, got 2"),
-    "no document": ("", "one YAML document, got 0"),
+    "no document": ("", "is empty; download or copy it again"),
     "a list": ("- 1\n- 2\n", "an object of keys"),
     "a text": ("hello", "an object of keys"),
     "an object twice": (text(a="{b: 1}") + "a: {b: 2}\n", "'a' stands twice"),

@@ -1,4 +1,4 @@
-"""The table of who can express what, for presets whose place in it is known."""
+"""Which program can perform which model's rotation: the answers, and the table made of them."""
 
 from __future__ import annotations
 
@@ -6,61 +6,54 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 
 import pytest
-from tools.doc_tables import DOCS, ENGINES, cell, made, map_table
+from tools.doc_tables import ENGINES, REFUSED, SHOWN, made, map_table
 
 import phasor
+from phasor.cli.translate import answer
 from phasor.files.translation import TARGETS
 
 from .programs import PROGRAMS
 
 
 @pytest.mark.parametrize(
-    ("name", "target", "symbols", "reason"),
+    ("name", "target", "says"),
     [
-        ("llama-3.1-8b", "mlx", "✓", ""),
-        ("llama-3.1-8b", "flash-attn", "○", ""),
-        ("llama-3.1-8b", "rotary-embedding-torch", "✓ ↔", ""),
-        ("phi-4-mini", "mlx", "✓ =", ""),
-        ("phi-4-mini", "transformers", "✓", ""),
-        ("internlm2.5-7b", "rotary-embedding-torch", "✓ ↔ =", ""),
-        ("flux.1-dev", "mlx", "✗", "it cannot express positions of n axes (Axial)"),
-        ("gpt-oss-20b", "torchtune", "✗", "it cannot express the law Yarn"),
+        ("llama-3.1-8b", "mlx", "yes"),
+        ("llama-3.1-8b", "rotary-embedding-torch", "yes, after reordering the weights"),
+        ("phi-4-mini", "mlx", "yes, at one length (--seq-len 131072)"),
+        ("phi-4-mini", "transformers", "yes"),
+        (
+            "internlm2.5-7b",
+            "rotary-embedding-torch",
+            "yes, at one length (--seq-len 32768), after reordering the weights",
+        ),
+        ("flux.1-dev", "mlx", "no"),
+        ("gpt-oss-20b", "torchtune", "no"),
     ],
 )
-def test_a_cell(name: str, target: str, symbols: str, reason: str) -> None:
-    """How it is proved, whether weights are reordered, whether a rule is one law; or why not."""
-    found = cell(phasor.preset(name), target)
-    assert (found.symbols, found.reason) == (symbols, reason)
+def test_an_answer(name: str, target: str, says: str) -> None:
+    """Whether weights are reordered, and whether a rule is one law."""
+    assert answer(phasor.preset(name), target).as_text() == says
 
 
-@pytest.mark.slow
-def test_every_preset_is_in_one_row_and_every_target_has_a_column() -> None:
-    """Rows are numbered as the lists of their presets below, of those with more than one."""
-    lines = list(map_table())
-    header, _, *rest = lines
-    assert header.split("|")[2:-1] == [f" `{name}` " for name in sorted(TARGETS)]
-    rows = [line for line in rest if line.startswith("| ")]
-    listed = lines[lines.index("The presets of each row:") + 2 :]
-    lists = {line.partition(". ")[0]: line.partition(". ")[2].split(", ") for line in listed}
-    names: list[str] = []
+def test_a_no_has_a_reason() -> None:
+    """Without the program's name, which stands before it."""
+    assert answer(phasor.preset("flux.1-dev"), "mlx").reason == "positions of 3 axes (Axial)"
+    refused = answer(phasor.preset("gpt-oss-20b"), "torchtune")
+    assert (refused.reason, round(refused.radians or 0)) == ("the law Yarn", 557)
+
+
+def test_the_short_map_has_a_row_for_every_target_and_a_column_for_every_model() -> None:
+    """A sign where the answer is no plain yes."""
+    header, _, *rows = map_table()
+    assert header.split("|")[2:-1] == [f" `{name}` " for name in SHOWN]
+    assert [row.split("|")[1].strip(" `") for row in rows] == sorted(TARGETS)
     for row in rows:
-        number, first, *more = row.removeprefix("| ").partition(" |")[0].split(" ")
-        these = lists.pop(number.rstrip("."), [first])
-        assert these[0] == first
-        assert len(these) - 1 == (int(more[0]) if more else 0)
-        assert row.count("|") == len(TARGETS) + 2
-        names += these
-    assert lists == {}
-    assert sorted(name.strip("`") for name in names) == sorted(phasor.preset_names())
-
-
-def test_every_number_of_a_reason_is_explained() -> None:
-    """In the list below the table, in order."""
-    text = (DOCS / "translate.md").read_text("utf-8").partition("<!-- map -->")[2]
-    table, _, reasons = text.partition("Reasons:")
-    reasons = reasons.partition("The presets")[0]
-    used = {cell.partition("<")[0] for cell in table.split("<sup>")[1:]}
-    assert used == {line.partition(".")[0] for line in reasons.splitlines() if line}
+        target, *cells = (cell.strip(" `") for cell in row.split("|")[1:-1])
+        for name, cell in zip(SHOWN, cells, strict=True):
+            found = answer(phasor.preset(name), target)
+            assert (REFUSED in cell) == (not found.can)
+            assert (cell == "") == (found.as_text() == "yes")
 
 
 def test_a_program_that_was_run_once_turned_all_that_it_was_given() -> None:

@@ -17,15 +17,22 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, NoReturn, TypeGuard, TypeVar, cast
+from typing import Any, Final, Literal, NoReturn, TypeVar, cast
 
-from phasor._checks import number, short_repr, whole
+from phasor._checks import find_name, number, short_repr, whole
 from phasor.errors import ConfigError, SpecError
 from phasor.files import refusal
 from phasor.files.budget import MOST_TEXT
 from phasor.files.configs.facts import table
 from phasor.files.gguf_header import read_gguf_header
-from phasor.files.texts import Unclear, parse_arguments, parse_json, parse_yaml
+from phasor.files.presets import preset_names
+from phasor.files.texts import (
+    Unclear,
+    parse_arguments,
+    parse_json,
+    parse_yaml,
+    refuse_stand_in,
+)
 from phasor.rope import WIDEST
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -367,13 +374,7 @@ def read_source(source: object) -> JsonObject:
         with path.open("rb") as stream:
             data = stream.read(MOST_TEXT + 1)
     except FileNotFoundError:
-        way_out = "give the path of a config.json"
-        if is_hub_id(str(source)) and not str(source).endswith((".json", ".gguf", *_YAML)):
-            way_out = (
-                "if it is a repository of the Hugging Face Hub, its config is not in the local "
-                f"cache: `hf download {source} config.json` (of huggingface_hub) fetches it"
-            )
-        raise ConfigError(f"{source} is not a file; {way_out}") from None
+        raise ConfigError(f"{source} is not a file; {_other_way(str(source))}") from None
     except (OSError, ValueError, TypeError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -382,6 +383,9 @@ def read_source(source: object) -> JsonObject:
         return JsonObject(read_gguf_header(path))
     if (what := table().files["other_files"].get(path.suffix)) is not None:
         raise ConfigError(f"{path} {what}")
+    refuse_stand_in(data, str(path), ConfigError)
+    if path.suffix == ".gguf":
+        raise refusal("no_gguf", path=path)
     config = _parse_config(data, str(path), path.suffix)
     config.folder = folder
     return config
@@ -406,11 +410,39 @@ def is_huggingface(config: JsonObject) -> bool:
     return any(map(config.has, keys))
 
 
-def is_hub_id(source: object) -> TypeGuard[str]:
-    """Whether ``source`` reads as ``owner/name`` and there is no such file."""
+# the address of a repository of the Hub, or of a file in it
+_HUB_ADDRESS = re.compile(
+    r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)"
+    r"(?:/(?:blob|resolve|raw|tree)/[^?#]*)?/?(?:[?#].*)?"
+)
+
+
+def hub_id(source: object) -> str | None:
+    """The ``owner/name`` that ``source`` is, alone or in an address; None for anything else.
+
+    >>> hub_id("https://huggingface.co/Qwen/Qwen3-8B/blob/main/config.json")
+    'Qwen/Qwen3-8B'
+    """
     if not isinstance(source, str) or source.startswith("."):
-        return False
-    return bool(re.fullmatch(r"[\w.-]+/[\w.-]+", source)) and not Path(source).exists()
+        return None
+    if address := _HUB_ADDRESS.fullmatch(source):
+        return address[1]
+    is_id = re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not Path(source).exists()
+    return source if is_id else None
+
+
+def _other_way(source: str) -> str:
+    """What to do about a ``source`` that is no file."""
+    if (name := find_name(source, preset_names())) is not None:
+        return f"the preset of that name is phasor.preset({name!r})"
+    if "://" in source:
+        return "phasor fetches nothing: download the config.json and give its path"
+    if hub_id(source) and not source.endswith((".json", ".gguf", *_YAML)):
+        return (
+            "if it is a repository of the Hugging Face Hub, its config is not in the local "
+            f"cache: `hf download {source} config.json` (of huggingface_hub) fetches it"
+        )
+    return "give the path of a config.json"
 
 
 def _config_file_in(folder: Path) -> Path:

@@ -48,6 +48,16 @@ _FILES = config_dialects, config_files, ggml, kernels, libraries, litgpt, tensor
 _LISTED = (one for file in _FILES for one in vars(file).values() if isinstance(one, Target))
 TARGETS: Mapping[str, Target] = {one.name: one for one in sorted(_LISTED, key=lambda it: it.name)}
 
+#: By target, other names by which people ask for what it is given.
+_ALSO_CALLED: Mapping[str, tuple[str, ...]] = {
+    "gguf": ("ollama", "lmstudio", "lm studio", "koboldcpp", "gpt4all", "jan"),
+    "llama.cpp": ("llama server", "llama cli"),
+    "megatron": ("megatron lm", "nemo"),
+    "meta": ("llama models",),
+    "tensorrt-llm": ("trt llm", "trtllm"),
+    "transformers": ("hf", "huggingface", "hugging face", "peft", "trl", "unsloth", "axolotl"),
+}
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Translation:
@@ -137,7 +147,10 @@ def translate(
     """
     name = find_name(target, TARGETS)
     if name is None:
+        also_called = [one for one, names in _ALSO_CALLED.items() if find_name(target, names)]
         hint = did_you_mean(target, TARGETS) or "`phasor translate` lists them all"
+        if also_called:
+            hint = f"did you mean {also_called[0]!r}?"
         raise SpecError(f"target must be a known program, got {short_repr(target)}; {hint}")
     chosen = TARGETS[name]
     if isinstance(ropes, Rope):
