@@ -43,13 +43,8 @@ def run() -> None:
     with warnings_to(warned.append if as_json else print_warning):
         status, error = _run_command()
     with contextlib.suppress(OSError):
-        if error is not None and as_json:
-            print_json({"error": visible(error), "warnings": warned})
-        else:
-            for message in warned:
-                print_warning(message)
-            if error is not None:
-                Screen(stderr=True).print_line(f"phasor: {error}")
+        if error is None or not (as_json and _print_refusal(error, warned)):
+            _print_messages(error, warned)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -57,6 +52,24 @@ def run() -> None:
             # otherwise Python flushes again at exit and prints an error
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(status)
+
+
+def _print_refusal(error: str, warned: list[str]) -> bool:
+    """Print an error as JSON on stdout; False if that cannot be written."""
+    try:
+        print_json({"error": visible(error), "warnings": warned})
+        sys.stdout.flush()
+    except OSError:
+        return False
+    return True
+
+
+def _print_messages(error: str | None, warned: list[str]) -> None:
+    """Print warnings that were held back, and an error, as lines on stderr."""
+    for message in warned:
+        print_warning(message)
+    if error is not None:
+        Screen(stderr=True).print_line(f"phasor: {error}")
 
 
 def _run_command() -> tuple[int, str | None]:
