@@ -367,7 +367,7 @@ CONFIG = Diagram(
             ),
             step(
                 "gguf, programs,",
-                "other_formats: each",
+                "dialects: each",
                 "format by its own words",
                 at=1.0,
                 code="files.configs.programs",

@@ -229,8 +229,6 @@ SENTENCES = {
     "huggingface.toml": r'(note|refused) = "[^"]*\b(code|llm-foundry)\b',
     "programs.toml": r'^note = "|\b(note|notes|refused) = ',
     "gguf.toml": r'(note|refused) = "',
-    "diffusers.toml": r'note = "|^\w+ = "',
-    "params.toml": r"^(unknown|release|not_8) = ",
 }
 
 

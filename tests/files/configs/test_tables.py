@@ -15,10 +15,10 @@ import pytest
 import phasor.files
 from phasor.files.configs.facts import Architecture, AxesFacts, Kind, LayerRule, table
 from phasor.files.configs.gguf import _REWRITES
-from phasor.files.configs.other_formats import _SPLITS, Transformer
 from phasor.files.configs.rewrites import REWRITES
 from phasor.files.configs.ropes import TURNS
 from phasor.files.configs.unread_keys import MEANINGS, Meaning
+from phasor.files.dialects.diffusers import _SPLITS, Transformer
 from phasor.pairings import PAIRINGS
 
 #: The class of a file's entries, and the table that they are in; without one, the file itself.
@@ -93,7 +93,8 @@ SLIPS = {
 
 def text_of(file: str) -> str:
     """A table of the package."""
-    return resources.files("phasor.files.configs").joinpath(file).read_text("utf-8")
+    package = "dialects" if file == "diffusers.toml" else "configs"
+    return resources.files(f"phasor.files.{package}").joinpath(file).read_text("utf-8")
 
 
 def slips(file: str, text: str) -> Iterator[str]:

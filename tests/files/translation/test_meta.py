@@ -37,7 +37,7 @@ def test_a_note_says_when_the_code_of_llama_3_does_not_do(name: str, old: bool) 
 def test_other_constants_than_the_codes_are_refused(law: Llama3) -> None:
     """Where the ramp begins and ends is no key."""
     rope = Rope(head_dim=128, pairing="interleaved", base=500_000.0, scaling=law)
-    with pytest.raises(TranslationError, match="original_max_positions=8192") as caught:
+    with pytest.raises(TranslationError, match="the law Llama3 with these numbers") as caught:
         translate(rope, "meta", context=32768)
     assert caught.value.nearest is not None
     assert caught.value.nearest.scaling is None

@@ -34,7 +34,8 @@ def read_programs() -> Mapping[str, Mapping[str, Any]]:
     package = resources.files("phasor.files.dialects")
     names = sorted(file.name for file in package.iterdir() if file.name.endswith(".toml"))
     tables = [read_table(name, "phasor.files.dialects") for name in names]
-    return {table["program"]: table for table in tables} | read_table("programs.toml")
+    programs = {table["program"]: table for table in tables if "program" in table}
+    return programs | read_table("programs.toml")
 
 
 def spellings(keys: Iterable[str]) -> tuple[str, ...]:

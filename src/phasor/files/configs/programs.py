@@ -1,4 +1,4 @@
-"""Files of programs that train or serve: Megatron, KerasHub, torchtune.
+"""Files of programs that train or serve: Megatron, and those that have a dialect.
 
 ``programs.toml`` has their names of keys, and what their code assumes for those that are absent.
 """
@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, cast
 
 from phasor.errors import PhasorWarning
-from phasor.files.configs.facts import inherit
 from phasor.files.configs.layer_pattern import (
     LayerPattern,
     flag_pattern,
@@ -28,7 +27,7 @@ from phasor.files.configs.program_model import (
     with_sections,
 )
 from phasor.files.configs.source import JsonObject, is_huggingface
-from phasor.files.dialects import litgpt, tensorrt_llm
+from phasor.files.dialects import kerashub, litgpt, tensorrt_llm, torchtune
 from phasor.layers import LayerRopes
 
 
@@ -185,72 +184,10 @@ def _load_bridge_kinds(model: ProgramModel, of_class: Mapping[str, Any]) -> Laye
     return model.ropes_by_kind(rope, {**of_class, "kinds": kinds}, by)
 
 
-# KerasHub's config.json of a backbone, also inside that of a task.
-
-
-def _load_keras(backbone: ProgramModel) -> LayerRopes:
-    outer, facts = backbone.config, backbone.facts
-    name, key = outer.text("class_name") or "", "position_embedding_type"
-    of_class = inherit(facts["classes"].get(name, {}), facts["classes"])
-    model = ProgramModel(backbone.program, outer.object("config") or outer, own=of_class)
-    config, layout = model.config, of_class.get("layout")
-    learned = "instead" in of_class and config.text(key, "rotary", "absolute") == "absolute"
-    if learned or name in facts["instead"]:
-        return model.without(f"KerasHub's {name}", name)
-    if name not in facts["classes"]:
-        outer.refuse("class_name", f"a backbone that phasor knows ({', '.join(facts['classes'])})")
-    rope = model.rope(of_class.get("pairing", "half"), of_class.get("pairing_out"))
-    config.notes += of_class.get("notes", ())
-    key = "rope_position_scaling_factor"
-    if config.number(key, above=0) not in (None, 1):
-        config.refuse(key, "1, as releases of KerasHub differ in whether it divides positions")
-    if (law := of_class.get("law")) is not None:
-        config.text("rope_scaling_type", "su")
-        of_law = facts["laws"][law]
-        rope = model.law(law, rope) if any(map(config.has, of_law["when"])) else rope
-        config.ignore(*of_law["names"].values())
-    if layout == "axial":
-        key = of_class.get("axes_key", "")
-        widths = config.require(key, config.wholes(key)) if key else (rope.head_dim // 2,) * 2
-        rope = with_sections(rope, config, [width // 2 for width in widths], layout)
-    elif layout and config.has("mrope_section"):
-        rope = with_sections(rope, config, config.wholes("mrope_section"), layout)
-    return model.ropes_by_kind(rope, of_class)
-
-
-# torchtune's recipes, whose model is a function of its own, with or without arguments.
-
-
-def _load_torchtune(model: ProgramModel) -> LayerRopes:
-    config, facts = model.config, model.facts
-    component = config.text("_component_") or ""
-    builders, name = facts["builders"], component.rpartition(".")[2]
-    found = builders.get(name, builders.get(re.sub("^q?lora_|_classifier$|_decoder$", "", name)))
-    if found is None or not component.startswith("torchtune.models."):
-        config.refuse("_component_", "a model of torchtune's that phasor knows")
-    of_model, given, names = inherit(found, builders), config.unread(), facts["names"].values()
-    numbers = dict(zip(facts["sizes"], of_model.get("sizes", ()), strict=False))
-    numbers |= {key: of_model[key] for key in facts["numbers"] if key in of_model}
-    model.add_defaults(model.defaults | numbers)
-    config = model.config
-    rope = model.rope(of_model["pairing"])
-    rope = model.law("llama3", rope) if "scale_factor" in of_model else rope
-    config.notes += [facts["note"], *([of_model["note"]] if "note" in of_model else [])]
-    key = "skip_rope_interval"
-    interval = config.whole(key) if key in of_model else None
-    takes = {*names, *of_model.get("takes", ())} - {*of_model.get("lacks", ())}
-    takes = set[str]() if "sizes" in of_model else takes
-    read = config.keys_read.union(names, ["scale_factor"])
-    for key in (key for key in given if key in read - takes):
-        config.refuse(key, f"absent, as torchtune's {name} takes no such argument")
-    without = LayerPattern.every(interval or 0, config.layers())
-    return model.ropes({"nope": None, "rope": rope}, without)
-
-
 _READERS: Mapping[str, Callable[[ProgramModel], LayerRopes]] = {
     "litgpt": litgpt.read,
     "TensorRT-LLM": tensorrt_llm.read,
     "Megatron": _load_megatron,
-    "KerasHub": _load_keras,
-    "torchtune": _load_torchtune,
+    "KerasHub": kerashub.read,
+    "torchtune": torchtune.read,
 }

@@ -18,7 +18,7 @@ from phasor._checks import did_you_mean, find_name, short_repr, whole
 from phasor.describe import to_plain
 from phasor.errors import ConfigError, SpecError
 from phasor.files.configs.writing import yarn_reach
-from phasor.files.dialects import litgpt, tensorrt_llm
+from phasor.files.dialects import litgpt, params_json, tensorrt_llm
 from phasor.files.dialects.target import (
     ProgramSettings,
     RefusalError,
@@ -44,7 +44,17 @@ from phasor.scaling import LongRope, Rule, Yarn
 
 __all__ = ["TARGETS", "ProgramSettings", "Target", "Translation", "TranslationError", "translate"]
 
-_FILES = config_dialects, config_files, ggml, kernels, libraries, litgpt, tensorrt_llm, training
+_FILES = (
+    config_dialects,
+    config_files,
+    ggml,
+    kernels,
+    libraries,
+    litgpt,
+    params_json,
+    tensorrt_llm,
+    training,
+)
 _LISTED = (one for file in _FILES for one in vars(file).values() if isinstance(one, Target))
 TARGETS: Mapping[str, Target] = {one.name: one for one in sorted(_LISTED, key=lambda it: it.name)}
 

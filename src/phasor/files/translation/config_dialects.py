@@ -1,4 +1,4 @@
-"""JSON that is read in a way of its own: by mlx-lm, exllamav3 and Meta's code."""
+"""JSON that is read in a way of its own: by mlx-lm and exllamav3."""
 
 from __future__ import annotations
 
@@ -19,14 +19,10 @@ from phasor.files.dialects.target import (
     first_length,
     has_steps,
     is_usual_yarn,
-    law_numbers,
-    layers_with,
     main_and_local,
     model_family,
     mscales,
     ntk_as_base,
-    plain_candidates,
-    rotating,
 )
 from phasor.files.translation.config_files import (
     ConfigTarget,
@@ -241,61 +237,4 @@ EXLLAMAV3 = ConfigTarget(
     write=_write_exllamav3,
     backwards=True,
     query_factor=_exllamav3_multiplies_queries,
-)
-
-
-# llama-models: the keys of Meta's ``params.json``.
-
-#: Constants in the code of ``apply_scaling``.
-_META_CONSTANTS = {"low_freq_factor": 1.0, "original_max_positions": 8192}
-#: Keys that only the code of Llama 4 reads, with the constants in the code of Llama 3.
-_LLAMA3_CONSTANTS = {"rope_scaling_factor": 8.0, "rope_high_freq_factor": 4.0}
-
-
-def _write_meta(ropes: LayerRopes, _context: int) -> ProgramSettings:
-    rope = ntk_as_base(META.only_rope(ropes))
-    law = rope.scaling
-    keys: Keys = {"rope_theta": rope.base, "use_scaled_rope": law is not None}
-    numbers: Keys = {}
-    if isinstance(law, Llama3) and law_numbers(law, *_META_CONSTANTS) == _META_CONSTANTS:
-        names = {"factor": "rope_scaling_factor", "high_freq_factor": "rope_high_freq_factor"}
-        numbers = law_numbers(law, **names)
-    if rope.base is None or (law is not None and not numbers):
-        META.refuse(
-            "frequencies other than base ** (-2k / d), or these scaled by Llama3 with "
-            "low_freq_factor=1 and original_max_positions=8192",
-            rope,
-            (plain for plain in plain_candidates(rope) if plain.scaling is None),
-        )
-    keys |= numbers | _interval_key(ropes)
-    for kind, factor in ropes.query_factors.items():
-        if META.query_factor(factor, ropes.kinds[kind]):
-            keys |= {"attn_temperature_tuning": True}
-            keys |= {"floor_scale": factor.length, "attn_scale": factor.strength}
-    notes = [f"The code computes head_dim as dim / n_heads, which has to be {rope.head_dim}."]
-    if numbers not in ({}, _LLAMA3_CONSTANTS) or "nope_layer_interval" in keys:
-        notes.append("llama_models.llama4 reads all these keys, llama_models.llama3 does not.")
-    return as_json(keys, notes, dict.fromkeys(rotating(ropes), rope))
-
-
-def _interval_key(ropes: LayerRopes) -> Keys:
-    """The key for every n-th layer without a rotation."""
-    if (interval := layers_with(ropes, None).interval) is None:
-        raise TranslationError(
-            "meta cannot express layers without a rotation that are not every n-th, and nothing "
-            "that it can is near"
-        )
-    return {"nope_layer_interval": interval} if interval else {}
-
-
-META = Target(
-    name="meta",
-    program="keys of a params.json for llama-models",
-    source="https://github.com/meta-llama/llama-models/tree/main/models",
-    checked="run",
-    package="llama-models",
-    write=_write_meta,
-    takes=lambda rope: rope.pairing == "interleaved",
-    partial=False,
-    query_factor=lambda factor, rope: has_steps(factor) and factor.first == 1,
 )

@@ -1,0 +1,116 @@
+"""diffusers: ``transformer/config.json``, which is read by its ``_class_name``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from phasor.axes import Axial, OneAxis
+from phasor.errors import ConfigError
+from phasor.files.configs import rope_blocks
+from phasor.files.configs.facts import NO_FACTS, Architecture, architectures, read_table
+from phasor.files.configs.ropes import layer_ropes
+from phasor.files.configs.source import MOST_LAYERS, JsonObject, renamed_keys
+from phasor.layers import LayerRopes
+from phasor.pairings import Pairing
+from phasor.rope import Rope
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transformer:
+    """Facts of a class of diffusers; ``diffusers.toml`` explains each where it lists them."""
+
+    pairing: Pairing = "half"
+    base: float | None = None
+    head_dim: int | None = None
+    fraction: float | None = None
+    uses: str | None = None
+    refused: str | None = None
+    note: str | None = None
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    axes_key: str | None = None
+    dims: tuple[int, ...] = ()
+    summed: bool = False
+    split: str | None = None
+    layer_keys: tuple[str, ...] = ("num_layers",)
+    order: tuple[str, ...] = ()
+    only_if: str | None = None
+
+
+def read(top: JsonObject) -> LayerRopes | None:
+    """The rope of each layer of a transformer of diffusers, the same for all."""
+    if (name := top.text("_class_name")) is None:
+        return None
+    if (facts := _classes().get(name)) is None:
+        known = "a transformer that phasor knows (of a pipeline give its transformer/config.json, "
+        top.refuse("_class_name", f"{known}else describe the embedding with phasor.Rope(...))")
+    if facts.refused is not None:
+        raise ConfigError(f"{top.name('_class_name')} {name} cannot be read: {facts.refused}")
+    names = {"num_attention_heads": ()} if facts.uses else facts.names
+    config = JsonObject(top.values, names=names, strict=top.strict)
+    config.notes += [facts.note] if facts.note else []
+    layers = sum(config.whole(key, least=0, most=MOST_LAYERS) or 0 for key in facts.layer_keys)
+    rope, blocks = None, ()
+    if facts.uses is not None:
+        config.notes.append(f"{name} has no rotary embedding; in its place: {facts.uses}.")
+        blocks = filter(None, map(config.object, ("rope_scaling", "rope_parameters")))
+    else:
+        config.require(facts.layer_keys[0], layers or None)
+        rope = _transformer_rope(config, facts)
+        config.notes += [f"Axes are ({', '.join(facts.order)})."] * bool(facts.order)
+    if facts.only_if is not None and config.flag(facts.only_if) is not True:
+        rope = None
+        config.notes.append(f"{config.name(facts.only_if)} is off: positions are sinusoidal.")
+    kind = "nope" if rope is None else "rope"
+    return layer_ropes(
+        config,
+        {kind: rope},
+        (kind,) * (layers or 1),
+        f"a diffusers {name}",
+        facts=Architecture(uses=facts.uses),
+        blocks=blocks,
+        name=name,
+    )
+
+
+def _transformer_rope(config: JsonObject, facts: Transformer) -> Rope:
+    sizes = () if facts.axes_key is None else config.wholes(facts.axes_key) or facts.dims
+    head_dim = sum(sizes)
+    if not facts.summed:
+        # a class that has a key for the width of all heads has none for that of one
+        default = None if "hidden_size" in facts.names else facts.head_dim
+        head_dim = config.width("head_dim") or default or config.head_dim()
+    if facts.split is not None:
+        sizes = _SPLITS[facts.split](head_dim)
+    elif facts.axes_key and (any(size % 2 for size in sizes) or sum(sizes) > head_dim):
+        config.refuse(facts.axes_key, f"even numbers of coordinates, at most {head_dim} together")
+    base, block = config.number("rope_theta", above=1), config.object("rope_scaling")
+    outside = rope_blocks.LawContext(NO_FACTS, head_dim, config)
+    with renamed_keys(config, sections=facts.axes_key or "head_dim"):
+        return Rope(
+            head_dim=head_dim,
+            pairing=facts.pairing,
+            base=facts.base if base is None else base,
+            rotary_dim=sum(sizes) if sizes else int(head_dim * (facts.fraction or 1)),
+            scaling=None if block is None else rope_blocks.read_law(block, outside),
+            axes=Axial(tuple(size // 2 for size in sizes)) if sizes else OneAxis(),
+        )
+
+
+_SPLITS: Mapping[str, Callable[[int], tuple[int, ...]]] = {
+    "wan": lambda n: (n - 4 * (n // 6), 2 * (n // 6), 2 * (n // 6)),
+    "cogvideox": lambda n: (n // 4, n // 8 * 3, n // 8 * 3),
+    "halves": lambda n: (n // 2, n // 2),
+}
+
+
+@lru_cache(maxsize=1)
+def _classes() -> Mapping[str, Transformer]:
+    """``diffusers.toml``, read once."""
+    plain = read_table("diffusers.toml", "phasor.files.dialects")
+    entries: dict[str, dict[str, Any]] = plain["rotating"]
+    entries |= {name: {"uses": uses} for name, uses in plain["without_rotation"].items()}
+    entries |= {name: {"refused": why} for name, why in plain["refused"].items()}
+    return architectures(entries, plain["names"], Transformer)

@@ -1,0 +1,206 @@
+"""``params.json`` of Mistral's and Meta's own code, and of the first MLX; written for llama-models.
+
+It rotates interleaved pairs in place, but for MLX programs with ``rope_traditional: false``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+from phasor.errors import ConfigError
+from phasor.files.configs import rope_blocks
+from phasor.files.configs.facts import NO_FACTS, Architecture, read_table, table
+from phasor.files.configs.layer_pattern import LayerPattern
+from phasor.files.configs.ropes import layer_ropes
+from phasor.files.configs.source import JsonObject, renamed_keys, single_value
+from phasor.files.configs.unread_keys import meanings
+from phasor.files.dialects.by_reading import Dialect, words_or_refusal
+from phasor.files.dialects.target import (
+    Keys,
+    ProgramSettings,
+    Target,
+    TranslationError,
+    as_json,
+    has_steps,
+    law_numbers,
+    layers_with,
+)
+from phasor.layers import LayerRopes
+from phasor.rope import Rope
+from phasor.scaling import Law, Llama3, Yarn
+
+# Reading.
+
+
+@lru_cache(maxsize=1)
+def _facts() -> Mapping[str, Any]:
+    return read_table("params_json.toml", "phasor.files.dialects")
+
+
+def _is_params(config: JsonObject) -> bool:
+    """Whether a file has the keys of Mistral's and Meta's code, as those of the first MLX do."""
+    marks = _facts()["marks"]
+    if not all(map(config.has, marks["sizes"])):
+        return False
+    single_value((config.name(key), config.values.get(key)) for key in ("dim", "hidden_size"))
+    if any(map(config.has, ["hidden_size", *marks["foreign"]])):
+        # beside an equal hidden_size, transformers' keys count
+        return False
+    if config.has("model_type"):
+        return config.text("model_type") in marks["mlx"]
+    return any(map(config.has, marks["own"]))
+
+
+def read(top: JsonObject) -> LayerRopes | None:
+    """The rope of each layer, the same for all but Llama 4's layers without one."""
+    if not _is_params(top):
+        return None
+    config = JsonObject(top.values, names=_facts()["names"], strict=top.strict)
+    layers, latent = config.layers(), config.has("qk_rope_head_dim")
+    head_dim = config.width("qk_rope_head_dim") or config.head_dim()
+    base, yarn = _base(config), config.object("yarn")
+    law: Law | None = _read_llama3(config, layers) if config.flag("use_scaled_rope") else None
+    if yarn is not None:
+        if law is not None:
+            config.refuse("use_scaled_rope", "false beside yarn, which scales as well")
+        law = _read_yarn(yarn, latent=latent)
+    pairing = "half" if config.flag("rope_traditional") is False else "interleaved"
+    with renamed_keys(config, rotary_dim="head_dim"):
+        rope = Rope(head_dim=head_dim, pairing=pairing, base=base, scaling=law)
+    interval = config.whole("nope_layer_interval")
+    in_order = LayerPattern.every(interval or 0, layers).kinds("nope", "rope")
+    kinds = {"rope": rope, "nope": None} if "nope" in in_order else {"rope": rope}
+    query_factor = _facts()["llama4" if "nope" in kinds else "mistral"]["query_factor"]
+    lengths = ("max_position_embeddings", "max_seq_len", "model_max_length")
+    return layer_ropes(
+        config,
+        kinds,
+        in_order,
+        "Mistral's or Meta's params.json",
+        facts=Architecture(latent=True) if latent else NO_FACTS,
+        blocks=() if yarn is None else (yarn,),
+        name=config.text("model_type") or "params.json",
+        context=single_value((config.name(key), config.whole(key)) for key in lengths),
+        query_factors=rope_blocks.query_factors(query_factor, config, kinds),
+    )
+
+
+def _base(config: JsonObject) -> float:
+    """The base of a file; where it does not state it, that of the program that reads it."""
+    base, model_type = config.number("rope_theta", above=1), config.text("model_type")
+    default, whose = 10_000.0, "a constant in Meta's code for Llama 1 and 2"
+    if model_type is not None:
+        default, whose = table().huggingface[model_type].base, f"what MLX assumes for {model_type}"
+    elif base is None and (config.contains("use_scaled_rope") or not config.has("multiple_of")):
+        others = "programs that read params.json fill it in differently (10000 and 1000000)"
+        for key in filter(_is_base, config.unread()):
+            others += f"; {key} says {config.values[key]}, under a name of another program"
+        raise ConfigError(f"{config.name('rope_theta')} is absent, and {others}; add it")
+    return config.or_default("rope_theta", base, default, whose)
+
+
+def _is_base(key: str) -> bool:
+    return key in meanings() and meanings()[key].means == "base"
+
+
+def _read_llama3(config: JsonObject, layers: int) -> Llama3:
+    """Llama 3's law with the numbers of the file, of Llama 4's code, or of the release."""
+    factor = config.number("rope_scaling_factor", above=0)
+    is_llama4 = config.has("moe_args") or config.has("nope_layer_interval")
+    marks = _facts()["llama4" if is_llama4 else "llama3"]
+    high = config.number("rope_high_freq_factor", above=0) or marks["high_freq_factor"]
+    if is_llama4:
+        whose = "the default of Llama 4's code"
+        factor = config.or_default("rope_scaling_factor", factor, marks["factor"], whose)
+    if factor is None:
+        release = marks["releases"].get(f"{config.whole('dim')} x {layers}")
+        if release is None:
+            raise ConfigError(f"{config.name('use_scaled_rope')} {marks['unknown']}")
+        factor = float(release["factor"])
+        config.notes.append(marks["release"].format(**release))
+        config.notes += [marks["not_8"]] * (factor != 8)
+    with renamed_keys(config, high_freq_factor="rope_high_freq_factor"):
+        return Llama3(factor=factor, original_max_positions=8192, high_freq_factor=high)
+
+
+def _read_yarn(block: JsonObject, *, latent: bool) -> Yarn:
+    """Mistral's yarn block: ``beta`` is YaRN's fast end, ``alpha`` its slow one."""
+    apply_scale = block.require("apply_scale", block.flag("apply_scale"))
+    if apply_scale and latent:
+        block.refuse("apply_scale", "false, as Mistral's own latent-attention models have it")
+    names, key = ("beta", "alpha", "factor"), "original_max_position_embeddings"
+    fast, slow, factor = (block.require(k, block.number(k, above=0)) for k in names)
+    with renamed_keys(block, beta_fast="beta", beta_slow="alpha"):
+        return Yarn(
+            factor=factor,
+            original_max_positions=block.require(key, block.whole(key)),
+            beta_fast=fast,
+            beta_slow=slow,
+            attention_factor=None if apply_scale else 1.0,
+        )
+
+
+# Writing, for llama-models.
+
+#: Keys that only the code of Llama 4 reads, with the constants in the code of Llama 3.
+_LLAMA3_CONSTANTS = {"rope_scaling_factor": 8.0, "rope_high_freq_factor": 4.0}
+
+
+def _words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
+    rope, *others = ropes.ropes
+    law, interval = rope.scaling, layers_with(ropes, None).interval
+    if others or rope.base is None or interval is None or not isinstance(law, (Llama3, type(None))):
+        return
+    keys: Keys = {"rope_theta": rope.base, "use_scaled_rope": law is not None}
+    if law is not None:
+        names = {"factor": "rope_scaling_factor", "high_freq_factor": "rope_high_freq_factor"}
+        keys |= law_numbers(law, **names)
+    if interval:
+        keys["nope_layer_interval"] = interval
+    yield keys
+
+
+def _sizes(ropes: LayerRopes, _context: int) -> Keys:
+    return {"dim": ropes.ropes[0].head_dim, "n_layers": len(ropes), "n_heads": 1}
+
+
+def _read_file(file: JsonObject) -> LayerRopes:
+    ropes = read(file)
+    assert ropes is not None, "it has the keys of such a file"
+    return ropes
+
+
+DIALECT = Dialect(read=_read_file, words=_words, sizes=_sizes, says_all_pairs=False)
+
+
+def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
+    if layers_with(ropes, None).interval is None:
+        raise TranslationError(
+            "meta cannot express layers without a rotation that are not every n-th, and nothing "
+            "that it can is near"
+        )
+    written = words_or_refusal(META, DIALECT, ropes, context)
+    keys, (rope, *_) = written.keys, written.form.ropes
+    notes = [f"The code computes head_dim as dim / n_heads, which has to be {rope.head_dim}."]
+    is_llama3 = all(keys.get(key, number) == number for key, number in _LLAMA3_CONSTANTS.items())
+    if not is_llama3 or "nope_layer_interval" in keys:
+        notes.append("llama_models.llama4 reads all these keys, llama_models.llama3 does not.")
+    for kind, factor in ropes.query_factors.items():
+        if META.query_factor(factor, ropes.kinds[kind]):
+            keys |= {"attn_temperature_tuning": True}
+            keys |= {"floor_scale": factor.length, "attn_scale": factor.strength}
+    return as_json(keys, notes, written.performed)
+
+
+META = Target(
+    name="meta",
+    program="keys of a params.json for llama-models",
+    source="https://github.com/meta-llama/llama-models/tree/main/models",
+    checked="run",
+    package="llama-models",
+    write=_write,
+    partial=False,
+    query_factor=lambda factor, rope: has_steps(factor) and factor.first == 1,
+)
