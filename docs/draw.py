@@ -1,7 +1,8 @@
 """Draw the pictures of the README and the documentation: ``make figures``.
 
 Two pages say how: each picture is the ``chart`` of the code below it; those of the benchmarks are
-in ``bench/pictures.py``, the drawings of the architecture in ``docs/diagrams.py``.
+in ``bench/pictures.py``, the drawings of the architecture in ``docs/diagrams.py``, and the lesson's
+notebook in ``docs/notebook.py``.
 """
 
 import importlib
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import tools.pictures
-from docs import diagrams
+from docs import diagrams, notebook
 
 DOCS = Path(__file__).parent
 PAGES = ("figures.md", "lesson.md")
@@ -22,8 +23,10 @@ PICTURE_OR_CODE = re.compile(
 
 def main() -> None:
     """Write every picture of the pages, or those of the pages that are named."""
-    for page in sys.argv[1:] or (*PAGES, "bench", "diagrams"):
-        if page == "diagrams":
+    for page in sys.argv[1:] or (*PAGES, "bench", "diagrams", "notebook"):
+        if page == "notebook":
+            notebook.main()
+        elif page == "diagrams":
             for name, diagram in diagrams.DIAGRAMS.items():
                 write(diagrams.draw(diagram), f"images/{name}.svg")
         elif page == "bench":

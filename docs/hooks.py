@@ -1,16 +1,9 @@
-"""What MkDocs does besides: open groups, whole numbers, formulas, the lesson's notebook."""
+"""What MkDocs does besides: groups that are open, whole numbers on one line, formulas."""
 
 import re
-import sys
-from pathlib import Path
 
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
-
-sys.path.insert(0, str(Path(__file__).parent))
-from notebook import from_page
 
 # code stays as it is; elsewhere a space between digits groups them by thousands, or is beside ±
 _CODE_OR_SPACE = re.compile(
@@ -30,15 +23,6 @@ _KATEX = """<link rel="stylesheet" href="{0}/katex.min.css">
   delimiters: [{{left: '\\\\(', right: '\\\\)', display: false}},
                {{left: '\\\\[', right: '\\\\]', display: true}}]}})"></script>
 </head>"""
-
-
-def on_files(files: Files, config: MkDocsConfig, **_: object) -> Files:
-    """The site's files, with the notebook that is made of the lesson."""
-    lesson = files.get_file_from_path("lesson.md")
-    assert lesson is not None
-    notebook = from_page(lesson.content_string)
-    files.append(File.generated(config, "lesson.ipynb", content=notebook))
-    return files
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
