@@ -35,9 +35,9 @@ SMALLEST_LABEL = 9.0  # pixels on a phone
 
 #: Words that a page may have, its code and tables included; the reference is not counted.
 PAGE_WORDS = 1_800
-#: Pages that may have more: the lesson, the sources line by line, the map of `translate`, and what
+#: Pages that may have more: the lesson, the equations and the sources line by line, and what
 #: phasor is made of.
-LONGER = {"lesson/": 3_500, "seeds/": 2_000, "translate/": 2_900, "architecture/": 2_200}
+LONGER = {"lesson/": 3_500, "seeds/": 2_600, "architecture/": 2_200}
 #: Words of all pages for users but the reference, and of their tables.
 ALL_WORDS, TABLE_WORDS = 34_000, 6_300
 #: Pages for those who change phasor, and the words of all of them.
