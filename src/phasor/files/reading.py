@@ -8,12 +8,11 @@ from typing import Any
 
 from phasor.errors import ConfigError, SpecError
 from phasor.files.configs.facts import table
-from phasor.files.configs.gguf import load_gguf
 from phasor.files.configs.model_class import read_model_config
 from phasor.files.configs.programs import load_program
 from phasor.files.configs.ropes import huggingface_ropes
 from phasor.files.configs.source import cached_config, hub_id, read_source
-from phasor.files.dialects import deepseek, diffusers, params_json
+from phasor.files.dialects import deepseek, diffusers, gguf, params_json
 from phasor.files.presets import preset, preset_of_hub_id
 from phasor.layers import LayerRopes
 
@@ -21,7 +20,7 @@ __all__ = ["load", "model_types"]
 
 
 #: Of formats that are no config of transformers; each gives None for a file of another format.
-_READERS = (diffusers.read, load_gguf, deepseek.read, load_program, params_json.read)
+_READERS = (diffusers.read, gguf.read, deepseek.read, load_program, params_json.read)
 
 
 def load(

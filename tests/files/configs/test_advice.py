@@ -228,7 +228,6 @@ def test_what_is_said_of_another_program_has_its_source() -> None:
 SENTENCES = {
     "huggingface.toml": r'(note|refused) = "[^"]*\b(code|llm-foundry)\b',
     "programs.toml": r'^note = "|\b(note|notes|refused) = ',
-    "gguf.toml": r'(note|refused) = "',
 }
 
 

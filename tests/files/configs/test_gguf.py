@@ -91,6 +91,15 @@ def test_an_architecture_that_rotates(architecture: str) -> None:
     assert not expected or [rope.axes for rope in ropes] == expected
 
 
+def test_pairs_that_llama_cpp_leaves_still_are_said() -> None:
+    """The rope is the model's, whose 62nd and 63rd pair turn by width and height."""
+    for sections, pairs in (([24, 20, 20, 0], ["pairs 61 and 62 stand still"]), ([22, 21, 21], [])):
+        ropes = load(gguf("qwen3vl", rope__dimension_sections=sections))
+        found = [note for note in ropes.notes if "stand still" in note]
+        assert len(found) == len(pairs)
+        assert all(words in note for note, words in zip(found, pairs, strict=True))
+
+
 @pytest.mark.parametrize("architecture", NOTHING)
 def test_an_architecture_that_does_not_rotate(architecture: str) -> None:
     """Says what it has instead; its files may count no heads, and no coordinates that turn."""

@@ -14,17 +14,17 @@ import pytest
 
 import phasor.files
 from phasor.files.configs.facts import Architecture, AxesFacts, Kind, LayerRule, table
-from phasor.files.configs.gguf import _REWRITES
 from phasor.files.configs.rewrites import REWRITES
 from phasor.files.configs.ropes import TURNS
 from phasor.files.configs.unread_keys import MEANINGS, Meaning
 from phasor.files.dialects.diffusers import _SPLITS, Transformer
+from phasor.files.dialects.gguf import _REWRITES
 from phasor.pairings import PAIRINGS
 
 #: The class of a file's entries, and the table that they are in; without one, the file itself.
 ENTRIES = {
     "huggingface.toml": (Architecture, "model_types"),
-    "gguf.toml": (Architecture, None),
+    "gguf.toml": (Architecture, "architectures"),
     "diffusers.toml": (Transformer, "rotating"),
     "keys.toml": (Meaning, None),
 }
@@ -93,7 +93,7 @@ SLIPS = {
 
 def text_of(file: str) -> str:
     """A table of the package."""
-    package = "dialects" if file == "diffusers.toml" else "configs"
+    package = "dialects" if file in ("diffusers.toml", "gguf.toml") else "configs"
     return resources.files(f"phasor.files.{package}").joinpath(file).read_text("utf-8")
 
 

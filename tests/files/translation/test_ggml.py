@@ -11,7 +11,7 @@ import pytest
 
 import phasor
 from phasor import LayerRopes, Rope
-from phasor.files.configs.facts import table
+from phasor.files.dialects.gguf import _tables, architecture_facts
 from phasor.files.translation import TranslationError, translate
 from phasor.layers import one_layer
 from phasor.scaling import Linear, LongRope, Yarn
@@ -201,8 +201,8 @@ def test_it_is_said_whether_weights_have_to_be_permuted(name: str, said: str, ta
 
 def test_every_architecture_of_a_family_is_one() -> None:
     """Otherwise its pairs would not be known."""
-    known = table().files["gguf_architectures"]
-    assert {*known.values()} - {""} <= {*table().gguf}
+    known = _tables()["converted"]
+    assert {*known.values()} - {""} <= {*architecture_facts()}
 
 
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "gpt-oss-120b"])

@@ -11,6 +11,6 @@ A config is read in three stages. `source` gives what the file says, a `JsonObje
 makes of it what the class of its model type would, a `ModelConfig`: which part of the file, under
 which keys, and for every layer its kind and its block. `ropes` makes the `LayerRopes`, whose laws
 `rope_blocks` reads; `unread_keys` notes or refuses the keys that nothing read, of every format.
-The second stage of other formats is in `gguf`, `programs` and the `dialects`. `facts` has the
+The second stage of other formats is in `programs` and the `dialects`. `facts` has the
 tables as values, and `writing` writes a rope back as a config block.
 """

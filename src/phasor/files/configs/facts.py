@@ -1,6 +1,6 @@
 """The TOML tables of this package as Python values: what a model's class implies.
 
-``huggingface.toml`` and ``gguf.toml`` have an entry for each model type; ``class_sizes.toml`` has
+``huggingface.toml`` has an entry for each model type; ``class_sizes.toml`` has
 the default sizes of transformers' classes. What a table may say is checked by its test.
 """
 
@@ -170,10 +170,9 @@ _Facts = TypeVar("_Facts")
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Facts by ``model_type`` and ``general.architecture``, and what ``files.toml`` explains."""
+    """Facts by ``model_type``, and what ``files.toml`` explains."""
 
     huggingface: Mapping[str, Architecture]
-    gguf: Mapping[str, Architecture]
     parts: Mapping[str, Mapping[str, str]]  # by type, those of the configs inside, by their keys
     outer_ropes: Mapping[str, str]  # by type, what the rope keys outside the inner config are of
     files: Mapping[str, Any]
@@ -197,14 +196,9 @@ def table() -> Table:
         if name in types:
             known = {key: size for key, size in zip(keys, sizes, strict=True) if size}
             types[name] = {"sizes": known} | types[name]
-    of_types, of_gguf = (
-        architectures(types, files["names"]),
-        architectures(read_table("gguf.toml"), {}),
-    )
     parts = {name: _parts_of(name, types, huggingface["parts"]) for name in types}
     return Table(
-        huggingface=of_types,
-        gguf=of_gguf,
+        huggingface=architectures(types, files["names"]),
         parts=MappingProxyType(parts),
         outer_ropes=MappingProxyType(huggingface["outer_ropes"]),
         files=MappingProxyType(files),

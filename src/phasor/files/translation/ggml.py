@@ -11,8 +11,7 @@ from typing import NoReturn
 import numpy as np
 
 from phasor.axes import InterleavedSections, OneAxis, Sectioned
-from phasor.files.configs.facts import table
-from phasor.files.configs.gguf import architecture_of
+from phasor.files.dialects.gguf import architecture_facts, architecture_of, pairs_of_a_fourth_axis
 from phasor.files.dialects.target import (
     LLAMA4_FACTOR,
     PICK_LAW,
@@ -157,12 +156,7 @@ def _rotation_note(target: Target, ropes: LayerRopes, rope: Rope, context: int) 
     still, axes = "", rope.axes
     if isinstance(axes, (Sectioned, InterleavedSections)):
         rope_type = "IMROPE" if isinstance(axes, InterleavedSections) else "MROPE"
-        # IMROPE deals pairs out to three axes in turn, until the section of an axis is full
-        extra_pairs = [
-            k
-            for k, axis in enumerate(axes.axis_of_pair(rope.num_pairs))
-            if axis > 2 or (rope_type == "IMROPE" and k >= 3 * sections[k % 3])
-        ]
+        extra_pairs = pairs_of_a_fourth_axis(axes, rope.num_pairs)
         if extra_pairs and rope_type == "IMROPE" and architecture == "qwen3vl":
             radians = (context - 1) * rope.inv_freq[extra_pairs].max()
             still = (
@@ -190,7 +184,7 @@ def _permutation(architecture: str | None, pairing: Pairing) -> str:
     by_converter = "the weights have to be permuted, which llama.cpp's converter does"
     if architecture is None:
         return f". If it rotates the other pairs, {by_converter} for those that it knows"
-    own = table().gguf[architecture].pairing
+    own = architecture_facts()[architecture].pairing
     if own == pairing:
         return f", and {architecture} does: the weights need not be permuted"
     return f", and {architecture} rotates {own} ones: {by_converter}"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
+from types import MappingProxyType
+from typing import Any
 
 from phasor._checks import letters_and_numbers
 from phasor.axes import Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError
 from phasor.files import refusal
-from phasor.files.configs.facts import Architecture, table
+from phasor.files.configs.facts import Architecture, architectures, read_table
 from phasor.files.configs.layer_pattern import flag_pattern, rule_kinds
 from phasor.files.configs.model_class import facts_for, has_rope
 from phasor.files.configs.rope_blocks import query_factors
@@ -33,11 +35,22 @@ _WINDOWED = ("sliding_attention", "chunked_attention")
 _BASE = 10_000.0  # llama.cpp's default
 
 
-def load_gguf(top: JsonObject) -> LayerRopes | None:
+@lru_cache(maxsize=1)
+def _tables() -> Mapping[str, Any]:
+    return MappingProxyType(read_table("gguf.toml", "phasor.files.dialects"))
+
+
+@lru_cache(maxsize=1)
+def architecture_facts() -> Mapping[str, Architecture]:
+    """What llama.cpp implies, by ``general.architecture``."""
+    return architectures(_tables()["architectures"], {})
+
+
+def read(top: JsonObject) -> LayerRopes | None:
     """The rope of each layer of a model in GGUF; None if the file is none."""
     if (name := top.text("general.architecture")) is None:
         return None
-    if (facts := table().gguf.get(name)) is None:
+    if (facts := architecture_facts().get(name)) is None:
         known = "one that phasor knows, such as gguf.MODEL_ARCH_NAMES lists (else load the model's "
         way_out = "config.json, or describe its embedding with phasor.Rope(...))"
         top.refuse("general.architecture", known + way_out)
@@ -63,7 +76,7 @@ def load_gguf(top: JsonObject) -> LayerRopes | None:
 def architecture_of(name: str) -> str | None:
     """The architecture of llama.cpp for a model, by its type or the name of its preset."""
     words = letters_and_numbers(name)
-    begins = {tuple(k.split()): v for k, v in table().files["gguf_architectures"].items()}
+    begins = {tuple(k.split()): v for k, v in _tables()["converted"].items()}
     known = max((key for key in begins if words[: len(key)] == key), key=len, default=None)
     return None if known is None else begins[known] or None
 
@@ -80,7 +93,7 @@ def _select_facts(
     values = {k: v for k, v in values.items() if v != 0 or k not in _ZERO_IS_NONE}
     if isinstance(values.get(_PATTERN_KEY), (list, tuple)) and not _lists_windows(facts):
         del values[_PATTERN_KEY]  # llama.cpp takes a number here, and passes over lists
-    config = JsonObject(values, name, names=table().files["gguf_names"], strict=top.strict)
+    config = JsonObject(values, name, names=_tables()["names"], strict=top.strict)
     config.notes += [facts.note] if facts.note else []
     # of a list, what is read here is the largest
     heads = {"attention.head_count": config.largest("num_attention_heads")}
@@ -205,7 +218,23 @@ def _axes(config: JsonObject, facts: Architecture, num_pairs: int) -> Axes:
         # llama.cpp rotates the remaining pairs by a fourth coordinate, the models by the first
         counts = f"pair counts that can be dealt out in turn over {num_pairs} pairs"
         config.refuse(_SECTIONS_KEY, counts)
-    return InterleavedSections(sections)
+    axes = InterleavedSections(sections)
+    if still := pairs_of_a_fourth_axis(axes, num_pairs):
+        config.notes.append(
+            f"In llama.cpp pairs {' and '.join(map(str, still))} stand still in text: they turn by "
+            "a fourth coordinate, which is 0 there. The model turns them, and so does this rope."
+        )
+    return axes
+
+
+def pairs_of_a_fourth_axis(axes: Sectioned | InterleavedSections, num_pairs: int) -> list[int]:
+    """The pairs that ggml turns by a fourth coordinate, which is 0 in text."""
+    fourth = [k for k, axis in enumerate(axes.axis_of_pair(num_pairs)) if axis > 2]
+    if isinstance(axes, Sectioned):
+        return fourth
+    # it deals pairs out to three axes in turn, until the section of an axis is full
+    sections = (*axes.sections, 0)
+    return sorted({*fourth, *(k for k in range(num_pairs) if k >= 3 * sections[k % 3])})
 
 
 def _read_scaling(
