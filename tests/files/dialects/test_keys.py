@@ -18,6 +18,16 @@ HINTS = {"files/configs/files", "files/configs/keys"}
 KEYS = {
     "deepseek": ["rope_head_dim", "original_seq_len"],
     "diffusers": ["_class_name", "axes_dims_rope", "rope_axes_dim", "axes_dim_rope"],
+    "gguf": [
+        "rope.dimension_count",
+        "rope.dimension_sections",
+        "rope.freq_base",
+        "rope.freq_base_swa",
+        "rope.scaling.attn_factor",
+        "rope.scaling.yarn_log_multiplier",
+        "rope_factors_long.weight",
+        "rope_freqs.weight",
+    ],
     "kerashub": ["rope_max_wavelength", "rope_frequency_adjustment_factor"],
     "litgpt": ["rope_adjustments", "rope_condense_ratio", "rope_indices"],
     "params_json": ["apply_scale", "moe_args"],

@@ -72,7 +72,7 @@ def test_two_factors_of_longrope_are_refused() -> None:
         short_attention_factor=1.0,
         long_attention_factor=1.2,
     )
-    with pytest.raises(TranslationError, match="one attention factor for both lists"):
+    with pytest.raises(TranslationError, match="the law LongRope with these numbers"):
         translate(replace(PLAIN, scaling=law), "gguf", context=8192)
 
 

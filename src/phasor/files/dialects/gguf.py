@@ -1,38 +1,45 @@
-"""GGUF metadata: the rope that llama.cpp runs, with the pairing of its architectures."""
+"""GGUF: metadata and tensors of the rope that llama.cpp runs, with what its architectures imply."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from phasor._checks import letters_and_numbers
 from phasor.axes import Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError
 from phasor.files import refusal
-from phasor.files.configs.facts import Architecture, architectures, read_table
+from phasor.files.configs.facts import Architecture, AxesFacts, architectures, read_table
 from phasor.files.configs.layer_pattern import flag_pattern, rule_kinds
 from phasor.files.configs.model_class import facts_for, has_rope
 from phasor.files.configs.rope_blocks import query_factors
 from phasor.files.configs.ropes import layer_ropes
 from phasor.files.configs.source import JsonObject, renamed_keys, single_value
-from phasor.layers import LayerRopes
+from phasor.files.dialects.by_reading import Dialect, words_or_refusal
+from phasor.files.dialects.target import Keys, Target, base_and_divisors, yarn_ramp
+from phasor.layers import LayerRopes, one_layer
 from phasor.rope import Rope
 from phasor.scaling import NTK, Law, Linear, LongRope, PerPair, Rule, Yarn, yarn_multiplier
 
-_FREQS = "rope_freqs.weight"
+FREQS = "rope_freqs.weight"
 _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
-_BASE_KEY, _WIDTH_KEY = "rope.freq_base", "rope.dimension_count"
-_SECTIONS_KEY = "rope.dimension_sections"
-_ORIGINAL_KEY, _GAIN_KEY = "rope.scaling.original_context_length", "rope.scaling.attn_factor"
-_LOG_MULTIPLIER_KEY = "rope.scaling.yarn_log_multiplier"
+BASE_KEY, WIDTH_KEY = "rope.freq_base", "rope.dimension_count"
+SECTIONS_KEY = "rope.dimension_sections"
+ORIGINAL_KEY, GAIN_KEY = "rope.scaling.original_context_length", "rope.scaling.attn_factor"
+LOG_MULTIPLIER_KEY = "rope.scaling.yarn_log_multiplier"
 _PATTERN_KEY = "attention.sliding_window_pattern"
 # 0 is none; architectures without attention count no heads
 _ZERO_IS_NONE = ("attention.sliding_window", "attention.head_count", "attention.head_count_kv")
 _WINDOWED = ("sliding_attention", "chunked_attention")
-_BASE = 10_000.0  # llama.cpp's default
+BASE = 10_000.0  # llama.cpp's default
+
+
+# Reading.
 
 
 @lru_cache(maxsize=1)
@@ -47,13 +54,18 @@ def architecture_facts() -> Mapping[str, Architecture]:
 
 
 def read(top: JsonObject) -> LayerRopes | None:
-    """The rope of each layer of a model in GGUF; None if the file is none."""
+    """The rope of each layer of a model; None if the file is no GGUF."""
     if (name := top.text("general.architecture")) is None:
         return None
     if (facts := architecture_facts().get(name)) is None:
         known = "one that phasor knows, such as gguf.MODEL_ARCH_NAMES lists (else load the model's "
         way_out = "config.json, or describe its embedding with phasor.Rope(...))"
         top.refuse("general.architecture", known + way_out)
+    return _read_as(top, name, facts)
+
+
+def _read_as(top: JsonObject, name: str, facts: Architecture) -> LayerRopes:
+    """The rope of each layer of an architecture with these facts."""
     config, facts = _select_facts(top, name, facts)
     in_order = _kinds_in_order(config, facts, config.layers())
     kinds = {kind: _rope(top, config, facts, kind) for kind in dict.fromkeys(in_order)}
@@ -101,7 +113,7 @@ def _select_facts(
     if facts.rewrite is not None:
         config = _REWRITES[facts.rewrite](config, top)
     # converters also write these where nothing uses them
-    config.ignore("attention.max_alibi_bias", "rope.scaling.finetuned", _ORIGINAL_KEY)
+    config.ignore("attention.max_alibi_bias", "rope.scaling.finetuned", ORIGINAL_KEY)
     for key, value in values.items():
         # a key for layers with a window that says what all layers have, or that nothing turns
         is_same = key.endswith("_swa") and value == values.get(key.removesuffix("_swa"))
@@ -114,17 +126,17 @@ def _log_multiplier(config: JsonObject, top: JsonObject) -> JsonObject:
     """DeepSeek's architectures count YaRN's multiplier of logarithms in tenths."""
     if config.values.get("rope.scaling.type") != "yarn":
         return config
-    multiplier = config.number(_LOG_MULTIPLIER_KEY, least=0)
+    multiplier = config.number(LOG_MULTIPLIER_KEY, least=0)
     if multiplier is None:
         return config
-    return config.with_values({**config.values, _LOG_MULTIPLIER_KEY: multiplier / 0.1})
+    return config.with_values({**config.values, LOG_MULTIPLIER_KEY: multiplier / 0.1})
 
 
 def _with_divisors(config: JsonObject, top: JsonObject) -> JsonObject:
     """Gemma 4's full layers have their divisors in a tensor, without which nothing is known."""
     has_law = config.values.get("rope.scaling.type") in ("yarn", "longrope")
-    if not has_law and not any(map(top.has, (_FREQS, _SHORT, _LONG))):
-        raise refusal("gguf_divisors", tensor=_FREQS, path=config.path)
+    if not has_law and not any(map(top.has, (FREQS, _SHORT, _LONG))):
+        raise refusal("gguf_divisors", tensor=FREQS, path=config.path)
     return config
 
 
@@ -170,9 +182,9 @@ def _rope(top: JsonObject, config: JsonObject, facts: Architecture, kind: str) -
     if not has_rope(kind, facts):
         return None
     special = facts.kind(kind)
-    width_key = _key(config, kind, _WIDTH_KEY)
+    width_key = _key(config, kind, WIDTH_KEY)
     # all layers may have keys of their own, and a fixed architecture turns whole heads
-    config.ignore(_BASE_KEY, _WIDTH_KEY)
+    config.ignore(BASE_KEY, WIDTH_KEY)
     width = None if facts.fixed else config.width(width_key)
     if facts.latent:
         head_dim = config.require(width_key, width)
@@ -184,16 +196,16 @@ def _rope(top: JsonObject, config: JsonObject, facts: Architecture, kind: str) -
         width = int(width * facts.fraction)
     if width % 2 or width > head_dim:
         config.refuse(width_key, f"an even number of coordinates, at most {head_dim}")
-    key = special.base_key or _key(config, kind, _BASE_KEY)
-    base = config.or_default(key, config.number(key, above=1), _BASE, "llama.cpp's default")
+    key = special.base_key or _key(config, kind, BASE_KEY)
+    base = config.or_default(key, config.number(key, above=1), BASE, "llama.cpp's default")
     # some kinds of layer ignore the scaling keys
     law = _read_scaling(top, config, facts, pairs) if special.scaled else None
     if isinstance(law, PerPair):
         law = replace(law, factors=law.factors[: width // 2])
-    if facts.fixed and (law is not None or base != _BASE):
+    if facts.fixed and (law is not None or base != BASE):
         says = {"key": config.name(key), "base": base, "law": law}
-        raise refusal("gguf_fixed", path=config.path, usual=_BASE, **says)
-    with renamed_keys(config, base=key, rotary_dim=width_key, sections=_SECTIONS_KEY):
+        raise refusal("gguf_fixed", path=config.path, usual=BASE, **says)
+    with renamed_keys(config, base=key, rotary_dim=width_key, sections=SECTIONS_KEY):
         return Rope(
             head_dim=head_dim,
             pairing=facts.pairing,
@@ -201,14 +213,14 @@ def _rope(top: JsonObject, config: JsonObject, facts: Architecture, kind: str) -
             rotary_dim=width,
             scaling=law,
             axes=_axes(config, facts, width // 2),
-            direction=top.sign(_FREQS if isinstance(law, PerPair) else _SHORT) if law else 1,
+            direction=top.sign(FREQS if isinstance(law, PerPair) else _SHORT) if law else 1,
         )
 
 
 def _axes(config: JsonObject, facts: Architecture, num_pairs: int) -> Axes:
     if facts.axes is None:
         return OneAxis()
-    sections = config.require(_SECTIONS_KEY, config.wholes(_SECTIONS_KEY))
+    sections = config.require(SECTIONS_KEY, config.wholes(SECTIONS_KEY))
     while len(sections) > 3 and not sections[-1]:
         sections = sections[:-1]  # the fourth counts pairs of an axis that few models have
     if facts.axes.layout == "sectioned":
@@ -217,7 +229,7 @@ def _axes(config: JsonObject, facts: Architecture, num_pairs: int) -> Axes:
     if any(axis_of_pair.count(axis) != n for axis, n in enumerate(sections)):
         # llama.cpp rotates the remaining pairs by a fourth coordinate, the models by the first
         counts = f"pair counts that can be dealt out in turn over {num_pairs} pairs"
-        config.refuse(_SECTIONS_KEY, counts)
+        config.refuse(SECTIONS_KEY, counts)
     axes = InterleavedSections(sections)
     if still := pairs_of_a_fourth_axis(axes, num_pairs):
         config.notes.append(
@@ -244,10 +256,10 @@ def _read_scaling(
     law_name = config.text(key, "none", "linear", "yarn", "longrope")
     keys = ("rope.scaling.factor", "rope.scale_linear")
     factor = single_value((config.name(k), config.number(k, least=0)) for k in keys) or 1.0
-    divisors = [tensor for tensor in (_FREQS, _SHORT, _LONG) if top.has(tensor)]
+    divisors = [tensor for tensor in (FREQS, _SHORT, _LONG) if top.has(tensor)]
     # llama.cpp divides by these tensors in addition to the law that the metadata name
     others = [config.name(key)] * (law_name == "yarn") + [config.name(keys[0])] * (factor != 1)
-    if _FREQS in divisors:
+    if FREQS in divisors:
         others += divisors[1:] + [config.name(key)] * (law_name == "longrope")
     if divisors and others:
         raise ConfigError(f"{divisors[0]} and {others[0]} both scale; keep one")
@@ -255,16 +267,16 @@ def _read_scaling(
         return _read_yarn(config, facts, factor)
     if law_name == "longrope" or _SHORT in divisors or _LONG in divisors:
         return _read_longrope(top, config, pairs)
-    if (factors := top.numbers_per_pair(_FREQS, pairs)) is not None:
-        gain = config.number(_GAIN_KEY, above=0) or 1.0
+    if (factors := top.numbers_per_pair(FREQS, pairs)) is not None:
+        gain = config.number(GAIN_KEY, above=0) or 1.0
         return PerPair(factors=factors, attention_factor=gain)
     config.notes.append(
         f"Divisors of the frequencies are tensors of a GGUF file and not in its metadata "
-        f"({_FREQS} of Llama 3; {_SHORT} and {_LONG} of LongRoPE); none were given."
+        f"({FREQS} of Llama 3; {_SHORT} and {_LONG} of LongRoPE); none were given."
     )
-    if config.number(_GAIN_KEY) not in (None, 1.0):
+    if config.number(GAIN_KEY) not in (None, 1.0):
         lists = f"{_SHORT} and {_LONG}"
-        config.refuse(_GAIN_KEY, f"1 unless the scaling type is yarn, or {lists} are given")
+        config.refuse(GAIN_KEY, f"1 unless the scaling type is yarn, or {lists} are given")
     if law_name == "none" and factor != 1:
         config.refuse(key, "linear, as there is a factor other than 1")
     if facts.ntk_alpha and (alpha := config.number("rope.scaling.alpha", least=0)):
@@ -275,8 +287,8 @@ def _read_scaling(
 
 
 def _original_length(config: JsonObject) -> int:
-    length = config.whole(_ORIGINAL_KEY) or config.whole("context_length")
-    return config.require(_ORIGINAL_KEY, length)
+    length = config.whole(ORIGINAL_KEY) or config.whole("context_length")
+    return config.require(ORIGINAL_KEY, length)
 
 
 def _read_longrope(top: JsonObject, config: JsonObject, pairs: int) -> LongRope:
@@ -285,8 +297,8 @@ def _read_longrope(top: JsonObject, config: JsonObject, pairs: int) -> LongRope:
         raise refusal("gguf_lists", short=_SHORT, long=_LONG)
     if top.sign(_SHORT) != top.sign(_LONG):
         top.refuse(_LONG, f"negative where {_SHORT} is, and positive where it is not")
-    original, gain = _original_length(config), config.number(_GAIN_KEY, above=0) or 1.0
-    with renamed_keys(config, original_max_positions=_ORIGINAL_KEY):
+    original, gain = _original_length(config), config.number(GAIN_KEY, above=0) or 1.0
+    with renamed_keys(config, original_max_positions=ORIGINAL_KEY):
         return LongRope(
             short_factors=short,
             long_factors=long,
@@ -305,10 +317,10 @@ def _read_yarn(config: JsonObject, facts: Architecture, factor: float) -> Yarn:
             config.refuse(key, "1, as with another value llama.cpp runs no law that phasor knows")
     keys = {name: f"rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow")}
     betas = {name: beta for name, key in keys.items() if (beta := config.number(key, above=0))}
-    all_dim = config.number(_LOG_MULTIPLIER_KEY, least=0) or 0.0
+    all_dim = config.number(LOG_MULTIPLIER_KEY, least=0) or 0.0
     mscale = all_dim if facts.softmax and all_dim else 1.0
     multiplier = partial(yarn_multiplier, factor)
-    gain = config.number(_GAIN_KEY, above=0) or 1.0
+    gain = config.number(GAIN_KEY, above=0) or 1.0
     derived = gain == 1 and (facts.softmax or not all_dim)
     with renamed_keys(config, **keys):
         return Yarn(
@@ -320,3 +332,114 @@ def _read_yarn(config: JsonObject, facts: Architecture, factor: float) -> Yarn:
             mscale_all_dim=all_dim if facts.softmax else 0.0,
             attention_factor=None if derived else gain * multiplier(mscale) / multiplier(all_dim),
         )
+
+
+# Writing: the words for one rope. Which of a model's layers have them is the architecture's.
+
+BETA_KEYS = "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"
+# of most architectures
+_DEFAULT_BETAS = dict(zip(BETA_KEYS, (32.0, 1.0), strict=True))
+
+
+def is_tensor(key: str) -> bool:
+    """Whether a tensor of the file has that name; all else are metadata."""
+    return key.endswith(".weight")
+
+
+def needs_tensor(keys: Keys) -> bool:
+    """Whether any of these names is that of a tensor."""
+    return any(map(is_tensor, keys))
+
+
+def rope_keys(target: Target, rope: Rope, context: int) -> Keys:
+    """Metadata, less the name of the architecture before each, and tensors for one rope.
+
+    The architecture has to turn these pairs by these axes from this coordinate on, which no file
+    says. A factor on the softmax is said if it can be.
+
+    Raises:
+        RefusalError: If no such architecture could turn so.
+    """
+    turned = replace(rope, rotary_start=0)
+    if isinstance(rope.axes, Sectioned) and rope.axes.n_axes == 2:  # of three, the last has no pair
+        turned = replace(turned, axes=Sectioned((*rope.axes.sections, 0)))
+    dialect, exact = _dialect_of(turned), replace(turned, inv_freq_dtype="exact")
+    keys = words_or_refusal(target, dialect, one_layer(exact), context).keys
+    if needs_tensor(keys):  # whose divisors have the rounding of the frequencies in them
+        keys = words_or_refusal(target, dialect, one_layer(turned), context).keys
+    return keys
+
+
+def _dialect_of(rope: Rope) -> Dialect:
+    """The words as an architecture reads them that turns the rope's pairs, by its axes."""
+    law, facts = rope.scaling, Architecture(pairing=rope.pairing)
+    if not isinstance(rope.axes, OneAxis):
+        layout = "sectioned" if isinstance(rope.axes, Sectioned) else "interleaved"
+        facts = replace(facts, axes=AxesFacts(layout=layout))
+    if isinstance(law, Yarn) and law.mscale_all_dim:
+        facts = replace(facts, softmax=True, rewrite="log_multiplier")
+    return Dialect(read=partial(_read_words, facts), words=_words, sizes=_sizes, says_softmax=False)
+
+
+def _read_words(facts: Architecture, file: JsonObject) -> LayerRopes:
+    name = "any"
+    values = {
+        key if is_tensor(key) else f"{name}.{key}": value.tolist() if is_tensor(key) else value
+        for key, value in file.values.items()
+    }
+    return _read_as(JsonObject({"general.architecture": name, **values}), name, facts)
+
+
+def _sizes(ropes: LayerRopes, context: int) -> Keys:
+    width = ropes.ropes[0].head_dim
+    heads = {"attention.head_count": 1, "attention.key_length": width, "embedding_length": width}
+    return {"block_count": len(ropes), "context_length": context, **heads}
+
+
+def _words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
+    rope = ropes.ropes[0]
+    keys: Keys = {BASE_KEY: rope.base or BASE, WIDTH_KEY: rope.rotary_dim}
+    if isinstance(rope.axes, (Sectioned, InterleavedSections)):
+        # of four coordinates
+        keys[SECTIONS_KEY] = [*rope.axes.sections, 0, 0][:4]
+    for of_law in _law_words(rope):
+        yield keys | of_law
+
+
+def _law_words(rope: Rope) -> Iterator[Keys]:
+    law = rope.scaling
+    if law is None:
+        yield {}
+    elif isinstance(law, Linear):
+        yield {"rope.scaling.type": "linear", "rope.scaling.factor": law.factor}
+    elif isinstance(law, Yarn) and yarn_ramp(rope):
+        yield from _yarn_words(law)
+    elif isinstance(law, LongRope):
+        yield {
+            "rope.scaling.type": "longrope",
+            ORIGINAL_KEY: law.original_max_positions,
+            GAIN_KEY: law.at(law.original_max_positions).attention_factor,
+            _SHORT: rope.direction * np.array(law.short_factors),
+            _LONG: rope.direction * np.array(law.long_factors),
+        }
+    if not isinstance(law, Rule):
+        gain: Keys = {} if rope.attention_factor == 1 else {GAIN_KEY: rope.attention_factor}
+        yield {**gain, FREQS: base_and_divisors(rope)[1]}
+
+
+def _yarn_words(law: Yarn) -> Iterator[Keys]:
+    """YaRN by name; llama.cpp multiplies cos and sin by ``m(1)``, and by the key as well."""
+    keys: Keys = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": law.factor,
+        ORIGINAL_KEY: law.original_max_positions,
+    }
+    betas = dict(zip(BETA_KEYS, (law.beta_fast, law.beta_slow), strict=True))
+    if betas != _DEFAULT_BETAS:
+        keys |= betas
+    if law.mscale_all_dim:
+        # deepseek2 divides the key by 0.1, leaves cos and sin alone, and scales the softmax
+        yield keys | {LOG_MULTIPLIER_KEY: 0.1 * law.mscale_all_dim}
+    yield keys
+    gain, _ = law.temperature()
+    yield keys | {GAIN_KEY: gain / yarn_multiplier(law.factor, 1.0)}

@@ -11,15 +11,26 @@ from typing import NoReturn
 import numpy as np
 
 from phasor.axes import InterleavedSections, OneAxis, Sectioned
-from phasor.files.dialects.gguf import architecture_facts, architecture_of, pairs_of_a_fourth_axis
+from phasor.files.dialects.gguf import (
+    BASE_KEY,
+    BETA_KEYS,
+    GAIN_KEY,
+    LOG_MULTIPLIER_KEY,
+    ORIGINAL_KEY,
+    SECTIONS_KEY,
+    WIDTH_KEY,
+    architecture_facts,
+    architecture_of,
+    is_tensor,
+    needs_tensor,
+    pairs_of_a_fourth_axis,
+    rope_keys,
+)
 from phasor.files.dialects.target import (
     LLAMA4_FACTOR,
-    PICK_LAW,
     Keys,
     ProgramSettings,
     Target,
-    TranslationError,
-    base_and_divisors,
     change_ropes,
     has_steps,
     law_numbers,
@@ -34,27 +45,18 @@ from phasor.files.dialects.target import (
 from phasor.layers import LayerRopes, QueryFactor
 from phasor.pairings import Pairing, by_pairing
 from phasor.rope import Rope
-from phasor.scaling import Linear, LongRope, Yarn, yarn_multiplier
+from phasor.scaling import Linear, LongRope, Rule, Yarn, yarn_multiplier
 
-_BASE = 10_000.0  # llama.cpp's default
-_GAIN_KEY = "rope.scaling.attn_factor"
 _TENSOR_NOTE = (
     "These tensors are float32. The architecture has to read them: llama does; the loader of one "
     "that does not refuses the file."
 )
-# of most architectures of llama.cpp
-_DEFAULT_BETAS = {"yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0}
-
 
 #: Two kinds of layers with ropes of their own, of which scaling keys apply to the first: their
 #: keys, and the architecture that reads both.
 _TWO_ROPES = {
-    ("full", "sliding"): ("rope.freq_base", "rope.freq_base_swa", "gemma4"),
-    ("compressed", "sliding"): (
-        "attention.compress_rope_freq_base",
-        "rope.freq_base",
-        "deepseek4",
-    ),
+    ("full", "sliding"): (BASE_KEY, f"{BASE_KEY}_swa", "gemma4"),
+    ("compressed", "sliding"): ("attention.compress_rope_freq_base", BASE_KEY, "deepseek4"),
 }
 
 
@@ -69,73 +71,70 @@ def _write_gguf(ropes: LayerRopes, context: int) -> ProgramSettings:
     }
     names = _find_two_ropes(by_name) if {*by_name.values()} == {*raised.ropes} else None
     scaled = by_name[names[0]] if names else GGUF.only_rope(raised)
-    law_keys, law_notes = _law_settings(scaled)
-    keys: Keys
-    scaled_layers = ""
+    keys, scaled_layers = rope_keys(GGUF, scaled, context), ""
     if names:
-        plain = by_name[names[1]]
-        scaled_key, plain_key, reader = _TWO_ROPES[names]
-        keys = {scaled_key: scaled.base, plain_key: plain.base}
-        keys["rope.dimension_count"] = scaled.rotary_dim
-        if plain.rotary_dim != scaled.rotary_dim:
-            keys["rope.dimension_count_swa"] = plain.rotary_dim
-        if reader == "gemma4" and law_keys.get(_GAIN_KEY, 1.0) != 1.0:
-            reader = "olmo2"
-            if len(keys) > 3 or scaled.base != plain.base or _TENSOR_NOTE in law_notes:
-                _refuse(
-                    "a factor on cos and sin in full layers alone: gemma4 gives it to sliding ones "
-                    "too, and olmo2 has one base for both and no tensors",
-                    scaled,
-                    context,
-                    lambda keys, _: keys.get(_GAIN_KEY, 1.0) == 1.0,
-                )
-        if reader == "deepseek4" and (scaled.attention_factor != 1 or _TENSOR_NOTE in law_notes):
-            _refuse(
-                "a factor on cos and sin, or frequencies that need a tensor, in compressed layers: "
-                "deepseek4 reads neither",
-                scaled,
-                context,
-                lambda _, notes: _TENSOR_NOTE not in notes,
-            )
+        keys, reader = _keys_of_two(names, by_name[names[1]], scaled, keys, context)
         scaled_layers = f"{names[0]} layers alone, as {reader} does"
-    else:
-        keys = {"rope.freq_base": scaled.base or _BASE, "rope.dimension_count": scaled.rotary_dim}
-        if "sliding" in by_name:
-            keys["rope.freq_base_swa"] = keys["rope.freq_base"]
-            scaled_layers = "sliding layers too, as exaone4 does"
+    elif "sliding" in by_name:
+        keys[f"{BASE_KEY}_swa"] = keys[BASE_KEY]
+        scaled_layers = "sliding layers too, as exaone4 does"
     if scaled_layers and scaled.scaling is not None:
         notes.append(f"The architecture has to scale {scaled_layers}.")
-    if sections := _sections(scaled):
-        keys["rope.dimension_sections"] = sections
     of = "for gpt-oss" if architecture_of(model_family(ropes)) == "gpt-oss" else ""
-    if _TENSOR_NOTE in law_notes and (of or sections):
+    if needs_tensor(keys) and (of or scaled.axes.n_axes > 1):
         _refuse(
             f"frequencies {of or 'with several axes'} that need a tensor, which llama.cpp does not "
             "load there",
             scaled,
             context,
-            lambda _, notes: _TENSOR_NOTE not in notes,
+            lambda keys: not needs_tensor(keys),
         )
     for kind, factor in ropes.query_factors.items():
         if factor.first == 0 and _multiplies_queries(factor, ropes.kinds[kind]):
             keys["attention.temperature_scale"] = factor.strength
             # the length of latent attention, and that of mistral3
             keys["attention.temperature_length"] = factor.length
-            law_keys.setdefault("rope.scaling.original_context_length", factor.length)
-    settings: Keys = {
-        key if isinstance(value, np.ndarray) else f"{{arch}}.{key}": value
-        for key, value in (keys | law_keys).items()
-    }
-    notes = tuple(dict.fromkeys((*notes, *law_notes)))
-    return ProgramSettings(settings, _writing_code(settings), notes, kinds)
+            keys.setdefault(ORIGINAL_KEY, factor.length)
+    settings = {key if is_tensor(key) else f"{{arch}}.{key}": keys[key] for key in keys}
+    notes += _law_notes(scaled, keys)
+    return ProgramSettings(settings, _writing_code(settings), tuple(dict.fromkeys(notes)), kinds)
 
 
-def _refuse(
-    feature: str, rope: Rope, context: int, takes: Callable[[Keys, list[str]], bool]
-) -> NoReturn:
-    """Refuse a rope, with the nearest whose keys and notes it takes."""
+def _keys_of_two(
+    names: tuple[str, str], plain: Rope, scaled: Rope, keys: Keys, context: int
+) -> tuple[Keys, str]:
+    """The keys for two ropes, made of those of the first, and the architecture that reads them."""
+    scaled_key, plain_key, reader = _TWO_ROPES[names]
+    bases = {scaled_key: scaled.base, plain_key: plain.base}
+    widths = {} if plain.rotary_dim == scaled.rotary_dim else {f"{WIDTH_KEY}_swa": plain.rotary_dim}
+    has_gain = keys.get(GAIN_KEY, 1.0) != 1.0
+    if reader == "gemma4" and has_gain:
+        reader = "olmo2"
+        if widths or scaled.base != plain.base or needs_tensor(keys):
+            _refuse(
+                "a factor on cos and sin in full layers alone: gemma4 gives it to sliding ones "
+                "too, and olmo2 has one base for both and no tensors",
+                scaled,
+                context,
+                lambda keys: keys.get(GAIN_KEY, 1.0) == 1.0,
+            )
+    if reader == "deepseek4" and (scaled.attention_factor != 1 or needs_tensor(keys)):
+        _refuse(
+            "a factor on cos and sin, or frequencies that need a tensor, in compressed layers: "
+            "deepseek4 reads neither",
+            scaled,
+            context,
+            lambda keys: not needs_tensor(keys),
+        )
+    rest = {key: value for key, value in keys.items() if key != BASE_KEY}
+    return {**bases, WIDTH_KEY: scaled.rotary_dim, **widths, **rest}, reader
+
+
+def _refuse(feature: str, rope: Rope, context: int, takes: Callable[[Keys], bool]) -> NoReturn:
+    """Refuse a rope, with the nearest whose keys it takes."""
     at = rope.at(context)
-    GGUF.refuse(feature, at, [near for near in plain_candidates(at) if takes(*_law_settings(near))])
+    near = [rope for rope in plain_candidates(at) if takes(rope_keys(GGUF, rope, context))]
+    GGUF.refuse(feature, at, near)
 
 
 def _sections(rope: Rope) -> list[int]:
@@ -202,75 +201,31 @@ def _find_two_ropes(by_name: Mapping[str, Rope]) -> tuple[str, str] | None:
     return None
 
 
-def _law_settings(rope: Rope) -> tuple[Keys, list[str]]:
-    """The keys and tensors of a law, and notes on them."""
-    law = rope.scaling
+def _law_notes(rope: Rope, keys: Keys) -> list[str]:
+    """What the keys and tensors of a law ask for besides."""
+    law, notes = rope.scaling, list[str]()
+    if needs_tensor(keys):
+        notes.append(_TENSOR_NOTE)
     if isinstance(law, LongRope):
-        return _longrope_settings(law, rope.direction)
-    if rope.direction == 1 and rope.base is not None:
-        if law is None:
-            return {}, []
-        if isinstance(law, Linear):
-            return {"rope.scaling.type": "linear", "rope.scaling.factor": law.factor}, []
-        if isinstance(law, Yarn) and yarn_ramp(rope):
-            return _yarn_settings(law)
-    keys: Keys = {} if rope.attention_factor == 1 else {_GAIN_KEY: rope.attention_factor}
-    keys["rope_freqs.weight"] = base_and_divisors(rope)[1]
-    return keys, [_TENSOR_NOTE, *softmax_notes(rope.softmax_factor)]
-
-
-def _longrope_settings(law: LongRope, direction: int) -> tuple[Keys, list[str]]:
-    original = law.original_max_positions
-    gain, long_gain = (law.at(length).attention_factor for length in (original, original + 1))
-    if gain != long_gain:
-        raise TranslationError(
-            f"gguf keeps one attention factor for both lists of LongRope, and these have {gain:g} "
-            f"and {long_gain:g}; {PICK_LAW}"
-        )
-    keys = {
-        "rope.scaling.type": "longrope",
-        "rope.scaling.original_context_length": original,
-        _GAIN_KEY: gain,
-        "rope_factors_short.weight": direction * np.array(law.short_factors),
-        "rope_factors_long.weight": direction * np.array(law.long_factors),
-    }
-    list_note = (
-        "llama.cpp takes the long list if it is started with a context (-c, which it rounds up to "
-        f"a multiple of 256) of more than {original} tokens, whatever the length of the sequence "
-        "is."
-    )
-    return keys, [_TENSOR_NOTE, list_note]
-
-
-def _yarn_settings(law: Yarn) -> tuple[Keys, list[str]]:
-    """YaRN by name; llama.cpp multiplies cos and sin by ``m(1)``, and by the key as well."""
-    keys: Keys = {
-        "rope.scaling.type": "yarn",
-        "rope.scaling.factor": law.factor,
-        "rope.scaling.original_context_length": law.original_max_positions,
-    }
-    notes: list[str] = []
-    betas = law_numbers(law, beta_fast="yarn_beta_fast", beta_slow="yarn_beta_slow")
-    if betas != _DEFAULT_BETAS:
-        keys |= {f"rope.scaling.{name}": value for name, value in betas.items()}
-        flags = " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in betas.items())
         notes.append(
-            f"Most architectures do not read yarn_beta_fast and yarn_beta_slow (grok and mistral3 "
-            f"do): start llama.cpp with {flags} as well."
+            "llama.cpp takes the long list if it is started with a context (-c, which it rounds up "
+            f"to a multiple of 256) of more than {law.original_max_positions} tokens, whatever the "
+            "length of the sequence is."
         )
-    gain, softmax = law.temperature()
-    if softmax != 1 and gain == 1:
-        # deepseek2 divides the key by 0.1, leaves cos and sin alone, and scales the softmax
-        keys["rope.scaling.yarn_log_multiplier"] = 0.1 * law.mscale_all_dim
+    if isinstance(law, Yarn) and BETA_KEYS[0] in keys:
+        fast, slow = (f"{keys[key]:g}" for key in BETA_KEYS)
+        notes.append(
+            "Most architectures do not read yarn_beta_fast and yarn_beta_slow (grok and mistral3 "
+            f"do): start llama.cpp with --yarn-beta-fast {fast} --yarn-beta-slow {slow} as well."
+        )
+    if LOG_MULTIPLIER_KEY in keys:
         notes.append(
             "The architecture has to be deepseek2, or one like it, which multiplies its softmax "
-            f"scale by {softmax:.6g} for yarn_log_multiplier."
+            f"scale by {rope.softmax_factor:.6g} for yarn_log_multiplier."
         )
-        return keys, notes
-    key_gain = gain / yarn_multiplier(law.factor, 1.0)
-    if key_gain != 1:
-        keys[_GAIN_KEY] = key_gain
-    return keys, [*notes, *softmax_notes(softmax)]
+    elif not isinstance(law, Rule):
+        notes += softmax_notes(rope.softmax_factor)
+    return notes
 
 
 def _writing_code(settings: Keys) -> str:
@@ -339,12 +294,12 @@ def _write_llama_cpp(ropes: LayerRopes, context: int) -> ProgramSettings:
             "in its fields of these two; ollama takes what the file says (--to gguf)."
         )
     sections = _sections(rope)
-    and_sections = f" and rope.dimension_sections = {sections}" if sections else ""
+    and_sections = f" and {SECTIONS_KEY} = {sections}" if sections else ""
     notes += (
         same,
-        f"The file has to have rope.dimension_count = {rope.rotary_dim}{and_sections}.",
+        f"The file has to have {WIDTH_KEY} = {rope.rotary_dim}{and_sections}.",
         "The file must not have rope_freqs or rope_factors tensors, nor the keys "
-        "rope.scaling.attn_factor and rope.scaling.yarn_log_multiplier: they would scale too.",
+        f"{GAIN_KEY} and {LOG_MULTIPLIER_KEY}: they would scale too.",
         "Most architectures with sliding windows (gemma3 and gpt-oss) give those layers the base "
         "and the scale of the file, whatever the flags are.",
     )
