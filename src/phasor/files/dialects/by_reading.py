@@ -186,6 +186,28 @@ def words_or_refusal(target: Target, dialect: Dialect, ropes: LayerRopes, contex
     raise AssertionError("each rope is expressed alone, so there are several")
 
 
+def words_for_rope(
+    target: Target,
+    dialect: Dialect,
+    rope: Rope,
+    context: int,
+    *,
+    is_list: Callable[[Keys], bool],
+) -> Keys:
+    """The words for one rope: a law by its name, else a list with the frequencies' own rounding.
+
+    Programs round frequencies by themselves, but for those of a list.
+
+    Raises:
+        RefusalError: If there are none, with what it is that the program cannot say.
+    """
+    exact = replace(rope, inv_freq_dtype="exact")
+    keys = words_or_refusal(target, dialect, one_layer(exact), context).keys
+    if not is_list(keys):
+        return keys
+    return words_or_refusal(target, dialect, one_layer(rope), context).keys
+
+
 def _without_still_layers(ropes: LayerRopes) -> LayerRopes:
     """The layers that rotate."""
     kinds = tuple(kind for kind in ropes.layer_kinds if ropes.kinds[kind] is not None)

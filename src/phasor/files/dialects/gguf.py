@@ -20,9 +20,9 @@ from phasor.files.configs.model_class import facts_for, has_rope
 from phasor.files.configs.rope_blocks import query_factors
 from phasor.files.configs.ropes import layer_ropes
 from phasor.files.configs.source import JsonObject, renamed_keys, single_value
-from phasor.files.dialects.by_reading import Dialect, words_or_refusal
+from phasor.files.dialects.by_reading import Dialect, words_for_rope
 from phasor.files.dialects.target import Keys, Target, base_and_divisors, yarn_ramp
-from phasor.layers import LayerRopes, one_layer
+from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import NTK, Law, Linear, LongRope, PerPair, Rule, Yarn, yarn_multiplier
 
@@ -363,11 +363,7 @@ def rope_keys(target: Target, rope: Rope, context: int) -> Keys:
     turned = replace(rope, rotary_start=0)
     if isinstance(rope.axes, Sectioned) and rope.axes.n_axes == 2:  # of three, the last has no pair
         turned = replace(turned, axes=Sectioned((*rope.axes.sections, 0)))
-    dialect, exact = _dialect_of(turned), replace(turned, inv_freq_dtype="exact")
-    keys = words_or_refusal(target, dialect, one_layer(exact), context).keys
-    if needs_tensor(keys):  # whose divisors have the rounding of the frequencies in them
-        keys = words_or_refusal(target, dialect, one_layer(turned), context).keys
-    return keys
+    return words_for_rope(target, _dialect_of(turned), turned, context, is_list=needs_tensor)
 
 
 def _dialect_of(rope: Rope) -> Dialect:

@@ -18,7 +18,7 @@ from phasor._checks import did_you_mean, find_name, short_repr, whole
 from phasor.describe import to_plain
 from phasor.errors import ConfigError, SpecError
 from phasor.files.configs.writing import yarn_reach
-from phasor.files.dialects import litgpt, params_json, tensorrt_llm
+from phasor.files.dialects import exllamav3, litgpt, mlx_lm, params_json, tensorrt_llm
 from phasor.files.dialects.target import (
     ProgramSettings,
     RefusalError,
@@ -30,7 +30,6 @@ from phasor.files.dialects.target import (
 )
 from phasor.files.presets import preset, preset_names
 from phasor.files.translation import (
-    config_dialects,
     config_files,
     ggml,
     kernels,
@@ -45,12 +44,13 @@ from phasor.scaling import LongRope, Rule, Yarn
 __all__ = ["TARGETS", "ProgramSettings", "Target", "Translation", "TranslationError", "translate"]
 
 _FILES = (
-    config_dialects,
     config_files,
+    exllamav3,
     ggml,
     kernels,
     libraries,
     litgpt,
+    mlx_lm,
     params_json,
     tensorrt_llm,
     training,

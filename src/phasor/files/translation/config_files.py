@@ -7,17 +7,23 @@ The serving engines are given a command that overrides a config, and the argumen
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
-
 from phasor.axes import Alternating, InterleavedSections, OneAxis, Sectioned
 from phasor.files.configs.file_keys import keys_for_file, keys_over_file, merged_over
-from phasor.files.configs.writing import CONTEXT_KEY, WRITERS, rope_parameters
+from phasor.files.configs.writing import CONTEXT_KEY
+from phasor.files.dialects.config_blocks import (
+    THREE_AXES,
+    ConfigTarget,
+    blocks_of,
+    in_config_form,
+    place_notes,
+    slice_block,
+    with_divisors,
+)
 from phasor.files.dialects.target import (
     PICK_LAW,
     Keys,
@@ -25,11 +31,9 @@ from phasor.files.dialects.target import (
     Target,
     TranslationError,
     as_json,
-    base_and_divisors,
     change_ropes,
     has_steps,
     mscales,
-    ntk_as_base,
     plain_candidates,
     rotating,
     slice_width,
@@ -49,63 +53,12 @@ from phasor.scaling import (
     yarn_multiplier,
 )
 
-_THREE_AXES = OneAxis, Sectioned, InterleavedSections
-#: A program whose class for a model decides which pairs turn.
-ConfigTarget = partial(
-    Target,
-    axes=_THREE_AXES,
-    class_decides="no config says which",
-)
 #: A serving engine, whose class for Ernie 4.5 VL turns interleaved pairs.
 _Engine = partial(
     ConfigTarget,
-    axes=(*_THREE_AXES, Alternating),
+    axes=(*THREE_AXES, Alternating),
     takes=lambda rope: rope.pairing == "interleaved" or not isinstance(rope.axes, Alternating),
 )
-
-
-def in_config_form(target: Target, rope: Rope) -> Rope:
-    """The rope with a law that has a ``rope_type``: a raised base, or a divisor for each pair."""
-    # the classes of transformers round each frequency to float32
-    form = ntk_as_base(replace(rope, inv_freq_dtype="exact"))
-    law = form.scaling
-    if isinstance(law, Yarn) and law.mscale != 1 and not (law.mscale and law.mscale_all_dim):
-        # a block's mscale is only read beside a mscale_all_dim, and neither may be 0
-        law = replace(law, mscale=1.0, attention_factor=rope.attention_factor)
-        return replace(form, scaling=law)
-    if form.explicit_inv_freq is None and type(law) in WRITERS:
-        return form
-    return _with_divisors(target, replace(form, inv_freq_dtype=rope.inv_freq_dtype))
-
-
-def _with_divisors(target: Target, rope: Rope) -> Rope:
-    """The same rotation by a base and a divisor for each pair; refused if a pair stands still."""
-    base, divisors = base_and_divisors(replace(rope, direction=1), math.inf)
-    if not np.isfinite(divisors).all():
-        target.refuse("pairs that stand still, but for those of p-RoPE", rope)
-    law = PerPair(factors=tuple(divisors.tolist()), attention_factor=rope.attention_factor)
-    return replace(rope, inv_freq_dtype="exact", base=base, explicit_inv_freq=None, scaling=law)
-
-
-def slice_block(rope: Rope, context: int) -> Keys:
-    """``rope_parameters`` of the slice of a head that begins with the rotation."""
-    return rope_parameters(replace(rope, head_dim=slice_width(rope), rotary_start=0), context)
-
-
-def blocks_of(ropes: LayerRopes, block: Callable[[Rope], Keys]) -> tuple[Keys, list[Keys]]:
-    """``rope_parameters`` of all layers, or by label; and the blocks in it."""
-    blocks = ropes.config_blocks()
-    if isinstance(blocks, Rope):
-        parameters = block(blocks)
-        return parameters, [parameters]
-    by_label = {label: rope and block(rope) for label, rope in blocks.items()}
-    return by_label, [found for found in by_label.values() if found]
-
-
-def place_notes(ropes: LayerRopes) -> tuple[str, ...]:
-    """Where keys belong that are written without the way to them."""
-    path = ropes.in_config.path
-    return (f"These keys belong inside {path} of the config.",) if path else ()
 
 
 def _write_transformers(ropes: LayerRopes, context: int) -> ProgramSettings:
@@ -136,7 +89,7 @@ TRANSFORMERS = ConfigTarget(
     takes=lambda rope: rope.direction > 0 or rope.pairing == "half",
     other_pairs_out=True,
     backwards=True,
-    axes=(*_THREE_AXES, Alternating),
+    axes=(*THREE_AXES, Alternating),
     rules=(DynamicNTK, LongRope),
     query_factor=lambda factor, rope: True,
 )
@@ -156,7 +109,7 @@ def _engine_block(target: Target, rope: Rope, context: int, *laws_with_axes: typ
     form = in_config_form(target, rope)
     if isinstance(form.scaling, Linear) and form.scaling.factor < 1:
         # the factories' tables of a linear law end at the factor times the context
-        form = _with_divisors(target, form)
+        form = with_divisors(target, form)
     law, name = form.scaling, _law_name(rope.scaling)
     unsupported, nearer = "", list[Rope]()
     if isinstance(law, Proportional) and law.factor != 1:
@@ -252,7 +205,7 @@ def _vllm_block(rope: Rope, context: int) -> Keys:
         if rope.pairing == "interleaved":
             VLLM.refuse(f"YaRN from position {end:g} on, where its table ends", rope)
         # the table of divisors does not end there
-        return _engine_block(VLLM, _with_divisors(VLLM, rope), context)
+        return _engine_block(VLLM, with_divisors(VLLM, rope), context)
     keys = _engine_block(VLLM, rope, context)
     if isinstance(law, Yarn):
         # DeepSeek's classes read these two, and leave the softmax scale alone if there is an
