@@ -15,7 +15,7 @@ import pytest
 
 from phasor import ConfigError, LayerRopes, PhasorWarning, Rope
 from phasor.files.configs.source import JsonObject
-from phasor.files.dialects.by_reading import Dialect, find_words, words_or_refusal
+from phasor.files.dialects.by_reading import Dialect, find_words, words_for_rope, words_or_refusal
 from phasor.files.dialects.target import Keys, RefusalError, Target, TranslationError
 from phasor.layers import one_layer
 from phasor.scaling import DynamicNTK, Linear, LongRope, PerPair
@@ -160,3 +160,25 @@ def test_words_that_the_reader_refuses_are_not_the_programs_error() -> None:
         raise ConfigError("no")
 
     assert find_words(replace(DIALECT, read=refuse), one_layer(PLAIN), CONTEXT) is None
+
+
+def test_a_list_has_the_rounding_of_the_frequencies_in_it() -> None:
+    """A law by its name has none: programs round frequencies that they compute."""
+
+    def read_list(file: JsonObject) -> LayerRopes:
+        found = file.require("list", file.items("list"))
+        return one_layer(replace(PLAIN, base=None, explicit_inv_freq=found))
+
+    def list_words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
+        yield {"list": ropes.ropes[0].inv_freq.tolist()}
+
+    rounded = replace(PLAIN, inv_freq_dtype="float32")
+    lists = Dialect(read=read_list, words=list_words, sizes=lambda ropes, context: {})
+    for dialect, is_list, wanted in (
+        (lists, True, {"list": rounded.inv_freq.tolist()}),
+        (lists, False, {"list": PLAIN.inv_freq.tolist()}),
+        (DIALECT, False, {"base": 500, "by": 1}),
+    ):
+        found = words_for_rope(TOY, dialect, rounded, CONTEXT, is_list=Mock(return_value=is_list))
+        assert found == wanted
+    assert rounded.inv_freq.tolist() != PLAIN.inv_freq.tolist()
