@@ -37,7 +37,7 @@ REORDERED, ONE_LENGTH, REFUSED = "↔", "=", "✗"
 
 def targets_table() -> Iterator[str]:
     """A line for each target: what it is given, and how that is checked."""
-    yield "| `--to` | what it is given | |"
+    yield "| `--to` | output | |"
     yield "|---|---|---|"
     for name, target in sorted(TARGETS.items()):
         version = f" {ENGINES[name]['version']}" if target.checked == "engine" else ""

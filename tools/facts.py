@@ -243,10 +243,10 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
             lambda: len(phasor.preset_names()),
             "phasor.preset_names()",
         ),
-        ("* {} presets carry a doubt", presets_in_doubt, "notes of the presets"),
+        ("* {} presets have an uncertain detail", presets_in_doubt, "notes of the presets"),
         ("power of ten: {} at 131 072 tokens", usual_angle, "phasor.papers.angle_errors"),
-        ("right to {} in float32", lambda: bound(COS_SIN_ERROR_FLOAT32), "phasor.angles"),
-        ("and to {} in float64", lambda: bound(COS_SIN_ERROR), "phasor.angles"),
+        ("accurate to {} in float32", lambda: bound(COS_SIN_ERROR_FLOAT32), "phasor.angles"),
+        ("and {} in float64", lambda: bound(COS_SIN_ERROR), "phasor.angles"),
     ),
     "CHANGELOG.md": (
         (
@@ -282,7 +282,7 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
             "bench/results/cpu.json",
         ),
         (
-            "new tensors, which takes {} to {} times as long",
+            "new tensors, and take {} to {} times as long",
             lambda: cpu_ratios("others", "phasor, new output"),
             "bench/results/cpu.json",
         ),
@@ -311,7 +311,7 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
     ),
     "docs/papers/frequency-usage.md": (
         (
-            "stopped at the fast end costs {} bits",
+            "stopping a quarter at the fast end costs {} bits",
             lambda: f"{told('frequency_usage', 'f: ', 2):.3f}",
             "frequency_usage.md",
         ),
@@ -324,7 +324,7 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
     "docs/papers/longer-context.md": (
         ("and NTK-aware name {} to {} more of all secrets", secrets, "longer_context.md"),
         (
-            "YaRN comes out first, {} bits ahead",
+            "YaRN is best, {} bits better",
             lambda: f"{-told('longer_context', 'd: ', 3):.2f}",
             "longer_context.md",
         ),
@@ -337,7 +337,7 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
         ),
     ),
     "docs/papers/translation.md": (
-        ("it needs {} to {} bits fewer for a word", bits_fewer, "translation.md"),
+        ("it needs {} to {} bits fewer per word", bits_fewer, "translation.md"),
     ),
     "docs/papers/live-model.md": (
         (
@@ -357,7 +357,7 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
             "live_model.md",
         ),
     ),
-    "docs/papers/decay.md": (("It rises on {} steps", rising_steps, "phasor.papers.decay"),),
+    "docs/papers/decay.md": (("Even the bound rises on {} steps", rising_steps, "phasor.papers.decay"),),
     "docs/papers/elementwise.md": (
         ("of the width, to {} at 512", matrix_megabytes, "elementwise.json"),
         ("three results differ by {} at most", largest_difference, "elementwise.json"),

@@ -136,7 +136,7 @@ def factor_of_the_softmax_on_cos_and_sin() -> Part:
 @defect(
     link("sgl-project/sglang", 26187),
     program="sglang",
-    symptom="LFM2 MoE parted from transformers beyond the first context.",
+    symptom="LFM2 MoE differed from transformers beyond the first context.",
     cause="The class read `rope_scaling`, version 5 writes `rope_parameters`: YaRN was dropped.",
 )
 def yarn_never_read() -> Part:
@@ -174,7 +174,7 @@ def rope_theta_in_another_block() -> Part:
 @defect(
     link("lablup/mlxcel", 1340, "issues"),
     program="mlxcel",
-    symptom="Gemma 3 stayed fluent and parted from other programs the further a text went.",
+    symptom="Gemma 3 stayed fluent, but differed more from other programs the longer a text was.",
     cause="The block with `factor: 8` was parsed and never used: the global layers lack it.",
 )
 def gemma_3_without_its_factor() -> Part:
@@ -190,7 +190,7 @@ def gemma_3_without_its_factor() -> Part:
 @defect(
     link("antonellof/ferrox", 39, "issues"),
     program="ferrox",
-    symptom="Gemma 3 of 4B and more parted from llama.cpp in its local layers.",
+    symptom="Gemma 3 of 4B and more differed from llama.cpp in its local layers.",
     cause="Bases were kept by layer, the factor for all layers: local ones were divided by 8 too.",
 )
 def gemma_3_with_its_factor_everywhere() -> Part:

@@ -75,7 +75,7 @@ def decoded_at_position_0() -> Part:
 @defect(
     link("fla-org/flash-linear-attention", 766, "issues"),
     program="flash-linear-attention",
-    symptom="Decoding with a cache and without one parted.",
+    symptom="Decoding differed with and without a cache.",
     cause="The first layer had already counted the new token when the others asked for the length.",
 )
 def upper_layers_one_token_on() -> Part:
@@ -156,7 +156,7 @@ def phi_lists() -> tuple[np.ndarray, np.ndarray, float]:
 @defect(
     link("lablup/mlxcel", 1358, "issues"),
     program="mlxcel, as mlx-lm",
-    symptom="Every prompt of Phi 3.5 under 4096 tokens parted from transformers.",
+    symptom="Every prompt of Phi 3.5 under 4096 tokens differed from transformers.",
     cause="Only the long list was used, at every length.",
 )
 def longrope_with_the_long_list() -> Part:
