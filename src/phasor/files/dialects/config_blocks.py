@@ -12,7 +12,9 @@ import numpy as np
 from phasor.axes import AXES, InterleavedSections, OneAxis, Sectioned
 from phasor.files.configs.facts import Architecture, AxesFacts
 from phasor.files.configs.file_keys import keys_over_file
-from phasor.files.configs.writing import WRITERS, rope_parameters, rotated_fraction
+from phasor.files.configs.rope_blocks import LawContext, axes, rope_type
+from phasor.files.configs.source import JsonObject, renamed_keys
+from phasor.files.configs.writing import CONTEXT_KEY, WRITERS, rope_parameters, rotated_fraction
 from phasor.files.dialects.target import (
     Keys,
     ProgramSettings,
@@ -24,11 +26,11 @@ from phasor.files.dialects.target import (
     ntk_as_base,
     slice_width,
 )
-from phasor.layers import LayerRopes
+from phasor.layers import LayerRopes, one_layer
 from phasor.rope import Rope
-from phasor.scaling import Linear, Llama3, PerPair, Proportional, Yarn
+from phasor.scaling import Law, Linear, Llama3, PerPair, Proportional, Rule, Yarn
 
-ORIGINAL_KEY = "original_max_position_embeddings"
+BLOCK_KEY, ORIGINAL_KEY = "rope_parameters", "original_max_position_embeddings"
 
 THREE_AXES = OneAxis, Sectioned, InterleavedSections
 #: A program whose class for a model decides which pairs turn.
@@ -126,6 +128,55 @@ def list_block(target: Target, rope: Rope, length: int) -> Keys:
         **dict.fromkeys(("short_factor", "long_factor"), divisors.tolist()),
         ORIGINAL_KEY: original,
     }
+
+
+def read_slice(
+    facts: Architecture,
+    start: int,
+    law_of: Callable[[JsonObject, LawContext, int], Law | Rule | None],
+    file: JsonObject,
+) -> LayerRopes:
+    """The rope that a class makes of a block, in the slice of a head from ``start`` on.
+
+    ``law_of`` reads the law, of the block and the length of the file.
+    """
+    block = file.require(BLOCK_KEY, file.object(BLOCK_KEY))
+    length = file.require(CONTEXT_KEY, file.whole(CONTEXT_KEY))
+    width = file.require("head_dim", file.width("head_dim"))
+    is_part = rope_type(block) != "proportional"
+    fraction = block.number("partial_rotary_factor") if is_part else None
+    rotary_dim = int(width * (fraction or 1))
+    outside = LawContext(facts, rotary_dim, file)
+    with renamed_keys(block):
+        rope = Rope(
+            head_dim=start + width,
+            pairing=facts.pairing,
+            base=block.number("rope_theta", above=1),
+            rotary_dim=rotary_dim,
+            rotary_start=start,
+            scaling=law_of(block, outside, length),
+            axes=axes(block, outside) or OneAxis(),
+            direction=block.sign("long_factor"),
+        )
+    return one_layer(rope)
+
+
+def read_list(block: JsonObject, key: str, outside: LawContext, length: int) -> PerPair:
+    """The law of one list of a longrope, whose factor on cos and sin comes from two lengths."""
+    original = block.require(ORIGINAL_KEY, block.number(ORIGINAL_KEY, above=1))
+    divisors = block.require(key, block.numbers_per_pair(key, outside.rotary_dim // 2))
+    gain = math.sqrt(1 + max(0.0, math.log(length / original) / math.log(original)))
+    return PerPair(factors=divisors, attention_factor=gain)
+
+
+def is_list(keys: Keys) -> bool:
+    """Whether the block is that of `list_block`."""
+    return keys[BLOCK_KEY]["rope_type"] == "longrope"
+
+
+def slice_sizes(ropes: LayerRopes, length: int) -> Keys:
+    """Of a file, what the block of one rope depends on: the slice of a head, and a length."""
+    return {"head_dim": slice_width(ropes.ropes[0]), CONTEXT_KEY: length}
 
 
 def only_length(target: Target, ropes: LayerRopes, lengths: set[int], context: int) -> int:

@@ -2,69 +2,43 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
 from phasor.axes import OneAxis
-from phasor.files.configs.facts import Architecture
-from phasor.files.configs.rope_blocks import LawContext, axes, read_law, rope_type
-from phasor.files.configs.source import JsonObject, renamed_keys
+from phasor.files.configs.rope_blocks import LawContext, read_law, rope_type
+from phasor.files.configs.source import JsonObject
 from phasor.files.configs.writing import CONTEXT_KEY
 from phasor.files.dialects.by_reading import Dialect, words_for_rope
 from phasor.files.dialects.config_blocks import (
+    BLOCK_KEY,
     ORIGINAL_KEY,
     ConfigTarget,
     class_facts,
     has_name,
+    is_list,
     list_block,
     named_block,
     only_length,
+    read_list,
+    read_slice,
+    slice_sizes,
     write_config,
 )
-from phasor.files.dialects.target import Keys, ProgramSettings, has_steps, slice_width
-from phasor.layers import LayerRopes, QueryFactor, one_layer
+from phasor.files.dialects.target import Keys, ProgramSettings, has_steps
+from phasor.layers import LayerRopes, QueryFactor
 from phasor.rope import Rope
-from phasor.scaling import Law, PerPair, Rule, Yarn
-
-BLOCK_KEY = "rope_parameters"
-
+from phasor.scaling import Law, Rule, Yarn
 
 # Reading: the block for one rope. The class decides which pairs turn, from where on, by which axes.
-
-
-def _read(facts: Architecture, start: int, file: JsonObject) -> LayerRopes:
-    block = file.require(BLOCK_KEY, file.object(BLOCK_KEY))
-    length = file.require(CONTEXT_KEY, file.whole(CONTEXT_KEY))
-    width = file.require("head_dim", file.width("head_dim"))
-    kind, base = rope_type(block), block.number("rope_theta", above=1)
-    fraction = block.number("partial_rotary_factor") if kind != "proportional" else None
-    rotary_dim = int(width * (fraction or 1))
-    outside = LawContext(facts, rotary_dim, file)
-    law = _read_law(block, outside, length)
-    with renamed_keys(block):
-        rope = Rope(
-            head_dim=start + width,
-            rotary_start=start,
-            pairing=facts.pairing,
-            base=base,
-            rotary_dim=rotary_dim,
-            scaling=law,
-            axes=axes(block, outside) or OneAxis(),
-            direction=block.sign("long_factor"),
-        )
-    return one_layer(rope)
 
 
 def _read_law(block: JsonObject, outside: LawContext, length: int) -> Law | Rule | None:
     kind, original = rope_type(block), block.number(ORIGINAL_KEY, above=1)
     if kind == "longrope":  # one list for all lengths, by that of the model
-        original = block.require(ORIGINAL_KEY, original)
-        key = "long_factor" if length > original else "short_factor"
-        factors = block.require(key, block.numbers_per_pair(key, outside.rotary_dim // 2))
-        gain = math.sqrt(1 + max(0.0, math.log(length / original) / math.log(original)))
-        return PerPair(factors=factors, attention_factor=gain)
+        is_long = length > block.require(ORIGINAL_KEY, original)
+        return read_list(block, "long_factor" if is_long else "short_factor", outside, length)
     if kind == "yarn":
         # the factor is that of two lengths, where the block has the one before the extension
         factor = block.number("factor") if original is None else length / original
@@ -87,14 +61,6 @@ def _words(ropes: LayerRopes, length: int) -> Iterator[Keys]:
     yield {BLOCK_KEY: list_block(EXLLAMAV3, rope, length)}
 
 
-def _is_list(keys: Keys) -> bool:
-    return keys[BLOCK_KEY]["rope_type"] == "longrope"
-
-
-def _sizes(ropes: LayerRopes, length: int) -> Keys:
-    return {"head_dim": slice_width(ropes.ropes[0]), CONTEXT_KEY: length}
-
-
 def _length(law: Yarn) -> int:
     """The tokens by which it computes YaRN's factor, or those before the extension if it cannot."""
     length = round(law.factor * law.original_max_positions)
@@ -112,9 +78,9 @@ def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
         if rope.axes.n_axes not in (1, 3):
             one_axis = replace(rope, axes=OneAxis())
             EXLLAMAV3.refuse(f"positions of {rope.axes.n_axes} axes", rope, [one_axis])
-        read = partial(_read, class_facts(rope), rope.rotary_start)
-        dialect = Dialect(read=read, words=_words, sizes=_sizes, says_softmax=False)
-        keys = words_for_rope(EXLLAMAV3, dialect, rope, length, is_list=_is_list)
+        read = partial(read_slice, class_facts(rope), rope.rotary_start, _read_law)
+        dialect = Dialect(read=read, words=_words, sizes=slice_sizes, says_softmax=False)
+        keys = words_for_rope(EXLLAMAV3, dialect, rope, length, is_list=is_list)
         return keys[BLOCK_KEY]
 
     return write_config(EXLLAMAV3, ropes, {CONTEXT_KEY: length}, block, whole_lengths=True)

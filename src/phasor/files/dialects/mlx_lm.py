@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+from phasor.axes import OneAxis
+from phasor.files.configs.facts import Architecture
+from phasor.files.configs.rope_blocks import LawContext, read_law, rope_type
+from phasor.files.configs.source import JsonObject
 from phasor.files.configs.writing import CONTEXT_KEY
+from phasor.files.dialects.by_reading import Dialect, find_words, words_for_rope
 from phasor.files.dialects.config_blocks import (
+    BLOCK_KEY,
     has_name,
+    is_list,
     list_block,
     named_block,
     only_length,
+    read_list,
+    read_slice,
+    slice_sizes,
     write_config,
 )
 from phasor.files.dialects.target import (
@@ -17,22 +31,67 @@ from phasor.files.dialects.target import (
     Target,
     TranslationError,
     has_steps,
-    is_usual_yarn,
     model_family,
     mscales,
 )
-from phasor.layers import LayerRopes
+from phasor.layers import LayerRopes, one_layer
 from phasor.rope import Rope
-from phasor.scaling import DynamicNTK, LongRope, Yarn
+from phasor.scaling import DynamicNTK, Law, LongRope, Rule, Yarn
+
+_PAIRING_KEY = "rope_traditional"
+
+# Reading: the block for one rope. The class decides from where on it turns.
 
 
-def _is_named_by_mlx_lm(rope: Rope) -> bool:
-    if isinstance(rope.scaling, Yarn):  # it reads neither truncate nor attention_factor
-        return has_name(rope) and is_usual_yarn(rope)
-    return has_name(rope) or isinstance(rope.scaling, DynamicNTK)
+def _read(start: int, file: JsonObject) -> LayerRopes:
+    block = file.require(BLOCK_KEY, file.object(BLOCK_KEY))
+    interleaved = file.flag(_PAIRING_KEY) and rope_type(block) != "longrope"
+    facts = Architecture(pairing="interleaved" if interleaved else "half")
+    return read_slice(facts, start, _read_law, file)
 
 
-def _write_mlx_lm(ropes: LayerRopes, context: int) -> ProgramSettings:
+def _read_law(block: JsonObject, outside: LawContext, length: int) -> Law | Rule | None:
+    kind = rope_type(block)
+    if kind == "longrope":  # the long list, for all lengths
+        return read_list(block, "long_factor", outside, length)
+    if kind == "yarn":
+        unread = ("attention_factor", "truncate")
+        block = block.with_values({k: v for k, v in block.values.items() if k not in unread})
+    return read_law(block, replace(outside, mscale_alone=True))
+
+
+# Writing.
+
+
+def _words(ropes: LayerRopes, length: int) -> Iterator[Keys]:
+    rope, keys = ropes.ropes[0], dict[str, bool]()
+    keys[_PAIRING_KEY] = rope.pairing == "interleaved"
+    if has_name(rope) or isinstance(rope.scaling, DynamicNTK):
+        block = named_block(MLX_LM, rope, length)
+        of_law = mscales(rope.scaling) if isinstance(rope.scaling, Yarn) else {}
+        yield keys | {BLOCK_KEY: block | of_law}
+    if not isinstance(rope.scaling, Rule):
+        yield keys | {BLOCK_KEY: list_block(MLX_LM, rope, length)}
+
+
+def _dialect_of(rope: Rope) -> Dialect:
+    """The words as a class reads them that turns the slice of a head with the rope."""
+    read = partial(_read, rope.rotary_start)
+    return Dialect(read=read, words=_words, sizes=slice_sizes, says_softmax=False)
+
+
+def _turns_interleaved(rope: Rope) -> bool:
+    """Whether its code has the law for pairs beside each other: that of lists has not."""
+    law = rope.scaling
+    length = law.original_max_positions if isinstance(law, DynamicNTK) else 2
+    one_axis = replace(rope, axes=OneAxis(), inv_freq_dtype="exact")
+    try:
+        return find_words(_dialect_of(rope), one_layer(one_axis), length) is not None
+    except TranslationError:
+        return False
+
+
+def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
     laws = [rope.scaling for rope in ropes.ropes]
     starts = {law.original_max_positions for law in laws if isinstance(law, DynamicNTK)}
     length = only_length(MLX_LM, ropes, starts, context)
@@ -54,24 +113,20 @@ def _write_mlx_lm(ropes: LayerRopes, context: int) -> ProgramSettings:
                     [rope],
                     start,
                 )
-        if _is_named_by_mlx_lm(rope):
-            keys = named_block(MLX_LM, rope, length)
-        elif model_family(ropes).replace("_", "-").startswith("gpt-oss"):
+        found = words_for_rope(MLX_LM, _dialect_of(rope), rope, length, is_list=is_list)
+        if is_list(found) and model_family(ropes).replace("_", "-").startswith("gpt-oss"):
             MLX_LM.refuse(
                 "truncate: false for gpt-oss, whose class gives a list of divisors no "
                 "max_position_embeddings",
                 rope,
             )
-        else:
-            keys = list_block(MLX_LM, rope, length)
-        if isinstance(law, Yarn) and keys["rope_type"] == "yarn":
-            keys |= mscales(law)
+        keys: Keys = found[BLOCK_KEY]
         return keys | {"type": keys["rope_type"]}  # some classes ask for this word
 
     pairings = {rope.pairing for rope in ropes.ropes}
-    if len(pairings) > 1:  # rope_traditional is of all layers
+    if len(pairings) > 1:  # the key is of all layers
         MLX_LM.only_rope(ropes)
-    keys = {CONTEXT_KEY: length, "rope_traditional": pairings == {"interleaved"}}
+    keys = {CONTEXT_KEY: length, _PAIRING_KEY: pairings == {"interleaved"}}
     return write_config(MLX_LM, ropes, keys, block)
 
 
@@ -80,8 +135,8 @@ MLX_LM = Target(
     program="keys of a model's config.json for mlx-lm",
     source="https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/rope_utils.py",
     checked="run",
-    write=_write_mlx_lm,
-    takes=lambda rope: rope.pairing == "half" or _is_named_by_mlx_lm(rope),
+    write=_write,
+    takes=lambda rope: rope.pairing == "half" or _turns_interleaved(rope),
     backwards=True,
     rules=(DynamicNTK, LongRope),
     class_decides="not every one reads rope_traditional and rope_scaling",
