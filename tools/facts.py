@@ -357,7 +357,9 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
             "live_model.md",
         ),
     ),
-    "docs/papers/decay.md": (("Even the bound rises on {} steps", rising_steps, "phasor.papers.decay"),),
+    "docs/papers/decay.md": (
+        ("Even the bound rises on {} steps", rising_steps, "phasor.papers.decay"),
+    ),
     "docs/papers/elementwise.md": (
         ("of the width, to {} at 512", matrix_megabytes, "elementwise.json"),
         ("three results differ by {} at most", largest_difference, "elementwise.json"),

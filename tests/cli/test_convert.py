@@ -176,11 +176,11 @@ def test_a_llama_goes_to_transformers_and_back(tmp_path: Path) -> None:
 
 
 BAD: dict[str, tuple[list[str], str]] = {
-    "no target pairing": (["a", "b"], "Say one of --to and --for."),
+    "no target pairing": (["a", "b"], "Give one of --to and --for."),
     "no such program": (["a", "b", "--for", "vllm"], "vllm"),
     "a program and a pairing": (
         ["a", "b", "--for", "meta", "--to", "half"],
-        "Say one of --to and --for.",
+        "Give one of --to and --for.",
     ),
     "a program and a width": (
         ["a", "b", "--for", "meta", "--head-dim", "64"],
@@ -201,7 +201,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "an odd head": (["a", "b", "--to", "half", "--head-dim", "7"], "rotary_dim must be even"),
     "two descriptions": (
         ["a", "b", "--to", "half", "--head-dim", "8", "--config", "a"],
-        "in place of --config",
+        "--head-dim replaces --config",
     ),
     "a part of nothing": (["a", "b", "--to", "half", "--rotary-dim", "4"], "need --head-dim"),
     "nothing to verify": (

@@ -92,7 +92,7 @@ def test_settings_are_printed_as_the_code_names_them() -> None:
     """Arrays with every number, and then the call: what is printed can be pasted."""
     lines = run_phasor("translate", "llama-3.1-8b", "--to", "mlx").stdout.splitlines()
     assert lines[0] == f"llama-3.1-8b for mlx: {TARGETS['mlx'].program}"
-    assert lines[1] == f"{TARGETS['mlx'].source}; its own code is run in phasor's tests"
+    assert lines[1] == f"{TARGETS['mlx'].source}; phasor's tests run its own code"
     assert lines[3:7] == ["rope layers", "dims = 128", "traditional = False", "base = None"]
     (printed,) = [line for line in lines if line.startswith("freqs = ")]
     (part,) = translate(phasor.preset("llama-3.1-8b"), "mlx").parts
@@ -130,7 +130,7 @@ def test_a_refusal_is_one_line_with_the_nearest() -> None:
 def test_flags_that_cannot_say_a_law_send_to_the_file_that_can() -> None:
     """First of all; of gpt-oss neither can."""
     done = run_phasor("translate", "Llama 3.1 8B", "--to", "llama.cpp")
-    assert done.stderr.startswith("phasor: say --to gguf: llama.cpp cannot express frequencies")
+    assert done.stderr.startswith("phasor: use --to gguf: llama.cpp cannot express frequencies")
     done = run_phasor("translate", "gpt-oss-20b", "--to", "llama.cpp")
     assert done.stderr.startswith("phasor: llama.cpp cannot express cos and sin multiplied")
 

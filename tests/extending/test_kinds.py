@@ -220,7 +220,7 @@ def test_all_kinds_that_a_new_block_changes_are_named(keys, kinds, blocks, capsy
     print_plan(planned, "linear")
     printed = capsys.readouterr().out
     assert kinds in printed
-    assert f"  {blocks}; any other says what it said.\n" in printed
+    assert f"  {blocks}; all other blocks stay as they are.\n" in printed
     plain = planned.as_plain("linear")
     assert ", ".join(plain["kinds"]) == kinds.removesuffix(" layers")
     page = report(load(keys), to=32768)

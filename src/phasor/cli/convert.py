@@ -26,7 +26,7 @@ _REGEX = "REGEX"
 @click.command(epilog="Example: phasor convert llama llama-interleaved --to interleaved --verify")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path), required=False)
-@click.option("--to", "target", type=_PAIRING, help="The pairing wanted.")
+@click.option("--to", "target", type=_PAIRING, help="The pairing of the result.")
 @click.option(
     "--for",
     "program",
@@ -34,14 +34,18 @@ _REGEX = "REGEX"
     help="Instead of --to: a Llama from Meta's folder for transformers, or back for Meta's code.",
 )
 @click.option(
-    "--from", "origin", type=_PAIRING, help="The pairing of SOURCE, where its config is wrong."
+    "--from", "origin", type=_PAIRING, help="The pairing of SOURCE, if its config is wrong."
 )
 @click.option(
     "--config", type=click.Path(allow_dash=True), metavar="PATH", help="The model's config."
 )
 @click.option("--head-dim", type=click.IntRange(2), help="Width of a head, instead of a config.")
-@click.option("--rotary-dim", type=click.IntRange(2), help="With --head-dim: how much turns.")
-@click.option("--rotary-start", type=click.IntRange(0), help="With --head-dim: where that begins.")
+@click.option(
+    "--rotary-dim", type=click.IntRange(2), help="With --head-dim: number of rotated coordinates."
+)
+@click.option(
+    "--rotary-start", type=click.IntRange(0), help="With --head-dim: first rotated coordinate."
+)
 @click.option("--query", multiple=True, metavar=_REGEX, help="Names of query projections.")
 @click.option("--key", multiple=True, metavar=_REGEX, help="Names of key projections.")
 @click.option(
@@ -51,7 +55,7 @@ _REGEX = "REGEX"
     "--qkv-groups", "groups", multiple=True, metavar=_REGEX, help="Fused, [q.. k v] per key head."
 )
 @click.option("--vectors", multiple=True, metavar=_REGEX, help="QK-norm scales, cached keys.")
-@click.option("--dry-run", is_flag=True, help="Say what would change and write nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would change, and write nothing.")
 @like_option
 @strict_option
 @click.option("--verify", "verified", is_flag=True, help="Read both sides again and compare them.")
@@ -73,24 +77,26 @@ def convert(
 ) -> None:
     """Write a checkpoint with queries and keys in the other pairing.
 
-    SOURCE is a safetensors file or a folder with one or with shards and their index; OUT becomes
-    the same and must not exist. Which tensors change follows from the config beside SOURCE, unless
-    patterns say it: regular expressions that match whole names of tensors.
+    SOURCE is a safetensors file, or a folder with one or with shards and their index; OUT gets the
+    same layout and must not exist. The config beside SOURCE determines which tensors change, or
+    patterns do: regular expressions that match whole names of tensors.
 
     With --for, SOURCE is the folder of a Llama, and OUT gets the other program's names and config
-    too: of Meta's params.json and consolidated.*.pth it makes a folder for transformers, and back.
+    too: Meta's params.json and consolidated.*.pth become a folder for transformers, or the reverse.
     """
     if out is None and not dry_run:
-        raise click.UsageError("Missing argument 'OUT'; only --dry-run goes without.")
+        raise click.UsageError("Missing argument 'OUT'; only --dry-run works without it.")
     if dry_run and verified:
-        raise click.UsageError("--verify has nothing to read after --dry-run; give one of them.")
+        raise click.UsageError(
+            "--verify has nothing to read after --dry-run; give only one of them."
+        )
     wanted = target or program
     if wanted is None or (target is not None and program is not None):
-        raise click.UsageError("Say one of --to and --for.")
+        raise click.UsageError("Give one of --to and --for.")
     rope = None
     if head_dim is not None:
         if config is not None:
-            raise click.UsageError("--head-dim stands in place of --config; give one of them.")
+            raise click.UsageError("--head-dim replaces --config; give only one of them.")
         start = rotary_start or 0
         rope = Rope(
             head_dim=head_dim,

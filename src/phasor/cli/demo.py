@@ -71,7 +71,7 @@ def _positions(ropes: LayerRopes) -> NDArray[np.int64]:
 
 @click.command(epilog="Example: phasor demo")
 def demo() -> None:
-    """Rotate with the configs of real models, and prove the result."""
+    """Rotate with the configs of real models, and check the result."""
     require_modules("the demo", "torch", "torch")
     raise click.exceptions.Exit(0 if run() else 1)
 

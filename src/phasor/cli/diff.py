@@ -21,15 +21,13 @@ _CONTEXT = 4096  # positions at which functions are compared
 
 
 @click.command(epilog="Example: phasor diff llama-3-8b llama-3.1-8b")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--tolerance",
     type=click.FloatRange(0, 2, min_open=True),
-    help="How far apart two unit vectors may be: 1e-06, or 0.001 for functions.",
+    help="Largest allowed distance of two rotated unit vectors: 1e-06, for functions 0.001.",
 )
-@tokens_option(
-    "--context", "Positions to compare; the longer of the two models' contexts unless given."
-)
+@tokens_option("--context", "Positions to compare; by default the longer of the two contexts.")
 @click.option("--head-dim", type=HEAD_DIM, help="Width of a head, for two functions.")
 @click.option("--kind", metavar="NAME", help="Layers to compare a function with.")
 @calling_options
@@ -52,13 +50,15 @@ def diff(
     n_axes: int | None,
     **load_options: Any,
 ) -> None:
-    """Show where two rotations part: first pair, first position. Exit status 1 if they do.
+    """Show where two rotations differ: first pair, first position. Exit status 1 if they do.
 
     FIRST and SECOND are models, or functions as `identify` takes them
     (package.module:function or file.py:function).
     """
     if first == second == "-":
-        raise click.UsageError("standard input is read once; give one of the two as a file.")
+        raise click.UsageError(
+            "standard input can be read only once: give one of the two as a file."
+        )
     calling = {"table": table, "takes": takes, "dims": dims, "arrays": arrays, "dtype": dtype,
                "n_axes": n_axes}  # fmt: skip
     if is_function(first) or is_function(second):
@@ -81,7 +81,7 @@ def diff(
     for option, value in (calling | {"head_dim": head_dim, "kind": kind}).items():
         if value is not None:
             option = "--axes" if option == "n_axes" else f"--{option.replace('_', '-')}"
-            raise click.UsageError(f"{option} is for functions; two models say it themselves.")
+            raise click.UsageError(f"{option} is for functions; models define it themselves.")
     a, b = (read_model(model, **load_options) for model in (first, second))
     difference = diff_rotations(a, b, seq_len=seq_len, context=context, tolerance=tolerance)
     exit_with(difference, as_json=as_json)
@@ -100,6 +100,6 @@ def _find_rotation(
     if name is None or name not in rotating:
         raise SpecError(
             f"kind must be one of {', '.join(map(repr, rotating))} to compare {ropes.name} with a "
-            f"function, got {kind!r}: say --kind"
+            f"function, got {kind!r}: pass --kind"
         )
     return static_rope(rotating[name], seq_len or ropes.context)

@@ -28,7 +28,9 @@ _COLUMNS = {
 
 @click.command(epilog="Example: phasor extend qwen3-8b --to 128k")
 @tokens_option("--to", "The longer context, such as 128k or 1M.", least=3, required=True)
-@click.option("--law", metavar="NAME", help="Write this law's block, not the documented one's.")
+@click.option(
+    "--law", metavar="NAME", help="Write the keys of this law, not of the documented one."
+)
 @click.option(
     "--set",
     "settings",
@@ -42,7 +44,7 @@ _COLUMNS = {
     metavar="FILE",
     help="For longrope: a JSON file with long_factor, a list with a divisor for each pair.",
 )
-@click.option("--kind", metavar="NAME", help="Layers to extend, where a model has several kinds.")
+@click.option("--kind", metavar="NAME", help="Layers to extend, if the model has several kinds.")
 @click.option(
     "--write",
     "folder",
@@ -50,7 +52,7 @@ _COLUMNS = {
     metavar="FOLDER",
     help="Write MODEL's config.json, changed, to this folder.",
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @context_option
 @takes_models("model")
 def extend(
@@ -65,12 +67,12 @@ def extend(
     context: int | None,
     **load_options: Any,
 ) -> None:
-    """Compare the laws for a longer context, and write the config.
+    """Compare scaling laws for a longer context; write the config.
 
-    What the release of MODEL documents comes first, and is the only thing that is recommended.
+    The law that MODEL's release documents comes first; nothing else is recommended.
     """
     if settings and law is None:
-        raise click.UsageError("--set changes a parameter of a law: name it with --law.")
+        raise click.UsageError("--set changes a parameter of a law: name the law with --law.")
     ropes = read_model(model, **load_options)
     changed = dict(map(_parse_setting, settings))
     parameters = {law: changed} if law is not None and changed else None
@@ -134,7 +136,7 @@ def write_config(
     text = json.dumps(config, indent=2, default=_refuse_value) + "\n"
     path = folder / "config.json"
     if path.exists() or path.is_symlink():
-        raise SpecError(f"{path} is there already: --write makes a new file, name another folder")
+        raise SpecError(f"{path} exists already: --write makes a new file, so name another folder")
     is_new = not folder.exists()
     folder.mkdir(exist_ok=True)
     try:
@@ -160,7 +162,7 @@ def print_written(extension: ExtensionPlan, law: str | None, model: str, path: P
     lines = (
         option.file_keys.readers,
         f"The folder has no weights: copy or link those of {source}, and the tokenizer, into it.",
-        f"What serves it says: phasor translate {folder} --to vllm (or sglang, llama.cpp, gguf).",
+        f"To serve it: phasor translate {folder} --to vllm (or sglang, llama.cpp, gguf).",
     )
     screen.print_lines(lines, "  ")
 
@@ -189,9 +191,9 @@ def print_plan(extension: ExtensionPlan, law: str | None) -> None:
     screen.print_lines((f"{name}: {evidence}" for name, evidence in measured.items()), "  ")
     screen.print_line()
     if chosen is None:
-        screen.print_line("--law NAME prints the block of a law for a Hugging Face config.json.")
+        screen.print_line("--law NAME prints the config.json keys of a law.")
         return
-    screen.print_line((chosen.name, "bold"), " in a Hugging Face config.json")
+    screen.print_line("config.json keys for ", (chosen.name, "bold"))
     if chosen.file_keys is None:
         screen.print_line(f"  {chosen.refused}")
         return
@@ -199,7 +201,7 @@ def print_plan(extension: ExtensionPlan, law: str | None) -> None:
         verb = "is the block" if len(extension.labels) == 1 else "are the blocks"
         screen.print_line(
             f"  {', '.join(map(repr, extension.labels))} {verb} of these layers; "
-            "any other says what it said."
+            "all other blocks stay as they are."
         )
     set_these = f"In {extension.inside} set" if extension.inside else "Set"
     removed = chosen.file_keys.to_remove

@@ -89,15 +89,20 @@ def _run_file(path: Path) -> ModuleType:
 def calling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that say how a function is called, taken as ``**calling``."""
     options = [
-        click.option("--table", metavar="FUNCTION", help="Makes cos and sin from positions."),
+        click.option(
+            "--table", metavar="FUNCTION", help="A function that makes cos and sin from positions."
+        ),
         click.option("--takes", metavar="WORDS", help='The arguments, such as "q k positions".'),
         click.option("--dims", metavar="LETTERS", help="Order of dimensions, such as bhsd."),
         click.option(
-            "--arrays", type=click.Choice(["numpy", "torch", "jax"]), help="Whose arrays."
+            "--arrays", type=click.Choice(["numpy", "torch", "jax"]), help="Library of the arrays."
         ),
-        click.option("--dtype", help="Of the vectors; float32 unless given."),
+        click.option("--dtype", help="Dtype of the vectors; float32 by default."),
         click.option(
-            "--axes", "n_axes", type=click.IntRange(1), help="Position axes; 1 unless given."
+            "--axes",
+            "n_axes",
+            type=click.IntRange(1),
+            help="Number of position axes; 1 by default.",
         ),
     ]
     for option in reversed(options):
@@ -117,9 +122,9 @@ def read_calling(calling: dict[str, Any]) -> dict[str, Any]:
 @click.argument("function")
 @click.option("--head-dim", type=HEAD_DIM, required=True, help="Width of a head.")
 @calling_options
-@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def identify(function: str, head_dim: int, as_json: bool, **calling: Any) -> None:
-    """Say which rotation FUNCTION does, and what is wrong with it.
+    """Find the rotation of FUNCTION, and what is wrong with it.
 
     FUNCTION is package.module:function or file.py:function. Exits with 3 if no Rope does the same.
     """

@@ -37,7 +37,7 @@ class TokenCount(_Int):
         count = 0 if match is None else int(match[1].replace("_", "")) * self._UNIT_SIZES[match[2]]
         if not self._minimum <= count < 1 << 63:
             self.fail(
-                f"{value!r} is no number of tokens from {self._minimum} to 2**63 - 1, such as "
+                f"{value!r} must be a number of tokens from {self._minimum} to 2**63 - 1, such as "
                 "4096, 128k (131072) or 1M (1048576).",
                 param,
                 ctx,
@@ -56,10 +56,10 @@ seq_len_option = tokens_option(
     "--seq-len", "Sequence length at which a rule (dynamic NTK, LongRoPE) picks its law."
 )
 context_option = tokens_option(
-    "--context", "Tokens of the training; the model's own context unless given.", least=2
+    "--context", "Number of tokens in training; by default the model's context.", least=2
 )
 part_option = click.option(
-    "--part", metavar="KEY", help="Config inside the file that is meant, as vision_config."
+    "--part", metavar="KEY", help="Which config inside the file, such as vision_config."
 )
 like_option = click.option(
     "--like", metavar="TYPE", help="Read an unknown model type as this known one."
@@ -67,7 +67,7 @@ like_option = click.option(
 strict_option = click.option(
     "--strict/--no-strict",
     default=True,
-    help="--no-strict leaves aside keys that the model's class does not read.",
+    help="--no-strict ignores keys that the model's class does not read.",
 )
 
 

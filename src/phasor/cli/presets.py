@@ -12,7 +12,7 @@ from phasor.layers import summarize
 
 @click.command(epilog="Example: phasor presets llama 8b")
 @click.argument("words", nargs=-1)
-@click.option("--json", "as_json", is_flag=True, help="The names alone, as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print only the names, as JSON.")
 def presets(words: tuple[str, ...], as_json: bool) -> None:
     """List the presets with all WORDS in their names.
 

@@ -18,15 +18,15 @@ from phasor.cli.output import Screen, progress_bar, require_modules, resolve_out
     type=click.Path(dir_okay=False, path_type=Path),
     required=True,
     metavar="PAGE",
-    help="The HTML file to write; one that is there is replaced.",
+    help="The HTML file to write; an existing one is replaced.",
 )
-@tokens_option("--to", "Longest context to look at; eight times the context unless given.", least=3)
+@tokens_option("--to", "Longest context on the page; by default eight times the context.", least=3)
 @context_option
 @takes_models("model")
 def report(
     model: str, output: Path, to: int | None, context: int | None, **load_options: Any
 ) -> None:
-    """Write all of this about MODEL as one HTML page.
+    """Write one HTML page about MODEL, with charts.
 
     The page needs no network.
     """

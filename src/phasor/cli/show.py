@@ -25,8 +25,8 @@ _MOST_ROWS = 20  # tables of at most this many rows are printed in full
 
 
 @click.command(epilog="Example: phasor show llama-3.1-8b --context 8k")
-@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
-@click.option("--pairs", is_flag=True, help="All pairs, not a selection.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("--pairs", is_flag=True, help="Print all pairs, not a selection.")
 @tokens_option("--context", "Count turns over this length.")
 @seq_len_option
 @takes_models("model")
@@ -38,7 +38,7 @@ def show(
     seq_len: int | None,
     **load_options: Any,
 ) -> None:
-    """Say which rotation MODEL means, in words and pair by pair."""
+    """Describe MODEL's rotation, in words and pair by pair."""
     ropes = read_model(model, **load_options)
     length = context or ropes.context
     if as_json:

@@ -16,9 +16,9 @@ from phasor.scaling import Rule
 _CONTEXT = 4096  # where a model has none
 
 _PROOF = {
-    "run": "its own code is run in phasor's tests",
-    "engine": "its own code was run once; phasor's tests run one written from its description",
-    "description": "checked against its description, not proved",
+    "run": "phasor's tests run its own code",
+    "engine": "checked once against its own code; phasor's tests use a re-implementation",
+    "description": "checked against its documentation, not proved",
 }
 
 
@@ -28,8 +28,8 @@ def _complete(_context: object, _parameter: object, begun: str) -> list[str]:
 
 @click.command(epilog="Example: phasor translate llama-3.1-8b --to gguf")
 @click.option("--to", "target", metavar="PROGRAM", help="The program.", shell_complete=_complete)
-@click.option("--json", "as_json", is_flag=True, help="As JSON, with every number.")
-@tokens_option("--context", "Tokens that its tables are for.", least=2)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with every number.")
+@tokens_option("--context", "Number of tokens in its tables.", least=2)
 @seq_len_option
 @takes_models("model", required=False)
 def translate(
@@ -42,7 +42,8 @@ def translate(
 ) -> None:
     """Print another program's settings for MODEL's rotation.
 
-    Without --to it says for each program whether it can, and why not; without MODEL it lists them.
+    Without --to it lists the programs that can, and why the others cannot; without MODEL it lists
+    all programs.
     """
     if model is None and target is None:
         print_targets(as_json=as_json)

@@ -12,8 +12,10 @@ from phasor.identification import verify as verify_recording
 
 
 @click.command(epilog="Example: phasor verify llama-3.1-8b recording.npz")
-@click.option("--dims", metavar="LETTERS", help="Order of dimensions, such as bshd; found if not.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option(
+    "--dims", metavar="LETTERS", help="Order of dimensions, such as bshd; detected by default."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @seq_len_option
 @takes_models("model")
 @click.argument("file", type=click.Path())
@@ -25,7 +27,7 @@ def verify(
     seq_len: int | None,
     **load_options: Any,
 ) -> None:
-    """Compare a recorded rotation with MODEL, and say what differs.
+    """Compare a recorded rotation with MODEL, and name what differs.
 
     FILE is .safetensors or .npz, and holds positions, q and q_rotated, k and k_rotated; or cos and
     sin, or a cos_sin_cache. Where layers differ, layers.3.q is that of layer 3. Exits with 1 if

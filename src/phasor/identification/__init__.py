@@ -1,7 +1,7 @@
-"""Which rotation a program does, and where two rotations part.
+"""Which rotation a program performs, and where two rotations differ.
 
 `identify` asks a function, `identify_samples` recorded vectors, `from_cache` tables of cos and sin.
-`verify` says whether recorded vectors or tables rotate as a rope says, and what differs.
+`verify` compares recorded vectors or tables with a rope.
 `diff` compares two Ropes, two models layer by layer, or functions.
 """
 

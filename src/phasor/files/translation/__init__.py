@@ -320,7 +320,7 @@ def _with_nearest(
     if target.alternative:
         with suppress(TranslationError):
             _write_parts(TARGETS[target.alternative], ropes, context)
-            reason = f"say --to {target.alternative}: {reason}"
+            reason = f"use --to {target.alternative}: {reason}"
     expressible = _expressible_ropes(target, refusal, context)
     found = {rope: _radians_apart(refused, rope, length) for rope in expressible}
     if not found:

@@ -287,7 +287,7 @@ def _write_llama_cpp(ropes: LayerRopes, context: int) -> ProgramSettings:
             "file's general.architecture for ARCH."
         )
     if (factor := linear_factor(rope)) is None:
-        same = "KoboldCpp, LM Studio and ollama have a scale and a base alone: say --to gguf."
+        same = "KoboldCpp, LM Studio and ollama have a scale and a base alone: use --to gguf."
     else:
         same = (
             f"KoboldCpp takes the same as --ropeconfig {1 / factor!r} {rope.base!r}, LM Studio "

@@ -1,4 +1,4 @@
-"""Cached keys and values: a cache for `RotaryAttention`, and verbs on keys already rotated.
+"""Cached keys and values: a cache for `RotaryAttention`, and functions for rotated keys.
 
 A cached key is ``R(p) k``, and rotations compose. So a key moves by ``R(d) R(p) = R(p + d)`` and
 changes its frequencies by ``R'(p) R(-p)``, which is one rotation too. The model is not run again,

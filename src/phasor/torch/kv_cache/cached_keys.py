@@ -1,4 +1,4 @@
-"""`CachedKeys`: the verbs on cached keys, for every layer of a cache at once.
+"""`CachedKeys`: the functions for cached keys, for every layer of a cache at once.
 
 Caches of transformers are recognised by their class. transformers is never imported here: whoever
 has such a cache has imported it.
@@ -197,7 +197,7 @@ class CachedKeys:
         if len(axes) > 1:
             raise SpecError(
                 f"ropes must have the same number of axes, got {sorted(axes)}: their positions "
-                "differ; use the verbs of phasor.torch.kv_cache layer by layer"
+                "differ; use the functions of phasor.torch.kv_cache layer by layer"
             )
         return tuple(ropes)
 

@@ -1,6 +1,6 @@
 """Verbs on keys that are rotated already: shift, retune, evict, insert.
 
-A verb with a trailing underscore writes the keys it is given; `insert` and `evict` return new ones.
+Functions with a trailing underscore change the keys in place; `insert` and `evict` return new ones.
 """
 
 from __future__ import annotations
