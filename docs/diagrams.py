@@ -370,7 +370,7 @@ CONFIG = Diagram(
                 "dialects: each",
                 "format by its own words",
                 at=1.0,
-                code="files.configs.programs",
+                code="files.dialects.programs",
             ),
         ],
         [

@@ -9,10 +9,10 @@ from typing import Any
 from phasor.errors import ConfigError, SpecError
 from phasor.files.configs.facts import table
 from phasor.files.configs.model_class import read_model_config
-from phasor.files.configs.programs import load_program
 from phasor.files.configs.ropes import huggingface_ropes
 from phasor.files.configs.source import cached_config, hub_id, read_source
 from phasor.files.dialects import deepseek, diffusers, gguf, params_json
+from phasor.files.dialects.programs import load_program
 from phasor.files.presets import preset, preset_of_hub_id
 from phasor.layers import LayerRopes
 

@@ -227,7 +227,6 @@ def test_what_is_said_of_another_program_has_its_source() -> None:
 #: The tables whose sentences are about programs, and what those are in them.
 SENTENCES = {
     "huggingface.toml": r'(note|refused) = "[^"]*\b(code|llm-foundry)\b',
-    "programs.toml": r'^note = "|\b(note|notes|refused) = ',
 }
 
 

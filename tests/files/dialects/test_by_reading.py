@@ -64,13 +64,16 @@ def test_the_first_words_that_are_taken_are_written() -> None:
     ("change", "reason"),
     [
         ({"scaling": PerPair(factors=(1.0, 2.0, 3.0, 4.0))}, "the law PerPair"),
-        ({"base": 500.5}, "such a base"),
+        ({"base": 500.5}, "a base of 500.5, which is no whole number"),
         ({"rotary_dim": 4}, "a part of the head"),
         ({"rotary_dim": 4, "rotary_start": 4}, "from coordinate 4"),
         ({"base": None, "explicit_inv_freq": (1.0, 0.5, 0.3, 0.1)}, "without a base"),
         # of two, the first: what it lacks with the other made plain
         ({"scaling": Linear(factor=1.5), "base": 500.5}, "the law Linear"),
-        ({"scaling": Linear(factor=2.0), "base": 500.5}, "such a base"),
+        (
+            {"scaling": Linear(factor=2.0), "base": 500.5},
+            "a base of 500.5, which is no whole number",
+        ),
     ],
 )
 def test_a_refusal_names_the_first_property_that_is_refused_by_itself(
@@ -80,8 +83,8 @@ def test_a_refusal_names_the_first_property_that_is_refused_by_itself(
     assert reason in refused(replace(PLAIN, **change))
 
 
-def test_of_properties_that_are_refused_together_the_first_is_named() -> None:
-    """Without it the rope would be said, though by itself it is said as well."""
+def test_of_properties_that_are_refused_together_all_are_named() -> None:
+    """Without one of them the rope would be said, though by itself each is said as well."""
     both = replace(PLAIN, scaling=Linear(factor=2.0), rotary_dim=4)
     said = [replace(both, scaling=None), replace(both, rotary_dim=8), PLAIN]
 
@@ -91,7 +94,8 @@ def test_of_properties_that_are_refused_together_the_first_is_named() -> None:
     def words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
         yield from ({"number": i} for i, rope in enumerate(said) if rope == ropes[0])
 
-    assert "the law Linear" in refused(both, replace(DIALECT, read=read, words=words))
+    reason = "the law Linear with these numbers and a part of the head together"
+    assert reason in refused(both, replace(DIALECT, read=read, words=words))
 
 
 def test_what_a_reader_warns_of_is_none_of_the_users_words() -> None:

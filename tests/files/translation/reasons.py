@@ -10,9 +10,7 @@ import numpy as np
 from phasor import LayerRopes, Rope
 from phasor.scaling import (
     NTK,
-    Linear,
     Llama3,
-    LongRope,
     NTKFixed,
     NTKMixed,
     NTKOld,
@@ -69,19 +67,13 @@ def reason_is_true(ropes: LayerRopes, said: str) -> bool:
         and any(rope.attention_factor != 1 for rope in resolved(ropes).ropes),
         "heads of": any(rope.head_dim - rope.rotary_start > 256 for rope in ropes.ropes),
         "neighbours at once": any(not fits_a_vector(rope) for rope in ropes.ropes),
-        "ropes: translate one": len(ropes.ropes) > 1,
         "no whole number": any(base != int(base) for base in bases),
-        "other numbers than its code has": any(not megatrons_law(rope) for rope in ropes.ropes),
         "stand still beside": any(
             isinstance(rope.scaling, Proportional) and 0 in oracle.frequencies(rope)
             for rope in ropes.ropes
         ),
         "for interleaved pairs": any(
             rope.pairing == "interleaved" and isinstance(rope.scaling, beyond_blocks)
-            for rope in ropes.ropes
-        ),
-        "megatron cannot express the law": any(
-            isinstance(rope.scaling, (*beyond_blocks, NTKFixed, Proportional))
             for rope in ropes.ropes
         ),
         "from coordinate": any(rope.rotary_start for rope in ropes.ropes),
@@ -92,14 +84,10 @@ def reason_is_true(ropes: LayerRopes, said: str) -> bool:
             for rope in ropes.ropes
         ),
         "with a factor below 1": max(frequencies) > 1,
-        "one factor on cos and sin for both": any(
-            isinstance(rope.scaling, LongRope) for rope in ropes.ropes
-        ),
         "rotates in every layer": bool(unrotated),
         "with these numbers": any(rope.scaling is not None for rope in ropes.ropes),
         "such a base here": any(base != int(base) for base in bases),
-        "YaRN of": any(isinstance(rope.scaling, Yarn) for rope in ropes.ropes)
-        and any(rope.rotary_dim < rope.head_dim for rope in ropes.ropes),
+        "a part of the head": any(rope.rotary_dim < rope.head_dim for rope in ropes.ropes),
     }
     for rope in ropes.ropes:
         law = type(rope.scaling).__name__
@@ -162,16 +150,3 @@ def fits_a_vector(rope: Rope) -> bool:
     usual = rope.head_dim in (64, 128, 256)
     together = rope.num_pairs if rope.pairing == "half" else rope.rotary_dim
     return together % (8 if usual else 16) == 0 and rope.head_dim % 8 == 0
-
-
-def megatrons_law(rope: Rope) -> bool:
-    """Whether the law has the numbers that Megatron-LM has in its code."""
-    law = rope.scaling
-    if isinstance(law, Llama3):
-        numbers = law.low_freq_factor, law.high_freq_factor, law.original_max_positions
-        return numbers == (1.0, 4.0, 8192)
-    if isinstance(law, Linear):
-        return law.factor.is_integer()
-    if isinstance(law, Yarn):
-        return (law.beta_fast, law.beta_slow, law.original_max_positions) == (32.0, 1.0, 4096)
-    return law is None

@@ -30,12 +30,11 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 @lru_cache(maxsize=1)
 def read_programs() -> Mapping[str, Mapping[str, Any]]:
-    """The facts of each program: a table for each that has a dialect, and ``programs.toml``."""
+    """The facts of each program, which stand in a table beside its dialect."""
     package = resources.files("phasor.files.dialects")
     names = sorted(file.name for file in package.iterdir() if file.name.endswith(".toml"))
     tables = [read_table(name, "phasor.files.dialects") for name in names]
-    programs = {table["program"]: table for table in tables if "program" in table}
-    return programs | read_table("programs.toml")
+    return {table["program"]: table for table in tables if "program" in table}
 
 
 def spellings(keys: Iterable[str]) -> tuple[str, ...]:
@@ -67,17 +66,13 @@ class ProgramModel:
         self.config.ignore(*spellings(self.facts["ignored"]))
         lengths = map(self.config.find, names.get(CONTEXT, ()))
         for length in (length for length in lengths if isinstance(length, Unclear)):
-            self.put({CONTEXT: None})  # which turns nothing
+            said = {k: v for k, v in values.items() if k not in spellings([CONTEXT])}
+            self.config = self.config.with_values({**said, CONTEXT: None})  # which turns nothing
             self.config.notes.append(f"{CONTEXT} is not read: it is {length}.")
         self.defaults, self.assumes = {**self.facts["defaults"], **own}, f"what {program} assumes"
         key = "qk_rope_head_dim"
         self.latent = self.turns_all = key in names and self.config.has(key)
         self.blocks: list[JsonObject] = []
-
-    def put(self, values: Mapping[str, Any]) -> None:
-        """Set what the program takes whatever the file says."""
-        others = {k: v for k, v in self.config.values.items() if k not in spellings(values)}
-        self.config = self.config.with_values({**others, **values})
 
     def add_defaults(self, values: Mapping[str, Any]) -> None:
         """Set what the program takes where the file says nothing."""
@@ -93,8 +88,11 @@ class ProgramModel:
         self.add_defaults({key: size})
         return size
 
-    def rope(self, pairing: Pairing, out: Pairing | None = None) -> Rope:
-        """The rope of a head, or of the slice of a head in latent attention."""
+    def rope(self, pairing: Pairing, out: Pairing | None = None, base: float | None = None) -> Rope:
+        """The rope of a head, or of the slice of a head in latent attention.
+
+        ``base`` is that of a file whose key for it has more than one number.
+        """
         config, defaults = self.config, self.defaults
         key, names = "partial_rotary_factor", self.names
         fraction = defaults.get(key)
@@ -115,10 +113,12 @@ class ProgramModel:
         else:  # no program of these has a block with a fraction
             part, block = replace(facts, latent=False), JsonObject({}, config.path)
             rotary_dim = rotated_width(config, block, part, head_dim)
-        base = defaults["rope_theta"] or None
-        if names["rope_theta"]:  # else no file says it
+        default = defaults["rope_theta"] or None
+        if base is None and names["rope_theta"]:
             stated = config.number("rope_theta", above=1)
-            base = config.or_default("rope_theta", stated, base, self.assumes)
+            base = config.or_default("rope_theta", stated, default, self.assumes)
+        elif base is None:  # no file says it
+            base = default
         numbers: dict[str, Any] = {"head_dim": head_dim, "base": base, "rotary_dim": rotary_dim}
         with renamed_keys(config):
             return Rope(pairing=pairing, pairing_out=out, **numbers)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -54,6 +54,8 @@ class Dialect:
     words: Callable[[LayerRopes, int], Iterator[Keys]]
     # what else a file of the program says, so that it can be read
     sizes: Callable[[LayerRopes, int], Keys]
+    # ropes near one that has no words, with numbers that the program has in its code
+    near: Callable[[Rope], Iterable[Rope]] = lambda rope: ()
     # whether it says both pairings of all that it says; otherwise weights may have to be reordered
     says_all_pairs: bool = True
     # whether it says which layers do not rotate; otherwise the model's class decides
@@ -176,7 +178,7 @@ def words_or_refusal(target: Target, dialect: Dialect, ropes: LayerRopes, contex
     if (found := find_words(dialect, ropes, context)) is not None:
         return found
     for rope in ropes.ropes:
-        if find_words(dialect, one_layer(rope), context) is None:
+        if not _is_said(dialect, rope, context):
             _refuse(target, dialect, rope, context)
     if None in ropes.kinds.values() and find_words(dialect, _without_still_layers(ropes), context):
         raise TranslationError(
@@ -214,27 +216,32 @@ def _without_still_layers(ropes: LayerRopes) -> LayerRopes:
     return replace(ropes, layer_kinds=kinds, kinds=rotating(ropes), query_factors={})
 
 
+@lru_cache(maxsize=1024)  # of refusals of ropes that are near each other
+def _is_said(dialect: Dialect, rope: Rope, context: int) -> bool:
+    """Whether the program has words for one rope in all layers."""
+    return find_words(dialect, one_layer(rope), context) is not None
+
+
 def _refuse(target: Target, dialect: Dialect, rope: Rope, context: int) -> NoReturn:
     """Refuse a rope, by what the program cannot say of it."""
-    properties = _plain_values(rope)
+    form = ntk_as_base(rope)
+    form = form if form.scaling is None else rope
+    properties = _plain_values(form)
     start, _, law, *_ = properties
-    feature = _lacking(dialect, rope, properties, context)
+    feature = _lacking(dialect, form, properties, context)
     if feature == law and isinstance(rope.scaling, Rule):
         raise TranslationError(f"{target.name} cannot express {law}; {PICK_LAW}")
     if feature == start or isinstance(rope.scaling, Rule):
         target.refuse(feature, rope, [])
     one_axis = replace(rope, axes=OneAxis())
     near = [replace(other, axes=OneAxis()) for other in plain_candidates(rope)]
-    near += [*map(with_whole_base, near)]
+    near += [*map(with_whole_base, near), *dialect.near(rope)]
     target.refuse(feature, rope, [one_axis, *near] if one_axis != rope else near)
 
 
 def _lacking(dialect: Dialect, rope: Rope, plain: Mapping[str, Keys], context: int) -> str:
-    """The first property that is refused by itself, or else the first without which it is not."""
-
-    def is_said(other: Rope) -> bool:
-        return find_words(dialect, one_layer(other), context) is not None
-
+    """The first property that is refused by itself; or else each without which the rest is not."""
+    is_said = partial(_is_said, dialect, context=context)
     # one pairing or the other, so that it is none of the properties that may be plain
     if not is_said(plain_rope := _with(rope, *plain.values())):
         return f"{rope.pairing} pairs"
@@ -242,22 +249,23 @@ def _lacking(dialect: Dialect, rope: Rope, plain: Mapping[str, Keys], context: i
         alone = _with(rope, *(values for other, values in plain.items() if other != name))
         if alone != plain_rope and not is_said(alone):
             return name
-    for name, values in plain.items():
-        if (other := _with(rope, values)) != rope and is_said(other):
-            return name
-    return f"the rotation {rope}"
+    without = ((name, _with(rope, values)) for name, values in plain.items())
+    together = [name for name, other in without if other != rope and is_said(other)]
+    if len(together) > 1:
+        return f"{' and '.join(together)} together"
+    return together[0] if together else f"the rotation {rope}"
 
 
 def _plain_values(rope: Rope) -> dict[str, Keys]:
     """The plain values of the fields of each property."""
-    of_base: dict[str, Keys] = {"frequencies without a base": {"base": 1e4}}
+    base = "frequencies without a base"
     if rope.base is not None:
-        of_base = {"such a base here": {"base": whole_base(rope)}}
+        base = f"a base of {rope.base!r}, which is no whole number"
     return {
         f"a rotation from coordinate {rope.rotary_start} on": {"rotary_start": 0},
-        f"positions of {rope.axes.n_axes} axes with this law": {"axes": OneAxis()},
+        f"positions of {rope.axes.n_axes} axes": {"axes": OneAxis()},
         f"the law {type(rope.scaling).__name__} with these numbers": {"scaling": None},
-        **of_base,
+        base: {"base": whole_base(rope) if rope.base else 1e4},
         "a part of the head": {"rotary_dim": rope.head_dim // 2 * 2},
     }
 

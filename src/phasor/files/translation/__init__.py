@@ -18,7 +18,7 @@ from phasor._checks import did_you_mean, find_name, short_repr, whole
 from phasor.describe import to_plain
 from phasor.errors import ConfigError, SpecError
 from phasor.files.configs.writing import yarn_reach
-from phasor.files.dialects import exllamav3, litgpt, mlx_lm, params_json, tensorrt_llm
+from phasor.files.dialects import exllamav3, litgpt, megatron, mlx_lm, params_json, tensorrt_llm
 from phasor.files.dialects.target import (
     ProgramSettings,
     RefusalError,
@@ -50,6 +50,7 @@ _FILES = (
     kernels,
     libraries,
     litgpt,
+    megatron,
     mlx_lm,
     params_json,
     tensorrt_llm,

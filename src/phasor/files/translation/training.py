@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NoReturn
 
-from phasor.axes import InterleavedSections, OneAxis, Sectioned
+from phasor.axes import InterleavedSections, OneAxis
 from phasor.files.configs.writing import rotated_fraction
 from phasor.files.dialects.target import (
     LLAMA4_FACTOR,
@@ -13,147 +13,21 @@ from phasor.files.dialects.target import (
     Keys,
     ProgramSettings,
     Target,
-    TranslationError,
     as_yaml,
-    is_latent,
     law_numbers,
     layers_with,
     linear_factor,
     main_and_local,
     model_family,
-    mscales,
     ntk_as_base,
     plain_candidates,
     rotating,
-    softmax_notes,
     with_whole_base,
 )
 from phasor.layers import LayerRopes, one_layer
 from phasor.pairings import Pairing
 from phasor.rope import Rope
-from phasor.scaling import Law, Linear, Llama3, Proportional, Rule, Yarn, yarn_multiplier
-
-# Megatron-LM: flags of its training command.
-
-#: The flag for the kind of rotation, by whether attention is latent.
-_TYPE_FLAG = {False: "--position-embedding-type", True: "--rope-type"}
-# constants in the code of --use-rope-scaling, which reads only the factor
-_LLAMA3: Keys = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positions": 8192}
-# constants in the code of latent attention
-_LATENT_YARN: Keys = {
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "original_max_positions": 4096,
-    "truncate": True,
-}
-
-
-def _write_megatron(ropes: LayerRopes, _context: int) -> ProgramSettings:
-    rope, *others = ropes.ropes
-    if others:
-        raise TranslationError(
-            f"megatron has one rotation for all layers, and {ropes.name} has {len(ropes.ropes)} "
-            "ropes: translate one of them"
-        )
-    if rope.rotary_start:
-        MEGATRON.refuse(f"a rotation from coordinate {rope.rotary_start} on", rope, [])
-    latent = is_latent(ropes, rope)  # then it reads interleaved pairs and writes half pairs
-    if not latent and (isinstance(rope.scaling, Yarn) or isinstance(rope.axes, Sectioned)):
-        rope = replace(rope, pairing="half", pairing_out=None)
-    form = ntk_as_base(rope)
-    if form.base is None:
-        _refuse_flags("frequencies without a base", rope)
-    if not form.base.is_integer():
-        _refuse_flags(f"a base of {form.base!r}, which is no whole number", rope)
-    width = "--qk-pos-emb-head-dim" if latent else "--kv-channels"
-    flags: Keys = {"--multi-latent-attention": True} if latent else {}
-    # without the first flag Megatron adds learned embeddings, also beside latent attention
-    flags |= {_TYPE_FLAG[False]: "rope", _TYPE_FLAG[latent]: "rope"}
-    flags |= {width: rope.head_dim, "--rotary-base": int(form.base)}
-    if rope.rotary_dim < rope.head_dim:
-        flags["--rotary-percent"] = rotated_fraction(rope.rotary_dim, rope.head_dim)
-    if rope.pairing == "interleaved" and not latent:
-        flags["--rotary-interleaved"] = True
-    if isinstance(rope.axes, Sectioned):
-        if rope.axes.n_axes != 3 or not isinstance(form.scaling, (type(None), Linear)):
-            law = _law_name(form.scaling)
-            _refuse_flags(f"positions of {rope.axes.n_axes} axes with {law}", rope)
-        flags[_TYPE_FLAG[False]] = "mrope"
-        flags["--mrope-section"] = " ".join(map(str, rope.axes.sections))
-    if form.scaling is not None:
-        flags |= _law_flags(rope, form.scaling, latent=latent)
-    unrotated = layers_with(ropes, None).numbers
-    notes = [] if latent else softmax_notes(rope.softmax_factor)
-    if latent and any(unrotated):
-        notes.append("Latent attention rotates in all its layers: others must be of another kind.")
-    elif any(unrotated):
-        flags["--no-rope-freq"] = f"[{','.join(map(str, unrotated))}]"
-    notes.append(
-        "Megatron-Bridge and NeMo read the same numbers as fields of a model's configuration: "
-        "rotary_base, rotary_percent, seq_len_interpolation_factor, "
-        f"{'' if latent else 'yarn_'}rotary_scaling_factor."
-    )
-    # a shell would read the list's brackets as a pattern of file names
-    texts = {name: f"'{v}'" if str(v).startswith("[") else v for name, v in flags.items()}
-    words = [name if text is True else f"{name} {text}" for name, text in texts.items()]
-    kinds = dict.fromkeys(rotating(ropes), replace(rope, pairing_out="half" if latent else None))
-    return ProgramSettings(flags, " ".join(words), tuple(notes), kinds)
-
-
-def _law_flags(rope: Rope, law: Law | Rule, *, latent: bool) -> Keys:
-    flags: Keys = {}
-    if isinstance(law, Yarn) and (not latent or law == replace(law, **_LATENT_YARN)):
-        if rope.rotary_dim < rope.head_dim:
-            _refuse_flags(f"YaRN of {rope.rotary_dim} of {rope.head_dim} coordinates", rope)
-        if law.factor <= 1 and rope.attention_factor != 1:
-            _refuse_flags(f"YaRN by {law.factor:g} with a factor on cos and sin", rope)
-        flags = {_TYPE_FLAG[latent]: "yarn", "--rotary-scaling-factor": law.factor}
-        flags |= {f"--{name.replace('_', '-')}": value for name, value in mscales(law).items()}
-        if not latent:
-            rounded = "yarn-correction-range-round-to-int"
-            flags[f"--{rounded}" if law.truncate else f"--no-{rounded}"] = True
-            flags |= law_numbers(
-                law,
-                original_max_positions="--yarn-original-max-position-embeddings",
-                beta_fast="--yarn-beta-fast",
-                beta_slow="--yarn-beta-slow",
-            )
-    elif isinstance(law, Linear) and law.factor.is_integer() and not latent:
-        flags = {"--rotary-seq-len-interpolation-factor": int(law.factor)}
-    elif isinstance(law, Llama3) and law == replace(law, **_LLAMA3) and not latent:
-        flags = {"--use-rope-scaling": True, "--rope-scaling-factor": law.factor}
-    if not flags:
-        has_flags = isinstance(rope.scaling, (Linear, Llama3, Yarn))
-        numbers = " with other numbers than its code has" if has_flags else ""
-        _refuse_flags(_law_name(rope.scaling) + numbers, rope)
-    return flags
-
-
-def _law_name(law: Law | Rule | None) -> str:
-    return "no law" if law is None else f"the law {type(law).__name__}"
-
-
-def _refuse_flags(feature: str, rope: Rope) -> NoReturn:
-    candidates = [other for other in plain_candidates(rope) if other.scaling is None]
-    if isinstance(law := rope.scaling, Llama3):
-        candidates.append(replace(rope, scaling=replace(law, **_LLAMA3)))
-    if isinstance(law, Yarn):
-        candidates.append(replace(rope, scaling=replace(law, **_LATENT_YARN)))
-    MEGATRON.refuse(feature, rope, map(with_whole_base, candidates))
-
-
-MEGATRON = Target(
-    name="megatron",
-    program="flags of Megatron-LM's training command",
-    source="https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/training/arguments.py",
-    checked="run",
-    package="megatron-core",
-    write=_write_megatron,
-    other_pairs_out=True,
-    axes=(OneAxis, Sectioned),
-    softmax_note="",
-)
-
+from phasor.scaling import Llama3, Proportional, Yarn, yarn_multiplier
 
 # litgpt and MaxText: keys of a YAML file that makes a model.
 
