@@ -10,6 +10,7 @@ import click
 import numpy as np
 import pytest
 from tools.doc_tables import fill
+from tools.site_check import not_plain
 
 from phasor import Rope
 from phasor.cli import COMMANDS, main
@@ -83,6 +84,14 @@ def test_code_is_as_wide_as_a_page() -> None:
             most = 80 if language == "console" else 79
             wide += [(one.name, line) for line in block.splitlines() if len(line) > most]
     assert wide == []
+
+
+def test_pages_and_messages_are_plain_english() -> None:
+    """No file of the library, no page and no line of the changelog has a word of the list."""
+    texts = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    texts += [one for one in (ROOT / "src").rglob("*") if one.suffix in (".py", ".toml")]
+    found = {str(one.relative_to(ROOT)): not_plain(one.read_text("utf-8")) for one in texts}
+    assert {name: words for name, words in found.items() if words} == {}
 
 
 def test_every_extra_is_on_the_first_page_and_in_the_reference() -> None:

@@ -55,7 +55,7 @@ RESULTS = {
     ),
     "diff of a function": (
         lambda _: phasor.diff(ROPE, lambda x, p: rotate(x, p + 1, ROPE)),
-        "They part at position 0",
+        "They differ at position 0",
     ),
     "extension plan": (
         lambda _: plan_extension(preset("qwen3-8b"), 131072),

@@ -88,6 +88,23 @@ WAYS: dict[str, tuple[str, ...]] = {
     "rotate for my ViT": ("Images, video, audio", "vision transformer"),
 }
 
+#: What no page and no message says, as a regular expression, and what is plain English for it.
+AVOIDED: dict[str, str] = {
+    r"\bverbs?\b": "function",
+    r"\b(they|models|functions|ropes|rotations|two) part\b|\bparted\b": "differ",
+    r"\bsay (`?-|`\w+=|\w+=)": "pass, give, use",
+    r"\bmade module": "an instance of a module",
+    r"\blike (key|query)\b": "a matching key",
+    r"\bin the words of\b|\bby (its|their) own words\b": "with its own keys",
+    r"\b(come|comes|came|coming) round\b": "complete a turn",
+    r"\bhas to be given\b|\bis to be given\b": "needs",
+    r"\b(what|whatever) is said\b|\bis the one said\b": "the message, the one with",
+    r"\bwho (reads|saves|took|asks)\b|\bwhoever\b": "a noun: the reader, the program",
+    r"\btells attention where\b|\bwhere tokens stand\b": "positions of tokens",
+    r"\bof one's own\b": "your own",
+    r"\baccused\b": "reported",
+}
+
 # what runs in each page
 SCRIPT = Path(__file__).with_suffix(".js")
 
@@ -100,6 +117,15 @@ class Seen(NamedTuple):
     words: int
     table_words: int
     title: str
+
+
+def not_plain(text: str) -> list[str]:
+    """Words of a text that are `AVOIDED`, each with a few before it and what to write."""
+    return [
+        f"{text[max(0, found.start() - 30) : found.end()]!r}: {better}"
+        for pattern, better in AVOIDED.items()
+        for found in re.finditer(pattern, text, re.I)
+    ]
 
 
 @contextmanager
@@ -137,6 +163,7 @@ def look_at(browser: Browser, root: str, path: str) -> Seen:
                 page.goto(root + path, wait_until="load")
                 page.add_style_tag(content="* { transition: none !important; }")
                 words, table_words = page.evaluate("siteCheck.words()")
+                faults |= dict.fromkeys(not_plain(page.inner_text("article")))
                 title, called = page.evaluate("siteCheck.titles()")
                 if called and title != called:
                     faults[f"is {title!r}, and {called!r} in the navigation"] = None

@@ -1,6 +1,6 @@
 """The angle of `phasor.angles` for arrays of any library with NumPy's names.
 
-`partner_rows`, for MLX, computes what is said there, in integers of 64 bits. `cos_sin_of_words`,
+`partner_rows`, for MLX, computes the same in integers of 64 bits. `cos_sin_of_words`,
 for JAX, can do without these: an angle is a word of 32 bits, in units of 2**-32 turns, which is
 enough for float32; for float64 it is a word of 64. A position is its magnitude, so that -2**31 and
 -2**63 have one too, and its sign is the angle's. Products overflow at whole turns, as there:

@@ -127,7 +127,7 @@ class Arrays(NamedTuple):
         elif not xp.issubdtype(offset.dtype, xp.integer):
             raise PositionError(
                 f"offset must be a whole number, or an array of them, got {offset.dtype}; "
-                "give positions where tokens stand between two"
+                "give positions of tokens between two"
             )
         first = offset.astype(xp.int64)[..., None]
         # one more kernel is a tenth of the time of decoding a token
@@ -188,7 +188,7 @@ def check_counts_tokens(rope: Rope) -> None:
 
 
 def check_no_other(offset: Any, cu_seqlens: Any = None) -> None:
-    """Refuse what says where tokens stand, but for an offset of 0, beside positions."""
+    """Refuse arguments for positions, but for an offset of 0, beside positions."""
     if cu_seqlens is not None or not (type(offset) is int and offset == 0):
         name = "offset" if cu_seqlens is None else "cu_seqlens"
         raise PositionError(

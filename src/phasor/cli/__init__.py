@@ -31,13 +31,13 @@ _EXIT_DIFFERENCE, _EXIT_ERROR, _EXIT_INTERRUPTED, _EXIT_PIPE_CLOSED = 1, 2, 130,
 def run() -> None:
     """Run the command line and exit; the docs' page on the command line lists the exit statuses."""
     for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started the program
+        if getattr(sys, name) is None:  # closed by the program that started this one
             setattr(sys, name, io.TextIOWrapper(io.BytesIO()))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # characters that the terminal's encoding lacks are escaped
             stream.reconfigure(errors="backslashreplace")
-    # whoever asked for JSON reads one object, an error too
+    # a program that asked for JSON reads one object, for an error too
     as_json = "--json" in itertools.takewhile(lambda word: word != "--", sys.argv[1:])
     warned: list[str] = []
     with warnings_to(warned.append if as_json else print_warning):

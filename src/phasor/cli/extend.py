@@ -198,9 +198,9 @@ def print_plan(extension: ExtensionPlan, law: str | None) -> None:
         screen.print_line(f"  {chosen.refused}")
         return
     if extension.labels:
-        verb = "is the block" if len(extension.labels) == 1 else "are the blocks"
+        are_blocks = "is the block" if len(extension.labels) == 1 else "are the blocks"
         screen.print_line(
-            f"  {', '.join(map(repr, extension.labels))} {verb} of these layers; "
+            f"  {', '.join(map(repr, extension.labels))} {are_blocks} of these layers; "
             "all other blocks stay as they are."
         )
     set_these = f"In {extension.inside} set" if extension.inside else "Set"

@@ -154,7 +154,7 @@ def print_targets(*, as_json: bool) -> None:
 
 
 def print_translation(translation: Translation) -> None:
-    """Print what the program has to be given, part by part."""
+    """Print the settings for the program, part by part."""
     screen, target = Screen(), translation.target
     title = (translation.model, "bold"), " for ", (target.name, "bold"), f": {target.program}"
     screen.print_line(*title)

@@ -132,7 +132,7 @@ def read_header(path: Path) -> Header:
     except SafetensorError as error:
         raise refusal("damaged", path=path, error=error) from None
     header = parse_json(text, str(path), CheckpointError)
-    # free text of whoever wrote the file
+    # free text of the file's author
     header.pop("__metadata__", None)
     data = 8 + len(text)
     tensors: dict[str, Entry] = {}

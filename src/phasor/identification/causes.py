@@ -274,7 +274,7 @@ class Finder:
                 ):
                     continue  # such as another decimal of one
                 named, meant = self._compare(one), self.meant.rope.inv_freq
-                # frequencies without a name would leave what is said of positions as the only cause
+                # unnamed frequencies would leave the finding about positions as the only cause
                 if named or np.allclose(one.inv_freq, meant, 1e-6, 0):
                     likely.append(suppose(one, at, *changes, *named))
             yield from likely

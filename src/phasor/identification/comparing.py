@@ -1,4 +1,4 @@
-"""`diff`: where two Ropes, two models or two functions part, and why."""
+"""`diff`: where two Ropes, two models or two functions differ, and why."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def diff(
 ) -> RopeDifference | ModelDifference | MapDifference | None:  # fmt: skip
     """How two Ropes, two models or two functions differ; false if they agree within the context.
 
-    Two Ropes part at the first position where ``exp(i p f_a)`` and ``exp(i p f_b)`` of a pair are
+    Two Ropes differ at the first position where ``exp(i p f_a)`` and ``exp(i p f_b)`` of a pair are
     more than ``tolerance`` apart, which is computed from their frequencies. Models are compared
     layer by layer, up to the end of the one with fewer layers. A function is compared at positions
     0 to 16 and around every power of two below the context, and where it parts is then found by
@@ -75,7 +75,7 @@ def diff(
 
     Returns:
         Of Ropes the fields, pairs and factors that differ, of models these by kind of layers; of
-        functions where they part, how far and the change of a score there, or None if they agree.
+        functions where they differ, how far and the change of a score there, or None if they agree.
 
     Raises:
         TensorError: If no way of calling a function works.

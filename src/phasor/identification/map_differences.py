@@ -29,7 +29,7 @@ from phasor.numpy import matrix, pair_indices
 from phasor.rope import Rope
 
 Function = Callable[..., Any]
-# positions beyond where two part that are asked for why
+# positions beyond the first difference at which causes are sought
 _FAR = 1 << 12
 # what is found of a function's frequencies alone, no difference where the rope's own are so
 _OF_FREQUENCIES = MISTAKES | {"frequencies-in-bfloat16", "frequencies-in-float16"}
@@ -45,7 +45,7 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True, kw_only=True)
 class MapDifference(Difference):
-    """How two linear maps differ, and the position where they part; what is not finite is None."""
+    """How two linear maps differ, and the first position where they do; not finite is None."""
 
     # the first found at which they differ, None if they do not where they were compared
     position: int | None = None
@@ -70,7 +70,7 @@ class MapDifference(Difference):
         if self.position is None:
             return f"They agree wherever they were compared, positions 0 to {self.context - 1}."
         where = "" if self.axis is None else f" on axis {self.axis}, 0 on the others"
-        text = f"They part at position {self.position}{where}"
+        text = f"They differ at position {self.position}{where}"
         if self.refused is not None:
             return f"{text}, which one refuses: {self.refused}."
         if self.pair is not None:
@@ -83,7 +83,7 @@ class MapDifference(Difference):
         )
 
 
-# Where they part.
+# Where they differ.
 
 
 def _find_parting(
@@ -157,7 +157,7 @@ def _pair_of(rope: Rope, coordinate: int) -> int | None:
     return int(pairs[0]) if len(pairs) else None
 
 
-# Why they part.
+# Why they differ.
 
 
 class Reference(NamedTuple):

@@ -29,7 +29,7 @@ class Signs(NamedTuple):
     in_second: int  # c
 
     def finding(self, which: str) -> Changes:
-        """What is said of such pairs; nothing of a rotation."""
+        """The finding about such pairs; none for a rotation."""
         how = "subtract" if self.in_first < 0 else "add"
         return (make_finding(self.name, how=how, which=which),) if self.name else ()
 

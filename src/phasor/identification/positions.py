@@ -59,7 +59,7 @@ class PositionMap(NamedTuple):
     turned_as: _Map
 
     def finding(self, end: int) -> Finding:
-        """What is said of a table with so many rows."""
+        """The finding about a table with this many rows."""
         text = self.text(end)
         return make_finding(self.name, last=end - 1, end=end, beyond=text, negative=text)
 

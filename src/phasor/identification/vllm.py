@@ -16,7 +16,7 @@ from phasor.errors import TensorError
 from phasor.files.reading import load
 from phasor.identification.verifying import verify
 
-# vLLM shows what is said below its own name
+# vLLM shows messages of loggers below its own name
 _LOGGER = logging.getLogger("vllm.phasor")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 

@@ -41,7 +41,7 @@ def critical_base(base: float, context: float, tuned_context: float) -> float:
     """Base from which tuning on a longer context does better than the base of training.
 
     ``base ** log(tuned_context / 2 pi, context / 2 pi)``, of contexts above ``2 pi`` tokens: with
-    it, the pairs that come round in the tuned context are those that came round in training (Liu
+    it, the pairs that complete a turn in the tuned context are those that did in training (Liu
     et al. 2310.05209).
 
     >>> print(round(critical_base(10_000.0, 4096, 16_384)))

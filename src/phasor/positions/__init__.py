@@ -1,4 +1,4 @@
-"""Where tokens stand: integer positions for every way a batch is laid out.
+"""Positions of tokens: integers for every way a batch is laid out.
 
 In come lengths, boundaries, masks and grid sizes; out come int64 arrays ``[..., seq]``, or
 ``[..., seq, n_axes]`` where a token has several coordinates (axis order t, h, w). The same names

@@ -56,7 +56,7 @@ class Rotation(RotationOf[Tensor]):
         pairing: The pairs that are read.
         pairing_out: The pairs that are written.
         rotary_start: The first coordinate of the rotated slice.
-        head_dim: Width of the heads that it rotates; None for cos and sin of one's own.
+        head_dim: Width of the heads that it rotates; None for cos and sin of your own.
 
     Raises:
         TensorError: If cos and sin are no two tensors of one shape.

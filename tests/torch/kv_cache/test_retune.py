@@ -14,7 +14,7 @@ from phasor import Rope
 from phasor.angles import COS_SIN_ERROR
 from phasor.scaling import NTK, DynamicNTK, Linear
 from phasor.torch import rotate
-from phasor.torch.kv_cache import retune_, verbs
+from phasor.torch.kv_cache import edits, retune_
 
 from ...strategies import EVERY_LAW
 from ..torch_oracle import DTYPES, normal, row_error
@@ -110,7 +110,7 @@ def test_positions_of_every_form_are_taken(
     form: str, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether a token, three or all of them are worked on at once."""
-    monkeypatch.setattr(verbs, "CHUNK", rows_at_once)
+    monkeypatch.setattr(edits, "CHUNK", rows_at_once)
     name, given_at = AT[form]
     old, stored = LAYOUTS[name], normal(2, 7, 3, 8, dtype=torch.float64)
     new = replace(old, base=77.0)

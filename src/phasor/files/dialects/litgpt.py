@@ -178,7 +178,7 @@ def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
 def _fault_note(law: Yarn) -> str:
     return (
         "litgpt 0.5.13 divides the fast pairs in place of the slow ones: these betas are made so "
-        "that it divides the right ones. A version without that fault is to be given "
+        "that it divides the right ones. A version without that fault needs "
         f"beta_fast: {law.beta_fast:g} and beta_slow: {law.beta_slow:g}."
     )
 

@@ -72,7 +72,7 @@ _ALSO_CALLED: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Translation:
-    """A model's rotation in the words of another program."""
+    """A model's rotation as settings of another program."""
 
     model: str  # the model's name
     target: Target
@@ -125,7 +125,7 @@ class Translation:
 def translate(
     ropes: Rope | LayerRopes, target: str, *, context: int | None = None, seq_len: int | None = None
 ) -> Translation:
-    """What ``target`` has to be given so that it performs this rotation.
+    """The settings with which ``target`` performs this rotation.
 
     Args:
         ropes: A rope, or those of a model.

@@ -10,6 +10,6 @@ a cache. `phasor.torch.rotate_` with ``inverse=True`` gives the keys before they
 
 from phasor.torch.kv_cache.cache import KVCache
 from phasor.torch.kv_cache.cached_keys import CachedKeys
-from phasor.torch.kv_cache.verbs import evict, insert, retune_, shift_
+from phasor.torch.kv_cache.edits import evict, insert, retune_, shift_
 
 __all__ = ["CachedKeys", "KVCache", "evict", "insert", "retune_", "shift_"]

@@ -1,7 +1,7 @@
 """`CachedKeys`: the functions for cached keys, for every layer of a cache at once.
 
-Caches of transformers are recognised by their class. transformers is never imported here: whoever
-has such a cache has imported it.
+Caches of transformers are recognised by their class. transformers is never imported here: a
+process with such a cache has imported it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from phasor.torch._operator.arguments import check_device, check_heads
 from phasor.torch._operator.in_place import check_mutable
 from phasor.torch._operator.internals import copy_all
 from phasor.torch.kv_cache.cache import KVCache
-from phasor.torch.kv_cache.verbs import Distance, evict, insert_tokens, retune_, shift_
+from phasor.torch.kv_cache.edits import Distance, evict, insert_tokens, retune_, shift_
 
 _Ropes = Rope | Sequence[Rope | None]
 _KeyEdit = Callable[[Tensor, Any], Tensor]  # of keys, in place, by positions

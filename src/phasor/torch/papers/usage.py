@@ -159,7 +159,7 @@ def _own_ropes(
     layers = [model.get_submodule(name) for name in names]
     if layers and all(isinstance(layer, RotaryAttention) for layer in layers):
         return tuple(cast(RotaryAttention, layer).rope for layer in layers)
-    # whoever has a model of transformers has imported it
+    # a process with a model of transformers has imported it
     transformers = sys.modules.get("transformers")
     if transformers is None or not isinstance(model, transformers.PreTrainedModel):
         return None

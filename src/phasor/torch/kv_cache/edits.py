@@ -1,4 +1,4 @@
-"""Verbs on keys that are rotated already: shift, retune, evict, insert.
+"""Functions for cached keys, which are rotated already: shift, retune, evict, insert.
 
 Functions with a trailing underscore change the keys in place; `insert` and `evict` return new ones.
 """
