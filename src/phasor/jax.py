@@ -55,7 +55,7 @@ def rotate(
             arrays of JAX or NumPy, lists or numbers. Floats that are no arrays of JAX count with
             all their 64 bits. In an array of JAX, a float that is NaN or beyond int64 makes its
             token NaN; anywhere else it is refused.
-        rope: What rotates; its scaling must be a law, not a rule. It is compiled once for every
+        rope: The rope; its scaling must be a law, not a rule. It is compiled once for every
             Rope of a layout, for frequencies are an argument of what is compiled.
         inverse: Undo the rotation with the same arguments instead, its gain included.
         gain: Multiplied into cos and sin; ``rope.attention_factor`` if None, and 1.0 leaves it out.
@@ -109,7 +109,7 @@ class Rotation(RotationOf[Array]):
             float64; gradients reach it.
         sin: The same shape.
         pairing: ``"half"`` or ``"interleaved"``.
-        pairing_out: Pairing of the result where it differs.
+        pairing_out: Pairing of the result if it differs.
         rotary_start: Where the rotated slice begins inside the head.
 
     >>> rope = Rope(head_dim=64, pairing="half", base=500_000.0)
@@ -145,7 +145,7 @@ class Rotation(RotationOf[Array]):
 
         Args:
             positions: As for `rotate`, which refuses the same.
-            rope: What rotates; its scaling must be a law, not a rule.
+            rope: The rope; its scaling must be a law, not a rule.
             gain: Multiplied into cos and sin; ``rope.attention_factor`` if None.
             dtype: float32, or float64 for arrays that are float64.
 

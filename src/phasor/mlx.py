@@ -90,7 +90,7 @@ class Rotation(RotationOf[mx.array]):
             also where heads come first; gradients reach it.
         sin: The same shape.
         pairing: ``"half"`` or ``"interleaved"``.
-        pairing_out: Pairing of the result where it differs.
+        pairing_out: Pairing of the result if it differs.
         rotary_start: Where the rotated slice begins inside the head.
 
     >>> rotation = Rotation.at(mx.arange(5), Rope(head_dim=8, pairing="half"))
@@ -168,7 +168,7 @@ class RotaryEmbedding(nn.Module):
     """`rotate` with the call of MLX's own modules, for ``[..., heads, seq, head_dim]``.
 
     Args:
-        rope: What rotates; its scaling must be a law, not a rule.
+        rope: The rope; its scaling must be a law, not a rule.
         gain: Multiplied into cos and sin; ``rope.attention_factor`` if None.
 
     >>> layer = RotaryEmbedding(Rope(head_dim=64, pairing="half", base=500_000.0))

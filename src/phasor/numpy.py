@@ -48,7 +48,7 @@ def rotate(
         x: ``[..., seq, heads, head_dim]``; with a scalar position, any ``[..., head_dim]``.
         positions: Integers or floats ``[..., seq]``, broadcast against the leading dimensions of
             ``x``; ``[..., seq, n_axes]`` for several axes. A scalar is every token's position.
-        rope: What rotates.
+        rope: The rope.
         inverse: Undo it instead: ``R(-p)``, from ``output_pairing`` back to ``pairing``.
         heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``; ``positions`` keep their
             shape.
@@ -125,7 +125,7 @@ def blocks(position: ArrayLike, rope: Rope) -> NDArray[np.float64]:
 
     Args:
         position: Positions of any shape ``[...]``, or ``[..., n_axes]``.
-        rope: What rotates.
+        rope: The rope.
 
     Returns:
         float64 ``[..., num_pairs, 2, 2]``, each ``[[cos, -sin], [sin, cos]]``.
@@ -145,7 +145,7 @@ def matrix(position: ArrayLike, rope: Rope) -> NDArray[np.float64]:
 
     Args:
         position: One position: a number, or ``[n_axes]`` numbers.
-        rope: What rotates.
+        rope: The rope.
 
     Returns:
         float64 ``[head_dim, head_dim]``.
@@ -175,7 +175,7 @@ def score(q: ArrayLike, k: ArrayLike, distance: ArrayLike, rope: Rope) -> NDArra
         k: ``[..., head_dim]``, before rotation.
         distance: Key position minus query position, broadcast against the leading dimensions;
             ``[..., n_axes]`` for several axes.
-        rope: What rotates.
+        rope: The rope.
 
     Returns:
         float64, the broadcast shape.

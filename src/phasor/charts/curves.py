@@ -53,7 +53,7 @@ def rotation_chart(rope: Rope, *, pairs: Sequence[int], tokens: int) -> alt.Conc
     The points are `phasor.angles.cos_sin`.
 
     Args:
-        rope: What rotates; with several axes, tokens stand at the same place on every one.
+        rope: The rope; with several axes, tokens stand at the same place on every one.
         pairs: Which pairs, a panel for each, three in a row.
         tokens: Positions 0 to ``tokens - 1``, faint to strong.
 
@@ -291,7 +291,7 @@ def precision_chart(
     """Largest error of cos and sin against position, for each recipe of `angle_errors`.
 
     Args:
-        rope: What rotates; with several axes, a position is along every one, as in text.
+        rope: The rope; with several axes, a position is along every one, as in text.
         bits: Positions run up to ``2 ** bits``.
         draws: Random positions drawn in each octave; the curve is their maximum.
         context: Length of the training, marked by a line.

@@ -67,7 +67,7 @@ def feasible_bases(rope: Rope, context: int, bases: Iterable[float]) -> NDArray[
     milliseconds up to 65536 tokens.
 
     Args:
-        rope: What rotates; its base is replaced, its law is kept.
+        rope: The rope; its base is replaced, its law is kept.
         context: The last distance.
         bases: Ascending.
 

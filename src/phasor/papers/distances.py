@@ -35,7 +35,7 @@ def decay(rope: Rope, distances: ArrayLike) -> NDArray[np.float64]:
     it does not fall at all.
 
     Args:
-        rope: What rotates; frequencies in the order of its pairs.
+        rope: The rope; frequencies in the order of its pairs.
         distances: Integers or floats ``[...]``; ``[..., n_axes]`` for several axes.
 
     Returns:
@@ -62,7 +62,7 @@ def abel_bound(q: ArrayLike, k: ArrayLike, distance: ArrayLike, rope: Rope) -> N
         q: ``[..., head_dim]``, before rotation.
         k: ``[..., head_dim]``, before rotation.
         distance: Broadcast against the leading dimensions; ``[..., n_axes]`` for several axes.
-        rope: What rotates.
+        rope: The rope.
 
     Returns:
         float64, the broadcast shape.
@@ -93,7 +93,7 @@ def cosine(
     expected to score less than any other (Men et al. 2405.14591, theorem 1).
 
     Args:
-        rope: What rotates.
+        rope: The rope.
         distances: Integers or floats ``[...]``; ``[..., n_axes]`` for several axes.
         kind: ``"aligned"``: ``q = k = (1, 1, ...)``; ``"opposite"``: ``q = (1, 1, ...) = -k``;
             ``"random"``: ``q = k``, Gaussian; ``"independent"``: ``q`` and ``k`` Gaussian.
@@ -139,7 +139,7 @@ def linear_weights(query: ArrayLike, keys: ArrayLike, rope: Rope) -> NDArray[np.
     Args:
         query: ``[head_dim]``, before the feature map; it stands at position ``N - 1``.
         keys: ``[N, head_dim]``, at positions 0 to ``N - 1``.
-        rope: What rotates.
+        rope: The rope.
 
     Returns:
         float64 ``[N]``.

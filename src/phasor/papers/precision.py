@@ -21,7 +21,7 @@ def angle_errors(rope: Rope, positions: ArrayLike, recipe: Recipe) -> NDArray[np
     The reference is `phasor.angles.cos_sin`, which is right to 1e-15 at every int64 position.
 
     Args:
-        rope: What rotates.
+        rope: The rope.
         positions: Integers ``[...]``; ``[..., n_axes]`` for several axes.
         recipe: ``"float32 angle"`` multiplies a float32 position by a float32 frequency and takes
             the cosine in float32, the commonest recipe; ``"float64 angle"`` does that in float64

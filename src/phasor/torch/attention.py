@@ -42,16 +42,16 @@ class RotaryAttention(nn.Module):
     ``load_state_dict``, and those of a Qwen3 layer with ``qk_norm=True``.
 
     Args:
-        rope: What rotates queries and keys; None for a layer without positions.
+        rope: The rope of queries and keys; None for a layer without positions.
         embed_dim: Width of the input and the output.
         num_heads: Heads of queries.
         num_kv_heads: Heads of keys and of values, a divisor of ``num_heads``, each shared by as
             many queries (grouped-query attention, 2305.13245); ``num_heads`` if None.
         head_dim: Width of a head. Needed where ``rope`` is None, else the Rope's.
-        causal: Whether a query sees nothing after itself.
+        causal: Whether a query sees only tokens up to itself.
         window: Tokens that a causal query sees, itself included; None for all. Counted in tokens,
             whatever their positions are.
-        query_factor: What queries are multiplied by at their positions (Llama 4, also where
+        query_factor: The factor on queries, a function of their positions (Llama 4, also where
             ``rope`` is None): that of the layer by `LayerRopes.query_factor`. For one axis.
         qk_norm: Whether each head of queries and keys goes through an RMS norm with weights before
             the rotation (Qwen3, 2505.09388).
@@ -59,7 +59,7 @@ class RotaryAttention(nn.Module):
         dropout: Probability with which a weight of the softmax is set to 0 in training.
         qkv_bias: Whether ``q_proj``, ``k_proj`` and ``v_proj`` have biases.
         o_bias: Whether ``o_proj`` has one.
-        device: Where the weights are; torch's default if None.
+        device: Device of the weights; torch's default if None.
         dtype: Of the weights; torch's default if None.
 
     Attributes:
@@ -144,7 +144,7 @@ class RotaryAttention(nn.Module):
 
     @property
     def rope(self) -> Rope | None:
-        """What rotates. Another of the same ``head_dim`` can be assigned, for a longer context."""
+        """The rope. Another of the same ``head_dim`` can be assigned, for a longer context."""
         return self._rope
 
     @rope.setter
@@ -183,15 +183,15 @@ class RotaryAttention(nn.Module):
                 ignores them, so that all layers of a model can be called alike. Or the `Rotation`
                 that a model makes of them once for all its layers.
             attention_mask: Bools ``[batch, seq]``: True is a token, False is padding, on either
-                side. No token sees padding, and the output for padding means nothing. With
+                side. No token sees padding, and the output for padding is meaningless. With
                 ``key_value_states`` it is theirs, ``[batch, key_seq]``.
             cu_seqlens: Boundaries of sequences packed end to end in every row, ``[0, ..., seq]``;
                 no sequence sees another. They are read on the host, so under ``torch.compile`` and
-                on accelerators give a list of ints.
+                on accelerators pass a list of ints.
             cache: From `make_cache`. Holds the tokens before these, and then these too.
             key_value_states: ``[batch, key_seq, embed_dim]``: cross-attention. Keys and values are
                 made of these, as of an encoder's output, and queries of ``x``. Every query sees
-                every key, so the layer has ``causal=False``.
+                every key, so the layer needs ``causal=False``.
             key_value_positions: Positions of these keys, in the shapes of ``positions`` and on the
                 same scale: a score depends on the distance between its query and its key. If None,
                 they are counted as those of ``x`` are.
@@ -248,10 +248,10 @@ class RotaryAttention(nn.Module):
         """An empty cache for this layer, on the device of its weights.
 
         Args:
-            batch_size: Rows.
-            capacity: Tokens that can be given to `forward`, padding included.
+            batch_size: Number of rows.
+            capacity: Number of tokens that `forward` can take, padding included.
             dtype: Of keys and values. If None, autocast's where it is on, else the weights' own;
-                where something else casts the weights (FSDP's mixed precision), give its dtype.
+                if something else casts the weights (FSDP's mixed precision), pass that dtype.
         """
         weight = self.k_proj.weight
         device_type = weight.device.type

@@ -1,7 +1,7 @@
 """The one-call functions: rotate one tensor, or a query and a key, at their tokens' positions.
 
 Tensors are ``[..., seq, heads, head_dim]`` with any strides, or ``[..., heads, seq, head_dim]``
-with ``heads_first=True``. Functions with a trailing underscore write to their arguments, the others
+with ``heads_first=True``. Functions with a trailing underscore change their arguments; the others
 never do.
 """
 
@@ -48,7 +48,7 @@ def rotate(
             against the leading dimensions of ``x``; ``[..., seq, n_axes]`` for a Rope of several
             axes. A scalar is the position of every token. Tensors, NumPy arrays and numbers are
             taken.
-        rope: What rotates; its scaling must be a law, not a rule.
+        rope: The rope; its scaling must be a law, not a rule.
         inverse: Undo the rotation with the same arguments instead, its gain included.
         gain: Multiplied into cos and sin; ``rope.attention_factor`` if None, and 1.0 leaves it out.
         heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``. The result is too; the
@@ -103,7 +103,7 @@ def rotate_qk(
 
     Both become ``R(p) x`` (RoFormer 2104.09864, eq. 34), so their scores depend on distances only.
     ``q`` is ``[..., seq, num_heads, head_dim]`` and ``k`` ``[..., seq, num_kv_heads, head_dim]``,
-    of the same tokens; all else is as in `rotate`.
+    of the same tokens; everything else is as in `rotate`.
 
     Raises:
         TensorError: Also if ``q`` and ``k`` differ in tokens or device.
@@ -130,9 +130,9 @@ def rotate_(
     heads_first: bool = False,
     backend: str = "auto",
 ) -> Tensor:
-    """`rotate` in place: returns ``x``, and writes nothing else of its storage.
+    """`rotate` in place: returns ``x``, and changes nothing else in its storage.
 
-    Where a gradient has to be recorded, the new values are computed aside and copied in.
+    If a gradient has to be recorded, the new values are computed separately and copied in.
 
     Raises:
         TensorError: Also if elements of ``x`` share memory (an expanded view).
@@ -162,7 +162,7 @@ def rotate_qk_(
 ) -> tuple[Tensor, Tensor]:
     """`rotate_qk` in place: returns ``q`` and ``k``, which may be slices of one projection.
 
-    Nothing else of its storage is written, and nothing at all if one is refused.
+    Nothing else in its storage changes, and nothing at all if one of them is refused.
 
     Raises:
         TensorError: Also if the two share an element, or are one tensor.
@@ -183,7 +183,7 @@ def rotate_qk_(
 
 
 def chosen_backend(x: Tensor, *more: Tensor, compiled_for: Rope | None = None) -> str:
-    """The backend that ``backend="auto"`` takes for ``x``, or for a query and a key.
+    """The backend that ``backend="auto"`` chooses for ``x``, or for a query and a key.
 
     ``"cpu"``, the kernel in C++, for tensors in the CPU's memory where its extension was built;
     ``"triton"``, one launch a call, for tensors on a GPU where Triton can be imported; else
@@ -191,8 +191,8 @@ def chosen_backend(x: Tensor, *more: Tensor, compiled_for: Rope | None = None) -
 
     Args:
         x: ``[..., seq, heads, head_dim]``.
-        more: What is rotated in the same call.
-        compiled_for: A Rope, to ask what ``torch.compile`` makes of its rotation with Inductor:
+        more: Tensors that are rotated in the same call.
+        compiled_for: A Rope, to ask how ``torch.compile`` with Inductor runs its rotation:
             ``"inductor"`` where operations are fused with their neighbours, or the backend of the
             operator that is kept. That depends on the pairing, the dtype and the number of
             elements of all tensors together.

@@ -43,14 +43,14 @@ class RotaryEmbedding(nn.Module):
     for a device. A model of many layers makes a `Rotation` by `at` once and gives it to each.
 
     Args:
-        rope: What rotates; its scaling must be a law. Of a rule ``rope.at(n)`` picks one.
+        rope: The rope; its scaling must be a law. For a rule, ``rope.at(n)`` picks one.
         heads_first: Whether tensors are ``[..., heads, seq, head_dim]`` (True) or ``[..., seq,
             heads, head_dim]`` (False). Without default, because counted positions fit both.
         gain: Multiplied into cos and sin; ``rope.attention_factor`` if None.
 
     Attributes:
         rope: Can be replaced, for a longer context.
-        gain: What is multiplied into cos and sin.
+        gain: The factor on cos and sin.
 
     >>> import torch
     >>> from phasor import Rope
@@ -83,7 +83,7 @@ class RotaryEmbedding(nn.Module):
 
     @property
     def rope(self) -> Rope:
-        """What rotates."""
+        """The rope."""
         return self._rope
 
     @rope.setter
@@ -143,7 +143,7 @@ class RotaryEmbedding(nn.Module):
                 ``[n_sequences + 1]`` on the device of ``q``: its values are read in the CPU's
                 memory only, and tokens after the last boundary are padding. Or whole numbers
                 ``[0, ..., seq]``.
-            others: Refused, with what to write instead.
+            others: Refused, with a hint.
 
         Returns:
             New tensors of the shapes, dtypes and strides of ``q`` and ``k``.
@@ -182,7 +182,7 @@ class RotaryEmbedding(nn.Module):
 
 
 def drop_tables(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_others: Any) -> None:
-    """Take out of a state dict what modules of others saved, though it is no state.
+    """Remove tables that other modules saved from a state dict.
 
     A hook of ``load_state_dict``. What ``module`` has under such a name stays.
     """

@@ -35,8 +35,8 @@ class Rotation(RotationOf[Tensor]):
 
     `at` makes one from positions, once in a forward pass; every layer calls it. It carries the
     pairing, the slice and the attention factor of its Rope, so it cannot be applied with others.
-    It is a pytree: checkpointing, ``torch.compile``, ``torch.export`` and ``vmap`` take it as they
-    take two tensors, and so does whatever moves tensors to a device or pickles them.
+    It is a pytree: checkpointing, ``torch.compile``, ``torch.export`` and ``vmap`` take it as
+    they take two tensors, and so do functions that move tensors to a device or pickle them.
 
     Args:
         cos: By token, ``[..., seq, num_pairs]``, of fewer dimensions than what is rotated and
@@ -47,19 +47,19 @@ class Rotation(RotationOf[Tensor]):
             are rounded to it first. Gradients reach it.
         sin: The same shape.
         pairing: ``"half"`` or ``"interleaved"``.
-        pairing_out: Pairing of the result where it differs.
+        pairing_out: Pairing of the result if it differs.
         rotary_start: Where the rotated slice begins inside the head.
 
     Attributes:
         cos: As given, or with the attention factor.
         sin: The same.
-        pairing: The pairs that are read.
-        pairing_out: The pairs that are written.
+        pairing: The pairing of the input.
+        pairing_out: The pairing of the result.
         rotary_start: The first coordinate of the rotated slice.
         head_dim: Width of the heads that it rotates; None for cos and sin of your own.
 
     Raises:
-        TensorError: If cos and sin are no two tensors of one shape.
+        TensorError: If cos and sin are not two tensors of the same shape.
         SpecError: If a pairing or ``rotary_start`` does not exist.
 
     >>> import torch
@@ -110,7 +110,7 @@ class Rotation(RotationOf[Tensor]):
         real numbers at every int64 position, on every device. Nothing is kept between calls.
 
         Args:
-            positions: As for `rotate`. A tensor's device is where cos and sin are; numbers and
+            positions: As for `rotate`. Cos and sin are on the device of a tensor; numbers and
                 arrays go to torch's default.
             rope: As for `rotate`.
             gain: Multiplied into cos and sin; ``rope.attention_factor`` if None.
@@ -186,7 +186,7 @@ class Rotation(RotationOf[Tensor]):
     def rotate_(
         self, *xs: Tensor, heads_first: bool = False, backend: str = "auto"
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The same in place: returns what was given, and writes nothing else of its storage.
+        """The same in place: returns its arguments, and changes nothing else in their storage.
 
         Raises:
             TensorError: Also if elements share memory, with each other or with cos or sin.

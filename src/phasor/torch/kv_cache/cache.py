@@ -21,7 +21,7 @@ class KVCache:
     reads ``lengths`` on the host: capacity is counted in columns appended, padding included.
 
     Args:
-        batch_size: Rows.
+        batch_size: Number of rows.
         capacity: Columns that can be appended.
         num_kv_heads: Heads of keys and of values.
         head_dim: Width of a head.

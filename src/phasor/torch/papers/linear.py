@@ -174,7 +174,7 @@ class RotaryLinearAttention(nn.Module):
         feature_map: As for `linear_attention`.
         qkv_bias: Whether ``q_proj``, ``k_proj`` and ``v_proj`` have biases.
         o_bias: Whether ``o_proj`` has one.
-        device: Where the weights are; torch's default if None.
+        device: Device of the weights; torch's default if None.
         dtype: Of the weights.
 
     Attributes:
