@@ -53,7 +53,7 @@ ANSWERED: dict[str, Callable[[], Any]] = {
     "values are not rotated": lambda: ROTARY(X, X, X),
     "write positions=position_ids": lambda: ROTARY(X, X, position_ids=PLACES),
     "write offset=seqlen_offset": lambda: ROTARY(X, X, seqlen_offset=3),
-    "give positions by name where there is no key: positions=": lambda: ROTARY(X, PLACES),
+    "if there is no key, pass positions by name: positions=": lambda: ROTARY(X, PLACES),
     "cu_seqlens must rise from 0 to the number of tokens (5), got [0, 3, 2]": (
         lambda: ROTARY(X, X, cu_seqlens=torch.tensor([0, 3, 2]))
     ),

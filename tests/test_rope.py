@@ -91,7 +91,7 @@ PAIRINGS = "must be 'half' or 'interleaved', got"
 SLICE = "rotary_start + rotary_dim must be at most head_dim (8), got"
 LAW = "scaling must be a law or a rule of phasor.scaling (such as Linear(factor=2.0)), got"
 FREE = {"explicit_inv_freq": (1,) * 4}
-INSTEAD = "explicit_inv_freq stands in place of base and scaling"
+INSTEAD = "explicit_inv_freq replaces base and scaling"
 REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"head_dim": 1}, "head_dim must be a whole number from 2 to 65536, got 1"),
     ({"head_dim": 8.0}, "head_dim must be a whole number from 2 to 65536, got 8.0"),

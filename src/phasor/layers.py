@@ -252,7 +252,7 @@ class LayerRopes(Sequence[Rope | None]):
                 kinds = [other for other in self.kinds if label(other) == label(kind)]
                 raise ConfigError(
                     f"layers of the kinds {' and '.join(kinds)} read one block of a config, "
-                    "which cannot say one of them alone; keep the rope as JSON instead "
+                    "which cannot express one of them alone; keep the rope as JSON instead "
                     "(Rope.to_json)"
                 )
         return {**self.in_config.unused_blocks, **blocks}

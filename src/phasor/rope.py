@@ -160,8 +160,7 @@ class Rope:
         if self.base is not None or self.scaling is not None:
             field = "base" if self.base is not None else "scaling"
             raise SpecError(
-                "explicit_inv_freq stands in place of base and scaling; "
-                f"drop {field} or explicit_inv_freq"
+                f"explicit_inv_freq replaces base and scaling; drop {field} or explicit_inv_freq"
             )
         inv_freq = numbers("explicit_inv_freq", self.explicit_inv_freq, least=0)
         if len(inv_freq) != self.num_pairs:

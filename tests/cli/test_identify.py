@@ -206,7 +206,7 @@ def test_a_function_of_a_file_is_found_by_its_path():
     assert is_function("some/where/file.py:turned")
     done = CliRunner().invoke(identify, ["somebodys_rope.py:turned", "--head-dim", "16"])
     assert (done.exit_code, "powers of base 500." in done.output) == (0, True)
-    with pytest.raises(SpecError, match=r"nothing\.py is no file"):
+    with pytest.raises(SpecError, match=r"nothing\.py is not a file"):
         find_function("nothing.py:turned")
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from phasor import PositionError, Rope, TensorError
 from phasor.torch import rotate_, rotate_qk_
-from phasor.torch.kv_cache import CachedKeys, KVCache, retune_, verbs
+from phasor.torch.kv_cache import CachedKeys, KVCache, edits, retune_
 
 ROPE = Rope(head_dim=8, pairing="half")
 PLACES = torch.arange(1, 5)
@@ -103,7 +103,7 @@ def test_the_way_in_place_leaves_one_node_behind() -> None:
 @pytest.fixture
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """`retune_` takes a token at a time."""
-    monkeypatch.setattr(verbs, "CHUNK", 1)
+    monkeypatch.setattr(edits, "CHUNK", 1)
 
 
 @pytest.mark.usefixtures("in_parts")

@@ -55,7 +55,9 @@ def _import(module: str) -> Any:
     """The module of a dotted name, or of a file whose name ends in ``.py``."""
     is_file = module.endswith(".py")
     if is_file and not Path(module).is_file():
-        raise SpecError(f"{module} is no file; give file.py:function, or package.module:function")
+        raise SpecError(
+            f"{module} is not a file; give file.py:function, or package.module:function"
+        )
     # as Python does for a script, and for `python -m`
     folder = str(Path(module).resolve().parent if is_file else Path.cwd())
     if folder not in sys.path:

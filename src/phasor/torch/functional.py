@@ -177,7 +177,9 @@ def rotate_qk_(
     True
     """
     if q is k:
-        raise TensorError("q and k must be two tensors to be written in place, got one twice")
+        raise TensorError(
+            "q and k must be two tensors to be rotated in place, got the same one twice"
+        )
     _rotate([q, k], positions, rope, inverse, gain, heads_first, backend, in_place=True)
     return q, k
 

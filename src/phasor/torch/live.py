@@ -206,7 +206,7 @@ def from_model(model: nn.Module) -> LayerRopes:
         if it.layers != layers:
             raise ConfigError(
                 f"model must be one language model, and {it.path} rotates otherwise than "
-                f"{found[0].path}; give the part of it that is meant"
+                f"{found[0].path}; give the part that you mean"
             )
     return layers
 

@@ -223,7 +223,7 @@ def _check_order(q: Any, k: Any, positions: Any) -> None:
     if isinstance(k, Rotation) or (isinstance(k, Tensor) and not k.is_floating_point()):
         got = "a Rotation" if isinstance(k, Rotation) else k.dtype
         raise TensorError(
-            f"k must be a tensor of keys, got {got}; give positions by name where there is no key: "
+            f"k must be a tensor of keys, got {got}; if there is no key, pass positions by name: "
             "positions=..."
         )
     is_tensor = isinstance(positions, Tensor) and isinstance(q, Tensor)

@@ -192,7 +192,9 @@ class Rotation(RotationOf[Tensor]):
             TensorError: Also if elements share memory, with each other or with cos or sin.
         """
         if len(xs) == 2 and xs[0] is xs[1]:
-            raise TensorError("q and k must be two tensors to be written in place, got one twice")
+            raise TensorError(
+                "q and k must be two tensors to be rotated in place, got the same one twice"
+            )
         self._turn(xs, heads_first, backend, in_place=True)
         return xs[0] if len(xs) == 1 else (xs[0], xs[1])
 

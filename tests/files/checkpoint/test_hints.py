@@ -205,7 +205,7 @@ HINTS: dict[str, Hint] = {
     ),
     "lora": Hint(
         of_file(LORA, model=ROPE, patterns=Patterns(query=("q.*",))),
-        "match lora_B alone",
+        "match only lora_B",
         of_file(LORA, model=ROPE, patterns=Patterns(query=(r"q\.lora_B",))),
         "q.lora_B",
     ),

@@ -258,7 +258,7 @@ HF: dict[str, tuple[dict[str, Any], str]] = {
     "wide heads": ({"head_dim": 16}, "hidden_size must be num_attention_heads times head_dim"),
     "another law": (
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
-        "params.json can only say .* got Linear",
+        "params.json can express only .* got Linear",
     ),
     "no config": ({}, "config.json is missing"),
 }

@@ -290,7 +290,7 @@ HINTS: dict[str, Hint] = {
     ),
     "no_local_base": Hint(
         of(LITGPT | {"rope_indices": [0, 0, 0, 1]}),
-        "whose layers it is for; add it",
+        "need it; add it",
         of(LITGPT | {"rope_indices": [1, 1, 1, 0], "rope_local_base_freq": 1e4}),
         (replace(PLAIN, base=1e4), PLAIN),
     ),
@@ -302,7 +302,7 @@ HINTS: dict[str, Hint] = {
     ),
     "beside_kinds": Hint(
         of(sized("lfm3", head_dim=128, rope_parameters=BY_KIND | {"factor": 2.0}, **KINDS)),
-        "move it into the ones it is meant for",
+        "move it into the blocks that it belongs to",
         of(
             sized(
                 "lfm3",

@@ -284,7 +284,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "litgpt, a base of 1": (LITGPT | {"rope_base": 1}, "rope_base must be"),
     "litgpt, indices without a base": (
         LITGPT | {"rope_indices": [0] * 4},
-        "rope_local_base_freq is absent beside rope_indices",
+        "rope_local_base_freq is missing, and the layers of rope_indices",
     ),
     "litgpt, too few indices": (
         LITGPT | {"rope_indices": [0], "rope_local_base_freq": 1e4},

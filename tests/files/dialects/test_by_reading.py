@@ -64,7 +64,7 @@ def test_the_first_words_that_are_taken_are_written() -> None:
     ("change", "reason"),
     [
         ({"scaling": PerPair(factors=(1.0, 2.0, 3.0, 4.0))}, "the law PerPair"),
-        ({"base": 500.5}, "a base of 500.5, which is no whole number"),
+        ({"base": 500.5}, "a base of 500.5, which is not a whole number"),
         ({"rotary_dim": 4}, "a part of the head"),
         ({"rotary_dim": 4, "rotary_start": 4}, "from coordinate 4"),
         ({"base": None, "explicit_inv_freq": (1.0, 0.5, 0.3, 0.1)}, "without a base"),
@@ -72,7 +72,7 @@ def test_the_first_words_that_are_taken_are_written() -> None:
         ({"scaling": Linear(factor=1.5), "base": 500.5}, "the law Linear"),
         (
             {"scaling": Linear(factor=2.0), "base": 500.5},
-            "a base of 500.5, which is no whole number",
+            "a base of 500.5, which is not a whole number",
         ),
     ],
 )

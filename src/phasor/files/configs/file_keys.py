@@ -43,7 +43,7 @@ _BOTH_STYLES = (
 )
 _NEW_STYLE = (
     "rope_parameters: for transformers 5 alone. The keys that transformers 4 and most classes of "
-    "mlx-lm read, rope_theta and rope_scaling, cannot say this rotation."
+    "mlx-lm read, rope_theta and rope_scaling, cannot express this rotation."
 )
 _BLOCK_ALONE = (
     "rope_parameters: for transformers 5 alone, whose class of this type reads no rope_theta and "

@@ -260,7 +260,7 @@ def _plain_values(rope: Rope) -> dict[str, Keys]:
     """The plain values of the fields of each property."""
     base = "frequencies without a base"
     if rope.base is not None:
-        base = f"a base of {rope.base!r}, which is no whole number"
+        base = f"a base of {rope.base!r}, which is not a whole number"
     return {
         f"a rotation from coordinate {rope.rotary_start} on": {"rotary_start": 0},
         f"positions of {rope.axes.n_axes} axes": {"axes": OneAxis()},
