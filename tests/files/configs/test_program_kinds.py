@@ -139,6 +139,13 @@ def test_mimo_v2_flash_of_megatron_bridge_turns_a_part_of_its_heads() -> None:
         assert {rope.rotary_dim for rope in ropes if rope} == {64}
 
 
+def test_an_error_about_a_base_of_mimo_v2_flash_names_the_key_of_the_file() -> None:
+    """Not a place in a list that nobody wrote."""
+    for base in ("1e6", 0.5, None):
+        with pytest.raises(ConfigError, match=r"^model\.rotary_base (must be|is absent)"):
+            bridge(MIMO, rotary_base=base)
+
+
 @each(
     "target, says",
     [

@@ -30,6 +30,13 @@ KEYS = {
     ],
     "kerashub": ["rope_max_wavelength", "rope_frequency_adjustment_factor"],
     "litgpt": ["rope_adjustments", "rope_condense_ratio", "rope_indices"],
+    "megatron": [
+        "--rotary-percent",
+        "no_rope_freq",
+        "qk_pos_emb_head_dim",
+        "rotary_seq_len_interpolation_factor",
+        "yarn_rotary_scaling_factor",
+    ],
     "params_json": ["apply_scale", "moe_args"],
     "tensorrt_llm": ["longrope_scaling_short_factors", "rotary_scaling"],
     "torchtune": ["_component_", "skip_rope_interval"],

@@ -34,7 +34,7 @@ from phasor.files.translation import (
     ggml,
     kernels,
     libraries,
-    training,
+    maxtext,
 )
 from phasor.layers import LayerRopes, one_layer
 from phasor.pairings import PAIRINGS, Pairing
@@ -50,11 +50,11 @@ _FILES = (
     kernels,
     libraries,
     litgpt,
+    maxtext,
     megatron,
     mlx_lm,
     params_json,
     tensorrt_llm,
-    training,
 )
 _LISTED = (one for file in _FILES for one in vars(file).values() if isinstance(one, Target))
 TARGETS: Mapping[str, Target] = {one.name: one for one in sorted(_LISTED, key=lambda it: it.name)}

@@ -1,4 +1,4 @@
-"""Programs that train: flags of Megatron-LM, and YAML files for litgpt and MaxText."""
+"""MaxText: keys of the YAML file that makes a model. No reader of its files is here."""
 
 from __future__ import annotations
 
@@ -29,15 +29,13 @@ from phasor.pairings import Pairing
 from phasor.rope import Rope
 from phasor.scaling import Llama3, Proportional, Yarn, yarn_multiplier
 
-# litgpt and MaxText: keys of a YAML file that makes a model.
-
 
 def _written(ropes: LayerRopes, pairing: Pairing) -> dict[str, Rope]:
     """The ropes of a program that writes these pairs."""
     return {kind: replace(rope, pairing_out=pairing) for kind, rope in rotating(ropes).items()}
 
 
-def _refuse_keys(target: Target, rope: Rope) -> NoReturn:
+def _refuse(rope: Rope) -> NoReturn:
     """Refuse a law with these numbers, or what is no power of a base."""
     law = rope.scaling
     feature = f"the law {type(law).__name__} with these numbers" if law else "such a base here"
@@ -46,10 +44,8 @@ def _refuse_keys(target: Target, rope: Rope) -> NoReturn:
     elif rope.base is None:
         feature = "frequencies without a base"
     near = [replace(plain, axes=OneAxis()) for plain in plain_candidates(rope)]
-    target.refuse(feature, rope, [*near, *map(with_whole_base, near)])
+    MAXTEXT.refuse(feature, rope, [*near, *map(with_whole_base, near)])
 
-
-# MaxText
 
 #: Divides bases that are no whole numbers, of which it takes none; a power of two divides exactly.
 _UNIT = 2**24
@@ -138,7 +134,7 @@ def _write_maxtext(ropes: LayerRopes, context: int) -> ProgramSettings:
         else:
             notes.append("The decoder_block decides which layers are local.")
     if not keys:
-        _refuse_keys(MAXTEXT, main)
+        _refuse(main)
     if keys["rope_type"] == "yarn":
         # the length of its table, and beyond the first length it scales latent attention's softmax
         start = keys["original_max_position_embeddings"]
