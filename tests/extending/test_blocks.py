@@ -99,21 +99,21 @@ def test_a_part_of_a_head_survives_the_fraction(width):
     [
         (Rope(head_dim=4, pairing="half", explicit_inv_freq=(1.0, 0.5)), "explicit"),
         (Rope(head_dim=4, pairing="half", inv_freq_dtype="float32"), "rounded"),
-        (Rope(head_dim=64, pairing="half", scaling=Cope()), "no rope_type says"),
-        (Rope(head_dim=64, pairing="half", scaling=NTK(factor=2.0)), "no rope_type says"),
+        (Rope(head_dim=64, pairing="half", scaling=Cope()), "no rope_type stands for"),
+        (Rope(head_dim=64, pairing="half", scaling=NTK(factor=2.0)), "no rope_type stands for"),
         (
             Rope(
                 head_dim=64,
                 pairing="half",
                 scaling=Yarn(factor=8.0, original_max_positions=64, mscale=0.5),
             ),
-            "cannot say",
+            "cannot express",
         ),
         (
             Rope(
                 head_dim=64, rotary_dim=32, pairing="half", scaling=Proportional(fraction=0.5)
             ),
-            "cannot say",
+            "cannot express",
         ),
         (preset("flux.1-dev")[0], "Axial"),
     ],
