@@ -313,12 +313,6 @@ def yarn_ramp(rope: Rope) -> tuple[int, int] | None:
     return ramp if ramp[0] <= ramp[1] else None
 
 
-def is_usual_yarn(rope: Rope) -> bool:
-    """Whether the law is YaRN between whole pairs, with a factor that `mscales` can give."""
-    law = rope.scaling
-    return isinstance(law, Yarn) and law.truncate and (law.factor > 1 or rope.attention_factor == 1)
-
-
 def mscales(law: Yarn) -> Keys:
     """``mscale`` and ``mscale_all_dim`` that give the law's factors without ``attention_factor``.
 
