@@ -15,8 +15,8 @@ from phasor._angle_digits import DIGITS_32, DIGITS_64, cos_sin_of_positions, dig
 from phasor.angles import axes_of, of_each_pair
 
 from . import oracle, strategies
+from .oracle import exact_rows, row_error
 from .rotation_cases import FLOATS, POSITIONS, POSITIONS_32, ROPES
-from .rotation_oracle import exact_rows, row_error
 
 FARTHEST = [2**63 - 1, -(2**63), 2**62 + 1, -(2**32) - 1, 2**32, 2**31, -(2**31)]
 BYTES = [s * b * 256**i for i in range(8) for b in (1, 127, 128, 129, 255) for s in (1, -1)]

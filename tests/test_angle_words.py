@@ -22,8 +22,8 @@ from phasor.angles import axes_of, of_each_pair
 from phasor.scaling import Rule
 
 from . import oracle, strategies
+from .oracle import exact_rows, row_error
 from .rotation_cases import FLOATS, POSITIONS, POSITIONS_32, ROPES
-from .rotation_oracle import exact_rows, row_error
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 FARTHEST = [2**63 - 1, -(2**63), 2**62 + 1, -(2**32) - 1, 2**32, 2**31, -(2**31)]

@@ -31,10 +31,10 @@ from phasor.torch import RotaryAttention, _operator, rotate
 from phasor.torch._operator import eager
 from phasor.torch._operator.ops import BACKENDS
 
-from . import oracle, rotation_oracle, strategies
+from . import oracle, strategies
 from .files.configs import published_configs
 from .files.translation.programs import PROGRAMS, runner_of
-from .torch import attention_oracle, torch_oracle
+from .torch import attention_reference
 
 # older entries that neither a published file nor the sizes of a class vouch for; bring a file
 UNCHECKED_TYPES = {
@@ -146,19 +146,19 @@ def test_a_class_of_axes_is_in_every_place(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", AXES)
-def test_both_oracles_know_a_class_of_axes(name: str) -> None:
-    """They say the same of nine pairs; one that does not know it names itself."""
+def test_the_oracle_knows_a_class_of_axes(name: str) -> None:
+    """Each axis turns some of nine pairs; a class that the oracle does not know names itself."""
     kind: Any = AXES[name]
     if kind is Mixed:
-        rope = Rope(head_dim=4, pairing="half", axes=Mixed(((0.3, -2.0), (0.1, 0.7), (0.0, 1.0))))
-        cos, sin = oracle.cos_sin(rope, [5, -7, 9])
-        turns = torch_oracle.turns(rope, np.array([5, -7, 9]))
-        exact = np.array([complex(c, s) for c, s in zip(cos, sin, strict=True)])
-        assert np.abs(turns - exact).max() < 2.0**-50  # two products of rounded numbers
-        return
-    axes = OneAxis() if kind is OneAxis else kind((3, 3, 3))  # as `identify` makes it
-    rope = Rope(head_dim=18, pairing="half", axes=axes)
-    assert oracle.axis_of_pair(axes, 9) == torch_oracle.axis_of_pair(rope)
+        axes: Any = Mixed(((0.3, -2.0), (0.1, 0.7), (0.0, 1.0)))
+    else:
+        axes = OneAxis() if kind is OneAxis else kind((3, 3, 3))  # as `identify` makes it
+    pairs = 2 if kind is Mixed else 9
+    rope = Rope(head_dim=2 * pairs, pairing="half", axes=axes)
+    terms = np.array(oracle.terms(rope), float)
+    assert terms.shape == (axes.n_axes, pairs)
+    assert terms.any(axis=0).all()
+    assert terms.any(axis=1).all()
 
 
 def test_every_backend_is_in_the_registry() -> None:
@@ -172,11 +172,10 @@ def test_every_backend_is_in_the_registry() -> None:
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
-def test_both_oracles_know_a_pairing(pairing: str) -> None:
-    """They say the same of four pairs; one that does not know it says its name."""
-    rope = Rope(head_dim=8, pairing="half")
-    pairs = [oracle.pair_of(rope, k, pairing) for k in range(4)]
-    assert pairs == list(zip(*rotation_oracle.pair_places(pairing, 0, 4), strict=True))
+def test_the_oracle_knows_a_pairing(pairing: str) -> None:
+    """Four pairs have eight coordinates; a pairing that the oracle does not know says its name."""
+    first, second = oracle.pair_places(pairing, 0, 4)
+    assert sorted([*first, *second]) == list(range(8))
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -196,11 +195,11 @@ def test_every_option_of_attention_is_in_every_place() -> None:
     """A line with what it does, and a case that the tests of attention run."""
     options = list(inspect.signature(RotaryAttention).parameters)
     text = str(RotaryAttention.__doc__)
-    tried = {name for given, _ in attention_oracle.LAYERS.values() for name in given}
+    tried = {name for given, _ in attention_reference.LAYERS.values() for name in given}
     always = {"embed_dim", "num_heads", "device", "dtype"}  # sizes of every case; where it runs
     places = {f"torch/attention.py docstring: {n}": f"\n        {n}: " in text for n in options}
     places |= {
-        f"tests/torch/attention_oracle.py LAYERS: {name}": name in always | tried
+        f"tests/torch/attention_reference.py LAYERS: {name}": name in always | tried
         for name in options
     }
     assert_nothing_is_missing(places)

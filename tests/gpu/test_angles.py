@@ -18,8 +18,8 @@ from phasor.torch import rotate
 from phasor.torch._operator import triton as triton_backend
 
 from .. import oracle, strategies
-from ..rotation_oracle import pair_places
-from ..torch.torch_oracle import float64
+from ..oracle import pair_places
+from ..torch.torch_arrays import float64
 from .triton_runs import DEVICE, TRITON, runs_kernels
 
 pytestmark = runs_kernels

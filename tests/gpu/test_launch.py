@@ -16,7 +16,7 @@ from phasor.torch._operator import internals as _internals
 from phasor.torch._operator import ops
 from phasor.torch._operator import triton as triton_backend
 
-from ..torch.torch_oracle import assert_rotated
+from ..torch.torch_arrays import assert_rotated
 from .triton_runs import (
     DEVICE,
     HALF,

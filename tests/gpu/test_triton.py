@@ -16,8 +16,8 @@ from phasor import BackendError, Rope
 from phasor.axes import Alternating, InterleavedSections, Mixed, Sectioned
 from phasor.torch import Rotation, rotate, rotate_, rotate_qk
 
+from ..torch.torch_arrays import DTYPES, assert_rotated, excess_by, float64, normal
 from ..torch.torch_cases import memory_layouts
-from ..torch.torch_oracle import DTYPES, assert_rotated, excess_by, float64, normal
 from .triton_runs import (
     DEVICE,
     HALF,

@@ -22,7 +22,7 @@ from torch import Tensor
 from phasor import Rope
 from phasor.torch._operator import triton as triton_backend
 
-from ..torch.torch_oracle import normal
+from ..torch.torch_arrays import normal
 
 ROOT = Path(__file__).parents[2]
 _INSTALLED = find_spec("triton") is not None

@@ -8,7 +8,7 @@ import numpy as np
 
 from phasor import Rope
 
-from .. import rotation_oracle
+from .. import oracle
 
 
 def normal(*shape: int, dtype: str = "float32", seed: int = 0) -> Any:
@@ -27,5 +27,5 @@ def assert_rotated(y: Any, x: Any, positions: Any, rope: Rope, **options: Any) -
     """``y`` is ``x`` rotated by ``rope``, to within the bound everywhere."""
     assert y.dtype == x.dtype
     values = float64(y), float64(x), y.dtype.name
-    worst = rotation_oracle.excess(*values, positions, rope, **options)
+    worst = oracle.excess(*values, positions, rope, **options)
     assert worst <= 1, f"{x.dtype}: {worst:.3g} times the bound"

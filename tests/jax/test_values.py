@@ -9,8 +9,8 @@ import pytest
 
 from phasor import Rope
 
+from ..oracle import EPS, exact_rows, row_error
 from ..rotation_cases import FLOATS, POSITIONS, POSITIONS_32, ROPES, THREE, layouts
-from ..rotation_oracle import EPS, exact_rows, row_error
 from .jax_arrays import assert_rotated, float64, normal
 
 DTYPES = list(EPS)

@@ -16,7 +16,7 @@ from phasor.scaling import Yarn
 from phasor.testing import assert_rotates
 
 from ..rotation_cases import THREE
-from .mlx_oracle import assert_rotated, float64, normal
+from .mlx_arrays import assert_rotated, float64, normal
 
 HALF = Rope(head_dim=16, pairing="half", base=500_000.0)
 YARN = Rope(head_dim=16, pairing="half", scaling=Yarn(factor=4.0, original_max_positions=64))

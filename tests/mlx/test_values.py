@@ -18,7 +18,7 @@ from phasor.mlx import Rotation, rotate, rotate_qk
 
 from .. import oracle, strategies
 from ..rotation_cases import FLOATS, POSITIONS, POSITIONS_32, ROPES, THREE, layouts
-from .mlx_oracle import DTYPES, assert_rotated, float64, normal
+from .mlx_arrays import DTYPES, assert_rotated, float64, normal
 
 HALF = Rope(head_dim=16, pairing="half")
 EXTREMES = [-(2**63), 2**63 - 1, -(2**31), 2**31 - 1, 2**32, -1]

@@ -10,7 +10,7 @@ import torch
 from phasor.torch import attention
 from phasor.torch._operator import cpu
 
-from .torch_oracle import implementations, run_on
+from .torch_arrays import implementations, run_on
 
 
 @pytest.fixture(params=[3, 512], ids=["masks of 3 queries", "masks of 512"])

@@ -16,9 +16,18 @@ from phasor.torch.attention import RotaryAttention
 
 from ..each import each
 from ..rounding import rounding
-from .attention_oracle import HEADS, LAYERS, WIDTH, assert_attends, causal, everything, last, layer
+from .attention_reference import (
+    HEADS,
+    LAYERS,
+    WIDTH,
+    assert_attends,
+    causal,
+    everything,
+    last,
+    layer,
+)
 from .live.live_models import difference
-from .torch_oracle import normal
+from .torch_arrays import normal
 
 DTYPES = [torch.float64, torch.float32]
 

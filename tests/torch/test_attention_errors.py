@@ -12,7 +12,7 @@ from phasor.axes import Sectioned
 from phasor.scaling import DynamicNTK
 from phasor.torch.kv_cache import KVCache
 
-from .attention_oracle import HALF, WIDTH, layer
+from .attention_reference import HALF, WIDTH, layer
 
 RULE = Rope(head_dim=8, pairing="half", scaling=DynamicNTK(factor=2.0, original_max_positions=64))
 SWITCHES = ("causal", "qkv_bias", "o_bias")

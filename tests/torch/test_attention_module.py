@@ -16,9 +16,9 @@ from phasor.torch import attention as attention_module
 from phasor.torch.attention import RotaryAttention
 from phasor.torch.module import as_rotation
 
-from .attention_oracle import HALF, HEADS, LAYERS, WIDTH, layer
+from .attention_reference import HALF, HEADS, LAYERS, WIDTH, layer
+from .torch_arrays import normal
 from .torch_cases import Largest
-from .torch_oracle import normal
 
 BACKEND = "aot_eager"
 

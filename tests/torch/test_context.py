@@ -17,8 +17,8 @@ from phasor.scaling import Linear
 from phasor.torch import Rotation, rotate, rotate_
 from phasor.torch._operator import angles as _angles
 
+from .torch_arrays import DTYPES, assert_rotated, normal
 from .torch_cases import HALF, PART, PLACES
-from .torch_oracle import DTYPES, assert_rotated, normal
 
 
 def own(base: float, **fields: Any) -> Rope:

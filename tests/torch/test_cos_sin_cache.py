@@ -20,7 +20,8 @@ from phasor.errors import SpecError, TensorError
 from phasor.scaling import DynamicNTK, Llama3
 from phasor.torch import cos_sin_cache, program_tables
 
-from .torch_oracle import assert_rotated, frequencies, normal, turns
+from ..oracle import exact_rows, frequencies
+from .torch_arrays import assert_rotated, normal
 
 HALF = Rope(head_dim=16, pairing="half", base=500_000.0)
 INTERLEAVED = Rope(head_dim=16, rotary_dim=12, pairing="interleaved", direction=-1)
@@ -180,7 +181,7 @@ def test_float64_is_as_good_as_it_gets(program: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(program_tables, "_CHUNK_SIZE", 7 * HALF.num_pairs)
         (made,) = cos_sin_cache(HALF, 100, program=program, dtype=torch.float64, gain=2.0).values()
-    right = 2 * turns(HALF, range(100))
+    right = 2 * exact_rows(HALF, range(100))
     if program == "vllm":
         right = np.concatenate((right.real, right.imag), -1)
     assert np.abs(made.numpy() - right).max() <= 2e-15

@@ -27,8 +27,8 @@ from phasor.torch import (
 from phasor.torch._operator import eager, ops
 
 from ..rotation_cases import RULE, THREE
+from .torch_arrays import assert_rotated, normal
 from .torch_cases import HALF, turn, turn_
-from .torch_oracle import assert_rotated, normal
 
 META = torch.device("meta")
 

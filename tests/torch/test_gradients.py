@@ -13,8 +13,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from phasor import Rope
 from phasor.torch import Rotation, rotate, rotate_, rotate_qk, rotate_qk_
 
+from .torch_arrays import DTYPES, assert_rotated, excess_by, float64, normal
 from .torch_cases import HALF, MIXED, PLACES
-from .torch_oracle import DTYPES, assert_rotated, excess_by, float64, normal
 
 ROPES = [pytest.param(HALF, id="half"), pytest.param(MIXED, id="mixed", marks=pytest.mark.slow)]
 CHECKS: dict[str, Any] = {"check_forward_ad": True, "check_batched_grad": True}

@@ -19,8 +19,8 @@ from phasor.errors import PositionError, SpecError, TensorError
 from phasor.torch import Rotation, rotate, rotate_, rotate_qk, rotate_qk_
 
 from ..gpu.triton_runs import APART
+from .torch_arrays import normal
 from .torch_cases import turn, turn_
-from .torch_oracle import normal
 
 # Triton in a process of its own, which tests/gpu/test_kernels.py starts
 BACKENDS = ["triton"] if APART else ["auto", "eager"]

@@ -19,8 +19,8 @@ from phasor.papers import cosine, linear_weights
 from phasor.torch import RotaryLinearAttention
 from phasor.torch.papers import LinearState, PositiveRandomFeatures, linear, linear_attention
 
-from .linear_oracle import HALF, elu_plus_one, off, right, three, turned
-from .torch_oracle import float64, normal
+from .linear_reference import HALF, elu_plus_one, off, right, three, turned
+from .torch_arrays import float64, normal
 
 PARTIAL = Rope(head_dim=8, rotary_dim=4, rotary_start=2, pairing="interleaved", pairing_out="half")
 SECTIONED = Rope(head_dim=8, pairing="half", axes=Sectioned((2, 1, 1)))

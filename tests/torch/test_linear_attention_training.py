@@ -11,9 +11,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from phasor.torch import RotaryLinearAttention
 from phasor.torch.papers import LinearState, PositiveRandomFeatures, linear, linear_attention
 
-from .linear_oracle import HALF, off, three
+from .linear_reference import HALF, off, three
+from .torch_arrays import float64, normal
 from .torch_cases import Largest
-from .torch_oracle import float64, normal
 
 
 def leaves(*shape: int) -> tuple[Tensor, ...]:

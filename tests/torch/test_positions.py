@@ -13,8 +13,8 @@ from phasor.axes import Alternating, Axial, InterleavedSections, Sectioned
 from phasor.torch import rotate, rotate_
 
 from ..each import each
+from .torch_arrays import DTYPES, assert_rotated, normal
 from .torch_cases import HALF_16 as HALF
-from .torch_oracle import DTYPES, assert_rotated, normal
 
 pytestmark = pytest.mark.usefixtures("implementation")
 LAYOUTS = {

@@ -16,7 +16,7 @@ from phasor.axes import Alternating, Axial, InterleavedSections, Sectioned
 from phasor.scaling import Linear
 from phasor.torch import Rotation, rotate, rotate_, rotate_qk, rotate_qk_
 
-from .torch_oracle import DTYPES, assert_rotated, excess_by, float64, normal
+from .torch_arrays import DTYPES, assert_rotated, excess_by, float64, normal
 
 PAIRING = st.sampled_from(["half", "interleaved"])
 AXES = {

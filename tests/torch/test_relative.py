@@ -19,8 +19,8 @@ from phasor.scaling import DynamicNTK, Yarn
 from phasor.torch import rotate_qk
 from phasor.torch.papers import ReRope, SelfExtend, relative, relative_attention
 
-from ..rotation_oracle import pair_places
-from .torch_oracle import float64, frequencies, normal, turn
+from ..oracle import exact_rows, pair_places
+from .torch_arrays import float64, normal
 
 HALF = Rope(head_dim=8, pairing="half", base=100.0)
 MIXED = Rope(head_dim=8, rotary_dim=4, rotary_start=2, pairing="interleaved", direction=-1)
@@ -72,7 +72,7 @@ def dense(q: Tensor, k: Tensor, v: Tensor, rope: Rope, bent: Bent, factor: float
     out = np.zeros_like(asked)
     for i in range(len(asked)):
         away = [float(bent(late + i, n)) for n in range(late + i + 1)]
-        turns = np.array([[turn(d, f, rope.direction) for f in frequencies(rope)] for d in away])
+        turns = exact_rows(rope, away)
         for head in range(asked.shape[1]):
             scores = []
             for n, turned in enumerate(turns):

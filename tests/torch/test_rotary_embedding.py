@@ -19,8 +19,8 @@ from phasor.scaling import DynamicNTK, Yarn
 from phasor.torch import RotaryEmbedding, positions
 
 from ..rotation_cases import THREE
+from .torch_arrays import assert_rotated, normal
 from .torch_cases import HALF, MIXED
-from .torch_oracle import assert_rotated, normal
 
 WARM = Rope(head_dim=8, pairing="half", scaling=Yarn(factor=8.0, original_max_positions=64))
 BATCH, SEQ = 2, 7

@@ -26,7 +26,7 @@ from phasor.torch import (
     rotate_qk_,
 )
 
-from .torch_oracle import normal
+from .torch_arrays import normal
 
 WARM = Rope(
     head_dim=16,

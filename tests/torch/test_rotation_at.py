@@ -22,7 +22,8 @@ from phasor.torch._operator import cpu
 from phasor.torch.kv_cache import retune_
 
 from .. import oracle, strategies
-from .torch_oracle import assert_rotated, normal, row_error, turns
+from ..oracle import exact_rows
+from .torch_arrays import assert_rotated, normal, row_error
 
 DTYPES = [torch.float32, torch.float64]
 HALF = Rope(head_dim=16, pairing="half", base=500_000.0)
@@ -34,7 +35,7 @@ FAR = torch.tensor(
 
 def assert_rows(rows: tuple[Tensor, Tensor], positions: Any, rope: Rope) -> None:
     """Both are within the bound of 60 digits."""
-    expected = turns(rope, positions)
+    expected = exact_rows(rope, positions)
     error = row_error(rows[0].dtype, positions)
     for made, true in zip(rows, (expected.real, expected.imag), strict=True):
         assert np.abs(made.double().numpy() - true).max() <= error

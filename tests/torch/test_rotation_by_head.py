@@ -12,8 +12,8 @@ from phasor.torch import Rotation
 from phasor.torch._operator import cpu
 
 from ..each import each
-from ..rotation_oracle import pair_places
-from .torch_oracle import normal
+from ..oracle import pair_places
+from .torch_arrays import normal
 
 BACKENDS = ("auto", "eager", *(["cpu"] if cpu.paths() else []))
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

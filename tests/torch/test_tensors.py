@@ -15,8 +15,8 @@ from phasor.errors import TensorError
 from phasor.torch import Rotation, rotate, rotate_, rotate_qk, rotate_qk_
 
 from ..each import each
+from .torch_arrays import DTYPES, assert_rotated, normal
 from .torch_cases import HALF, PART, PLACES
-from .torch_oracle import DTYPES, assert_rotated, normal
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": lambda x: x,

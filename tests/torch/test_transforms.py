@@ -14,8 +14,8 @@ from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.torch import rotate, rotate_, rotate_qk
 
+from .torch_arrays import DTYPES, assert_rotated, normal
 from .torch_cases import HALF, MIXED, PLACES
-from .torch_oracle import DTYPES, assert_rotated, normal
 
 THREE = Rope(head_dim=8, pairing="half", axes=Sectioned((2, 1, 1)))
 

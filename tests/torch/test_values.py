@@ -11,9 +11,10 @@ from phasor import Rope
 from phasor.torch import Rotation, rotate, rotate_, rotate_qk, rotate_qk_
 
 from ..each import each
+from ..oracle import exact_rows
 from ..rotation_cases import PAIRINGS, POSITIONS, ROPES, SLICES, layouts
+from .torch_arrays import DTYPES, assert_rotated, excess_by, float64, normal
 from .torch_cases import HALF_16 as HALF
-from .torch_oracle import DTYPES, assert_rotated, excess_by, float64, normal, turns
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -113,7 +114,7 @@ def test_explicit_rows_turn_as_they_say(
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_wide_rows_are_rounded_to_float32_first(pairing: str, dtype: torch.dtype) -> None:
     """The same bits come of rows rounded by hand; but float64 tensors are turned by all of them."""
-    rows = turns(HALF, range(40))
+    rows = exact_rows(HALF, range(40))
     x, wide = normal(40, 3, 16, dtype=dtype), [torch.tensor(r) for r in (rows.real, rows.imag)]
     narrow = [row.float() for row in wide]
     assert not torch.equal(wide[0], narrow[0].double())
@@ -126,7 +127,7 @@ def test_wide_rows_are_rounded_to_float32_first(pairing: str, dtype: torch.dtype
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_one_row_serves_every_token(pairing: str) -> None:
     """Rows without leading dimensions broadcast, and pairing_out follows pairing."""
-    rows = turns(HALF, 12)
+    rows = exact_rows(HALF, 12)
     x = normal(2, 5, 3, 16)
     y = Rotation(torch.tensor(rows.real), torch.tensor(rows.imag), pairing=pairing)(x)
     assert excess_by(y, x, rows, (pairing, pairing)) <= 1

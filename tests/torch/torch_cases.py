@@ -1,4 +1,4 @@
-"""Ropes, positions and a watch on memory that several test files of torch take."""
+"""Ropes, positions, a watch on memory and a bound that several test files of torch take."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phasor import Rope
+from phasor.angles import COS_SIN_ERROR_FLOAT32
 from phasor.torch import Rotation
 
 HALF = Rope(head_dim=8, pairing="half")
@@ -88,3 +89,23 @@ def turn_(
 ) -> Tensor:
     """The same in place."""
     return Rotation(cos, sin, **layout).rotate_(x, heads_first=heads_first, backend=backend)
+
+
+def agree(found: Tensor, expected: Tensor, rotations: int = 1, size: float | None = None) -> bool:
+    """Whether two results of so many rotations in a row can both be right.
+
+    Each rotation is off by `bound`; a pair's two numbers add up to at most twice its largest one,
+    and rotations keep lengths.
+
+    Args:
+        found: One.
+        expected: The other.
+        rotations: How many were made, at most.
+        size: The largest number that is rotated; of ``expected`` unless given.
+    """
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    size = float(expected.abs().max()) if size is None else size
+    limit = 2 * (2 * torch.finfo(torch.float32).eps + COS_SIN_ERROR_FLOAT32)
+    if found.dtype in (torch.bfloat16, torch.float16):
+        limit += torch.finfo(found.dtype).eps
+    return bool((found - expected).abs().max() <= 2 * rotations * limit * size)

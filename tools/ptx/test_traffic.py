@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.gpu.triton_runs import RUN_BY, TRITON, ask_for_many
-from tests.torch.torch_oracle import assert_rotated, normal
+from tests.torch.torch_arrays import assert_rotated, normal
 from torch import Tensor
 
 from phasor import Rope

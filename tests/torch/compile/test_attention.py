@@ -24,7 +24,8 @@ from phasor.torch import RotaryAttention, rotate_qk
 from phasor.torch._operator import inductor as _inductor
 from phasor.torch.kv_cache import KVCache
 
-from ..torch_oracle import agree, normal
+from ..torch_arrays import normal
+from ..torch_cases import agree
 
 ROPE = Rope(head_dim=8, pairing="half", base=500_000.0)
 LENGTHS = [8, 1, 2, 5, 512, 8192]

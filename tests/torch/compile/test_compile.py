@@ -23,8 +23,8 @@ from phasor import Rope
 from phasor.torch import Rotation, rotate, rotate_, rotate_qk, rotate_qk_
 
 from ...rotation_cases import THREE
-from ..torch_cases import HALF, MIXED, PLACES, rows_of, turn_
-from ..torch_oracle import agree, assert_rotated, normal
+from ..torch_arrays import assert_rotated, normal
+from ..torch_cases import HALF, MIXED, PLACES, agree, rows_of, turn_
 
 SEQUENCES = [5, 6, 9, 17]
 BACKENDS = ["eager", "aot_eager", "inductor"]

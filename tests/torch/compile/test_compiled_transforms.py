@@ -13,8 +13,8 @@ from torch.func import grad, jacrev, vjp, vmap
 
 from phasor.torch import Rotation, rotate, rotate_, rotate_qk, rotate_qk_
 
-from ..torch_cases import HALF, MIXED, PLACES, rows_of
-from ..torch_oracle import agree, normal
+from ..torch_arrays import normal
+from ..torch_cases import HALF, MIXED, PLACES, agree, rows_of
 
 COS, SIN = rows_of(torch.arange(4))
 ROTATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -25,9 +25,10 @@ from phasor.torch import Rotation, chosen_backend, rotate, rotate_, rotate_qk, r
 from phasor.torch._operator import cpu
 from phasor.torch._operator import inductor as _inductor
 
+from ...oracle import exact_rows
 from ...rotation_cases import THREE
+from ..torch_arrays import assert_rotated, normal
 from ..torch_cases import HALF, MIXED, PART
-from ..torch_oracle import assert_rotated, normal, turns
 
 ROPES = {"half": HALF, "interleaved": Rope(head_dim=8, pairing="interleaved"), "mixed": MIXED,
          "part": PART,
@@ -134,7 +135,7 @@ def test_queries_keys_rows_axes_and_writes_are_right(side: str) -> None:
     q, k = normal(2, 5, 3, 8), normal(2, 5, 1, 8, dtype=torch.bfloat16)
     places = torch.arange(5) * 70_001
     several = torch.stack((places, places * 2, -places), -1)
-    rows = turns(HALF, places)
+    rows = exact_rows(HALF, places)
     cos, sin = torch.from_numpy(rows.real.copy()), torch.from_numpy(rows.imag.copy())
 
     def step(q: Tensor, k: Tensor) -> tuple[Tensor, ...]:

@@ -11,8 +11,8 @@ import torch
 from phasor.torch import rotate, rotate_, rotate_qk, rotate_qk_
 
 from ..test_errors import BY_POSITIONS, BY_ROWS, OF_TWO, ROW, Refusal
+from ..torch_arrays import normal
 from ..torch_cases import HALF, turn, turn_
-from ..torch_oracle import normal
 
 USUAL = {"positions": torch.arange(4), "rope": HALF}
 VERBS = (

@@ -23,7 +23,8 @@ from phasor.scaling import (
 )
 from phasor.torch import rotate
 
-from ..torch_oracle import agree, normal
+from ..torch_arrays import normal
+from ..torch_cases import agree
 
 NTK = DynamicNTK(factor=2.0, original_max_positions=8)
 LONG = LongRope(

@@ -40,8 +40,8 @@ from phasor.torch import (
 )
 from phasor.torch.distributed import GatheredKeys
 
+from ..torch_arrays import assert_rotated, normal
 from ..torch_cases import turn, turn_
-from ..torch_oracle import assert_rotated, normal
 
 ROPE = Rope(head_dim=8, pairing="half", base=100.0)
 AXES = Rope(head_dim=8, pairing="interleaved", base=100.0, axes=Sectioned((1, 3)))

@@ -16,7 +16,7 @@ from phasor import Rope
 from phasor.angles import COS_SIN_ERROR_FLOAT32
 from phasor.torch import export as bridge
 
-from ..torch_oracle import turns
+from ...oracle import exact_rows
 
 CHANGING = torch.export.Dim.DYNAMIC
 PLAIN = Rope(head_dim=8, pairing="half", base=500_000.0)
@@ -67,7 +67,7 @@ def operators(program: Any) -> Counter[str]:
 
 def truth(x: np.ndarray, places: np.ndarray, rope: Rope, *, inverse: bool = False) -> np.ndarray:
     """Complex multiplication by 60-digit turns, coordinate by coordinate."""
-    z = turns(rope, places)[..., None, :]
+    z = exact_rows(rope, places)[..., None, :]
     z = z.conj() if inverse else z
     source, target = rope.pairing, rope.pairing_out or rope.pairing
     source, target = (target, source) if inverse else (source, target)

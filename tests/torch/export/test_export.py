@@ -24,7 +24,7 @@ from phasor.torch import (
 )
 
 from ...rounding import rounding
-from ..torch_oracle import assert_rotated, normal
+from ..torch_arrays import assert_rotated, normal
 
 ROPE = Rope(head_dim=8, pairing="half", base=500_000.0)
 # torch deprecates what is refused here, and warns of more on the way to the refusal

@@ -17,7 +17,7 @@ from phasor.torch.papers import ReRope, SelfExtend, relative_attention
 
 from ...rounding import rounding
 from ..live.live_models import difference
-from ..torch_oracle import normal
+from ..torch_arrays import normal
 from .onnx_engines import by_onnxruntime
 
 ROPE = Rope(head_dim=8, pairing="half", base=500_000.0)

@@ -12,7 +12,7 @@ from phasor.axes import Sectioned
 from phasor.torch import Rotation, rotate
 from phasor.torch import export as bridge
 
-from ..torch_oracle import normal
+from ..torch_arrays import normal
 from .onnx_engines import (
     PLACES,
     PLAIN,

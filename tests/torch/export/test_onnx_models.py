@@ -19,7 +19,7 @@ from phasor.torch import export as bridge
 
 from ...rounding import rounding
 from ..live.live_models import difference
-from ..torch_oracle import normal
+from ..torch_arrays import normal
 from .onnx_engines import (
     CHANGING,
     PLACES,

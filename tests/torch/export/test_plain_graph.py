@@ -18,8 +18,8 @@ from phasor.angles import COS_SIN_ERROR_FLOAT32
 from phasor.torch import Rotation, rotate, rotate_, rotate_qk, rotate_qk_
 
 from ...rotation_cases import THREE
+from ..torch_arrays import assert_rotated, normal
 from ..torch_cases import HALF, MIXED, PLACES, rows_of
-from ..torch_oracle import assert_rotated, normal
 
 pytestmark = pytest.mark.usefixtures("one_graph")
 

@@ -17,7 +17,7 @@ from phasor.scaling import Llama3
 from phasor.torch import export as bridge
 from phasor.torch import rotate
 
-from ..torch_oracle import normal
+from ..torch_arrays import normal
 from .onnx_engines import (
     PLAIN,
     Turner,

@@ -11,8 +11,8 @@ from torch import Tensor
 from phasor import Rope
 from phasor.torch import rotate
 
-from ..attention_oracle import HALF
-from ..torch_oracle import normal
+from ..attention_reference import HALF
+from ..torch_arrays import normal
 
 OTHER = Rope(head_dim=8, pairing="half", base=777.0)
 ROPES = (HALF, None, OTHER)

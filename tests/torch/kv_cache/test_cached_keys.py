@@ -16,9 +16,9 @@ from phasor.torch import rotate
 from phasor.torch.kv_cache import CachedKeys
 
 from ...rounding import rounding
-from ..attention_oracle import HALF, WIDTH, layer
+from ..attention_reference import HALF, WIDTH, layer
 from ..live.live_models import difference
-from ..torch_oracle import assert_rotated, normal
+from ..torch_arrays import assert_rotated, normal
 from .filled_caches import ROPES, config, empty, filled, layered, raw
 
 WARM = Rope(

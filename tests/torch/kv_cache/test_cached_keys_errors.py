@@ -16,7 +16,7 @@ from phasor.axes import Axial, Sectioned
 from phasor.scaling import DynamicNTK
 from phasor.torch.kv_cache import CachedKeys, KVCache
 
-from ..attention_oracle import HALF
+from ..attention_reference import HALF
 from .filled_caches import ROPES, empty, filled, layered
 
 

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from phasor import Rope
 from phasor.torch.kv_cache import CachedKeys, KVCache
 
-from ..attention_oracle import HALF
-from ..torch_oracle import normal
+from ..attention_reference import HALF
+from ..torch_arrays import normal
 from .filled_caches import ROPES, filled
 
 LONGER = Rope(head_dim=8, pairing="half", base=777.0)

@@ -13,8 +13,8 @@ from phasor.torch import rotate, rotate_
 from phasor.torch.attention import RotaryAttention
 from phasor.torch.kv_cache import KVCache
 
-from ..attention_oracle import HALF, HEADS, WIDTH, assert_attends, causal, last, layer
-from ..torch_oracle import normal
+from ..attention_reference import HALF, HEADS, WIDTH, assert_attends, causal, last, layer
+from ..torch_arrays import normal
 
 DTYPES = [torch.float64, torch.float32]
 # name: arguments, and who sees whom

@@ -16,16 +16,17 @@ from phasor.scaling import NTK, DynamicNTK, Linear
 from phasor.torch import rotate
 from phasor.torch.kv_cache import edits, retune_
 
+from ...oracle import exact_rows
 from ...strategies import EVERY_LAW
-from ..torch_oracle import DTYPES, normal, row_error
-from .turned_keys import LAYOUTS, LONG, assert_turned, places, turns
+from ..torch_arrays import DTYPES, normal, row_error
+from .turned_keys import LAYOUTS, LONG, assert_turned, places
 
 
 def assert_retuned(
     keys: Tensor, stored: Tensor, at: Tensor, old: Rope, new: Rope, gain: float = 1.0
 ) -> None:
     """One rotation by the difference of the angles, one rounding."""
-    rows = turns(new, at) * turns(old, at).conj()
+    rows = exact_rows(new, at) * exact_rows(old, at).conj()
     assert_turned(keys, stored, rows, old, error=row_error(keys.dtype, at), gain=gain)
 
 
@@ -71,7 +72,7 @@ def test_a_rule_that_picks_another_law_retunes_keys(growth: str) -> None:
     raw, at = normal(16, 2, 8, dtype=torch.float64), torch.arange(16)
     keys = rotate(raw, at, old, gain=old.attention_factor)
     retune_(keys, at, old, new, gain=new.attention_factor / old.attention_factor)
-    fresh = turns(new, at)
+    fresh = exact_rows(new, at)
     error = 8 * (COS_SIN_ERROR + 4 * 2**-52)  # of two rotations, and what pairs add by being two
     assert_turned(keys, raw, fresh, new, error=error, gain=new.attention_factor)
 

@@ -18,10 +18,10 @@ from phasor.torch import rotate, rotate_
 from phasor.torch.kv_cache import evict, insert, retune_, shift_
 
 from ...each import each
-from ...rotation_oracle import pair_places
+from ...oracle import exact_rows, pair_places
 from ...strategies import EVERY_LAW
-from ..torch_oracle import DTYPES, excess_by, float64, implementations, normal, row_error, run_on
-from .turned_keys import HALF, LAYOUTS, assert_turned, places, turns
+from ..torch_arrays import DTYPES, excess_by, float64, implementations, normal, row_error, run_on
+from .turned_keys import HALF, LAYOUTS, assert_turned, places
 
 
 @pytest.mark.parametrize("implementation", implementations())
@@ -35,7 +35,7 @@ def test_every_token_moves_by_its_own_delta(
     rope, stored = LAYOUTS[name], normal(2, 5, 3, 8, dtype=dtype)
     delta, keys = places(rope, 2, 5), stored.clone()
     assert shift_(keys, delta, rope) is keys
-    assert_turned(keys, stored, turns(rope, delta), rope, error=row_error(dtype, delta))
+    assert_turned(keys, stored, exact_rows(rope, delta), rope, error=row_error(dtype, delta))
 
 
 @pytest.mark.parametrize("name", EVERY_LAW)
@@ -65,7 +65,7 @@ def test_keys_move_across_zero_and_by_more_than_digits_hold() -> None:
     rope, stored = LAYOUTS["half"], normal(3, 2, 8, dtype=torch.float64)
     delta = torch.tensor([2**62 + 1, -(2**63), 2**40])
     keys = shift_(stored.clone(), delta, rope)
-    assert_turned(keys, stored, turns(rope, delta), rope, error=COS_SIN_ERROR)
+    assert_turned(keys, stored, exact_rows(rope, delta), rope, error=COS_SIN_ERROR)
 
 
 def test_a_view_is_shifted_where_it_lies() -> None:
@@ -92,7 +92,7 @@ def relative_errors(keys: Tensor, stored: Tensor, rope: Rope, moved: int) -> np.
     """Distance of every pair from where it should be, in units of its length."""
     first, second = pair_places(rope.output_pairing, 0, rope.num_pairs)
     came, was = (float64(x)[..., first] + 1j * float64(x)[..., second] for x in (keys, stored))
-    return np.abs(came - was * turns(rope, moved)) / np.abs(was)
+    return np.abs(came - was * exact_rows(rope, moved)) / np.abs(was)
 
 
 @given(
@@ -160,7 +160,7 @@ def test_undone_keys_are_the_keys_before(name: str, dtype: torch.dtype, gain: fl
     at, keys = places(rope, 2, 5), stored.clone()
     rotate_(keys, at, rope, inverse=True, gain=gain)
     pairing = (rope.output_pairing, rope.pairing)
-    rows = turns(rope, at).conj()
+    rows = exact_rows(rope, at).conj()
     error = row_error(dtype, at)
     worst = excess_by(keys, stored, rows, pairing, rope.rotary_start, gain=1 / gain, error=error)
     assert worst <= 1
@@ -181,7 +181,7 @@ def assert_fresh(keys: Tensor, raw: Tensor, at: Any, rope: Rope) -> None:
     at = torch.as_tensor(at).expand(*raw.shape[:-2], *([] if rope.axes.n_axes == 1 else [-1]))
     error = 8 * (COS_SIN_ERROR + 4 * 2**-52)
     pairing = (rope.pairing, rope.output_pairing)
-    worst = excess_by(keys, raw, turns(rope, at), pairing, rope.rotary_start, error=error)
+    worst = excess_by(keys, raw, exact_rows(rope, at), pairing, rope.rotary_start, error=error)
     assert worst <= 1
 
 

@@ -1,21 +1,16 @@
-"""Stored keys of every layout, and what a turn of them must give; frequencies are data here."""
+"""Stored keys of every layout, and what a turn of them must give."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
-from mpmath import mp, mpf
 from torch import Tensor
 
 from phasor import Rope
 from phasor.axes import Alternating, Axial, InterleavedSections, Sectioned
-from phasor.rope import real_inv_freq
 from phasor.scaling import LongRope
 
-from .. import torch_oracle
-from ..torch_oracle import excess_by
+from ..torch_arrays import excess_by
 
 LONG = LongRope(
     short_factors=(1.0, 1.5, 1.0, 3.0),
@@ -38,13 +33,6 @@ LAYOUTS: dict[str, Rope] = {
     "alternating": Rope(head_dim=8, pairing="half", axes=Alternating((2, 1, 1))),
 }
 HALF, SECTIONED = LAYOUTS["half"], LAYOUTS["sectioned"]
-
-
-def turns(rope: Rope, positions: Any) -> np.ndarray:
-    """``exp(i angle)`` of every pair, complex128; frequencies are data here, of any law."""
-    with mp.workdps(60):
-        steps = [mpf(str(f)) for f in real_inv_freq(rope)]
-    return torch_oracle.turns(rope, torch.as_tensor(positions), steps)
 
 
 def assert_turned(

@@ -20,8 +20,8 @@ from phasor.torch import Rotation, rotate, rotate_, rotate_qk, rotate_qk_
 from phasor.torch._operator import cpu
 
 from ...each import each
+from ..torch_arrays import DTYPES, assert_rotated, normal, run_on
 from ..torch_cases import memory_layouts
-from ..torch_oracle import DTYPES, assert_rotated, normal, run_on
 
 # without a compiler there is nothing to test; CI has one
 pytestmark = pytest.mark.skipif(

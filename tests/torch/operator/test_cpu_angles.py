@@ -18,7 +18,8 @@ from phasor.axes import Axial, InterleavedSections
 from phasor.torch import rotate
 from phasor.torch._operator import cpu
 
-from ..torch_oracle import float64, run_on, turns
+from ...oracle import exact_rows
+from ..torch_arrays import float64, run_on
 
 # without a compiler there is nothing to test; CI has one
 pytestmark = pytest.mark.skipif(
@@ -77,7 +78,7 @@ def test_every_int64_position_is_within_the_bound(name: str, dtype: torch.dtype)
     rope, places = ROPES[name], EDGES + some_positions(40)
     for start, step in ((0, 1), (2**31 - 3, 1), (-5, 1), (-(2**31) + 40, -7), (2**40, 1)):
         places += [start + step * i for i in range(9)]
-    off = cos_sin(places, rope, dtype) - turns(rope, places)
+    off = cos_sin(places, rope, dtype) - exact_rows(rope, places)
     # float64's own rounding of the oracle
     bound = BOUNDS[dtype] + 2**-53
     assert max(np.abs(off.real).max(), np.abs(off.imag).max()) <= bound

@@ -28,8 +28,8 @@ from phasor.torch import rotate, rotate_, rotate_qk, rotate_qk_
 from phasor.torch._operator import cpu
 
 from ...native.watched import Memory, duplicated, in_memory, placed, reach
+from ..torch_arrays import DTYPES, excess_by, implementations, row_error, run_on
 from ..torch_cases import turn, turn_
-from ..torch_oracle import DTYPES, excess_by, implementations, row_error, run_on
 
 ORIGINAL_EMPTY_LIKE = torch.empty_like
 PAIRINGS = ["half", "interleaved"]

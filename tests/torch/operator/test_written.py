@@ -15,7 +15,7 @@ from phasor.errors import TensorError
 from phasor.torch import rotate, rotate_, rotate_qk_
 from phasor.torch._operator.in_place import qk_memory
 
-from ..torch_oracle import normal
+from ..torch_arrays import normal
 
 ROPE = Rope(head_dim=16, pairing="half")
 PLACES = torch.arange(5)

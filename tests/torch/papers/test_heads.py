@@ -16,7 +16,7 @@ from phasor.papers.heads import positional_head, required_alpha
 from phasor.torch.papers.heads import PositionalHead
 
 from ... import oracle
-from ..torch_oracle import DTYPES, normal
+from ..torch_arrays import DTYPES, normal
 
 ROPES = {
     "half": Rope(head_dim=16, pairing="half"),

@@ -1,6 +1,6 @@
 """What linear attention must give: RoFormer's eq. 19, token by token in NumPy.
 
-Turns come from 60-digit angles.
+Turns are the oracle's.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from phasor import Rope
 
-from ..rotation_oracle import pair_places
-from .torch_oracle import float64, normal, turns
+from ..oracle import exact_rows, turned_by
+from .torch_arrays import float64, normal
 
 HALF = Rope(head_dim=8, pairing="half", base=100.0)
 Maps = tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]
@@ -42,15 +42,7 @@ RIGHT_MAPS: dict[str, Maps] = {
 
 def turned(x: np.ndarray, positions: Any, rope: Rope | None) -> np.ndarray:
     """``x`` ``[seq, heads, head_dim]``, rotated as complex numbers; as it is without a rope."""
-    if rope is None:
-        return x
-    rows = turns(rope, positions)
-    first, second = pair_places(rope.pairing, rope.rotary_start, rope.num_pairs)
-    z = (x[..., first] + 1j * x[..., second]) * rows[:, None]
-    made = x.copy()
-    first, second = pair_places(rope.output_pairing, rope.rotary_start, rope.num_pairs)
-    made[..., first], made[..., second] = z.real, z.imag
-    return made
+    return x if rope is None else turned_by(x, exact_rows(rope, positions)[:, None], rope)
 
 
 def right(

@@ -9,7 +9,7 @@ import numpy as np
 
 from phasor import Rope
 
-from ..rotation_oracle import excess
+from ..oracle import excess
 
 DTYPES = (mx.float32, mx.bfloat16, mx.float16)
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from phasor import QueryFactor, Rope
 from phasor.torch.attention import RotaryAttention
 
-from ..rotation_oracle import pair_places
-from .torch_oracle import float64, normal, row_error, turns
+from ..oracle import exact_rows, pair_places
+from .torch_arrays import float64, normal, row_error
 
 SECOND_ORDER = 1.01
 # torch's kernels on CPUs take an exponential that is good to 20 units in the last place
@@ -118,7 +118,7 @@ def rotated(
     if rope is None:
         return given
     x, off = given[0].copy(), given[1].copy()
-    row = turns(rope, np.asarray(positions))[:, None]
+    row = exact_rows(rope, np.asarray(positions))[:, None]
     first, second = pair_places(rope.pairing, rope.rotary_start, rope.rotary_dim // 2)
     z = given[0][..., first] + 1j * given[0][..., second]
     dx, dy = given[1][..., first], given[1][..., second]
