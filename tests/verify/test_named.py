@@ -247,20 +247,15 @@ def test_a_rule_that_is_not_applied_has_its_own_name():
         assert "Law: LongRope is not applied" in str(found)
 
 
-def test_a_slice_that_explains_all_is_the_last_that_is_tried(monkeypatch):
-    """Another pairing of wider slices would change as much, and takes as long."""
-    tried = []
-    explain = causes.Finder._explain
-    monkeypatch.setattr(
-        causes.Finder, "_explain", lambda self, *one: tried.append(1) or explain(self, *one)
-    )
+def test_pairs_that_explain_all_are_found_before_other_frequencies_are_tried(monkeypatch):
+    """Which takes longer, and would be one difference more."""
+    monkeypatch.setattr(causes, "alternatives", None)
     meant = Rope(head_dim=128, pairing="half", rotary_dim=32)
     x = np.random.default_rng(0).standard_normal((100, 2, 128))
     done = replace(meant, rotary_dim=64, pairing="interleaved")
     y = rotate(x, np.arange(100), done, "float64")
     found = verify(meant, {"positions": np.arange(100), "q": x, "q_rotated": y})
     assert names(found) == ["pairing", "slice"]
-    assert len(tried) == 1
 
 
 @pytest.mark.parametrize(("factor", "name"), [(1.0, []), (2.0, ["twice"]), (1.37, ["frequencies"])])

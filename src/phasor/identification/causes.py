@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice, product
-from typing import Any
+from itertools import count, islice
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,15 @@ _OFTEN = {"direction", "slice", "layer", "base", "law-missing", "length"}
 _UNSURE_BASE = 0.02  # of the logarithm, that a few tokens leave
 
 
+class Reading(NamedTuple):
+    """One way in which coordinates make pairs that turn, and what may have turned them."""
+
+    changes: Changes  # that the pairs and the rows of cos and sin name themselves
+    turns: Turns
+    own: Rope | None  # the rope that was meant, with these pairs
+    levels: Iterator[Iterator[Hypothesis]]  # the likelier first
+
+
 @dataclass(frozen=True)
 class Finder:
     """Looks for what differs in some tokens of a recording."""
@@ -77,7 +86,7 @@ class Finder:
 
     def _find(self) -> Found:
         """If nothing explains all tokens, heads or tokens that are turned wrongly are explained."""
-        whole = self._explain_best()
+        whole = self._explain()
         if whole and not is_vague(whole[0]):
             return whole
         if changes := self._name_width() or find_mixed_members(self.meant.rope, self.sample):
@@ -96,7 +105,7 @@ class Finder:
         if is_bad.all() or not is_bad.any():
             return whole or (self._name_norms(), ())
         bad = replace(self, sample=self.sample.of(is_bad), tokens=self.tokens.of(is_bad))
-        part = bad._explain_best()
+        part = bad._explain()
         if whole and (part is None or is_vague(part[0])):
             return whole
         if part is None and not self.sample.positions[~is_bad].any():
@@ -106,31 +115,75 @@ class Finder:
         which = self.tokens.name_some(is_bad, self.sample.positions)
         return (make_finding("tokens", which=which, more=more), *changes), undecided
 
-    def _explain_best(self) -> Found | None:
-        """The explanation of all tokens: by the slice meant, or by others that turn them.
+    def _explain(self) -> Found | None:
+        """The explanation of all tokens with the fewest differences; none if no pairs turn so.
 
-        If none does, one may if cos and sin are rounded.
+        Cos and sin are supposed to be rounded only where no pairs turn by one factor otherwise.
         """
-        results: list[Found] = []
         # float32 ones are no difference
-        dtypes = (None, *coarser(max(ROUNDING[self.sample.dtype], ROUNDING["float32"])))
-        for row_dtype, (first, last) in product(dtypes, ((0, 4), (4, None))):
-            # interleaved pairs that stand still may be of the slice or not
-            if (results and first == 0) or any(not is_vague(changes) for changes, _ in results):
+        coarse = coarser(max(ROUNDING[self.sample.dtype], ROUNDING["float32"]))
+        found = (self._explain_by_rows(row_dtype) for row_dtype in (None, *coarse))
+        return next((one for one in found if one is not None), None)
+
+    def _explain_by_rows(self, row_dtype: str | None) -> Found | None:
+        """The explanation with cos and sin as they are, or as numbers of a dtype.
+
+        Levels of hypotheses are tried in their order, those of a reading that names itself some
+        differences so many steps later than those of the reading that was meant.
+        """
+        rounded_rows: Changes = ()
+        if row_dtype is not None:
+            rounded_rows = (make_finding("table-in-{dtype}", dtype=row_dtype, details=""),)
+        waiting = [
+            (compare_layouts(self.meant.rope, one.layout) + rounded_rows, one)
+            for one in arrangements(self.meant.rope, self.sample)
+        ]
+        waiting.sort(key=lambda one: len(one[0]))
+        readings: list[Reading] = []
+        for step in count(len(rounded_rows)):
+            while waiting and len(waiting[0][0]) == step:
+                changes, arrangement = waiting.pop(0)
+                turns = measure_turns(self.sample, arrangement, row_dtype)
+                if turns is not None:
+                    own = arranged(self.meant.rope, arrangement)
+                    readings.append(Reading(changes, turns, own, self._levels(own, turns)))
+            levels = [(one, level) for one in readings if (level := next(one.levels, None))]
+            if found := self._find_fitting(levels):
+                return found
+            if not levels and not waiting:
                 break
-            candidates = islice(arrangements(self.meant.rope, self.sample), first, last)
-            measured = (measure_turns(self.sample, one, row_dtype) for one in candidates)
-            fitting = (turns for turns in measured if turns is not None)
-            for turns in islice(fitting, 4 if results else 16):
-                # of equally many changes the first are named, so others need not be looked for
-                fewest = min((len(one) for one, _ in results if not is_vague(one)), default=16)
-                if (count := len(self._compare_layouts(turns))) < fewest:
-                    # nor one change beside those of the layout, if that makes as many
-                    results.append(self._explain(turns, 1 if count + 1 == fewest else None))
-        if not results:
+        vague = [one.changes + name_pairs(one.own, one.turns) for one in readings]
+        return (in_order(min(vague, key=len)), ()) if vague else None
+
+    def _find_fitting(self, levels: Iterable[tuple[Reading, Iterator[Hypothesis]]]) -> Found | None:
+        """The best hypothesis of these levels, and texts of what else the tokens allow."""
+        meant = self.meant.rope
+        fitting: list[tuple[int, float, Changes, Complex]] = []
+        for reading, level in levels:
+            turns, own = reading.turns, reading.own
+            for hypothesis in level:
+                worst = float(turns.misfit(*hypothesis[1:]).max())
+                if worst > 1 or (own and is_idle(hypothesis, own, turns.positions)):
+                    continue
+                # a program may apply the factor that was meant beside another law
+                factors = [compare_factors(rope, turns) for rope in (hypothesis.rope, meant)]
+                gain = factors[0] and factors[1]
+                if changes := (*reading.changes, *hypothesis.changes, *gain):
+                    fitting.append((len(changes), round(worst, 1), changes, hypothesis.rows))
+        if not fitting:
             return None
-        changes, undecided = min(results, key=lambda one: (is_vague(one[0]), len(one[0])))
-        return in_order(changes), undecided
+        # fewer changes are likelier, then what fits better; the order of equals stays
+        fitting.sort(key=lambda one: one[:2])
+        (fewest, _, best, rows), *others = fitting
+        names = {change.name for change in best}
+        texts = dict.fromkeys(
+            " ".join(change.sentence for change in other)
+            for size, _, other, turned in others
+            # causes of the same names have to turn otherwise
+            if not names <= {change.name for change in other}
+            or (size == fewest and turned.shape == rows.shape and not turn_alike(turned, rows))
+        )
+        return in_order(best), (*islice(texts, 3),)
 
     def _name_silent(self) -> Changes:
         """That results are 0 from some position on, and what else differs below it."""
@@ -169,41 +222,6 @@ class Finder:
                     if rotates_as(self.sample._replace(x=x, y=y), other).all():
                         return (make_finding("head-width", found=width, meant=head_dim),)
         return ()
-
-    def _compare_layouts(self, turns: Turns) -> Changes:
-        changes = compare_layouts(self.meant.rope, turns.arrangement.layout)
-        if turns.row_dtype is None:
-            return changes
-        return *changes, make_finding("table-in-{dtype}", dtype=turns.row_dtype, details="")
-
-    def _explain(self, turns: Turns, num_levels: int | None) -> Found:
-        layout, meant = self._compare_layouts(turns), self.meant.rope
-        own = arranged(meant, turns.arrangement)
-        for level in islice(self._levels(own, turns), num_levels):
-            fitting: list[tuple[int, float, Changes, Complex]] = []
-            for hypothesis in level:
-                worst = float(turns.misfit(*hypothesis[1:]).max())
-                if worst > 1 or (own and is_idle(hypothesis, own, turns.positions)):
-                    continue
-                # a program may apply the factor that was meant beside another law
-                factors = [compare_factors(rope, turns) for rope in (hypothesis.rope, meant)]
-                gain = factors[0] and factors[1]
-                if changes := (*layout, *hypothesis.changes, *gain):
-                    fitting.append((len(changes), round(worst, 1), changes, hypothesis.rows))
-            if fitting:
-                # fewer changes are likelier, then what fits better; the order of equals stays
-                fitting.sort(key=lambda one: one[:2])
-                (count, _, best, rows), *others = fitting
-                names = {change.name for change in best}
-                texts = dict.fromkeys(
-                    " ".join(change.sentence for change in other)
-                    for size, _, other, turned in others
-                    # causes of the same names have to turn otherwise
-                    if not names <= {change.name for change in other}
-                    or (size == count and not turn_alike(turned, rows))
-                )
-                return best, (*islice(texts, 3),)
-        return (*layout, *name_pairs(own, turns)), ()
 
     def _levels(self, rope: Rope | None, turns: Turns) -> Iterator[Iterator[Hypothesis]]:
         """Hypotheses of no change, of one, and of two, the likelier before the others."""

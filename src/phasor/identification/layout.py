@@ -103,7 +103,8 @@ def measure_noise(arrangement: Arrangement, maps: Floats, rounding: float) -> fl
 def arrangements(rope: Rope, sample: Sample) -> Iterator[Arrangement]:
     """Those of the rope's slice, its own first, then every other that holds what is changed.
 
-    A table does not say which coordinates make a pair.
+    Slices are as narrow as that, or begin and end at quarters of the head. A table does not say
+    which coordinates make a pair.
     """
     if sample.is_table:
         yield arrangement_of(rope)
@@ -111,14 +112,24 @@ def arrangements(rope: Rope, sample: Sample) -> Iterator[Arrangement]:
     own = rope.pairing, rope.output_pairing
     quarter = max(rope.head_dim // 4, 1)
 
-    def is_unlikely(other: Arrangement) -> tuple[bool, bool, bool]:
+    def is_unlikely(other: Arrangement) -> tuple[bool, bool]:
         pairings = other.layout.pairing, other.layout.output_pairing
-        return other.layout.rotary_dim % quarter != 0, pairings != own, pairings[0] != pairings[1]
+        return pairings != own, pairings[0] != pairings[1]
 
     def every() -> Iterator[Arrangement]:
         for pairing, out in sorted(itertools.product(PAIRINGS, PAIRINGS), key=lambda p: p != own):
             yield arrangement_of(replace(rope, pairing=pairing, pairing_out=out))
-        yield from sorted(arrangements_of_changed(sample), key=is_unlikely)
+        others = [*arrangements_of_changed(sample)]
+        narrowest = min((one.layout.rotary_dim for one in others), default=0)
+        yield from sorted(
+            (
+                one
+                for one in others
+                if one.layout.rotary_dim == narrowest
+                or not (one.layout.rotary_start % quarter or one.layout.rotary_dim % quarter)
+            ),
+            key=is_unlikely,
+        )
 
     # the rope's own are among those that hold what is changed, and of one pair all are one
     seen = set[bytes]()
