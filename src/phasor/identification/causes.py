@@ -34,9 +34,15 @@ from phasor.identification.laws import MISTAKES
 from phasor.identification.layout import arranged, arrangements, compare_layouts, exchanged_axes
 from phasor.identification.members import find_mixed_members, name_norms
 from phasor.identification.positions import STEPS, Tokens, find_far_positions, offset_changes
-from phasor.identification.report import Changes, Finding, in_order, make_finding
-from phasor.identification.roundings import COARSE, positions_in, precisions
-from phasor.identification.spectrum import ROUNDING, Complex, coarser, rounded
+from phasor.identification.report import (
+    Changes,
+    Finding,
+    in_order,
+    is_rounding,
+    make_finding,
+)
+from phasor.identification.roundings import COARSE, find_float32, positions_in, precisions
+from phasor.identification.spectrum import ROUNDING, coarser, rounded
 from phasor.identification.turns import (
     Sample,
     Turns,
@@ -46,8 +52,17 @@ from phasor.identification.turns import (
 )
 from phasor.rope import Rope
 
-#: What differs, and texts of what that cannot be told from.
-Found = tuple[Changes, tuple[str, ...]]
+
+class Found(NamedTuple):
+    """What differs, what that cannot be told from, and float32 roundings that show besides."""
+
+    changes: Changes = ()
+    undecided: tuple[str, ...] = ()  # texts
+    roundings: Changes = ()
+
+    def behind(self, *changes: Finding) -> Found:
+        """The same with changes that come before the others."""
+        return self._replace(changes=changes + self.changes)
 
 
 # of two differences, one is mostly one of these
@@ -76,44 +91,44 @@ class Finder:
 
     def find(self) -> Found:
         """What differs, the most important first; nothing if nothing explains it."""
-        changes, undecided = self._find()
-        if any(change.name == "frequencies" for change in changes):
+        found = self._find()
+        if any(change.name == "frequencies" for change in found.changes):
             rope = self.meant.rope
             turns = measure_turns(self.sample, arrangement_of(rope))
             if turns and (far := find_far_positions(rope, turns, self.tokens)):
-                return (*far, *compare_factors(rope, turns)), ()
-        return changes, undecided
+                return Found((*far, *compare_factors(rope, turns)))
+        return found
 
     def _find(self) -> Found:
         """If nothing explains all tokens, heads or tokens that are turned wrongly are explained."""
         whole = self._explain()
-        if whole and not is_vague(whole[0]):
+        if whole and not is_vague(whole.changes):
             return whole
         if changes := self._name_width() or find_mixed_members(self.meant.rope, self.sample):
-            return changes, ()
-        if changes := self._name_silent():
-            return changes, ()
+            return Found(changes)
+        if silent := self._name_silent():
+            return silent
         # keys beside queries, or tokens behind a table's end: [T, heads]
         good = rotates_as(self.sample, self.meant.rope)
         heads, is_bad = (np.logical_not(good.all(axis=axis)) for axis in (0, 1))
         if heads.any() and not heads.all():
             x, y = (part[:, heads] for part in (self.sample.x, self.sample.y))
-            changes, undecided = replace(self, sample=self.sample._replace(x=x, y=y)).find()
-            if changes and not is_vague(changes):
+            of_heads = replace(self, sample=self.sample._replace(x=x, y=y)).find()
+            if of_heads.changes and not is_vague(of_heads.changes):
                 which = ranges(np.flatnonzero(heads).tolist())
-                return (make_finding("heads", which=which), *changes), undecided
+                return of_heads.behind(make_finding("heads", which=which))
         if is_bad.all() or not is_bad.any():
-            return whole or (self._name_norms(), ())
+            return whole or self._name_norms()
         bad = replace(self, sample=self.sample.of(is_bad), tokens=self.tokens.of(is_bad))
         part = bad._explain()
-        if whole and (part is None or is_vague(part[0])):
+        if whole and (part is None or is_vague(part.changes)):
             return whole
         if part is None and not self.sample.positions[~is_bad].any():
-            return self._name_norms(), ()  # position 0 is right whatever is done
-        changes, undecided = part or ((), ())
-        more = "" if changes else ", and turned by no position"
+            return self._name_norms()  # position 0 is right whatever is done
+        part = part or Found()
+        more = "" if part.changes else ", and turned by no position"
         which = self.tokens.name_some(is_bad, self.sample.positions)
-        return (make_finding("tokens", which=which, more=more), *changes), undecided
+        return part.behind(make_finding("tokens", which=which, more=more))
 
     def _explain(self) -> Found | None:
         """The explanation of all tokens with the fewest differences; none if no pairs turn so.
@@ -153,12 +168,12 @@ class Finder:
             if not levels and not waiting:
                 break
         vague = [one.changes + name_pairs(one.own, one.turns) for one in readings]
-        return (in_order(min(vague, key=len)), ()) if vague else None
+        return Found(in_order(min(vague, key=len))) if vague else None
 
     def _find_fitting(self, levels: Iterable[tuple[Reading, Iterator[Hypothesis]]]) -> Found | None:
         """The best hypothesis of these levels, and texts of what else the tokens allow."""
         meant = self.meant.rope
-        fitting: list[tuple[int, float, Changes, Complex]] = []
+        fitting: list[tuple[int, float, Changes, Hypothesis, Turns]] = []
         for reading, level in levels:
             turns, own = reading.turns, reading.own
             for hypothesis in level:
@@ -169,45 +184,47 @@ class Finder:
                 factors = [compare_factors(rope, turns) for rope in (hypothesis.rope, meant)]
                 gain = factors[0] and factors[1]
                 if changes := (*reading.changes, *hypothesis.changes, *gain):
-                    fitting.append((len(changes), round(worst, 1), changes, hypothesis.rows))
+                    fitting.append((len(changes), round(worst, 1), changes, hypothesis, turns))
         if not fitting:
             return None
         # fewer changes are likelier, then what fits better; the order of equals stays
         fitting.sort(key=lambda one: one[:2])
-        (fewest, _, best, rows), *others = fitting
+        (fewest, _, best, likeliest, turns), *others = fitting
+        rows = likeliest.rows
         names = {change.name for change in best}
         texts = dict.fromkeys(
             " ".join(change.sentence for change in other)
-            for size, _, other, turned in others
+            for size, _, other, (*_, turned), _ in others
             # causes of the same names have to turn otherwise
             if not names <= {change.name for change in other}
             or (size == fewest and turned.shape == rows.shape and not turn_alike(turned, rows))
         )
-        return in_order(best), (*islice(texts, 3),)
+        is_rounded = any(is_rounding(change) for change in best)
+        roundings = () if is_rounded else find_float32(turns, likeliest)
+        return Found(in_order(best), (*islice(texts, 3),), roundings)
 
-    def _name_silent(self) -> Changes:
+    def _name_silent(self) -> Found | None:
         """That results are 0 from some position on, and what else differs below it."""
         is_silent = np.asarray(self.sample.x.any(axis=(1, 2)) & ~self.sample.y.any(axis=(1, 2)))
         if not is_silent.any() or is_silent.all():
-            return ()
+            return None
         places = self.sample.positions.reshape(len(is_silent), -1).max(axis=1)
         end = places[is_silent].min()
         if not np.array_equal(is_silent, places >= end):
-            return ()
+            return None
         others = replace(self, sample=self.sample.of(~is_silent), tokens=self.tokens.of(~is_silent))
-        changes: Changes = ()
+        below = Found()
         if not rotates_as(others.sample, self.meant.rope).all():
-            changes, _ = others.find()
-        return make_finding(
-            "table-end-zeros", end=end, last=end - 1, beyond="it gives zeros"
-        ), *changes
+            below = others.find()
+        zeros = {"end": end, "last": end - 1, "beyond": "it gives zeros"}
+        return below.behind(make_finding("table-end-zeros", **zeros))
 
-    def _name_norms(self) -> Changes:
+    def _name_norms(self) -> Found:
         """That lengths change, where the heads of a token tell that its pairs turn."""
         loose = measure_turns(self.sample, arrangement_of(self.meant.rope), one_gain=False)
         if loose is None or self.sample.x.shape[1] < 2:
-            return ()
-        return (name_norms(np.abs(loose.z), 2 * float(loose.errors.max())),)
+            return Found()
+        return Found((name_norms(np.abs(loose.z), 2 * float(loose.errors.max())),))
 
     def _name_width(self) -> Changes:
         """The width of other heads, as which all coordinates of a token are turned."""

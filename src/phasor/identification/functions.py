@@ -100,7 +100,7 @@ def _measure_pairs(
     spectrum = find_spectrum(powers_of_two(lengths.longest_consistent), z, probe.angle_errors(z))
     factors = probe.arrangement.factors(maps[0])
     members = compare_members(probe, factors)
-    key_factor, keys = compare_queries_and_keys(probe, maps)
+    key_factor, keys = _compare_sides(probe, maps)
     findings = [*findings, *members, *keys]
     if lengths.irreproducible_at is not None:
         findings.append(make_finding("remembers", top=lengths.irreproducible_at))
@@ -122,6 +122,16 @@ def _measure_pairs(
     add_precision(measured, min(end for end in ends if end))
     ends = max_position + 1, lengths.changes_at, measured.report.table_end
     return Measurement(measured.report, min(end for end in ends if end))
+
+
+def _compare_sides(probe: Probe, maps: Floats) -> tuple[float | None, list[Finding]]:
+    """How keys are turned otherwise than queries, by the maps ``[outputs, P, out, in]`` of both."""
+    tolerance = 32 * probe.rounding
+    if len(maps) < 2 or np.abs(maps[0] - maps[1]).max() <= tolerance * max(1.0, np.abs(maps).max()):
+        return None, []
+    queries, keys = (probe.arrangement.factors(side).mean(axis=0) for side in maps[:2])
+    key_factor, finding = compare_queries_and_keys(queries, keys, tolerance)
+    return key_factor, [finding]
 
 
 def _explain_rounded_angles(

@@ -87,21 +87,21 @@ def compare_members(probe: Probe, factors: Complex) -> list[Finding]:
     return [make_finding(names[follow_axes], count=count, coordinates=coordinates)]
 
 
-def compare_queries_and_keys(probe: Probe, maps: Floats) -> tuple[float | None, list[Finding]]:
-    """The factor on keys if it differs, and a finding if keys are not turned as queries are."""
-    # the second of the maps [outputs, P, out, in] is that of the keys
-    tolerance = 32 * probe.rounding
-    if len(maps) < 2 or np.abs(maps[0] - maps[1]).max() <= tolerance * max(1.0, np.abs(maps).max()):
-        return None, []
-    q, k = (probe.arrangement.factors(side).mean(axis=0) for side in maps[:2])
-    queries, keys = (float(np.median(np.abs(z))) for z in (q, k))
-    ratio = keys / queries
-    if np.abs(k - ratio * q).max() <= tolerance * max(1.0, ratio):
-        return keys, [make_finding("factor-on-one-side", queries=queries, keys=keys)]
-    if np.abs(k - np.conj(q)).max() <= tolerance:
-        return None, [make_finding("keys-turn-backwards")]
-    worst = int(np.argmax(np.abs(q - k).max(axis=0)))
-    return None, [make_finding("queries-and-keys-differ", pair=worst)]
+def compare_queries_and_keys(
+    queries: Complex, keys: Complex, tolerance: float
+) -> tuple[float | None, Finding]:
+    """How keys are turned otherwise than queries, and their factor if that is all.
+
+    Both are what pairs are multiplied by, ``[P, num_pairs]``, and may be off by the tolerance.
+    """
+    sizes = [float(np.median(np.abs(z))) for z in (queries, keys)]
+    ratio = sizes[1] / sizes[0]
+    if np.abs(keys - ratio * queries).max() <= tolerance * max(1.0, ratio):
+        return sizes[1], make_finding("factor-on-one-side", queries=sizes[0], keys=sizes[1])
+    if np.abs(keys - np.conj(queries)).max() <= tolerance:
+        return None, make_finding("keys-turn-backwards")
+    worst = int(np.argmax(np.abs(queries - keys).max(axis=0)))
+    return None, make_finding("queries-and-keys-differ", pair=worst)
 
 
 def find_mixed_members(rope: Rope, sample: Sample) -> Changes:

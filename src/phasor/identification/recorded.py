@@ -14,7 +14,8 @@ from phasor.errors import TensorError
 from phasor.identification.calling import Caller, RefusedError
 from phasor.identification.causes import Finder
 from phasor.identification.frequencies import alternatives
-from phasor.identification.hypotheses import Meant, is_vague
+from phasor.identification.hypotheses import Meant, is_vague, suppose
+from phasor.identification.members import compare_queries_and_keys
 from phasor.identification.positions import Tokens
 from phasor.identification.recordings import (
     Arrays,
@@ -23,7 +24,14 @@ from phasor.identification.recordings import (
     vectors_of,
     vectors_of_rows,
 )
-from phasor.identification.report import Changes, Finding, SideVerification, make_finding
+from phasor.identification.report import (
+    Changes,
+    Finding,
+    SideVerification,
+    in_order,
+    make_finding,
+)
+from phasor.identification.roundings import find_float32
 from phasor.identification.spectrum import Floats, powers_of_two
 from phasor.identification.turns import Sample, arrangement_of, measure_turns, rotates_as
 from phasor.layers import LayerRopes, QueryFactor, one_layer
@@ -37,6 +45,7 @@ _CHUNK, _SAMPLE = 1 << 13, 64
 
 
 _MAX_UNDECIDED = 6
+_FACTORS = {"factor", "factor-missing", "factor-twice"}
 
 
 def find_causes(
@@ -119,11 +128,13 @@ def _verify_vectors(
             f"{vectors.name} must hold other numbers than 0, of which nothing is told"
         )
     if not len(bad):
-        return replace(verdict, undecided=_find_undecided(sample, meant))
-    changes, undecided = Finder(meant, sample, Tokens(tokens, vectors.positions)).find()
+        undecided, roundings = _find_undecided(sample, meant)
+        return replace(verdict, undecided=undecided, roundings=roundings)
+    found = Finder(meant, sample, Tokens(tokens, vectors.positions)).find()
     first, score = _first_wrong(vectors, bad, meant.rope)
-    found = replace(verdict, changes=changes, undecided=undecided, position=first, score=score)
-    return found if changes else None
+    return (
+        replace(verdict, **found._asdict(), position=first, score=score) if found.changes else None
+    )
 
 
 def _find_bad_tokens(
@@ -195,11 +206,11 @@ def _first_wrong(vectors: Vectors, bad: NDArray[np.intp], rope: Rope) -> tuple[f
     return float(places[token]), float((of_pairs if vectors.is_table else of_heads).max())
 
 
-def _find_undecided(sample: Sample, meant: Meant) -> tuple[str, ...]:
-    """What the recording cannot tell from the rope, which explains it."""
+def _find_undecided(sample: Sample, meant: Meant) -> tuple[tuple[str, ...], Changes]:
+    """What the recording cannot tell from the rope, which explains it, but for roundings."""
     turns = measure_turns(sample, arrangement_of(meant.rope))
     if turns is None:
-        return ()
+        return (), ()
     # another factor shows whatever the angles are
     low, high = turns.gain
     fitting = (
@@ -207,4 +218,34 @@ def _find_undecided(sample: Sample, meant: Meant) -> tuple[str, ...]:
         for changes, rope, *turned in alternatives(meant, turns.positions)
         if low <= rope.attention_factor <= high and turns.misfit(rope, *turned).max() <= 1
     )
-    return tuple(islice(fitting, _MAX_UNDECIDED))
+    roundings = find_float32(turns, suppose(meant.rope, turns.positions))
+    return tuple(islice(fitting, _MAX_UNDECIDED)), roundings
+
+
+def compare_sides(
+    queries: SideVerification, keys: SideVerification, arrays: Arrays, rope: Rope, dims: str | None
+) -> tuple[SideVerification, SideVerification]:
+    """The verdicts of a layer with what tells its queries from its keys, where one differs."""
+    if queries.changes == keys.changes:
+        return queries, keys
+    of_keys = {vectors.dims: vectors for vectors in vectors_of(arrays, "k", rope, dims)}
+    for vectors in vectors_of(arrays, "q", rope, dims):
+        other = of_keys.get(vectors.dims)
+        if other is None or other.num_tokens != vectors.num_tokens:
+            continue
+        tokens = _choose_tokens(vectors.num_tokens, np.array([], np.intp))
+        turns = [
+            measure_turns(one.in_own_dtype(tokens).sample(tokens), arrangement_of(rope))
+            for one in (vectors, other)
+        ]
+        if turns[0] is None or turns[1] is None:
+            continue
+        tolerance = 2 * float(max(one.errors.max() for one in turns if one is not None))
+        _, finding = compare_queries_and_keys(turns[0].z, turns[1].z, tolerance)
+        wrong = keys if keys.changes else queries
+        said = {"factor-on-one-side": _FACTORS, "keys-turn-backwards": {"direction"}}
+        better = said.get(finding.name, set[str]())
+        kept = (change for change in wrong.changes if change.name not in better)
+        named = replace(wrong, changes=in_order((finding, *kept)))
+        return (queries, named) if wrong is keys else (named, keys)
+    return queries, keys

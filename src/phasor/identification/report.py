@@ -338,6 +338,7 @@ class SideVerification(Difference):
     tokens: int
     changes: Changes = ()  # what differs, the most important first
     undecided: tuple[str, ...] = ()  # what these data cannot tell from that
+    roundings: Changes = ()  # float32 angles or frequencies that show, which are no difference
     # the lowest position that is turned beyond rounding, and how much a score of unit vectors
     # changes there, at most
     position: float | None = None
@@ -349,7 +350,7 @@ class SideVerification(Difference):
     def lines(self) -> list[str]:
         verdict = "differs" if self else "rotates as it should"
         lines = [f"{self.name}: {verdict} ({self.tokens} tokens)."]
-        lines += [f"  {change.sentence}" for change in self.changes]
+        lines += [f"  {change.sentence}" for change in self.changes + self.roundings]
         if self.position is not None and self.score is not None:
             lines.append(
                 f"  Beyond rounding from position {self.position:.15g} on, where a score of unit "

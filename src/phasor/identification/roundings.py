@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from phasor.angles import axes_of, of_each_pair
 from phasor.axes import Mixed
 from phasor.identification.hypotheses import Hypothesis, suppose
 from phasor.identification.probes import Measured
-from phasor.identification.report import Finding, make_finding
+from phasor.identification.report import Changes, Finding, make_finding
 from phasor.identification.spectrum import (
     DTYPES,
     ROUNDING,
@@ -54,6 +55,27 @@ def precisions(rope: Rope, turns: Turns) -> Iterator[Hypothesis]:
             rows = np.exp(1j * rope.direction * np.array(angles))
             closest = np.abs(factor * rows - turns.z).argmin(axis=0)[None]
             yield Hypothesis((finding,), rope, places, np.take_along_axis(rows, closest, 0)[0])
+
+
+def find_float32(turns: Turns, one: Hypothesis) -> Changes:
+    """Whether float32 angles or frequencies show in turns that a hypothesis explains."""
+    factor = turns.factor(one.rope)
+    allowed = turns.allowed(one.rope, 0 * one.places)  # which rounded angles have not
+
+    def errors_of(rows: Complex) -> Floats:
+        return np.abs(turns.z - factor * rows)
+
+    errors = errors_of(one.rows)
+    if np.all(errors <= allowed):
+        return ()
+    token = int((errors - allowed).max(axis=1).argmax())
+    if not isinstance(one.rope.axes, Mixed):
+        in_float32 = replace(one.rope, inv_freq_dtype="float32")
+        if np.all(errors_of(suppose(in_float32, one.places).rows) <= allowed):
+            return (make_finding("frequencies-in-{dtype}", dtype="float32", details=""),)
+    near = float(np.abs(one.places[token]).max())
+    error = float(errors[token].max()) / factor
+    return (make_finding("angles-in-float32", error=error, near=f"{near:.15g}"),)
 
 
 def positions_in(dtype: str, where: str = "") -> Finding:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from phasor.errors import SpecError, TensorError
-from phasor.identification.recorded import verify_side
+from phasor.identification.recorded import compare_sides, verify_side
 from phasor.identification.recordings import SIDES, TABLES, read_recording
 from phasor.identification.report import SideVerification, Verification
 from phasor.layers import LayerRopes, one_layer
@@ -86,6 +86,7 @@ def verify(
         held = positions | own
         vectors = [side for side in SIDES if held.keys() & {side, f"{side}_rotated"}]
         tables = [] if vectors and not held.keys() & {*TABLES} else ["tables"]
+        of_layer: dict[str, SideVerification] = {}
         for side in (*vectors, *tables):
             names = {*TABLES} if side == "tables" else {side, f"{side}_rotated"}
             size = sum(array.size for name, array in own.items() if name in names)
@@ -96,5 +97,10 @@ def verify(
 
             found = verify_side(layers, kind, held, side, dims, seq_len, advance=advance)
             done += size
-            sides.append(replace(found, name=f"{title}{side}"))
+            of_layer[side] = replace(found, name=f"{title}{side}")
+        of_kind = layers.kinds[kind]
+        if of_kind is not None and of_layer.keys() >= {"q", "k"}:
+            both = of_layer["q"], of_layer["k"]
+            of_layer["q"], of_layer["k"] = compare_sides(*both, held, of_kind, dims)
+        sides += of_layer.values()
     return Verification(model=layers.name, sides=tuple(sides))
