@@ -69,6 +69,10 @@ class Found(NamedTuple):
 _OFTEN = {"direction", "slice", "layer", "base", "law-missing", "length"}
 
 
+# frequencies of which are measured, and not so well that float32 ones show
+_MEASURED = MISTAKES | {"base", "law", "law-parameter", "axis-scaled"}
+
+
 _UNSURE_BASE = 0.02  # of the logarithm, that a few tokens leave
 
 
@@ -91,6 +95,9 @@ class Finder:
 
     def find(self) -> Found:
         """What differs, the most important first; nothing if nothing explains it."""
+        is_lost = np.asarray(~np.isfinite(self.sample.y).all(axis=(1, 2)))
+        if is_lost.any():
+            return self._find_below(is_lost, "table-end-nan", "it gives NaN")
         found = self._find()
         if any(change.name == "frequencies" for change in found.changes):
             rope = self.meant.rope
@@ -199,8 +206,8 @@ class Finder:
             if not names <= {change.name for change in other}
             or (size == fewest and turned.shape == rows.shape and not turn_alike(turned, rows))
         )
-        is_rounded = any(is_rounding(change) for change in best)
-        roundings = () if is_rounded else find_float32(turns, likeliest)
+        is_told = not names & _MEASURED and not any(is_rounding(change) for change in best)
+        roundings = find_float32(turns, likeliest) if is_told else ()
         return Found(in_order(best), (*islice(texts, 3),), roundings)
 
     def _name_silent(self) -> Found | None:
@@ -209,15 +216,18 @@ class Finder:
         if not is_silent.any() or is_silent.all():
             return None
         places = self.sample.positions.reshape(len(is_silent), -1).max(axis=1)
-        end = places[is_silent].min()
-        if not np.array_equal(is_silent, places >= end):
+        if not np.array_equal(is_silent, places >= places[is_silent].min()):
             return None
-        others = replace(self, sample=self.sample.of(~is_silent), tokens=self.tokens.of(~is_silent))
+        return self._find_below(is_silent, "table-end-zeros", "it gives zeros")
+
+    def _find_below(self, is_beyond: NDArray[np.bool_], name: str, beyond: str) -> Found:
+        """The end of a table, beyond which are these tokens, and what else differs below it."""
+        end = self.sample.positions[is_beyond].min()
+        others = replace(self, sample=self.sample.of(~is_beyond), tokens=self.tokens.of(~is_beyond))
         below = Found()
-        if not rotates_as(others.sample, self.meant.rope).all():
+        if len(others.sample.x) and not rotates_as(others.sample, self.meant.rope).all():
             below = others.find()
-        zeros = {"end": end, "last": end - 1, "beyond": "it gives zeros"}
-        return below.behind(make_finding("table-end-zeros", **zeros))
+        return below.behind(make_finding(name, end=end, last=end - 1, beyond=beyond))
 
     def _name_norms(self) -> Found:
         """That lengths change, where the heads of a token tell that its pairs turn."""

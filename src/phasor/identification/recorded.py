@@ -115,10 +115,12 @@ def _verify_vectors(
     """The verdict; None if no pairs of coordinates explain the recording as turns."""
     size = vectors.num_tokens
     vectors = vectors.in_own_dtype(_choose_tokens(size, np.array([], np.intp)))
-    bad = _find_bad_tokens(vectors, None if meant is None else meant.rope, advance=advance)
+    bad, lost = _find_bad_tokens(vectors, None if meant is None else meant.rope, advance=advance)
+    if len(lost):
+        _check_that_a_table_ends(vectors, lost)
     verdict = SideVerification(name=vectors.name, tokens=size)
     if meant is None and len(bad):  # it may be recorded before its factor, or behind
-        bad = _find_bad_tokens(vectors, None, factor)
+        bad, _ = _find_bad_tokens(vectors, None, factor)
     tokens = _choose_tokens(size, bad)
     sample = vectors.sample(tokens)
     if meant is None:
@@ -140,32 +142,46 @@ def _verify_vectors(
 def _find_bad_tokens(
     vectors: Vectors, rope: Rope | None, factor: QueryFactor | None = None, *,
     advance: Advance | None = None,
-) -> NDArray[np.intp]:  # fmt: skip
-    """The tokens that are not turned as the rope says: of every token the first head is tried.
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:  # fmt: skip
+    """The tokens that are not turned as the rope says, and those that are turned to no numbers.
 
-    Of some tokens all heads are. A ``factor`` is multiplied into what was recorded before.
+    Of every token the first head is tried, of some tokens all heads are. A ``factor`` is multiplied
+    into what was recorded before.
     """
     count = vectors.num_tokens
     chunks = np.array_split(np.arange(count), -(-count // _CHUNK))
     parts = [(chunk, slice(0, 1)) for chunk in chunks]
     parts.append((np.unique(np.linspace(0, count - 1, _SAMPLE).astype(np.intp)), slice(1, None)))
     # samples are [tokens, heads, head_dim]
-    bad: list[NDArray[np.intp]] = []
+    bad, lost = list[NDArray[np.intp]](), list[NDArray[np.intp]]()
     for tokens, heads in parts:
         sample = vectors.sample(tokens, heads)
-        is_finite = (np.isfinite(sample.x) & np.isfinite(sample.y)).all(axis=(1, 2))
-        if not is_finite.all():
-            raise TensorError(
-                f"{vectors.name} and {vectors.name}_rotated must be finite, and hold NaN or "
-                f"infinities at token {tokens[~is_finite][0]}; leave such tokens out"
-            )
+        is_finite = [np.asarray(np.isfinite(s).all(axis=(1, 2))) for s in (sample.x, sample.y)]
+        if not is_finite[0].all():
+            raise _not_finite(vectors.name, tokens[~is_finite[0]][0])
+        lost.append(tokens[~is_finite[1]])
+        tokens, sample = tokens[is_finite[1]], sample.of(is_finite[1])
         if factor is not None:
             places = sample.positions.reshape(len(sample.x), -1).max(axis=1)
             sample = sample._replace(x=factor(places)[:, None, None] * sample.x)
         bad.append(tokens[~rotates_as(sample, rope).all(axis=1)])
         if advance is not None:
             advance(len(bad) / len(parts))
-    return np.unique(np.concatenate(bad))
+    return np.unique(np.concatenate(bad + lost)), np.unique(np.concatenate(lost))
+
+
+def _check_that_a_table_ends(vectors: Vectors, lost: NDArray[np.intp]) -> None:
+    """Refuse numbers that are not finite, unless all tokens from some position on have them."""
+    places = vectors.positions.reshape(vectors.num_tokens, -1).max(axis=1)
+    if not np.array_equal(np.flatnonzero(places >= places[lost].min()), lost):
+        raise _not_finite(vectors.name, lost[0])
+
+
+def _not_finite(name: str, token: int) -> TensorError:
+    return TensorError(
+        f"{name} and {name}_rotated must be finite, and hold NaN or infinities at token {token}; "
+        "leave such tokens out"
+    )
 
 
 def _name_change(sample: Sample) -> Finding:
@@ -190,7 +206,7 @@ def _choose_tokens(count: int, bad: NDArray[np.intp]) -> NDArray[np.intp]:
     return tokens[(tokens >= 0) & (tokens < count)]
 
 
-def _first_wrong(vectors: Vectors, bad: NDArray[np.intp], rope: Rope) -> tuple[float, float]:
+def _first_wrong(vectors: Vectors, bad: NDArray[np.intp], rope: Rope) -> tuple[float, float | None]:
     """The position nearest to 0 that is turned wrongly, and how far a unit vector is off there."""
     # of several axes the largest coordinate is a token's position
     columns = np.divmod(bad, vectors.positions.shape[1])
@@ -202,6 +218,8 @@ def _first_wrong(vectors: Vectors, bad: NDArray[np.intp], rope: Rope) -> tuple[f
     off = sample._replace(y=sample.y - expected)
     # of a table each pair is a unit vector
     sizes = np.maximum(np.linalg.norm(expected, axis=-1), 1e-300)
+    if not np.isfinite(off.y).all():
+        return float(places[token]), None
     of_pairs, of_heads = np.abs(off.pairs(arrangement)[1]), np.linalg.norm(off.y, axis=-1) / sizes
     return float(places[token]), float((of_pairs if vectors.is_table else of_heads).max())
 

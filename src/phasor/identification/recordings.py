@@ -219,7 +219,8 @@ class Vectors(NamedTuple):
         Programs that compute in bfloat16 are recorded in float32, which NumPy has. A table says
         itself in which dtype it is kept.
         """
-        numbers = np.unique(self.sample(tokens).y)
+        numbers = self.sample(tokens).y
+        numbers = np.unique(numbers[np.isfinite(numbers)])
         is_telling = len(numbers) > _TELLING and not self.is_table
         dtype = coarsest_dtype(numbers, ROUNDING[self.dtype]) if is_telling else None
         return self._replace(dtype=dtype or self.dtype)
