@@ -6,6 +6,7 @@
 #include <Python.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -44,6 +45,7 @@ struct Call {
   int inner; // trailing dimensions of the angles that are not those of tokens
   Job job;
   DLTensor x[2], y[2], first, second;
+  int64_t shape[kMaxRank], x_strides[kMaxRank], y_strides[kMaxRank]; // of `read_rows`
   int64_t elements;
   PyObject *answer;
 
@@ -128,6 +130,53 @@ bool read_tensors(Call &call) {
     return call.refuse(tensor_error,
                        "q and k must not share memory to be written in place; rotate copies, or "
                        "use the function without the underscore");
+  return true;
+}
+
+// The vectors (1, 0) of so many pairs in halves: their rotations are the cosines and the sines.
+template <typename T> char *unit_vectors(int64_t pairs) {
+  static const auto ones_and_zeros = [] {
+    std::array<T, 2 * kMaxPairs> values{};
+    std::fill_n(values.begin(), kMaxPairs, T{1});
+    return values;
+  }();
+  return reinterpret_cast<char *>(const_cast<T *>(ones_and_zeros.data() + kMaxPairs - pairs));
+}
+
+// An output [..., seq, 2, pairs] for cosines and sines, in one piece: the rotated heads
+// [..., seq, 1, 2 * pairs] of unit vectors.
+bool read_rows(Call &call) {
+  Job &job = call.job;
+  DLTensor &x = call.x[0], &y = call.y[0];
+  if (!view(call.args[8], &y)) return call.refuse_unreadable();
+  job.head_dim = 2 * job.pairs;
+  job.start = 0;
+  job.half_in = job.half_out = true;
+  const int lead = y.ndim - 2;
+  const bool sound = job.operands == 1 && y.device.device_type == kDLCPU && lead >= 0 && y.ndim <= kMaxRank &&
+                     dtype_of(y, &job.dtype) && size_of(y) >= 4 && has_memory(y) && y.shape[lead] == 2 &&
+                     y.shape[lead + 1] == job.pairs;
+  int64_t apart = 1; // in a tensor of one piece
+  bool dense = true;
+  for (int d = y.ndim - 1; sound && d >= 0; --d) {
+    dense = dense && (y.strides[d] == apart || y.shape[d] <= 1);
+    apart *= std::max<int64_t>(y.shape[d], 1);
+    call.shape[d] = y.shape[d];
+    call.x_strides[d] = 0;
+    call.y_strides[d] = y.strides[d];
+  }
+  if (!sound || !dense)
+    return call.refuse(tensor_error, "rows must be [..., seq, 2, pairs] of float32 or float64 in one piece of the "
+                                     "CPU's memory");
+  call.shape[lead] = 1;
+  call.shape[lead + 1] = job.head_dim;
+  call.x_strides[lead + 1] = call.y_strides[lead + 1] = 1;
+  y.shape = call.shape;
+  y.strides = call.y_strides;
+  x = y;
+  x.strides = call.x_strides;
+  x.data = job.dtype == Dtype::f64 ? unit_vectors<double>(job.pairs) : unit_vectors<float>(job.pairs);
+  x.byte_offset = 0;
   return true;
 }
 
@@ -240,12 +289,14 @@ long threads_of_torch() {
 // rotate(plan, angles0, angles1, inverse, gain, path, raises, x0, y0[, x1, y1])
 //
 // Angles are positions and None, for a plan with turns; or cosines and sines. An output that is its
-// input is written in place. Returns True, or the answer of `Call` to arguments that do not fit.
+// input is written in place; without an input, None, it takes the cosines and the sines themselves,
+// [..., seq, 2, pairs]. Returns True, or the answer of `Call` to arguments that do not fit.
 PyObject *rotate(PyObject *, PyObject *const *args, Py_ssize_t count) {
   Call call{};
   call.args = args;
-  if (!read_options(call, count) || !read_tensors(call) || !read_angles(call) || !lay_out(call))
-    return call.answer;
+  if (!read_options(call, count)) return call.answer;
+  if (!(args[7] == Py_None ? read_rows(call) : read_tensors(call))) return call.answer;
+  if (!read_angles(call) || !lay_out(call)) return call.answer;
   long path = PyLong_AsLong(args[5]);
   if (path == -1 && PyErr_Occurred()) return nullptr;
   if (call.elements == 0) Py_RETURN_TRUE;

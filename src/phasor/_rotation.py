@@ -109,10 +109,14 @@ class RotationOf(Generic[_Array]):
         raise SpecError(f"a Rotation does not change; make another one with that {name}")
 
     def _fill(self, cos: Any, sin: Any, layout: Sequence[Any]) -> None:
-        values = cos, sin, *layout
-        names = "cos", "sin", "pairing", "pairing_out", "rotary_start", "head_dim"
-        for name, value in zip(names, values, strict=True):
-            object.__setattr__(self, name, value)
+        read, written, rotary_start, head_dim = layout
+        fill = object.__setattr__  # one by one: a loop takes longer than a layer's turn saves
+        fill(self, "cos", cos)
+        fill(self, "sin", sin)
+        fill(self, "pairing", read)
+        fill(self, "pairing_out", written)
+        fill(self, "rotary_start", rotary_start)
+        fill(self, "head_dim", head_dim)
 
     def _values(self) -> tuple[Any, Any]:
         """Cos and sin, of whose type no more is known than that they are arrays."""

@@ -29,6 +29,8 @@ from phasor.torch._operator.internals import (
 )
 from phasor.torch._operator.text import attention_factor
 
+_DTYPES = torch.float32, torch.float64
+
 
 class Rotation(RotationOf[Tensor]):
     """``R(p)`` for each of some tokens: cos and sin, and which coordinates they turn.
@@ -126,19 +128,25 @@ class Rotation(RotationOf[Tensor]):
         >>> Rotation.at(torch.arange(16), Rope(head_dim=64, pairing="half"))
         Rotation(cos and sin [16, 32] float32, pairing='half', head_dim=64)
         """
-        _tensors.check_rope(rope, positions=positions)
-        if dtype not in (torch.float32, torch.float64):
+        if dtype not in _DTYPES:
             raise SpecError(
                 f"dtype must be torch.float32 or torch.float64, got {short_repr(dtype)}; tensors "
                 "of 16 bits are rotated by float32"
             )
-        refuse_tracing()
-        text = rope.to_json()
-        gain = attention_factor(text) if gain is None else number("gain", gain)
-        device = positions.device if isinstance(positions, Tensor) else torch.empty(0).device
-        positions = read_positions(positions, device, rope)
-        cos, sin = ops.cos_sin(positions, text, gain, dtype)
-        return cls.of_rope(cos, sin, rope)
+        rows = None
+        if type(rope) is Rope and type(positions) is Tensor:
+            text = rope.to_json()
+            applied = attention_factor(text) if gain is None else gain
+            rows = ops.try_cos_sin(positions, text, applied, dtype)
+        if rows is None:
+            _tensors.check_rope(rope, positions=positions)
+            refuse_tracing()
+            text = rope.to_json()
+            gain = attention_factor(text) if gain is None else number("gain", gain)
+            device = positions.device if isinstance(positions, Tensor) else torch.empty(0).device
+            positions = read_positions(positions, device, rope)
+            rows = ops.cos_sin(positions, text, gain, dtype)
+        return cls.of_rope(*rows, rope)
 
     @overload
     def __call__(

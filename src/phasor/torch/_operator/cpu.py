@@ -25,7 +25,13 @@ from phasor.torch._operator import angles
 from phasor.torch._operator.arguments import Rows, Turn
 from phasor.torch._operator.in_place import check_writable
 from phasor.torch._operator.internals import cached_constant, count_writes, warn_of_absence
-from phasor.torch._operator.text import compute_dtype, mixes_axes, read_rope
+from phasor.torch._operator.text import (
+    compute_dtype,
+    count_axes,
+    count_pairs,
+    mixes_axes,
+    read_rope,
+)
 
 _MAX_HEAD_DIM = 4096  # the cos and sin of a token are on the stack of the thread that needs them
 
@@ -97,21 +103,36 @@ def unsupported_reason(device: torch.device, width: int) -> str:
 
 
 def cos_sin(positions: Tensor, text: str, gain: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cos and sin ``[..., seq, num_pairs]`` times the gain, side by side in memory.
-
-    They are what the kernel makes of the vector ``(1, 0)`` of every pair.
-    """
+    """Cos and sin ``[..., seq, num_pairs]`` times the gain, side by side in memory."""
     if positions.is_floating_point() or mixes_axes(text):
         return angles.cos_sin(positions, text, gain, dtype)
-    plan, axes, pairs = _plan_of_rows(text)
-    tokens = positions.shape[:-1] if axes > 1 else positions.shape
-    if positions.dim() != 1 or axes > 1:
-        positions = positions.reshape(-1, axes) if axes > 1 else positions.reshape(-1)
-    units = _unit_vectors(positions.shape[0], pairs, dtype)
-    outs = torch.empty_like(units)
-    _native.rotate(plan, _readable(positions), None, False, gain, _path_index, True, units, outs)
-    rows = outs.view(*tokens, 2 * pairs)
-    return rows[..., :pairs], rows[..., pairs:]
+    rows = _make_rows(_readable(positions), text, gain, dtype, raises=True)
+    assert rows is not None  # the kernel has raised what it has to say
+    return rows
+
+
+def try_cos_sin(
+    positions: Tensor, text: str, gain: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor] | None:
+    """The same of integers that may not fit the Rope; None where the kernel refuses."""
+    if _native is None or mixes_axes(text):
+        return None
+    return _make_rows(positions, text, gain, dtype, raises=False)
+
+
+def _make_rows(
+    positions: Tensor, text: str, gain: float, dtype: torch.dtype, *, raises: bool
+) -> tuple[Tensor, Tensor] | None:
+    shape = positions.shape
+    tokens = shape[:-1] if count_axes(text) > 1 else shape
+    # of a number, a row without tokens
+    rows = torch.empty((*tokens, 2, count_pairs(text)), dtype=dtype, device="cpu")
+    options = False, gain, _path_index, raises
+    if not _native.rotate(_plan_of_rope(text), positions, None, *options, None, rows):
+        return None
+    # [..., seq, 2, num_pairs] -> [..., seq, num_pairs] twice
+    cos, sin = rows.unbind(-2)
+    return cos, sin
 
 
 def try_turn(xs: Sequence[Tensor], rows: Rows, outs: Sequence[Tensor]) -> bool:
@@ -180,14 +201,6 @@ def _plan_of_rope(text: str) -> bytes | None:
     return _native.plan(rope.head_dim, *_pair_layout(*layout, rope.num_pairs), *_packed_turns(rope))
 
 
-@lru_cache(maxsize=64)
-def _plan_of_rows(text: str) -> tuple[bytes, int, int]:
-    """The plan that turns ``(1, 0)`` of every pair, in halves; the numbers of axes and pairs."""
-    rope = read_rope(text)
-    sizes = 2 * rope.num_pairs, *_pair_layout("half", "half", 0, rope.num_pairs)
-    return _native.plan(*sizes, *_packed_turns(rope)), rope.axes.n_axes, rope.num_pairs
-
-
 def _prepare(xs: Sequence[Tensor], rows: Rows) -> bytes | None:
     """The plan for given cos and sin, which they keep if they are of heads so wide alone."""
     if _absence_reason or xs[0].dim() == 0:
@@ -223,11 +236,3 @@ def _pair_layout(
         by_pairing(p, half=True, interleaved=False) for p in (pairing, pairing_out)
     )
     return start, pairs, from_half, to_half
-
-
-@lru_cache(maxsize=64)
-def _unit_vectors(tokens: int, pairs: int, dtype: torch.dtype) -> Tensor:
-    """A view ``[tokens, 1, 2 * pairs]`` of one token's: 1 in the first half, 0 in the second."""
-    with torch.inference_mode(mode=False):
-        unit = (torch.arange(2 * pairs, device="cpu") < pairs).to(dtype)
-        return unit.expand(tokens, 1, 2 * pairs)

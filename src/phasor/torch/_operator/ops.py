@@ -88,6 +88,15 @@ def cos_sin(
     return cos_sin_operator(positions, text, gain, dtype, backend)
 
 
+def try_cos_sin(
+    positions: Tensor, text: str, gain: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor] | None:
+    """The same of unchecked plain positions, where the CPU's kernel does not refuse them."""
+    if not dispatch_is_plain([positions]) or not positions.is_cpu:
+        return None
+    return cpu.try_cos_sin(positions, text, gain, dtype)
+
+
 def try_turn(
     xs: Sequence[Tensor], rows: Rows, backend: str, in_place: bool
 ) -> Sequence[Tensor] | None:
