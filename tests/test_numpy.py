@@ -14,6 +14,7 @@ from phasor import PositionError, Rope, SpecError, TensorError
 from phasor.angles import COS_SIN_ERROR
 from phasor.axes import Axial
 from phasor.numpy import blocks, change_pairing, matrix, pair_indices, rotate, rotate_complex, score
+from phasor.scaling import Yarn
 
 from . import oracle, strategies
 
@@ -64,10 +65,23 @@ def test_any_rope_turns_as_the_oracle_does(placed: tuple[Rope, Any], seed: int) 
     rope, position = placed
     x = draws(seed, rope.head_dim)
     if rope.axes.n_axes > 1:
-        got = rotate(x[None, None], [position], rope)[0, 0]
+        got = rotate(x[None, None], [position], rope, gain=1.0)[0, 0]
     else:
-        got = rotate(x, position, rope)
+        got = rotate(x, position, rope, gain=1.0)
     assert_near(got, oracle.turned(x, position, rope), np.linalg.norm(x))
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+def test_the_attention_factor_is_on_rotated_coordinates_alone(inverse: bool) -> None:
+    """And undone with the rotation; 0.1 ln 4 + 1 is YaRN's for a factor of 4."""
+    law = Yarn(factor=4.0, original_max_positions=4096)
+    rope = Rope(head_dim=6, pairing="half", rotary_dim=4, rotary_start=1, scaling=law)
+    x = draws(0, 6)
+    plain = rotate(x, 777, rope, gain=1.0, inverse=inverse)
+    factor = (1 + 0.1 * math.log(4)) ** (-1 if inverse else 1)
+    expected = plain * np.array([1, factor, factor, factor, factor, 1])
+    np.testing.assert_allclose(rotate(x, 777, rope, inverse=inverse), expected, rtol=1e-15)
+    np.testing.assert_allclose(rotate(rotate(x, 777, rope), 777, rope, inverse=True), x, rtol=1e-14)
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
@@ -82,7 +96,8 @@ def test_all_forms_are_one_map(law: Any, pairing: Any) -> None:
         y = rotate(x, place, rope)
         assert_near(rotate_complex(x, place, rope), y, size)
         assert_near(matrix(place, rope) @ x, y, size)
-        assert_near(score(np.eye(66), x, place, rope), y, size)
+        turned_once = score(np.eye(66), x, place, rope, gain=rope.attention_factor**0.5)
+        assert_near(turned_once, y, size)
         turned = blocks(place, rope) @ np.stack((x[first], x[second]), -1)[..., None]
         assert_near(turned[..., 0], np.stack((y[first], y[second]), -1), size)
 

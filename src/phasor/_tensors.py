@@ -8,9 +8,10 @@ the caller laid them out, for messages.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from typing import Any, NamedTuple, NoReturn
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
-from phasor._checks import boolean, number, whole
+from phasor._checks import ErrorType, boolean, number, whole
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.layers import rope_hint
 from phasor.pairings import Pairing
@@ -36,15 +37,22 @@ _REFUSED_DTYPES = {
 _NO_GRADIENT = "positions must not require a gradient, for none is computed"
 
 
-class Arrays(NamedTuple):
-    """The arrays of a framework whose functions are pure, and how it reads positions."""
+@dataclass(frozen=True)
+class Arrays:
+    """The arrays of a framework, what they must be, and how it reads positions."""
 
     kind: type
     name: str  # with its article
     dtypes: Sequence[Any]  # that are rotated
-    position_dtypes: Sequence[Any]
-    without_gradient: Callable[[Any], Any]  # positions, whose gradient is an error
-    read_host: Callable[[Any], Any]  # positions that are no such arrays
+    position_dtypes: Container[Any]
+    #: Positions as they are computed with; wanting a gradient of them is an error.
+    without_gradient: Callable[[Any], Any]
+    #: Positions that are no such arrays, for a device.
+    read_host: Callable[[Any, Any], Any]
+    #: What is wrong with an array of the right kind; "" if nothing is.
+    fault_of: Callable[[Any], str] = lambda _: ""
+    #: Where an array is; None in frameworks that move arrays themselves.
+    device_of: Callable[[Any], Any] = lambda _: None
 
     def check_call(
         self,
@@ -57,20 +65,33 @@ class Arrays(NamedTuple):
     ) -> tuple[Any, float, Pairing, Pairing]:
         """Positions, gain and the pairings of ``xs``, one array or two, and of the result."""
         check_rope(rope, positions=positions)
-        names = ("x",) if len(xs) == 1 else ("q", "k")
-        shapes = [self.check_heads(*one, heads_first, rope) for one in zip(names, xs, strict=True)]
-        check_shared_tokens(shapes[0], shapes[-1], heads_first)
-        positions = self.read_positions(positions, rope)
-        check_placed(positions.shape, shapes[0], rope, heads_first)
+        positions = self.fit_positions(positions, xs, rope, heads_first)
         gain = rope.attention_factor if gain is None else number("gain", gain)
         if not boolean("inverse", inverse):
             return positions, gain, rope.pairing, rope.output_pairing
         return positions, undone_gain(gain), rope.output_pairing, rope.pairing
 
+    def fit_positions(
+        self,
+        positions: Any,
+        xs: Sequence[Any],
+        rope: Rope,
+        heads_first: bool = False,
+        names: Sequence[str] | None = None,
+    ) -> Any:
+        """Positions that fit ``xs``, and these fit ``rope`` and one another."""
+        shapes = self._check_all(xs, heads_first, rope.head_dim, names)
+        device = self.device_of(xs[0])
+        check_shared_tokens(shapes[0], shapes[-1], heads_first)
+        positions = self.read_positions(positions, rope, device)
+        check_placed(positions.shape, shapes[0], rope, heads_first)
+        return positions
+
     def check_rows(self, cos: Any, sin: Any) -> None:
         """Refuse cos and sin that are no two arrays of floats of one shape."""
         for name, row in (("cos", cos), ("sin", sin)):
             self.check_array(name, row, "[..., seq, num_pairs]", 1)
+        self.check_device("sin", sin, self.device_of(cos))
         check_same_shape(cos.shape, sin.shape)
 
     def check_turn(
@@ -83,44 +104,71 @@ class Arrays(NamedTuple):
     ) -> bool:
         """Whether cos is by head; refuse arrays that do not fit it or one another."""
         check_one_or_two("a Rotation", len(xs))
-        names = ("x",) if len(xs) == 1 else ("q", "k")
-        shapes = [self.check_heads(*one, heads_first) for one in zip(names, xs, strict=True)]
-        if head_dim is not None:
-            for name, shape in zip(names, shapes, strict=True):
-                check_width(name, shape, head_dim)
+        shapes = self._check_all(xs, heads_first, head_dim)
+        self.check_device("rotation", cos, self.device_of(xs[0]))
         check_shared_tokens(shapes[0], shapes[-1], heads_first)
         by_head = [check_rows(cos.shape, shape, rotary_start, heads_first) for shape in shapes]
         return by_head[0]
 
-    def read_positions(self, positions: Any, rope: Rope) -> Any:
+    def read_positions(self, positions: Any, rope: Rope, device: Any = None) -> Any:
         """Positions with a coordinate for each axis of ``rope``."""
         if isinstance(positions, self.kind):
+            self.check_kind("positions", positions, PositionError)
             check_position_dtype(positions.dtype, self.position_dtypes)
+            self.check_device("positions", positions, device, PositionError)
             read = self.without_gradient(positions)
         else:
-            read = self.read_host(positions)
+            read = self.read_host(positions, device)
         check_coordinates(read.shape, rope)
         return read
 
     def check_heads(
-        self, name: str, x: Any, heads_first: bool, rope: Rope | None = None
+        self, name: str, x: Any, heads_first: bool = False, head_dim: int | None = None
     ) -> Sequence[int]:
-        """The shape of ``x`` with tokens before heads, which are as wide as those of ``rope``."""
+        """The shape of ``x`` with tokens before heads, which are as wide as those of a Rope."""
         self.check_array(name, x, LAYOUTS[boolean("heads_first", heads_first)], 3)
-        if rope is not None:
-            check_width(name, x.shape, rope.head_dim)
+        if head_dim is not None:
+            check_width(name, x.shape, head_dim)
         return swap_heads(x.shape) if heads_first else x.shape
 
     def check_array(self, name: str, x: Any, layout: str, least: int) -> None:
         """Refuse what is no array of a dtype that is rotated, or has too few dimensions."""
-        if not isinstance(x, self.kind):
-            raise TensorError(f"{name} must be {self.name}, got {type(x).__name__}")
+        self.check_kind(name, x)
         check_floating(name, x.dtype, self.dtypes, x.shape, layout, least)
+
+    def check_kind(self, name: str, x: Any, error: ErrorType = TensorError) -> None:
+        """Refuse anything but an array of this framework that can be computed with."""
+        is_array = isinstance(x, self.kind)
+        fault = self.fault_of(x) if is_array else type(x).__name__
+        if x is None and name in ("q", "k"):
+            fault += "; rotate takes one tensor alone"
+        if fault:
+            raise error(f"{name} must be {self.name}, got {fault}")
+
+    def check_device(self, name: str, x: Any, device: Any, error: ErrorType = TensorError) -> None:
+        """Refuse an array that is not where the others are."""
+        if self.device_of(x) != device:
+            where = self.device_of(x)
+            raise error(f"{name} must be on the device of the tensors ({device}), got {where}")
+
+    def _check_all(
+        self,
+        xs: Sequence[Any],
+        heads_first: bool,
+        head_dim: int | None,
+        names: Sequence[str] | None = None,
+    ) -> Sequence[Sequence[int]]:
+        """The shapes of ``xs`` with tokens before heads; all are on one device."""
+        shapes = list[Sequence[int]]()
+        for name, x in zip(names or names_of(xs), xs, strict=True):
+            shapes.append(self.check_heads(name, x, heads_first, head_dim))
+            self.check_device(name, x, self.device_of(xs[0]))
+        return shapes
 
     def count_positions(self, x: Any, rope: Rope, offset: Any, xp: Any) -> Any:
         """Positions from ``offset`` on, a number or an array, of ``x`` with heads first."""
         check_counts_tokens(rope)
-        length = max(1, self.check_heads("x", x, True, rope)[-3])
+        length = max(1, self.check_heads("x", x, True, rope.head_dim)[-3])
         if not isinstance(offset, self.kind):
             bounds: Any = {"least": -(2**63), "most": 2**63 - length}
             offset = xp.array(whole("offset", offset, **bounds, error=PositionError), xp.int64)
@@ -132,6 +180,11 @@ class Arrays(NamedTuple):
         first = offset.astype(xp.int64)[..., None]
         # one more kernel is a tenth of the time of decoding a token
         return first if length == 1 else first + xp.arange(length)
+
+
+def names_of(xs: Sequence[Any]) -> tuple[str, ...]:
+    """The names that the public functions give their arrays."""
+    return ("x",) if len(xs) == 1 else ("q", "k")
 
 
 def swap_heads(shape: Sequence[int]) -> tuple[int, ...]:

@@ -281,7 +281,7 @@ def _refuse_gradient(primals: tuple[Array], tangents: tuple[Any]) -> tuple[Array
     return primals[0], tangents[0]
 
 
-def _read_host(positions: Any) -> Any:
+def _read_host(positions: Any, _device: None) -> Any:
     """An array of JAX, or words of floats that it would round; integers must be what it keeps."""
     host = as_positions(positions)
     if jax.dtypes.canonicalize_dtype(np.int64) == np.int64:

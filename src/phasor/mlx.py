@@ -33,7 +33,7 @@ _ARRAYS = _tensors.Arrays(
     dtypes=(mx.float32, mx.bfloat16, mx.float16),
     position_dtypes=[getattr(mx, name) for name in _tensors.POSITION_DTYPES],
     without_gradient=_without_gradient,
-    read_host=as_positions,
+    read_host=lambda positions, _device: as_positions(positions),
 )
 _rows = mx.compile(partial(partner_rows, xp=mx))
 

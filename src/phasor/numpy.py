@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasor._checks import boolean, unmasked, whole
-from phasor._tensors import LAYOUTS, misfit, swap_heads
+from phasor._checks import boolean, number, unmasked, whole
+from phasor._tensors import LAYOUTS, misfit, swap_heads, undone_gain
 from phasor.angles import as_positions, cos_sin
 from phasor.errors import PositionError, TensorError
 from phasor.pairings import Pairing, checked_pairing, slices
@@ -38,6 +38,7 @@ def rotate(
     rope: Rope,
     *,
     inverse: bool = False,
+    gain: float | None = None,
     heads_first: bool = False,
 ) -> NDArray[np.float64]:
     """``R(p) x`` for every token, element by element (RoFormer 2104.09864, eq. 34).
@@ -49,7 +50,8 @@ def rotate(
         positions: Integers or floats ``[..., seq]``, broadcast against the leading dimensions of
             ``x``; ``[..., seq, n_axes]`` for several axes. A scalar is every token's position.
         rope: The rope.
-        inverse: Undo it instead: ``R(-p)``, from ``output_pairing`` back to ``pairing``.
+        inverse: Undo the rotation with the same arguments instead, its gain included.
+        gain: Multiplied into cos and sin; ``rope.attention_factor`` if None, and 1.0 leaves it out.
         heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``; ``positions`` keep their
             shape.
 
@@ -61,10 +63,12 @@ def rotate(
     array([0.5403, 0.8415, 0.995 , 0.0998])
     """
     vectors = _checked_vectors("x", x, rope)
-    cos, sin = _cos_sin_of_tokens(positions, rope, vectors.shape, heads_first)
+    gain = _gain_of(rope, gain)
     source, target = rope.pairing, rope.output_pairing
-    if inverse:
-        sin, source, target = -sin, target, source
+    if boolean("inverse", inverse):
+        gain, source, target = undone_gain(gain), target, source
+    cos, sin = _cos_sin_of_tokens(positions, rope, gain, vectors.shape, heads_first)
+    sin = -sin if inverse else sin
     first, second = pair_indices(rope, source)
     to_first, to_second = pair_indices(rope, target)
     # [..., head_dim] -> twice [..., num_pairs]
@@ -76,11 +80,16 @@ def rotate(
 
 
 def rotate_complex(
-    x: ArrayLike, positions: ArrayLike, rope: Rope, *, heads_first: bool = False
+    x: ArrayLike,
+    positions: ArrayLike,
+    rope: Rope,
+    *,
+    gain: float | None = None,
+    heads_first: bool = False,
 ) -> NDArray[np.float64]:
     """`rotate` as a product of complex numbers, ``(x0 + i x1) exp(i p inv_freq)`` (eq. 12).
 
-    Shapes and errors are those of `rotate`.
+    Arguments and errors are those of `rotate`.
 
     >>> rope = Rope(head_dim=4, pairing="half")
     >>> x = np.array([1.0, 2.0, 3.0, 4.0])
@@ -88,7 +97,8 @@ def rotate_complex(
     True
     """
     vectors = _checked_vectors("x", x, rope)
-    cos, sin = _cos_sin_of_tokens(positions, rope, vectors.shape, heads_first)
+    gain = _gain_of(rope, gain)
+    cos, sin = _cos_sin_of_tokens(positions, rope, gain, vectors.shape, heads_first)
     first, second = pair_indices(rope, rope.pairing)
     to_first, to_second = pair_indices(rope, rope.output_pairing)
     rotated = (vectors[..., first] + 1j * vectors[..., second]) * (cos + 1j * sin)
@@ -120,32 +130,37 @@ def phasors(rope: Rope, positions: ArrayLike) -> NDArray[np.complex128]:
     return cos + 1j * sin
 
 
-def blocks(position: ArrayLike, rope: Rope) -> NDArray[np.float64]:
+def blocks(position: ArrayLike, rope: Rope, *, gain: float | None = None) -> NDArray[np.float64]:
     """The 2x2 rotation of every pair (Round and Round We Go 2410.06205, eq. 2).
 
     Args:
         position: Positions of any shape ``[...]``, or ``[..., n_axes]``.
         rope: The rope.
+        gain: As for `rotate`.
 
     Returns:
-        float64 ``[..., num_pairs, 2, 2]``, each ``[[cos, -sin], [sin, cos]]``.
+        float64 ``[..., num_pairs, 2, 2]``, each ``[[cos, -sin], [sin, cos]]`` times the gain.
 
     >>> blocks(1, Rope(head_dim=2, pairing="half")).round(4)
     array([[[ 0.5403, -0.8415],
             [ 0.8415,  0.5403]]])
     """
     cos, sin = cos_sin(position, rope)
-    return np.stack((np.stack((cos, -sin), -1), np.stack((sin, cos), -1)), -2)
+    return _gain_of(rope, gain) * np.stack(
+        (np.stack((cos, -sin), -1), np.stack((sin, cos), -1)), -2
+    )
 
 
-def matrix(position: ArrayLike, rope: Rope) -> NDArray[np.float64]:
+def matrix(position: ArrayLike, rope: Rope, *, gain: float | None = None) -> NDArray[np.float64]:
     """``R(p)`` as a matrix that acts on one head's vector (RoFormer eq. 15).
 
-    Where the result keeps the pairing it is orthogonal and ``R(m) R(n) = R(m + n)``.
+    Where the result keeps the pairing and the gain is 1, it is orthogonal and
+    ``R(m) R(n) = R(m + n)``.
 
     Args:
         position: One position: a number, or ``[n_axes]`` numbers.
         rope: The rope.
+        gain: As for `rotate`.
 
     Returns:
         float64 ``[head_dim, head_dim]``.
@@ -160,15 +175,22 @@ def matrix(position: ArrayLike, rope: Rope) -> NDArray[np.float64]:
             "blocks gives the rotations of many"
         )
     # its columns are the rotated basis vectors; adding 0.0 turns -0.0 into 0.0
-    return rotate(np.eye(rope.head_dim), position, rope).T + 0.0
+    return rotate(np.eye(rope.head_dim), position, rope, gain=gain).T + 0.0
 
 
-def score(q: ArrayLike, k: ArrayLike, distance: ArrayLike, rope: Rope) -> NDArray[np.float64]:
+def score(
+    q: ArrayLike,
+    k: ArrayLike,
+    distance: ArrayLike,
+    rope: Rope,
+    *,
+    gain: float | None = None,
+) -> NDArray[np.float64]:
     """``q^T R(distance) k``: the score of a query and a key ``distance`` positions after it.
 
     With the query at ``m`` and the key at ``n`` it equals ``(R(m) q)^T (R(n) k)`` for
     ``distance = n - m`` (RoFormer eq. 16 and 35; Round and Round We Go eq. 3), without any
-    softmax scale or attention factor.
+    softmax scale.
 
     Args:
         q: ``[..., head_dim]``, before rotation.
@@ -176,6 +198,7 @@ def score(q: ArrayLike, k: ArrayLike, distance: ArrayLike, rope: Rope) -> NDArra
         distance: Key position minus query position, broadcast against the leading dimensions;
             ``[..., n_axes]`` for several axes.
         rope: The rope.
+        gain: As for `rotate`, which multiplies the query and the key by it.
 
     Returns:
         float64, the broadcast shape.
@@ -184,19 +207,22 @@ def score(q: ArrayLike, k: ArrayLike, distance: ArrayLike, rope: Rope) -> NDArra
     >>> print(score([1.0, 0.0], [0.0, 1.0], -1, rope).round(4))
     0.8415
     """
-    turning, unrotated = pair_products(q, k, rope)
+    turning, unrotated = pair_products(q, k, rope, gain=gain)
     cos, sin = cos_sin(distance, rope)
     return np.asarray((turning.real * cos + turning.imag * sin).sum(-1) + unrotated)
 
 
 def pair_products(
-    q: ArrayLike, k: ArrayLike, rope: Rope
+    q: ArrayLike, k: ArrayLike, rope: Rope, *, gain: float | None = None
 ) -> tuple[NDArray[np.complex128], NDArray[np.float64]]:
-    """``q_k conj(k_k)`` of every pair as complex numbers, and ``q . k`` of what is not rotated."""
+    """``q_k conj(k_k)`` of every pair as complex numbers, and ``q . k`` of what is not rotated.
+
+    The first have the square of the gain, which is on the query and on the key.
+    """
     query, key = _checked_vectors("q", q, rope), _checked_vectors("k", k, rope)
     first, second = pair_indices(rope, rope.pairing)
     turning = query[..., first] + 1j * query[..., second]
-    turning = turning * (key[..., first] - 1j * key[..., second])
+    turning = turning * (key[..., first] - 1j * key[..., second]) * _gain_of(rope, gain) ** 2
     unrotated = np.delete(query * key, np.concatenate((first, second)), axis=-1)
     return turning, unrotated.sum(-1)
 
@@ -268,13 +294,17 @@ def _checked_vectors(name: str, x: ArrayLike, rope: Rope) -> NDArray[np.float64]
     return vectors.astype(np.float64)
 
 
+def _gain_of(rope: Rope, gain: float | None) -> float:
+    return rope.attention_factor if gain is None else number("gain", gain)
+
+
 def _cos_sin_of_tokens(
-    positions: ArrayLike, rope: Rope, shape: Sequence[int], heads_first: bool
+    positions: ArrayLike, rope: Rope, gain: float, shape: Sequence[int], heads_first: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Cosines and sines of every token, shaped to broadcast against ``x`` of that shape."""
+    """Cosines and sines times the gain, shaped to broadcast against ``x`` of that shape."""
     if boolean("heads_first", heads_first) and len(shape) < 3:
         raise TensorError(f"x must be {LAYOUTS[True]}, got shape {list(shape)}")
-    cos, sin = cos_sin(positions, rope)
+    cos, sin = (gain * row for row in cos_sin(positions, rope))
     if cos.ndim == 1:
         return cos, sin
     wrong = misfit(cos.shape[:-1], swap_heads(shape) if heads_first else shape, heads_first)

@@ -137,12 +137,14 @@ def test_abels_bound_is_eq_37_and_holds_for_any_rope(placed: tuple[Rope, Any], s
     """Both by complex numbers of the oracle, coordinates that stay and all."""
     rope, distance = placed
     q, k = np.random.default_rng(seed).standard_normal((2, rope.head_dim))
+    bound = abel_bound(q, k, distance, rope)
+    pairs = [oracle.pair_of(rope, i, rope.pairing) for i in range(rope.num_pairs)]
+    for vector in (q, k):
+        vector[np.ravel(pairs)] *= rope.attention_factor
     exact = oracle.turned(q, at_0(rope), rope) @ oracle.turned(k, distance, rope)
     rounding = 1e-14 * np.linalg.norm(q) * np.linalg.norm(k) * rope.num_pairs
-    bound = abel_bound(q, k, distance, rope)
     assert abs(exact) <= bound + rounding
     turned = [complex(c, s) for c, s in zip(*oracle.cos_sin(rope, distance), strict=True)]
-    pairs = [oracle.pair_of(rope, i, rope.pairing) for i in range(rope.num_pairs)]
     products = [complex(q[a], q[b]) * complex(k[a], -k[b]) for a, b in pairs]
     steps = [abs(y - x) for x, y in pairwise([*products, 0])]
     sums = sum(map(abs, accumulate(turned)))

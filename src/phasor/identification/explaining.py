@@ -20,7 +20,14 @@ from phasor.identification.report import (
     make_finding,
 )
 from phasor.identification.roundings import find_frequency_dtype
-from phasor.identification.spectrum import ROUNDING, Floats, Spectrum, rounded, simplest_near
+from phasor.identification.spectrum import (
+    FACTOR_ROOM,
+    ROUNDING,
+    Floats,
+    Spectrum,
+    rounded,
+    simplest_near,
+)
 from phasor.identification.turns import Arrangement
 from phasor.rope import Rope
 
@@ -46,7 +53,7 @@ def explain(
     # that were not seen to turn; of a rotation both members of every pair turn alike
     layout, median = arrangement.layout, float(np.median(sizes))
     has_one_gain = is_rotation and float(np.ptp(sizes)) <= 16 * rounding * max(median, 1)
-    gain = simplest_near(median, 4 * rounding + 1e-12) or 0.0
+    gain = simplest_near(median, 4 * rounding + FACTOR_ROOM) or 0.0
     axes = [int(axis.argmax()) if axis.any() else None for axis in drivers.T]
     columns = (zip(*of.tolist(), strict=True) for of in (arrangement.read, arrangement.written))
     measured = spectrum.inv_freq.tolist(), spectrum.uncertainty.tolist()

@@ -173,5 +173,5 @@ def _add_error(measured: Measured, maps: Floats) -> None:
     factors = np.ones(report.head_dim)
     factors[rope.rotary_start :][: rope.rotary_dim] = report.attention_factor or 1.0
     positions = np.array(SMALL_POSITIONS) + report.position_offset
-    exact = np.array([factors * matrix(every_axis_of(rope, p), rope) for p in positions])
+    exact = np.array([factors * matrix(every_axis_of(rope, p), rope, gain=1.0) for p in positions])
     measured.add(error=float(np.abs(maps[: len(positions)] - exact).max()))

@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 
 from phasor.identification.calling import Caller, RefusedError
 from phasor.identification.report import Finding, Identification, add_findings
-from phasor.identification.spectrum import Complex, Floats, Spectrum, bound_angle_errors
+from phasor.identification.spectrum import (
+    FACTOR_ROOM,
+    Complex,
+    Floats,
+    Spectrum,
+    bound_angle_errors,
+)
 from phasor.identification.turns import Arrangement
 
 
@@ -79,6 +85,7 @@ class Measured:
             places = np.array([float(source(position)) for position in results])
             errors = np.abs(np.array([*results.values()]) - self.spectrum.predict(places))
             angles_off = (np.abs(places) + abs(self.report.position_offset))[:, None] * relative
-            if np.all(errors <= np.minimum(64 * self.probe.rounding + angles_off, 0.5)):
+            rounding = 64 * self.probe.rounding + FACTOR_ROOM
+            if np.all(errors <= np.minimum(rounding + angles_off, 0.5)):
                 return name
         return None

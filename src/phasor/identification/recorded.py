@@ -214,7 +214,6 @@ def _first_wrong(vectors: Vectors, bad: NDArray[np.intp], rope: Rope) -> tuple[f
     token = int(np.argmin(np.abs(places)))
     sample, arrangement = vectors.sample(bad[token : token + 1]), arrangement_of(rope)
     expected = rotate(sample.x, sample.positions, rope)
-    expected[..., arrangement.written] *= rope.attention_factor
     off = sample._replace(y=sample.y - expected)
     # of a table each pair is a unit vector
     sizes = np.maximum(np.linalg.norm(expected, axis=-1), 1e-300)

@@ -207,6 +207,10 @@ def interval_around(value: float, relative_error: float) -> Interval:
     return Interval(float(value * (1 - relative_error)), float(value * (1 + relative_error)))
 
 
+#: How far the simplest number may be from a measured factor, beside what rounding leaves open.
+FACTOR_ROOM = 1e-12
+
+
 def simplest_near(value: float, relative_error: float) -> float | None:
     """The number with the fewest decimal digits within a relative error of ``value``."""
     return interval_around(value, relative_error).simplest()

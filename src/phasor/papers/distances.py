@@ -120,7 +120,7 @@ def cosine(
     else:
         q = np.ones(rope.head_dim)
         k = q if kind == "aligned" else -q
-    products, unrotated_score = pair_products(k, q, rope)
+    products, unrotated_score = pair_products(k, q, rope, gain=1.0)
     scores = _map_phasors(rope, distances, lambda units: (units @ products).real + unrotated_score)
     return scores / (np.linalg.norm(q) * np.linalg.norm(k))
 

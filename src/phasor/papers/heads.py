@@ -90,7 +90,7 @@ def positional_head(
     first, _ = slices(rope.pairing, rope.num_pairs, rope.rotary_start)
     head = HeadWeights(np.zeros((rope.head_dim, width)), np.zeros((rope.head_dim, width)))
     head.key[first, constant] = 1.0
-    turned = rotate(head.key[:, constant], every_axis_of(rope, -offset), same_pairing)
+    turned = rotate(head.key[:, constant], every_axis_of(rope, -offset), same_pairing, gain=1.0)
     head.query[:, constant] = alpha * turned
     return head
 

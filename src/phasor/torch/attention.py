@@ -21,7 +21,7 @@ from phasor._tensors import check_counts_tokens, check_placed, check_rope
 from phasor.errors import SpecError, TensorError
 from phasor.layers import QueryFactor
 from phasor.rope import Rope
-from phasor.torch._operator.arguments import check_is_tensor, read_positions
+from phasor.torch._operator.arguments import ARRAYS
 from phasor.torch._operator.internals import is_exporting, refuse_torchscript, refuse_tracing
 from phasor.torch.kv_cache.cache import KVCache, check_attention_mask
 from phasor.torch.module import as_rotation, count_positions, drop_tables, read_bounds
@@ -322,7 +322,7 @@ class RotaryAttention(nn.Module):
         return key_inputs, None if cu_seqlens is None else read_bounds(cu_seqlens, x.shape[1])
 
     def _check_tokens(self, name: str, x: Tensor) -> None:
-        check_is_tensor(name, x)
+        ARRAYS.check_kind(name, x)
         if x.dim() != 3 or x.shape[-1] != self.q_proj.in_features:
             raise TensorError(
                 f"{name} must be [batch, seq, embed_dim] with embed_dim "
@@ -424,7 +424,7 @@ def _multiply(q: Tensor, positions: Any, factor: QueryFactor) -> Tensor:
             "positions must be positions in a layer with a query_factor, which is theirs, got a "
             "Rotation"
         )
-    positions = read_positions(positions, q.device, _ONE_AXIS)
+    positions = ARRAYS.read_positions(positions, _ONE_AXIS, q.device)
     check_placed(positions.shape, q.shape, _ONE_AXIS, heads_first=False)
     if q.dtype == torch.float64 or not positions.is_floating_point():  # a length needs 32 bits
         positions = positions.to(torch.float64 if q.dtype == torch.float64 else torch.int64)

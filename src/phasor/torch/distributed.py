@@ -26,9 +26,10 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from phasor._checks import choice
+from phasor._tensors import names_of
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.positions import context_parallel
-from phasor.torch._operator.arguments import Turn, names_of
+from phasor.torch._operator.arguments import Turn
 from phasor.torch._operator.text import count_axes
 from phasor.torch.attention import RotaryAttention, attend
 from phasor.torch.rotation import Rotation

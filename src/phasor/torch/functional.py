@@ -12,14 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
-from phasor._checks import boolean, number
 from phasor._tensors import check_rope, undone_gain
 from phasor.errors import TensorError
 from phasor.rope import Rope
 from phasor.torch._operator import ops
-from phasor.torch._operator.arguments import Layout, TurnAt, fit_positions, tokens_first
+from phasor.torch._operator.arguments import ARRAYS, Layout, TurnAt, tokens_first
 from phasor.torch._operator.inductor import keeps_operator
-from phasor.torch._operator.internals import unscriptable
+from phasor.torch._operator.internals import refuse_tracing, unscriptable
 from phasor.torch._operator.text import attention_factor
 
 
@@ -235,14 +234,10 @@ def _rotate(
             applied = undone_gain(applied)
         outs = ops.try_turn_at(views, positions, text, inverse, applied, in_place)
     if outs is None:
-        check_rope(rope, positions=positions)
-        positions = fit_positions(positions, views, rope, heads_first)
-        inverse = boolean("inverse", inverse)
-        text = rope.to_json()
-        gain = attention_factor(text) if gain is None else number("gain", gain)
-        gain = undone_gain(gain) if inverse else gain
+        refuse_tracing()
+        checked = ARRAYS.check_call(xs, positions, rope, inverse, gain, heads_first)
         layout = Layout(rope.pairing, rope.output_pairing, rope.rotary_start)
-        call = TurnAt(views, positions, text, layout, inverse, gain, backend)
+        call = TurnAt(views, checked[0], rope.to_json(), layout, inverse, checked[1], backend)
         outs = ops.turn_at(call, in_place=in_place)
     if in_place:
         return xs

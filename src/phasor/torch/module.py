@@ -14,12 +14,7 @@ from phasor._tensors import LAYOUTS, check_counts_tokens, check_no_other, check_
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.rope import Rope
 from phasor.torch import positions as torch_positions
-from phasor.torch._operator.arguments import (
-    check_device,
-    check_heads,
-    fit_positions,
-    tokens_first,
-)
+from phasor.torch._operator.arguments import ARRAYS
 from phasor.torch._operator.internals import dispatch_is_plain, refuse_torchscript, refuse_tracing
 from phasor.torch._operator.text import compute_dtype
 from phasor.torch.functional import rotate, rotate_qk
@@ -159,10 +154,10 @@ class RotaryEmbedding(nn.Module):
             _refuse_names(others)
         _check_order(q, k, positions)
         if positions is None:
-            (rows,) = tokens_first([q], self.heads_first)
-            check_heads("x" if k is None else "q", rows, self.rope, self.heads_first)
+            name, width = "x" if k is None else "q", self.rope.head_dim
+            shape = ARRAYS.check_heads(name, q, self.heads_first, width)
             check_counts_tokens(self.rope)
-            positions = count_positions(rows.shape[:-2], q.device, offset, cu_seqlens)
+            positions = count_positions(shape[:-2], q.device, offset, cu_seqlens)
         else:
             check_no_other(offset, cu_seqlens)
         if isinstance(positions, Rotation):
@@ -197,7 +192,7 @@ def as_rotation(x: Tensor, positions: Any, rope: Rope) -> Rotation:
     """``positions`` if they are a Rotation already, else theirs for tensors like ``x``."""
     if isinstance(positions, Rotation):
         return positions
-    positions = fit_positions(positions, [x], rope)
+    positions = ARRAYS.fit_positions(positions, [x], rope)
     return Rotation.at(positions, rope, dtype=compute_dtype(x.dtype))
 
 
@@ -249,7 +244,7 @@ def count_positions(
     starts = None
     if isinstance(offset, Tensor):
         starts = torch_positions.as_int64("offset", offset)
-        check_device("offset", starts, device, PositionError)
+        ARRAYS.check_device("offset", starts, device, PositionError)
     else:
         torch_positions.check_whole("offset", offset, least=-(2**63))
     if cu_seqlens is None:
@@ -259,7 +254,7 @@ def count_positions(
         # [...] -> [rows, seq] -> [..., seq]
         return torch_positions.cached(starts.flatten(), seq).view(*starts.shape, seq)
     if isinstance(cu_seqlens, Tensor):
-        check_device("cu_seqlens", cu_seqlens, device, PositionError)
+        ARRAYS.check_device("cu_seqlens", cu_seqlens, device, PositionError)
         bounds = cu_seqlens
         if bounds.is_cpu and dispatch_is_plain([bounds]):
             _check_bounds(cast(list[Any], bounds.flatten().tolist()), seq, padded=True)

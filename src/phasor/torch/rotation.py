@@ -14,14 +14,7 @@ from phasor._rotation import RotationOf
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
 from phasor.torch._operator import ops
-from phasor.torch._operator.arguments import (
-    Layout,
-    Rows,
-    check_rows,
-    read_positions,
-    tokens_first,
-    turn_of,
-)
+from phasor.torch._operator.arguments import ARRAYS, Layout, Rows, tokens_first, turn_of
 from phasor.torch._operator.internals import (
     dispatch_is_plain,
     refuse_tracing,
@@ -93,7 +86,7 @@ class Rotation(RotationOf[Tensor]):
         pairing_out: str | None = None,
         rotary_start: int = 0,
     ) -> None:
-        check_rows(cos, sin)
+        ARRAYS.check_rows(cos, sin)
         layout: dict[str, Any] = {"pairing": pairing, "pairing_out": pairing_out}
         super().__init__(cos, sin, rotary_start=rotary_start, **layout)
 
@@ -144,7 +137,7 @@ class Rotation(RotationOf[Tensor]):
             text = rope.to_json()
             gain = attention_factor(text) if gain is None else number("gain", gain)
             device = positions.device if isinstance(positions, Tensor) else torch.empty(0).device
-            positions = read_positions(positions, device, rope)
+            positions = ARRAYS.read_positions(positions, rope, device)
             rows = ops.cos_sin(positions, text, gain, dtype)
         return cls.of_rope(*rows, rope)
 
@@ -228,9 +221,9 @@ class Rotation(RotationOf[Tensor]):
             outs = ops.try_turn(views, rows, backend, in_place)
         if outs is None:
             given = self.cos, self.sin, self._layout(), self.head_dim
-            call = turn_of(views, *given, heads_first, backend)
+            call = turn_of(xs, *given, heads_first, backend)
             outs = ops.turn(call, in_place=in_place)
-            if call.xs[0].dim() > views[0].dim():
+            if call.xs[0].dim() > xs[0].dim():
                 # [..., seq, heads, 1, head_dim] where cos and sin are by head
                 outs = [y.squeeze(-2) for y in outs]
         # [..., seq, heads, head_dim] -> [..., heads, seq, head_dim]

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from phasor._tensors import names_of
 from phasor.errors import TensorError
-from phasor.torch._operator.arguments import names_of
 from phasor.torch._operator.internals import (
     autograd_may_refuse_write,
     batch_levels,

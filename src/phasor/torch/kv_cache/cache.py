@@ -9,7 +9,7 @@ from torch import Tensor
 
 from phasor._checks import whole
 from phasor.errors import TensorError
-from phasor.torch._operator.arguments import check_device, check_is_tensor
+from phasor.torch._operator.arguments import ARRAYS
 from phasor.torch._operator.in_place import check_mutable
 
 
@@ -105,7 +105,7 @@ class KVCache:
         """
         batch_size, _, *head = self._keys.shape
         check_mutable([self._keys, self._values, self.lengths])
-        check_is_tensor("k", k)
+        ARRAYS.check_kind("k", k)
         new = k.shape[1] if k.dim() > 1 else 0
         for name, x in (("k", k), ("v", v)):
             check_fits_cache(name, x, [batch_size, new, *head], self._keys)
@@ -131,7 +131,7 @@ class KVCache:
 
 def check_attention_mask(mask: Any, shape: tuple[int, ...]) -> None:
     """Refuse anything but bools of ``shape``, ``(batch, seq)``."""
-    check_is_tensor("attention_mask", mask)
+    ARRAYS.check_kind("attention_mask", mask)
     if mask.dtype != torch.bool or mask.shape != shape:
         raise TensorError(
             f"attention_mask must be bools of shape {list(shape)}, True for tokens, "
@@ -141,8 +141,8 @@ def check_attention_mask(mask: Any, shape: tuple[int, ...]) -> None:
 
 def check_fits_cache(name: str, x: Any, shape: list[int], cached: Tensor) -> None:
     """Refuse to put ``x`` into a cache where its shape, dtype or device does not fit."""
-    check_is_tensor(name, x)
-    check_device(name, x, cached.device)
+    ARRAYS.check_kind(name, x)
+    ARRAYS.check_device(name, x, cached.device)
     if list(x.shape) != shape or x.dtype != cached.dtype:
         raise TensorError(
             f"{name} must be {shape} in {cached.dtype} like what is cached, "

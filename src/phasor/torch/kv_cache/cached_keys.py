@@ -19,7 +19,7 @@ from phasor._checks import whole
 from phasor._tensors import check_rope
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.rope import Rope
-from phasor.torch._operator.arguments import check_device, check_heads
+from phasor.torch._operator.arguments import ARRAYS
 from phasor.torch._operator.in_place import check_mutable
 from phasor.torch._operator.internals import copy_all
 from phasor.torch.kv_cache.cache import KVCache
@@ -171,7 +171,7 @@ class CachedKeys:
         exchange = _Exchange()
         for layer, edit, others in zip(self._layers, edits, new, strict=True):
             for x in others:
-                check_device("other", x, layer.keys.device)
+                ARRAYS.check_device("other", x, layer.keys.device)
             keys, values = edit(layer.keys, layer.values, *others)
             layer.add_to(exchange, {"keys": keys, "values": values})
             layer.add_lengths_to(exchange, keys.shape[1], start, stop)
@@ -192,7 +192,7 @@ class CachedKeys:
         for index, (layer, rope) in enumerate(zip(self._layers, ropes, strict=True)):
             if rope is not None:
                 check_rope(rope, f"ropes[{index}]")
-                check_heads(f"keys of layer {index}", layer.keys, rope)
+                ARRAYS.check_heads(f"keys of layer {index}", layer.keys, head_dim=rope.head_dim)
         axes = {rope.axes.n_axes for rope in ropes if rope is not None}
         if len(axes) > 1:
             raise SpecError(

@@ -22,12 +22,7 @@ from phasor.torch._operator.angles import (
     positions_of_pairs,
     turns,
 )
-from phasor.torch._operator.arguments import (
-    check_heads,
-    check_is_tensor,
-    fit_positions,
-    tokens_first,
-)
+from phasor.torch._operator.arguments import ARRAYS, tokens_first
 from phasor.torch._operator.in_place import check_rewritable
 from phasor.torch._operator.text import compute_dtype
 from phasor.torch.functional import rotate, rotate_
@@ -72,7 +67,7 @@ def shift_(keys: Tensor, delta: Any, rope: Rope, *, heads_first: bool = False) -
     """
     check_rope(rope)
     (view,) = tokens_first([keys], heads_first)
-    positions = fit_positions(delta, [view], rope, heads_first, ["keys"])
+    positions = ARRAYS.fit_positions(delta, [keys], rope, heads_first, ["keys"])
     check_rewritable("keys", view)
     rotate_(view, positions, _rope_of_stored_keys(rope), gain=1.0)
     return keys
@@ -127,7 +122,7 @@ def retune_(
                 "by old with inverse=True, then rotate_ them by new"
             )
     (view,) = tokens_first([keys], heads_first)
-    positions = fit_positions(positions, [view], old, heads_first, ["keys"])
+    positions = ARRAYS.fit_positions(positions, [keys], old, heads_first, ["keys"])
     check_rewritable("keys", view)
     check_has_angles(positions)
     text, dtype = old.to_json(), compute_dtype(view.dtype)
@@ -284,9 +279,9 @@ def _count_tokens(keys: Tensor, values: Tensor, rope: Rope | None) -> int:
     """How many tokens keys and values hold, or an error if they do not fit each other or Rope."""
     if rope is not None:
         check_rope(rope)
-        check_heads("keys", keys, rope)
-    check_is_tensor("keys", keys)
-    check_is_tensor("values", values)
+        ARRAYS.check_heads("keys", keys, head_dim=rope.head_dim)
+    ARRAYS.check_kind("keys", keys)
+    ARRAYS.check_kind("values", values)
     if keys.dim() < 3 or keys.shape[:-2] != values.shape[:-2]:
         raise TensorError(
             "keys and values must be [..., seq, heads, head_dim] of the same tokens, "

@@ -17,7 +17,7 @@ from phasor._checks import boolean, whole
 from phasor._tensors import check_counts_tokens, check_rope
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
-from phasor.torch._operator.arguments import check_is_tensor, fit_positions, tokens_first
+from phasor.torch._operator.arguments import ARRAYS, tokens_first
 from phasor.torch._operator.internals import in_transform, is_exporting, outside_autocast
 from phasor.torch.functional import rotate_qk
 from phasor.torch.module import drop_tables
@@ -144,7 +144,7 @@ def linear_attention(
         if rope is None:
             positions = q.new_zeros(())
         else:
-            positions = fit_positions(positions, [features_q, features_k], rope)
+            positions = ARRAYS.fit_positions(positions, [features_q, features_k], rope)
         sums = _initial_sums(state, features_k, v, dtype)
         if maps is None:
             q, k = features_q, features_k
@@ -405,7 +405,7 @@ class _AttendAndRecompute(torch.autograd.Function):
 
 def _check_tensors(q: Any, k: Any, v: Any) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
-        check_is_tensor(name, x)
+        ARRAYS.check_kind(name, x)
         if not x.is_floating_point() or x.dim() < 3:
             raise TensorError(
                 f"{name} must be a floating tensor [..., seq, heads, head_dim], "

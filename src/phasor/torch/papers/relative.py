@@ -17,7 +17,7 @@ from phasor._checks import number, whole
 from phasor._tensors import check_rope
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
-from phasor.torch._operator.arguments import check_heads, check_is_tensor, tokens_first
+from phasor.torch._operator.arguments import ARRAYS, tokens_first
 from phasor.torch._operator.internals import is_exporting, outside_autocast
 from phasor.torch.attention import CHUNK
 from phasor.torch.functional import rotate
@@ -120,7 +120,7 @@ def relative_attention(
     q, k, v = tokens_first([q, k, v], heads_first)
     _check_shapes(q, k, v)
     check_rope(rope)
-    check_heads("q", q, rope)
+    ARRAYS.check_heads("q", q, head_dim=rope.head_dim)
     if not isinstance(cast(object, distance), Distance):
         raise SpecError(f"distance must be a ReRope or SelfExtend, got {type(distance).__name__}")
     with outside_autocast(q.device):
@@ -176,7 +176,7 @@ def _group_heads(x: Tensor, num_kv_heads: int) -> Tensor:
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
-        check_is_tensor(name, x)
+        ARRAYS.check_kind(name, x)
     if q.dim() != 4 or k.dim() != 4 or k.shape != v.shape:
         raise TensorError(
             "q, k and v must be [batch, seq, heads, head_dim], k and v of one shape, "
