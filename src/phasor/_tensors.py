@@ -159,7 +159,7 @@ class Arrays:
         names: Sequence[str] | None = None,
     ) -> Sequence[Sequence[int]]:
         """The shapes of ``xs`` with tokens before heads; all are on one device."""
-        shapes = list[Sequence[int]]()
+        shapes: list[Sequence[int]] = []
         for name, x in zip(names or names_of(xs), xs, strict=True):
             shapes.append(self.check_heads(name, x, heads_first, head_dim))
             self.check_device(name, x, self.device_of(xs[0]))

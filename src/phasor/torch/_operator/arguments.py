@@ -6,7 +6,6 @@ A fault is found here, once and in one wording. All below trusts a `Turn`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -128,6 +127,10 @@ def _fault_of(x: Tensor) -> str:
     return f"{'a nested one' if x.is_nested else x.layout}; pad it, or .to_dense() it"
 
 
+def _device_of(x: Tensor) -> torch.device:  # the compiler traces no attrgetter
+    return x.device
+
+
 def _without_gradient(positions: Tensor) -> Tensor:
     if positions.requires_grad or forward_ad.unpack_dual(positions).tangent is not None:
         raise _tensors.position_gradient_error()
@@ -171,5 +174,5 @@ ARRAYS = _tensors.Arrays(
     without_gradient=_without_gradient,
     read_host=_read_host,
     fault_of=_fault_of,
-    device_of=attrgetter("device"),
+    device_of=_device_of,
 )
