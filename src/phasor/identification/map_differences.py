@@ -24,7 +24,6 @@ from phasor.identification.report import (
     make_finding,
 )
 from phasor.identification.spectrum import Floats, find_first_bad, near_powers_of_two, rounded
-from phasor.identification.turns import arrangement_of
 from phasor.numpy import matrix, pair_indices
 from phasor.rope import Rope
 
@@ -147,9 +146,7 @@ def _find_map(side: Rope | Caller, position: int, axis: int | None = None) -> Fl
     place = position * (np.ones(n_axes, int) if axis is None else np.eye(n_axes, dtype=int)[axis])
     if isinstance(side, Caller):
         return side.turn(np.eye(side.head_dim), place[None] if n_axes > 1 else place)[0, 0].T
-    factors = np.ones(side.head_dim)
-    factors[arrangement_of(side).read] = side.attention_factor
-    return factors * matrix(place if n_axes > 1 else position, side)
+    return matrix(place if n_axes > 1 else position, side)
 
 
 def _pair_of(rope: Rope, coordinate: int) -> int | None:
