@@ -41,6 +41,9 @@ def rotate(
     path: int,
     raises: bool,
     /,
-    *xs_and_outs: Tensor,
+    *xs_and_outs: Tensor | None,
 ) -> bool:
-    """Turn one or two tensors into those that follow each; False instead of an error, if asked."""
+    """Turn one or two tensors into those that follow each; False instead of an error, if asked.
+
+    What follows None takes cos and sin themselves, ``[..., seq, 2, num_pairs]``.
+    """

@@ -104,9 +104,10 @@ def unsupported_reason(device: torch.device, width: int) -> str:
 
 def cos_sin(positions: Tensor, text: str, gain: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cos and sin ``[..., seq, num_pairs]`` times the gain, side by side in memory."""
-    if positions.is_floating_point() or mixes_axes(text):
+    plan = None if positions.is_floating_point() else _plan_of_rope(text)
+    if plan is None:
         return angles.cos_sin(positions, text, gain, dtype)
-    rows = _make_rows(_readable(positions), text, gain, dtype, raises=True)
+    rows = _make_rows(plan, _readable(positions), text, gain, dtype, raises=True)
     assert rows is not None  # the kernel has raised what it has to say
     return rows
 
@@ -115,20 +116,20 @@ def try_cos_sin(
     positions: Tensor, text: str, gain: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor] | None:
     """The same of integers that may not fit the Rope; None where the kernel refuses."""
-    if _native is None or mixes_axes(text):
+    if _native is None or (plan := _plan_of_rope(text)) is None:
         return None
-    return _make_rows(positions, text, gain, dtype, raises=False)
+    return _make_rows(plan, positions, text, gain, dtype, raises=False)
 
 
 def _make_rows(
-    positions: Tensor, text: str, gain: float, dtype: torch.dtype, *, raises: bool
+    plan: bytes, positions: Tensor, text: str, gain: float, dtype: torch.dtype, *, raises: bool
 ) -> tuple[Tensor, Tensor] | None:
     shape = positions.shape
     tokens = shape[:-1] if count_axes(text) > 1 else shape
     # of a number, a row without tokens
     rows = torch.empty((*tokens, 2, count_pairs(text)), dtype=dtype, device="cpu")
     options = False, gain, _path_index, raises
-    if not _native.rotate(_plan_of_rope(text), positions, None, *options, None, rows):
+    if not _native.rotate(plan, positions, None, *options, None, rows):
         return None
     # [..., seq, 2, num_pairs] -> [..., seq, num_pairs] twice
     cos, sin = rows.unbind(-2)
