@@ -1,108 +1,39 @@
-"""Positions of text, images and videos in one sequence (M-RoPE and VideoRoPE)."""
+"""Positions of text, images, videos and sound in one sequence (M-RoPE, TMRoPE, VideoRoPE)."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasor._checks import number, short_repr, whole
+from phasor._checks import boolean, number, short_repr, whole
 from phasor.errors import PositionError
+from phasor.positions.omni import (
+    Markers,
+    Omni,
+    TimedVideo,
+    VideoWithAudio,
+    audio_lengths,
+    check_omni,
+    text_between,
+    timed_videos,
+)
+from phasor.positions.segments import Audio, Image, Segment, Text, Video
 from phasor.positions.tokens import Positions, every_axis, grid, integers, packed, read_mask, span
 
-
-class _Segment:
-    def __post_init__(self) -> None:
-        for name, least in {"length": 0, "frames": 1, "height": 1, "width": 1}.items():
-            if hasattr(self, name):
-                value = whole(name, getattr(self, name), least=least, error=PositionError)
-                object.__setattr__(self, name, value)
-
-
-@dataclass(frozen=True)
-class Text(_Segment):
-    """A run of ``length`` text tokens, which stand at ``t = h = w``.
-
-    Args:
-        length: How many, at least 0.
-    """
-
-    length: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Image(_Segment):
-    """An image of ``height * width`` tokens, row by row.
-
-    Args:
-        height: Rows of tokens, at least 1.
-        width: Tokens in a row, at least 1.
-    """
-
-    height: int
-    width: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Video(_Segment):
-    """A video of ``frames`` grids of ``height * width`` tokens, frame by frame.
-
-    With neither ``seconds_per_frame`` nor ``tokens_per_second`` frames are one position apart
-    (Qwen2-VL); with both they are ``seconds_per_frame * tokens_per_second`` apart (Qwen2.5-VL).
-
-    Args:
-        frames: Steps in time that the model sees, at least 1. One step is often several frames
-            of the file merged: Qwen2.5-VL merges two.
-        height: Rows of tokens in a frame, at least 1.
-        width: Tokens in a row, at least 1.
-        seconds_per_frame: Seconds from one step to the next; for Qwen2.5-VL 2 divided by the
-            frames sampled per second.
-        tokens_per_second: Positions that one second spans.
-    """
-
-    frames: int
-    height: int
-    width: int
-    seconds_per_frame: float | None = None
-    tokens_per_second: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        pace = (self.seconds_per_frame, self.tokens_per_second)
-        given = [value is not None for value in pace]
-        if not any(given):
-            return
-        if not all(given):
-            raise PositionError(
-                f"seconds_per_frame and tokens_per_second go together, got {pace[0]} and "
-                f"{pace[1]}; give both, or neither for frames one position apart"
-            )
-        longest = float(self.frames)
-        for field in ("seconds_per_frame", "tokens_per_second"):
-            value = number(field, getattr(self, field), above=0, most=1e9, error=PositionError)
-            object.__setattr__(self, field, value)
-            longest *= value
-        if longest >= 2.0**63:
-            raise PositionError(
-                "frames * seconds_per_frame * tokens_per_second must stay below 2**63, got "
-                f"{self.frames} * {self.seconds_per_frame:g} * {self.tokens_per_second:g}"
-            )
-
-
-Segment = Text | Image | Video
+_Placed = Segment | VideoWithAudio
 
 
 def multimodal(segments: Iterable[Segment]) -> Positions:
-    """Positions of text, images and videos as Qwen2-VL, 2.5-VL and 3-VL number them (M-RoPE).
+    """Positions of text, images, videos and audio as Qwen2-VL, 2.5-VL, 3-VL and Omni number them.
 
     With ``start`` one more than the largest coordinate so far, on any axis, and 0 at first:
 
-    * text token ``j`` stands at ``start + j`` on all three axes;
+    * token ``j`` of text or audio stands at ``start + j`` on all three axes;
     * the patch of an image in row ``i``, column ``j`` at ``(start, start + i, start + j)``;
     * that of frame ``k`` of a video at ``(start + time[k], start + i, start + j)``, where
       ``time[k]`` is ``k``, or ``k * seconds_per_frame * tokens_per_second`` cut to a whole number.
@@ -132,13 +63,18 @@ def multimodal(segments: Iterable[Segment]) -> Positions:
     return _place(_check_segments(segments), "time")
 
 
-def _place(segments: Iterable[Segment], after_video: str) -> Positions:
+def _place(segments: Iterable[_Placed], after_video: str) -> Positions:
     blocks, start = [np.empty((0, 3), dtype=np.int64)], 0
     for segment in segments:
         block = _cells(segment)
         blocks.append(start + block)
         counted = block if after_video == "time" else block[:, 1:]
-        start += int(counted.max(initial=-1)) + 1
+        if isinstance(segment, VideoWithAudio):
+            # text goes on after what is last in the row, which need not be last in time
+            is_last = segment.is_audio == segment.is_audio[-1]
+            others = np.flatnonzero(~is_last)
+            counted = block[others[-1] + 1 if len(others) else 0 :]
+        start += counted.max(initial=-1).item() + 1
     return np.concatenate(blocks)
 
 
@@ -153,8 +89,12 @@ def processed(
     temporal_merge: int = 1,
     tokens_per_second: float | None = None,
     second_per_grid_ts: ArrayLike | None = None,
-    after_video: Literal["size", "time"] = "size",
-) -> Positions:
+    after_video: Literal["size", "time"] | None = None,
+    omni: Omni | None = None,
+    use_audio_in_video: bool = False,
+    audio_seqlens: ArrayLike | None = None,
+    second_per_grids: ArrayLike | None = None,
+) -> Any:
     """Positions `multimodal` for a batch as processors of transformers return it.
 
     Equal to ``get_rope_index`` of Qwen2-VL, Qwen2.5-VL, Qwen3-VL, GLM-4.1V and ERNIE 4.5 VL in
@@ -162,10 +102,14 @@ def processed(
     between keep their own grids, and sequences that are packed into a row begin at 0, each of them.
     Frames that time stamps part (Qwen3-VL, GLM-4.1V) are images; this is seen from their tokens.
 
+    Qwen2.5-Omni and Qwen3-Omni (TMRoPE) are named as ``omni``, for their codes differ: the first
+    cuts the times of frames to whole numbers and puts the two markers before and after a video with
+    sound at one position, the second does neither. Results are those of their ``get_rope_index``.
+
     Args:
         token_types: ``mm_token_type_ids`` ``[batch, seq]`` or ``[seq]``: 0 a token of text, 1 of an
-            image, 2 of a video. From ids: ``(ids == image_id) + 2 * (ids == video_id)``, unless
-            videos use the images' token, as GLM's do.
+            image, 2 of a video, 3 of audio. From ids: ``(ids == image_id) + 2 * (ids == video_id)
+            + 3 * (ids == audio_id)``, unless videos use the images' token, as GLM's do.
         image_grid_thw: ``[images, 3]``: frames, rows and columns of patches, in the order of their
             tokens, row after row of the batch; None where there are none.
         video_grid_thw: ``[videos, 3]``, likewise.
@@ -173,19 +117,28 @@ def processed(
         cu_seqlens: Boundaries of sequences that are packed into one row.
         spatial_merge: How many patches the vision tower merges into a token, on a side.
         temporal_merge: Frames of a video merged into one: 2 in ERNIE 4.5 VL.
-        tokens_per_second: As in `Video`; only Qwen2.5-VL has it.
+        tokens_per_second: As in `Video`; Qwen2.5-VL has it, and Omni models as
+            ``position_id_per_seconds`` (25 in Qwen2.5-Omni, 13 in Qwen3-Omni).
         second_per_grid_ts: Seconds from one step in time to the next ``[videos]``; 1 where none
             are given.
         after_video: Where the text behind a video goes on: "size" after its rows and columns, as
             transformers 5.23 does, "time" after its last frame as well, as the papers,
             transformers 4 and vLLM do. They differ where a video lasts longer than it is wide.
+            "size" if None; Omni models have "time" alone.
+        omni: ``"qwen2.5"`` or ``"qwen3"`` for a model with sound; None for the others.
+        use_audio_in_video: Whether tokens of video and of audio that alternate are one video with
+            its sound, which begin together.
+        audio_seqlens: Frames of each audio's features ``[audios]``, in the order of their tokens,
+            to check the number of its tokens by; they are not needed.
+        second_per_grids: Seconds from one step in time to the next ``[videos]`` in an Omni model.
 
     Returns:
-        int64 ``[batch, seq, 3]`` or ``[seq, 3]``, axis order t, h, w. The next token of an answer
-        stands at the largest coordinate of its row + 1.
+        int64 ``[batch, seq, 3]`` or ``[seq, 3]``, axis order t, h, w; float64 where times are not
+        cut (``omni="qwen3"``). The next token of an answer stands at the largest coordinate of its
+        row + 1.
 
     Raises:
-        PositionError: If an image or a video is cut, or there are more or fewer than grids.
+        PositionError: If an image, a video or audio is cut, or there are more or fewer than grids.
 
     >>> processed([[0, 1, 1, 1, 1, 0]], [[1, 4, 4]])[0].T
     array([[0, 1, 1, 1, 1, 3],
@@ -199,35 +152,47 @@ def processed(
             f"token_types must be [batch, seq] or [seq], and mask the same, got {list(types.shape)}"
             f" and {list(real.shape)}"
         )
-    if not ((types >= 0) & (types <= 2)).all():
+    if not ((types >= 0) & (types <= 3)).all():
         raise PositionError(
-            f"token_types must hold 0 (text), 1 (image) and 2 (video), got "
-            f"{types[(types < 0) | (types > 2)][0]}; mm_token_type_ids of a processor are these"
+            f"token_types must hold 0 (text), 1 (image), 2 (video) and 3 (audio), got "
+            f"{types[(types < 0) | (types > 3)][0]}; mm_token_type_ids of a processor are these"
         )
-    if after_video not in ("size", "time"):
+    if after_video not in ("size", "time", None):
         raise PositionError(f"after_video must be 'size' or 'time', got {short_repr(after_video)}")
+    joins = boolean("use_audio_in_video", use_audio_in_video)
+    check_omni(omni, after_video, joins, audio_seqlens, second_per_grids, second_per_grid_ts)
+    after_video = "time" if omni else after_video or "size"
     merges = [
         whole("temporal_merge", temporal_merge, least=1, error=PositionError),
         *[whole("spatial_merge", spatial_merge, least=1, error=PositionError)] * 2,
     ]
     grids = _grids("video_grid_thw", video_grid_thw, merges)
-    videos = _videos(grids, tokens_per_second, second_per_grid_ts)
+    if omni:
+        videos = timed_videos(grids, tokens_per_second, second_per_grids, omni)
+    else:
+        videos = _videos(grids, tokens_per_second, second_per_grid_ts)
     grids = _grids("image_grid_thw", image_grid_thw, [1, *merges[1:]])
-    # an image of several frames has them one position apart
+    # an image of several frames has them one position apart, or a second
     images = [Video(frames=frames, height=height, width=width) for frames, height, width in grids]
-    waiting = {"image": iter(images), "video": iter(videos)}
+    if omni and any(image.frames > 1 for image in images):
+        images = timed_videos(grids, tokens_per_second, np.ones(len(grids)), omni)
+    lengths = audio_lengths(audio_seqlens, omni)
+    waiting: dict[str, Iterator[Any]] = {"image": iter(images), "video": iter(videos)}
+    if audio_seqlens is not None:
+        waiting["audio"] = iter(lengths)
     rows = np.atleast_2d(types)
-    placed = np.zeros((*rows.shape, 3), dtype=np.int64)
+    placed = np.zeros((*rows.shape, 3), dtype=np.float64 if omni == "qwen3" else np.int64)
     for row, tokens in enumerate(real.reshape(rows.shape)):
         for begin, end in _bounds(cu_seqlens, rows.shape):
             places = begin + np.flatnonzero(tokens[begin:end])
-            segments = _read_segments(rows[row], places, waiting)
+            segments = _read_segments(rows[row], places, waiting, omni, joins)
             placed[row, places] = _place(segments, after_video)
-    for kind, count in (("image", len(images)), ("video", len(videos))):
-        rest = len(list(waiting[kind]))
+    for kind, count in (("image", len(images)), ("video", len(videos)), ("audio", len(lengths))):
+        rest = len(list(waiting.get(kind, ())))
         if rest:
+            name = "audio_seqlens" if kind == "audio" else f"{kind}_grid_thw"
             raise PositionError(
-                f"{kind}_grid_thw must hold the {kind}s of token_types, got {count}, and "
+                f"{name} must hold the {kind}s of token_types, got {count}, and "
                 f"{count - rest} have tokens; was the sequence cut, or its padding masked too far?"
             )
     return placed.reshape(*types.shape, 3)
@@ -288,14 +253,42 @@ def _bounds(cu_seqlens: ArrayLike | None, shape: tuple[int, ...]) -> list[tuple[
 
 
 def _read_segments(
-    types: Positions, places: Positions, waiting: dict[str, Iterator[Any]]
-) -> Iterator[Segment]:
+    types: Positions,
+    places: Positions,
+    waiting: dict[str, Iterator[Any]],
+    omni: Omni | None,
+    joins: bool,
+) -> Iterator[_Placed]:
     """The segments of one sequence, whose tokens stand at ``places`` of their row."""
     frame, left = Image(height=1, width=1), 0  # of a video that time stamps part, still to come
-    for run in np.split(places, np.flatnonzero(np.diff(types[places])) + 1):
-        kind = ("text", "image", "video")[types[run[0]]] if len(run) else "text"
+    kinds = types[places]
+    if joins:
+        kinds = np.where(kinds == 3, 2, kinds)
+    runs = np.split(places, np.flatnonzero(np.diff(kinds)) + 1)
+    mixed = [joins and {2, 3} <= set(types[run].tolist()) for run in runs]
+    shared = [omni == "qwen2.5" and is_mixed for is_mixed in (False, *mixed, False)]
+    for i, run in enumerate(runs):
+        kind = ("text", "image", "video", "audio")[types[run[0]]] if len(run) else "text"
         if kind == "text":
-            yield Text(len(run))
+            yield text_between(len(run), shared[i], shared[i + 2])
+            continue
+        count = int((types[run] == 3).sum())
+        if count and "audio" in waiting and next(waiting["audio"], 0) != count:
+            raise PositionError(
+                f"audio_seqlens must be those of the audio at token {run[0]}, which has {count} "
+                "tokens; was the sequence cut?"
+            )
+        if kind == "audio" and not mixed[i]:
+            yield Audio(count)
+            continue
+        if mixed[i]:
+            video, frames = next(waiting["video"], None), len(run) - count
+            if video is None or math.prod(_sizes(video)) != frames:
+                raise PositionError(
+                    f"video_grid_thw must be that of the video with sound at token {run[0]}, which "
+                    f"has {frames} tokens of video; was the sequence cut?"
+                )
+            yield VideoWithAudio(video, types[run] == 3)
             continue
         while len(run):
             if kind == "video" and left:
@@ -362,7 +355,7 @@ def videorope(segments: Iterable[Segment], *, delta: float = 2.0) -> NDArray[np.
                 f"segments[{i}] must be a video without seconds_per_frame, got "
                 f"{short_repr(segment)}; in videorope frames are delta apart"
             )
-        if not isinstance(segment, Text):
+        if not isinstance(segment, Text | Audio):
             block[:, 0] *= delta
             middle = (segment.height - 1) // 2, (segment.width - 1) // 2
             block[:, 1:] = block[:, :1] + block[:, 1:] - middle
@@ -372,7 +365,7 @@ def videorope(segments: Iterable[Segment], *, delta: float = 2.0) -> NDArray[np.
 
 
 def _check_segments(segments: Any) -> list[Segment]:
-    expected = "a list of Text, Image and Video", "a Text, an Image or a Video"
+    expected = "a list of Text, Image, Video and Audio", "a Text, an Image, a Video or an Audio"
     if not hasattr(segments, "__iter__"):
         raise PositionError(f"segments must be {expected[0]}, got {short_repr(segments)}")
     items: list[Any] = list(segments)
@@ -387,11 +380,29 @@ def _sizes(segment: Image | Video) -> tuple[int, int, int]:
     return frames, segment.height, segment.width
 
 
-def _cells(segment: Segment) -> Positions:
+def _cells(segment: _Placed) -> Any:
     """Coordinates of every token, from 0 on: (time, row, column), ``[tokens, 3]``."""
-    if isinstance(segment, Text):
-        return every_axis(span(segment.length), 3)
+    if isinstance(segment, VideoWithAudio):
+        of_video = _cells(segment.video)
+        cells = np.empty((len(segment.is_audio), 3), dtype=of_video.dtype)
+        cells[~segment.is_audio] = of_video
+        cells[segment.is_audio] = every_axis(span(int(segment.is_audio.sum())), 3)
+        return cells
+    if isinstance(segment, Text | Audio):
+        tokens = span(segment.length)
+        if isinstance(segment, Markers):
+            tokens = tokens - segment.first_twice * (tokens > 0)
+            tokens[-1] -= segment.last_twice
+        return every_axis(tokens, 3)
     cells = grid(*_sizes(segment))
+    if isinstance(segment, TimedVideo):
+        dtype = np.float32 if segment.is_cut else np.float64
+        seconds, pace = dtype(segment.seconds_per_frame), dtype(segment.tokens_per_second)
+        times = cells[:, 0].astype(dtype) * seconds * pace
+        if segment.is_cut:
+            cells[:, 0] = times.astype(np.int64)
+            return cells
+        return np.column_stack((times, cells[:, 1:]))
     if isinstance(segment, Video) and segment.seconds_per_frame is not None:
         step = np.float32(segment.tokens_per_second) * np.float32(segment.seconds_per_frame)
         cells[:, 0] = (cells[:, 0].astype(np.float32) * step).astype(np.int64)
