@@ -222,7 +222,7 @@ def frame(**said: Any) -> Video:
 
 TOGETHER = "give both, or neither for frames one position apart"
 SECONDS = "must be a finite number > 0 and <= 1e+09, got"
-SEGMENT = "must be a Text, an Image or a Video, got"
+SEGMENT = "must be a Text, an Image, a Video or an Audio, got"
 ERRORS = {
     "length must be a whole number >= 0, got -3": lambda: Text(-3),
     "length must be a whole number >= 0, got True": lambda: Text(True),
@@ -243,11 +243,11 @@ ERRORS = {
     "got 10 * 1e+09 * 1e+09": (
         lambda: frame(frames=10, seconds_per_frame=1e9, tokens_per_second=1e9)
     ),
-    "segments must be a list of Text, Image and Video, got Text(length=5)": (
+    "segments must be a list of Text, Image, Video and Audio, got Text(length=5)": (
         lambda: multimodal(Text(5))
     ),
     f"segments[1] {SEGMENT} 3": lambda: multimodal([Text(5), 3]),
-    f"segments[0] {SEGMENT} <class 'phasor.positions.vision.Text'>": lambda: videorope([Text]),
+    f"segments[0] {SEGMENT} <class 'phasor.positions.segments.Text'>": lambda: videorope([Text]),
     "segments[1] must be a video without seconds_per_frame, "
     "got Video(frames=1, height=1, width=1, seconds_per_frame=1.0, tokens_per_second=2.0); "
     "in videorope frames are delta apart": (

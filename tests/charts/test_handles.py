@@ -119,7 +119,7 @@ def test_two_hundred_states_are_what_phasor_computes(visit):
             np.testing.assert_allclose(
                 (np.cos(angle), np.sin(angle)), cos_sin(position, rope), atol=1e-6, rtol=0
             )
-        expected = score(query.ravel(), key.ravel(), -state["distance"], rope)
+        expected = score(query.ravel(), key.ravel(), -state["distance"], rope, gain=1.0)
         assert seen["score"] == pytest.approx(expected, abs=1e-6)
         cos, sin = cos_sin(state["distance"], rope)
         (a, b), (c, d) = query.T, key.T

@@ -116,7 +116,7 @@ DAMAGED: dict[str, tuple[str | bytes, str]] = {
     "a key that is a list": ("? [1]\n: 2\n", "keys must be texts"),
     "bytes that are no text": (b"a: \xff\n", "UTF-8"),
     "a zero byte": (b"a: \x00\n", "must be YAML"),
-    "a deep file": ("[" * 800, "nested too deeply"),
+    "a deep file": ("[" * 4_000, "nested too deeply"),
     "a large file": ("#" * (2**20 + 1), "larger than 256 KiB"),
 }
 

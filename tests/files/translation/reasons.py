@@ -67,7 +67,7 @@ def reason_is_true(ropes: LayerRopes, said: str) -> bool:
         and any(rope.attention_factor != 1 for rope in resolved(ropes).ropes),
         "heads of": any(rope.head_dim - rope.rotary_start > 256 for rope in ropes.ropes),
         "neighbours at once": any(not fits_a_vector(rope) for rope in ropes.ropes),
-        "no whole number": any(base != int(base) for base in bases),
+        "not a whole number": any(base != int(base) for base in bases),
         "stand still beside": any(
             isinstance(rope.scaling, Proportional) and 0 in oracle.frequencies(rope)
             for rope in ropes.ropes
