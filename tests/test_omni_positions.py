@@ -173,6 +173,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "omni must be 'qwen2.5' or 'qwen3' with use_audio_in_video": {"omni": None},
     "after_video='size' and second_per_grid_ts are of models without omni": {"after_video": "size"},
     "second_per_grids must be given where there are videos, got None": {"second_per_grids": None},
+    "second_per_grids[0] must be a finite number > 0": {"second_per_grids": [0.0]},
+    "and <= 1e+09, got [1, 2]": {"second_per_grids": [1.0, [1, 2]]},
     "tokens_per_second must be given where there are videos": {"tokens_per_second": None},
     "second_per_grids must hold a number for each video, got 2 for 1": {"second_per_grids": [1, 1]},
     "audio_seqlens must be those of the audio at token 3, which has 3": {"audio_seqlens": [50]},

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasor._checks import short_repr
+from phasor._checks import number, short_repr
 from phasor.errors import PositionError
 from phasor.positions.segments import Text, Video
 from phasor.positions.tokens import integers
@@ -41,21 +41,36 @@ class VideoWithAudio:
     is_audio: NDArray[np.bool_]  # of each token
 
 
+def read_paces(name: str, seconds: ArrayLike | None, count: int) -> list[float]:
+    """Seconds from one step in time to the next of so many videos; none where none are given."""
+    if seconds is None:
+        return []
+    # as objects, for rows of several lengths make no array of numbers
+    given = np.array(seconds, object, ndmin=1).tolist()
+    paces = [
+        number(f"{name}[{i}]", pace, above=0, most=1e9, error=PositionError)
+        for i, pace in enumerate(given)
+    ]
+    if paces and len(paces) != count:
+        raise PositionError(
+            f"{name} must hold a number for each video, got {len(paces)} for {count}"
+        )
+    return paces
+
+
 def timed_videos(
     grids: Sequence[Sequence[int]], tokens_per_second: float | None, seconds: Any, omni: Omni
 ) -> list[Video]:
     """The videos of an Omni model, which all have their seconds."""
-    if grids and seconds is None:
-        raise PositionError("second_per_grids must be given where there are videos, got None")
+    paces = read_paces("second_per_grids", seconds, len(grids))
+    if grids and not paces:
+        raise PositionError(
+            f"second_per_grids must be given where there are videos, got {short_repr(seconds)}"
+        )
     if grids and tokens_per_second is None:
         raise PositionError(
             "tokens_per_second must be given where there are videos, got None; it is "
             "position_id_per_seconds of the model's config"
-        )
-    given = [] if seconds is None else np.asarray(seconds, np.float64).reshape(-1).tolist()
-    if len(given) != len(grids):
-        raise PositionError(
-            f"second_per_grids must hold a number for each video, got {len(given)} for {len(grids)}"
         )
     return [
         TimedVideo(
@@ -66,7 +81,7 @@ def timed_videos(
             tokens_per_second=tokens_per_second,
             is_cut=omni == "qwen2.5",
         )
-        for (frames, height, width), pace in zip(grids, given, strict=True)
+        for (frames, height, width), pace in zip(grids, paces, strict=True)
     ]
 
 

@@ -19,6 +19,7 @@ from phasor.positions.omni import (
     VideoWithAudio,
     audio_lengths,
     check_omni,
+    read_paces,
     text_between,
     timed_videos,
 )
@@ -94,7 +95,7 @@ def processed(
     use_audio_in_video: bool = False,
     audio_seqlens: ArrayLike | None = None,
     second_per_grids: ArrayLike | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Positions `multimodal` for a batch as processors of transformers return it.
 
     Equal to ``get_rope_index`` of Qwen2-VL, Qwen2.5-VL, Qwen3-VL, GLM-4.1V and ERNIE 4.5 VL in
@@ -218,20 +219,10 @@ def _grids(name: str, grids: ArrayLike | None, merges: Sequence[int]) -> list[li
 def _videos(
     grids: Sequence[Sequence[int]], tokens_per_second: float | None, seconds: ArrayLike | None
 ) -> list[Video]:
-    # as objects, for rows of several lengths make no array of numbers
-    given = np.array(() if seconds is None else seconds, object, ndmin=1).tolist()
-    paces: list[Any] = [
-        number(f"second_per_grid_ts[{i}]", pace, above=0, most=1e9, error=PositionError)
-        for i, pace in enumerate(given)
-    ]
+    paces: list[Any] = [*read_paces("second_per_grid_ts", seconds, len(grids))]
     if paces and tokens_per_second is None:
         raise PositionError("tokens_per_second must be given with second_per_grid_ts, got None")
     paces = paces or [None if tokens_per_second is None else 1.0] * len(grids)
-    if len(paces) != len(grids):
-        raise PositionError(
-            f"second_per_grid_ts must hold a number for each video, got {len(paces)} for "
-            f"{len(grids)}"
-        )
     both = {"tokens_per_second": tokens_per_second}
     return [
         Video(frames=frames, height=height, width=width, seconds_per_frame=pace, **both)
@@ -380,7 +371,7 @@ def _sizes(segment: Image | Video) -> tuple[int, int, int]:
     return frames, segment.height, segment.width
 
 
-def _cells(segment: _Placed) -> Any:
+def _cells(segment: _Placed) -> NDArray[Any]:
     """Coordinates of every token, from 0 on: (time, row, column), ``[tokens, 3]``."""
     if isinstance(segment, VideoWithAudio):
         of_video = _cells(segment.video)
