@@ -91,7 +91,6 @@ TRAINING: dict[str, tuple[dict[str, Any], str]] = {
         "give the config.json of tiiuae/Falcon-H1",
     ),
     "LLaMA-Factory": ({"model_name_or_path": "Qwen/Qwen3-8B"}, "config.json of Qwen/Qwen3-8B"),
-    "MaxText": ({"base_emb_dim": 2048, "base_num_decoder_layers": 48}, "MaxText"),
     "Levanter": ({"model": {"type": "llama", "seq_len": 4096, "hidden_dim": 4096}}, "Levanter"),
     "nanotron": ({"model": {"model_config": {"is_llama_config": True}}}, "nanotron"),
     "OLMo": ({"model": {"d_model": 256, "n_heads": 8, "block_type": "sequential"}}, "OLMo"),

@@ -115,6 +115,7 @@ ENDLESS["x"] = ENDLESS
 FREQS = {"rope_freqs.weight": [2.0] * 64}
 YAML = "".join(f"{key}: {value}\n" for key, value in sized("llama").items())
 #: A StripedHyena whose positions are divided by 4.
+MAXTEXT = {"base_num_decoder_layers": 4, "rope_max_timescale": int(BASE)}
 STRIPED = small("stripedhyena", hidden_size=512, num_attention_heads=8, attn_layer_idxs=[1]) | {
     "use_interpolated_rotary_pos_emb": True,
     "rotary_emb_scaling_factor": 4.0,
@@ -293,6 +294,12 @@ HINTS: dict[str, Hint] = {
         "need it; add it",
         of(LITGPT | {"rope_indices": [1, 1, 1, 0], "rope_local_base_freq": 1e4}),
         (replace(PLAIN, base=1e4), PLAIN),
+    ),
+    "no_model_name": Hint(
+        of(MAXTEXT),
+        "such as llama3.1-8b, or default",
+        of(MAXTEXT | {"model_name": "llama3.1-8b"}),
+        replace(PLAIN, pairing="interleaved", scaling=LLAMA3),
     ),
     "no_kinds": Hint(
         of(sized("lfm3", head_dim=128, rope_parameters=DEFAULT, **KINDS)),

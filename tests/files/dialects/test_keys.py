@@ -30,6 +30,14 @@ KEYS = {
     ],
     "kerashub": ["rope_max_wavelength", "rope_frequency_adjustment_factor"],
     "litgpt": ["rope_adjustments", "rope_condense_ratio", "rope_indices"],
+    "maxtext": [
+        "compressed_rope_max_timescale",
+        "global_rope_proportion",
+        "local_rope_max_timescale",
+        "rope_linear_scaling_factor",
+        "rope_max_timescale",
+        "rope_use_scale",
+    ],
     "megatron": [
         "--rotary-percent",
         "no_rope_freq",

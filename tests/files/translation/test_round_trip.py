@@ -5,6 +5,7 @@ To the precision of the file, 2**-24; what is lost on the way stands in the tran
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -120,6 +121,18 @@ def tensorrt_llm(part: ProgramSettings, rope: Rope) -> dict[str, Any]:
     return sizes | dict(part.settings)
 
 
+def maxtext(part: ProgramSettings, rope: Rope) -> dict[str, Any]:
+    """A configuration with the printed lines, in a block that the notes name or that is plain."""
+    named = re.findall(r"decoder_block has to be (one of )?(\w+)", " ".join(part.notes))
+    words = {"Qwen": "qwen3"}
+    blocks = [words.get(word, word) for _, word in named]
+    block = f"model_name: default\ndecoder_block: {(*blocks, 'llama2')[0]}\n"
+    sizes: dict[str, Any] = {"base_num_decoder_layers": 1, "head_dim": rope.head_dim}
+    sizes |= {"qk_rope_head_dim": rope.rotary_dim, "compress_ratios": [0]}
+    lines = "".join(f"{key}: {value}\n" for key, value in sizes.items())
+    return parse_yaml((block + lines + part.code).encode(), "model.yml")
+
+
 FILES: Mapping[str, Callable[[ProgramSettings, Rope], dict[str, Any]]] = {
     "transformers": huggingface,
     "meta": meta,
@@ -127,6 +140,7 @@ FILES: Mapping[str, Callable[[ProgramSettings, Rope], dict[str, Any]]] = {
     "megatron": megatron,
     "mlx-lm": mlx_lm,
     "litgpt": litgpt,
+    "maxtext": maxtext,
     "tensorrt-llm": tensorrt_llm,
 }
 #: Programs whose file does not say which coordinates turn together, but for the notes.

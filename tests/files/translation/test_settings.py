@@ -118,7 +118,7 @@ def test_maxtext_is_given_a_base_as_a_quotient_of_whole_numbers() -> None:
         said = translate(replace(ROPE, base=base), "maxtext").parts[0].settings
         least, most = said["rope_min_timescale"], said["rope_max_timescale"]
         assert isinstance(most, int)
-        assert most / least == pytest.approx(base, rel=2**-25)
+        assert most / least == pytest.approx(base, rel=2**-40)
         assert said["rope_linear_scaling_factor"] * least == 1
 
 
@@ -138,7 +138,7 @@ def test_megatrons_latent_attention_turns_all_its_layers_and_nothing_is_learned_
 def test_maxtext_turns_the_end_of_heads_in_the_block_of_deepseek_4() -> None:
     """By two bases without a law: with the model's YaRN in compressed layers it is refused."""
     model = phasor.preset("deepseek-v4-flash")
-    with pytest.raises(TranslationError, match="different ropes in sliding and compressed layers"):
+    with pytest.raises(TranslationError, match="the law Yarn with these numbers"):
         translate(model, "maxtext")
     kinds = {kind: rope and replace(rope, scaling=None) for kind, rope in model.kinds.items()}
     (part,) = translate(replace(model, kinds=kinds), "maxtext").parts
@@ -168,4 +168,4 @@ def test_maxtext_divides_no_positions_in_the_sliding_layers_of_gemma_3() -> None
     ropes = LayerRopes(name="gemma-3", layer_kinds=tuple(kinds), kinds=kinds)
     assert "different ropes" in str(refusal(ropes, "maxtext"))
     alike = replace(ropes, name="toy", kinds={**kinds, "sliding": replace(full, base=10_000.5)})
-    assert translate(alike, "maxtext").parts[0].settings["rope_linear_scaling_factor"] == 2.0**-24
+    assert translate(alike, "maxtext").parts[0].settings["rope_linear_scaling_factor"] == 2.0**-30

@@ -99,7 +99,10 @@ class ProgramModel:
         facts = Architecture(latent=self.latent, partial=True, fraction=fraction, names=names)
         width = facts.width_key
         self._size("num_hidden_layers")
-        if (head_dim := config.width(width) or defaults.get(width)) is None:
+        head_dim = config.width(width)
+        if head_dim is None and width in defaults:
+            head_dim = int(config.or_default(width, None, defaults[width], self.assumes))
+        if head_dim is None:
             for size in ("hidden_size", "num_attention_heads"):
                 self._size(size)
             head_dim = self.config.head_dim(width)

@@ -33,7 +33,7 @@ from typing import Any, cast
 
 from phasor.files.configs.program_model import ProgramModel, read_programs, spellings
 from phasor.files.configs.source import JsonObject, is_huggingface
-from phasor.files.dialects import kerashub, litgpt, megatron, tensorrt_llm, torchtune
+from phasor.files.dialects import kerashub, litgpt, maxtext, megatron, tensorrt_llm, torchtune
 from phasor.layers import LayerRopes
 
 _READERS: Mapping[str, Callable[[ProgramModel], LayerRopes]] = {
@@ -42,6 +42,7 @@ _READERS: Mapping[str, Callable[[ProgramModel], LayerRopes]] = {
     "Megatron": megatron.read,
     "KerasHub": kerashub.read,
     "torchtune": torchtune.read,
+    "MaxText": maxtext.read,
 }
 
 

@@ -18,7 +18,15 @@ from phasor._checks import did_you_mean, find_name, short_repr, whole
 from phasor.describe import to_plain
 from phasor.errors import ConfigError, SpecError
 from phasor.files.configs.writing import yarn_reach
-from phasor.files.dialects import exllamav3, litgpt, megatron, mlx_lm, params_json, tensorrt_llm
+from phasor.files.dialects import (
+    exllamav3,
+    litgpt,
+    maxtext,
+    megatron,
+    mlx_lm,
+    params_json,
+    tensorrt_llm,
+)
 from phasor.files.dialects.target import (
     ProgramSettings,
     RefusalError,
@@ -34,7 +42,6 @@ from phasor.files.translation import (
     ggml,
     kernels,
     libraries,
-    maxtext,
 )
 from phasor.layers import LayerRopes, one_layer
 from phasor.pairings import PAIRINGS, Pairing

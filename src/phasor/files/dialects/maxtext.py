@@ -1,0 +1,419 @@
+"""MaxText: a configuration, whose block of the decoder and model's name pick what rotates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import cycle, islice
+
+from phasor.axes import InterleavedSections, OneAxis
+from phasor.files import refusal
+from phasor.files.configs.layer_pattern import LayerPattern
+from phasor.files.configs.program_model import (
+    CONTEXT,
+    ProgramModel,
+    divided,
+    read_programs,
+    with_sections,
+)
+from phasor.files.configs.writing import rotated_fraction
+from phasor.files.dialects.by_reading import Dialect, find_words, words_or_refusal
+from phasor.files.dialects.target import (
+    LLAMA4_FACTOR,
+    SOFTMAX_NOTE,
+    Keys,
+    ProgramSettings,
+    Target,
+    as_yaml,
+    law_numbers,
+    layers_with,
+    linear_factor,
+    main_and_local,
+    model_family,
+    rotating,
+    with_whole_base,
+)
+from phasor.layers import LayerRopes
+from phasor.rope import Rope
+from phasor.scaling import Llama3, Proportional, Yarn, yarn_multiplier
+
+_BLOCK, _NAME, _TYPE = "decoder_block", "model_name", "rope_type"
+_LEAST, _LINEAR, _ORIGINAL = (
+    "rope_min_timescale",
+    "rope_linear_scaling_factor",
+    "original_max_position_embeddings",
+)
+_MOST, _MOST_COMPRESSED = "rope_max_timescale", "compressed_rope_max_timescale"
+_MOST_LOCAL, _MOST_GLOBAL = "local_rope_max_timescale", "global_rope_max_timescale"
+
+
+# Reading.
+
+
+def read(model: ProgramModel) -> LayerRopes:
+    """The rope of each layer."""
+    decoder = _Decoder(model)
+    config = model.config
+    if decoder.block in model.facts["instead"]:
+        return model.without(f"MaxText's block {decoder.block}", decoder.block)
+    kinds, pattern = decoder.kinds()
+    if decoder.rotation != "yarn":
+        # only its table ends at a length; latent attention has its factor on the softmax, too
+        model.config = config.with_values({**config.values, CONTEXT: None})
+        decoder.note_softmax()
+    is_tuned = decoder.block == "llama4" and config.flag("temperature_tuning")
+    decoder.check_unread()
+    ropes = model.ropes(kinds, pattern)
+    if is_tuned and "nope" in ropes.kinds:
+        ropes = replace(ropes, query_factors={"nope": LLAMA4_FACTOR})
+    return ropes
+
+
+class _Decoder:
+    """What a configuration makes: a block with one of MaxText's classes of rotations."""
+
+    def __init__(self, model: ProgramModel) -> None:
+        config, facts = model.config, model.facts
+        self.model, self.config = model, config
+        self.block = config.text(_BLOCK, *facts["blocks"]) or facts["defaults"][_BLOCK]
+        if not config.has(_BLOCK):
+            config.notes.append(f"The file has no {_BLOCK}; {self.block} is {model.assumes}.")
+        self.of_block = facts["blocks"][self.block]
+        self.name = config.text(_NAME) or ""
+        self.rotation = config.text(_TYPE, "default", "llama3.1", "yarn") or "default"
+        if self.of_block.get("named") and self.rotation == "default" and not self.name:
+            raise refusal("no_model_name", key=_NAME, block=self.block)
+        if self.name.startswith("llama3.1"):
+            self.rotation = "llama3.1"
+        if self.of_block.get("several_axes") and config.flag("use_mrope"):
+            self.rotation = "mrope"
+        model.latent = config.text("attention_type") == "mla"
+        if self.of_block.get("doubled"):
+            values = {**config.values, "base_num_decoder_layers": 2 * config.layers()}
+            self.config = model.config = config.with_values(values)
+        in_part = self.of_block.get("part") and self.rotation in ("default", "mrope")
+        model.turns_all = not in_part
+
+    def kinds(self) -> tuple[Mapping[str, Rope | None], LayerPattern]:
+        """The rope of each kind of layer, and which layers are of the first."""
+        config, of_block, count = self.config, self.of_block, self.config.layers()
+        if self.block == "deepseek4":
+            key = "compress_ratios"
+            ratios = config.require(key, config.wholes(key))
+            if len(ratios) < count:
+                config.refuse(key, f"a list of one whole number for each of {count} layers")
+            pattern = LayerPattern(tuple(ratio > 0 for ratio in ratios[:count]))
+            keys = {"compressed_attention": _MOST_COMPRESSED, "sliding_attention": "rope_theta"}
+            return {kind: self._at_end(key) for kind, key in keys.items()}, pattern
+        if "local" in of_block:
+            period = of_block.get("models", {}).get(self.name, of_block["local"]) + 1
+            is_default = self.rotation == "default"
+            read = self._of_gemma4 if is_default and "gemma4" in self.block else self._of_kind
+            kinds = {kind: read(kind) for kind in ("full_attention", "sliding_attention")}
+            return kinds, LayerPattern.every(period, count)
+        if "others" in of_block:
+            interval = config.whole("inhomogeneous_layer_cycle_interval") or 1
+            kinds = {"full_attention": self._of_kind(), of_block["others"]: None}
+            return kinds, LayerPattern.every(interval, count)
+        interval = 0
+        if self.block == "llama4" and config.value("nope_layer_interval") != -1:
+            interval = config.whole("nope_layer_interval") or 0
+        return {"nope": None, "rope": self._of_kind()}, LayerPattern.every(interval, count)
+
+    def note_softmax(self) -> None:
+        """Say by what latent attention multiplies its softmax, where no law has that."""
+        factor = (
+            yarn_multiplier(self._number("rope_factor"), self._mscale())
+            if self.model.latent
+            else 1.0
+        )
+        if factor != 1:
+            self.config.notes.append(
+                f"The softmax scale is multiplied by {factor * factor!r} as well."
+            )
+
+    def check_unread(self) -> None:
+        """Refuse keys of other classes than this one; if it need not be strict, note them."""
+        config = self.config
+        for key, neutral in self.model.facts["unread"].items():
+            if key in config.keys_read or config.value(key) in (None, neutral):
+                continue
+            where = f"in a block {self.block} of the type {self.rotation}"
+            if config.strict:
+                config.refuse(key, f"{neutral}, as MaxText does not read it {where}")
+            config.notes.append(f"MaxText does not read {key} {where}.")
+
+    def _number(self, key: str) -> float:
+        """The number at a key, or what MaxText takes without one."""
+        default = self.model.defaults[key]
+        config, is_whole = self.config, isinstance(default, int)
+        stated = config.whole(key) if is_whole else config.number(key, above=0)
+        return config.or_default(key, stated, default, self.model.assumes)
+
+    def _most(self, *keys: str) -> float:
+        """The slowest pair's time scale at the first of the keys that is not off."""
+        self.config.ignore(_MOST)
+        stated = (self.config.number(key) for key in keys)
+        found = next((value for value in stated if value not in (None, -1)), None)
+        return self._number("rope_theta") if found is None else found
+
+    def _of_kind(self, kind: str = "") -> Rope:
+        """The rope of layers of a kind, where local ones may have a base of their own."""
+        config = self.config
+        if self.rotation == "yarn":
+            return self._yarn()
+        is_local = self.rotation == "default" and kind == "sliding_attention"
+        most, least = self._most(*[_MOST_LOCAL] * is_local), config.whole(_LEAST) or 1
+        pairing = "interleaved" if self.rotation == "llama3.1" else "half"
+        rope = self.model.rope(pairing, base=most / least)
+        if self.rotation == "mrope":
+            rope = with_sections(rope, config, config.wholes("mrope_section"), "interleaved")
+        elif self.rotation == "llama3.1" and config.flag("rope_use_scale") is not False:
+            if least != 1:
+                config.refuse(_LEAST, "1 where rope_use_scale is not false")
+            return replace(rope, scaling=Llama3(**self.model.facts["llama3"]))
+        elif self.model.turns_all and self.rotation == "default":
+            return divided(rope, least * self._factor(is_local=is_local))
+        return divided(rope, least)
+
+    def _factor(self, *, is_local: bool) -> float:
+        """What divides the positions of whole heads, but of Gemma 3's in local layers."""
+        factor = self.config.number(_LINEAR, above=0) or 1.0
+        return 1.0 if is_local and self.name.startswith("gemma3") else factor
+
+    def _of_gemma4(self, kind: str) -> Rope:
+        """The rope of layers of a kind that have a base, a width and a part of their own."""
+        config, is_local = self.config, kind == "sliding_attention"
+        most, least = (
+            self._most(_MOST_LOCAL if is_local else _MOST_GLOBAL),
+            config.whole(_LEAST) or 1,
+        )
+        rope = self.model.rope("half", base=most / least)
+        part = self._number(f"{'local' if is_local else 'global'}_rope_proportion")
+        if not is_local and (width := config.whole("global_head_dim", least=0)):
+            rope = replace(rope, head_dim=width, rotary_dim=width)
+        if part >= 1:
+            return divided(rope, least * self._factor(is_local=is_local))
+        if self.name.startswith("gemma4"):
+            return replace(rope, scaling=Proportional(fraction=part, factor=float(least)))
+        return divided(replace(rope, rotary_dim=int(rope.head_dim * part)), least)
+
+    def _at_end(self, key: str) -> Rope:
+        """The rope of the end of a head, with the base at a key."""
+        rope = self.model.rope("interleaved", base=self._number(key))
+        width = self.config.width("qk_rope_head_dim") or self.model.defaults["qk_rope_head_dim"]
+        return replace(rope, rotary_dim=width, rotary_start=rope.head_dim - width)
+
+    def _yarn(self) -> Rope:
+        config, interleaved = self.config, self.config.flag("rope_interleave") is not False
+        if (pairwise := config.flag("rope_pairwise")) and not interleaved:
+            config.refuse("rope_pairwise", "false where rope_interleave is")
+        factor, out = self._number("rope_factor"), None if pairwise else "half"
+        rope = self.model.rope("interleaved" if interleaved else "half", out, base=self._most())
+        law = Yarn(
+            factor=factor,
+            original_max_positions=int(self._number(_ORIGINAL)),
+            beta_fast=self._number("beta_fast"),
+            beta_slow=self._number("beta_slow"),
+            truncate=config.flag("rope_truncate") is not False,
+            mscale_all_dim=self._mscale(),
+            attention_factor=yarn_multiplier(factor, 1.0)
+            if config.flag("rope_attention_scaling")
+            else 1.0,
+        )
+        return replace(rope, scaling=law)
+
+    def _mscale(self) -> float:
+        """YaRN's coefficient in the softmax of latent attention; 0 for none."""
+        is_longer = self.model.latent and self._number(CONTEXT) > self._number(_ORIGINAL)
+        return self._number("mscale") if is_longer else 0.0
+
+
+# Writing.
+
+# Divides bases that are no whole numbers, of which it takes none; a power of two divides exactly.
+_UNIT = 2**30
+
+
+def _words(ropes: LayerRopes, context: int) -> Iterator[Keys]:
+    main, local = main_and_local(ropes)
+    if main.base is None or (local and local.base is None):
+        return
+    if not main.rotary_start and local is None:
+        yield from _of_one(main, context)
+    elif not main.rotary_start and local is not None:
+        yield from _of_two(main, local, model_family(ropes).replace("-", "").replace("_", ""))
+    else:
+        yield _of_ends(ropes)
+
+
+def _of_ends(ropes: LayerRopes) -> Keys:
+    """The keys of the block that turns the ends of heads, by a base for layers of each kind."""
+    bases = {"compressed" in kind: int(rope.base or 0) for kind, rope in rotating(ropes).items()}
+    keys = {_MOST: bases.get(False), _MOST_COMPRESSED: bases.get(True)}
+    said = {key: base for key, base in keys.items() if base is not None}
+    return {_BLOCK: "deepseek4", _TYPE: "default", **said}
+
+
+def _of_one(rope: Rope, context: int) -> Iterator[Keys]:
+    law, base, factor = rope.scaling, rope.base or 0, linear_factor(rope)
+    scaled = {_LEAST: int(factor or 0), _MOST: int(base * int(factor or 0))}
+    if factor is not None and rope.pairing == "interleaved":
+        yield {_BLOCK: "llama2", _TYPE: "llama3.1", "rope_use_scale": False, **scaled}
+    elif factor is not None:
+        yield {_BLOCK: "llama2", **_plain(factor, base)}
+        part = {"partial_rotary_factor": rotated_fraction(rope.rotary_dim, rope.head_dim)}
+        counts = [] if isinstance(rope.axes, OneAxis) else list(rope.axes.counts(rope.num_pairs))
+        of_axes = {"use_mrope": True, "mrope_section": counts} if counts else {}
+        yield {_BLOCK: "qwen3_next", _TYPE: "default", **scaled, _LINEAR: 1.0, **part, **of_axes}
+    elif isinstance(law, Llama3):
+        of_law = {_TYPE: "llama3.1", "rope_use_scale": True, _LEAST: 1, _MOST: int(base)}
+        yield {_BLOCK: "llama2", **of_law}
+    elif isinstance(law, Yarn):
+        yield {_BLOCK: "llama2", **_yarn_keys(rope, law, context)}
+
+
+def _plain(factor: float, base: float, local_base: float = 0.0) -> Keys:
+    """The keys of whole heads, whose two bases have one unit."""
+    unit = 1 if base.is_integer() and local_base.is_integer() else _UNIT
+    keys = {_LEAST: unit, _MOST: round(base * unit), _LINEAR: factor / unit}
+    of_local = {_MOST_LOCAL: round(local_base * unit)} if local_base else {}
+    return {_TYPE: "default", **keys, **of_local}
+
+
+def _yarn_keys(rope: Rope, law: Yarn, context: int) -> Keys:
+    numbers = law_numbers(law, "beta_fast", "beta_slow", factor="rope_factor")
+    interleaved = rope.pairing == "interleaved"
+    return {
+        _TYPE: "yarn",
+        _MOST: int(rope.base or 0),
+        _ORIGINAL: law.original_max_positions,
+        **{name: int(number) for name, number in numbers.items()},
+        "mscale": law.mscale_all_dim,  # of latent attention's softmax
+        "rope_interleave": interleaved,
+        "rope_pairwise": interleaved and rope.output_pairing == "interleaved",
+        "rope_truncate": law.truncate,
+        "rope_attention_scaling": rope.attention_factor != 1,
+        # the length of its table; beyond the first length it scales latent attention's softmax
+        CONTEXT: max(context, law.original_max_positions + 1),
+    }
+
+
+def _of_two(main: Rope, local: Rope, family: str) -> Iterator[Keys]:
+    law, bases = main.scaling, (main.base or 0, local.base or 0)
+    if isinstance(law, Proportional) and family.startswith("gemma4"):
+        turning = 2 * int(law.fraction * main.rotary_dim // 2)
+        keys = _plain(1.0, *bases)
+        local_base = keys.pop(_MOST_LOCAL)
+        yield {
+            _BLOCK: "gemma4",
+            _NAME: "gemma4",
+            **keys,
+            _MOST_GLOBAL: keys[_MOST],
+            "global_rope_proportion": rotated_fraction(turning, main.rotary_dim),
+            _MOST_LOCAL: local_base,
+            "local_rope_proportion": 1.0,
+        }
+    elif (factor := linear_factor(main)) is not None:
+        keys = _plain(factor, *bases)
+        is_gemma3 = family.startswith("gemma3") and keys[_LINEAR] != 1
+        yield {_BLOCK: "gemma3", **({_NAME: "gemma3"} if is_gemma3 else {}), **keys}
+
+
+def _sizes(ropes: LayerRopes, _context: int) -> Keys:
+    main, local = main_and_local(ropes)
+    return {
+        _NAME: "default",
+        "base_num_decoder_layers": len(ropes),
+        "head_dim": (local or main).head_dim,
+        "global_head_dim": main.head_dim,
+        "qk_rope_head_dim": main.rotary_dim,
+        "compress_ratios": [4 * ("compressed" in kind) for kind in ropes.layer_kinds],
+    }
+
+
+DIALECT = Dialect(
+    read=lambda file: read(ProgramModel("MaxText", file)),
+    words=_words,
+    sizes=_sizes,
+    near=lambda rope: [_with_llama3(rope)] if isinstance(rope.scaling, Llama3) else [],
+    says_all_pairs=False,
+    says_still_layers=False,
+    says_softmax=False,
+)
+
+
+def _with_llama3(rope: Rope) -> Rope:
+    """The rope with the numbers of the law that stand in the code."""
+    law = Llama3(**read_programs()["MaxText"]["llama3"])
+    return with_whole_base(replace(rope, scaling=law))
+
+
+def _in_turn(ropes: LayerRopes) -> LayerRopes:
+    """A layer for each local one of a block, and one of all tokens: no key says their order."""
+    kinds, (_, local) = rotating(ropes), main_and_local(ropes)
+    sliding = [kind for kind in kinds if "sliding" in kind]
+    if local is None or sliding != [kind for kind, rope in kinds.items() if rope == local]:
+        return ropes
+    others, in_turn = [kind for kind in kinds if kind not in sliding], cycle(sliding)
+    order = [kind for other in others for kind in (*islice(in_turn, 5), other)]
+    return replace(ropes, layer_kinds=tuple(order), kinds=kinds, query_factors={})
+
+
+def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
+    for rope in ropes.ropes:
+        if rope.rotary_start not in (0, rope.head_dim - rope.rotary_dim):
+            MAXTEXT.refuse(f"a rotation from coordinate {rope.rotary_start} on", rope, [])
+    in_turn, law = _in_turn(ropes), main_and_local(ropes)[0].scaling
+    if isinstance(law, Proportional) and find_words(DIALECT, in_turn, context) is None:
+        MAXTEXT.only_rope(ropes)  # as it has that law in one of two kinds of layers
+    written = words_or_refusal(MAXTEXT, DIALECT, in_turn, context)
+    of_model = {_BLOCK: "", _NAME: "", **written.keys}
+    keys = {key: value for key, value in written.keys.items() if key not in (_BLOCK, _NAME)}
+    notes = [*_class_notes(written.form, of_model[_BLOCK], of_model[_NAME])]
+    is_latent = of_model[_BLOCK] != "deepseek4" and ropes.num_kv_heads == 1
+    if is_latent and keys[_TYPE] != "yarn":
+        keys["mscale"] = 0.0  # else latent attention scales its softmax
+    if of_model[_BLOCK] != "deepseek4" and keys[_TYPE] != "llama3.1":
+        notes.append("model_name must not begin with llama3.1, whose rope is in the code.")
+    if interval := layers_with(ropes, None).interval:
+        keys["nope_layer_interval"] = interval
+        notes.append("Of the decoder_blocks that of Llama 4 alone reads nope_layer_interval.")
+    if LLAMA4_FACTOR in ropes.query_factors.values():
+        keys["temperature_tuning"] = True
+    return as_yaml(keys, notes, written.performed)
+
+
+def _class_notes(ropes: LayerRopes, block: str, name: str) -> Iterator[str]:
+    """What the block of the decoder and the model's name have to be, and the widths of heads."""
+    main, local = main_and_local(ropes)
+    if block == "deepseek4":
+        sizes = f"head_dim {main.head_dim} and qk_rope_head_dim {main.rotary_dim}"
+        yield f"The decoder_block has to be deepseek4, with {sizes}: others turn from the start."
+        return
+    if local is None or local.head_dim == main.head_dim:
+        yield f"head_dim, in latent attention qk_rope_head_dim, has to be {main.head_dim}."
+    else:
+        yield f"head_dim has to be {local.head_dim}, and global_head_dim {main.head_dim}."
+    if name:
+        yield f"model_name has to begin with {name}: others turn these layers otherwise."
+    elif local is not None:
+        yield "The decoder_block decides which layers are local."
+    if main.rotary_dim != main.head_dim:
+        yield "The decoder_block has to be qwen3_next or qwen3_5: others turn whole heads."
+    elif main.axes.n_axes > 1:
+        yield "The decoder_block has to be one of Qwen's: others have one axis."
+
+
+MAXTEXT = Target(
+    name="maxtext",
+    program="keys of a configuration of MaxText",
+    source="https://github.com/AI-Hypercomputer/maxtext/blob/main/src/maxtext/configs/base.yml",
+    checked="engine",
+    write=_write,
+    other_pairs_out=True,
+    axes=(OneAxis, InterleavedSections),
+    softmax_note=f"In other than latent attention: {SOFTMAX_NOTE}",
+    leaves_layers="The decoder_block",
+    query_factor=lambda factor, rope: factor == LLAMA4_FACTOR,
+)
