@@ -249,7 +249,7 @@ def test_a_rule_that_is_not_applied_has_its_own_name():
 
 def test_pairs_that_explain_all_are_found_before_other_frequencies_are_tried(monkeypatch):
     """Which takes longer, and would be one difference more."""
-    monkeypatch.setattr(causes, "alternatives", None)
+    monkeypatch.setattr(causes, "other_ropes", None)
     meant = Rope(head_dim=128, pairing="half", rotary_dim=32)
     x = np.random.default_rng(0).standard_normal((100, 2, 128))
     done = replace(meant, rotary_dim=64, pairing="interleaved")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import count, islice
+from itertools import chain, count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,12 +15,13 @@ from phasor.describe import ranges
 from phasor.errors import PhasorError
 from phasor.identification.explaining import explain
 from phasor.identification.frequencies import (
-    alternatives,
     compare,
     compare_factors,
     find_ropes,
     find_scaled_axes,
     name_pairs,
+    other_ropes,
+    twice_other_ropes,
 )
 from phasor.identification.hypotheses import (
     Hypothesis,
@@ -33,7 +34,7 @@ from phasor.identification.hypotheses import (
 from phasor.identification.laws import MISTAKES
 from phasor.identification.layout import arranged, arrangements, compare_layouts, exchanged_axes
 from phasor.identification.members import find_mixed_members, name_norms
-from phasor.identification.positions import STEPS, Tokens, find_far_positions, offset_changes
+from phasor.identification.positions import STEPS, Shifts, Tokens, offset_changes
 from phasor.identification.report import (
     Changes,
     Finding,
@@ -65,10 +66,6 @@ class Found(NamedTuple):
         return self._replace(changes=changes + self.changes)
 
 
-# of two differences, one is mostly one of these
-_OFTEN = {"direction", "slice", "layer", "base", "law-missing", "length"}
-
-
 # frequencies of which are measured, and not so well that float32 ones show
 _MEASURED = MISTAKES | {"base", "law", "law-parameter", "axis-scaled"}
 
@@ -94,20 +91,13 @@ class Finder:
     tokens: Tokens
 
     def find(self) -> Found:
-        """What differs, the most important first; nothing if nothing explains it."""
+        """What differs, the most important first; nothing if nothing explains it.
+
+        If nothing explains all tokens, heads or tokens that are turned wrongly are explained.
+        """
         is_lost = np.asarray(~np.isfinite(self.sample.y).all(axis=(1, 2)))
         if is_lost.any():
             return self._find_below(is_lost, "table-end-nan", "it gives NaN")
-        found = self._find()
-        if any(change.name == "frequencies" for change in found.changes):
-            rope = self.meant.rope
-            turns = measure_turns(self.sample, arrangement_of(rope))
-            if turns and (far := find_far_positions(rope, turns, self.tokens)):
-                return Found((*far, *compare_factors(rope, turns)))
-        return found
-
-    def _find(self) -> Found:
-        """If nothing explains all tokens, heads or tokens that are turned wrongly are explained."""
         whole = self._explain()
         if whole and not is_vague(whole.changes):
             return whole
@@ -196,7 +186,7 @@ class Finder:
             return None
         # fewer changes are likelier, then what fits better; the order of equals stays
         fitting.sort(key=lambda one: one[:2])
-        (fewest, _, best, likeliest, turns), *others = fitting
+        (least, _, best, likeliest, turns), *others = fitting
         rows = likeliest.rows
         names = {change.name for change in best}
         texts = dict.fromkeys(
@@ -204,11 +194,11 @@ class Finder:
             for size, _, other, (*_, turned), _ in others
             # causes of the same names have to turn otherwise
             if not names <= {change.name for change in other}
-            or (size == fewest and turned.shape == rows.shape and not turn_alike(turned, rows))
+            or (size == least and turned.shape == rows.shape and not turn_alike(turned, rows))
         )
         is_told = not names & _MEASURED and not any(is_rounding(change) for change in best)
         roundings = find_float32(turns, likeliest) if is_told else ()
-        return Found(in_order(best), (*islice(texts, 3),), roundings)
+        return Found(in_order(best), (*texts,), roundings)
 
     def _name_silent(self) -> Found | None:
         """That results are 0 from some position on, and what else differs below it."""
@@ -251,41 +241,41 @@ class Finder:
         return ()
 
     def _levels(self, rope: Rope | None, turns: Turns) -> Iterator[Iterator[Hypothesis]]:
-        """Hypotheses of no change, of one, and of two, the likelier before the others."""
+        """Hypotheses in the order in which they are tried, fewest differences first.
+
+        No difference; one; an axis that is multiplied; two of the rope; one of the rope and one of
+        positions or roundings; frequencies that were measured; positions far from those recorded.
+        """
         if rope is None:
             yield from self._measured(None, turns)
             return
         places = turns.positions
+        meant = self.meant._replace(rope=rope)
         same = suppose(rope, places)
         if not compare_factors(rope, turns):
             yield iter([same])
-        single = [*alternatives(self.meant._replace(rope=rope), places)]
-
-        def one() -> Iterator[Hypothesis]:
-            yield suppose(rope, 0 * places, make_finding("not-turned"))
-            yield from (same, *single, suppose(rope, 2 * places, make_finding("twice")))
-            yield from self.tokens.moved(same, turns)
-            yield from precisions(rope, turns)
-            exchanged = rope.direction * 1j * np.conj(same.rows)
-            yield same._replace(changes=(make_finding("swapped"),), rows=exchanged)
-            yield from exchanged_axes(rope, places)
-
-        def two(names: set[str]) -> Iterator[Hypothesis]:
-            for first in single:
-                name = first.changes[0].name
-                # rare ones are tried beside a few only, for their number multiplies
-                if (name in _OFTEN) == (names == _OFTEN):
-                    rest = None if name == "direction" else names - {name}
-                    other = Meant(first.rope, None if name == "layer" else self.meant.unresolved)
-                    for second in alternatives(other, places, rest):
-                        yield second._replace(changes=first.changes + second.changes)
-
-        yield one()
+        others = [*other_ropes(meant, places)]
+        yield chain((same,), others, self._turned_otherwise(same, turns))
         yield find_scaled_axes(rope, turns)
-        yield two(_OFTEN)
-        yield (moved for first in single for moved in self.tokens.moved(first, turns))
-        yield two({"slice", "base"})
+        yield twice_other_ropes(meant, places)
+        yield chain.from_iterable(self._turned_elsewhere(other, turns) for other in others)
         yield from self._measured(rope, turns)
+        yield self.tokens.moved_far(same, turns)
+
+    def _turned_otherwise(self, same: Hypothesis, turns: Turns) -> Iterator[Hypothesis]:
+        """What was meant at other positions, by rounded numbers or by exchanged rows."""
+        _, rope, places, rows = same
+        yield suppose(rope, 0 * places, make_finding("not-turned"))
+        yield suppose(rope, 2 * places, make_finding("twice"))
+        yield from self._turned_elsewhere(same, turns)
+        exchanged = rope.direction * 1j * np.conj(rows)
+        yield same._replace(changes=(make_finding("swapped"),), rows=exchanged)
+        yield from exchanged_axes(rope, places)
+
+    def _turned_elsewhere(self, one: Hypothesis, turns: Turns) -> Iterator[Hypothesis]:
+        """A hypothesis at other positions, or by rounded numbers."""
+        yield from self.tokens.moved(one, turns)
+        yield from precisions(one, turns)
 
     # ---- frequencies ----
 
@@ -308,7 +298,7 @@ class Finder:
                 named = (*offset_changes(offset), *mistakes)
                 yield iter([suppose(report.rope, places + offset, *named)])
 
-        coarse: list[Hypothesis] = []  # of bases that tokens before a restart leave
+        tried: list[Hypothesis] = []  # at the positions that were meant
 
         def found_at(at: NDArray[Any], *changes: Finding) -> Iterator[Hypothesis]:
             likely: list[Hypothesis] = []
@@ -323,15 +313,16 @@ class Finder:
                 if named or np.allclose(one.inv_freq, meant, 1e-6, 0):
                     likely.append(suppose(one, at, *changes, *named))
             yield from likely
-            for one in () if changes else likely[:4]:
-                coarse.append(one)
+            for one in () if changes else likely:
+                tried.append(one)
                 yield from self.tokens.moved(one, turns)
 
         def refined() -> Iterator[Hypothesis]:
-            for _, one, *_ in coarse:
-                mapped = self.tokens.map_positions(one, turns, places, _UNSURE_BASE)
+            """Bases that fit all tokens, near those that fit the tokens before a restart."""
+            for one in tried:
+                mapped = self.tokens.map_positions(Shifts.of(one, turns, _UNSURE_BASE), places)
                 if mapped is not None:
-                    for other in find_ropes(one, turns, mapped, by_base_alone=True):
+                    for other in find_ropes(one.rope, turns, mapped, by_base_alone=True):
                         found = suppose(other, places, *self._compare(other))
                         yield from self.tokens.moved(found, turns)
 

@@ -129,7 +129,7 @@ def _explain_frequencies(
         rope = in_float32 if np.all(np.abs(in_float32.inv_freq - f) <= tolerance) else rope
         mistakes += findings
     same = best.base, best.law
-    alternatives = tuple(str(other) for other in others if (other.base, other.law) != same)[:4]
+    alternatives = tuple(str(other) for other in others if (other.base, other.law) != same)
     fields = {"base": best.base, "law": law, "known_law": True, "alternatives": alternatives}
     return add_findings(report, *mistakes, rope=rope, **fields)
 

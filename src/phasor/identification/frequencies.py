@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
-from itertools import chain, product
+from itertools import chain, combinations, product
 from typing import Any, cast
 
 import numpy as np
@@ -104,36 +104,54 @@ def _short(value: Any) -> str:
     return f"{value:.9g}" if type(value) in (int, float) else f"{value}"
 
 
-def alternatives(
-    meant: Meant, places: Positions, names: Collection[str] | None = None
-) -> Iterator[Hypothesis]:
-    """Ropes that differ from what was meant in one thing; with ``names`` in one of these."""
-    rope, unresolved, others, length = meant
-
-    def compared(ropes: Iterable[Rope]) -> Iterator[Change]:
-        return ((compare(rope, one, unresolved), one) for one in ropes)
-
-    bases = dict.fromkeys((*(other.base for _, other in others), *USUAL_BASES))
-    # of equal fits the first is named
-    found: dict[str, Iterable[Change]] = {
-        "direction": compared([replace(rope, direction=-rope.direction)]),
-        "slice": narrower(rope),
-        "layer": (((make_finding("layer", kind=kind),), other) for kind, other in others),
-        "length": _other_lengths(rope, unresolved, length),
-        "base": compared(replace(rope, base=base) for base in bases if base and rope.base),
-        "law-missing": compared([replace(rope, scaling=None)]),
-        "law": compared(_other_laws(rope)),
-        "law-twice": _applied_twice(rope),
-        "axes": compared(other_axes(rope)),
-    }
-    for name, changed in found.items():
-        for changes, other in changed if names is None or name in names else ():
-            if other != rope and other.num_pairs == rope.num_pairs:
-                with suppress(PhasorError):  # a law may need two pairs
-                    yield suppose(other, places, *changes)
+def alternatives(meant: Meant, places: Positions, name: str) -> Iterator[Hypothesis]:
+    """Ropes that differ from what was meant in one thing, a name of `ROPES`."""
+    for changes, other in ROPES[name](meant):
+        if other != meant.rope and other.num_pairs == meant.rope.num_pairs:
+            with suppress(PhasorError):  # a law may need two pairs
+                yield suppose(other, places, *changes)
 
 
-def _applied_twice(rope: Rope) -> Iterator[Change]:
+def other_ropes(meant: Meant, places: Positions) -> Iterator[Hypothesis]:
+    """Ropes that differ in one thing."""
+    return chain.from_iterable(alternatives(meant, places, name) for name in ROPES)
+
+
+def twice_other_ropes(meant: Meant, places: Positions) -> Iterator[Hypothesis]:
+    """Ropes that differ in two things."""
+    for first, second in combinations(ROPES, 2):
+        for one in alternatives(meant, places, first):
+            # a rule is that of its layer
+            changed = Meant(one.rope, None if first == "layer" else meant.unresolved)
+            for other in alternatives(changed, places, second):
+                yield other._replace(changes=one.changes + other.changes)
+
+
+def _compared(make: Callable[[Rope], Iterable[Rope]]) -> Callable[[Meant], Iterator[Change]]:
+    """Ropes with how each differs from the one that was meant."""
+
+    def changed(meant: Meant) -> Iterator[Change]:
+        rope, unresolved, *_ = meant
+        return ((compare(rope, other, unresolved), other) for other in make(rope))
+
+    return changed
+
+
+def _other_layers(meant: Meant) -> Iterator[Change]:
+    return (((make_finding("layer", kind=kind),), other) for kind, other in meant.others)
+
+
+def _other_bases(meant: Meant) -> Iterator[Change]:
+    bases = dict.fromkeys((*(other.base for _, other in meant.others), *USUAL_BASES))
+    rope = meant.rope
+    for base in bases if rope.base else ():
+        if base is not None:
+            other = replace(rope, base=base)
+            yield compare(rope, other, meant.unresolved), other
+
+
+def _applied_twice(meant: Meant) -> Iterator[Change]:
+    rope = meant.rope
     with suppress(PhasorError):
         f = apply_twice(rope)
         law = make_finding("law-twice", law=type(rope.scaling).__name__)
@@ -152,7 +170,8 @@ def find_scaled_axes(rope: Rope, turns: Turns) -> Iterator[Hypothesis]:
             yield suppose(scaled, turns.positions, finding)
 
 
-def _other_lengths(rope: Rope, unresolved: Rope | None, chosen: int | None) -> Iterator[Change]:
+def _other_lengths(meant: Meant) -> Iterator[Change]:
+    rope, unresolved, _, chosen = meant
     rule = None if unresolved is None else unresolved.scaling
     if rope.base is None or not isinstance(rule, Rule):
         return
@@ -207,6 +226,21 @@ def _other_parameters(law: Law | None) -> Iterator[dict[str, Any]]:
             values = [value / 2, value * 2, 1.0, 32.0, 4.0]
             values += [field.default] if isinstance(field.default, float) else []
         yield from ({field.name: other} for other in dict.fromkeys(values))
+
+
+#: What of a rope may differ, and the changes and ropes of each, in the order in which they are
+#: tried: of equal fits the first is named. Of two that differ the first is changed first.
+ROPES: dict[str, Callable[[Meant], Iterator[Change]]] = {
+    "direction": _compared(lambda rope: [replace(rope, direction=-rope.direction)]),
+    "layer": _other_layers,
+    "length": _other_lengths,
+    "base": _other_bases,
+    "law-missing": _compared(lambda rope: [replace(rope, scaling=None)]),
+    "law": _compared(_other_laws),
+    "law-twice": _applied_twice,
+    "axes": _compared(other_axes),
+    "slice": lambda meant: narrower(meant.rope),
+}
 
 
 # logarithms of the least and the largest that are looked for

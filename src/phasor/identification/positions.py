@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial, reduce
+from functools import cached_property, reduce
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from phasor.identification.hypotheses import Hypothesis, suppose
 from phasor.identification.probes import Measured
 from phasor.identification.report import Changes, Finding, make_finding
 from phasor.identification.roundings import COARSE, positions_in
+from phasor.identification.shifts import Shifts
 from phasor.identification.spectrum import (
     DTYPES,
     ROUNDING,
@@ -31,24 +32,27 @@ from phasor.identification.spectrum import (
     powers_of_two,
     rounded,
 )
-from phasor.identification.turns import ANGLE_ERROR, Turns, angle_errors, rows_of
-from phasor.numpy import every_axis_of, phasors
+from phasor.identification.turns import Turns
+from phasor.numpy import every_axis_of
 from phasor.rope import Rope
 
 _Places = NDArray[Any]  # whole numbers, [T]
-# as which position another is turned
-_Source = Callable[[int], Any]
 # as which positions others are turned, by the table's end
 _Map = Callable[[Any, Any], Any]
-# offsets of positions that are tried, the nearest first
-_OFFSETS = np.array(sorted({*range(-64, 65)} - {0}, key=abs))
+
+
+def _nearest(reach: int) -> NDArray[np.int64]:
+    """Whole numbers from ``-reach`` to ``reach``, the nearest to 0 first."""
+    return np.array(sorted(range(-reach, reach + 1), key=abs))
+
+
 #: Small offsets, the nearest first.
-STEPS = sorted(range(-3, 4), key=abs)
-_FEW = 6  # tokens on which they are, and that are more than chance
-_MAX_CANDIDATES = 4096  # recorded positions that tokens may be turned as
-# how far positions are looked for, and pairs of an axis of which fewer fit somewhere by chance
-_FAR, _LEAST_PAIRS = 1 << 17, 4
-_MAX_ROWS = 4  # of a batch that are listed
+STEPS: list[int] = _nearest(3).tolist()
+_NEAR = _nearest(64)[1:]  # offsets that are tried beside other differences too
+_FAR = 1 << 17  # positions up to which others are looked for
+_FEW = 6  # tokens that are more than chance
+_LEAST_PAIRS = 4  # of an axis; fewer fit somewhere by chance
+_MAX_ROWS = 4  # of a batch that a sentence lists; it says that there are more
 
 
 class PositionMap(NamedTuple):
@@ -121,10 +125,9 @@ def add_limits(measured: Measured, max_position: int) -> None:
     def dtype_of(position: int, others: Iterable[str] = ()) -> str | None:
         """The dtype to which the position was rounded: float64, one found before, or another."""
         dtypes = ("float64", *first_rounded, *others)
-        sources = {name: partial(rounded, dtype=name) for name in dtypes}
         known = {position: together[position]} if position in together else {}
-        dtype = measured.find_source(known, sources)
-        return dtype or measured.find_source(measured.results(position), sources)
+        dtype = _find_dtype(measured, known, dtypes)
+        return dtype or _find_dtype(measured, measured.results(position), dtypes)
 
     last_good, end = 0, None
     for position in positions:
@@ -147,6 +150,15 @@ def add_limits(measured: Measured, max_position: int) -> None:
     name, negative = _describe_negative_positions(measured, end)
     said = [make_finding(name, negative=negative)] if name else []
     measured.add(*said, negative=negative)
+
+
+def _find_dtype(
+    measured: Measured, results: Mapping[int, Complex], dtypes: Iterable[str]
+) -> str | None:
+    """The first dtype in which these positions were turned."""
+    places, shifts = np.array([*results]), measured.shifts(results)
+    fitting = (d for d in dtypes if shifts.all_fit(rounded(places, d) - places))
+    return next(fitting, None) if results else None
 
 
 def _describe_table_end(measured: Measured, end: int) -> tuple[str, str]:
@@ -175,21 +187,33 @@ def _find_map(
     measured: Measured, results: Mapping[int, Complex], maps: Sequence[PositionMap], end: int
 ) -> tuple[str, str] | None:
     """The name and text of the first map as which all of these positions were turned."""
-    offset = measured.report.position_offset
+    offset, places = measured.report.position_offset, np.array([*results])
+    shifts = measured.shifts(results)
     # an offset is added to a position before the table is asked, or to the row that it is
     for before in dict.fromkeys((int(offset) if offset % 1 == 0 else 0, 0)):
-        rows = end + before if end else 0
-
-        def source(one: PositionMap, before: int = before, rows: int = rows) -> _Source:
-            def turned_as(position: int) -> Any:
-                return one.turned_as(position + before, rows) - before
-
-            return turned_as
-
-        found = measured.find_source(results, {one: source(one) for one in maps})
-        if found is not None:
-            return found.name, found.text(rows)
+        ends = np.array([end + before if end else 0])
+        for one, rows in _fitting_maps(shifts, places, range(len(places)), maps, ends, before):
+            return one.name, one.text(rows)
     return None
+
+
+def _fitting_maps(
+    shifts: Shifts, places: _Places, tokens: Iterable[int], maps: Sequence[PositionMap],
+    ends: _Places, before: int = 0,
+) -> Iterator[tuple[PositionMap, int]]:  # fmt: skip
+    """The maps as which all of some tokens are turned, each with the last table's end that fits.
+
+    ``before`` is added to positions first.
+    """
+    for one in maps:
+        fitting = ends
+        for token in tokens:
+            turned_as = one.turned_as(places[token] + before, fitting) - before + 0 * fitting
+            fitting = fitting[shifts.fit(token, turned_as - places[token])]
+            if not len(fitting):
+                break
+        if len(fitting):
+            yield one, int(fitting[-1])
 
 
 def find_offset(spectrum: Spectrum) -> tuple[float | None, list[Finding]]:
@@ -229,55 +253,49 @@ class Tokens:
     def moved(self, hypothesis: Hypothesis, turns: Turns) -> Iterator[Hypothesis]:
         """The hypothesis at other positions, which explain every token."""
         changes, rope, places, rows = hypothesis
-        # R(p + offset) = R(p) R(offset): [offsets, T, num_pairs]
-        moved = rows[:_FEW] * phasors(rope, _OFFSETS)[:, None]
-        off = np.abs(turns.z[:_FEW] - turns.factor(rope) * moved)
-        fits = np.all(off <= turns.allowed(rope, places)[:_FEW], axis=(1, 2))
-        for offset in _OFFSETS[fits][:3].tolist():
+        shifts = Shifts.of(hypothesis, turns)
+        for offset in shifts.shared(_NEAR).tolist():
             yield suppose(rope, places + offset, *changes, *offset_changes(offset))
         every = places if places.ndim == 1 else places[:, 0]
         if places.ndim > 1 and np.any(places != every[:, None]):
             return  # of text all coordinates are one number
-        for finding, mapped in find_maps(rope, turns, every, rows):
+        is_right = turns.misfit(rope, places, rows).max(axis=1) <= 1
+        for finding, mapped in find_maps(shifts, every, is_right):
             yield suppose(rope, every_axis_of(rope, mapped), *changes, finding)
-        mapped = self.map_positions(rope, turns, every)
+        mapped = self.map_positions(shifts, every)
         if mapped is not None:
             names = self._name_positions(mapped, every)
             yield suppose(rope, every_axis_of(rope, mapped), *changes, *names)
+
+    def moved_far(self, hypothesis: Hypothesis, turns: Turns) -> Iterator[Hypothesis]:
+        """The hypothesis at positions far from those recorded, on each axis alone."""
+        changes, rope, places, _ = hypothesis
+        if not isinstance(rope.axes, Mixed):
+            names, mapped = find_far_positions(Shifts.of(hypothesis, turns), rope, places, self)
+            if names:
+                yield suppose(rope, mapped, *changes, *names)
 
     @cached_property
     def _candidates(self) -> NDArray[np.int64]:
         """Positions that a program may take for those recorded."""
         # a program may shift positions, round them, or count the tokens of a row
-        recorded = np.rint(self.positions.reshape(-1)[:_MAX_CANDIDATES])
-        counted = np.arange(min(int(self.positions.shape[1]), _MAX_CANDIDATES), dtype=np.float64)
-        known: Floats = np.concatenate([recorded, counted])
+        counted = np.arange(int(self.positions.shape[1]), dtype=np.float64)
+        known: Floats = np.union1d(np.rint(self.positions), counted)
         shifted = np.unique(np.add.outer(STEPS, known))
         coarse = [rounded(shifted, dtype) for dtype in COARSE]
-        coarse += [np.add.outer(STEPS, rounded(known, dtype)).ravel() for dtype in COARSE]
+        coarse += [
+            np.add.outer(STEPS, np.unique(rounded(known, dtype))).ravel() for dtype in COARSE
+        ]
         return np.unique(np.concatenate([shifted, *coarse])).astype(np.int64)
 
-    def map_positions(
-        self, rope: Rope, turns: Turns, places: NDArray[Any], unsure: float = 0.0
-    ) -> NDArray[np.int64] | None:
-        """The position in or near the recording as which each token is turned, if there is one.
-
-        The logarithm of the base may be off by ``unsure``.
-        """
-        candidates = self._candidates
-        size = turns.factor(rope)
-        rows = size * phasors(rope, candidates)
-        slack = size * angle_errors(candidates, rope.inv_freq)
-        # an error of the base's logarithm moves the frequency of pair k by k / n of it
-        moves: Floats = np.arange(rope.num_pairs) / rope.num_pairs * rope.inv_freq * unsure
-        slack += size * np.abs(candidates)[:, None] * moves
-        mapped = np.empty(len(turns.z), np.int64)
+    def map_positions(self, shifts: Shifts, places: _Places) -> NDArray[np.int64] | None:
+        """The position in or near the recording as which each token is turned, if there is one."""
+        mapped = np.empty(len(places), np.int64)
         for token, place in enumerate(places):
-            fits = np.abs(turns.z[token] - rows) <= turns.errors[token] + slack
-            # of turns that the noise cannot tell apart the nearest
-            fitting = candidates[fits.all(axis=1)]
+            fitting = self._candidates[shifts.fit(token, self._candidates - place)]
             if not len(fitting):
                 return None
+            # of turns that the noise cannot tell apart the nearest
             mapped[token] = fitting[np.argmin(np.abs(fitting - place))]
         return mapped
 
@@ -361,10 +379,9 @@ def _garbage_from(end: int) -> Finding:
 
 
 def find_maps(
-    rope: Rope, turns: Turns, places: _Places, rows: Complex
+    shifts: Shifts, places: _Places, is_right: NDArray[np.bool_]
 ) -> Iterator[tuple[Finding, _Places]]:
     """Maps of positions beyond a table's end, or below 0, that explain every wrong token."""
-    is_right = turns.misfit(rope, places, rows).max(axis=1) <= 1
     wrong = places[~is_right]
     if not len(wrong) or not is_right.any() or np.any(places % 1):
         return
@@ -373,104 +390,75 @@ def find_maps(
         # a table ends behind the last token before them that is right
         first = int(wrong.min())
         last_right = int(places[is_right & (places < first)].max(initial=0))
-        maps, ends = BEYOND, np.arange(max(last_right + 1, first - _MAX_CANDIDATES), first + 1)
+        maps, ends = BEYOND, np.arange(max(last_right + 1, first - _FAR), first + 1)
     elif wrong.max() >= 0:
         return
-    for one in maps:
-        fitting = ends
-        for token in np.flatnonzero(~is_right).tolist():
-            candidates = one.turned_as(places[token], fitting) + 0 * fitting
-            fitting = fitting[_are_turned_as(rope, turns, token, candidates)]
-            if not len(fitting):
-                break
-        if len(fitting):
-            # of ends that all fit the first wrong token's, which was seen
-            end = int(fitting[-1])
-            yield one.finding(end), one.turned_as(places, end)
+    # of ends that all fit the first wrong token's, which was seen
+    for one, end in _fitting_maps(shifts, places, np.flatnonzero(~is_right).tolist(), maps, ends):
+        yield one.finding(end), one.turned_as(places, end)
 
 
-def _are_turned_as(rope: Rope, turns: Turns, token: int, candidates: _Places) -> NDArray[np.bool_]:
-    """As which of these positions a token may be turned, tried pair by pair."""
-    fits, size = np.ones(len(candidates), bool), turns.factor(rope)
-    for pair, f in enumerate((rope.direction * rope.inv_freq).tolist()):
-        angles = candidates[fits] * f
-        slack = turns.errors[token, pair] + size * np.minimum(np.abs(angles) * ANGLE_ERROR, 2)
-        fits[fits] = np.abs(turns.z[token, pair] - size * np.exp(1j * angles)) <= slack
-    return fits
-
-
-_Offsets = NDArray[np.int64]
-
-
-def find_far_positions(rope: Rope, turns: Turns, tokens: Tokens) -> Changes:
+def find_far_positions(
+    shifts: Shifts, rope: Rope, places: _Places, tokens: Tokens
+) -> tuple[Changes, _Places]:
     """Where tokens are turned as if they stood, on each axis alone; nothing if nowhere."""
-    if isinstance(rope.axes, Mixed):
-        return ()
-    places = turns.positions.reshape(len(turns.z), -1)
-    turned = turns.z * np.conj(rows_of(rope, turns.positions)) / turns.factor(rope)
-    allowed = turns.allowed(rope, turns.positions) / turns.factor(rope)
+    mapped = np.array(places).reshape(len(places), -1)
     axis_of_pair = np.array(rope.axes.axis_of_pair(rope.num_pairs))
+    every = _nearest(_FAR)
     named: list[tuple[Changes, Changes]] = []  # without the axis and with it
     for axis in range(rope.axes.n_axes):
-        pairs = np.flatnonzero(axis_of_pair == axis)
-        f, column = rope.direction * rope.inv_freq[pairs], places[:, axis % places.shape[1]]
-        if not len(pairs):
+        pairs = np.flatnonzero(axis_of_pair == axis).tolist()
+        if not pairs:
             continue
-        fitting = _offsets(turned[:, pairs], allowed[:, pairs], f)
+        fitting = [every[shifts.fit(token, every, pairs)] for token in range(len(places))]
         if not all(map(len, fitting)):
-            return ()
-        plain, with_axis = (
+            return (), places
+        column = mapped[:, axis].copy()
+        (plain, _), (with_axis, by) = (
             _name_offsets(fitting, column, tokens, on) for on in ("", f" on axis {axis}")
         )
         if plain and len(pairs) < _LEAST_PAIRS:
-            return ()
+            return (), places
+        mapped[:, axis] += by
         named.append((plain, with_axis))
+    changes = tuple(change for _, with_axis in named for change in with_axis)
     if len({plain for plain, _ in named}) == 1:  # as text has it
-        return named[0][0]
-    return tuple(change for _, with_axis in named for change in with_axis)
+        changes = named[0][0]
+    return changes, mapped.reshape(np.shape(places))
 
 
-def _offsets(turned: Any, allowed: Floats, f: Floats) -> list[_Offsets]:
-    """The offsets that turn each token's pairs further as they are turned, the nearest first."""
-    every = np.array(sorted(range(-_FAR, _FAR + 1), key=abs))
-    by_first, fitting = np.exp(1j * every * f[0]), list[_Offsets]()
-    for z, error in zip(turned, allowed, strict=True):
-        offsets = every[np.abs(z[0] - by_first) <= error[0] + np.abs(every * f[0]) * ANGLE_ERROR]
-        for k in range(1, len(f)):
-            angles = offsets * f[k]
-            slack = error[k] + np.abs(angles) * ANGLE_ERROR
-            offsets = offsets[np.abs(z[k] - np.exp(1j * angles)) <= slack]
-        fitting.append(offsets)
-    return fitting
-
-
-def _name_offsets(fitting: list[_Offsets], places: Floats, tokens: Tokens, on: str) -> Changes:
+def _name_offsets(
+    fitting: list[_Places], places: Floats, tokens: Tokens, on: str
+) -> tuple[Changes, _Places]:
     """One offset of all, of rows of the batch, or where the first wrong token is turned.
 
-    ``on`` says the axis, where there are several.
+    ``on`` says the axis, where there are several; beside the names the offset of each token.
     """
     rows = tokens.index // tokens.positions.shape[1]
 
-    def shared(row: int | None) -> _Offsets:
+    def shared(row: int | None) -> _Places:
         some = (one for one, at in zip(fitting, rows, strict=True) if row in (None, at))
         return reduce(np.intersect1d, some)
 
-    def likely(offsets: _Offsets) -> int:
+    def likely(offsets: _Places) -> int:
         return 0 if 0 in offsets else int(np.sort(offsets)[len(offsets) // 2])
 
     def offset(by: int, rows: str = "") -> Changes:
-        return (make_finding("offset", offset=by, more=f"{on}{rows}"),)
+        return (make_finding("offset", offset=by, more=f"{on}{rows}"),) if by else ()
 
     if len(common := shared(None)):
-        return offset(by) if (by := likely(common)) else ()
+        by = likely(common)
+        return offset(by), np.full(len(places), by)
     of_rows = {row: shared(row) for row in np.unique(rows).tolist()}
     if len(of_rows) > 1 and len(of_rows) < len(tokens.index) and all(map(len, of_rows.values())):
-        wrong = [(row, by) for row, one in of_rows.items() if (by := likely(one))]
-        first_row, first_by = wrong[0]
-        listed = "".join(f", {by:+d} in row {row}" for row, by in wrong[1:_MAX_ROWS])
-        more = ", and so are others" if len(wrong) > _MAX_ROWS else ""
-        return offset(first_by, f" in row {first_row}{listed} of the batch{more}")
-    first = next(i for i, offsets in enumerate(fitting) if 0 not in offsets)
-    place, turned_as = places[first], places[first] + likely(fitting[first])
+        by_row = {row: likely(one) for row, one in of_rows.items()}
+        (first_row, first_by), *others = ((row, by) for row, by in by_row.items() if by)
+        listed = "".join(f", {by:+d} in row {row}" for row, by in others[: _MAX_ROWS - 1])
+        more = ", and so are others" if len(others) >= _MAX_ROWS else ""
+        where = f" in row {first_row}{listed} of the batch{more}"
+        return offset(first_by, where), np.array([by_row[row] for row in rows.tolist()])
+    by_token = np.array([likely(offsets) for offsets in fitting])
+    first = int(np.flatnonzero(by_token)[0])
+    place, turned_as = places[first], places[first] + by_token[first]
     where = f"token {tokens.index[first]} (position {place:.15g}) is turned as {turned_as:.15g}"
-    return (make_finding("restart", how=f"{on} are others".strip(), where=where),)
+    return (make_finding("restart", how=f"{on} are others".strip(), where=where),), by_token

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from phasor.identification.calling import Caller, RefusedError
 from phasor.identification.report import Finding, Identification, add_findings
+from phasor.identification.shifts import Shifts
 from phasor.identification.spectrum import (
     FACTOR_ROOM,
     Complex,
@@ -48,9 +49,6 @@ class Probe:
         return not np.allclose(a, b, rtol=0, atol=16 * self.rounding * size, equal_nan=True)
 
 
-_Source = TypeVar("_Source")
-
-
 @dataclass
 class Measured:
     """A rotation whose frequencies are known, and the report about it, which grows."""
@@ -75,17 +73,9 @@ class Measured:
                 self.refusal = " ".join(str(error).split())[:80]
         return results
 
-    def find_source(
-        self, results: Mapping[int, Complex], sources: Mapping[_Source, Callable[[int], Any]]
-    ) -> _Source | None:
-        """The first source as whose positions all of them were turned."""
-        # float32 angles and positions lose 2**-22 of the angle, which is no table's end
-        relative = 3 * self.spectrum.uncertainty + 2.0**-21 * np.abs(self.spectrum.inv_freq)
-        for name, source in sources.items() if results else ():
-            places = np.array([float(source(position)) for position in results])
-            errors = np.abs(np.array([*results.values()]) - self.spectrum.predict(places))
-            angles_off = (np.abs(places) + abs(self.report.position_offset))[:, None] * relative
-            rounding = 64 * self.probe.rounding + FACTOR_ROOM
-            if np.all(errors <= np.minimum(rounding + angles_off, 0.5)):
-                return name
-        return None
+    def shifts(self, results: Mapping[int, Complex]) -> Shifts:
+        """By how many positions such results are off the measured frequencies."""
+        positions = np.array([*results], np.float64)
+        z = np.array([*results.values()]).reshape(len(positions), len(self.spectrum.inv_freq))
+        error, offset = 64 * self.probe.rounding + FACTOR_ROOM, self.report.position_offset
+        return Shifts.of_function(self.spectrum, positions, z, error, offset)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,7 @@ from phasor.describe import static_rope
 from phasor.errors import TensorError
 from phasor.identification.calling import Caller, RefusedError
 from phasor.identification.causes import Finder
-from phasor.identification.frequencies import alternatives
+from phasor.identification.frequencies import other_ropes
 from phasor.identification.hypotheses import Meant, is_vague, suppose
 from phasor.identification.members import compare_queries_and_keys
 from phasor.identification.positions import Tokens
@@ -44,7 +43,6 @@ Advance = Callable[[float], None]
 _CHUNK, _SAMPLE = 1 << 13, 64
 
 
-_MAX_UNDECIDED = 6
 _FACTORS = {"factor", "factor-missing", "factor-twice"}
 
 
@@ -232,11 +230,11 @@ def _find_undecided(sample: Sample, meant: Meant) -> tuple[tuple[str, ...], Chan
     low, high = turns.gain
     fitting = (
         changes[0].sentence
-        for changes, rope, *turned in alternatives(meant, turns.positions)
+        for changes, rope, *turned in other_ropes(meant, turns.positions)
         if low <= rope.attention_factor <= high and turns.misfit(rope, *turned).max() <= 1
     )
     roundings = find_float32(turns, suppose(meant.rope, turns.positions))
-    return tuple(islice(fitting, _MAX_UNDECIDED)), roundings
+    return tuple(dict.fromkeys(fitting)), roundings
 
 
 def compare_sides(

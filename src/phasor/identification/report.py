@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -150,6 +150,9 @@ NAMES = {
 }  # fmt: skip
 
 
+_MOST_LISTED = 6
+
+
 class Finding(NamedTuple):
     """A property or mistake of the rotation that a user should know."""
 
@@ -174,6 +177,12 @@ def in_order(changes: Iterable[Finding]) -> Changes:
 def is_rounding(finding: Finding) -> bool:
     """Whether it says which digits are lost."""
     return "-in-" in finding.name or finding.name in ("noise", "angles")
+
+
+def _listed(texts: Sequence[str]) -> list[str]:
+    """As many as a reader takes in, and how many more the JSON values have."""
+    more = len(texts) - _MOST_LISTED
+    return [*texts[:_MOST_LISTED], *([f"{more} more, which --json lists"] if more > 0 else [])]
 
 
 class Difference(ABC):
@@ -298,7 +307,7 @@ class Identification:
 
     def _law_sentence(self) -> str:
         if self.alternatives:
-            return f"The same frequencies come from {'; or '.join(self.alternatives)}."
+            return f"The same frequencies come from {'; or '.join(_listed(self.alternatives))}."
         if self.known_law:
             return "No other law known here gives the same frequencies."
         if sum(pair.inv_freq != 0 for pair in self.pairs) == 1:
@@ -358,7 +367,7 @@ class SideVerification(Difference):
             )
         if self.undecided:
             lines.append("  These data cannot tell it from:")
-            lines += [f"    {text}" for text in self.undecided]
+            lines += [f"    {text}" for text in _listed(self.undecided)]
         return lines
 
 

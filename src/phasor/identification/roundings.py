@@ -24,7 +24,6 @@ from phasor.identification.spectrum import (
 )
 from phasor.identification.turns import ANGLE_ERROR, Turns
 from phasor.numpy import phasors
-from phasor.rope import Rope
 
 #: The dtypes to which programs round positions and frequencies by mistake.
 COARSE = ("bfloat16", "float16")
@@ -33,11 +32,12 @@ COARSE = ("bfloat16", "float16")
 _FLOAT32_SIDES = (1 - ANGLE_ERROR, 1 + ANGLE_ERROR)
 
 
-def precisions(rope: Rope, turns: Turns) -> Iterator[Hypothesis]:
-    """The rotation with positions, frequencies or angles rounded, or all of them."""
-    places, factor = turns.positions, turns.factor(rope)
+def precisions(hypothesis: Hypothesis, turns: Turns) -> Iterator[Hypothesis]:
+    """The hypothesis with positions, frequencies or angles rounded, or all of them."""
+    changes, rope, places, _ = hypothesis
+    factor = turns.factor(rope)
     for dtype in COARSE:
-        yield suppose(rope, rounded(places, dtype), positions_in(dtype))
+        yield suppose(rope, rounded(places, dtype), *changes, positions_in(dtype))
         if isinstance(rope.axes, Mixed):
             continue  # a pair has several frequencies
         f = rounded(rope.inv_freq, dtype)
@@ -54,7 +54,8 @@ def precisions(rope: Rope, turns: Turns) -> Iterator[Hypothesis]:
         for finding, angles in ways:
             rows = np.exp(1j * rope.direction * np.array(angles))
             closest = np.abs(factor * rows - turns.z).argmin(axis=0)[None]
-            yield Hypothesis((finding,), rope, places, np.take_along_axis(rows, closest, 0)[0])
+            of_closest = np.take_along_axis(rows, closest, 0)[0]
+            yield Hypothesis((*changes, finding), rope, places, of_closest)
 
 
 def find_float32(turns: Turns, one: Hypothesis) -> Changes:

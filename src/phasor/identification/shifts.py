@@ -1,0 +1,102 @@
+"""By how many positions turns are off: one test for what a function gave and for recordings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasor.angles import axes_of, of_each_pair
+from phasor.axes import Mixed
+from phasor.identification.hypotheses import Hypothesis
+from phasor.identification.spectrum import Complex, Floats, Spectrum
+from phasor.identification.turns import ANGLE_ERROR, Turns
+
+_Places = NDArray[Any]  # whole numbers, [T]
+
+
+class Shifts(NamedTuple):
+    """Turns of tokens beside a hypothesis, to ask by how many positions they are moved."""
+
+    z: Complex  # by what each pair is turned further, times the factor: [T, num_pairs]
+    size: float  # the factor
+    errors: Floats  # how far that may be off, [T, num_pairs]
+    places: Floats  # the coordinates that turn pairs, [T, num_pairs]
+    f: Floats  # radians for each position, [num_pairs]
+    f_errors: Floats  # how far they may be off, [num_pairs]
+    most: float = math.inf  # beyond which a turn does not fit, whatever may be off
+
+    @classmethod
+    def of(cls, hypothesis: Hypothesis, turns: Turns, unsure: float = 0.0) -> Shifts:
+        """Beside this one; the logarithm of its base may be off by ``unsure``."""
+        _, rope, places, rows = hypothesis
+        factor, shape = turns.factor(rope), turns.z.shape
+        if isinstance(rope.axes, Mixed):
+            f, places = np.sum(rope.axes.inv_freq, axis=0), np.abs(places).max(axis=1)[:, None]
+        else:
+            f, places = rope.inv_freq, of_each_pair(places, axes_of(rope))
+        # an error of the base's logarithm moves the frequency of pair k by k / n of it
+        moves: Floats = np.arange(rope.num_pairs) / rope.num_pairs * unsure
+        return cls(
+            z=turns.z * np.conj(rows),
+            size=factor,
+            errors=turns.allowed(rope, 0 * turns.positions),
+            places=np.broadcast_to(places.astype(np.float64), shape),
+            f=rope.direction * f,
+            f_errors=np.abs(f) * (ANGLE_ERROR + moves),
+        )
+
+    @classmethod
+    def of_function(
+        cls, spectrum: Spectrum, positions: Floats, z: Complex, error: float, offset: float
+    ) -> Shifts:
+        """Beside a spectrum, of unit vectors ``z`` ``[P, num_pairs]`` that may be off by the error.
+
+        Positions are off by an ``offset`` already.
+        """
+        # float32 angles and positions lose 2**-22 of the angle, which is no table's end
+        f_errors = 3 * spectrum.uncertainty + ANGLE_ERROR * np.abs(spectrum.inv_freq)
+        with np.errstate(invalid="ignore"):  # what is not finite fits nothing
+            turned_further = z * np.conj(spectrum.predict(positions))
+        return cls(
+            z=turned_further,
+            size=1.0,
+            errors=np.broadcast_to(error + abs(offset) * f_errors, z.shape),
+            places=np.broadcast_to(positions[:, None], z.shape),
+            f=spectrum.inv_freq,
+            f_errors=f_errors,
+            most=0.5,
+        )
+
+    def all_fit(self, offsets: _Places) -> bool:
+        """Whether these offsets ``[T]`` turn all tokens as they are turned."""
+        rows = self.size * np.exp(1j * offsets[:, None] * self.f)
+        unsure = np.abs(self.places + offsets[:, None]) * self.f_errors
+        allowed = np.minimum(self.errors + self.size * unsure, self.most)
+        return bool(np.all(np.abs(self.z - rows) <= allowed))
+
+    def fit(
+        self, token: int, offsets: _Places, pairs: Iterable[int] | None = None
+    ) -> NDArray[np.bool_]:
+        """Which of the offsets turn a token as it is turned, tried pair by pair."""
+        fits = np.ones(len(offsets), bool)
+        for pair in range(len(self.f)) if pairs is None else pairs:
+            some = offsets[fits]
+            unsure = np.abs(self.places[token, pair] + some) * self.f_errors[pair]
+            allowed = np.minimum(self.errors[token, pair] + self.size * unsure, self.most)
+            rows = self.size * np.exp(1j * some * self.f[pair])
+            fits[fits] = np.abs(self.z[token, pair] - rows) <= allowed
+            if not fits.any():
+                break
+        return fits
+
+    def shared(self, offsets: _Places) -> _Places:
+        """Those of the offsets that turn every token as it is turned."""
+        for token in range(len(self.z)):
+            if not len(offsets):
+                break
+            offsets = offsets[self.fit(token, offsets)]
+        return offsets
