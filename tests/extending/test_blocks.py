@@ -6,7 +6,7 @@ from phasor import Rope, load, preset
 from phasor.axes import Alternating, InterleavedSections, Sectioned
 from phasor.errors import ConfigError
 from phasor.extending import plan_extension
-from phasor.files.configs.writing import rope_parameters
+from phasor.files.dialects.blocks import rope_parameters
 from phasor.scaling import NTK, Cope, Linear, Llama3, LongRope, Proportional, Yarn
 
 #: What a block says of every YaRN here.

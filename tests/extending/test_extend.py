@@ -16,7 +16,7 @@ from phasor.cli.extend import print_plan
 from phasor.errors import SpecError
 from phasor.extending import plan_extension
 from phasor.files.configs.facts import table
-from phasor.files.configs.writing import config_keys
+from phasor.files.dialects.blocks import config_keys
 from phasor.files.presets import documented_extension
 from phasor.scaling import DynamicNTK, LongRope, PerPair, Yarn
 

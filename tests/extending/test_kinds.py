@@ -17,7 +17,7 @@ from phasor.charts import report
 from phasor.cli.extend import print_plan
 from phasor.errors import ConfigError, PhasorWarning
 from phasor.extending import plan_extension
-from phasor.files.configs.writing import config_keys, rope_parameters
+from phasor.files.dialects.blocks import config_keys, rope_parameters
 from phasor.scaling import DynamicNTK
 
 from ..files.configs.config_files import sized

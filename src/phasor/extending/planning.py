@@ -15,7 +15,7 @@ from phasor.extending.cosines import find_first_negative
 from phasor.extending.laws import EVIDENCE, UNCHANGED, extended_ropes, find_law
 from phasor.extending.phases import Coverage, coverage
 from phasor.files.configs.cache_size import CacheSize, cache_size
-from phasor.files.configs.file_keys import FileKeys, keys_for_file
+from phasor.files.dialects.model_files import FileKeys, keys_for_file
 from phasor.files.presets import DocumentedExtension, documented_extension
 from phasor.layers import LayerRopes, one_layer
 from phasor.rope import Rope

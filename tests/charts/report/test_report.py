@@ -14,7 +14,7 @@ from phasor.axes import Sectioned
 from phasor.charts import report
 from phasor.describe import construction, usage_example
 from phasor.errors import SpecError
-from phasor.files.configs.writing import rope_parameters
+from phasor.files.dialects.blocks import rope_parameters
 from phasor.layers import ConfigLocation
 from phasor.scaling import Linear, LongRope, Proportional, Yarn
 

@@ -18,7 +18,7 @@ from phasor import LayerRopes, PhasorWarning, Rope, load, preset
 from phasor.cli.extend import print_plan
 from phasor.extending import plan_extension
 from phasor.files.configs.facts import table
-from phasor.files.configs.file_keys import BLOCK_ALONE, keys_for_file
+from phasor.files.dialects.model_files import BLOCK_ALONE, keys_for_file
 from phasor.files.translation import translate
 from phasor.scaling import Llama3, Yarn
 

@@ -12,7 +12,7 @@ import pytest
 
 from phasor import ConfigError, PhasorWarning, Rope
 from phasor.axes import Axial
-from phasor.files.configs.writing import config_keys, rope_parameters
+from phasor.files.dialects.blocks import config_keys, rope_parameters
 from phasor.files.reading import load
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, PerPair, Proportional, Yarn
 

@@ -14,11 +14,19 @@ from unittest.mock import Mock
 import pytest
 
 from phasor import ConfigError, LayerRopes, PhasorWarning, Rope
+from phasor.axes import InterleavedSections
 from phasor.files.configs.source import JsonObject
-from phasor.files.dialects.by_reading import Dialect, find_words, words_for_rope, words_or_refusal
+from phasor.files.dialects.by_reading import (
+    Dialect,
+    FaultError,
+    find_words,
+    words_by_rope,
+    words_for_rope,
+    words_or_refusal,
+)
 from phasor.files.dialects.target import Keys, RefusalError, Target, TranslationError
 from phasor.layers import one_layer
-from phasor.scaling import DynamicNTK, Linear, LongRope, PerPair
+from phasor.scaling import DynamicNTK, Linear, LongRope, PerPair, Yarn
 
 CONTEXT = 4096
 PLAIN = Rope(head_dim=8, pairing="half", base=500.0)
@@ -186,3 +194,66 @@ def test_a_list_has_the_rounding_of_the_frequencies_in_it() -> None:
         found = words_for_rope(TOY, dialect, rounded, CONTEXT, is_list=Mock(return_value=is_list))
         assert found == wanted
     assert rounded.inv_freq.tolist() != PLAIN.inv_freq.tolist()
+
+
+def test_a_refusal_says_the_first_fault_of_the_programs_code() -> None:
+    """Of the words for the rope; what is said by others has no fault."""
+
+    def faulty(file: JsonObject) -> LayerRopes:
+        if file.values["by"] != 1:
+            raise FaultError("its division is broken")
+        return read(file)
+
+    reason = refused(replace(PLAIN, scaling=Linear(factor=2.0)), replace(DIALECT, read=faulty))
+    assert reason == (
+        "toy cannot express the law Linear with these numbers: its division is broken"
+    )
+    assert "broken" not in refused(replace(PLAIN, base=500.5), replace(DIALECT, read=faulty))
+
+
+def test_a_law_that_is_said_without_its_factor_is_refused_for_the_factor() -> None:
+    """On cos and sin, of which the toy has none."""
+    plain = Yarn(factor=1.0, original_max_positions=64, attention_factor=1.0)
+    assert find_words(DIALECT, one_layer(replace(PLAIN, scaling=plain)), CONTEXT) is not None
+    law = replace(plain, attention_factor=1.5)
+    assert "cannot express cos and sin multiplied by 1.5" in refused(replace(PLAIN, scaling=law))
+
+
+def test_axes_that_drive_the_same_pairs_are_the_same() -> None:
+    """Interleaved sections may count more pairs than there are."""
+    one, other = (
+        replace(PLAIN, axes=InterleavedSections(counts)) for counts in ((2, 1, 1), (9, 1, 1))
+    )
+    assert one != other
+    dialect = replace(DIALECT, read=Mock(return_value=one_layer(one)))
+    assert find_words(dialect, one_layer(other), CONTEXT) is not None
+
+
+def test_each_rope_of_a_model_gets_words_in_the_pairs_of_all() -> None:
+    """The toy turns halves alone, so all weights are reordered; both ropes are said."""
+    kinds = {"full": replace(PLAIN, pairing="interleaved"), "sliding": replace(PLAIN, base=600.0)}
+    model = LayerRopes(name="model", layer_kinds=("full", "sliding"), kinds=kinds)
+    dialect = replace(DIALECT, says_all_pairs=False)
+    no_list = Mock(return_value=False)
+    said, words_of = words_by_rope(TOY, dialect, model, CONTEXT, is_list=no_list)
+    assert said.kinds == {"full": PLAIN, "sliding": kinds["sliding"]}
+    assert words_of == {
+        PLAIN: {"base": 500, "by": 1},
+        kinds["sliding"]: {"base": 600, "by": 1},
+    }
+    with pytest.raises(TranslationError, match="interleaved pairs"):
+        words_by_rope(TOY, DIALECT, model, CONTEXT, is_list=no_list)
+
+
+def test_ropes_that_are_said_in_no_common_pairing_are_refused_together() -> None:
+    """Each by itself is said."""
+
+    def read_pairs(file: JsonObject) -> LayerRopes:
+        pairing = "half" if file.require("base", file.whole("base")) == 500 else "interleaved"
+        return one_layer(replace(read(file)[0] or PLAIN, pairing=pairing))
+
+    kinds = {"full": PLAIN, "sliding": replace(PLAIN, base=600.0)}
+    model = LayerRopes(name="model", layer_kinds=("full", "sliding"), kinds=kinds)
+    dialect = replace(DIALECT, read=read_pairs, says_all_pairs=False)
+    with pytest.raises(RefusalError, match="different ropes in full and sliding layers"):
+        words_by_rope(TOY, dialect, model, CONTEXT, is_list=Mock(return_value=False))

@@ -46,8 +46,10 @@ KEYS = {
         "yarn_rotary_scaling_factor",
     ],
     "params_json": ["apply_scale", "moe_args"],
+    "serving": ["freq_allocation"],
     "tensorrt_llm": ["longrope_scaling_short_factors", "rotary_scaling"],
     "torchtune": ["_component_", "skip_rope_interval"],
+    "vllm": ["mixed_b"],
 }
 
 

@@ -28,9 +28,9 @@ from phasor.files.checkpoint.conversion import (
 )
 from phasor.files.checkpoint.model import Projection
 from phasor.files.checkpoint.rows import Change, order_of_heads
-from phasor.files.configs.file_keys import keys_for_file
 from phasor.files.configs.source import read_source
-from phasor.files.configs.writing import CONTEXT_KEY
+from phasor.files.dialects.blocks import CONTEXT_KEY
+from phasor.files.dialects.model_files import keys_for_file
 from phasor.files.reading import load
 from phasor.files.tensors import FLOATS, Rows, open_checkpoint
 from phasor.layers import one_layer

@@ -34,7 +34,7 @@ from phasor.files.dialects.target import (
 from phasor.layers import LayerRopes, one_layer
 from phasor.pairings import PAIRINGS, Pairing
 from phasor.rope import Rope
-from phasor.scaling import DynamicNTK, LongRope, Rule, SteppedNTK
+from phasor.scaling import DynamicNTK, LongRope, PerPair, Rule, SteppedNTK, Yarn
 
 # of the frequencies that a reader computes from other numbers, relative
 _ROUNDING = 2.0**-40
@@ -42,6 +42,10 @@ _ROUNDING = 2.0**-40
 _OF_FLOAT32 = 2.0**-24
 # a pair that stands still is one that is divided by 1e30
 _STILL = 1e-29
+
+
+class FaultError(ConfigError):
+    """A fault of a program's code, in a sentence that gives the reason of a refusal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,19 +81,22 @@ def find_words(dialect: Dialect, ropes: LayerRopes, context: int) -> Written | N
     """The first words that the program's reader takes for these ropes; None if there are none."""
     if not dialect.says_still_layers and len(ropes.ropes) == 1:
         ropes = _without_still_layers(ropes)
-    models = [ropes]
-    for pairing in () if dialect.says_all_pairs else PAIRINGS:
-        other = change_ropes(ropes, partial(_in_pairs, pairing=pairing))
-        models += [other] if other != ropes else []
-    tried = ((model, form) for model in models for form in _forms(model))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PhasorWarning)  # of words that nobody wrote
-        for model, form in tried:
+    for model in _in_each_pairing(dialect, ropes):
+        for form in _forms(model):
             for keys in dialect.words(form, context):
-                read = _read_back(dialect, keys, form, context)
-                if read is not None and _turn_alike(dialect, form, read, context):
+                read = read_as(dialect, keys, form, context)
+                if read is not None:
                     return Written(keys=keys, form=form, performed=_performed(model, read))
     return None
+
+
+def _in_each_pairing(dialect: Dialect, ropes: LayerRopes) -> Iterator[LayerRopes]:
+    """The model, and that with weights in another order where the program may need one."""
+    yield ropes
+    for pairing in () if dialect.says_all_pairs else PAIRINGS:
+        other = change_ropes(ropes, partial(_in_pairs, pairing=pairing))
+        if other != ropes:
+            yield other
 
 
 def _in_pairs(rope: Rope, pairing: Pairing) -> Rope:
@@ -118,13 +125,20 @@ def _performed(ropes: LayerRopes, read: LayerRopes) -> dict[str, Rope]:
     return performed
 
 
-def _read_back(dialect: Dialect, keys: Keys, ropes: LayerRopes, context: int) -> LayerRopes | None:
-    """What the program makes of the words; None if it refuses them."""
-    file = JsonObject({**dialect.sizes(ropes, context), **keys})
+def read_as(dialect: Dialect, keys: Keys, ropes: LayerRopes, context: int) -> LayerRopes | None:
+    """What the program makes of the words, if that turns as the ropes do; else None."""
     try:
-        return dialect.read(file)
+        read = _read_back(dialect, keys, ropes, context)
     except (ConfigError, SpecError):
         return None
+    return read if _turn_alike(dialect, ropes, read, context) else None
+
+
+def _read_back(dialect: Dialect, keys: Keys, ropes: LayerRopes, context: int) -> LayerRopes:
+    file = JsonObject({**dialect.sizes(ropes, context), **keys})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PhasorWarning)  # of words that nobody wrote
+        return dialect.read(file)
 
 
 def _turn_alike(dialect: Dialect, ropes: LayerRopes, others: LayerRopes, context: int) -> bool:
@@ -143,7 +157,8 @@ def _ropes_alike(dialect: Dialect, a: Rope | None, b: Rope | None, context: int)
 
 def _layout(rope: Rope) -> tuple[Any, ...]:
     slice_ = rope.head_dim, rope.rotary_start, rope.rotary_dim
-    return *slice_, rope.pairing, rope.axes, rope.direction
+    axes = rope.axes.n_axes, rope.axes.indices(rope.num_pairs), rope.axes.spectra(rope.num_pairs)
+    return *slice_, rope.pairing, axes, rope.direction
 
 
 def _lengths(a: Rope, b: Rope, context: int) -> set[int]:
@@ -203,11 +218,47 @@ def words_for_rope(
     Raises:
         RefusalError: If there are none, with what it is that the program cannot say.
     """
+    keys = _find_for_rope(dialect, rope, context, is_list)
+    return keys or words_or_refusal(target, dialect, one_layer(rope), context).keys
+
+
+def words_by_rope(
+    target: Target,
+    dialect: Dialect,
+    ropes: LayerRopes,
+    context: int,
+    *,
+    is_list: Callable[[Keys], bool],
+) -> tuple[LayerRopes, Mapping[Rope, Keys]]:
+    """The model in pairs that the program turns, and the words for each rope by itself.
+
+    Raises:
+        RefusalError: As `words_for_rope`, or if no pairing is that of all its ropes.
+    """
+    in_its_pairs = replace(dialect, says_all_pairs=True)
+    unused = ropes.in_config.unused_blocks.values()
+    for model in _in_each_pairing(dialect, ropes):
+        words: dict[Rope, Keys] = {}
+        for rope in (*model.ropes, *unused):
+            if (keys := _find_for_rope(in_its_pairs, rope, context, is_list)) is None:
+                break
+            words[rope] = keys
+        else:
+            return model, words
+    for rope in (*ropes.ropes, *unused):
+        words_or_refusal(target, dialect, one_layer(rope), context)
+    target.only_rope(ropes)
+    raise AssertionError("each rope is expressed alone, so there are several")
+
+
+def _find_for_rope(
+    dialect: Dialect, rope: Rope, context: int, is_list: Callable[[Keys], bool]
+) -> Keys | None:
     exact = replace(rope, inv_freq_dtype="exact")
-    keys = words_or_refusal(target, dialect, one_layer(exact), context).keys
-    if not is_list(keys):
-        return keys
-    return words_or_refusal(target, dialect, one_layer(rope), context).keys
+    found = find_words(dialect, one_layer(exact), context)
+    if found is not None and is_list(found.keys) and rope != exact:
+        found = find_words(dialect, one_layer(rope), context)
+    return found and found.keys
 
 
 def _without_still_layers(ropes: LayerRopes) -> LayerRopes:
@@ -228,15 +279,40 @@ def _refuse(target: Target, dialect: Dialect, rope: Rope, context: int) -> NoRet
     form = form if form.scaling is None else rope
     properties = _plain_values(form)
     start, _, law, *_ = properties
-    feature = _lacking(dialect, form, properties, context)
-    if feature == law and isinstance(rope.scaling, Rule):
-        raise TranslationError(f"{target.name} cannot express {law}; {PICK_LAW}")
-    if feature == start or isinstance(rope.scaling, Rule):
+    feature = lacking = _lacking(dialect, form, properties, context)
+    if lacking == law and _is_said(dialect, _without_gain(rope), context):
+        feature = f"cos and sin multiplied by {rope.attention_factor:g}"
+    elif (fault := _fault(dialect, form, context)) is not None:
+        feature += f": {fault}"
+    if lacking == law and isinstance(rope.scaling, Rule):
+        raise TranslationError(f"{target.name} cannot express {feature}; {PICK_LAW}")
+    if lacking == start or isinstance(rope.scaling, Rule):
         target.refuse(feature, rope, [])
     one_axis = replace(rope, axes=OneAxis())
     near = [replace(other, axes=OneAxis()) for other in plain_candidates(rope)]
     near += [*map(with_whole_base, near), *dialect.near(rope)]
     target.refuse(feature, rope, [one_axis, *near] if one_axis != rope else near)
+
+
+def _without_gain(rope: Rope) -> Rope:
+    """The rope with a law that leaves cos and sin as they are."""
+    law = rope.scaling
+    if isinstance(law, (PerPair, Yarn)):
+        law = replace(law, attention_factor=1.0)
+    return replace(rope, scaling=law)
+
+
+def _fault(dialect: Dialect, rope: Rope, context: int) -> str | None:
+    """What the program's code does not do for the first words that have a fault; else None."""
+    ropes = one_layer(rope)
+    for keys in dialect.words(ropes, context):
+        try:
+            _read_back(dialect, keys, ropes, context)
+        except FaultError as fault:
+            return str(fault)
+        except (ConfigError, SpecError):
+            pass
+    return None
 
 
 def _lacking(dialect: Dialect, rope: Rope, plain: Mapping[str, Keys], context: int) -> str:

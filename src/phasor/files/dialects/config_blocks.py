@@ -1,20 +1,24 @@
-"""What programs share that read a model's config.json in a way of their own: blocks, and places."""
+"""What programs share that read a model's config.json in a way of their own: places, and lists."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from phasor.axes import AXES, InterleavedSections, OneAxis, Sectioned
-from phasor.files.configs.facts import Architecture, AxesFacts
-from phasor.files.configs.file_keys import keys_over_file
-from phasor.files.configs.rope_blocks import LawContext, axes, rope_type
-from phasor.files.configs.source import JsonObject, renamed_keys
-from phasor.files.configs.writing import CONTEXT_KEY, WRITERS, rope_parameters, rotated_fraction
+from phasor.axes import InterleavedSections, OneAxis, Sectioned
+from phasor.files.configs.rope_blocks import LawContext
+from phasor.files.configs.source import JsonObject
+from phasor.files.dialects.blocks import (
+    ORIGINAL_KEY,
+    WRITERS,
+    rotated_fraction,
+    with_place,
+)
+from phasor.files.dialects.model_files import keys_over_file
 from phasor.files.dialects.target import (
     Keys,
     ProgramSettings,
@@ -24,21 +28,15 @@ from phasor.files.dialects.target import (
     first_length,
     main_and_local,
     ntk_as_base,
-    slice_width,
+    rotating,
 )
-from phasor.layers import LayerRopes, one_layer
+from phasor.layers import LayerRopes
 from phasor.rope import Rope
-from phasor.scaling import Law, Linear, Llama3, PerPair, Proportional, Rule, Yarn
-
-BLOCK_KEY, ORIGINAL_KEY = "rope_parameters", "original_max_position_embeddings"
+from phasor.scaling import PerPair, Proportional, Rule, Yarn
 
 THREE_AXES = OneAxis, Sectioned, InterleavedSections
 #: A program whose class for a model decides which pairs turn.
-ConfigTarget = partial(
-    Target,
-    axes=THREE_AXES,
-    class_decides="no config says which",
-)
+ConfigTarget = partial(Target, axes=THREE_AXES, class_decides="no config says which")
 
 
 def in_config_form(target: Target, rope: Rope) -> Rope:
@@ -64,11 +62,6 @@ def with_divisors(target: Target, rope: Rope) -> Rope:
     return replace(rope, inv_freq_dtype="exact", base=base, explicit_inv_freq=None, scaling=law)
 
 
-def slice_block(rope: Rope, context: int) -> Keys:
-    """``rope_parameters`` of the slice of a head that begins with the rotation."""
-    return rope_parameters(replace(rope, head_dim=slice_width(rope), rotary_start=0), context)
-
-
 def blocks_of(ropes: LayerRopes, block: Callable[[Rope], Keys]) -> tuple[Keys, list[Keys]]:
     """``rope_parameters`` of all layers, or by label; and the blocks in it."""
     blocks = ropes.config_blocks()
@@ -89,76 +82,24 @@ def place_notes(ropes: LayerRopes) -> tuple[str, ...]:
 # those of a law with a name are the divisors of a longrope.
 
 
-def has_name(rope: Rope) -> bool:
-    """Whether its law is of a type that both programs know."""
-    form = ntk_as_base(rope)
-    whole_head = form.rotary_start + form.rotary_dim == form.head_dim
-    laws = (type(None), Linear, Llama3, Yarn, *((Proportional,) if whole_head else ()))
-    return form.direction == 1 and form.base is not None and isinstance(form.scaling, laws)
+def counting_coordinates(rope: Rope) -> Rope:
+    """The rope with a fraction of coordinates that turn, where other programs count pairs."""
+    law = rope.scaling
+    if not isinstance(law, Proportional):
+        return rope
+    turning = 2 * int(law.fraction * rope.rotary_dim // 2)
+    return replace(rope, scaling=replace(law, fraction=rotated_fraction(turning, rope.rotary_dim)))
 
 
-def named_block(target: Target, rope: Rope, length: int) -> Keys:
-    """The block for a law that has a name."""
-    if isinstance(law := rope.scaling, Proportional):
-        # some programs count coordinates where others count pairs
-        turning = int(law.fraction * rope.rotary_dim // 2)
-        fraction = rotated_fraction(2 * turning, rope.rotary_dim)
-        rope = replace(rope, scaling=replace(law, fraction=fraction))
-    return slice_block(in_config_form(target, rope), length)
-
-
-def class_facts(rope: Rope) -> Architecture:
-    """Of a class that turns the rope's pairs by its axes, as no config says."""
-    if isinstance(rope.axes, OneAxis):
-        return Architecture(pairing=rope.pairing)
-    layout = next(name for name, kind in AXES.items() if type(rope.axes) is kind)
-    return Architecture(pairing=rope.pairing, axes=AxesFacts(layout=layout))
-
-
-def list_block(target: Target, rope: Rope, length: int) -> Keys:
-    """LongRoPE with one list, whose factor on cos and sin comes from two lengths."""
+def list_by_lengths(rope: Rope, length: int) -> Iterator[Keys]:
+    """A longrope with one list, whose factor on cos and sin comes from two lengths."""
     gain, (base, divisors) = rope.attention_factor, base_and_divisors(rope)
-    if gain < 1:
-        target.refuse(f"cos and sin multiplied by {gain:g}", rope)
+    if isinstance(rope.scaling, Rule) or gain < 1:
+        return
     original = first_length(gain, length)
-    plain = replace(rope, base=base, scaling=None, explicit_inv_freq=None)
-    return named_block(target, plain, length) | {
-        "rope_type": "longrope",
-        "factor": length / original,
-        **dict.fromkeys(("short_factor", "long_factor"), divisors.tolist()),
-        ORIGINAL_KEY: original,
-    }
-
-
-def read_slice(
-    facts: Architecture,
-    start: int,
-    law_of: Callable[[JsonObject, LawContext, int], Law | Rule | None],
-    file: JsonObject,
-) -> LayerRopes:
-    """The rope that a class makes of a block, in the slice of a head from ``start`` on.
-
-    ``law_of`` reads the law, of the block and the length of the file.
-    """
-    block = file.require(BLOCK_KEY, file.object(BLOCK_KEY))
-    length = file.require(CONTEXT_KEY, file.whole(CONTEXT_KEY))
-    width = file.require("head_dim", file.width("head_dim"))
-    is_part = rope_type(block) != "proportional"
-    fraction = block.number("partial_rotary_factor") if is_part else None
-    rotary_dim = int(width * (fraction or 1))
-    outside = LawContext(facts, rotary_dim, file)
-    with renamed_keys(block):
-        rope = Rope(
-            head_dim=start + width,
-            pairing=facts.pairing,
-            base=block.number("rope_theta", above=1),
-            rotary_dim=rotary_dim,
-            rotary_start=start,
-            scaling=law_of(block, outside, length),
-            axes=axes(block, outside) or OneAxis(),
-            direction=block.sign("long_factor"),
-        )
-    return one_layer(rope)
+    lists = dict.fromkeys(("short_factor", "long_factor"), divisors.tolist())
+    law = {"rope_type": "longrope", "factor": length / original, **lists, ORIGINAL_KEY: original}
+    yield with_place(law, rope, base)
 
 
 def read_list(block: JsonObject, key: str, outside: LawContext, length: int) -> PerPair:
@@ -167,16 +108,6 @@ def read_list(block: JsonObject, key: str, outside: LawContext, length: int) -> 
     divisors = block.require(key, block.numbers_per_pair(key, outside.rotary_dim // 2))
     gain = math.sqrt(1 + max(0.0, math.log(length / original) / math.log(original)))
     return PerPair(factors=divisors, attention_factor=gain)
-
-
-def is_list(keys: Keys) -> bool:
-    """Whether the block is that of `list_block`."""
-    return keys[BLOCK_KEY]["rope_type"] == "longrope"
-
-
-def slice_sizes(ropes: LayerRopes, length: int) -> Keys:
-    """Of a file, what the block of one rope depends on: the slice of a head, and a length."""
-    return {"head_dim": slice_width(ropes.ropes[0]), CONTEXT_KEY: length}
 
 
 def only_length(target: Target, ropes: LayerRopes, lengths: set[int], context: int) -> int:
@@ -232,4 +163,4 @@ def write_config(
             f"{ORIGINAL_KEY} gives the factor on cos and sin; it is no length, and other "
             "programs refuse it.",
         )
-    return as_json(keys, notes)
+    return as_json(keys, notes, rotating(ropes))

@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
 
-from phasor.axes import OneAxis
 from phasor.files.configs.rope_blocks import LawContext, read_law, rope_type
 from phasor.files.configs.source import JsonObject
-from phasor.files.configs.writing import CONTEXT_KEY
-from phasor.files.dialects.by_reading import Dialect, words_for_rope
-from phasor.files.dialects.config_blocks import (
+from phasor.files.dialects.blocks import (
     BLOCK_KEY,
+    CONTEXT_KEY,
     ORIGINAL_KEY,
-    ConfigTarget,
     class_facts,
-    has_name,
     is_list,
-    list_block,
-    named_block,
+    named_words,
+    read_block,
+    slice_of,
+    slice_sizes,
+)
+from phasor.files.dialects.by_reading import Dialect, words_by_rope
+from phasor.files.dialects.config_blocks import (
+    ConfigTarget,
+    counting_coordinates,
+    list_by_lengths,
     only_length,
     read_list,
-    read_slice,
-    slice_sizes,
     write_config,
 )
 from phasor.files.dialects.target import Keys, ProgramSettings, has_steps
-from phasor.layers import LayerRopes, QueryFactor
+from phasor.layers import LayerRopes, QueryFactor, one_layer
 from phasor.rope import Rope
 from phasor.scaling import Law, Rule, Yarn
 
 # Reading: the block for one rope. The class decides which pairs turn, from where on, by which axes.
+
+
+def _read(file: JsonObject) -> LayerRopes:
+    rope = read_block(class_facts(file), _read_law, file)
+    if rope.axes.n_axes not in (1, 3):
+        file.refuse(BLOCK_KEY, "of positions on one axis or three")
+    return one_layer(rope)
 
 
 def _read_law(block: JsonObject, outside: LawContext, length: int) -> Law | Rule | None:
@@ -51,14 +58,16 @@ def _read_law(block: JsonObject, outside: LawContext, length: int) -> Law | Rule
 
 
 def _words(ropes: LayerRopes, length: int) -> Iterator[Keys]:
-    rope = ropes.ropes[0]
-    if has_name(rope):
-        block = named_block(EXLLAMAV3, rope, length)
+    rope = slice_of(ropes.ropes[0])
+    for block in named_words(counting_coordinates(rope)):
         if isinstance(rope.scaling, Yarn):
             block["attention_factor"] = rope.attention_factor  # the classes compute different ones
         yield {BLOCK_KEY: block}
         yield {BLOCK_KEY: {key: block[key] for key in block if key != ORIGINAL_KEY}}
-    yield {BLOCK_KEY: list_block(EXLLAMAV3, rope, length)}
+    yield from ({BLOCK_KEY: block} for block in list_by_lengths(rope, length))
+
+
+_DIALECT = Dialect(read=_read, words=_words, sizes=slice_sizes, says_softmax=False)
 
 
 def _length(law: Yarn) -> int:
@@ -74,21 +83,15 @@ def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
         EXLLAMAV3, ropes, {_length(law) for law in laws if isinstance(law, Yarn)}, context
     )
 
-    def block(rope: Rope) -> Keys:
-        if rope.axes.n_axes not in (1, 3):
-            one_axis = replace(rope, axes=OneAxis())
-            EXLLAMAV3.refuse(f"positions of {rope.axes.n_axes} axes", rope, [one_axis])
-        read = partial(read_slice, class_facts(rope), rope.rotary_start, _read_law)
-        dialect = Dialect(read=read, words=_words, sizes=slice_sizes, says_softmax=False)
-        keys = words_for_rope(EXLLAMAV3, dialect, rope, length, is_list=is_list)
-        return keys[BLOCK_KEY]
-
-    return write_config(EXLLAMAV3, ropes, {CONTEXT_KEY: length}, block, whole_lengths=True)
+    _, words = words_by_rope(EXLLAMAV3, _DIALECT, ropes, length, is_list=is_list)
+    blocks = {rope: keys[BLOCK_KEY] for rope, keys in words.items()}
+    keys = {CONTEXT_KEY: length}
+    return write_config(EXLLAMAV3, ropes, keys, blocks.__getitem__, whole_lengths=True)
 
 
 def _multiplies_queries(factor: QueryFactor, rope: Rope | None) -> bool:
     """Only the code of YaRN reads the factor, whose length it takes from the law."""
-    law = rope.scaling if rope and has_name(rope) else None
+    law = rope.scaling if rope and rope.direction > 0 else None
     from_0 = has_steps(factor) and factor.first == 0
     return from_0 and isinstance(law, Yarn) and law.original_max_positions == factor.length
 

@@ -12,7 +12,7 @@ from phasor.files import refusal
 from phasor.files.configs.layer_pattern import flag_pattern
 from phasor.files.configs.program_model import ProgramModel, divided
 from phasor.files.configs.source import JsonObject, renamed_keys
-from phasor.files.configs.writing import rotated_fraction
+from phasor.files.dialects.blocks import rotated_fraction
 from phasor.files.dialects.by_reading import Dialect, words_or_refusal
 from phasor.files.dialects.target import (
     Keys,

@@ -16,7 +16,7 @@ from phasor.files.configs.program_model import (
     read_programs,
     with_sections,
 )
-from phasor.files.configs.writing import rotated_fraction
+from phasor.files.dialects.blocks import rotated_fraction
 from phasor.files.dialects.by_reading import Dialect, find_words, words_or_refusal
 from phasor.files.dialects.target import (
     LLAMA4_FACTOR,

@@ -24,7 +24,7 @@ from phasor.files.configs.program_model import (
     with_sections,
 )
 from phasor.files.configs.source import JsonObject
-from phasor.files.configs.writing import rotated_fraction
+from phasor.files.dialects.blocks import rotated_fraction
 from phasor.files.dialects.by_reading import Dialect, words_or_refusal
 from phasor.files.dialects.target import (
     Keys,

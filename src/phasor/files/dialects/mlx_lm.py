@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
-from phasor.axes import OneAxis
 from phasor.files.configs.facts import Architecture
 from phasor.files.configs.rope_blocks import LawContext, read_law, rope_type
 from phasor.files.configs.source import JsonObject
-from phasor.files.configs.writing import CONTEXT_KEY
-from phasor.files.dialects.by_reading import Dialect, find_words, words_for_rope
-from phasor.files.dialects.config_blocks import (
+from phasor.files.dialects.blocks import (
     BLOCK_KEY,
-    has_name,
+    CONTEXT_KEY,
     is_list,
-    list_block,
-    named_block,
+    named_words,
+    read_block,
+    slice_of,
+    slice_sizes,
+)
+from phasor.files.dialects.by_reading import Dialect, words_by_rope
+from phasor.files.dialects.config_blocks import (
+    counting_coordinates,
+    list_by_lengths,
     only_length,
     read_list,
-    read_slice,
-    slice_sizes,
     write_config,
 )
 from phasor.files.dialects.target import (
@@ -43,11 +44,11 @@ _PAIRING_KEY = "rope_traditional"
 # Reading: the block for one rope. The class decides from where on it turns.
 
 
-def _read(start: int, file: JsonObject) -> LayerRopes:
+def _read(file: JsonObject) -> LayerRopes:
     block = file.require(BLOCK_KEY, file.object(BLOCK_KEY))
     interleaved = file.flag(_PAIRING_KEY) and rope_type(block) != "longrope"
     facts = Architecture(pairing="interleaved" if interleaved else "half")
-    return read_slice(facts, start, _read_law, file)
+    return one_layer(read_block(facts, _read_law, file))
 
 
 def _read_law(block: JsonObject, outside: LawContext, length: int) -> Law | Rule | None:
@@ -64,70 +65,65 @@ def _read_law(block: JsonObject, outside: LawContext, length: int) -> Law | Rule
 
 
 def _words(ropes: LayerRopes, length: int) -> Iterator[Keys]:
-    rope, keys = ropes.ropes[0], dict[str, bool]()
+    rope, keys = slice_of(ropes.ropes[0]), dict[str, bool]()
     keys[_PAIRING_KEY] = rope.pairing == "interleaved"
-    if has_name(rope) or isinstance(rope.scaling, DynamicNTK):
-        block = named_block(MLX_LM, rope, length)
-        of_law = mscales(rope.scaling) if isinstance(rope.scaling, Yarn) else {}
+    of_law = mscales(rope.scaling) if isinstance(rope.scaling, Yarn) else {}
+    for block in named_words(counting_coordinates(rope)):
         yield keys | {BLOCK_KEY: block | of_law}
-    if not isinstance(rope.scaling, Rule):
-        yield keys | {BLOCK_KEY: list_block(MLX_LM, rope, length)}
+    if isinstance(rope.scaling, LongRope):  # of which its code always takes the long list
+        rope = rope.at(rope.scaling.original_max_positions + 1)
+    yield from (keys | {BLOCK_KEY: block} for block in list_by_lengths(rope, length))
 
 
-def _dialect_of(rope: Rope) -> Dialect:
-    """The words as a class reads them that turns the slice of a head with the rope."""
-    read = partial(_read, rope.rotary_start)
-    return Dialect(read=read, words=_words, sizes=slice_sizes, says_softmax=False)
+_DIALECT = Dialect(
+    read=_read, words=_words, sizes=slice_sizes, says_all_pairs=False, says_softmax=False
+)
 
 
-def _turns_interleaved(rope: Rope) -> bool:
-    """Whether its code has the law for pairs beside each other: that of lists has not."""
+def _check_rule(rope: Rope) -> None:
+    """Refuse rules of which its code has one law."""
     law = rope.scaling
-    length = law.original_max_positions if isinstance(law, DynamicNTK) else 2
-    one_axis = replace(rope, axes=OneAxis(), inv_freq_dtype="exact")
-    try:
-        return find_words(_dialect_of(rope), one_layer(one_axis), length) is not None
-    except TranslationError:
-        return False
+    if isinstance(law, DynamicNTK) and rope.direction < 0:
+        raise TranslationError(
+            f"mlx-lm keeps one law for clockwise pairs, and DynamicNTK picks one; {PICK_LAW}"
+        )
+    if isinstance(law, LongRope):
+        start = law.original_max_positions
+        short, long = rope.at(start), rope.at(start + 1)
+        if short != long:
+            MLX_LM.refuse(
+                "the short list of LongRope, which picks one by the length of the sequence: "
+                f"its code always takes the long one; {PICK_LAW}",
+                short,
+                [long],
+                start,
+            )
 
 
 def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
     laws = [rope.scaling for rope in ropes.ropes]
     starts = {law.original_max_positions for law in laws if isinstance(law, DynamicNTK)}
     length = only_length(MLX_LM, ropes, starts, context)
-
-    def block(rope: Rope) -> Keys:
-        law = rope.scaling
-        if isinstance(law, DynamicNTK) and rope.direction < 0:
-            raise TranslationError(
-                f"mlx-lm keeps one law for clockwise pairs, and DynamicNTK picks one; {PICK_LAW}"
-            )
-        if isinstance(law, LongRope):
-            start = law.original_max_positions
-            short, rope = rope.at(start), rope.at(start + 1)
-            if short != rope:
-                MLX_LM.refuse(
-                    "the short list of LongRope, which picks one by the length of the sequence: "
-                    f"its code always takes the long one; {PICK_LAW}",
-                    short,
-                    [rope],
-                    start,
-                )
-        found = words_for_rope(MLX_LM, _dialect_of(rope), rope, length, is_list=is_list)
-        if is_list(found) and model_family(ropes).replace("_", "-").startswith("gpt-oss"):
+    for rope in ropes.ropes:
+        _check_rule(rope)
+    ropes, words = words_by_rope(MLX_LM, _DIALECT, ropes, length, is_list=is_list)
+    pairings = {rope.pairing for rope in ropes.ropes}
+    if len(pairings) > 1:  # the key is of all layers
+        MLX_LM.only_rope(ropes)
+    if model_family(ropes).replace("_", "-").startswith("gpt-oss"):
+        for rope in (rope for rope, keys in words.items() if is_list(keys)):
             MLX_LM.refuse(
                 "truncate: false for gpt-oss, whose class gives a list of divisors no "
                 "max_position_embeddings",
                 rope,
             )
-        keys: Keys = found[BLOCK_KEY]
-        return keys | {"type": keys["rope_type"]}  # some classes ask for this word
-
-    pairings = {rope.pairing for rope in ropes.ropes}
-    if len(pairings) > 1:  # the key is of all layers
-        MLX_LM.only_rope(ropes)
+    # some classes ask for the other word
+    blocks = {
+        rope: keys[BLOCK_KEY] | {"type": keys[BLOCK_KEY]["rope_type"]}
+        for rope, keys in words.items()
+    }
     keys = {CONTEXT_KEY: length, _PAIRING_KEY: pairings == {"interleaved"}}
-    return write_config(MLX_LM, ropes, keys, block)
+    return write_config(MLX_LM, ropes, keys, blocks.__getitem__)
 
 
 MLX_LM = Target(
@@ -136,7 +132,6 @@ MLX_LM = Target(
     source="https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/rope_utils.py",
     checked="run",
     write=_write,
-    takes=lambda rope: rope.pairing == "half" or _turns_interleaved(rope),
     backwards=True,
     rules=(DynamicNTK, LongRope),
     class_decides="not every one reads rope_traditional and rope_scaling",

@@ -12,7 +12,7 @@ from phasor.files.configs.layer_pattern import LayerPattern
 from phasor.files.configs.program_model import CONTEXT, ProgramModel, with_sections
 from phasor.files.configs.rope_blocks import rope_type
 from phasor.files.configs.source import JsonObject
-from phasor.files.configs.writing import WRITERS, rotated_fraction
+from phasor.files.dialects.blocks import WRITERS, rotated_fraction
 from phasor.files.dialects.by_reading import Dialect, words_or_refusal
 from phasor.files.dialects.target import (
     Keys,

@@ -17,7 +17,6 @@ import numpy as np
 from phasor._checks import did_you_mean, find_name, short_repr, whole
 from phasor.describe import to_plain
 from phasor.errors import ConfigError, SpecError
-from phasor.files.configs.writing import yarn_reach
 from phasor.files.dialects import (
     exllamav3,
     litgpt,
@@ -25,8 +24,11 @@ from phasor.files.dialects import (
     megatron,
     mlx_lm,
     params_json,
+    sglang,
     tensorrt_llm,
+    vllm,
 )
+from phasor.files.dialects.blocks import yarn_reach
 from phasor.files.dialects.target import (
     ProgramSettings,
     RefusalError,
@@ -61,7 +63,9 @@ _FILES = (
     megatron,
     mlx_lm,
     params_json,
+    sglang,
     tensorrt_llm,
+    vllm,
 )
 _LISTED = (one for file in _FILES for one in vars(file).values() if isinstance(one, Target))
 TARGETS: Mapping[str, Target] = {one.name: one for one in sorted(_LISTED, key=lambda it: it.name)}

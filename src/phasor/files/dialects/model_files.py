@@ -20,7 +20,7 @@ from phasor.files.configs.model_class import read_model_config
 from phasor.files.configs.rewrites import BASE_UNITS, WITHOUT_OLD_STYLE
 from phasor.files.configs.ropes import huggingface_ropes
 from phasor.files.configs.source import JsonObject
-from phasor.files.configs.writing import CONTEXT_KEY, config_keys, read_as, yarn_reach
+from phasor.files.dialects.blocks import CONTEXT_KEY, config_keys, read_as, yarn_reach
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Yarn

@@ -1,0 +1,329 @@
+"""The block ``rope_parameters`` of a config: the words that say a rope, and what a class reads.
+
+Transformers 5 writes such blocks, and programs that read a model's config.json read them too. Each
+has its own reading of some laws, which it gives to `read_block`. What the keys are in a model's own
+file is decided in `model_files`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from phasor._checks import whole
+from phasor.axes import AXES, Alternating, Axes, InterleavedSections, OneAxis, Sectioned
+from phasor.files import refusal
+from phasor.files.configs import rope_blocks
+from phasor.files.configs.facts import Architecture, AxesFacts
+from phasor.files.configs.rope_blocks import LawContext, rope_type
+from phasor.files.configs.source import KEYS, JsonObject, renamed_keys
+from phasor.files.dialects.target import Keys, base_and_divisors, slice_width
+from phasor.layers import LayerRopes, one_layer
+from phasor.rope import Rope
+from phasor.scaling import (
+    DynamicNTK,
+    Law,
+    Linear,
+    Llama3,
+    LongRope,
+    PerPair,
+    Proportional,
+    Rule,
+    Yarn,
+)
+
+BLOCK_KEY, CONTEXT_KEY = "rope_parameters", "max_position_embeddings"
+ORIGINAL_KEY = "original_max_position_embeddings"
+
+
+# Words.
+
+
+def named_words(rope: Rope) -> Iterator[Keys]:
+    """The blocks that say its law by a name."""
+    law = rope.scaling
+    write = WRITERS.get(type(law))
+    if write is None or rope.base is None:
+        return
+    yield with_place(write(law), rope)
+    if isinstance(law, Yarn):
+        # a block's mscale is only read beside a mscale_all_dim, and neither may be 0
+        law = replace(law, mscale=1.0, attention_factor=rope.attention_factor)
+        yield with_place(write(law), rope)
+
+
+def list_words(rope: Rope, context: int) -> Iterator[Keys]:
+    """Blocks with a divisor for each pair: a longrope that has the same list twice.
+
+    A rule that picks that law at every length: the format has no name for the law itself.
+    """
+    if isinstance(rope.scaling, Rule):
+        return
+    if isinstance(rope.scaling, PerPair):
+        yield with_place(_write_longrope(_as_rule(rope.scaling, context)), rope)
+    base, divisors = base_and_divisors(replace(rope, direction=1))
+    law = PerPair(factors=tuple(divisors.tolist()), attention_factor=rope.attention_factor)
+    yield with_place(_write_longrope(_as_rule(law, context)), rope, base)
+
+
+def with_place(law: Keys, rope: Rope, base: float | None = None) -> Keys:
+    """The block of a law, with the base, the rotated part of a head, and the pairs of each axis.
+
+    ``base`` is that of frequencies without one.
+    """
+    block = law | {"rope_theta": base or rope.base}
+    if rope.rotary_dim != rope.head_dim:
+        block["partial_rotary_factor"] = rotated_fraction(rope.rotary_dim, rope.head_dim)
+    return block | section_keys(rope.axes)
+
+
+def is_list(keys: Keys) -> bool:
+    """Whether the block has a divisor for each pair."""
+    return keys[BLOCK_KEY]["rope_type"] == "longrope"
+
+
+def slice_of(rope: Rope) -> Rope:
+    """The rope of a head without the coordinates before the rotation."""
+    return replace(rope, head_dim=slice_width(rope), rotary_start=0)
+
+
+def rotated_fraction(rotary_dim: int, head_dim: int) -> float:
+    """The fraction for which readers compute ``int(head_dim * fraction) == rotary_dim``."""
+    exact = rotary_dim / head_dim
+    return exact if int(head_dim * exact) == rotary_dim else (rotary_dim + 0.5) / head_dim
+
+
+def section_keys(axes: Axes) -> Keys:
+    """How many pairs each axis drives."""
+    if isinstance(axes, OneAxis):
+        return {}
+    if isinstance(axes, Sectioned):
+        return {"mrope_section": list(axes.sections)}
+    if isinstance(axes, InterleavedSections):
+        return {"mrope_section": list(axes.sections), "mrope_interleaved": True}
+    if isinstance(axes, Alternating):
+        by_axis = dict(zip(rope_blocks.ALTERNATING, axes.sections, strict=True))
+        return {"mrope_section": [by_axis[axis] for axis in sorted(by_axis)]}
+    raise refusal("axes_cannot", axes=type(axes).__name__)
+
+
+def _field_writer(rope_type: str, *fields: str) -> Callable[[Any], Keys]:
+    """A writer for laws whose block has their own fields."""
+    keys = {KEYS.get(field, field): field for field in fields}
+    return lambda law: {"rope_type": rope_type, **{k: getattr(law, f) for k, f in keys.items()}}
+
+
+def _write_proportional(law: Proportional) -> Keys:
+    block: Keys = {"rope_type": "proportional", "partial_rotary_factor": law.fraction}
+    return block if law.factor == 1 else block | {"factor": law.factor}
+
+
+def _write_yarn(law: Yarn) -> Keys:
+    block = _field_writer("yarn", "factor", "beta_fast", "beta_slow", "original_max_positions")(law)
+    scales = {"mscale": law.mscale, "mscale_all_dim": law.mscale_all_dim}
+    if not law.truncate:
+        block["truncate"] = False
+    if law.attention_factor is not None:
+        block["attention_factor"] = law.attention_factor
+        del scales["mscale"]
+    return block | scales if law.mscale_all_dim else block
+
+
+def _write_longrope(law: LongRope) -> Keys:
+    gains = {"short_mscale": law.short_attention_factor, "long_mscale": law.long_attention_factor}
+    if law.short_attention_factor == law.long_attention_factor:
+        gains = {"attention_factor": law.short_attention_factor}
+    fields = ("factor", "short_factors", "long_factors", "original_max_positions")
+    block = _field_writer("longrope", *fields)(law)
+    block |= {key: list(value) for key, value in block.items() if isinstance(value, tuple)}
+    return block | {key: gain for key, gain in gains.items() if gain is not None}
+
+
+def _as_rule(law: PerPair, context: int) -> LongRope:
+    """A rule that picks the law at every length; the format has no name for the law itself."""
+    return LongRope(
+        short_factors=law.factors,
+        long_factors=law.factors,
+        original_max_positions=context,
+        factor=1.0,
+        short_attention_factor=law.attention_factor,
+        long_attention_factor=law.attention_factor,
+    )
+
+
+#: By law or rule, the function that writes its keys.
+WRITERS: Mapping[type, Callable[[Any], Keys]] = {
+    type(None): _field_writer("default"),
+    Linear: _field_writer("linear", "factor"),
+    # readers take max_position_embeddings for the original context, which has to agree
+    DynamicNTK: _field_writer("dynamic", "factor", "original_max_positions"),
+    Llama3: _field_writer(
+        "llama3", "factor", "low_freq_factor", "high_freq_factor", "original_max_positions"
+    ),
+    Proportional: _write_proportional,
+    Yarn: _write_yarn,
+    LongRope: _write_longrope,
+}
+
+
+# Reading.
+
+#: Reads the law of a block, for a length in tokens.
+LawReader = Callable[[JsonObject, LawContext, int], Law | Rule | None]
+
+
+# in place of a model type: what a class decides, as no config says it
+_CLASS_KEY = "class"
+
+
+def block_sizes(ropes: LayerRopes, length: int) -> Keys:
+    """What a block depends on: the width of a head and a length, and what the class decides."""
+    rope = ropes.ropes[0]
+    layout = next(name for name, kind in AXES.items() if type(rope.axes) is kind)
+    of_class = {"pairing": rope.pairing, "pairing_out": rope.pairing_out, "axes": layout}
+    return {"head_dim": rope.head_dim, CONTEXT_KEY: length, _CLASS_KEY: of_class}
+
+
+def slice_sizes(ropes: LayerRopes, length: int) -> Keys:
+    """The same, of a class that is given the slice of a head that begins with the rotation."""
+    rope = ropes.ropes[0]
+    sizes = block_sizes(one_layer(slice_of(rope)), length)
+    return sizes | {"rotary_start": rope.rotary_start}
+
+
+def class_facts(file: JsonObject) -> Architecture:
+    """Of the class that turns pairs as the file says."""
+    of_class = file.require(_CLASS_KEY, file.object(_CLASS_KEY)).values
+    axes = None if of_class["axes"] == "one" else AxesFacts(layout=of_class["axes"])
+    return Architecture(pairing=of_class["pairing"], pairing_out=of_class["pairing_out"], axes=axes)
+
+
+def read_block(facts: Architecture, law_of: LawReader, file: JsonObject) -> Rope:
+    """The rope that a class makes of the block in a file with the width of a head and a length."""
+    block = file.require(BLOCK_KEY, file.object(BLOCK_KEY))
+    length = file.require(CONTEXT_KEY, file.whole(CONTEXT_KEY))
+    width = file.require("head_dim", file.width("head_dim"))
+    is_part = rope_type(block, facts) != "proportional"
+    fraction = block.number("partial_rotary_factor") if is_part else None
+    rotary_dim = int(width * (fraction or 1))
+    outside = LawContext(facts, rotary_dim, file)
+    start = file.whole("rotary_start", least=0) or 0
+    with renamed_keys(block):
+        return Rope(
+            head_dim=start + width,
+            pairing=facts.pairing,
+            pairing_out=facts.pairing_out,
+            base=block.number("rope_theta", above=1),
+            rotary_dim=rotary_dim,
+            rotary_start=start,
+            scaling=law_of(block, outside, length),
+            axes=rope_blocks.axes(block, outside) or OneAxis(),
+            direction=block.sign("long_factor"),
+        )
+
+
+# What transformers 5 writes.
+
+
+def rope_parameters(rope: Rope, context: int) -> Keys:
+    """The block of a Hugging Face ``config.json`` for ``rope``, as transformers 5 writes it.
+
+    It has the base, the rotated fraction of a head, the law or rule, and the sections of a
+    multimodal rope. Pairing, direction and the start of the slice depend on the model class.
+    The format has no name for `PerPair`: it becomes a ``longrope`` block with the same list twice
+    and ``context``, the tokens of the training, and reads back as a rule that picks that law at
+    every length. The original context of dynamic NTK is outside its block too: `config_keys` sets
+    it.
+
+    Raises:
+        ConfigError: If the format cannot say this Rope.
+
+    >>> from phasor import Rope
+    >>> from phasor.scaling import Linear
+    >>> rope_parameters(Rope(head_dim=64, pairing="half", scaling=Linear(factor=4.0)), 2048)
+    {'rope_type': 'linear', 'factor': 4.0, 'rope_theta': 10000.0}
+    """
+    whole("context", context, least=1)
+    if rope.explicit_inv_freq is not None or rope.inv_freq_dtype != "exact":
+        raise refusal("no_base")
+    law = _as_rule(rope.scaling, context) if isinstance(rope.scaling, PerPair) else rope.scaling
+    write = WRITERS.get(type(law))
+    if write is None:
+        laws = sorted(law.__name__ for law in (*WRITERS, PerPair) if law is not type(None))
+        raise refusal("no_rope_type", law=rope.scaling, laws=", ".join(laws))
+    block = write(law)
+    block["rope_theta"] = rope.base
+    if rope.rotary_dim != rope.head_dim:
+        block["partial_rotary_factor"] = rotated_fraction(rope.rotary_dim, rope.head_dim)
+    block |= section_keys(rope.axes)
+    _check_block(rope, block, context)
+    return block
+
+
+def config_keys(rope: Rope | Mapping[str, Rope | None], context: int, to: int) -> Keys:
+    """The keys to set in a ``config.json`` for a context of ``to`` tokens.
+
+    The block of `rope_parameters`, of all layers or by label, null for a kind without a rope; and
+    ``max_position_embeddings``: ``to``, except for dynamic NTK, whose readers use that key for
+    the context before the extension, and for YaRN that reaches further: transformers 4.55 takes
+    its factor from the quotient of that key and the original context.
+
+    Raises:
+        ConfigError: As `rope_parameters`, or if dynamic ropes start from different contexts.
+
+    >>> from phasor import Rope
+    >>> from phasor.scaling import DynamicNTK
+    >>> law = DynamicNTK(factor=4.0, original_max_positions=2048)
+    >>> keys = config_keys(Rope(head_dim=64, pairing="half", scaling=law), 2048, 8192)
+    >>> keys["max_position_embeddings"]
+    2048
+    """
+    ropes = {"": rope} if isinstance(rope, Rope) else rope
+    blocks = {k: None if r is None else rope_parameters(r, context) for k, r in ropes.items()}
+    length = whole("to", to, least=1)
+    laws_of_kinds = [r.scaling for r in ropes.values() if r is not None]
+    starts = {law.original_max_positions for law in laws_of_kinds if isinstance(law, DynamicNTK)}
+    if len(starts) > 1:
+        raise refusal("dynamic_starts", starts=" and ".join(map(str, sorted(starts))))
+    reaches = {yarn_reach(law) for law in laws_of_kinds if isinstance(law, Yarn)}
+    if len(reaches) == 1 and (reach := reaches.pop()) is not None:
+        length = max(length, reach)
+    block = blocks[""] if isinstance(rope, Rope) else blocks
+    return {CONTEXT_KEY: min(starts, default=length), "rope_parameters": block}
+
+
+def read_as(rope: Rope, context: int) -> Rope:
+    """The rope that readers make of its block: a rule where the format has no name for its law."""
+    law = rope.scaling
+    return replace(rope, scaling=_as_rule(law, context)) if isinstance(law, PerPair) else rope
+
+
+def yarn_reach(law: Yarn) -> int | None:
+    """The context that YaRN's factor makes of the original one; None if that is not whole."""
+    reach = law.factor * law.original_max_positions
+    return round(reach) if math.isclose(reach, round(reach), rel_tol=1e-9) else None
+
+
+def _check_block(rope: Rope, block: Keys, context: int) -> None:
+    """Refuse a block whose law or axes, when read back, are not the Rope's."""
+    law = rope.scaling
+    facts = Architecture(
+        pairing=rope.pairing,
+        axes=None
+        if isinstance(rope.axes, OneAxis)
+        else AxesFacts(layout=next(n for n, kind in AXES.items() if type(rope.axes) is kind)),
+        softmax=isinstance(law, Yarn) and law.mscale_all_dim > 0,
+    )
+    start = {CONTEXT_KEY: law.original_max_positions} if isinstance(law, DynamicNTK) else {}
+    outside = rope_blocks.LawContext(facts, rope.rotary_dim, JsonObject(start))
+    read = JsonObject(block, "rope_parameters")
+    read_law = rope_blocks.read_law(read, outside)
+    read_axes = rope_blocks.axes(read, outside) or OneAxis()
+    expected = _as_rule(law, context) if isinstance(law, PerPair) else law
+    # both would be written as partial_rotary_factor
+    ambiguous = isinstance(law, Proportional) and rope.rotary_dim != rope.head_dim
+    if ambiguous or (read_law, read_axes) != (expected, rope.axes):
+        widths = {"rotary_dim": rope.rotary_dim, "head_dim": rope.head_dim}
+        raise refusal("block_cannot", rope_type=block["rope_type"], law=law, **widths)
