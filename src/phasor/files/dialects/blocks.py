@@ -20,7 +20,7 @@ from phasor.files.configs.facts import Architecture, AxesFacts
 from phasor.files.configs.rope_blocks import LawContext, rope_type
 from phasor.files.configs.source import KEYS, JsonObject, renamed_keys
 from phasor.files.dialects.target import Keys, base_and_divisors, slice_width
-from phasor.layers import LayerRopes, one_layer
+from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import (
     DynamicNTK,
@@ -86,6 +86,8 @@ def is_list(keys: Keys) -> bool:
 
 def slice_of(rope: Rope) -> Rope:
     """The rope of a head without the coordinates before the rotation."""
+    if not rope.rotary_start:
+        return rope
     return replace(rope, head_dim=slice_width(rope), rotary_start=0)
 
 
@@ -189,8 +191,8 @@ def block_sizes(ropes: LayerRopes, length: int) -> Keys:
 def slice_sizes(ropes: LayerRopes, length: int) -> Keys:
     """The same, of a class that is given the slice of a head that begins with the rotation."""
     rope = ropes.ropes[0]
-    sizes = block_sizes(one_layer(slice_of(rope)), length)
-    return sizes | {"rotary_start": rope.rotary_start}
+    of_slice = {"head_dim": slice_width(rope), "rotary_start": rope.rotary_start}
+    return block_sizes(ropes, length) | of_slice
 
 
 def class_facts(file: JsonObject) -> Architecture:

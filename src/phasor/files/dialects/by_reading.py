@@ -109,9 +109,13 @@ def _forms(ropes: LayerRopes) -> Iterator[LayerRopes]:
     raised = change_ropes(ropes, ntk_as_base)
     yield raised
     # programs round each frequency to float32 themselves
-    exact = change_ropes(raised, lambda rope: replace(rope, inv_freq_dtype="exact"))
-    if exact != raised:
-        yield exact
+    if any(rope.inv_freq_dtype != "exact" for rope in raised.ropes):
+        yield change_ropes(raised, _in_exact)
+
+
+def _in_exact(rope: Rope) -> Rope:
+    """The rope before its frequencies are rounded."""
+    return rope if rope.inv_freq_dtype == "exact" else replace(rope, inv_freq_dtype="exact")
 
 
 def _performed(ropes: LayerRopes, read: LayerRopes) -> dict[str, Rope]:
@@ -121,7 +125,9 @@ def _performed(ropes: LayerRopes, read: LayerRopes) -> dict[str, Rope]:
     for kind, rope in rotating(ropes).items():
         other = read_kinds[kind]
         assert other is not None, "both turn alike"
-        performed[kind] = replace(rope, pairing_out=other.pairing_out)
+        performed[kind] = rope
+        if rope.pairing_out != other.pairing_out:
+            performed[kind] = replace(rope, pairing_out=other.pairing_out)
     return performed
 
 
@@ -254,7 +260,7 @@ def words_by_rope(
 def _find_for_rope(
     dialect: Dialect, rope: Rope, context: int, is_list: Callable[[Keys], bool]
 ) -> Keys | None:
-    exact = replace(rope, inv_freq_dtype="exact")
+    exact = _in_exact(rope)
     found = find_words(dialect, one_layer(exact), context)
     if found is not None and is_list(found.keys) and rope != exact:
         found = find_words(dialect, one_layer(rope), context)

@@ -19,7 +19,7 @@ from phasor.files.dialects.serving import (
 from phasor.files.dialects.target import Keys, ProgramSettings, TranslationError, mscales
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
-from phasor.scaling import Law, LongRope, Proportional, Rule, Yarn, yarn_multiplier
+from phasor.scaling import Law, LongRope, Rule, Yarn, yarn_multiplier
 
 _SCALES, _OF_LISTS = ("mscale", "mscale_all_dim"), ("factor", "mscale")
 
@@ -68,9 +68,9 @@ _DIALECT = engine_dialect(_read_law, _words)
 
 
 def _arguments(rope: Rope, block: Keys) -> Keys:
-    law, rotary_dim = rope.scaling, rope.rotary_dim
-    if isinstance(law, Proportional):
-        rotary_dim = 2 * int(law.fraction * rotary_dim // 2)
+    rotary_dim = rope.rotary_dim
+    if block["rope_type"] == "proportional":
+        rotary_dim = 2 * int(block["partial_rotary_factor"] * rotary_dim // 2)
     return {"rotary_dim": rotary_dim, "base": block["rope_theta"], "rope_scaling": block}
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -283,7 +284,8 @@ def _adapt(target: Target, ropes: LayerRopes) -> LayerRopes:
     """The ropes in the laws and the pairings that the target reads."""
     simple = change_ropes(ropes, with_simplest_law)
     # one pairing for all kinds, as the weights of all are reordered
-    models = [simple, *(change_ropes(simple, partial(_in_pairs, one)) for one in PAIRINGS)]
+    reordered = (change_ropes(simple, partial(_in_pairs, one)) for one in PAIRINGS)
+    models = chain([simple], reordered)
     return next((model for model in models if all(map(target.takes, model.ropes))), simple)
 
 
