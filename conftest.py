@@ -80,7 +80,6 @@ ROOMS = {
     "tests/tools": "transformers",
     "tests/torch/test_linear_attention_training.py": "slow",
     "tests/verify/test_misplaced.py": "slow",
-    "tests/verify/test_museum.py": "slow",
     "tests/verify/test_named.py": "slow",
     "tools/ptx": "every_kernel",
 }

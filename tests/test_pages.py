@@ -55,7 +55,7 @@ def test_the_tables_of_laws_are_what_their_tool_writes(name: str) -> None:
 
 
 def test_the_table_of_defects_is_what_its_tool_writes() -> None:
-    """``python -m tools.doc_tables --write verify-defects.md`` makes it of the museum."""
+    """``python -m tools.doc_tables --write verify-defects.md`` makes it of the published ones."""
     assert fill("verify-defects.md") == page("docs/verify-defects.md")
 
 

@@ -112,10 +112,10 @@ def laws_shown() -> Iterator[str]:
 
 
 def defects() -> Iterator[str]:
-    """A table for each file of the museum of published defects."""
-    from tests.verify.defects.table import GROUPS
+    """A table for each file of published defects."""
+    from tests.identification.defects import PUBLISHED
 
-    for heading, group in GROUPS.items():
+    for heading, group in PUBLISHED.items():
         yield from (f"## {heading.removesuffix('.')}", "")
         yield "| Symptom | Program | `verify` names |"
         yield "|---|---|---|"

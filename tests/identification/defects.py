@@ -1,8 +1,21 @@
-"""Rotations with one planted defect each, written in plain NumPy."""
+"""Programs with one defect each: planted ones in plain NumPy, and those that programs had.
+
+`DEFECTS` are functions, `PUBLISHED` are done again as their programs did them; `PARTS` has both for
+every door.
+"""
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
+
+from phasor import Rope
+from phasor.scaling import Llama3
+
+from .published import frequencies, layouts
+from .published import positions as counted
+from .published.programs import Defect, Part
 
 WIDTH = 32
 PAIRS = WIDTH // 2
@@ -232,3 +245,51 @@ BESIDE = {
     "wrapped": {"negative-wraps"},
     "positions-in-float16": {"table-end-nan"},  # beyond 65504 they are infinite
 }
+PLAIN = Rope(head_dim=WIDTH, pairing="half", base=BASE)
+# where it is not the rotation without a defect
+MEANT = {
+    "half-rows-on-interleaved": Rope(head_dim=WIDTH, pairing="interleaved", base=BASE),
+    "exponent-width": Rope(head_dim=WIDTH, pairing="half", base=5e5, rotary_dim=WIDTH // 2),
+    "law-twice": Rope(
+        head_dim=WIDTH, pairing="half", base=BASE,
+        scaling=Llama3(factor=8.0, original_max_positions=2048),
+    ),
+}  # fmt: skip
+# what is found on keys, and which frequencies they have
+ON_KEYS = {"keys-turn-backwards", "queries-and-keys-differ"}
+BESIDE_IN_A_RECORDING = {"queries-and-keys-differ": ("base",)}
+# what vectors of one call do not show; one that raised was not recorded
+NOT_RECORDED = {
+    "table-end-raises", "depends-on-length", "length-off-by-one", "remembers", "inputs-written",
+}  # fmt: skip
+
+#: Published defects, by what a file of them is about.
+PUBLISHED = {
+    str(module.__doc__): [one for one in vars(module).values() if isinstance(one, Defect)]
+    for module in (frequencies, layouts, counted)
+}
+
+
+def planted(name):
+    """The function with a defect, which no other test has called."""
+    return Remembering() if name == "remembers" else DEFECTS[name]
+
+
+def part_of(name):
+    """A planted defect, with queries and keys of one call beyond each table or below 0."""
+    function, recording = planted(name), {}
+    side = "k" if name in ON_KEYS else "q"
+    if name not in NOT_RECORDED:
+        at = np.arange(-40, 500) if name.startswith("negative") else np.arange(2100)
+        x = np.random.default_rng(0).standard_normal((1, len(at), 2, WIDTH)).astype(np.float32)
+        vectors = [x.copy() for _ in inspect.signature(function).parameters][1:]
+        turned = function(*vectors, at[None])
+        recording = {"positions": at}
+        for letter, y in zip("qk", turned if len(vectors) == 2 else [turned], strict=False):
+            recording |= {letter: x, f"{letter}_rotated": np.float32(y)}
+    return Part(MEANT.get(name, PLAIN), recording, {side: (name,)}, turns={side: planted(name)})
+
+
+#: What makes the recordings and functions of every defect, by its name.
+PARTS = {name: lambda name=name: [part_of(name)] for name in DEFECTS}
+PARTS |= {one.name: one.replay for group in PUBLISHED.values() for one in group}

@@ -1,8 +1,7 @@
-"""One defect has one name at every door: `identify`, `diff` and, where it shows, `verify`."""
+"""What doors say of defects beside their names, which are asked for in test_matrix.py."""
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 
 import numpy as np
@@ -12,42 +11,20 @@ from phasor import Rope, diff, identify, preset, verify
 from phasor import numpy as core
 from phasor.axes import Axial, Sectioned
 from phasor.identification.report import NAMES
-from phasor.scaling import DynamicNTK, Llama3, Yarn
+from phasor.scaling import DynamicNTK, Yarn
 
-from .defects import BASE, BESIDE, DEFECTS, STEPS, WIDTH, Remembering, rotate, rotate_halves
-
-MEANT = {
-    "half-rows-on-interleaved": Rope(head_dim=WIDTH, pairing="interleaved", base=BASE),
-    "exponent-width": Rope(head_dim=WIDTH, pairing="half", base=5e5, rotary_dim=WIDTH // 2),
-}
-MEANT["law-twice"] = Rope(
-    head_dim=WIDTH,
-    pairing="half",
-    base=BASE,
-    scaling=Llama3(factor=8.0, original_max_positions=2048),
+from .defects import (
+    BASE,
+    BESIDE,
+    DEFECTS,
+    MEANT,
+    PLAIN,
+    STEPS,
+    WIDTH,
+    planted,
+    rotate,
+    rotate_halves,
 )
-# which frequencies keys have
-BESIDE_IN_A_RECORDING = {"queries-and-keys-differ": ["base"]}
-PLAIN = Rope(head_dim=WIDTH, pairing="half", base=BASE)
-# what vectors of one call do not show; one that raised was not recorded
-NOT_RECORDED = {
-    "table-end-raises", "depends-on-length", "length-off-by-one", "remembers", "inputs-written",
-}  # fmt: skip
-
-
-def planted(name):
-    """The function with a defect, which no other test has called."""
-    return Remembering() if name == "remembers" else DEFECTS[name]
-
-
-@pytest.mark.parametrize("name", DEFECTS)
-def test_diff_names_a_defect_as_identify_does(name):
-    """That one, and what is true beside it."""
-    found = diff(MEANT.get(name, PLAIN), planted(name), context=4096)
-    names = {cause.name for cause in found.causes}
-    # beyond the context
-    assert names == {name} | BESIDE.get(name, set()) - {"table-end-nan"}
-    assert found.lines()[0] == found.causes[0].sentence
 
 
 def right(name):
@@ -115,23 +92,6 @@ def test_a_base_is_named_beside_inputs_that_are_written():
 
     names = [cause.name for cause in diff(PLAIN, overwriting, context=4096).causes]
     assert names == ["frequencies", "inputs-written"]
-
-
-@pytest.mark.parametrize("name", [name for name in DEFECTS if name not in NOT_RECORDED])
-def test_verify_names_a_defect_as_identify_does(name):
-    """From the queries and keys of one call, which reach beyond each table or below 0."""
-    positions = np.arange(-40, 500) if name.startswith("negative") else np.arange(2100)
-    x = np.random.default_rng(0).standard_normal((1, len(positions), 2, WIDTH)).astype(np.float32)
-    vectors = [x.copy() for _ in inspect.signature(DEFECTS[name]).parameters][1:]
-    turned = DEFECTS[name](*vectors, positions[None])
-    arrays = {"positions": positions}
-    for side, y in zip("qk", turned if len(vectors) == 2 else [turned], strict=False):
-        arrays |= {side: x, f"{side}_rotated": np.float32(y)}
-    found = verify(MEANT.get(name, PLAIN), arrays, dims="bshd")
-    said = [one.name for side in found.sides for one in side.changes + side.roundings]
-    assert said == [*BESIDE_IN_A_RECORDING.get(name, ()), name]
-    # float32 angles and frequencies are no difference from a model
-    assert bool(found) == (name not in {"angles-in-float32", "frequencies-in-float32"})
 
 
 def test_the_rotation_without_a_defect_agrees_at_every_door():

@@ -154,7 +154,7 @@ def _applied_twice(meant: Meant) -> Iterator[Change]:
     rope = meant.rope
     with suppress(PhasorError):
         f = apply_twice(rope)
-        law = make_finding("law-twice", law=type(rope.scaling).__name__)
+        law = make_finding("law-twice", law=law_text(cast(Law, rope.scaling)))
         yield (law,), replace(rope, base=None, scaling=None, explicit_inv_freq=f)
 
 

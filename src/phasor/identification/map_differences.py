@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -30,15 +30,16 @@ from phasor.rope import Rope
 Function = Callable[..., Any]
 # positions beyond the first difference at which causes are sought
 _FAR = 1 << 12
-# what is found of a function's frequencies alone, no difference where the rope's own are so
-_OF_FREQUENCIES = MISTAKES | {"frequencies-in-bfloat16", "frequencies-in-float16"}
-# what a comparison of frequencies says, for which a mistake in their formula is the better name
-_BY_FREQUENCIES = {"angles", "base", "frequencies", "law", "law-missing", "law-parameter"}
+# what is found of a function's turns alone, which is no difference where the rope's are so
+_COMPARED = {
+    *MISTAKES, "axis-scaled", "beyond-half-a-turn", "direction", "offset",
+    "frequencies-in-bfloat16", "frequencies-in-float16",
+}  # fmt: skip
 # that something differs, and not what
 _VAGUE = {"angles", "frequencies", "no-rotation", "tokens"}
-# what changes no turn of the positions that are recorded, and explains none
+# what changes no turn of the positions that are recorded, or by little, and explains none
 _ELSEWHERE = {
-    "inputs-written", *NAMES["calls"], *NAMES["the end of a table"], *NAMES["negative positions"]
+    "inputs-written", "angles-in-float32", "frequencies-in-float32", *NAMES["calls"], *NAMES["the end of a table"], *NAMES["negative positions"]
 }  # fmt: skip
 
 
@@ -183,58 +184,36 @@ def find_differences(
     that a recording of it shows below ``near``, up to where it stops to be one rotation.
     """
     report, end = measured
-    own = _with_mistake(reference, report)
     recorded: Changes = ()
     if "remembers" not in report.names():
         recorded = find_causes(
-            own.rope, caller, min(end, near) - 1, offset=own.offset, gain=own.gain
+            reference.rope, caller, min(end, near) - 1, offset=reference.offset, gain=reference.gain
         )
-    has_mistake = own != reference
-    findings = [
-        one
-        for one in report.findings
-        if (has_mistake and one.name in MISTAKES) or not _has(reference, recorded, one)
-    ]
+    findings = {one.name: one for one in report.findings if not _has(reference, recorded, one)}
     superseded = _superseded_by(findings)
     superseded |= {one.name for one in reference.findings if is_rounding(one)}
     changes = {one.name: one for one in recorded if one.name not in superseded}
-    return in_order([*({one.name: one for one in findings} | changes).values()])
+    return in_order((findings | changes).values())
 
 
-def _superseded_by(findings: Iterable[Finding]) -> set[str]:
+def _superseded_by(names: Collection[str]) -> set[str]:
     """The names of what a recording shows that these findings say better."""
-    names = {one.name for one in findings}
-    superseded = set(_VAGUE) if names - _ELSEWHERE else set[str]()
-    if names & _OF_FREQUENCIES:
-        superseded |= _BY_FREQUENCIES
+    superseded = set(_VAGUE) if {*names} - _ELSEWHERE else set[str]()
     if "factor-on-one-side" in names:
         superseded.add("factor")
     return superseded
 
 
-def _with_mistake(reference: Reference, report: Identification) -> Reference:
-    """The reference with a mistake in the formula of frequencies, beside which others are found."""
-    rope, found = reference.rope, report.rope
-    if found is None or found.num_pairs != rope.num_pairs or rope.attention_factor != 1:
-        return reference
-    if not report.names() & MISTAKES or np.allclose(found.inv_freq, rope.inv_freq, 1e-6, 0):
-        return reference
-    f = tuple(found.inv_freq.tolist())
-    return reference._replace(rope=replace(rope, base=None, scaling=None, explicit_inv_freq=f))
-
-
 def _has(reference: Reference, recorded: Changes, finding: Finding) -> bool:
     """Whether what was found of a function alone is no difference from the reference."""
-    compared, rope = {one.name for one in recorded}, reference.rope
     if _is_among(finding, reference.findings):
         return True
     if finding.name == "frequencies-in-float32":
-        return np.array_equal(rounded(rope.inv_freq, "float32"), rope.inv_freq)
-    if finding.name in ("direction", "offset"):
-        return finding.name not in compared
-    if finding.name in _OF_FREQUENCIES:
-        return not compared & (_BY_FREQUENCIES | {finding.name})
-    return finding.name == "beyond-half-a-turn"  # what cannot be told
+        f = reference.rope.inv_freq
+        return np.array_equal(rounded(f, "float32"), f)
+    # a recording compares frequencies; and what cannot be told is none
+    compared = {one.name for one in recorded}
+    return finding.name in _COMPARED - compared
 
 
 def _is_among(finding: Finding, findings: Sequence[Finding]) -> bool:
@@ -260,9 +239,11 @@ def _compare_functions(
     own = [one for one in alone[by] if one.name != "beyond-half-a-turn"]
     found = alone[other]
     if reference is not None and callers[0].head_dim == callers[1].head_dim:
-        superseded = _superseded_by(own)
+        names = {one.name for one in own}
         # what the reference does by itself is said of it, and not the other way round of the other
-        superseded |= {one.name for one in own} - {one.name for one in found}
+        superseded = _superseded_by(names) | (names - {one.name for one in found})
+        if names & MISTAKES or any(name.startswith("frequencies-in") for name in names):
+            superseded |= {*NAMES["frequencies"], "angles"}
         differences = find_differences(reference, callers[other], measured[other], near)
         found = [one for one in differences if one.name not in superseded]
         factors = reports[other].attention_factor, reports[by].attention_factor

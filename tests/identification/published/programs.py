@@ -20,8 +20,12 @@ from phasor.errors import PhasorWarning
 Recording = dict[str, np.ndarray]
 
 
+# vectors and positions to what the faulty program makes of them
+Turn = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
 class Part(NamedTuple):
-    """One recording with its rope, and what `verify` says of it.
+    """One recording with its rope, and what is said of it.
 
     Attributes:
         model: What the checkpoint says: a preset, the content of a config file, or a rope.
@@ -29,6 +33,7 @@ class Part(NamedTuple):
         changes: The names of changes, by side; sides that rotate rightly are left out.
         says: The sentences of these changes.
         seq_len: The length at which a rule picks its law.
+        turns: The faulty program by side, where it turns a vector by its position alone.
     """
 
     model: str | Mapping[str, Any] | Rope
@@ -36,6 +41,7 @@ class Part(NamedTuple):
     changes: dict[str, tuple[str, ...]]
     says: tuple[str, ...] = ()
     seq_len: int | None = None
+    turns: Mapping[str, Turn] = {}
 
     def rope(self) -> Rope | LayerRopes:
         """The checkpoint's rope."""
@@ -147,6 +153,29 @@ def rows(angles: np.ndarray, gain: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 # ---- what is recorded ----
+
+
+def part(
+    model: str | Mapping[str, Any] | Rope, turns: Mapping[str, Turn], at: np.ndarray,
+    *heads_and_dim: int, changes: dict[str, tuple[str, ...]], says: tuple[str, ...] = (),
+    seq_len: int | None = None,
+) -> Part:  # fmt: skip
+    """What programs do to vectors at positions ``[seq]``, or ``[batch, seq, n_axes]``, by side."""
+    recording: Recording = {}
+    for side, turn in turns.items():
+        x = vectors(*at.shape[:2], *heads_and_dim)
+        recording |= recorded(side, x, turn(x, at), at)
+    return Part(model, recording, changes, says, seq_len, turns)
+
+
+def halves(inv_freq: np.ndarray, gain: float = 1.0) -> Turn:
+    """A program that turns halves by these frequencies."""
+    return lambda x, positions: turn_halves(x, angles_of(positions, inv_freq), gain)
+
+
+def interleaved(inv_freq: np.ndarray, gain: float = 1.0) -> Turn:
+    """A program that turns neighbours."""
+    return lambda x, positions: turn_interleaved(x, angles_of(positions, inv_freq), gain)
 
 
 def vectors(*shape: int) -> np.ndarray:

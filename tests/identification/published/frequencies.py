@@ -7,19 +7,22 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .museum import (
+from .programs import (
     Part,
+    Turn,
     angles_of,
     defect,
+    halves,
+    interleaved,
     link,
     llama3,
     mscale,
+    part,
     powers,
     recorded,
     rows,
     to_bfloat16,
     turn_halves,
-    turn_interleaved,
     vectors,
     yarn,
 )
@@ -43,13 +46,14 @@ def laguna(factor: float, attention_factor: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def laguna_queries(factor: float, gain: float) -> dict[str, np.ndarray]:
+def laguna_queries(factor: float, gain: float) -> dict[str, Turn]:
     """Both layers' queries; the full one's cos and sin have a gain."""
-    x = vectors(1, 300, 2, 128)
-    angles = angles_of(TOKENS, yarn(64, 500_000.0, factor, 4096, beta_fast=64.0))
-    full = np.concatenate([turn_halves(x[..., :64], angles, gain), x[..., 64:]], -1)
-    sliding = turn_halves(x, angles_of(TOKENS, powers(128, 10_000.0)))
-    return recorded("layers.0.q", x, full, TOKENS) | recorded("layers.1.q", x, sliding, TOKENS)
+    turn = halves(yarn(64, 500_000.0, factor, 4096, beta_fast=64.0), gain)
+
+    def full(x: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        return np.concatenate([turn(x[..., :64], positions), x[..., 64:]], -1)
+
+    return {"layers.0.q": full, "layers.1.q": halves(powers(128, 10_000.0))}
 
 
 @defect(
@@ -60,9 +64,10 @@ def laguna_queries(factor: float, gain: float) -> dict[str, np.ndarray]:
 )
 def yarn_factor_from_a_formula() -> Part:
     """The trainer read the file, the rollout did not."""
-    recording = laguna_queries(64.0, mscale(64.0))
+    turns = laguna_queries(64.0, mscale(64.0))
     says = ("Factor: 1.41589 in place of 1.",)
-    return Part(laguna(64.0, 1.0), recording, {"layer 0, q": ("factor",)}, says)
+    changes = {"layer 0, q": ("factor",)}
+    return part(laguna(64.0, 1.0), turns, TOKENS, 2, 128, changes=changes, says=says)
 
 
 @defect(
@@ -74,9 +79,10 @@ def yarn_factor_from_a_formula() -> Part:
 def yarn_factor_twice() -> Part:
     """1.4852 became 2.2058."""
     factor = mscale(128.0)
-    recording = laguna_queries(128.0, factor * factor)
+    turns = laguna_queries(128.0, factor * factor)
     says = ("Factor: 1.485203 is multiplied twice.",)
-    return Part(laguna(128.0, factor), recording, {"layer 0, q": ("factor-twice",)}, says)
+    changes = {"layer 0, q": ("factor-twice",)}
+    return part(laguna(128.0, factor), turns, TOKENS, 2, 128, changes=changes, says=says)
 
 
 @defect(
@@ -88,9 +94,10 @@ def yarn_factor_twice() -> Part:
 def yarn_factor_through_the_formula_twice() -> Part:
     """The logarithm was applied twice."""
     factor = mscale(64.0)
-    recording = laguna_queries(64.0, 0.1 * factor * np.log(64.0) + 1)
+    turns = laguna_queries(64.0, 0.1 * factor * np.log(64.0) + 1)
     says = ("Factor: 1.58885 in place of 1.415888.",)
-    return Part(laguna(64.0, factor), recording, {"layer 0, q": ("factor",)}, says)
+    changes = {"layer 0, q": ("factor",)}
+    return part(laguna(64.0, factor), turns, TOKENS, 2, 128, changes=changes, says=says)
 
 
 @defect(
@@ -101,8 +108,7 @@ def yarn_factor_through_the_formula_twice() -> Part:
 )
 def yarn_factor_never() -> Part:
     """YaRN's frequencies alone."""
-    x = vectors(1, 300, 2, 128)
-    turned = turn_interleaved(x, angles_of(TOKENS, yarn(128, 1e6, 16.0, 16_384)))
+    turn = interleaved(yarn(128, 1e6, 16.0, 16_384))
     block = {
         "original_max_position_embeddings": 16_384, "factor": 16, "apply_scale": True,
         "alpha": 1, "beta": 32,
@@ -113,7 +119,8 @@ def yarn_factor_never() -> Part:
         "max_position_embeddings": 262_144,
     }  # fmt: skip
     says = ("Factor: missing, cos and sin are to be multiplied by 1.277259.",)
-    return Part(params, recorded("q", x, turned, TOKENS), {"q": ("factor-missing",)}, says)
+    changes = {"q": ("factor-missing",)}
+    return part(params, {"q": turn}, TOKENS, 2, 128, changes=changes, says=says)
 
 
 @defect(
@@ -124,13 +131,11 @@ def yarn_factor_never() -> Part:
 )
 def factor_of_the_softmax_on_cos_and_sin() -> Part:
     """1.26 in place of 1."""
-    x = vectors(300, 1, 64)
-    angles = angles_of(TOKENS, yarn(64, 10_000.0, 40.0, 4096))
-    turned = turn_interleaved(x, angles, 0.1 * 0.707 * np.log(40.0) + 1)
-    recording = recorded("k", x, turned, TOKENS)
-    return Part(
-        "deepseek-v2-lite", recording, {"k": ("factor",)}, ("Factor: 1.2608 in place of 1.",)
-    )
+    gain = 0.1 * 0.707 * np.log(40.0) + 1
+    turn = interleaved(yarn(64, 10_000.0, 40.0, 4096), gain)
+    says = ("Factor: 1.2608 in place of 1.",)
+    changes = {"k": ("factor",)}
+    return part("deepseek-v2-lite", {"k": turn}, TOKENS, 1, 64, changes=changes, says=says)
 
 
 @defect(
@@ -141,8 +146,7 @@ def factor_of_the_softmax_on_cos_and_sin() -> Part:
 )
 def yarn_never_read() -> Part:
     """Neither its frequencies nor its factor."""
-    x = vectors(300, 4, 64)
-    turned = turn_halves(x, angles_of(TOKENS, powers(64, 1e6)))
+    turn = halves(powers(64, 1e6))
     config = {
         "model_type": "lfm2_moe", "hidden_size": 2048, "num_attention_heads": 32,
         "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"],
@@ -153,8 +157,8 @@ def yarn_never_read() -> Part:
         },
     }  # fmt: skip
     says = ("Law: Yarn is not applied, frequencies are the plain powers.",)
-    recording = recorded("layers.1.q", x, turned, TOKENS)
-    return Part(config, recording, {"layer 1, q": ("law-missing",)}, says)
+    changes = {"layer 1, q": ("law-missing",)}
+    return part(config, {"layers.1.q": turn}, TOKENS, 4, 64, changes=changes, says=says)
 
 
 @defect(
@@ -165,10 +169,10 @@ def yarn_never_read() -> Part:
 )
 def rope_theta_in_another_block() -> Part:
     """The base of the class in place of the file's."""
-    x = vectors(300, 2, 128)
-    turned = turn_halves(x, angles_of(TOKENS, powers(128, 10_000.0)))
-    recording = recorded("k", x, turned, TOKENS)
-    return Part("qwen3-8b", recording, {"k": ("base",)}, ("Base: 10000 in place of 1000000.",))
+    turn = halves(powers(128, 10_000.0))
+    says = ("Base: 10000 in place of 1000000.",)
+    changes = {"k": ("base",)}
+    return part("qwen3-8b", {"k": turn}, TOKENS, 2, 128, changes=changes, says=says)
 
 
 @defect(
@@ -179,12 +183,10 @@ def rope_theta_in_another_block() -> Part:
 )
 def gemma_3_without_its_factor() -> Part:
     """Positions eight times as far apart as the model knows."""
-    x = vectors(300, 2, 256)
-    local = turn_halves(x, angles_of(TOKENS, powers(256, 10_000.0)))
-    full = turn_halves(x, angles_of(TOKENS, powers(256, 1e6)))
-    recording = recorded("layers.4.q", x, local, TOKENS) | recorded("layers.5.q", x, full, TOKENS)
+    turns = {"layers.4.q": halves(powers(256, 10_000.0)), "layers.5.q": halves(powers(256, 1e6))}
     says = ("Law: Linear is not applied, frequencies are the plain powers.",)
-    return Part("gemma-3-4b", recording, {"layer 5, q": ("law-missing",)}, says)
+    changes = {"layer 5, q": ("law-missing",)}
+    return part("gemma-3-4b", turns, TOKENS, 2, 256, changes=changes, says=says)
 
 
 @defect(
@@ -195,12 +197,11 @@ def gemma_3_without_its_factor() -> Part:
 )
 def gemma_3_with_its_factor_everywhere() -> Part:
     """The local layers' base, the global layers' law."""
-    x = vectors(300, 2, 256)
-    local = turn_halves(x, angles_of(TOKENS, powers(256, 10_000.0) / 8))
-    full = turn_halves(x, angles_of(TOKENS, powers(256, 1e6) / 8))
-    recording = recorded("layers.4.q", x, local, TOKENS) | recorded("layers.5.q", x, full, TOKENS)
+    of_layers = {"layers.4.q": powers(256, 10_000.0), "layers.5.q": powers(256, 1e6)}
+    turns = {side: halves(inv_freq / 8) for side, inv_freq in of_layers.items()}
     says = ("Law: Linear(factor=8.0) in place of no law.",)
-    return Part("gemma-3-4b", recording, {"layer 4, q": ("law",)}, says)
+    changes = {"layer 4, q": ("law",)}
+    return part("gemma-3-4b", turns, TOKENS, 2, 256, changes=changes, says=says)
 
 
 @defect(
@@ -211,12 +212,10 @@ def gemma_3_with_its_factor_everywhere() -> Part:
 )
 def llama_3_2_with_factor_8() -> Part:
     """Short texts show nothing of it to a reader, to numbers they do."""
-    x = vectors(2000, 2, 64)
-    tokens = np.arange(2000)
-    turned = turn_halves(x, angles_of(tokens, llama3(64, 500_000.0, 8.0)))
+    turn = halves(llama3(64, 500_000.0, 8.0))
     says = ("Law: Llama3 with factor 8 in place of 32.",)
-    recording = recorded("q", x, turned, tokens)
-    return Part("llama-3.2-1b", recording, {"q": ("law-parameter",)}, says)
+    changes = {"q": ("law-parameter",)}
+    return part("llama-3.2-1b", {"q": turn}, np.arange(2000), 2, 64, changes=changes, says=says)
 
 
 @defect(
@@ -227,12 +226,10 @@ def llama_3_2_with_factor_8() -> Part:
 )
 def llama_3_1_without_its_law() -> Part:
     """The plain powers."""
-    x = vectors(2000, 2, 128)
-    tokens = np.arange(2000)
-    turned = turn_halves(x, angles_of(tokens, powers(128, 500_000.0)))
+    turn = halves(powers(128, 500_000.0))
     says = ("Law: Llama3 is not applied, frequencies are the plain powers.",)
-    recording = recorded("k", x, turned, tokens)
-    return Part("llama-3.1-8b", recording, {"k": ("law-missing",)}, says)
+    changes = {"k": ("law-missing",)}
+    return part("llama-3.1-8b", {"k": turn}, np.arange(2000), 2, 128, changes=changes, says=says)
 
 
 @defect(
@@ -243,12 +240,10 @@ def llama_3_1_without_its_law() -> Part:
 )
 def yarn_ramp_at_whole_pairs() -> Part:
     """A few pairs in the middle turn otherwise."""
-    x = vectors(2000, 2, 64)
-    tokens = np.arange(2000)
-    angles = angles_of(tokens, yarn(64, 150_000.0, 32.0, 4096))
-    recording = recorded("q", x, turn_halves(x, angles, mscale(32.0)), tokens)
+    turn = halves(yarn(64, 150_000.0, 32.0, 4096), mscale(32.0))
     says = ("Law: Yarn with truncate True in place of False.",)
-    return Part("gpt-oss-20b", recording, {"q": ("law-parameter",)}, says)
+    changes = {"q": ("law-parameter",)}
+    return part("gpt-oss-20b", {"q": turn}, np.arange(2000), 2, 64, changes=changes, says=says)
 
 
 @defect(
@@ -259,11 +254,13 @@ def yarn_ramp_at_whole_pairs() -> Part:
 )
 def positions_doubled() -> Part:
     """A law of 2 in place of one that does nothing at this length."""
-    x = vectors(300, 2, 128)
-    turned = turn_halves(x, angles_of(TOKENS * 2, powers(128, 1e6)))
-    recording = recorded("q", x, turned, TOKENS)
+
+    def turn(x: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        return turn_halves(x, angles_of(positions * 2, powers(128, 1e6)))
+
     says = ("It is rotated twice: R(2p) in place of R(p).",)
-    return Part("internlm2.5-7b", recording, {"q": ("twice",)}, says)
+    changes = {"q": ("twice",)}
+    return part("internlm2.5-7b", {"q": turn}, TOKENS, 2, 128, changes=changes, says=says)
 
 
 @defect(
@@ -274,15 +271,17 @@ def positions_doubled() -> Part:
 )
 def rotated_twice() -> Part:
     """Twice the angle, and the factor squared."""
-    x = vectors(300, 2, 128)
-    angles = angles_of(TOKENS, yarn(128, 1e6, 4.0, 32_768))
-    turned = turn_halves(turn_halves(x, angles, mscale(4.0)), angles, mscale(4.0))
-    recording = recorded("k", x, turned, TOKENS)
+    once = halves(yarn(128, 1e6, 4.0, 32_768), mscale(4.0))
+
+    def turn(x: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        return once(once(x, positions), positions)
+
     says = (
         "It is rotated twice: R(2p) in place of R(p).",
         "Factor: 1.138629 is multiplied twice.",
     )
-    return Part("qwen3-8b-yarn", recording, {"k": ("twice", "factor-twice")}, says)
+    changes = {"k": ("twice", "factor-twice")}
+    return part("qwen3-8b-yarn", {"k": turn}, TOKENS, 2, 128, changes=changes, says=says)
 
 
 @defect(
@@ -291,13 +290,12 @@ def rotated_twice() -> Part:
     symptom="A checkpoint loaded in transformers gave other logits: a KL of 0.011.",
     cause="A cast of the whole model rounded `inv_freq` to bfloat16.",
 )
-def frequencies_in_bfloat16() -> Part:
+def frequencies_cast_with_the_model() -> Part:
     """A later cast to float32 does not bring the digits back."""
-    x = vectors(300, 2, 64)
-    turned = turn_halves(x, angles_of(TOKENS, to_bfloat16(llama3(64, 500_000.0, 32.0))))
+    turn = halves(to_bfloat16(llama3(64, 500_000.0, 32.0)))
     says = ("Frequencies are rounded to bfloat16.",)
-    recording = recorded("q", x, turned, TOKENS)
-    return Part("llama-3.2-1b", recording, {"q": ("frequencies-in-bfloat16",)}, says)
+    changes = {"q": ("frequencies-in-bfloat16",)}
+    return part("llama-3.2-1b", {"q": turn}, TOKENS, 2, 64, changes=changes, says=says)
 
 
 @defect(
@@ -306,7 +304,7 @@ def frequencies_in_bfloat16() -> Part:
     symptom="Llama's tables were wrong from position 257 on.",
     cause="`arange` was made in bfloat16, which has no odd numbers beyond 256.",
 )
-def positions_in_bfloat16() -> Part:
+def positions_made_in_bfloat16() -> Part:
     """A table, as the module keeps it: a row a position."""
     angles = angles_of(to_bfloat16(np.arange(600)), powers(128, 10_000.0))
     cos, sin = (np.concatenate([one[:, 0], one[:, 0]], -1) for one in rows(angles, 1.0))
@@ -321,14 +319,18 @@ def positions_in_bfloat16() -> Part:
     symptom="Embeddings of long texts were unlike those of transformers.",
     cause="Positions and frequencies were cast to bfloat16 before they were multiplied.",
 )
-def angles_in_bfloat16() -> Part:
+def angles_multiplied_in_bfloat16() -> Part:
     """Recorded in bfloat16, as the model runs."""
+
+    def turn(x: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        product = to_bfloat16(positions)[..., None] * to_bfloat16(powers(128, 1e6))
+        return turn_halves(x.astype(np.float32), to_bfloat16(product)).astype(x.dtype)
+
     x = vectors(600, 2, 128).astype(ml_dtypes.bfloat16)
-    product = to_bfloat16(np.arange(600))[:, None] * to_bfloat16(powers(128, 1e6))
-    wide = turn_halves(x.astype(np.float32), to_bfloat16(product))
-    recording = recorded("q", x, wide.astype(ml_dtypes.bfloat16), np.arange(600))
+    recording = recorded("q", x, turn(x, np.arange(600)), np.arange(600))
     says = ("Positions, frequencies and angles are rounded to bfloat16.",)
-    return Part("qwen2.5-7b", recording, {"q": ("angles-in-bfloat16",)}, says)
+    changes = {"q": ("angles-in-bfloat16",)}
+    return Part("qwen2.5-7b", recording, changes, says, turns={"q": turn})
 
 
 @defect(
@@ -339,7 +341,7 @@ def angles_in_bfloat16() -> Part:
 )
 def frequencies_from_empty_memory() -> Part:
     """What it held was nearly 0."""
-    x = vectors(300, 2, 64)
-    turned = turn_halves(x, angles_of(TOKENS, np.full(32, 6.93e-18)))
+    turn = halves(np.full(32, 6.93e-18))
     says = ("It is not turned: every token is as at position 0.",)
-    return Part("esmc-6b", recorded("q", x, turned, TOKENS), {"q": ("not-turned",)}, says)
+    changes = {"q": ("not-turned",)}
+    return part("esmc-6b", {"q": turn}, TOKENS, 2, 64, changes=changes, says=says)

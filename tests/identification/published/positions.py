@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 import phasor
 
-from .museum import (
+from .programs import (
     Part,
+    Turn,
     angles_of,
     defect,
+    halves,
     link,
     mscale,
+    part,
     powers,
     recorded,
     rows,
@@ -21,10 +26,15 @@ from .museum import (
 )
 
 
-def with_positions(turned_as: np.ndarray, base: float = 10_000.0) -> tuple[np.ndarray, np.ndarray]:
-    """Vectors, and the same turned as at these positions."""
-    x = vectors(*turned_as.shape, 2, 128)
-    return x, turn_halves(x, angles_of(turned_as, powers(128, base)))
+def turned_as(map_position: Callable[[np.ndarray], np.ndarray], base: float = 10_000.0) -> Turn:
+    """A program that takes positions for others."""
+    return lambda x, p: turn_halves(x, angles_of(map_position(p), powers(128, base)))
+
+
+def with_positions(turned: np.ndarray, base: float = 10_000.0) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors, and the same turned as at these positions, whichever theirs are."""
+    x = vectors(len(turned), 2, 128)
+    return x, turned_as(lambda p: p, base)(x, turned)
 
 
 @defect(
@@ -52,10 +62,10 @@ def packed_documents_counted_through() -> Part:
 )
 def chunks_that_start_at_0() -> Part:
     """Chunks of 100 tokens."""
-    x, turned = with_positions(np.arange(300) % 100)
-    recording = recorded("k", x, turned, np.arange(300))
     says = ("Up to position 99 it turns; from 100 on positions start again at 0 (modulo 100).",)
-    return Part("llama-2-7b", recording, {"k": ("wrapped",)}, says)
+    changes = {"k": ("wrapped",)}
+    turns = {"k": turned_as(lambda p: p % 100)}
+    return part("llama-2-7b", turns, np.arange(300), 2, 128, changes=changes, says=says)
 
 
 @defect(
@@ -66,10 +76,10 @@ def chunks_that_start_at_0() -> Part:
 )
 def decoded_at_position_0() -> Part:
     """A prompt of 100 tokens, then each token in its own call."""
-    x, turned = with_positions(np.concatenate([np.arange(100), np.zeros(50)]), 1e6)
-    recording = recorded("q", x, turned, np.arange(150))
+    turns = {"q": turned_as(lambda p: np.where(p < 100, p, 0), 1e6)}
     says = ("Up to position 99 it turns; from 100 on it does not turn at all (identity).",)
-    return Part("qwen3-omni-30b-a3b", recording, {"q": ("table-end-identity",)}, says)
+    changes = {"q": ("table-end-identity",)}
+    return part("qwen3-omni-30b-a3b", turns, np.arange(150), 2, 128, changes=changes, says=says)
 
 
 @defect(
@@ -80,13 +90,10 @@ def decoded_at_position_0() -> Part:
 )
 def upper_layers_one_token_on() -> Part:
     """Layer 0 is right, layer 1 is one on."""
-    positions = np.arange(200, 260)
-    x, right = with_positions(positions)
-    _, late = with_positions(positions + 1)
-    recording = recorded("layers.0.q", x, right, positions)
-    recording |= recorded("layers.1.q", x, late, positions)
+    turns = {"layers.0.q": turned_as(lambda p: p), "layers.1.q": turned_as(lambda p: p + 1)}
     says = ("Positions are off by +1.",)
-    return Part("llama-2-7b", recording, {"layer 1, q": ("offset",)}, says)
+    changes = {"layer 1, q": ("offset",)}
+    return part("llama-2-7b", turns, np.arange(200, 260), 2, 128, changes=changes, says=says)
 
 
 @defect(
@@ -116,12 +123,14 @@ def cosines_of_the_first_row() -> Part:
 )
 def table_that_ends() -> Part:
     """Vectors beyond it pass through."""
-    positions = np.arange(300)
-    x, turned = with_positions(positions)
-    turned[256:] = x[256:]
-    recording = recorded("k", x, turned, positions)
+    turn = turned_as(lambda p: p)
+
+    def ending(x: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        return np.where((positions < 256)[..., None, None], turn(x, positions), x)
+
     says = ("Up to position 255 it turns; from 256 on it does not turn at all (identity).",)
-    return Part("llama-2-7b", recording, {"k": ("table-end-identity",)}, says)
+    changes = {"k": ("table-end-identity",)}
+    return part("llama-2-7b", {"k": ending}, np.arange(300), 2, 128, changes=changes, says=says)
 
 
 @defect(
@@ -162,11 +171,10 @@ def phi_lists() -> tuple[np.ndarray, np.ndarray, float]:
 def longrope_with_the_long_list() -> Part:
     """A short prompt."""
     _, long, gain = phi_lists()
-    positions = np.arange(300)
-    x = vectors(300, 2, 96)
-    recording = recorded("q", x, turn_halves(x, angles_of(positions, long), gain), positions)
     says = ("Length: its frequencies are chosen by its long list.",)
-    return Part("phi-3.5-mini", recording, {"q": ("length",)}, says)
+    changes = {"q": ("length",)}
+    turns = {"q": halves(long, gain)}
+    return part("phi-3.5-mini", turns, np.arange(300), 2, 96, changes=changes, says=says)
 
 
 @defect(
@@ -178,14 +186,9 @@ def longrope_with_the_long_list() -> Part:
 def longrope_list_chosen_by_chunk() -> Part:
     """The chunks that end before 4096 take the short list, the others the long one."""
     short, long, gain = phi_lists()
-    positions = np.arange(5511)
-    x = vectors(5511, 1, 96)
-    turned = np.where(
-        (positions < 4096)[:, None, None],
-        turn_halves(x, angles_of(positions, short), gain),
-        turn_halves(x, angles_of(positions, long), gain),
-    )
-    recording = recorded("k", x, turned, positions)
+    x, at = vectors(5511, 1, 96), np.arange(5511)
+    by_lists = halves(short, gain)(x, at), halves(long, gain)(x, at)
+    recording = recorded("k", x, np.where((at < 4096)[:, None, None], *by_lists), at)
     says = (
         "Only some tokens, such as 1 at position 1, are wrong.",
         "Length: its frequencies are chosen by its short list.",
@@ -202,11 +205,11 @@ def longrope_list_chosen_by_chunk() -> Part:
 def longrope_list_chosen_by_the_batch() -> Part:
     """A short request beside a long one: the short one alone, with its own length."""
     _, long, gain = phi_lists()
-    positions = np.arange(200)
-    x = vectors(1, 200, 2, 96)
-    recording = recorded("q", x, turn_halves(x, angles_of(positions, long), gain), positions)
     says = ("Length: its frequencies are chosen by its long list.",)
-    return Part("phi-3.5-mini", recording, {"q": ("length",)}, says, seq_len=200)
+    changes = {"q": ("length",)}
+    turns = {"q": halves(long, gain)}
+    at = np.arange(200)
+    return part("phi-3.5-mini", turns, at, 2, 96, changes=changes, says=says, seq_len=200)
 
 
 @defect(

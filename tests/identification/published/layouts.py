@@ -8,17 +8,17 @@ import numpy as np
 
 import phasor
 
-from .museum import (
+from .programs import (
     Part,
-    angles_of,
     defect,
+    halves,
+    interleaved,
     link,
     mscale,
+    part,
     powers,
-    recorded,
     turn_halves,
     turn_interleaved,
-    vectors,
     yarn,
 )
 
@@ -33,11 +33,9 @@ TOKENS = np.arange(300)
 )
 def gpt_oss_with_interleaved_pairs() -> Part:
     """Everything is right but the pairs."""
-    x = vectors(300, 2, 64)
-    angles = angles_of(TOKENS, yarn(64, 150_000.0, 32.0, 4096, truncate=False))
-    recording = recorded("q", x, turn_interleaved(x, angles, mscale(32.0)), TOKENS)
+    turn = interleaved(yarn(64, 150_000.0, 32.0, 4096, truncate=False), mscale(32.0))
     says = ("Pairing: interleaved in place of half.",)
-    return Part("gpt-oss-20b", recording, {"q": ("pairing",)}, says)
+    return part("gpt-oss-20b", {"q": turn}, TOKENS, 2, 64, changes={"q": ("pairing",)}, says=says)
 
 
 @defect(
@@ -48,13 +46,11 @@ def gpt_oss_with_interleaved_pairs() -> Part:
 )
 def weights_permuted_and_pairs_kept() -> Part:
     """Both sides."""
-    q, k = vectors(300, 4, 128), vectors(300, 1, 128)
-    angles = angles_of(TOKENS, powers(128, 500_000.0))
-    recording = recorded("q", q, turn_interleaved(q, angles), TOKENS)
-    recording |= recorded("k", k, turn_interleaved(k, angles), TOKENS)
+    turn = interleaved(powers(128, 500_000.0))
     changes = {"q": ("pairing",), "k": ("pairing",)}
     says = ("Pairing: interleaved in place of half.",)
-    return Part("llama-3-8b", recording, changes, says)
+    turns = {"q": turn, "k": turn}
+    return part("llama-3-8b", turns, TOKENS, 4, 128, changes=changes, says=says)
 
 
 @defect(
@@ -65,17 +61,19 @@ def weights_permuted_and_pairs_kept() -> Part:
 )
 def indexer_in_its_attentions_pairing() -> list[Part]:
     """Two recordings: the attention is right, the indexer is not."""
-    main, index = vectors(300, 1, 64), vectors(300, 1, 64)
-    angles = angles_of(TOKENS, yarn(64, 10_000.0, 40.0, 4096))
-    turned = turn_interleaved(main, angles)
-    halves = np.concatenate([turned[..., ::2], turned[..., 1::2]], -1)
+    turn = interleaved(yarn(64, 10_000.0, 40.0, 4096))
+
+    def written_as_halves(x: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        turned = turn(x, positions)
+        return np.concatenate([turned[..., ::2], turned[..., 1::2]], -1)
+
     attention = phasor.preset("deepseek-v3.2").ropes[0]
     indexer = replace(attention, pairing="half", pairing_out=None)
-    of_indexer = recorded("q", index, turn_interleaved(index, angles), TOKENS)
     says = ("Pairing: interleaved in place of half.",)
+    changes = {"q": ("pairing",)}
     return [
-        Part("deepseek-v3.2", recorded("q", main, halves, TOKENS), {}),
-        Part(indexer, of_indexer, {"q": ("pairing",)}, says),
+        part("deepseek-v3.2", {"q": written_as_halves}, TOKENS, 1, 64, changes={}),
+        part(indexer, {"q": turn}, TOKENS, 1, 64, changes=changes, says=says),
     ]
 
 
@@ -87,11 +85,10 @@ def indexer_in_its_attentions_pairing() -> list[Part]:
 )
 def partial_rotation_over_the_whole_head() -> Part:
     """A text, so that all axes have one position."""
-    x = vectors(300, 2, 256)
-    turned = turn_halves(x, angles_of(TOKENS, powers(256, 1e7)))
+    turns = {"layers.3.q": halves(powers(256, 1e7))}
     says = ("Slice: coordinates 0 to 255 turn, in place of 0 to 63.",)
-    recording = recorded("layers.3.q", x, turned, TOKENS)
-    return Part("qwen3.5-35b-a3b", recording, {"layer 3, q": ("slice",)}, says)
+    changes = {"layer 3, q": ("slice",)}
+    return part("qwen3.5-35b-a3b", turns, TOKENS, 2, 256, changes=changes, says=says)
 
 
 @defect(
@@ -102,23 +99,21 @@ def partial_rotation_over_the_whole_head() -> Part:
 )
 def partial_rotation_by_the_heads_width() -> Part:
     """Pairs ``(i, i + 128)`` with the head's exponents, for the first 32."""
-    x = vectors(300, 2, 256)
-    inv_freq = np.where(np.arange(128) < 32, powers(256, 1e7), 0)
-    turned = turn_halves(x, angles_of(TOKENS, inv_freq))
-    recording = recorded("layers.3.q", x, turned, TOKENS)
+    turns = {"layers.3.q": halves(np.where(np.arange(128) < 32, powers(256, 1e7), 0))}
     says = (
         "Slice: coordinates 0 to 255 turn, in place of 0 to 63.",
         "Frequencies differ from pair 32 on: pairs 32-127.",
     )
-    return Part("qwen3.5-35b-a3b", recording, {"layer 3, q": ("slice", "frequencies")}, says)
+    changes = {"layer 3, q": ("slice", "frequencies")}
+    return part("qwen3.5-35b-a3b", turns, TOKENS, 2, 256, changes=changes, says=says)
 
 
 def image_positions() -> np.ndarray:
-    """Time, height and width ``[3, 1, tokens]`` of text, an image of 8 by 6 patches, and text."""
+    """Time, height and width ``[1, tokens, 3]`` of text, an image of 8 by 6 patches, and text."""
     text = np.arange(20)
     rows, columns = np.divmod(np.arange(48), 6)
-    image = np.stack([np.zeros(48, int), rows, columns]) + 20
-    return np.concatenate([np.stack([text] * 3), image, np.stack([text + 28] * 3)], -1)[:, None]
+    image = np.stack([np.zeros(48, int), rows, columns], -1) + 20
+    return np.concatenate([np.stack([text] * 3, -1), image, np.stack([text + 28] * 3, -1)])[None]
 
 
 @defect(
@@ -129,17 +124,19 @@ def image_positions() -> np.ndarray:
 )
 def sections_interleaved() -> Part:
     """T, H, W, T, H, W in place of 16 T, 24 H, 24 W."""
-    positions = image_positions()
     axes = np.zeros(64, int)
     axes[1 : 24 * 3 : 3], axes[2 : 24 * 3 : 3] = 1, 2
-    angles = positions.transpose(1, 2, 0)[..., axes].astype(np.float32) * powers(128, 1e6)
-    x = vectors(1, 88, 2, 128)
-    recording = recorded("q", x, turn_halves(x, angles), positions)
+
+    def turn(x: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        return turn_halves(x, positions[..., axes].astype(np.float32) * powers(128, 1e6))
+
     says = (
         "Axes: InterleavedSections(sections=(16, 24, 24)) in place of "
         "Sectioned(sections=(16, 24, 24)).",
     )
-    return Part("qwen2.5-vl-7b", recording, {"q": ("axes",)}, says)
+    changes = {"q": ("axes",)}
+    at = image_positions()
+    return part("qwen2.5-vl-7b", {"q": turn}, at, 2, 128, changes=changes, says=says)
 
 
 @defect(
@@ -150,11 +147,12 @@ def sections_interleaved() -> Part:
 )
 def height_and_width_exchanged() -> Part:
     """Columns where rows belong."""
-    positions = np.stack(np.divmod(np.arange(96), 12), -1)[None]
-    axes = np.repeat([1, 0], 22)
-    inv_freq = np.concatenate([powers(44, 1e4), powers(44, 1e4)])
-    angles = positions[..., axes].astype(np.float32) * inv_freq
-    x = vectors(1, 96, 2, 88)
-    recording = recorded("q", x, turn_interleaved(x, angles), positions)
+    axes, inv_freq = np.repeat([1, 0], 22), np.tile(powers(44, 1e4), 2)
+
+    def turn(x: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        return turn_interleaved(x, positions[..., axes].astype(np.float32) * inv_freq)
+
     says = ("Axes: coordinates (1, 0) are taken as (0, 1).",)
-    return Part("llama-4-vision", recording, {"q": ("axes",)}, says)
+    changes = {"q": ("axes",)}
+    at = np.stack(np.divmod(np.arange(96), 12), -1)[None]
+    return part("llama-4-vision", {"q": turn}, at, 2, 88, changes=changes, says=says)

@@ -1,16 +1,12 @@
-"""Published defects, done again as their programs did them, are named."""
+"""Programs that compute as those with a published defect do, and have none."""
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
-import pytest
 
 from phasor import Rope, preset, verify
 
-from .defects.museum import (
-    Defect,
-    Recording,
+from .published.programs import (
     angles_of,
     llama3,
     mscale,
@@ -21,48 +17,6 @@ from .defects.museum import (
     vectors,
     yarn,
 )
-from .defects.table import DEFECTS
-
-
-def in_bfloat16(recording: Recording) -> Recording:
-    """The same, with the result rounded; positions stay."""
-    return {
-        name: value if name.endswith("positions") else value.astype(ml_dtypes.bfloat16)
-        for name, value in recording.items()
-    }
-
-
-@pytest.mark.parametrize("defect", DEFECTS, ids=[one.name for one in DEFECTS])
-def test_a_published_defect_is_named_from_bfloat16(defect: Defect) -> None:
-    """By the same names, as engines hold queries, keys and tables."""
-    for part in defect.replay():
-        found = verify(part.rope(), in_bfloat16(part.recording), seq_len=part.seq_len)
-        changes = {
-            side.name: tuple(one.name for one in side.changes) for side in found.sides if side
-        }
-        assert changes == part.changes, str(found)
-
-
-@pytest.mark.parametrize("defect", DEFECTS, ids=[one.name for one in DEFECTS])
-def test_a_published_defect_is_named(defect: Defect) -> None:
-    """Which sides differ, by which names and in which words; and no others."""
-    for part in defect.replay():
-        found = verify(part.rope(), part.recording, seq_len=part.seq_len)
-        changes = {
-            side.name: tuple(one.name for one in side.changes) for side in found.sides if side
-        }
-        assert changes == part.changes, str(found)
-        sentences = [change.sentence for side in found.sides for change in side.changes]
-        assert tuple(dict.fromkeys(sentences)) == part.says, str(found)
-
-
-def test_every_defect_has_a_thread_and_sentences() -> None:
-    """A link, and sentences that end."""
-    assert len(DEFECTS) >= 14
-    for one in DEFECTS:
-        assert one.thread.startswith("https://github.com/")
-        assert one.symptom.endswith(".")
-        assert one.cause.endswith(".")
 
 
 def test_learned_frequencies_that_a_program_ignores_are_told_by_their_pairs() -> None:
