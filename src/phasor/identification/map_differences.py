@@ -39,7 +39,8 @@ _COMPARED = {
 _VAGUE = {"angles", "frequencies", "no-rotation", "tokens"}
 # what changes no turn of the positions that are recorded, or by little, and explains none
 _ELSEWHERE = {
-    "inputs-written", "angles-in-float32", "frequencies-in-float32", *NAMES["calls"], *NAMES["the end of a table"], *NAMES["negative positions"]
+    "inputs-written", "angles-in-float32", "frequencies-in-float32",
+    *NAMES["calls"], *NAMES["the end of a table"], *NAMES["negative positions"],
 }  # fmt: skip
 
 
