@@ -6,9 +6,11 @@ formulas, the defaults, and what is refused.
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from phasor import ConfigError
@@ -248,6 +250,45 @@ def test_torchtunes_functions_with_arguments_take_those_of_the_file() -> None:
     assert (plain.base, plain.scaling) == (5e5, Llama3(factor=8.0, original_max_positions=8192))
 
 
+def test_megatrons_yarn_rounds_its_ramp_unless_a_flag_says_otherwise() -> None:
+    """As the class that performs it does by itself, and the arguments without a flag."""
+    import torch
+    from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import (
+        YarnRotaryEmbedding,
+        _yarn_find_correction_range,
+    )
+
+    assert (
+        inspect.signature(YarnRotaryEmbedding).parameters["correction_range_round_to_int"].default
+    )
+    yarn = {"position_embedding_type": "yarn", "rotary_scaling_factor": 4.0}
+    plain = 10_000.0 ** -(torch.arange(64, dtype=torch.float64) / 64)
+    for said, rounds in ((None, True), (True, True), (False, False)):
+        (rope,) = load(MEGATRON | yarn | {"yarn_correction_range_round_to_int": said}).ropes
+        low, high = _yarn_find_correction_range(32.0, 1.0, 128, 10_000.0, 4096, rounds)
+        kept = 1 - ((torch.arange(64) - low) / (high - low)).clamp(0, 1)
+        assert np.allclose(rope.inv_freq, plain * kept + plain / 4 * (1 - kept), rtol=1e-6, atol=0)
+
+
+def test_torchtunes_assumed_numbers_are_noted() -> None:
+    """By torchtune's own names for them."""
+    notes = load(torchtune("torchtune.models.llama3_1.llama3_1", **TUNED)).notes
+    numbers = "model.rope_base 500000, model.scale_factor 8"
+    assert f"In torchtune's code of llama3_1, and not in the file: {numbers}." in notes
+
+
+def test_torchtunes_llama_4_rotates_by_its_interval() -> None:
+    """Without one no layer does; Scout's law is Llama 3's with one frequency for both ends."""
+    assert {*load(torchtune("torchtune.models.llama4.llama4_decoder", **TUNED))} == {None}
+    for name, law in (
+        ("scout_17b_16e", Llama3(factor=16.0, original_max_positions=8192, high_freq_factor=1.0)),
+        ("maverick_17b_128e", None),
+    ):
+        ropes = load(torchtune(f"torchtune.models.llama4.llama4_{name}"))
+        assert [rope is None for rope in ropes] == [(i + 1) % 4 == 0 for i in range(48)]
+        assert ropes.ropes[0].scaling == law
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "litgpt, bands and betas": (
         LITGPT | {"rope_adjustments": LLAMA3 | {"beta_fast": 32}},
@@ -453,6 +494,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "torchtune, a function without its sizes": (
         torchtune("torchtune.models.llama3_1.llama3_1"),
         r"model\.num_layers is absent",
+    ),
+    "torchtune, a width that Gemma's function needs": (
+        torchtune("torchtune.models.gemma.gemma", **TUNED),
+        r"model\.head_dim is absent; add it",
     ),
     "torchtune, an unknown rope key": (
         torchtune("torchtune.models.llama3_1.llama3_1_8b", rope_zoom=2),

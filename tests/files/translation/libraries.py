@@ -285,8 +285,10 @@ def megatron_flags(code: str) -> argparse.Namespace:
                           "yarn-beta-fast": None, "yarn-beta-slow": None}.items():  # fmt: skip
         parser.add_argument(f"--{name}", type=float, default=default)
     rounded = "yarn-correction-range-round-to-int"
-    for name in ("multi-latent-attention", "rotary-interleaved", "use-rope-scaling", rounded):
+    for name in ("multi-latent-attention", "rotary-interleaved", "use-rope-scaling"):
         parser.add_argument(f"--{name}", action="store_true")
+    # without a flag None, of which argument_utils.py makes true
+    parser.add_argument(f"--{rounded}", action="store_true", default=True)
     parser.add_argument(f"--no-{rounded}", action="store_false", dest=rounded.replace("-", "_"))
     parser.add_argument("--mrope-section", type=int, nargs="+")
     parser.add_argument("--no-rope-freq")

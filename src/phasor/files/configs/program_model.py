@@ -74,10 +74,6 @@ class ProgramModel:
         self.latent = self.turns_all = key in names and self.config.has(key)
         self.blocks: list[JsonObject] = []
 
-    def add_defaults(self, values: Mapping[str, Any]) -> None:
-        """Set what the program takes where the file says nothing."""
-        self.config = self.config.with_defaults(values)
-
     def _size(self, key: str) -> int:
         """A size of the model; where the file leaves it out, with a warning, the program's."""
         config, most = self.config, MOST_LAYERS if key == "num_hidden_layers" else 2**31
@@ -85,7 +81,7 @@ class ProgramModel:
             return size
         size = int(config.or_default(key, None, self.defaults.get(key), self.assumes))
         warnings.warn(config.notes[-1], PhasorWarning, stacklevel=6)
-        self.add_defaults({key: size})
+        self.config = config.with_defaults({key: size})
         return size
 
     def rope(self, pairing: Pairing, out: Pairing | None = None, base: float | None = None) -> Rope:

@@ -43,8 +43,9 @@ def read(model: ProgramModel) -> LayerRopes:
     config, facts = model.config, model.facts
     architecture = config.text("architecture") or ""
     model.defaults |= facts["architectures"].get(architecture, {})
-    model.add_defaults({"rotary_dim": model.defaults.get("rotary_dim")})
-    config = model.config
+    if (width := model.defaults.get("rotary_dim")) is not None:
+        width = config.or_default("rotary_dim", config.whole("rotary_dim"), width, model.assumes)
+        model.config = config = config.with_defaults({"rotary_dim": width})
     position_type = model.position_type()
     if position_type in facts["instead"] and not model.latent:
         return model.without(architecture, position_type)

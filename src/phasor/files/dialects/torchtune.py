@@ -21,10 +21,16 @@ def read(model: ProgramModel) -> LayerRopes:
     of_model, given, names = inherit(found, builders), config.unread(), facts["names"].values()
     numbers = dict(zip(facts["sizes"], of_model.get("sizes", ()), strict=False))
     numbers |= {key: of_model[key] for key in facts["numbers"] if key in of_model}
-    model.add_defaults(model.defaults | numbers)
-    config = model.config
+    numbers = {"rope_theta": model.defaults["rope_theta"]} | numbers
+    assumed = {key: number for key, number in numbers.items() if not config.has(key)}
+    said = ", ".join(f"{config.name(key)} {number:.12g}" for key, number in assumed.items())
+    if said:
+        config.notes.append(f"In torchtune's code of {name}, and not in the file: {said}.")
+    model.config = config = config.with_defaults(assumed)
+    for key in of_model.get("needs", ()):
+        config.require(key, config.value(key))
     rope = model.rope(of_model["pairing"])
-    rope = model.law("llama3", rope) if "scale_factor" in of_model else rope
+    rope = model.law(of_model["law"], rope) if "law" in of_model else rope
     config.notes += [facts["note"], *([of_model["note"]] if "note" in of_model else [])]
     key = "skip_rope_interval"
     interval = config.whole(key) if key in of_model else None
