@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import tomllib
 from importlib import resources
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tools.sources import has_source
 
 from phasor import ConfigError, PhasorWarning, Rope
 from phasor.files.configs.unread_keys import meanings
@@ -236,7 +236,7 @@ def test_a_sentence_about_code_has_its_source_above_it(table: str) -> None:
     lines = [line for line in text.splitlines() if not line.startswith("#   ")]
     said = [i for i, line in enumerate(lines) if re.search(SENTENCES[table], line)]
     assert len(said) >= 3
-    assert [lines[i] for i in said if not _has_source(lines, i)] == []
+    assert [lines[i] for i in said if not has_source(lines, i)] == []
 
 
 def test_a_dialect_says_above_all_where_its_program_was_read() -> None:
@@ -244,24 +244,7 @@ def test_a_dialect_says_above_all_where_its_program_was_read() -> None:
     tables = resources.files("phasor.files.dialects").iterdir()
     texts = {file.name: file.read_text("utf-8") for file in tables if file.name.endswith(".toml")}
     assert texts
-    assert [name for name, text in texts.items() if not _has_source(text.splitlines(), 0)] == []
-
-
-def _has_source(lines: list[str], i: int) -> bool:
-    """Whether a source stands above line ``i``, its table or one around that, or all tables."""
-    heads = [0, i]
-    table = next((line for line in reversed(lines[:i]) if line.startswith("[")), "")
-    while table and table != "[model_types]":  # a table of all types has no source of all
-        heads += [lines.index(table)] if table in lines else []
-        table = table.rpartition(".")[0] and table.rpartition(".")[0] + "]"
-    return any("# source: " in comment for head in heads for comment in _comments(lines, head))
-
-
-def _comments(lines: list[str], i: int) -> list[str]:
-    """The comments right above line ``i``, or those at the beginning."""
-    if i == 0:
-        return [*itertools.takewhile(lambda line: line.startswith("#"), lines)]
-    return [*itertools.takewhile(lambda line: line.startswith("#"), reversed(lines[:i]))]
+    assert [name for name, text in texts.items() if not has_source(text.splitlines(), 0)] == []
 
 
 def test_what_presets_say_of_a_program_is_in_their_source() -> None:

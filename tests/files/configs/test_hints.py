@@ -117,6 +117,8 @@ YAML = "".join(f"{key}: {value}\n" for key, value in sized("llama").items())
 #: A StripedHyena whose positions are divided by 4.
 MAXTEXT = {"base_num_decoder_layers": 4, "rope_max_timescale": int(BASE)}
 STRIPED = small("stripedhyena", hidden_size=512, num_attention_heads=8, attn_layer_idxs=[1]) | {
+    "rope_theta": None,
+    "rotary_emb_base": 5e5,
     "use_interpolated_rotary_pos_emb": True,
     "rotary_emb_scaling_factor": 4.0,
 }

@@ -250,6 +250,8 @@ def test_torchtunes_functions_with_arguments_take_those_of_the_file() -> None:
     assert (plain.base, plain.scaling) == (5e5, Llama3(factor=8.0, original_max_positions=8192))
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning:megatron", "ignore::DeprecationWarning:megatron")
 def test_megatrons_yarn_rounds_its_ramp_unless_a_flag_says_otherwise() -> None:
     """As the class that performs it does by itself, and the arguments without a flag."""
     import torch

@@ -22,6 +22,7 @@ STRIPEDHYENA = {
     "model_type": "stripedhyena",
     **SIZES,
     "attn_layer_idxs": [1, 3],
+    "rotary_emb_base": 500000,
     "use_interpolated_rotary_pos_emb": True,
     "rotary_emb_scaling_factor": 4.0,
 }
