@@ -52,8 +52,8 @@ def transformers_types() -> frozenset[str]:
 @cache
 def published_types() -> frozenset[str]:
     """The types in published files, but for those that are recalled."""
-    lines = (line for path in PUBLISHED.glob("*.jsonl") for line in path.open(encoding="utf-8"))
-    cases = (json.loads(line) for line in lines)
+    texts = (path.read_text("utf-8") for path in PUBLISHED.glob("*.jsonl"))
+    cases = (json.loads(line) for text in texts for line in text.splitlines())
     files = (json.dumps(case["config"]) for case in cases if "recalled" not in case["source"])
     return frozenset(
         word for file in files for word in re.findall(r'"model_type": "([^"]+)"', file)
