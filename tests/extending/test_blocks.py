@@ -1,5 +1,7 @@
 """The block that a rope is in a config: what it says, and what it cannot say."""
 
+import math
+
 import pytest
 
 from phasor import Rope, load, preset
@@ -103,26 +105,26 @@ def test_a_part_of_a_head_survives_the_fraction(width):
         (Rope(head_dim=64, pairing="half", scaling=NTK(factor=2.0)), "no rope_type stands for"),
         (
             Rope(
-                head_dim=64,
-                pairing="half",
-                scaling=Yarn(factor=8.0, original_max_positions=64, mscale=0.5),
-            ),
-            "cannot express",
-        ),
-        (
-            Rope(
                 head_dim=64, rotary_dim=32, pairing="half", scaling=Proportional(fraction=0.5)
             ),
             "cannot express",
         ),
         (preset("flux.1-dev")[0], "Axial"),
     ],
-    ids=["explicit", "float32", "cope", "ntk", "lone mscale", "fraction of a part", "axial"],
+    ids=["explicit", "float32", "cope", "ntk", "fraction of a part", "axial"],
 )  # fmt: skip
 def test_what_a_config_cannot_say_is_refused(rope, said):
     """Nothing near is written in its place."""
     with pytest.raises(ConfigError, match=said):
         rope_parameters(rope, 4096)
+
+
+def test_a_scale_that_is_read_beside_another_alone_is_said_as_a_factor():
+    """Where YaRN's law has no mscale_all_dim."""
+    law = Yarn(factor=8.0, original_max_positions=64, mscale=0.5)
+    block = rope_parameters(Rope(head_dim=64, pairing="half", scaling=law), 4096)
+    assert "mscale" not in block
+    assert block["attention_factor"] == pytest.approx(1 + 0.05 * math.log(8))
 
 
 @pytest.mark.transformers

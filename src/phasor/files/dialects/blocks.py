@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from phasor._checks import whole
@@ -19,8 +20,9 @@ from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import Architecture, AxesFacts
 from phasor.files.configs.rope_blocks import LawContext, rope_type
 from phasor.files.configs.source import KEYS, JsonObject, renamed_keys
+from phasor.files.dialects.by_reading import Dialect, FaultError, read_as
 from phasor.files.dialects.target import Keys, base_and_divisors, slice_width
-from phasor.layers import LayerRopes
+from phasor.layers import LayerRopes, one_layer
 from phasor.rope import Rope
 from phasor.scaling import (
     DynamicNTK,
@@ -183,23 +185,32 @@ _CLASS_KEY = "class"
 def block_sizes(ropes: LayerRopes, length: int) -> Keys:
     """What a block depends on: the width of a head and a length, and what the class decides."""
     rope = ropes.ropes[0]
-    layout = next(name for name, kind in AXES.items() if type(rope.axes) is kind)
-    of_class = {"pairing": rope.pairing, "pairing_out": rope.pairing_out, "axes": layout}
+    of_class = {
+        "pairing": rope.pairing,
+        "pairing_out": rope.pairing_out,
+        "axes": next(name for name, kind in AXES.items() if type(rope.axes) is kind),
+        "rotary_start": rope.rotary_start,
+        "direction": rope.direction,
+    }
     return {"head_dim": rope.head_dim, CONTEXT_KEY: length, _CLASS_KEY: of_class}
 
 
 def slice_sizes(ropes: LayerRopes, length: int) -> Keys:
     """The same, of a class that is given the slice of a head that begins with the rotation."""
-    rope = ropes.ropes[0]
-    of_slice = {"head_dim": slice_width(rope), "rotary_start": rope.rotary_start}
-    return block_sizes(ropes, length) | of_slice
+    return block_sizes(ropes, length) | {"head_dim": slice_width(ropes.ropes[0])}
 
 
-def class_facts(file: JsonObject) -> Architecture:
-    """Of the class that turns pairs as the file says."""
-    of_class = file.require(_CLASS_KEY, file.object(_CLASS_KEY)).values
+def decided_by_class(file: JsonObject) -> Mapping[str, Any]:
+    """Fields of a rope, and the name of its axes."""
+    return file.require(_CLASS_KEY, file.object(_CLASS_KEY)).values
+
+
+def class_facts(file: JsonObject, **others: Any) -> Architecture:
+    """Of the class that turns pairs as the file says, and ``others`` of the program."""
+    of_class = decided_by_class(file)
+    pairs = {key: of_class[key] for key in ("pairing", "pairing_out")}
     axes = None if of_class["axes"] == "one" else AxesFacts(layout=of_class["axes"])
-    return Architecture(pairing=of_class["pairing"], pairing_out=of_class["pairing_out"], axes=axes)
+    return Architecture(axes=axes, **pairs, **others)
 
 
 def read_block(facts: Architecture, law_of: LawReader, file: JsonObject) -> Rope:
@@ -211,22 +222,65 @@ def read_block(facts: Architecture, law_of: LawReader, file: JsonObject) -> Rope
     fraction = block.number("partial_rotary_factor") if is_part else None
     rotary_dim = int(width * (fraction or 1))
     outside = LawContext(facts, rotary_dim, file)
-    start = file.whole("rotary_start", least=0) or 0
     with renamed_keys(block):
         return Rope(
-            head_dim=start + width,
+            head_dim=width,
             pairing=facts.pairing,
             pairing_out=facts.pairing_out,
             base=block.number("rope_theta", above=1),
             rotary_dim=rotary_dim,
-            rotary_start=start,
             scaling=law_of(block, outside, length),
             axes=rope_blocks.axes(block, outside) or OneAxis(),
             direction=block.sign("long_factor"),
         )
 
 
-# What transformers 5 writes.
+def read_slice(facts: Architecture, law_of: LawReader, file: JsonObject) -> LayerRopes:
+    """The same, of a class that is given a slice of a head."""
+    rope, start = read_block(facts, law_of, file), decided_by_class(file)["rotary_start"]
+    if start:
+        rope = replace(rope, head_dim=start + rope.head_dim, rotary_start=start)
+    return one_layer(rope)
+
+
+# transformers 5.
+
+
+def _read(file: JsonObject) -> LayerRopes:
+    of_class = decided_by_class(file)
+    clockwise, start = of_class["direction"] < 0, of_class["rotary_start"]
+    if clockwise and (start or of_class["axes"] != "one"):
+        raise FaultError(_NANOCHAT)
+    facts = Architecture() if clockwise else class_facts(file, softmax=True)
+    rope = read_block(facts, _read_law, file)
+    if clockwise:
+        if rope.rotary_dim < rope.head_dim:
+            raise FaultError(_NANOCHAT)
+        rope = replace(rope, direction=-rope.direction)
+    return one_layer(replace(rope, rotary_start=start) if start else rope)
+
+
+_NANOCHAT = "the class that does, NanoChat's, turns whole heads by one axis"
+
+
+def _read_law(block: JsonObject, outside: LawContext, _length: int) -> Law | Rule | None:
+    return rope_blocks.read_law(block, outside)
+
+
+def _sizes(ropes: LayerRopes, context: int) -> Keys:
+    law = ropes.ropes[0].scaling
+    length = law.original_max_positions if isinstance(law, DynamicNTK) else context
+    return block_sizes(ropes, length)
+
+
+def _words(ropes: LayerRopes, context: int) -> Iterator[Keys]:
+    rope = ropes.ropes[0]
+    for block in chain(named_words(rope), list_words(rope, context)):
+        yield {BLOCK_KEY: block}
+
+
+#: A class of transformers 5, which decides which pairs turn, from where on, by which axes.
+BLOCK_DIALECT = Dialect(read=_read, words=_words, sizes=_sizes)
 
 
 def rope_parameters(rope: Rope, context: int) -> Keys:
@@ -248,26 +302,30 @@ def rope_parameters(rope: Rope, context: int) -> Keys:
     {'rope_type': 'linear', 'factor': 4.0, 'rope_theta': 10000.0}
     """
     whole("context", context, least=1)
-    if rope.explicit_inv_freq is not None or rope.inv_freq_dtype != "exact":
+    ropes = one_layer(rope)
+    is_list = isinstance(rope.scaling, PerPair)
+    for block in list_words(rope, context) if is_list else named_words(rope):
+        if read_as(BLOCK_DIALECT, {BLOCK_KEY: block}, ropes, context) is not None:
+            return block
+    law = rope.scaling
+    if rope.base is None or rope.inv_freq_dtype != "exact":
         raise refusal("no_base")
-    law = _as_rule(rope.scaling, context) if isinstance(rope.scaling, PerPair) else rope.scaling
-    write = WRITERS.get(type(law))
-    if write is None:
+    if not is_list and type(law) not in WRITERS:
         laws = sorted(law.__name__ for law in (*WRITERS, PerPair) if law is not type(None))
-        raise refusal("no_rope_type", law=rope.scaling, laws=", ".join(laws))
-    block = write(law)
-    block["rope_theta"] = rope.base
-    if rope.rotary_dim != rope.head_dim:
-        block["partial_rotary_factor"] = rotated_fraction(rope.rotary_dim, rope.head_dim)
-    block |= section_keys(rope.axes)
-    _check_block(rope, block, context)
-    return block
+        raise refusal("no_rope_type", law=law, laws=", ".join(laws))
+    widths = {"rotary_dim": rope.rotary_dim, "head_dim": rope.head_dim}
+    raise refusal("block_cannot", law=law, **widths)
 
 
-def config_keys(rope: Rope | Mapping[str, Rope | None], context: int, to: int) -> Keys:
+def config_keys(
+    rope: Rope | Mapping[str, Rope | None],
+    context: int,
+    to: int,
+    block_of: Callable[[Rope, int], Keys] = rope_parameters,
+) -> Keys:
     """The keys to set in a ``config.json`` for a context of ``to`` tokens.
 
-    The block of `rope_parameters`, of all layers or by label, null for a kind without a rope; and
+    The block, of all layers or by label, null for a kind without a rope; and
     ``max_position_embeddings``: ``to``, except for dynamic NTK, whose readers use that key for
     the context before the extension, and for YaRN that reaches further: transformers 4.55 takes
     its factor from the quotient of that key and the original context.
@@ -283,7 +341,7 @@ def config_keys(rope: Rope | Mapping[str, Rope | None], context: int, to: int) -
     2048
     """
     ropes = {"": rope} if isinstance(rope, Rope) else rope
-    blocks = {k: None if r is None else rope_parameters(r, context) for k, r in ropes.items()}
+    blocks = {k: None if r is None else block_of(r, context) for k, r in ropes.items()}
     length = whole("to", to, least=1)
     laws_of_kinds = [r.scaling for r in ropes.values() if r is not None]
     starts = {law.original_max_positions for law in laws_of_kinds if isinstance(law, DynamicNTK)}
@@ -296,36 +354,7 @@ def config_keys(rope: Rope | Mapping[str, Rope | None], context: int, to: int) -
     return {CONTEXT_KEY: min(starts, default=length), "rope_parameters": block}
 
 
-def read_as(rope: Rope, context: int) -> Rope:
-    """The rope that readers make of its block: a rule where the format has no name for its law."""
-    law = rope.scaling
-    return replace(rope, scaling=_as_rule(law, context)) if isinstance(law, PerPair) else rope
-
-
 def yarn_reach(law: Yarn) -> int | None:
     """The context that YaRN's factor makes of the original one; None if that is not whole."""
     reach = law.factor * law.original_max_positions
     return round(reach) if math.isclose(reach, round(reach), rel_tol=1e-9) else None
-
-
-def _check_block(rope: Rope, block: Keys, context: int) -> None:
-    """Refuse a block whose law or axes, when read back, are not the Rope's."""
-    law = rope.scaling
-    facts = Architecture(
-        pairing=rope.pairing,
-        axes=None
-        if isinstance(rope.axes, OneAxis)
-        else AxesFacts(layout=next(n for n, kind in AXES.items() if type(rope.axes) is kind)),
-        softmax=isinstance(law, Yarn) and law.mscale_all_dim > 0,
-    )
-    start = {CONTEXT_KEY: law.original_max_positions} if isinstance(law, DynamicNTK) else {}
-    outside = rope_blocks.LawContext(facts, rope.rotary_dim, JsonObject(start))
-    read = JsonObject(block, "rope_parameters")
-    read_law = rope_blocks.read_law(read, outside)
-    read_axes = rope_blocks.axes(read, outside) or OneAxis()
-    expected = _as_rule(law, context) if isinstance(law, PerPair) else law
-    # both would be written as partial_rotary_factor
-    ambiguous = isinstance(law, Proportional) and rope.rotary_dim != rope.head_dim
-    if ambiguous or (read_law, read_axes) != (expected, rope.axes):
-        widths = {"rotary_dim": rope.rotary_dim, "head_dim": rope.head_dim}
-        raise refusal("block_cannot", rope_type=block["rope_type"], law=law, **widths)

@@ -154,8 +154,8 @@ def _turn_alike(dialect: Dialect, ropes: LayerRopes, others: LayerRopes, context
 
 
 def _ropes_alike(dialect: Dialect, a: Rope | None, b: Rope | None, context: int) -> bool:
-    if a is None or b is None:
-        return a is b
+    if a == b or a is None or b is None:
+        return a == b
     if _layout(a) != _layout(b):
         return False
     return all(_laws_alike(dialect, a.at(n), b.at(n)) for n in _lengths(a, b, context))
@@ -224,8 +224,8 @@ def words_for_rope(
     Raises:
         RefusalError: If there are none, with what it is that the program cannot say.
     """
-    keys = _find_for_rope(dialect, rope, context, is_list)
-    return keys or words_or_refusal(target, dialect, one_layer(rope), context).keys
+    found = _find_for_rope(dialect, rope, context, is_list)
+    return (found or words_or_refusal(target, dialect, one_layer(rope), context)).keys
 
 
 def words_by_rope(
@@ -235,7 +235,7 @@ def words_by_rope(
     context: int,
     *,
     is_list: Callable[[Keys], bool],
-) -> tuple[LayerRopes, Mapping[Rope, Keys]]:
+) -> tuple[LayerRopes, Mapping[Rope, Written]]:
     """The model in pairs that the program turns, and the words for each rope by itself.
 
     Raises:
@@ -244,11 +244,11 @@ def words_by_rope(
     in_its_pairs = replace(dialect, says_all_pairs=True)
     unused = ropes.in_config.unused_blocks.values()
     for model in _in_each_pairing(dialect, ropes):
-        words: dict[Rope, Keys] = {}
+        words: dict[Rope, Written] = {}
         for rope in (*model.ropes, *unused):
-            if (keys := _find_for_rope(in_its_pairs, rope, context, is_list)) is None:
+            if (found := _find_for_rope(in_its_pairs, rope, context, is_list)) is None:
                 break
-            words[rope] = keys
+            words[rope] = found
         else:
             return model, words
     for rope in (*ropes.ropes, *unused):
@@ -259,12 +259,12 @@ def words_by_rope(
 
 def _find_for_rope(
     dialect: Dialect, rope: Rope, context: int, is_list: Callable[[Keys], bool]
-) -> Keys | None:
+) -> Written | None:
     exact = _in_exact(rope)
     found = find_words(dialect, one_layer(exact), context)
     if found is not None and is_list(found.keys) and rope != exact:
         found = find_words(dialect, one_layer(rope), context)
-    return found and found.keys
+    return found
 
 
 def _without_still_layers(ropes: LayerRopes) -> LayerRopes:
@@ -283,13 +283,17 @@ def _refuse(target: Target, dialect: Dialect, rope: Rope, context: int) -> NoRet
     """Refuse a rope, by what the program cannot say of it."""
     form = ntk_as_base(rope)
     form = form if form.scaling is None else rope
+    fault = _fault(dialect, form, context)
+    because = "" if fault is None else f": {fault}"
+    forwards = replace(rope, direction=1)
+    if rope.direction < 0 and _is_said(dialect, forwards, context):
+        target.refuse(f"pairs that turn clockwise{because}", rope, [forwards])
     properties = _plain_values(form)
     start, _, law, *_ = properties
-    feature = lacking = _lacking(dialect, form, properties, context)
+    lacking = _lacking(dialect, form, properties, context)
+    feature = f"{lacking}{because}"
     if lacking == law and _is_said(dialect, _without_gain(rope), context):
         feature = f"cos and sin multiplied by {rope.attention_factor:g}"
-    elif (fault := _fault(dialect, form, context)) is not None:
-        feature += f": {fault}"
     if lacking == law and isinstance(rope.scaling, Rule):
         raise TranslationError(f"{target.name} cannot express {feature}; {PICK_LAW}")
     if lacking == start or isinstance(rope.scaling, Rule):

@@ -7,14 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
-
 from phasor.axes import InterleavedSections, OneAxis, Sectioned
 from phasor.files.configs.rope_blocks import LawContext
 from phasor.files.configs.source import JsonObject
 from phasor.files.dialects.blocks import (
     ORIGINAL_KEY,
-    WRITERS,
     rotated_fraction,
     with_place,
 )
@@ -27,39 +24,15 @@ from phasor.files.dialects.target import (
     base_and_divisors,
     first_length,
     main_and_local,
-    ntk_as_base,
     rotating,
 )
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
-from phasor.scaling import PerPair, Proportional, Rule, Yarn
+from phasor.scaling import PerPair, Proportional, Rule
 
 THREE_AXES = OneAxis, Sectioned, InterleavedSections
 #: A program whose class for a model decides which pairs turn.
 ConfigTarget = partial(Target, axes=THREE_AXES, class_decides="no config says which")
-
-
-def in_config_form(target: Target, rope: Rope) -> Rope:
-    """The rope with a law that has a ``rope_type``: a raised base, or a divisor for each pair."""
-    # the classes of transformers round each frequency to float32
-    form = ntk_as_base(replace(rope, inv_freq_dtype="exact"))
-    law = form.scaling
-    if isinstance(law, Yarn) and law.mscale != 1 and not (law.mscale and law.mscale_all_dim):
-        # a block's mscale is only read beside a mscale_all_dim, and neither may be 0
-        law = replace(law, mscale=1.0, attention_factor=rope.attention_factor)
-        return replace(form, scaling=law)
-    if form.explicit_inv_freq is None and type(law) in WRITERS:
-        return form
-    return with_divisors(target, replace(form, inv_freq_dtype=rope.inv_freq_dtype))
-
-
-def with_divisors(target: Target, rope: Rope) -> Rope:
-    """The same rotation by a base and a divisor for each pair; refused if a pair stands still."""
-    base, divisors = base_and_divisors(replace(rope, direction=1), math.inf)
-    if not np.isfinite(divisors).all():
-        target.refuse("pairs that stand still, but for those of p-RoPE", rope)
-    law = PerPair(factors=tuple(divisors.tolist()), attention_factor=rope.attention_factor)
-    return replace(rope, inv_freq_dtype="exact", base=base, explicit_inv_freq=None, scaling=law)
 
 
 def blocks_of(ropes: LayerRopes, block: Callable[[Rope], Keys]) -> tuple[Keys, list[Keys]]:

@@ -13,7 +13,7 @@ from phasor.files.dialects.blocks import (
     class_facts,
     is_list,
     named_words,
-    read_block,
+    read_slice,
     slice_of,
     slice_sizes,
 )
@@ -27,7 +27,7 @@ from phasor.files.dialects.config_blocks import (
     write_config,
 )
 from phasor.files.dialects.target import Keys, ProgramSettings, has_steps
-from phasor.layers import LayerRopes, QueryFactor, one_layer
+from phasor.layers import LayerRopes, QueryFactor
 from phasor.rope import Rope
 from phasor.scaling import Law, Rule, Yarn
 
@@ -35,10 +35,10 @@ from phasor.scaling import Law, Rule, Yarn
 
 
 def _read(file: JsonObject) -> LayerRopes:
-    rope = read_block(class_facts(file), _read_law, file)
-    if rope.axes.n_axes not in (1, 3):
+    ropes = read_slice(class_facts(file), _read_law, file)
+    if ropes.ropes[0].axes.n_axes not in (1, 3):
         file.refuse(BLOCK_KEY, "of positions on one axis or three")
-    return one_layer(rope)
+    return ropes
 
 
 def _read_law(block: JsonObject, outside: LawContext, length: int) -> Law | Rule | None:
@@ -84,7 +84,7 @@ def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
     )
 
     _, words = words_by_rope(EXLLAMAV3, _DIALECT, ropes, length, is_list=is_list)
-    blocks = {rope: keys[BLOCK_KEY] for rope, keys in words.items()}
+    blocks = {rope: found.keys[BLOCK_KEY] for rope, found in words.items()}
     keys = {CONTEXT_KEY: length}
     return write_config(EXLLAMAV3, ropes, keys, blocks.__getitem__, whole_lengths=True)
 

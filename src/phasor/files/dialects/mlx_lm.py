@@ -13,7 +13,7 @@ from phasor.files.dialects.blocks import (
     CONTEXT_KEY,
     is_list,
     named_words,
-    read_block,
+    read_slice,
     slice_of,
     slice_sizes,
 )
@@ -35,7 +35,7 @@ from phasor.files.dialects.target import (
     model_family,
     mscales,
 )
-from phasor.layers import LayerRopes, one_layer
+from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, Law, LongRope, Rule, Yarn
 
@@ -48,7 +48,7 @@ def _read(file: JsonObject) -> LayerRopes:
     block = file.require(BLOCK_KEY, file.object(BLOCK_KEY))
     interleaved = file.flag(_PAIRING_KEY) and rope_type(block) != "longrope"
     facts = Architecture(pairing="interleaved" if interleaved else "half")
-    return one_layer(read_block(facts, _read_law, file))
+    return read_slice(facts, _read_law, file)
 
 
 def _read_law(block: JsonObject, outside: LawContext, length: int) -> Law | Rule | None:
@@ -111,7 +111,7 @@ def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
     if len(pairings) > 1:  # the key is of all layers
         MLX_LM.only_rope(ropes)
     if model_family(ropes).replace("_", "-").startswith("gpt-oss"):
-        for rope in (rope for rope, keys in words.items() if is_list(keys)):
+        for rope in (rope for rope, found in words.items() if is_list(found.keys)):
             MLX_LM.refuse(
                 "truncate: false for gpt-oss, whose class gives a list of divisors no "
                 "max_position_embeddings",
@@ -119,8 +119,8 @@ def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
             )
     # some classes ask for the other word
     blocks = {
-        rope: keys[BLOCK_KEY] | {"type": keys[BLOCK_KEY]["rope_type"]}
-        for rope, keys in words.items()
+        rope: found.keys[BLOCK_KEY] | {"type": found.keys[BLOCK_KEY]["rope_type"]}
+        for rope, found in words.items()
     }
     keys = {CONTEXT_KEY: length, _PAIRING_KEY: pairings == {"interleaved"}}
     return write_config(MLX_LM, ropes, keys, blocks.__getitem__)

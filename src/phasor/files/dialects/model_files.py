@@ -8,19 +8,19 @@ comes from `keys_for_file`, which keeps a file of transformers 4 as one, and els
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from phasor.errors import ConfigError, PhasorWarning, SpecError
 from phasor.files import refusal
 from phasor.files.configs.facts import NO_FACTS, Architecture, Kind, table
 from phasor.files.configs.model_class import read_model_config
 from phasor.files.configs.rewrites import BASE_UNITS, WITHOUT_OLD_STYLE
 from phasor.files.configs.ropes import huggingface_ropes
 from phasor.files.configs.source import JsonObject
-from phasor.files.dialects.blocks import CONTEXT_KEY, config_keys, read_as, yarn_reach
+from phasor.files.dialects.blocks import CONTEXT_KEY, config_keys, rope_parameters, yarn_reach
+from phasor.files.dialects.by_reading import Dialect, read_as
+from phasor.files.dialects.target import Keys
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Yarn
@@ -73,7 +73,12 @@ class FileKeys:
         return tuple(key for key, value in self.keys.items() if value is None)
 
 
-def keys_for_file(ropes: LayerRopes, context: int, to: int) -> FileKeys:
+def keys_for_file(
+    ropes: LayerRopes,
+    context: int,
+    to: int,
+    block_of: Callable[[Rope, int], Keys] = rope_parameters,
+) -> FileKeys:
     """The keys that give a model's file these ropes for ``to`` tokens, ``context`` of the training.
 
     A file of transformers 4 stays one, with ``rope_theta`` beside ``rope_scaling``; any other gets
@@ -89,7 +94,7 @@ def keys_for_file(ropes: LayerRopes, context: int, to: int) -> FileKeys:
     (10000.0, {'rope_type': 'default', 'rope_theta': 10000.0})
     """
     file, facts = ropes.in_config.values, _facts_of(ropes)
-    new = _keys_in_new_style(config_keys(ropes.config_blocks(), context, to), ropes)
+    new = _keys_in_new_style(config_keys(ropes.config_blocks(), context, to, block_of), ropes)
     old = _keys_in_old_style(new, ropes, facts)
     alone = _NEW_STYLE if file or "rope_type" in new["rope_parameters"] else _NO_FILE
     if ropes.in_config.model_type in BLOCK_ALONE:
@@ -106,8 +111,7 @@ def keys_for_file(ropes: LayerRopes, context: int, to: int) -> FileKeys:
         styles = {_BOTH_STYLES: both, **styles}
         if file and not file.get("rope_parameters") and not _is_reset(new, ropes, facts):
             styles = {_OLD_STYLE: outside, **styles}
-    wanted = {kind: rope and read_as(rope, context) for kind, rope in ropes.kinds.items()}
-    right = (style for style, keys in styles.items() if _is_read_right(keys, ropes, wanted))
+    right = (style for style, keys in styles.items() if _is_read_right(keys, ropes, context))
     style = next(right, alone)
     names = [key for key, value in (old or {}).items() if value is not None]
     readers = style.format(old=" beside ".join(names))
@@ -121,29 +125,42 @@ def _facts_of(ropes: LayerRopes) -> Architecture:
     return table().huggingface.get(ropes.in_config.model_type, NO_FACTS)
 
 
-def _is_read_right(
-    keys: Mapping[str, Any], ropes: LayerRopes, wanted: Mapping[str, Rope | None]
-) -> bool:
-    """Whether the file with these keys turns as wanted, but for what its class decides."""
+def _is_read_right(keys: Mapping[str, Any], ropes: LayerRopes, context: int) -> bool:
+    """Whether the file with these keys turns as the ropes do, but for what its class decides."""
     file = ropes.in_config.values
-    if not file:
-        return True
-    changed = {key: value for key, value in {**file, **keys}.items() if value is not None}
-    changed["model_type"] = ropes.in_config.model_type
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", PhasorWarning)
-            config = JsonObject(changed, strict=False)
-            read = huggingface_ropes(read_model_config(config, part=None, like=None)).kinds
-    except (ConfigError, SpecError):
-        return False
+    # without a file there is no class whose reading could be another one than the block's
+    return not file or read_as(_dialect_of(ropes), dict(keys), _by_kind(ropes), context) is not None
 
-    def decided_by_keys(rope: Rope | None) -> Any:
-        return rope and (rope.base, rope.scaling, rope.rotary_dim, rope.axes)
 
-    return {kind: decided_by_keys(rope) for kind, rope in read.items()} == {
-        kind: decided_by_keys(rope) for kind, rope in wanted.items()
-    }
+def _dialect_of(ropes: LayerRopes) -> Dialect:
+    """How the class of the model reads its file, with other keys in place of its own."""
+    in_config = ropes.in_config
+
+    def read(file: JsonObject) -> LayerRopes:
+        values = {key: value for key, value in file.values.items() if value is not None}
+        config = JsonObject({**values, "model_type": in_config.model_type}, strict=False)
+        found = huggingface_ropes(read_model_config(config, part=None, like=None)).kinds
+        kinds = {kind: _of_class(found.get(kind), rope) for kind, rope in ropes.kinds.items()}
+        return _by_kind(replace(ropes, kinds=kinds))
+
+    return Dialect(
+        read=read,
+        words=lambda ropes, context: iter(()),
+        sizes=lambda ropes, context: {**in_config.values},
+    )
+
+
+def _of_class(rope: Rope | None, wanted: Rope | None) -> Rope | None:
+    """The rope as a class turns it that turns pairs as another rope does."""
+    if rope is None or wanted is None:
+        return rope
+    fields = ("pairing", "pairing_out", "rotary_start", "direction")
+    return replace(rope, **{field: getattr(wanted, field) for field in fields})
+
+
+def _by_kind(ropes: LayerRopes) -> LayerRopes:
+    """The model with one layer of each kind."""
+    return replace(ropes, layer_kinds=tuple(ropes.kinds))
 
 
 def _is_reset(new: Mapping[str, Any], ropes: LayerRopes, facts: Architecture) -> bool:

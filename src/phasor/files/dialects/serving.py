@@ -20,9 +20,10 @@ from phasor.files.dialects.blocks import (
     CONTEXT_KEY,
     LawReader,
     class_facts,
+    decided_by_class,
     is_list,
     list_words,
-    read_block,
+    read_slice,
     slice_of,
     slice_sizes,
 )
@@ -54,33 +55,30 @@ _WITH_SECTIONS = ("default", "yarn")
 def _read(law_of: LawReader, file: JsonObject) -> LayerRopes:
     """The rope of a factory, or of Ernie 4.5 VL's class."""
     block = file.require(BLOCK_KEY, file.object(BLOCK_KEY))
-    facts = replace(class_facts(file), laws={"ntk": "ntk_mixed"})
+    facts = class_facts(file, laws={"ntk": "ntk_mixed"})
     if facts.axes is not None and facts.axes.layout == "alternating":
         return one_layer(_read_ernies(block, file))
     if facts.axes is not None and rope_type(block, facts) not in _WITH_SECTIONS:
         raise FaultError("its factory has no code for sections beside this law")
-    rope = read_block(facts, law_of, file)
-    if isinstance(rope.axes, OneAxis):
-        return one_layer(rope)
-    sections = block.require("mrope_section", block.wholes("mrope_section"))
-    if len(sections) != 3 or sum(sections) != rope.num_pairs:
-        block.refuse("mrope_section", "three counts of pairs, that add up to all of them")
-    return one_layer(rope)
+    ropes = read_slice(facts, law_of, file)
+    if facts.axes is not None:
+        sections = block.require("mrope_section", block.wholes("mrope_section"))
+        if len(sections) != 3 or sum(sections) != ropes.ropes[0].num_pairs:
+            block.refuse("mrope_section", "three counts of pairs, that add up to all of them")
+    return ropes
 
 
 def _read_ernies(block: JsonObject, file: JsonObject) -> Rope:
     """The rope of Ernie 4.5 VL's class, which reads the base and the pairs of each axis."""
     if rope_type(block) != "default":
         raise FaultError("Ernie 4.5 VL's class reads no law")
-    if block.has("partial_rotary_factor"):
+    if block.has("partial_rotary_factor") or decided_by_class(file)["rotary_start"]:
         raise FaultError("Ernie 4.5 VL's class turns whole heads")
     width = file.require("head_dim", file.width("head_dim"))
-    start = file.whole("rotary_start", least=0) or 0
     several = axes(block, LawContext(class_facts(file), width, file))
     return Rope(
-        head_dim=start + width,
+        head_dim=width,
         rotary_dim=width,
-        rotary_start=start,
         pairing="interleaved",
         base=block.number("rope_theta", above=1),
         axes=several or OneAxis(),
@@ -147,7 +145,7 @@ def write_for_engine(
     if alternating:  # Ernie's class turns interleaved pairs alone
         dialect = replace(dialect, says_all_pairs=False)
     ropes, words = words_by_rope(target, dialect, ropes, context, is_list=is_list)
-    block_of = {rope: keys[BLOCK_KEY] for rope, keys in words.items()}
+    block_of = {rope: found.keys[BLOCK_KEY] for rope, found in words.items()}
     calls = {
         kind: {
             "head_size": slice_width(rope),

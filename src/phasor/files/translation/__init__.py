@@ -27,6 +27,7 @@ from phasor.files.dialects import (
     params_json,
     sglang,
     tensorrt_llm,
+    transformers,
     vllm,
 )
 from phasor.files.dialects.blocks import yarn_reach
@@ -41,7 +42,6 @@ from phasor.files.dialects.target import (
 )
 from phasor.files.presets import preset, preset_names
 from phasor.files.translation import (
-    config_files,
     ggml,
     kernels,
     libraries,
@@ -54,7 +54,6 @@ from phasor.scaling import LongRope, Rule, Yarn
 __all__ = ["TARGETS", "ProgramSettings", "Target", "Translation", "TranslationError", "translate"]
 
 _FILES = (
-    config_files,
     exllamav3,
     ggml,
     kernels,
@@ -66,6 +65,7 @@ _FILES = (
     params_json,
     sglang,
     tensorrt_llm,
+    transformers,
     vllm,
 )
 _LISTED = (one for file in _FILES for one in vars(file).values() if isinstance(one, Target))

@@ -1,0 +1,60 @@
+"""transformers: keys of a model's ``config.json``, in the words of its versions 5 and 4."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from phasor.axes import Alternating
+from phasor.files.dialects.blocks import BLOCK_DIALECT, BLOCK_KEY, is_list
+from phasor.files.dialects.by_reading import words_by_rope
+from phasor.files.dialects.config_blocks import THREE_AXES, ConfigTarget, place_notes
+from phasor.files.dialects.model_files import keys_for_file, merged_over
+from phasor.files.dialects.target import (
+    ProgramSettings,
+    TranslationError,
+    as_json,
+    change_ropes,
+    rotating,
+)
+from phasor.layers import LayerRopes
+from phasor.scaling import DynamicNTK, LongRope
+
+# its own class multiplies the softmax; NanoChat's, which turns clockwise, turns halves alone
+_DIALECT = replace(BLOCK_DIALECT, says_softmax=False)
+_CLOCKWISE = replace(_DIALECT, says_all_pairs=False)
+
+
+def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
+    if ropes.in_config.ignores_scaling:
+        raise TranslationError(
+            f"the class of {ropes.name} in transformers has this rotation in its code and reads "
+            "none from a config: there is nothing to give"
+        )
+    clockwise = any(rope.direction < 0 for rope in ropes.ropes)
+    dialect = _CLOCKWISE if clockwise else _DIALECT
+    ropes, words = words_by_rope(TRANSFORMERS, dialect, ropes, context, is_list=is_list)
+    blocks = {rope: found.keys[BLOCK_KEY] for rope, found in words.items()}
+    # a file is read back as the laws that the words say
+    forms = {rope: found.form.ropes[0] for rope, found in words.items()}
+    blocks |= {forms[rope]: blocks[rope] for rope in words}
+    formed = change_ropes(ropes, forms.__getitem__)
+    written = keys_for_file(formed, context, context, lambda rope, _context: blocks[rope])
+    notes = (written.readers, *place_notes(ropes))
+    if clockwise:
+        notes = (*notes, "Its class must turn pairs clockwise: that of nanochat does.")
+        ropes = change_ropes(ropes, lambda rope: replace(rope, pairing_out=None))
+    return as_json(merged_over(written.keys, ropes), notes, rotating(ropes))
+
+
+TRANSFORMERS = ConfigTarget(
+    name="transformers",
+    program="keys of a model's config.json",
+    source="https://huggingface.co/docs/transformers/internal/rope_utils",
+    checked="run",
+    write=_write,
+    other_pairs_out=True,
+    backwards=True,
+    axes=(*THREE_AXES, Alternating),
+    rules=(DynamicNTK, LongRope),
+    query_factor=lambda factor, rope: True,
+)
