@@ -1,4 +1,4 @@
-"""transformers: keys of a model's ``config.json``, in the words of its versions 5 and 4."""
+"""transformers: keys of a model's ``config.json``, for its versions 5 and 4."""
 
 from __future__ import annotations
 
