@@ -14,6 +14,7 @@ from tools.sources import has_source
 from phasor import ConfigError, PhasorWarning, Rope
 from phasor.files.configs.unread_keys import meanings
 from phasor.files.reading import load
+from phasor.scaling import Llama3
 
 from .config_files import sized, small
 
@@ -60,13 +61,32 @@ def test_a_key_that_asks_for_another_rotation_is_not_called_unknown(
 
 
 def test_executorch_says_its_pairing_in_a_key_that_params_json_has_not() -> None:
-    """Without that key the file would be one of interleaved pairs; false says just that."""
-    error = refused(PARAMS | {"use_hf_rope": True})
-    assert "use_hf_rope (got True) says which coordinates turn together" in error
-    assert "not a key" not in error
+    """Halves, and then a part of each head may turn; without that key pairs are interleaved."""
+    (half,) = load(PARAMS | {"use_hf_rope": True}).ropes
+    assert half == Rope(head_dim=128, pairing="half", base=1e6)
     assert load(PARAMS | {"use_hf_rope": False}) == load(PARAMS)
-    with pytest.warns(PhasorWarning, match="use_hf_rope"):
-        load(PARAMS | {"use_hf_rope": True}, strict=False)
+    (part,) = load(PARAMS | {"use_hf_rope": True, "partial_rotary_factor": 0.75}).ropes
+    assert part == Rope(head_dim=128, pairing="half", base=1e6, rotary_dim=96)
+    assert "asks for a part of each head" in refused(PARAMS | {"partial_rotary_factor": 0.75})
+    scaled = {"use_hf_rope": True, "use_scaled_rope": True, "rope_scaling_factor": 8.0}
+    assert "use_hf_rope must be false beside a law" in refused(PARAMS | scaled)
+
+
+def test_torchchat_has_names_of_its_own_for_what_params_json_says() -> None:
+    """With a law in a block without a type, whose numbers must all be there."""
+    config = {k: v for k, v in PARAMS.items() if k not in ("rope_theta", "use_scaled_rope")}
+    law = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    law |= {"original_max_position_embeddings": 8192}
+    (rope,) = load(config | {"rope_base": 5e5, "block_size": 2048, "rope_scaling": law}).ropes
+    scaling = Llama3(factor=32.0, original_max_positions=8192)
+    assert rope == Rope(head_dim=128, pairing="interleaved", base=5e5, scaling=scaling)
+    for key in law:
+        short = {name: number for name, number in law.items() if name != key}
+        error = refused(config | {"block_size": 2048, "rope_scaling": short})
+        assert f"rope_scaling.{key} is absent" in error
+    ropes = load(config | {"n_local_heads": 8})
+    assert ropes.ropes[0].base == 1e4
+    assert any("10000 is what torchchat assumes" in note for note in ropes.notes)
 
 
 def test_a_law_that_is_read_past_is_warned_of() -> None:
@@ -77,10 +97,10 @@ def test_a_law_that_is_read_past_is_warned_of() -> None:
 
 
 def test_a_base_of_another_program_is_named_where_the_base_is_absent() -> None:
-    """As in torchchat's files; with the name that params.json has for it, the file is read."""
+    """With the name that params.json has for it, the file is read."""
     config = {k: v for k, v in PARAMS.items() if k not in ("rope_theta", "use_scaled_rope")}
-    assert "rope_base says 10000000" in refused(config | {"rope_base": 10_000_000})
-    (rope,) = load(config | {"rope_base": 10_000_000, "rope_theta": 10_000_000}).ropes
+    assert "rope_freq_base says 10000000" in refused(config | {"rope_freq_base": 10_000_000})
+    (rope,) = load(config | {"rope_freq_base": 10_000_000, "rope_theta": 10_000_000}).ropes
     assert rope == Rope(head_dim=128, pairing="interleaved", base=1e7)
 
 
@@ -95,7 +115,6 @@ TRAINING: dict[str, tuple[dict[str, Any], str]] = {
     "nanotron": ({"model": {"model_config": {"is_llama_config": True}}}, "nanotron"),
     "OLMo": ({"model": {"d_model": 256, "n_heads": 8, "block_type": "sequential"}}, "OLMo"),
     "GPT-NeoX": ({"pos_emb": "rotary", "num_layers": 2, "hidden_size": 64}, "GPT-NeoX"),
-    "OpenAI": ({"rope_ntk_alpha": 1, "initial_context_length": 4096}, "gpt-oss"),
     "Cerebras": ({"trainer": {"init": {"model": {"name": "gpt2"}}}}, "Cerebras"),
     "none that is known": ({"lm_model": "transformer_lm", "dim": 64}, "beside the weights"),
     "nothing": ({}, "beside the weights"),
@@ -127,7 +146,7 @@ def test_another_type_is_proposed_beside_code_of_its_own_on_a_condition() -> Non
     assert load(small("phi4", **code), like="phi3").ropes == load(small("phi3")).ropes
 
 
-@pytest.mark.parametrize("key", ["vlm_config", "vlm_config.text_config"])
+@pytest.mark.parametrize("key", ["inner_config", "inner_config.text_config"])
 def test_a_config_inside_is_named_at_any_depth(key: str) -> None:
     """Models for retrieval have their language model in an object of its own."""
     inner: dict[str, Any] = small("qwen2")

@@ -107,7 +107,7 @@ STARTS = [
 ]
 QUARTER = replace(PLAIN, rotary_dim=64, scaling=Proportional(fraction=0.5))
 AXIAL = replace(PLAIN, axes=Axial((32, 32)))
-NEW = small("videochat_flash_qwen", architectures=["VideoChatFlashQwenForCausalLM"])
+NEW = small("mynew", architectures=["MyNewForCausalLM"])
 
 ENDLESS = small()
 ENDLESS["x"] = ENDLESS

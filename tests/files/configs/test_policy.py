@@ -69,6 +69,7 @@ KEYS: dict[str, tuple[str, list[Any], list[Any]]] = {
     "extrapolation_factor": ("llama", [1.0], [2.0]),
     "rope_condense_ratio": ("llama", [1, 1.0, None], [8]),
     "local_rope_theta": ("llama", [500000.0], [10000]),
+    "rope_local_base_freq": ("llama", [500000.0], [10000]),
     "rope_local_theta": ("llama", [500000.0], [10000]),
     "rope_position_scale": ("phi3small", [1.0], [2.0]),
     "rope_scale": ("llama", [1.0], [4.0]),
@@ -174,6 +175,19 @@ def test_what_glm_5_says_of_its_indexer_passes_in_silence() -> None:
     """Every file of it has the key, with what its class does."""
     config = small("glm_moe_dsa", qk_rope_head_dim=64)
     assert load(config | {"indexer_rope_interleave": True}).notes == load(config).notes
+
+
+def test_a_key_that_one_kind_of_layers_answers_asks_for_nothing_else() -> None:
+    """Files of Laguna and Gemma 4 have such a key beside blocks by kind, and classes ignore it."""
+    kinds = {"layer_types": ["full_attention", "sliding_attention"] * 2}
+    full = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5}
+    local = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}
+    blocks = {"rope_parameters": {"full_attention": full, "sliding_attention": local}}
+    laguna = small("laguna", head_dim=64, rope_theta=None, **kinds, **blocks)
+    for fraction in (0.5, 1.0):
+        assert load(laguna | {"partial_rotary_factor": fraction}) == load(laguna)
+    with pytest.raises(ConfigError, match=r"partial_rotary_factor \(got 0.25\)"):
+        load(laguna | {"partial_rotary_factor": 0.25})
 
 
 def test_the_rule_holds_for_diffusers_too() -> None:

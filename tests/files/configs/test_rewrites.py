@@ -11,6 +11,7 @@ import pytest
 
 import phasor.files
 from phasor import ConfigError
+from phasor.axes import InterleavedSections
 from phasor.files.configs.source import JsonObject
 from phasor.files.reading import load
 
@@ -93,6 +94,47 @@ def test_a_rewritten_file_has_the_ropes_of_its_class() -> None:
     assert repr(bases[1] and bases[1].scaling) == "Linear(factor=4.0)"
     (rope,) = load({**INTERNLM, "max_position_embeddings": 2048}).ropes
     assert repr(rope.scaling) == "DynamicNTK(factor=1.0, original_max_positions=2048)"
+
+
+GPT_OSS = {
+    "model_type": "gpt_oss",
+    **SIZES,
+    "rope_theta": 150000,
+    "initial_context_length": 4096,
+    "rope_scaling_factor": 32.0,
+    "rope_ntk_alpha": 1,
+    "rope_ntk_beta": 32,
+}
+
+
+def test_gpt_oss_in_openais_own_words_is_that_of_transformers() -> None:
+    """With a type or without; numbers of both kinds, or too few of one, are refused."""
+    own = ("initial_context_length", "rope_scaling_factor", "rope_ntk_alpha", "rope_ntk_beta")
+    plain = {key: value for key, value in GPT_OSS.items() if key not in own}
+    block = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0}
+    block |= {"truncate": False, "original_max_position_embeddings": 4096}
+    known = load(plain | {"rope_scaling": block})
+    assert load(GPT_OSS).kinds == known.kinds
+    untyped = {key: value for key, value in GPT_OSS.items() if key != "model_type"}
+    assert load(untyped).kinds == known.kinds
+    with pytest.raises(ConfigError, match=r"rope_scaling_factor .*rope_scaling.* keep one"):
+        load(GPT_OSS | {"rope_scaling": block})
+    for key in own:
+        with pytest.raises(ConfigError, match=f"{key} is absent"):
+            load({name: value for name, value in GPT_OSS.items() if name != key})
+    with pytest.raises(ConfigError, match="rope_ntk_beta"):
+        load(GPT_OSS | {"rope_ntk_beta": 0.5})
+
+
+def test_qwen_3_tts_says_in_its_block_that_its_sections_alternate() -> None:
+    """Those of its class do; of others it is refused by the key that the file has."""
+    block = {"rope_type": "default", "mrope_section": [12, 10, 10]}
+    talker = {"model_type": "qwen3_tts_talker", **SIZES, "rope_theta": 1e6}
+    file = {"model_type": "qwen3_tts", "talker_config": talker}
+    ropes = load(file | {"talker_config": talker | {"rope_scaling": block | {"interleaved": True}}})
+    assert ropes.ropes[0].axes == InterleavedSections((12, 10, 10))
+    with pytest.raises(ConfigError, match=r"talker_config\.rope_scaling\.interleaved"):
+        load(file | {"talker_config": talker | {"rope_scaling": block | {"interleaved": False}}})
 
 
 def test_a_divisor_may_stand_in_a_block_too() -> None:

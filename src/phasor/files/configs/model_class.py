@@ -96,8 +96,11 @@ def read_model_config(top: JsonObject, *, part: str | None, like: str | None) ->
 
 def language_models(top: JsonObject) -> list[JsonObject]:
     """``top`` and each config inside it that describes its language model, the innermost last."""
-    levels, keys = [top], table().files["language_models"]
-    while inner := [key for key in keys if levels[-1].has(key)]:
+    levels, files = [top], table().files
+    while inner := (
+        [key for key in files["language_models"] if levels[-1].has(key)]
+        or [key for key in files["speech_models"] if levels[-1].has(key)]
+    ):
         outer = levels[-1]
         if len(inner) > 1:
             first, second = map(outer.name, inner[:2])

@@ -8,7 +8,7 @@ reads a config afterwards knows these words alone, and changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from phasor.files import refusal
 from phasor.files.configs.source import JsonObject, single_value
@@ -38,6 +38,27 @@ def _deepseek_v4(config: JsonObject) -> JsonObject:
         if is_yarn and block.get("attention_factor") is None:
             values[key] = {**block, "attention_factor": 1.0}
     return config.with_values(values)
+
+
+def _gpt_oss(config: JsonObject) -> JsonObject:
+    """OpenAI's own code has the numbers of YaRN under other names, outside a block."""
+    keys = {
+        "factor": "rope_scaling_factor",
+        "beta_fast": "rope_ntk_beta",
+        "beta_slow": "rope_ntk_alpha",
+        "original_max_position_embeddings": "initial_context_length",
+    }
+    numbers = ("rope_scaling_factor", "rope_ntk_beta", "rope_ntk_alpha")
+    if not any(map(config.has, numbers)):
+        return config
+    for other in filter(config.has, _BLOCKS):
+        said = next(filter(config.has, numbers))
+        raise refusal("two_scalings", first=config.name(said), second=config.name(other))
+    stated = {name: config.require(key, config.number(key, above=0)) for name, key in keys.items()}
+    block = {"rope_type": "yarn", "truncate": False, **stated}
+    values = {key: value for key, value in config.values.items() if key not in numbers}
+    origins = {f"rope_scaling.{name}": key for name, key in keys.items()}
+    return config.with_values({**values, "rope_scaling": block}, origins)
 
 
 def _internlm(config: JsonObject) -> JsonObject:
@@ -80,6 +101,19 @@ def _nomic_bert(config: JsonObject) -> JsonObject:
     block = {"rope_type": "dynamic", "factor": factor, original: length}
     origins = {"rope_scaling.factor": key, f"rope_scaling.{original}": length_key}
     return config.with_values({**config.values, "rope_scaling": block}, origins)
+
+
+def _qwen3_tts(config: JsonObject) -> JsonObject:
+    """Qwen3-TTS says in its block whether the sections of its axes alternate."""
+    name, block = "rope_scaling", config.values.get("rope_scaling")
+    if not isinstance(block, Mapping) or "interleaved" not in block:
+        return config
+    key = "mrope_interleaved"
+    inside = cast("Mapping[str, Any]", block)
+    renamed = {key if inner == "interleaved" else inner: v for inner, v in inside.items()}
+    return config.with_values(
+        {**config.values, name: renamed}, {f"{name}.{key}": f"{name}.interleaved"}
+    )
 
 
 def _step3p5(config: JsonObject) -> JsonObject:
@@ -140,9 +174,11 @@ def _blocks(config: JsonObject) -> list[Mapping[str, Any]]:
 REWRITES: Mapping[str, Callable[[JsonObject], JsonObject]] = {
     "chatglm": _chatglm,
     "deepseek_v4": _deepseek_v4,
+    "gpt_oss": _gpt_oss,
     "internlm": _internlm,
     "minimax_m2": _minimax_m2,
     "nomic_bert": _nomic_bert,
+    "qwen3_tts": _qwen3_tts,
     "step3p5": _step3p5,
     "stripedhyena": _stripedhyena,
 }

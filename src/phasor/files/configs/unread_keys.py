@@ -59,7 +59,7 @@ class Meaning:
     source: str | None = None
 
     def is_neutral(self, value: Any, ropes: Sequence[Rope]) -> bool:
-        """Whether the model's ropes already have the property that ``value`` asks for."""
+        """Whether a kind of layers already has the property that ``value`` asks for."""
         if value in self.neutral:
             return True
         json_text = json.dumps(value).strip('"') if isinstance(value, (str, int, float)) else ""
@@ -74,7 +74,8 @@ class Meaning:
             case "law" | "note":
                 return False
             case _:  # where nothing rotates, any value asks for a rotation
-                return all(_HAS[self.means](rope, asked) for rope in ropes) if ropes else not value
+                # a key of one kind of layers says nothing of the others
+                return any(_HAS[self.means](rope, asked) for rope in ropes) if ropes else not value
 
 
 _UNKNOWN = Meaning(means="unknown", says="is not a key that phasor knows here")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from phasor.axes import Axial, OneAxis
+from phasor.axes import Axial, InterleavedSections, OneAxis
 from phasor.errors import ConfigError
 from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import NO_FACTS, Architecture, architectures, read_table
@@ -33,10 +33,12 @@ class Transformer:
     axes_key: str | None = None
     dims: tuple[int, ...] = ()
     summed: bool = False
+    interleaved: bool = False
     split: str | None = None
     layer_keys: tuple[str, ...] = ("num_layers",)
     order: tuple[str, ...] = ()
     only_if: str | None = None
+    ignored: tuple[str, ...] = ()
 
 
 def read(top: JsonObject) -> LayerRopes | None:
@@ -51,6 +53,7 @@ def read(top: JsonObject) -> LayerRopes | None:
     names = {"num_attention_heads": ()} if facts.uses else facts.names
     config = JsonObject(top.values, names=names, strict=top.strict)
     config.notes += [facts.note] if facts.note else []
+    config.ignore(*facts.ignored)
     layers = sum(config.whole(key, least=0, most=MOST_LAYERS) or 0 for key in facts.layer_keys)
     rope, blocks = None, ()
     if facts.uses is not None:
@@ -82,12 +85,17 @@ def _transformer_rope(config: JsonObject, facts: Transformer) -> Rope:
         # a class that has a key for the width of all heads has none for that of one
         default = None if "hidden_size" in facts.names else facts.head_dim
         head_dim = config.width("head_dim") or default or config.head_dim()
+    if facts.interleaved:
+        first = head_dim // 2 - sum(sizes[1:])
+        sizes = (2 * first, *(2 * pairs for pairs in sizes[1:]))
     if facts.split is not None:
         sizes = _SPLITS[facts.split](head_dim)
     elif facts.axes_key and (any(size % 2 for size in sizes) or sum(sizes) > head_dim):
         config.refuse(facts.axes_key, f"even numbers of coordinates, at most {head_dim} together")
     base, block = config.number("rope_theta", above=1), config.object("rope_scaling")
     outside = rope_blocks.LawContext(NO_FACTS, head_dim, config)
+    pairs = tuple(size // 2 for size in sizes)
+    axes_kind = InterleavedSections if facts.interleaved else Axial
     with renamed_keys(config, sections=facts.axes_key or "head_dim"):
         return Rope(
             head_dim=head_dim,
@@ -95,7 +103,7 @@ def _transformer_rope(config: JsonObject, facts: Transformer) -> Rope:
             base=facts.base if base is None else base,
             rotary_dim=sum(sizes) if sizes else int(head_dim * (facts.fraction or 1)),
             scaling=None if block is None else rope_blocks.read_law(block, outside),
-            axes=Axial(tuple(size // 2 for size in sizes)) if sizes else OneAxis(),
+            axes=axes_kind(pairs) if pairs else OneAxis(),
         )
 
 

@@ -1,6 +1,7 @@
 """``params.json`` of Mistral's and Meta's own code, and of the first MLX; written for llama-models.
 
-It rotates interleaved pairs in place, but for MLX programs with ``rope_traditional: false``.
+It rotates interleaved pairs in place, but for MLX programs with ``rope_traditional: false`` and for
+ExecuTorch with ``use_hf_rope``. torchchat has a few names of its own.
 """
 
 from __future__ import annotations
@@ -57,18 +58,34 @@ def read(top: JsonObject) -> LayerRopes | None:
     """The rope of each layer, the same for all but Llama 4's layers without one."""
     if not _is_params(top):
         return None
-    config = JsonObject(top.values, names=_facts()["names"], strict=top.strict)
+    facts = _facts()
+    of_torchchat = any(map(top.has, facts["marks"]["torchchat"]))
+    names: dict[str, Any] = {**facts["names"]}
+    if of_torchchat:
+        names |= facts["torchchat"]
+    config = JsonObject(top.values, names=names, strict=top.strict)
     layers, latent = config.layers(), config.has("qk_rope_head_dim")
     head_dim = config.width("qk_rope_head_dim") or config.head_dim()
-    base, yarn = _base(config), config.object("yarn")
+    base = _base(config, of_torchchat=of_torchchat)
+    block = config.object("rope_scaling" if of_torchchat else "yarn")
     law: Law | None = _read_llama3(config, layers) if config.flag("use_scaled_rope") else None
-    if yarn is not None:
+    if block is not None:
         if law is not None:
-            config.refuse("use_scaled_rope", "false beside yarn, which scales as well")
-        law = _read_yarn(yarn, latent=latent)
-    pairing = "half" if config.flag("rope_traditional") is False else "interleaved"
-    with renamed_keys(config, rotary_dim="head_dim"):
-        rope = Rope(head_dim=head_dim, pairing=pairing, base=base, scaling=law)
+            name = config.name("rope_scaling" if of_torchchat else "yarn")
+            config.refuse("use_scaled_rope", f"false beside {name}, which scales as well")
+        law = _read_bands(block) if of_torchchat else _read_yarn(block, latent=latent)
+    of_executorch, rotary_dim = config.flag("use_hf_rope") is True, head_dim
+    if of_executorch:
+        if law is not None:
+            config.refuse("use_hf_rope", "false beside a law, as ExecuTorch then reads none")
+        fraction = config.number("partial_rotary_factor", above=0, most=1) or 1.0
+        rotary_dim = int(head_dim * fraction)
+    is_half = of_executorch or config.flag("rope_traditional") is False
+    pairing = "half" if is_half else "interleaved"
+    with renamed_keys(config, rotary_dim="partial_rotary_factor" if of_executorch else "head_dim"):
+        rope = Rope(
+            head_dim=head_dim, pairing=pairing, base=base, rotary_dim=rotary_dim, scaling=law
+        )
     interval = config.whole("nope_layer_interval")
     in_order = LayerPattern.every(interval or 0, layers).kinds("nope", "rope")
     kinds = {"rope": rope, "nope": None} if "nope" in in_order else {"rope": rope}
@@ -80,18 +97,20 @@ def read(top: JsonObject) -> LayerRopes | None:
         in_order,
         "Mistral's or Meta's params.json",
         facts=Architecture(latent=True) if latent else NO_FACTS,
-        blocks=() if yarn is None else (yarn,),
+        blocks=() if block is None else (block,),
         name=config.text("model_type") or "params.json",
         context=single_value((config.name(key), config.whole(key)) for key in lengths),
         query_factors=rope_blocks.query_factors(query_factor, config, kinds),
     )
 
 
-def _base(config: JsonObject) -> float:
+def _base(config: JsonObject, *, of_torchchat: bool) -> float:
     """The base of a file; where it does not state it, that of the program that reads it."""
     base, model_type = config.number("rope_theta", above=1), config.text("model_type")
     default, whose = 10_000.0, "a constant in Meta's code for Llama 1 and 2"
-    if model_type is not None:
+    if of_torchchat:
+        whose = "what torchchat assumes"
+    elif model_type is not None:
         default, whose = table().huggingface[model_type].base, f"what MLX assumes for {model_type}"
     elif base is None and (config.contains("use_scaled_rope") or not config.has("multiple_of")):
         others = "programs that read params.json fill it in differently (10000 and 1000000)"
@@ -123,6 +142,15 @@ def _read_llama3(config: JsonObject, layers: int) -> Llama3:
         config.notes += [marks["not_8"]] * (factor != 8)
     with renamed_keys(config, high_freq_factor="rope_high_freq_factor"):
         return Llama3(factor=factor, original_max_positions=8192, high_freq_factor=high)
+
+
+def _read_bands(block: JsonObject) -> Llama3:
+    """Llama 3's law in a block of torchchat, which has all its numbers."""
+    names = ("factor", "low_freq_factor", "high_freq_factor")
+    numbers = {name: block.require(name, block.number(name, above=0)) for name in names}
+    key = "original_max_position_embeddings"
+    with renamed_keys(block):
+        return Llama3(original_max_positions=block.require(key, block.whole(key)), **numbers)
 
 
 def _read_yarn(block: JsonObject, *, latent: bool) -> Yarn:
