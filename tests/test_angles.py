@@ -248,9 +248,9 @@ def test_long_sequences_are_no_different() -> None:
 
 WANTED = "positions must be integers, float32 or float64, got "
 FLOAT16 = "float16: float16 cannot tell 2048 from 2049"
-OBJECT = "object: not all of them are integers or floats of at most 64 bits"
-MASK = "bool: a bool is a mask; phasor.positions.padded makes positions of one"
-OTHER = ": a position is a real number that int64 or float64 holds"
+OBJECT = "object: some are not integers or floats of at most 64 bits"
+MASK = "bool: this is a mask; phasor.positions.padded turns a mask into positions"
+OTHER = ": a position is a real number that fits in int64 or float64"
 
 
 @pytest.mark.parametrize(

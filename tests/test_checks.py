@@ -115,7 +115,7 @@ def test_numbers_become_a_tuple_of_floats() -> None:
         (np.array(7.0), "x must be a sequence of numbers, got array(7.)"),
         (
             [np.array(7.0)],
-            "x[0] must be a finite number > 0, got array(7.); of tensors and arrays give .tolist()",
+            "x[0] must be a finite number > 0, got array(7.); call .tolist() on tensors and arrays",
         ),
     ],
     ids=repr,

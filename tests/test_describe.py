@@ -29,7 +29,7 @@ SAID: dict[str, Rope] = {
     "Pairs 0-25 kept; 26-49 divided by 1.03627 to 6.25; 50-63 divided by 8.": (
         replace(PLAIN, scaling=Yarn(factor=8.0, original_max_positions=8192))
     ),
-    "Coordinates 128 to 191 of 192 turn, the others pass, in 32 pairs (2i, 2i + 1), "
+    "Coordinates 128 to 191 of 192 turn and the others are unchanged, in 32 pairs (2i, 2i + 1), "
     "and are written back as (i, i + 32).": SLICE,
     "3 position axes drive 16, 24, 24 pairs, in consecutive sections of one spectrum.": (
         replace(PLAIN, axes=Sectioned((16, 24, 24)))
@@ -53,8 +53,8 @@ def test_words_tell_resonance_in_both_directions():
 def test_words_give_the_temperature():
     """GPT-OSS multiplies cos and sin by 1.34657 and so its logits by 1.81326."""
     said = sentences(preset("gpt-oss-20b")[0], None)[-1]
-    assert "1.34657 on cos and sin" in said
-    assert "multiplied by 1.81326" in said
+    assert "Cos and sin are multiplied by the attention factor 1.34657" in said
+    assert "head by 1.81326" in said
 
 
 def test_rows_hold_what_the_pair_does():

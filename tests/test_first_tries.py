@@ -34,9 +34,9 @@ ANSWERED: dict[str, Callable[[], Any]] = {
         lambda: rope(partial_rotary_factor=0.5)
     ),
     "a Rope has no field 'max_seq_len'; write nothing": lambda: rope(max_seq_len=4096),
-    "Yarn(factor=..., original_max_positions=...), got 4 without one": lambda: Yarn(4),
+    "Yarn(factor=..., original_max_positions=...), got 4 without a name": lambda: Yarn(4),
     "Yarn lacks original_max_positions: Yarn(factor=": lambda: Yarn(factor=4.0),
-    "Linear(factor=...), got 4 without one": lambda: Linear(4),
+    "Linear(factor=...), got 4 without a name": lambda: Linear(4),
     "DynamicNTK(factor=..., original_max_positions=...), got 2 without": lambda: DynamicNTK(2),
     "phasor.load reads a config with that": (
         lambda: rope(scaling={"rope_type": "yarn", "factor": 4.0})
@@ -44,8 +44,8 @@ ANSWERED: dict[str, Callable[[], Any]] = {
     "these are coordinates: write (8, 28, 28)": (
         lambda: rope(head_dim=128, axes=Axial((16, 56, 56)))
     ),
-    "positions come before rope, got them the other way round": (lambda: rotate(X, HALF, PLACES)),
-    "positions must be given, got None; those of one sequence are torch.arange(seq)": (
+    "positions come before rope, got them in the opposite order": (lambda: rotate(X, HALF, PLACES)),
+    "positions must be given, got None; for one sequence pass torch.arange(seq)": (
         lambda: rotate_qk(X, X, None, HALF)
     ),
     "phasor.preset('llama-3.1-8b')[0]": lambda: rotate(X, PLACES, "llama-3.1-8b"),
@@ -53,11 +53,11 @@ ANSWERED: dict[str, Callable[[], Any]] = {
     "values are not rotated": lambda: ROTARY(X, X, X),
     "write positions=position_ids": lambda: ROTARY(X, X, position_ids=PLACES),
     "write offset=seqlen_offset": lambda: ROTARY(X, X, seqlen_offset=3),
-    "if there is no key, pass positions by name: positions=": lambda: ROTARY(X, PLACES),
+    "without a key, pass positions by keyword: positions=": lambda: ROTARY(X, PLACES),
     "cu_seqlens must rise from 0 to the number of tokens (5), got [0, 3, 2]": (
         lambda: ROTARY(X, X, cu_seqlens=torch.tensor([0, 3, 2]))
     ),
-    "heads_first must be given, for counted positions fit either order: True": (
+    "heads_first must be given, because counted positions fit either order: True": (
         lambda: RotaryEmbedding(HALF)
     ),
 }

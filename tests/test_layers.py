@@ -54,7 +54,7 @@ def test_a_layer_that_does_not_exist_is_an_index_error(index: int) -> None:
 
 def test_a_list_of_ropes_is_answered_with_the_fields() -> None:
     """Whose example makes a model of the ropes that came."""
-    with pytest.raises(SpecError, match="takes its fields by name, got \\[Rope") as caught:
+    with pytest.raises(SpecError, match="takes keyword arguments only, got \\[Rope") as caught:
         LayerRopes([LOCAL, None])  # type: ignore[call-arg]
     example = str(caught.value).split(": ", 1)[1]
     made = eval(example, {"LayerRopes": LayerRopes, "rope": LOCAL})
@@ -204,7 +204,7 @@ def test_layers_that_disagree_on_the_softmax_have_no_common_factor() -> None:
         _ = LayerRopes(name="toy", layer_kinds=("a", "b"), kinds=kinds).softmax_factor
     assert str(caught.value) == (
         "the layers of toy multiply their softmax scale by different factors (1, 1.87385); "
-        "ask each rope's law"
+        "read each rope's softmax_factor"
     )
 
 

@@ -229,10 +229,10 @@ ERRORS = {
     "height must be a whole number >= 1, got 0": lambda: Image(height=0, width=2),
     "width must be a whole number >= 1, got 1.5": lambda: Image(height=2, width=1.5),
     "frames must be a whole number >= 1, got 0": lambda: frame(frames=0),
-    f"seconds_per_frame and tokens_per_second go together, got 0.5 and None; {TOGETHER}": (
+    f"seconds_per_frame and tokens_per_second belong together, got 0.5 and None; {TOGETHER}": (
         lambda: frame(seconds_per_frame=0.5)
     ),
-    f"seconds_per_frame and tokens_per_second go together, got None and 4; {TOGETHER}": (
+    f"seconds_per_frame and tokens_per_second belong together, got None and 4; {TOGETHER}": (
         lambda: frame(tokens_per_second=4)
     ),
     f"seconds_per_frame {SECONDS} 0": lambda: frame(seconds_per_frame=0, tokens_per_second=4),

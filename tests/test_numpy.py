@@ -250,7 +250,8 @@ def test_a_matrix_is_of_one_position() -> None:
     with pytest.raises(PositionError) as caught:
         matrix([1, 2], Rope(head_dim=8, pairing="half"))
     assert str(caught.value) == (
-        "position must be one position, got shape [2]; blocks gives the rotations of many"
+        "position must be a single position, got shape [2]; for several positions use "
+        "phasor.numpy.blocks"
     )
 
 

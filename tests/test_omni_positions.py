@@ -171,7 +171,7 @@ def test_a_video_and_its_sound_begin_together() -> None:
 REFUSED: dict[str, dict[str, Any]] = {
     "omni must be 'qwen2.5', 'qwen3' or None, got 'qwen2'": {"omni": "qwen2"},
     "omni must be 'qwen2.5' or 'qwen3' with use_audio_in_video": {"omni": None},
-    "after_video='size' and second_per_grid_ts are of models without omni": {"after_video": "size"},
+    "after_video='size' and second_per_grid_ts are for models": {"after_video": "size"},
     "second_per_grids must be given where there are videos, got None": {"second_per_grids": None},
     "second_per_grids[0] must be a finite number > 0": {"second_per_grids": [0.0]},
     "and <= 1e+09, got [1, 2]": {"second_per_grids": [1.0, [1, 2]]},

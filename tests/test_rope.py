@@ -261,9 +261,9 @@ def test_a_description_must_say_width_and_pairing(missing: str) -> None:
         ('{"format": 1, "head_dim": NaN, "pairing": "half"}', "^head_dim must be .*, got nan"),
         (
             '{"head_dim": 8, "pairing": "half", "inv_freq": null}',
-            "^text must be a Rope in format 1 of phasor's JSON, got none; write it anew ",
+            "^text must be a Rope as phasor's JSON in format 1, got none; write it again ",
         ),
-        ('{"format": 2}', "^text must be a Rope in format 1 of phasor's JSON, got format 2; "),
+        ('{"format": 2}', "^text must be a Rope as phasor's JSON in format 1, got format 2; "),
     ],
     ids=["broken", "deep", "list", "null", "nan", "without", "later"],
 )
@@ -321,7 +321,7 @@ def test_at_leaves_a_law_alone_and_still_checks_the_length() -> None:
 
 def test_frequencies_of_ones_own_have_a_name_of_their_own() -> None:
     """What a Rope's frequencies are is read, not given."""
-    way_out = "give frequencies of your own as explicit_inv_freq"
+    way_out = "pass frequencies of your own as explicit_inv_freq"
     with pytest.raises(SpecError, match=way_out):
         Rope(**PLAIN, inv_freq=(1.0, 0.5, 0.25, 0.0))
     with pytest.raises(SpecError, match=way_out):
@@ -340,7 +340,7 @@ def test_a_rope_without_its_pairing_says_what_the_two_are() -> None:
         Rope(head_dim=64)
     with pytest.raises(SpecError, match=r"^head_dim must be given"):
         Rope(pairing="half")
-    with pytest.raises(SpecError, match=r"by their names.*got 64 without one"):
+    with pytest.raises(SpecError, match=r"keyword arguments only.*got 64 without a name"):
         Rope(64, pairing="half")
 
 

@@ -39,7 +39,7 @@ __all__ = [
     "verify",
 ]
 
-# imported at their first use: together they would take longer than NumPy
+# imported at first use: together they take longer to import than NumPy
 if TYPE_CHECKING:
     from phasor.files.presets import preset, preset_names
     from phasor.files.reading import load
@@ -61,7 +61,7 @@ else:
         "verify": "phasor.identification",
     }
 
-    # where names are that users may look for here
+    # where to find names that users may look for here
     _HINTS = {
         "rotate": "PyTorch's is phasor.torch.rotate, NumPy's phasor.numpy.rotate",
         **{
@@ -86,7 +86,7 @@ else:
             return import_module(f"phasor.{name}")
         if name not in _MODULES:
             hint = f"; {_HINTS[name]}" if name in _HINTS else ""
-            # `from phasor import name` would put words of its own in place of an AttributeError
+            # `from phasor import name` replaces the message of an AttributeError by Python's own
             is_import = sys._getframe(1).f_code.co_name == "_handle_fromlist"
             error = ImportError if is_import and hint else AttributeError
             raise error(f"module 'phasor' has no attribute {name!r}{hint}")

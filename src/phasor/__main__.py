@@ -1,10 +1,10 @@
-"""The command ``phasor``, and ``python -m phasor``: an interrupt is quiet from the start on."""
+"""The command ``phasor``, and ``python -m phasor``; Ctrl-C ends it without a traceback."""
 
 import sys
 
 
 def run() -> None:
-    """Import the command line and run it, quiet where it is interrupted on the way."""
+    """Import the command line and run it; Ctrl-C during the import shows no traceback either."""
     try:
         from phasor.cli import run as run_command
 

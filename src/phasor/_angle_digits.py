@@ -1,18 +1,17 @@
-"""The angle of `phasor.angles` in numbers of at most 2**24, for graphs that other programs run.
+"""The angle of `phasor.angles` in numbers of at most 2**24, for graphs that other engines run.
 
-Integers that wrap around, shifts and unsigned numbers are what engines narrow, refuse or compute
-in float32. Here a position is a sum of digits, and no product or sum is above 2**24, so that int32
-and float32 hold each exactly, whichever of them an engine computes in:
+Engines narrow or refuse integers that wrap around, shifts and unsigned numbers, or compute them in
+float32. Here a position is a sum of digits, and no product or sum exceeds 2**24, so int32 and
+float32 hold each exactly, whichever an engine uses:
 
     p = sum of digit[i] * 256**i,                     |digit| <= 128
     p * F mod 1 = sum of digit[i] * F[i] mod 1,       F[i] = F * 256**i mod 1, from -1/2 to 1/2
     F[i] = f1[i] / 2**13 + (f2[i] + f3[i]) / 2**27    f1, f2 integers, |f3| <= 1/2 in float32
 
-A float position is its nearest integer and the rest, whose digits have i = -1 to -4.
-
-`COS_SIN_ERROR_FLOAT32` holds: its 0.3 for the bits of the frequency and the products become 0.01,
-because f3, its sum and the sum with the integers are rounded at 2**-37 turns or below; all else,
-one rounding of ``x`` and the polynomials, is the same.
+A float position is split into its nearest integer and a remainder, whose digits have i = -1 to -4.
+The bound `COS_SIN_ERROR_FLOAT32` holds: its 0.3 for the bits of the frequency and the products
+becomes 0.01, because f3, its sum and the sum with the integers are rounded at 2**-37 turns or
+below; the rest, one rounding of ``x`` and the polynomials, is the same.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 from phasor.angles import FLOAT32, evaluate, turn_limbs
 from phasor.rope import Rope
 
-#: Digits of an integer of 32 bits and of 64, and of the rest of a float.
+#: Digits of a 32-bit and a 64-bit integer, and of the remainder of a float.
 DIGITS_32, DIGITS_64, DIGITS_REST = 4, 8, 4
 _BASE = 256
 _UPPER_BITS, _LOWER_BITS = 13, 14
@@ -37,14 +36,14 @@ _WHOLE_BITS, _ALL_BITS = 64, 192
 
 
 class Operations(Protocol):
-    """What a library calls that which its arrays have no operator for."""
+    """The operations of a library for which its arrays have no operator."""
 
     def number(self, value: float, like: Any) -> Any:
-        """A number of the dtype of ``like``; itself where a library does not ask."""
+        """A number in the dtype of ``like``, or a plain number where the library takes one."""
         ...
 
     def divide(self, numbers: Any, divisor: Any) -> Any:
-        """The integer quotient; of negative numbers it may be floored or truncated."""
+        """The integer quotient; for negative numbers it may be floored or truncated."""
         ...
 
     def as_int32(self, numbers: Any) -> Any:
@@ -56,7 +55,7 @@ class Operations(Protocol):
         ...
 
     def absolute(self, numbers: Any) -> Any:
-        """Without sign."""
+        """The absolute value."""
         ...
 
     def nearest(self, numbers: Any) -> Any:
@@ -68,16 +67,16 @@ class Operations(Protocol):
         ...
 
     def nan_unless(self, condition: Any, numbers: Any) -> Any:
-        """Floats, and NaN where the condition is false."""
+        """The floats, with NaN where the condition is false."""
         ...
 
     def constant(self, values: NDArray[Any]) -> Any:
-        """Its rows as the library's arrays, one or a list of them."""
+        """The rows as an array of the library, or as a list of arrays."""
         ...
 
 
 class DigitTables(NamedTuple):
-    """What each digit is multiplied by: ``[digits, num_pairs]``, the lowest digit first.
+    """The multiplier of each digit: ``[digits, num_pairs]``, the lowest digit first.
 
     Where axes mix, ``[digits, n_axes, num_pairs]``.
     """
@@ -89,7 +88,7 @@ class DigitTables(NamedTuple):
 
 @lru_cache(maxsize=256)
 def digit_tables(rope: Rope, first: int, count: int) -> DigitTables:
-    """The tables of ``count`` digits from the one of ``256**first`` on.
+    """The tables for ``count`` digits, the first with the weight ``256**first``.
 
     >>> tables = digit_tables(Rope(head_dim=2, pairing="half"), 0, 4)
     >>> [table.shape for table in tables]
@@ -150,7 +149,7 @@ def cos_sin_of_positions(
     mixes = digit_tables(rope, 0, count).upper.ndim == 3
     for axis in range(rope.axes.n_axes) if mixes else [None]:
         each = positions if axis is None else ops.of_axis(positions, axis)
-        has_angle = ops.absolute(each) < ops.number(2.0**63, positions)  # false of NaN
+        has_angle = ops.absolute(each) < ops.number(2.0**63, positions)  # False for NaN
         cos, sin = (ops.nan_unless(has_angle, row) for row in (cos, sin))
     return cos, sin
 
@@ -158,8 +157,8 @@ def cos_sin_of_positions(
 def _digits_of_integers(positions: Any, count: int, ops: Operations) -> list[Any]:
     """Digits from -128 to 128 of int32 or int64, in int32, the lowest first.
 
-    They are right whether quotients are floored or truncated. No constant is above 256, so that
-    nothing overflows, and where an engine narrows int64 to int32 they stay right below 2**31.
+    They are correct whether quotients are floored or truncated. No constant exceeds 256, so nothing
+    overflows, and if an engine narrows int64 to int32 they stay correct below 2**31.
     """
     base, half = ops.number(_BASE, positions), ops.number(_BASE // 2, positions)
     digits: list[Any] = []
@@ -174,7 +173,7 @@ def _digits_of_integers(positions: Any, count: int, ops: Operations) -> list[Any
 
 
 def _digits_of_floats(positions: Any, count: int, ops: Operations) -> list[Any]:
-    """The same of the nearest whole numbers of floats, in which every step is exact."""
+    """Digits of the whole numbers nearest to floats; every step is exact."""
     base, one_part = ops.number(float(_BASE), positions), ops.number(1 / _BASE, positions)
     digits: list[Any] = []
     quotient = ops.nearest(positions)
@@ -186,7 +185,7 @@ def _digits_of_floats(positions: Any, count: int, ops: Operations) -> list[Any]:
 
 
 def _digits_of_rest(rest: Any, base: Any, ops: Operations) -> list[Any]:
-    """Digits of floats from -1/2 to 1/2; what is below 2**-33 is rounded."""
+    """Digits of floats from -1/2 to 1/2, rounded at 2**-33."""
     digits: list[Any] = []
     for _ in range(DIGITS_REST):
         rest = rest * base
@@ -205,7 +204,7 @@ class Angle(NamedTuple):
 
 
 def _angles_of_digits(digits: Sequence[Any], tables: DigitTables, ops: Operations) -> list[Angle]:
-    """The angle of at most eight digits, or one for each of the axes that mix."""
+    """The angle of at most eight digits, or where axes mix one angle per axis."""
     uppers, lowers, rests = (ops.constant(table) for table in tables)
     upper, lower = digits[0] * uppers[0], digits[0] * lowers[0]
     rest = ops.as_float32(digits[-1]) * rests[len(digits) - 1]
@@ -214,27 +213,27 @@ def _angles_of_digits(digits: Sequence[Any], tables: DigitTables, ops: Operation
         lower = lower + digits[i] * lowers[i]  # at most 2**23
     for i in range(len(digits) - 2, -1, -1):
         rest = rest + ops.as_float32(digits[i]) * rests[i]  # at most 2**9
-    # of positive numbers every engine takes the same quotient
+    # for positive numbers every engine computes the same quotient
     sums = Angle(upper + ops.number(2**22, digits[0]), lower + ops.number(2**23, digits[0]), rest)
-    angle = _without_whole_turns(sums, digits[0], ops, carried=2**9)
+    angle = _without_whole_turns(sums, digits[0], ops, surplus=2**9)
     if tables.upper.ndim == 2:
         return [angle]
     return [Angle(*(ops.of_axis(n, axis) for n in angle)) for axis in range(tables.upper.shape[1])]
 
 
 def _sum_of_angles(angles: Sequence[Angle], like: Any, ops: Operations) -> Angle:
-    """Of up to 512 angles: those of several axes, or of a whole number and a rest."""
+    """The sum of up to 512 angles: of several axes, or of a whole number and a remainder."""
     if len(angles) == 1:
         return angles[0]
-    sums = (reduce(add, each) for each in zip(*angles, strict=True))
+    sums = (reduce(add, parts) for parts in zip(*angles, strict=True))
     return _without_whole_turns(Angle(*sums), like, ops)
 
 
-def _without_whole_turns(sums: Angle, like: Any, ops: Operations, carried: int = 0) -> Angle:
-    """Positive sums as an angle; ``carried`` units of ``upper`` too many are in ``lower``."""
+def _without_whole_turns(sums: Angle, like: Any, ops: Operations, surplus: int = 0) -> Angle:
+    """Positive sums as an angle; ``lower`` holds ``surplus`` units of ``upper`` too many."""
     turn, unit = ops.number(2**_UPPER_BITS, like), ops.number(2**_LOWER_BITS, like)
     carry = ops.divide(sums.lower, unit)
-    upper = sums.upper + carry + ops.number(2**_UPPER_BITS - carried, like)
+    upper = sums.upper + carry + ops.number(2**_UPPER_BITS - surplus, like)
     upper = upper - ops.divide(upper, turn) * turn
     return Angle(upper, sums.lower - carry * unit, sums.rest)
 
@@ -242,7 +241,7 @@ def _without_whole_turns(sums: Angle, like: Any, ops: Operations, carried: int =
 def _cos_sin_of_angle(angle: Angle, like: Any, ops: Operations) -> tuple[Any, Any]:
     """Float32 cos and sin."""
     quarter_turn, eighth = (ops.number(2 ** (_UPPER_BITS - bits), like) for bits in (2, 3))
-    # an eighth of a turn is added, so that what is left of quarters is centred
+    # an eighth of a turn is added, so that the remainder after whole quarters is centred
     shifted = angle.upper + eighth
     quarter = ops.divide(shifted, quarter_turn)  # 0 to 4
     upper = shifted - quarter * quarter_turn - eighth
@@ -251,8 +250,8 @@ def _cos_sin_of_angle(angle: Angle, like: Any, ops: Operations) -> tuple[Any, An
     x = (lower + ops.as_float32(upper)) * 2.0 ** (3 - _UPPER_BITS)
     y = x * x
     even_cos, even_sin = evaluate((1.0, *FLOAT32.cos), y), evaluate(FLOAT32.sin, y) * x
-    # of quarters 0 to 4 the cosine is 1, 0, -1, 0, 1 and the sine 0, 1, 0, -1, 0: one product in
-    # each sum is 0, and engines may fuse it
+    # for quarters 0 to 4 the cosine is 1, 0, -1, 0, 1 and the sine 0, 1, 0, -1, 0: one product in
+    # each sum is 0, so an engine may fuse multiplication and addition
     number = ops.as_float32(quarter)
     cos_of_quarter = ops.absolute(number - 2.0) - 1.0
     sin_of_quarter = ops.absolute(ops.absolute(number - 1.0) - 2.0) - 1.0

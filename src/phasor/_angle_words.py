@@ -1,9 +1,9 @@
 """The angle of `phasor.angles` for arrays of any library with NumPy's names.
 
-`partner_rows`, for MLX, computes the same in integers of 64 bits. `cos_sin_of_words`,
-for JAX, can do without these: an angle is a word of 32 bits, in units of 2**-32 turns, which is
-enough for float32; for float64 it is a word of 64. A position is its magnitude, so that -2**31 and
--2**63 have one too, and its sign is the angle's. Products overflow at whole turns, as there:
+`partner_rows`, for MLX, computes it in 64-bit integers. `cos_sin_of_words`, for JAX, also works
+without them: an angle is a 32-bit word in units of 2**-32 turns, enough for float32; float64 takes
+a 64-bit word. A position is split into magnitude, which exists for -2**31 and -2**63 too, and sign,
+which becomes the sign of the angle. Products overflow at whole turns, as in `phasor.angles`:
 
     magnitude = sum of word[i] * 2**(bits * i),   i from 0, or from -1 with the rest of a float
     turns     = sum of word[i] * (frequency * 2**(bits * i) mod 2**bits)
@@ -36,19 +36,19 @@ class Words(NamedTuple):
     """Positions ``[...]``, split into words."""
 
     magnitude: Sequence[Any]  # the lowest first
-    sign: Any  # a word too: 1, 0, or -1 as it overflows
-    has_angle: Any  # False where a float is NaN or beyond int64; None of integers
+    sign: Any  # a word as well: 1, 0, or the unsigned form of -1
+    has_angle: Any  # False where a float is NaN or beyond int64; None for integers
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the positions."""
+        """The shape of the positions."""
         return self.sign.shape
 
 
 def words_of(positions: Any, dtype: np.dtype[Any], xp: Any) -> Words:
-    """Integers or floats in words as wide as ``dtype``, by the functions of ``xp``.
+    """Integers or floats, split into words as wide as ``dtype``; ``xp`` is their library.
 
-    The rest of a float is rounded to a whole number of units; all else is exact.
+    The fractional part of a float is rounded to a whole number of units; all else is exact.
     """
     bits, word = 8 * dtype.itemsize, f"u{dtype.itemsize}"
     itemsize = max(dtype.itemsize, positions.dtype.itemsize)
@@ -57,12 +57,12 @@ def words_of(positions: Any, dtype: np.dtype[Any], xp: Any) -> Words:
         # two's complement: the magnitude of the least integer is an unsigned one
         units = positions.astype(f"u{itemsize}") * sign
         shifted = [units, *(units >> shift for shift in range(bits, 8 * itemsize, bits))]
-        return Words([one.astype(word) for one in shifted], sign.astype(word), None)
+        return Words([part.astype(word) for part in shifted], sign.astype(word), None)
     magnitude = abs(positions.astype(f"f{itemsize}"))
-    has_angle = magnitude < 2.0**63  # false of NaN
-    # in units of the rest; a float that is scaled by a power of 2 stays exact, and of one without
-    # an angle the words are any, for its factor is NaN
-    scale = xp.full_like(magnitude, 2.0**bits)  # an array: a program repeats a number at each use
+    has_angle = magnitude < 2.0**63  # False for NaN
+    # in units of the fractional part; scaling a float by a power of 2 is exact. Where there is no
+    # angle the words do not matter, because the factor is NaN
+    scale = xp.full_like(magnitude, 2.0**bits)  # compiled programs would repeat a plain number
     units = xp.rint(magnitude * scale)
     words = []
     for _ in range(64 // bits):
@@ -73,7 +73,7 @@ def words_of(positions: Any, dtype: np.dtype[Any], xp: Any) -> Words:
 
 
 def limbs_of(rope: Rope, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """`turn_limbs` as wide as ``dtype``: one of whole turns, and the fraction's that have a use.
+    """`turn_limbs` as wide as ``dtype``: one for whole turns, then the fraction as far as needed.
 
     ``[num_pairs, 4]`` for float32, ``[num_pairs, 3]`` for float64.
     """
@@ -85,9 +85,9 @@ def limbs_of(rope: Rope, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def fixed_point_product(a: Any, whole: Any, rest: Any, xp: Any) -> Any:
-    """The integer part of ``a (whole + rest / 2**bits)``, as a word, which overflows."""
+    """The integer part of ``a (whole + rest / 2**bits)`` in a word, which overflows."""
     word, bits = a.dtype.type, 4 * a.dtype.itemsize
-    # broadcast here once: in a program every operation would do it, numbers too
+    # broadcast once here, or a compiled program broadcasts in every operation
     numbers = a, whole, rest, word(bits), word((1 << bits) - 1)
     a, whole, rest, half, low = xp.broadcast_arrays(*numbers)
     a0, a1, b0, b1 = a & low, a >> half, rest & low, rest >> half
@@ -106,10 +106,10 @@ def cos_sin_of_words(
 ) -> tuple[Any, Any]:
     """Cos and sin ``[..., seq, num_pairs]`` of ``dtype`` times the gain.
 
-    The words are those `of_each_pair`, the limbs `limbs_of`; ``multiply`` is the default, or that
-    compiled.
+    ``words`` are those of `of_each_pair`, ``limbs`` those of `limbs_of`; ``multiply`` may be a
+    compiled `fixed_point_product`.
     """
-    # the first word of a float is its rest, of whole turns too; an integer has no use for these
+    # the first word of a float is its fractional part, which integers do not have
     first, products = int(words.has_angle is None), list[Any]()
     columns = [limbs[..., i] for i in range(first, first + len(words.magnitude) + 1)]
     for word, whole, rest in zip(words.magnitude, columns, columns[1:], strict=False):
@@ -126,17 +126,17 @@ def cos_sin_of_words(
 
 
 def partner_arguments(positions: Any, rope: Rope, gain: float, xp: Any) -> tuple[Any, Any, Any]:
-    """What `partner_rows` is given for positions and a gain: its parts, words and factor.
+    """Arguments of `partner_rows` for positions and a gain: parts, words and factor.
 
-    Positions are an array of ``xp``, or of NumPy, int64 or float64, which ``xp`` may cut to
-    float32. The factor is the gain, and NaN where a float of ``xp`` has no angle.
+    Positions are an array of ``xp``, or an int64 or float64 array of NumPy, whose precision ``xp``
+    may not have. The factor is the gain, and NaN where a float of ``xp`` has no angle.
     """
     library: Any = np if isinstance(positions, np.ndarray) else xp
     positions, factor = of_each_pair(positions, axes_of(rope), library), xp.array(gain)
     if library is xp and xp.issubdtype(positions.dtype, xp.integer):
         positions = positions.astype(xp.int64)
     elif library is xp:
-        has_angle = abs(positions) < 2.0**63  # false of NaN
+        has_angle = abs(positions) < 2.0**63  # False for NaN
         has_angle = has_angle.all(-2) if isinstance(rope.axes, Mixed) else has_angle
         factor = xp.where(has_angle, factor, xp.nan)
     parts = [xp.array(part) for part in integer_parts(positions, 32, library)]
@@ -145,7 +145,7 @@ def partner_arguments(positions: Any, rope: Rope, gain: float, xp: Any) -> tuple
 
 @lru_cache(maxsize=256)
 def _wide_words(rope: Rope, xp: Any) -> list[list[Any]]:
-    """What whole positions are multiplied by, and what the rests of floats: two words in ``xp``."""
+    """The multipliers of whole positions, and of fractional parts: two words each, in ``xp``."""
     pairs = (turn_words(rope, bits)[:2].astype(np.uint64) for bits in (0, 32))
     return [[xp.array(word) for word in pair] for pair in pairs]
 
@@ -160,12 +160,12 @@ def partner_rows(
     inverse: bool,
     xp: Any,
 ) -> Sequence[Any]:
-    """Float32 cos, and sin signed for either of a pair, to be broadcast over heads.
+    """Float32 cos, and sin with the sign for each coordinate of a pair, broadcast over heads.
 
     ``[..., seq, 1, 2, num_pairs]``, or ``[..., 1, seq, 2, num_pairs]`` with ``heads_first``; the 2
     is at ``axis``, -2 or -1: ``(x0, x1) cos + (x1, x0) sin`` turns a pair.
     """
-    # in units of 2**-64 turns; unsigned, for integers with a sign need not wrap around
+    # in units of 2**-64 turns; unsigned, because signed integers may not wrap around
     turns: Any = sum(
         part.astype(xp.uint64) * first + (part >> 32).astype(xp.uint64) * second
         for part, (first, second) in zip(parts, words, strict=False)
@@ -174,10 +174,10 @@ def partner_rows(
     rows = [row * factor for row in cos_sin_within_eighth(turns, xp.float32, xp)]
     heads = -4 if heads_first and turns.ndim > 1 else -3
     cos, sin, turns = (xp.expand_dims(x, (heads, axis)) for x in (*rows, turns))
-    # cos, cos, -sin, sin as sines: so many eighths of a turn are added, and one for the rounding
+    # cos, cos, -sin and sin are sines of shifted angles, in eighths of a turn; one eighth rounds
     eighths = np.array([3, 3, 1, 5] if inverse else [3, 3, 5, 1], np.uint64) << np.uint64(61)
     shape = [2 if dim in (heads, axis) else 1 for dim in range(heads, 0)]
     quarters = (turns + xp.array(eighths.reshape(shape))) >> 62
     # a quarter turn takes a sine to the cosine, and half a turn negates both
-    both = xp.where((quarters & 1) == 1, cos, sin)
-    return xp.split(xp.where(quarters > 1, -both, both), 2, heads)
+    cos_sin = xp.where((quarters & 1) == 1, cos, sin)
+    return xp.split(xp.where(quarters > 1, -cos_sin, cos_sin), 2, heads)

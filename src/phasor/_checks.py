@@ -18,12 +18,12 @@ ErrorType = Callable[[str], PhasorError]
 
 
 class NamedFields:
-    """A base of dataclasses whose fields are given by name: errors say the way out.
+    """A base of dataclasses with keyword-only fields: errors show what to write.
 
-    Python would raise a bare TypeError.
+    Python itself would raise a bare TypeError.
     """
 
-    # kept by class: torch.compile traces the making of an instance, and not `dataclasses.fields`
+    # stored in the class, because torch.compile cannot trace `dataclasses.fields`
     _needed: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
@@ -34,9 +34,9 @@ class NamedFields:
     if not TYPE_CHECKING:  # type checkers keep the dataclass's signature
 
         def __new__(cls, *unnamed: object, **given: object) -> Self:
-            """An instance, unless a field has no name or a field without a default is missing."""
+            """Raise if an argument has no name or a field without a default is missing."""
             missing = [name for name in cls._needed if name not in given]
-            if unnamed or (given and missing):  # copy and pickle give none
+            if unnamed or (given and missing):  # copy and pickle pass none
                 _refuse_unnamed(cls.__name__, cls._needed, unnamed, missing)
             return super().__new__(cls)
 
@@ -47,8 +47,8 @@ def _refuse_unnamed(
     example = f"{cls}({', '.join(f'{name}=...' for name in needed)})"
     if unnamed:
         raise SpecError(
-            f"the fields of {cls} are given by their names: {example}, got "
-            f"{short_repr(unnamed[0])} without one"
+            f"{cls} takes keyword arguments only: {example}, got "
+            f"{short_repr(unnamed[0])} without a name"
         )
     raise SpecError(f"{cls} lacks {', '.join(missing)}: {example}")
 
@@ -57,7 +57,10 @@ def short_repr(value: object) -> str:
     """The repr of ``value`` for messages, cut to 80 characters."""
     try:
         text = repr(value)
-    except (RecursionError, ValueError):  # nested deeper, or more digits, than Python prints
+    except (
+        RecursionError,
+        ValueError,
+    ):  # too deeply nested, or too many digits, for Python to print
         return f"a {type(value).__name__} too deep or too long to print"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -107,7 +110,7 @@ def number(
         and (most is None or result <= most)
     ):
         is_tensor = not numeric and hasattr(value, "tolist")
-        hint = "; of tensors and arrays give .tolist()" if is_tensor else ""
+        hint = "; call .tolist() on tensors and arrays" if is_tensor else ""
         raise error(f"{name} must be {expected}, got {short_repr(value)}{hint}")
     return result + 0.0  # turns -0.0 into 0.0, so that equal values have equal JSON
 
@@ -132,35 +135,35 @@ def unmasked(name: str, value: Any, error: ErrorType) -> Any:
     if hasattr(value, "mask") and hasattr(value, "filled"):
         raise error(
             f"{name} must be an array without a mask, got a {type(value).__name__}; leave masked "
-            "tokens out, or give numbers in their place, as .filled(0) does"
+            "tokens out, or replace them by numbers with .filled(0)"
         )
     return value
 
 
 def boolean(name: str, value: Any, hint: str = "") -> bool:
-    """``value``, if it is True or False: a text or a number would be taken for one of them."""
+    """``value``, if it is True or False; strings and numbers are refused."""
     if type(value) is not bool:
         raise SpecError(f"{name} must be True or False, got {short_repr(value)}{hint}")
     return value
 
 
-def find_name(word: object, known: Collection[str]) -> str | None:
-    """The one of the ``known`` names that is ``word`` but for capitals and punctuation, or None."""
-    if isinstance(word, str) and word in known:
+def find_name(word: object, names: Collection[str]) -> str | None:
+    """The name that equals ``word`` up to capitals and punctuation, or None."""
+    if isinstance(word, str) and word in names:
         return word
-    # numbers stay apart: "Llama3.1-8B" is "llama-3.1-8b", and "Llama-3-18B" is not
-    names = {letters_and_numbers(name): name for name in known}
-    return names.get(letters_and_numbers(word))
+    # numbers are not joined: "Llama3.1-8B" is "llama-3.1-8b", but "Llama-3-18B" is not
+    normalized = {letters_and_numbers(name): name for name in names}
+    return normalized.get(letters_and_numbers(word))
 
 
 def letters_and_numbers(word: object) -> tuple[str, ...]:
-    """The words and the numbers in ``word``, in small letters: "Llama-3.1" is llama, 3, 1."""
+    """The words and numbers in ``word``, in lower case: "Llama-3.1" is llama, 3, 1."""
     return tuple(re.findall(r"[^\W\d_]+|\d+", str(word).lower()))
 
 
-def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """The question at the end of an error about a name that is not known; "" if none is near."""
-    near = get_close_matches(str(word).lower(), tuple(known), n=3, cutoff=0.5)
+def did_you_mean(word: object, names: Iterable[str]) -> str:
+    """The hint "did you mean ...?" for an unknown name; "" if none of ``names`` is close."""
+    near = get_close_matches(str(word).lower(), tuple(names), n=3, cutoff=0.5)
     return f"did you mean {', '.join(map(repr, near))}?" if near else ""
 
 

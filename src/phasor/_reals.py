@@ -39,7 +39,9 @@ def powers(base: Decimal, exponent: Decimal, count: int) -> tuple[Decimal, ...]:
     [1, 3, 9, 27]
     """
     with decimal.localcontext() as context:
-        context.prec += 5  # so that thousands of multiplications keep all other digits
+        context.prec += (
+            5  # extra digits, so that thousands of multiplications leave the others correct
+        )
         step, power, products = base**exponent, Decimal(1), list[Decimal]()
         for _ in range(count):
             products.append(power)
@@ -50,7 +52,7 @@ def powers(base: Decimal, exponent: Decimal, count: int) -> tuple[Decimal, ...]:
 @in_reals
 def cos_sin_of_turns(turns: Decimal) -> tuple[Decimal, Decimal]:
     """Cosine and sine of ``2 pi turns``, by their power series."""
-    # without whole quarter turns: of an eighth of a turn, 25 terms give 60 digits, and none cancel
+    # whole quarter turns are taken off: at most an eighth is left, where 25 terms give 60 digits
     quarters = (turns * 4).to_integral_value()
     angle = (turns - quarters / 4) * 2 * PI
     cos = sin = Decimal(0)

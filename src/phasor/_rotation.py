@@ -1,4 +1,4 @@
-"""What a `Rotation` is in every framework: cos and sin of tokens, and what they turn."""
+"""The base class of `Rotation` in every framework: cos and sin of tokens, and the layout."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _Array = TypeVar("_Array")
 
 
 class RotationOf(Generic[_Array]):
-    """Cos and sin ``[..., seq, num_pairs]``, or by head, and the layout; of any arrays.
+    """Cos and sin ``[..., seq, num_pairs]``, or by head, and the layout they turn.
 
-    Its attributes are not assigned to, so what was found out about them once holds.
+    Attributes cannot be assigned, so a check that passed once stays valid.
     """
 
     __slots__ = ("cos", "head_dim", "pairing", "pairing_out", "rotary_start", "sin")
-    __iter__ = None  # Python would index by 0, 1, 2, ...
+    __iter__ = None  # otherwise Python would iterate by indexing with 0, 1, 2, ...
     cos: _Array
     sin: _Array
     pairing: Pairing
@@ -43,20 +43,20 @@ class RotationOf(Generic[_Array]):
 
     @classmethod
     def make(cls, cos: Any, sin: Any, layout: Sequence[Any]) -> Self:
-        """One without checks, whose cos and sin may be whatever stands for arrays in a tree."""
-        made = cls.__new__(cls)
-        made._fill(cos, sin, layout)
-        return made
+        """A rotation without checks: in a pytree, cos and sin may be placeholders."""
+        rotation = cls.__new__(cls)
+        rotation._fill(cos, sin, layout)
+        return rotation
 
     @classmethod
     def of_rope(cls, cos: Any, sin: Any, rope: Rope) -> Self:
-        """That of cos and sin which ``rope`` made."""
+        """The rotation of cos and sin that were computed from ``rope``."""
         return cls.make(
             cos, sin, (rope.pairing, rope.output_pairing, rope.rotary_start, rope.head_dim)
         )
 
     def layout(self) -> tuple[Any, ...]:
-        """All but cos and sin, as `make` takes it."""
+        """The layout that `make` takes."""
         return self.pairing, self.pairing_out, self.rotary_start, self.head_dim
 
     def inverse(self) -> Self:
@@ -67,16 +67,16 @@ class RotationOf(Generic[_Array]):
         return self.make(cos / square, -sin / square, layout)
 
     def __getitem__(self, tokens: Any) -> Self:
-        """The rotation of some of its tokens: a slice, or indices; of a number, that token alone.
+        """The rotation of some of the tokens: a slice, indices, or one number.
 
         Raises:
-            TensorError: If cos and sin are one's own and could be by head.
+            TensorError: If you passed cos and sin yourself and they could be by head.
         """
         cos, sin = self._values()
         if self.head_dim is None and len(cos.shape) > 2:
             raise TensorError(
-                "cos and sin of your own must be indexed before they become a Rotation where they "
-                f"could be by head, got shape {list(cos.shape)}"
+                "index cos and sin before you make a Rotation of them: with more than two "
+                f"dimensions they could be by head, got shape {list(cos.shape)}"
             )
         if isinstance(tokens, tuple) or tokens is None or tokens is Ellipsis:
             got = short_repr(cast(object, tokens))
@@ -106,11 +106,13 @@ class RotationOf(Generic[_Array]):
         return type(self).make, (self.cos, self.sin, self.layout())
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise SpecError(f"a Rotation does not change; make another one with that {name}")
+        raise SpecError(f"a Rotation is immutable; make a new one with that {name}")
 
     def _fill(self, cos: Any, sin: Any, layout: Sequence[Any]) -> None:
         read, written, rotary_start, head_dim = layout
-        fill = object.__setattr__  # one by one: a loop takes longer than a layer's turn saves
+        fill = (
+            object.__setattr__
+        )  # unrolled: a loop costs more than sharing the rotation saves in a layer
         fill(self, "cos", cos)
         fill(self, "sin", sin)
         fill(self, "pairing", read)
@@ -119,5 +121,5 @@ class RotationOf(Generic[_Array]):
         fill(self, "head_dim", head_dim)
 
     def _values(self) -> tuple[Any, Any]:
-        """Cos and sin, of whose type no more is known than that they are arrays."""
+        """Cos and sin, typed as Any."""
         return self.cos, self.sin

@@ -1,8 +1,8 @@
-"""What tensors of heads, their positions and rows must be, in any framework.
+"""Checks of tensors, positions, cos and sin, for every framework.
 
-Told by shapes and dtypes, so that no framework is imported. Shapes are ``[..., seq, heads,
-head_dim]``, also where heads came first: `swap_heads` is their way there. ``heads_first`` says how
-the caller laid them out, for messages.
+They look at shapes and dtypes only, so no framework is imported. Shapes are ``[..., seq, heads,
+head_dim]`` here; `swap_heads` converts those with heads first. ``heads_first`` is the caller's
+layout, which messages need.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ POSITION_DTYPES = (
     *("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "float64", "float32"),
 )
 _REFUSED_DTYPES = {
-    "uint64": "those from 2**63 on are not int64; cast them to int64",
-    "bool": "a bool is a mask; phasor.positions.padded makes positions of one",
+    "uint64": "it holds numbers above int64; cast to int64",
+    "bool": "this is a mask; phasor.positions.padded turns a mask into positions",
     "bfloat16": "bfloat16 cannot tell 256 from 257",
     "float16": "float16 cannot tell 2048 from 2049",
-    "float128": "more digits than float64 are not used",
-    "object": "not all of them are integers or floats of at most 64 bits",
+    "float128": "cast to float64",
+    "object": "some are not integers or floats of at most 64 bits",
 }
-_NO_GRADIENT = "positions must not require a gradient, for none is computed"
+_NO_GRADIENT = "positions must not require a gradient, because none is computed"
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """The arrays of a framework, what they must be, and how it reads positions."""
+    """A framework's arrays: their type and dtypes, and how to read positions."""
 
     kind: type
     name: str  # with its article
-    dtypes: Sequence[Any]  # that are rotated
+    dtypes: Sequence[Any]  # the dtypes that can be rotated
     position_dtypes: Container[Any]
-    #: Positions as they are computed with; wanting a gradient of them is an error.
+    #: Detaches positions; asking for their gradient is an error.
     without_gradient: Callable[[Any], Any]
-    #: Positions that are no such arrays, for a device.
+    #: Reads positions that are not arrays of this framework, such as lists, onto a device.
     read_host: Callable[[Any, Any], Any]
-    #: What is wrong with an array of the right kind; "" if nothing is.
+    #: What is wrong with an array of the right type; "" if nothing is.
     fault_of: Callable[[Any], str] = lambda _: ""
     #: Where an array is; None in frameworks that move arrays themselves.
     device_of: Callable[[Any], Any] = lambda _: None
@@ -63,7 +63,7 @@ class Arrays:
         gain: float | None,
         heads_first: bool,
     ) -> tuple[Any, float, Pairing, Pairing]:
-        """Positions, gain and the pairings of ``xs``, one array or two, and of the result."""
+        """Checked positions and gain, and the pairings before and after the rotation of ``xs``."""
         check_rope(rope, positions=positions)
         positions = self.fit_positions(positions, xs, rope, heads_first)
         gain = rope.attention_factor if gain is None else number("gain", gain)
@@ -79,7 +79,7 @@ class Arrays:
         heads_first: bool = False,
         names: Sequence[str] | None = None,
     ) -> Any:
-        """Positions that fit ``xs``, and these fit ``rope`` and one another."""
+        """Checked positions; ``xs`` must fit the positions, ``rope`` and each other."""
         shapes = self._check_all(xs, heads_first, rope.head_dim, names)
         device = self.device_of(xs[0])
         check_shared_tokens(shapes[0], shapes[-1], heads_first)
@@ -88,7 +88,7 @@ class Arrays:
         return positions
 
     def check_rows(self, cos: Any, sin: Any) -> None:
-        """Refuse cos and sin that are no two arrays of floats of one shape."""
+        """Refuse cos and sin unless both are floating-point arrays of the same shape."""
         for name, row in (("cos", cos), ("sin", sin)):
             self.check_array(name, row, "[..., seq, num_pairs]", 1)
         self.check_device("sin", sin, self.device_of(cos))
@@ -102,7 +102,7 @@ class Arrays:
         head_dim: int | None,
         heads_first: bool,
     ) -> bool:
-        """Whether cos is by head; refuse arrays that do not fit it or one another."""
+        """Whether cos is by head; arrays that do not fit cos or each other are refused."""
         check_one_or_two("a Rotation", len(xs))
         shapes = self._check_all(xs, heads_first, head_dim)
         self.check_device("rotation", cos, self.device_of(xs[0]))
@@ -125,23 +125,23 @@ class Arrays:
     def check_heads(
         self, name: str, x: Any, heads_first: bool = False, head_dim: int | None = None
     ) -> Sequence[int]:
-        """The shape of ``x`` with tokens before heads, which are as wide as those of a Rope."""
+        """The shape of ``x`` with tokens before heads; its heads must be ``head_dim`` wide."""
         self.check_array(name, x, LAYOUTS[boolean("heads_first", heads_first)], 3)
         if head_dim is not None:
             check_width(name, x.shape, head_dim)
         return swap_heads(x.shape) if heads_first else x.shape
 
     def check_array(self, name: str, x: Any, layout: str, least: int) -> None:
-        """Refuse what is no array of a dtype that is rotated, or has too few dimensions."""
+        """Refuse anything but an array of a supported dtype with at least ``least`` dimensions."""
         self.check_kind(name, x)
         check_floating(name, x.dtype, self.dtypes, x.shape, layout, least)
 
     def check_kind(self, name: str, x: Any, error: ErrorType = TensorError) -> None:
-        """Refuse anything but an array of this framework that can be computed with."""
+        """Refuse anything but a usable array of this framework."""
         is_array = isinstance(x, self.kind)
         fault = self.fault_of(x) if is_array else type(x).__name__
         if x is None and name in ("q", "k"):
-            fault += "; rotate takes one tensor alone"
+            fault += "; to rotate a single tensor use rotate"
         if fault:
             raise error(f"{name} must be {self.name}, got {fault}")
 
@@ -166,7 +166,7 @@ class Arrays:
         return shapes
 
     def count_positions(self, x: Any, rope: Rope, offset: Any, xp: Any) -> Any:
-        """Positions from ``offset`` on, a number or an array, of ``x`` with heads first."""
+        """Positions ``offset, offset + 1, ...`` of the tokens of ``x``, which has heads first."""
         check_counts_tokens(rope)
         length = max(1, self.check_heads("x", x, True, rope.head_dim)[-3])
         if not isinstance(offset, self.kind):
@@ -175,15 +175,15 @@ class Arrays:
         elif not xp.issubdtype(offset.dtype, xp.integer):
             raise PositionError(
                 f"offset must be a whole number, or an array of them, got {offset.dtype}; "
-                "give positions of tokens between two"
+                "pass fractional positions as positions"
             )
         first = offset.astype(xp.int64)[..., None]
-        # one more kernel is a tenth of the time of decoding a token
+        # another kernel launch would cost a tenth of the time of decoding a token
         return first if length == 1 else first + xp.arange(length)
 
 
 def names_of(xs: Sequence[Any]) -> tuple[str, ...]:
-    """The names that the public functions give their arrays."""
+    """The names of the arrays in the public functions."""
     return ("x",) if len(xs) == 1 else ("q", "k")
 
 
@@ -202,7 +202,7 @@ def broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
 
 
 def misfit(shape: Sequence[int], x: Sequence[int], heads_first: bool, dims: int = -2) -> str:
-    """The end of the error where ``shape`` does not broadcast to ``x[:dims]``; "" where it does."""
+    """The end of an error if ``shape`` does not broadcast to ``x[:dims]``, else ""."""
     if broadcasts(shape, x[:dims]):
         return ""
     fits_other = broadcasts(shape, swap_heads(x)[:dims])
@@ -213,21 +213,21 @@ def misfit(shape: Sequence[int], x: Sequence[int], heads_first: bool, dims: int 
 
 
 def check_rope(rope: Any, name: str = "rope", *, positions: Any = 0) -> None:
-    """Refuse anything but a Rope whose law is known, and positions that are none at first sight."""
+    """Refuse anything but a Rope with a static law; and positions that are None or a Rope."""
     if isinstance(positions, Rope):
         raise SpecError(
-            f"positions come before {name}, got them the other way round: write the tensor, then "
+            f"positions come before {name}, got them in the opposite order: pass the tensor, then "
             f"positions, then {name}"
         )
     if not isinstance(rope, Rope):
         raise SpecError(f"{name} must be a phasor.Rope, got {type(rope).__name__}{rope_hint(rope)}")
     if positions is None:
         raise PositionError(
-            "positions must be given, got None; those of one sequence are torch.arange(seq), and "
-            "phasor.torch.RotaryEmbedding counts them"
+            "positions must be given, got None; for one sequence pass torch.arange(seq), or use "
+            "phasor.torch.RotaryEmbedding, which counts them itself"
         )
     if isinstance(rope.scaling, Rule):
-        rope.law()  # which says that the rule has to pick it first
+        rope.law()  # raises the error that asks for rope.at(seq_len)
 
 
 def check_counts_tokens(rope: Rope) -> None:
@@ -235,71 +235,72 @@ def check_counts_tokens(rope: Rope) -> None:
     if rope.axes.n_axes > 1:
         raise PositionError(
             f"positions must be given for a Rope of {rope.axes.n_axes} axes, got None; "
-            "phasor.positions.grid makes those of images and videos, multimodal those of text with "
-            "images in it, every_axis those of text"
+            "phasor.positions has grid for images and videos, multimodal for text with images, "
+            "and every_axis for text"
         )
 
 
 def check_no_other(offset: Any, cu_seqlens: Any = None) -> None:
-    """Refuse arguments for positions, but for an offset of 0, beside positions."""
+    """Refuse an offset other than 0, or cu_seqlens, if positions are given."""
     if cu_seqlens is not None or not (type(offset) is int and offset == 0):
         name = "offset" if cu_seqlens is None else "cu_seqlens"
         raise PositionError(
-            f"positions and {name} exclude each other; give one of them: positions already say "
-            "where each token stands"
+            f"positions and {name} exclude each other; pass only one: positions are final, "
+            "nothing is added to them"
         )
 
 
 def check_floating(
     name: str, dtype: Any, dtypes: Sequence[Any], shape: Sequence[int], layout: str, least: int
 ) -> None:
-    """Refuse a dtype that is none of ``dtypes``, and fewer dimensions than ``least``."""
+    """Refuse a dtype outside ``dtypes``, and fewer dimensions than ``least``."""
     if dtype not in dtypes:
-        *most, last = (str(one).rpartition(".")[2] for one in dtypes)
-        raise TensorError(f"{name} must be {', '.join(most)} or {last}, got {dtype}")
+        *names, last = (str(supported).rpartition(".")[2] for supported in dtypes)
+        raise TensorError(f"{name} must be {', '.join(names)} or {last}, got {dtype}")
     if len(shape) < least:
         raise TensorError(f"{name} must be {layout}, got shape {list(shape)}")
 
 
 def check_width(name: str, shape: Sequence[int], head_dim: int) -> None:
-    """Refuse a tensor whose heads are not as wide as those of the Rope."""
+    """Refuse a tensor whose heads are not ``head_dim`` wide."""
     if shape[-1] != head_dim:
         raise TensorError(f"{name} must end in head_dim ({head_dim}), got {shape[-1]}")
 
 
 def check_shared_tokens(q: Sequence[int], k: Sequence[int], heads_first: bool) -> None:
-    """Refuse a query and a key of different tokens."""
+    """Refuse a query and a key that do not belong to the same tokens."""
     if q[:-2] != k[:-2]:
         fits_other = swap_heads(q)[:-2] == swap_heads(k)[:-2]
         raise TensorError(
             f"q and k must share their tokens [..., seq], got {list(q[:-2])} and {list(k[:-2])}; "
-            f"rotate them one by one"
+            f"rotate each with its own positions"
             f"{_other_layout('q and k are', heads_first) if fits_other else ''}"
         )
 
 
 def check_position_dtype(dtype: Any, dtypes: Container[Any]) -> None:
-    """Refuse positions of a dtype that is none of ``dtypes``."""
+    """Refuse positions of a dtype outside ``dtypes``."""
     if dtype not in dtypes:
         raise position_dtype_error(dtype)
 
 
 def position_dtype_error(dtype: Any) -> PositionError:
-    """The refusal of positions of a dtype, of any library."""
+    """The error for positions of an unsupported dtype, in any framework."""
     name = str(dtype).rpartition(".")[2]
-    reason = _REFUSED_DTYPES.get(name, "a position is a real number that int64 or float64 holds")
+    reason = _REFUSED_DTYPES.get(name, "a position is a real number that fits in int64 or float64")
     return PositionError(f"positions must be integers, float32 or float64, got {dtype}: {reason}")
 
 
 def position_gradient_error() -> PositionError:
-    """The refusal of positions that want a gradient."""
+    """The error for positions that require a gradient."""
     return PositionError(
-        f"{_NO_GRADIENT}; a Rotation of cos and sin of your own has gradients with respect to them"
+        f"{_NO_GRADIENT}; to learn angles, make a Rotation from your own cos and sin: these get "
+        "gradients"
     )
 
 
 def refuse_position_gradient(*_: Any) -> NoReturn:
-    """The same, as the derivative of positions."""
+    """Raise that error, in place of a derivative of positions."""
     raise position_gradient_error()
 
 
@@ -310,8 +311,8 @@ def check_coordinates(shape: Sequence[int], rope: Rope) -> None:
         hint = "phasor.positions.every_axis repeats text positions"
         if len(shape) > 1 and shape[0] == n_axes:
             hint = (
-                "if the axes come first, as in transformers, move them to the end: movedim(0, -1) "
-                "of a tensor, np.moveaxis(positions, 0, -1) of an array"
+                "if the axes come first, as in transformers, move them to the end: "
+                "positions.movedim(0, -1) for a tensor, np.moveaxis(positions, 0, -1) for an array"
             )
         raise PositionError(
             f"positions must end in one coordinate per axis ({n_axes}) for "
@@ -327,18 +328,18 @@ def check_placed(shape: Sequence[int], x: Sequence[int], rope: Rope, heads_first
 
 
 def check_same_shape(cos: Sequence[int], sin: Sequence[int]) -> None:
-    """Refuse cos and sin of different tokens or pairs."""
+    """Refuse cos and sin of different shapes."""
     if cos != sin:
         raise TensorError(f"sin must have the shape of cos {list(cos)}, got {list(sin)}")
 
 
 def check_rows(cos: Sequence[int], x: Sequence[int], rotary_start: int, heads_first: bool) -> bool:
-    """Whether cos and sin are by head; refuse those that do not fit ``x``."""
+    """Whether cos and sin are by head; those that do not fit ``x`` are refused."""
     if rotary_start + 2 * cos[-1] > x[-1]:
         raise TensorError(
             f"cos must hold one entry per pair: rotary_start + 2 * num_pairs is at most head_dim "
-            f"({x[-1]}), got {rotary_start} + 2 * {cos[-1]}; of a full-width table take the "
-            "first half"
+            f"({x[-1]}), got {rotary_start} + 2 * {cos[-1]}; if cos repeats every entry, pass "
+            "its first half"
         )
     by_head = len(cos) >= len(x)
     wrong = misfit(cos[:-1], x, heads_first, -1 if by_head else -2)
@@ -356,13 +357,13 @@ def check_one_or_two(name: str, count: int) -> None:
 
 
 def undone_gain(gain: float) -> float:
-    """What cos and sin are multiplied by to undo a rotation with that gain."""
+    """The gain of the inverse rotation."""
     if gain == 0.0:
-        raise SpecError("gain must not be 0 where inverse is True: nothing undoes it")
+        raise SpecError("gain must not be 0 with inverse=True: nothing undoes it")
     return 1.0 / gain
 
 
-def _other_layout(who: str, heads_first: bool) -> str:
-    """The hint at the end of an error about a tensor whose shape fits the other layout."""
+def _other_layout(subject: str, heads_first: bool) -> str:
+    """A hint for an error about a tensor whose shape would fit the other layout."""
     advice = "leave heads_first out" if heads_first else "pass heads_first=True"
-    return f"; if {who} {LAYOUTS[not heads_first]}, {advice}"
+    return f"; if {subject} {LAYOUTS[not heads_first]}, {advice}"

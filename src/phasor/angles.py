@@ -7,12 +7,11 @@ position:
     t = p * F mod 1,   q = the nearest quarter turn,   x = (t - q/4) in eighths of a turn, |x| <= 1
     y = x * x,         cos(pi/4 x) = 1 + y C(y),       sin(pi/4 x) = x S(y)
 
-and ``q`` exchanges and negates the two. A float position is its nearest integer, as above, and the
-rest: an integer number of units of 2**-32 (2**-64 in float64), whose product with the same
-frequency, moved by as many bits, whole turns included, is added. From 2**63 on there is no angle.
-
-Every implementation computes this, from the constants defined here, and is within `COS_SIN_ERROR`
-or `COS_SIN_ERROR_FLOAT32` of the real numbers.
+and ``q`` exchanges and negates the two. A float position is split into its nearest integer, treated
+as above, and a remainder in units of 2**-32 (2**-64 in float64); its product with the frequency,
+shifted by as many bits and with whole turns, is added. From 2**63 on there is no angle.  Every
+implementation computes this with the constants defined here, and is within `COS_SIN_ERROR` or
+`COS_SIN_ERROR_FLOAT32` of the real numbers.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ COS_SIN_ERROR = 1e-15
 #: 96 bits of the frequency move the angle by 2**-33 turns, two products by 2**-32 (together 0.3),
 #: ``x`` in float32 by pi/4 * 2**-25 (2.3), the polynomial is off by 2.4, mostly its first
 #: coefficient, and its evaluation rounds ``S`` (3.0), the product with ``x`` (3.0) and smaller
-#: terms (1.0): 12.0. Of axes that mix every further one adds 0.6.
+#: terms (1.0): 12.0. Where axes mix, each axis after the first adds 0.6.
 COS_SIN_ERROR_FLOAT32 = 1.25e-7
-#: At a float position, what these bounds grow by for every radian per position: half a unit of the
-#: rest.
+#: What a float position adds to these bounds for every radian per position: half a unit of the
+#: remainder.
 REST_ERROR, REST_ERROR_FLOAT32 = 2.0**-65, 2.0**-33
 
 
@@ -85,7 +84,7 @@ FLOAT64 = Polynomials(
     ),
 )
 
-#: Bits of a unit of the rest of a float position, by the itemsize of what is computed.
+#: Bits of the remainder of a float position, by the itemsize of the result.
 _REST_BITS = {4: 32, 8: 64}
 # elements computed at a time, so that the temporaries stay in cache
 _CHUNK_ELEMENTS = 1 << 16
@@ -126,15 +125,15 @@ def cos_sin(
     """Cosine and sine of every pair's angle at every position.
 
     ``cos(p * inv_freq[k])`` and ``direction * sin(p * inv_freq[k])`` with the real frequencies of
-    ``rope``, within `COS_SIN_ERROR` at every int64 position. A float position adds `REST_ERROR` for
-    every radian per position, and nothing if it is a whole number of units of 2**-64.
+    ``rope``, within `COS_SIN_ERROR` at every int64 position. A float position adds an error of
+    `REST_ERROR` for every radian per position, or none if it is a multiple of 2**-64.
 
     Args:
         rope: The Rope. Each pair uses its axis of ``positions``.
         positions: Integers or floats: any shape ``[...]``, or ``[..., n_axes]`` when
             ``rope.axes`` has several.
-        dtype: ``np.float64``; or ``np.float32`` for what kernels compute for tensors of at most 32
-            bits, within `COS_SIN_ERROR_FLOAT32` and `REST_ERROR_FLOAT32`.
+        dtype: ``np.float64``; or ``np.float32`` for the values that kernels compute for tensors of
+            at most 32 bits, within `COS_SIN_ERROR_FLOAT32` and `REST_ERROR_FLOAT32`.
 
     Returns:
         Two arrays ``[..., num_pairs]`` of ``dtype``, without the attention factor.
@@ -159,7 +158,7 @@ def cos_sin(
 
 
 def axes_of(rope: Rope) -> tuple[Any, ...] | None:
-    """The axis of each pair, for `of_each_pair`; None where there is one."""
+    """The axis of each pair, for `of_each_pair`; None for a single axis."""
     return None if rope.axes.n_axes == 1 else rope.axes.indices(rope.num_pairs)
 
 
@@ -200,8 +199,8 @@ def turn_limbs(rope: Rope) -> NDArray[np.uint32]:
     """Turns per position of every pair, in fixed point with 192 bits: read-only ``[num_pairs, 6]``.
 
     The most significant limb is first. Whole turns modulo 2**64 are in two limbs, the fraction is
-    in four. Of a Rope that turns the other way it is the negative number, in two's complement.
-    Where axes mix it is ``[n_axes, num_pairs, 6]``: a pair's angle is the sum over axes.
+    in four. With ``direction=-1`` the number is negative, in two's complement. Where axes mix the
+    shape is ``[n_axes, num_pairs, 6]``: a pair's angle is the sum over axes.
 
     >>> turn_limbs(Rope(head_dim=2, pairing="half", explicit_inv_freq=(6.283185307179586,)))
     array([[         0,          0, 4294967295, 4294966576, 3926538566,
@@ -219,11 +218,11 @@ def turn_limbs(rope: Rope) -> NDArray[np.uint32]:
 
 @lru_cache(maxsize=256)
 def turn_words(rope: Rope, rest_bits: int = 0) -> NDArray[np.int64]:
-    """The numbers that positions are multiplied by, or their rests: read-only ``[3, num_pairs]``.
+    """The multipliers of positions, or of their remainders: read-only ``[3, num_pairs]``.
 
-    64 bits of the frequency, the 32 bits that follow, and the 32 after those, which only float64
-    needs. ``rest_bits`` is 0 for positions, 32 or 64 for rests in units of 2**-32 or 2**-64. Where
-    axes mix it is ``[3, n_axes, num_pairs]``.
+    64 bits of the frequency, the next 32, and the 32 after those, which only float64 needs.
+    ``rest_bits`` is 0 for positions, 32 or 64 for remainders in units of 2**-32 or 2**-64. Where
+    axes mix the shape is ``[3, n_axes, num_pairs]``.
     """
     first = 2 - rest_bits // 32
     # [num_pairs, 6] -> [4, num_pairs]
@@ -247,11 +246,11 @@ def _turns(rope: Rope, positions: NDArray[Any], dtype: Any) -> NDArray[np.int64]
 
 
 def integer_parts(positions: Any, bits: int, xp: Any = np) -> list[Any]:
-    """int64 as it is; of floats the nearest int64, and the rests in units of ``2**-bits``."""
+    """int64 unchanged; floats as the nearest int64 and remainders in units of ``2**-bits``."""
     if positions.dtype == xp.int64:
         return [positions]
     nearest = xp.round(positions)
-    # from -1/2 to below 1/2, because 2**63 units are no int64
+    # remainders from -1/2 to below 1/2, because 2**63 units do not fit in int64
     nearest = nearest + (positions - nearest == 0.5)
     rests = xp.round((positions - nearest) * 2.0**bits)
     return [nearest.astype(xp.int64), rests.astype(xp.int64)]
@@ -259,22 +258,23 @@ def integer_parts(positions: Any, bits: int, xp: Any = np) -> list[Any]:
 
 def _multiply(numbers: NDArray[np.int64], words: NDArray[np.int64], bits: int) -> NDArray[np.int64]:
     """The upper 64 bits of the products without whole turns; int64 wraps around."""
-    # two products, for float32, are from -1/2 to 3/2 of 2**32 units too small: half a unit of the
-    # second word's rounding either way, and what the shift drops; four are less than four units
+    # float32 takes two products; the sum is too small by -1/2 to 3/2 of 2**32 units: half a unit of
+    # rounding in the second word, and the bits that the shift drops. float64 takes four, off by
+    # less than four units
     upper = numbers >> 32
     turns = numbers * words[0] + upper * words[1]
     if bits == 32:
         return turns
-    # without its last bit the second word's product with 32 bits is an int64
-    carried = ((numbers & _LOW_BITS) * (words[1] >> 1)) >> 31
-    return turns + carried + ((upper * words[2]) >> 32)
+    # without its last bit, the second word times 32 bits fits in int64
+    carry = ((numbers & _LOW_BITS) * (words[1] >> 1)) >> 31
+    return turns + carry + ((upper * words[2]) >> 32)
 
 
 def cos_sin_of_turns(turns: Any, dtype: Any, xp: Any = np, factor: Any = None) -> tuple[Any, Any]:
-    """Cosine and sine of angles in integers that overflow at a whole turn, of 32 bits or 64.
+    """Cosine and sine of angles in integers of 32 or 64 bits that overflow at a whole turn.
 
-    Both times ``factor``, if there is one. ``dtype`` is float32 or float64 of ``xp``, the library
-    of the arrays: NumPy or JAX.
+    Both are multiplied by ``factor``, if given. ``dtype`` is float32 or float64 of ``xp``, the
+    library of the arrays: NumPy or JAX.
     """
     even_cos, even_sin = cos_sin_within_eighth(turns, dtype, xp)
     signed, bits = (np.int32, 32) if turns.itemsize == 4 else (np.int64, 64)
@@ -288,20 +288,20 @@ def cos_sin_of_turns(turns: Any, dtype: Any, xp: Any = np, factor: Any = None) -
 
 
 def cos_sin_within_eighth(turns: Any, dtype: Any, xp: Any = np) -> tuple[Any, Any]:
-    """Those of what the nearest quarter turn leaves of the angles."""
+    """Cosine and sine of the angles less their nearest quarter turn."""
     signed, bits = (xp.int32, 32) if turns.itemsize == 4 else (xp.int64, 64)
     # in eighths of a turn, from -1 to 1
     x = (turns << 2).astype(signed).astype(dtype) * 2.0 ** (1 - bits)
     y = x * x
-    # both polynomials at once: a compiled program has half the steps
+    # both polynomials at once, so that a compiled program has half the steps
     columns = map(xp.array, _columns(x.itemsize, x.ndim))
-    of_cos, of_sin = evaluate([*columns], xp.broadcast_to(y, (2, *y.shape)))
-    return 1 + y * of_cos, x * of_sin
+    cos_value, sin_value = evaluate([*columns], xp.broadcast_to(y, (2, *y.shape)))
+    return 1 + y * cos_value, x * sin_value
 
 
 @lru_cache(maxsize=16)
 def _columns(itemsize: int, ndim: int) -> list[NDArray[Any]]:
-    """The coefficients of `FLOAT32` or `FLOAT64`, of cos and sin together, for so many axes."""
+    """The coefficients of `FLOAT32` or `FLOAT64`, cos and sin stacked, shaped for ``ndim`` axes."""
     pairs = zip(*(FLOAT64 if itemsize == 8 else FLOAT32), strict=True)
     return [np.array(pair, f"f{itemsize}").reshape(2, *[1] * ndim) for pair in pairs]
 

@@ -1,9 +1,10 @@
 """Which position axis drives which pair: text has one axis, images two, videos three.
 
-Sections count *pairs*, one entry per axis, in the order the positions list their axes
-(time, height, width). In `Axial` the frequencies start again at 1 in each section. In all others
-they run over all pairs, so a position with equal coordinates on all axes is rotated exactly as in a
-rope with one axis. In `Mixed` every axis turns every pair, with a frequency of its own.
+Sections count *pairs*, one entry per axis, in the order the positions list their axes (time,
+height, width). In `Axial` the frequencies start again at 1 in each section. In `Mixed` every axis
+turns every pair, at a frequency per axis and pair. In all others one run of frequencies covers all
+pairs, so a position with equal coordinates on all axes is rotated exactly as in a rope with one
+axis.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from phasor.errors import SpecError
 class Axes(ABC):
     """A map from pairs to position axes."""
 
-    summary: ClassVar[str]  # how the axes share the pairs, as the end of a sentence
+    summary: ClassVar[str]  # how the axes share the pairs: "Axes drive ... pairs, {summary}."
 
     @property
     @abstractmethod
@@ -32,7 +33,7 @@ class Axes(ABC):
         """The axis that drives each of ``num_pairs`` pairs."""
 
     def indices(self, num_pairs: int) -> tuple[int, ...] | tuple[tuple[int, ...], ...]:
-        """The axis of each pair; of `Mixed` a row for each term of the angles' sum."""
+        """The axis of each pair; for `Mixed` one row per axis."""
         return self.axis_of_pair(num_pairs)
 
     def counts(self, num_pairs: int) -> tuple[int, ...]:
@@ -47,9 +48,9 @@ class Axes(ABC):
 
 @dataclass(frozen=True)
 class OneAxis(Axes):
-    """Every pair is driven by the one coordinate: text."""
+    """A single coordinate drives every pair, as in text."""
 
-    summary = "all of them by the one coordinate"
+    summary = "all of them by the same coordinate"
 
     @property
     def n_axes(self) -> int:
@@ -111,13 +112,13 @@ class Sectioned(_Sections):
 
 @dataclass(frozen=True)
 class Axial(_Sections):
-    """Consecutive sections, each with a whole spectrum of its own (RoPE-ViT, 2403.13298).
+    """Consecutive sections, each with its own full spectrum (RoPE-ViT, 2403.13298).
 
     In a section of ``n`` pairs, pair ``j`` turns by ``base ** (-j / n)``. FLUX's
     ``axes_dim = [16, 56, 56]`` counts coordinates and is ``Axial((8, 28, 28))``.
     """
 
-    summary = "in consecutive sections, each a spectrum of its own"
+    summary = "in consecutive sections, each with its own spectrum"
 
     def spectra(self, num_pairs: int) -> tuple[int, ...]:
         self._check_sum(num_pairs)
@@ -130,7 +131,7 @@ class InterleavedSections(_Sections):
 
     Pair ``p`` belongs to axis ``a = p % n_axes`` while ``p < n_axes * sections[a]``; all other
     pairs belong to the first axis. As in the models, the sections need not add up to the number
-    of pairs: ``sections[0]`` is ignored, and so is what other sections count beyond the last pair.
+    of pairs: ``sections[0]`` is ignored, and so are counts that reach beyond the last pair.
 
     >>> InterleavedSections((4, 2, 2)).axis_of_pair(8)
     (0, 1, 2, 0, 1, 2, 0, 0)
@@ -152,7 +153,7 @@ class Alternating(_Sections):
     """Height and width alternate on the fast pairs, time drives the slow ones.
 
     The axes of ERNIE-4.5-VL and VideoRoPE (2502.05173): ``sections`` is (time, height,
-    width), height first, and height and width must be equal.
+    width). The first pair belongs to height, and height and width must be equal.
 
     >>> Alternating((1, 2, 2)).axis_of_pair(5)
     (1, 2, 1, 2, 0)
@@ -179,9 +180,9 @@ class Mixed(Axes):
     """Every axis turns every pair, and the angles add up (RoPE-Mixed, RoPE-ViT 2403.13298, eq. 14).
 
     The commuting case of STRING (2502.02562), shared by all heads; a `phasor.torch.Rotation` takes
-    angles by head. ``inv_freq[a][k]`` are the radians by which a step on axis ``a`` turns pair
-    ``k``, of either sign. The Rope has no other frequencies; its ``inv_freq`` is that of a step
-    along which a pair turns fastest.
+    angles by head. A step on axis ``a`` turns pair ``k`` by ``inv_freq[a][k]`` radians, positive or
+    negative. The Rope has no other frequencies: `Rope.inv_freq` is the fastest that a unit step in
+    any direction turns a pair.
 
     >>> Mixed(((1.0, 0.5), (0.0, -2.0))).indices(2)
     ((0, 0), (1, 1))
@@ -199,7 +200,7 @@ class Mixed(Axes):
                 "such as Mixed([[0.5] * 64] * 3) where a head has 64 pairs, "
                 f"got {short_repr(self.inv_freq)}"
             )
-        # one zero, so that equal ropes have equal text
+        # turns -0.0 into 0.0, so that equal ropes have equal JSON
         object.__setattr__(self, "inv_freq", tuple(tuple(f + 0.0 for f in row) for row in rows))
 
     @property
@@ -207,7 +208,7 @@ class Mixed(Axes):
         return len(self.inv_freq)
 
     def axis_of_pair(self, num_pairs: int) -> tuple[int, ...]:
-        raise SpecError("axes must be others than Mixed here: with these, no pair has one axis")
+        raise SpecError("axes must not be Mixed here, because every axis turns every pair")
 
     def indices(self, num_pairs: int) -> tuple[tuple[int, ...], ...]:
         if len(self.inv_freq[0]) != num_pairs:
@@ -221,10 +222,10 @@ class Mixed(Axes):
         return (num_pairs,) * self.n_axes
 
     def spectra(self, num_pairs: int) -> tuple[int, ...]:
-        return ()  # its frequencies are its own
+        return ()  # Mixed holds its frequencies
 
 
-#: By their names in JSON; of those that fit what it sees, `identify` reports the first.
+#: By their names in JSON. `identify` reports the first one that fits.
 AXES: dict[str, type[Axes]] = {
     "one": OneAxis,
     "sectioned": Sectioned,

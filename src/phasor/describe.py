@@ -23,7 +23,7 @@ class PairRow(NamedTuple):
     inv_freq: float  # radians per position
     wavelength: float | None  # positions per turn; None if its frequency is 0
     turns: float | None  # over the context; None without a context
-    divided_by: float | None  # plain over scaled frequency; None if the law made it 0
+    divided_by: float | None  # unscaled frequency / scaled frequency; None if the law made it 0
 
 
 def pair_rows(rope: Rope, context: float | None) -> list[PairRow]:
@@ -57,7 +57,7 @@ def original_context(rope: Rope) -> int | None:
 
 
 def sentences(rope: Rope, context: int | None) -> list[str]:
-    """A Rope with a static law in sentences; with a context, also which pairs turn within it.
+    """Sentences about a Rope with a static law; with a context, also which pairs turn within it.
 
     >>> print(sentences(Rope(head_dim=4, pairing="half"), None)[0])
     All 4 coordinates of a head turn, in 2 pairs (i, i + 2).
@@ -66,11 +66,11 @@ def sentences(rope: Rope, context: int | None) -> list[str]:
     if not isinstance(rope.axes, OneAxis):
         counts = ", ".join(map(str, rope.axes.counts(rope.num_pairs)))
         lines.append(f"{rope.axes.n_axes} position axes drive {counts} pairs, {rope.axes.summary}.")
-    powers = f"powers of base {rope.base:.15g}" if rope.base is not None else "given one by one"
+    powers = f"powers of base {rope.base:.15g}" if rope.base is not None else "listed one by one"
     rounding = ", rounded to float32" if rope.inv_freq_dtype == "float32" else ""
     lines.append(f"Frequencies are {powers}{rounding}.")
     if rope.direction < 0:
-        lines.append("It turns clockwise, against the usual direction.")
+        lines.append("It turns clockwise, opposite to the usual direction.")
     lines += _law_sentences(rope)
     if original := original_context(rope):
         lines.append(f"{_turns_sentence(without_law(rope), original)} before the extension.")
@@ -78,19 +78,20 @@ def sentences(rope: Rope, context: int | None) -> list[str]:
         lines.append(f"{_turns_sentence(rope, context)}.")
     if (rope.attention_factor, rope.logit_factor) != (1.0, 1.0):
         lines.append(
-            f"Attention factor {rope.attention_factor:.6g} on cos and sin; "
-            f"logits of a fully rotated head are multiplied by {rope.logit_factor:.6g}."
+            f"Cos and sin are multiplied by the attention factor {rope.attention_factor:.6g}; "
+            f"this and the softmax factor multiply the logits of a fully rotated head by "
+            f"{rope.logit_factor:.6g}."
         )
     return lines
 
 
 def rule_sentences(rope: Rope, seq_len: int | None) -> list[str]:
-    """The length at which a rule picked the law that `sentences` describe; empty for a law."""
+    """The length for which a rule picked the law that `sentences` describes; empty for a law."""
     if not isinstance(rope.scaling, Rule):
         return []
     length = seq_len or original_context(rope)
     rule = type(rope.scaling).__name__
-    return [f"The rule {rule} picks the law from the length; here at {length} tokens."]
+    return [f"The rule {rule} picks the law by length; shown here for {length} tokens."]
 
 
 def _slice_sentence(rope: Rope) -> str:
@@ -99,7 +100,8 @@ def _slice_sentence(rope: Rope) -> str:
     else:
         end = rope.rotary_start + rope.rotary_dim - 1
         clause = (
-            f"Coordinates {rope.rotary_start} to {end} of {rope.head_dim} turn, the others pass"
+            f"Coordinates {rope.rotary_start} to {end} of {rope.head_dim} turn and the others are "
+            "unchanged"
         )
     text = f"{clause}, in {rope.num_pairs} pairs {_formula(rope.pairing, rope.num_pairs)}"
     if rope.pairing_out is not None:
@@ -177,7 +179,7 @@ def ranges(pairs: list[int]) -> str:
 
 
 def to_plain(value: object) -> Any:
-    """``value`` as JSON values: None for what is no finite number, a law and axes by their repr.
+    """``value`` as JSON values: None for a number that is not finite, laws and axes as their repr.
 
     >>> to_plain((1, float("inf"), OneAxis()))
     [1, None, 'OneAxis()']
@@ -193,13 +195,13 @@ def to_plain(value: object) -> Any:
             return repr(value)
         case Mapping():
             items = cast("Mapping[str, object]", value).items()
-            return {name: to_plain(one) for name, one in items}
-        case _ if hasattr(value, "as_plain"):  # it adds to its fields
+            return {name: to_plain(item) for name, item in items}
+        case _ if hasattr(value, "as_plain"):  # a class that adds values to its fields
             return cast(Any, value).as_plain()
         case _ if hasattr(value, "_fields") or is_dataclass(value):
             return plain_fields(value)
         case _:
-            return [to_plain(one) for one in cast("Iterable[object]", value)]
+            return [to_plain(item) for item in cast("Iterable[object]", value)]
 
 
 def plain_fields(value: Any) -> dict[str, Any]:
@@ -231,14 +233,17 @@ def as_plain(ropes: LayerRopes, seq_len: int | None, context: int | None) -> dic
         "num_kv_heads": ropes.num_kv_heads,
         "layer_kinds": list(ropes.layer_kinds),
         "kinds": {k: None if rope is None else describe(rope) for k, rope in ropes.kinds.items()},
-        "beside": [{"name": n, "layers": [*at]} | describe(rope) for n, rope, at in ropes.beside],
+        "beside": [
+            {"name": name, "layers": [*layers]} | describe(rope)
+            for name, rope, layers in ropes.beside
+        ],
         "query_factors": to_plain(ropes.query_factors),
         "notes": list(ropes.notes),
     }
 
 
 def static_rope(rope: Rope, seq_len: int | None) -> Rope:
-    """The Rope with the law that a rule picks for ``seq_len``, or for its original context."""
+    """The Rope with the law that its rule picks for ``seq_len``, or for its original context."""
     if not isinstance(rope.scaling, Rule):
         return rope
     length = original_context(rope) if seq_len is None else seq_len
@@ -260,14 +265,14 @@ def construction(rope: Rope) -> str:
     for field in fields(rope):
         value = getattr(rope, field.name)
         if value is None and field.name == "base":
-            continue  # explicit frequencies stand in its place
+            continue  # explicit frequencies replace it
         is_required = field.name in ("head_dim", "pairing", "base")
         if not is_required and value == getattr(plain, field.name):
             continue
         if isinstance(value, str):
             text = f'"{value}"'
         elif field.name in ("scaling", "axes"):
-            text = f"phasor.{field.name}.{value!r}"  # classes of those modules
+            text = f"phasor.{field.name}.{value!r}"  # classes from these modules
         else:
             text = repr(value)
         lines.append(f"    {field.name}={text},")

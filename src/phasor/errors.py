@@ -20,7 +20,7 @@ DISTRIBUTION = "phasor-rope"  # what pip installs; its ``[project]`` name
 
 
 def visible(text: str) -> str:
-    r"""``text`` on one line, with what ``repr`` escapes, terminal codes among it, as it escapes it.
+    r"""``text`` on one line, escaped as ``repr`` does, terminal codes included.
 
     >>> print(visible("Llama \x1b[2J 3"))
     Llama \x1b[2J 3
@@ -40,7 +40,7 @@ def install_hint(extra: str) -> str:
 
 
 def missing(extra: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
-    """``error``, or the one that says how to install the package that ``extra`` is named after.
+    """``error``, or if the package of ``extra`` is missing an error that says how to install it.
 
     >>> print(missing("jax", ModuleNotFoundError("No module named 'jax'", name="jax")))
     phasor.jax needs jax, which is not installed: pip install 'phasor-rope[jax]'
@@ -54,8 +54,7 @@ def missing(extra: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
 class PhasorError(ValueError):
     """Base class of all errors of phasor."""
 
-    # not in an ``__init__``: a compiler that stops at an error shows what it was made with, but
-    # traces no constructor of an exception
+    # not in ``__init__``, because torch.compile cannot trace the constructor of an exception
     def __str__(self) -> str:
         return visible(super().__str__())
 
@@ -65,7 +64,7 @@ class SpecError(PhasorError):
 
 
 class PositionError(PhasorError):
-    """Positions that are no numbers, out of range, or do not fit the tensors."""
+    """Positions that are not numbers, are out of range, or do not fit the tensors."""
 
 
 class TensorError(PhasorError):
@@ -73,7 +72,7 @@ class TensorError(PhasorError):
 
 
 class BackendError(PhasorError):
-    """A backend that was selected by name and cannot run this call."""
+    """A backend that was requested by name and cannot run this call."""
 
 
 class ConfigError(PhasorError):
@@ -89,4 +88,4 @@ class VerificationError(PhasorError):
 
 
 class PhasorWarning(UserWarning):
-    """A number that a file does not give and phasor assumed."""
+    """A number that a file does not state and that phasor assumed."""

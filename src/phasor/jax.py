@@ -1,7 +1,7 @@
 """The rotation in JAX, as pure functions: exact at every position, without tables.
 
-They can be compiled, differentiated, batched, scanned and sharded; for the backward pass positions
-are kept, and cos and sin made again. Arrays are ``[..., seq, heads, head_dim]``, or ``[...,
+They can be compiled, differentiated, batched, scanned and sharded; the backward pass keeps
+positions and computes cos and sin again. Arrays are ``[..., seq, heads, head_dim]``, or ``[...,
 heads, seq, head_dim]`` with ``heads_first=True``. A Rope is hashable: it can be a static argument.
 """
 
@@ -28,11 +28,13 @@ try:
 except ModuleNotFoundError as error:
     raise missing("jax", error) from None
 
-# their own types are half unknown
+# JAX's own types are partly unknown
 _compile, _checkpoint = cast(Any, jax.jit), cast(Any, jax.checkpoint)
 # one function for all words
 _multiply = _compile(_angle_words.fixed_point_product, static_argnums=3)
-_widened = partial(jnp.promote_types, jnp.float32)  # what rows are made and applied in
+_widened = partial(
+    jnp.promote_types, jnp.float32
+)  # the dtype in which cos and sin are computed and applied
 
 
 def rotate(
@@ -44,26 +46,26 @@ def rotate(
     gain: float | None = None,
     heads_first: bool = False,
 ) -> Array:
-    """``R(p) x`` for every token (RoFormer 2104.09864, eq. 34), as `phasor.torch.rotate` has it.
+    """``R(p) x`` for every token (RoFormer 2104.09864, eq. 34), like `phasor.torch.rotate`.
 
     Cos and sin are within `phasor.angles.COS_SIN_ERROR_FLOAT32` at every position. Arithmetic is
     float32 (float64 for float64 arrays) with one rounding at the end.
 
     Args:
-        x: ``[..., seq, heads, head_dim]``: float64, float32, bfloat16 or float16, as the result.
-        positions: ``[..., seq]`` or ``[..., seq, n_axes]``: integers, float32 or float64, in
-            arrays of JAX or NumPy, lists or numbers. Floats that are no arrays of JAX count with
-            all their 64 bits. In an array of JAX, a float that is NaN or beyond int64 makes its
-            token NaN; anywhere else it is refused.
-        rope: The rope; its scaling must be a law, not a rule. It is compiled once for every
-            Rope of a layout, for frequencies are an argument of what is compiled.
+        x: ``[..., seq, heads, head_dim]``: float64, float32, bfloat16 or float16; so is the result.
+        positions: ``[..., seq]`` or ``[..., seq, n_axes]``: integers, float32 or float64, as arrays
+            of JAX or NumPy, lists or numbers. Floats that are not in a JAX array keep all 64 bits.
+            In a JAX array, a float that is NaN or beyond int64 makes its token NaN; elsewhere it is
+            refused.
+        rope: The rope; its scaling must be a law, not a rule. Ropes of the same layout share one
+            compiled program, which takes frequencies as an argument.
         inverse: Undo the rotation with the same arguments instead, its gain included.
         gain: Multiplied into cos and sin; ``rope.attention_factor`` if None, and 1.0 leaves it out.
         heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``.
 
     Raises:
-        PositionError: As there; and if an integer that is no array of JAX is beyond int32 and
-            ``jax_enable_x64`` off.
+        PositionError: As in `phasor.torch.rotate`; and if an integer that is not in a JAX array is
+            beyond int32 while ``jax_enable_x64`` is off.
 
     >>> rope = Rope(head_dim=64, pairing="half", base=500_000.0)
     >>> q = jnp.ones((2, 16, 8, 64))
@@ -87,7 +89,7 @@ def rotate_qk(
     """Query and key rotated at their tokens' positions, by the same cos and sin.
 
     ``q`` is ``[..., seq, num_heads, head_dim]`` and ``k`` ``[..., seq, num_kv_heads, head_dim]``;
-    that they share their tokens is checked too. All else is as in `rotate`.
+    both must have the same tokens. All else is as in `rotate`.
 
     >>> rope, ones = Rope(head_dim=8, pairing="half"), jnp.ones((5, 4, 8))
     >>> q, k = rotate_qk(ones, ones[:, :2], 3, rope)
@@ -105,8 +107,8 @@ class Rotation(RotationOf[Array]):
 
     Args:
         cos: By token, ``[..., seq, num_pairs]``, or by head, ``[..., seq, heads or 1, num_pairs]``,
-            also where heads come first. Rounded to float32 first, unless what is rotated is
-            float64; gradients reach it.
+            also with heads first. Rounded to float32, unless the rotated array is float64;
+            gradients reach it.
         sin: The same shape.
         pairing: ``"half"`` or ``"interleaved"``.
         pairing_out: Pairing of the result if it differs.
@@ -144,7 +146,7 @@ class Rotation(RotationOf[Array]):
         """The rotation of tokens at ``positions`` by ``rope``, its attention factor included.
 
         Args:
-            positions: As for `rotate`, which refuses the same.
+            positions: As for `rotate`, with the same errors.
             rope: The rope; its scaling must be a law, not a rule.
             gain: Multiplied into cos and sin; ``rope.attention_factor`` if None.
             dtype: float32, or float64 for arrays that are float64.
@@ -173,7 +175,7 @@ class Rotation(RotationOf[Array]):
     ) -> tuple[Array, Array]: ...
 
     def __call__(self, *xs: Array, heads_first: bool = False) -> Array | tuple[Array, Array]:
-        """One array rotated, or a query and a key of the same tokens.
+        """Rotate one array, or a query and a key of the same tokens.
 
         Raises:
             TensorError: If an array does not fit the rotation.
@@ -221,36 +223,36 @@ def _rotate(
         xs, positions, rope, inverse, gain, heads_first
     )
     options, layout = (axes_of(rope), gain, inverse), (source, target, rope.rotary_start)
-    # as arguments, so that what is compiled is shared by all frequencies
+    # arguments, so that ropes of all frequencies share the compiled program
     limbs = {dtype: _angle_words.limbs_of(rope, dtype) for dtype in {_widened(x.dtype) for x in xs}}
     return _rotate_checked(xs, places, limbs, options, layout, heads_first)
 
 
 @partial(_compile, static_argnums=(3, 4, 5), inline=True)
-@partial(_checkpoint, static_argnums=(3, 4, 5))  # for the backward pass it keeps positions
+@partial(_checkpoint, static_argnums=(3, 4, 5))  # the backward pass keeps positions only
 def _rotate_checked(
     xs: Sequence[Array], positions: Any, limbs: Any, options: Any, layout: Any, heads_first: bool
 ) -> Sequence[Array]:
     rows = dict[Any, Any]()
     for dtype in limbs:
-        both: Any = _rows(positions, limbs[dtype], dtype, options)
-        if both.ndim > 1:  # to broadcast over heads
-            both = jnp.expand_dims(both, -3 if heads_first else -2)
-        # behind a barrier, or a compiler may make an angle again for every head
-        rows[dtype] = jnp.split(jax.lax.optimization_barrier(both), 2, -1)
+        cos_sin: Any = _rows(positions, limbs[dtype], dtype, options)
+        if cos_sin.ndim > 1:  # to broadcast over heads
+            cos_sin = jnp.expand_dims(cos_sin, -3 if heads_first else -2)
+        # behind a barrier, or the compiler may compute an angle again for every head
+        rows[dtype] = jnp.split(jax.lax.optimization_barrier(cos_sin), 2, -1)
     return [_turn(x, *rows[_widened(x.dtype)], *layout) for x in xs]
 
 
 @partial(_compile, static_argnums=(2, 3), inline=True)
 def _rows(positions: Any, limbs: Array, dtype: np.dtype[Any], options: Any) -> Array:
-    """Cos and sin ``[..., seq, 2 * num_pairs]``: as two arrays they cost decode more."""
-    axes, *others = options
+    """Cos and sin ``[..., seq, 2 * num_pairs]`` in one array: two would slow down decoding."""
+    axes, *gain_and_inverse = options
     if isinstance(positions, _angle_words.Words):
         words = jax.tree.map(partial(of_each_pair, axes=axes), positions)
     else:
         words = _angle_words.words_of(of_each_pair(positions, axes), dtype, jnp)
     make = partial(_angle_words.cos_sin_of_words, multiply=_multiply)
-    return jnp.concatenate(make(words, limbs, dtype, jnp, *others), -1)
+    return jnp.concatenate(make(words, limbs, dtype, jnp, *gain_and_inverse), -1)
 
 
 def _turn(x: Array, cos: Array, sin: Array, source: Pairing, target: Pairing, start: int) -> Array:
@@ -260,10 +262,10 @@ def _turn(x: Array, cos: Array, sin: Array, source: Pairing, target: Pairing, st
     # [..., head_dim] -> [..., 2, num_pairs] or [..., num_pairs, 2]
     axis, axis_out = (by_pairing(p, half=-2, interleaved=-1) for p in (source, target))
     shape = by_pairing(source, half=(2, pairs), interleaved=(pairs, 2))
-    both = jnp.split(rotary.astype(cos.dtype).reshape(*lead, *shape), 2, axis)
-    x0, x1 = (half.reshape(*lead, pairs) for half in both)
+    halves = jnp.split(rotary.astype(cos.dtype).reshape(*lead, *shape), 2, axis)
+    x0, x1 = (half.reshape(*lead, pairs) for half in halves)
     cos, sin = (jnp.broadcast_to(row, x0.shape) for row in (cos, sin))
-    # stacked, not concatenated: what is made here and rounded is then one loop of XLA
+    # stacked, not concatenated, so that XLA computes and rounds in one loop
     y = jnp.stack([x0 * cos - x1 * sin, x0 * sin + x1 * cos], axis_out)
     y = y.reshape(rotary.shape).astype(x.dtype)
     return y if is_whole else jax.lax.dynamic_update_slice_in_dim(x, y, start, -1)
@@ -282,7 +284,7 @@ def _refuse_gradient(primals: tuple[Array], tangents: tuple[Any]) -> tuple[Array
 
 
 def _read_host(positions: Any, _device: None) -> Any:
-    """An array of JAX, or words of floats that it would round; integers must be what it keeps."""
+    """A JAX array, or words for floats that JAX would round; integers must fit its int dtype."""
     host = as_positions(positions)
     if jax.dtypes.canonicalize_dtype(np.int64) == np.int64:
         return jnp.asarray(host)
@@ -291,7 +293,7 @@ def _read_host(positions: Any, _device: None) -> Any:
     far = host[host != host.astype(np.int32)]
     if far.size:
         raise PositionError(
-            f"positions must fit int32, got {far[0]}, which JAX cuts: jax_enable_x64 is off; "
+            f"positions must fit int32, got {far[0]}, because jax_enable_x64 is off; "
             'call jax.config.update("jax_enable_x64", True) first'
         )
     return jnp.asarray(host.astype(np.int32))

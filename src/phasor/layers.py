@@ -20,7 +20,7 @@ _ROPE_FIELDS = frozenset(field.name for field in fields(Rope))
 
 @dataclass(frozen=True, kw_only=True)
 class QueryFactor:
-    """What a layer multiplies queries by at their positions (2501.19399); by default 1 everywhere.
+    """The factor that a layer puts on queries, by position (2501.19399); by default 1 everywhere.
 
     With ``u = (position + first) / length``, taken as 0 or more, the ``form`` ``"steps"`` is
     ``1 + strength ln(1 + floor(u))`` (Llama 4, Ministral 3), ``"log"`` is ``1 + strength
@@ -36,23 +36,23 @@ class QueryFactor:
     form: Literal["steps", "log", "power"] = "steps"
 
     def __post_init__(self) -> None:
-        # as plain numbers, which JSON takes, too
+        # plain numbers, so that JSON takes them
         object.__setattr__(self, "strength", number("strength", self.strength))
         object.__setattr__(self, "length", whole("length", self.length, least=1))
         object.__setattr__(self, "first", whole("first", self.first, least=0))
         choice("form", self.form, ("steps", "log", "power"))
 
     def __call__(self, positions: Any, xp: Any = np) -> Any:
-        """The factors in float64; of arrays of 32 or 64 bits by another module, as ``torch``."""
+        """The factors in float64; with ``xp=torch``, in 32 or 64 bits."""
         positions = np.asarray(positions, np.float64) if xp is np else positions
         ahead = xp.clip(positions + self.first, 0, None)
-        # of whole numbers torch would divide and take logs in its default dtype, maybe of 16 bits
-        one = xp.ones_like(ahead, dtype=xp.float32)
+        # torch computes quotients and logs of integers in its default dtype, which may have 16 bits
+        ones = xp.ones_like(ahead, dtype=xp.float32)
         if self.form == "power":
-            return xp.exp(self.strength * xp.log1p(ahead * one / self.length))
+            return xp.exp(self.strength * xp.log1p(ahead * ones / self.length))
         if self.form == "log":
-            return 1 + self.strength * xp.log(xp.clip(ahead * one / self.length, 1, None))
-        return 1 + self.strength * xp.log1p(ahead // self.length * one)
+            return 1 + self.strength * xp.log(xp.clip(ahead * ones / self.length, 1, None))
+        return 1 + self.strength * xp.log1p(ahead // self.length * ones)
 
     def __str__(self) -> str:
         u = f"(p + {self.first}) / {self.length}" if self.first else f"p / {self.length}"
@@ -66,14 +66,14 @@ class QueryFactor:
 class ConfigLocation:
     """How a Hugging Face config of a model states its ropes."""
 
-    # by kind of layer, the name of its block in ``rope_parameters``; empty if one is for all layers
+    # for each kind of layer its block in ``rope_parameters``; empty if all layers share one block
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
-    # by label, the ropes of blocks that the config must have although no layer here reads them
+    # ropes of blocks that the config must have although no layer here reads them, by label
     unused_blocks: Mapping[str, Rope] = field(default_factory=dict[str, Rope])
     ignores_scaling: bool = False  # whether the model's class ignores laws and other bases
-    path: str = ""  # of this model's config inside the file of a larger one, keys joined by dots
-    model_type: str = ""  # whose class reads it, in Hugging Face's words
-    # that config; empty if no Hugging Face config was read
+    path: str = ""  # where this model's config is in the file of a larger one, keys joined by dots
+    model_type: str = ""  # Hugging Face's name for the class that reads it
+    # the config itself; empty if no Hugging Face config was read
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
@@ -83,12 +83,12 @@ class ConfigLocation:
         return _rebuild(self, "labels", "unused_blocks", "values"), ()
 
     def label(self, kind: str) -> str:
-        """Name of the block of one kind of layer."""
+        """The name of the block for one kind of layer."""
         return self.labels.get(kind, kind)
 
 
 class NamedRope(NamedTuple):
-    """A rotation beside attention, such as an indexer's; layers past the model's predict tokens."""
+    """A rotation outside the layers' attention, such as that of an indexer."""
 
     name: str
     rope: Rope
@@ -99,20 +99,20 @@ class NamedRope(NamedTuple):
 class LayerRopes(Sequence[Rope | None]):
     """The rope of each layer: ``ropes[i]`` is layer ``i``'s, or None where it has none.
 
-    Equality compares layers, ropes and sizes, and not names, notes and ``in_config``.
+    Equality compares layers, ropes and sizes; it ignores names, notes and ``in_config``.
 
     Args:
         name: What the model is called.
         layer_kinds: The kind of every layer, in order.
-        kinds: The rope of each kind; every kind named by a layer must be here.
+        kinds: The rope of each kind in ``layer_kinds``.
         context: Positions the published model is meant for, if known.
         num_heads: Attention heads of a layer, if known.
         num_kv_heads: Rotated key heads of a layer, if known; 1 in latent attention, where all heads
             share one rotated key.
-        beside: Rotations beside those layers' attention: of an ``indexer``, a ``compressor``, and
-            the attention of ``mtp``, layers after the last that predict further tokens.
-        query_factors: What each kind multiplies its queries by, where that is not 1.
-        notes: Facts that a Rope has no field for, and doubts; a sentence each.
+        beside: Rotations outside the attention of these layers: in an ``indexer``, a
+            ``compressor``, or ``mtp`` (multi-token prediction layers after the last).
+        query_factors: The factor that a kind puts on its queries, where that is not 1.
+        notes: Facts that a Rope has no field for, and open questions, a sentence each.
         in_config: How a Hugging Face config states the ropes.
 
     >>> from phasor import Rope
@@ -137,8 +137,8 @@ class LayerRopes(Sequence[Rope | None]):
     def __new__(cls, *values: object, **fields: object) -> LayerRopes:
         if values:
             raise SpecError(
-                f"LayerRopes takes its fields by name, got {short_repr(values[0])}; give the kind "
-                "of every layer and the rope of every kind: LayerRopes(name='mine', "
+                f"LayerRopes takes keyword arguments only, got {short_repr(values[0])}; "
+                "give the kind of every layer and the rope of every kind: LayerRopes(name='mine', "
                 "layer_kinds=('rope', 'nope'), kinds={'rope': rope, 'nope': None})"
             )
         return super().__new__(cls)
@@ -191,7 +191,7 @@ class LayerRopes(Sequence[Rope | None]):
                 summary += f", queries times {self.query_factors[kind]}"
             lines.append(f"  {kind} ({self.layer_kinds.count(kind)} layers): {summary}")
         for name, rope, layers in self.beside:
-            lines.append(f"  {name}, beside ({len(layers)} layers): {summarize(rope)}")
+            lines.append(f"  {name}, outside attention ({len(layers)} layers): {summarize(rope)}")
         return "\n".join([*lines, *(f"  Note: {note}" for note in self.notes)])
 
     @overload
@@ -212,18 +212,18 @@ class LayerRopes(Sequence[Rope | None]):
         return tuple(dict.fromkeys(rope for rope in self.kinds.values() if rope is not None))
 
     def rope_beside(self, name: str, layer: int) -> Rope | None:
-        """The rope of the rotation of that name beside a layer's attention, None if it has none."""
+        """The rope that ``name`` (see `beside`) has in a layer; None if the layer has none."""
         return next((r for n, r, layers in self.beside if n == name and layer in layers), None)
 
     def query_factor(self, layer: int) -> QueryFactor:
-        """What layer ``layer`` multiplies queries by at positions, whether it rotates or not."""
+        """The factor that a layer puts on its queries, whether it rotates or not."""
         return self.query_factors.get(self.layer_kinds[layer], QueryFactor())
 
     @property
     def softmax_factor(self) -> float:
         """`Rope.softmax_factor` of every layer, the factor on the logits outside cos and sin.
 
-        Refused if layers differ: read it from each rope then.
+        An error if layers differ: then read it from each rope.
         """
         # every law that a rule may pick has a softmax_factor of 1
         factors = {
@@ -232,17 +232,18 @@ class LayerRopes(Sequence[Rope | None]):
         if len(factors) > 1:
             raise SpecError(
                 f"the layers of {self.name} multiply their softmax scale by different factors "
-                f"({', '.join(f'{factor:g}' for factor in sorted(factors))}); ask each rope's law"
+                f"({', '.join(f'{factor:g}' for factor in sorted(factors))}); read each rope's "
+                "softmax_factor"
             )
         return factors.pop()
 
     @property
     def has_blocks_by_kind(self) -> bool:
-        """Whether a Hugging Face config has a block of its own for each kind of layer."""
+        """Whether a Hugging Face config has a separate block for each kind of layer."""
         return bool(self.in_config.labels) or len(self.ropes) > 1
 
     def config_blocks(self) -> Rope | dict[str, Rope | None]:
-        """The rope of a config's one block; or by label the rope of each of its blocks."""
+        """The rope of a config's only block, or the rope of each block by its label."""
         if not self.has_blocks_by_kind:
             return self.ropes[0]
         label = self.in_config.label
@@ -251,19 +252,19 @@ class LayerRopes(Sequence[Rope | None]):
             if blocks.setdefault(label(kind), rope) != rope:
                 kinds = [other for other in self.kinds if label(other) == label(kind)]
                 raise ConfigError(
-                    f"layers of the kinds {' and '.join(kinds)} read one block of a config, "
-                    "which cannot express one of them alone; keep the rope as JSON instead "
+                    f"layers of the kinds {' and '.join(kinds)} share one block of the config, "
+                    "so their ropes cannot differ; keep the ropes as JSON instead "
                     "(Rope.to_json)"
                 )
         return {**self.in_config.unused_blocks, **blocks}
 
 
 class _NotARopeError(SpecError, AttributeError):
-    """A Rope's attribute looked up on LayerRopes; an AttributeError, so that hasattr is false."""
+    """A Rope's attribute was looked up on LayerRopes; hasattr is False, as it should be."""
 
 
 def rope_hint(value: object) -> str:
-    """The end of an error about ``value`` where a Rope is wanted: how to take one of a model's."""
+    """The end of an error where a Rope was expected: how to get it from ``value``."""
     if isinstance(value, str):
         return f"; phasor.preset({value!r})[0] is the first layer's, if that is a preset's name"
     if not isinstance(value, LayerRopes):
@@ -272,13 +273,13 @@ def rope_hint(value: object) -> str:
 
 
 def check_rope(name: str, value: object) -> None:
-    """Refuse what is no Rope, with the way to one of `LayerRopes`."""
+    """Refuse anything but a Rope, and say how to get one from `LayerRopes`."""
     if not isinstance(value, Rope):
         raise SpecError(f"{name} must be a phasor.Rope, got {short_repr(value)}{rope_hint(value)}")
 
 
 def summarize(rope: Rope) -> str:
-    """The rope in a line: pairing, width and base, and all else that is not plain."""
+    """The rope on one line: pairing, width, base and all that differs from the defaults."""
     pairs = rope.pairing if rope.pairing_out is None else f"{rope.pairing} to {rope.pairing_out}"
     width = "" if rope.rotary_dim == rope.head_dim else f"{rope.rotary_dim} of "
     start = f" from {rope.rotary_start} on" if rope.rotary_start else ""
@@ -302,7 +303,7 @@ def _freeze(value: Any, *mappings: str) -> None:
 
 
 def _rebuild(value: Any, *mappings: str) -> partial[Any]:
-    """A call that returns an equal value, for pickle and copy, which refuse mapping proxies."""
+    """A call that makes an equal value; pickle and copy cannot handle mapping proxies."""
     values = {field.name: getattr(value, field.name) for field in fields(value)}
     copies = {name: dict(values[name]) for name in mappings}
     return partial(type(value), **(values | copies))

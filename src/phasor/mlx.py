@@ -1,8 +1,8 @@
-"""The rotation in MLX: pure functions, and a module to put where a model has its ``nn.RoPE``.
+"""The rotation in MLX: pure functions, and a module that replaces a model's ``nn.RoPE``.
 
-Angles are exact at every int64 position, by the formula of `phasor.angles` in 64-bit integers. The
-arithmetic is float32, with one rounding at the end. ``mx.compile``, ``mx.grad`` and ``mx.vmap``
-work; what is fused is compiled in eager calls too.
+Angles are exact at every int64 position, by the formula of `phasor.angles` in 64-bit integers.
+Arithmetic is float32, with one rounding at the end. ``mx.compile``, ``mx.grad`` and ``mx.vmap``
+work; eager calls also run fused, compiled functions.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def rotate(
     gain: float | None = None,
     heads_first: bool = False,
 ) -> mx.array:
-    """``R(p) x`` for every token (RoFormer 2104.09864, eq. 34), as `phasor.torch.rotate` has it.
+    """``R(p) x`` for every token (RoFormer 2104.09864, eq. 34), like `phasor.torch.rotate`.
 
     ``x`` is float32, bfloat16 or float16, ``[..., seq, heads, head_dim]``; ``positions`` are
-    integers, float32 or float64. NumPy's arrays and Python's numbers keep all their digits. In an
-    array of MLX a float that is NaN or beyond int64 makes its token NaN; elsewhere it is refused.
+    integers, float32 or float64. NumPy arrays and Python numbers keep all their digits. In an MLX
+    array a float that is NaN or beyond int64 makes its token NaN; elsewhere it is refused.
 
     >>> rope = Rope(head_dim=4, pairing="half", base=100.0)
     >>> rotate(mx.array([[[1.0, 1.0, 0.0, 0.0]]]), 2**40, rope)
@@ -70,7 +70,7 @@ def rotate_qk(
     gain: float | None = None,
     heads_first: bool = False,
 ) -> tuple[mx.array, mx.array]:
-    """Query and key of the same tokens, as `rotate` rotates them, by the same cos and sin.
+    """Query and key of the same tokens, rotated as in `rotate` with shared cos and sin.
 
     >>> q, k = mx.ones((5, 4, 8)), mx.ones((5, 2, 8))
     >>> [y.shape for y in rotate_qk(q, k, mx.arange(5), Rope(head_dim=8, pairing="half"))]
@@ -87,7 +87,7 @@ class Rotation(RotationOf[mx.array]):
 
     Args:
         cos: By token, ``[..., seq, num_pairs]``, or by head, ``[..., seq, heads or 1, num_pairs]``,
-            also where heads come first; gradients reach it.
+            also with heads first; gradients reach it.
         sin: The same shape.
         pairing: ``"half"`` or ``"interleaved"``.
         pairing_out: Pairing of the result if it differs.
@@ -142,7 +142,7 @@ class Rotation(RotationOf[mx.array]):
     def __call__(
         self, *xs: mx.array, heads_first: bool = False
     ) -> mx.array | tuple[mx.array, mx.array]:
-        """One array rotated, or a query and a key of the same tokens.
+        """Rotate one array, or a query and a key of the same tokens.
 
         Raises:
             TensorError: If an array does not fit the rotation.
@@ -165,7 +165,7 @@ class Rotation(RotationOf[mx.array]):
 
 
 class RotaryEmbedding(nn.Module):
-    """`rotate` with the call of MLX's own modules, for ``[..., heads, seq, head_dim]``.
+    """`rotate` with the signature of MLX's own ``nn.RoPE``, for ``[..., heads, seq, head_dim]``.
 
     Args:
         rope: The rope; its scaling must be a law, not a rule.
@@ -185,13 +185,13 @@ class RotaryEmbedding(nn.Module):
         self.gain = rope.attention_factor if gain is None else number("gain", gain)
 
     def at(self, positions: Any) -> Rotation:
-        """`Rotation.at` of this module's Rope and gain."""
+        """`Rotation.at` with this module's Rope and gain."""
         return Rotation.at(positions, self.rope, gain=self.gain)
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0, positions: Any = None) -> mx.array:
-        """``x`` rotated from position ``offset`` on, a number or ``[batch]``.
+        """Rotate ``x`` from position ``offset`` on, a number or ``[batch]``, or at ``positions``.
 
-        Or at ``positions``, which may be a `Rotation`.
+        ``positions`` may also be a `Rotation`.
         """
         if positions is None:
             positions = _ARRAYS.count_positions(x, self.rope, offset, mx)
@@ -213,7 +213,7 @@ def _rotate(
     places, gain, source, target = _ARRAYS.check_call(
         xs, positions, rope, inverse, gain, heads_first
     )
-    # of [..., 2, num_pairs] or [..., num_pairs, 2], where the two of a pair are
+    # the axis of a pair's two coordinates in [..., 2, num_pairs] or [..., num_pairs, 2]
     axis = by_pairing(source, half=-2, interleaved=-1)
     arguments = partner_arguments(places, rope, gain, mx)
     cos, sin = _rows(*arguments, axis=axis, heads_first=heads_first, inverse=inverse)
@@ -229,7 +229,7 @@ def _turn(
     wide = x[..., start:end].astype(mx.float32)
     pairs = mx.unflatten(wide, -1, (2, -1) if axis == -2 else (-1, 2))
     partners = mx.flip(pairs, axis)
-    if axis == -1:  # loops over two are slow; copied, pairs are one dimension
+    if axis == -1:  # loops over two elements are slow; a copy has pairs in one dimension
         partners = mx.contiguous(partners)
     turned = pairs * cos + partners * sin
     turned = turned if keeps_pairing else turned.swapaxes(-2, -1)

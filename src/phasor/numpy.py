@@ -22,7 +22,7 @@ from phasor.rope import Rope
 
 
 def pair_indices(rope: Rope, pairing: Pairing) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Coordinates of a head that are the first and the second of each pair.
+    """Indices of the first and of the second coordinate of each pair in a head.
 
     >>> pair_indices(Rope(head_dim=6, pairing="half", rotary_dim=4), "half")
     (array([0, 1]), array([2, 3]))
@@ -50,7 +50,7 @@ def rotate(
         positions: Integers or floats ``[..., seq]``, broadcast against the leading dimensions of
             ``x``; ``[..., seq, n_axes]`` for several axes. A scalar is every token's position.
         rope: The rope.
-        inverse: Undo the rotation with the same arguments instead, its gain included.
+        inverse: Undo the rotation by the same arguments, its gain included.
         gain: Multiplied into cos and sin; ``rope.attention_factor`` if None, and 1.0 leaves it out.
         heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``; ``positions`` keep their
             shape.
@@ -108,9 +108,9 @@ def rotate_complex(
 
 
 def every_axis_of(rope: Rope, positions: ArrayLike) -> NDArray[Any]:
-    """Positions ``[...]`` of text as ``rope`` takes them: the same on every axis.
+    """Positions ``[...]`` of text in the form that ``rope`` takes: the same on every axis.
 
-    The result is ``[..., n_axes]``, or ``[...]`` where the rope has one axis.
+    The result is ``[..., n_axes]``, or ``[...]`` if the rope has one axis.
 
     >>> every_axis_of(Rope(head_dim=4, pairing="half"), [0, 1, 5])
     array([0, 1, 5])
@@ -154,8 +154,8 @@ def blocks(position: ArrayLike, rope: Rope, *, gain: float | None = None) -> NDA
 def matrix(position: ArrayLike, rope: Rope, *, gain: float | None = None) -> NDArray[np.float64]:
     """``R(p)`` as a matrix that acts on one head's vector (RoFormer eq. 15).
 
-    Where the result keeps the pairing and the gain is 1, it is orthogonal and
-    ``R(m) R(n) = R(m + n)``.
+    If the result has the same pairing and the gain is 1, it is orthogonal and ``R(m) R(n) = R(m +
+    n)``.
 
     Args:
         position: One position: a number, or ``[n_axes]`` numbers.
@@ -171,8 +171,8 @@ def matrix(position: ArrayLike, rope: Rope, *, gain: float | None = None) -> NDA
     """
     if as_positions(position).ndim > (rope.axes.n_axes > 1):
         raise PositionError(
-            f"position must be one position, got shape {list(np.shape(position))}; "
-            "blocks gives the rotations of many"
+            f"position must be a single position, got shape {list(np.shape(position))}; "
+            "for several positions use phasor.numpy.blocks"
         )
     # its columns are the rotated basis vectors; adding 0.0 turns -0.0 into 0.0
     return rotate(np.eye(rope.head_dim), position, rope, gain=gain).T + 0.0
@@ -215,9 +215,9 @@ def score(
 def pair_products(
     q: ArrayLike, k: ArrayLike, rope: Rope, *, gain: float | None = None
 ) -> tuple[NDArray[np.complex128], NDArray[np.float64]]:
-    """``q_k conj(k_k)`` of every pair as complex numbers, and ``q . k`` of what is not rotated.
+    """``q_k conj(k_k)`` of every pair as complex numbers, and ``q . k`` of unrotated coordinates.
 
-    The first have the square of the gain, which is on the query and on the key.
+    The former include the square of the gain, which multiplies the query and the key.
     """
     query, key = _checked_vectors("q", q, rope), _checked_vectors("k", k, rope)
     first, second = pair_indices(rope, rope.pairing)
@@ -237,19 +237,19 @@ def change_pairing(
     rotary_start: int = 0,
     axis: int = -1,
 ) -> NDArray[Any]:
-    """``x`` with the coordinates of every head moved from one pairing's order to the other's.
+    """``x`` with the coordinates of every head reordered from one pairing to the other.
 
-    Applied to the rows of both the query and the key projection it turns a checkpoint of one
-    convention into one of the other; applied to vectors it does the same to activations. Pairs
-    keep their frequencies, so scores do not change.
+    Applied to the rows of both the query and the key projection it converts a checkpoint from one
+    convention to the other; applied to vectors it converts activations. Pairs keep their
+    frequencies, so scores do not change.
 
     Args:
         x: Any array whose ``axis`` is one head, or several of ``head_dim`` each.
         source: The pairing of ``x``.
         target: The pairing of the result.
-        head_dim: Width of one head; the whole axis unless given.
-        rotary_dim: Rotated coordinates of a head; ``head_dim - rotary_start`` unless given.
-        rotary_start: Where they begin.
+        head_dim: Width of one head; the whole axis by default.
+        rotary_dim: Rotated coordinates of a head; ``head_dim - rotary_start`` by default.
+        rotary_start: Where the rotated coordinates begin.
         axis: The axis that holds the heads: -1 for vectors, 0 for a ``[out, in]`` weight.
 
     Returns:
@@ -301,7 +301,7 @@ def _gain_of(rope: Rope, gain: float | None) -> float:
 def _cos_sin_of_tokens(
     positions: ArrayLike, rope: Rope, gain: float, shape: Sequence[int], heads_first: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Cosines and sines times the gain, shaped to broadcast against ``x`` of that shape."""
+    """Cosines and sines times the gain, which broadcast against ``x`` of the given shape."""
     if boolean("heads_first", heads_first) and len(shape) < 3:
         raise TensorError(f"x must be {LAYOUTS[True]}, got shape {list(shape)}")
     cos, sin = (gain * row for row in cos_sin(positions, rope))
@@ -310,6 +310,6 @@ def _cos_sin_of_tokens(
     wrong = misfit(cos.shape[:-1], swap_heads(shape) if heads_first else shape, heads_first)
     if wrong:
         raise PositionError(f"positions must be a scalar or broadcast to {wrong}")
-    # a dimension of length 1 for the heads
+    # a dimension of length 1 for heads
     heads_dim = -3 if heads_first else -2
     return np.expand_dims(cos, heads_dim), np.expand_dims(sin, heads_dim)

@@ -14,7 +14,7 @@ from phasor.errors import SpecError
 Pairing = Literal["half", "interleaved"]
 PAIRINGS: tuple[Pairing, ...] = get_args(Pairing)
 
-# what other programs call them, letters and digits only
+# names in other programs, letters and digits only
 _OTHER_WORDS: dict[Pairing, frozenset[str]] = {
     "half": frozenset(
         ("neox", "gptneox", "isneoxstyle", "rotatehalf", "split", "splithalf", "halves", "sliced")
@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 def checked_pairing(name: str, value: Any) -> Pairing:
-    """``value`` if it is a pairing; the error for another program's word says which one it is.
+    """``value`` if it is a pairing; the error for another program's name translates it.
 
     >>> checked_pairing("pairing", "neox")
     Traceback (most recent call last):
@@ -46,7 +46,7 @@ def checked_pairing(name: str, value: Any) -> Pairing:
 
 
 def by_pairing(pairing: Pairing, *, half: _T, interleaved: _T) -> _T:
-    """The argument with the name of the pairing.
+    """The argument named after ``pairing``.
 
     >>> by_pairing("interleaved", half="(i, i + n)", interleaved="(2i, 2i + 1)")
     '(2i, 2i + 1)'

@@ -21,11 +21,11 @@ from phasor.errors import SpecError
 from phasor.pairings import Pairing, checked_pairing
 from phasor.scaling import LAWS, Law, Rule, Temperature
 
-FORMAT = 1  # of `Rope.to_json`'s text; raised when the fields change
-WIDEST = 1 << 16  # the largest head_dim: far above any model's, so more is a mistake
+FORMAT = 1  # the format number that `Rope.to_json` writes; raise it when the fields change
+WIDEST = 1 << 16  # upper limit on head_dim, far above any model's: a larger value is a mistake
 # default of fields whose None __post_init__ replaces; Any, so that their types need no None
 _DEFAULT: Any = None
-# of 60 digits, enough must follow the point for 128 bits of a fraction of a turn
+# upper limit on a frequency: enough of its 60 digits must follow the point for 128 bits of a turn
 _LARGEST_INV_FREQ = Decimal(10) ** 15
 _REQUIRED_FIELDS = {
     "head_dim": "the width of one attention head",
@@ -53,18 +53,18 @@ class Rope:
         pairing: Which coordinates turn together: ``"half"`` is ``(i, i + rotary_dim/2)`` (GPT-NeoX,
             Llama in transformers), ``"interleaved"`` is ``(2i, 2i + 1)`` (RoFormer, GPT-J, Meta's
             Llama). Never defaulted: a wrong guess raises nothing and spoils every score.
-        base: What the frequencies are negative powers of; 10000 unless given.
-        rotary_dim: Rotated coordinates, even; ``head_dim`` unless given.
+        base: The frequencies are negative powers of it; 10000 by default.
+        rotary_dim: Number of rotated coordinates, even; ``head_dim`` by default.
         rotary_start: Where the rotated slice begins inside the head.
         scaling: A law or a rule of `phasor.scaling`.
-        axes: One of `phasor.axes`; one axis unless given.
+        axes: One of `phasor.axes`; a single axis by default.
         direction: -1 for the few models that turn clockwise.
         pairing_out: Pairing of the result where it differs (DeepSeek reads interleaved pairs and
             writes halves); None where it is ``pairing``. `output_pairing` resolves the None.
         inv_freq_dtype: ``"exact"`` uses the real numbers of the formula; ``"float32"`` rounds each
             frequency to float32 and computes angles exactly from that, for models whose code
             keeps float32 frequencies.
-        explicit_inv_freq: Frequencies in radians per position, one per pair, in place of base and
+        explicit_inv_freq: Frequencies in radians per position, one per pair, instead of base and
             scaling. The floats are taken as exact. To read frequencies use `inv_freq`.
 
     Raises:
@@ -92,13 +92,14 @@ class Rope:
     if not TYPE_CHECKING:  # type checkers keep the dataclass's signature
 
         def __new__(cls, *unnamed: object, **fields: object) -> Rope:
-            """Say the way out where Python would raise a bare TypeError."""
+            """Tell the user what to write where Python would raise a bare TypeError."""
             if unnamed:
                 raise SpecError(
-                    "the fields of a Rope are given by their names: "
-                    f'Rope(head_dim=128, pairing="half"), got {short_repr(unnamed[0])} without one'
+                    "a Rope takes keyword arguments only, such as "
+                    'Rope(head_dim=128, pairing="half"), '
+                    f"got {short_repr(unnamed[0])} without a name"
                 )
-            if fields:  # copy and pickle give none
+            if fields:  # copy and pickle pass none
                 _check_names(fields)
             return super().__new__(cls)
 
@@ -111,7 +112,7 @@ class Rope:
         if self.pairing_out is not None:
             checked_pairing("pairing_out", self.pairing_out)
             if self.pairing_out == self.pairing:
-                set_field("pairing_out", None)  # one spelling, so that equal ropes compare equal
+                set_field("pairing_out", None)  # so that equal ropes compare equal
         set_field("direction", choice("direction", self.direction, (1, -1)))
         choice("inv_freq_dtype", self.inv_freq_dtype, ("exact", "float32"))
         self._check_slice(set_field)
@@ -260,7 +261,7 @@ class Rope:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Rope:
-        """The Rope from the fields that `to_dict` returned."""
+        """The Rope with the fields that `to_dict` returned."""
         _check_names(plain)
         _refuse_unknown_fields("Rope", plain, {field.name for field in fields(cls)})
         values = dict(plain)
@@ -282,9 +283,8 @@ class Rope:
         version = values.pop("format", None)
         if version != FORMAT:
             raise SpecError(
-                f"text must be a Rope in format {FORMAT} of phasor's JSON, got "
-                f"{'none' if version is None else f'format {short_repr(version)}'}; write it anew "
-                "with Rope.to_json, or give its fields to Rope.from_dict"
+                f"text must be a Rope as phasor's JSON in format {FORMAT}, got "
+                f"{'none' if version is None else f'format {short_repr(version)}'}; write it again with Rope.to_json, or pass its fields to Rope.from_dict"
             )
         return cls.from_dict(values)
 
@@ -296,7 +296,7 @@ def real_inv_freq(rope: Rope) -> tuple[Decimal, ...]:
     law = rope.law()
     if isinstance(rope.axes, Mixed):
         by_pair = zip(*real_terms(rope), strict=True)
-        scaled = tuple(sum((f * f for f in own), Decimal()).sqrt() for own in by_pair)
+        scaled = tuple(sum((f * f for f in by_axis), Decimal()).sqrt() for by_axis in by_pair)
     elif rope.explicit_inv_freq is not None:
         scaled = tuple(map(Decimal, rope.explicit_inv_freq))
     else:
@@ -316,7 +316,7 @@ def real_inv_freq(rope: Rope) -> tuple[Decimal, ...]:
 
 
 def real_terms(rope: Rope) -> tuple[tuple[Decimal, ...], ...]:
-    """The frequencies of every pair, in a row for each term of the sum that its angle is."""
+    """The frequencies of every pair: one row, or where axes mix one row per axis."""
     if not isinstance(rope.axes, Mixed):
         return (real_inv_freq(rope),)
     rows = rope.axes.inv_freq
@@ -339,12 +339,12 @@ def _float_inv_freq(rope: Rope) -> NDArray[np.float64]:
 
 
 def _to_plain(value: Any) -> Any:
-    """Tuples as lists; and the symbolic numbers of torch.compile as the constants they are."""
+    """Convert tuples to lists, and symbolic numbers of torch.compile to constants."""
     if type(value) is dict:
         items = cast(dict[str, Any], value).items()
-        return {name: _to_plain(one) for name, one in items}
+        return {name: _to_plain(item) for name, item in items}
     if type(value) is tuple:
-        return [_to_plain(one) for one in cast(tuple[Any, ...], value)]
+        return [_to_plain(item) for item in cast(tuple[Any, ...], value)]
     if type(value) is float:
         return float.fromhex(value.hex())
     return index(value) if type(value) is int else value
@@ -354,12 +354,12 @@ def _canonical_json(plain: dict[str, Any]) -> str:
     return json.dumps(plain, separators=(",", ":"), allow_nan=False)
 
 
-# torch.compile traces the making of a Rope but not json.dumps: it calls this and takes the result
+# torch.compile can trace how a Rope is made, but not json.dumps: it calls this function instead
 _canonical_json._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _to_tagged(value: Any, registry: Mapping[str, type], tag: str) -> dict[str, Any] | None:
-    """A registered dataclass as a dict whose first key is ``tag``, with the registered name."""
+    """A registered dataclass as a dict; its first key is ``tag`` and holds the registered name."""
     if value is None:
         return None
     names = [name for name, kind in registry.items() if kind is type(value)]
@@ -390,7 +390,7 @@ def _from_tagged(name: str, value: Any, registry: Mapping[str, type], tag: str) 
     return registry[registered_name](**values)
 
 
-#: What other programs call what a Rope has, and how it is said here.
+#: Names that other programs have for fields of a Rope, and what to write instead.
 _OTHER_NAMES = {
     **dict.fromkeys(("theta", "rope_theta", "rotary_emb_base", "freq_base"), "base=..."),
     **dict.fromkeys(("dim", "d_head", "head_size", "d_k"), "head_dim=..."),
@@ -400,7 +400,7 @@ _OTHER_NAMES = {
     ),
     **dict.fromkeys(
         ("max_seq_len", "max_position_embeddings", "max_positions", "max_seq_length"),
-        "nothing, for no position is too large",
+        "nothing: a Rope has no largest position",
     ),
     **dict.fromkeys(
         ("rope_scaling", "rope_parameters"), "scaling=..., a law such as phasor.scaling.Linear"
@@ -409,17 +409,16 @@ _OTHER_NAMES = {
 }
 
 
-def _check_names(given: Mapping[str, object]) -> None:
-    for name in given:
+def _check_names(arguments: Mapping[str, object]) -> None:
+    for name in arguments:
         if name in _OTHER_NAMES:
             raise SpecError(f"a Rope has no field {name!r}; write {_OTHER_NAMES[name]}")
-    if "inv_freq" in given:
+    if "inv_freq" in arguments:
         raise SpecError(
-            "inv_freq is the result, the frequencies of a Rope; give frequencies of your own as "
-            "explicit_inv_freq"
+            "inv_freq is computed by the Rope; pass frequencies of your own as explicit_inv_freq"
         )
     for name, hint in _REQUIRED_FIELDS.items():
-        if name not in given:
+        if name not in arguments:
             raise SpecError(f"{name} must be given: {hint}")
 
 

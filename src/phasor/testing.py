@@ -1,4 +1,4 @@
-"""For the tests of other projects: `assert_rotates`."""
+"""`assert_rotates`, for the tests of other projects."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ def assert_rotates(
     max_position: int = 4095,
     **options: Any,
 ) -> None:
-    """Fail unless a function, or what was recorded of a program, rotates as ``rope`` says.
+    """Fail unless a function, or a recording of a program, rotates by ``rope``.
 
-    Cos and sin have to be multiplied by the rope's ``attention_factor``, as the field does.
+    Cos and sin must be multiplied by the rope's ``attention_factor``, as most programs do.
 
     Args:
         function_or_recording: A function or module that rotates, as `phasor.identify` takes it; or
             a recording as `phasor.verify` takes it.
-        rope: What it is to do; of a model whose layers differ a function is given one layer's.
-        max_position: The highest position that a function is asked for.
-        options: How a function is called: ``table``, ``takes``, ``dims``, ``arrays`` and ``dtype``,
-            as for `phasor.identify`; of a recording those of `phasor.verify`.
+        rope: The expected rotation; if the layers of a model differ, pass one layer's for a
+            function.
+        max_position: The highest position to call a function with.
+        options: For a function how to call it: ``table``, ``takes``, ``dims``, ``arrays`` and
+            ``dtype`` of `phasor.identify`; for a recording the options of `phasor.verify`.
 
     Raises:
-        AssertionError: With the report, if it rotates otherwise.
-        TensorError: If no way of calling a function works, or it refuses a position.
+        AssertionError: With the report, if it rotates differently.
+        TensorError: If no way of calling the function works, or it refuses a position.
 
     >>> from phasor.numpy import rotate
     >>> rope = Rope(head_dim=64, pairing="half", base=10_000.0)
@@ -41,15 +42,16 @@ def assert_rotates(
     __tracebackhide__ = True  # pytest shows the caller's line
     recording = function_or_recording
     if callable(recording):
-        some = rope if isinstance(rope, Rope) else rope.ropes[0]
-        caller = find_caller(recording, some.head_dim, Calling(n_axes=some.axes.n_axes, **options))
+        single = rope if isinstance(rope, Rope) else rope.ropes[0]
+        calling = Calling(n_axes=single.axes.n_axes, **options)
+        caller = find_caller(recording, single.head_dim, calling)
         try:
             recording, options = caller.record(max_position), {}
         except RefusedError as error:
             raise TensorError(
-                f"function must turn positions 0 to {max_position}, and says of some of them: "
-                f"{error}; give the highest as max_position"
+                f"function must accept positions 0 to {max_position}, but raised: "
+                f"{error}; pass its highest position as max_position"
             ) from error
-    found = verify(rope, recording, **options)
-    if found:
-        raise AssertionError(str(found))
+    report = verify(rope, recording, **options)
+    if report:
+        raise AssertionError(str(report))

@@ -87,7 +87,7 @@ def test_show_picks_a_rules_law_where_it_is_told():
     """LongRoPE shows its short list at a short length and its long list at a long one."""
     short = run_phasor("show", "phi-3.5-mini", "--seq-len", 4096).stdout
     long = run_phasor("show", "phi-3.5-mini", "--seq-len", 4097).stdout
-    assert "here at 4096 tokens" in short
+    assert "shown here for 4096 tokens" in short
     assert "/ 64.84" in long
     assert "/ 64.84" not in short
 

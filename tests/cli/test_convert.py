@@ -54,7 +54,7 @@ def test_a_folder_is_converted_and_verified(tmp_path: Path, folder: Path) -> Non
         "A config.json with model_type llama means half pairing and has no word for another: run "
         "the result with code that rotates interleaved pairs.",
         "Verified: both sides agree, byte for byte and in their scores.",
-        f"Written to {tmp_path / 'b'}. Files beside the weights were not copied.",
+        f"Written to {tmp_path / 'b'}. Other files than weights were not copied.",
     ]
     assert [path.name for path in (tmp_path / "b").iterdir()] == ["model.safetensors"]
     back = ("--to", "half", "--from", "interleaved", "--config", folder)
@@ -176,11 +176,11 @@ def test_a_llama_goes_to_transformers_and_back(tmp_path: Path) -> None:
 
 
 BAD: dict[str, tuple[list[str], str]] = {
-    "no target pairing": (["a", "b"], "Give one of --to and --for."),
+    "no target pairing": (["a", "b"], "Use either --to or --for."),
     "no such program": (["a", "b", "--for", "vllm"], "vllm"),
     "a program and a pairing": (
         ["a", "b", "--for", "meta", "--to", "half"],
-        "Give one of --to and --for.",
+        "Use either --to or --for.",
     ),
     "a program and a width": (
         ["a", "b", "--for", "meta", "--head-dim", "64"],

@@ -32,7 +32,7 @@ def test_a_memory_that_is_not_known_is_said(arguments):
     """With the way out, and null in JSON."""
     model = ["extend", *arguments, "--to", "1M"]
     shown = run_phasor(*model).stdout
-    assert "Keys and values of a sequence: not counted, as " in shown
+    assert "Keys and values of a sequence: not counted, because " in shown
     assert "give the path of a config.json.\n" in shown
     assert json.loads(run_phasor(*model, "--json").stdout)["cache"]["bytes"] is None
 

@@ -130,7 +130,7 @@ def test_a_context_that_the_model_has_already_is_said():
     """Not as a bound that is one more than it."""
     refused = run_phasor("extend", "llama-3.1-8b", "--to", "100k")
     assert refused.stderr == (
-        "phasor: to must be above the context, which is 131072 tokens already, got 102400: "
+        "phasor: to must be above the context of 131072 tokens, got 102400: "
         "fewer tokens need no other law\n"
     )
-    assert "131072 tokens already" in run_phasor("extend", "llama-3.1-8b", "--to", "128k").stderr
+    assert "context of 131072 tokens" in run_phasor("extend", "llama-3.1-8b", "--to", "128k").stderr

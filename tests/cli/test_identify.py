@@ -61,8 +61,8 @@ def test_a_named_function_is_described_as_json():
         ("somebodys_rope", "package.module:function"),
         ("no_such_module:turned", "cannot be imported"),
         ("somebodys_rope:twisted", "no 'twisted'"),
-        ("somebodys_rope:Holder", "a function or an instance of a module"),
-        ("somebodys_rope:number", "a function or an instance of a module"),
+        ("somebodys_rope:Holder", "a function or an nn.Module instance"),
+        ("somebodys_rope:number", "a function or an nn.Module instance"),
     ],
 )
 def test_a_name_of_nothing_is_refused(text, says):

@@ -41,7 +41,7 @@ def test_without_a_target_it_answers_for_every_program() -> None:
     reasons = dict(line.strip().split(": ", 1) for line in refused.splitlines())
     assert sorted([*names, *reasons]) == sorted(TARGETS)
     assert "vllm" in names
-    assert reasons["torchtune"] == "the law Yarn (the nearest is off by 557 radians)"
+    assert reasons["torchtune"] == "the law Yarn (the closest is off by 557 radians)"
     plain = json.loads(run_phasor("translate", "gpt-oss-20b", "--json").stdout)
     assert {name for name, one in plain.items() if one["can"]} == set(names)
 

@@ -245,11 +245,11 @@ def test_without_evidence_nothing_is_recommended(model, to):
     assert process.returncode == 0, process.stderr
     assert "Recommended" not in process.stdout
     assert "{" not in process.stdout
-    assert "no law is recommended" in process.stdout
+    assert "No law is recommended" in process.stdout
     assert "perplexity at the full length" in process.stdout
     plain = json.loads(extend(model, "--to", to, "--json").stdout)
     assert plain["recommended"] is plain["law"] is plain["config"] is None
-    with pytest.raises(SpecError, match="law must be given, since none is recommended"):
+    with pytest.raises(SpecError, match="law must be given, because none is recommended"):
         plan_extension(preset(model), plain["to"]).option(None)
 
 
@@ -330,7 +330,7 @@ def test_write_makes_a_config_that_reads_back(tmp_path):
         ("-", [], "give its path"),
         ("params.json", ["--law", "yarn"], "give its path"),
         ("config.json", [], "law must be given"),
-        ("gptj.json", ["--law", "yarn"], "takes no law and no base"),
+        ("gptj.json", ["--law", "yarn"], "ignores laws and bases"),
     ],
     ids=["preset", "standard input", "another format", "no law", "a class without laws"],
 )
@@ -407,7 +407,7 @@ def test_a_model_of_several_kinds_asks_for_one():
     assert "kind must be given" in process.stderr
     process = extend("gemma-3-4b", "--to", 262144, "--kind", "full", "--law", "linear")
     assert process.returncode == 0, process.stderr
-    assert "'full_attention' is the block of these layers" in process.stdout
+    assert "'full_attention' is the block for these layers" in process.stdout
     keys = json.loads(process.stdout[process.stdout.index("\n{") :])
     assert list(keys["rope_parameters"]) == ["sliding_attention", "full_attention"]
 
@@ -451,7 +451,7 @@ def test_a_class_without_laws_is_shown_them_and_given_no_block(name):
     ropes = load(small(model_type="gptj", rope_theta=1e4)) if name is None else preset(name)
     for way in plan_extension(ropes, 4 * ropes.context).options.values():
         assert way.config is None
-        assert "takes no law and no base from its config" in way.refused
+        assert "ignores laws and bases in its config" in way.refused
 
 
 def test_a_config_is_extended_from_its_own_context(tmp_path):

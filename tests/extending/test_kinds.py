@@ -150,7 +150,7 @@ def test_kinds_that_read_one_block_are_extended_together_or_not_at_all():
     keys = small("molmo2_text", rope_parameters=law, rope_scaling_layers=[0, 2])
     way = plan_extension(load(keys), 16384, kind="scaled").option("linear")
     assert way.config is None
-    assert "kinds scaled and unscaled read one block" in way.refused
+    assert "kinds scaled and unscaled share one block" in way.refused
 
 
 CODES = {"main": 0, "compress": 128}
@@ -220,12 +220,16 @@ def test_all_kinds_that_a_new_block_changes_are_named(keys, kinds, blocks, capsy
     print_plan(planned, "linear")
     printed = capsys.readouterr().out
     assert kinds in printed
-    assert f"  {blocks}; all other blocks stay as they are.\n" in printed
+    assert f"  {blocks}; leave all other blocks unchanged.\n" in printed
     plain = planned.as_plain("linear")
     assert ", ".join(plain["kinds"]) == kinds.removesuffix(" layers")
     page = report(load(keys), to=32768)
     named = ", ".join(f"<code>{label}</code>" for label in plain["labels"])
-    assert f"of whose blocks {named} {'are' if len(plain['labels']) > 1 else 'is'} new" in page
+    several = len(plain["labels"]) > 1
+    assert (
+        f"only {'blocks' if several else 'block'} {named} {'change' if several else 'changes'}:"
+        in page
+    )
 
 
 def test_a_dynamic_kind_keeps_the_context_that_it_starts_from():

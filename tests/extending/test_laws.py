@@ -148,14 +148,14 @@ def test_a_single_pair_has_no_ntk_law():
 @pytest.mark.parametrize(
     ("rope", "lengths", "factors", "message"),
     [
-        (LLAMA_2, (4096, 4096), None, "to must be above the context, which is 4096 tokens"),
+        (LLAMA_2, (4096, 4096), None, "to must be above the context of 4096 tokens"),
         (LLAMA_2, (1, 4096), None, "context must be a whole number >= 2"),
         (LLAMA_2, (4096, 8192), [1.0], r"one number per pair \(64\), got 1"),
         (
             dataclasses.replace(LLAMA_2, scaling=Linear(factor=2.0)),
             (4096, 8192),
             [1.0] * 64,
-            "factors divide plain frequencies",
+            "factors divide unscaled frequencies",
         ),
     ],
     ids=["not longer", "one token", "too few factors", "factors over a law"],

@@ -29,7 +29,7 @@ REFUSALS: dict[str, tuple[type[PhasorError], dict[str, Any]]] = {
         {"x": ("zeros", (4, 8), "float32")},
     ),
     "x must end in head_dim (8), got 6": (TensorError, {"x": ("zeros", (4, 2, 6), "float32")}),
-    f"{NUMBERS} bool: a bool is a mask": (PositionError, {"positions": ("ones", 4, "bool")}),
+    f"{NUMBERS} bool: this is a mask": (PositionError, {"positions": ("ones", 4, "bool")}),
     f"{NUMBERS} bfloat16: bfloat16 cannot tell 256 from 257": (
         PositionError,
         {"positions": ("ones", 4, "bfloat16")},
@@ -48,11 +48,11 @@ REFUSALS: dict[str, tuple[type[PhasorError], dict[str, Any]]] = {
         PositionError,
         {"positions": [0.0, float("nan"), 1.0, 2.0]},
     ),
-    "positions must fit int32, got 1099511627781, which JAX cuts: jax_enable_x64 is off": (
+    "positions must fit int32, got 1099511627781, because jax_enable_x64 is off": (
         PositionError,
         {"positions": np.array([1, 2**40 + 5, 2**33, 2])},
     ),
-    "positions must fit int32, got -2147483649, which": (
+    "positions must fit int32, got -2147483649, because": (
         PositionError,
         {"positions": -(2**31) - 1},
     ),
@@ -125,7 +125,11 @@ def test_positions_want_no_gradient() -> None:
     from phasor.jax import rotate
 
     x, places = jnp.ones((4, 2, 8)), jnp.arange(4.0)
-    with pytest.raises(PositionError, match="must not require a gradient, for none is computed"):
+    with pytest.raises(
+        PositionError, match="must not require a gradient, because none is computed"
+    ):
         jax.jit(jax.grad(lambda p: rotate(x, p, HALF).sum()))(places)
-    with pytest.raises(PositionError, match="must not require a gradient, for none is computed"):
+    with pytest.raises(
+        PositionError, match="must not require a gradient, because none is computed"
+    ):
         jax.jvp(lambda p: rotate(x, p, HALF), (places,), (places,))

@@ -67,7 +67,7 @@ def test_a_pair_adds_no_more_to_a_score_than_its_norms():
     [
         (np.zeros((5, 8)), r"\[..., seq, heads, head_dim\]"),
         (np.zeros((5, 2, 6)), r"head_dim 8, got shape \[5, 2, 6\]"),
-        (np.zeros((0, 2, 8)), "a token at least"),
+        (np.zeros((0, 2, 8)), "at least one token"),
         (np.zeros((5, 2, 8), dtype=complex), "x must hold real numbers, got complex128"),
     ],
     ids=["no heads", "other width", "no token", "complex"],
@@ -156,7 +156,7 @@ def test_token_norms_are_means_over_sequences(lead):
     ("x", "message"),
     [
         (np.zeros((5, 8)), r"\[..., seq, heads, head_dim\].*got shape \[5, 8\]"),
-        (np.zeros((0, 2, 8)), "a token at least"),
+        (np.zeros((0, 2, 8)), "at least one token"),
         (np.array([[["a"]]]), "x must hold real numbers"),
     ],
     ids=["no heads", "no token", "letters"],
@@ -172,7 +172,7 @@ def test_token_norms_refuse(x, message):
     ("weights", "message"),
     [
         (np.ones((6, 6)), r"\[..., heads, seq, seq\]"),
-        (np.ones((3, 1, 6)), "a cached query sees more keys than queries"),
+        (np.ones((3, 1, 6)), "with a cache there are more keys than queries"),
         (np.ones((0, 6, 6)), "attention must be"),
     ],
     ids=["no heads", "cached", "empty"],

@@ -72,15 +72,15 @@ TENSORS = {
 }
 POSITIONS = {
     f"{ARRAY} can't convert np.ndarray of type numpy.str_": "ab",
-    "must be given, got None; those of one sequence are torch.arange(seq)": None,
+    "must be given, got None; for one sequence pass torch.arange(seq)": None,
     f"{ARRAY} can't convert np.ndarray of type numpy.object_": [2**64, 1, 2, 3],
     f"{ARRAY} setting an array element with a sequence": [[1], [1, 2]],
     "must fit 64 bits, got 18446744073709551616: ": 2**64,
     "must be a dense torch.Tensor, got torch.sparse_coo": torch.ones(4).to_sparse(),
-    f"{NUMBERS} torch.uint64: those from 2**63 on are not int64; cast them to int64": (
+    f"{NUMBERS} torch.uint64: it holds numbers above int64; cast to int64": (
         torch.ones(4).to(torch.uint64)
     ),
-    f"{NUMBERS} torch.bool: a bool is a mask; phasor.positions.padded makes positions of one": (
+    f"{NUMBERS} torch.bool: this is a mask; phasor.positions.padded turns a mask into positions": (
         torch.ones(4).bool()
     ),
     f"{NUMBERS} torch.bfloat16: bfloat16 cannot tell 256 from 257": torch.ones(4).bfloat16(),

@@ -196,7 +196,7 @@ def test_arrays_promise_of_tensors_what_there_is() -> None:
         str(caught.value).split("phasor.torch.positions has ")[1].split(" for tensors; ")
     )
     assert all(hasattr(positions, name) for name in named.replace(" and", ",").split(", "))
-    assert way_out == "for all else give tensor.numpy()"
+    assert way_out == "otherwise pass tensor.numpy()"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="wants a GPU")

@@ -218,9 +218,7 @@ REFUSED = {
     ),
     "a Rotation of 4 tokens has no token 4": lambda: Rotation.at(PLACES, WARM)[4],
     "a Rotation is indexed by token alone": lambda: Rotation.at(PLACES, WARM)[:, 1],
-    "cos and sin of your own must be indexed before": (
-        lambda: Rotation(ROW[None], ROW[None], pairing="half")[-1:]
-    ),
+    "index cos and sin before": (lambda: Rotation(ROW[None], ROW[None], pairing="half")[-1:]),
     "q and k must be two tensors": lambda: Rotation.at(PLACES, WARM).rotate_(
         *[normal(4, 2, 16)] * 2
     ),
@@ -247,9 +245,9 @@ def test_it_prints_what_it_is_and_is_not_taken_for_a_pair() -> None:
 def test_its_attributes_are_not_assigned_to() -> None:
     """What calls keep of it would be of another rotation."""
     rotation = Rotation.at(PLACES, WARM)
-    with pytest.raises(SpecError, match="a Rotation does not change; make another one"):
+    with pytest.raises(SpecError, match="a Rotation is immutable; make a new one"):
         rotation.pairing = "half"
-    with pytest.raises(SpecError, match="does not change"):
+    with pytest.raises(SpecError, match="is immutable"):
         rotation.cos = rotation.sin
 
 

@@ -1,11 +1,10 @@
 """Charts of the arrays that phasor returns, and a report about a model.
 
-One function each, all returning an Altair chart: ``chart.save("decay.pdf")`` writes it for a paper,
-``.svg`` and ``.png`` (with ``ppi=300``) as well, and a notebook shows it. A chart that has a slider
-or a menu is saved as it stands at first. Legends can be clicked: one curve stays, the others fade.
-
-Curves differ in dashes as well as in colour, and heat maps grow steadily stronger, so that every
-chart reads in grey. Needs ``altair`` and ``vl-convert-python``, the extra ``charts``.
+Each function returns an Altair chart: ``chart.save("decay.pdf")`` writes it for a paper, as
+``.svg`` or ``.png`` (with ``ppi=300``) too, and a notebook shows it. A chart with a slider or a
+menu is saved in its initial state. Click a name in a legend to fade the other curves. Curves differ
+in dashes as well as colour, and heat maps darken steadily, so every chart is readable in grey.
+Needs ``altair`` and ``vl-convert-python``, the extra ``charts``.
 """
 
 from phasor.charts.attention import attention_chart, linear_chart, usage_chart

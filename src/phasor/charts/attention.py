@@ -33,17 +33,17 @@ _OFFSET_NAMES = {0: "the token itself", 1: "the previous token"}
 def attention_chart(
     rope: Rope, offsets: Sequence[int], *, alpha: float, tokens: int
 ) -> alt.ConcatChart:
-    """Causal attention of heads that look at a position, a map for each offset.
+    """Causal attention maps of heads that look at a fixed offset, one map per offset.
 
     The maps are `phasor.papers.heads.attention_map` (Barbero et al. 2410.06205, theorem 5.3, and
-    Wendler's previous-token head). The first ``offset`` tokens have no token so far back. They
-    look at the token with the best score instead, the first one if ``C`` falls that far. Masked
-    keys are grey.
+    Wendler's previous-token head). The first ``offset`` tokens have no token that far back, so they
+    attend to the token with the highest score, which is the first one where ``C`` falls steadily.
+    Masked keys are grey.
 
     Args:
-        rope: What rotates queries and keys.
-        offsets: Tokens back, 0 to ``tokens - 1``: 0 the diagonal, 1 the previous token.
-        alpha: Sharpness, as given to `phasor.papers.heads.positional_head`.
+        rope: The rope of queries and keys.
+        offsets: Tokens back, 0 to ``tokens - 1``: 0 is the token itself, 1 the previous token.
+        alpha: Sharpness, as in `phasor.papers.heads.positional_head`.
         tokens: Length of the sequence.
 
     >>> rope = Rope(head_dim=128, pairing="half")
@@ -70,20 +70,20 @@ def attention_chart(
         title = f"offset {offset} ({_OFFSET_NAMES.get(offset, f'{offset} tokens back')})"
         panels.append(layer(masked, visible).properties(title=title, width=200, height=200))
     return style_for_paper(
-        alt.concat(*panels, columns=3), "Attention weights of each query and key, for each offset."
+        alt.concat(*panels, columns=3), "Attention weight of every query and key, for each offset."
     )
 
 
 def usage_chart(norms: Mapping[str, ArrayLike]) -> alt.FacetChart:
-    """Frequency usage: the mean length of every pair, a row for each head.
+    """Frequency usage: the mean length of every pair, one row per head.
 
-    Barbero et al. (2410.06205, figure 3) draw the means over the heads of a layer; here every
-    head has its row, so that one that uses other frequencies than its neighbours shows.
+    Barbero et al. (2410.06205, figure 3) draw means over the heads of a layer; here every head has
+    a row, so that a head that uses other frequencies than the rest stands out.
 
     Args:
-        norms: For each layer, by its name, ``[heads, num_pairs]`` as `phasor.papers.pair_norms`
-            returns and ``phasor.torch.papers.usage`` collects. Layers need as many pairs, not as
-            many heads.
+        norms: For each layer, by name, ``[heads, num_pairs]`` from `phasor.papers.pair_norms` or
+            ``phasor.torch.papers.usage``. All layers need the same number of pairs; numbers of
+            heads may differ.
 
     >>> chart = usage_chart({"layer 0": np.ones((6, 64)), "layer 1": np.ones((6, 64))})
     >>> len(chart.data.values)
@@ -91,7 +91,7 @@ def usage_chart(norms: Mapping[str, ArrayLike]) -> alt.FacetChart:
     """
     if not (isinstance(cast(object, norms), Mapping) and norms):
         raise TensorError(
-            "norms must hold [heads, num_pairs] for a layer at least, by its name, such as "
+            "norms must hold [heads, num_pairs] for at least one layer, by name, such as "
             f"{{'layer 0': norms}}, got {short_repr(norms)}"
         )
     layers = {name: np.asarray(array) for name, array in norms.items()}
@@ -112,25 +112,25 @@ def usage_chart(norms: Mapping[str, ArrayLike]) -> alt.FacetChart:
     cells = chart_of(*tables).encode(x=x, y=alt.Y("head:O", title=None, axis=None))
     labels = "layer:N", "head:O", "pair:O"
     cells = heat_map(cells, "length", "mean length", *labels, digits=".4~g", domainMin=0)
-    header = alt.Header(title="layer, a row for each head", labelAngle=0, labelAlign="left")
+    header = alt.Header(title="layer, one row per head", labelAngle=0, labelAlign="left")
     rows = alt.Row("layer:N", sort=list(layers), header=header)
     chart = cells.properties(width=480, height=alt.Step(10)).facet(row=rows, spacing=4)
     chart = chart.resolve_scale(y="independent")
-    return style_for_paper(chart, "Mean length of each pair, a row for each head of each layer.")
+    return style_for_paper(chart, "Mean length of each pair, one row per head in each layer.")
 
 
 def linear_chart(rope: Rope, lengths: Sequence[int], *, draws: int) -> alt.ConcatChart:
-    """Share of negative weights of linear attention, and their sum, against the number of keys.
+    """Share of negative weights in linear attention, and sum of weights, by number of keys.
 
-    Weights of RoFormer's eq. 19 (2104.09864), `phasor.papers.linear_weights`, of Gaussian
-    queries and keys: means over the draws, and bands of one standard deviation. Without a
-    rotation no weight would be negative, and they would sum to 1. Work grows as
-    ``draws * sum(lengths)``: 32 draws of 8192 keys at width 64 take a second.
+    Weights of RoFormer's eq. 19 (2104.09864), `phasor.papers.linear_weights`, for Gaussian queries
+    and keys: means over the draws, and bands of one standard deviation. Without a rotation no
+    weight would be negative, and they would sum to 1. The work grows as ``draws * sum(lengths)``:
+    32 draws of 8192 keys at width 64 take a second.
 
     Args:
-        rope: What rotates, along one axis.
+        rope: The rope, with one axis.
         lengths: Numbers of keys, ascending.
-        draws: How many queries, each with keys of its own, at each length.
+        draws: Number of queries at each length; each has its own keys.
 
     >>> chart = linear_chart(Rope(head_dim=64, pairing="half"), [64, 256], draws=4)
     >>> chart.save("linear.svg")  # doctest: +SKIP

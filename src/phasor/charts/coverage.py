@@ -1,4 +1,4 @@
-"""Charts of the turns of each pair in training, and of its new phases in a longer context."""
+"""Charts of the turns of each pair in training, and of new phases in a longer context."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ from phasor.errors import SpecError
 from phasor.extending import Coverage
 
 _TRAINED = "in training"
-_WITHIN, _NEW, _WHOLE = "only angles met in training", "new angles", "every angle met"
+_WITHIN, _NEW, _WHOLE = "only angles seen in training", "new angles", "every angle seen"
 
 
 def coverage_chart(ways: Mapping[str, Coverage]) -> alt.VConcatChart:
-    """Turns of every pair in training and after, and the share of its phases that are new.
+    """Turns of every pair in training and in the longer context, and its share of new phases.
 
-    In the upper panel, a pair below one turn (grey) never completed a turn in training: it is
-    beyond the critical dimension of Liu et al. (2310.05209). The lower panel has one row for each
+    In the upper panel, a pair below one turn (grey) did not complete a turn in training: it is
+    beyond the critical dimension of Liu et al. (2310.05209). The lower panel has one row per
     extension, dark where the longer context shows angles that did not occur in training.
 
     Args:
-        ways: Up to seven extensions of one training, by name: what `phasor.extending.coverage`
-            returned, or ``coverage`` of each way of `phasor.extending.plan_extension`.
+        ways: Up to seven extensions of the same training, by name: results of
+            `phasor.extending.coverage`, or the ``coverage`` of options of
+            `phasor.extending.plan_extension`.
 
     >>> from phasor import preset
     >>> from phasor.extending import plan_extension
@@ -76,24 +77,25 @@ def coverage_chart(ways: Mapping[str, Coverage]) -> alt.VConcatChart:
             turns_panel.properties(width=480, height=280),
             share_panel.properties(width=480, height=alt.Step(20)),
         ),
-        "Turns of each pair in training and extended, and its share of distances with new angles.",
+        "Turns of each pair in training and in the longer context, and its share of distances with "
+        "new angles.",
     )
 
 
 def turns_chart(ways: Mapping[str, Coverage]) -> alt.LayerChart:
-    """Turns of every pair over a context that a slider sets, under a law that a menu picks.
+    """Turns of every pair over a context, with a slider for the context and a menu for the law.
 
-    A pair's mark tells whether all its angles over that context occurred in training. It opens, and
-    a saved picture stays, at the longest context under the first law.
+    The mark of a pair shows whether all its angles over that context occurred in training. The
+    initial state, also of a saved picture, is the longest context with the first law.
 
     Args:
-        ways: Extensions of one training, by name, as `coverage_chart` takes them.
+        ways: Extensions of the same training, by name, as for `coverage_chart`.
 
     >>> from phasor import Rope
     >>> from phasor.extending import coverage
     >>> rope = Rope(head_dim=128, pairing="half")
     >>> chart = turns_chart({"unchanged": coverage(rope, 4096, rope, 32_768)})
-    >>> [one.name for one in chart.params]
+    >>> [param.name for param in chart.params]
     ['tokens', 'law']
     """
     trained = _shared_training(ways)
@@ -148,13 +150,13 @@ def turns_chart(ways: Mapping[str, Coverage]) -> alt.LayerChart:
     chart = layer(horizontal_line(1), points, count).add_params(tokens, menu)
     return style_for_paper(
         chart.properties(width=480, height=320),
-        "Turns of each pair over the context, marked by whether training met all the angles "
-        "that it shows.",
+        "Turns of each pair over the context; marks show whether all its angles occurred in "
+        "training.",
     )
 
 
 def _shared_training(ways: Mapping[str, Coverage]) -> Coverage:
-    """The first of the extensions, which must share their training and their length."""
+    """The first of the extensions, after a check that all share their training and length."""
     check_by_name("ways", ways, Coverage)
     first = next(iter(ways.values()))
     for name, coverage in ways.items():

@@ -41,21 +41,21 @@ _KIND_TITLES: dict[Kind, str] = {
     "random": "random: q = k, one Gaussian draw",
     "independent": "independent: q and k, one Gaussian draw each",
 }
-#: Of recipes that are called by another name in a legend.
+#: Names of recipes in a legend, where they differ.
 _RECIPE_NAMES: dict[Recipe, str] = {"float32 rows": "phasor, float32"}
 
 
 def rotation_chart(rope: Rope, *, pairs: Sequence[int], tokens: int) -> alt.ConcatChart:
-    """The vector (1, 0) of a pair after its rotation, token by token.
+    """The vector (1, 0) in a pair after its rotation, token by token.
 
     A pair is a plane, and position ``p`` turns its vector by ``p * inv_freq[k]`` (RoFormer
     2104.09864, eq. 13-15): the first pairs complete a turn every few tokens, the last hardly move.
     The points are `phasor.angles.cos_sin`.
 
     Args:
-        rope: The rope; with several axes, tokens stand at the same place on every one.
-        pairs: Which pairs, a panel for each, three in a row.
-        tokens: Positions 0 to ``tokens - 1``, faint to strong.
+        rope: The rope; with several axes, tokens have the same position on every axis.
+        pairs: The pairs to draw, one panel each, three in a row.
+        tokens: Number of positions, from 0 (faint) to ``tokens - 1`` (strong).
 
     >>> chart = rotation_chart(Rope(head_dim=128, pairing="half"), pairs=[0, 16], tokens=16)
     >>> chart.concat[1].title
@@ -90,20 +90,20 @@ def rotation_chart(rope: Rope, *, pairs: Sequence[int], tokens: int) -> alt.Conc
         panels.append(layer(vectors, tips).properties(title=title, width=150, height=150))
     return style_for_paper(
         alt.concat(*panels, columns=3),
-        "The vector of a pair at successive positions, a panel for each pair.",
+        "The vector in a pair at successive positions, one panel per pair.",
     )
 
 
 def scaling_chart(rope: Rope, scaled: Mapping[str, Rope]) -> alt.Chart:
-    """Every pair's frequency under each of several scalings, divided by its plain frequency.
+    """Every pair's frequency under several scalings, divided by its unscaled frequency.
 
-    Position interpolation is a level line at ``1 / factor`` (Chen et al. 2306.15595); the other
-    laws fall from 1 for fast pairs to a value of their own for slow ones. The numbers are
+    Position interpolation is a horizontal line at ``1 / factor`` (Chen et al. 2306.15595); the
+    other laws fall from 1 for fast pairs to some smaller value for slow ones. The numbers are
     ``scaled[name].inv_freq / rope.inv_freq``.
 
     Args:
-        rope: The others are compared with it; a pair that it does not turn has no point.
-        scaled: Up to eight Ropes, by the name their curve gets.
+        rope: The unscaled rope; a pair that it does not turn has no point.
+        scaled: Up to eight Ropes, by the name of their curve.
 
     >>> from dataclasses import replace
     >>> from phasor.scaling import Linear
@@ -122,9 +122,11 @@ def scaling_chart(rope: Rope, scaled: Mapping[str, Rope]) -> alt.Chart:
                 f"{scaled_rope.num_pairs} in {name!r}; draw it by itself"
             )
     ratios = {name: scaled_rope.inv_freq / plain_inv_freq for name, scaled_rope in scaled.items()}
-    y = alt.Y("frequency:Q", title="frequency / plain frequency", scale=alt.Scale(zero=True))
+    y = alt.Y("frequency:Q", title="frequency / unscaled frequency", scale=alt.Scale(zero=True))
     chart = curves(range(rope.num_pairs), ratios, pair_axis(), y).properties(width=480, height=300)
-    return style_for_paper(chart, "What each law leaves of the frequency of each pair.")
+    return style_for_paper(
+        chart, "Frequency of each pair under each law, divided by its unscaled frequency."
+    )
 
 
 def decay_chart(
@@ -135,18 +137,18 @@ def decay_chart(
     context: int | None = None,
     log: bool = False,
 ) -> alt.ConcatChart | alt.LayerChart:
-    """RoFormer's decay curve, whole, and in a second panel cut as its printed figures are.
+    """RoFormer's decay curve in full, and in a second panel cut off as in the printed figures.
 
     The mean length of the partial sums of ``exp(i r inv_freq[k])``, `phasor.papers.decay` (Su
     et al. 2104.09864, section 3.4.3). Their figure 2 is width 128, base 10000, distances 0 to
     256, and shows 6 to 22 of a curve that begins at 32.5.
 
     Args:
-        ropes: Up to eight Ropes, by the name their curve gets.
+        ropes: Up to eight Ropes, by the name of their curve.
         distances: Integers or floats, ascending; ``[n]``, along every axis of the Ropes.
-        window: The lowest and highest value that a second panel shows; no such panel without it.
-        context: Length of the training, marked by a line.
-        log: Draw distances, which are then above 0, on a logarithmic axis.
+        window: The lowest and highest value shown in a second panel; None for no second panel.
+        context: Training context, marked by a line.
+        log: Use a logarithmic axis for distances, which must then be above 0.
 
     >>> ropes = {"base 10 000": Rope(head_dim=128, pairing="half")}
     >>> chart = decay_chart(ropes, range(257), window=(6, 22))
@@ -181,21 +183,21 @@ def cosine_chart(
     context: int | None = None,
     menu: str | None = None,
 ) -> alt.ConcatChart | alt.LayerChart:
-    """Cosine of a rotated query and a rotated key against distance, a panel for each kind.
+    """Cosine between a rotated query and a rotated key by distance, one panel per kind.
 
     `phasor.papers.cosine`: it falls for aligned vectors, rises for opposite ones, and stays within
     a few ``head_dim ** -0.5`` of 0 for independent ones at every distance, which is the grey band
     (Barbero et al. 2410.06205, proposition 3.2 and figure 2).
 
     Args:
-        ropes: Up to eight Ropes, by the name their curve gets; of one ``head_dim`` they see the
+        ropes: Up to eight Ropes, by the name of their curve; those with equal ``head_dim`` get the
             same vectors.
         distances: Integers or floats above 0, ascending; ``[n]``, along every axis of the Ropes.
-        kinds: Which pairs of vectors, of `phasor.papers.KINDS`.
+        kinds: Kinds of vectors, from `phasor.papers.KINDS`.
         seed: Seed of the Gaussian vectors of ``"random"`` and ``"independent"``.
-        context: Length of the training, marked by a line.
-        menu: The name of a Rope: show it beside the first one, with a menu to pick another
-            instead. For one kind only. Without it, all Ropes are shown.
+        context: Training context, marked by a line.
+        menu: The name of a Rope to show next to the first, with a menu to pick another; only for a
+            single kind. None shows all Ropes.
 
     >>> chart = cosine_chart({"base 10 000": Rope(head_dim=128, pairing="half")}, [1, 10], seed=0)
     >>> chart.concat[0].title
@@ -227,7 +229,7 @@ def cosine_chart(
         marked = layer(band, horizontal_line(0), trained_mark(context, "distance"), lines)
         return marked.properties(width=380, height=220)
 
-    description = "Cosine between a rotated query and a rotated key against their distance."
+    description = "Cosine between a rotated query and a rotated key by distance."
     if len(kinds) == 1:
         return style_for_paper(panel(kinds[0]), description)
     panels = [panel(kind).properties(title=_KIND_TITLES[kind]) for kind in kinds]
@@ -235,14 +237,14 @@ def cosine_chart(
 
 
 def pairs_chart(ropes: Mapping[str, Rope], distances: Sequence[int]) -> alt.ConcatChart:
-    """The cosine of every pair at every distance, a panel for each rope.
+    """The cosine of every pair at every distance, one panel per rope.
 
-    A pair adds to a score what its query and key are alike, times the cosine of the angle between
-    them where they are: `phasor.angles.cos_sin` at that distance. Where the cosine is 1 the pair
-    does not tell the distance from none; beyond, it turns round and round.
+    If query and key have the same direction in a pair, the pair adds their product times this
+    cosine to the score: `phasor.angles.cos_sin` at that distance. Where the cosine is near 1 the
+    pair does not distinguish the distance from 0; at larger distances it makes full turns.
 
     Args:
-        ropes: By the title of their panels. With several axes, a distance is along every one.
+        ropes: Ropes by the title of their panel. With several axes, a distance is along every axis.
         distances: From 1 on, each larger than the one before, at least two.
 
     >>> chart = pairs_chart({"base 100": Rope(head_dim=16, pairing="half", base=100.0)}, [1, 2, 4])
@@ -254,10 +256,10 @@ def pairs_chart(ropes: Mapping[str, Rope], distances: Sequence[int]) -> alt.Conc
     each = [whole("each distance", distance, least=1) for distance in distances]
     if len(each) < 2 or each != sorted(set(each)):
         raise SpecError(
-            "distances must grow, and be two at least, such as [1, 2, 4, 8], "
+            "distances must be two or more increasing numbers, such as [1, 2, 4, 8], "
             f"got {short_repr(distances)}"
         )
-    # a cell reaches half way to its neighbours, as the axis measures it
+    # a cell reaches half way to its neighbours on the logarithmic axis
     between = np.sqrt(np.array(each[:-1], float) * np.array(each[1:], float))
     edges = [each[0] ** 2 / between[0], *between, each[-1] ** 2 / between[-1]]
 
@@ -275,12 +277,12 @@ def pairs_chart(ropes: Mapping[str, Rope], distances: Sequence[int]) -> alt.Conc
         return cells.properties(title=name, width=240, height=220)
 
     panels = [panel(name, rope) for name, rope in ropes.items()]
-    description = "Cosine of the angle of each pair at each distance, a panel for each rope."
+    description = "Cosine of the angle of each pair at each distance, one panel per rope."
     return style_for_paper(alt.concat(*panels, columns=3), description)
 
 
 def law_menu(laws: Mapping[str, Any], first: str) -> alt.Parameter:
-    """A menu whose choice is ``law`` in a chart's expressions."""
+    """A menu; expressions in a chart refer to the choice as ``law``."""
     menu = alt.binding_select(options=list(laws), name="Law ")
     return alt.param(name="law", value=first, bind=menu)
 
@@ -288,13 +290,13 @@ def law_menu(laws: Mapping[str, Any], first: str) -> alt.Parameter:
 def precision_chart(
     rope: Rope, *, bits: int = 40, draws: int = 32, context: int | None = None
 ) -> alt.LayerChart:
-    """Largest error of cos and sin against position, for each recipe of `angle_errors`.
+    """Largest error of cos and sin by position, for each recipe of `angle_errors`.
 
     Args:
-        rope: The rope; with several axes, a position is along every one, as in text.
+        rope: The rope; with several axes, a position is along every axis, as in text.
         bits: Positions run up to ``2 ** bits``.
         draws: Random positions drawn in each octave; the curve is their maximum.
-        context: Length of the training, marked by a line.
+        context: Training context, marked by a line.
 
     >>> chart = precision_chart(Rope(head_dim=128, pairing="half"), bits=20, draws=4)
     >>> len(chart.data.values)  # five recipes, twenty octaves
@@ -317,5 +319,5 @@ def precision_chart(
     lines = curves([2**bit for bit in range(bits)], errors, token_axis("position"), y)
     return style_for_paper(
         layer(trained_mark(context, "position"), lines).properties(width=480, height=300),
-        "Largest error of cos and sin against position, for each way of making them.",
+        "Largest error of cos and sin by position, for each way to compute them.",
     )

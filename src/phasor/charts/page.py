@@ -24,9 +24,11 @@ from phasor.layers import LayerRopes
 from phasor.papers.heads import attention_weight, required_alpha
 from phasor.rope import Rope
 
-_CURVE_POINTS = 240  # distances on a curve
-_LONGEST_HEAD_CONTEXT = 1 << 20  # the weight of a head takes a sum over all distances
-_DEFAULT_EXTENSION = 8  # the longest context of a report, in trained contexts
+_CURVE_POINTS = 240  # number of distances on a curve
+_LONGEST_HEAD_CONTEXT = (
+    1 << 20
+)  # limit on the context of a head, whose weight is a sum over all distances
+_DEFAULT_EXTENSION = 8  # default longest context of a report, divided by the trained context
 _FIT = {"type": "fit-x", "contains": "padding"}
 
 
@@ -37,13 +39,13 @@ def report(
     to: int | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> str:
-    """The page: words, laws side by side, charts, precision, heads, pairs and code.
+    """The page: a description, a comparison of laws, charts, precision, heads, pairs and code.
 
     Args:
         ropes: The model.
-        context: Tokens of the training; the model's own context unless given.
-        to: The longest context to report on; unless given eight times ``context``, or as far
-            as laws are compared.
+        context: Tokens in training; the model's own context by default.
+        to: The longest context to report on; by default eight times ``context``, or the longest for
+            which laws are compared.
         progress: Called after each step with the number of finished steps and of all steps.
 
     Returns:
@@ -57,15 +59,14 @@ def report(
     """
     if not isinstance(cast(object, ropes), LayerRopes):
         raise SpecError(
-            "ropes must be those of a model, as phasor.load or phasor.preset returns them, got "
-            f"{short_repr(ropes)}"
+            f"ropes must be a model from phasor.load or phasor.preset, got {short_repr(ropes)}"
         )
     if not ropes.ropes:
         raise SpecError(f"no layer of {ropes.name} has a rotary embedding to report on")
     context = ropes.context if context is None else context
     if context is None:
         raise SpecError(
-            f"context must be given, since the description of {ropes.name} has none: how many "
+            f"context must be given, because the description of {ropes.name} has none: how many "
             "tokens was it trained on?"
         )
     if to is None:
@@ -78,7 +79,7 @@ def report(
         if progress is not None:
             progress(len(sections), steps)
     layers = {
-        kind: [layer for layer, one in enumerate(ropes.layer_kinds) if one == kind]
+        kind: [layer for layer, name in enumerate(ropes.layer_kinds) if name == kind]
         for kind in ropes.kinds
     }
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
@@ -101,7 +102,7 @@ def report(
 
 @cache
 def _load_chart_program() -> str:
-    """The program that draws charts, the same for every page. Making it takes most of a second."""
+    """The script that draws charts, the same for every page; bundling it takes almost a second."""
     program = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     # this text would end the script
     return program.replace("</script", "<\\/script")
@@ -110,7 +111,7 @@ def _load_chart_program() -> str:
 def _describe_section(
     ropes: LayerRopes, rope: Rope, context: int, to: int, index: int
 ) -> dict[str, Any]:
-    """The template's values for the layers that rotate by ``rope``."""
+    """Values for the template about the layers that rotate by ``rope``."""
     kinds = [kind for kind, kind_rope in ropes.kinds.items() if kind_rope == rope]
     planned = plan_extension(ropes, to, kind=kinds, context=context)
     laws = {name: way.rope for name, way in planned.options.items()}
@@ -126,10 +127,12 @@ def _describe_section(
         "title": ", ".join(kinds),
         "sentences": [*rule_sentences(rope, context), *sentences(trained, context)],
         "planned": planned,
-        "configs": {name: json.dumps(it.config, indent=2) for name, it in planned.options.items()},
+        "configs": {
+            name: json.dumps(option.config, indent=2) for name, option in planned.options.items()
+        },
         **head,
         "charts": {
-            # in the page's colours, as wide as its column
+            # in the colours of the page, as wide as its column
             name: {
                 "id": f"rope-{index}-{name}",
                 "spec": screen_spec(chart, width="container", autosize=_FIT),
@@ -143,14 +146,14 @@ def _describe_section(
 
 
 def _draw_charts(planned: ExtensionPlan, laws: Mapping[str, Rope]) -> dict[str, AnyChart]:
-    """The charts that every rope has."""
+    """The charts for every rope."""
     context, to, trained = planned.context, planned.to, laws["unchanged"]
-    # whole distances with evenly spaced logarithms
+    # integer distances with evenly spaced logarithms
     distances = np.unique(np.geomspace(1, to - 1, _CURVE_POINTS).astype(np.int64))
     return {
         "coverage": turns_chart({name: way.coverage for name, way in planned.options.items()}),
         "scaling": scaling_chart(trained, laws),
-        # the menu shows the first other law, the documented one if there is one
+        # the menu starts with the first other law, the documented one if there is one
         "cosine": cosine_chart(
             laws, distances, kinds=["aligned"], context=context, menu=list(laws)[1]
         ),
@@ -160,9 +163,9 @@ def _draw_charts(planned: ExtensionPlan, laws: Mapping[str, Rope]) -> dict[str, 
 
 
 def _weights_kept(laws: Mapping[str, Rope], alpha: float, to: int) -> dict[str, float]:
-    """By law, what a trained previous-token head of this sharpness gives its token over ``to``.
+    """By law, the weight that a previous-token head of this sharpness keeps over ``to`` tokens.
 
-    A law's factor on the logits (YaRN's temperature) sharpens it too.
+    A law's factor on the logits (YaRN's temperature) sharpens the head too.
     """
     tokens, sharpness = min(to, _LONGEST_HEAD_CONTEXT), alpha / laws["unchanged"].logit_factor
     return {

@@ -1,4 +1,4 @@
-"""Parts of all charts: colours for paper and for screens, records, curves and reference lines."""
+"""Common elements of charts: colours for paper and screens, records, curves, reference lines."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Record = Mapping[str, Any]
 AnyChart = alt.Chart | alt.LayerChart | alt.ConcatChart | alt.VConcatChart | alt.FacetChart
 AChart = TypeVar("AChart", bound=AnyChart)
 
-# Colours on light screens and paper, and on dark screens. Every series keeps a contrast of 3 to 1
-# with its background (WCAG 2.2), and any two differ in their dashes by a factor of 1.5 at least, so
-# that they can be told apart in grey.
+# Colours on light screens and paper, and on dark screens. Every series has a contrast of at least
+# 3 to 1 with its background (WCAG 2.2), and any two series differ in their dashes by a factor of at
+# least 1.5, so that they are distinguishable in grey.
 _COLOURS = {
     "ink": ("#1c2024", "#e8eaed"),
     "rule": ("#8a939e", "#7b8490"),
@@ -80,7 +80,7 @@ SCREEN = _config(_VARIABLES, "transparent", "system-ui, sans-serif", 2)
 
 
 def stylesheet() -> str:
-    """CSS that defines the colours of `SCREEN` on light screens and in print, and on dark ones."""
+    """CSS that defines the colours of `SCREEN`, for light screens and print, and for dark ones."""
     light, dark = (
         "; ".join(f"--{name}: {colour}" for name, colour in colours.items())
         for colours in (LIGHT, DARK)
@@ -90,9 +90,9 @@ def stylesheet() -> str:
 
 
 def picture_stylesheet() -> str:
-    """CSS for a picture in the colours of `PAPER` that exchanges them on dark screens.
+    """CSS that replaces the colours of `PAPER` in a picture on dark screens.
 
-    A renderer that knows no stylesheets, or no variables in them, draws the picture as it is.
+    A renderer that does not support stylesheets or their variables draws the picture unchanged.
     """
     rules = "\n".join(
         f'[{attribute}="{light}"] {{ {attribute}: {dark} }}'
@@ -114,7 +114,7 @@ def style_for_paper(chart: AChart, description: str) -> AChart:
 
 
 def records(**columns: Any) -> list[Record]:
-    """Records of equally long columns; a column that is one text or number is in every record.
+    """Records from columns of equal length; a single string or number is repeated in every record.
 
     A number that is not finite becomes None, which interrupts a curve.
     """
@@ -131,20 +131,20 @@ def records(**columns: Any) -> list[Record]:
 
 
 def check_by_name(argument: str, values: Any, kind: type) -> None:
-    """Refuse what does not hold values of ``kind`` by the names of their curves."""
+    """Refuse anything but a dict from names of curves to values of ``kind``."""
     wrong = [values]
     if isinstance(values, Mapping) and values:
         named = cast(Mapping[str, object], values).values()
         wrong = [value for value in named if not isinstance(value, kind)]
     if wrong:
         raise SpecError(
-            f"{argument} must be a {kind.__name__} by the name of each curve, such as "
+            f"{argument} must be a dict from the name of a curve to its {kind.__name__}, such as "
             f"{{'mine': {kind.__name__.lower()}}}, got {short_repr(wrong[0])}{rope_hint(wrong[0])}"
         )
 
 
 def check_list(argument: str, values: object) -> None:
-    """Refuse what is no list, range or array of one dimension, or is empty."""
+    """Refuse anything but a non-empty list, range or one-dimensional array."""
     if np.ndim(cast(Any, values)) != 1 or not len(cast(Any, values)):
         raise SpecError(
             f"{argument} must be a list of numbers, such as range(1, 257), got {short_repr(values)}"
@@ -152,14 +152,14 @@ def check_list(argument: str, values: object) -> None:
 
 
 def chart_of(*tables: Iterable[Record]) -> alt.Chart:
-    """A chart of the records of all tables, still without a mark."""
+    """A chart of the records of all tables, without a mark so far."""
     return alt.Chart(alt.Data(values=list(chain.from_iterable(tables))))
 
 
 def curves(
     xs: ArrayLike, series: Mapping[str, ArrayLike], x: alt.X, y: alt.Y, *, clickable: bool = True
 ) -> alt.Chart:
-    """A line over ``xs`` for each of the ``series``, with a colour and a dash of its own.
+    """A line over ``xs`` for each of the ``series``, each with its own colour and dash.
 
     If it is ``clickable``, a click on a name in the legend fades the others; panels that share a
     legend are not clickable. A single curve has no legend.
@@ -204,7 +204,7 @@ def colour(field: str, names: Sequence[str], legend: Mapping[str, Any] | None) -
 
 
 def darkness(field: str, title: str, *, symbol: str = "square", **scale: Any) -> alt.Opacity:
-    """An encoding by which a larger number is more opaque, so darker on white."""
+    """An encoding that draws larger numbers more opaque, so darker on white."""
     legend = alt.Legend(orient="right", direction="vertical", columns=1, symbolType=symbol,
                         symbolSize=200, offset=12)  # fmt: skip
     return alt.Opacity(f"{field}:Q", title=title, legend=legend, scale=alt.Scale(**scale))
@@ -221,12 +221,12 @@ def heat_map(
 
 
 def index_ticks(count: int, most: int = 8) -> list[int]:
-    """About so many of the whole numbers below ``count``, for an axis's labels."""
+    """About ``most`` of the whole numbers below ``count``, for the labels of an axis."""
     return list(range(0, count, max(1, count // most)))
 
 
 def pair_axis(field: str = "pair", **scale: Any) -> alt.X:
-    """The pairs of a head from left to right."""
+    """A horizontal axis for the pairs of a head."""
     axis = alt.Axis(tickMinStep=1, grid=False)
     return alt.X(
         f"{field}:Q", title="pair (index)", scale=alt.Scale(nice=False, **scale), axis=axis
@@ -234,7 +234,7 @@ def pair_axis(field: str = "pair", **scale: Any) -> alt.X:
 
 
 def token_axis(field: str, *, log: bool = True) -> alt.X:
-    """Tokens from left to right."""
+    """A horizontal axis for tokens."""
     scale = alt.Scale(type="log" if log else "linear", nice=False)
     axis = alt.Axis(format="~s", tickCount=6, grid=False)
     return alt.X(f"{field}:Q", title=f"{field} (tokens)", scale=scale, axis=axis)

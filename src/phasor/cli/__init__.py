@@ -20,7 +20,7 @@ from phasor._checks import did_you_mean
 from phasor.cli.output import Screen, print_json, print_warning, warnings_to
 from phasor.errors import DISTRIBUTION, PhasorError, VerificationError, visible
 
-# what phasor runs with, or reads and rotates for, where it is installed
+# packages that phasor uses or supports, for --version --verbose
 _PACKAGES = (
     *("numpy", "click", "rich", "torch", "triton", "transformers", "jax", "mlx"),
     *("onnx", "onnxscript", "onnxruntime", "safetensors", "gguf", "altair"),
@@ -31,13 +31,13 @@ _EXIT_DIFFERENCE, _EXIT_ERROR, _EXIT_INTERRUPTED, _EXIT_PIPE_CLOSED = 1, 2, 130,
 def run() -> None:
     """Run the command line and exit; the docs' page on the command line lists the exit statuses."""
     for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the program that started this one
+        if getattr(sys, name) is None:  # a stream that the parent process closed
             setattr(sys, name, io.TextIOWrapper(io.BytesIO()))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # characters that the terminal's encoding lacks are escaped
+            # escape characters that the terminal's encoding lacks
             stream.reconfigure(errors="backslashreplace")
-    # a program that asked for JSON reads one object, for an error too
+    # with --json, errors are a JSON object on stdout too
     as_json = "--json" in itertools.takewhile(lambda word: word != "--", sys.argv[1:])
     warned: list[str] = []
     with warnings_to(warned.append if as_json else print_warning):
@@ -65,7 +65,7 @@ def _print_refusal(error: str, warned: list[str]) -> bool:
 
 
 def _print_messages(error: str | None, warned: list[str]) -> None:
-    """Print warnings that were held back, and an error, as lines on stderr."""
+    """Print deferred warnings and an error as lines on stderr."""
     for message in warned:
         print_warning(message)
     if error is not None:
@@ -86,7 +86,7 @@ def _run_command() -> tuple[int, str | None]:
     except PhasorError as error:
         return _EXIT_DIFFERENCE if isinstance(error, VerificationError) else _EXIT_ERROR, str(error)
     except MemoryError:
-        return _EXIT_ERROR, "this takes more memory than there is"
+        return _EXIT_ERROR, "not enough memory"
     except OSError as error:
         location = f"{error.filename}: " if error.filename else ""
         return _EXIT_ERROR, location + (error.strerror or str(error))
@@ -100,7 +100,7 @@ COMMANDS = (
 
 
 class _Commands(click.Group):
-    """Commands that exit with their own status when a pipe closes; click's 1 means a difference."""
+    """A closed pipe gets its own exit status, because click's 1 means a difference in phasor."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -110,13 +110,13 @@ class _Commands(click.Group):
             return None
         try:
             return getattr(import_module(f"phasor.cli.{cmd_name}"), cmd_name)
-        except KeyboardInterrupt:  # nothing was begun: click would print an end of line
+        except KeyboardInterrupt:  # click would print an empty line
             sys.exit(_EXIT_INTERRUPTED)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        # click suggests only commands that are imported already
+        # click suggests only commands that are already imported
         word = args[0]
         if not (word in COMMANDS or word.startswith("-") or ctx.resilient_parsing):
             hint = did_you_mean(word, COMMANDS) or "`phasor --help` lists them all"
@@ -150,7 +150,7 @@ def _exit_on_closed_pipe() -> Generator[None]:
 @click.option("--verbose", is_flag=True, help="With --version: the machine and its packages too.")
 @click.pass_context
 def main(context: click.Context, show_version: bool, verbose: bool) -> None:
-    """Rotary position embeddings (RoPE): what a model's is, and where two differ.
+    """Rotary position embeddings (RoPE): inspect, compare and convert them.
 
     A MODEL is the name of a preset (`phasor presets` lists them), the id of a repository on the
     Hugging Face Hub, the path of a config.json, params.json, or a folder that holds one, or - for
@@ -166,7 +166,7 @@ def main(context: click.Context, show_version: bool, verbose: bool) -> None:
 
 
 def version_lines(*, verbose: bool) -> list[str]:
-    """The version; with ``verbose`` also what a report of a fault should name.
+    """The version; with ``verbose`` also the details for a bug report.
 
     >>> version_lines(verbose=True)[1].partition(" ")[0]
     'Python'

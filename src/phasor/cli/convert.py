@@ -1,4 +1,4 @@
-"""``phasor convert``: a checkpoint in the other pairing, or as another program's files."""
+"""``phasor convert``: a checkpoint in the other pairing, or in another program's format."""
 
 from __future__ import annotations
 
@@ -31,10 +31,13 @@ _REGEX = "REGEX"
     "--for",
     "program",
     type=click.Choice(PROGRAMS),
-    help="Instead of --to: a Llama from Meta's folder for transformers, or back for Meta's code.",
+    help="Instead of --to: convert a Llama from Meta's format to transformers, or back.",
 )
 @click.option(
-    "--from", "origin", type=_PAIRING, help="The pairing of SOURCE, if its config is wrong."
+    "--from",
+    "origin",
+    type=_PAIRING,
+    help="The pairing of SOURCE, if its config is wrong about it.",
 )
 @click.option(
     "--config", type=click.Path(allow_dash=True), metavar="PATH", help="The model's config."
@@ -49,12 +52,20 @@ _REGEX = "REGEX"
 @click.option("--query", multiple=True, metavar=_REGEX, help="Names of query projections.")
 @click.option("--key", multiple=True, metavar=_REGEX, help="Names of key projections.")
 @click.option(
-    "--qkv-blocks", "blocks", multiple=True, metavar=_REGEX, help="Fused, [all q | all k | all v]."
+    "--qkv-blocks",
+    "blocks",
+    multiple=True,
+    metavar=_REGEX,
+    help="Fused projections, [all q | all k | all v].",
 )
 @click.option(
-    "--qkv-groups", "groups", multiple=True, metavar=_REGEX, help="Fused, [q.. k v] per key head."
+    "--qkv-groups",
+    "groups",
+    multiple=True,
+    metavar=_REGEX,
+    help="Fused projections, [q.. k v] per key head.",
 )
-@click.option("--vectors", multiple=True, metavar=_REGEX, help="QK-norm scales, cached keys.")
+@click.option("--vectors", multiple=True, metavar=_REGEX, help="QK-norm scales or cached keys.")
 @click.option("--dry-run", is_flag=True, help="Print what would change, and write nothing.")
 @like_option
 @strict_option
@@ -77,26 +88,26 @@ def convert(
 ) -> None:
     """Write a checkpoint with queries and keys in the other pairing.
 
-    SOURCE is a safetensors file, or a folder with one or with shards and their index; OUT gets the
-    same layout and must not exist. The config beside SOURCE determines which tensors change, or
-    patterns do: regular expressions that match whole names of tensors.
+    SOURCE is a safetensors file, or a folder with one file or with shards and their index. OUT gets
+    the same layout and must not exist. Which tensors change is determined by the config next to
+    SOURCE, or by patterns: regular expressions that match whole tensor names.
 
-    With --for, SOURCE is the folder of a Llama, and OUT gets the other program's names and config
-    too: Meta's params.json and consolidated.*.pth become a folder for transformers, or the reverse.
+    With --for, SOURCE is a Llama folder, and names and config are converted too: Meta's params.json
+    and consolidated.*.pth become a folder for transformers, or the reverse.
     """
     if out is None and not dry_run:
         raise click.UsageError("Missing argument 'OUT'; only --dry-run works without it.")
     if dry_run and verified:
         raise click.UsageError(
-            "--verify has nothing to read after --dry-run; give only one of them."
+            "--verify has nothing to read after --dry-run; use only one of them."
         )
     wanted = target or program
     if wanted is None or (target is not None and program is not None):
-        raise click.UsageError("Give one of --to and --for.")
+        raise click.UsageError("Use either --to or --for.")
     rope = None
     if head_dim is not None:
         if config is not None:
-            raise click.UsageError("--head-dim replaces --config; give only one of them.")
+            raise click.UsageError("--head-dim replaces --config; use only one of them.")
         start = rotary_start or 0
         rope = Rope(
             head_dim=head_dim,
@@ -121,7 +132,7 @@ def convert(
         _write(conversion, out, verified=verified)
     screen = Screen()
     screen.print_lines(conversion.lines())
-    files = f"Written to {out}. Files beside the weights were not copied."
+    files = f"Written to {out}. Other files than weights were not copied."
     if program is not None:
         files = f"Written to {out}: {' and '.join((*conversion.other_files, *conversion.files))}."
     if verified:

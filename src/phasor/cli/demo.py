@@ -1,7 +1,7 @@
-"""``phasor demo``: from a model's configuration to a proved rotation, in a few seconds.
+"""``phasor demo``: read a model's configuration, rotate, and check the result, in seconds.
 
 The oracle shares only NumPy with the library: it has its own formula for each model's frequencies,
-takes float64 angles (within 1e-10 at these positions) and multiplies complex numbers.
+uses float64 angles (within 1e-10 at these positions) and multiplies complex numbers.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from phasor.papers import angle_errors
 from phasor.rope import Rope
 
 if TYPE_CHECKING:
-    # the help of every command is shown without torch
+    # so that --help works without torch
     import torch
     from torch import Tensor
 
 _TOKENS = 256
-# a model as phasor reads it, every layer alike, and its frequencies by the oracle's formula
+# a model as phasor reads it, with equal layers, and its frequencies by the oracle's formula
 _Case = tuple[LayerRopes, NDArray[np.float64]]
 
 
@@ -39,14 +39,14 @@ def _geometric(base: float, pairs: int) -> NDArray[np.float64]:
 
 
 def _llama_3_1() -> NDArray[np.float64]:
-    """Divide by 8 below one turn in 8192 positions, keep above four, blend between."""
+    """Divide by 8 below one turn in 8192 positions, keep above four, blend in between."""
     plain = _geometric(500_000.0, 64)
     kept_share = np.clip((8192 * plain / (2 * np.pi) - 1) / 3, 0, 1)
     return kept_share * plain + (1 - kept_share) * plain / 8
 
 
 def _deepseek_v3() -> NDArray[np.float64]:
-    """Divide by 40, with a ramp over the pairs 10 to 23: those of 32 turns and of one in 4096."""
+    """Divide by 40, with a ramp from pair 10 to pair 23 (32 turns and one turn in 4096)."""
     plain = _geometric(10_000.0, 32)
     divided = np.clip((np.arange(32) - 10) / 13, 0, 1)
     return plain * (1 - divided) + plain / 40 * divided
@@ -77,7 +77,7 @@ def demo() -> None:
 
 
 def run() -> bool:
-    """Print what phasor reads and does; true if every result is within its bound."""
+    """Print every step; True if every result is within its bound."""
     import torch
     from rich.progress import track
 
@@ -107,15 +107,15 @@ def run() -> bool:
     largest = max(map(max, errors))
     is_within = largest <= 1.0
     verdict = ("within the bound", "green") if is_within else ("BEYOND THE BOUND", "red")
-    said = f"   Largest error, in units of the derived bound: {largest:.3f}, "
-    screen.print_line(said, verdict, ".")
+    line = f"   Largest error, in units of the derived bound: {largest:.3f}, "
+    screen.print_line(line, verdict, ".")
     screen.print_line()
     positions = _positions(llama)
-    said = f": near position {positions[0]} the usual float32 angles are off by"
-    screen.print_line(("3. For comparison", "bold"), said)
+    line = f": near position {positions[0]} the usual float32 angles cause errors of"
+    screen.print_line(("3. For comparison", "bold"), line)
     usual = angle_errors(llama.ropes[0], positions, "float32 angle").max()
-    said = f"   up to {usual:.1e} in cos and sin; phasor's within {COS_SIN_ERROR_FLOAT32:.2e}."
-    screen.print_line(said)
+    line = f"   up to {usual:.1e} in cos and sin, phasor's at most {COS_SIN_ERROR_FLOAT32:.2e}."
+    screen.print_line(line)
     return is_within
 
 
@@ -140,7 +140,7 @@ def _errors(
     rotated = rotate_qk(*inputs, torch.from_numpy(positions), rope, gain=1.0)
     gradients = torch.autograd.grad(rotated, inputs, grads)
     turns = np.exp(1j * positions[:, None] * inv_freq)[:, None, :]
-    # the heads of queries and of keys side by side
+    # query heads followed by key heads
     x, y, grad_y, grad_x = (torch.cat(one, 2) for one in (inputs, rotated, grads, gradients))
     first, last = rope.pairing, rope.output_pairing
     forward = _error(_pairs(x, first, rope), _pairs(y, last, rope), turns, dtype)
@@ -167,9 +167,9 @@ def _error(
     turns: NDArray[np.complex128],
     dtype: torch.dtype,
 ) -> float:
-    """The error of ``y`` as ``x * turns``, in units of the bound: see precision.md.
+    """The error of ``y`` compared with ``x * turns``, in units of the bound: see precision.md.
 
-    The bound is that of float32 arithmetic, of cos and sin, and of one rounding to ``dtype``.
+    The bound covers float32 arithmetic, cos and sin, and one rounding to ``dtype``.
     """
     import torch
 

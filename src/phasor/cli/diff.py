@@ -25,11 +25,11 @@ _CONTEXT = 4096  # positions at which functions are compared
 @click.option(
     "--tolerance",
     type=click.FloatRange(0, 2, min_open=True),
-    help="Largest allowed distance of two rotated unit vectors: 1e-06, for functions 0.001.",
+    help="Largest allowed distance between two rotated unit vectors: 1e-06, for functions 0.001.",
 )
 @tokens_option("--context", "Positions to compare; by default the longer of the two contexts.")
 @click.option("--head-dim", type=HEAD_DIM, help="Width of a head, for two functions.")
-@click.option("--kind", metavar="NAME", help="Layers to compare a function with.")
+@click.option("--kind", metavar="NAME", help="Kind of layers to compare a function with.")
 @calling_options
 @seq_len_option
 @takes_models("first", "second")
@@ -50,14 +50,13 @@ def diff(
     n_axes: int | None,
     **load_options: Any,
 ) -> None:
-    """Show where two rotations differ: first pair, first position. Exit status 1 if they do.
+    """Show where two rotations differ: first pair, first position. Exits with 1 if they do.
 
-    FIRST and SECOND are models, or functions as `identify` takes them
-    (package.module:function or file.py:function).
+    FIRST and SECOND are models, or functions (package.module:function or file.py:function).
     """
     if first == second == "-":
         raise click.UsageError(
-            "standard input can be read only once: give one of the two as a file."
+            "standard input can be read only once: pass one of the two as a file."
         )
     calling = {"table": table, "takes": takes, "dims": dims, "arrays": arrays, "dtype": dtype,
                "n_axes": n_axes}  # fmt: skip
@@ -66,18 +65,18 @@ def diff(
             rotations = [
                 _find_rotation(side, kind, seq_len, **load_options) for side in (first, second)
             ]
-            found = diff_rotations(
+            difference = diff_rotations(
                 *rotations, head_dim=head_dim, context=context or _CONTEXT, tolerance=tolerance,
                 **read_calling(calling),
             )  # fmt: skip
         if as_json:
-            plain = None if found is None else found.as_plain()
-            print_json({"differ": found is not None, "difference": plain})
+            plain = None if difference is None else difference.as_plain()
+            print_json({"differ": difference is not None, "difference": plain})
         else:
             compared = f"positions 0 to {(context or _CONTEXT) - 1}"
-            told = str(found or f"They agree wherever they were compared, {compared}.")
-            Screen().print_lines(told.splitlines())
-        raise click.exceptions.Exit(0 if found is None else 1)
+            text = str(difference or f"They agree wherever they were compared, {compared}.")
+            Screen().print_lines(text.splitlines())
+        raise click.exceptions.Exit(0 if difference is None else 1)
     for option, value in (calling | {"head_dim": head_dim, "kind": kind}).items():
         if value is not None:
             option = "--axes" if option == "n_axes" else f"--{option.replace('_', '-')}"

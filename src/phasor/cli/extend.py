@@ -17,9 +17,9 @@ from phasor.files.configs.source import read_source
 from phasor.files.reading import load
 from phasor.layers import LayerRopes
 
-# columns of the table of laws that need an explanation
+# the columns in the table of laws that need an explanation
 _COLUMNS = {
-    "new phases": "pairs that show an angle never met in training",
+    "new phases": "pairs that show an angle not seen in training",
     "slowest": "turns of the slowest pair over the context",
     "C(r) < 0": "distance beyond which a matching key can score below a random one",
     "neighbours": "angle between adjacent tokens in the fastest pair (1 = unchanged)",
@@ -29,7 +29,7 @@ _COLUMNS = {
 @click.command(epilog="Example: phasor extend qwen3-8b --to 128k")
 @tokens_option("--to", "The longer context, such as 128k or 1M.", least=3, required=True)
 @click.option(
-    "--law", metavar="NAME", help="Write the keys of this law, not of the documented one."
+    "--law", metavar="NAME", help="Print the keys of this law instead of the documented one."
 )
 @click.option(
     "--set",
@@ -42,15 +42,15 @@ _COLUMNS = {
     "--factors",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="For longrope: a JSON file with long_factor, a list with a divisor for each pair.",
+    help="For longrope: a JSON file with long_factor, a list of divisors, one per pair.",
 )
-@click.option("--kind", metavar="NAME", help="Layers to extend, if the model has several kinds.")
+@click.option("--kind", metavar="NAME", help="Kind of layers to extend, if the model has several.")
 @click.option(
     "--write",
     "folder",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Write MODEL's config.json, changed, to this folder.",
+    help="Write a changed copy of MODEL's config.json to this folder.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @context_option
@@ -81,7 +81,7 @@ def extend(
         extension = plan_extension(
             ropes, to, kind=kind, context=context, factors=divisors, parameters=parameters
         )
-    # written first, so that nothing is printed if that fails
+    # write first, so that nothing is printed if that fails
     path = write_config(extension, law, model, ropes, folder, **load_options) if folder else None
     if as_json:
         print_json(extension.as_plain(law))
@@ -130,13 +130,15 @@ def write_config(
         reloaded = load(config, **load_options)
     if any(reloaded.kinds[kind] != way.config_rope for kind in extension.kinds):
         raise ConfigError(
-            f"{model} with the new keys would describe another rope than planned; write them by "
-            "hand, without --write"
+            f"{model} with the new keys would describe a different rope than planned; edit it by "
+            f"hand, without --write"
         )
     text = json.dumps(config, indent=2, default=_refuse_value) + "\n"
     path = folder / "config.json"
     if path.exists() or path.is_symlink():
-        raise SpecError(f"{path} exists already: --write makes a new file, so name another folder")
+        raise SpecError(
+            f"{path} exists already: --write makes a new file, so choose another folder"
+        )
     is_new = not folder.exists()
     folder.mkdir(exist_ok=True)
     try:
@@ -149,12 +151,12 @@ def write_config(
 
 
 def _refuse_value(value: object) -> NoReturn:
-    """Refuse a value that JSON cannot say, as that of a key of YAML that stands twice."""
+    """Refuse a value that JSON cannot represent, such as that of a duplicate YAML key."""
     raise ConfigError(f"--write writes every key of the file, and the value of one is {value!r}")
 
 
 def print_written(extension: ExtensionPlan, law: str | None, model: str, path: Path) -> None:
-    """Print what was written, which programs read it, and the way from there to a server."""
+    """Print the written file, the programs that read it, and how to serve it."""
     screen, option, folder = Screen(), extension.option(law), path.parent
     assert option.file_keys is not None, "it was written"
     screen.print_line(f"Written: {path}, for {extension.to} tokens by {option.name}.")
@@ -168,7 +170,7 @@ def print_written(extension: ExtensionPlan, law: str | None, model: str, path: P
 
 
 def print_plan(extension: ExtensionPlan, law: str | None) -> None:
-    """Print the documented law, a table of all laws with their evidence, and a config's block."""
+    """Print the documented law, a table of all laws with their evidence, and config keys."""
     screen = Screen()
     chosen = None if law is None and extension.recommended is None else extension.option(law)
     screen.print_line((extension.model, "bold"), f", {extension.title}")
@@ -200,14 +202,14 @@ def print_plan(extension: ExtensionPlan, law: str | None) -> None:
     if extension.labels:
         are_blocks = "is the block" if len(extension.labels) == 1 else "are the blocks"
         screen.print_line(
-            f"  {', '.join(map(repr, extension.labels))} {are_blocks} of these layers; "
-            "all other blocks stay as they are."
+            f"  {', '.join(map(repr, extension.labels))} {are_blocks} for these layers; "
+            "leave all other blocks unchanged."
         )
     set_these = f"In {extension.inside} set" if extension.inside else "Set"
     removed = chosen.file_keys.to_remove
     remove = f", and remove {', '.join(removed)}" if removed else ""
     if not extension.has_file:
-        remove = ", and remove older names of them (from the path of a config.json this says which)"
+        remove = ", and remove their older names (pass the path of a config.json to see which)"
     screen.print_line(f"  {chosen.file_keys.readers}")
     screen.print_line(f"  {set_these} these keys{remove}:")
     screen.print(json.dumps(chosen.config, indent=2), soft_wrap=True)

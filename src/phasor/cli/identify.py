@@ -18,7 +18,7 @@ from phasor.cli.output import Screen, print_json
 from phasor.errors import SpecError
 from phasor.identification import identify as identify_function
 
-_NO_ROPE = 3  # the exit status where no Rope does what the function does
+_NO_ROPE = 3  # the exit status if no Rope does what the function does
 
 
 def is_function(text: str) -> bool:
@@ -29,11 +29,11 @@ def is_function(text: str) -> bool:
 
 
 def find_function(text: str) -> Callable[..., Any]:
-    """The callable that ``text`` names; the current folder is searched for its module too."""
+    """The callable that ``text`` names; its module may be in the current folder."""
     module, _, names = text.rpartition(":")
     if not is_function(text):
         raise SpecError(
-            f"a function is named as package.module:function or file.py:function, got {text!r}"
+            f"a function must be given as package.module:function or file.py:function, got {text!r}"
         )
     target: Any = _import(module)
     for name in names.split("."):
@@ -43,11 +43,11 @@ def find_function(text: str) -> Callable[..., Any]:
     if isinstance(target, type):
         name = target.__name__
         raise SpecError(
-            f"{text!r} must be a function or an instance of a module, and is a class: write "
-            f"`rotary = {name}(...)` in a file, and give file.py:rotary"
+            f"{text!r} must be a function or an nn.Module instance, but is a class: write `rotary "
+            f"= {name}(...)` in a file, and pass file.py:rotary"
         )
     if not callable(target):
-        raise SpecError(f"{text!r} must be a function or an instance of a module, got {target!r}")
+        raise SpecError(f"{text!r} must be a function or an nn.Module instance, got {target!r}")
     return target
 
 
@@ -55,9 +55,7 @@ def _import(module: str) -> Any:
     """The module of a dotted name, or of a file whose name ends in ``.py``."""
     is_file = module.endswith(".py")
     if is_file and not Path(module).is_file():
-        raise SpecError(
-            f"{module} is not a file; give file.py:function, or package.module:function"
-        )
+        raise SpecError(f"{module} is not a file; pass file.py:function or package.module:function")
     # as Python does for a script, and for `python -m`
     folder = str(Path(module).resolve().parent if is_file else Path.cwd())
     if folder not in sys.path:
@@ -72,13 +70,13 @@ def _import(module: str) -> Any:
 
 
 def _run_file(path: Path) -> ModuleType:
-    """The module of a file, by a name that no module of another folder has."""
+    """The module of a file, under a name that no module of another folder has."""
     name = f"{path.stem} of {path.parent}"
     if name not in sys.modules:
         spec = spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
             raise ImportError("Python has no way to read it")
-        # what is pickled or inspected is looked up there
+        # pickle and inspect look modules up there
         module = sys.modules[name] = module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
@@ -89,10 +87,12 @@ def _run_file(path: Path) -> ModuleType:
 
 
 def calling_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say how a function is called, taken as ``**calling``."""
+    """The options for how to call a function, passed as ``**calling``."""
     options = [
         click.option(
-            "--table", metavar="FUNCTION", help="A function that makes cos and sin from positions."
+            "--table",
+            metavar="FUNCTION",
+            help="A function that computes cos and sin from positions.",
         ),
         click.option("--takes", metavar="WORDS", help='The arguments, such as "q k positions".'),
         click.option("--dims", metavar="LETTERS", help="Order of dimensions, such as bhsd."),
@@ -113,7 +113,7 @@ def calling_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def read_calling(calling: dict[str, Any]) -> dict[str, Any]:
-    """Those of `calling_options` that were given, the table as what it names."""
+    """The `calling_options` that were given, with ``table`` as the object it names."""
     given = {name: value for name, value in calling.items() if value is not None}
     if "table" in given:
         given["table"] = find_function(given["table"])
@@ -126,11 +126,11 @@ def read_calling(calling: dict[str, Any]) -> dict[str, Any]:
 @calling_options
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def identify(function: str, head_dim: int, as_json: bool, **calling: Any) -> None:
-    """Find the rotation of FUNCTION, and what is wrong with it.
+    """Find the Rope that FUNCTION applies, and its errors.
 
     FUNCTION is package.module:function or file.py:function. Exits with 3 if no Rope does the same.
     """
-    with redirect_stdout(sys.stderr):  # output of the function's own code
+    with redirect_stdout(sys.stderr):  # the function's own output
         identified = identify_function(find_function(function), head_dim, **read_calling(calling))
     if as_json:
         print_json(identified.as_plain())

@@ -1,4 +1,4 @@
-"""Options that several commands take, and the way from what they say to a model's ropes."""
+"""Options that several commands share, and how they select and load a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Int = click.ParamType[int] if TYPE_CHECKING else click.ParamType
 
 
 class TokenCount(_Int):
-    """A number of tokens from ``minimum`` on: whole, or with k (1024) or M (1024 * 1024)."""
+    """A number of tokens, at least ``minimum``; k is 1024 and M is 1024 * 1024."""
 
     name = "tokens"
     _UNIT_SIZES: ClassVar = {"": 1, "k": 1 << 10, "m": 1 << 20}
@@ -32,7 +32,7 @@ class TokenCount(_Int):
         self._minimum = minimum
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        # no more digits than any count has
+        # more digits than any count has
         match = re.fullmatch(r"([0-9][0-9_]{,30})([km]?)", str(value).lower())
         count = 0 if match is None else int(match[1].replace("_", "")) * self._UNIT_SIZES[match[2]]
         if not self._minimum <= count < 1 << 63:
@@ -50,7 +50,7 @@ def tokens_option(name: str, says: str, *, least: int = 1, **rest: Any) -> Calla
     return click.option(name, type=TokenCount(least), metavar="TOKENS", help=says, **rest)
 
 
-# functions are called with a matrix of this width at many positions: wider ones take gigabytes
+# functions are called with matrices of this width at many positions: wider ones take gigabytes
 HEAD_DIM = click.IntRange(2, 4096)
 seq_len_option = tokens_option(
     "--seq-len", "Sequence length at which a rule (dynamic NTK, LongRoPE) picks its law."
@@ -72,9 +72,9 @@ strict_option = click.option(
 
 
 def takes_models(*names: str, required: bool = True) -> Callable[..., Any]:
-    """Arguments that are models, and the options of `phasor.load`, taken as ``**load_options``.
+    """Arguments that are models, and the options of `phasor.load`, passed as ``**load_options``.
 
-    Each is a preset's name, a path, an id of the Hub, or a dash; shells complete names and paths.
+    Each is the name of a preset, a path, an id on the Hub, or a dash; shells complete them.
     """
 
     def complete(_context: object, _parameter: object, begun: str) -> list[CompletionItem]:
@@ -92,7 +92,7 @@ def takes_models(*names: str, required: bool = True) -> Callable[..., Any]:
 
 @contextmanager
 def left_aside_warnings() -> Generator[None]:
-    """Let through the warnings of ``--no-strict`` alone; notes say what the others do."""
+    """Show only the warnings of ``--no-strict``; notes repeat the others."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PhasorWarning)
         warnings.filterwarnings("default", LEFT_ASIDE, PhasorWarning)
@@ -104,12 +104,10 @@ def read_model(model: str, **load_options: Any) -> LayerRopes:
     is_path = model == "-" or Path(model).exists() or "/" in model or model.endswith(".json")
     if is_path and model not in preset_names():
         with left_aside_warnings():
-            return phasor.load(model, **load_options)  # imports the readers of files only now
+            return phasor.load(model, **load_options)  # imports the file readers, so late
     try:
         return preset(model)
     except SpecError as error:
-        # name the command instead of the Python function
+        # refer to the command instead of the Python function
         message = str(error).replace("phasor.preset_names()", "`phasor presets`")
-        raise SpecError(
-            f"no file or folder is called {model!r}, and as a preset: {message}"
-        ) from None
+        raise SpecError(f"{model!r} is not a file or folder, and as a preset: {message}") from None

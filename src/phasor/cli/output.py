@@ -1,4 +1,4 @@
-"""What commands put out: text on the terminal, JSON, progress, and files."""
+"""The output of commands: text on the terminal, JSON, progress, and files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rich.text import Text
 
 from phasor.errors import BackendError, PhasorWarning, SpecError, install_hint, visible
 
-if TYPE_CHECKING:  # which loads more than most commands need
+if TYPE_CHECKING:  # rich loads more than most commands need
     from rich.progress import ProgressColumn
 
     from phasor.identification.report import Difference
@@ -35,13 +35,13 @@ class Screen(Console):
         super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        # rich renders every str here; cells of tables may have several lines
+        # rich renders every str here; cells in tables may have several lines
         return super().render_str("\n".join(map(visible, text.split("\n"))), **options)
 
     def print_line(self, *parts: str | tuple[str, str], style: str = "") -> None:
         """Print one line; a part is text, or text with its style.
 
-        On a terminal it is broken between words, with the indent of its first row.
+        On a terminal it wraps between words and keeps its indent.
         """
         line = Text(style=style)
         for part in parts:
@@ -52,7 +52,7 @@ class Screen(Console):
             return
         indent = len(line.plain) - len(line.plain.lstrip())
         starts, start = list[int](), indent
-        # a list of numbers is one word, as it may be copied
+        # do not break a list of numbers, because users copy it
         for word in re.finditer(r"(?:[\[(][-+.,\de ]*[\])]|\S)+", line.plain):
             if word.start() > start and word.end() - start > self.width - indent:
                 start = word.start()
@@ -73,11 +73,11 @@ class Screen(Console):
         words: Collection[str] = (),
         styles: Sequence[str | None] = (),
     ) -> None:
-        """Print a table by its columns of numbers, or ``words``, in the styles of its rows.
+        """Print a table from its columns; those in ``words`` hold text. ``styles`` are for rows.
 
-        No name and no number is cut: where the columns do not fit, each row is a few lines.
+        Names and numbers are never cut: if the columns do not fit, each row takes several lines.
         """
-        # a title may be broken between its words
+        # titles may wrap between words
         widths = [
             max(map(len, [*title.split(), *cells]), default=0) for title, cells in columns.items()
         ]
@@ -94,7 +94,7 @@ class Screen(Console):
     def _print_rows(
         self, columns: Mapping[str, Sequence[str]], styles: Sequence[str | None]
     ) -> None:
-        """Print the rows of a table one below the other, each under its first cell."""
+        """Print each row of a table as several lines under its first cell."""
         _, *titles = columns
         longest = max(map(len, titles))
         for (name, *cells), style in zip_longest(zip(*columns.values(), strict=True), styles):
@@ -103,7 +103,7 @@ class Screen(Console):
                 self.print_line(f"    {title:<{longest}}  {cell}", style=style or "")
 
     def on_broken_pipe(self) -> None:
-        # called inside the except block; rich would exit with status 1
+        # called in an except block; rich itself would exit with status 1
         raise
 
 
@@ -125,7 +125,7 @@ def print_warning(message: str) -> None:
 
 @contextmanager
 def warnings_to(show_message: Callable[[str], None]) -> Generator[None]:
-    """Give each of phasor's warnings to ``show_message``, without the code that gave it."""
+    """Pass each of phasor's warnings to ``show_message``, without the line of code."""
     with warnings.catch_warnings():
         show_with_code = warnings.showwarning
 
@@ -147,7 +147,7 @@ def progress_bar(
     from rich.progress import Progress
 
     screen = Screen(stderr=True)
-    if not screen.is_terminal:  # rich before 15 ends a bar that is not shown with an empty line
+    if not screen.is_terminal:  # rich before 15 prints an empty line for a bar that is not shown
         yield lambda completed, total: None
         return
     with Progress(*columns, console=screen, transient=True) as progress:
@@ -165,7 +165,7 @@ def require_modules(feature: str, extra: str, *modules: str) -> None:
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
         raise BackendError(
-            f"{feature} is made with {', '.join(missing)}, not installed: {install_hint(extra)}"
+            f"{feature} needs {', '.join(missing)}, not installed: {install_hint(extra)}"
         )
 
 
@@ -174,7 +174,9 @@ def resolve_output(path: Path) -> Path:
     try:
         file = path.resolve()
         if file.is_symlink() or (file.exists() and not file.is_file()):
-            raise SpecError(f"{path} must be a file or new, and is a device, a pipe or a folder")
+            raise SpecError(
+                f"{path} must be a file or not exist, but is a device, a pipe or a folder"
+            )
         if not os.access(file.parent, os.W_OK):
             number = errno.EACCES if file.parent.is_dir() else errno.ENOENT
             raise OSError(number, os.strerror(number))
@@ -185,7 +187,7 @@ def resolve_output(path: Path) -> Path:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a whole file or nothing; an existing file is replaced."""
+    """Write a file completely or not at all; an existing file is replaced."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("x", encoding="utf-8", errors="xmlcharrefreplace") as stream:

@@ -16,7 +16,7 @@ from phasor.layers import summarize
 def presets(words: tuple[str, ...], as_json: bool) -> None:
     """List the presets with all WORDS in their names.
 
-    Each has a line with its rope and its context.
+    Each comes with its rope and context.
     """
     names = [name for name in preset_names() if all(word.lower() in name for word in words)]
     if as_json:

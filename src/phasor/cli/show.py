@@ -26,7 +26,7 @@ _MOST_ROWS = 20  # tables of at most this many rows are printed in full
 
 @click.command(epilog="Example: phasor show llama-3.1-8b --context 8k")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-@click.option("--pairs", is_flag=True, help="Print all pairs, not a selection.")
+@click.option("--pairs", is_flag=True, help="Print all pairs instead of a selection.")
 @tokens_option("--context", "Count turns over this length.")
 @seq_len_option
 @takes_models("model")
@@ -38,7 +38,7 @@ def show(
     seq_len: int | None,
     **load_options: Any,
 ) -> None:
-    """Describe MODEL's rotation, in words and pair by pair."""
+    """Describe the rotation of MODEL, in sentences and pair by pair."""
     ropes = read_model(model, **load_options)
     length = context or ropes.context
     if as_json:
@@ -60,11 +60,11 @@ def print_model(
         kind: [i for i, k in enumerate(ropes.layer_kinds) if k == kind] for kind in ropes.kinds
     }
     parts = [(kind, rope, "", where[kind]) for kind, rope in ropes.kinds.items()]
-    parts += [(name, rope, "beside attention, ", [*at]) for name, rope, at in ropes.beside]
-    for name, rope, beside, layers in parts:
+    parts += [(name, rope, "outside attention, ", [*layers]) for name, rope, layers in ropes.beside]
+    for name, rope, place, layers in parts:
         screen.print_line()
-        screen.print_line((name, "bold cyan"), f" ({beside}layers {ranges(layers)})")
-        if not beside and (factor := ropes.query_factors.get(name)):
+        screen.print_line((name, "bold cyan"), f" ({place}layers {ranges(layers)})")
+        if not place and (factor := ropes.query_factors.get(name)):
             screen.print_line(f"  Queries are multiplied by {factor} at position p.")
         if rope is None:
             screen.print_line("  No position embedding.")
@@ -74,7 +74,7 @@ def print_model(
         rows = pair_rows(static, context)
         _print_pairs(screen, rows if every_pair else _select_rows(rows), context)
         if not every_pair and len(rows) > _MOST_ROWS:
-            screen.print_line(f"  A selection of {len(rows)} pairs; --pairs shows all.")
+            screen.print_line(f"  Selected from {len(rows)} pairs; --pairs shows all.")
     screen.print_line()
     if ropes.softmax_factor != 1:
         screen.print_line(f"Softmax scale: multiplied by {ropes.softmax_factor:.6g}")
@@ -107,7 +107,9 @@ def _print_pairs(screen: Screen, rows: Sequence[PairRow], context: int | None) -
     }
     if len(set(columns["axis"])) == 1:
         del columns["axis"]
-    turns = [row.turns for row in rows if row.turns is not None]  # of all or of none
+    turns = [
+        row.turns for row in rows if row.turns is not None
+    ]  # either all rows have turns or none
     if context is not None:
         words = (f"{count:.4g}" + (" never" if count < 1 else "") for count in turns)
         columns[f"turns in {context}"] = list(words)

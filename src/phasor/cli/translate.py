@@ -13,7 +13,7 @@ from phasor.files.translation import translate as translate_ropes
 from phasor.layers import LayerRopes
 from phasor.scaling import Rule
 
-_CONTEXT = 4096  # where a model has none
+_CONTEXT = 4096  # if a model has no context
 
 _PROOF = {
     "run": "phasor's tests run its own code",
@@ -28,7 +28,7 @@ def _complete(_context: object, _parameter: object, begun: str) -> list[str]:
 
 @click.command(epilog="Example: phasor translate llama-3.1-8b --to gguf")
 @click.option("--to", "target", metavar="PROGRAM", help="The program.", shell_complete=_complete)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with every number.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with all numbers.")
 @tokens_option("--context", "Number of tokens in its tables.", least=2)
 @seq_len_option
 @takes_models("model", required=False)
@@ -42,8 +42,8 @@ def translate(
 ) -> None:
     """Print another program's settings for MODEL's rotation.
 
-    Without --to it lists the programs that can, and why the others cannot; without MODEL it lists
-    all programs.
+    Without --to it lists the programs that can rotate as MODEL does, and why the others cannot.
+    Without MODEL it lists all programs.
     """
     if model is None and target is None:
         print_targets(as_json=as_json)
@@ -66,12 +66,14 @@ class Answer(NamedTuple):
 
     can: bool
     is_reordered: bool = False  # whether weights have to be reordered to its pairing first
-    at_length: int | None = None  # the only length that it is for, where the program has no rule
+    at_length: int | None = (
+        None  # the settings hold for this length only, as the program has no rule
+    )
     reason: str = ""  # why it cannot
-    radians: float | None = None  # how far off the nearest that it can is, at the last position
+    radians: float | None = None  # error of the closest settings at the last position
 
     def as_text(self) -> str:
-        """In a few words, without the reason of a refusal."""
+        """The answer in a few words, without the reason for a no."""
         if not self.can:
             return "no"
         at_length = f"at one length (--seq-len {self.at_length})" if self.at_length else ""
@@ -82,7 +84,7 @@ class Answer(NamedTuple):
 def answer(
     ropes: LayerRopes, target: str, *, context: int | None = None, seq_len: int | None = None
 ) -> Answer:
-    """What `translate` says of a model and one program; a missing rule is no refusal."""
+    """The result of `translate` for one program; a missing rule does not count as a no."""
     context = context or ropes.context or _CONTEXT
     rules = [rope.scaling for rope in ropes.ropes if isinstance(rope.scaling, Rule)]
     if seq_len is None and not all(isinstance(rule, TARGETS[target].rules) for rule in rules):
@@ -90,7 +92,7 @@ def answer(
     try:
         translation = translate_ropes(ropes, target, context=context, seq_len=seq_len)
     except TranslationError as error:
-        # the nearest that it can is another model's rotation
+        # cut off the closest rotation that the program can perform
         reason = str(error).partition("; the nearest")[0].partition(", and nothing")[0]
         reason = reason.removeprefix(f"{target} cannot express ")
         return Answer(can=False, reason=reason, radians=error.radians)
@@ -114,30 +116,31 @@ def print_answers(
         print_json(
             {
                 name: {
-                    "can": one.can,
-                    "reordered": one.is_reordered,
-                    "at_length": one.at_length,
-                    "reason": one.reason or None,
-                    "radians": one.radians,
+                    "can": result.can,
+                    "reordered": result.is_reordered,
+                    "at_length": result.at_length,
+                    "reason": result.reason or None,
+                    "radians": result.radians,
                 }
-                for name, one in answers.items()
+                for name, result in answers.items()
             }
         )
         return
     screen = Screen()
     screen.print_line((ropes.name, "bold"), ": --to PROGRAM prints the settings")
     able: dict[str, list[str]] = {}
-    for name, one in answers.items():
-        if one.can:
-            able.setdefault(one.as_text(), []).append(name)
+    for name, result in answers.items():
+        if result.can:
+            able.setdefault(result.as_text(), []).append(name)
     for text, names in able.items():
         screen.print_line((f"{text}: ", "bold"), ", ".join(names))
-    refused = {name: one for name, one in answers.items() if not one.can}
+    refused = {name: result for name, result in answers.items() if not result.can}
     if refused:
         screen.print_line(("no:", "bold"))
-    for name, one in refused.items():
-        far = f" (the nearest is off by {one.radians:.3g} radians)" if one.radians else ""
-        screen.print_line((f"  {name}", "bold"), f": {one.reason}{far}")
+    for name, result in refused.items():
+        error = result.radians
+        closest = f" (the closest is off by {error:.3g} radians)" if error else ""
+        screen.print_line((f"  {name}", "bold"), f": {result.reason}{closest}")
 
 
 def print_targets(*, as_json: bool) -> None:
@@ -154,7 +157,7 @@ def print_targets(*, as_json: bool) -> None:
 
 
 def print_translation(translation: Translation) -> None:
-    """Print the settings for the program, part by part."""
+    """Print the settings for the program, one block per part of the model."""
     screen, target = Screen(), translation.target
     title = (translation.model, "bold"), " for ", (target.name, "bold"), f": {target.program}"
     screen.print_line(*title)

@@ -1,4 +1,4 @@
-"""``phasor verify``: does what was recorded rotate as the checkpoint says?"""
+"""``phasor verify``: does a recorded rotation match the checkpoint?"""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def verify(
 ) -> None:
     """Compare a recorded rotation with MODEL, and name what differs.
 
-    FILE is .safetensors or .npz, and holds positions, q and q_rotated, k and k_rotated; or cos and
-    sin, or a cos_sin_cache. Where layers differ, layers.3.q is that of layer 3. Exits with 1 if
+    FILE is .safetensors or .npz, with positions, q and q_rotated, k and k_rotated; or cos and sin;
+    or a cos_sin_cache. If layers differ, name them: layers.3.q is q of layer 3. Exits with 1 if
     something differs.
     """
     layers = read_model(model, **load_options)

@@ -1,7 +1,6 @@
-"""Longer contexts: the laws that reach one, what each does to the phases and to the cosines.
+"""Longer contexts: the laws that reach one, and their effect on phases and cosines.
 
-`plan_extension` puts the laws for a longer context side by side, `coverage` says which phases one
-adds.
+`plan_extension` compares the laws for a longer context, `coverage` computes which phases are new.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The laws that extend a rope to a longer context, and what was measured of each."""
+"""The laws that extend a rope to a longer context, and published measurements of each."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from phasor.rope import Rope
 from phasor.scaling import LAWS, NTK, DynamicNTK, Law, Linear, Llama3, LongRope, PerPair, Rule, Yarn
 
 UNCHANGED = "unchanged"
-#: By law, what was measured of it on trained models, with the place where that is published.
+#: Measurements of each law on trained models, with their sources.
 EVIDENCE: Mapping[str, str] = {
     UNCHANGED: "Llama 2 13B has a loss of 1.50 at 4096 tokens and 8.86 at 8192 (Su, ReRoPE).",
     "linear": "Llama 2 fine-tuned with it has perplexity 3.34 at 8192 tokens (YaRN 2309.00071, "
-    "Table 1). Without fine-tuning, a small model got worse than unchanged (Su, kexue.fm/9706).",
-    "ntk": "Without fine-tuning, the loss of Llama 2 13B is 1.54 at 8192 tokens, and 1.61 in place "
-    "of 1.50 at 4096 (Su, ReRoPE). Fine-tuned, its perplexity of 3.59 at 8192 is behind linear and "
-    "YaRN (2309.00071, Table 1).",
+    "Table 1). Without fine-tuning, a small model got worse than without scaling (Su, "
+    "kexue.fm/9706).",
+    "ntk": "Without fine-tuning, the loss of Llama 2 13B is 1.54 at 8192 tokens, and 1.61 instead "
+    "of 1.50 at 4096 (Su, ReRoPE). Fine-tuned, its perplexity at 8192, 3.59, is worse than those "
+    "of linear and YaRN (2309.00071, Table 1).",
     "dynamic_ntk": "No measurement is quoted here. InternLM 2.5 is released with it. Cached keys "
-    "keep the frequencies of the length at which they were made.",
+    "keep the frequencies of the length at which they were computed.",
     "yarn": "Llama 2 fine-tuned with it has perplexity 3.35 at 8192 tokens and 6.04 at 10240, "
     "where linear has 8.07 and NTK 6.24 (2309.00071, Table 1). In LongRoPE2's test at 128k (RULER) "
-    "it is behind: 49.4 against 73.2 for NTK (2502.20082). DeepSeek V3, Kimi K2 and gpt-oss are "
+    "it scores 49.4, NTK 73.2 (2502.20082). DeepSeek V3, Kimi K2 and gpt-oss are "
     "released with it.",
     "llama3": "No comparison with other laws is quoted here. Llama 3.1 to 3.3 are released with "
     "it, after training at that length (2407.21783).",
-    "longrope": "At 128k (RULER) it has 73.4, NTK 73.2, YaRN 49.4, and its successor LongRoPE2 "
+    "longrope": "At 128k (RULER) it scores 73.4, NTK 73.2, YaRN 49.4, and its successor LongRoPE2 "
     "82.0 (2502.20082).",
 }
 
@@ -42,21 +43,21 @@ def extended_ropes(
     factors: Sequence[float] | None = None,
     parameters: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Rope]:
-    """By name of the law, ``rope`` extended from ``context`` to ``to`` tokens; first unchanged.
+    """``rope`` unchanged, and extended from ``context`` to ``to`` tokens by each law, by name.
 
-    As `plan_extension` says. NTK laws are left out if an axis has a single pair; explicit
-    frequencies, and those of a law without a factor, are divided by ``to / context``. Rules
-    (dynamic NTK, LongRoPE) have not picked their law yet.
+    See `plan_extension`. NTK laws are left out if an axis has a single pair; explicit frequencies,
+    and those of a law without a factor, are divided by ``to / context``. Rules (dynamic NTK,
+    LongRoPE) have not picked their law yet.
     """
     if to <= whole("context", context, least=2):
         raise SpecError(
-            f"to must be above the context, which is {context} tokens already, got {to}: fewer "
-            "tokens need no other law"
+            f"to must be above the context of {context} tokens, got {to}: fewer tokens need no "
+            f"other law"
         )
     if factors is not None and (rope.scaling is not None or rope.explicit_inv_freq is not None):
         raise SpecError(
-            "factors divide plain frequencies, and this rope has a law or explicit frequencies; "
-            "give the Rope from before, with its context"
+            "factors divide unscaled frequencies, and this rope has a law or explicit frequencies; "
+            "pass the Rope from before the extension, with its context"
         )
     ropes = {UNCHANGED: rope, **_stretch(rope, context, to)}
     if factors is not None:
@@ -73,7 +74,7 @@ def extended_ropes(
 
 
 def find_law(name: str, known: Mapping[str, Any]) -> str:
-    """The law among the ``known`` ones that ``name`` says, in any capitals."""
+    """The law that ``name`` means, in upper or lower case."""
     law = find_name(name, known)
     if law is not None:
         return law
@@ -81,15 +82,15 @@ def find_law(name: str, known: Mapping[str, Any]) -> str:
     if find_name(name, ["longrope"]):
         raise SpecError(
             "longrope needs factors, a divisor for each pair that a search over the model's loss "
-            "finds (2402.13753), and phasor does not search; give them (--factors FILE on the "
-            f"command line), or take one of {names}"
+            "finds (2402.13753), and phasor does not search; pass them (--factors FILE on the "
+            f"command line), or use one of {names}"
         )
     hint = did_you_mean(name, known)
     raise SpecError(f"law must be one of {names}, got {name!r}" + (hint and f"; {hint}"))
 
 
 def _with_parameters(name: str, rope: Rope, values: Mapping[str, Any]) -> Rope:
-    """``rope`` with fields of its law replaced."""
+    """``rope`` with some fields of its law replaced."""
     law = rope.scaling
     known = [] if law is None or name == UNCHANGED else [field.name for field in fields(law)]
     for parameter in values:
@@ -100,7 +101,7 @@ def _with_parameters(name: str, rope: Rope, values: Mapping[str, Any]) -> Rope:
 
 
 def _stretch(rope: Rope, context: int, to: int) -> dict[str, Rope]:
-    """By name of the law, ``rope`` extended by it; a rule has not picked its law yet."""
+    """``rope`` extended by each law, by name; rules have not picked their law yet."""
     ratio, law = to / context, rope.law()
     if isinstance(rope.axes, Mixed):
         rows = tuple(tuple(f / ratio for f in row) for row in rope.axes.inv_freq)

@@ -1,15 +1,15 @@
 """Phases that occur in training, and those that occur only in a longer context.
 
-Between tokens ``r`` apart a pair turns by ``r * inv_freq``, and scores depend on that angle modulo
-a turn, the phase. Over a context of ``L`` tokens a pair that completes a turn has every phase; any
-other pair has those from 0 to ``L * inv_freq``. All other phases are out of distribution.
+Between tokens at distance ``r`` a pair turns by ``r * inv_freq``. Scores depend on that angle
+modulo a turn, the phase. In a context of ``L`` tokens a pair that completes a turn shows every
+phase; any other pair shows phases from 0 to ``L * inv_freq``. All others are out of distribution.
 
-Counts are exact. The number of distances below ``n`` whose phase is ``a`` turns or more is
+Counts are exact. The number of distances below ``n`` with a phase of ``a`` turns or more is
 
     sum over r < n of floor(r t + 1 - a) - floor(r t)
 
-with ``t`` turns per position. A sum of such floors takes as many steps as Euclid's algorithm, so
-ten million positions cost what ten do and no rounded angle decides a boundary.
+with ``t`` turns per position. Such a sum takes as many steps as Euclid's algorithm, so ten million
+positions cost about as much as ten, and no rounded angle decides a boundary.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from phasor.rope import Rope
 
 _LONGEST = 1 << 48  # positions
 _UNIT = 10**40  # a turn in fixed point
-# rounding down loses less than one unit per position, so less than 2**48 units in a phase: a phase
+# rounding down loses less than one unit per position, so less than 2**48 units in a phase; a phase
 # this close to a boundary counts as on it
 _SLACK = 10**15
 
@@ -38,13 +38,13 @@ _SLACK = 10**15
 class Coverage:
     """For each pair, which phases of a longer context did not occur in training."""
 
-    context: int  # tokens of the training
-    to: int  # tokens of the wanted context
+    context: int  # tokens in training
+    to: int  # tokens in the longer context
     # float64 [num_pairs] each
     trained_turns: NDArray[np.float64]  # over the trained context
-    extended_turns: NDArray[np.float64]  # over the wanted one, extended
+    extended_turns: NDArray[np.float64]  # over the longer one, extended
     first_new: NDArray[np.float64]  # the first distance below ``to`` with a new phase, or infinity
-    new_share: NDArray[np.float64]  # of the distances below ``to``, those with a new phase
+    new_share: NDArray[np.float64]  # share of the distances below ``to`` that have a new phase
 
     @property
     def never_turned(self) -> NDArray[np.bool_]:
@@ -63,20 +63,20 @@ class Coverage:
 
 @in_reals
 def coverage(rope: Rope, context: int, extended: Rope, to: int) -> Coverage:
-    """The phases of ``extended`` over ``to`` positions that ``rope`` did not have over ``context``.
+    """The phases of ``extended`` over ``to`` positions that ``rope`` lacks over ``context``.
 
     With ``f`` and ``g`` the frequencies of a pair before and after, the phase at distance ``r`` is
-    new if ``context * f < 2 pi`` and ``r * g mod 2 pi >= context * f``. Distances are 0 to
-    ``to - 1``, from a query back to a key; the angle ``context * f`` itself counts as new, so that
-    an unchanged rope is first new at distance ``context`` and position interpolation by
-    ``to / context`` (Chen et al. 2306.15595) never is. Pairs that never turned are those beyond
+    new if ``context * f < 2 pi`` and ``r * g mod 2 pi >= context * f``. Distances are 0 to ``to -
+    1``, from a query back to a key. The angle ``context * f`` itself counts as new, so an unchanged
+    rope shows its first new phase at distance ``context``, and position interpolation by ``to /
+    context`` (Chen et al. 2306.15595) shows none. Pairs that never complete a turn are those beyond
     the critical dimension of Liu et al. (2310.05209, section 3).
 
     Args:
-        rope: The Rope of the training.
-        context: Tokens of the training.
-        extended: The Rope of the wanted context; ``rope`` itself for no change.
-        to: Tokens of the wanted context. With several axes, distances run along every one.
+        rope: The Rope used in training.
+        context: Tokens in training.
+        extended: The Rope for the longer context; ``rope`` itself for no change.
+        to: Tokens in the longer context. With several axes, distances run along every axis.
 
     >>> import dataclasses
     >>> from phasor.scaling import Linear
@@ -128,11 +128,12 @@ class _Arc:
 
 
 def _floor_sum(count: int, unit: int, step: int, start: int) -> int:
-    """``sum over r < count of (step * r + start) // unit``, for numbers that are not negative."""
+    """``sum over r < count of (step * r + start) // unit``, for non-negative numbers."""
     total = 0
     while True:
-        # the whole parts of ``step`` and ``start`` have a closed sum; the rest counts points of a
-        # grid below a line, and exchanging the axes makes a smaller sum, as in Euclid's algorithm
+        # the whole parts of ``step`` and ``start`` have a closed form; the remainder counts grid
+        # points
+        # below a line, and swapping the axes gives a smaller sum, as in Euclid's algorithm
         total += count * (count - 1) // 2 * (step // unit) + count * (start // unit)
         step, start = step % unit, start % unit
         top = step * count + start

@@ -1,4 +1,4 @@
-"""The laws that extend a model's layers, what its release documents, and the config for each."""
+"""The laws that extend a model's layers, the law that its release documents, and their configs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from phasor.scaling import NTK
 
 DOCUMENTED = "documented"
 _MEASURING_ADVICE = (
-    "Measure the laws on your own weights and texts: perplexity at the full length, whether a fact "
-    "is found at every depth of it, and both again at the trained length, which a law can make "
+    "Measure the laws on your own weights and texts: perplexity at the full length, whether the "
+    "model finds a fact at every depth, and both again at the trained length, which a law can make "
     "worse. Fine-tuning improves any law."
 )
-# limits on pairs and on pairs times distances, so that a comparison takes seconds
+# limits on pairs and on pairs * distances, so that a comparison takes seconds
 _MOST_PAIRS, _MOST_COSINES = 1 << 11, 1 << 31
-# the parts of a plan and of an option that are JSON values as they are
+# fields of a plan and of an option that are JSON values already
 _PLAN_FIELDS = (
     "model", "kinds", "labels", "inside", "context", "to", "recommended", "judgement",
 )  # fmt: skip
@@ -37,8 +37,8 @@ _OPTION_NUMBERS = (
     "pairs_with_new_phases", "slowest_turns", "sign_change", "resolution", "evidence",
 )  # fmt: skip
 _FIXED_CLASS_REASON = (
-    "the class of this model takes no law and no base from its config; rotate with the rope itself "
-    "(Rope.to_json keeps it)"
+    "the class of this model ignores laws and bases in its config; rotate with the rope itself "
+    "(store it with Rope.to_json)"
 )
 
 
@@ -46,20 +46,20 @@ _FIXED_CLASS_REASON = (
 class ExtensionOption:
     """One law for the longer context, and its effects."""
 
-    # as `phasor.scaling.LAWS` names it; "unchanged", or "documented" for the model's release
+    # a name in `phasor.scaling.LAWS`, "unchanged", or "documented" for the model's release
     name: str
     rope: Rope  # for the longer context, with a static law
-    coverage: Coverage  # which of its phases did not occur in training
+    coverage: Coverage  # its phases that did not occur in training
     # the first distance below ``coverage.to`` where ``C(r) = sum_k cos(r * inv_freq[k])`` is
     # negative: from there on a similar key may score below a random one (Men et al. 2405.14591,
     # Theorem 1)
     sign_change: int | None
-    # new over old frequency of the fastest pair, which tells neighbouring tokens apart; 1 if all
+    # new / old frequency of the fastest pair, which distinguishes neighbouring tokens; 1 if all
     # frequencies are 0
     resolution: float
-    # ``rope`` as configs have it: NTK-aware scaling as a raised base, rules as they are
+    # ``rope`` as a config states it: NTK-aware scaling as a larger base, rules unresolved
     config_rope: Rope
-    # the keys of the Hugging Face config, and which programs read them; None if it cannot say this
+    # the keys for the Hugging Face config and the programs that read them; None if it has none
     file_keys: FileKeys | None
     refused: str | None  # the reason, if ``file_keys`` is None
 
@@ -80,7 +80,7 @@ class ExtensionOption:
 
     @property
     def evidence(self) -> str:
-        """What papers measured of the law, on other models; "" if nothing is known."""
+        """Measurements of the law in papers, on other models; "" if none are known."""
         return EVIDENCE.get(self.name, "")
 
     def __repr__(self) -> str:
@@ -90,44 +90,44 @@ class ExtensionOption:
         sign = "never" if self.sign_change is None else f"from {self.sign_change}"
         return (
             f"{self.name}: {self.pairs_with_new_phases} of {self.rope.num_pairs} pairs show new "
-            f"phases, C(r) < 0 {sign}, {self.resolution:.3g} of the angle between neighbours kept"
+            f"phases, C(r) < 0 {sign}, angle between neighbours times {self.resolution:.3g}"
         )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExtensionPlan:
-    """The laws for the layers that share one rope, and what the model's release documents."""
+    """The laws for layers that share one rope, and the law that the model's release documents."""
 
-    model: str  # its name
-    kinds: tuple[str, ...]  # of the layers to extend
-    labels: tuple[str, ...]  # of their blocks in ``rope_parameters``; none if one is for all
+    model: str  # the model's name
+    kinds: tuple[str, ...]  # the kinds of layers to extend
+    labels: tuple[str, ...]  # their blocks in ``rope_parameters``; empty if all layers share one
     inside: str  # path in the config file where the keys go, joined by dots
-    has_file: bool  # whether the keys are for a Hugging Face config that was read
+    has_file: bool  # whether the keys are for a Hugging Face config that phasor read
     context: int  # tokens of the training
     to: int  # tokens of the wanted context
-    # by name, the unchanged Rope first, then "documented" if that reaches ``to``
+    # by name: first the unchanged Rope, then "documented" if that reaches ``to``
     options: Mapping[str, ExtensionOption]
     documented: DocumentedExtension | None  # the longer context of the release, if it is known
-    cache: CacheSize  # of one sequence of ``context`` tokens, and of one of ``to``
+    cache: CacheSize  # for one sequence of ``context`` tokens and one of ``to``
 
     @property
     def recommended(self) -> str | None:
-        """The option with evidence: what the release documents. None if it does not."""
+        """The only option with evidence: the one that the release documents, or None."""
         return DOCUMENTED if DOCUMENTED in self.options else None
 
     @property
     def title(self) -> str:
-        """Layers and lengths, in half a line."""
+        """Layers and lengths, in a few words."""
         return f"{', '.join(self.kinds)} layers: from {self.context} to {self.to} tokens"
 
     @property
     def judgement(self) -> tuple[str, ...]:
-        """Sentences: the documented law, or that none is known and laws have to be measured."""
+        """Sentences about the documented law, or that none is known and you need to measure."""
         release = self.documented
         if release is None:
             return (
-                "No release of this model is known to document a longer context, so no law is "
-                "recommended.",
+                "No law is recommended: no release of this model is known to document a longer "
+                "context.",
                 _MEASURING_ADVICE,
             )
         if release.model == self.model:
@@ -145,9 +145,9 @@ class ExtensionPlan:
 
     @property
     def costs(self) -> tuple[str, ...]:
-        """The memory that keys and values take before and after, and the formula of it."""
+        """The memory of keys and values before and after, with its formula."""
         if self.cache.bytes is None:
-            return (f"Keys and values of a sequence: not counted, as {self.cache.formula}.",)
+            return (f"Keys and values of a sequence: not counted, because {self.cache.formula}.",)
         before, after = (f"{count / 2**30:.4g} GiB" for count in self.cache.bytes)
         return (
             f"Keys and values of a sequence: {before} at {self.context} tokens, "
@@ -156,16 +156,16 @@ class ExtensionPlan:
         )
 
     def option(self, law: str | None) -> ExtensionOption:
-        """The option with this law; with None the recommended one."""
+        """The option with this law; for None the recommended one."""
         name = self.recommended if law is None else law
         if name is None:
             raise SpecError(
-                f"law must be given, since none is recommended: one of {', '.join(self.options)}"
+                f"law must be given, because none is recommended: one of {', '.join(self.options)}"
             )
         return self.options[find_law(name, self.options)]
 
     def config_with(self, config: Mapping[str, Any], law: str | None) -> dict[str, Any]:
-        """A copy of the whole Hugging Face config that the plan is about, changed for `option`.
+        """A copy of the Hugging Face config of the model, changed for `option`.
 
         Raises:
             ConfigError: If a config cannot express the law, or has no config at ``inside``.
@@ -177,7 +177,7 @@ class ExtensionPlan:
         inner = changed
         for key in filter(None, self.inside.split(".")):
             if not isinstance(inner.get(key), dict):
-                raise ConfigError(f"config must hold another one at {self.inside!r}, and does not")
+                raise ConfigError(f"config must hold another config at {self.inside!r}")
             inner = cast(dict[str, Any], inner[key])
         for key in option.file_keys.to_remove:
             inner.pop(key, None)
@@ -192,7 +192,7 @@ class ExtensionPlan:
         return "\n".join([f"{self.model}, {self.title}", *self.judgement, *options])
 
     def as_plain(self, law: str | None) -> dict[str, Any]:
-        """Everything as JSON values, with the config of ``law`` or of the recommended one."""
+        """Everything as JSON values, with the config for ``law`` or for the recommended law."""
         chosen = None if law is None and self.recommended is None else self.option(law)
         release, tokens = self.documented, self.cache.bytes
         cache = tokens and dict(zip(("before", "after"), tokens, strict=True))
@@ -223,22 +223,22 @@ def plan_extension(
     factors: Sequence[float] | None = None,
     parameters: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> ExtensionPlan:
-    """The laws that extend a model's layers to ``to`` tokens, and what its release documents.
+    """The laws that extend a model's layers to ``to`` tokens, and the one its release documents.
 
-    Recommended is only what the release documents. The numbers of the laws are computed from
-    angles, which no paper has shown to predict perplexity. The laws are none, linear interpolation
-    and NTK-aware by the ratio of the lengths, dynamic NTK, YaRN and Llama 3 with their published
-    parameters, and LongRoPE if its searched ``factors`` are given; layers that have a law get the
-    same with the ratio times its factor.
+    Only the documented law is recommended. The numbers of the laws are computed from angles, which
+    no paper has shown to predict perplexity. The options are no change, linear interpolation and
+    NTK-aware scaling by the ratio of the lengths, dynamic NTK, YaRN and Llama 3 with their
+    published parameters, and LongRoPE if its searched ``factors`` are given. Layers that already
+    have a law keep its kind, with its factor multiplied by the ratio.
 
     Args:
         ropes: The model, or one Rope for all its layers.
-        to: Tokens of the wanted context.
-        kind: The kind of layers to extend, or several kinds with equal ropes; kinds that share
-            their config block are included. None if all ropes of the model are equal.
-        context: Tokens of the training; None for the model's own ``context``.
-        factors: LongRoPE's divisor for every pair; only for layers without a law.
-        parameters: By name of a law, fields of its class that replace the usual ones, such as
+        to: Tokens in the longer context.
+        kind: The kind of layers to extend, or several kinds with equal ropes; kinds in the same
+            config block are included. None if all ropes of the model are equal.
+        context: Tokens in training; None for the model's own ``context``.
+        factors: LongRoPE's divisor for each pair; only for layers without a law.
+        parameters: For a law, by name, values that replace the usual ones, such as
             ``{"yarn": {"beta_fast": 16.0}}``.
 
     >>> from phasor import preset
@@ -254,14 +254,14 @@ def plan_extension(
     length = ropes.context if context is None else context
     if length is None:
         raise SpecError(
-            f"context must be given, since the description of {ropes.name} has none: how many "
-            "tokens was it trained on?"
+            f"context must be given, because the description of {ropes.name} has none: how many "
+            f"tokens was it trained on?"
         )
     names, rope = _find_kinds(ropes, kind)
     if rope.num_pairs > _MOST_PAIRS:
         raise SpecError(
-            f"laws are compared for at most {_MOST_PAIRS} pairs, got {rope.num_pairs}; is the "
-            "width of a head that of the model?"
+            f"laws are compared for at most {_MOST_PAIRS} pairs, got {rope.num_pairs}; is this "
+            f"really the model's head_dim?"
         )
     whole("to", to, least=2, most=longest_plan(rope))
     trained = static_rope(rope, length)
@@ -305,18 +305,18 @@ def plan_extension(
 
 
 def longest_plan(rope: Rope) -> int:
-    """The longest context for which the laws of ``rope`` are compared, by the work it takes."""
+    """The longest context for which laws of ``rope`` are compared, limited by computing time."""
     return _MOST_COSINES // rope.num_pairs
 
 
 def _find_kinds(ropes: LayerRopes, kind: str | Sequence[str] | None) -> tuple[list[str], Rope]:
-    """The kinds of layers to extend, with those that read the same config block, and their rope."""
+    """The kinds of layers to extend, with those in the same config block, and their rope."""
     rotating = [name for name, rope in ropes.kinds.items() if rope is not None]
     if kind is None and not rotating:
         raise SpecError(f"no layer of {ropes.name} has a rotary embedding to extend")
     if kind is None and len(ropes.ropes) > 1:
         layers = f"the layers of {ropes.name} differ"
-        raise SpecError(f"kind must be given, since {layers}: one of {', '.join(rotating)}")
+        raise SpecError(f"kind must be given, because {layers}: one of {', '.join(rotating)}")
     names = rotating if kind is None else [kind] if isinstance(kind, str) else list(kind)
     rope = ropes.kinds.get(names[0]) if names else None
     if rope is None or any(ropes.kinds.get(name) != rope for name in names):
@@ -332,7 +332,7 @@ def _find_kinds(ropes: LayerRopes, kind: str | Sequence[str] | None) -> tuple[li
 
 
 def _as_in_configs(rope: Rope) -> Rope:
-    """The rope with a larger base in place of NTK-aware scaling, which configs have no word for."""
+    """The rope with a larger base instead of NTK-aware scaling, which configs have no key for."""
     if not isinstance(rope.scaling, NTK) or isinstance(rope.axes, Axial):
         return rope
     assert rope.base is not None, "a law scales the powers of a base"
@@ -342,7 +342,7 @@ def _as_in_configs(rope: Rope) -> Rope:
 def _file_keys(
     ropes: LayerRopes, names: list[str], rope: Rope, context: int, to: int
 ) -> tuple[FileKeys | None, str | None]:
-    """The config keys that give the kinds ``names`` this rope; or the reason for none."""
+    """The config keys that give the kinds ``names`` this rope, or the reason why there are none."""
     if ropes.in_config.ignores_scaling:
         return None, _FIXED_CLASS_REASON
     changed = replace(ropes, kinds=dict(ropes.kinds) | dict.fromkeys(names, rope))

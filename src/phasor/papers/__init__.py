@@ -1,6 +1,6 @@
 """Formulas of papers about rotary embeddings, as functions from arrays to arrays.
 
-For analysis and figures; nothing that rotates depends on it.
+For analysis and figures; no rotation depends on them.
 """
 
 from phasor.papers.bounds import (

@@ -17,16 +17,16 @@ from phasor.extending.cosines import find_first_negative
 from phasor.numpy import pair_products
 from phasor.rope import Rope
 
-_EDGE_RATIO = 1 + 1e-6  # of two bases between which the edge of a feasible interval is found
+_EDGE_RATIO = 1 + 1e-6  # ratio of the two bases between which the edge of a feasible interval lies
 
 
 def critical_dimension(rope: Rope, context: float) -> int:
     """Rotated coordinates whose pairs make more than a full turn within a context.
 
     ``2 ceil((rotary_dim / 2) log_base(context / 2 pi))`` for a rope without a law (Liu et al.
-    2310.05209), counted here as twice the pairs that make more than one turn of the training
-    ``context``, so that laws and explicit frequencies have one too. Pairs beyond have seen only a
-    part of their circle, and meet new angles in a longer context. Half of it is the index of the
+    2310.05209). Counted here as twice the pairs that make more than one turn within the training
+    ``context``, which also covers laws and explicit frequencies. Later pairs have seen only part of
+    their circle, and meet new angles in a longer context. Half of the result is the index of the
     first such pair (LongRoPE2 2502.20082).
 
     >>> critical_dimension(Rope(head_dim=128, pairing="half"), 4096)
@@ -38,10 +38,10 @@ def critical_dimension(rope: Rope, context: float) -> int:
 
 
 def critical_base(base: float, context: float, tuned_context: float) -> float:
-    """Base from which tuning on a longer context does better than the base of training.
+    """The base above which fine-tuning on a longer context beats the training base.
 
-    ``base ** log(tuned_context / 2 pi, context / 2 pi)``, of contexts above ``2 pi`` tokens: with
-    it, the pairs that complete a turn in the tuned context are those that did in training (Liu
+    ``base ** log(tuned_context / 2 pi, context / 2 pi)``, for contexts above ``2 pi`` tokens: with
+    it, the pairs that complete a turn in the fine-tuned context are those that did in training (Liu
     et al. 2310.05209).
 
     >>> print(round(critical_base(10_000.0, 4096, 16_384)))
@@ -54,16 +54,16 @@ def critical_base(base: float, context: float, tuned_context: float) -> float:
 
 
 def feasible_bases(rope: Rope, context: int, bases: Iterable[float]) -> NDArray[np.float64]:
-    """Intervals of bases with which a key like the query scores no less than any other key.
+    """Intervals of bases with which a key equal to the query outscores a random key.
 
-    That is, no distance from 0 to ``context`` has ``cosine(rope, r, "aligned") < 0``; a head of
-    which at most half is rotated has none under any base. Men et al. (2405.14591) call the least
-    such base the lower bound of the context. The feasible bases are no interval: at 65536 tokens
-    and width 128, 2.1e6 is feasible, and 2 % and 5 % above it are not. Several entries of their
-    table 2 fail as printed, for two digits are too few, and others are no infima.
+    That is, ``cosine(rope, r, "aligned") >= 0`` at every distance from 0 to ``context``; if at most
+    half of a head is rotated, every base satisfies this. Men et al. (2405.14591) call the smallest
+    such base the lower bound of the context. Feasible bases do not form one interval: at 65536
+    tokens and width 128, 2.1e6 is feasible, but 2 % and 5 % above it are not. Several entries of
+    their table 2 fail as printed, because two digits are too few, and others are not infima.
 
-    Edges between neighbours in ``bases`` are found to a millionth. An interval between two
-    neighbours is missed: the first interval at 4096 tokens is 0.08 % wide. One base takes a few
+    Edges between neighbours in ``bases`` are found to a millionth. An interval that lies between
+    two neighbours is missed: the first interval at 4096 tokens is 0.08 % wide. One base takes a few
     milliseconds up to 65536 tokens.
 
     Args:
@@ -72,9 +72,9 @@ def feasible_bases(rope: Rope, context: int, bases: Iterable[float]) -> NDArray[
         bases: Ascending.
 
     Returns:
-        float64 ``[n, 2]``: the first and the last feasible base of each interval, ascending. The
-        first number is the least feasible base; ``[-1, 0]`` is the safe one, from which all are
-        feasible, if the last number is the last of ``bases``.
+        float64 ``[n, 2]``: the first and last feasible base of each interval, ascending. The first
+        number is the smallest feasible base. If the last number is the last of ``bases``, all of
+        them from ``[-1, 0]`` on are feasible.
 
     >>> rope = Rope(head_dim=128, pairing="half")
     >>> feasible_bases(rope, 1024, np.geomspace(4250, 4350, 8)).round()
@@ -82,7 +82,7 @@ def feasible_bases(rope: Rope, context: int, bases: Iterable[float]) -> NDArray[
     """
     whole("context", context, least=0)
     if rope.explicit_inv_freq is not None:
-        raise SpecError("rope must have a base to be swept, got explicit inv_freq")
+        raise SpecError("rope must have a base, got explicit inv_freq")
     candidates = numbers("bases", bases, above=1)
     if any(left >= right for left, right in itertools.pairwise(candidates)):
         raise SpecError("bases must ascend, got a base that is not above the one before it")
@@ -106,7 +106,7 @@ def feasible_bases(rope: Rope, context: int, bases: Iterable[float]) -> NDArray[
 def _find_edge(is_feasible: Callable[[float], bool], left: float, right: float) -> float:
     """The last feasible base before an infeasible one, by bisection between ``left`` and ``right``.
 
-    One of the two is feasible and the other is not.
+    Exactly one of the two is feasible.
     """
     good, bad = (left, right) if is_feasible(left) else (right, left)
     while max(good, bad) > _EDGE_RATIO * min(good, bad):
@@ -118,26 +118,27 @@ def _find_edge(is_feasible: Callable[[float], bool], left: float, right: float) 
 def interpolation_bound(
     q: ArrayLike, k: ArrayLike, distance: ArrayLike, rope: Rope
 ) -> NDArray[np.float64]:
-    """An upper bound on the error of linearly interpolated scores, where the published one fails.
+    """An upper bound on the error of linearly interpolated scores; the published one is wrong.
 
     Position Interpolation (Chen et al. 2306.15595, theorem 2.1) compares the score at a distance
-    ``r`` with the line through the scores at the whole distances around it,
-    ``|score(r) - (1 - w) score(floor(r)) - w score(floor(r) + 1)|`` with ``w = r - floor(r)``. It
-    is at most ``max_k |h[k]| * sum_k inv_freq[k]**2 * w (1 - w) / 2``, with ``h[k]`` the product of
-    a query's pair and the conjugate of a key's: the second derivative of the score is at most that
-    sum. Without a law the sum is ``(1 - base**-2) / (1 - base ** (-4 / rotary_dim))``, and the
-    bound half way is ``rotary_dim max|h| / 256.108`` at width 128 and base 10000.
+    ``r`` with the line through the scores at the two integer distances around it, ``|score(r) - (1
+    - w) score(floor(r)) - w score(floor(r) + 1)|`` with ``w = r - floor(r)``. The difference is at
+    most ``max_k |h[k]| * sum_k inv_freq[k]**2 * w (1 - w) / 2``, where ``h[k]`` is the product of a
+    query's pair and the conjugate of a key's: the second derivative of the score is at most ``max_k
+    |h[k]|`` times that sum. Without a law the sum is ``(1 - base**-2) / (1 - base ** (-4 /
+    rotary_dim))``, and at ``w = 0.5`` the bound is ``rotary_dim max|h| / 256.108`` for width 128
+    and base 10000.
 
-    The theorem prints ``rotary_dim max|h| w (1 - w) / (8 ln(base))``, half way a divisor of 294.73,
-    which does not hold. Its proof takes ``c**x <= 1 + x ln(c)``, which is the wrong way round for a
-    convex function: with ``q = k = (1, 1, ...)`` of width 128 the error at 0.5 is 1.0575 times as
-    large.
+    The theorem prints ``rotary_dim max|h| w (1 - w) / (8 ln(base))``, at ``w = 0.5`` a divisor of
+    294.73, which does not hold. Its proof uses ``c**x <= 1 + x ln(c)``, but for a convex function
+    the inequality points the other way: with ``q = k = (1, 1, ...)`` of width 128 the error at 0.5
+    is 1.0575 times as large.
 
     Args:
         q: ``[..., head_dim]``, before rotation.
         k: ``[..., head_dim]``, before rotation.
         distance: Broadcast against the leading dimensions.
-        rope: What rotates, along one axis.
+        rope: The rope, with one axis.
 
     Returns:
         float64, the broadcast shape.
@@ -152,8 +153,8 @@ def interpolation_bound(
     """
     if rope.axes.n_axes != 1:
         raise SpecError(
-            f"rope must have one axis, got {type(rope.axes).__name__} axes; "
-            "ask for one axis at a time"
+            f"rope must have one axis, got {type(rope.axes).__name__} axes; use a rope for each "
+            f"axis"
         )
     largest = np.abs(pair_products(q, k, rope)[0]).max(-1)
     fraction = as_positions(distance).astype(np.float64) % 1

@@ -18,9 +18,9 @@ from phasor.rope import Rope
 Kind = Literal["aligned", "opposite", "random", "independent"]
 KINDS: tuple[Kind, ...] = ("aligned", "opposite", "random", "independent")
 
-_LOW_BITS = 10  # of a distance: their phasors are shared by all distances that differ in the others
-_BATCH = 1 << 16  # distances that share factors, which take 128 MB if no two are equal
-_CHUNK = 1 << 11  # distances multiplied at once: two megabytes
+_LOW_BITS = 10  # low bits of a distance; distances with the same low bits share their phasors
+_BATCH = 1 << 16  # distances that share factors; without any sharing they take 128 MB
+_CHUNK = 1 << 11  # distances in one product: two megabytes
 
 
 def decay(rope: Rope, distances: ArrayLike) -> NDArray[np.float64]:
@@ -31,8 +31,8 @@ def decay(rope: Rope, distances: ArrayLike) -> NDArray[np.float64]:
     from 0). It is a factor of the bound on a score (`abel_bound`), not a score.
 
     The curve starts at ``(n + 1) / 2``, which is 32.5 at width 128: the printed figure, 6 to 22,
-    cuts it. It does not fall steadily (115 of its first 256 whole steps go up), and from 2048 on
-    it does not fall at all.
+    cuts it off. It does not fall steadily (115 of its first 256 integer steps go up), and from 2048
+    on it does not fall at all.
 
     Args:
         rope: The rope; frequencies in the order of its pairs.
@@ -51,12 +51,12 @@ def abel_bound(q: ArrayLike, k: ArrayLike, distance: ArrayLike, rope: Rope) -> N
     """An upper bound on ``|score(q, k, distance, rope)|`` by Abel's summation by parts.
 
     ``max_j |h[j+1] - h[j]| * sum_j |S_j(r)|`` with ``h[k]`` the product of a query's pair and the
-    conjugate of a key's, as complex numbers (Su et al. 2104.09864, eq. 36-37). ``h[n] = 0``
-    belongs in the maximum: without it the bound of ``q = k = (1, 1, ...)`` would be 0. The
-    coordinates that are not rotated add ``|q . k|`` of theirs.
+    conjugate of a key's, as complex numbers (Su et al. 2104.09864, eq. 36-37). ``h[n] = 0`` belongs
+    in the maximum: without it the bound for ``q = k = (1, 1, ...)`` would be 0. Coordinates that
+    are not rotated add the absolute value of their dot product.
 
-    The bound is loose: Gaussian vectors of width 128 below a distance of 4096 stay under a
-    twentieth of it, so its decay says little about attention.
+    The bound is loose: scores of Gaussian vectors of width 128 stay below a twentieth of it up to
+    distance 4096, so its decay says little about attention.
 
     Args:
         q: ``[..., head_dim]``, before rotation.
@@ -79,7 +79,7 @@ def abel_bound(q: ArrayLike, k: ArrayLike, distance: ArrayLike, rope: Rope) -> N
 def cosine(
     rope: Rope, distances: ArrayLike, kind: Kind, *, seed: int | None = None
 ) -> NDArray[np.float64]:
-    """Cosine of the angle between a rotated query and a rotated key, against their distance.
+    """Cosine of the angle between a rotated query and a rotated key, as a function of distance.
 
     ``q^T R(r) k / (|q| |k|)`` for one pair of vectors. For ``"aligned"`` it is ``C(r) / n`` with
     ``C(r) = sum_k cos(r * inv_freq[k])`` where the whole head turns. "Similarity falls with
@@ -87,17 +87,18 @@ def cosine(
     mean 0 and deviation ``head_dim ** -0.5`` at every distance (Barbero et al. 2410.06205,
     proposition 3.2 and figure 2).
 
-    ``head_dim * cosine(rope, r, "aligned")`` is the trace of ``R(r)``. Of random queries with
-    coordinates of one deviation, a key that is the query plus noise scores ``deviation**2`` times
-    that more than an independent key on average, so where it is negative a key like the query is
-    expected to score less than any other (Men et al. 2405.14591, theorem 1).
+    ``head_dim * cosine(rope, r, "aligned")`` is the trace of ``R(r)``. For random queries whose
+    coordinates have one standard deviation, a key that equals the query plus noise outscores an
+    independent key by ``deviation**2`` times the trace on average. Where the trace is negative, a
+    matching key is expected to score below a random one (Men et al. 2405.14591, theorem 1).
 
     Args:
         rope: The rope.
         distances: Integers or floats ``[...]``; ``[..., n_axes]`` for several axes.
         kind: ``"aligned"``: ``q = k = (1, 1, ...)``; ``"opposite"``: ``q = (1, 1, ...) = -k``;
             ``"random"``: ``q = k``, Gaussian; ``"independent"``: ``q`` and ``k`` Gaussian.
-        seed: Seed of the Gaussian vectors, ``q`` first; for those kinds only.
+        seed: Seed of the Gaussian vectors, ``q`` first; only for ``"random"`` and
+            ``"independent"``.
 
     Returns:
         float64 ``[...]``.
@@ -111,8 +112,8 @@ def cosine(
     choice("kind", kind, KINDS)
     is_random = kind in ("random", "independent")
     if is_random != (seed is not None):
-        what = "must be a whole number" if is_random else "must be left out"
-        raise SpecError(f"seed {what} for {kind} vectors, got {seed!r}")
+        requirement = "must be a whole number" if is_random else "must be left out"
+        raise SpecError(f"seed {requirement} for {kind} vectors, got {seed!r}")
     if is_random:
         generator = np.random.default_rng(whole("seed", seed, least=0))
         q = generator.standard_normal(rope.head_dim)
@@ -128,16 +129,15 @@ def cosine(
 def linear_weights(query: ArrayLike, keys: ArrayLike, rope: Rope) -> NDArray[np.float64]:
     """Weights of all tokens for the last query, in linear attention with a rotated numerator.
 
-    ``w_n = (R(N-1) φ(q) · R(n) φ(k_n)) / Σ_j φ(q) · φ(k_j)`` with ``φ(x) = elu(x) + 1``
-    (RoFormer 2104.09864, eq. 19). They are not a distribution: some are negative, and they do not
-    sum to 1. The mean sum over independent random keys is
-    ``cosine(rope, np.arange(N), "aligned").mean()``: where features have the same distribution in
-    all coordinates, their mean is a vector of equal entries, and rotated to many positions these
-    cancel. That is exact in the limit of large ``N``; the sum for a single query differs by a few
-    hundredths.
+    ``w_n = (R(N-1) φ(q) · R(n) φ(k_n)) / Σ_j φ(q) · φ(k_j)`` with ``φ(x) = elu(x) + 1`` (RoFormer
+    2104.09864, eq. 19). They are not a distribution: some are negative, and they do not sum to 1.
+    Their sum, averaged over independent random keys, is ``cosine(rope, np.arange(N),
+    "aligned").mean()``: if features have the same distribution in all coordinates, their mean is a
+    vector of equal entries, which cancels when rotated to many positions. This is exact in the
+    limit of large ``N``; the sum for a single query differs by a few hundredths.
 
     Args:
-        query: ``[head_dim]``, before the feature map; it stands at position ``N - 1``.
+        query: ``[head_dim]``, before the feature map, at position ``N - 1``.
         keys: ``[N, head_dim]``, at positions 0 to ``N - 1``.
         rope: The rope.
 
@@ -173,7 +173,7 @@ def _map_phasors(
     distances: ArrayLike,
     function: Callable[[NDArray[np.complex128]], NDArray[np.float64]],
 ) -> NDArray[np.float64]:
-    """A number for each distance, by a function of ``exp(i r inv_freq)``, ``[n, num_pairs]``."""
+    """A number for each distance, computed from ``exp(i r inv_freq)``, ``[n, num_pairs]``."""
     positions = as_positions(distances)
     lead = positions.shape if rope.axes.n_axes == 1 else positions.shape[:-1]
     # [..., n_axes] -> [distances, n_axes], or [...] -> [distances]
@@ -195,7 +195,7 @@ def _iterate_phasors(
         return
     for start in range(0, len(positions), _BATCH):
         batch = positions[start : start + _BATCH]
-        # R(a + b) = R(a) R(b), and distances that differ in the low bits alone share a
+        # R(a + b) = R(a) R(b); distances that differ only in their low bits share a
         high_parts, high_index = np.unique(batch >> _LOW_BITS << _LOW_BITS, return_inverse=True)
         low_parts, low_index = np.unique(batch & ((1 << _LOW_BITS) - 1), return_inverse=True)
         high_phasors, low_phasors = _phasors_at(rope, high_parts), _phasors_at(rope, low_parts)

@@ -1,28 +1,28 @@
-"""Attention heads that look at a position whatever the tokens are, and the weight they give it.
+"""Attention heads that look at a fixed offset whatever the tokens are, and their weights.
 
-And one that looks for a token wherever it stands, until distance turns it away: `semantic_head`.
+And a head that looks for a token at any distance, until the rotation hides it: `semantic_head`.
 
-Let every token carry a 1 in one coordinate of its input, as a projection with a bias has it (that
-of `phasor.torch.papers.PositionalHead`). With ``W_k x = e``, where ``e`` has a 1
-in the first coordinate of every pair, and ``W_q = alpha R(-offset) W_k``, the score of the query
-at ``m`` and the key at ``n`` is
+Let every token have a 1 in one coordinate of its input, as the bias of a projection provides
+(`phasor.torch.papers.PositionalHead`). With ``W_k x = e``, where ``e`` has a 1 in the first
+coordinate of every pair, and ``W_q = alpha R(-offset) W_k``, the score of the query at ``m`` and
+the key at ``n`` is
 
     (R(m) W_q x)^T (R(n) W_k x) = alpha C(n - m + offset),    C(r) = sum_k cos(r inv_freq[k])
 
 which is largest at ``n = m - offset``. So ``offset`` counts tokens back: 1 is the previous token,
 0 the token itself, and a negative offset looks ahead.
 
-Under a causal mask the query sees positions 0 to m, itself included. The rivals of the previous
-token are therefore the tokens before it and the query's own token, which is as near as the token
-two back and scores the same, ``alpha C(1)``.
+Under a causal mask the query sees positions 0 to m, its own included. So the previous token
+competes with the tokens before it and with the query's own token, which is one position away from
+it, as is the token two back; both score ``alpha C(1)``.
 
 The construction is Wendler's ("Notes on rotary positional embeddings", 2025), the theorems are
 Barbero et al.'s ("Round and Round We Go", 2410.06205): proposition 3.1 for any offset, theorem 5.3
-for the weight that grows with the norm. That weight is for a bounded context: ``C`` comes
-arbitrarily near to ``C(0)``, so no ``alpha`` is enough for every context (theorem 6.1).
+for the weight that grows with the norm. It needs a bounded context: ``C`` comes arbitrarily close
+to ``C(0)``, so no ``alpha`` is enough for every context (theorem 6.1).
 
-Scores here are those of the rotation alone. A model that multiplies them by
-``rope.logit_factor`` gets what ``alpha * rope.logit_factor`` gets here.
+Scores here do not include ``rope.logit_factor``. In a model that multiplies logits by it, ``alpha``
+acts as ``alpha * rope.logit_factor`` does here.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from phasor.pairings import slices
 from phasor.rope import Rope
 
 _WIDEST = 1 << 20
-_CHUNK = 4096  # distances whose phasors are computed at once
-_SMALL_GAP = 1e-3  # of C(0): a smaller gap has lost digits that sharp heads need
+_CHUNK = 4096  # number of distances whose phasors are computed at once
+_SMALL_GAP = 1e-3  # share of C(0); smaller gaps have lost digits that sharp heads need
 _TURN_TOLERANCE = Fraction(1, 10**45)  # frequencies are real numbers to 60 digits
 
 
 class HeadWeights(NamedTuple):
-    """The two projections of a head, ``[head_dim, width]`` each: ``q = query @ x``."""
+    """The query and key projections of a head, ``[head_dim, width]`` each: ``q = query @ x``."""
 
     query: NDArray[np.float64]
     key: NDArray[np.float64]
@@ -62,13 +62,13 @@ def positional_head(
 ) -> HeadWeights:
     """``W_q = alpha R(-offset) W_k`` and ``W_k x = e``: a head that looks ``offset`` tokens back.
 
-    Coordinates that do not turn have weight 0, for they score every token the same.
+    Coordinates that do not turn have weight 0, because they score every token the same.
 
     Args:
-        rope: What rotates queries and keys. Where it has several axes, an offset is along every
-            one, as in text.
+        rope: The rope of queries and keys. With several axes an offset is along every axis, as in
+            text.
         offset: Tokens back from the query: 1 the previous token, 0 itself, -1 the next.
-        alpha: Sharpness, 0 or more: `required_alpha` finds it.
+        alpha: Sharpness, 0 or more; `required_alpha` computes it.
         width: Width of the input.
         constant: The input coordinate that is 1 in every token.
 
@@ -85,7 +85,7 @@ def positional_head(
     alpha = number("alpha", alpha, least=0)
     width = whole("width", width, least=1, most=_WIDEST)
     constant = whole("constant", constant, least=0, most=width - 1)
-    # a layer's projections have the pairing that the rotation reads, even if it writes another
+    # a layer's projections have the pairing that the rotation reads, not the one it writes
     same_pairing = dataclasses.replace(rope, pairing_out=None)
     first, _ = slices(rope.pairing, rope.num_pairs, rope.rotary_start)
     head = HeadWeights(np.zeros((rope.head_dim, width)), np.zeros((rope.head_dim, width)))
@@ -98,22 +98,22 @@ def positional_head(
 def semantic_head(
     rope: Rope, pairs: int, *, alpha: float, width: int, query: int = 0, key: int = 1
 ) -> HeadWeights:
-    """A head that looks for a token by what it is, with its slowest pairs.
+    """A head that looks for a token by its content, with the slowest pairs.
 
-    A query whose input is 1 in coordinate ``query`` scores a key whose input is 1 in coordinate
-    ``key`` with ``alpha sum_k cos(r inv_freq[k])`` at distance ``r``, over the ``pairs`` slowest
-    pairs, and a key without it with 0. Round and Round We Go (2410.06205), theorem 6.1: where all
-    of them turn, no ``alpha`` serves every distance. Once the slowest has made a quarter of a turn
-    and the others with it, the token scores no more than any other. Pairs that stand still, as the
-    slowest of p-RoPE do, find it at any distance.
+    A query with input 1 in coordinate ``query`` gives a key with input 1 in coordinate ``key`` the
+    score ``alpha sum_k cos(r inv_freq[k])`` at distance ``r``, summed over the ``pairs`` slowest
+    pairs, and other keys 0. If all of these pairs turn, no ``alpha`` works at every distance (Round
+    and Round We Go 2410.06205, theorem 6.1): once the slowest and the others have made a quarter of
+    a turn, the token scores no more than any other. Pairs that do not turn, such as the slowest of
+    p-RoPE, find it at any distance.
 
     Args:
-        rope: What rotates queries and keys.
-        pairs: How many of the slowest pairs look, 1 or more.
+        rope: The rope of queries and keys.
+        pairs: Number of slowest pairs to use, 1 or more.
         alpha: Sharpness, 0 or more. Logits are divided by ``sqrt(rope.head_dim)``.
         width: Width of the input, 2 or more.
         query: The input coordinate of tokens that look.
-        key: The input coordinate of tokens that are looked for.
+        key: The input coordinate of tokens to look for.
 
     Returns:
         `HeadWeights`, float64.
@@ -140,15 +140,14 @@ def semantic_head(
 
 
 def attention_weight(rope: Rope, alpha: float, context: int, *, offset: int = 1) -> float:
-    """The attention that the last query of a causal context pays to the token ``offset`` back.
+    """The attention of the last query in a causal context to the token ``offset`` back.
 
-    ``1 / sum_n exp(-alpha * (C(0) - C(n - m + offset)) / sqrt(head_dim))`` over all
-    ``context`` tokens: logits are divided by ``sqrt(rope.head_dim)``, and any other factor on them
-    multiplies ``alpha``. Queries before the last see fewer rivals and pay more, so this is the
-    least over the context of every query that has a token so far back.
+    ``1 / sum_n exp(-alpha * (C(0) - C(n - m + offset)) / sqrt(head_dim))`` over all ``context``
+    tokens: logits are divided by ``sqrt(rope.head_dim)``, and any other factor on them multiplies
+    ``alpha``. Earlier queries see fewer other keys, so their weight is at least as large.
 
     Args:
-        rope: What rotates queries and keys.
+        rope: The rope of queries and keys.
         alpha: As given to `positional_head`.
         context: Tokens seen by the last query, itself included; at least 2.
         offset: Tokens back from the query, 0 to ``context - 1``.
@@ -164,8 +163,8 @@ def attention_weight(rope: Rope, alpha: float, context: int, *, offset: int = 1)
 def attention_map(rope: Rope, offset: int, *, alpha: float, tokens: int) -> NDArray[np.float64]:
     """Causal attention ``[query, key]`` of the head that `positional_head` makes.
 
-    Softmax of ``alpha C(n - m + offset) / sqrt(head_dim)`` over the keys ``n <= m``; not a number
-    where the key is later than the query. With several axes, tokens stand at the same place on all.
+    Softmax of ``alpha C(n - m + offset) / sqrt(head_dim)`` over the keys ``n <= m``; NaN where the
+    key is later than the query. With several axes, tokens have the same position on all of them.
 
     >>> rope = Rope(head_dim=64, pairing="half")
     >>> weights = attention_map(rope, 1, alpha=10.0, tokens=17)
@@ -176,7 +175,7 @@ def attention_map(rope: Rope, offset: int, *, alpha: float, tokens: int) -> NDAr
     tokens = whole("tokens", tokens, least=1)
     offset = whole("offset", offset, least=0, most=tokens - 1)
     sharpness = number("alpha", alpha, least=0) / math.sqrt(rope.head_dim)
-    # C(n - m + offset) for n - m from 1 - tokens to 0: that of n - m has the index n - m - 1
+    # C(n - m + offset) for n - m from 1 - tokens to 0, at index n - m - 1
     scores = sharpness * cosine_sums(rope, tokens, start=offset - tokens + 1)
     query, key = np.indices((tokens, tokens))
     logits = np.where(key > query, -np.inf, scores[np.minimum(key - query, 0) - 1])
@@ -185,22 +184,22 @@ def attention_map(rope: Rope, offset: int, *, alpha: float, tokens: int) -> NDAr
 
 
 def required_alpha(rope: Rope, context: int, weight: float, *, offset: int = 1) -> float:
-    """The least ``alpha`` with which `attention_weight` is ``weight`` or more over ``context``.
+    """The smallest ``alpha`` for which `attention_weight` is at least ``weight`` over ``context``.
 
-    Found by Newton's method on the logarithm of all rivals' weight, which is convex in ``alpha``.
-    If the two neighbours are the only rivals that matter, it is
-    ``sqrt(head_dim) * log(2 * weight / (1 - weight)) / (C(0) - C(1))``. `attention_weight` with
-    the result is at least ``weight``, rounding included.
+    Found by Newton's method on the logarithm of the other tokens' weight, which is convex in
+    ``alpha``. If only the two neighbours matter, it is ``sqrt(head_dim) * log(2 * weight / (1 -
+    weight)) / (C(0) - C(1))``. `attention_weight` with the result is at least ``weight``, rounding
+    included.
 
     Args:
-        rope: What rotates queries and keys.
+        rope: The rope of queries and keys.
         context: Tokens seen by the last query, itself included; at least 2.
-        weight: The wanted attention, between 0 and 1.
+        weight: The required attention, between 0 and 1.
         offset: Tokens back from the query, 0 to ``context - 1``.
 
     Raises:
         SpecError: If no ``alpha`` reaches the weight: no pair turns, or all pairs return to their
-            first angle at a distance within the context.
+            first angle at some distance within the context.
 
     >>> rope = Rope(head_dim=128, pairing="half", base=500_000.0)
     >>> round(required_alpha(rope, 8192, 0.99), 3)
@@ -240,9 +239,9 @@ def _compute_weight(alpha: float, gaps: NDArray[np.float64]) -> float:
 
 
 def _logit_gaps(rope: Rope, context: int, offset: int) -> NDArray[np.float64]:
-    """How much smaller the logit of every rival is, for an alpha of 1."""
+    """How much smaller the logit of every other token is, for an alpha of 1."""
     context = whole("context", context, least=2)
-    # rivals after the wanted token, and before it
+    # tokens after the wanted one, and before it
     later = whole("offset", offset, least=0, most=context - 1)
     earlier = context - 1 - later
     gaps = _compute_gaps(rope, max(later, earlier))
@@ -266,7 +265,7 @@ def _compute_gaps(rope: Rope, farthest: int) -> NDArray[np.float64]:
 
 
 def _find_period(rope: Rope, longest: int) -> int | None:
-    """The least distance up to ``longest`` at which all pairs return, by 45 digits of the turns."""
+    """The smallest distance up to ``longest`` at which all pairs return, to 45 digits of a turn."""
     period = 1
     for turn in map(Fraction, real_turns(rope)):
         nearest = turn.limit_denominator(longest)

@@ -16,19 +16,19 @@ RECIPES: tuple[Recipe, ...] = get_args(Recipe)
 
 
 def angle_errors(rope: Rope, positions: ArrayLike, recipe: Recipe) -> NDArray[np.float64]:
-    """The largest error of a way to compute cos and sin over all pairs, at each position.
+    """The largest error of a recipe for cos and sin over all pairs, at each position.
 
-    The reference is `phasor.angles.cos_sin`, which is right to 1e-15 at every int64 position.
+    The reference is `phasor.angles.cos_sin`, which is correct to 1e-15 at every int64 position.
 
     Args:
         rope: The rope.
         positions: Integers ``[...]``; ``[..., n_axes]`` for several axes.
-        recipe: ``"float32 angle"`` multiplies a float32 position by a float32 frequency and takes
-            the cosine in float32, the commonest recipe; ``"float64 angle"`` does that in float64
-            and keeps it; ``"complex64"`` takes the float32 angle into a complex exponential, as
-            Meta's Llama does, and is no better; ``"bfloat16 table"`` stores the commonest recipe
-            in bfloat16, whose eight bits cost ``2**-9`` in cos and in sin from the first
-            positions on; ``"float32 rows"`` are what phasor's kernels compute.
+        recipe: ``"float32 angle"``, the most common, multiplies a float32 position by a float32
+            frequency and takes the cosine in float32; ``"float64 angle"`` does all of it in
+            float64; ``"complex64"`` passes the float32 angle to a complex exponential, as in Meta's
+            Llama, and is no better; ``"bfloat16 table"`` stores the most common recipe in bfloat16,
+            whose eight bits cost ``2**-9`` in cos and sin from the first positions on; ``"float32
+            rows"`` are computed by phasor's kernels.
 
     Returns:
         float64 ``[...]``: the largest distance of ``(cos, sin)`` from the true unit vector.
@@ -68,10 +68,10 @@ def _compute_cos_sin(
 
 
 def _round_to_bfloat16(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Finite float32 rounded to bfloat16, its upper half; ties go to the even number.
+    """Finite float32 rounded to bfloat16, the upper half of its bits; ties go to the even number.
 
     Adding just under half a unit, and one more if the upper half is odd, carries into the upper
-    half exactly when rounding goes up.
+    half exactly when the number must be rounded up.
     """
     bits = x.view(np.uint32)
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))

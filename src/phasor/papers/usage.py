@@ -1,4 +1,4 @@
-"""Which frequencies a trained head uses, which position it attends to, and how long vectors are."""
+"""Measures of trained heads: frequency usage, attention to a position, and vector norms."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from phasor.rope import Rope
 def pair_norms(x: ArrayLike, rope: Rope) -> NDArray[np.float64]:
     """Mean norm of each pair of a query or key over tokens: frequency usage.
 
-    The mean of ``sqrt(x0**2 + x1**2)``. A pair adds at most the product of its query's norm and
-    its key's to a score, ``|q_k . k_k| <= |q_k| |k_k|``, so a frequency whose pairs are short is
-    not used (Round and Round We Go 2410.06205, section 4). A rotation keeps every norm, so ``x``
-    may be taken before it, or after it where the Rope keeps its pairing.
+    The mean of ``sqrt(x0**2 + x1**2)``. A pair adds at most the product of its query's norm and its
+    key's to a score, ``|q_k . k_k| <= |q_k| |k_k|``, so a head does not use a frequency whose pairs
+    are short (Round and Round We Go 2410.06205, section 4). A rotation keeps every norm, so ``x``
+    may be recorded before it, or after it if the Rope does not change the pairing.
 
     Args:
         x: ``[..., seq, heads, head_dim]``, the queries or the keys of a layer.
-        rope: Says which coordinates are a pair.
+        rope: Defines the coordinates of each pair.
 
     Returns:
         float64 ``[heads, num_pairs]``: pairs in the order of `Rope.inv_freq`.
@@ -35,7 +35,7 @@ def pair_norms(x: ArrayLike, rope: Rope) -> NDArray[np.float64]:
     vectors = real_array("x", x).astype(np.float64)
     if vectors.ndim < 3 or vectors.shape[-1] != rope.head_dim or 0 in vectors.shape:
         raise TensorError(
-            f"x must be [..., seq, heads, head_dim] with a token at least and head_dim "
+            f"x must be [..., seq, heads, head_dim] with at least one token and head_dim "
             f"{rope.head_dim}, got shape {list(vectors.shape)}"
         )
     first, second = pair_indices(rope, rope.pairing)
@@ -44,10 +44,10 @@ def pair_norms(x: ArrayLike, rope: Rope) -> NDArray[np.float64]:
 
 
 def positional_score(attention: ArrayLike, offset: int) -> NDArray[np.float64]:
-    """The mean weight that a head gives the key ``offset`` places from the query.
+    """The mean weight that a head gives the key at ``offset`` from the query.
 
-    The mean of ``attention[..., i, i + offset]`` over the queries that have that key: 1 for the
-    ideal diagonal head at offset 0 and the ideal previous-token head at -1 (Round and Round We
+    The mean of ``attention[..., i, i + offset]`` over the queries for which that key exists: 1 for
+    the ideal diagonal head at offset 0 and the ideal previous-token head at -1 (Round and Round We
     Go 2410.06205, section 5 and Theorem 5.3).
 
     Args:
@@ -68,15 +68,15 @@ def positional_score(attention: ArrayLike, offset: int) -> NDArray[np.float64]:
 
 
 def sink_score(attention: ArrayLike) -> NDArray[np.float64]:
-    """The mean weight that a head gives the first key: how much of a sink it makes of it.
+    """The mean weight that a head gives the first key: how strong an attention sink it is.
 
-    The mean of ``attention[..., i, 0]`` over the queries after the first, which under a causal mask
-    sees nothing else. Many heads of trained models give the first token most of their weight,
+    The mean of ``attention[..., i, 0]`` over all queries but the first, which under a causal mask
+    sees nothing else. Many heads of trained models give most of their weight to the first token,
     whatever it is (attention sinks, Xiao et al. 2309.17453, section 3.1; alpha of the first token
-    in Gu et al. 2410.10781, whose mean has the first query too).
+    in Gu et al. 2410.10781, whose mean includes the first query).
 
     Args:
-        attention: Weights after the softmax, ``[..., heads, seq, seq]``, queries before keys, of
+        attention: Weights after the softmax, ``[..., heads, seq, seq]``, queries before keys, with
             two tokens or more.
 
     Returns:
@@ -95,10 +95,9 @@ def sink_score(attention: ArrayLike) -> NDArray[np.float64]:
 def token_norms(x: ArrayLike) -> NDArray[np.float64]:
     """Mean norm of the vector at each position, over sequences.
 
-    Of values it bounds what a position adds to the output of a head, its weight times this norm:
-    a head that is to add nothing can give its weight to a position whose value is short (Guo et al.
-    2410.13835). Of queries and keys it bounds scores,
-    as `pair_norms` does pair by pair.
+    For values, weight times this norm bounds what a position adds to the output of a head: a head
+    can add nothing by attending to a position with a short value (Guo et al. 2410.13835). For
+    queries and keys it bounds scores, as `pair_norms` does pair by pair.
 
     Args:
         x: ``[..., seq, heads, head_dim]``: queries, keys or values of a layer.
@@ -112,20 +111,20 @@ def token_norms(x: ArrayLike) -> NDArray[np.float64]:
     vectors = real_array("x", x).astype(np.float64)
     if vectors.ndim < 3 or 0 in vectors.shape:
         raise TensorError(
-            "x must be [..., seq, heads, head_dim] with a token at least, "
-            f"got shape {list(vectors.shape)}"
+            "x must be [..., seq, heads, head_dim] with at least one token, got shape "
+            f"{list(vectors.shape)}"
         )
     norms = np.linalg.norm(vectors, axis=-1)  # [..., seq, heads]
     return norms.reshape(-1, *norms.shape[-2:]).mean(0).T
 
 
 def _check_attention(attention: ArrayLike) -> NDArray[Any]:
-    """As it is: of large maps only what is read becomes float64."""
+    """Checked, not converted: large maps become float64 only where they are read."""
     weights = real_array("attention", attention)
     if weights.ndim < 3 or weights.shape[-1] != weights.shape[-2] or 0 in weights.shape:
         raise TensorError(
-            "attention must be [..., heads, seq, seq] with one token at least, "
-            f"got shape {list(weights.shape)}; a cached query sees more keys than queries: "
-            "give the attention of a whole sequence"
+            "attention must be [..., heads, seq, seq] with at least one token, got shape "
+            f"{list(weights.shape)}; with a cache there are more keys than queries: pass the "
+            "attention of a whole sequence"
         )
     return weights

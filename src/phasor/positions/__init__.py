@@ -1,12 +1,12 @@
-"""Positions of tokens: integers for every way a batch is laid out.
+"""Positions of tokens, for every way to lay out a batch.
 
-In come lengths, boundaries, masks and grid sizes; out come int64 arrays ``[..., seq]``, or
-``[..., seq, n_axes]`` where a token has several coordinates (axis order t, h, w). The same names
-for tensors, on their device, are in `phasor.torch.positions`.
+The functions take lengths, boundaries, masks and grid sizes, and return int64 arrays ``[...,
+seq]``, or ``[..., seq, n_axes]`` where a token has several coordinates (axis order t, h, w).
+`phasor.torch.positions` has the same functions for tensors, on their device.
 
 A sequence of text, images, videos and sound is a list of `Text`, `Image`, `Video` and `Audio`. Grid
-sizes count the tokens that the language model sees, so after the vision tower has merged patches;
-markers around an image are tokens of text. `processed` reads it off what a processor returns.
+sizes count the tokens that the language model sees, after the vision tower has merged patches;
+markers around an image are text tokens. `processed` takes the output of a processor instead.
 
 Arguments that are not whole numbers, out of range or of another shape raise `PositionError`.
 """

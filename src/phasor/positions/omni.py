@@ -14,13 +14,13 @@ from phasor.errors import PositionError
 from phasor.positions.segments import Text, Video
 from phasor.positions.tokens import integers
 
-#: The models with sound in their sequences, whose codes number tokens differently.
+#: The models with sound in their sequences; they number tokens differently.
 Omni = Literal["qwen2.5", "qwen3"]
 
 
 @dataclass(frozen=True)
 class Markers(Text):
-    """Text beside a video with sound, whose two markers on that side stand at one position."""
+    """Text next to a video with sound; the two markers on that side share one position."""
 
     first_twice: bool
     last_twice: bool
@@ -28,24 +28,24 @@ class Markers(Text):
 
 @dataclass(frozen=True, kw_only=True)
 class TimedVideo(Video):
-    """A video of an Omni model: each frame's time is computed by itself, and cut or not."""
+    """A video of an Omni model: each frame has its own time, truncated to an integer or not."""
 
     is_cut: bool
 
 
 @dataclass(frozen=True)
 class VideoWithAudio:
-    """A video and its sound, which begin together."""
+    """A video and its sound, which start at the same position."""
 
     video: Video
-    is_audio: NDArray[np.bool_]  # of each token
+    is_audio: NDArray[np.bool_]  # one for each token
 
 
 def read_paces(name: str, seconds: ArrayLike | None, count: int) -> list[float]:
-    """Seconds from one step in time to the next of so many videos; none where none are given."""
+    """Seconds between time steps, one number per video; an empty list if ``paces`` is None."""
     if seconds is None:
         return []
-    # as objects, for rows of several lengths make no array of numbers
+    # dtype object, because rows of different lengths do not make an array of numbers
     given = np.array(seconds, object, ndmin=1).tolist()
     paces = [
         number(f"{name}[{i}]", pace, above=0, most=1e9, error=PositionError)
@@ -61,7 +61,7 @@ def read_paces(name: str, seconds: ArrayLike | None, count: int) -> list[float]:
 def timed_videos(
     grids: Sequence[Sequence[int]], tokens_per_second: float | None, seconds: Any, omni: Omni
 ) -> list[Video]:
-    """The videos of an Omni model, which all have their seconds."""
+    """The videos of an Omni model; each needs its seconds per step."""
     paces = read_paces("second_per_grids", seconds, len(grids))
     if grids and not paces:
         raise PositionError(
@@ -88,7 +88,7 @@ def timed_videos(
 def check_omni(
     omni: Any, after_video: Any, joins: bool, audio_seqlens: Any, seconds: Any, seconds_vl: Any
 ) -> None:
-    """Refuse a model that is not known, and arguments that only others have."""
+    """Refuse an unknown model, and arguments that belong to other models."""
     if omni not in ("qwen2.5", "qwen3", None):
         raise PositionError(f"omni must be 'qwen2.5', 'qwen3' or None, got {short_repr(omni)}")
     if omni is None and (joins or audio_seqlens is not None or seconds is not None):
@@ -98,24 +98,24 @@ def check_omni(
         )
     if omni is not None and (after_video == "size" or seconds_vl is not None):
         raise PositionError(
-            "after_video='size' and second_per_grid_ts are of models without omni; Omni models "
-            "go on after a video's time, and have second_per_grids"
+            "after_video='size' and second_per_grid_ts are for models without omni; Omni models "
+            "continue after a video's time, and take second_per_grids"
         )
 
 
 def audio_lengths(seqlens: ArrayLike | None, omni: Omni | None) -> list[int]:
-    """Tokens of each audio, from the frames of its features: two layers of stride 2, or three."""
+    """Tokens per audio, from the frames of its features: two layers of stride 2, or three."""
     frames = integers("audio_seqlens", () if seqlens is None else seqlens, "[audios]")
     if omni == "qwen2.5":
         return (((frames - 1) // 2 + 1 - 2) // 2 + 1).reshape(-1).tolist()
-    # 13 tokens of each whole chunk of 100 frames
+    # 13 tokens for each whole chunk of 100 frames
     rest = (frames % 100 - 1) // 2 + 1
     rest = ((rest - 1) // 2 + 1 - 1) // 2 + 1
     return (rest + frames // 100 * 13).reshape(-1).tolist()
 
 
 def text_between(length: int, first_twice: bool, last_twice: bool) -> Text:
-    """Text beside videos with sound, whose two markers stand at one position; or any other."""
+    """Text, including text next to videos with sound, whose two markers share one position."""
     if not (first_twice or last_twice):
         return Text(length)
     markers = 2 * (first_twice + last_twice)

@@ -1,4 +1,4 @@
-"""What a sequence of text, images, videos and sound is made of."""
+"""The segments of a sequence: text, images, videos and sound."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Segment:
 
 @dataclass(frozen=True)
 class Text(_Segment):
-    """A run of ``length`` text tokens, which stand at ``t = h = w``.
+    """A run of ``length`` text tokens, with ``t = h = w``.
 
     Args:
         length: How many, at least 0.
@@ -29,7 +29,7 @@ class Text(_Segment):
 
 @dataclass(frozen=True)
 class Audio(_Segment):
-    """A run of ``length`` audio tokens, which stand at ``t = h = w`` as text does.
+    """A run of ``length`` audio tokens, with ``t = h = w`` as in text.
 
     Args:
         length: How many, at least 0.
@@ -55,12 +55,12 @@ class Image(_Segment):
 class Video(_Segment):
     """A video of ``frames`` grids of ``height * width`` tokens, frame by frame.
 
-    With neither ``seconds_per_frame`` nor ``tokens_per_second`` frames are one position apart
+    Without ``seconds_per_frame`` and ``tokens_per_second`` frames are one position apart
     (Qwen2-VL); with both they are ``seconds_per_frame * tokens_per_second`` apart (Qwen2.5-VL).
 
     Args:
-        frames: Steps in time that the model sees, at least 1. One step is often several frames
-            of the file merged: Qwen2.5-VL merges two.
+        frames: Time steps that the model sees, at least 1. A step is often several merged frames of
+            the file: Qwen2.5-VL merges two.
         height: Rows of tokens in a frame, at least 1.
         width: Tokens in a row, at least 1.
         seconds_per_frame: Seconds from one step to the next; for Qwen2.5-VL 2 divided by the
@@ -82,7 +82,7 @@ class Video(_Segment):
             return
         if not all(given):
             raise PositionError(
-                f"seconds_per_frame and tokens_per_second go together, got {pace[0]} and "
+                f"seconds_per_frame and tokens_per_second belong together, got {pace[0]} and "
                 f"{pace[1]}; give both, or neither for frames one position apart"
             )
         longest = float(self.frames)

@@ -14,15 +14,15 @@ from phasor.errors import PositionError
 Positions = NDArray[np.int64]
 
 _FIRST, _LAST = -(2**63), 2**63 - 1
-_MOST_POSITIONS = _LAST // 8  # bytes are counted in int64 too
+_MOST_POSITIONS = _LAST // 8  # its size in bytes must fit in int64 too
 
 
 def span(length: int, start: int = 0) -> Positions:
     """Consecutive positions ``start, start + 1, ..., start + length - 1`` of one sequence.
 
     Args:
-        length: How many tokens, at least 0.
-        start: Position of the first one; any int64, negative ones too.
+        length: Number of tokens, at least 0.
+        start: Position of the first token; any int64, also negative.
 
     Returns:
         int64 array ``[length]``.
@@ -36,13 +36,13 @@ def span(length: int, start: int = 0) -> Positions:
 
 
 def packed(cu_seqlens: ArrayLike) -> Positions:
-    """Positions of sequences packed end to end, counted from 0 again in each of them.
+    """Positions of packed sequences: each sequence starts at 0 again.
 
-    Token ``j`` of the pack stands at ``j - cu_seqlens[i]``, where ``i`` is the sequence it is in.
+    Token ``j`` of the pack is at position ``j - cu_seqlens[i]`` if it belongs to sequence ``i``.
 
     Args:
-        cu_seqlens: Boundaries ``[n_sequences + 1]`` as the variable-length kernels take them: 0
-            first, never decreasing, the total number of tokens last.
+        cu_seqlens: Boundaries ``[n_sequences + 1]`` as for variable-length attention: 0 first,
+            never decreasing, the total number of tokens last.
 
     Returns:
         int64 array ``[cu_seqlens[-1]]``.
@@ -66,14 +66,14 @@ def packed(cu_seqlens: ArrayLike) -> Positions:
 
 
 def padded(mask: ArrayLike) -> Positions:
-    """Positions of padded rows: the real tokens of each are at 0, 1, 2, ..., padding is at 0.
+    """Positions of padded rows: tokens of a row are at 0, 1, 2, ..., padding is at 0.
 
-    Padding may be on the left, on the right or in between. Its position is there to fill the
-    array and means nothing: attention never reads it.
+    Padding may be on the left, on the right or in between. Its position only fills the array:
+    attention never reads it.
 
     Args:
-        mask: Attention mask ``[..., seq]``, bools or integers: 1 a token, 0 padding. A mask that
-            is added to scores (0 and -inf, floats) says the opposite and is refused.
+        mask: Attention mask ``[..., seq]``, bools or integers: 1 for a token, 0 for padding. A mask
+            to be added to scores (floats, 0 and -inf) means the opposite and is refused.
 
     Returns:
         int64 array of the shape of ``mask``.
@@ -101,13 +101,13 @@ def read_mask(mask: ArrayLike) -> Positions:
 def cached(lengths: ArrayLike, new_tokens: int) -> Positions:
     """Positions of the tokens that follow caches of different lengths.
 
-    New token ``j`` of row ``i`` stands at ``lengths[i] + j``.
+    New token ``j`` of row ``i`` is at position ``lengths[i] + j``.
 
     Args:
-        lengths: Tokens already in each row's cache ``[batch]``. Where a row begins with padding,
-            its first real token stands at 0 if its length is what is cached less the padding,
-            which is negative as long as padding is all there is.
-        new_tokens: How many are added to every row.
+        lengths: Tokens already in each row's cache ``[batch]``. For a row with padding on the left,
+            subtract the padding, so that its first real token is at 0; the length is negative while
+            only padding is cached.
+        new_tokens: Number of tokens added to every row.
 
     Returns:
         int64 array ``[batch, new_tokens]``.
@@ -115,7 +115,7 @@ def cached(lengths: ArrayLike, new_tokens: int) -> Positions:
     >>> cached([7, 0], new_tokens=3)
     array([[7, 8, 9],
            [0, 1, 2]])
-    >>> cached([-2], new_tokens=4)  # the first four columns of a row that two pads begin
+    >>> cached([-2], new_tokens=4)  # first four columns, two of them padding
     array([[-2, -1,  0,  1]])
     """
     starts = integers("lengths", lengths, "[batch]")
@@ -125,10 +125,10 @@ def cached(lengths: ArrayLike, new_tokens: int) -> Positions:
 
 
 def grid(*sizes: int) -> Positions:
-    """Coordinates of every cell of a grid in row-major order, the last axis running fastest.
+    """Coordinates of every cell of a grid in row-major order, the last axis varying fastest.
 
     Args:
-        sizes: Cells along each axis: ``grid(h, w)`` of an image, ``grid(t, h, w)`` of a video.
+        sizes: Cells along each axis: ``grid(h, w)`` for an image, ``grid(t, h, w)`` for a video.
 
     Returns:
         int64 array ``[prod(sizes), len(sizes)]``.
@@ -145,11 +145,11 @@ def grid(*sizes: int) -> Positions:
 
 
 def every_axis(positions: ArrayLike, n_axes: int) -> Positions:
-    """The same position on every axis: how a rope of several axes sees text.
+    """The same position on every axis, as text has in a rope of several axes.
 
     Args:
         positions: Whole numbers ``[..., seq]``.
-        n_axes: How many axes the rope has, at least 1.
+        n_axes: Number of axes of the rope, at least 1.
 
     Returns:
         int64 array ``[..., seq, n_axes]``.
@@ -169,17 +169,17 @@ def context_parallel(
 ) -> Positions:
     """Positions of the tokens that one rank holds when a sequence is shared between ranks.
 
-    ``"contiguous"`` cuts the sequence into ``world_size`` chunks and gives rank ``r`` chunk
-    ``r``. ``"zigzag"`` cuts ``2 * world_size`` chunks and gives it chunks ``r`` and
-    ``2 * world_size - 1 - r``, an early one and a late one, so that every rank has the same
-    share of a causal mask (Llama 3, 2407.21783, section 3.3.2).
+    ``"contiguous"`` splits the sequence into ``world_size`` chunks; rank ``r`` holds chunk
+    ``r``. ``"zigzag"`` splits it into ``2 * world_size`` chunks; rank ``r`` holds chunk ``r`` and
+    chunk ``2 * world_size - 1 - r``, an early and a late one, so that all ranks do the same work
+    under a causal mask (Llama 3, 2407.21783, section 3.3.2).
 
     The result also indexes the sequence: ``x[positions]`` are the tokens of this rank.
 
     Args:
-        length: Tokens of the whole sequence, a multiple of the number of chunks.
+        length: Tokens in the whole sequence, a multiple of the number of chunks.
         rank: This rank, from 0.
-        world_size: How many ranks share the sequence.
+        world_size: Number of ranks that share the sequence.
         layout: ``"contiguous"`` or ``"zigzag"``.
 
     Returns:
@@ -193,7 +193,7 @@ def context_parallel(
 
 
 def chunks_of_rank(length: int, rank: int, world_size: int, layout: str) -> list[range]:
-    """The pieces of a sequence that `context_parallel` gives to one rank, with its errors.
+    """The chunks of a sequence that a rank holds, with the errors of `context_parallel`.
 
     >>> chunks_of_rank(8, 0, 2, "zigzag")
     [range(0, 2), range(6, 8)]
@@ -237,11 +237,11 @@ def _count_from(name: str, start: int, unit: str, count: int) -> Positions:
 
 
 def integers(name: str, values: Any, shape: str, kinds: str = "iu") -> Positions:
-    """``values`` as an array ``[..., seq]`` or, of another ``shape``, of one dimension."""
+    """``values`` as an array ``[..., seq]``, or with another ``shape`` of one dimension."""
     if any(kind.__module__ == "torch" for kind in type(values).__mro__):
         raise PositionError(
             f"{name} must be an array or a list, got a torch tensor; phasor.torch.positions has "
-            "packed, padded, cached and every_axis for tensors; for all else give tensor.numpy()"
+            f"packed, padded, cached and every_axis for tensors; otherwise pass tensor.numpy()"
         )
     unmasked(name, values, PositionError)
     try:

@@ -30,26 +30,26 @@ _Placed = Segment | VideoWithAudio
 
 
 def multimodal(segments: Iterable[Segment]) -> Positions:
-    """Positions of text, images, videos and audio as Qwen2-VL, 2.5-VL, 3-VL and Omni number them.
+    """Positions of text, images, videos and audio as in Qwen2-VL, 2.5-VL, 3-VL and Omni.
 
-    With ``start`` one more than the largest coordinate so far, on any axis, and 0 at first:
+    ``start`` is one more than the largest coordinate so far on any axis, and 0 at first:
 
-    * token ``j`` of text or audio stands at ``start + j`` on all three axes;
-    * the patch of an image in row ``i``, column ``j`` at ``(start, start + i, start + j)``;
-    * that of frame ``k`` of a video at ``(start + time[k], start + i, start + j)``, where
-      ``time[k]`` is ``k``, or ``k * seconds_per_frame * tokens_per_second`` cut to a whole number.
+    * token ``j`` of text or audio is at ``start + j`` on all three axes;
+    * a patch of an image in row ``i``, column ``j`` is at ``(start, start + i, start + j)``;
+    * a patch of a video in frame ``k`` is at ``(start + time[k], start + i, start + j)``, where
+      ``time[k]`` is ``k``, or ``k * seconds_per_frame * tokens_per_second`` truncated.
 
-    The cut is taken on a float32 product, as the reference code takes it: a time just below a
-    whole number may be rounded up to it first. Qwen3-VL writes a time stamp as text before every
-    frame: give it each frame as ``Text`` and ``Image``. The next token of an answer stands at
+    The product is computed in float32, as in the reference code, so a time just below a whole
+    number may be rounded up to it before truncation. Qwen3-VL writes a time stamp as text before
+    every frame: pass each frame as ``Text`` and ``Image``. The next token of an answer is at
     ``positions.max() + 1``.
 
-    transformers 5.23 goes on after a video at ``start + max(height, width)`` however long the
-    video lasts, so text repeats the times of its late frames; there the two differ, and
-    `processed` has both. The paper and transformers 4 follow the rule above.
+    transformers 5.23 continues after a video at ``start + max(height, width)`` however long the
+    video lasts, so text after a long video repeats the times of its late frames. The paper and
+    transformers 4 continue as above; `processed` supports both.
 
     Args:
-        segments: The sequence from its beginning, in order.
+        segments: The whole sequence, in order.
 
     Returns:
         int64 array ``[seq, 3]``, axis order t, h, w.
@@ -71,7 +71,7 @@ def _place(segments: Iterable[_Placed], after_video: str) -> Positions:
         blocks.append(start + block)
         counted = block if after_video == "time" else block[:, 1:]
         if isinstance(segment, VideoWithAudio):
-            # text goes on after what is last in the row, which need not be last in time
+            # text continues after the last segment in the row, which need not be last in time
             is_last = segment.is_audio == segment.is_audio[-1]
             others = np.flatnonzero(~is_last)
             counted = block[others[-1] + 1 if len(others) else 0 :]
@@ -96,50 +96,50 @@ def processed(
     audio_seqlens: ArrayLike | None = None,
     second_per_grids: ArrayLike | None = None,
 ) -> NDArray[Any]:
-    """Positions `multimodal` for a batch as processors of transformers return it.
+    """The positions of `multimodal` for a batch that a processor of transformers returned.
 
     Equal to ``get_rope_index`` of Qwen2-VL, Qwen2.5-VL, Qwen3-VL, GLM-4.1V and ERNIE 4.5 VL in
-    transformers 5.23, and right where it is not: images that follow each other without a token in
-    between keep their own grids, and sequences that are packed into a row begin at 0, each of them.
-    Frames that time stamps part (Qwen3-VL, GLM-4.1V) are images; this is seen from their tokens.
+    transformers 5.23, and correct in two cases where that is wrong: adjacent images without a token
+    in between keep their own grids, and each of several sequences packed into a row starts at 0.
+    Frames separated by time stamps (Qwen3-VL, GLM-4.1V) count as images; their tokens show it.
 
-    Qwen2.5-Omni and Qwen3-Omni (TMRoPE) are named as ``omni``, for their codes differ: the first
-    cuts the times of frames to whole numbers and puts the two markers before and after a video with
-    sound at one position, the second does neither. Results are those of their ``get_rope_index``.
+    Pass ``omni`` for Qwen2.5-Omni or Qwen3-Omni (TMRoPE), which differ: the first truncates the
+    times of frames to whole numbers and gives the two markers before a video with sound, and the
+    two after it, one position; the second does neither. Results equal their ``get_rope_index``.
 
     Args:
-        token_types: ``mm_token_type_ids`` ``[batch, seq]`` or ``[seq]``: 0 a token of text, 1 of an
-            image, 2 of a video, 3 of audio. From ids: ``(ids == image_id) + 2 * (ids == video_id)
-            + 3 * (ids == audio_id)``, unless videos use the images' token, as GLM's do.
+        token_types: ``mm_token_type_ids`` ``[batch, seq]`` or ``[seq]``: 0 for text, 1 for an
+            image, 2 for a video, 3 for audio. From ids: ``(ids == image_id) + 2 * (ids == video_id)
+            + 3 * (ids == audio_id)``, unless videos use the image token, as in GLM.
         image_grid_thw: ``[images, 3]``: frames, rows and columns of patches, in the order of their
-            tokens, row after row of the batch; None where there are none.
-        video_grid_thw: ``[videos, 3]``, likewise.
-        mask: ``[batch, seq]``: 1 a token, 0 padding, on whichever side; its positions are 0.
-        cu_seqlens: Boundaries of sequences that are packed into one row.
-        spatial_merge: How many patches the vision tower merges into a token, on a side.
+            tokens, row after row of the batch; None without images.
+        video_grid_thw: ``[videos, 3]``, the same for videos.
+        mask: ``[batch, seq]``: 1 for a token, 0 for padding on either side; padding is at 0.
+        cu_seqlens: Boundaries of sequences packed into one row.
+        spatial_merge: Patches that the vision tower merges into a token, per side.
         temporal_merge: Frames of a video merged into one: 2 in ERNIE 4.5 VL.
-        tokens_per_second: As in `Video`; Qwen2.5-VL has it, and Omni models as
+        tokens_per_second: As in `Video`, for Qwen2.5-VL; Omni models call it
             ``position_id_per_seconds`` (25 in Qwen2.5-Omni, 13 in Qwen3-Omni).
-        second_per_grid_ts: Seconds from one step in time to the next ``[videos]``; 1 where none
-            are given.
-        after_video: Where the text behind a video goes on: "size" after its rows and columns, as
-            transformers 5.23 does, "time" after its last frame as well, as the papers,
-            transformers 4 and vLLM do. They differ where a video lasts longer than it is wide.
-            "size" if None; Omni models have "time" alone.
+        second_per_grid_ts: Seconds between time steps ``[videos]``; 1 by default.
+        after_video: Where text after a video continues: "size", after its rows and columns, as in
+            transformers 5.23; or "time", also after its last frame, as in the papers, transformers
+            4 and vLLM. They differ if a video lasts longer than it is wide. None is "size"; for
+            Omni models it is "time", the only choice.
         omni: ``"qwen2.5"`` or ``"qwen3"`` for a model with sound; None for the others.
-        use_audio_in_video: Whether tokens of video and of audio that alternate are one video with
-            its sound, which begin together.
-        audio_seqlens: Frames of each audio's features ``[audios]``, in the order of their tokens,
-            to check the number of its tokens by; they are not needed.
-        second_per_grids: Seconds from one step in time to the next ``[videos]`` in an Omni model.
+        use_audio_in_video: Whether alternating video and audio tokens are a video and its sound,
+            which start at the same position.
+        audio_seqlens: Frames of each audio's features ``[audios]``, in the order of their tokens.
+            Optional; used to check the number of audio tokens.
+        second_per_grids: Seconds between time steps ``[videos]`` in an Omni model.
 
     Returns:
         int64 ``[batch, seq, 3]`` or ``[seq, 3]``, axis order t, h, w; float64 where times are not
-        cut (``omni="qwen3"``). The next token of an answer stands at the largest coordinate of its
-        row + 1.
+        truncated (``omni="qwen3"``). The next token of an answer is at the largest coordinate of
+        its row + 1.
 
     Raises:
-        PositionError: If an image, a video or audio is cut, or there are more or fewer than grids.
+        PositionError: If tokens of an image, a video or audio are missing, or their number differs
+            from the grids.
 
     >>> processed([[0, 1, 1, 1, 1, 0]], [[1, 4, 4]])[0].T
     array([[0, 1, 1, 1, 1, 3],
@@ -156,7 +156,7 @@ def processed(
     if not ((types >= 0) & (types <= 3)).all():
         raise PositionError(
             f"token_types must hold 0 (text), 1 (image), 2 (video) and 3 (audio), got "
-            f"{types[(types < 0) | (types > 3)][0]}; mm_token_type_ids of a processor are these"
+            f"{types[(types < 0) | (types > 3)][0]}; a processor returns them as mm_token_type_ids"
         )
     if after_video not in ("size", "time", None):
         raise PositionError(f"after_video must be 'size' or 'time', got {short_repr(after_video)}")
@@ -173,7 +173,7 @@ def processed(
     else:
         videos = _videos(grids, tokens_per_second, second_per_grid_ts)
     grids = _grids("image_grid_thw", image_grid_thw, [1, *merges[1:]])
-    # an image of several frames has them one position apart, or a second
+    # frames of an image are one position apart, or one second
     images = [Video(frames=frames, height=height, width=width) for frames, height, width in grids]
     if omni and any(image.frames > 1 for image in images):
         images = timed_videos(grids, tokens_per_second, np.ones(len(grids)), omni)
@@ -200,7 +200,7 @@ def processed(
 
 
 def _grids(name: str, grids: ArrayLike | None, merges: Sequence[int]) -> list[list[int]]:
-    """Frames, rows and columns of tokens, from those of patches."""
+    """Frames, rows and columns of tokens, computed from those of patches."""
     patches = integers(name, () if grids is None else grids, "[..., seq]")
     if patches.size == 0:
         return []
@@ -231,7 +231,7 @@ def _videos(
 
 
 def _bounds(cu_seqlens: ArrayLike | None, shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Where each sequence of a row begins and ends."""
+    """The bounds of each sequence in a row."""
     if cu_seqlens is None:
         return [(0, shape[1])]
     length = len(packed(cu_seqlens))
@@ -250,8 +250,11 @@ def _read_segments(
     omni: Omni | None,
     joins: bool,
 ) -> Iterator[_Placed]:
-    """The segments of one sequence, whose tokens stand at ``places`` of their row."""
-    frame, left = Image(height=1, width=1), 0  # of a video that time stamps part, still to come
+    """The segments of one sequence; ``places`` are the indices of its tokens in the row."""
+    frame, left = (
+        Image(height=1, width=1),
+        0,
+    )  # frames that remain of a video with time stamps in between
     kinds = types[places]
     if joins:
         kinds = np.where(kinds == 3, 2, kinds)
@@ -308,29 +311,29 @@ def _read_segments(
 
 
 def videorope(segments: Iterable[Segment], *, delta: float = 2.0) -> NDArray[np.float64]:
-    """Positions of text, images and videos as VideoRoPE numbers them, on the diagonal of time.
+    """Positions of text, images and videos as in VideoRoPE, centred on the diagonal of time.
 
-    With ``start`` one more than the last ``t`` so far, and 0 at first:
+    ``start`` is one more than the last ``t`` so far, and 0 at first:
 
-    * text token ``j`` stands at ``start + j`` on all three axes;
-    * the patch of frame ``k``, row ``i``, column ``j`` at ``t = start + k * delta``,
+    * text token ``j`` is at ``start + j`` on all three axes;
+    * the patch in frame ``k``, row ``i``, column ``j`` is at ``t = start + k * delta``,
       ``h = t + i - floor((height - 1) / 2)`` and ``w = t + j - floor((width - 1) / 2)``;
       an image is one frame.
 
-    So the middle of a frame stands where text of that time would, rows above it and columns to
-    its left come out smaller than ``t`` (negative in an image that opens the sequence), and text
-    after a frame may repeat coordinates that the far corner of the frame has. The next token of
-    an answer stands at ``positions[-1, 0] + 1``.
+    So the middle of a frame has the position of text at that time. Rows above and columns to the
+    left are smaller than ``t`` (negative in an image that opens the sequence), and text after a
+    frame may repeat coordinates of the frame's far corner. The next token of an answer is at
+    ``positions[-1, 0] + 1``.
 
     Args:
-        segments: The sequence from its beginning, in order. Videos without seconds: here
-            ``delta`` alone says how far apart frames are.
+        segments: The whole sequence, in order. Videos must not have seconds: ``delta`` alone sets
+            the distance between frames.
         delta: Positions from one frame to the next, positive; the paper uses 2.
 
     Returns:
         float64 array ``[seq, 3]``, axis order t, h, w; float64 whatever the value of ``delta``.
 
-    Source: VideoRoPE (2502.05173), with the centre as the authors' code rounds it.
+    Source: VideoRoPE (2502.05173), with the centre rounded as in the authors' code.
 
     >>> videorope([Text(1), Video(frames=2, height=1, width=3), Text(1)]).T
     array([[0., 1., 1., 1., 3., 3., 3., 4.],

@@ -1,4 +1,4 @@
-"""The scaling laws: how a longer context is reached by slowing some pairs down.
+"""The scaling laws: they slow some pairs down so that a model can read a longer context.
 
 A *law* (`Law`) is a pure function of frequencies; a *rule* (`Rule`) picks a law from the length of
 the sequence. Each is a small frozen class. ``REGISTRY`` has a line for each; its keys are the names
@@ -36,7 +36,8 @@ class Registered(NamedTuple):
     """A law or rule in the registry."""
 
     example: Law | Rule  # fits a head of 64 coordinates
-    # the scaled ``f_k`` of pair ``k`` of a rotated width ``d``, with ``s`` for the factor
+    # the scaled frequency of pair ``k``; ``f_k`` before scaling, ``d`` the rotated width, ``s`` the
+    # factor
     formula: str
 
 
@@ -44,25 +45,25 @@ _FAR: dict[str, Any] = {"factor": 8.0, "original_max_positions": 8192}
 _DIVISORS = tuple(1 + 0.1 * k for k in range(32))
 _LISTS = {"short_factors": (1.0,) * 32, "long_factors": _DIVISORS}
 
-#: By name, a line for each: tests take their examples from it, and the documentation its tables.
+#: One line per law or rule, by name; tests take their examples from it, pages their tables.
 REGISTRY: Mapping[str, Registered] = {
     "linear": Registered(Linear(factor=8.0), "`f_k / s`"),
     "ntk": Registered(NTK(factor=8.0), "`f_k · s^(−2k/(d−2))`"),
     "ntk_old": Registered(NTKOld(factor=8.0), "`f_k · s^(−2k/d)`"),
     "ntk_fixed": Registered(NTKFixed(factor=8.0), "`f_k · s^(−2(k+1)/d)`"),
     "ntk_mixed": Registered(NTKMixed(factor=8.0), "`f_k · exp(−a (k+1)^0.625)`"),
-    "part_ntk": Registered(PartNTK(**_FAR), "two ramps over the index"),
-    "yarn": Registered(Yarn(**_FAR), "ramp over the index, from `f_k` to `f_k / s`"),
-    "yarn_paper": Registered(YarnPaper(**_FAR), "ramp over the turns, from `f_k` to `f_k / s`"),
-    "llama3": Registered(Llama3(**_FAR), "ramp over the turns, from `f_k` to `f_k / s`"),
+    "part_ntk": Registered(PartNTK(**_FAR), "two ramps in the index"),
+    "yarn": Registered(Yarn(**_FAR), "ramp in the index, from `f_k` to `f_k / s`"),
+    "yarn_paper": Registered(YarnPaper(**_FAR), "ramp in the turns, from `f_k` to `f_k / s`"),
+    "llama3": Registered(Llama3(**_FAR), "ramp in the turns, from `f_k` to `f_k / s`"),
     "proportional": Registered(Proportional(fraction=0.75), "`f_k`, or 0 for the slowest pairs"),
     "hope": Registered(Hope(original_max_positions=8192), "0 for pairs without a full turn"),
     "cope": Registered(Cope(num_pairs=8), "the slowest pairs fade to 0"),
     "resonance": Registered(Resonance(), "wavelengths rounded to whole numbers"),
     "per_pair": Registered(PerPair(factors=_DIVISORS), "`f_k / factors[k]`"),
-    "dynamic_ntk": Registered(DynamicNTK(**_FAR), "`NTK` by a factor that grows with the length"),
+    "dynamic_ntk": Registered(DynamicNTK(**_FAR), "`NTK` with a factor that grows with the length"),
     "stepped_ntk": Registered(
-        SteppedNTK(original_max_positions=2048), "`NTK` by a factor that grows in steps"
+        SteppedNTK(original_max_positions=2048), "`NTK` with a factor that grows in steps"
     ),
     "longrope": Registered(LongRope(**_LISTS, **_FAR), "`PerPair` with one of two lists"),
 }

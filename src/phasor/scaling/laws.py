@@ -1,6 +1,6 @@
-"""The scaling laws: pure functions from plain frequencies to scaled ones.
+"""The scaling laws: pure functions from unscaled to scaled frequencies.
 
-The classes stand in three groups: laws that stretch every pair by one formula, laws that keep fast
+The classes form three groups: laws that stretch every pair by one formula, laws that keep fast
 pairs and interpolate slow ones, and laws that decide for each pair on its own.
 """
 
@@ -22,7 +22,7 @@ Frequencies = tuple[Decimal, ...]
 
 _ONE, _ZERO = Decimal(1), Decimal(0)
 
-#: By name of a field, its check: the name means the same in every law and rule.
+#: The check of each field, by name; a name means the same in every law and rule.
 _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor"), partial(number, above=0)),
     **dict.fromkeys(("beta_fast", "beta_slow", "attention_factor"), partial(number, above=0)),
@@ -39,7 +39,7 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
 
 
 def check_fields(law: Any, **checks: Callable[[str, Any], Any]) -> None:
-    """Replace the fields of a law or rule by their values, as ``checks`` or else `_CHECKS` say."""
+    """Replace the fields of a law or rule by checked values, from ``checks`` or `_CHECKS`."""
     for field in fields(law):
         check = checks.get(field.name, _CHECKS.get(field.name))
         value = getattr(law, field.name)
@@ -50,15 +50,15 @@ def check_fields(law: Any, **checks: Callable[[str, Any], Any]) -> None:
 class Temperature(NamedTuple):
     """How a law changes the size of attention logits."""
 
-    attention_factor: float = 1.0  # on cos and sin: its square is on the logits
-    softmax_factor: float = 1.0  # in addition to the attention factor
+    attention_factor: float = 1.0  # multiplies cos and sin, so its square multiplies the logits
+    softmax_factor: float = 1.0  # multiplies the logits, in addition to the attention factor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Law(NamedFields, ABC):
-    """A static scaling law: plain frequencies in, scaled frequencies out.
+    """A static scaling law: from unscaled frequencies to scaled ones.
 
-    Laws compute in 60-digit decimals; the results are rounded to floats only where they are used.
+    Laws compute in 60-digit decimals; results are rounded to floats only where they are used.
     """
 
     def __post_init__(self) -> None:
@@ -66,17 +66,18 @@ class Law(NamedFields, ABC):
 
     @abstractmethod
     def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
-        """The scaled frequencies, of one plain frequency per pair of a whole spectrum.
+        """The scaled frequencies of a full spectrum.
 
-        These are ``base ** (-2k/d)`` with ``d = 2 * len(plain)``, in radians per position.
+        ``plain`` has one frequency per pair, ``base ** (-2k/d)`` with ``d = 2 * len(plain)``, in
+        radians per position.
         """
 
     def temperature(self) -> Temperature:
-        """What the law does to the logits; both factors are 1 for most laws."""
+        """The factors by which the law changes the logits; both are 1 for most laws."""
         return Temperature()
 
 
-@lru_cache(maxsize=4096)  # searches try many laws on one base
+@lru_cache(maxsize=4096)  # searches try many laws with the same base
 @in_reals
 def _ln(value: Decimal) -> Decimal:
     return value.ln()
@@ -98,7 +99,7 @@ def _divide(plain: Frequencies, factor: float) -> Frequencies:
 class Linear(_Stretch):
     """Every frequency divided by ``factor``: position interpolation (Chen et al. 2306.15595).
 
-    Rotating by ``p`` at the divided frequency is rotating by ``p / factor`` at the plain one.
+    Position ``p`` at the divided frequency has the angle of ``p / factor`` at the original one.
 
     >>> from phasor import Rope
     >>> from phasor.scaling import Linear
@@ -112,14 +113,14 @@ class Linear(_Stretch):
 
 def _divide_by_powers(plain: Frequencies, factor: float, last: int, first: int = 0) -> Frequencies:
     """Pair ``k`` divided by ``factor ** ((k + first) / last)``."""
-    # `powers` multiplies once per pair: a Decimal power takes 0.1 ms, seconds for a wide head
+    # `powers` needs one product per pair; a Decimal power takes 0.1 ms, so seconds for a wide head
     multipliers = powers(Decimal(factor), -1 / Decimal(last), len(plain) + first)[first:]
     return tuple(f * multiplier for f, multiplier in zip(plain, multipliers, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
 class NTK(_Stretch):
-    """The base raised to ``base * factor ** (d / (d - 2))``, NTK-aware scaling.
+    """The base replaced by ``base * factor ** (d / (d - 2))``: NTK-aware scaling.
 
     The fastest pair is kept and the slowest is divided by exactly ``factor`` (bloc97; YaRN
     2309.00071, eq. 16). Hunyuan's constant ``alpha`` is this law's ``factor``.
@@ -132,7 +133,7 @@ class NTK(_Stretch):
         return _divide_by_powers(plain, self.factor, last)
 
     def raised_base(self, base: float, num_pairs: int) -> float:
-        """The base that does the same by itself: ``base * factor ** (n / (n - 1))``."""
+        """The base that has the same effect without a law: ``base * factor ** (n / (n - 1))``."""
         power = Decimal(num_pairs) / (num_pairs - 1)
         return float(Decimal(base) * Decimal(self.factor) ** power)
 
@@ -175,7 +176,7 @@ class NTKMixed(_Stretch):
         return tuple(f * (-ln_factor * part).exp() for f, part in zip(plain, parts, strict=True))
 
 
-# Laws that keep fast pairs, interpolate slow ones, and blend the pairs between.
+# Laws that keep fast pairs, interpolate slow ones, and blend the pairs in between.
 
 
 def _clip(value: Decimal) -> Decimal:
@@ -188,7 +189,7 @@ def _blend(fast: Frequencies, slow: Frequencies, weights: Frequencies) -> Freque
 
 
 def _turn_ramp(plain: Frequencies, context: int, betas: tuple[float, float]) -> Frequencies:
-    """Weight of each pair's plain frequency, from 1 to 0: linear in its turns, or a step."""
+    """Weight of each pair's unscaled frequency, from 1 to 0: linear in its turns, or a step."""
     fast, slow = map(Decimal, betas)
 
     def weight(f: Decimal) -> Decimal:
@@ -203,17 +204,17 @@ def _turn_ramp(plain: Frequencies, context: int, betas: tuple[float, float]) -> 
 def _index_ramp(
     num_pairs: int, base: Decimal, context: int, betas: tuple[float, float], truncate: bool
 ) -> Frequencies:
-    """Weight of each pair's plain frequency, from 1 to 0: a ramp linear in the pair's index."""
+    """Weight of each pair's unscaled frequency, from 1 to 0: a ramp linear in the pair's index."""
 
     def index(turns: float) -> Decimal:
-        # real-valued, of the pair that makes so many turns over the context
+        # the index, a real number, of the pair that makes this many turns over the context
         return num_pairs * (context / (2 * PI * Decimal(turns))).ln() / _ln(base)
 
     low, high = index(betas[0]), index(betas[1])
     if truncate:
         low = low.to_integral_value(rounding=ROUND_FLOOR)
         high = high.to_integral_value(rounding=ROUND_CEILING)
-    # d - 1 and not d/2 - 1: checkpoints were trained with that
+    # d - 1, not d/2 - 1, because checkpoints were trained with it
     low, high = max(low, _ZERO), min(high, Decimal(2 * num_pairs - 1))
     if low == high:
         high += Decimal("0.001")
@@ -232,13 +233,13 @@ class _Extension(Law):
 
 
 def yarn_multiplier(factor: float, coefficient: float) -> float:
-    """YaRN's ``m(x) = 0.1 x ln(factor) + 1``; 1 where nothing is extended (2309.00071, 3.4)."""
+    """YaRN's ``m(x) = 0.1 x ln(factor) + 1``; 1 without an extension (2309.00071, 3.4)."""
     return 1.0 if factor <= 1 else 0.1 * coefficient * math.log(factor) + 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class _YarnTemperature(_Extension):
-    """The fields that both forms of YaRN share: the ends of the ramp, and the logit factors."""
+    """The fields that both forms of YaRN share: the ends of the ramp and the logit factors."""
 
     beta_fast: float = 32.0
     beta_slow: float = 1.0
@@ -253,9 +254,9 @@ class _YarnTemperature(_Extension):
     def temperature(self) -> Temperature:
         """DeepSeek's form of YaRN's section 3.4; its defaults give the paper's ``0.1 ln s + 1``.
 
-        With ``m(x) = 0.1 x ln(factor) + 1``, cos and sin are multiplied by
-        ``m(mscale) / m(mscale_all_dim)`` unless ``attention_factor`` says otherwise, and the
-        softmax scale by ``m(mscale_all_dim) ** 2``.
+        With ``m(x) = 0.1 x ln(factor) + 1``, cos and sin are multiplied by ``attention_factor``, by
+        default ``m(mscale) / m(mscale_all_dim)``. The softmax scale is multiplied by
+        ``m(mscale_all_dim) ** 2``.
         """
         all_dim = yarn_multiplier(self.factor, self.mscale_all_dim)
         attention_factor = self.attention_factor
@@ -273,14 +274,14 @@ class Yarn(_YarnTemperature):
     `YarnPaper`.
 
     Args:
-        factor: How many times longer the context becomes.
+        factor: The extended context divided by the original one.
         original_max_positions: The context before the extension.
         beta_fast: Pairs with more turns than this over the context are kept.
         beta_slow: Pairs with fewer turns than this are divided by ``factor``.
         truncate: Round the ends of the ramp outwards to whole indices (gpt-oss does not).
         mscale: DeepSeek's coefficient of the factor on cos and sin.
         mscale_all_dim: DeepSeek's coefficient of the factor on the softmax scale.
-        attention_factor: The factor on cos and sin, when the model states it.
+        attention_factor: The factor on cos and sin, if the model states it.
 
     >>> Yarn(factor=40.0, original_max_positions=4096, mscale_all_dim=1.0).temperature()
     Temperature(attention_factor=1.0, softmax_factor=1.8738542070926265)
@@ -316,8 +317,8 @@ class YarnPaper(_YarnTemperature):
 class Llama3(_Extension):
     """Keep fast pairs, divide slow ones by ``factor``, blend in between (Llama 3.1).
 
-    A pair is kept from ``high_freq_factor`` turns over the original context, divided by
-    ``factor`` below ``low_freq_factor`` turns. Llama 4 Scout sets both to 1, which is a step.
+    A pair with at least ``high_freq_factor`` turns over the original context is kept; one with
+    fewer than ``low_freq_factor`` is divided by ``factor``. Llama 4 Scout sets both to 1, a step.
     """
 
     low_freq_factor: float = 1.0
@@ -335,11 +336,10 @@ class Llama3(_Extension):
 
 @dataclass(frozen=True, kw_only=True)
 class PartNTK(_Extension):
-    """NTK-by-parts, the predecessor of YaRN: plain, NTK-aware and linear frequencies blended.
+    """NTK-by-parts, the predecessor of YaRN: a blend of unscaled, NTK-aware and linear scaling.
 
-    One index ramp (1.25 to 0.75 turns) blends NTK-aware into linear scaling, another (16 to 2
-    turns) blends plain frequencies into the result. The constants are those of the YaRN authors'
-    repository.
+    One index ramp (1.25 to 0.75 turns) blends NTK-aware and linear scaling, another (16 to 2 turns)
+    blends unscaled frequencies and the result. The constants are from the YaRN authors' repository.
     """
 
     def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
@@ -351,7 +351,7 @@ class PartNTK(_Extension):
         return _blend(plain, slow, ramp(16.0, 2.0))
 
 
-# Laws that stop, fade, round or divide each pair on its own.
+# Laws that stop, fade, round or divide pairs individually.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,8 +359,8 @@ class Proportional(Law):
     """The fastest ``fraction`` of the pairs turn, the others stand still: p-RoPE.
 
     Round and Round We Go (2410.06205), section 6.1; transformers' ``proportional`` (Gemma 4).
-    ``int(fraction * d // 2)`` pairs keep ``base ** (-2k/d) / factor``. Unlike in a partial
-    rotation, ``d`` is the whole rotary width. With a fraction of 0 no pair turns.
+    ``int(fraction * d // 2)`` pairs turn at ``base ** (-2k/d) / factor``, where ``d`` is the full
+    rotary width, unlike in a partial rotation. With a fraction of 0 no pair turns.
     """
 
     fraction: float

@@ -1,7 +1,7 @@
-"""Rules: each picks a law from the length of the sequence.
+"""Rules: each picks a law by the length of the sequence.
 
-Keys rotated under one law cannot be compared with queries rotated under another, so no rule is
-ever applied implicitly: the caller resolves it with ``rope.at(seq_len)``.
+Keys rotated by one law do not match queries rotated by another, so rules are never applied
+implicitly: the caller picks the law with ``rope.at(seq_len)``.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from phasor.scaling.laws import NTK, Law, PerPair, check_fields
 
 @dataclass(frozen=True, kw_only=True)
 class Rule(NamedFields, ABC):
-    """A rule that picks a law from the length of the sequence."""
+    """A rule that picks a law by the length of the sequence."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        # a subclass that overrides `at` alone must not inherit an `at_lengths` for other laws
+        # a subclass that overrides only `at` must not inherit an `at_lengths` that picks other laws
         if "at" in vars(cls) and "at_lengths" not in vars(cls):
             cls.at_lengths = Rule.at_lengths
 
@@ -37,17 +37,17 @@ class Rule(NamedFields, ABC):
         """The law for sequences of ``seq_len`` tokens."""
 
     def at_lengths(self, lengths: Any, plain: Any, xp: Any) -> tuple[Any, Any] | None:
-        """`at` for lengths in an array on a device, without reading them back to the host.
+        """`at` for an array of lengths on a device, without copying them to the host.
 
         Args:
             lengths: float64 array ``[...]``.
-            plain: One frequency per pair of a whole spectrum: float64 ``[num_pairs]``, an array of
+            plain: The unscaled frequencies of a full spectrum: float64 ``[num_pairs]``, an array of
                 the same library as ``lengths``.
-            xp: That library: ``torch``, NumPy from 2.0, or another that follows the array API.
+            xp: The library: ``torch``, NumPy from 2.0, or another that follows the array API.
 
         Returns:
             The scaled frequencies ``[..., num_pairs]`` and the attention factor, a number or
-            ``[...]``. None where a rule does not implement this: read the length and call `at`.
+            ``[...]``. None if the rule does not implement this: then call `at` with the length.
         """
         del lengths, plain, xp
         return None
@@ -55,7 +55,7 @@ class Rule(NamedFields, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicNTK(Rule):
-    """NTK-aware scaling whose factor grows with the sequence (emozilla; "dynamic" elsewhere).
+    """NTK-aware scaling with a factor that grows with the sequence (emozilla; "dynamic" elsewhere).
 
     At ``l > original_max_positions`` tokens the NTK factor is
     ``factor * l / original_max_positions - (factor - 1)``; up to there it is 1.
@@ -73,7 +73,7 @@ class DynamicNTK(Rule):
         >>> DynamicNTK(factor=8.0, original_max_positions=8192).at(16384)
         NTK(factor=9.0)
         """
-        # under torch.compile fields may be symbols, of which index() makes numbers
+        # under torch.compile fields may be symbols; index() converts them to numbers
         start, factor = index(self.original_max_positions), Fraction(self.factor)
         length = max(whole("seq_len", seq_len, least=1), start)
         return _ntk_law(factor * length / start - (factor - 1), seq_len)
@@ -89,9 +89,9 @@ class DynamicNTK(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class SteppedNTK(Rule):
-    """NTK-aware scaling in steps: another base at every doubling of the length (Qwen 1).
+    """NTK-aware scaling in steps: the base changes at every doubling of the length (Qwen 1).
 
-    At ``l`` tokens the NTK factor is ``2 ** (k + 1) - 1`` for the least ``k`` with
+    At ``l`` tokens the NTK factor is ``2 ** (k + 1) - 1`` for the smallest ``k`` with
     ``l <= original_max_positions * 2 ** k``; up to ``original_max_positions`` it is 1.
     """
 
@@ -116,7 +116,7 @@ class LongRope(Rule):
         short_factors: Divisors for sequences of at most ``original_max_positions`` tokens.
         long_factors: Divisors for longer ones.
         original_max_positions: The context before the extension.
-        factor: How many times longer the context became.
+        factor: The extended context divided by the original one.
         short_attention_factor: Factor on cos and sin with the short list; by default
             ``sqrt(1 + ln(factor) / ln(original_max_positions))``.
         long_attention_factor: The same for the long list.
@@ -125,14 +125,14 @@ class LongRope(Rule):
     if not TYPE_CHECKING:  # type checkers keep the dataclass's signature
 
         def __new__(cls, **fields: object) -> LongRope:
-            """Say the way out where Python would raise a bare TypeError."""
-            # copy and pickle call this without fields
+            """Tell the user what to pass where Python would raise a bare TypeError."""
+            # copy and pickle call this without arguments
             missing = [n for n in ("short_factors", "long_factors") if fields and n not in fields]
             if missing:
                 raise SpecError(
                     f"{' and '.join(missing)} must be given: a divisor for each pair, found by a "
-                    "search and published in the model's config (phasor.load reads it); laws that "
-                    "need a factor only are Linear, NTK and Yarn"
+                    "search and published in the model's config (phasor.load reads it); Linear, "
+                    "NTK and Yarn need only a factor"
                 )
             return super().__new__(cls)
 
@@ -153,7 +153,7 @@ class LongRope(Rule):
             )
 
     def at(self, seq_len: int) -> PerPair:
-        """The list of divisors for sequences of ``seq_len`` tokens, with its factor."""
+        """The divisors for sequences of ``seq_len`` tokens, with their attention factor."""
         is_long = whole("seq_len", seq_len, least=1) > self.original_max_positions
         factors, attention_factor = self._long_list() if is_long else self._short_list()
         return PerPair(factors=factors, attention_factor=attention_factor)
@@ -181,9 +181,9 @@ class LongRope(Rule):
 
 
 def _ntk_law(factor: Fraction | int, seq_len: int) -> NTK:
-    """The NTK-aware law with the exact factor that a rule has at this length."""
+    """The NTK-aware law with the exact factor of a rule at this length."""
     try:
-        # as float() does, which no version of torch.compile before 2.12 traces for a Fraction
+        # equals float(), which torch.compile before 2.12 cannot trace for a Fraction
         return NTK(factor=factor.numerator / factor.denominator)
     except OverflowError:
         raise SpecError(
@@ -192,7 +192,7 @@ def _ntk_law(factor: Fraction | int, seq_len: int) -> NTK:
 
 
 def _array_like(plain: Any, values: Any, xp: Any) -> Any:
-    """``values`` as an array with the dtype and on the device of ``plain``."""
-    # arrays of NumPy have no device before 2.0
+    """``values`` as an array with the dtype and device of ``plain``."""
+    # NumPy arrays have no device before 2.0
     place = {"device": plain.device} if hasattr(plain, "device") else {}
     return xp.asarray(values, dtype=plain.dtype, **place)

@@ -1,6 +1,6 @@
-"""phasor for PyTorch: rotations, the functions that apply them, and the modules around them.
+"""phasor for PyTorch: rotations, functions that apply them, and modules built on them.
 
-Cached keys are in `phasor.torch.kv_cache`, what the papers build of rotations in
+Functions for cached keys are in `phasor.torch.kv_cache`, methods of papers in
 `phasor.torch.papers`.
 """
 

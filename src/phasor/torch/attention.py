@@ -1,9 +1,9 @@
 """`RotaryAttention`: attention whose queries and keys are rotated.
 
-It runs on ``scaled_dot_product_attention``. Where torch's own kernels know the mask (full, causal),
-they apply it. Every other mask is a boolean one for `CHUNK` queries at a time, so that memory is
-proportional to the sequence. FlexAttention would do without masks, but uncompiled it writes all
-scores to memory, and compiled it has no backward pass on a CPU.
+It uses ``scaled_dot_product_attention``. Torch's kernels apply full and causal masks themselves.
+All other masks are boolean tensors for `CHUNK` queries at a time, so that memory is proportional to
+the sequence. FlexAttention would need no masks, but uncompiled it writes all scores to memory, and
+compiled it has no backward pass on a CPU.
 """
 
 from __future__ import annotations
@@ -27,40 +27,41 @@ from phasor.torch.kv_cache.cache import KVCache, check_attention_mask
 from phasor.torch.module import as_rotation, count_positions, drop_tables, read_bounds
 from phasor.torch.rotation import Rotation
 
-#: Queries that share one mask.
+#: Number of queries that share a mask.
 CHUNK = 512
-_ONE_AXIS = Rope(head_dim=2, pairing="half")  # for checks of positions, also where nothing turns
+_ONE_AXIS = Rope(head_dim=2, pairing="half")  # for checks of positions in layers without a rope
 
 
 class RotaryAttention(nn.Module):
     """``softmax(factor (R(m) q)ᵀ (R(n) k)) v`` between projections (RoFormer 2104.09864, eq. 16).
 
-    ``factor`` is ``head_dim**-0.5 * rope.softmax_factor``. Where the rope's law has an
-    `attention_factor`, cos and sin are multiplied by it, so that coordinates that are not rotated
-    stay as they are. The module holds the Rope and its weights: no table, no buffer, no longest
-    sequence. Its parameters are named as in transformers, so the weights of a Llama layer load by
-    ``load_state_dict``, and those of a Qwen3 layer with ``qk_norm=True``.
+    ``factor`` is ``head_dim**-0.5 * rope.softmax_factor``. Cos and sin are multiplied by the rope's
+    `attention_factor`; coordinates that are not rotated are unchanged. The module holds the Rope
+    and its weights: no table, no buffer, no maximum length. Its parameters have the names of
+    transformers, so ``load_state_dict`` loads the weights of a Llama layer, and with
+    ``qk_norm=True`` those of a Qwen3 layer.
 
     Args:
         rope: The rope of queries and keys; None for a layer without positions.
         embed_dim: Width of the input and the output.
         num_heads: Heads of queries.
-        num_kv_heads: Heads of keys and of values, a divisor of ``num_heads``, each shared by as
-            many queries (grouped-query attention, 2305.13245); ``num_heads`` if None.
-        head_dim: Width of a head. Needed where ``rope`` is None, else the Rope's.
-        causal: Whether a query sees only tokens up to itself.
-        window: Tokens that a causal query sees, itself included; None for all. Counted in tokens,
-            whatever their positions are.
-        query_factor: The factor on queries, a function of their positions (Llama 4, also where
-            ``rope`` is None): that of the layer by `LayerRopes.query_factor`. For one axis.
-        qk_norm: Whether each head of queries and keys goes through an RMS norm with weights before
+        num_kv_heads: Heads of keys and of values, a divisor of ``num_heads``; each is shared by
+            ``num_heads / num_kv_heads`` query heads (grouped-query attention, 2305.13245).
+            ``num_heads`` if None.
+        head_dim: Width of a head; required if ``rope`` is None, else taken from the Rope.
+        causal: Whether a query sees only its own and earlier tokens.
+        window: Number of tokens that a causal query sees, its own included; None for all. It counts
+            tokens, not positions.
+        query_factor: The factor on queries as a function of position, from
+            `LayerRopes.query_factor` (Llama 4, even where ``rope`` is None). Only for one axis.
+        qk_norm: Whether to apply an RMS norm with weights to each head of queries and keys before
             the rotation (Qwen3, 2505.09388).
         norm_eps: Epsilon of these norms.
-        dropout: Probability with which a weight of the softmax is set to 0 in training.
+        dropout: Probability of setting an attention weight to 0 in training.
         qkv_bias: Whether ``q_proj``, ``k_proj`` and ``v_proj`` have biases.
         o_bias: Whether ``o_proj`` has one.
         device: Device of the weights; torch's default if None.
-        dtype: Of the weights; torch's default if None.
+        dtype: Dtype of the weights; torch's default if None.
 
     Attributes:
         q_proj: ``nn.Linear``, ``embed_dim`` to ``num_heads * head_dim``.
@@ -144,7 +145,7 @@ class RotaryAttention(nn.Module):
 
     @property
     def rope(self) -> Rope | None:
-        """The rope. Another of the same ``head_dim`` can be assigned, for a longer context."""
+        """The rope. Assign another with the same ``head_dim`` for a longer context."""
         return self._rope
 
     @rope.setter
@@ -157,7 +158,7 @@ class RotaryAttention(nn.Module):
                     f"got {rope.head_dim}"
                 )
             if self.query_factor is not None and rope.axes.n_axes > 1:
-                raise SpecError(f"query_factor is for one axis, got a Rope of {rope.axes.n_axes}")
+                raise SpecError(f"query_factor needs a Rope with one axis, got {rope.axes.n_axes}")
         self._rope = rope
         softmax_factor = 1.0 if rope is None else rope.softmax_factor
         self._factor = self.head_dim**-0.5 * softmax_factor
@@ -178,34 +179,34 @@ class RotaryAttention(nn.Module):
         Args:
             x: ``[batch, seq, embed_dim]``.
             positions: As for `phasor.torch.rotate`, ``[seq]`` or ``[batch, seq]``. If None, 0, 1,
-                2, ... from the first token of each sequence: padding is not counted, cached tokens
-                are. A Rope of several axes needs them; a layer without Rope or ``query_factor``
-                ignores them, so that all layers of a model can be called alike. Or the `Rotation`
-                that a model makes of them once for all its layers.
+                2, ... from the first token of each sequence: cached tokens count, padding does not.
+                Required for a Rope of several axes. A layer without Rope and ``query_factor``
+                ignores them, so that a model can call all its layers in the same way. A `Rotation`
+                that the model makes once for all its layers is accepted too.
             attention_mask: Bools ``[batch, seq]``: True is a token, False is padding, on either
                 side. No token sees padding, and the output for padding is meaningless. With
-                ``key_value_states`` it is theirs, ``[batch, key_seq]``.
-            cu_seqlens: Boundaries of sequences packed end to end in every row, ``[0, ..., seq]``;
-                no sequence sees another. They are read on the host, so under ``torch.compile`` and
-                on accelerators pass a list of ints.
-            cache: From `make_cache`. Holds the tokens before these, and then these too.
-            key_value_states: ``[batch, key_seq, embed_dim]``: cross-attention. Keys and values are
-                made of these, as of an encoder's output, and queries of ``x``. Every query sees
-                every key, so the layer needs ``causal=False``.
+                ``key_value_states`` it masks these, ``[batch, key_seq]``.
+            cu_seqlens: Boundaries of packed sequences in every row, ``[0, ..., seq]``; no sequence
+                sees another. The host reads them, so under ``torch.compile`` and on accelerators
+                pass a list of ints.
+            cache: From `make_cache`. It holds the earlier tokens; these are appended.
+            key_value_states: ``[batch, key_seq, embed_dim]``, for cross-attention: keys and values
+                are projected from these, for example an encoder's output, and queries from ``x``.
+                Every query sees every key, so the layer needs ``causal=False``.
             key_value_positions: Positions of these keys, in the shapes of ``positions`` and on the
-                same scale: a score depends on the distance between its query and its key. If None,
-                they are counted as those of ``x`` are.
+                same scale, because a score depends on the distance between query and key. If None,
+                they are counted as for ``x``.
 
         Returns:
             ``[batch, seq, embed_dim]``.
 
         Raises:
             TensorError: If ``x``, ``key_value_states``, ``attention_mask`` or ``cache`` do not fit,
-                or a cache would have to record a gradient.
+                or if a cache would have to record a gradient.
             PositionError: If positions or boundaries do not fit.
-            SpecError: If a cache is given with packed sequences, or to attention that is not
-                causal; if ``key_value_states`` are given to attention that is, with packed
-                sequences, or are missing where their positions are given.
+            SpecError: If a cache is combined with packed sequences or ``causal=False``; if
+                ``key_value_states`` are combined with packed sequences or ``causal=True``, or are
+                missing although their positions are given.
         """
         refuse_tracing()  # lengths would be tensors
         key_inputs, bounds = self._read_inputs(
@@ -231,7 +232,7 @@ class RotaryAttention(nn.Module):
                     key_value_positions = _default_positions(key_inputs, self.rope, attention_mask)
                 q = self._rotation(q, positions)(q)
                 k = self._rotation(k, key_value_positions)(k)
-            # [batch, key_seq] -> [batch, heads, seq, key_seq], of size 1 where all are alike
+            # [batch, key_seq] -> [batch, heads, seq, key_seq], of size 1 where all are equal
             visible = None if attention_mask is None else attention_mask[:, None, None]
             options = {"attn_mask": visible, "dropout_p": self._current_dropout()}
             y = _sdpa(q, k, v, self._factor, **options)
@@ -249,9 +250,10 @@ class RotaryAttention(nn.Module):
 
         Args:
             batch_size: Number of rows.
-            capacity: Number of tokens that `forward` can take, padding included.
-            dtype: Of keys and values. If None, autocast's where it is on, else the weights' own;
-                if something else casts the weights (FSDP's mixed precision), pass that dtype.
+            capacity: Total number of tokens for `forward`, padding included.
+            dtype: Dtype of keys and values. If None, autocast's dtype if it is on, else that of the
+                weights; if something else casts the weights (FSDP's mixed precision), pass that
+                dtype.
         """
         weight = self.k_proj.weight
         device_type = weight.device.type
@@ -276,7 +278,7 @@ class RotaryAttention(nn.Module):
         )
 
     def _rotation(self, x: Tensor, positions: Any) -> Rotation:
-        """That of the tokens of ``x``, unless the model around the layer made it."""
+        """The rotation of the tokens of ``x``, unless the model passed it as ``positions``."""
         assert self.rope is not None
         return as_rotation(x, positions, self.rope)
 
@@ -292,12 +294,12 @@ class RotaryAttention(nn.Module):
         key_value_states: Tensor | None,
         key_value_positions: object,
     ) -> tuple[Tensor, list[int] | None]:
-        """What keys are made of, and boundaries as a list, of arguments that fit one another."""
+        """The input of the key projection, and boundaries as a list; arguments are checked."""
         given: dict[str, Any] = {"attention_mask": attention_mask, "cache": cache}
         given["key_value_states"] = key_value_states
         for name, value in given.items():
             if value is not None and cu_seqlens is not None:
-                raise SpecError(f"cu_seqlens and {name} exclude each other; give one of them")
+                raise SpecError(f"cu_seqlens and {name} exclude each other; pass only one")
         for name, causal in (("cache", True), ("key_value_states", False)):
             if given[name] is not None and self.causal != causal:
                 raise SpecError(
@@ -305,7 +307,7 @@ class RotaryAttention(nn.Module):
                     f"causal={causal}"
                 )
         if key_value_positions is not None and key_value_states is None:
-            raise SpecError("key_value_positions are those of key_value_states, got None for them")
+            raise SpecError("key_value_positions need key_value_states, got None")
         if not isinstance(cache, KVCache | None):
             raise TensorError(f"cache must be a KVCache, got {type(cache).__name__}")
         self._check_tokens("x", x)
@@ -373,26 +375,26 @@ def attend(
     """Softmax attention ``[batch, new, num_heads, head_dim]`` with any of the layer's masks.
 
     Queries are ``[batch, new, num_heads, head_dim]``; keys and values ``[batch, seq, num_kv_heads,
-    head_dim]``, in causal order. ``index`` is ``[batch, new]``: where in ``k`` each query's own
-    token is, as of new tokens in a cache; None where queries and keys are of the same tokens. In
-    ``attention_mask``, bools ``[batch, seq]``, padding is False, and seen by itself only, because a
-    softmax over nothing would be NaN.
+    head_dim]``, in causal order. ``index`` ``[batch, new]`` is the index in ``k`` of each query's
+    own token, for new tokens in a cache; None if queries and keys have the same tokens. In
+    ``attention_mask``, bools ``[batch, seq]``, padding is False; padding sees only itself, because
+    a softmax over nothing would be NaN.
     """
     length = q.shape[1]
-    # an exported program has one graph for all lengths, so none may decide what is in it
+    # an exported program has one graph for all lengths, so it must not depend on the length
     is_exported = is_exporting()
     unmasked = window is None or (not is_exported and length <= window)
     if index is None and attention_mask is None and unmasked:
         return _sdpa(q, k, v, factor, is_causal=causal, dropout_p=dropout)
     all_keys = torch.arange(k.shape[1], device=q.device)  # their indices in ``k``
     outputs: list[Tensor] = []
-    # counted in chunks: a compiler that does not know the length then makes one graph for each
-    # number of chunks, and not one for each length
+    # counted in chunks, so that with dynamic lengths a compiler makes one graph for each number of
+    # chunks instead of one for each length
     for chunk in range(1 if is_exported else -(-length // CHUNK)):
         start = chunk * CHUNK
         stop = length if is_exported else min(start + CHUNK, length)
         queries = all_keys[start:stop, None] if index is None else index[:, start:stop, None]
-        # keys [first, last) are all that these queries may see
+        # these queries see only keys [first, last)
         first, last = 0, k.shape[1]
         if index is None and causal:
             first, last = 0 if window is None else max(0, start - window + 1), stop
@@ -410,7 +412,7 @@ def attend(
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, factor: float, **options: Any) -> Tensor:
-    """Torch's attention, with options of its own, of ``[batch, seq, heads, head_dim]``."""
+    """Torch's attention and its options, for ``[batch, seq, heads, head_dim]``."""
     options |= {"scale": factor, "enable_gqa": q.shape[2] != k.shape[2]}
     # [batch, seq, heads, head_dim] -> [batch, heads, seq, head_dim], and back
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -421,12 +423,13 @@ def _multiply(q: Tensor, positions: Any, factor: QueryFactor) -> Tensor:
     """Queries ``[batch, seq, num_heads, head_dim]`` times their positions' factors."""
     if isinstance(positions, Rotation):
         raise SpecError(
-            "positions must be positions in a layer with a query_factor, which is theirs, got a "
-            "Rotation"
+            "positions must not be a Rotation in a layer with a query_factor, which needs positions"
         )
     positions = ARRAYS.read_positions(positions, _ONE_AXIS, q.device)
     check_placed(positions.shape, q.shape, _ONE_AXIS, heads_first=False)
-    if q.dtype == torch.float64 or not positions.is_floating_point():  # a length needs 32 bits
+    if (
+        q.dtype == torch.float64 or not positions.is_floating_point()
+    ):  # 32 bits, because a length has too many digits for 16
         positions = positions.to(torch.float64 if q.dtype == torch.float64 else torch.int64)
     # [..., seq] -> [..., seq, 1, 1]
     return (q * factor(positions, torch)[..., None, None]).to(q.dtype)

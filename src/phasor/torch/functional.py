@@ -1,8 +1,8 @@
-"""The one-call functions: rotate one tensor, or a query and a key, at their tokens' positions.
+"""Functions that rotate one tensor, or a query and a key, at given positions.
 
 Tensors are ``[..., seq, heads, head_dim]`` with any strides, or ``[..., heads, seq, head_dim]``
-with ``heads_first=True``. Functions with a trailing underscore change their arguments; the others
-never do.
+with ``heads_first=True``. Functions with a trailing underscore work in place; the others never
+change their arguments.
 """
 
 from __future__ import annotations
@@ -37,38 +37,38 @@ def rotate(
 
     Cos and sin are within `phasor.angles.COS_SIN_ERROR_FLOAT32` at every int64 position, on every
     device, compiled or not. Arithmetic is float32 (float64 for float64 tensors) with one rounding
-    at the end. Differentiable in ``x`` any number of times; only ``positions`` is saved for the
-    backward pass. For many layers at the same positions, make a `Rotation` once; the numbers are
-    the same.
+    at the end. Differentiable in ``x`` any number of times; the backward pass needs only
+    ``positions``. If many layers share positions, make one `Rotation`; its results are identical.
 
     Args:
         x: ``[..., seq, heads, head_dim]``: float64, float32, bfloat16 or float16, any strides.
-        positions: Integers (any), or float32 or float64, of shape ``[..., seq]``, broadcast
+        positions: Integers of any dtype, float32 or float64, of shape ``[..., seq]``, broadcast
             against the leading dimensions of ``x``; ``[..., seq, n_axes]`` for a Rope of several
             axes. A scalar is the position of every token. Tensors, NumPy arrays and numbers are
-            taken.
+            accepted.
         rope: The rope; its scaling must be a law, not a rule.
-        inverse: Undo the rotation with the same arguments instead, its gain included.
+        inverse: Undo the rotation by the same arguments, its gain included.
         gain: Multiplied into cos and sin; ``rope.attention_factor`` if None, and 1.0 leaves it out.
-        heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``. The result is too; the
-            shape of ``positions`` stays ``[..., seq]``. It costs no copy.
-        backend: ``"auto"``, or one implementation, which is then never replaced: ``"cpu"``,
-            ``"triton"`` or ``"eager"`` (plain torch operations).
-            A compiler or exporter sees plain torch operations where it is ``"eager"``, and else
-            operators, which Inductor replaces by operations to fuse where it is ``"auto"`` and
-            `chosen_backend` says so.
+        heads_first: Whether ``x`` and the result are ``[..., heads, seq, head_dim]``, without a
+            copy. The shape of ``positions`` stays ``[..., seq]``.
+        backend: ``"auto"``, or an implementation without any fallback: ``"cpu"``, ``"triton"`` or
+            ``"eager"`` (plain torch operations).
+
+            A compiler or exporter sees plain torch operations with ``"eager"`` and custom operators
+            otherwise. With ``"auto"`` Inductor decomposes these into operations that it can fuse,
+            if `chosen_backend` says so.
 
     Returns:
-        A tensor of the shape, dtype and strides of ``x``; contiguous inside ``torch.func``
-        transformations and where a compiler is given plain operations.
+        A tensor with the shape, dtype and strides of ``x``; contiguous inside ``torch.func``
+        transformations and where a compiler sees plain operations.
 
     Raises:
         TensorError: If ``x`` does not fit the Rope, or has a dtype that cannot be rotated.
-        PositionError: If the positions are bools, 16-bit floats, want a gradient, or do not fit
-            ``x``; if a float is NaN or beyond int64, where it can be read without waiting or
-            tracing. Elsewhere its token becomes NaN.
-        SpecError: If ``rope.scaling`` is a rule: use ``rope.at(seq_len)``; if ``inverse`` or
-            ``heads_first`` is no bool or ``gain`` no number, or 0 with ``inverse``.
+        PositionError: If positions are bools or 16-bit floats, require a gradient, or do not fit
+            ``x``; or if a float is NaN or beyond int64 and can be read without waiting or tracing.
+            Otherwise its token becomes NaN.
+        SpecError: If ``rope.scaling`` is a rule (use ``rope.at(seq_len)``); if ``inverse`` or
+            ``heads_first`` is not a bool; if ``gain`` is not a number, or is 0 with ``inverse``.
         BackendError: If the named backend does not exist, or cannot rotate ``x``.
 
     >>> import torch
@@ -98,14 +98,14 @@ def rotate_qk(
     heads_first: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Query and key rotated at their tokens' positions, as new tensors, in one launch.
+    """Query and key rotated at their tokens' positions, as new tensors, in one kernel launch.
 
     Both become ``R(p) x`` (RoFormer 2104.09864, eq. 34), so their scores depend on distances only.
     ``q`` is ``[..., seq, num_heads, head_dim]`` and ``k`` ``[..., seq, num_kv_heads, head_dim]``,
     of the same tokens; everything else is as in `rotate`.
 
     Raises:
-        TensorError: Also if ``q`` and ``k`` differ in tokens or device.
+        TensorError: As for `rotate`, or if ``q`` and ``k`` differ in tokens or device.
 
     >>> import torch
     >>> from phasor import Rope
@@ -131,10 +131,10 @@ def rotate_(
 ) -> Tensor:
     """`rotate` in place: returns ``x``, and changes nothing else in its storage.
 
-    If a gradient has to be recorded, the new values are computed separately and copied in.
+    If a gradient must be recorded, new values are computed separately and copied in.
 
     Raises:
-        TensorError: Also if elements of ``x`` share memory (an expanded view).
+        TensorError: As for `rotate`, or if elements of ``x`` share memory (an expanded view).
 
     >>> import torch
     >>> from phasor import Rope
@@ -161,10 +161,10 @@ def rotate_qk_(
 ) -> tuple[Tensor, Tensor]:
     """`rotate_qk` in place: returns ``q`` and ``k``, which may be slices of one projection.
 
-    Nothing else in its storage changes, and nothing at all if one of them is refused.
+    Nothing else in their storage changes, and nothing at all if there is an error.
 
     Raises:
-        TensorError: Also if the two share an element, or are one tensor.
+        TensorError: As for `rotate_`, or if the two share an element or are the same tensor.
 
     >>> import torch
     >>> from phasor import Rope
@@ -177,7 +177,7 @@ def rotate_qk_(
     """
     if q is k:
         raise TensorError(
-            "q and k must be two tensors to be rotated in place, got the same one twice"
+            "q and k must be two different tensors to be rotated in place, got the same twice"
         )
     _rotate([q, k], positions, rope, inverse, gain, heads_first, backend, in_place=True)
     return q, k
@@ -186,17 +186,17 @@ def rotate_qk_(
 def chosen_backend(x: Tensor, *more: Tensor, compiled_for: Rope | None = None) -> str:
     """The backend that ``backend="auto"`` chooses for ``x``, or for a query and a key.
 
-    ``"cpu"``, the kernel in C++, for tensors in the CPU's memory where its extension was built;
-    ``"triton"``, one launch a call, for tensors on a GPU where Triton can be imported; else
-    ``"eager"``, plain torch operations.
+    ``"cpu"``, the C++ kernel, for tensors in CPU memory if the extension was built; ``"triton"``,
+    one launch per call, for tensors on a GPU if Triton can be imported; otherwise ``"eager"``,
+    plain torch operations.
 
     Args:
         x: ``[..., seq, heads, head_dim]``.
-        more: Tensors that are rotated in the same call.
-        compiled_for: A Rope, to ask how ``torch.compile`` with Inductor runs its rotation:
-            ``"inductor"`` where operations are fused with their neighbours, or the backend of the
-            operator that is kept. That depends on the pairing, the dtype and the number of
-            elements of all tensors together.
+        more: Other tensors in the same call.
+        compiled_for: A Rope: the answer is then how ``torch.compile`` with Inductor runs its
+            rotation, ``"inductor"`` if it fuses the operations with their neighbours, else the
+            backend of the operator that it keeps. This depends on the pairing, the dtype and the
+            number of elements of all tensors together.
 
     >>> import torch
     >>> chosen_backend(torch.zeros(1, 1, 2, device="meta"))
@@ -225,7 +225,7 @@ def _rotate(
     *,
     in_place: bool = False,
 ) -> Sequence[Tensor]:
-    """New tensors in the caller's layout; in place, those that were given."""
+    """New tensors in the caller's layout; in place, the given tensors."""
     views, outs = tokens_first(xs, heads_first), None
     if type(rope) is Rope and type(positions) is Tensor and backend in ("auto", "cpu"):
         text = rope.to_json()

@@ -1,9 +1,9 @@
-"""Live models of transformers, made exact by hooks on their rotary embeddings.
+"""Make loaded models of transformers exact, by hooks on their rotary embeddings.
 
-Such a model makes cos and sin in a small module, its rotary embedding, and hands them to every
-layer. `patch` reads from the model's config what that module computes, proves it by calling a new
-one, and hooks the live one: from then on it returns the same cos and sin, from exact angles. They
-are plain tensors, so all that the model does with them stays as it was.
+Such a model computes cos and sin in a small module, its rotary embedding, and passes them to every
+layer. `patch` reads from the model's config what that module computes, confirms it by calling a new
+instance, and hooks the live one: from then on it returns the same cos and sin, from exact angles.
+They are plain tensors, so the rest of the model does not change.
 """
 
 from __future__ import annotations
@@ -52,40 +52,42 @@ _MAX_CHECKED = 1 << 16  # positions that `check` compares
 
 @dataclass(frozen=True, kw_only=True)
 class Patched:
-    """What `patch` changed; as text, one line."""
+    """The changes that `patch` made; as text, one line."""
 
     model: str  # the name of its class
-    modules: tuple[str, ...]  # paths of the modules whose cos and sin are exact now
-    left: tuple[str, ...] = ()  # those of rotary embeddings of pictures, and of unknown types
-    already: bool = False  # whether all were patched before, so that nothing has changed
+    modules: tuple[str, ...]  # paths of modules whose cos and sin are now exact
+    left: tuple[
+        str, ...
+    ] = ()  # paths of rotary embeddings for images and of unknown types, which are unchanged
+    already: bool = False  # whether all were patched before, so that nothing changed
 
     def __repr__(self) -> str:
         return f"Patched({self})"
 
     def __str__(self) -> str:
-        state = "are exact already; nothing has changed" if self.already else "are exact now"
-        left = f"; left as they are: {_listed(self.left)}" if self.left else ""
+        state = "were already exact; nothing changed" if self.already else "are exact now"
+        left = f"; unchanged: {_listed(self.left)}" if self.left else ""
         return f"{self.model}: cos and sin of {_listed(self.modules)} {state}{left}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedModule:
-    """The cos and sin of one module, for one kind of layer; as text, a line."""
+    """The result for one module and one kind of layer; as text, a line."""
 
     path: str
     class_name: str
-    kind: str | None  # of layer, where the module makes cos and sin for several
-    context: int  # checked positions are below this, evenly spread, and at most 65,536
-    error: float  # the largest distance of a cosine or a sine from its exact value; NaN if lost
+    kind: str | None  # the kind of layer, if the module computes cos and sin for several
+    context: int  # checked positions are below this, evenly spaced, at most 65,536 of them
+    error: float  # the largest error of a cosine or sine; NaN if a buffer is lost
     dtype: torch.dtype
-    rounding: float  # to that dtype: half a unit in the last place of the attention factor
-    beyond: int | None  # the first checked position where the distance exceeds that, if any
-    lost: str = ""  # a buffer that has lost its numbers, such as ``inv_freq``
+    rounding: float  # the error of rounding to that dtype: half a unit of the attention factor
+    beyond: int | None  # the first checked position where the error exceeds that, if any
+    lost: str = ""  # a buffer whose numbers are lost, such as ``inv_freq``
 
     def __str__(self) -> str:
         name = f"{self.path} ({self.class_name})" + (f", {self.kind}" if self.kind else "")
         if self.lost:
-            return f"{name}: no cosines, for its {self.lost} is lost; patch repairs it"
+            return f"{name}: no cosines, because its {self.lost} is lost; patch repairs it"
         excess = "never" if self.beyond is None else f"from position {self.beyond}"
         dtype = str(self.dtype).removeprefix("torch.")
         return (
@@ -96,7 +98,7 @@ class CheckedModule:
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What `check` found; as text, a line for each module that makes cos and sin."""
+    """The result of `check`; as text, a line for each module that computes cos and sin."""
 
     modules: tuple[CheckedModule, ...]
 
@@ -105,22 +107,22 @@ class Checked:
 
 
 def patch(model: nn.Module, *, seq_len: int | None = None) -> Patched:
-    """Make the cos and sin of ``model`` exact from now on; prints and returns what changed.
+    """Make the cos and sin of ``model`` exact from now on; print and return the changes.
 
-    They come from exact angles, correct to float32 at every position, and are then rounded to the
-    dtype that the model computes in. The law of a rule (dynamic NTK, LongRoPE) is picked by the
-    positions of each call alone, whatever was called before. Buffers that lost their frequencies
-    are written again. No other model changes.
+    Angles are exact; cos and sin are correct to float32 at every position, then rounded to the
+    dtype of the model. A rule (dynamic NTK, LongRoPE) picks its law by the positions of each call
+    alone, whatever was called before. Buffers that lost their frequencies are restored. No other
+    model changes.
 
     Args:
-        model: A model of transformers, or a part of one.
-        seq_len: Pick the law of a rule once, for sequences of this many tokens, so that cached keys
-            match all later queries. Without it cached keys keep the law of the call that made them,
-            as in transformers.
+        model: A model of transformers, or a submodule of one.
+        seq_len: The length for which rules pick their law, once, so that cached keys match all
+            later queries. If None, cached keys keep the law of the call that made them, as in
+            transformers.
 
     Raises:
-        ConfigError: If nothing rotates, a rotary embedding is not what its config says, or the
-            model is patched already for another ``seq_len``. Nothing has been changed then.
+        ConfigError: If nothing rotates, a rotary embedding differs from its config, or the model is
+            already patched with another ``seq_len``. Nothing is changed then.
 
     >>> from transformers import LlamaConfig, LlamaModel
     >>> with torch.device("meta"):
@@ -131,36 +133,39 @@ def patch(model: nn.Module, *, seq_len: int | None = None) -> Patched:
     """
     if seq_len is not None:
         whole("seq_len", seq_len, least=1)
-    found, left = read(model)
-    hooks = [ExactCosSin(it.ropes, it.layout, seq_len) for it in found]
-    for it, hook in zip(found, hooks, strict=True):
-        earlier = _hook_of(it.module)
+    embeddings, unchanged = read(model)
+    hooks = [ExactCosSin(embedding.ropes, embedding.layout, seq_len) for embedding in embeddings]
+    for embedding, hook in zip(embeddings, hooks, strict=True):
+        earlier = _hook_of(embedding.module)
         if earlier is not None and earlier.ropes != hook.ropes:
             raise ConfigError(
-                f"seq_len must be as before, and {it.path} was patched for another; "
+                f"seq_len must be as before: {embedding.path} was patched with another; "
                 "call unpatch(model) first"
             )
-    lost = [lost_buffers(it) for it in found]
+    lost = [lost_buffers(embedding) for embedding in embeddings]
     device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
-    is_new = [_hook_of(it.module) is None for it in found]
-    with isolated_torch_state():  # what is put into the model outlasts any mode
-        for it, hook, buffers in zip(found, hooks, lost, strict=True):
+    is_new = [_hook_of(embedding.module) is None for embedding in embeddings]
+    with isolated_torch_state():  # buffers and hooks outlast the caller's modes
+        for embedding, hook, buffers in zip(embeddings, hooks, lost, strict=True):
+            module = embedding.module
             for name, buffer in buffers.items():
-                setattr(it.module, name, buffer.to(device))
-            if _hook_of(it.module) is None:
-                hook.register(it.module)
+                setattr(module, name, buffer.to(device))
+            if _hook_of(module) is None:
+                hook.register(module)
     if any(is_new):
         _forget_compiled_code()
-    paths = tuple(it.path for it in found)
     report = Patched(
-        model=type(model).__name__, modules=paths, left=tuple(left), already=not any(is_new)
+        model=type(model).__name__,
+        modules=tuple(embedding.path for embedding in embeddings),
+        left=tuple(unchanged),
+        already=not any(is_new),
     )
     print(report)
     return report
 
 
 def unpatch(model: nn.Module) -> None:
-    """Take away what `patch` put into ``model``.
+    """Remove what `patch` added to ``model``.
 
     Raises:
         ConfigError: If no module of the model is patched.
@@ -174,7 +179,7 @@ def unpatch(model: nn.Module) -> None:
     """
     modules = [module for _, module in named_modules(model) if _hook_of(module) is not None]
     if not modules:
-        raise ConfigError(f"model must be patched, and no module of {type(model).__name__} is")
+        raise ConfigError(f"model must be patched, but no module of {type(model).__name__} is")
     for module in modules:
         hook: ExactCosSin = module.__dict__.pop(_HOOK)
         hook.remove(module)
@@ -184,14 +189,14 @@ def unpatch(model: nn.Module) -> None:
 def from_model(model: nn.Module) -> LayerRopes:
     """The rope of every layer of a live model, patched or not.
 
-    They are read from the model's config and proved: a new rotary embedding of its class must make
-    their cos and sin, and a rotation function of its file must turn by these as they say.
+    They are read from the model's config and confirmed: a new rotary embedding of its class must
+    compute their cos and sin, and a rotation function in its file must apply these as the ropes do.
 
     Args:
-        model: A model of transformers, or a part of one.
+        model: A model of transformers, or a submodule of one.
 
     Raises:
-        ConfigError: As `patch`; also if the model contains several language models.
+        ConfigError: As for `patch`, or if the model contains several language models.
 
     >>> from transformers import LlamaConfig, LlamaModel
     >>> with torch.device("meta"):
@@ -199,30 +204,29 @@ def from_model(model: nn.Module) -> LayerRopes:
     >>> len(ropes), ropes[0].head_dim, ropes[0].pairing, ropes[0].base
     (32, 128, 'half', 10000.0)
     """
-    found, _ = read(model)
-    layers = found[0].layers
-    for it in found:
-        lost_buffers(it)
-        if it.layers != layers:
+    embeddings, _ = read(model)
+    layers = embeddings[0].layers
+    for embedding in embeddings:
+        lost_buffers(embedding)
+        if embedding.layers != layers:
             raise ConfigError(
-                f"model must be one language model, and {it.path} rotates otherwise than "
-                f"{found[0].path}; give the part that you mean"
+                f"model must be a single language model, but {embedding.path} and "
+                f"{embeddings[0].path} rotate differently; pass the submodule that you mean"
             )
     return layers
 
 
 def check(model: nn.Module) -> Checked:
-    """How far the cosines that ``model`` rotates by, in its present state, are from exact.
+    """The errors of the cosines that ``model`` uses in its present state.
 
-    ``model.to(torch.bfloat16)`` rounds frequencies, ``to_empty`` loses them, and the product with
-    positions in float32 makes the error of an angle grow with the position. `patch` mends all
-    three.
+    ``model.to(torch.bfloat16)`` rounds frequencies, ``to_empty`` loses them, and with float32
+    products the error of an angle grows with the position. `patch` repairs all three.
 
     Args:
-        model: A model of transformers, or a part of one, patched or not. It is not changed.
+        model: A model of transformers, or a part of one, patched or not. It does not change.
 
     Raises:
-        ConfigError: As `patch`.
+        ConfigError: As for `patch`.
 
     >>> from transformers import LlamaConfig, LlamaModel
     >>> small = LlamaConfig(num_hidden_layers=1, hidden_size=64, num_attention_heads=2,
@@ -230,28 +234,33 @@ def check(model: nn.Module) -> Checked:
     >>> print(check(LlamaModel(small).to(torch.bfloat16)))  # doctest: +ELLIPSIS
     rotary_emb (LlamaRotaryEmbedding): cosines within 3.6e-01 of exact over 2048 positions, ...
     """
-    found, _ = read(model)
+    embeddings, _ = read(model)
     weights = (p for p in model.parameters() if p.is_floating_point() and not p.is_meta)
     weight = next(weights, torch.empty(0))
-    checked = [_check_module(it, kind, weight) for it in found for kind in it.ropes]
-    return Checked(modules=tuple(checked))
+    results = [
+        _check_module(embedding, kind, weight)
+        for embedding in embeddings
+        for kind in embedding.ropes
+    ]
+    return Checked(modules=tuple(results))
 
 
-# ---- what a patched module does ----
+# ---- the hook of a patched module ----
 
 
 class ExactCosSin:
     """A forward hook of a rotary embedding: the same cos and sin, from exact angles."""
 
-    _handle: Any = None  # of torch, which removes the hook
-    _table: Tensor | None = None  # in place of which an exact one stands now
+    _handle: Any = None  # torch's handle, which removes the hook
+    _table: Tensor | None = None  # the original table, replaced by an exact one
 
     def __init__(
         self, ropes: Mapping[Kind, Rope], layout: Layout, seq_len: int | None = None
     ) -> None:
-        laws = {k: it if seq_len is None else it.at(seq_len) for k, it in ropes.items()}
-        # where a Rope turns the other way the rotation function does so, not its sine
-        self.ropes = {kind: replace(law, direction=1) for kind, law in laws.items()}
+        if seq_len is not None:
+            ropes = {kind: rope.at(seq_len) for kind, rope in ropes.items()}
+        # where a Rope turns clockwise, the rotation function does so, not the sine
+        self.ropes = {kind: replace(rope, direction=1) for kind, rope in ropes.items()}
         self.layout: Layout = layout
 
     def register(self, module: nn.Module) -> None:
@@ -273,23 +282,24 @@ class ExactCosSin:
             setattr(module, TABLE, self._table.to(module.get_buffer(TABLE)))
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        given = dict(zip(PARAMETERS, args, strict=False)) | kwargs
-        rope = self.ropes[given.get("layer_type")]
-        like = output if isinstance(output, Tensor) else output[0]
-        positions = _positions(given["position_ids"].to(like.device), rope.axes.n_axes)
-        is_double = like.dtype in (torch.float64, torch.complex128)
+        arguments = dict(zip(PARAMETERS, args, strict=False)) | kwargs
+        rope = self.ropes[arguments.get("layer_type")]
+        inexact_cos = output if isinstance(output, Tensor) else output[0]
+        device, out_dtype = inexact_cos.device, inexact_cos.dtype
+        positions = _positions(arguments["position_ids"].to(device), rope.axes.n_axes)
+        is_double = out_dtype in (torch.float64, torch.complex128)
         dtype = torch.float64 if is_double else torch.float32
         cos, sin = _make_cos_sin(positions, rope, dtype)
         if self.layout == "complex":
             return torch.complex(cos, sin)
-        return tuple(lay_out(values, self.layout).to(like.dtype) for values in (cos, sin))
+        return tuple(lay_out(values, self.layout).to(out_dtype) for values in (cos, sin))
 
 
 def _positions(position_ids: Tensor, n_axes: int) -> Tensor:
-    """A model's positions as a Rope takes them: ``[batch, seq]``, or ``[batch, seq, n_axes]``."""
+    """A model's positions for a Rope: ``[batch, seq]``, or ``[batch, seq, n_axes]``."""
     if n_axes == 1:
         return position_ids
-    # [n_axes, batch, seq], or [batch, seq] where one coordinate stands for all
+    # [n_axes, batch, seq], or [batch, seq] if all axes have the same coordinate
     by_axis = position_ids if position_ids.dim() == 3 else position_ids[None]
     by_token = by_axis.movedim(0, -1)
     return by_token.expand(*by_token.shape[:-1], n_axes)
@@ -306,14 +316,14 @@ def _make_cos_sin(positions: Tensor, rope: Rope, dtype: torch.dtype) -> tuple[Te
 def _cos_sin_by_rule(
     positions: Tensor, rope: Rope, rule: Rule, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The same under the law for the largest position, without reading that from the device."""
+    """Cos and sin under the law for the largest position, which stays on the device."""
     length = (positions.max() + 1).double()
-    # numbers, not a tensor: a compiler takes what it cannot follow as a constant
+    # numbers, not a tensor: a compiler treats results that it cannot trace as constants
     plain = length.new_tensor(_plain_inv_freq(rope.to_json()))
     law = rule.at_lengths(length, plain, torch)
     assert law is not None, "every rule in a config of transformers has it"
     inv_freq, factor = law
-    # frequencies that only the device knows are float64, which holds no fixed-point fraction
+    # these frequencies stay on the device, so they are float64 instead of fixed point
     angles = positions.unsqueeze(-1).double() * inv_freq
     return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
 
@@ -329,35 +339,36 @@ def _hook_of(module: nn.Module) -> ExactCosSin | None:
 
 
 def _forget_compiled_code() -> None:
-    """Let compiled code see that hooks came or went: once compiled, it does not look again."""
+    """Make compiled code notice that hooks were added or removed: it does not check again."""
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
 
 
 @isolated_torch_state()
-def _check_module(it: RotaryEmbedding, kind: Kind, weight: Tensor) -> CheckedModule:
+def _check_module(embedding: RotaryEmbedding, kind: Kind, weight: Tensor) -> CheckedModule:
     """Compare a module's cosines for hidden states in the dtype and on the device of ``weight``."""
-    context = min(it.layers.context or 4096, end_of(it.fresh))
+    module, fresh, layout = embedding.module, embedding.fresh, embedding.layout
+    context = min(embedding.layers.context or 4096, end_of(fresh))
     count = min(context, _MAX_CHECKED)
     positions = np.linspace(0, context - 1, count).round().astype(np.int64)
-    law = replace(it.ropes[kind], direction=1).at(context)
-    live, expected = buffers_and_factors(it.module), buffers_and_factors(it.fresh)
-    of_kind = [name for name in expected if name in live and name.startswith(kind or "")]
-    lost = [name for name in of_kind if is_lost(live[name], expected[name])]
+    law = replace(embedding.ropes[kind], direction=1).at(context)
+    live, expected = buffers_and_factors(module), buffers_and_factors(fresh)
+    names = [name for name in expected if name in live and name.startswith(kind or "")]
+    lost = [name for name in names if is_lost(live[name], expected[name])]
     dtype, error = weight.dtype, np.full(count, np.nan)
     if not lost:
         grid = np.tile(positions, (law.axes.n_axes, 1))
-        answer = call(it.module, grid, kind, weight)
-        row = answer.real if it.layout == "complex" else answer[0]
-        distance = distance_from_exact(answer, it.layout, law, grid)
-        assert distance is not None, "a live module lays out as a new one"
+        answer = call(module, grid, kind, weight)
+        row = answer.real if layout == "complex" else answer[0]
+        distance = distance_from_exact(answer, layout, law, grid)
+        assert distance is not None, "a live module has the layout of a new one"
         dtype, error = row.dtype, distance.amax((0, -1)).numpy()
     rounding = torch.finfo(dtype).eps / 2 * law.attention_factor
     # a NaN is not within the rounding either
     inexact = np.flatnonzero(~(error <= rounding))
     return CheckedModule(
-        path=it.path,
-        class_name=type(it.module).__name__,
+        path=embedding.path,
+        class_name=type(module).__name__,
         kind=kind,
         context=context,
         error=float(error.max()),

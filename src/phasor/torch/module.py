@@ -1,4 +1,4 @@
-"""`RotaryEmbedding`: a rotation as a module that counts positions, without weights or tables."""
+"""`RotaryEmbedding`: a module that rotates and counts positions, without weights or tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from phasor.torch._operator.text import compute_dtype
 from phasor.torch.functional import rotate, rotate_qk
 from phasor.torch.rotation import Rotation
 
-#: Keys that other modules leave in a state dict for what is no state: frequencies and tables.
+#: Names under which other modules save frequencies and tables, which are not state.
 _TABLES = frozenset(
     (
         *("inv_freq", "original_inv_freq", "freqs", "freqs_cis", "theta", "cos", "sin", "cache"),
@@ -32,19 +32,19 @@ _TABLES = frozenset(
 class RotaryEmbedding(nn.Module):
     """The rotation of a Rope as a module that counts positions.
 
-    It has no parameters and no buffers: nothing is cast by ``.half()``, lost on the meta device,
-    sharded, or saved in a ``state_dict``; frequencies and tables that other modules saved there
-    are dropped when it loads one. No call depends on the calls before it, and the host never waits
-    for a device. A model of many layers makes a `Rotation` by `at` once and gives it to each.
+    It has no parameters or buffers, so nothing is cast by ``.half()``, lost on the meta device,
+    sharded, or saved in a ``state_dict``. When it loads a ``state_dict``, it drops frequencies and
+    tables that other modules saved there. No call depends on earlier calls, and the host never
+    waits for a device. A model with many layers calls `at` once and passes the `Rotation` to each.
 
     Args:
         rope: The rope; its scaling must be a law. For a rule, ``rope.at(n)`` picks one.
         heads_first: Whether tensors are ``[..., heads, seq, head_dim]`` (True) or ``[..., seq,
-            heads, head_dim]`` (False). Without default, because counted positions fit both.
+            heads, head_dim]`` (False). No default, because counted positions fit both.
         gain: Multiplied into cos and sin; ``rope.attention_factor`` if None.
 
     Attributes:
-        rope: Can be replaced, for a longer context.
+        rope: The Rope; assign another for a longer context.
         gain: The factor on cos and sin.
 
     >>> import torch
@@ -68,7 +68,7 @@ class RotaryEmbedding(nn.Module):
         check_rope(rope)
         if heads_first is None:
             raise SpecError(
-                "heads_first must be given, for counted positions fit either order: True for "
+                "heads_first must be given, because counted positions fit either order: True for "
                 f"tensors {LAYOUTS[True]}, False for {LAYOUTS[False]}"
             )
         self.heads_first = boolean("heads_first", heads_first)
@@ -88,7 +88,7 @@ class RotaryEmbedding(nn.Module):
         self.gain = rope.attention_factor if self._chosen_gain is None else self._chosen_gain
 
     def at(self, positions: Any, *, dtype: torch.dtype = torch.float32) -> Rotation:
-        """`Rotation.at` of this module's Rope and gain."""
+        """`Rotation.at` with this module's Rope and gain."""
         return Rotation.at(positions, self.rope, gain=self.gain, dtype=dtype)
 
     @overload
@@ -132,13 +132,12 @@ class RotaryEmbedding(nn.Module):
             positions: As for `phasor.torch.rotate`, or a `Rotation`. If None, each row starts at 0,
                 or with ``cu_seqlens`` each sequence does, plus ``offset``. A Rope of several axes
                 needs them.
-            offset: Position of the first token: a whole number, or an integer tensor with one for
-                each row (the leading dimensions, ``[batch]``) or each packed sequence.
-            cu_seqlens: Boundaries of sequences packed end to end, in every row alike. A tensor
-                ``[n_sequences + 1]`` on the device of ``q``: its values are read in the CPU's
-                memory only, and tokens after the last boundary are padding. Or whole numbers
-                ``[0, ..., seq]``.
-            others: Refused, with a hint.
+            offset: Position of the first token: a whole number, or an integer tensor with one
+                number per row (the leading dimensions, ``[batch]``) or per packed sequence.
+            cu_seqlens: Boundaries of packed sequences, the same in every row. Either whole numbers
+                ``[0, ..., seq]``, or a tensor ``[n_sequences + 1]`` on the device of ``q``, whose
+                values are checked in CPU memory only; tokens after the last boundary are padding.
+            others: An error with a hint.
 
         Returns:
             New tensors of the shapes, dtypes and strides of ``q`` and ``k``.
@@ -149,7 +148,7 @@ class RotaryEmbedding(nn.Module):
                 missing for a Rope of several axes, or if one of the three has a wrong shape, dtype,
                 device or value.
         """
-        refuse_tracing()  # lengths would be tensors
+        refuse_tracing()  # under jit.trace lengths would be tensors
         if others:
             _refuse_names(others)
         _check_order(q, k, positions)
@@ -179,26 +178,27 @@ class RotaryEmbedding(nn.Module):
 def drop_tables(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_others: Any) -> None:
     """Remove tables that other modules saved from a state dict.
 
-    A hook of ``load_state_dict``. What ``module`` has under such a name stays.
+    A hook of ``load_state_dict``. Parameters and buffers of ``module`` itself are kept.
     """
-    own = {prefix + name for name, _ in chain(module.named_parameters(), module.named_buffers())}
+    tensors = chain(module.named_parameters(), module.named_buffers())
+    own_keys = {prefix + name for name, _ in tensors}
     for key in list(state_dict):
         is_table = key.startswith(prefix) and key.rpartition(".")[2] in _TABLES
-        if is_table and key not in own:
+        if is_table and key not in own_keys:
             del state_dict[key]
 
 
 def as_rotation(x: Tensor, positions: Any, rope: Rope) -> Rotation:
-    """``positions`` if they are a Rotation already, else theirs for tensors like ``x``."""
+    """``positions`` if they are a Rotation, else their Rotation for tensors like ``x``."""
     if isinstance(positions, Rotation):
         return positions
     positions = ARRAYS.fit_positions(positions, [x], rope)
     return Rotation.at(positions, rope, dtype=compute_dtype(x.dtype))
 
 
-def _refuse_names(others: dict[str, Any]) -> NoReturn:
-    name = next(iter(others))
-    known = {
+def _refuse_names(arguments: dict[str, Any]) -> NoReturn:
+    name = next(iter(arguments))
+    right_names = {
         **dict.fromkeys(("position_ids", "input_pos", "pos", "position"), "positions"),
         **dict.fromkeys(
             ("seqlen_offset", "seqlen_offsets", "start_pos", "cache_position"), "offset"
@@ -206,7 +206,7 @@ def _refuse_names(others: dict[str, Any]) -> NoReturn:
         **dict.fromkeys(("query", "x"), "q"),
         "key": "k",
     }
-    hint = f"; write {known[name]}={name}" if name in known else ""
+    hint = f"; write {right_names[name]}={name}" if name in right_names else ""
     raise SpecError(
         f"RotaryEmbedding has no argument {name!r}{hint}; it takes q, k, positions, offset and "
         "cu_seqlens"
@@ -214,11 +214,11 @@ def _refuse_names(others: dict[str, Any]) -> NoReturn:
 
 
 def _check_order(q: Any, k: Any, positions: Any) -> None:
-    """Refuse positions in the place of a key, and values in that of positions."""
+    """Refuse positions passed as keys, and values passed as positions."""
     if isinstance(k, Rotation) or (isinstance(k, Tensor) and not k.is_floating_point()):
         got = "a Rotation" if isinstance(k, Rotation) else k.dtype
         raise TensorError(
-            f"k must be a tensor of keys, got {got}; if there is no key, pass positions by name: "
+            f"k must be a tensor of keys, got {got}; without a key, pass positions by keyword: "
             "positions=..."
         )
     is_tensor = isinstance(positions, Tensor) and isinstance(q, Tensor)
@@ -237,8 +237,8 @@ def count_positions(
 ) -> Tensor:
     """Positions from ``offset`` on in every row, or in every sequence of ``cu_seqlens``.
 
-    The ``tokens`` are ``[..., seq]``. The result is int64 ``[seq]``, or ``[..., seq]`` where each
-    row has an offset of its own.
+    ``tokens`` is the shape ``[..., seq]``. The result is int64 ``[seq]``, or ``[..., seq]`` if each
+    row has its own offset.
     """
     *rows, seq = tokens
     starts = None
@@ -266,12 +266,12 @@ def count_positions(
     if starts is not None:
         _check_one_for_each("sequence of cu_seqlens", starts, [bounds.shape[0] - 1])
         if starts.dim() == 1:
-            # padding has no offset of its own, so it gets 0
+            # padding has no offset, so it gets 0
             starts = torch.cat((starts, starts.new_zeros(1)))
             starts = starts[torch_positions.sequence_indices(bounds, seq)]
         offset = starts
     moved = positions + cast(Any, offset)
-    # they count up from the offset, so one that is smaller has left int64
+    # positions count up from the offset, so a smaller one has overflowed int64
     if moved.is_cpu and dispatch_is_plain([moved]) and bool((moved < offset).any()):
         raise PositionError(
             "offset plus the positions of a sequence must be at most 2**63 - 1, got a sum above it"
@@ -282,7 +282,7 @@ def count_positions(
 def _check_one_for_each(counted: str, offset: Tensor, shape: Sequence[int]) -> None:
     if offset.dim() and list(offset.shape) != list(shape):
         raise PositionError(
-            f"offset must be a single value, or one for each {counted} {list(shape)}, got shape "
+            f"offset must be a single value, or one per {counted} {list(shape)}, got shape "
             f"{list(offset.shape)}; give positions where it differs from token to token"
         )
 
@@ -300,7 +300,7 @@ def read_bounds(cu_seqlens: Sequence[int] | Tensor, seq: int) -> list[int]:
 
 
 def _check_bounds(values: list[Any], seq: int, *, padded: bool = False) -> list[int]:
-    """The boundaries, which end at ``seq`` tokens, or before them where the rest is padding."""
+    """The boundaries, which end at ``seq`` tokens, or earlier if the rest is padding."""
     bounds = [whole("cu_seqlens", bound, least=0, error=PositionError) for bound in values]
     is_rising = all(a <= b for a, b in pairwise(bounds))
     ends = bounds[-1:] == [seq] or (padded and bounds[-1:] <= [seq])

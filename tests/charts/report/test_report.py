@@ -103,12 +103,12 @@ def test_the_words_are_those_of_show(text):
     """What `phasor show` says of the rope stands on the page."""
     assert "All 128 coordinates of a head turn, in 64 pairs (i, i + 64)." in text
     assert "Pairs 35-63 never complete a turn within 8192 positions." in text
-    assert "no law is recommended" in text
+    assert "No law is recommended" in text
 
 
 def test_the_context_is_not_called_that_of_the_training(text):
     """Llama 3.1 was trained on more than one; a config says the context alone."""
-    assert "a context of 8,192 tokens, looked at up to 65,536." in text
+    assert "a context of 8,192 tokens, extended to up to 65,536." in text
     assert "trained on 8" not in text
 
 

@@ -32,8 +32,8 @@ def frozen(dtype: torch.dtype = torch.float64, **options: Any) -> RotaryAttentio
 
 
 FED = {
-    "one by one": [1] * 11,
-    "a prompt, then one by one": [6, 1, 1, 1, 1, 1],
+    "each with its own positions": [1] * 11,
+    "a prompt, then each with its own positions": [6, 1, 1, 1, 1, 1],
     "in pieces": [2, 5, 4],
     "nothing first": [0, 4, 0, 7],
 }
