@@ -284,7 +284,8 @@ class Rope:
         if version != FORMAT:
             raise SpecError(
                 f"text must be a Rope as phasor's JSON in format {FORMAT}, got "
-                f"{'none' if version is None else f'format {short_repr(version)}'}; write it again with Rope.to_json, or pass its fields to Rope.from_dict"
+                f"{'none' if version is None else f'format {short_repr(version)}'}; write it again "
+                f"with Rope.to_json, or pass its fields to Rope.from_dict"
             )
         return cls.from_dict(values)
 

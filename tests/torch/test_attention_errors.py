@@ -43,7 +43,7 @@ def test_layers_that_cannot_be_are_refused(text: str) -> None:
 
 
 TOKENS = torch.zeros(1, 5, WIDTH)
-BOOLS = "; .bool() makes bools of 0 and 1"
+BOOLS = "; convert 0 and 1 with .bool()"
 #: What is said of a call of a causal layer.
 CAUSAL: dict[type[PhasorError], dict[str, dict[str, Any]]] = {
     TensorError: {
@@ -65,17 +65,17 @@ CAUSAL: dict[type[PhasorError], dict[str, dict[str, Any]]] = {
         "cu_seqlens must rise from 0 to the number of tokens (5), got [0, 4]; lengths become "
         "boundaries by a cumulative sum": {"cu_seqlens": [0, 4]},
         "positions must be given for a Rope of 3 axes, got None; "
-        "phasor.positions.grid makes those of images and videos, multimodal those of text with "
-        "images in it, every_axis those of text": {
+        "phasor.positions has grid for images and videos, multimodal for text with images, and "
+        "every_axis for text": {
             "rope": Rope(head_dim=8, pairing="half", axes=Sectioned((2, 1, 1)))
         },
     },
     SpecError: {
-        "cu_seqlens and attention_mask exclude each other; give one of them": {
+        "cu_seqlens and attention_mask exclude each other; pass only one": {
             "cu_seqlens": [0, 5],
             "attention_mask": torch.ones(1, 5).bool(),
         },
-        "cu_seqlens and cache exclude each other; give one of them": {
+        "cu_seqlens and cache exclude each other; pass only one": {
             "cu_seqlens": [0, 5],
             "cache": KVCache(1, 9, 4, 8),
         },
@@ -103,10 +103,10 @@ FULL: dict[type[PhasorError], dict[str, dict[str, Any]]] = {
         "cache must be None in a layer with causal=False; build it with causal=True": {
             "cache": KVCache(1, 9, 4, 8)
         },
-        "key_value_positions are those of key_value_states, got None for them": {
+        "key_value_positions need key_value_states, got None": {
             "key_value_positions": torch.arange(5)
         },
-        "cu_seqlens and key_value_states exclude each other; give one of them": {
+        "cu_seqlens and key_value_states exclude each other; pass only one": {
             "key_value_states": TOKENS,
             "cu_seqlens": [0, 5],
         },

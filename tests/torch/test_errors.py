@@ -88,8 +88,8 @@ POSITIONS = {
     f"{NUMBERS} torch.complex64: a position is a real number": torch.ones(4).to(torch.complex64),
     f"{NUMBERS} torch.float8_e4m3fn": torch.ones(4).to(torch.float8_e4m3fn),
     "must be on the device of the tensors (cpu), got meta": torch.arange(4, device=META),
-    "must not require a gradient, for none is computed; "
-    "a Rotation of cos and sin of your own has gradients with respect to them": torch.ones(
+    "must not require a gradient, because none is computed; "
+    "to learn angles, make a Rotation from your own cos and sin: these get gradients": torch.ones(
         4, requires_grad=True
     ),
     f"{LEADING}head_dim], got [5]": torch.arange(5),
@@ -166,7 +166,7 @@ BY_ROWS = [
     Refusal(
         TensorError,
         "cos must hold one entry per pair: rotary_start + 2 * num_pairs is at most head_dim (8), "
-        "got 0 + 2 * 8; of a full-width table take the first half",
+        "got 0 + 2 * 8; if cos repeats every entry, pass its first half",
         {"cos": normal(4, 8), "sin": normal(4, 8)},
     ),
     Refusal(
@@ -187,7 +187,7 @@ TOKENS = "q and k must share their tokens [..., seq], got [4] and"
 OF_TWO = [
     *each(TensorError, "k", TENSORS | WIDTH),
     *each(TensorError, "q", TENSORS | WIDTH),
-    Refusal(TensorError, f"{TOKENS} [5]; rotate them one by one", {"k": x(5, 2, 8)}),
+    Refusal(TensorError, f"{TOKENS} [5]; rotate each with its own positions", {"k": x(5, 2, 8)}),
     Refusal(TensorError, f"{TOKENS} [1, 4]", {"k": x(1, 4, 2, 8)}),
     Refusal(
         TensorError,
@@ -305,7 +305,7 @@ def test_a_view_that_negates_is_not_written(backend: str) -> None:
 
 def test_several_axes_without_positions_are_told_what_makes_them() -> None:
     """Of images first: that is what such ropes are for."""
-    with pytest.raises(PositionError, match=r"positions\.grid makes those of images"):
+    with pytest.raises(PositionError, match=r"positions has grid for images"):
         RotaryEmbedding(THREE, heads_first=False)(normal(4, 2, 8), normal(4, 2, 8))
 
 
@@ -319,10 +319,11 @@ def test_axes_that_come_first_are_told_where_they_go() -> None:
         cos_sin(np.zeros((3, 5), dtype=int), rope)
 
 
-def test_a_missing_key_is_told_of_the_verb_for_one_tensor() -> None:
+def test_a_missing_key_is_told_of_the_function_for_one_tensor() -> None:
     """``rotate_qk(q, None, ...)``."""
     rope = Rope(head_dim=8, pairing="half")
     with pytest.raises(
-        TensorError, match=r"^k must be a dense torch.Tensor, got NoneType; rotate takes one"
+        TensorError,
+        match=r"^k must be a dense torch.Tensor, got NoneType; to rotate a single tensor",
     ):
         rotate_qk(torch.zeros(5, 1, 8), None, torch.arange(5), rope)

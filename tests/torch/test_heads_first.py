@@ -220,7 +220,7 @@ def test_errors_name_shapes_as_they_were_given() -> None:
         with pytest.raises(SpecError, match="heads_first must be True or False"):
             rotate(heads_before_tokens(), 3, HALF, heads_first=wrong)  # type: ignore[arg-type]
     one = heads_before_tokens()
-    with pytest.raises(TensorError, match="two tensors"):
+    with pytest.raises(TensorError, match="two different tensors"):
         rotate_qk_(one, one, 3, HALF, heads_first=True)
     with pytest.raises(TensorError, match="share memory with itself"):
         rotate_(normal(1, 1, 5, 16).expand(1, 3, 5, 16), 3, HALF, heads_first=True)

@@ -245,11 +245,11 @@ def test_a_module_without_rope_sees_no_positions() -> None:
 BUILDS: dict[str, tuple[str, dict[str, Any]]] = {
     "no width": ("head_dim must be a whole number >= 1, got None", {"rope": None}),
     "a width that no named map makes": (
-        "rope must have as many coordinates as the features that it rotates (4), got head_dim 8",
+        "rope must have the number of features (4) as its head_dim, got 8",
         {"head_dim": 4},
     ),
     "fewer features than the rope rotates": (
-        "rope must have as many coordinates as the features that it rotates (6), got head_dim 8",
+        "rope must have the number of features (6) as its head_dim, got 8",
         {"head_dim": 4, "feature_map": PositiveRandomFeatures(4, 6)},
     ),
     **{

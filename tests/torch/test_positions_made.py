@@ -146,7 +146,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a length to be waited for": (
         lambda: positions.packed(torch.zeros(2, dtype=torch.int32, device="meta")),
-        "total_tokens must be given for cu_seqlens on meta, which would have to be waited for",
+        "total_tokens must be given for cu_seqlens on meta, so that the host does not wait for it",
     ),
     "a mask of more": (lambda: positions.padded(torch.tensor([1, 2])), "only 0 (padding) and 1"),
     "one mask": (lambda: positions.padded(torch.tensor(1)), "mask must have the shape [..., seq]"),

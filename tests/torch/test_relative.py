@@ -254,13 +254,13 @@ REFUSED: dict[str, tuple[tuple[Any, ...], type[Exception], str]] = {
     "heads do not divide": (
         (Q[:, :, :3], K, K),
         TensorError,
-        "q must be the last tokens of k, with its batch and head_dim and a multiple of its heads, "
-        "got [1, 3, 3, 8] and [1, 5, 2, 8]",
+        "q must have the last tokens of k, the same batch and head_dim, and a multiple of its "
+        "heads, got [1, 3, 3, 8] and [1, 5, 2, 8]",
     ),
     "more queries than keys": (
         (Q, K[:, :2], K[:, :2]),
         TensorError,
-        "q must be the last tokens of k, with its batch",
+        "q must have the last tokens of k, the same batch",
     ),
     "a rope of another width": (
         (Q, K, K, Rope(head_dim=16, pairing="half")),

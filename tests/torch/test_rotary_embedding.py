@@ -31,7 +31,7 @@ COUNTED: dict[str, tuple[dict[str, Any], list[list[int]]]] = {
     "an offset": ({"offset": 40}, [[40, 41, 42, 43, 44, 45, 46]] * 2),
     "an offset before 0": ({"offset": -3}, [[-3, -2, -1, 0, 1, 2, 3]] * 2),
     "an offset as a tensor": ({"offset": torch.tensor(9)}, [[9, 10, 11, 12, 13, 14, 15]] * 2),
-    "one for each row": (
+    "one per row": (
         {"offset": torch.tensor([5, -2], dtype=torch.int32)},
         [[5, 6, 7, 8, 9, 10, 11], [-2, -1, 0, 1, 2, 3, 4]],
     ),
@@ -271,7 +271,7 @@ BUILDS: dict[str, tuple[dict[str, Any], str]] = {
     "a word": ({"gain": "auto"}, "gain must be a finite number, got 'auto'"),
     "no layout": (
         {"heads_first": None},
-        "heads_first must be given, for counted positions fit either order: True for tensors "
+        "heads_first must be given, because counted positions fit either order: True for tensors "
         "[..., heads, seq, head_dim], False for [..., seq, heads, head_dim]",
     ),
     "a layout in words": ({"heads_first": "yes"}, "heads_first must be True or False, got 'yes'"),
@@ -309,11 +309,11 @@ REFUSED: dict[type[Exception], list[tuple[str, dict[str, Any]]]] = {
             {"offset": torch.tensor([2**63 - 2, 0, 5]), "cu_seqlens": torch.tensor([0, 3, 5, SEQ])},
         ),
         (
-            "offset must be a single value, or one for each row [2], got shape [7]",
+            "offset must be a single value, or one per row [2], got shape [7]",
             {"offset": EVERY},
         ),
         (
-            "one for each sequence of cu_seqlens [3], got shape [2]",
+            "one per sequence of cu_seqlens [3], got shape [2]",
             {"offset": torch.arange(2), "cu_seqlens": [0, 1, 2, SEQ]},
         ),
         (f"offset {ELSEWHERE}", {"offset": THERE}),

@@ -113,7 +113,9 @@ def test_one_tensor_is_not_written_twice() -> None:
     """The same object as query and as key would be turned twice."""
     x = normal(4, 2, 8)
     before = x.clone()
-    with pytest.raises(TensorError, match=r"q and k must be two tensors .* got the same one twice"):
+    with pytest.raises(
+        TensorError, match=r"q and k must be two different tensors .* got the same twice"
+    ):
         rotate_qk_(x, x, PLACES, HALF)
     assert torch.equal(x, before)
 

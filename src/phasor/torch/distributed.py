@@ -1,15 +1,16 @@
 """The operators on sharded tensors, and attention with the sequence sharded.
 
-Importing this module registers the operators' rules for ``torch.distributed.tensor.DTensor``. It is
-imported by name because DTensor takes longer to load than all of phasor.
+Importing this module registers the operators' rules for ``torch.distributed.tensor.DTensor``.
+`phasor.torch` does not import it, because DTensor takes longer to load than all of phasor.
 
 A rotation mixes neither tokens nor heads. So batch, sequence and heads may be sharded, and every
-rank rotates its own shard, forward and backward, without communication. Only ``head_dim`` cannot
-be: both coordinates of a pair are needed at once.
+rank rotates its own shard, forward and backward, without communication. Only ``head_dim`` cannot be
+sharded, because a rotation needs both coordinates of a pair.
 
 Rules are registered for ``torch_dispatch`` instead of as a sharding strategy of DTensor, for two
-reasons. ``register_sharding`` takes no operator that returns a list. And if no strategy fits,
-DTensor redistributes the tensors until one does, which may gather them; here it is an error.
+reasons: ``register_sharding`` does not support operators that return a list, and if no strategy
+fits, DTensor redistributes the tensors until one does, which may gather them; here that is an
+error.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from phasor.torch.rotation import Rotation
 
 
 def _turn_sharded(_type: type, op: Callable[..., Any], _types: Any, args: Any, _kwargs: Any) -> Any:
-    """The operator that turns, or its in-place twin, on this rank's shards."""
+    """The rotation operator, or its in-place version, on this rank's shards."""
     call = Turn(*args)
     xs = call.xs
-    with torch.no_grad():  # autograd is done before a DTensor gets here
+    with torch.no_grad():  # autograd runs before this dispatch
         mesh, token_dims = _check_sharding(xs)
         cos, sin = (
             _local_part(row, mesh, token_dims, xs[0].shape[:-2]) for row in (call.cos, call.sin)
@@ -55,12 +56,12 @@ def _turn_sharded(_type: type, op: Callable[..., Any], _types: Any, args: Any, _
 def _make_rows_sharded(
     _type: type, op: Callable[..., Any], _types: Any, args: Any, _kwargs: Any
 ) -> tuple[DTensor, DTensor]:
-    """Cos and sin of this rank's positions, sharded as they are."""
+    """Cos and sin of this rank's positions, sharded like the positions."""
     positions, text, *rest = args
     last = positions.dim() - 1
     if count_axes(text) > 1 and any(p.is_shard(last) for p in positions.placements):
         raise PositionError(
-            f"positions must not be sharded in their last dimension, which is the axes, got "
+            f"positions must not be sharded in their last dimension, the axes, got "
             f"{list(positions.placements)}"
         )
     mesh, placements = positions.device_mesh, positions.placements
@@ -76,7 +77,7 @@ def _make_rows_sharded(
 
 
 def _check_sharding(xs: Sequence[Tensor]) -> tuple[DeviceMesh, list[int | None]]:
-    """The mesh, and for each of its dimensions the dimension of tokens it shards, if any.
+    """The mesh, and for each of its dimensions the token dimension that it shards, if any.
 
     Every rank must hold whole heads, and the same tokens of each tensor.
     """
@@ -84,14 +85,14 @@ def _check_sharding(xs: Sequence[Tensor]) -> tuple[DeviceMesh, list[int | None]]
     for name, x in zip(names_of(xs), xs, strict=True):
         if not isinstance(x, DTensor):
             raise TensorError(
-                f"{name} must be a DTensor where another argument is one, got a torch.Tensor; "
-                "DTensor.from_local says which part of the whole it is"
+                f"{name} must be a DTensor like the other argument, got a torch.Tensor; convert it "
+                f"with DTensor.from_local"
             )
         token_dims.append([_sharded_token_dim(name, x, placement) for placement in x.placements])
     q, k = cast(DTensor, xs[0]), cast(DTensor, xs[-1])
     if q.device_mesh != k.device_mesh or token_dims[0] != token_dims[-1]:
         raise TensorError(
-            "q and k must be sharded alike in batch and sequence, on one mesh, got "
+            "q and k must have the same sharding in batch and sequence, on one mesh, got "
             f"{list(q.placements)} and {list(k.placements)}; rotate them one by one"
         )
     return q.device_mesh, token_dims[0]
@@ -104,7 +105,8 @@ def _sharded_token_dim(name: str, x: Tensor, placement: Placement) -> int | None
         if dim < x.dim() - 1:
             return dim if dim < x.dim() - 2 else None
         raise TensorError(
-            f"{name} must not be sharded in head_dim, whose pairs turn together, got {placement}; "
+            f"{name} must not be sharded in head_dim, because pairs turn together, got "
+            f"{placement}; "
             f"redistribute it to heads, Shard({x.dim() - 2})"
         )
     # partial sums may be rotated before they are added up: a rotation is linear
@@ -123,11 +125,13 @@ def _local_part(
     """The part of cos or sin that belongs to this rank's tokens.
 
     ``whole`` is a DTensor, or a plain tensor that is the same on every rank; its last dimension is
-    that of pairs. ``mesh`` and ``token_dims`` are from `_check_sharding`.
+    pairs. ``mesh`` and ``token_dims`` come from `_check_sharding`.
     """
     if not isinstance(whole, DTensor):
         whole = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    num_missing = len(tokens) - (whole.dim() - 1)  # leading dimensions left to broadcasting
+    num_missing = len(tokens) - (
+        whole.dim() - 1
+    )  # leading dimensions may be missing, to be broadcast
     placements: list[Placement] = []
     for dim in token_dims:
         if dim is None or dim < num_missing or whole.shape[dim - num_missing] != tokens[dim]:
@@ -140,16 +144,16 @@ def _local_part(
     )
     if communicates or whole.device_mesh != mesh:
         raise PositionError(
-            "positions, or the cos and sin that are given, must be replicated, or sharded with "
-            f"the tokens as {placements} on their mesh, got {list(whole.placements)}; give the "
-            "whole of them as a plain tensor"
+            "positions, or your cos and sin, must be replicated, or sharded with the tokens as "
+            f"{placements} on their mesh, got {list(whole.placements)}; or pass all of them as a "
+            "plain tensor"
         )
-    # from replicated to sharded is a local slice
+    # redistributing from replicated to sharded is a local slice
     return whole.redistribute(placements=placements).to_local()
 
 
 def _from_local(y: Tensor, x: DTensor) -> DTensor:
-    """This rank's ``y`` as part of a DTensor like ``x``."""
+    """This rank's ``y`` as a shard of a DTensor like ``x``."""
     meta = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
     stride = torch.empty_like(meta).stride()
     mesh, placements = x.device_mesh, x.placements
@@ -168,13 +172,12 @@ for _name, _rule in (
 class GatheredKeys(ParallelStyle):
     """Context parallelism for a `RotaryAttention`: queries stay, keys and values are gathered.
 
-    For ``torch.distributed.tensor.parallel.parallelize_module``. Every rank gives the layer the
-    tokens ``phasor.positions.context_parallel(length, rank, world_size, layout)`` of a sequence,
-    and gets back the same ones. Each rank rotates its own tokens, keys and values are gathered in
-    one collective (and their gradients returned in one more), and each query attends to the keys
-    that it would attend to on one machine.
+    For ``torch.distributed.tensor.parallel.parallelize_module``. On every rank, the layer takes and
+    returns the tokens ``phasor.positions.context_parallel(length, rank, world_size, layout)`` of a
+    sequence. Each rank rotates its own tokens; keys and values are gathered in one collective (and
+    their gradients returned in another), and each query attends to the same keys as on one machine.
 
-    A rank thus holds the keys and values of the whole sequence while a layer runs, and computes
+    So a rank holds the keys and values of the whole sequence while a layer runs, and computes
     scores in blocks of 512 queries. Ring attention needs less memory; torch has it for its CUDA
     kernels.
 
@@ -194,14 +197,14 @@ class GatheredKeys(ParallelStyle):
         if type(module) is not RotaryAttention:
             raise SpecError(
                 f"module must be a phasor.torch.RotaryAttention, got {type(module).__name__}; "
-                "apply GatheredKeys before fully_shard, and to the layer itself"
+                "apply GatheredKeys to the layer itself, and before fully_shard"
             )
         if device_mesh.ndim != 1:
             raise SpecError(
-                f"device_mesh must have one dimension, got {device_mesh.ndim}; take the one that "
-                "shares the sequence, as mesh['context']"
+                f"device_mesh must have one dimension, got {device_mesh.ndim}; use the one that "
+                "shares the sequence, such as mesh['context']"
             )
-        # in place, for parallelize_module keeps the module it was given
+        # in place, because parallelize_module keeps the original module
         module.__class__ = _GatheringAttention
         gathering = cast(_GatheringAttention, module)
         gathering.mesh, gathering.layout = device_mesh, self.layout
@@ -209,7 +212,7 @@ class GatheredKeys(ParallelStyle):
 
 
 class _GatheringAttention(RotaryAttention):
-    """The class that `GatheredKeys` gives a `RotaryAttention`."""
+    """The class of a `RotaryAttention` after `GatheredKeys`."""
 
     mesh: DeviceMesh
     layout: Literal["contiguous", "zigzag"]
@@ -217,13 +220,13 @@ class _GatheringAttention(RotaryAttention):
     def forward(
         self, x: Tensor, positions: Tensor | Rotation | None = None, **options: Any
     ) -> Tensor:
-        """The attention output of this rank's tokens; positions are those of the layout if None."""
+        """The attention output of this rank's tokens; by default at the positions of the layout."""
         for name, value in options.items():
             if value is not None:
                 raise SpecError(
-                    f"{name} must be None where keys are gathered from other ranks, got "
-                    f"{type(value).__name__}; the layer takes the tokens of sequences of one "
-                    "length without padding, and nothing else"
+                    f"{name} must be None if keys are gathered from other ranks, got "
+                    f"{type(value).__name__}; the layer supports only sequences of one length "
+                    "without padding"
                 )
         if positions is None and (self.rope is None or self.rope.axes.n_axes == 1):
             positions = self._token_indices(x)[self.mesh.get_local_rank()]
@@ -232,8 +235,8 @@ class _GatheringAttention(RotaryAttention):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
         indices = self._token_indices(q)
         # [batch, seq, heads, 2 * head_dim]: one collective instead of two
-        both = torch.cat((k, v), dim=-1)
-        local = DTensor.from_local(both, self.mesh, [Shard(1)], run_check=False)
+        keys_and_values = torch.cat((k, v), dim=-1)
+        local = DTensor.from_local(keys_and_values, self.mesh, [Shard(1)], run_check=False)
         # the gradient of a key is a sum over the queries of every rank
         full = local.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
         # [batch, ranks * seq, heads, 2 * head_dim], rank after rank -> in the order of the tokens
@@ -245,7 +248,7 @@ class _GatheringAttention(RotaryAttention):
         return attend(q, keys, values, self._factor, causal=self.causal, **options)
 
     def _token_indices(self, x: Tensor) -> Tensor:
-        """Which tokens each rank holds, ``[ranks, seq]``, where ``x`` is ``[batch, seq, ...]``."""
+        """The tokens of each rank, ``[ranks, seq]``, if ``x`` is ``[batch, seq, ...]``."""
         ranks = self.mesh.size()
         length = x.shape[1] * ranks
         by_rank = [context_parallel(length, rank, ranks, self.layout) for rank in range(ranks)]

@@ -1,7 +1,8 @@
-"""Models as ONNX files in which every rotation is the standard operator RotaryEmbedding.
+"""Export models to ONNX, with the standard operator RotaryEmbedding for every rotation.
 
-The file computes what `phasor.torch.rotate` does, with the same cos and sin. The names of its nodes
-begin with `NODES`. `phasor.identification.from_cache` turns caches of cos and sin into a Rope.
+The file computes the same as `phasor.torch.rotate`, with the same cos and sin. The names of its
+nodes begin with `NODES`. `phasor.identification.from_cache` converts caches of cos and sin to a
+Rope.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from phasor.torch._operator import ops
 from phasor.torch._operator.arguments import Layout, Turn
 from phasor.torch._operator.text import read_rope
 
-_OPSET = 23  # the first one that has the operator
-#: How the names of all nodes begin that rotations become, as for a quantizer's list of exceptions.
+_OPSET = 23  # the first opset that has the operator
+#: The prefix of the names of all nodes for rotations, for example for a quantizer's exclusions.
 NODES = "phasor/"
 _FLOATS = ("FLOAT", "FLOAT16", "BFLOAT16")
 _FLOAT, _INT32, _INT64 = 1, 6, 7  # numbers of ONNX's dtypes
@@ -49,23 +50,23 @@ def export(
     opset_version: int = _OPSET,
     **options: Any,
 ) -> Any:
-    """``model`` as an ONNX program, by way of ``torch.export`` and ``torch.onnx.export``.
+    """``model`` as an ONNX program, by ``torch.export`` and ``torch.onnx.export``.
 
-    Every call of `phasor.torch.rotate`, and of its variants that do not write in place, becomes one
-    RotaryEmbedding per tensor, in the pairing it reads. Nodes around it do what the operator
-    cannot: a slice that begins inside the head, and a pairing of the result that differs, are one
-    permutation of coordinates each; direction and inverse are the sign of sin; the attention factor
-    is in cos and sin. Tensors of 16 bits are rotated in float32 and rounded once.
+    Every call of `phasor.torch.rotate`, and of its variants that do not work in place, becomes one
+    RotaryEmbedding per tensor, in the pairing it reads. Other nodes do what the operator cannot: a
+    slice that begins inside the head, or a different pairing of the result, takes one permutation
+    of coordinates; direction and inverse change the sign of sin; the attention factor is in cos and
+    sin. 16-bit tensors are rotated in float32 and rounded once.
 
     Cos and sin come from one of two places.
 
-    * Unless ``longest`` is given, from the digits of the positions, in numbers of at most 2**24,
-      which engines without 64-bit integers hold too: within `COS_SIN_ERROR_FLOAT32` of
-      `phasor.angles` at every int64 position, fractions and several axes included. An engine that
-      narrows its inputs to 32 bits is right below 2**31.
-    * With ``longest``, from two tables of that many rows. Every entry is rounded once from within
-      1e-15. Positions are whole, on one axis and from 0 to ``longest - 1``; what happens at others
-      depends on the engine.
+    * Without ``longest``, from the digits of the positions, in numbers of at most 2**24, which also
+      suits engines without 64-bit integers: within `COS_SIN_ERROR_FLOAT32` of `phasor.angles` at
+      every int64 position, also for fractions and several axes. An engine that narrows its inputs
+      to 32 bits is correct below 2**31.
+    * With ``longest``, from two tables with that many rows. Every entry is computed to 1e-15 and
+      rounded once. Positions must be whole, on one axis, and from 0 to ``longest - 1``; for others
+      the result depends on the engine.
 
     Args:
         model: A module, or a program that ``torch.export.export`` made.
@@ -73,11 +74,11 @@ def export(
         kwargs: Its example keyword arguments.
         dynamic_shapes: As for ``torch.export.export``.
         longest: Rows of a table of cos and sin; None for no table.
-        reach: Where all positions are below it in magnitude, at most 2**31: a third of the
-            nodes fewer. None for every int64 position; of positions in int32 it says nothing.
-        opset_version: 23 or later for the operator RotaryEmbedding; an earlier one, such as 18, for
-            products and sums in its place, which older engines read.
-        options: The rest goes to ``torch.onnx.export``.
+        reach: A bound on the magnitude of all positions, at most 2**31, which saves a third of the
+            nodes. None for every int64 position; no effect on int32 positions.
+        opset_version: 23 or later for the operator RotaryEmbedding; an earlier one, such as 18,
+            uses products and sums instead, which older engines support.
+        options: Other arguments of ``torch.onnx.export``.
 
     Returns:
         A ``torch.onnx.ONNXProgram``: ``save`` writes it, calling it runs it in onnxruntime.
@@ -85,7 +86,7 @@ def export(
     Raises:
         BackendError: If ONNX's packages are not installed, or the model rotates in place.
         TensorError: If float64 is rotated, or tensors with a changing number of heads.
-        SpecError: If ``longest`` is given and positions are fractions or on several axes, or
+        SpecError: If ``longest`` is given and positions are fractional or have several axes, or if
             ``reach`` is above 2**31.
 
     >>> import torch
@@ -100,11 +101,11 @@ def export(
     for package in ("onnx", "onnxscript"):
         if find_spec(package) is None:
             raise BackendError(
-                f"ONNX files are written with {package}, which is not installed: "
+                f"writing ONNX files needs {package}, which is not installed: "
                 f"{install_hint('onnx')}"
             )
     with warnings.catch_warnings():
-        # torch's own lowering still calls what torch deprecates
+        # torch's own lowering still calls deprecated functions
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
         if isinstance(model, torch.export.ExportedProgram):
             program = model
@@ -120,7 +121,7 @@ def export(
                 program, dynamo=True, custom_translation_table=table, **options
             )
         except Exception as error:
-            # torch wraps the error of a translation in reports of its own
+            # torch wraps errors of translation functions in its own reports
             cause: BaseException | None = error
             while cause is not None and not isinstance(cause, PhasorError):
                 cause = cause.__cause__
@@ -137,9 +138,9 @@ def export(
 def translation_table(
     longest: int | None = None, reach: int | None = None, opset_version: int = _OPSET
 ) -> dict[Callable[..., Any], Callable[..., Any]]:
-    """What `export` gives to ``torch.onnx.export`` as ``custom_translation_table``.
+    """The ``custom_translation_table`` that `export` passes to ``torch.onnx.export``.
 
-    For callers with a table of their own to merge it into, and the same ``opset_version``.
+    For callers who merge it into their own table; pass the same ``opset_version``.
 
     >>> [operator.name() for operator in translation_table()]
     ['phasor::cos_sin', 'phasor::turn']
@@ -156,7 +157,7 @@ def translation_table(
     def make_rows(
         positions: Any, text: str, gain: float, dtype: Any, backend: str
     ) -> tuple[Any, Any]:
-        del dtype, backend  # which run on the machine that exports
+        del dtype, backend  # these run during the export
         return _make_rows(op, positions, read_rope(text), gain, longest, reach)
 
     def turn(
@@ -191,13 +192,14 @@ def _refuse_writes(program: torch.export.ExportedProgram) -> None:
         nodes = module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ()
         if any(node.target is ops.operator_ for node in nodes):
             raise BackendError(
-                "model must not rotate in place to become ONNX, which has no writes; use rotate, "
-                "rotate_qk or a Rotation in place of their twins with an underscore"
+                "model must not rotate in place, because ONNX has no writes; use rotate, rotate_qk "
+                "or "
+                "a Rotation instead of the functions with an underscore"
             )
 
 
 def _name_nodes(graph: Any) -> None:
-    """Begin the names of what a rotation became with `NODES`."""
+    """Give the names of all nodes of a rotation the prefix `NODES`."""
     for node in graph:
         if "torch.ops.phasor." in node.metadata_props.get("pkg.torch.onnx.fx_node", ""):
             node.name = NODES + str(node.name).removeprefix("node_")
@@ -213,12 +215,12 @@ def _share_tables(graph: Any) -> None:
             del graph.initializers[name]
 
 
-# The operator as nodes of a graph: every attribute of ``op`` that is called makes a node, and so do
-# ``+``, ``-``, ``*`` and ``<``, which take a plain number for a constant in float32
+# The operator as nodes of a graph: calling an attribute of ``op`` makes a node, and so do ``+``,
+# ``-``, ``*`` and ``<``, which convert a plain number to a constant in float32
 
 
 def _turn_tensor(op: Any, x: Any, rows: Sequence[Any], num_pairs: int, layout: Layout) -> Any:
-    """``x`` rotated by the standard operator, a row of cos and one of sin for every token."""
+    """``x`` rotated by the standard operator, with a row of cos and of sin for every token."""
     heads, head_dim = cast(tuple[int, int], tuple(x.shape[-2:]))
     before, after = _permutations(head_dim, num_pairs, layout)
     shape, seq, tokens = op.Shape(x), op.Shape(x, start=-3, end=-2), op.Shape(x, end=-2)
@@ -263,7 +265,7 @@ def _permutations(
 
 
 def _turn_by_pairs(op: Any, x: Any, rows: Sequence[Any], num_pairs: int, layout: Layout) -> Any:
-    """The same in products and sums, which every opset has."""
+    """``x`` rotated by products and sums, which every opset has."""
     head_dim = int(x.shape[-1])
     in_order, end = range(head_dim), layout.rotary_start + 2 * num_pairs
     outside = [*in_order[: layout.rotary_start], *in_order[end:]]
@@ -286,7 +288,7 @@ def _turn_by_pairs(op: Any, x: Any, rows: Sequence[Any], num_pairs: int, layout:
 
 
 class _OnnxOperations(NamedTuple):
-    """What `phasor._angle_digits` calls, as nodes; ``op`` makes them."""
+    """The operations of `phasor._angle_digits` as nodes; ``op`` makes them."""
 
     op: Any
 
@@ -295,7 +297,7 @@ class _OnnxOperations(NamedTuple):
         return _constant(self.op, np.array(value, like.dtype.numpy()))
 
     def divide(self, numbers: Any, divisor: Any) -> Any:
-        """Truncated, by the standard; some engines floor."""
+        """Truncated according to the standard; some engines floor."""
         return self.op.Div(numbers, divisor)
 
     def as_int32(self, numbers: Any) -> Any:
@@ -311,7 +313,7 @@ class _OnnxOperations(NamedTuple):
         return self.op.Abs(numbers)
 
     def nearest(self, numbers: Any) -> Any:
-        """A Round, of halves to even numbers."""
+        """A Round, which rounds halves to even numbers."""
         return self.op.Round(numbers)
 
     def of_axis(self, numbers: Any, axis: int) -> Any:
@@ -323,7 +325,7 @@ class _OnnxOperations(NamedTuple):
         return self.op.Where(condition, numbers, np.nan)
 
     def constant(self, values: NDArray[Any]) -> Any:
-        """A Constant; a list of them for the digits, which are taken one by one."""
+        """A Constant, or for digits a list of Constants, because they are read one by one."""
         return [_constant(self.op, each) for each in values]
 
 
@@ -340,7 +342,7 @@ def _make_rows(
     if fractional or rope.axes.n_axes > 1:
         problem = "fractions" if fractional else f"on {rope.axes.n_axes} axes"
         raise SpecError(
-            f"longest makes tables that whole positions on one axis are rows of, got positions "
+            f"longest makes tables for whole positions on one axis, got positions "
             f"{problem}; leave longest out"
         )
     rows = op.Cast(positions, to=_INT64)
@@ -354,7 +356,7 @@ def _make_rows(
 def _compute_rows(
     op: Any, positions: Any, rope: Rope, fractional: bool, count: int
 ) -> tuple[Any, Any]:
-    """Cos and sin ``[..., seq, num_pairs]`` float32, by ``count`` digits of the positions."""
+    """Cos and sin ``[..., seq, num_pairs]`` float32, from ``count`` digits of the positions."""
     dtype = int(positions.dtype)
     if count == DIGITS_32 and not fractional:
         positions, dtype = op.Cast(positions, to=_INT32), _INT32
@@ -371,7 +373,7 @@ def _compute_rows(
 
 
 def _typed(value: Any, dtype: int) -> Any:
-    """``value``, whose dtype onnxscript does not know before the graph is complete."""
+    """``value`` with its dtype set, which onnxscript would infer only for a complete graph."""
     value.dtype = import_module("onnxscript").ir.DataType(dtype)
     return value
 

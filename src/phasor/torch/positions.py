@@ -1,11 +1,10 @@
-"""`phasor.positions` for tensors: the same names, on their device, without waiting for it.
+"""`phasor.positions` for tensors: the same functions on their device, without waiting for it.
 
-Each raises what its namesake raises. `sequence_indices` is here alone: masks of packed sequences
-are made on a device.
+They raise the same errors. `sequence_indices` exists only here, for masks of packed sequences.
 
-Values are checked for tensors in the CPU's memory: for example, that boundaries never decrease. On
-another device, under a compiler and for fake tensors they are not read. Coordinates of images and
-videos begin on the host: ``torch.from_numpy(phasor.positions.multimodal(...))``.
+Values of tensors in CPU memory are checked: for example, boundaries must never decrease. On other
+devices, under a compiler and for fake tensors, values are not read. Coordinates of images and
+videos are made on the host: ``torch.from_numpy(phasor.positions.multimodal(...))``.
 """
 
 from __future__ import annotations
@@ -43,11 +42,10 @@ def span(length: int, start: int = 0, *, device: _Device = None) -> Tensor:
 
 
 def packed(cu_seqlens: Tensor, total_tokens: int | None = None) -> Tensor:
-    """`phasor.positions.packed`: sequences end to end, int64 ``[total_tokens]``.
+    """`phasor.positions.packed`: packed sequences, int64 ``[total_tokens]``.
 
     ``total_tokens`` is the length of the packed tensor; tokens after the last boundary are padding
-    and count from there. Without it the last boundary is read, which is possible in the CPU's
-    memory only.
+    and count from there. By default it is the last boundary, which is read only in CPU memory.
 
     >>> packed(torch.tensor([0, 3, 5], dtype=torch.int32), total_tokens=6)
     tensor([0, 1, 2, 0, 1, 0])
@@ -58,8 +56,8 @@ def packed(cu_seqlens: Tensor, total_tokens: int | None = None) -> Tensor:
     total_tokens = last if total_tokens is None else total_tokens
     if total_tokens is None or last is None:
         raise PositionError(
-            f"total_tokens must be given for cu_seqlens on {cu_seqlens.device}, which would have "
-            "to be waited for; it is the length of what is packed, x.shape[0]"
+            f"total_tokens must be given for cu_seqlens on {cu_seqlens.device}, so that the host "
+            f"does not wait for it; it is the length of the packed tensor, x.shape[0]"
         )
     if total_tokens < last:
         raise PositionError(
@@ -70,10 +68,10 @@ def packed(cu_seqlens: Tensor, total_tokens: int | None = None) -> Tensor:
 
 
 def sequence_indices(cu_seqlens: Tensor, total_tokens: int) -> Tensor:
-    """Which of the packed sequences each token is in: what a mask between sequences compares.
+    """The index of the sequence that each token of a pack belongs to, to build masks from.
 
-    The arguments are those of `packed`, whose checks are left out. The result is int64
-    ``[total_tokens]``, ``n_sequences`` for padding after the last boundary.
+    The arguments are those of `packed`, but are not checked. The result is int64
+    ``[total_tokens]``; padding after the last boundary gets ``n_sequences``.
 
     >>> sequence_indices(torch.tensor([0, 3, 5], dtype=torch.int32), total_tokens=6)
     tensor([0, 0, 0, 1, 1, 2])
@@ -85,9 +83,9 @@ def sequence_indices(cu_seqlens: Tensor, total_tokens: int) -> Tensor:
 
 
 def padded(mask: Tensor) -> Tensor:
-    """`phasor.positions.padded`: real tokens at 0, 1, 2, ... in each row, padding at 0.
+    """`phasor.positions.padded`: tokens at 0, 1, 2, ... in each row, padding at 0.
 
-    ``mask`` is ``[..., seq]``, bools or integers, and so are the positions, in int64.
+    ``mask`` is ``[..., seq]``, bools or integers; positions are int64 of the same shape.
 
     >>> padded(torch.tensor([[False, True, True], [True, False, False]]))
     tensor([[0, 0, 1],
@@ -99,9 +97,9 @@ def padded(mask: Tensor) -> Tensor:
 
 
 def cached(lengths: Tensor, new_tokens: int) -> Tensor:
-    """`phasor.positions.cached`: the tokens that follow caches, int64 ``[batch, new_tokens]``.
+    """`phasor.positions.cached`: tokens that follow caches, int64 ``[batch, new_tokens]``.
 
-    ``lengths`` are the positions of the next tokens, ``[batch]``, negative where a row is padded on
+    ``lengths`` are the positions of the next tokens, ``[batch]``, negative if a row has padding on
     the left; ``new_tokens`` may be a compiler's symbol.
 
     >>> cached(torch.tensor([7, -2], dtype=torch.int32), new_tokens=3)
@@ -132,7 +130,7 @@ def grid(*sizes: int, device: _Device = None) -> Tensor:
 
 
 def every_axis(positions: Tensor, n_axes: int) -> Tensor:
-    """`phasor.positions.every_axis`: int64 ``[..., seq, n_axes]`` of positions ``[..., seq]``.
+    """`phasor.positions.every_axis`: int64 ``[..., seq, n_axes]`` from positions ``[..., seq]``.
 
     >>> every_axis(torch.tensor([0, 1, 5]), n_axes=2).T
     tensor([[0, 1, 5],
@@ -160,14 +158,14 @@ def context_parallel(
 
 
 def check_whole(name: str, value: Any, *, least: int) -> None:
-    """Refuse what is no whole number. A compiler's symbol passes, without a guard on its value."""
+    """Refuse anything but a whole number. A compiler's symbol passes, without a guard."""
     in_range = type(value) is int and least <= value <= _INT64_MAX
     if type(value) is not torch.SymInt and not in_range:
         whole(name, value, least=least, most=_INT64_MAX, error=PositionError)
 
 
 def as_int64(name: str, values: Any, shape: str = "", *, bools: bool = False) -> Tensor:
-    """``values`` as int64, or an error that says why not."""
+    """``values`` as int64, or an error."""
     if not isinstance(values, Tensor):
         raise PositionError(
             f"{name} must be a torch.Tensor, got {type(values).__name__}; phasor.positions takes "
@@ -188,7 +186,7 @@ def as_int64(name: str, values: Any, shape: str = "", *, bools: bool = False) ->
 
 
 def _read_on_host(function: Callable[..., Any], values: Tensor, *rest: Any) -> Any:
-    """What ``function`` makes or refuses; None where values cannot be read without waiting."""
+    """The result or error of ``function``; None if values cannot be read without waiting."""
     if dispatch_is_plain([values]) and values.is_cpu:
         return function(values.numpy(), *rest)
     return None

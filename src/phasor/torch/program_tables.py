@@ -1,4 +1,4 @@
-"""`cos_sin_cache`: the tables of cos and sin that other programs keep."""
+"""`cos_sin_cache`: tables of cos and sin in the formats of other programs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from phasor.torch._operator.arguments import DTYPES
 _Program = Literal["vllm", "flash-attn", "transformers", "meta", "megatron"]
 _Array = NDArray[Any]
 
-# numbers computed at a time, so that temporaries are small for every table
+# numbers computed at a time, so that temporaries stay small
 _CHUNK_SIZE = 1 << 20
 _REAL_DTYPES = {dtype: dtype for dtype in DTYPES}
-#: The dtypes that can be requested, with the dtypes that are stored; else `_REAL_DTYPES`.
+#: Accepted dtypes and the dtypes stored for them; `_REAL_DTYPES` for all other programs.
 _DTYPES: Mapping[_Program, Mapping[torch.dtype, torch.dtype]] = {
     "meta": {
         torch.float32: torch.complex64,
@@ -39,14 +39,14 @@ _DTYPES: Mapping[_Program, Mapping[torch.dtype, torch.dtype]] = {
 
 
 def _full_width(values: _Array, pairing: Pairing) -> _Array:
-    """``[n, num_pairs]`` to ``[n, rotary_dim]``: the value of a pair for both its coordinates."""
+    """``[n, num_pairs]`` to ``[n, rotary_dim]``: each pair's value for both coordinates."""
     return by_pairing(
         pairing, half=np.concatenate((values, values), -1), interleaved=np.repeat(values, 2, -1)
     )
 
 
 def _arrange(program: _Program, cos: _Array, sin: _Array, pairing: Pairing) -> dict[str, _Array]:
-    """The arrays of a program by its names, made of cos and sin ``[n, num_pairs]``."""
+    """A program's arrays by name, made from cos and sin ``[n, num_pairs]``."""
     match program:
         case "vllm":
             return {"cos_sin": np.concatenate((cos, sin), -1)}
@@ -70,7 +70,7 @@ def cos_sin_cache(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
 ) -> dict[str, Tensor]:
-    """The table of positions 0 to ``max_positions - 1`` as another program keeps it.
+    """The table of positions 0 to ``max_positions - 1`` in another program's format.
 
     | ``program`` | tensors, ``n`` is ``rope.num_pairs`` | for |
     |---|---|---|
@@ -80,27 +80,27 @@ def cos_sin_cache(
     | ``"meta"`` | ``freqs_cis``, complex ``[max_positions, n]`` | Meta's code |
     | ``"megatron"`` | ``angles`` ``[max_positions, 1, 1, 2 n]``, widened | Megatron, TE |
 
-    Widened: the ``n`` values are doubled, end to end, for the pairing ``"half"``, and each is
-    repeated for ``"interleaved"``. Angles are in radians. TE is TransformerEngine.
+    Widened: for the pairing ``"half"`` the ``n`` values are followed by a copy; for
+    ``"interleaved"`` each value is repeated. Angles are in radians. TE is TransformerEngine.
 
-    Every number is computed within 1e-15 and rounded once. Angles are reduced to ``[-π, π]`` before
-    they are rounded, so they are as good at the last position as at the first. The sign of the
-    sines and of the angles is that of ``rope.direction``; no table says where the rotated part of
-    the head begins, or the pairing of what comes out.
+    Every number is computed to 1e-15 and rounded once. Angles are reduced to ``[-π, π]`` before
+    rounding, so they are as accurate at the last position as at the first. Sines and angles have
+    the sign of ``rope.direction``. No table contains the start of the rotated slice or the pairing
+    of the result.
 
     Args:
         rope: One axis; its scaling must be a law.
-        max_positions: How many rows.
+        max_positions: Number of rows.
         program: One of the above.
-        gain: Multiplied into cos and sin. It is not ``rope.attention_factor`` unless you say so:
-            some programs multiply by that themselves.
-        dtype: Of the numbers. ``"meta"`` takes float32 or complex64, float64 or complex128;
-            ``"megatron"`` takes float32 or float64, for a 16-bit angle is off by a hundredth.
-        device: Where the table is; torch's default if None.
+        gain: Multiplied into cos and sin. There is no default of ``rope.attention_factor``, because
+            some programs multiply by it themselves.
+        dtype: Dtype of the table. ``"meta"`` takes float32 or complex64, float64 or complex128;
+            ``"megatron"`` takes float32 or float64, because a 16-bit angle is off by a hundredth.
+        device: Device of the table; torch's default if None.
 
     Raises:
         SpecError: If the Rope has a rule (use ``rope.at(n)``) or several axes.
-        TensorError: If the table is larger than the memory, with the number of bytes.
+        TensorError: If the table does not fit in memory; the message has the number of bytes.
 
     >>> from phasor import Rope
     >>> rope = Rope(head_dim=4, pairing="interleaved", base=100.0)
@@ -114,21 +114,21 @@ def cos_sin_cache(
     if rope.axes.n_axes > 1:
         raise SpecError(
             f"rope must have one axis for a table of positions, got {rope.axes.n_axes} axes; "
-            "phasor.angles.cos_sin makes rows for coordinates, phasor.torch.rotate takes them"
+            "use phasor.angles.cos_sin or phasor.torch.rotate, which take coordinates"
         )
     rows = whole("max_positions", max_positions, least=1)
     program = choice("program", program, get_args(_Program))
     dtypes, gain = _DTYPES.get(program, _REAL_DTYPES), number("gain", gain)
     if program == "megatron" and gain != 1:
         raise SpecError(
-            f"gain must be 1 for program={program!r}, whose angles cannot carry one, got {gain}; "
-            "give it to the function that rotates, as Megatron's mscale"
+            f"gain must be 1 for program={program!r}, because angles cannot contain a factor, got "
+            f"{gain}; pass it to the function that rotates, such as Megatron's mscale"
         )
     if dtype not in dtypes:
         known = ", ".join(map(str, dtypes))
         raise SpecError(f"dtype must be {known} for program={program!r}, got {short_repr(dtype)}")
     stored_dtype = dtypes[dtype]
-    # arrays without rows, for the names and the widths
+    # arrays without rows, for names and widths
     no_rows = np.empty((0, rope.num_pairs))
     empty_arrays = _arrange(program, no_rows, no_rows, rope.pairing)
     shapes = {name: [rows, *array.shape[1:]] for name, array in empty_arrays.items()}
@@ -145,10 +145,10 @@ def cos_sin_cache(
 
 
 def _round_once(values: _Array, dtype: torch.dtype) -> Tensor:
-    """``values`` as a tensor of ``dtype``; torch itself rounds float64 to 16 bits by way of 32."""
+    """``values`` as a tensor of ``dtype``; torch would round float64 to 32 bits, then to 16."""
     if dtype in (torch.bfloat16, torch.float16):
-        # rounded to odd: towards zero, with the last bit set where that was inexact. Rounded to
-        # the nearest from there, 16 bits are what they would be from float64
+        # rounded to odd: towards zero, with the last bit set if that was inexact. Rounding this to
+        # the nearest 16-bit number gives the same result as rounding float64
         single = values.astype(np.float32)
         bits = single.view(np.int32)
         bits -= np.abs(single.astype(np.float64)) > np.abs(values)
@@ -160,7 +160,7 @@ def _round_once(values: _Array, dtype: torch.dtype) -> Tensor:
 def _allocate(
     shapes: dict[str, list[int]], dtype: torch.dtype, device: torch.device | str | None
 ) -> dict[str, Tensor]:
-    """Empty tensors, or an error with their bytes where they are larger than the memory."""
+    """Empty tensors, or an error with their size if they do not fit in memory."""
     device = torch.empty(0, device=device).device
     size = sum(map(math.prod, shapes.values())) * dtype.itemsize
     too_large = TensorError(
@@ -173,12 +173,12 @@ def _allocate(
         return {
             name: torch.empty(shape, dtype=dtype, device=device) for name, shape in shapes.items()
         }
-    except RuntimeError:  # an allocator's "not enough memory", or sizes beyond int64
+    except RuntimeError:  # the allocator has not enough memory, or the size is beyond int64
         raise too_large from None
 
 
 def _memory_bytes() -> float:
-    """The machine's memory; infinite where the system does not say."""
+    """The machine's memory; infinite if the system does not report it."""
     names = cast(dict[str, int], getattr(os, "sysconf_names", {}))
     if "SC_PHYS_PAGES" not in names:
         return math.inf

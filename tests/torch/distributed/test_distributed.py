@@ -305,19 +305,19 @@ REFUSED: dict[str, tuple[type[Exception], Any]] = {
         TensorError,
         lambda mesh: rotate(wrong(mesh, Partial("max")), AT, ROPE),
     ),
-    "k must be a DTensor where another argument is one": (
+    "k must be a DTensor like the other argument": (
         TensorError,
         lambda mesh: rotate_qk(wrong(mesh, Shard(2)), normal(2, 4, 4, 8), AT, ROPE),
     ),
-    "x must be a DTensor where another argument is one": (
+    "x must be a DTensor like the other argument": (
         TensorError,
         lambda mesh: rotate(normal(2, 4, 4, 8), sharded(AT, mesh, [Replicate()]), ROPE),
     ),
-    "q and k must be sharded alike in batch and sequence": (
+    "q and k must have the same sharding in batch and sequence": (
         TensorError,
         lambda mesh: rotate_qk(wrong(mesh, Shard(1)), wrong(mesh, Replicate()), AT, ROPE),
     ),
-    "positions, or the cos and sin that are given, must be replicated": (
+    "positions, or your cos and sin, must be replicated": (
         PositionError,
         lambda mesh: rotate(wrong(mesh, Shard(2)), sharded(AT, mesh, [Shard(0)]), ROPE),
     ),
@@ -358,7 +358,7 @@ def test_gathered_keys_are_for_rotary_attention_on_one_mesh_dimension() -> None:
         with pytest.raises(SpecError, match=r"module must be a .*RotaryAttention, got Linear"):
             parallelize_module(layer.q_proj, mesh, GatheredKeys("zigzag"))
         parallelize_module(layer, mesh, GatheredKeys("zigzag"))
-        with pytest.raises(SpecError, match="cu_seqlens must be None where keys are gathered"):
+        with pytest.raises(SpecError, match="cu_seqlens must be None if keys are gathered"):
             layer(torch.zeros(1, 4, 16), cu_seqlens=[0, 4])
         with pytest.raises(SpecError, match="key_value_states must be None where keys are"):
             layer(torch.zeros(1, 4, 16), key_value_states=torch.zeros(1, 4, 16))

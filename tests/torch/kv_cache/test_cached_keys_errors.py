@@ -112,7 +112,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[PhasorError], str]] = {
         TensorError, "room for 21 tokens, got 20"),
     "a place behind the end of a row": (
         lambda: CachedKeys(own([5, 2]), HALF).insert_(3, own([1, 1])), TensorError,
-        "shortest of which holds 2 tokens, got 3"),
+        "and the shortest holds 2 tokens, got 3"),
     "a place that is no number": (
         lambda: CachedKeys(own([5, 2]), HALF).insert_("1", own([1, 1])), PositionError,
         "at must be a whole number from 0 to 5, got '1'"),

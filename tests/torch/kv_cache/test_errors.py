@@ -36,7 +36,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[PhasorError], str]] = {
         lambda: retune_(K, 1, HALF, 3), SpecError, "new must be a phasor.Rope, got int"),
     "another pairing": (
         lambda: retune_(K, 1, HALF, LAYOUTS["interleaved"]), SpecError,
-        r"output_pairing of old \(half\).*got interleaved; rotate_"),
+        r"output_pairing of old \(half\).*got interleaved; undo old with rotate_"),
     "another slice": (
         lambda: retune_(K, 1, HALF, LAYOUTS["a slice"]), SpecError, r"rotary_dim of old \(8\)"),
     "other axes": (

@@ -140,17 +140,19 @@ def ones(batch: int, new: int, **kind: Any) -> tuple[Tensor, Tensor]:
     return torch.ones(batch, new, 1, 2, **kind), torch.ones(batch, new, 1, 2, **kind)
 
 
-HELD = "[2, 1, 1, 2] in torch.float32 like what is cached, got"
+HELD = "[2, 1, 1, 2] in torch.float32 like the cache, got"
 REFUSED: dict[str, tuple[Any, ...]] = {
     f"k must be {HELD} [3, 1, 1, 2] in torch.float32": ones(3, 1),
     f"k must be {HELD} [2, 1, 2] in torch.float32": (torch.ones(2, 1, 2),) * 2,
-    "v must be [2, 2, 1, 2] in torch.float32 like what is cached, got [2, 1, 1, 2] in "
-    "torch.float32": (ones(2, 2)[0], ones(2, 1)[0]),
+    "v must be [2, 2, 1, 2] in torch.float32 like the cache, got [2, 1, 1, 2] in torch.float32": (
+        ones(2, 2)[0],
+        ones(2, 1)[0],
+    ),
     f"k must be {HELD} [2, 1, 1, 2] in torch.float64": ones(2, 1, dtype=torch.float64),
-    "k must not require a gradient: a cache is overwritten and records none; "
+    "k must not require a gradient: a cache is overwritten, so it cannot record one; "
     "decode inside torch.no_grad()": ones(2, 1, requires_grad=True),
     "attention_mask must be bools of shape [2, 1], True for tokens, got torch.bool of shape "
-    "[1, 1]; .bool() makes bools of 0 and 1": (*ones(2, 1), torch.ones(1, 1).bool()),
+    "[1, 1]; convert 0 and 1 with .bool()": (*ones(2, 1), torch.ones(1, 1).bool()),
 }
 
 

@@ -27,9 +27,9 @@ from .live_models import WAYS, answers, difference, fresh, prefill, tokens, whol
 EVERYDAY = ["llama", "qwen3", "gemma3_text", "llama4_text", "deepseek_v3", "gptj"]
 #: What `patch` must refuse, and a word of its reason.
 REFUSED = {
-    "hunyuan_vl_text": "are not those that its config describes",
-    "neomme": "are not those that its config describes",
-    "roformer": "has a rotation of its own",
+    "hunyuan_vl_text": "differ from those that its config describes",
+    "neomme": "differ from those that its config describes",
+    "roformer": "has its own rotation",
 }
 
 
@@ -102,7 +102,7 @@ def test_the_line_names_the_modules(capsys: pytest.CaptureFixture[str]) -> None:
     line = "LlamaForCausalLM: cos and sin of model.rotary_emb are exact now"
     assert (capsys.readouterr().out, str(report)) == (f"{line}\n", line)
     again = patch(model)
-    assert str(again).endswith("are exact already; nothing has changed")
+    assert str(again).endswith("were already exact; nothing changed")
     assert (report.already, again.already) == (False, True)
     unpatch(model)
     assert not model.model.rotary_emb._forward_hooks
@@ -198,7 +198,7 @@ def test_what_a_model_does_not_compute_is_refused(
     model = fresh(name)
     plant(monkeypatch, change)
     for function in (patch, from_model, check):
-        with pytest.raises(ConfigError, match=r"is not understood: .*; nothing was changed"):
+        with pytest.raises(ConfigError, match=r"cannot be made exact: .*; nothing was changed"):
             function(model)
     assert not any(module._forward_hooks for module in model.modules())
 
@@ -403,7 +403,7 @@ def test_every_model_of_several_parts_is_patched_or_refused_by_name() -> None:
         except ConfigError as error:
             refused[name] = str(error)
     print(f"{len(names) - len(refused)} models patched")
-    pictures = {name for name, says in refused.items() if "positions of pictures" in says}
+    pictures = {name for name, says in refused.items() if "positions in images" in says}
     assert pictures == {name for name in names if name.startswith(PICTURES)}
     # a default that no published config has is the config reader's to refuse
     unread = {name for name, says in refused.items() if "its config cannot be read" in says}
@@ -460,6 +460,6 @@ def test_no_architecture_passes_with_another_rope(
             known.append((name, model.to("meta")))
     plant(monkeypatch, change)
     for name, model in known:
-        with pytest.raises(ConfigError, match="is not understood"):
+        with pytest.raises(ConfigError, match="cannot be made exact"):
             print(name, from_model(model))
     assert len(known) >= 150

@@ -1,11 +1,11 @@
 """Cached keys and values: a cache for `RotaryAttention`, and functions for rotated keys.
 
-A cached key is ``R(p) k``, and rotations compose. So a key moves by ``R(d) R(p) = R(p + d)`` and
-changes its frequencies by ``R'(p) R(-p)``, which is one rotation too. The model is not run again,
-and the only loss is the rounding of the stored key.
+A cached key is ``R(p) k``, and rotations compose. So ``R(d) R(p) = R(p + d)`` moves a key, and
+``R'(p) R(-p)``, also a single rotation, changes its frequencies. The model does not run again, and
+the only loss is the rounding of the stored key.
 
-`shift_`, `retune_`, `insert` and `evict` take tensors; `CachedKeys` does the same to every layer of
-a cache. `phasor.torch.rotate_` with ``inverse=True`` gives the keys before they were rotated.
+`shift_`, `retune_`, `insert` and `evict` take tensors; `CachedKeys` applies them to every layer of
+a cache. `phasor.torch.rotate_` with ``inverse=True`` gives the unrotated keys.
 """
 
 from phasor.torch.kv_cache.cache import KVCache

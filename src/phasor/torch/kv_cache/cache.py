@@ -1,4 +1,4 @@
-"""`KVCache`: the keys and values of the tokens so far, in memory that is allocated once."""
+"""`KVCache`: keys and values of earlier tokens, in memory that is allocated once."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class KVCache:
     """Keys and values of one attention layer; rows of the batch may have different lengths.
 
     Row ``i`` holds ``lengths[i]`` tokens, in order, from index 0 on. `append` writes new tokens
-    after them, in place, and leaves out tokens that the attention mask marks as padding. Nothing
-    reads ``lengths`` on the host: capacity is counted in columns appended, padding included.
+    after them, in place, and skips tokens that the attention mask marks as padding. The host never
+    reads ``lengths``: capacity counts appended columns, padding included.
 
     Args:
         batch_size: Number of rows.
-        capacity: Columns that can be appended.
+        capacity: Number of columns that can be appended.
         num_kv_heads: Heads of keys and of values.
         head_dim: Width of a head.
-        device: Where the cache is; torch's default if None.
-        dtype: Of keys and values; torch's default if None.
+        device: Device of the cache; torch's default if None.
+        dtype: Dtype of keys and values; torch's default if None.
 
     Attributes:
-        lengths: int64 ``[batch_size]``, how many tokens each row holds.
+        lengths: int64 ``[batch_size]``, the number of tokens in each row.
         used: Columns appended so far, padding included.
 
     >>> import torch
@@ -79,9 +79,9 @@ class KVCache:
     def next_positions(self, new_tokens: int, attention_mask: Tensor | None = None) -> Tensor:
         """The index in its row that `append` would give each of ``new_tokens`` columns.
 
-        That is the number of tokens before it in the row, and so its position. Padding gets the
-        index of the token before it, or 0. The result is int64 ``[batch_size, new_tokens]``,
-        and ``attention_mask`` bools of that shape.
+        It is the number of earlier tokens in the row, and so the position. Padding gets the index
+        of the token before it, or 0. The result is int64 ``[batch_size, new_tokens]``;
+        ``attention_mask`` has bools of that shape.
         """
         if attention_mask is None:
             # [batch_size, 1] + [new_tokens]
@@ -100,8 +100,8 @@ class KVCache:
 
         Raises:
             TensorError: If the capacity is exceeded, a shape, dtype or device does not fit, a
-                gradient would have to be recorded, or the cache was filled in inference mode and
-                this is outside it.
+                gradient would have to be recorded, or the cache was filled in inference mode and is
+                now used outside it.
         """
         batch_size, _, *head = self._keys.shape
         check_mutable([self._keys, self._values, self.lengths])
@@ -111,8 +111,8 @@ class KVCache:
             check_fits_cache(name, x, [batch_size, new, *head], self._keys)
             if x.requires_grad and torch.is_grad_enabled():
                 raise TensorError(
-                    f"{name} must not require a gradient: a cache is overwritten and records none; "
-                    "decode inside torch.no_grad()"
+                    f"{name} must not require a gradient: a cache is overwritten, so it cannot "
+                    f"record one; decode inside torch.no_grad()"
                 )
         if self.used + new > self.capacity:
             raise TensorError(
@@ -134,17 +134,17 @@ def check_attention_mask(mask: Any, shape: tuple[int, ...]) -> None:
     ARRAYS.check_kind("attention_mask", mask)
     if mask.dtype != torch.bool or mask.shape != shape:
         raise TensorError(
-            f"attention_mask must be bools of shape {list(shape)}, True for tokens, "
-            f"got {mask.dtype} of shape {list(mask.shape)}; .bool() makes bools of 0 and 1"
+            f"attention_mask must be bools of shape {list(shape)}, True for tokens, got "
+            f"{mask.dtype} of shape {list(mask.shape)}; convert 0 and 1 with .bool()"
         )
 
 
 def check_fits_cache(name: str, x: Any, shape: list[int], cached: Tensor) -> None:
-    """Refuse to put ``x`` into a cache where its shape, dtype or device does not fit."""
+    """Refuse ``x`` if its shape, dtype or device does not fit the cache."""
     ARRAYS.check_kind(name, x)
     ARRAYS.check_device(name, x, cached.device)
     if list(x.shape) != shape or x.dtype != cached.dtype:
         raise TensorError(
-            f"{name} must be {shape} in {cached.dtype} like what is cached, "
-            f"got {list(x.shape)} in {x.dtype}"
+            f"{name} must be {shape} in {cached.dtype} like the cache, got {list(x.shape)} in "
+            f"{x.dtype}"
         )

@@ -1,7 +1,7 @@
 """`CachedKeys`: the functions for cached keys, for every layer of a cache at once.
 
-Caches of transformers are recognised by their class. transformers is never imported here: a
-process with such a cache has imported it.
+Caches of transformers are recognised by their class. This module never imports transformers,
+because a process with such a cache has already done so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from phasor.torch.kv_cache.cache import KVCache
 from phasor.torch.kv_cache.edits import Distance, evict, insert_tokens, retune_, shift_
 
 _Ropes = Rope | Sequence[Rope | None]
-_KeyEdit = Callable[[Tensor, Any], Tensor]  # of keys, in place, by positions
+_KeyEdit = Callable[[Tensor, Any], Tensor]  # edits keys in place, given their positions
 _SUPPORTED_CACHES = (
     "a phasor KVCache, or a DynamicCache or StaticCache of transformers 5 whose layers keep every "
     "token"
@@ -36,16 +36,17 @@ _SUPPORTED_CACHES = (
 class CachedKeys:
     """The rotated keys of a whole cache, and the Ropes that rotated them.
 
-    Its methods write into every layer of the cache itself, or raise an error and write nothing. For
-    that the new keys of all layers are made first, beside the old ones in memory. Models number the
-    next token by how many are cached, so after `evict_` or `insert_` it comes right after the last.
+    Its methods write into every layer of the cache itself, or raise an error and write nothing. To
+    do so they first compute the new keys of all layers, which takes memory for both. Models number
+    the next token by the number of cached tokens, so after `evict_` or `insert_` it directly
+    follows the last.
 
     Args:
         cache: A `KVCache`, or a ``DynamicCache`` or ``StaticCache`` of transformers 5 in which
             every layer keeps every token (``DynamicLayer``, ``StaticLayer``). It must not be empty.
-        ropes: One Rope for all layers, or one for each, None where a layer rotates nothing, as
-            `phasor.load` returns them, with a law in place of a rule. Keys must have been
-            multiplied by ``rope.attention_factor``, as these models do with cos and sin.
+        ropes: One Rope for all layers, or a sequence with one per layer (None for a layer without
+            rotation), such as `phasor.load` returns; with laws, not rules. Keys must include
+            ``rope.attention_factor``, as in these models.
 
     Attributes:
         ropes: One per layer; `retune_` changes them.
@@ -74,20 +75,20 @@ class CachedKeys:
         self.ropes = self._rope_per_layer(ropes)
 
     def __len__(self) -> int:
-        """How many tokens are cached; with padding, in columns."""
+        """The number of cached tokens, or of columns if there is padding."""
         return _count_tokens("cache", self._layers)
 
     def shift_(self, delta: Any) -> None:
-        """`phasor.torch.kv_cache.shift_` of the keys of every layer."""
+        """Apply `phasor.torch.kv_cache.shift_` to the keys of every layer."""
         edits = [rope and partial(shift_, rope=rope) for rope in self.ropes]
         self._rewrite(edits, delta, self.ropes)
 
     def retune_(self, positions: Any, ropes: _Ropes) -> None:
-        """`phasor.torch.kv_cache.retune_` of the keys of every layer, attention factor included.
+        """Apply `phasor.torch.kv_cache.retune_` to every layer's keys, attention factor included.
 
         Args:
-            positions: Of the tokens, as for `phasor.torch.rotate`.
-            ropes: The new Ropes, as for the class.
+            positions: Positions of the tokens, as for `phasor.torch.rotate`.
+            ropes: The new Ropes, in the form that the class takes.
         """
         new_ropes = self._rope_per_layer(ropes)
         edits: list[_KeyEdit | None] = []
@@ -99,15 +100,15 @@ class CachedKeys:
                 edits.append(None)
             else:
                 raise SpecError(
-                    f"ropes must be None for the layers that rotate nothing and for no other, "
-                    f"got {new} for layer {index}, whose Rope is {old}"
+                    f"ropes must be None exactly for layers without rotation, got {new} for layer "
+                    f"{index}, whose Rope is {old}"
                 )
         self._rewrite(edits, positions, new_ropes)
 
     def evict_(self, start: int, stop: int, *, gap: Distance | None = None) -> None:
-        """`phasor.torch.kv_cache.evict`, written into the cache, which is shorter then.
+        """Apply `phasor.torch.kv_cache.evict` to every layer; the cache becomes shorter.
 
-        The model's attention mask, if it has one, has to lose the same columns.
+        Remove the same columns from the model's attention mask, if it has one.
         """
         edits = [partial(evict, start=start, stop=stop, rope=rope, gap=gap) for rope in self.ropes]
         self._replace(edits, [()] * len(edits), start, stop)
@@ -115,12 +116,12 @@ class CachedKeys:
     def insert_(
         self, at: int, other: Any, *, offset: Distance | None = None, gap: Distance | None = None
     ) -> None:
-        """`phasor.torch.kv_cache.insert` of all tokens of another cache, which stays as it is.
+        """Apply `phasor.torch.kv_cache.insert` with all tokens of another, unchanged cache.
 
         ``insert_(len(cached), other)`` appends it.
 
         Raises:
-            TensorError: Also if ``other`` has other layers, or there is no room for its tokens.
+            TensorError: If ``other`` has different layers, or there is no room for its tokens.
         """
         at = whole("at", at, least=0, most=len(self), error=PositionError)
         other_layers = _wrap_layers("other", other)
@@ -134,12 +135,12 @@ class CachedKeys:
             if set(other_layer.row_lengths()) != {count}:
                 raise TensorError(
                     f"other must hold {count} tokens in every row, got {other_layer.row_lengths()};"
-                    " insert rows of different lengths one by one"
+                    " insert rows of different lengths separately"
                 )
             shortest = min(layer.row_lengths())
             if at > shortest:
                 raise TensorError(
-                    "at must be within every row of the cache, the shortest of which holds "
+                    "at must be within every row of the cache, and the shortest holds "
                     f"{shortest} tokens, got {at}"
                 )
         names = ["keys of other", "values of other"]
@@ -150,7 +151,7 @@ class CachedKeys:
     def _rewrite(
         self, edits: Sequence[_KeyEdit | None], positions: Any, ropes: tuple[Rope | None, ...]
     ) -> None:
-        """Give every layer its edited keys, of as many tokens, which ``ropes`` rotated then."""
+        """Replace the keys of every layer by as many edited keys, rotated by ``ropes``."""
         _count_tokens("cache", self._layers)
         exchange = _Exchange()
         exchange.assign(self, "ropes", ropes)
@@ -166,7 +167,7 @@ class CachedKeys:
         start: int,
         stop: int,
     ) -> None:
-        """Give every layer its edited tensors: from ``start`` to ``stop`` others, or none."""
+        """Replace the tensors of every layer; tokens ``start`` to ``stop`` are new or removed."""
         _count_tokens("cache", self._layers)
         exchange = _Exchange()
         for layer, edit, others in zip(self._layers, edits, new, strict=True):
@@ -196,14 +197,14 @@ class CachedKeys:
         axes = {rope.axes.n_axes for rope in ropes if rope is not None}
         if len(axes) > 1:
             raise SpecError(
-                f"ropes must have the same number of axes, got {sorted(axes)}: their positions "
-                "differ; use the functions of phasor.torch.kv_cache layer by layer"
+                f"ropes must have the same number of axes, got {sorted(axes)}: call the functions "
+                f"of phasor.torch.kv_cache for each layer instead"
             )
         return tuple(ropes)
 
 
 class _Exchange:
-    """New contents of a cache, all made before the first is stored."""
+    """New contents of a cache; all are computed before the first is stored."""
 
     def __init__(self) -> None:
         self._memory: list[Tensor] = []
@@ -211,19 +212,19 @@ class _Exchange:
         self._attributes: list[tuple[Any, str, Any]] = []
 
     def write(self, memory: Tensor, new: Tensor) -> None:
-        """Let ``memory`` get the numbers of ``new``, of the same shape, dtype and device."""
+        """Plan to copy ``new`` into ``memory``, of the same shape, dtype and device."""
         check_mutable([memory])
         self._memory.append(memory)
         self._written.append(new)
 
     def assign(self, owner: Any, name: str, value: Any) -> None:
-        """Let the attribute ``name`` of ``owner`` become ``value``."""
+        """Plan to set the attribute ``name`` of ``owner`` to ``value``."""
         self._attributes.append((owner, name, value))
 
     def make(self) -> None:
-        """Store everything, which cannot fail: torch writes all tensors in one call.
+        """Store everything. This cannot fail: torch writes all tensors in one call.
 
-        Between the steps of a loop in C, as `deque`'s, Python handles no signal either.
+        A loop in C, such as `deque`'s, is not interrupted by signals either.
         """
         steps: list[Callable[[], object]] = [partial(setattr, *it) for it in self._attributes]
         if self._memory:
@@ -234,23 +235,22 @@ class _Exchange:
 class _Layer:
     """A layer of a cache: a ``DynamicLayer``, which gets new tensors, or one with a capacity.
 
-    Those, a ``StaticLayer`` or a `KVCache`, are written in place, because compiled models keep
-    their addresses.
+    A ``StaticLayer`` or `KVCache` is written in place, because compiled models keep addresses.
     """
 
     def __init__(self, layer: Any, capacity: int | None = None) -> None:
         self._layer = layer
-        self._capacity = capacity  # how many tokens fit; None where memory grows
+        self._capacity = capacity  # the number of tokens that fit; None if memory grows
         self._is_own = isinstance(layer, KVCache)
 
     @property
     def keys(self) -> Tensor:
-        """``[batch, seq, heads, head_dim]``, a view of what is cached."""
+        """The keys ``[batch, seq, heads, head_dim]``, a view of the cache."""
         return self._view(self._layer.keys)
 
     @property
     def values(self) -> Tensor:
-        """The values, in the same form."""
+        """The values, in the shape of the keys."""
         return self._view(self._layer.values)
 
     def _view(self, cached: Tensor) -> Tensor:
@@ -262,18 +262,18 @@ class _Layer:
 
     @property
     def _lengths(self) -> Tensor:
-        """With a capacity: the tokens of each row, which may be less than columns, or of all."""
+        """The number of tokens per row or of all rows, at most that of columns; with a capacity."""
         return self._layer.lengths if self._is_own else self._layer.cumulative_length
 
     def row_lengths(self) -> list[int]:
-        """How many tokens each row of the batch holds."""
+        """The number of tokens in each row of the batch."""
         if self._is_own:
             return self._layer.lengths.tolist()
         batch, seq = self.keys.shape[:2]
         return [seq] * batch
 
     def add_to(self, exchange: _Exchange, new: Mapping[str, Tensor]) -> None:
-        """Let these be the keys and values, by name, ``[batch, seq, heads, head_dim]``."""
+        """Plan to store these keys and values, by name, ``[batch, seq, heads, head_dim]``."""
         for name, x in new.items():
             if self._capacity is None:
                 # [batch, seq, heads, head_dim] -> [batch, heads, seq, head_dim]
@@ -282,18 +282,18 @@ class _Layer:
                 exchange.write(self._room(name, x.shape[1]), x)
 
     def add_lengths_to(self, exchange: _Exchange, seq: int, start: int, stop: int) -> None:
-        """Let rows lose tokens ``start`` to ``stop - 1``, or gain some: ``seq`` columns."""
+        """Plan new lengths: rows lose tokens ``start`` to ``stop - 1`` or gain some."""
         if self._capacity is None:
             return
         lengths, inserted = self._lengths, max(0, seq - self.keys.shape[1])
-        # a row may end inside the range, or before it
+        # a row may end inside or before the range
         removed = lengths.clamp(start, stop) - start
         exchange.write(lengths, lengths + inserted - removed)
         if self._is_own:
             exchange.assign(self._layer, "used", seq)
 
     def _room(self, name: str, seq: int) -> Tensor:
-        """The memory of ``seq`` tokens, ``[batch, seq, heads, head_dim]``, or an error."""
+        """The memory for ``seq`` tokens, ``[batch, seq, heads, head_dim]``, or an error."""
         if self._capacity is not None and seq > self._capacity:
             raise TensorError(
                 f"the cache must have room for {seq} tokens, got {self._capacity}; make a "
@@ -304,7 +304,7 @@ class _Layer:
 
 
 def _wrap_layers(name: str, cache: Any) -> Sequence[_Layer]:
-    """The layers of a supported cache that holds tokens, or an error."""
+    """The layers of a cache, or an error if it is not supported or holds no tokens."""
     library: Any = sys.modules.get("transformers.cache_utils")
     layers: list[_Layer] = []
     foreign: Sequence[Any] = ()
@@ -320,7 +320,7 @@ def _wrap_layers(name: str, cache: Any) -> Sequence[_Layer]:
     else:
         foreign = cache.layers
     for index, layer in enumerate(foreign):
-        # compared by type: a subclass of one of the two may keep fewer tokens, or other tensors
+        # compared by type, because a subclass may keep fewer tokens, or other tensors
         if type(layer) not in (library.DynamicLayer, library.StaticLayer):
             raise TensorError(
                 f"{name} must be {_SUPPORTED_CACHES}, got a {type(layer).__name__} as layer {index}"
@@ -335,7 +335,7 @@ def _wrap_layers(name: str, cache: Any) -> Sequence[_Layer]:
 
 
 def _count_tokens(name: str, layers: Sequence[_Layer]) -> int:
-    """How many tokens every layer holds, or an error if the layers differ."""
+    """The number of tokens in every layer, or an error if the layers differ."""
     shapes = {tuple(layer.keys.shape[:2]) for layer in layers}
     if len(shapes) > 1:
         raise TensorError(

@@ -1,4 +1,4 @@
-"""Functions for cached keys, which are rotated already: shift, retune, evict, insert.
+"""Functions for rotated, cached keys: shift, retune, evict, insert.
 
 Functions with a trailing underscore change the keys in place; `insert` and `evict` return new ones.
 """
@@ -29,7 +29,7 @@ from phasor.torch.functional import rotate, rotate_
 from phasor.torch.kv_cache.cache import check_fits_cache
 from phasor.torch.rotation import Rotation
 
-#: How far tokens move, in positions: one number per axis where the Rope has several.
+#: How far tokens move, in positions; one number per axis if the Rope has several.
 Distance = int | Sequence[int]
 
 # elements of cos and of sin that `retune_` computes at once, which limits its memory
@@ -40,22 +40,22 @@ _INT64_MAX = 2**63 - 1
 def shift_(keys: Tensor, delta: Any, rope: Rope, *, heads_first: bool = False) -> Tensor:
     """``R(delta) k`` for every cached key, in place: keys of ``p`` become keys of ``p + delta``.
 
-    Returns ``keys``. A gain that they were made with stays in them. A key whose ``delta`` is 0
-    keeps its bits. Shifting by ``a`` and then by ``b`` is shifting by ``a + b``, but rounds twice:
-    see the page on cached keys before shifting 16-bit keys again and again.
+    Returns ``keys``. They keep their gain, if any. A key with ``delta`` 0 keeps its bits. Shifting
+    by ``a`` and then by ``b`` equals shifting by ``a + b``, but rounds twice: see the page on
+    cached keys before you shift 16-bit keys repeatedly.
 
     Args:
         keys: ``[..., seq, heads, head_dim]``, rotated by ``rope``.
-        delta: What is added to the positions, as ``positions`` of `phasor.torch.rotate`: a scalar
-            for all tokens, or ``[..., seq]``, with one coordinate per axis at the end where
+        delta: Added to the positions, in the form of ``positions`` in `phasor.torch.rotate`: a
+            scalar for all tokens, or ``[..., seq]``, with one coordinate per axis at the end if
             ``rope`` has several. The resulting positions may be negative.
-        rope: What rotated the keys.
+        rope: The Rope of the keys.
         heads_first: Whether ``keys`` is ``[..., heads, seq, head_dim]``; ``delta`` keeps its shape.
 
     Raises:
         PositionError: If ``delta`` does not fit the keys.
-        TensorError: If the keys do not fit the Rope, or elements of them share memory.
-        SpecError: If ``rope.scaling`` is a rule: use ``rope.at(seq_len)`` of the keys' length.
+        TensorError: If the keys do not fit the Rope, or their elements share memory.
+        SpecError: If ``rope.scaling`` is a rule: use ``rope.at(seq_len)`` for the keys' length.
 
     >>> import torch
     >>> from phasor.torch import rotate
@@ -85,20 +85,20 @@ def retune_(
     """``gain R_new(p) R_old(-p) k`` for every cached key, in place: keys for other frequencies.
 
     For a rule that picks another law as the sequence grows, such as LongRoPE with its short and
-    long list, or dynamic NTK. The two rotations are one, by ``p (f_new - f_old)``, whose turns are
-    subtracted as integers, so the keys are rounded once. Returns ``keys``.
+    long list, or dynamic NTK. The two rotations combine into one, by ``p (f_new - f_old)``; turns
+    are subtracted as integers, so the keys are rounded once. Returns ``keys``.
 
     Args:
         keys: ``[..., seq, heads, head_dim]``, rotated by ``old``.
-        positions: Of the tokens, as for `phasor.torch.rotate`.
-        old: What rotated the keys.
-        new: What they will be rotated by; differs from ``old`` in frequencies or direction only.
-        gain: What the rotated coordinates are multiplied by:
-            ``new.attention_factor / old.attention_factor`` for keys that carry the factor.
+        positions: Positions of the tokens, as for `phasor.torch.rotate`.
+        old: The Rope of the keys.
+        new: Their new Rope, which may differ from ``old`` only in frequencies or direction.
+        gain: Multiplied into the rotated coordinates: ``new.attention_factor /
+            old.attention_factor`` for keys that include the factor.
         heads_first: As for `shift_`.
 
     Raises:
-        SpecError: Also if the Ropes differ in which coordinates they rotate or along which axis.
+        SpecError: As for `shift_`, or if the Ropes differ in more than frequencies or direction.
 
     >>> import torch
     >>> from phasor.scaling import DynamicNTK
@@ -117,9 +117,9 @@ def retune_(
         before, after = getattr(old, field), getattr(new, field)
         if before != after:
             raise SpecError(
-                f"new must have the {field} of old ({before}), for only frequencies can change "
-                f"under rotated keys, got {after}; rotate_ them back "
-                "by old with inverse=True, then rotate_ them by new"
+                f"new must have the {field} of old ({before}), because only the frequencies of "
+                f"rotated keys can change, got {after}; undo old with rotate_ and inverse=True, "
+                f"then apply new with rotate_"
             )
     (view,) = tokens_first([keys], heads_first)
     positions = ARRAYS.fit_positions(positions, [keys], old, heads_first, ["keys"])
@@ -147,18 +147,18 @@ def evict(
 ) -> tuple[Tensor, Tensor]:
     """Keys and values without tokens ``start`` to ``stop - 1``; later keys close the gap.
 
-    A cache that keeps the first few tokens and a window of the latest is that of StreamingLLM
-    (2309.17453, section 3.2), which numbers tokens by their index in the cache.
+    StreamingLLM (2309.17453, section 3.2) keeps the first few tokens and a window of the latest,
+    and numbers tokens by their index in the cache.
 
     Args:
         keys: ``[..., seq, heads, head_dim]``, rotated by ``rope``.
         values: ``[..., seq, heads, value_dim]`` of the same tokens.
         start: Index of the first token to remove.
         stop: Index after the last one.
-        rope: What rotated the keys; None if nothing did.
-        gap: By how many positions the later tokens move down, one number per axis where ``rope``
-            has several. By default the number of tokens removed, for a Rope of one axis.
-        heads_first: Whether tensors, the results included, are ``[..., heads, seq, head_dim]``.
+        rope: The Rope of the keys; None if they are not rotated.
+        gap: Positions by which later tokens move down, one number per axis if ``rope`` has several.
+            For a Rope with one axis, by default the number of tokens removed.
+        heads_first: Whether tensors, results included, are ``[..., heads, seq, head_dim]``.
 
     Returns:
         New keys and values ``[..., seq - (stop - start), heads, ...]``.
@@ -198,20 +198,20 @@ def insert(
     gap: Distance | None = None,
     heads_first: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values with others put in before token ``at``; later keys make room for them.
+    """Keys and values with new ones inserted before token ``at``; later keys make room for them.
 
-    The new tokens are those of a passage that was encoded by itself, from position 0 on, for
-    example once for many prompts. With ``at = seq`` this appends one cache to another.
+    The new tokens are a passage that was encoded separately, from position 0 on, for example once
+    for many prompts. With ``at = seq`` one cache is appended to another.
 
     Args:
         keys: As for `evict`.
         values: As for `evict`.
-        at: Index of the token before which the new ones go, or ``seq``.
+        at: Index of the token before which to insert, or ``seq``.
         new_keys: ``[..., count, heads, head_dim]``, rotated by ``rope``.
         new_values: ``[..., count, heads, value_dim]``.
-        rope: What rotated all the keys; None if nothing did.
-        offset: By how many positions the new tokens move; by default ``at``. As ``gap`` of `evict`.
-        gap: By how many positions the later tokens move; by default ``count``.
+        rope: The Rope of all keys; None if they are not rotated.
+        offset: Positions by which the new tokens move, like ``gap`` of `evict`; by default ``at``.
+        gap: Positions by which later tokens move; by default ``count``.
         heads_first: As for `evict`.
 
     Returns:
@@ -249,7 +249,7 @@ def insert_tokens(
     gap: Distance | None,
     names: Sequence[str] = ("new_keys", "new_values"),
 ) -> tuple[Tensor, Tensor]:
-    """`insert` for ``[..., seq, heads, head_dim]``; ``names`` are of the new ones, for messages."""
+    """`insert` for ``[..., seq, heads, head_dim]``; ``names`` are the new tensors' in messages."""
     seq, count = _count_tokens(keys, values, rope), _count_tokens(new_keys, new_values, None)
     for name, x, cached in zip(names, (new_keys, new_values), (keys, values), strict=True):
         check_fits_cache(name, x, [*cached.shape[:-3], count, *cached.shape[-2:]], cached)
@@ -269,14 +269,14 @@ def _shift_keys(keys: Tensor, distances: list[int], rope: Rope | None) -> Tensor
 
 
 def _rope_of_stored_keys(rope: Rope) -> Rope:
-    """A Rope for keys that ``rope`` rotated: they have its output pairing already."""
+    """A Rope for keys that ``rope`` rotated, which already have its output pairing."""
     if rope.pairing_out is None:
         return rope
     return dataclasses.replace(rope, pairing=rope.pairing_out, pairing_out=None)
 
 
 def _count_tokens(keys: Tensor, values: Tensor, rope: Rope | None) -> int:
-    """How many tokens keys and values hold, or an error if they do not fit each other or Rope."""
+    """The number of tokens of keys and values, or an error if they do not fit."""
     if rope is not None:
         check_rope(rope)
         ARRAYS.check_heads("keys", keys, head_dim=rope.head_dim)
@@ -298,8 +298,8 @@ def _distances(name: str, distance: Distance | None, default: int, rope: Rope | 
     if distance is None:
         if n_axes > 1:
             raise PositionError(
-                f"{name} must be given for a Rope of {n_axes} axes, along which tokens are not one "
-                "position apart, got None; give one number of positions per axis"
+                f"{name} must be given for a Rope of {n_axes} axes, because tokens are not one "
+                f"position apart along each axis, got None; pass one number of positions per axis"
             )
         return [default]
     steps = list(distance) if isinstance(distance, (list, tuple)) else [distance]
@@ -311,7 +311,7 @@ def _distances(name: str, distance: Distance | None, default: int, rope: Rope | 
 
 
 def _split_tokens(keys: Tensor, positions: Tensor, rope: Rope) -> Iterator[tuple[Tensor, Tensor]]:
-    """Views of a few tokens of the keys at a time, with their positions."""
+    """Views of a few tokens at a time, with their positions."""
     token_dim = -2 if rope.axes.n_axes > 1 else -1
     per_token = positions.dim() >= -token_dim and positions.shape[token_dim] != 1
     seq, sequences = keys.shape[-3], max(1, keys.shape[:-3].numel())

@@ -1,6 +1,6 @@
-"""What the papers build of rotations, for PyTorch: modules, kernels of attention, measurements.
+"""Methods of papers on rotary embeddings, for PyTorch: modules, attention, measurements.
 
-The layer around `linear_attention` is `phasor.torch.RotaryLinearAttention`.
+The layer for `linear_attention` is `phasor.torch.RotaryLinearAttention`.
 """
 
 from phasor.torch.papers.feature_maps import PositiveRandomFeatures

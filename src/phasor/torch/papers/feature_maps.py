@@ -1,4 +1,4 @@
-"""The feature maps of linear attention: by name, random, or the caller's own."""
+"""The feature maps of linear attention: named, random, or user-defined."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class PositiveRandomFeatures(nn.Module):
     ``φ(x) = exp(w · y - |y|² / 2) / sqrt(num_features)`` with ``y = x / head_dim**0.25`` for every
     row ``w`` of ``projection`` (Performer 2009.14794, lemma 1). The estimate has no bias; its
     relative standard deviation is about ``exp(|y_q + y_k|² / 2) / sqrt(num_features)`` (lemma 2).
-    Rotated, the features give RoFormer's eq. 19, which estimates no softmax of rotated queries and
-    keys.
+    Rotated, the features give RoFormer's eq. 19, which is not an estimate of the softmax of rotated
+    queries and keys.
 
-    As the ``feature_map`` of a sum, features of a query are also divided by the largest one of its
-    head, which changes no mean of values and keeps float32 from underflow. Keys whose ``|y|²``
-    exceeds 170 still underflow to zero.
+    As a ``feature_map``, features of a query are also divided by the largest in its head, which
+    does not change the output and prevents underflow in float32. Keys with ``|y|²`` above 170 still
+    underflow to zero.
 
     Args:
         head_dim: Width of a head.
-        num_features: How many features a head becomes.
-        seed: Of the random rows, which are orthogonal in blocks of ``head_dim`` and have the
+        num_features: Number of features per head.
+        seed: Seed of the random rows, which are orthogonal in blocks of ``head_dim`` and have the
             lengths of normal vectors.
-        device: Where they are; torch's default if None.
+        device: Device of the rows; torch's default if None.
 
     Attributes:
         projection: Buffer ``[num_features, head_dim]``, float32, in the ``state_dict``.
@@ -62,12 +62,12 @@ class PositiveRandomFeatures(nn.Module):
         self.head_dim = whole("head_dim", head_dim, least=1)
         self.num_features = whole("num_features", num_features, least=1)
         generator = torch.Generator().manual_seed(whole("seed", seed, least=0))
-        # one square of random rows for each block of head_dim features, the last one cut off
+        # a square matrix of random rows for each block of head_dim features, the last one truncated
         blocks = -(-self.num_features // self.head_dim)
         shape = (blocks, self.head_dim, self.head_dim)
         normal = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
         orthogonal, upper = cast(tuple[Tensor, Tensor], torch.linalg.qr(normal))
-        # without the signs the directions would not be uniform
+        # without these signs the directions would not be uniform
         orthogonal = orthogonal * upper.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
         normal = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
         lengths = normal.square().sum(-1, keepdim=True).sqrt()
@@ -92,7 +92,7 @@ class PositiveRandomFeatures(nn.Module):
 
 
 def _elu_plus_one(x: Tensor) -> Tensor:
-    # elu(x) + 1 in float32 is 0 from -17 on; this form is positive down to -103
+    # elu(x) + 1 in float32 is 0 below -17; this form is positive down to -103
     positive = x.relu()
     return (x - positive).exp() + positive
 
@@ -106,12 +106,12 @@ _FEATURE_MAPS: dict[str, tuple[FeatureMap, FeatureMap]] = {
 
 
 def find_feature_maps(feature_map: object, causal: bool) -> tuple[FeatureMap, FeatureMap]:
-    """The maps of queries and of keys that ``feature_map`` names, is or holds."""
+    """The maps of queries and of keys for ``feature_map``: a name, a callable or a pair of them."""
     boolean("causal", causal)
     if feature_map == "shen" and causal:
         raise SpecError(
-            "feature_map='shen' divides every key by a sum over all tokens, later ones too, "
-            "and cannot be causal; use 'softmax', or causal=False"
+            "feature_map='shen' divides every key by a sum over all tokens, later ones included, "
+            "so it cannot be causal; use 'softmax', or causal=False"
         )
     if isinstance(feature_map, str) and feature_map in _FEATURE_MAPS:
         return _FEATURE_MAPS[feature_map]
@@ -129,28 +129,28 @@ def find_feature_maps(feature_map: object, causal: bool) -> tuple[FeatureMap, Fe
 
 
 def maps_each_token(feature_map: object) -> bool:
-    """Whether a map is known to take each token by itself, and to have no trainable parameters."""
+    """Whether a map treats each token separately, and has no trainable parameters."""
     if isinstance(feature_map, PositiveRandomFeatures):
         return not feature_map.projection.requires_grad
     return isinstance(feature_map, str) and feature_map != "shen"
 
 
 def number_of_features(feature_map: object, head_dim: int) -> int | None:
-    """How many features a head becomes; None where only a call of the map shows it."""
+    """The number of features per head; None if only a call of the map shows it."""
     if isinstance(feature_map, str):
         return head_dim
     if not isinstance(feature_map, PositiveRandomFeatures):
         return None
     if feature_map.head_dim != head_dim:
         raise SpecError(
-            f"feature_map must be for heads of width {head_dim}, got {feature_map.head_dim}; "
-            "head_dim is that of the layer, while the Rope's is the number of features"
+            f"feature_map must be for heads of width {head_dim}, got {feature_map.head_dim}; this "
+            f"is the layer's head_dim, while the Rope's head_dim is the number of features"
         )
     return feature_map.num_features
 
 
 def check_features(features: Any, x: Tensor, rope: Rope | None, width: int | None) -> None:
-    """Refuse features that ``rope`` does not rotate, or not of ``width`` where that is given."""
+    """Refuse features that do not fit ``rope``, or ``width`` if given."""
     if rope is not None:
         check_rope(rope)
         width = rope.head_dim

@@ -18,30 +18,31 @@ from phasor.torch.functional import rotate_qk
 
 
 class PositionalHead(nn.Module):
-    """One causal head whose queries and keys are those of `phasor.papers.heads.positional_head`.
+    """A causal head with the queries and keys of `phasor.papers.heads.positional_head`.
 
-    They are the biases of two projections whose weights are 0, so they do not depend on the tokens,
-    and a norm before the head changes nothing. The output for a token is the average of the tokens
-    it attends to, which for a sharp head is the token ``offset`` back. A query with fewer tokens
-    before it than that attends to the token whose angle is nearest.
+    They are the biases of two projections with weights 0, so they do not depend on the tokens, and
+    a norm before the head changes nothing. The output for a token is the average of the tokens it
+    attends to, which for a sharp head is the token ``offset`` back. A query with fewer earlier
+    tokens attends to the token whose angle is closest.
 
-    Only the biases are rounded to 16 bits: rotation and scores are float32. Where `required_alpha`
-    asks for 0.999 over 512 tokens, with base 10 000 or 500 000, that leaves at least 0.99898 in
-    float32, 0.99896 in float16 and 0.99874 in bfloat16, for heads of 8 to 256 coordinates. With 4
-    bfloat16 leaves 0.9971; with 2 no bound holds, and the alpha of 274 400 is beyond float16.
+    Only the biases are rounded to 16 bits: rotation and scores are float32. If `required_alpha`
+    asks for 0.999 over 512 tokens, with base 10 000 or 500 000, the head reaches at least 0.99898
+    in float32, 0.99896 in float16 and 0.99874 in bfloat16, for heads of 8 to 256 coordinates. With
+    4 coordinates bfloat16 reaches 0.9971; with 2 no bound holds, and the alpha of 274 400 is beyond
+    float16.
 
     Args:
-        rope: What rotates queries and keys.
-        offset: Tokens back, 0 or more: 1 the previous token, 0 itself.
-        alpha: Sharpness. `phasor.papers.heads.required_alpha` finds it; logits are divided by
+        rope: The rope of queries and keys.
+        offset: Tokens back, 0 or more: 1 is the previous token, 0 the token itself.
+        alpha: Sharpness, from `phasor.papers.heads.required_alpha`; logits are divided by
             ``sqrt(rope.head_dim)`` there and here.
         embed_dim: Width of the input.
-        device: Where the parameters are made.
-        dtype: Of the parameters; torch's default unless given.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters; torch's default if None.
 
     Attributes:
         q_proj: ``nn.Linear`` from ``embed_dim`` to ``head_dim``.
-        k_proj: The same. Both have ordinary parameters: a trained model can start from them.
+        k_proj: The same. Both have ordinary parameters, so training can start from them.
 
     >>> from phasor import Rope
     >>> from phasor.papers.heads import required_alpha
@@ -65,9 +66,9 @@ class PositionalHead(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        whole("offset", offset, least=0)  # no causal query sees what comes after it
+        whole("offset", offset, least=0)  # a causal query sees no later tokens
         embed_dim = whole("embed_dim", embed_dim, least=1)
-        # for tokens of a single coordinate, which is 1, so that its weights are the biases
+        # for tokens with a single coordinate of 1, so that its weights are the biases
         head = positional_head(rope, offset, alpha=alpha, width=1)
         self.rope, self.offset = rope, offset
         self.q_proj = _constant_projection(head.query[:, 0], embed_dim, device, dtype)
@@ -77,16 +78,16 @@ class PositionalHead(nn.Module):
         """The average ``[..., seq, embed_dim]`` of the tokens that each token attends to.
 
         Args:
-            x: ``[..., seq, embed_dim]``, of the parameters' dtype.
+            x: ``[..., seq, embed_dim]``, in the dtype of the parameters.
             positions: As for `phasor.torch.rotate`: ``[..., seq]``, or ``[..., seq, n_axes]``.
-                Tokens are causal in the order they are given.
+                The causal mask follows the order of the tokens in ``x``.
         """
         if x.dim() < 2 or x.shape[-1] != self.k_proj.in_features:
             raise TensorError(
                 f"x must end in [seq, embed_dim] with embed_dim {self.k_proj.in_features}, "
                 f"got shape {list(x.shape)}"
             )
-        # a sharp head has large scores: 16 bits would round them by more than their differences
+        # scores of a sharp head are so large that 16 bits would round away their differences
         dtype = torch.promote_types(x.dtype, torch.float32)
         # [..., seq, embed_dim] -> [..., seq, 1, head_dim]
         q, k = (proj(x).unsqueeze(-2).to(dtype) for proj in (self.q_proj, self.k_proj))
@@ -115,7 +116,7 @@ def _constant_projection(
         if not bias.isfinite().all():
             raise SpecError(
                 f"alpha must give biases that {bias.dtype} can hold, got a coordinate of "
-                f"{np.abs(vector).max():.4g}; take a wider head, or another dtype"
+                f"{np.abs(vector).max():.4g}; use a wider head, or another dtype"
             )
         projection.bias.copy_(bias)
     return projection

@@ -1,6 +1,7 @@
-"""Linear attention with RoPE: RoFormer 2104.09864, eq. 17 to 19, in three forms that agree.
+"""Linear attention with RoPE (RoFormer 2104.09864, eq. 17 to 19), in three equivalent forms.
 
-Over all tokens, over the tokens so far in chunks, and token by token with a state of fixed size.
+It sums over all tokens, over earlier tokens in chunks, or token by token with a state of fixed
+size.
 """
 
 from __future__ import annotations
@@ -30,23 +31,22 @@ from phasor.torch.papers.feature_maps import (
     number_of_features,
 )
 
-# Tokens in a chunk of a causal sum. Work for one token is CHUNK * (features + values) within its
-# chunk and features * values with the state before it. Of 32, 64 and 128, measured for heads of 64
-# on one and two threads of a processor, the first two take the same time within a tenth and 128 up
-# to a third more, forward and backward.
+# Tokens in a chunk of a causal sum. The work per token is CHUNK * (features + values) within its
+# chunk and features * values for the state before it. For heads of 64 on one and two threads, 32
+# and 64 take the same time within a tenth, and 128 up to a third more, forward and backward.
 CHUNK = 64
-# Chunks in a block, fewer where a tensor would have more elements than this: temporaries of that
-# size stay in the cache, and malloc reuses their memory.
+# Limits on chunks in a block and on elements of a tensor: temporaries of this size stay in the
+# cache, and malloc reuses their memory.
 BLOCK, BLOCK_ELEMENTS = 8, 2**19
 
 
 @dataclass(slots=True)
 class LinearState:
-    """The sums over the tokens so far that causal linear attention continues from.
+    """The sums over earlier tokens from which causal linear attention continues.
 
-    Their size is the same however many tokens there were. A new state is empty; `linear_attention`
-    and `RotaryLinearAttention` replace its tensors by sums that include their tokens. Outside
-    ``torch.no_grad`` they keep the graph that made them.
+    Their size does not depend on the number of tokens. A new state is empty; `linear_attention` and
+    `RotaryLinearAttention` replace its tensors by sums that include the new tokens. Outside
+    ``torch.no_grad`` they keep their autograd graph.
 
     >>> state = LinearState()
     >>> rope = Rope(head_dim=4, pairing="half")
@@ -61,7 +61,7 @@ class LinearState:
 
     values: Tensor | None = None  # Σ R(n) ϕ(k_n) v_nᵀ, [..., heads, features, values]
     weights: Tensor | None = None  # Σ ϕ(k_n), [..., heads, features]
-    tokens: int = 0  # in these sums
+    tokens: int = 0  # tokens in these sums
 
 
 def linear_attention(
@@ -81,39 +81,40 @@ def linear_attention(
     ``Σ_n (R(m) φ(q_m) · R(n) ϕ(k_n)) v_n / Σ_n φ(q_m) · ϕ(k_n)`` (RoFormer 2104.09864, eq. 19): the
     numerator is rotated and the denominator is not, so weights may be negative and their sum
     shrinks with distance (`phasor.papers.linear_weights`). The sums run over all tokens, or with
-    ``causal`` over those that do not come later *in the tensor*; positions only rotate. There is no
+    ``causal`` over a token and those before it *in the tensor*; positions only rotate. There is no
     mask: packed sequences see each other, and padding at the end of a causal sum changes only its
     own output.
 
-    Arithmetic is float32 (float64 for float64 tensors) from the feature map on, under autocast
-    too, with one rounding at the end. A causal sum keeps its inputs (of a callable, the features)
-    for the backward pass and computes its blocks again, never an N×N matrix. Differentiable any
-    number of times. ``rope.attention_factor`` would multiply the whole result and is not applied.
+    Arithmetic is float32 (float64 for float64 tensors) from the feature map on, also under
+    autocast, with one rounding at the end. For the backward pass a causal sum keeps its inputs (or
+    the features that a callable returned) and computes its blocks again, never an N×N matrix.
+    Differentiable any number of times. ``rope.attention_factor`` is not applied, because it would
+    only scale the result.
 
     Args:
         q: ``[..., seq, heads, head_dim]``: float64, float32, bfloat16 or float16, any strides.
-        k: The same shape. Keys that several heads share are repeated for each:
+        k: The same shape. Repeat keys that several heads share:
             ``k.repeat_interleave(groups, -2)``.
-        v: ``[..., seq, heads, value_dim]``, as many tokens and heads.
-        positions: As for `phasor.torch.rotate`; ignored where ``rope`` is None.
-        rope: Rotates the features: its ``head_dim`` is how many the feature map makes, which may be
-            more than the ``head_dim`` of ``q``. None for eq. 18, without positions.
-        causal: Whether a token sees only itself and those before it.
+        v: ``[..., seq, heads, value_dim]``, with the same tokens and heads.
+        positions: As for `phasor.torch.rotate`; ignored if ``rope`` is None.
+        rope: Rotates the features: its ``head_dim`` is their number, which may exceed the
+            ``head_dim`` of ``q``. None for eq. 18, without positions.
+        causal: Whether a token sees only itself and earlier tokens.
         feature_map: ``"elu"``: ``φ(x) = ϕ(x) = elu(x) + 1`` (Katharopoulos et al. 2020,
             2006.16236). ``"softmax"``: ``φ`` the softmax over the features, ``ϕ`` the exponential,
             as RoFormer reads Shen et al.; float32 overflows where a key exceeds 88. ``"shen"``:
             ``ϕ`` the softmax over the tokens instead, as Shen et al. (1812.01243) write it, for
-            sums over all tokens. `PositiveRandomFeatures` (FAVOR+), which estimate the softmax. A
-            callable makes features ``[..., seq, heads, features]`` of queries and keys alike, a
-            pair of callables of queries and of keys; with a Rope there are ``rope.head_dim`` of
-            them. Features should be positive: a token whose denominator is 0 comes out as NaN.
-        state: What to continue from, with ``causal``; it is updated to include these tokens.
+            sums over all tokens. `PositiveRandomFeatures` (FAVOR+) estimates the softmax. A
+            callable returns features ``[..., seq, heads, features]`` for queries and for keys; a
+            pair has one callable for each. With a Rope the number of features is ``rope.head_dim``.
+            Features should be positive: a denominator of 0 makes a token NaN.
+        state: The state to continue from, with ``causal``; it is updated to include these tokens.
         heads_first: Whether ``q``, ``k``, ``v`` and the result are ``[..., heads, seq, head_dim]``;
-            ``positions`` and what a feature map is called with keep their shapes.
+            ``positions`` and the arguments of feature maps keep their shapes.
 
     Returns:
-        ``[..., seq, heads, value_dim]`` of the dtype of ``v``, contiguous; with ``heads_first`` a
-        transposed view of that.
+        ``[..., seq, heads, value_dim]`` in the dtype of ``v``, contiguous; with ``heads_first`` a
+        transposed view of it.
 
     >>> rope = Rope(head_dim=64, pairing="half")
     >>> q, k, v = torch.randn(3, 2, 500, 8, 64)
@@ -134,7 +135,7 @@ def linear_attention(
         if maps is None:
             features_q, features_k = map_query(q.to(dtype)), map_key(k.to(dtype))
         else:
-            # features are made block by block; empty views of their shapes serve for the checks
+            # features are computed block by block; empty views of their shapes are used for checks
             features_q, features_k = (
                 x.new_empty(()).expand(*x.shape[:-1], number_of_features(feature_map, x.shape[-1]))
                 for x in cast(list[Any], [q, k])
@@ -161,24 +162,24 @@ def linear_attention(
 
 
 class RotaryLinearAttention(nn.Module):
-    """A layer of `linear_attention` with its projections, as `RotaryAttention` is of softmax.
+    """`linear_attention` with projections, the counterpart of `RotaryAttention`.
 
     Args:
-        rope: What rotates the features of queries and keys, so its ``head_dim`` is their number;
-            None for a layer without positions (eq. 18).
+        rope: The rope of the features, so its ``head_dim`` is their number; None for a layer
+            without positions (eq. 18).
         embed_dim: Width of the input and the output.
         num_heads: Heads of queries, keys and values.
-        head_dim: Width of a head, before the feature map. Needed where ``rope`` is None or the map
-            makes more features than that; else the Rope's.
-        causal: Whether a token sees nothing after itself.
+        head_dim: Width of a head, before the feature map. Required if ``rope`` is None or the map
+            returns more features than this; else the Rope's.
+        causal: Whether a token sees only itself and earlier tokens.
         feature_map: As for `linear_attention`.
         qkv_bias: Whether ``q_proj``, ``k_proj`` and ``v_proj`` have biases.
         o_bias: Whether ``o_proj`` has one.
         device: Device of the weights; torch's default if None.
-        dtype: Of the weights.
+        dtype: Dtype of the weights; torch's default if None.
 
     Attributes:
-        q_proj: ``nn.Linear``, ``embed_dim`` to ``num_heads * head_dim``, as k_proj and v_proj.
+        q_proj: ``nn.Linear``, ``embed_dim`` to ``num_heads * head_dim``; so are k_proj and v_proj.
         o_proj: ``nn.Linear``, ``num_heads * head_dim`` to ``embed_dim``.
 
     >>> rope = Rope(head_dim=16, pairing="half")
@@ -219,8 +220,8 @@ class RotaryLinearAttention(nn.Module):
         features = number_of_features(feature_map, self.head_dim)
         if rope is not None and features not in (None, rope.head_dim):
             raise SpecError(
-                f"rope must have as many coordinates as the features that it rotates ({features}), "
-                f"got head_dim {rope.head_dim}"
+                f"rope must have the number of features ({features}) as its head_dim, got "
+                f"{rope.head_dim}"
             )
         self.rope, self.causal, self.feature_map = rope, causal, feature_map
         heads_dim = self.num_heads * self.head_dim
@@ -236,9 +237,9 @@ class RotaryLinearAttention(nn.Module):
 
         Args:
             x: ``[..., seq, embed_dim]``.
-            positions: As for `phasor.torch.rotate`. If None, 0, 1, 2, ..., counted on from the
-                tokens in the state. A Rope of several axes needs them; a layer without Rope ignores
-                them.
+            positions: As for `phasor.torch.rotate`. If None, they continue after the tokens in the
+                state, or start at 0. Required for a Rope of several axes; ignored by a layer
+                without Rope.
             state: As for `linear_attention`.
         """
         if positions is None and self.rope is not None:
@@ -266,7 +267,7 @@ def causal_sum(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor,
     """``q_m · (S + Σ_{n ≤ m} k_n v_nᵀ)`` for every token ``m``, without an N×N matrix.
 
     ``q`` and ``k`` are ``[..., heads, seq, features]``, ``v`` and the result ``[..., heads, seq,
-    values]``, for less than `CHUNK` tokens or a multiple of that. ``before`` is ``S``, the sum of
+    values]``, for fewer than `CHUNK` tokens or a multiple of it. ``before`` is ``S``, the sum of
     ``k_n v_nᵀ`` over earlier tokens, ``[..., heads, features, values]``; the second result is the
     sum that includes these tokens.
 
@@ -277,8 +278,8 @@ def causal_sum(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor,
     """
     seq = q.shape[-2]
     if is_exporting():
-        # Operations that are the same for every length, with zeros after the last token; at least
-        # two chunks, because one would be a size that torch.export makes a case of its own.
+        # The same operations for every length, with zeros after the last token; at least two
+        # chunks, because torch.export would specialize on a size of one.
         chunks = torch.arange(seq // CHUNK + 2, device=q.device)
         tokens = chunks[:, None] * CHUNK + torch.arange(CHUNK, device=q.device)
         padding = (tokens >= seq)[..., None]
@@ -295,25 +296,25 @@ def causal_sum(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor,
     scores = (q @ k.mT).tril()  # [..., heads, chunks, CHUNK, CHUNK]
     y = (scores @ v + q @ starts).flatten(-3, -2)
     if is_exporting():
-        # a slice would be a case of its own where it is the whole
+        # torch.export would specialize on a slice that is the whole tensor
         y = y[..., torch.arange(seq, device=q.device), :]
     return y, after
 
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """The blocks of tokens of a sum, and the options for each."""
+    """The blocks of tokens in a sum, and the options for each."""
 
-    maps: tuple[FeatureMap, FeatureMap] | None  # None where queries and keys are features already
+    maps: tuple[FeatureMap, FeatureMap] | None  # None if queries and keys are already features
     rope: Rope | None
     causal: bool
     sizes: list[int]  # tokens of each block
 
     def split(self, positions: Tensor, *xs: Tensor) -> list[tuple[Tensor, ...]]:
-        """For every block its positions and its parts of ``xs``, as views."""
+        """For every block its positions and its slices of ``xs``, as views."""
         axis = -2 if self.rope is not None and self.rope.axes.n_axes > 1 else -1
         if positions.dim() < -axis or positions.shape[axis] == 1:
-            block_positions = [positions] * len(self.sizes)  # all tokens share one
+            block_positions = [positions] * len(self.sizes)  # all tokens have the same position
         else:
             block_positions = cast(Any, positions).split(self.sizes, axis)
         parts = (cast(Any, x).split(self.sizes, -3) for x in xs)
@@ -325,7 +326,7 @@ class _Blocks:
         """The output of a block, and the sums of a `LinearState` that include it."""
         # [..., seq, heads, width] -> [..., heads, seq, width]
         heads = (x.transpose(-3, -2).to(values.dtype) for x in (q, k, v))
-        # products of a contiguous copy take less time
+        # products with a contiguous copy are faster
         features_q, features_k, v_heads = (x.contiguous() if self.causal else x for x in heads)
         if self.maps is not None:
             features_q, features_k = self.maps[0](features_q), self.maps[1](features_k)
@@ -359,7 +360,7 @@ def _attend(
 
 
 class _AttendAndRecompute(torch.autograd.Function):
-    """`_attend` that saves its inputs and the sums between blocks; backward repeats the rest."""
+    """`_attend` that saves its inputs and the sums between blocks; backward recomputes the rest."""
 
     @staticmethod
     def forward(
@@ -380,14 +381,14 @@ class _AttendAndRecompute(torch.autograd.Function):
         blocks = cast(_Blocks, ctx.blocks)
         positions, q, k, v, *sums_before = cast(tuple[Tensor, ...], ctx.saved_tensors)
         if torch.is_grad_enabled() or in_transform():
-            # a second derivative or a transform of this one needs plain operations
+            # a second derivative, or a transform of this derivative, needs plain operations
             with outside_autocast(q.device):
                 attend = partial(_attend, blocks, positions)
                 _, pull_back = cast(Any, torch.func.vjp)(attend, q, k, v, *sums_before[:2])
                 return None, None, *pull_back(grads)
         with outside_autocast(q.device), torch.enable_grad():
             grad_y, *grad_sums = grads
-            # made from grad_y, which with is_grads_batched stands for many
+            # made from grad_y, which represents many with is_grads_batched
             grad_qkv = [grad_y.new_empty(x.shape, dtype=x.dtype) for x in (q, k, v)]
             parts = blocks.split(positions, q, k, v, grad_y, *grad_qkv)
             for i, (block_positions, *xs) in reversed(list(enumerate(parts))):
@@ -415,7 +416,7 @@ def _check_tensors(q: Any, k: Any, v: Any) -> None:
             raise TensorError(
                 f"{name} must have the dtype, device, tokens and heads of q ({q.dtype}, {q.device},"
                 f" {list(q.shape[:-1])}), got {x.dtype}, {x.device}, {list(x.shape[:-1])}; "
-                f"{name}.repeat_interleave(groups, -2) repeats heads that several queries share"
+                f"{name}.repeat_interleave(groups, -2) repeats keys that several queries share"
             )
 
 
@@ -430,16 +431,16 @@ def _initial_sums(
     if (state.values.shape, state.values.dtype) != (shape, dtype):
         raise TensorError(
             f"state must hold values {list(shape)} in {dtype} for these tensors, got "
-            f"{list(state.values.shape)} in {state.values.dtype}; LinearState() starts anew"
+            f"{list(state.values.shape)} in {state.values.dtype}; start again with LinearState()"
         )
     return state.values, state.weights
 
 
 def _block_sizes(sums: Tensor, seq: int, causal: bool) -> list[int]:
-    """Tokens of each block: whole chunks, and at the end those that fill no chunk."""
+    """Number of tokens in each block: whole chunks, then the remaining tokens."""
     if not causal or is_exporting() or seq <= CHUNK:
         return [seq]
-    # for each token, in the widest tensor of a block
+    # elements per token in the widest tensor of a block
     elements = sums[..., 0, 0].numel() * max(*sums.shape[-2:], CHUNK)
     block = CHUNK * max(1, min(BLOCK, BLOCK_ELEMENTS // max(1, CHUNK * elements)))
     chunked = seq - seq % CHUNK

@@ -1,8 +1,8 @@
-"""Attention with distances that are changed beyond a width: ReRoPE, its leaky form, Self-Extend.
+"""Attention that changes distances beyond a width: ReRoPE, its leaky form, Self-Extend.
 
-Queries and keys are rotated twice. The score of a key nearer than ``width`` is that of both rotated
-to their positions. The score of a key further away is that of both rotated to other positions,
-whose difference is the changed distance.
+Queries and keys are rotated twice. Keys nearer than ``width`` are scored with both at their
+positions. Keys further away are scored with both at other positions, whose difference is the
+changed distance.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ class ReRope:
             zeros = torch.zeros_like(positions)
             return zeros + self.width, zeros
         exact = positions.double()
-        # one division of whole numbers: width - width / factor would round twice
+        # one division of integers, because width - width / factor would round twice
         return (exact + self.width * (self.factor - 1)) / self.factor, exact / self.factor
 
 
 @dataclass(frozen=True)
 class SelfExtend:
-    """Self-Extend: distances from ``width`` on are those of groups of tokens (2401.01325).
+    """Self-Extend: distances from ``width`` on are measured between groups of tokens (2401.01325).
 
-    ``m - n`` becomes ``m // group + width - width // group - n // group``. For the same distance
-    the result differs from one query to the next, by at most one.
+    ``m - n`` becomes ``m // group + width - width // group - n // group``. The result for one
+    distance varies between queries, by at most one.
 
     >>> import torch
     >>> query, key = SelfExtend(width=4, group=2).far_positions(torch.arange(10))
@@ -90,16 +90,15 @@ def relative_attention(
 ) -> Tensor:
     """Causal attention with changed distances: scores ``qᵀ R(-f(m, n)) k``.
 
-    ``f(m, n)`` is ``m - n`` below ``distance.width``, and is changed by ``distance`` from there on.
-
-    Each score is computed once, except where keys are near to some queries of a block and far from
-    others. Memory holds the scores of 512 queries; in training, where autograd keeps them all, use
-    checkpointing. Scores and softmax are float32 at least, under autocast too.
+    ``f(m, n)`` is ``m - n`` below ``distance.width``, and changed by ``distance`` from there on.
+    Each score is computed once, except for keys that are near some queries in a block and far from
+    others. Memory holds the scores of 512 queries; in training autograd keeps all of them, so use
+    checkpointing. Scores and softmax are at least float32, also under autocast.
 
     Args:
         q: ``[batch, new, num_heads, head_dim]``, not rotated: the last ``new`` of the tokens.
-        k: ``[batch, seq, num_kv_heads, head_dim]``, not rotated, of all tokens. Cache keys before
-            any rotation: no rotation of a key serves all distances.
+        k: ``[batch, seq, num_kv_heads, head_dim]``, not rotated, of all tokens. Cache unrotated
+            keys, because no single rotation of a key works for all distances.
         v: The same shape.
         rope: Its `attention_factor` and `softmax_factor` are applied as in `RotaryAttention`.
         distance: `ReRope` or `SelfExtend`.
@@ -143,7 +142,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, rope: Rope, distance: Distance) -> 
     )
     values = _group_heads(v.to(dtype), k.shape[2])
     parts: list[Tensor] = []
-    # an exported program has one graph for all lengths, so none may decide what is in it
+    # an exported program has one graph for all lengths, so it must not depend on the length
     is_exported = is_exporting()
     for start in [0] if is_exported else range(0, new, CHUNK):
         stop = new if is_exported else min(start + CHUNK, new)
@@ -186,6 +185,6 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     shares_heads = k.shape[2] > 0 and q.shape[2] % k.shape[2] == 0
     if not (same_batch_and_width and shares_heads and q.shape[1] <= k.shape[1]):
         raise TensorError(
-            "q must be the last tokens of k, with its batch and head_dim and a multiple of its "
+            "q must have the last tokens of k, the same batch and head_dim, and a multiple of its "
             f"heads, got {list(q.shape)} and {list(k.shape)}"
         )
