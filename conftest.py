@@ -64,6 +64,7 @@ ROOMS = {
     "tests/jax/test_equinox.py": "compile",
     "tests/files/configs/test_walks.py": "slow",
     "tests/identification/test_precision.py": "slow",
+    "tests/test_copied_pages.py": "slow",
     "tests/test_patterns.py": "slow",
     "tests/torch/compile": "compile",
     "tests/torch/distributed/distributed_worker.py": "processes",

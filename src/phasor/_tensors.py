@@ -49,7 +49,7 @@ class Arrays:
     without_gradient: Callable[[Any], Any]
     #: Reads positions that are not arrays of this framework, such as lists, onto a device.
     read_host: Callable[[Any, Any], Any]
-    #: What is wrong with an array of the right type; "" if nothing is.
+    #: The fault of an array of the right type; "" if it has none.
     fault_of: Callable[[Any], str] = lambda _: ""
     #: Where an array is; None in frameworks that move arrays themselves.
     device_of: Callable[[Any], Any] = lambda _: None
@@ -300,7 +300,7 @@ def position_gradient_error() -> PositionError:
 
 
 def refuse_position_gradient(*_: Any) -> NoReturn:
-    """Raise that error, in place of a derivative of positions."""
+    """Raise that error where a derivative of positions would be computed."""
     raise position_gradient_error()
 
 

@@ -284,6 +284,6 @@ def _explain_unreachable(rope: Rope, weight: float, ties: int, rivals: int) -> s
         )
     return (
         f"{prefix}at distance {_find_period(rope, rivals)} every pair is back where it was, and "
-        f"the wanted token gets less than 1/{1 + ties} beside its equals; give a shorter context, "
+        f"the wanted token gets less than 1/{1 + ties} because others score the same; use a shorter context, "
         "or a scaling whose wavelengths have no common period"
     )

@@ -254,7 +254,7 @@ def test_entries_are_kept_wherever_ropes_go() -> None:
     ropes = LayerRopes(name="a", layer_kinds=("x", "x"), kinds={"x": rope}, beside=beside)
     assert copy.copy(ropes) == pickle.loads(pickle.dumps(ropes)) == ropes
     assert ropes != LayerRopes(name="a", layer_kinds=("x", "x"), kinds={"x": rope})
-    assert "indexer, beside (1 layers): interleaved pairs, 16 coordinates" in str(ropes)
+    assert "indexer, outside attention (1 layers): interleaved pairs, 16 coordinates" in str(ropes)
     (plain,) = json.loads(json.dumps(as_plain(ropes, None, 64)))["beside"]
     assert (plain["name"], plain["layers"], plain["rope"]["head_dim"]) == ("indexer", [1], 16)
 

@@ -496,13 +496,13 @@ HINTS: dict[str, Hint] = {
     ),
     "block_cannot": Hint(
         writing(lambda: rope_parameters(QUARTER, 8192)),
-        "keep the ropes as JSON instead",
+        "keep the rope as JSON instead",
         as_json(QUARTER),
         QUARTER,
     ),
     "axes_cannot": Hint(
         writing(lambda: rope_parameters(AXIAL, 8192)),
-        "keep the ropes as JSON instead",
+        "keep the rope as JSON instead",
         as_json(AXIAL),
         AXIAL,
     ),

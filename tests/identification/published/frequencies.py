@@ -1,4 +1,4 @@
-"""Frequencies and factors that a program read wrongly, or did not read."""
+"""Wrong or missing frequencies and factors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def laguna_queries(factor: float, gain: float) -> dict[str, Turn]:
 @defect(
     link("PrimeIntellect-ai/prime-rl", 2802),
     program="vLLM, under prime-rl",
-    symptom="The KL of trainer and rollout was 0.030 from the first step on, in place of 0.0015.",
+    symptom="The KL between trainer and rollout was 0.030 from the first step on, instead of 0.0015.",
     cause="The file's `attention_factor` of 1 was dropped; 0.1 ln(64) + 1 took its place.",
 )
 def yarn_factor_from_a_formula() -> Part:
@@ -88,7 +88,7 @@ def yarn_factor_twice() -> Part:
 @defect(
     link("NVIDIA/TensorRT-LLM", 16379),
     program="TensorRT-LLM",
-    symptom="It hardly showed in the answers; the factor was 12 % too large.",
+    symptom="Answers hardly changed; the factor was 12 % too large.",
     cause="The final factor went through the formula once more: 0.1 m ln(64) + 1 with m = 1.4159.",
 )
 def yarn_factor_through_the_formula_twice() -> Part:
@@ -103,7 +103,7 @@ def yarn_factor_through_the_formula_twice() -> Part:
 @defect(
     link("ggml-org/llama.cpp", 22612),
     program="llama.cpp's converter",
-    symptom="Answers were poor from a middle length of context on.",
+    symptom="Answers were poor from a medium context length on.",
     cause="`apply_scale` of Mistral's params.json was taken as false: cos and sin have no factor.",
 )
 def yarn_factor_never() -> Part:
@@ -126,7 +126,7 @@ def yarn_factor_never() -> Part:
 @defect(
     link("kekzl/imp", 880),
     program="imp",
-    symptom="Perplexity of DeepSeek-V2-Lite grew with the length of the text.",
+    symptom="Perplexity of DeepSeek-V2-Lite grew with text length.",
     cause="cos and sin were multiplied by `mscale_all_dim`'s factor, not by the quotient, 1.",
 )
 def factor_of_the_softmax_on_cos_and_sin() -> Part:
@@ -178,7 +178,7 @@ def rope_theta_in_another_block() -> Part:
 @defect(
     link("lablup/mlxcel", 1340, "issues"),
     program="mlxcel",
-    symptom="Gemma 3 stayed fluent, but differed more from other programs the longer a text was.",
+    symptom="Gemma 3 stayed fluent, but differed from other programs, more so in longer texts.",
     cause="The block with `factor: 8` was parsed and never used: the global layers lack it.",
 )
 def gemma_3_without_its_factor() -> Part:
@@ -192,7 +192,7 @@ def gemma_3_without_its_factor() -> Part:
 @defect(
     link("antonellof/ferrox", 39, "issues"),
     program="ferrox",
-    symptom="Gemma 3 of 4B and more differed from llama.cpp in its local layers.",
+    symptom="Gemma 3 from 4B on differed from llama.cpp in local layers.",
     cause="Bases were kept by layer, the factor for all layers: local ones were divided by 8 too.",
 )
 def gemma_3_with_its_factor_everywhere() -> Part:
@@ -207,7 +207,7 @@ def gemma_3_with_its_factor_everywhere() -> Part:
 @defect(
     link("meta-llama/llama-models", 241, "issues"),
     program="Meta's own code",
-    symptom="Llama 3.2 of 1B and 3B wrote nonsense after 80,000 tokens.",
+    symptom="Llama 3.2 1B and 3B wrote nonsense after 80,000 tokens.",
     cause="Llama 3.1's factor of 8 stood in the code; these two have 32.",
 )
 def llama_3_2_with_factor_8() -> Part:
@@ -235,7 +235,7 @@ def llama_3_1_without_its_law() -> Part:
 @defect(
     link("vllm-project/vllm", 27722, "issues"),
     program="vLLM",
-    symptom="Logprobs of gpt-oss were off where a policy was trained.",
+    symptom="Logprobs of gpt-oss were off in policy training.",
     cause="`truncate: false` was not read: YaRN's ramp began and ended at whole pairs.",
 )
 def yarn_ramp_at_whole_pairs() -> Part:
@@ -287,7 +287,7 @@ def rotated_twice() -> Part:
 @defect(
     link("NVIDIA-NeMo/Automodel", 2549),
     program="NeMo Automodel",
-    symptom="A checkpoint loaded in transformers gave other logits: a KL of 0.011.",
+    symptom="A checkpoint gave different logits in transformers: a KL of 0.011.",
     cause="A cast of the whole model rounded `inv_freq` to bfloat16.",
 )
 def frequencies_cast_with_the_model() -> Part:
@@ -316,7 +316,7 @@ def positions_made_in_bfloat16() -> Part:
 @defect(
     link("huggingface/candle", 3520),
     program="candle",
-    symptom="Embeddings of long texts were unlike those of transformers.",
+    symptom="Embeddings of long texts differed from those of transformers.",
     cause="Positions and frequencies were cast to bfloat16 before they were multiplied.",
 )
 def angles_multiplied_in_bfloat16() -> Part:

@@ -1,4 +1,4 @@
-"""Pairs, slices and axes that a program took otherwise."""
+"""Wrong pairs, slices and axes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOKENS = np.arange(300)
 @defect(
     link("NVIDIA/TensorRT-LLM", 16378),
     program="TensorRT-LLM",
-    symptom="gpt-oss wrote fragments where the rotation was not fused.",
+    symptom="gpt-oss wrote fragments if the rotation was not fused.",
     cause="The model was declared as GPT-J's, and its checkpoint is for halves.",
 )
 def gpt_oss_with_interleaved_pairs() -> Part:
@@ -41,7 +41,7 @@ def gpt_oss_with_interleaved_pairs() -> Part:
 @defect(
     link("huggingface/nanotron", 427),
     program="nanotron's converter",
-    symptom="A converted model was another model, without an error.",
+    symptom="A converted model computed something else, without an error.",
     cause="The flag for interleaved pairs was ignored: weights and pairs disagree.",
 )
 def weights_permuted_and_pairs_kept() -> Part:
@@ -56,7 +56,7 @@ def weights_permuted_and_pairs_kept() -> Part:
 @defect(
     link("vllm-project/vllm", 28968),
     program="vLLM, after DeepSeek's own release",
-    symptom="DeepSeek-V3.2 chose the wrong keys for long texts, in DeepSeek's own release too.",
+    symptom="DeepSeek-V3.2 chose wrong keys in long texts, also in DeepSeek's own release.",
     cause="The indexer was rotated in its attention's pairing; it has halves.",
 )
 def indexer_in_its_attentions_pairing() -> list[Part]:
@@ -94,7 +94,7 @@ def partial_rotation_over_the_whole_head() -> Part:
 @defect(
     link("pie-project/pie", 603),
     program="pie",
-    symptom="Accuracy fell with the length of the context on every model that rotates a part.",
+    symptom="Accuracy fell with context length for every model that rotates part of a head.",
     cause="Pairs and frequencies were those of the whole head, cut off after the rotated part.",
 )
 def partial_rotation_by_the_heads_width() -> Part:
@@ -119,7 +119,7 @@ def image_positions() -> np.ndarray:
 @defect(
     link("Blaizzy/mlx-vlm", 576),
     program="mlx-vlm",
-    symptom="Qwen2.5-VL turned images otherwise after Qwen3-VL had been added.",
+    symptom="Qwen2.5-VL rotated images differently after Qwen3-VL was added.",
     cause="Qwen3-VL's interleaved sections were used for it too; it has them one after another.",
 )
 def sections_interleaved() -> Part:
@@ -142,7 +142,7 @@ def sections_interleaved() -> Part:
 @defect(
     link("ggml-org/llama.cpp", 13282),
     program="llama.cpp, when Llama 4's vision was added",
-    symptom="What it said of an image was incoherent.",
+    symptom="Descriptions of images were incoherent.",
     cause="Height and width came in Pixtral's order; Llama 4's is the other.",
 )
 def height_and_width_exchanged() -> Part:

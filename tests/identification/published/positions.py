@@ -1,4 +1,4 @@
-"""Positions that a program counted otherwise, or a table that it left."""
+"""Wrong positions, or positions beyond a table."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def packed_documents_counted_through() -> Part:
 @defect(
     link("lucidrains/rotary-embedding-torch", 11, "issues"),
     program="rotary-embedding-torch",
-    symptom="Generation with a cache of keys went wrong after the first chunk.",
+    symptom="Generation with a key cache went wrong after the first chunk.",
     cause="The cache of frequencies ignored `offset`: each chunk starts at 0.",
 )
 def chunks_that_start_at_0() -> Part:
@@ -71,7 +71,7 @@ def chunks_that_start_at_0() -> Part:
 @defect(
     link("Blaizzy/mlx-vlm", 1983, "issues"),
     program="mlx-vlm",
-    symptom="Qwen3-Omni decoded a token to other states than the same token in a prompt has.",
+    symptom="Qwen3-Omni gave a decoded token other states than the same token in a prompt.",
     cause="Positions were counted in each call from 0, and a call that decodes has one token.",
 )
 def decoded_at_position_0() -> Part:
@@ -99,7 +99,7 @@ def upper_layers_one_token_on() -> Part:
 @defect(
     link("linkedin/Liger-Kernel", 477),
     program="Liger",
-    symptom="Rows of a batch with positions of their own were rotated wrongly.",
+    symptom="Batch rows with different positions were rotated wrongly.",
     cause="The kernel read cos and sin of the first row of the batch for all rows.",
 )
 def cosines_of_the_first_row() -> Part:
@@ -118,7 +118,7 @@ def cosines_of_the_first_row() -> Part:
 @defect(
     link("microsoft/onnxruntime", 27597),
     program="ONNX Runtime on CUDA",
-    symptom="Positions beyond the table read what lay behind it; since then nothing turns there.",
+    symptom="Positions beyond the table read the memory behind it; since the fix they do not rotate.",
     cause="The table of cos and sin ends, and a kernel cannot raise an error.",
 )
 def table_that_ends() -> Part:
@@ -136,7 +136,7 @@ def table_that_ends() -> Part:
 @defect(
     link("sgl-project/sglang", 38786),
     program="sglang",
-    symptom="A table that had to grow was another from there on.",
+    symptom="A table that grew had different values from there on.",
     cause="The rows that were added had neither YaRN's frequencies nor its factor.",
 )
 def table_extended_without_its_law() -> Part:
@@ -199,7 +199,7 @@ def longrope_list_chosen_by_chunk() -> Part:
 @defect(
     link("vllm-project/vllm", 27431),
     program="vLLM",
-    symptom="Random tokens came once a text had passed the original context.",
+    symptom="Random tokens appeared once a text exceeded the original context.",
     cause="The highest position of a batch chose the list for all of it, at each step anew.",
 )
 def longrope_list_chosen_by_the_batch() -> Part:
@@ -215,7 +215,7 @@ def longrope_list_chosen_by_the_batch() -> Part:
 @defect(
     link("hiyouga/LlamaFactory", 7754),
     program="LlamaFactory",
-    symptom="The second text of a packed row was learned without its order.",
+    symptom="The second text in a packed row was learned without its order.",
     cause="Only tokens whose mask is 1 were counted; the second text's mask is 2.",
 )
 def second_document_at_position_1() -> Part:
