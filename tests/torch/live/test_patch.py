@@ -146,7 +146,7 @@ def test_models_in_a_list_are_patched_each_by_its_own_config() -> None:
     second.model.rotary_emb.__init__(second.config)
     pair = nn.ModuleList([first, second])
     before = [prefill(model) for model in pair]
-    with pytest.raises(ConfigError, match=r"1\.model\.rotary_emb rotates otherwise than 0\.model"):
+    with pytest.raises(ConfigError, match=r"1\.model\.rotary_emb and 0\.model"):
         from_model(pair)
     assert [rope.base for rope in from_model(second) if rope] == [500.0, 500.0]
     assert len(patch(pair).modules) == 2
@@ -374,9 +374,9 @@ def test_towers_stay_as_they_are_and_are_named() -> None:
     report = patch(model)
     assert report.modules == ("model.language_model.rotary_emb",)
     assert report.left == ("model.visual.rotary_pos_emb",)
-    assert str(report).endswith("are exact now; left as they are: model.visual.rotary_pos_emb")
+    assert str(report).endswith("are exact now; unchanged: model.visual.rotary_pos_emb")
     assert len(from_model(model)) == model.config.text_config.num_hidden_layers
-    with pytest.raises(ConfigError, match=r"rotary_pos_emb .* stays as it is: positions of pict"):
+    with pytest.raises(ConfigError, match=r"rotary_pos_emb .* is not changed: positions in im"):
         patch(model.model.visual)
 
 
