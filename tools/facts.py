@@ -255,7 +255,7 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
             "phasor.angles",
         ),
         ("`phasor.preset`: {} models", lambda: len(phasor.preset_names()), "phasor.preset_names()"),
-        ("Held to {} published defects", defects, "docs/verify-defects.md"),
+        ("Tests reproduce {} published defects", defects, "docs/verify-defects.md"),
     ),
     "docs/lesson.md": (
         ("## 7. `rotate`, in {} lines", lesson_lines, "the block below it"),
@@ -296,7 +296,7 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
     ),
     "docs/decisions/files-refuse.md": (
         ("{} model types are known", lambda: f"{len(model_types()):,}", "model_types()"),
-        ("{} published configs are compared", published, "tests/files/configs/published"),
+        ("compare {} published configs", published, "tests/files/configs/published"),
         ("each of the {} reasons to refuse", reasons_to_refuse, "refusals.toml"),
     ),
     "docs/decisions/settings-are-read-back.md": (
@@ -346,11 +346,11 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
             "live_model.md",
         ),
         (
-            "begins at pair {}, the first with twice an even share, whose frequency is {}",
+            "begins at pair {}, the first with twice an even share of the usage. Its frequency is {}",
             band,
             "live_model.json",
         ),
-        ("the bands of figure 10 begin, {} and {}", slow_bands, "2410.06205, figure 10"),
+        ("between {} and {}, where the bands of figure 10 begin", slow_bands, "2410.06205, figure 10"),
         (
             "no loss up to 512 tokens, and {} nats from there to 2048",
             lambda: f"{told('live_model', 'd: slowest quarter', 3, table=3):.2f}",

@@ -103,18 +103,6 @@ AVOIDED: dict[str, str] = {
     r"\btells attention where\b|\bwhere tokens stand\b": "positions of tokens",
     r"\bof one's own\b": "your own",
     r"\baccused\b": "reported",
-    r"\bin place of\b": "instead of",
-    r", for (it|they|none|there|nothing|both) ": "because",
-    r"\botherwise than\b": "differently from",
-    r"\bof those (that|which)\b": "a noun: of the tokens that",
-    r"\b(is|are|was) no (array|number|tensor|list|rope|interval|config|function)s?\b": "not a",
-    r"\bbeside (the|it|them|its|a|an|each|every|other|attention)\b": "next to, in addition to",
-    r"\b(tokens?|patch(es)?|text|numbers|file|package|version) stands?\b(?! out)": "is, are at",
-    r"\bwhat is (turned|rotated|cached|written|read|made|given|wrong|packed)\b": "a noun",
-    r"\bwants? a gradient\b": "requires",
-    r"\bsays (which|what|how) \w+ (turn|is|are)\b": "sets, shows",
-    r"\bno Rope says\b|\bcannot be said\b|\bsaid by a Rope\b": "express",
-    r"\bby a (law|word|base|name|switch) of (its|their) own\b": "its own",
 }
 
 # what runs in each page

@@ -353,7 +353,7 @@ def test_a_model_without_rotation_has_nothing_to_make_exact(function: Any) -> No
         with pytest.raises(ConfigError, match="there is nothing to make exact"):
             function(model)
     own = nn.Sequential(nn.Linear(4, 4), OwnRotation())
-    with pytest.raises(ConfigError, match=r"1 \(OwnRotation\) .*own \(.*\): call phasor"):
+    with pytest.raises(ConfigError, match=r"1 \(OwnRotation\) .*own rotation \(.*\): call phasor"):
         function(own)
 
 
