@@ -346,11 +346,16 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
             "live_model.md",
         ),
         (
-            "begins at pair {}, the first with twice an even share of the usage. Its frequency is {}",
+            "begins at pair {}, the first with twice an even share of the usage. Its "
+            "frequency is {}",
             band,
             "live_model.json",
         ),
-        ("between {} and {}, where the bands of figure 10 begin", slow_bands, "2410.06205, figure 10"),
+        (
+            "between {} and {}, where the bands of figure 10 begin",
+            slow_bands,
+            "2410.06205, figure 10",
+        ),
         (
             "no loss up to 512 tokens, and {} nats from there to 2048",
             lambda: f"{told('live_model', 'd: slowest quarter', 3, table=3):.2f}",

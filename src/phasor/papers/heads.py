@@ -280,10 +280,10 @@ def _explain_unreachable(rope: Rope, weight: float, ties: int, rivals: int) -> s
     if ties == rivals:
         return (
             f"{prefix}no pair turns between any two of these {rivals + 1} tokens, so they score "
-            "the same (a head without position embedding, NoPE); give a Rope whose pairs turn"
+            "the same (a head without position embedding, NoPE); use a Rope whose pairs turn"
         )
     return (
         f"{prefix}at distance {_find_period(rope, rivals)} every pair is back where it was, and "
-        f"the wanted token gets less than 1/{1 + ties} because others score the same; use a shorter context, "
-        "or a scaling whose wavelengths have no common period"
+        f"the wanted token gets less than 1/{1 + ties}, because others score the same; use a "
+        "shorter context, or a scaling whose wavelengths have no common period"
     )

@@ -59,7 +59,7 @@ def laguna_queries(factor: float, gain: float) -> dict[str, Turn]:
 @defect(
     link("PrimeIntellect-ai/prime-rl", 2802),
     program="vLLM, under prime-rl",
-    symptom="The KL between trainer and rollout was 0.030 from the first step on, instead of 0.0015.",
+    symptom="The KL between trainer and rollout was 0.030 from the start, instead of 0.0015.",
     cause="The file's `attention_factor` of 1 was dropped; 0.1 ln(64) + 1 took its place.",
 )
 def yarn_factor_from_a_formula() -> Part:

@@ -118,7 +118,7 @@ def cosines_of_the_first_row() -> Part:
 @defect(
     link("microsoft/onnxruntime", 27597),
     program="ONNX Runtime on CUDA",
-    symptom="Positions beyond the table read the memory behind it; since the fix they do not rotate.",
+    symptom="Positions beyond the table read the memory behind it; now they do not rotate.",
     cause="The table of cos and sin ends, and a kernel cannot raise an error.",
 )
 def table_that_ends() -> Part:
