@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import cycle, islice
@@ -16,6 +17,7 @@ from phasor.files.configs.program_model import (
     read_programs,
     with_sections,
 )
+from phasor.files.configs.source import renamed_keys
 from phasor.files.dialects.blocks import rotated_fraction
 from phasor.files.dialects.by_reading import Dialect, find_words, words_or_refusal
 from phasor.files.dialects.target import (
@@ -38,12 +40,11 @@ from phasor.rope import Rope
 from phasor.scaling import Llama3, Proportional, Yarn, yarn_multiplier
 
 _BLOCK, _NAME, _TYPE = "decoder_block", "model_name", "rope_type"
-_LEAST, _LINEAR, _ORIGINAL = (
-    "rope_min_timescale",
-    "rope_linear_scaling_factor",
-    "original_max_position_embeddings",
-)
-_MOST, _MOST_COMPRESSED = "rope_max_timescale", "compressed_rope_max_timescale"
+_ORIGINAL, _LINEAR = "original_max_position_embeddings", "rope_linear_scaling_factor"
+# the time scales of the fastest pair and, but for the last power, of the slowest: their quotient is
+# the base
+_LEAST, _MOST = "rope_min_timescale", "rope_max_timescale"
+_MOST_COMPRESSED = "compressed_rope_max_timescale"
 _MOST_LOCAL, _MOST_GLOBAL = "local_rope_max_timescale", "global_rope_max_timescale"
 
 
@@ -122,15 +123,11 @@ class _Decoder:
 
     def note_softmax(self) -> None:
         """Say by what latent attention multiplies its softmax, where no law has that."""
-        factor = (
-            yarn_multiplier(self._number("rope_factor"), self._mscale())
-            if self.model.latent
-            else 1.0
-        )
+        if not self.model.latent:
+            return
+        factor = yarn_multiplier(self._number("rope_factor"), self._mscale()) ** 2
         if factor != 1:
-            self.config.notes.append(
-                f"The softmax scale is multiplied by {factor * factor!r} as well."
-            )
+            self.config.notes.append(f"The softmax scale is multiplied by {factor!r} as well.")
 
     def check_unread(self) -> None:
         """Refuse keys of other classes than this one; if it need not be strict, note them."""
@@ -150,12 +147,17 @@ class _Decoder:
         stated = config.whole(key) if is_whole else config.number(key, above=0)
         return config.or_default(key, stated, default, self.model.assumes)
 
-    def _most(self, *keys: str) -> float:
-        """The slowest pair's time scale at the first of the keys that is not off."""
-        self.config.ignore(_MOST)
-        stated = (self.config.number(key) for key in keys)
-        found = next((value for value in stated if value not in (None, -1)), None)
-        return self._number("rope_theta") if found is None else found
+    def _most(self, own_key: str | None = None) -> float:
+        """The largest time scale: of a kind of layers at its own key, unless that is -1 for off."""
+        own = None if own_key is None else self.config.number(own_key)
+        if own in (None, -1):
+            return self._number("rope_theta")
+        self.config.ignore(_MOST)  # which no layer of this kind reads
+        return own
+
+    def _least(self) -> int:
+        """The smallest time scale, which divides positions."""
+        return self.config.whole(_LEAST) or 1
 
     def _of_kind(self, kind: str = "") -> Rope:
         """The rope of layers of a kind, where local ones may have a base of their own."""
@@ -163,7 +165,7 @@ class _Decoder:
         if self.rotation == "yarn":
             return self._yarn()
         is_local = self.rotation == "default" and kind == "sliding_attention"
-        most, least = self._most(*[_MOST_LOCAL] * is_local), config.whole(_LEAST) or 1
+        most, least = self._most(_MOST_LOCAL if is_local else None), self._least()
         pairing = "interleaved" if self.rotation == "llama3.1" else "half"
         rope = self.model.rope(pairing, base=most / least)
         if self.rotation == "mrope":
@@ -184,10 +186,7 @@ class _Decoder:
     def _of_gemma4(self, kind: str) -> Rope:
         """The rope of layers of a kind that have a base, a width and a part of their own."""
         config, is_local = self.config, kind == "sliding_attention"
-        most, least = (
-            self._most(_MOST_LOCAL if is_local else _MOST_GLOBAL),
-            config.whole(_LEAST) or 1,
-        )
+        most, least = self._most(_MOST_LOCAL if is_local else _MOST_GLOBAL), self._least()
         rope = self.model.rope("half", base=most / least)
         part = self._number(f"{'local' if is_local else 'global'}_rope_proportion")
         if not is_local and (width := config.whole("global_head_dim", least=0)):
@@ -201,26 +200,27 @@ class _Decoder:
     def _at_end(self, key: str) -> Rope:
         """The rope of the end of a head, with the base at a key."""
         rope = self.model.rope("interleaved", base=self._number(key))
-        width = self.config.width("qk_rope_head_dim") or self.model.defaults["qk_rope_head_dim"]
+        width = int(self._number("qk_rope_head_dim"))
         return replace(rope, rotary_dim=width, rotary_start=rope.head_dim - width)
 
     def _yarn(self) -> Rope:
         config, interleaved = self.config, self.config.flag("rope_interleave") is not False
         if (pairwise := config.flag("rope_pairwise")) and not interleaved:
             config.refuse("rope_pairwise", "false where rope_interleave is")
-        factor, out = self._number("rope_factor"), None if pairwise else "half"
-        rope = self.model.rope("interleaved" if interleaved else "half", out, base=self._most())
-        law = Yarn(
-            factor=factor,
-            original_max_positions=int(self._number(_ORIGINAL)),
-            beta_fast=self._number("beta_fast"),
-            beta_slow=self._number("beta_slow"),
-            truncate=config.flag("rope_truncate") is not False,
-            mscale_all_dim=self._mscale(),
-            attention_factor=yarn_multiplier(factor, 1.0)
-            if config.flag("rope_attention_scaling")
-            else 1.0,
-        )
+        pairing, out = "interleaved" if interleaved else "half", None if pairwise else "half"
+        rope = self.model.rope(pairing, out, base=self._most())
+        factor = self._number("rope_factor")
+        scales_cos = config.flag("rope_attention_scaling")
+        with renamed_keys(config, factor="rope_factor"):
+            law = Yarn(
+                factor=factor,
+                original_max_positions=int(self._number(_ORIGINAL)),
+                beta_fast=self._number("beta_fast"),
+                beta_slow=self._number("beta_slow"),
+                truncate=config.flag("rope_truncate") is not False,
+                mscale_all_dim=self._mscale(),
+                attention_factor=yarn_multiplier(factor, 1.0) if scales_cos else 1.0,
+            )
         return replace(rope, scaling=law)
 
     def _mscale(self) -> float:
@@ -239,19 +239,19 @@ def _words(ropes: LayerRopes, context: int) -> Iterator[Keys]:
     main, local = main_and_local(ropes)
     if main.base is None or (local and local.base is None):
         return
-    if not main.rotary_start and local is None:
-        yield from _of_one(main, context)
-    elif not main.rotary_start and local is not None:
-        yield from _of_two(main, local, model_family(ropes).replace("-", "").replace("_", ""))
-    else:
+    if main.rotary_start:
         yield _of_ends(ropes)
+    elif local is None:
+        yield from _of_one(main, context)
+    else:
+        yield from _of_two(main, local, re.sub("[-_]", "", model_family(ropes)))
 
 
 def _of_ends(ropes: LayerRopes) -> Keys:
     """The keys of the block that turns the ends of heads, by a base for layers of each kind."""
     bases = {"compressed" in kind: int(rope.base or 0) for kind, rope in rotating(ropes).items()}
-    keys = {_MOST: bases.get(False), _MOST_COMPRESSED: bases.get(True)}
-    said = {key: base for key, base in keys.items() if base is not None}
+    keys = {False: _MOST, True: _MOST_COMPRESSED}
+    said = {keys[is_compressed]: base for is_compressed, base in bases.items()}
     return {_BLOCK: "deepseek4", _TYPE: "default", **said}
 
 
