@@ -101,7 +101,7 @@ def parse_yaml(data: bytes, origin: str) -> dict[str, Any]:
         raise refusal("no_yaml", origin=origin, hint=install_hint("yaml")) from None
     if len(data) > _LONGEST_YAML:
         kib = _LONGEST_YAML // 2**10
-        raise ConfigError(f"{origin} is larger than {kib} KiB, which no config in YAML is")
+        raise ConfigError(f"{origin} is larger than {kib} KiB, more than phasor reads of YAML")
     with _refuse_damage(origin, "YAML", ConfigError):
         documents = list(YAML(typ="safe", pure=True).compose_all(data.decode("utf-8-sig")))
         if len(documents) != 1:

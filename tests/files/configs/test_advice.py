@@ -104,6 +104,7 @@ def test_a_base_of_another_program_is_named_where_the_base_is_absent() -> None:
     assert rope == Rope(head_dim=128, pairing="interleaved", base=1e7)
 
 
+LINGUA = {"distributed": {"fsdp_type": "full_shard"}, "model": {"dim": 1024, "n_layers": 8}}
 #: Files of programs that train, with what their error names.
 TRAINING: dict[str, tuple[dict[str, Any], str]] = {
     "axolotl": (
@@ -115,6 +116,10 @@ TRAINING: dict[str, tuple[dict[str, Any], str]] = {
     "nanotron": ({"model": {"model_config": {"is_llama_config": True}}}, "nanotron"),
     "OLMo": ({"model": {"d_model": 256, "n_heads": 8, "block_type": "sequential"}}, "OLMo"),
     "GPT-NeoX": ({"pos_emb": "rotary", "num_layers": 2, "hidden_size": 64}, "GPT-NeoX"),
+    "Lingua": (LINGUA, "Lingua"),
+    "Lingua's Hawk": (LINGUA | {"model_type": "hawk"}, "Lingua"),
+    "GPT-NeoX's Mamba": ({"attention_config": [[["mamba"], 2]], "num_layers": 2}, "GPT-NeoX"),
+    "nanotron's Mamba": ({"model": {"model_config": {"is_mamba_config": True}}}, "nanotron"),
     "Cerebras": ({"trainer": {"init": {"model": {"name": "gpt2"}}}}, "Cerebras"),
     "none that is known": ({"lm_model": "transformer_lm", "dim": 64}, "beside the weights"),
     "nothing": ({}, "beside the weights"),
