@@ -25,6 +25,7 @@ from phasor.files.dialects.target import (
     Target,
     TranslationError,
     change_ropes,
+    in_pairs,
     ntk_as_base,
     plain_candidates,
     rotating,
@@ -32,7 +33,7 @@ from phasor.files.dialects.target import (
     with_whole_base,
 )
 from phasor.layers import LayerRopes, one_layer
-from phasor.pairings import PAIRINGS, Pairing
+from phasor.pairings import PAIRINGS
 from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, LongRope, PerPair, Rule, SteppedNTK, Yarn
 
@@ -94,14 +95,9 @@ def _in_each_pairing(dialect: Dialect, ropes: LayerRopes) -> Iterator[LayerRopes
     """The model, and that with weights in another order where the program may need one."""
     yield ropes
     for pairing in () if dialect.says_all_pairs else PAIRINGS:
-        other = change_ropes(ropes, partial(_in_pairs, pairing=pairing))
+        other = change_ropes(ropes, partial(in_pairs, pairing=pairing))
         if other != ropes:
             yield other
-
-
-def _in_pairs(rope: Rope, pairing: Pairing) -> Rope:
-    """The rope in this pairing, for which the rows of the weights are reordered."""
-    return replace(rope, pairing=pairing, pairing_out=None)
 
 
 def _forms(ropes: LayerRopes) -> Iterator[LayerRopes]:

@@ -25,6 +25,7 @@ from phasor.describe import plain_fields
 from phasor.errors import ConfigError, SpecError
 from phasor.files.configs.layer_pattern import LayerPattern
 from phasor.layers import LayerRopes, QueryFactor
+from phasor.pairings import Pairing
 from phasor.rope import Rope, real_inv_freq
 from phasor.scaling import NTK, Linear, NTKFixed, NTKOld, Rule, Yarn
 from phasor.scaling.laws import yarn_multiplier
@@ -112,8 +113,9 @@ class Target:
     write: Callable[[LayerRopes, int], ProgramSettings] | None = None
     alternative: str = ""  # the target of the same program that can express more
     package: str = ""  # what the tests install; ``name`` unless given
-    # whether it turns such pairs by such a law; if only the other pairs, weights are reordered
-    takes: Callable[[Rope], bool] = lambda rope: True
+    # the only pairs that it turns by such a law or axes, to which weights are reordered; None where
+    # it turns both, or where reading its file back says which (`by_reading`)
+    only_pairs: Callable[[Rope], Pairing | None] = lambda rope: None
     # whether ``write`` reads ``pairing_out``; otherwise the target writes the pairs that it reads
     other_pairs_out: bool = False
     partial: bool = True  # whether it can rotate a part of the head only
@@ -221,6 +223,11 @@ def change_ropes(ropes: LayerRopes, change: Callable[[Rope], Rope]) -> LayerRope
     """The model with another rope in each kind of layer that has one."""
     kinds = {kind: None if rope is None else change(rope) for kind, rope in ropes.kinds.items()}
     return replace(ropes, kinds=kinds)
+
+
+def in_pairs(rope: Rope, pairing: Pairing) -> Rope:
+    """The rope in this pairing, for which the rows of the weights are reordered."""
+    return rope if rope.pairing == pairing else replace(rope, pairing=pairing, pairing_out=None)
 
 
 def main_and_local(ropes: LayerRopes) -> tuple[Rope, Rope | None]:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -37,6 +36,7 @@ from phasor.files.dialects.target import (
     Target,
     TranslationError,
     change_ropes,
+    in_pairs,
     rotating,
     with_simplest_law,
 )
@@ -47,7 +47,6 @@ from phasor.files.translation import (
     libraries,
 )
 from phasor.layers import LayerRopes, one_layer
-from phasor.pairings import PAIRINGS, Pairing
 from phasor.rope import Rope, real_inv_freq
 from phasor.scaling import LongRope, Rule, Yarn
 
@@ -283,14 +282,11 @@ def _written(target: Target, ropes: LayerRopes, context: int) -> Iterator[Progra
 def _adapt(target: Target, ropes: LayerRopes) -> LayerRopes:
     """The ropes in the laws and the pairings that the target reads."""
     simple = change_ropes(ropes, with_simplest_law)
-    # one pairing for all kinds, as the weights of all are reordered
-    reordered = (change_ropes(simple, partial(_in_pairs, one)) for one in PAIRINGS)
-    models = chain([simple], reordered)
-    return next((model for model in models if all(map(target.takes, model.ropes))), simple)
-
-
-def _in_pairs(pairing: Pairing, rope: Rope) -> Rope:
-    return rope if rope.pairing == pairing else replace(rope, pairing=pairing, pairing_out=None)
+    needed = next(filter(None, map(target.only_pairs, simple.ropes)), None)
+    if needed is None:
+        return simple
+    # for all kinds, as the weights of all are reordered
+    return change_ropes(simple, partial(in_pairs, pairing=needed))
 
 
 def _notes(target: Target, given: Rope, model: Rope, rope: Rope) -> Iterator[str]:

@@ -255,7 +255,7 @@ def _multiplies_queries(factor: QueryFactor, rope: Rope | None) -> bool:
 _Ggml = partial(
     Target,
     checked="engine",
-    takes=lambda rope: rope.pairing == "half" or rope.axes.n_axes == 1,
+    only_pairs=lambda rope: "half" if rope.axes.n_axes > 1 else None,
     axes=(OneAxis, Sectioned, InterleavedSections),
     query_factor=_multiplies_queries,
 )

@@ -193,7 +193,7 @@ LIGER = _Kernel(
     checked="run",
     package="liger-kernel",
     write_rope=_write_liger,
-    takes=lambda rope: rope.pairing == "half",
+    only_pairs=lambda rope: "half",
 )
 
 

@@ -109,7 +109,7 @@ TORCHTUNE = Target(
     source="https://meta-pytorch.org/torchtune/0.6/api_ref_modules.html",
     checked="run",
     write_rope=_write_torchtune,
-    takes=lambda rope: rope.pairing == "interleaved" or not _llama3_arguments(rope),
+    only_pairs=lambda rope: "interleaved" if _llama3_arguments(rope) else None,
     partial=False,
 )
 
@@ -162,7 +162,7 @@ ROTARY_EMBEDDING_TORCH = Target(
     source="https://github.com/lucidrains/rotary-embedding-torch",
     checked="run",
     write_rope=_write_rotary_embedding_torch,
-    takes=lambda rope: rope.pairing == "interleaved",
+    only_pairs=lambda rope: "interleaved",
     backwards=True,
     axes=EVERY_AXES,
 )
