@@ -20,7 +20,8 @@ from phasor.extending import plan_extension
 from phasor.files.configs.facts import table
 from phasor.files.dialects.model_files import BLOCK_ALONE, keys_for_file
 from phasor.files.translation import translate
-from phasor.scaling import Llama3, Yarn
+from phasor.layers import one_layer
+from phasor.scaling import Llama3, LongRope, Proportional, Yarn
 
 from ...cli.running import run_phasor
 from .older_readers import mlx_lm, transformers_4
@@ -200,6 +201,22 @@ def test_yarn_beyond_its_factor_is_not_said_to_be_for_transformers_4() -> None:
     assert "But" not in keys_for_file(ropes, 4096, 8192).readers
     assert keys_for_file(ropes, 4096, 6000).keys["max_position_embeddings"] == 8192
     assert "from the lengths, 16384 / 4096" in keys_for_file(ropes, 4096, 16384).readers
+
+
+def test_what_transformers_4_does_not_read_is_for_transformers_5_alone() -> None:
+    """Without a file too: a law of version 5, and two lists with a factor each."""
+    lists = {"short_factors": (1.0,) * 32, "long_factors": (2.0,) * 32}
+    lists |= {"original_max_positions": 4096, "factor": 2.0}
+    two_factors = {"short_attention_factor": 1.1, "long_attention_factor": 1.2}
+    for law, older in (
+        (Proportional(fraction=0.5), False),
+        (LongRope(**lists), True),
+        (LongRope(**lists, **two_factors), False),
+    ):
+        rope = Rope(head_dim=64, pairing="half", scaling=law)
+        written = keys_for_file(one_layer(rope), 8192, 8192)
+        assert ("transformers 5 alone" in written.readers) != older
+        assert ("rope_scaling" in written.keys) == older
 
 
 def test_a_law_for_one_kind_that_no_older_key_is_for_is_for_transformers_5_alone() -> None:

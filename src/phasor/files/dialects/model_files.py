@@ -18,8 +18,15 @@ from phasor.files.configs.model_class import read_model_config
 from phasor.files.configs.rewrites import BASE_UNITS, WITHOUT_OLD_STYLE
 from phasor.files.configs.ropes import huggingface_ropes
 from phasor.files.configs.source import JsonObject
-from phasor.files.dialects.blocks import CONTEXT_KEY, config_keys, rope_parameters, yarn_reach
-from phasor.files.dialects.by_reading import Dialect, read_as
+from phasor.files.dialects.blocks import (
+    BLOCK_DIALECT,
+    BLOCK_KEY,
+    CONTEXT_KEY,
+    config_keys,
+    rope_parameters,
+    yarn_reach,
+)
+from phasor.files.dialects.by_reading import Dialect, FaultError, read_as
 from phasor.files.dialects.target import Keys
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
@@ -27,9 +34,9 @@ from phasor.scaling import Yarn
 
 _ORIGINAL = "original_max_position_embeddings"
 _BASE, _FRACTION = "rope_theta", "partial_rotary_factor"
-# whose blocks are alike in both versions; a longrope is not, and proportional is of version 5
 _LISTS = {"type", "short_factor", "long_factor"}
-_OLD_LAWS = ("default", "linear", "dynamic", "yarn", "llama3")
+#: Keys of the block that transformers 4 reads outside of ``rope_scaling``.
+_OUTSIDE = (_BASE, _FRACTION, _ORIGINAL)
 #: Types whose class of transformers 5 reads ``rope_parameters`` as it stands, and no key beside.
 BLOCK_ALONE = frozenset({
     *("beam", "diffusion_gemma_text", "embedding_gemma2_text", "gemma4_text"),
@@ -127,27 +134,52 @@ def _facts_of(ropes: LayerRopes) -> Architecture:
 
 def _is_read_right(keys: Mapping[str, Any], ropes: LayerRopes, context: int) -> bool:
     """Whether the file with these keys turns as the ropes do, but for what its class decides."""
-    file = ropes.in_config.values
-    # without a file there is no class whose reading could be another one than the block's
-    return not file or read_as(_dialect_of(ropes), dict(keys), _by_kind(ropes), context) is not None
+    return read_as(_dialect_of(ropes), dict(keys), _by_kind(ropes), context) is not None
 
 
 def _dialect_of(ropes: LayerRopes) -> Dialect:
-    """How the class of the model reads its file, with other keys in place of its own."""
-    in_config = ropes.in_config
+    """How the class of the model reads its file, with other keys in place of its own.
+
+    Without a file it is one that turns pairs as the model does, by its one block. The words are the
+    styles of `keys_for_file`.
+    """
+    values = ropes.in_config.values
 
     def read(file: JsonObject) -> LayerRopes:
-        values = {key: value for key, value in file.values.items() if value is not None}
-        config = JsonObject({**values, "model_type": in_config.model_type}, strict=False)
-        found = huggingface_ropes(read_model_config(config, part=None, like=None)).kinds
+        _check_old_law(_object(file.values, "rope_scaling"))
+        found = _read_file(file, ropes) if values else _read_alone(file, ropes)
         kinds = {kind: _of_class(found.get(kind), rope) for kind, rope in ropes.kinds.items()}
         return _by_kind(replace(ropes, kinds=kinds))
 
-    return Dialect(
-        read=read,
-        words=lambda ropes, context: iter(()),
-        sizes=lambda ropes, context: {**in_config.values},
-    )
+    def sizes(ropes: LayerRopes, context: int) -> Keys:
+        return {**values} or BLOCK_DIALECT.sizes(ropes, context)
+
+    return Dialect(read=read, words=lambda ropes, context: iter(()), sizes=sizes)
+
+
+def _check_old_law(law: Mapping[str, Any]) -> None:
+    """Refuse a ``rope_scaling`` that transformers 4 cannot read."""
+    word = law.get("rope_type", law.get("type"))
+    if word == "proportional" or "short_mscale" in law:
+        raise FaultError("transformers 4 has one factor for both lists, and no proportional law")
+
+
+def _read_file(file: JsonObject, ropes: LayerRopes) -> Mapping[str, Rope | None]:
+    """By kind of layer, what the class of the model makes of its file."""
+    values = {key: value for key, value in file.values.items() if value is not None}
+    config = JsonObject({**values, "model_type": ropes.in_config.model_type}, strict=False)
+    return huggingface_ropes(read_model_config(config, part=None, like=None)).kinds
+
+
+def _read_alone(file: JsonObject, ropes: LayerRopes) -> Mapping[str, Rope | None]:
+    """By kind of layer, the rope of the old keys, or of the one block without them."""
+    values = file.values
+    if _BASE in values:
+        law = _object(values, "rope_scaling") or {"rope_type": "default"}
+        block = {**law, **{key: values[key] for key in _OUTSIDE if key in values}}
+        file = file.with_values({**values, BLOCK_KEY: block})
+    (rope,) = BLOCK_DIALECT.read(file).ropes
+    return {kind: other and rope for kind, other in ropes.kinds.items()}
 
 
 def _of_class(rope: Rope | None, wanted: Rope | None) -> Rope | None:
@@ -278,11 +310,9 @@ def _keys_in_old_style(
         keys = {unit_key: bases[_BASE] / facts.base}
     if fraction is not None and not _says_width(ropes, facts):
         keys[_FRACTION] = fraction
-    if law is None or law["rope_type"] in _OLD_LAWS:
-        return keys | {"rope_scaling": law}
-    if law["rope_type"] == "longrope" and "short_mscale" not in law:
+    if law is not None and law["rope_type"] == "longrope":
         return keys | _longrope_in_old_style(law, new[CONTEXT_KEY])
-    return None
+    return keys | {"rope_scaling": law}
 
 
 def _law_of(block: Mapping[str, Any]) -> dict[str, Any] | None:

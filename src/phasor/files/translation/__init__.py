@@ -282,11 +282,11 @@ def _written(target: Target, ropes: LayerRopes, context: int) -> Iterator[Progra
 def _adapt(target: Target, ropes: LayerRopes) -> LayerRopes:
     """The ropes in the laws and the pairings that the target reads."""
     simple = change_ropes(ropes, with_simplest_law)
-    needed = next(filter(None, map(target.only_pairs, simple.ropes)), None)
-    if needed is None:
-        return simple
-    # for all kinds, as the weights of all are reordered
-    return change_ropes(simple, partial(in_pairs, pairing=needed))
+    for rope in simple.ropes:
+        if (pairing := target.only_pairs(rope)) is not None:
+            # for all kinds, as the weights of all are reordered
+            return change_ropes(simple, partial(in_pairs, pairing=pairing))
+    return simple
 
 
 def _notes(target: Target, given: Rope, model: Rope, rope: Rope) -> Iterator[str]:
