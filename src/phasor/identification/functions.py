@@ -10,7 +10,7 @@ import numpy as np
 from phasor.identification.calling import Caller, RefusedError
 from phasor.identification.explaining import explain
 from phasor.identification.layout import Drivers, arrange_blocks, find_blocks, measure_noise
-from phasor.identification.lengths import add_rule, call_with_growing_lengths
+from phasor.identification.lengths import Lengths, add_rule, call_with_growing_lengths
 from phasor.identification.members import compare_members, compare_queries_and_keys
 from phasor.identification.positions import add_limits
 from phasor.identification.probes import Measured, Probe
@@ -33,6 +33,8 @@ from phasor.identification.spectrum import Floats, Spectrum, find_spectrum, powe
 from phasor.numpy import every_axis_of, matrix
 
 SMALL_POSITIONS = (0, 1, 2, 3, 5, 8)
+# up to here frequencies hold that are not those of a few odd positions
+_REGULAR = 16
 
 
 class Measurement(NamedTuple):
@@ -96,8 +98,7 @@ def _measure_pairs(
     probe: Probe, max_position: int, maps: Floats, findings: list[Finding]
 ) -> Measurement:
     lengths = call_with_growing_lengths(probe, max_position)
-    z = lengths.answers[lengths.longest_consistent]
-    spectrum = find_spectrum(powers_of_two(lengths.longest_consistent), z, probe.angle_errors(z))
+    start, spectrum = _find_regular_spectrum(probe, lengths)
     factors = probe.arrangement.factors(maps[0])
     members = compare_members(probe, factors)
     key_factor, keys = _compare_sides(probe, maps)
@@ -110,7 +111,7 @@ def _measure_pairs(
     )  # fmt: skip
     report = _explain_rounded_angles(probe.caller, report, max_position)
     report = replace(report, findings=(*findings, *report.findings), key_factor=key_factor)
-    measured = Measured(probe, spectrum, report)
+    measured = Measured(probe, spectrum, report, start)
     if lengths.changes_at is not None:
         add_rule(measured, lengths)
     elif report.is_rotation and not report.names() & ANGLES_ROUNDED:
@@ -122,6 +123,21 @@ def _measure_pairs(
     add_precision(measured, min(end for end in ends if end))
     ends = max_position + 1, lengths.changes_at, measured.report.table_end
     return Measurement(measured.report, min(end for end in ends if end))
+
+
+def _find_regular_spectrum(probe: Probe, lengths: Lengths) -> tuple[int, Spectrum]:
+    """The first position from which all turn with the same frequencies, and these."""
+    top = lengths.longest_consistent
+    z = lengths.answers[top]
+    from_0 = find_spectrum(powers_of_two(top), z, probe.angle_errors(z))
+    # positions that an offset makes negative may be looked up at a table's end, or be taken for 0
+    for start in SMALL_POSITIONS[1:] if from_0.last_position < min(_REGULAR, top) else ():
+        positions = [start + p for p in powers_of_two(top // 2)]
+        z = probe(positions)
+        spectrum = find_spectrum(positions, z, probe.angle_errors(z))
+        if spectrum.last_position > _REGULAR:
+            return start, spectrum
+    return 0, from_0
 
 
 def _compare_sides(probe: Probe, maps: Floats) -> tuple[float | None, list[Finding]]:
@@ -172,6 +188,7 @@ def _add_error(measured: Measured, maps: Floats) -> None:
     # columns are rotated unit vectors, of which those in the slice have the gain
     factors = np.ones(report.head_dim)
     factors[rope.rotary_start :][: rope.rotary_dim] = report.attention_factor or 1.0
-    positions = np.array(SMALL_POSITIONS) + report.position_offset
+    regular = np.array(SMALL_POSITIONS) >= measured.start
+    positions = np.array(SMALL_POSITIONS)[regular] + report.position_offset
     exact = np.array([factors * matrix(every_axis_of(rope, p), rope, gain=1.0) for p in positions])
-    measured.add(error=float(np.abs(maps[: len(positions)] - exact).max()))
+    measured.add(error=float(np.abs(maps[: len(regular)][regular] - exact).max()))

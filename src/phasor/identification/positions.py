@@ -62,10 +62,10 @@ class PositionMap(NamedTuple):
     says: str  # what happens, by the table's ``{end}`` and its ``{last}`` row
     turned_as: _Map
 
-    def finding(self, end: int) -> Finding:
-        """The finding about a table with this many rows."""
-        text = self.text(end)
-        return make_finding(self.name, last=end - 1, end=end, beyond=text, negative=text)
+    def finding(self, end: int, before: int = 0) -> Finding:
+        """The finding about a table with this many rows, to whose positions a number is added."""
+        text, first = self.text(end), end - before
+        return make_finding(self.name, last=first - 1, end=first, beyond=text, negative=text)
 
     def text(self, end: int) -> str:
         """What happens, of a table with so many rows."""
@@ -108,7 +108,20 @@ NEGATIVE = (
     PositionMap("negative-clamped", "is turned as 0", _by_end(lambda p, end: np.maximum(p, 0))),
 )
 _GARBAGE = "it gives something else (memory that is no table, or other rows)"
-_NOT_TURNED, _CLAMPED, _WRAPPED = BEYOND
+
+
+def _maps_by_row(asked: int, row: int, last: int) -> Iterator[tuple[PositionMap, int]]:
+    """Maps as which a table may give this row where it is asked for another, with its length.
+
+    ``last`` is the last row that it gives.
+    """
+    not_turned, clamped, wrapped = BEYOND
+    length = abs(int(asked) - int(row))
+    if asked < 0:  # and from the other end too
+        yield from ((one, length) for one in (*reversed(NEGATIVE[1:]), wrapped))
+    elif asked > 0:
+        yield from ((not_turned, int(asked)), (clamped, int(last) + 1))
+        yield from [(wrapped, length)] * (length > 0)
 
 
 # Of functions, which are asked.
@@ -264,7 +277,7 @@ class Tokens:
             yield suppose(rope, every_axis_of(rope, mapped), *changes, finding)
         mapped = self.map_positions(shifts, every)
         if mapped is not None:
-            names = self._name_positions(mapped, every)
+            names = self.name_positions(mapped, every)
             yield suppose(rope, every_axis_of(rope, mapped), *changes, *names)
 
     def moved_far(self, hypothesis: Hypothesis, turns: Turns) -> Iterator[Hypothesis]:
@@ -299,13 +312,14 @@ class Tokens:
             mapped[token] = fitting[np.argmin(np.abs(fitting - place))]
         return mapped
 
-    def _name_positions(self, mapped: NDArray[np.int64], places: NDArray[Any]) -> Changes:
+    def name_positions(self, mapped: _Places, places: NDArray[Any]) -> Changes:
         if not mapped.any():
             return (make_finding("not-turned"),)
         column = self.index % self.positions.shape[1]
-        # the first tokens show an offset alone, where others restart
+        # the first tokens show an offset alone, where others restart, but for those below it
         off = mapped - places
-        by = off[0] if np.all(off[:3] == off[0]) else 0
+        offsets, counts = np.unique(off[:_FEW], return_counts=True)
+        by = offsets[counts.argmax()] if counts.max() >= min(3, len(off)) else 0
         offset, wrong = offset_changes(by), off != by
         if not wrong.any():
             return offset
@@ -333,14 +347,14 @@ class Tokens:
         if not by and not wrong.all() and np.array_equal(mapped, (1 + wrong) * places):
             which = self.name_some(wrong, places)
             return make_finding("tokens", which=which, more=""), make_finding("twice")
-        # a table ends before the first wrong one; the map is of positions, and the offset follows
-        shifted = mapped - by
-        ends = {_NOT_TURNED: places[first], _CLAMPED: shifted.max() + 1}
-        ends[_WRAPPED] = places[first] - shifted[first]
-        for one, end in ends.items():
-            if end > 0:
-                expected = one.turned_as(places, end) + by
-                known.append((expected, (*offset, one.finding(int(end)))))
+        # an offset is added before a table is asked, or to the row that it gives
+        for before in dict.fromkeys((by, 0)):
+            asked, rows = places + before, mapped - (by - before)
+            named = _maps_by_row(asked[first], rows[first], rows.max())
+            known += [
+                (one.turned_as(asked, end) + by - before, (*offset, one.finding(end, int(before))))
+                for one, end in named
+            ]
         restart = make_finding("restart", how="restart elsewhere", where=where)
         is_garbage = _is_garbage(mapped, places, wrong)
         counted = "are counted through and do not restart"
@@ -458,6 +472,8 @@ def _name_offsets(
         where = f" in row {first_row}{listed} of the batch{more}"
         return offset(first_by, where), np.array([by_row[row] for row in rows.tolist()])
     by_token = np.array([likely(offsets) for offsets in fitting])
+    if not on:
+        return tokens.name_positions(places + by_token, places), by_token
     first = int(np.flatnonzero(by_token)[0])
     place, turned_as = places[first], places[first] + by_token[first]
     where = f"token {tokens.index[first]} (position {place:.15g}) is turned as {turned_as:.15g}"

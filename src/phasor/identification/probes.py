@@ -56,6 +56,7 @@ class Measured:
     probe: Probe
     spectrum: Spectrum
     report: Identification
+    start: int = 0  # the first position that is turned with these frequencies
     refusal: str = ""  # the last one
 
     def add(self, *findings: Finding, **changed_fields: Any) -> None:

@@ -119,10 +119,11 @@ def add_steps(measured: Measured) -> None:
         return
     x = np.random.default_rng(2).standard_normal((8, report.head_dim))
     x = rounded(x, probe.caller.arrays.dtype)
-    y = probe.caller.turn(x, SMALL_POSITIONS)[0]  # [P, m, d]
+    positions = measured.start + SMALL_POSITIONS
+    y = probe.caller.turn(x, positions)[0]  # [P, m, d]
     turned = np.stack([y[..., member] for member in probe.arrangement.written])  # [2, P, m, pairs]
     x0, x1 = (x[:, member] for member in probe.arrangement.read)
-    places = SMALL_POSITIONS[:, None] + report.position_offset
+    places = positions[:, None] + report.position_offset
     rows: Complex = np.exp(1j * places * spectrum.inv_freq)[:, None]  # [P, 1, pairs]
     products: Complex = rows * (x0 + 1j * x1)
     exact = np.stack((products.real, products.imag))
