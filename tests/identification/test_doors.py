@@ -198,3 +198,32 @@ def test_the_bar_of_verify_moves_with_the_numbers_that_are_looked_at():
     assert len(seen) > 3
     assert seen == sorted(seen)
     assert seen[-1] == (x.size + y.size, x.size + y.size)
+
+
+ODD_BELOW_0 = {
+    "wrapped": (lambda p: p % 1000, {"wrapped", "negative-wraps"}),
+    "negative-clamped": (lambda p: np.maximum(p, 0), {"negative-clamped"}),
+}
+
+
+@pytest.mark.parametrize("offset", [-2, -1, 1])
+@pytest.mark.parametrize("name", ODD_BELOW_0)
+def test_an_offset_is_one_offset_and_one_end_of_the_table_at_every_door(name, offset):
+    """Positions below the offset are looked up at the other end, and nothing turns backwards."""
+    rows, names = ODD_BELOW_0[name]
+
+    def late(x, positions):
+        return rotate(x, rows(positions + offset))
+
+    found, compared = identify(late, WIDTH), diff(PLAIN, late, context=4096)
+    assert (found.names(), found.position_offset) == ({"offset"} | names, offset)
+    assert {cause.name for cause in compared.causes} == {"offset"} | names
+    if offset > 0 and name != "wrapped":
+        return  # no position of a recording is below 0
+    at = np.arange(2100)
+    x = np.random.default_rng(0).standard_normal((1, 2100, 2, WIDTH)).astype(np.float32)
+    arrays = {"positions": at, "q": x, "q_rotated": np.float32(late(x, at[None]))}
+    (side,) = verify(PLAIN, arrays, dims="bshd").sides
+    assert [change.name for change in side.changes] == ["offset", name]
+    for text in (str(found), str(compared), str(side)) if name == "wrapped" else ():
+        assert f"Up to position {999 - offset} it turns; from {1000 - offset} on" in text

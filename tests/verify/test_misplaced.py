@@ -6,6 +6,7 @@ from tests.verify.programs import names, rounded, stored
 
 from phasor import PhasorError, Rope, identify, verify
 from phasor.axes import Sectioned
+from phasor.scaling import Linear, Yarn
 
 WIDTH, PAIRS = 64, 32
 ROPE = Rope(head_dim=WIDTH, pairing="half", base=10_000.0)
@@ -206,3 +207,33 @@ def test_angles_of_an_offset_in_float32_are_no_tables_end(by):
     found = identify(late, head_dim=WIDTH)
     assert found.position_offset == by
     assert not [name for name in found.names() if name.startswith(("table-end", "negative"))]
+
+
+def test_any_two_differences_of_a_rope_are_tried():
+    """Where nothing can be measured, since no two positions are one apart."""
+    rope = Rope(
+        head_dim=WIDTH, pairing="half", base=10_000.0, axes=Sectioned((8, 12, 12)),
+        scaling=Linear(factor=4.0),
+    )  # fmt: skip
+    at = 3 * GRID
+    axes = np.repeat([0, 1, 2], (12, 12, 8))  # sections of another order
+    x = heads(len(GRID))
+    found, text = judged(rope, at, x, turned(x, np.exp(1j * at[:, axes] * SPEEDS)))
+    assert found == ["law-missing", "axes"], text
+
+
+def test_all_that_cannot_be_told_apart_is_listed():
+    """On the screen as much as a reader takes in, with the number of what is left out."""
+    rope = Rope(
+        head_dim=WIDTH, pairing="half", base=1e6,
+        scaling=Yarn(factor=2.0, original_max_positions=128_000),
+    )  # fmt: skip
+    x, speeds = heads(48, dtype="bfloat16"), 1e6 ** (-np.arange(PAIRS) / PAIRS)
+    y = turned(x, np.exp(1j * COUNT[:, None] * speeds))
+    (side,) = verify(
+        rope,
+        {"positions": COUNT, "q": stored(x, "bfloat16"), "q_rotated": stored(y, "bfloat16")},
+    ).sides
+    assert len(side.undecided) > 6
+    assert f"{len(side.undecided) - 6} more, which --json lists" in str(side)
+    assert side.as_plain()["undecided"] == list(side.undecided)

@@ -38,6 +38,7 @@ from phasor.identification.positions import STEPS, Shifts, Tokens, offset_change
 from phasor.identification.report import (
     Changes,
     Finding,
+    Identification,
     in_order,
     is_rounding,
     make_finding,
@@ -68,6 +69,10 @@ class Found(NamedTuple):
 
 # frequencies of which are measured, and not so well that float32 ones show
 _MEASURED = MISTAKES | {"base", "law", "law-parameter", "axis-scaled"}
+
+
+def _whole_offset(report: Identification) -> int:
+    return 0 if report.position_offset % 1 else int(report.position_offset)
 
 
 _UNSURE_BASE = 0.02  # of the logarithm, that a few tokens leave
@@ -196,6 +201,7 @@ class Finder:
             if not names <= {change.name for change in other}
             or (size == least and turned.shape == rows.shape and not turn_alike(turned, rows))
         )
+        texts.pop(" ".join(change.sentence for change in best), None)  # the same by other digits
         is_told = not names & _MEASURED and not any(is_rounding(change) for change in best)
         roundings = find_float32(turns, likeliest) if is_told else ()
         return Found(in_order(best), (*texts,), roundings)
@@ -255,7 +261,7 @@ class Finder:
         if not compare_factors(rope, turns):
             yield iter([same])
         others = [*other_ropes(meant, places)]
-        yield chain((same,), others, self._turned_otherwise(same, turns))
+        yield chain((same,), others, self._turned_otherwise(same, turns), self._mistaken(turns))
         yield find_scaled_axes(rope, turns)
         yield twice_other_ropes(meant, places)
         yield chain.from_iterable(self._turned_elsewhere(other, turns) for other in others)
@@ -282,22 +288,32 @@ class Finder:
     def _compare(self, found: Rope) -> Changes:
         return compare(self.meant.rope, found, self.meant.unresolved)
 
+    def _explain_spectrum(self, turns: Turns) -> Identification:
+        """What is found of the turns with nothing expected, if frequencies can be measured."""
+        spectrum, pairs = turns.find_spectrum(), turns.z.shape[1]
+        if spectrum is None:
+            return Identification(head_dim=turns.arrangement.layout.head_dim)
+        drivers, sizes = np.ones((1, pairs), bool), np.full((1, pairs), sum(turns.gain) / 2)
+        rounding = ROUNDING[self.sample.dtype]
+        return explain(turns.arrangement, spectrum, drivers, sizes, rounding=rounding)
+
+    def _mistaken(self, turns: Turns) -> Iterator[Hypothesis]:
+        """Frequencies of a formula with a mistake, which show with nothing expected."""
+        report = self._explain_spectrum(turns)
+        mistakes = [one for one in report.findings if one.name in MISTAKES]
+        if mistakes and report.rope is not None and report.rope.num_pairs == turns.z.shape[1]:
+            offset = _whole_offset(report)
+            named = (*offset_changes(offset), *mistakes)
+            yield suppose(report.rope, turns.positions + offset, *named)
+
     def _measured(self, rope: Rope | None, turns: Turns) -> Iterator[Iterator[Hypothesis]]:
         """Frequencies that were measured, at positions that are off by little, or rounded."""
-        places, offset, pairs, known = turns.positions, 0, turns.z.shape[1], list[Rope]()
-        if (spectrum := turns.find_spectrum()) is not None:
-            drivers, sizes = np.ones((1, pairs), bool), np.full((1, pairs), sum(turns.gain) / 2)
-            rounding = ROUNDING[self.sample.dtype]
-            report = explain(turns.arrangement, spectrum, drivers, sizes, rounding=rounding)
-            offset = 0 if report.position_offset % 1 else int(report.position_offset)
-            if report.rope is not None and report.known_law:
-                known.append(replace(report.rope, inv_freq_dtype="exact"))
-
-            mistakes = [one for one in report.findings if one.name in MISTAKES]
-            if mistakes and report.rope is not None and report.rope.num_pairs == pairs:
-                named = (*offset_changes(offset), *mistakes)
-                yield iter([suppose(report.rope, places + offset, *named)])
-
+        places, pairs, known = turns.positions, turns.z.shape[1], list[Rope]()
+        report = self._explain_spectrum(turns)
+        if report.rope is not None and report.known_law:
+            known.append(replace(report.rope, inv_freq_dtype="exact"))
+        if rope is None:
+            yield self._mistaken(turns)
         tried: list[Hypothesis] = []  # at the positions that were meant
 
         def found_at(at: NDArray[Any], *changes: Finding) -> Iterator[Hypothesis]:
@@ -326,7 +342,7 @@ class Finder:
                         found = suppose(other, places, *self._compare(other))
                         yield from self.tokens.moved(found, turns)
 
-        for by in dict.fromkeys((offset, *STEPS)):
+        for by in dict.fromkeys((_whole_offset(report), *STEPS)):
             yield found_at(places + by, *offset_changes(by))
         for dtype in COARSE:
             yield found_at(rounded(places, dtype), positions_in(dtype))
