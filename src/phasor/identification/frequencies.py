@@ -127,14 +127,9 @@ def twice_other_ropes(meant: Meant, places: Positions) -> Iterator[Hypothesis]:
                 yield other._replace(changes=one.changes + other.changes)
 
 
-def _compared(make: Callable[[Rope], Iterable[Rope]]) -> Callable[[Meant], Iterator[Change]]:
+def _named(meant: Meant, ropes: Iterable[Rope]) -> Iterator[Change]:
     """Ropes with how each differs from the one that was meant."""
-
-    def changed(meant: Meant) -> Iterator[Change]:
-        rope, unresolved, *_ = meant
-        return ((compare(rope, other, unresolved), other) for other in make(rope))
-
-    return changed
+    return ((compare(meant.rope, other, meant.unresolved), other) for other in ropes)
 
 
 def _other_layers(meant: Meant) -> Iterator[Change]:
@@ -143,11 +138,8 @@ def _other_layers(meant: Meant) -> Iterator[Change]:
 
 def _other_bases(meant: Meant) -> Iterator[Change]:
     bases = dict.fromkeys((*(other.base for _, other in meant.others), *USUAL_BASES))
-    rope = meant.rope
-    for base in bases if rope.base else ():
-        if base is not None:
-            other = replace(rope, base=base)
-            yield compare(rope, other, meant.unresolved), other
+    known = [base for base in bases if base and meant.rope.base]
+    return _named(meant, (replace(meant.rope, base=base) for base in known))
 
 
 def _applied_twice(meant: Meant) -> Iterator[Change]:
@@ -231,15 +223,15 @@ def _other_parameters(law: Law | None) -> Iterator[dict[str, Any]]:
 #: What of a rope may differ, and the changes and ropes of each, in the order in which they are
 #: tried: of equal fits the first is named. Of two that differ the first is changed first.
 ROPES: dict[str, Callable[[Meant], Iterator[Change]]] = {
-    "direction": _compared(lambda rope: [replace(rope, direction=-rope.direction)]),
+    "direction": lambda one: _named(one, [replace(one.rope, direction=-one.rope.direction)]),
     "layer": _other_layers,
     "length": _other_lengths,
     "base": _other_bases,
-    "law-missing": _compared(lambda rope: [replace(rope, scaling=None)]),
-    "law": _compared(_other_laws),
+    "law-missing": lambda one: _named(one, [replace(one.rope, scaling=None)]),
+    "law": lambda one: _named(one, _other_laws(one.rope)),
     "law-twice": _applied_twice,
-    "axes": _compared(other_axes),
-    "slice": lambda meant: narrower(meant.rope),
+    "axes": lambda one: _named(one, other_axes(one.rope)),
+    "slice": lambda one: narrower(one.rope),
 }
 
 
@@ -254,7 +246,7 @@ _FEW_VALUES = 65  # at which a law is computed
 _GRID = 129
 
 
-MAX_CANDIDATES = 4096
+_MOST_VALUES = 1 << 14  # of a grid, which bounds memory; the nearest positions need few
 
 
 def find_ropes(
@@ -304,7 +296,7 @@ def _find_values(
     while refinements:
         some = order[:tried]
         count = _GRID + int((high - low) * float(np.abs(of_pairs[some]).max()) / 8)
-        grid = np.linspace(low, high, min(count, 4 * MAX_CANDIDATES))
+        grid = np.linspace(low, high, min(count, _MOST_VALUES))
         kept = _allowed_values(rope, name, grid, of_pairs[some], turns, some)
         if len(kept):
             step = float(grid[1] - grid[0])

@@ -41,6 +41,9 @@ from phasor.rope import Rope
 Advance = Callable[[float], None]
 # tokens that are read at once, which bounds memory, and tokens of which every head is tried
 _CHUNK, _SAMPLE = 1 << 13, 64
+# wrong tokens in which causes are sought, which bounds time, and those with their neighbours; the
+# verdict says in how many
+_WRONG, _WITH_NEIGHBOURS = 16, 4
 
 
 _FACTORS = {"factor", "factor-missing", "factor-twice"}
@@ -132,9 +135,9 @@ def _verify_vectors(
         return replace(verdict, undecided=undecided, roundings=roundings)
     found = Finder(meant, sample, Tokens(tokens, vectors.positions)).find()
     first, score = _first_wrong(vectors, bad, meant.rope)
-    return (
-        replace(verdict, **found._asdict(), position=first, score=score) if found.changes else None
-    )
+    if not found.changes:
+        return None
+    return replace(verdict, **found._asdict(), position=first, score=score, sought_in=len(tokens))
 
 
 def _find_bad_tokens(
@@ -196,8 +199,8 @@ def _choose_tokens(count: int, bad: NDArray[np.intp]) -> NDArray[np.intp]:
     """Tokens to look at: some anywhere, the first at distances that double, and wrong ones."""
     spread = np.linspace(0, count - 1, _SAMPLE // 2).astype(np.intp)
     # beside a wrong token are those where a restart or a table's end begins
-    near_bad = [token + step for token in bad[:4].tolist() for step in (-1, 0, 1)]
-    some_bad = bad[np.linspace(0, max(len(bad) - 1, 0), min(16, len(bad))).astype(np.intp)]
+    near_bad = [t + step for t in bad[:_WITH_NEIGHBOURS].tolist() for step in (-1, 0, 1)]
+    some_bad = bad[np.linspace(0, max(len(bad) - 1, 0), min(_WRONG, len(bad))).astype(np.intp)]
     tokens = np.unique(
         np.array([*spread, *powers_of_two(count), *near_bad, *some_bad], dtype=np.intp)
     )

@@ -352,6 +352,7 @@ class SideVerification(Difference):
     # changes there, at most
     position: float | None = None
     score: float | None = None
+    sought_in: int | None = None  # tokens in which causes were sought, wrong ones among them
 
     def __bool__(self) -> bool:
         return bool(self.changes)
@@ -365,6 +366,8 @@ class SideVerification(Difference):
                 f"  Beyond rounding from position {self.position:.15g} on, where a score of unit "
                 f"vectors changes by up to {self.score:.2g}."
             )
+        if self.sought_in is not None and self.sought_in < self.tokens:
+            lines.append(f"  Causes were sought in {self.sought_in} of the tokens.")
         if self.undecided:
             lines.append("  These data cannot tell it from:")
             lines += [f"    {text}" for text in _listed(self.undecided)]

@@ -128,7 +128,7 @@ class Turns(NamedTuple):
         """The frequencies, if positions are whole and two of them are one apart."""
         places = self.positions
         index = None if places.ndim > 1 or np.any(places % 1) else doubling(places)
-        if index is None:
+        if index is None or sum(self.gain) <= 0:
             return None
         errors = np.minimum(self.errors[index] * 2 / sum(self.gain), np.pi)
         return find_spectrum(places[index].astype(int).tolist(), self.z[index], errors)
