@@ -34,7 +34,7 @@ LAWS = {
 ENGINES = ("sglang", "transformers", "vllm")
 #: Types whose own code reads its law from other keys than a block, whatever transformers does.
 OTHER_CODE = {"internlm", "stripedhyena"}
-MARKS = {"attn_layer_idxs", "model_config"}
+MARKS = {"attn_layer_idxs", "model_config", "rope_ntk_alpha"}
 LLAMA = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 1,
          "max_position_embeddings": 8192}  # fmt: skip
 FULL_BLOCK = {

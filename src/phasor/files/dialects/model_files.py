@@ -118,7 +118,8 @@ def keys_for_file(
         styles = {_BOTH_STYLES: both, **styles}
         if file and not file.get("rope_parameters") and not _is_reset(new, ropes, facts):
             styles = {_OLD_STYLE: outside, **styles}
-    right = (style for style, keys in styles.items() if _is_read_right(keys, ropes, context))
+    older = {style: keys for style, keys in styles.items() if style != alone}
+    right = (style for style, keys in older.items() if _is_read_right(keys, ropes, context))
     style = next(right, alone)
     names = [key for key, value in (old or {}).items() if value is not None]
     readers = style.format(old=" beside ".join(names))
@@ -147,8 +148,7 @@ def _dialect_of(ropes: LayerRopes) -> Dialect:
 
     def read(file: JsonObject) -> LayerRopes:
         _check_old_law(_object(file.values, "rope_scaling"))
-        found = _read_file(file, ropes) if values else _read_alone(file, ropes)
-        kinds = {kind: _of_class(found.get(kind), rope) for kind, rope in ropes.kinds.items()}
+        kinds = _read_file(file, ropes) if values else _read_alone(file, ropes)
         return _by_kind(replace(ropes, kinds=kinds))
 
     def sizes(ropes: LayerRopes, context: int) -> Keys:
@@ -168,17 +168,20 @@ def _read_file(file: JsonObject, ropes: LayerRopes) -> Mapping[str, Rope | None]
     """By kind of layer, what the class of the model makes of its file."""
     values = {key: value for key, value in file.values.items() if value is not None}
     config = JsonObject({**values, "model_type": ropes.in_config.model_type}, strict=False)
-    return huggingface_ropes(read_model_config(config, part=None, like=None)).kinds
+    found = huggingface_ropes(read_model_config(config, part=None, like=None)).kinds
+    return {kind: _of_class(found.get(kind), rope) for kind, rope in ropes.kinds.items()}
 
 
 def _read_alone(file: JsonObject, ropes: LayerRopes) -> Mapping[str, Rope | None]:
     """By kind of layer, the rope of the old keys, or of the one block without them."""
     values = file.values
+    block: Mapping[str, Any] = values[BLOCK_KEY]
     if _BASE in values:
         law = _object(values, "rope_scaling") or {"rope_type": "default"}
         block = {**law, **{key: values[key] for key in _OUTSIDE if key in values}}
-        file = file.with_values({**values, BLOCK_KEY: block})
-    (rope,) = BLOCK_DIALECT.read(file).ropes
+    if block == values[BLOCK_KEY]:  # which was read when it was written
+        return ropes.kinds
+    (rope,) = BLOCK_DIALECT.read(file.with_values({**values, BLOCK_KEY: block})).ropes
     return {kind: other and rope for kind, other in ropes.kinds.items()}
 
 
