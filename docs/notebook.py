@@ -27,7 +27,7 @@ _AS_PICTURES = 'import altair\n\naltair.renderers.enable("svg")'
 
 
 def from_page(text: str) -> nbformat.NotebookNode:
-    """The notebook of a page's text, not run: its charts are drawn in place of their pictures.
+    """The notebook of a page's text, not run: its charts are drawn instead of their pictures.
 
     Links to other pages become plain words, since a notebook lies by itself.
     """

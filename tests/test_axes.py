@@ -193,7 +193,7 @@ def test_sections_dealt_out_in_turn_need_not_add_up(sections: Any, spelled: str)
     ids=str,
 )
 def test_transformers_deals_them_out_alike(family: str, sections: tuple[int, ...]) -> None:
-    """Its own function, given the number of the axis in place of every angle."""
+    """Its own function, given the number of the axis instead of every angle."""
     torch = importlib.import_module("torch")
     module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
     kind = next(

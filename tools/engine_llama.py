@@ -2,7 +2,7 @@
 
 llama-cpp-python is built from its source, without optimisation and without what is only for chats.
 A file of random weights with the keys and tensors to try is loaded; an evaluation callback puts the
-tokens to turn in place of the queries before the operation ROPE, and reads them after it.
+tokens to turn instead of the queries before the operation ROPE, and reads them after it.
 """
 
 from __future__ import annotations

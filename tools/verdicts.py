@@ -3,7 +3,7 @@
     python -m tools.verdicts             every architecture of the installed transformers
     python -m tools.verdicts NAME ...    those of these model types or classes
 
-A tiny random model of it runs while recorders stand in its file in place of the functions that
+A tiny random model of it runs while recorders stand in its file instead of the functions that
 rotate. They record which layers rotate, with which function and which cosines and sines. The
 function is then measured, and compared with the ropes that `phasor.load` reads from the config.
 """

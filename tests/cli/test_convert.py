@@ -125,7 +125,7 @@ def test_a_lora_is_converted_by_the_width_of_its_heads(tmp_path: Path) -> None:
 def test_patterns_choose_the_tensors(
     tmp_path: Path, option: str, shape: tuple[int, ...], order: list[int]
 ) -> None:
-    """They stand in place of the names that phasor knows."""
+    """They stand instead of the names that phasor knows."""
     numbers = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     tensors = {"layers.0.mine": tensor(numbers), "layers.0.mine.too": tensor(numbers)}
     file = save(tmp_path / "a.safetensors", tensors)
@@ -212,7 +212,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "a pickle": (["pickle.bin", "b", "--to", "half", "--head-dim", "8"], "PyTorch pickle"),
     "a truncated file": (
         ["cut.safetensors", "b", "--to", "half", "--head-dim", "8"],
-        "is truncated, damaged or no safetensors file",
+        "is truncated, damaged or not a safetensors file",
     ),
     "another config": (["a", "b", "--to", "half", "--config", "none"], "none is not a file"),
 }

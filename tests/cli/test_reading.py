@@ -108,7 +108,9 @@ def test_an_address_that_is_no_preset_gets_the_command_with_its_id() -> None:
     done = run_phasor("show", "https://huggingface.co/owner/model/blob/main/config.json")
     assert done.returncode == 2
     assert "`hf download owner/model config.json`" in done.stderr
-    assert "phasor fetches nothing" in run_phasor("show", "https://example.org/config.json").stderr
+    assert (
+        "phasor downloads nothing" in run_phasor("show", "https://example.org/config.json").stderr
+    )
 
 
 def test_a_preset_given_to_load_is_pointed_to() -> None:
@@ -127,6 +129,6 @@ def test_files_that_stand_for_others_are_named(tmp_path: Path) -> None:
         ["show", tmp_path / "config.json"],
         ["verify", "llama-3-8b", tmp_path / "model.safetensors"],
     ):
-        assert "is a pointer of git-lfs" in run_phasor(*words).stderr
+        assert "is a git-lfs pointer instead" in run_phasor(*words).stderr
     (tmp_path / "cut.gguf").write_bytes(bytes(range(1, 100)))
     assert "does not begin as a GGUF file" in run_phasor("show", tmp_path / "cut.gguf").stderr

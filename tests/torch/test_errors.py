@@ -34,7 +34,7 @@ META = torch.device("meta")
 
 
 class Refusal(NamedTuple):
-    """What has to be said, of what was given in place of something right."""
+    """What has to be said, of what was given instead of something right."""
 
     error: type[PhasorError]
     text: str

@@ -1,6 +1,6 @@
-"""What other programs wrote and read: presets, configs, checkpoints and translations.
+"""Files and settings of other programs: presets, configs, checkpoints and translations.
 
-Why a file of theirs is refused is here, for all of them; the sentences are in ``refusals.toml``.
+This module has the errors for all of them; their messages are in ``refusals.toml``.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Any
 from phasor._checks import short_repr
 from phasor.errors import CheckpointError, ConfigError, PhasorError, VerificationError
 
-#: What notes and warnings about refused keys begin with, where they were read past.
+#: The beginning of notes and warnings about keys that were ignored instead of refused.
 LEFT_ASIDE = "Left aside"
 _ERRORS = (ConfigError, CheckpointError, VerificationError)
 
 
 class _Sentence(Formatter):
-    """Fills a sentence; what is quoted in it is cut where it is long."""
+    """Fills in a message; long quoted values are shortened."""
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
         return short_repr(value) if conversion == "r" else super().convert_field(value, conversion)
 
 
 def refusal(reason: str, /, **facts: object) -> PhasorError:
-    """The error for a reason, a key of ``refusals.toml``, about these facts.
+    """The error for a reason, a key of ``refusals.toml``, with these facts.
 
     >>> print(refusal("is_index", path="model.safetensors.index.json"))
-    model.safetensors.index.json is an index; give the folder it lies in
+    model.safetensors.index.json is an index; pass its folder
     """
     error, sentence = _sentences()[reason]
     return error(_Sentence().format(sentence, **facts))

@@ -1,7 +1,7 @@
-"""How much a file may hold: one budget for every reader, asked before anything is made of it.
+"""Limits on the contents of a file, shared by every reader and checked before anything is built.
 
-A small file can stand for far more than it holds: lists that are multiplied, variables that are
-filled in, arrays that are compressed or whose lengths are lies.
+A small file can expand to far more than it holds: multiplied lists, substituted variables,
+compressed arrays, false lengths.
 """
 
 from __future__ import annotations

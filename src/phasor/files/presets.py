@@ -1,9 +1,9 @@
 """Published models as data: `preset` gives the ropes of a model, `preset_names` lists the models.
 
 `preset_of_hub_id` finds the preset of a repository on the Hugging Face Hub, and
-`documented_extension` says what a model's release documents for longer contexts.
+`documented_extension` returns the longer context that a model's release documents.
 
-The data is ``presets.toml``, whose head says what its keys mean.
+The data is in ``presets.toml``; its header explains the keys.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def preset(name: str) -> LayerRopes:
 
     Names that end in ``-meta`` or ``-mistral`` describe the makers' own files instead.
     ``notes`` gives the source of the numbers ("Source: ..."), facts that a Rope has no field for,
-    and what no source confirms ("Uncertain: ...").
+    and unconfirmed facts ("Uncertain: ...").
 
     Args:
-        name: One of `preset_names`, in any capitals and punctuation (``"Llama 3.1 8B"``), or the id
+        name: One of `preset_names`, with any case and punctuation (``"Llama 3.1 8B"``), or the id
             of its repository on the Hugging Face Hub, such as ``"meta-llama/Llama-3.1-8B"``.
 
     Raises:
-        SpecError: If there is no such preset; the message suggests the nearest names.
+        SpecError: If there is no such preset; the message suggests similar names.
 
     >>> ropes = preset("llama-3.1-8b")
     >>> len(ropes), ropes[0].base, ropes[0].scaling.factor
@@ -68,7 +68,7 @@ def preset_names() -> tuple[str, ...]:
 
 
 def preset_of_hub_id(repository: str) -> str | None:
-    """The name of the preset of a repository on the Hugging Face Hub, in any capitals, or None.
+    """The name of the preset of a repository on the Hugging Face Hub, in any case, or None.
 
     >>> preset_of_hub_id("meta-llama/llama-3.1-8b")
     'llama-3.1-8b'
@@ -91,7 +91,7 @@ class DocumentedExtension:
 
 
 def documented_extension(ropes: LayerRopes) -> DocumentedExtension | None:
-    """What the release of a model documents for longer contexts; None if none is known.
+    """The longer context that the release of a model documents; None if none is known.
 
     A preset is known by its name, and a config file by its layers, heads and context.
 
@@ -99,7 +99,7 @@ def documented_extension(ropes: LayerRopes) -> DocumentedExtension | None:
     131072
     """
     for name, table in _tables().items():
-        # a preset that documents nothing may be like another that does
+        # a preset without a documented extension may inherit from one that has it
         if "extends" not in table or (ropes.name != name and ropes.name in preset_names()):
             continue
         known = preset(name)

@@ -1,4 +1,4 @@
-"""Reads the rope of every layer of a model from whatever file describes it."""
+"""Reads the rope of every layer of a model from any file that describes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from phasor.layers import LayerRopes
 __all__ = ["load", "model_types"]
 
 
-#: Of formats that are no config of transformers; each gives None for a file of another format.
+#: Readers of formats other than transformers' configs; each returns None for other formats.
 _READERS = (diffusers.read, gguf.read, deepseek.read, load_program, params_json.read)
 
 
@@ -30,38 +30,37 @@ def load(
     like: str | None = None,
     strict: bool = True,
 ) -> LayerRopes:
-    """The rope of each layer of the model that a config file describes.
+    """The rope of each layer of a model, from its config file.
 
     Args:
-        source: Path of a file, of a folder that holds a ``config.json`` or a ``params.json``, ``-``
-            for standard input, the dictionary that such a file holds, or a config object of
-            transformers. Or the id or the address of a repository on the Hugging Face Hub: its
-            preset, or where there is none, and with ``part`` or ``like``, the file in the local
-            cache; nothing is downloaded. Learned frequencies are read from a folder's safetensors
-            files. Of a GGUF file the header is read, with the ``gguf`` package. GGUF metadata may
-            come as a dictionary too, with the tensors ``rope_freqs.weight``,
-            ``rope_factors_short.weight`` and ``rope_factors_long.weight`` among them as lists.
-        part: Key of the config inside the file to load, such as ``"vision_config"``; keys joined
-            by dots where it lies deeper. By default the language model's.
-        like: A known model type, for a file of a type that is unknown but rotates as that one.
-        strict: Whether to refuse keys that contradict what the model's class does. With False they
-            are ignored, with a note, as the class ignores them.
+        source: Path of a file, or of a folder with a ``config.json`` or ``params.json``; ``-`` for
+            standard input; the contents of such a file as a dictionary; or a config object of
+            transformers. Or the id or address of a repository on the Hugging Face Hub, for its
+            preset; without a preset, or with ``part`` or ``like``, for the file in the local cache.
+            Nothing is downloaded. Learned frequencies are read from a folder's safetensors files.
+            The header of a GGUF file is read with the ``gguf`` package. GGUF metadata may also be a
+            dictionary, with the tensors ``rope_freqs.weight``, ``rope_factors_short.weight`` and
+            ``rope_factors_long.weight`` as lists.
+        part: Key of a config inside the file, such as ``"vision_config"``, or keys joined by dots.
+            By default the language model's.
+        like: A known model type, to read a file of an unknown type that rotates in the same way.
+        strict: Whether to refuse keys that contradict the model's class. With False they are
+            ignored with a note, as the class ignores them.
 
     Returns:
-        The ropes, with the kinds of layers as the file names them, else ``rope`` and ``nope``; None
-        for every layer of a model that has no rotary embedding. ``notes`` says what was assumed,
-        ignored, or taken from the model class. In models with latent attention (DeepSeek) a
-        rope describes the ``qk_rope_head_dim`` slice on its own.
+        The ropes, with the file's names for kinds of layers, else ``rope`` and ``nope``; None for
+        every layer of a model without a rotary embedding. ``notes`` lists everything that was
+        assumed, ignored, or taken from the model class. In models with latent attention (DeepSeek)
+        a rope describes only the ``qk_rope_head_dim`` slice.
 
     Raises:
-        ConfigError: If the file cannot be read, is damaged, contradicts itself, or says something
-            about its rope that phasor does not understand.
-        CheckpointError: If the folder's weights lack the frequencies that they should have.
+        ConfigError: If the file cannot be read, is damaged, contradicts itself, or has facts about
+            its rope that phasor does not understand.
+        CheckpointError: If the folder's weights lack learned frequencies.
 
-    Warns:
-        PhasorWarning: If a size that the file does not say was taken from the model's class, the
-            first of several contexts that disagree, or the context for the one before an
-            extension; or if a factor is not the quotient of the contexts, or stands twice.
+    Warns: PhasorWarning: If a missing size was taken from the model's class, if several contexts
+        disagree (the first is used), if the context was used as the one before an extension, or if
+        a factor is not the quotient of the contexts or is given twice.
 
     >>> ropes = load({
     ...     "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 4096,

@@ -244,11 +244,11 @@ def test_half_of_an_indexer_and_what_is_not_known_of_one_are_refused(tmp_path: P
             GLM,
             {name: one for name, one in tensors.items() if name != f"{place}wk.weight"},
         ),
-        "belongs to a rotation of its own": (
+        "belongs to a rotation outside attention that": (
             GLM,
             tensors | {f"{place}w.weight": tensor(np.ones(3))},
         ),
-        "wq_b.weight' belongs to a rotation of its own": (
+        "wq_b.weight' belongs to a rotation outside attention": (
             GLM | {"model_type": "deepseek_v3"},
             tensors,
         ),

@@ -33,7 +33,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     for name in ("file", "folder", "link", "a"):
         with pytest.raises(CheckpointError, match="exists and is not overwritten"):
             write(plan_conversion(folder, "interleaved"), tmp_path / name, advance=never)
-    with pytest.raises(CheckpointError, match="is not a folder; make it first"):
+    with pytest.raises(CheckpointError, match="is not a folder; create it first"):
         write(plan_conversion(folder, "interleaved"), tmp_path / "none/b")
     assert contents(tmp_path) == before
 
@@ -55,7 +55,7 @@ def test_a_full_disk_leaves_nothing_behind(
         if calls > after:
             raise OSError(kind, os.strerror(kind))
 
-    with pytest.raises(CheckpointError, match=f"{os.strerror(kind)}.*source is as it was"):
+    with pytest.raises(CheckpointError, match=f"{os.strerror(kind)}.*source is unchanged"):
         write(conversion, tmp_path / "b", advance=full)
     assert contents(tmp_path) == before
     assert [path.name for path in tmp_path.iterdir()] == ["a"]

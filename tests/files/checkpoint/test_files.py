@@ -176,10 +176,10 @@ def no_config(folder: Path) -> None:
 
 FOLDERS: dict[Callable[[Path], None], str] = {
     lose_shard: "'model-2-of-2.safetensors', which is missing",
-    lead_outside: "must name files beside the index",
-    promise_more: "'x' is in model-1-of-2.safetensors, which does not hold it",
+    lead_outside: "must name files in the folder of the index",
+    promise_more: "'x' in model-1-of-2.safetensors, which does not hold it",
     forget_map: "must hold a weight_map",
-    hold_twice: "stands in model-1-of-2.safetensors and in model-2-of-2.safetensors",
+    hold_twice: "is in model-1-of-2.safetensors and in model-2-of-2.safetensors",
     second_index: "holds several indexes",
     no_index: "holds 2 safetensors files and no index",
     only_pickles: "no safetensors file, only 'model-1-of-2.bin, model-2-of-2.bin'",

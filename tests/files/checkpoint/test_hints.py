@@ -128,10 +128,10 @@ HINTS: dict[str, Hint] = {
         of_file(WHOLE, model=llama()),
     ),
     "absent": Hint(
-        of_folder("model"), "give a safetensors file or", of_folder("model.safetensors")
+        of_folder("model"), "pass a safetensors file or", of_folder("model.safetensors")
     ),
     "absent: a folder": Hint(of_folder("model"), "or its folder", of_folder()),
-    "is_index": Hint(of_shards(opened=INDEX), "give the folder it lies in", of_shards()),
+    "is_index": Hint(of_shards(opened=INDEX), "pass its folder", of_shards()),
     "indexes": Hint(
         of_shards(lambda a: (a / "b.safetensors.index.json").write_text("{}")),
         "keep one",
@@ -140,7 +140,7 @@ HINTS: dict[str, Hint] = {
     "no_index": Hint(of_shards(lambda a: (a / INDEX).unlink()), "or add the index", of_shards()),
     "no_index: one file": Hint(
         of_shards(lambda a: (a / INDEX).unlink()),
-        "give one file",
+        "pass one file",
         of_shards(
             lambda a: (a / INDEX).unlink(),
             "model-1-of-2.safetensors",
@@ -160,18 +160,18 @@ HINTS: dict[str, Hint] = {
     "twice": Hint(of_shards(_twice), "keep one", of_shards()),
     "beside": Hint(
         of_folder(more=BESIDE, model=ROPE),
-        r"or all that is to be converted \(--query, --key\)",
+        r"or patterns for all tensors to convert \(--query, --key\)",
         of_folder(more=BESIDE, model=ROPE, patterns=BOTH),
     ),
     "nothing": Hint(
         of_file(MINE, model=ROPE),
-        r"Say which are queries and keys \(--query, --key\)",
+        r"Pass patterns for queries and keys \(--query, --key\)",
         of_file(MINE, model=ROPE, patterns=Patterns(query=("mine",))),
         "mine",
     ),
     "other_layer": Hint(
         of_folder(config=GEMMA, more=BEYOND),
-        "convert it on its own, with a Rope and patterns",
+        "convert it separately, with a Rope and patterns",
         of_file(
             BEYOND,
             model=ROPE,
@@ -180,14 +180,16 @@ HINTS: dict[str, Hint] = {
         "model.layers.2.self_attn.q_proj.weight",
     ),
     "no_config": Hint(
-        of_file(llama_tensors()), "name the model's config", of_file(llama_tensors(), model=llama())
+        of_file(llama_tensors()),
+        "pass the model's config",
+        of_file(llama_tensors(), model=llama()),
     ),
     "no_config: a Rope": Hint(
-        of_file(llama_tensors()), "or give a Rope", of_file(llama_tensors(), model=ROPE)
+        of_file(llama_tensors()), "or a Rope", of_file(llama_tensors(), model=ROPE)
     ),
     "same_pairing": Hint(
         of_folder(to="half"),
-        r"say that the source is interleaved \(--from\)",
+        r"state the source as interleaved \(--from\)",
         of_folder(to="half", source="interleaved"),
         order=BACK,
     ),
@@ -211,7 +213,7 @@ HINTS: dict[str, Hint] = {
     ),
     "num_heads": Hint(
         of_file(FUSED, model=ROPE, patterns=Patterns(blocks=("mine",))),
-        "give a config that has it",
+        "pass a config that has it",
         of_file(
             FUSED,
             model=llama(num_attention_heads=1, num_key_value_heads=1, head_dim=8),
@@ -226,7 +228,7 @@ HINTS: dict[str, Hint] = {
     ),
     "shared_values": Hint(
         of_folder(more={QUERY.replace("q_proj", "v_proj"): None}),
-        "must have a v_proj beside it",
+        "needs a separate v_proj",
         of_folder(),
     ),
     "one_role": Hint(
@@ -266,10 +268,10 @@ def _first_head(path: Path, name: str) -> np.ndarray:
 def test_a_result_gets_another_name_and_a_folder(tmp_path: Path) -> None:
     """As the hints say where it exists, or its folder does not."""
     plan = of_folder()(tmp_path)
-    with pytest.raises(CheckpointError, match="give another name"):
+    with pytest.raises(CheckpointError, match="choose another name"):
         write(plan, plan.path)
     inside = tmp_path / "new" / "converted"
-    with pytest.raises(CheckpointError, match="make it first"):
+    with pytest.raises(CheckpointError, match="create it first"):
         write(plan, inside)
     inside.parent.mkdir()
     write(plan, inside, verified=True)

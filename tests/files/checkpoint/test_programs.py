@@ -88,7 +88,7 @@ def test_the_config_says_what_params_said(tmp_path: Path) -> None:
     assert config["num_key_value_heads"] == 4
     assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 10000.0}
     assert "max_position_embeddings" not in config
-    assert "params.json does not say the context: add max_position_embeddings." in planned.notes
+    assert "params.json does not state the context: add max_position_embeddings." in planned.notes
 
 
 def meta(folder: Path, ranks: int = 1) -> Path:
@@ -154,7 +154,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "the last rank missing": (
         lambda a: (a / "consolidated.01.pth").unlink(),
-        "wq.weight' must have the shape .32, 32. by the config, got .16, 32.*rank missing",
+        "wq.weight' must have the shape .32, 32. according to the config, got .16, 32.*rank missing",
     ),
     "no weights": (
         lambda a: [path.unlink() for path in a.glob("*.pth")],
@@ -164,7 +164,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "no params": (lambda a: (a / "params.json").unlink(), r"params\.json is missing"),
     "a tensor on one rank only": (
         lambda a: edit(a, 1, norm__weight=None),
-        r"same names, and only one of consolidated\.00\.pth and consolidated\.01\.pth",
+        r"same names, but only one of consolidated\.00\.pth and consolidated\.01\.pth",
     ),
     "ranks of two shapes": (
         lambda a: edit(a, 1, norm__weight=torch.ones(31)),
@@ -172,7 +172,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "ranks of two models": (
         lambda a: edit(a, 1, norm__weight=torch.ones(32)),
-        "'norm.weight' must be the same on all ranks, and rank 1 differs",
+        "'norm.weight' must be the same on all ranks, but rank 1 differs",
     ),
     "a tensor missing": (
         lambda a: [edit(a, rank, layers__1__ffn_norm__weight=None) for rank in (0, 1)],
@@ -184,13 +184,16 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a layer too many": (
         lambda a: set_param(a, "n_layers", 1),
-        r"plain Llama of 1 layers have a name in both programs, got layers",
+        r"plain Llama with 1 layers have names in both programs, got layers",
     ),
     "heads that ranks cut": (
         lambda a: [set_param(a, "n_heads", 1), set_param(a, "n_kv_heads", 1)],
         r"wq.weight' must hold whole heads of 32 rows on each rank, got 16",
     ),
-    "experts": (lambda a: set_param(a, "moe_args", {"num_experts": 2}), "moe_args says otherwise"),
+    "experts": (
+        lambda a: set_param(a, "moe_args", {"num_experts": 2}),
+        "moe_args contradicts that",
+    ),
     "an unknown factor": (
         lambda a: set_param(a, "rope_scaling_factor", None),
         r'add "rope_scaling_factor": 8 \(as Llama 3\.1 and 3\.3 have\) or 32',
@@ -238,7 +241,7 @@ def test_mistrals_file_is_read_as_metas(tmp_path: Path) -> None:
     config = json.loads(planned.other_files["config.json"])
     assert (config["head_dim"], config["intermediate_size"]) == (8, 112)
     set_param(tmp_path / "a", "sliding_window", 4096)
-    with pytest.raises(ConfigError, match="sliding_window says otherwise"):
+    with pytest.raises(ConfigError, match="sliding_window contradicts that"):
         plan_conversion(tmp_path / "a", "transformers")
 
 

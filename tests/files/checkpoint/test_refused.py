@@ -34,7 +34,7 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "keys that are values": (
         {},
         {"model.layers.0.self_attn.v_proj.weight": None},
-        "must have a v_proj beside it",
+        "needs a separate v_proj",
     ),
     "a packed weight": (
         {},
@@ -44,12 +44,12 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a fused projection of unknown order": (
         {},
         {"model.layers.0.self_attn.qkv_proj.weight": tensor(np.zeros((64, 32)))},
-        "in blocks or in groups is not known",
+        "in blocks or in groups,",
     ),
     "an index over keys": (
         {},
         {"model.layers.0.self_attn.indexer.wk.weight": tensor(np.zeros((8, 32)))},
-        "a rotation of its own",
+        "a rotation outside attention that",
     ),
     "queries without keys": (
         {},
@@ -89,7 +89,7 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "four slices": (
         {"model_type": "codegen", "rotary_dim": 4, "rope_theta": 10_000.0},
         {},
-        "cut in four slices",
+        "has four slices",
     ),
     "a weight of nothing": (
         {},

@@ -111,7 +111,7 @@ CASES: dict[str, tuple[Callable[..., Heads], dict[str, Any], dict[str, Any], Rop
         GROUPED | {"q_proj.bias": (32,), "k_proj.bias": (16,)},
         Rope(head_dim=8, pairing="half", base=100.0),
     ),
-    "one key head": (
+    "a single key head": (
         separate,
         {"num_key_value_heads": 1},
         {"q_proj.weight": (32, 32), "k_proj.weight": (8, 32), "v_proj.weight": (8, 32)}

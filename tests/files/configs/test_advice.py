@@ -67,7 +67,7 @@ def test_executorch_says_its_pairing_in_a_key_that_params_json_has_not() -> None
     assert load(PARAMS | {"use_hf_rope": False}) == load(PARAMS)
     (part,) = load(PARAMS | {"use_hf_rope": True, "partial_rotary_factor": 0.75}).ropes
     assert part == Rope(head_dim=128, pairing="half", base=1e6, rotary_dim=96)
-    assert "asks for a part of each head" in refused(PARAMS | {"partial_rotary_factor": 0.75})
+    assert "rotates only part of each head" in refused(PARAMS | {"partial_rotary_factor": 0.75})
     scaled = {"use_hf_rope": True, "use_scaled_rope": True, "rope_scaling_factor": 8.0}
     assert "use_hf_rope must be false beside a law" in refused(PARAMS | scaled)
 
@@ -109,7 +109,7 @@ LINGUA = {"distributed": {"fsdp_type": "full_shard"}, "model": {"dim": 1024, "n_
 TRAINING: dict[str, tuple[dict[str, Any], str]] = {
     "axolotl": (
         {"base_model": "tiiuae/Falcon-H1", "model_type": "AutoModelForCausalLM"},
-        "give the config.json of tiiuae/Falcon-H1",
+        "pass the config.json of tiiuae/Falcon-H1",
     ),
     "LLaMA-Factory": ({"model_name_or_path": "Qwen/Qwen3-8B"}, "config.json of Qwen/Qwen3-8B"),
     "Levanter": ({"model": {"type": "llama", "seq_len": 4096, "hidden_dim": 4096}}, "Levanter"),
@@ -121,8 +121,8 @@ TRAINING: dict[str, tuple[dict[str, Any], str]] = {
     "GPT-NeoX's Mamba": ({"attention_config": [[["mamba"], 2]], "num_layers": 2}, "GPT-NeoX"),
     "nanotron's Mamba": ({"model": {"model_config": {"is_mamba_config": True}}}, "nanotron"),
     "Cerebras": ({"trainer": {"init": {"model": {"name": "gpt2"}}}}, "Cerebras"),
-    "none that is known": ({"lm_model": "transformer_lm", "dim": 64}, "beside the weights"),
-    "nothing": ({}, "beside the weights"),
+    "none that is known": ({"lm_model": "transformer_lm", "dim": 64}, "next to the weights"),
+    "nothing": ({}, "next to the weights"),
 }
 
 
@@ -138,7 +138,7 @@ def test_a_file_of_a_training_run_is_not_told_to_add_a_model_type(name: str) -> 
 def test_a_file_with_sizes_is_told_to_add_its_type() -> None:
     """And with it is read."""
     config = {key: value for key, value in small("qwen2").items() if key != "model_type"}
-    assert "add the one" in refused(config)
+    assert "add the value from" in refused(config)
     assert load(config | {"model_type": "qwen2"}) == load(small("qwen2"))
 
 
@@ -166,9 +166,7 @@ def test_what_a_class_assumes_is_not_said_to_stand_in_the_file() -> None:
     """Its block counts in a file without one, so a base beside it has no effect."""
     config = sized("apertus", rope_theta=10_000.0)
     error = refused(config)
-    assert (
-        "rope_theta is 10000.0, and a file without rope_parameters has those of its class" in error
-    )
+    assert "rope_theta is 10000.0, but without rope_parameters the class uses its own" in error
     block = {"rope_type": "default", "rope_theta": 10_000.0}
     (rope,) = load(config | {"rope_parameters": block}).ropes
     assert rope == Rope(head_dim=128, pairing="half", base=10_000.0)

@@ -128,7 +128,7 @@ def test_a_plain_type_beside_the_blocks_of_single_kinds_says_nothing(key):
     keys = sized("zaya", layer_types=[*blocks] * 2, sliding_window=64)
     ropes = load(keys | {"rope_parameters": {key: "default"} | blocks})
     assert [rope.base for rope in ropes] == [5e6, 1e4] * 2
-    with pytest.raises(ConfigError, match=f"{key} stands beside the blocks"):
+    with pytest.raises(ConfigError, match=f"{key} is outside the blocks"):
         load(keys | {"rope_parameters": {key: "yarn"} | blocks})
 
 
@@ -152,7 +152,9 @@ def test_one_of_deepseeks_two_blocks_alone_is_refused(absent, null):
     assert load(keys | {"rope_parameters": blocks})[0].base == 2e4
     alone = {label: block for label, block in blocks.items() if label != absent}
     rope_parameters = alone | ({absent: None} if null else {})
-    with pytest.raises(ConfigError, match=rf"{absent} must be an object, as transformers ignores"):
+    with pytest.raises(
+        ConfigError, match=rf"{absent} must be an object, because transformers ignores"
+    ):
         load(keys | {"rope_parameters": rope_parameters})
     of_transformers = transformers.CONFIG_MAPPING["deepseek_v4"](
         rope_parameters=copy.deepcopy(rope_parameters)
@@ -225,7 +227,7 @@ def test_a_law_that_the_class_ignores_is_refused(model_type, more, says):
     """What says no more than the class does is none."""
     keys = sized(model_type, max_position_embeddings=64)
     assert load(keys | {"rope_parameters": PLAIN}).in_config.ignores_scaling
-    with pytest.raises(ConfigError, match=f"{says}.* whatever its config says"):
+    with pytest.raises(ConfigError, match=f"{says}.* transformers always uses unscaled powers"):
         load(keys | more)
 
 

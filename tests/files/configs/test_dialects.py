@@ -310,7 +310,7 @@ WRONG = {
     ),
     "one list of two": (
         gguf() | {"rope_factors_long.weight": [1.0] * 64},
-        r"rope_factors_short\.weight and rope_factors_long\.weight .* needs both",
+        r"longrope needs .*rope_factors_short\.weight and rope_factors_long\.weight",
     ),
     "a longrope without lists": (
         gguf("phi3", rope__scaling__type="longrope", rope__scaling__factor=4.0),

@@ -145,11 +145,11 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a flag against the class": (
         small("qwen3_vl_text", rope_scaling={"mrope_interleaved": False}),
-        r"rope_scaling\.mrope_interleaved \(got False\) says how axes share",
+        r"rope_scaling\.mrope_interleaved \(got False\) sets how axes share",
     ),
     "interleaved pairs asked of halves": (
         small("nomic_bert", rotary_emb_interleaved=True),
-        r"rotary_emb_interleaved \(got True\) says which coordinates",
+        r"rotary_emb_interleaved \(got True\) sets which coordinates",
     ),
     "a rope key nobody reads": (small(rope_zoom=2.0), "rope_zoom is not a key"),
     "a key of another model": (small(rope_local_base_freq=1e4), "rope_local_base_freq"),
@@ -240,10 +240,13 @@ SIZED = b'{"model_type": "llama", "num_hidden_layers": 1, "head_dim": 64, "rope_
 FILES: dict[str, tuple[bytes, str]] = {
     "no JSON": (b"model_type = llama", "must be JSON"),
     "an empty file": (b"", "is empty; download or copy it again"),
-    "half a file": (b'{"model_type": "llama"', "must be JSON, and ends in the middle of a value"),
+    "half a file": (b'{"model_type": "llama"', "must be JSON, but ends in the middle of a value"),
     "a file cut in a word": (b'{"model_type": "lla', "ends in the middle of a value"),
-    "a pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a", "git lfs pull"),
-    "a web page": (b"<!doctype html>\n<html>", "is a web page, not the file that it shows"),
+    "a git-lfs pointer": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a",
+        "git lfs pull",
+    ),
+    "a web page": (b"<!doctype html>\n<html>", "is a web page, not the file itself; download it"),
     "a list": (b"[1, 2]", r"must hold a JSON object, got \[1, 2\]"),
     "not UTF-8": (b'{"model_type": "\xff"}', "must be UTF-8"),
     "UTF-16": ('{"model_type": "llama"}'.encode("utf-16"), "is UTF-16, as"),

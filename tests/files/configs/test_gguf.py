@@ -38,7 +38,7 @@ SWITCH = {
 NORM, NEOX = (SWITCH[rope_type].split() for rope_type in ("NORM", "NEOX"))
 MROPE = ["paddleocr", "qwen2vl"]
 IMROPE = ["qwen35", "qwen35moe", "qwen3vl", "qwen3vlmoe"]
-# what its graphs do not turn, and what they have in place of it
+# what its graphs do not turn, and what they have instead of it
 NOTHING = {
     **dict.fromkeys(["bert", "gpt2", "starcoder", "mpt"], "learned absolute"),
     **dict.fromkeys(["bloom", "jais", "jina-bert-v2", "refact"], "ALiBi"),
@@ -308,9 +308,7 @@ def test_an_architecture_whose_rope_is_in_its_code(architecture: str) -> None:
     (rope,) = load(gguf(architecture, rope__freq_base=None, rope__dimension_count=0)).ropes
     assert (rope.base, rope.rotary_dim, rope.scaling) == (10000.0, 128, None)
     for keys in ({}, {"rope__freq_base": 1e4, "rope__scaling__factor": 2.0}):
-        with pytest.raises(
-            ConfigError, match=f"turns {architecture} by the powers of 10000 whatever"
-        ):
+        with pytest.raises(ConfigError, match=f"turns {architecture} powers of 10000 whatever"):
             load(gguf(architecture, **keys))
 
 

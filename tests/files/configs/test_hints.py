@@ -124,16 +124,16 @@ STRIPED = small("stripedhyena", hidden_size=512, num_attention_heads=8, attn_lay
 }
 
 HINTS: dict[str, Hint] = {
-    "source": Hint(of(7), "the dictionary it holds", of(small()), PLAIN),
+    "source": Hint(of(7), "a dictionary,", of(small()), PLAIN),
     "endless": Hint(
         of(ENDLESS),
-        "give what the config file holds",
+        "pass the contents of the config file",
         of(small()),
         PLAIN,
     ),
     "two_configs": Hint(
         in_folder({"config.json": small(), "params.json": PARAMS}),
-        "give the path of the one that belongs to your weights",
+        "weights with different pairings; pass the path of the one that belongs to your weights",
         in_folder({"config.json": small(), "params.json": PARAMS}, "params.json"),
         INTERLEAVED,
     ),
@@ -145,7 +145,7 @@ HINTS: dict[str, Hint] = {
     ),
     "web_page": Hint(
         in_folder({"config.json": "<!DOCTYPE html><html></html>"}),
-        "download that, from an address with /resolve/",
+        "from an address with /resolve/",
         in_folder({"config.json": small()}),
         PLAIN,
     ),
@@ -169,7 +169,7 @@ HINTS: dict[str, Hint] = {
     ),
     "too_large": Hint(
         in_folder({"config.json": small(), "model.json": " " * (2**24 + 1)}, "model.json"),
-        "give the config.json",
+        "pass the config.json",
         in_folder({"config.json": small()}, "config.json"),
         PLAIN,
     ),
@@ -187,20 +187,20 @@ HINTS: dict[str, Hint] = {
     ),
     "no_arguments": Hint(
         in_folder({"run.sh": "python train.py --learning-rate 1"}, "run.sh"),
-        "give the one that has them",
+        "pass the script that has them",
         in_folder({"run.sh": ARGUMENTS}, "run.sh"),
         PLAIN,
     ),
     "documents": Hint(
         in_folder({"a.yaml": f"a: 1\n---\n{json.dumps(small())}\n"}, "a.yaml"),
-        "in a file of its own",
+        "into a separate file",
         in_folder({"a.yaml": f"{json.dumps(small())}\n"}, "a.yaml"),
         PLAIN,
     ),
     "head_width": Hint(of(small(num_attention_heads=5)), "add it", of(small(head_dim=128)), PLAIN),
     "two_language_models": Hint(
         of({"model_type": "llava", "text_config": small("qwen2"), "llm_config": small()}),
-        r"name the one you mean: load\(..., part='text_config'\)",
+        r"choose one: load\(..., part='text_config'\)",
         of({"text_config": small("qwen2"), "llm_config": small()}, part="text_config"),
         PLAIN,
     ),
@@ -226,11 +226,11 @@ HINTS: dict[str, Hint] = {
         of(small("x"), like="lama"), "must be a model type", of(small("x"), like="llama"), PLAIN
     ),
     "no_model_type": Hint(
-        of(without(small(), "model_type")), "add the one that", of(small()), PLAIN
+        of(without(small(), "model_type")), "add the value from", of(small()), PLAIN
     ),
     "no_model": Hint(
         of({"lm_model": "transformer_lm", "dim": 64}),
-        "saved beside the weights",
+        "next to the weights",
         of(small()),
         PLAIN,
     ),
@@ -305,7 +305,7 @@ HINTS: dict[str, Hint] = {
     ),
     "no_kinds": Hint(
         of(sized("lfm3", head_dim=128, rope_parameters=DEFAULT, **KINDS)),
-        "put the keys into the blocks",
+        "move the keys into the blocks",
         of(sized("lfm3", head_dim=128, rope_parameters=BY_KIND, **KINDS)),
         PLAIN,
     ),
@@ -342,7 +342,7 @@ HINTS: dict[str, Hint] = {
     ),
     "class_block": Hint(
         of(sized("apertus", rope_theta=BASE)),
-        "add rope_parameters, with the law and the base",
+        "add rope_parameters with the law and the base",
         of(sized("apertus", rope_theta=BASE, rope_parameters=DEFAULT)),
         PLAIN,
     ),
@@ -372,7 +372,7 @@ HINTS: dict[str, Hint] = {
     ),
     "one_mscale": Hint(
         of(small(rope_scaling=YARN | {"mscale": 0.5})),
-        "give both",
+        "add both",
         of(small(rope_scaling=YARN | {"mscale": 0.5, "mscale_all_dim": 0.5})),
         replace(PLAIN, scaling=replace(YARNED.scaling, attention_factor=1.0)),
     ),
@@ -447,7 +447,7 @@ HINTS: dict[str, Hint] = {
     ),
     "gguf_fixed": Hint(
         of(gguf("cogvlm")),
-        "by the powers of 10000",
+        "powers of 10000",
         of(gguf("cogvlm", rope__freq_base=1e4)),
         replace(PLAIN, base=1e4),
     ),
@@ -549,13 +549,13 @@ OTHER_HINTS: dict[str, Hint] = {
     ),
     "an adapter": Hint(
         of({"peft_type": "LORA", "base_model_name_or_path": "a/b"}),
-        "give the config.json of the model that it is for, a/b",
+        "pass the config.json of its base model, a/b",
         of(small()),
         PLAIN,
     ),
     "weights": Hint(
         in_folder({"a.safetensors": "", "config.json": small()}, "a.safetensors"),
-        "give the config.json that lies beside it",
+        "pass the config.json next to it",
         in_folder({"a.safetensors": "", "config.json": small()}, "config.json"),
         PLAIN,
     ),

@@ -50,7 +50,7 @@ def test_litgpts_yarn_has_the_ramp_the_other_way_round() -> None:
     assert math.isclose(divisors[0], 8)
     assert math.isclose(divisors[-1], 1)
     assert rope.attention_factor == 1
-    assert any("other way round" in note for note in ropes.notes)
+    assert any("the reverse of YaRN's ramp" in note for note in ropes.notes)
     gains = {"mscale": 1.0}, {"mscale_all_dim": 1.0}, {"mscale": 1.0, "mscale_all_dim": 1.0}
     one = 0.1 * math.log(8) + 1
     for keys, gain in zip(gains, (one, one, 1), strict=True):

@@ -229,7 +229,7 @@ def test_all_strays_of_a_file_are_in_one_error() -> None:
     for said in (
         r"rope_scaling.mrope_section (got [16, 24, 24]) gives sections",
         r"alibi (got True) asks for ALiBi",
-        r"rope_interleaved (got True) says which coordinates turn together",
+        r"rope_interleaved (got True) sets which coordinates turn together",
     ):
         assert said in str(caught.value)
 

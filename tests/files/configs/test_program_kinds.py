@@ -151,7 +151,7 @@ def test_an_error_about_a_base_of_mimo_v2_flash_names_the_key_of_the_file() -> N
     [
         ("diffusion.models.flux.flux_provider.FluxProvider", "that of a language model"),
         ("diffusion.models.wan.wan_provider.WanModelProvider", "that of a language model"),
-        ("diffusion.nemotron.NemotronLabsDiffusionModelProvider", "give its hf_config"),
+        ("diffusion.nemotron.NemotronLabsDiffusionModelProvider", "file; pass its hf_config"),
     ],
 )
 def test_a_class_that_turns_by_what_its_file_does_not_say_is_refused(
@@ -183,7 +183,7 @@ def test_the_t5_of_megatron_bridge_has_its_base_in_the_code() -> None:
 @each("key", ["rotary_base_per_layer", "rotary_percents"])
 def test_a_number_for_each_layer_is_refused(key: str) -> None:
     """Step 3.5 says them, and no Megatron-Core that is known reads them."""
-    with pytest.raises(ConfigError, match=rf"model\.{key} must be absent, as no release"):
+    with pytest.raises(ConfigError, match=rf"model\.{key} must be absent, because no release"):
         bridge(GEMMA_3, **{key: [1.0] * 8})
 
 

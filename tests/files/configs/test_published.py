@@ -14,7 +14,7 @@ from .published_configs import cases, differences
 
 #: Why a file is refused: part of what the error says, which is true of it.
 REFUSED = {
-    "chatglm-6b": "turns two halves of a head by two positions",
+    "chatglm-6b": "rotates the two halves of a head by two positions",
     "llada-reasoning-yarn": "asks for YaRN by a switch",
     # a vision tower's fields under the type of the whole model
     "diffsynth-qwen-image-text-encoder": "must add up to the number of pairs",

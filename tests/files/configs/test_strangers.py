@@ -65,7 +65,7 @@ def test_a_law_without_a_name_is_refused_with_the_names_it_may_have(name: str) -
         load(small(rope_scaling=block))
     assert all(name in str(caught.value) for name in names)
     if block.get("rope_type") is None:
-        with pytest.warns(PhasorWarning, match="is of a law"):
+        with pytest.warns(PhasorWarning, match="belongs to a law"):
             ropes = load(small(rope_scaling=block), strict=False)
         assert ropes == load(small())
         assert any("rope_scaling.factor" in n or "short_factor" in n for n in ropes.notes)
@@ -112,7 +112,7 @@ def test_a_text_config_that_names_its_type_may_leave_out_the_sizes_of_its_class(
         assert len(load(config)) == 32
     with pytest.raises(ConfigError, match=r"norm_stats\.hidden_size"):
         load(config | {"norm_stats": {"hidden_size": 2048}})
-    with pytest.raises(ConfigError, match=r"text_config\.arch may say the model's size"):
+    with pytest.raises(ConfigError, match=r"text_config\.arch may be the model's size"):
         load({"model_type": "llava", "text_config": {"model_type": "llama", "arch": {"x": 1}}})
 
 

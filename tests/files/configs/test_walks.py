@@ -153,7 +153,7 @@ HINTED: dict[str, tuple[dict[str, Any], list[dict[str, Any]], LayerRopes | None]
         load(small()),
     ),
     "no size": ({"model_type": "of-a-stranger", "architectures": ["LlamaForCausalLM"]}, [], None),
-    "a config inside": (
+    "a nested config,": (
         {"model_type": "of-a-stranger", "brain": small("qwen2")},
         [{"part": "brain"}],
         load(small("qwen2")),

@@ -23,7 +23,7 @@ class Job:
         kind: The kind of layer to perform.
         x: float32 ``[seq, head_dim]``, with pairs as the program reads them.
         offset: Position of the first token.
-        coordinates: Those of the tokens on each axis, ``[n_axes, seq]``, in place of the offset.
+        coordinates: Those of the tokens on each axis, ``[n_axes, seq]``, instead of the offset.
     """
 
     ropes: LayerRopes

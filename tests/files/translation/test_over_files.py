@@ -71,7 +71,7 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pasted(file: dict[str, Any], ropes: LayerRopes, target: str) -> Iterator[dict[str, Any]]:
-    """The file with the printed keys: in place of its own, and inside them."""
+    """The file with the printed keys: instead of its own, and inside them."""
     (part,) = translate(ropes, target, context=8192).parts
     keys = json.loads(json.dumps(dict(part.settings.get("override", part.settings))))
     if "get_rope" in keys:

@@ -31,7 +31,7 @@ class FailsAt(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Count, and fail in place of the operation."""
+        """Count, and fail instead of the operation."""
         self.left -= 1
         if self.left < 0:
             raise torch.OutOfMemoryError("no memory")

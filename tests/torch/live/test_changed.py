@@ -125,7 +125,7 @@ def test_a_config_that_cannot_be_read_is_refused() -> None:
 
 
 def test_gemma_4_with_heads_of_one_width_is_read_so() -> None:
-    """Transformers then writes an empty object in place of the width of the global layers."""
+    """Transformers then writes an empty object instead of the width of the global layers."""
     from transformers import Gemma4TextConfig
 
     config = Gemma4TextConfig(

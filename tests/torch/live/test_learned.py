@@ -107,7 +107,7 @@ def test_it_rotates_queries_as_the_class_does(tmp_path: Path) -> None:
 
 
 def rewritten(folder: Path, change: dict[str, Tensor | None]) -> None:
-    """The file of ``folder`` with tensors put in place of, or beside, those there."""
+    """The file of ``folder`` with tensors put instead of, or beside, those there."""
     (path,) = folder.glob("*.safetensors")
     tensors = load_file(path)
     kept = {name: t for name, t in tensors.items() if not name.endswith(".alpha")}

@@ -384,8 +384,8 @@ def test_towers_stay_as_they_are_and_are_named() -> None:
 PARTS_REFUSED = {
     "clvp": "its forward takes",
     "musicflamingo": "its forward takes",
-    "neucodec": "cannot be said by a Rope",
-    "xcodec2": "cannot be said by a Rope",
+    "neucodec": "cannot be expressed by a Rope",
+    "xcodec2": "cannot be expressed by a Rope",
 }
 #: Those in which nothing but pictures rotates.
 PICTURES = ("edgetam_video", "glm5_next", "inkling2", "sam2_video", "sam3")

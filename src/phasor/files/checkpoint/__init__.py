@@ -1,9 +1,9 @@
 """Converts a checkpoint to another pairing, or a Llama between Meta's files and transformers'.
 
 `plan_conversion` reads headers and decides which rows of queries and keys move, and for another
-program which names and config the result has. `write` streams the result, `verify` compares it with
-the source. The result is safetensors, whose headers the safetensors package checks; Meta's ``.pth``
-files are read with torch.
+program also the names and config of the result. `write` streams the result, `verify` compares it
+with the source. The result is in safetensors files, with headers checked by the safetensors
+package; Meta's ``.pth`` files are read with torch.
 
 >>> import tempfile
 >>> from pathlib import Path

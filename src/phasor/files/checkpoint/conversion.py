@@ -1,4 +1,4 @@
-"""The plan of a conversion; `write` streams what it describes to disk, `verify` compares that."""
+"""The plan of a conversion; `write` streams the result to disk, `verify` checks it."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class ConversionPlan:
             kinds = count_kinds(name for name in roles if roles[name] == role)
             lines += [f"  {kind}  {count} x {role}" for kind, count in kinds.items()]
         if self.unchanged_lookalikes:
-            lines.append("Named alike and left as they are:")
+            lines.append("Similar names, not converted:")
             lines += [f"  {kind}  {count}" for kind, count in self.unchanged_lookalikes.items()]
         return [*lines, *self.notes]
 
@@ -160,18 +160,18 @@ def list_kinds(names: Iterable[str]) -> str:
 def verify(
     plan: ConversionPlan, target: str | os.PathLike[str], *, advance: Advance = no_progress
 ) -> None:
-    """Check that ``target`` is the conversion that ``plan_conversion`` describes; return if it is.
+    """Check that ``target`` is the result of the planned conversion; return if it is.
 
-    Both sides are read from disk. Headers must be the plan's and unchanged tensors the source's,
+    Both sides are read from disk. Headers must equal the plan's and unchanged tensors the source's,
     byte for byte; every other tensor must hold the source's rows in the planned order. For every
     row order in use, random queries and keys must have equal scores before and after.
 
-    Between programs, the config must hold what the plan says (keys may be added), and each rank's
+    Between programs, the config must hold the planned values (keys may be added), and each rank's
     part of every tensor must be in its place.
 
     Args:
         plan: From `plan_conversion`.
-        target: What `write` made of it.
+        target: The result of `write`.
         advance: Called with the number of bytes compared since the last call.
 
     Raises:
@@ -299,14 +299,14 @@ def write(
     verified: bool = False,
     advance: Advance = no_progress,
 ) -> None:
-    """The converted checkpoint, written to ``target``.
+    """Write the converted checkpoint to ``target``.
 
-    A file becomes a file; a folder becomes a folder with the weights and their index and nothing
-    else. Headers and unconverted tensors are copied byte for byte. Memory use is one period of a
-    tensor: one head, or a whole projection where heads are not repeated. Between programs the
-    result is a folder with the config and one file of weights. The source is only read.
-    The result is renamed to ``target`` once all of it is on disk; an interrupted run leaves at
-    most a hidden ``.partial`` folder beside it.
+    A file becomes a file; a folder becomes a folder with only the weights and their index. Headers
+    and unconverted tensors are copied byte for byte. Memory use is one period of a tensor: one
+    head, or a whole projection if heads are not repeated. Between programs the result is a folder
+    with the config and one file of weights. The source is only read. The result is renamed to
+    ``target`` once all of it is on disk; an interrupted run leaves at most a hidden ``.partial``
+    folder next to it.
 
     Args:
         plan: From `plan_conversion`.

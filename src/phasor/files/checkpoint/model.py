@@ -75,7 +75,7 @@ class Projection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patterns:
-    """Regular expressions that match whole names of tensors, in place of the known names.
+    """Regular expressions that match whole names of tensors, instead of the known names.
 
     Args:
         query: Projections of queries, or their biases: heads on the first axis.

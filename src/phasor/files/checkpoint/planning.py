@@ -46,35 +46,35 @@ def plan_conversion(
 ) -> ConversionPlan:
     """The conversion of a checkpoint to another pairing, or of a Llama for another program.
 
-    Only headers are read, and the norms of several ranks. To another pairing, query and key
-    projections, their biases, QK-norms and LoRA's outer matrices get a new row order. It is the
-    same for queries and keys, so scores do not change.
+    Only headers are read, and the norms of several ranks. For another pairing, query and key
+    projections, their biases, QK-norms and LoRA's outer matrices get a new row order, the same for
+    queries and keys, so scores do not change.
 
-    For a program, names and config change as well. For ``"transformers"`` the source is a folder of
-    Meta's: ``params.json``, and one ``consolidated.NN.pth`` for each rank or
+    For a program, names and config change as well. For ``"transformers"`` the source is a folder
+    from Meta with ``params.json`` and either one ``consolidated.NN.pth`` per rank or
     ``consolidated.safetensors``. The result is a folder with ``config.json`` and
-    ``model.safetensors``, queries and keys in half pairs. For ``"meta"`` it is the other way round,
+    ``model.safetensors``, with queries and keys in half pairs. For ``"meta"`` it is the reverse,
     and the result has interleaved pairs in a single ``consolidated.safetensors``. Tokenizers are
-    not converted. The config in the folder says all, so no other argument goes with a program.
+    not converted. The config in the folder has all facts, so a program allows no other arguments.
 
     Args:
-        path: A safetensors file, or a folder with one or with an index and its shards; for a
+        path: A safetensors file, or a folder with one file or with an index and its shards; for a
             program, the folder of the source.
         target: The pairing of the result, or the program whose files it has: ``"transformers"`` or
             ``"meta"``.
-        source: The pairing of the rows; by default the config's. Give it where weights and config
+        source: The pairing of the rows; by default the config's. Pass it if weights and config
             disagree, such as Meta's rows under transformers' names.
-        model: The model's config (path, folder or dictionary), or a `Rope` for all layers; the
-            config beside the weights unless given.
-        patterns: Which tensors to convert, in place of the known names.
-        like: As for `phasor.load`: a known model type to read an unknown one as.
+        model: The model's config (path, folder or dictionary), or a `Rope` for all layers; by
+            default the config next to the weights.
+        patterns: Which tensors to convert, instead of the known names.
+        like: As for `phasor.load`: a known model type, to read an unknown one.
         strict: As for `phasor.load`: whether to refuse keys that contradict the model's class.
 
     Raises:
-        CheckpointError: If the files are damaged, nothing is to be converted, or a tensor that
-            looks as if it should cannot be. For a program, if ranks disagree, or a tensor is
-            missing, unknown or of another shape than the config says.
-        ConfigError: If the config cannot be read, or says what the program's cannot.
+        CheckpointError: If the files are damaged, there is nothing to convert, or a tensor that
+            looks like a query or key cannot be converted. For a program, if ranks disagree, or a
+            tensor is missing, unknown or does not have the shape in the config.
+        ConfigError: If the config cannot be read, or the program's format cannot express it.
     """
     if target == "transformers" or target == "meta":
         if (source, model, patterns, like, strict) != (None, None, None, None, True):
@@ -164,8 +164,8 @@ def _source_pairing(model: CheckpointModel, source: Pairing | None, target: Pair
         raise refusal("no_pairing")
     if pairing == target:
         hint = (
-            "; if they have the other order, as Meta's do under transformers' names, say that "
-            f"the source is {opposite(target)} (--from)"
+            "; if they have the other order, as Meta's do under transformers' names, state the "
+            f"source as {opposite(target)} (--from)"
         )
         raise refusal("same_pairing", target=target, hint="" if source else hint)
     return pairing
@@ -174,7 +174,7 @@ def _source_pairing(model: CheckpointModel, source: Pairing | None, target: Pair
 def _check_roles(
     path: Path, model: CheckpointModel, changes: Mapping[str, Change], names: Iterable[str]
 ) -> None:
-    """Refuse attention of which only the queries or only the keys would change."""
+    """Refuse to change only the queries or only the keys of an attention."""
     roles_by_place: dict[str, set[str]] = {}
     borrowing_places: set[str] = set()
     for change in changes.values():

@@ -137,7 +137,7 @@ def config_json(model: Llama, sizes: Mapping[str, int]) -> tuple[dict[str, Any],
     notes = [written.readers, "Add the tokenizer's bos and eos ids."]
     if model.context is None:
         del config[CONTEXT_KEY]
-        notes.append("params.json does not say the context: add max_position_embeddings.")
+        notes.append("params.json does not state the context: add max_position_embeddings.")
     return config, notes
 
 

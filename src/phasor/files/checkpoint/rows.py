@@ -204,7 +204,9 @@ class Candidate:
                 # of vectors it is the columns that move, in blocks as wide
                 if replace(self, name=weight)._change_items().stays_in_blocks(block):
                     return None
-                problem = f"rows would leave its blocks of {block}, which have one scale each"
+                problem = (
+                    f"rows would move out of their blocks of {block}, which have one scale each"
+                )
         return self._refuse(f"{problem}; convert the checkpoint before it is quantised")
 
     def _refuse(self, problem: str) -> NoReturn:

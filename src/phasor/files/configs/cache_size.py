@@ -64,7 +64,9 @@ def cache_size(ropes: LayerRopes, *tokens: int) -> CacheSize:
             continue
         window = _whole(config, _WINDOWS.get(kind))
         if window is None and kind not in _ALL_TOKENS:
-            return CacheSize(None, f"how many tokens {kind} layers keep is not said{way_out}")
+            return CacheSize(
+                None, f"the number of tokens that {kind} layers keep is unknown{way_out}"
+            )
         for i, length in enumerate(tokens):
             totals[i] += size * number * count * min(length, window or length)
         held = "tokens" if window is None else f"min(tokens, {window})"
@@ -90,9 +92,9 @@ def _numbers_of_a_token(ropes: LayerRopes, config: Mapping[str, Any]) -> tuple[i
     if rank := _whole(config, "kv_lora_rank"):
         return rank + width, f"({rank} of the latent vector + {width} of the rotated key)"
     if heads is None or isinstance(config.get("num_key_value_heads"), list):
-        return "the number of key heads is not said"
+        return "the number of key heads is unknown"
     if not config and heads == 1:
-        return "one key head may stand for latent attention"
+        return "a single key head may mean latent attention"
     value_width = _whole(config, "v_head_dim") or width
     return heads * (width + value_width), f"{heads} key heads x ({width} + {value_width})"
 

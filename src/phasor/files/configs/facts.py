@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 from phasor.pairings import Pairing
 
 #: Why a file of a model with several parts is refused, if no object is its language model.
-NO_PART = "has its language model in a config inside, and no key of this file is one for it"
+NO_PART = "has its language model in a nested config, and this file has no key for it"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -281,7 +281,7 @@ def _select_facts(block: JsonObject, facts: Architecture) -> tuple[JsonObject, A
     config.ignore(*(switch.key for switch in switches))
     if facts.pairing == "half" and swapped_by is not None:
         config.ignore("rope_traditional")
-        why = f"as {swapped_by} says; transformers rotates halves without a word."
+        why = f"as {swapped_by} says; transformers silently rotates halves."
         note = " ".join(filter(None, (facts.note, f"Pairs are interleaved, {why}")))
         facts = replace(facts, pairing="interleaved", note=note)
     config.notes += [facts.note] if facts.note else []
@@ -330,7 +330,7 @@ def _context(config: JsonObject) -> int | None:
     contexts = {config.name(key): config.whole(key) for key in keys}
     if len(set(contexts.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in contexts.items())
-        note = f"The file gives several contexts ({listed}); the first is taken."
+        note = f"The file gives several contexts ({listed}); the first is used."
         doubt(config, note)
     return next(iter(contexts.values()), None)
 

@@ -58,7 +58,7 @@ class ProgramModel:
     def __init__(
         self, program: str, config: JsonObject, title: str = "", own: Mapping[str, Any] = _NONE
     ) -> None:
-        # ``own`` is what the file's class has in place of the program's facts
+        # ``own`` is what the file's class has instead of the program's facts
         self.facts, self.program, self.title = read_programs()[program], program, title
         self.names = names = _names({**self.facts["names"], **own.get("names", {})})
         values = {key: _beside(config.values, value) for key, value in config.values.items()}

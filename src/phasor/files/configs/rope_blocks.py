@@ -114,7 +114,7 @@ def _keys_of_blocks(block: JsonObject) -> list[str]:
 
 
 def _block(config: JsonObject, key: str) -> JsonObject | None:
-    # some programs wrote false in place of a null, or a factor
+    # some programs wrote false instead of a null, or a factor
     value = config.values.get(key)
     if value is False:
         config.ignore(key)

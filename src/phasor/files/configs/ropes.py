@@ -146,8 +146,8 @@ def _rope(model: ModelConfig, kind: str, widths: Mapping[str, int]) -> Rope | No
         rope_blocks.doubt(
             config,
             f"{scaling_block.name('original_max_position_embeddings')} "
-            f"{law.original_max_positions} is more than the context, {outside.context}, though it "
-            "is the length before the extension.",
+            f"{law.original_max_positions} is more than the context, {outside.context}, although "
+            f"it is the length before the extension.",
         )
     base = _base(model, kind_facts, block)
     if facts.fixed and (law is not None or base != facts.base):

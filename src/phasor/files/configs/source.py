@@ -436,7 +436,7 @@ def _other_way(source: str) -> str:
     if (name := find_name(source, preset_names())) is not None:
         return f"the preset of that name is phasor.preset({name!r})"
     if "://" in source:
-        return "phasor fetches nothing: download the config.json and give its path"
+        return "phasor downloads nothing: get the config.json yourself and pass its path"
     if hub_id(source) and not source.endswith((".json", ".gguf", *_YAML)):
         return (
             "if it is a repository of the Hugging Face Hub, its config is not in the local "

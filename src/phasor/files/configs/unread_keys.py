@@ -148,7 +148,7 @@ def check_unread_keys(
             elif rotates_nothing and inside in facts.carried:
                 unused.append(name)
             elif in_block and (laws := _laws_of_untyped(block, key)):
-                refused.append(f"{said} is of a law, and no rope_type says which: {laws}")
+                refused.append(f"{said} belongs to a law, but no rope_type names it: {laws}")
             elif in_block and (meaning.means == "unknown" or (ropes and meaning.means == "law")):
                 # its value makes no key neutral here, because it may be a misspelt one
                 unused.append(name)
@@ -165,11 +165,11 @@ def check_unread_keys(
         notes.insert(0, f"Nothing depends on {', '.join(dict.fromkeys(unused))}: {reason}.")
     refused = [*asking, *refused]
     if refused and config.strict:
-        why = f"is not a key that phasor understands in {what}"
+        why = f"is not a key that phasor knows in {what}"
         if asking:
             why = f"asks for something other than phasor reads in {what}"
         if rotates_nothing:
-            why = f"is a key of models that rotate, and {what} has no rotary embedding"
+            why = f"is a key for models that rotate, but {what} has no rotary embedding"
         key, sentences = refused[0].split(" ")[0], "; ".join(refused)
         ignore = f", or read the file as {ignored_by} does, which ignores it: load(..., "
         ignore = f"{ignore}strict=False), on the command line --no-strict"

@@ -178,7 +178,7 @@ WRITERS: Mapping[type, Callable[[Any], Keys]] = {
 LawReader = Callable[[JsonObject, LawContext, int], Law | Rule | None]
 
 
-# in place of a model type: what a class decides, as no config says it
+# instead of a model type: what a class decides, as no config says it
 _CLASS_KEY = "class"
 
 

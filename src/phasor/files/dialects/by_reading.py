@@ -199,7 +199,7 @@ def words_or_refusal(target: Target, dialect: Dialect, ropes: LayerRopes, contex
             _refuse(target, dialect, rope, context)
     if None in ropes.kinds.values() and find_words(dialect, _without_still_layers(ropes), context):
         raise TranslationError(
-            f"{target.name} rotates in every layer, and {ropes.name} has layers without a rotation"
+            f"{target.name} rotates in every layer, but {ropes.name} has layers without a rotation"
         )
     target.only_rope(ropes)
     raise AssertionError("each rope is expressed alone, so there are several")

@@ -133,7 +133,7 @@ def write_config(
         keys["rope_scaling"] = None if nothing else block_of_file
     if any(not float(found.get(ORIGINAL_KEY, 0)).is_integer() for found in blocks):
         notes += (
-            f"{ORIGINAL_KEY} gives the factor on cos and sin; it is no length, and other "
-            "programs refuse it.",
+            f"{ORIGINAL_KEY} gives the factor on cos and sin; it is not a length, and other "
+            f"programs refuse it.",
         )
     return as_json(keys, notes, rotating(ropes))

@@ -177,8 +177,8 @@ def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
 
 def _fault_note(law: Yarn) -> str:
     return (
-        "litgpt 0.5.13 divides the fast pairs in place of the slow ones: these betas are made so "
-        "that it divides the right ones. A version without that fault needs "
+        "litgpt 0.5.13 divides the fast pairs instead of the slow ones: these betas make it divide "
+        "the right ones. A version without that fault needs "
         f"beta_fast: {law.beta_fast:g} and beta_slow: {law.beta_slow:g}."
     )
 

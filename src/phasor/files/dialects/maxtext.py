@@ -378,7 +378,7 @@ def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
         notes.append("model_name must not begin with llama3.1, whose rope is in the code.")
     if interval := layers_with(ropes, None).interval:
         keys["nope_layer_interval"] = interval
-        notes.append("Of the decoder_blocks that of Llama 4 alone reads nope_layer_interval.")
+        notes.append("Only the decoder_block of Llama 4 reads nope_layer_interval.")
     if LLAMA4_FACTOR in ropes.query_factors.values():
         keys["temperature_tuning"] = True
     return as_yaml(keys, notes, written.performed)
@@ -396,7 +396,7 @@ def _class_notes(ropes: LayerRopes, block: str, name: str) -> Iterator[str]:
     else:
         yield f"head_dim has to be {local.head_dim}, and global_head_dim {main.head_dim}."
     if name:
-        yield f"model_name has to begin with {name}: others turn these layers otherwise."
+        yield f"model_name has to begin with {name}: others rotate these layers differently."
     elif local is not None:
         yield "The decoder_block decides which layers are local."
     if main.rotary_dim != main.head_dim:

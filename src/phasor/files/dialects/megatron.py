@@ -180,7 +180,7 @@ def _without_rotation(model: ProgramModel) -> LayerPattern:
 
 
 def _without_attention(config: JsonObject, letters: str) -> Sequence[str]:
-    """What layers have in place of attention, and with it of a rotation; "" where they have it."""
+    """What layers have instead of attention, and with it of a rotation; "" where they have it."""
     if letters:
         kinds = {"M": "mamba", "R": "recurrent", "G": "linear_attention", "-": "mlp", "E": "moe"}
         return [kinds.get(letter, "") for letter in letters]

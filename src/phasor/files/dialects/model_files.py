@@ -139,7 +139,7 @@ def _is_read_right(keys: Mapping[str, Any], ropes: LayerRopes, context: int) -> 
 
 
 def _dialect_of(ropes: LayerRopes) -> Dialect:
-    """How the class of the model reads its file, with other keys in place of its own.
+    """How the class of the model reads its file, with other keys instead of its own.
 
     Without a file it is one that turns pairs as the model does, by its one block. The words are the
     styles of `keys_for_file`.
@@ -285,7 +285,7 @@ def _keys_in_new_style(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, 
 def _keys_in_old_style(
     new: Mapping[str, Any], ropes: LayerRopes, facts: Architecture
 ) -> dict[str, Any] | None:
-    """What transformers 4 reads in place of ``rope_parameters``; None if it cannot be told that."""
+    """What transformers 4 reads instead of ``rope_parameters``; None if it cannot be told that."""
     blocks: Mapping[str, Any] = new["rope_parameters"]
     # a law under names of its own, or a list with a base for each layer
     if facts.rewrite in WITHOUT_OLD_STYLE or ropes.in_config.model_type in BLOCK_ALONE:

@@ -12,7 +12,7 @@ The facts of a program are in the table beside its dialect, whose sources are ab
   has one of some keys, else always.
 * ``ignored``: keys about ropes that change nothing: they choose a kernel, or are of a law that is
   not in use.
-* ``instead``: what a model has in place of a rotation, by the word for its position embedding.
+* ``instead``: what a model has instead of a rotation, by the word for its position embedding.
 * ``rotating``: the other words for it.
 * ``classes``: what a class of the program's has instead of the above, or besides, and where it is
   ``like`` another, of that:

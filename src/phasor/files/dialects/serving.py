@@ -174,7 +174,7 @@ def write_for_engine(
     )
     for axes_of_class in alternating:
         override["freq_allocation"] = axes_of_class.sections[0]
-        notes = (f"Ernie 4.5 VL's class in {target.name} has these axes: its factory has not.",)
+        notes = (f"Ernie 4.5 VL's class in {target.name} has these axes; its factory does not.",)
     for name in reversed(ropes.in_config.path.split(".") if ropes.in_config.path else ()):
         override = {name: override}
     code = f"{command} {shlex.quote(json.dumps(override))}"

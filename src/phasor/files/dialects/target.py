@@ -349,7 +349,7 @@ def with_simplest_law(rope: Rope) -> Rope:
 
 
 def ntk_as_base(rope: Rope) -> Rope:
-    """The rope with a raised base in place of an NTK law, if that base is above 1."""
+    """The rope with a raised base instead of an NTK law, if that base is above 1."""
     law = rope.scaling
     with suppress(SpecError):
         if isinstance(law, (NTK, NTKOld, NTKFixed)):

@@ -198,11 +198,11 @@ def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
     keys = written.keys
     notes = ["Its PyTorch backend reads none of these keys, but those for transformers."]
     if "qk_rope_head_dim" in keys and ropes.ropes[0].scaling is None:
-        notes.append("Its latent attention takes YaRN alone, which by a factor of 1 is none.")
+        notes.append("Its latent attention supports only YaRN; a factor of 1 has no effect.")
     if "rope_local_base_freq" in keys:
         notes.append("The architecture has to be Gemma 3's: others have no local layers.")
     if any(isinstance(rope.scaling, LongRope) for rope in ropes.ropes):
-        notes.append("Which list a batch takes is decided in its kernels, which were not run.")
+        notes.append("Its kernels choose the list for a batch; they were not run.")
     return as_json(keys, notes, written.performed)
 
 

@@ -197,7 +197,7 @@ LIGER = _Kernel(
 )
 
 
-# TransformerEngine: its ``RotaryPositionEmbedding``, or the angles in place of its result.
+# TransformerEngine: its ``RotaryPositionEmbedding``, or the angles instead of its result.
 
 
 def _write_transformer_engine(rope: Rope, context: int) -> ProgramSettings:
