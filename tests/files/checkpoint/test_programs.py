@@ -154,7 +154,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "the last rank missing": (
         lambda a: (a / "consolidated.01.pth").unlink(),
-        "wq.weight' must have the shape .32, 32. according to the config, got .16, 32.*rank missing",
+        "wq.weight' must have the shape .32, 32. according to the config, got .16, 32.*missing",
     ),
     "no weights": (
         lambda a: [path.unlink() for path in a.glob("*.pth")],

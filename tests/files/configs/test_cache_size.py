@@ -96,7 +96,7 @@ def test_a_window_that_no_layer_is_named_for_is_said(config: dict[str, Any], dou
         (preset("gemma-3-4b"), "tokens that sliding layers keep is unknown; give the path"),
         (preset("gemma-4-31b"), "keys of different sizes"),
         (one_layer(Rope(head_dim=64, pairing="half")), "the number of key heads is unknown"),
-        (load({**GEMMA_3, "sliding_window": None}), "tokens sliding_attention layers keep is not"),
+        (load({**GEMMA_3, "sliding_window": None}), "sliding_attention layers keep is unknown"),
         (load({**LLAMA, "num_global_key_value_heads": 4}, strict=False), "sizes (num_global_key"),
     ],
     ids=lambda one: str(one)[:24],

@@ -170,7 +170,7 @@ WRONG: dict[str, tuple[Any, str]] = {
             layer_types=["full_attention"] * 4,
             rope_parameters={"full_attention": {"rope_type": "default"}, "factor": 2.0},
         ),
-        r"rope_parameters\.factor stands beside",
+        r"rope_parameters\.factor is outside",
     ),
     "a base that no block has": (
         small(
