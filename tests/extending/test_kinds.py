@@ -202,12 +202,12 @@ def test_kinds_without_blocks_of_their_own_are_extended_together():
         (
             small("deepseek_v4", layer_types=COMPRESSED[1:] * 2 + HEAVY * 2, head_dim=512),
             "compressed_sparse_attention, heavily_compressed_attention layers",
-            "'compress' is the block of these layers",
+            "'compress' is the block for these layers",
         ),
         (
             small("olmo3", rope_parameters=dict.fromkeys(ALTERNATING, BLOCK)),
             "sliding_attention, full_attention layers",
-            "'sliding_attention', 'full_attention' are the blocks of these layers",
+            "'sliding_attention', 'full_attention' are the blocks for these layers",
         ),
     ],
     ids=["one block", "two blocks"],

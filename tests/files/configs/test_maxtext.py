@@ -114,7 +114,7 @@ def test_a_file_without_the_models_name_is_refused_where_that_decides() -> None:
     """By it MaxText tells Llama 3.1's interleaved pairs and law from Llama 3's halves."""
     config = {key: value for key, value in PLAIN.items() if key != "model_name"}
     for block in ("llama2", "gemma3", "gemma4", "gemma4_small"):
-        with pytest.raises(ConfigError, match="model_name is absent, and MaxText picks"):
+        with pytest.raises(ConfigError, match="model_name is absent, but MaxText uses"):
             load({**config, "decoder_block": block})
     assert load({**config, "decoder_block": "mistral"}).ropes[0].base == 5e5
     assert load({**config, "rope_type": "llama3.1"}).ropes[0].pairing == "interleaved"

@@ -99,7 +99,7 @@ def test_what_the_code_of_megatron_bridges_classes_does_besides_is_said() -> Non
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "Megatron, a file that goes on from another": (
         without(MEGATRON, "position_embedding_type") | {"extends": ["llama3_base.yaml"]},
-        "extends must be absent; give one file that has what those files say as well",
+        "extends must be absent; pass a single file that includes their contents",
     ),
     "Megatron, another letter of layers": (
         MEGATRON | {"hybrid_override_pattern": "M*P*"},

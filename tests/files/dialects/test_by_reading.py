@@ -135,7 +135,7 @@ def test_layers_that_do_not_rotate_are_the_classes_where_no_word_says_them() -> 
     """A program that could say them does not."""
     kinds = {"rope": PLAIN, "nope": None}
     model = LayerRopes(name="model", layer_kinds=("rope", "nope"), kinds=kinds)
-    with pytest.raises(TranslationError, match="toy rotates in every layer, and model has"):
+    with pytest.raises(TranslationError, match="toy rotates in every layer, but model has"):
         words_or_refusal(TOY, DIALECT, model, CONTEXT)
     assert find_words(replace(DIALECT, says_still_layers=False), model, CONTEXT) is not None
 
