@@ -181,7 +181,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "another base than that of the block that the class assumes": (
         small("apertus", head_dim=64),
-        r"rope_theta is 500000\.0, but without .* the class uses its own, with rope_theta = 12000000",
+        r"rope_theta is 500000\.0, but without .* its own, with rope_theta = 12000000",
     ),
     "switches of another length": (small("smollm3", no_rope_layers=[1, 0]), "no_rope_layers"),
     "switches that are not 0 or 1": (small("smollm3", no_rope_layers=[2] * 4), "no_rope_layers"),
