@@ -150,6 +150,14 @@ def test_maxtext_turns_the_end_of_heads_in_the_block_of_deepseek_4() -> None:
     assert "deepseek4, with head_dim 512 and qk_rope_head_dim 64" in part.notes[0]
 
 
+def test_what_only_all_properties_together_lack_is_named() -> None:
+    """Two of the three MaxText cannot express either, and each alone it can."""
+    end = Rope(head_dim=4, pairing="half", base=1.5, rotary_dim=2, rotary_start=2)
+    error = str(refusal(replace(end, scaling=Linear(factor=1.5)), "maxtext", 64))
+    assert "a rotation from coordinate 2 on and the law Linear" in error
+    assert "and a base of 1.5, which is not a whole number together" in error
+
+
 def test_maxtext_has_plain_whole_heads_in_the_sliding_layers_of_gemma_4() -> None:
     """Its keys for them are a base alone, of a whole number."""
     model = phasor.preset("gemma-4-31b")

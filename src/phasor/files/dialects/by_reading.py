@@ -322,7 +322,7 @@ def _fault(dialect: Dialect, rope: Rope, context: int) -> str | None:
 
 
 def _lacking(dialect: Dialect, rope: Rope, plain: Mapping[str, Keys], context: int) -> str:
-    """The first property that is refused by itself; or else each without which the rest is not."""
+    """The property that is refused by itself; or each without which the rest is not, or all."""
     is_said = partial(_is_said, dialect, context=context)
     # one pairing or the other, so that it is none of the properties that may be plain
     if not is_said(plain_rope := _with(rope, *plain.values())):
@@ -331,8 +331,10 @@ def _lacking(dialect: Dialect, rope: Rope, plain: Mapping[str, Keys], context: i
         alone = _with(rope, *(values for other, values in plain.items() if other != name))
         if alone != plain_rope and not is_said(alone):
             return name
-    without = ((name, _with(rope, values)) for name, values in plain.items())
-    together = [name for name, other in without if other != rope and is_said(other)]
+    without = {name: _with(rope, values) for name, values in plain.items()}
+    lacking = [name for name, other in without.items() if other != rope]
+    # where the rest is not said without any of them, it is all of them
+    together = [name for name in lacking if is_said(without[name])] or lacking
     if len(together) > 1:
         return f"{' and '.join(together)} together"
     return together[0] if together else f"the rotation {rope}"
