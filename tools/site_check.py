@@ -106,6 +106,15 @@ AVOIDED: dict[str, str] = {
     r"\btells attention where\b|\bwhere tokens stand\b": "positions of tokens",
     r"\bof one's own\b": "your own",
     r"\baccused\b": "reported",
+    r", for (it|they|none|there|nothing|both) ": "because",
+    r"\b(tokens?|patch(es)?|numbers|file|package|version) stands?\b(?! out)": "is at, is in",
+    r"\bwants? a gradient\b": "requires",
+    r"\bno Rope says\b|\bcannot be said\b|\bsaid by a Rope\b": "no Rope can express",
+    r"\bby a (law|word|base|name|switch) of (its|their) own\b": "by its own",
+    r"\bunlike those of\b": "different from",
+    r"\bwhatever its file says\b|\bwithout a word\b": "always, silently",
+    r"\bsays otherwise\b": "contradicts",
+    r"\bgiven by their names\b": "keyword arguments",
 }
 
 # what runs in each page
