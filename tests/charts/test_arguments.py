@@ -63,9 +63,7 @@ def test_what_came_and_what_is_wanted_are_said(
 
 def test_a_rope_and_a_number_are_told_the_way_out() -> None:
     """The first call that somebody tries, and the second."""
-    with pytest.raises(
-        SpecError, match=r"by the name of each curve, such as \{'mine': rope\}, got"
-    ):
+    with pytest.raises(SpecError, match=r"to its Rope, such as \{'mine': rope\}, got"):
         charts.decay_chart(ROPE, 256)  # type: ignore[arg-type]
     with pytest.raises(SpecError, match=r"such as range\(1, 257\), got 256"):
         charts.decay_chart({"mine": ROPE}, 256)

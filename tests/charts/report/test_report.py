@@ -143,7 +143,7 @@ def test_what_a_release_documents_comes_before_the_laws():
 def test_a_rule_says_where_it_stands():
     """What is shown of a rule is its law at the context of the training."""
     words = Page(report(preset("phi-3.5-mini"), context=4096, to=8192)).texts["li"]
-    assert "The rule LongRope picks the law from the length; here at 4096 tokens." in words
+    assert "The rule LongRope picks the law by length; shown here for 4096 tokens." in words
 
 
 def test_each_kind_of_layer_has_its_part(two_kinds):
