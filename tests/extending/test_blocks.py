@@ -157,6 +157,6 @@ def test_a_law_that_takes_the_length_of_that_factor_is_refused():
         }
     )
     options = plan_extension(model, to=800).options
-    assert "here 200, and that from which queries" in options["yarn"].refused
+    assert "here 200, and the length from which queries" in options["yarn"].refused
     block = options["linear"].config["rope_parameters"]
     assert (block["llama_4_scaling_beta"], block["original_max_position_embeddings"]) == (0.3, 50)

@@ -16,7 +16,7 @@ from phasor.rope import Rope
 from phasor.torch._operator import ops
 from phasor.torch._operator.arguments import ARRAYS, Layout, Rows, tokens_first, turn_of
 from phasor.torch._operator.internals import (
-    dispatch_is_plain,
+    is_direct,
     refuse_tracing,
     register_pytree,
 )
@@ -216,7 +216,7 @@ class Rotation(RotationOf[Tensor]):
         if not 0 < len(xs) < 3:
             _tensors.check_one_or_two("a Rotation", len(xs))
         views, outs = tokens_first(xs, heads_first) if heads_first is not False else xs, None
-        if dispatch_is_plain(views):
+        if is_direct(views):
             rows = self._rows or self._make_rows()
             outs = ops.try_turn(views, rows, backend, in_place)
         if outs is None:
@@ -236,7 +236,7 @@ class Rotation(RotationOf[Tensor]):
         """Cos and sin for calls past the dispatcher, as the first of them finds them."""
         cos, sin = self.cos, self.sin
         are_plain = type(cos) is type(sin) is Tensor and not (cos.is_neg() or sin.is_neg())
-        rows = Rows(cos, sin, self._layout(), self.head_dim, are_plain)
+        rows = Rows(cos, sin, self._layout(), self.head_dim, are_plain=are_plain)
         object.__setattr__(self, "_rows", rows)
         return rows
 

@@ -127,7 +127,7 @@ def test_patterns_that_match_nothing_or_twice_are_refused(tmp_path: Path) -> Non
     def planned(**patterns: tuple[str, ...]) -> None:
         plan_conversion(file, "interleaved", model=rope, patterns=Patterns(**patterns))
 
-    with pytest.raises(CheckpointError, match=r"'Q' must match a whole name, and matches none of"):
+    with pytest.raises(CheckpointError, match=r"'Q' must match a whole name, but matches none of"):
         planned(query=("Q",))
     with pytest.raises(CheckpointError, match="of one kind, got key, query"):
         planned(query=("Q.*",), key=(".*weight",))

@@ -360,7 +360,7 @@ def test_gathered_keys_are_for_rotary_attention_on_one_mesh_dimension() -> None:
         parallelize_module(layer, mesh, GatheredKeys("zigzag"))
         with pytest.raises(SpecError, match="cu_seqlens must be None if keys are gathered"):
             layer(torch.zeros(1, 4, 16), cu_seqlens=[0, 4])
-        with pytest.raises(SpecError, match="key_value_states must be None where keys are"):
+        with pytest.raises(SpecError, match="key_value_states must be None if keys are"):
             layer(torch.zeros(1, 4, 16), key_value_states=torch.zeros(1, 4, 16))
 
 

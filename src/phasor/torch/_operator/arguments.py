@@ -57,15 +57,44 @@ class Turn(NamedTuple):
 class Rows:
     """Cos and sin of a Rotation for calls past the dispatcher, and what need not be asked again."""
 
-    __slots__ = ("are_plain", "cos", "head_dim", "layout", "plan", "sin")
+    __slots__ = (
+        "are_plain",
+        "cos",
+        "factors",
+        "head_dim",
+        "layout",
+        "plan",
+        "sin",
+        "transpose",
+        "transposed",
+    )
 
     def __init__(
-        self, cos: Tensor, sin: Tensor, layout: Layout, head_dim: int | None, are_plain: bool
+        self,
+        cos: Tensor,
+        sin: Tensor,
+        layout: Layout,
+        head_dim: int | None,
+        *,
+        are_plain: bool,
+        transposed: bool = False,
     ) -> None:
         self.cos, self.sin = cos, sin  # [..., seq, num_pairs]
         self.layout, self.head_dim = layout, head_dim
         self.are_plain = are_plain  # tensors of torch's own class, which hold what is in memory
+        self.transposed = transposed  # as of a Turn
         self.plan: bytes | None = None  # of the kernel in C++, which makes it in its first call
+        # of plain operations, and the versions of cos and sin that they were made of
+        self.factors: tuple[tuple[int, int], tuple[Tensor, Tensor]] | None = None
+        self.transpose: Rows | None = None
+
+    def for_gradients(self) -> Rows:
+        """The transpose, which turns gradients."""
+        if self.transpose is None:
+            given = self.cos, self.sin, self.layout, self.head_dim
+            transposed = not self.transposed
+            self.transpose = Rows(*given, are_plain=self.are_plain, transposed=transposed)
+        return self.transpose
 
 
 class TurnAt(NamedTuple):

@@ -56,7 +56,7 @@ def _load_extension() -> tuple[Any, str]:
 
 
 @cached_constant
-def _report_absence() -> str:
+def absence() -> str:
     """Why the extension cannot be used; "" if it can."""
     return warn_of_absence("CPU", _absence_reason)
 
@@ -99,7 +99,7 @@ def unsupported_reason(device: torch.device, width: int) -> str:
         return f"it needs a tensor in the CPU's memory, got one on {device}"
     if width > _MAX_HEAD_DIM:
         return f"its heads are at most {_MAX_HEAD_DIM} wide, got {width}"
-    return _report_absence()
+    return absence()
 
 
 def cos_sin(positions: Tensor, text: str, gain: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -141,7 +141,7 @@ def try_turn(xs: Sequence[Tensor], rows: Rows, outs: Sequence[Tensor]) -> bool:
     plan = rows.plan or _prepare(xs, rows)
     if plan is None:
         return False
-    options = False, 1.0, _path_index, False
+    options = rows.transposed, 1.0, _path_index, False
     return _native.rotate(plan, rows.cos, rows.sin, *options, *_operands(xs, outs))
 
 

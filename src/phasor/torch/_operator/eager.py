@@ -6,17 +6,28 @@ differentiation and compilers that are given ``backend="eager"`` run through it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from phasor.pairings import Pairing, by_pairing, slices
 from phasor.torch._operator.angles import cos_sin as cos_sin
-from phasor.torch._operator.arguments import Layout, Turn
+from phasor.torch._operator.arguments import DTYPES, Layout, Rows, Turn
 from phasor.torch._operator.in_place import check_writable
-from phasor.torch._operator.internals import below_autograd, in_transform, is_exporting
+from phasor.torch._operator.internals import (
+    below_autograd,
+    copy_all,
+    in_transform,
+    is_exporting,
+)
 from phasor.torch._operator.text import compute_dtype
+
+#: So many elements are turned at a time, whose float32 intermediates stay in a cache.
+_IN_CACHE = 2**18
+
+#: A query of at most so many elements is turned together with its key.
+_FEW = 2**14
 
 
 def unsupported_reason(device: torch.device, width: int) -> str:
@@ -36,14 +47,24 @@ def needs_plain_ops(backend: str, tensors: Sequence[Tensor]) -> bool:
     return in_transform() or (compiled and not any(hasattr(t, "device_mesh") for t in tensors))
 
 
+def try_turn(xs: Sequence[Tensor], rows: Rows, outs: Sequence[Tensor]) -> bool:
+    """What `run_into` writes, of tensors on the CPU whose shapes are plain; else False."""
+    if outs is xs or not _fit(xs, rows):
+        return False
+    with below_autograd():
+        _write_all(xs, outs, *_shared_factors(rows), _layout(rows))
+    return True
+
+
 def run_into(turn: Turn, outs: Sequence[Tensor]) -> None:
     """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place."""
     if outs is turn.xs:
         check_writable(outs)
     with below_autograd():
-        cos, sin = rows_of_heads(turn, compute_dtype(turn.xs[0].dtype))
-        for x, out in zip(turn.xs, outs, strict=True):
-            _write_turned(x, out, cos, sin, turn.layout())
+        dtype, layout = compute_dtype(turn.xs[0].dtype), turn.layout()
+        cos, sin = turn.cos.to(dtype), turn.sin.to(dtype)
+        factors = _factors(cos, sin, layout.pairing, turn.transposed)
+        _write_all(turn.xs, outs, *factors, layout)
 
 
 def run_without_writes(turn: Turn) -> list[Tensor]:
@@ -83,30 +104,125 @@ def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     return torch.cat((x[..., :start], *rotated, x[..., start + 2 * num_pairs :]), -1)
 
 
-def _write_turned(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> None:
-    start, end = layout.rotary_start, layout.rotary_start + 2 * cos.shape[-1]
-    before, after = x, out
-    if end - start < x.shape[-1]:
-        if out is not x:
-            out[..., :start] = x[..., :start]
-            out[..., end:] = x[..., end:]
-        before, after = x[..., start:end], out[..., start:end]
-    # a cast of the whole head is cheaper than operations on two dtypes
-    # [..., seq, heads, rotary_dim] -> [..., seq, heads, 2, num_pairs]
-    pairs = _split_pairs(before.to(cos.dtype), layout.pairing)
-    after = _split_pairs(after, layout.pairing_out)
+def _fit(xs: Sequence[Tensor], rows: Rows) -> bool:
+    """Whether these have a token for each row and take the dtype of the rows."""
+    cos, width, tokens = rows.cos, rows.head_dim, rows.cos.shape[:-1]
+    before, dtype = -2 - len(tokens), xs[0].dtype
+    if not cos.is_cpu or dtype not in DTYPES or cos.dtype != compute_dtype(dtype):
+        return False
+    width = width or max(xs[0].shape[-1], rows.layout.rotary_start + 2 * cos.shape[-1])
+    for x in xs:
+        is_dense = x.is_cpu and x.layout is torch.strided and not x.is_nested
+        if not is_dense or x.dtype is not dtype or x.shape[-1] != width:
+            return False
+        # rows by head, and those that are broadcast, are for the checks
+        if x.shape[before:-2] != tokens:
+            return False
+    return True
+
+
+def _layout(rows: Rows) -> Layout:
+    return rows.layout.transposed() if rows.transposed else rows.layout
+
+
+def _shared_factors(rows: Rows) -> tuple[Tensor, Tensor]:
+    """The `_factors` of rows, kept for the layers that share them until somebody writes to them."""
+    cos, sin = rows.cos, rows.sin
+    given = cos, sin, _layout(rows).pairing, rows.transposed
+    # nothing counts what is written to inference tensors, or to a parameter's data
+    if rows.head_dim is None or cos.is_inference():
+        return _factors(*given)
+    versions = cos._version, sin._version
+    if rows.factors is None or rows.factors[0] != versions:
+        rows.factors = versions, _factors(*given)
+    return rows.factors[1]
+
+
+def _factors(
+    cos: Tensor, sin: Tensor, pairing: Pairing, transposed: bool = False
+) -> tuple[Tensor, Tensor]:
+    """What coordinates are multiplied by, and what the others of their pairs are."""
+    negative = -sin
+    sines = (sin, negative) if transposed else (negative, sin)
+    # [..., seq, num_pairs] -> [..., seq, 1, rotary_dim]
+    if by_pairing(pairing, half=True, interleaved=False):
+        wide = torch.cat((cos, cos), -1), torch.cat(sines, -1)
+    else:
+        wide = (
+            torch.stack((cos, cos), -1).flatten(-2),
+            torch.stack(sines, -1).flatten(-2),
+        )
+    return wide[0].unsqueeze(-2), wide[1].unsqueeze(-2)
+
+
+def _write_all(
+    xs: Sequence[Tensor], outs: Sequence[Tensor], cos: Tensor, sines: Tensor, layout: Layout
+) -> None:
+    before, after = list(xs), list(outs)
+    start, end = layout.rotary_start, layout.rotary_start + cos.shape[-1]
+    if end - start < xs[0].shape[-1]:
+        if outs is not xs:
+            for x, out in zip(xs, outs, strict=True):
+                out[..., :start] = x[..., :start]
+                out[..., end:] = x[..., end:]
+        # [..., seq, heads, head_dim] -> [..., seq, heads, rotary_dim]
+        before, after = ([x[..., start:end] for x in tensors] for tensors in (xs, outs))
+    first, last = before[0], before[-1]
+    if first is not last and first.numel() <= _FEW and first.shape[:-2] == last.shape[:-2]:
+        # of few elements the calls are dear, not the copies
+        heads = [x.shape[-2] for x in before]
+        rotated = _rotate(torch.cat(before, -2), cos, sines, layout.pairing)
+        _write_rotated(rotated.split_with_sizes(heads, -2), after, layout)
+        return
+    for x, out in zip(before, after, strict=True):
+        _write_slice(x, out, cos, sines, layout, outs is xs)
+
+
+def _write_slice(
+    x: Tensor, out: Tensor, cos: Tensor, sines: Tensor, layout: Layout, in_place: bool
+) -> None:
+    """A slice ``[..., seq, heads, rotary_dim]``, so many tokens at a time as a cache holds."""
     # what is rotated in place is read until the last product
-    aside = out is x or x.dtype != cos.dtype
-    rotated = torch.mul(pairs, cos.unsqueeze(-2), out=None if aside else after)
-    (x0, x1), (y0, y1) = pairs.unbind(-2), rotated.unbind(-2)
-    y0.addcmul_(x1, sin, value=-1)
-    y1.addcmul_(x0, sin)
-    if aside:
-        after.copy_(rotated)
+    as_it_is = not in_place and x.dtype is cos.dtype and layout.pairing == layout.pairing_out
+    whole, seq = (x, out, cos, sines), x.shape[-3]
+    chunks: Iterable[tuple[Tensor, ...]] = [whole]
+    tokens = max(seq * _IN_CACHE // max(x.numel(), 1), 1)
+    if tokens < seq and cos.shape[-3:-2] == (seq,):
+        chunks = zip(*(torch.split(t, tokens, -3) for t in whole), strict=True)
+    for x_, out_, cos_, sines_ in chunks:
+        into = out_ if as_it_is else None
+        rotated = _rotate(x_, cos_, sines_, layout.pairing, out=into)
+        if not as_it_is:
+            _write_rotated([rotated], [out_], layout)
+
+
+def _rotate(
+    x: Tensor, cos: Tensor, sines: Tensor, pairing: Pairing, out: Tensor | None = None
+) -> Tensor:
+    # of many elements a cast is cheaper than operations on two dtypes
+    wide = x.to(cos.dtype) if x.numel() > _FEW else x
+    return torch.mul(wide, cos, out=out).addcmul_(_exchange(wide, pairing), sines)
+
+
+def _write_rotated(rotated: Sequence[Tensor], outs: Sequence[Tensor], layout: Layout) -> None:
+    """Round them and write them as the pairs of ``pairing_out``."""
+    if layout.pairing != layout.pairing_out:
+        rotated = [_split_pairs(y, layout.pairing) for y in rotated]
+        outs = [_split_pairs(out, layout.pairing_out) for out in outs]
+    copy_all(outs, rotated)
+
+
+def _exchange(x: Tensor, pairing: Pairing) -> Tensor:
+    """``x`` with the two coordinates of each pair exchanged."""
+    num_pairs = x.shape[-1] // 2
+    if by_pairing(pairing, half=True, interleaved=False):
+        return x.roll(num_pairs, -1)
+    return torch.unflatten(x, -1, (num_pairs, 2)).flip(-1).flatten(-2)
 
 
 def _split_pairs(x: Tensor, pairing: Pairing) -> Tensor:
     """``[..., rotary_dim]`` as a view ``[..., 2, num_pairs]``."""
+    num_pairs = x.shape[-1] // 2
     if by_pairing(pairing, half=True, interleaved=False):
-        return x.view(*x.shape[:-1], 2, x.shape[-1] // 2)
-    return x.view(*x.shape[:-1], x.shape[-1] // 2, 2).transpose(-1, -2)
+        return torch.unflatten(x, -1, (2, num_pairs))
+    return torch.unflatten(x, -1, (num_pairs, 2)).transpose(-1, -2)

@@ -111,6 +111,17 @@ def dispatch_is_plain(xs: Sequence[Any]) -> bool:
     Only then may a call go past the dispatcher, which costs several times as much as the rotation
     of one token.
     """
+    if not is_direct(xs):
+        return False
+    if torch.is_grad_enabled():
+        for x in xs:
+            if x.requires_grad:
+                return False
+    return True
+
+
+def is_direct(xs: Sequence[Any]) -> bool:
+    """Whether these are plain tensors that nothing but a gradient of reverse mode may record."""
     if (
         torch.compiler.is_compiling()
         or _forward_ad._current_level >= 0
@@ -119,9 +130,9 @@ def dispatch_is_plain(xs: Sequence[Any]) -> bool:
         or is_tracing()
     ):
         return False
-    recording = torch.is_grad_enabled()
     for x in xs:
-        if type(x) is not Tensor or x.is_neg() or (recording and x.requires_grad):
+        is_plain = type(x) is Tensor and not x.is_neg()
+        if not is_plain:
             return False
     return True
 

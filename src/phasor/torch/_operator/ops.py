@@ -40,6 +40,7 @@ from phasor.torch._operator.internals import (
     count_writes,
     dispatch_is_plain,
     has_storage,
+    is_direct,
     is_exporting,
     mark_constant,
     may_write,
@@ -100,21 +101,18 @@ def try_cos_sin(
 def try_turn(
     xs: Sequence[Tensor], rows: Rows, backend: str, in_place: bool
 ) -> Sequence[Tensor] | None:
-    """What a kernel makes of unchecked plain tensors without dispatcher; None if it refuses them.
+    """What a kernel makes of unchecked direct tensors, past the dispatcher; None if it refuses.
 
     For one token the dispatcher costs ten times the rotation. A kernel refuses arguments that it
     is not sure of; then the caller goes through the checks and the dispatcher.
     """
-    wants_gradient = rows.cos.requires_grad or rows.sin.requires_grad
-    if not rows.are_plain or (wants_gradient and torch.is_grad_enabled()):
+    recording = torch.is_grad_enabled()
+    if not rows.are_plain or (recording and (rows.cos.requires_grad or rows.sin.requires_grad)):
         return None
-    if backend in ("auto", "cpu") and xs[0].is_cpu:
-        kernel = cpu
-    elif backend == "triton" or (backend == "auto" and xs[0].is_cuda):
-        kernel = triton_backend
-    else:
+    if (kernel := _direct_kernel(backend, xs[0])) is None:
         return None
-    if in_place and not may_write(xs):
+    wants_grad = tuple(recording and x.requires_grad for x in xs)
+    if in_place and (any(wants_grad) or not may_write(xs)):
         return None
     try:
         outs = xs if in_place else list(map(torch.empty_like, xs))
@@ -124,7 +122,20 @@ def try_turn(
         return None
     if in_place:
         count_writes(xs)
-    return outs
+    if not any(wants_grad):
+        return outs
+    options = *rows.layout, rows.transposed, backend
+    return _record(options, wants_grad, outs, rows.cos, rows.sin, xs, rows)
+
+
+def _direct_kernel(backend: str, x: Tensor) -> Any:
+    """The backend that rotates ``x``; None for names that need a check."""
+    if x.is_cpu:
+        if backend == "eager" or (backend == "auto" and cpu.absence()):
+            return eager
+        return cpu if backend in ("auto", "cpu") else None
+    is_on_gpu = backend == "auto" and x.is_cuda
+    return triton_backend if backend == "triton" or is_on_gpu else None
 
 
 def try_turn_at(
@@ -235,11 +246,14 @@ def _turn_by_operators(call: TurnAt) -> Sequence[Tensor]:
 def _turn_any(call: Turn) -> Sequence[Tensor]:
     """The operator, past the dispatcher where nothing else has to see it."""
     xs, cos, sin, *_ = call
-    # gradients may be batched in a way older than torch.func, and have no memory then
-    in_memory = all(map(has_storage, xs)) and not xs[0].is_meta
-    if in_memory and dispatch_is_plain([*xs, cos, sin]):
+    if _are_in_memory(xs) and dispatch_is_plain([*xs, cos, sin]):
         return _run_backend(call, in_place=False)
     return operator(*call)
+
+
+def _are_in_memory(xs: Sequence[Tensor]) -> bool:
+    # gradients may be batched in a way older than torch.func, and have no memory then
+    return all(map(has_storage, xs)) and not xs[0].is_meta
 
 
 def _copy_into(xs: Sequence[Tensor], values: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -303,29 +317,36 @@ class _Rotation(torch.autograd.Function):
         ctx: Any,
         options: tuple[Any, ...],  # the layout, transposed and backend
         wants_grad: tuple[bool, ...],
+        ys: Sequence[Tensor],  # rotated already, without a history
+        rows: Rows | None,  # of a call past the dispatcher
         cos: Tensor,
         sin: Tensor,
-        *xs: Tensor,
+        *_: Tensor,
     ) -> tuple[Tensor, ...]:
-        arguments: tuple[Any, ...] = (list(xs), cos, sin, *options)
-        with below_autograd():
-            ys = tuple(_turn_any(Turn(*arguments)))
-        ctx.options = options
+        ctx.options, ctx.rows = options, rows
         _set_up(ctx, wants_grad, (cos, sin), ys)
-        return ys
+        return tuple(ys)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         *layout, transposed, backend = ctx.options
         # saved tensors are read once: checkpointing refuses a second read
         rest: Any = (*ctx.saved_tensors, *layout, not transposed, backend)
-        x_grads = _apply_to_present(lambda xs: _turn_any(Turn(xs, *rest)), grads)
-        return (None, None, None, None, *x_grads)
+        rows: Rows | None = ctx.rows
+
+        def turn_back(gradients: list[Tensor]) -> Sequence[Tensor]:
+            if rows is not None and _are_in_memory(gradients) and is_direct(gradients):
+                turned = try_turn(gradients, rows.for_gradients(), backend, in_place=False)
+                if turned is not None:
+                    return turned
+            return _turn_any(Turn(gradients, *rest))
+
+        return (None,) * 6 + _apply_to_present(turn_back, grads)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
-        return _apply_to_present(lambda xs: operator(xs, cos, sin, *ctx.options), tangents[4:])
+        return _apply_to_present(lambda xs: operator(xs, cos, sin, *ctx.options), tangents[6:])
 
 
 class _RotationAt(torch.autograd.Function):
@@ -380,13 +401,25 @@ def _wants_gradient(x: Tensor) -> bool:
     return is_recorded or forward_ad.unpack_dual(x).tangent is not None
 
 
-def _autograd(xs: list[Tensor], cos: Tensor, sin: Tensor, *options: Any) -> list[Tensor]:
-    wants_grad = tuple(map(_wants_gradient, xs))
-    if any(wants_grad):
-        ys = cast(tuple[Tensor, ...], _Rotation.apply(options, wants_grad, cos, sin, *xs))
-        return list(ys)
+def _autograd(xs: list[Tensor], cos: Tensor, sin: Tensor, *options: Any) -> Sequence[Tensor]:
     with below_autograd():
-        return operator(xs, cos, sin, *options)
+        ys = _turn_any(Turn(xs, cos, sin, *options))
+    wants_grad = tuple(map(_wants_gradient, xs))
+    return _record(options, wants_grad, ys, cos, sin, xs) if any(wants_grad) else ys
+
+
+def _record(
+    options: tuple[Any, ...],
+    wants_grad: tuple[bool, ...],
+    ys: Sequence[Tensor],
+    cos: Tensor,
+    sin: Tensor,
+    xs: Sequence[Tensor],
+    rows: Rows | None = None,
+) -> list[Tensor]:
+    """``ys`` as what autograd knows to be ``xs`` turned by cos and sin, which are of ``rows``."""
+    recorded = cast(Any, _Rotation.apply(options, wants_grad, ys, rows, cos, sin, *xs))
+    return list(recorded)
 
 
 def _autograd_(xs: list[Tensor], *rest: Any) -> None:

@@ -108,7 +108,7 @@ def try_turn(xs: Sequence[Tensor], rows: Rows, outs: Sequence[Tensor]) -> bool:
     cos, sin, head_dim = rows.cos, rows.sin, rows.head_dim
     if head_dim is not None and xs[0].shape[-1:] != (head_dim,):
         return False
-    plan = _PLANS.get(plan_key(Turn(xs, cos, sin, *rows.layout), outs))
+    plan = _PLANS.get(plan_key(Turn(xs, cos, sin, *rows.layout, rows.transposed), outs))
     if outs is xs:
         check_cos_sin(xs, (cos, sin))
     if plan is None or (xs[0].is_cuda and xs[0].device.index != torch.cuda.current_device()):
