@@ -58,9 +58,10 @@ def load(
             its rope that phasor does not understand.
         CheckpointError: If the folder's weights lack learned frequencies.
 
-    Warns: PhasorWarning: If a missing size was taken from the model's class, if several contexts
-        disagree (the first is used), if the context was used as the one before an extension, or if
-        a factor is not the quotient of the contexts or is given twice.
+    Warns:
+        PhasorWarning: If a missing size was taken from the model's class, if several contexts
+            disagree (the first is used), if the context was used as the one before an extension,
+            or if a factor is not the quotient of the contexts or is given twice.
 
     >>> ropes = load({
     ...     "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 4096,
