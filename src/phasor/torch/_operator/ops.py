@@ -112,7 +112,9 @@ def try_turn(
     if (kernel := _direct_kernel(backend, xs[0])) is None:
         return None
     wants_grad = tuple(recording and x.requires_grad for x in xs)
-    if in_place and (any(wants_grad) or not may_write(xs)):
+    if any(wants_grad) and (in_place or kernel is triton_backend):
+        return None
+    if in_place and not may_write(xs):
         return None
     try:
         outs = xs if in_place else list(map(torch.empty_like, xs))
@@ -130,12 +132,13 @@ def try_turn(
 
 def _direct_kernel(backend: str, x: Tensor) -> Any:
     """The backend that rotates ``x``; None for names that need a check."""
-    if x.is_cpu:
-        if backend == "eager" or (backend == "auto" and cpu.absence()):
-            return eager
-        return cpu if backend in ("auto", "cpu") else None
-    is_on_gpu = backend == "auto" and x.is_cuda
-    return triton_backend if backend == "triton" or is_on_gpu else None
+    if backend == "triton" or (backend == "auto" and x.is_cuda):
+        return triton_backend
+    if not x.is_cpu:
+        return None
+    if backend == "eager" or (backend == "auto" and cpu.absence()):
+        return eager
+    return cpu if backend in ("auto", "cpu") else None
 
 
 def try_turn_at(
