@@ -111,8 +111,8 @@ def try_turn(
         return None
     if (kernel := _direct_kernel(backend, xs[0])) is None:
         return None
-    wants_grad = tuple(recording and x.requires_grad for x in xs)
-    if any(wants_grad) and (in_place or kernel is triton_backend):
+    is_recorded = recording and (xs[0].requires_grad or xs[-1].requires_grad)
+    if is_recorded and (in_place or kernel is triton_backend):
         return None
     if in_place and not may_write(xs):
         return None
@@ -124,8 +124,9 @@ def try_turn(
         return None
     if in_place:
         count_writes(xs)
-    if not any(wants_grad):
+    if not is_recorded:
         return outs
+    wants_grad = tuple(x.requires_grad for x in xs)
     options = *rows.layout, rows.transposed, backend
     return _record(options, wants_grad, outs, rows.cos, rows.sin, xs, rows)
 
