@@ -88,6 +88,10 @@ class Rows:
         self.factors: tuple[tuple[int, int], tuple[Tensor, Tensor]] | None = None
         self.transpose: Rows | None = None
 
+    def pairs(self) -> Layout:
+        """The pairs that are read and written."""
+        return self.layout.transposed() if self.transposed else self.layout
+
     def for_gradients(self) -> Rows:
         """The transpose, which turns gradients."""
         if self.transpose is None:

@@ -52,7 +52,7 @@ def try_turn(xs: Sequence[Tensor], rows: Rows, outs: Sequence[Tensor]) -> bool:
     if outs is xs or not _fit(xs, rows):
         return False
     with below_autograd():
-        _write_all(xs, outs, *_shared_factors(rows), _layout(rows))
+        _write_all(xs, outs, *_shared_factors(rows), rows.pairs())
     return True
 
 
@@ -107,7 +107,7 @@ def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
 def _fit(xs: Sequence[Tensor], rows: Rows) -> bool:
     """Whether these have a token for each row and take the dtype of the rows."""
     cos, width, tokens = rows.cos, rows.head_dim, rows.cos.shape[:-1]
-    before, dtype = -2 - len(tokens), xs[0].dtype
+    dtype, first_token_dim = xs[0].dtype, -2 - len(tokens)
     if not cos.is_cpu or dtype not in DTYPES or cos.dtype != compute_dtype(dtype):
         return False
     width = width or max(xs[0].shape[-1], rows.layout.rotary_start + 2 * cos.shape[-1])
@@ -116,19 +116,15 @@ def _fit(xs: Sequence[Tensor], rows: Rows) -> bool:
         if not is_dense or x.dtype is not dtype or x.shape[-1] != width:
             return False
         # rows by head, and those that are broadcast, are for the checks
-        if x.shape[before:-2] != tokens:
+        if x.shape[first_token_dim:-2] != tokens:
             return False
     return True
-
-
-def _layout(rows: Rows) -> Layout:
-    return rows.layout.transposed() if rows.transposed else rows.layout
 
 
 def _shared_factors(rows: Rows) -> tuple[Tensor, Tensor]:
     """The `_factors` of rows, kept for the layers that share them until somebody writes to them."""
     cos, sin = rows.cos, rows.sin
-    given = cos, sin, _layout(rows).pairing, rows.transposed
+    given = cos, sin, rows.pairs().pairing, rows.transposed
     # nothing counts what is written to inference tensors, or to a parameter's data
     if rows.head_dim is None or cos.is_inference():
         return _factors(*given)
@@ -158,6 +154,7 @@ def _factors(
 def _write_all(
     xs: Sequence[Tensor], outs: Sequence[Tensor], cos: Tensor, sines: Tensor, layout: Layout
 ) -> None:
+    """Turn the slices of ``xs`` by `_factors` into ``outs``, and copy what is beside them."""
     before, after = list(xs), list(outs)
     start, end = layout.rotary_start, layout.rotary_start + cos.shape[-1]
     if end - start < xs[0].shape[-1]:
@@ -189,16 +186,17 @@ def _write_slice(
     tokens = max(seq * _IN_CACHE // max(x.numel(), 1), 1)
     if tokens < seq and cos.shape[-3:-2] == (seq,):
         chunks = zip(*(torch.split(t, tokens, -3) for t in whole), strict=True)
-    for x_, out_, cos_, sines_ in chunks:
-        into = out_ if as_it_is else None
-        rotated = _rotate(x_, cos_, sines_, layout.pairing, out=into)
+    for x_chunk, out_chunk, cos_chunk, sines_chunk in chunks:
+        into = out_chunk if as_it_is else None
+        rotated = _rotate(x_chunk, cos_chunk, sines_chunk, layout.pairing, out=into)
         if not as_it_is:
-            _write_rotated([rotated], [out_], layout)
+            _write_rotated([rotated], [out_chunk], layout)
 
 
 def _rotate(
     x: Tensor, cos: Tensor, sines: Tensor, pairing: Pairing, out: Tensor | None = None
 ) -> Tensor:
+    """Slices rotated in the dtype of cos, still in the pairing that they are read in."""
     # of many elements a cast is cheaper than operations on two dtypes
     wide = x.to(cos.dtype) if x.numel() > _FEW else x
     return torch.mul(wide, cos, out=out).addcmul_(_exchange(wide, pairing), sines)
