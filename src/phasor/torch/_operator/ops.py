@@ -16,6 +16,7 @@ microseconds a call, which is more than a decode step's rotation.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -109,7 +110,9 @@ def try_turn(
     recording = torch.is_grad_enabled()
     if not rows.are_plain or (recording and (rows.cos.requires_grad or rows.sin.requires_grad)):
         return None
-    if (kernel := _direct_kernel(backend, xs[0])) is None:
+    device = rows.device_type
+    kernel = _auto_kernel(device) if backend == "auto" else _named_kernel(backend, device)
+    if kernel is None:
         return None
     is_recorded = recording and (xs[0].requires_grad or xs[-1].requires_grad)
     if is_recorded and (in_place or kernel is triton_backend):
@@ -131,15 +134,23 @@ def try_turn(
     return _record(options, wants_grad, outs, rows.cos, rows.sin, xs, rows)
 
 
-def _direct_kernel(backend: str, x: Tensor) -> Any:
-    """The backend that rotates ``x``; None for names that need a check."""
-    if backend == "triton" or (backend == "auto" and x.is_cuda):
+@lru_cache(maxsize=8)
+def _auto_kernel(device_type: str) -> Any:
+    """The kernel that turns by rows on such a device; None if the dispatcher has to find one."""
+    if device_type == "cuda":
         return triton_backend
-    if not x.is_cpu:
+    if device_type != "cpu":
         return None
-    if backend == "eager" or (backend == "auto" and cpu.absence()):
-        return eager
-    return cpu if backend in ("auto", "cpu") else None
+    return eager if cpu.absence() else cpu
+
+
+def _named_kernel(backend: str, device_type: str) -> Any:
+    """The same of a name; None for names that need a check."""
+    if backend == "triton":
+        return triton_backend
+    if device_type != "cpu":
+        return None
+    return {"eager": eager, "cpu": cpu}.get(backend)
 
 
 def try_turn_at(
