@@ -26,7 +26,7 @@ from phasor.torch._operator.text import compute_dtype
 #: So many elements are turned at a time, whose float32 intermediates stay in a cache.
 _IN_CACHE = 2**18
 
-#: A query of at most so many elements is turned together with its key.
+#: Of at most so many elements the calls are dear, and not the copies.
 _FEW = 2**14
 
 
@@ -165,8 +165,9 @@ def _write_all(
         # [..., seq, heads, head_dim] -> [..., seq, heads, rotary_dim]
         before, after = ([x[..., start:end] for x in tensors] for tensors in (xs, outs))
     first, last = before[0], before[-1]
-    if first is not last and first.numel() <= _FEW and first.shape[:-2] == last.shape[:-2]:
-        # of few elements the calls are dear, not the copies
+    # of few elements the calls are dear, not the copies; narrow ones are copied in any case
+    most = _FEW if first.dtype is cos.dtype else _IN_CACHE
+    if first is not last and first.numel() <= most and first.shape[:-2] == last.shape[:-2]:
         heads = [x.shape[-2] for x in before]
         rotated = _rotate(torch.cat(before, -2), cos, sines, layout.pairing)
         _write_rotated(rotated.split_with_sizes(heads, -2), after, layout)
@@ -203,14 +204,9 @@ def _rotate(
     # halves of pairs than a copy with the halves exchanged
     wide = x.to(cos.dtype)
     rotated = torch.mul(wide, cos, out=out)
-    x0, x1 = _split_pairs(wide, pairing).unbind(-2)
-    for y, other, sine in zip(
-        _split_pairs(rotated, pairing).unbind(-2),
-        (x1, x0),
-        _split_pairs(sines, pairing).unbind(-2),
-        strict=True,
-    ):
-        y.addcmul_(other, sine)
+    (x0, x1), (y0, y1), (sine0, sine1) = (_halves(t, pairing) for t in (wide, rotated, sines))
+    y0.addcmul_(x1, sine0)
+    y1.addcmul_(x0, sine1)
     return rotated
 
 
@@ -228,6 +224,13 @@ def _exchange(x: Tensor, pairing: Pairing) -> Tensor:
     if by_pairing(pairing, half=True, interleaved=False):
         return x.roll(num_pairs, -1)
     return torch.unflatten(x, -1, (num_pairs, 2)).flip(-1).flatten(-2)
+
+
+def _halves(x: Tensor, pairing: Pairing) -> Sequence[Tensor]:
+    """Views ``[..., num_pairs]`` of the first coordinates of all pairs, and of the second."""
+    if by_pairing(pairing, half=True, interleaved=False):
+        return x.chunk(2, -1)
+    return x[..., ::2], x[..., 1::2]
 
 
 def _split_pairs(x: Tensor, pairing: Pairing) -> Tensor:
