@@ -110,9 +110,7 @@ def try_turn(
     recording = torch.is_grad_enabled()
     if not rows.are_plain or (recording and (rows.cos.requires_grad or rows.sin.requires_grad)):
         return None
-    device = rows.device_type
-    kernel = _auto_kernel(device) if backend == "auto" else _named_kernel(backend, device)
-    if kernel is None:
+    if (kernel := _direct_kernel(backend, rows.device_type)) is None:
         return None
     is_recorded = recording and (xs[0].requires_grad or xs[-1].requires_grad)
     if is_recorded and (in_place or kernel is triton_backend):
@@ -134,22 +132,15 @@ def try_turn(
     return _record(options, wants_grad, outs, rows.cos, rows.sin, xs, rows)
 
 
-@lru_cache(maxsize=8)
-def _auto_kernel(device_type: str) -> Any:
-    """The kernel that turns by rows on such a device; None if the dispatcher has to find one."""
-    if device_type == "cuda":
+@lru_cache(maxsize=32)
+def _direct_kernel(backend: str, device_type: str) -> Any:
+    """The backend that turns by rows on such a device; None for names that need a check."""
+    if backend == "triton" or (backend == "auto" and device_type == "cuda"):
         return triton_backend
     if device_type != "cpu":
         return None
-    return eager if cpu.absence() else cpu
-
-
-def _named_kernel(backend: str, device_type: str) -> Any:
-    """The same of a name; None for names that need a check."""
-    if backend == "triton":
-        return triton_backend
-    if device_type != "cpu":
-        return None
+    if backend == "auto":
+        return eager if cpu.absence() else cpu
     return {"eager": eager, "cpu": cpu}.get(backend)
 
 
