@@ -219,7 +219,7 @@ REFUSED = {
     "a Rotation of 4 tokens has no token 4": lambda: Rotation.at(PLACES, WARM)[4],
     "a Rotation is indexed by token alone": lambda: Rotation.at(PLACES, WARM)[:, 1],
     "index cos and sin before": (lambda: Rotation(ROW[None], ROW[None], pairing="half")[-1:]),
-    "q and k must be two tensors": lambda: Rotation.at(PLACES, WARM).rotate_(
+    "q and k must be two different tensors": lambda: Rotation.at(PLACES, WARM).rotate_(
         *[normal(4, 2, 16)] * 2
     ),
 }

@@ -140,7 +140,7 @@ def translation_table(
 ) -> dict[Callable[..., Any], Callable[..., Any]]:
     """The ``custom_translation_table`` that `export` passes to ``torch.onnx.export``.
 
-    For callers who merge it into their own table; pass the same ``opset_version``.
+    For callers that merge it into their own table; pass the same ``opset_version``.
 
     >>> [operator.name() for operator in translation_table()]
     ['phasor::cos_sin', 'phasor::turn']

@@ -13,10 +13,10 @@ from typing import Any
 from torch import Tensor
 
 from phasor._tensors import check_rope, undone_gain
-from phasor.errors import TensorError
 from phasor.rope import Rope
 from phasor.torch._operator import ops
 from phasor.torch._operator.arguments import ARRAYS, Layout, TurnAt, tokens_first
+from phasor.torch._operator.in_place import check_different
 from phasor.torch._operator.inductor import keeps_operator
 from phasor.torch._operator.internals import refuse_tracing, unscriptable
 from phasor.torch._operator.text import attention_factor
@@ -175,10 +175,7 @@ def rotate_qk_(
     >>> torch.equal(fused[:, :4], expected)
     True
     """
-    if q is k:
-        raise TensorError(
-            "q and k must be two different tensors to be rotated in place, got the same twice"
-        )
+    check_different((q, k))
     _rotate([q, k], positions, rope, inverse, gain, heads_first, backend, in_place=True)
     return q, k
 

@@ -11,10 +11,11 @@ from torch import Tensor
 from phasor import _tensors
 from phasor._checks import number, short_repr
 from phasor._rotation import RotationOf
-from phasor.errors import SpecError, TensorError
+from phasor.errors import SpecError
 from phasor.rope import Rope
 from phasor.torch._operator import ops
 from phasor.torch._operator.arguments import ARRAYS, Layout, Rows, tokens_first, turn_of
+from phasor.torch._operator.in_place import check_different
 from phasor.torch._operator.internals import (
     is_direct,
     refuse_tracing,
@@ -192,10 +193,7 @@ class Rotation(RotationOf[Tensor]):
         Raises:
             TensorError: Also if elements share memory, with each other or with cos or sin.
         """
-        if len(xs) == 2 and xs[0] is xs[1]:
-            raise TensorError(
-                "q and k must be two tensors to be rotated in place, got the same one twice"
-            )
+        check_different(xs)
         self._turn(xs, heads_first, backend, in_place=True)
         return xs[0] if len(xs) == 1 else (xs[0], xs[1])
 

@@ -142,7 +142,7 @@ def turn_of(
 def tokens_first(xs: Sequence[Tensor], heads_first: bool) -> Sequence[Tensor]:
     """Views ``[..., seq, heads, head_dim]`` of ``xs``, which are ``xs`` unless heads come first.
 
-    What is no tensor of heads stays as it is, to be refused by who checks it.
+    Anything that is not a tensor of heads is returned as it is; the checks refuse it.
     """
     if heads_first is False:
         return xs

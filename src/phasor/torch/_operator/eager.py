@@ -154,7 +154,7 @@ def _factors(
 def _write_all(
     xs: Sequence[Tensor], outs: Sequence[Tensor], cos: Tensor, sines: Tensor, layout: Layout
 ) -> None:
-    """Turn the slices of ``xs`` by `_factors` into ``outs``, and copy what is beside them."""
+    """Turn the slices of ``xs`` by `_factors` into ``outs``; copy the other coordinates."""
     before, after = list(xs), list(outs)
     start, end = layout.rotary_start, layout.rotary_start + cos.shape[-1]
     if end - start < xs[0].shape[-1]:

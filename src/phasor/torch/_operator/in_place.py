@@ -61,19 +61,27 @@ def qk_memory(q: Tensor, k: Tensor) -> QKMemory:
     return QKMemory(one, other, _span_bytes(*one), _span_bytes(*other))
 
 
+def check_different(xs: Sequence[Tensor]) -> None:
+    """Refuse one tensor as both query and key."""
+    if len(xs) == 2 and xs[0] is xs[1]:
+        raise TensorError(
+            "q and k must be two different tensors to be rotated in place, got the same twice"
+        )
+
+
 def check_mutable(xs: Sequence[Tensor]) -> None:
     """Refuse tensors that torch would not let be written here."""
     if torch.compiler.is_compiling():
         return  # which has its own ways with both
     if not may_write(xs):
         raise TensorError(
-            "what is written in place must not be an inference tensor outside "
+            "a tensor written in place must not be an inference tensor outside "
             "torch.inference_mode(); write a clone"
         )
     if any(x.is_neg() for x in xs):
         raise TensorError(
-            "what is written in place must not be a view that negates, as .imag of a conjugate is; "
-            "write .resolve_neg() of it"
+            "a tensor written in place must not be a view that negates, as .imag of a conjugate "
+            "is; write .resolve_neg() of it"
         )
 
 
@@ -117,7 +125,7 @@ def check_no_self_overlap(xs: Sequence[Tensor], names: Sequence[str] | None = No
 
 
 def check_rewritable(name: str, x: Tensor) -> None:
-    """Refuse what cannot be written, for who writes it in several steps or after others."""
+    """Refuse tensors that cannot be written, before the first of several writes."""
     if not torch.compiler.is_compiling():
         check_mutable([x])
         check_no_self_overlap([x], [name])

@@ -127,7 +127,7 @@ def _report_absence() -> str:
     try:
         import_module("triton")
     except ImportError as error:
-        reason = f"triton cannot be imported ({error}); install it beside torch"
+        reason = f"triton cannot be imported ({error}); install it with torch"
         return warn_of_absence("GPU", reason)
     return ""
 
