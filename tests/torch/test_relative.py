@@ -17,7 +17,7 @@ from phasor.angles import COS_SIN_ERROR
 from phasor.axes import Sectioned
 from phasor.scaling import DynamicNTK, Yarn
 from phasor.torch import rotate_qk
-from phasor.torch.papers import ReRope, SelfExtend, relative, relative_attention
+from phasor.torch.papers import DualChunk, ReRope, SelfExtend, relative, relative_attention
 
 from ..oracle import exact_rows, pair_places
 from .torch_arrays import float64, normal
@@ -184,6 +184,32 @@ def test_published_settings_bend_as_published(case: str) -> None:
     assert (query[away] - key[0]).item() == expected
 
 
+@pytest.mark.parametrize(("size", "local"), [(5, 2), (8, 4), (7, 0), (1, 0), (12, 5)])
+def test_chunks_keep_what_is_local_and_bound_the_rest(size: int, local: int) -> None:
+    """Of every query and key, the distance is true when they are close, and at most the size."""
+    chunks, tokens = DualChunk(size, local), range(40)
+    keys = chunks.key_positions(torch.arange(40)).tolist()
+    queries = [p.tolist() for p in chunks.query_positions(torch.arange(40))]
+    for m in tokens:
+        for n in range(m + 1):
+            away = m // (size - local) - n // (size - local)
+            distance = queries[min(away, 2)][m] - keys[n]
+            assert 0 <= distance <= size
+            if away == 0 or m - n <= local:
+                assert distance == m - n
+
+
+def test_published_chunks_are_counted_as_published() -> None:
+    """Qwen2.5-1M's settings; the last two numbers are the ends of vLLM's table of queries."""
+    chunks = DualChunk(size=262_144, local=8_192)
+    positions = torch.tensor([0, 8_191, 253_951, 253_952, 1_010_000])
+    assert chunks.key_positions(positions).tolist() == [0, 8_191, 253_951, 0, 248_144]
+    own, previous, older = chunks.query_positions(positions)
+    assert own.tolist() == chunks.key_positions(positions).tolist()
+    assert previous.tolist() == [253_952, 262_143, 262_144, 253_952, 262_144]
+    assert older.tolist() == [262_144] * 5
+
+
 @pytest.mark.parametrize("distance", [ReRope(4, factor=1.0), SelfExtend(4, 1), ReRope(99)], ids=str)
 def test_unbent_distances_are_plain_attention(distance: Any) -> None:
     """As torch computes it from rotated queries and keys."""
@@ -293,6 +319,8 @@ def test_what_does_not_fit_is_refused(case: str) -> None:
 BUILDS: dict[str, Callable[[], object]] = {
     "width must be a whole number >= 1, got 0": lambda: ReRope(0),
     "factor must be a finite number > 0, got 0": lambda: ReRope(4, factor=0),
+    "size must be a whole number >= 4, got 3": lambda: DualChunk(size=3, local=2),
+    "local must be a whole number >= 0, got -1": lambda: DualChunk(size=2, local=-1),
     "group must be a whole number >= 1, got 1.5": lambda: SelfExtend(4, 1.5),
     "rope must be a phasor.Rope, got NoneType": (
         lambda: relative_attention(Q, K, K, None, ReRope(4))  # type: ignore[arg-type]

@@ -6,10 +6,11 @@ The layer for `linear_attention` is `phasor.torch.RotaryLinearAttention`.
 from phasor.torch.papers.feature_maps import PositiveRandomFeatures
 from phasor.torch.papers.heads import PositionalHead
 from phasor.torch.papers.linear import LinearState, linear_attention
-from phasor.torch.papers.relative import ReRope, SelfExtend, relative_attention
+from phasor.torch.papers.relative import DualChunk, ReRope, SelfExtend, relative_attention
 from phasor.torch.papers.usage import LayerUsage, PairNorms, watch_usage
 
 __all__ = [
+    "DualChunk",
     "LayerUsage",
     "LinearState",
     "PairNorms",

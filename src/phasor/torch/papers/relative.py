@@ -82,6 +82,47 @@ class SelfExtend:
         return grouped + (self.width - self.width // self.group), grouped
 
 
+@dataclass(frozen=True)
+class DualChunk:
+    """Dual chunk attention: positions count from the beginning of a chunk (2402.17463, section 3).
+
+    A key has one position, and a query has three: for keys of its own chunk, of the chunk before
+    it, and of older ones. Up to ``local`` tokens away distances are true, and none is longer than
+    ``size``. Chunks begin every ``size - local`` tokens. Qwen2.5-1M has 262,144 and 8,192.
+
+    >>> import torch
+    >>> chunks = DualChunk(size=5, local=2)
+    >>> chunks.key_positions(torch.arange(8)).tolist()
+    [0, 1, 2, 0, 1, 2, 0, 1]
+    >>> own, previous, older = chunks.query_positions(torch.arange(8))
+    >>> own.tolist(), previous.tolist(), older.tolist()
+    ([0, 1, 2, 0, 1, 2, 0, 1], [3, 4, 5, 3, 4, 5, 3, 4], [5, 5, 5, 5, 5, 5, 5, 5])
+    """
+
+    size: int
+    local: int
+
+    def __post_init__(self) -> None:
+        whole("local", self.local, least=0)
+        # a local distance reaches into the previous chunk, and no further
+        whole("size", self.size, least=max(2 * self.local, 1))
+
+    def key_positions(self, positions: Tensor) -> Tensor:
+        """Integer ``positions`` of keys, counted from the beginning of their chunks."""
+        return positions % self._step
+
+    def query_positions(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Those of queries, for keys of their own chunk, of the previous one and of older ones."""
+        own = self.key_positions(positions)
+        previous = (own + self._step).clamp(max=self.size)
+        last_of_chunk = min(2 * self._step - 1, self.size)
+        return own, previous, torch.full_like(own, last_of_chunk)
+
+    @property
+    def _step(self) -> int:
+        return self.size - self.local
+
+
 Distance = ReRope | SelfExtend
 
 
