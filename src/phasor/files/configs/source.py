@@ -73,7 +73,9 @@ class JsonObject:
 
     def name(self, key: str) -> str:
         """The path of ``key`` under the name that it has in this file."""
-        names = self._aliases(key)
+        names = self._names.get(key)
+        if names is None:
+            return self.path_of(key)
         return self.path_of(next((n for n in names if self.find(n) is not None), [*names, key][0]))
 
     def path_of(self, name: str) -> str:
@@ -82,7 +84,10 @@ class JsonObject:
 
     def has(self, key: str) -> bool:
         """Whether the file has ``key`` with a value other than null."""
-        return any(self.find(name) is not None for name in self._aliases(key))
+        names = self._names.get(key)
+        if names is None:
+            return self.find(key) is not None
+        return any(self.find(name) is not None for name in names)
 
     def contains(self, key: str) -> bool:
         """Whether the file has ``key``, even with null."""
@@ -125,8 +130,10 @@ class JsonObject:
         """The objects at keys that were not read, or of which only single keys were."""
         objects: list[JsonObject] = []
         for key, value in self.values.items():
+            if not isinstance(value, Mapping):
+                continue
             read = [n[len(key) + 1 :] for n in self.keys_read if n.startswith(f"{key}.")]
-            if isinstance(value, Mapping) and (read or key not in self.keys_read):
+            if read or key not in self.keys_read:
                 values = {str(inner): v for inner, v in cast(Mapping[Any, Any], value).items()}
                 objects.append(JsonObject(values, self.path_of(key)))
                 objects[-1].ignore(*read)
@@ -141,8 +148,8 @@ class JsonObject:
         if path in self.values:
             return self.values[path]
         head, dot, rest = path.partition(".")
-        inner = self.values.get(head)
-        is_inside = dot and isinstance(inner, Mapping)
+        inner = self.values.get(head) if dot else None
+        is_inside = isinstance(inner, Mapping)
         return JsonObject(cast(Mapping[str, Any], inner)).find(rest) if is_inside else None
 
     def _aliases(self, key: str) -> Sequence[str]:
@@ -152,8 +159,10 @@ class JsonObject:
     def value(self, key: str) -> Any:
         """The value of ``key`` under any of its names, which then count as read."""
         names = self._aliases(key)
-        self.keys_read.update(names, (name.partition(".")[0] for name in names))
-        value = single_value((self.path_of(name), self.find(name)) for name in names)
+        self.keys_read.update(names)
+        self.keys_read.update([name.partition(".")[0] for name in names])
+        found = [(name, value) for name in names if (value := self.find(name)) is not None]
+        value = single_value((self.path_of(name), value) for name, value in found)
         if value is None and key in self._nulls and self.contains(key):
             return self._nulls[key]
         return value

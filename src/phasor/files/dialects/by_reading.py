@@ -177,7 +177,7 @@ def _lengths(a: Rope, b: Rope, context: int) -> set[int]:
 def _laws_alike(dialect: Dialect, a: Rope, b: Rope) -> bool:
     softmax_alike = math.isclose(a.softmax_factor, b.softmax_factor, rel_tol=_OF_FLOAT32)
     return (
-        np.allclose(a.inv_freq, b.inv_freq, rtol=_ROUNDING, atol=_STILL)
+        bool(np.all(np.abs(a.inv_freq - b.inv_freq) <= _STILL + _ROUNDING * b.inv_freq))
         and math.isclose(a.attention_factor, b.attention_factor, rel_tol=_OF_FLOAT32)
         and (softmax_alike or not dialect.says_softmax)
     )

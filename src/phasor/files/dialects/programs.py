@@ -48,12 +48,15 @@ _READERS: Mapping[str, Callable[[ProgramModel], LayerRopes]] = {
 
 def load_program(top: JsonObject) -> LayerRopes | None:
     """The rope of each layer; None if the file is none of these programs'."""
+    if is_huggingface(top):
+        return None
     for program, facts in read_programs().items():
         for place in (*facts["inside"], ""):
             values = top.find(place) if place else top.values
-            values = cast("Mapping[str, Any]", values if isinstance(values, Mapping) else {})
-            found = JsonObject(values, place, strict=top.strict)
-            if any(map(is_huggingface, (top, found))):
+            if not isinstance(values, Mapping):
+                continue
+            found = JsonObject(cast("Mapping[str, Any]", values), place, strict=top.strict)
+            if is_huggingface(found):
                 continue
             if all(any(map(found.has, spellings(keys))) for keys in facts["marks"]):
                 model = ProgramModel(program, found, str(top.values.get("name")))
