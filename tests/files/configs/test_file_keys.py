@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from phasor import LayerRopes, PhasorWarning, Rope, load, preset
+from phasor import ConfigError, LayerRopes, PhasorWarning, Rope, load, preset
+from phasor.axes import Sectioned
 from phasor.cli.extend import print_plan
 from phasor.extending import plan_extension
 from phasor.files.configs.facts import table
@@ -24,6 +25,7 @@ from phasor.layers import one_layer
 from phasor.scaling import Llama3, LongRope, Proportional, Yarn
 
 from ...cli.running import run_phasor
+from ..refusals import reason_of
 from .older_readers import mlx_lm, transformers_4
 
 SIZES = {"num_hidden_layers": 6, "hidden_size": 512, "num_attention_heads": 4,
@@ -262,6 +264,15 @@ def test_a_class_that_reads_its_block_alone_is_said_to() -> None:
     assert "whose class of this type reads no rope_theta" in written.readers
     assert written.keys["rope_parameters"]["sliding_attention"]["rope_theta"] == 2e4
     assert "rope_scaling" not in written.keys
+
+
+def test_a_rope_that_the_class_of_the_file_does_not_make_is_refused() -> None:
+    """Llama's class turns pairs by one axis, whatever the block says."""
+    ropes = load(SIZES | {"model_type": "llama", "rope_theta": 1e4})
+    sectioned = replace(ropes.ropes[0], axes=Sectioned((16, 24, 24)))
+    with pytest.raises(ConfigError) as error:
+        keys_for_file(replace(ropes, kinds={"rope": sectioned}), 32768, 32768)
+    assert reason_of(error.value) == "file_cannot"
 
 
 @pytest.mark.programs

@@ -8,7 +8,7 @@ comes from `keys_for_file`, which keeps a file of transformers 4 as one, and els
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -100,32 +100,42 @@ def keys_for_file(
     >>> written.keys["rope_theta"], written.keys["rope_parameters"]
     (10000.0, {'rope_type': 'default', 'rope_theta': 10000.0})
     """
-    file, facts = ropes.in_config.values, _facts_of(ropes)
-    new = _keys_in_new_style(config_keys(ropes.config_blocks(), context, to, block_of), ropes)
-    old = _keys_in_old_style(new, ropes, facts)
-    alone = _NEW_STYLE if file or "rope_type" in new["rope_parameters"] else _NO_FILE
-    if ropes.in_config.model_type in BLOCK_ALONE:
+    for style in _styles(config_keys(ropes.config_blocks(), context, to, block_of), ropes):
+        if all(_is_read_right(style.keys, ropes, version, context) for version in style.versions):
+            others = "" if style.versions == (5,) else _other_factors(style.keys, ropes)
+            return FileKeys(keys=style.keys, readers=style.readers + others)
+    raise refusal("file_cannot", model_type=ropes.in_config.model_type)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Style:
+    """Keys for a model's file, and the versions of transformers that have to read them right."""
+
+    keys: dict[str, Any]
+    versions: tuple[int, ...]
+    readers: str  # which programs read the keys, in a sentence
+
+
+def _styles(keys: Mapping[str, Any], ropes: LayerRopes) -> Iterator[_Style]:
+    """The styles of ``keys``, from the one that most programs read to that of transformers 5."""
+    file, model_type = ropes.in_config.values, ropes.in_config.model_type
+    new = _keys_in_new_style(keys, ropes)
+    old = _keys_in_old_style(new, ropes, _facts_of(ropes))
+    names = " beside ".join(key for key, value in old.items() if value is not None)
+    outside = {
+        key: value
+        for key, value in {**new, **old}.items()
+        if key != BLOCK_KEY and (value is not None or file.get(key) is not None)
+    }
+    if file and not file.get(BLOCK_KEY):
+        yield _Style(keys=outside, versions=(4, 5), readers=_OLD_STYLE.format(old=names))
+    # transformers takes a rope_scaling for the block, so the block has to come after it
+    both = outside | {BLOCK_KEY: new[BLOCK_KEY]}
+    yield _Style(keys=both, versions=(4, 5), readers=_BOTH_STYLES.format(old=names))
+    alone = _NEW_STYLE if file or "rope_type" in new[BLOCK_KEY] else _NO_FILE
+    if model_type in BLOCK_ALONE:
         alone = _BLOCK_ALONE
-    styles = {alone: new}
-    if old is not None:
-        outside = {
-            key: value
-            for key, value in {**new, **old}.items()
-            if key != "rope_parameters" and (value is not None or file.get(key) is not None)
-        }
-        # transformers takes a rope_scaling for the block, so the block has to come after it
-        both = outside | {"rope_parameters": new["rope_parameters"]}
-        styles = {_BOTH_STYLES: both, **styles}
-        if file and not file.get("rope_parameters") and not _is_reset(new, ropes, facts):
-            styles = {_OLD_STYLE: outside, **styles}
-    older = {style: keys for style, keys in styles.items() if style != alone}
-    right = (style for style, keys in older.items() if _is_read_right(keys, ropes, context))
-    style = next(right, alone)
-    names = [key for key, value in (old or {}).items() if value is not None]
-    readers = style.format(old=" beside ".join(names))
-    if style != alone:
-        readers += _other_factors(styles[style], ropes)
-    return FileKeys(keys=styles[style], readers=readers)
+    yield _Style(keys=new, versions=(5,), readers=alone)
 
 
 def _facts_of(ropes: LayerRopes) -> Architecture:
@@ -133,28 +143,47 @@ def _facts_of(ropes: LayerRopes) -> Architecture:
     return table().huggingface.get(ropes.in_config.model_type, NO_FACTS)
 
 
-def _is_read_right(keys: Mapping[str, Any], ropes: LayerRopes, context: int) -> bool:
+def _is_read_right(keys: Mapping[str, Any], ropes: LayerRopes, version: int, context: int) -> bool:
     """Whether the file with these keys turns as the ropes do, but for what its class decides."""
-    return read_as(_dialect_of(ropes), dict(keys), _by_kind(ropes), context) is not None
+    dialect = _dialect_of(ropes, version)
+    return read_as(dialect, dict(keys), _by_kind(ropes), context) is not None
 
 
-def _dialect_of(ropes: LayerRopes) -> Dialect:
-    """How the class of the model reads its file, with other keys instead of its own.
+def _dialect_of(ropes: LayerRopes, version: int) -> Dialect:
+    """How the class of the model in a version of transformers reads its file, with other keys.
 
     Without a file it is one that turns pairs as the model does, by its one block. The words are the
     styles of `keys_for_file`.
     """
-    values = ropes.in_config.values
+    values, facts = ropes.in_config.values, _facts_of(ropes)
 
     def read(file: JsonObject) -> LayerRopes:
-        _check_old_law(_object(file.values, "rope_scaling"))
-        kinds = _read_file(file, ropes) if values else _read_alone(file, ropes)
+        keys = {key: value for key, value in file.values.items() if value is not None}
+        if version == 4:
+            _check_old_class(facts, ropes.in_config.model_type)
+            _check_old_law(_object(keys, "rope_scaling"))
+        if not values:
+            kinds = ropes.kinds if version == 5 else _read_old_block(file, keys, ropes)
+            return _by_kind(replace(ropes, kinds=kinds))
+        if version == 4:
+            keys.pop(BLOCK_KEY, None)
+        kinds = _read_file(keys, ropes)
+        if version == 5 and BLOCK_KEY not in keys:
+            _check_shared_bases(kinds, ropes, facts)
         return _by_kind(replace(ropes, kinds=kinds))
 
     def sizes(ropes: LayerRopes, context: int) -> Keys:
         return {**values} or BLOCK_DIALECT.sizes(ropes, context)
 
     return Dialect(read=read, words=lambda ropes, context: iter(()), sizes=sizes)
+
+
+def _check_old_class(facts: Architecture, model_type: str) -> None:
+    """Refuse types without a class that reads ``rope_theta`` and ``rope_scaling``."""
+    if model_type in BLOCK_ALONE:
+        raise FaultError("transformers 4 has no class of this type")
+    if facts.rewrite in WITHOUT_OLD_STYLE:
+        raise FaultError("the class of this type has names of its own for them")
 
 
 def _check_old_law(law: Mapping[str, Any]) -> None:
@@ -164,24 +193,39 @@ def _check_old_law(law: Mapping[str, Any]) -> None:
         raise FaultError("transformers 4 has one factor for both lists, and no proportional law")
 
 
-def _read_file(file: JsonObject, ropes: LayerRopes) -> Mapping[str, Rope | None]:
+def _check_shared_bases(
+    kinds: Mapping[str, Rope | None], ropes: LayerRopes, facts: Architecture
+) -> None:
+    """Refuse a ``rope_theta`` that transformers 5 replaces by the base of the class.
+
+    It does so in nested classes for the layers that ``rope_scaling`` is not for, if no key is for
+    their base alone.
+    """
+    if not facts.nested or not ropes.has_blocks_by_kind:
+        return
+    for kind, rope in kinds.items():
+        kind_facts = facts.kind(ropes.in_config.label(kind))
+        is_shared = not kind_facts.scaled and kind_facts.base_key is None
+        if is_shared and rope is not None and rope.base != facts.base:
+            raise FaultError("transformers 5 takes the base of the class there")
+
+
+def _read_file(keys: Mapping[str, Any], ropes: LayerRopes) -> Mapping[str, Rope | None]:
     """By kind of layer, what the class of the model makes of its file."""
-    values = {key: value for key, value in file.values.items() if value is not None}
-    config = JsonObject({**values, "model_type": ropes.in_config.model_type}, strict=False)
+    config = JsonObject({**keys, "model_type": ropes.in_config.model_type}, strict=False)
     found = huggingface_ropes(read_model_config(config, part=None, like=None)).kinds
     return {kind: _of_class(found.get(kind), rope) for kind, rope in ropes.kinds.items()}
 
 
-def _read_alone(file: JsonObject, ropes: LayerRopes) -> Mapping[str, Rope | None]:
-    """By kind of layer, the rope of the old keys, or of the one block without them."""
-    values = file.values
-    block: Mapping[str, Any] = values[BLOCK_KEY]
-    if _BASE in values:
-        law = _object(values, "rope_scaling") or {"rope_type": "default"}
-        block = {**law, **{key: values[key] for key in _OUTSIDE if key in values}}
-    if block == values[BLOCK_KEY]:  # which was read when it was written
+def _read_old_block(
+    file: JsonObject, keys: Mapping[str, Any], ropes: LayerRopes
+) -> Mapping[str, Rope | None]:
+    """By kind of layer, the rope of the older keys, which are those of all layers."""
+    law = _object(keys, "rope_scaling") or {"rope_type": "default"}
+    block = {**law, **{key: keys[key] for key in _OUTSIDE if key in keys}}
+    if block == keys[BLOCK_KEY]:  # which was read when it was written
         return ropes.kinds
-    (rope,) = BLOCK_DIALECT.read(file.with_values({**values, BLOCK_KEY: block})).ropes
+    (rope,) = BLOCK_DIALECT.read(file.with_values({**file.values, BLOCK_KEY: block})).ropes
     return {kind: other and rope for kind, other in ropes.kinds.items()}
 
 
@@ -196,23 +240,6 @@ def _of_class(rope: Rope | None, wanted: Rope | None) -> Rope | None:
 def _by_kind(ropes: LayerRopes) -> LayerRopes:
     """The model with one layer of each kind."""
     return replace(ropes, layer_kinds=tuple(ropes.kinds))
-
-
-def _is_reset(new: Mapping[str, Any], ropes: LayerRopes, facts: Architecture) -> bool:
-    """Whether transformers 5 gives some kind the base of its class, whatever ``rope_theta`` says.
-
-    It does so in nested classes for the layers that `rope_scaling` is not for, if no key is for
-    their base alone.
-    """
-    if not facts.nested or not ropes.has_blocks_by_kind:
-        return False
-    blocks: Mapping[str, Any] = new["rope_parameters"]
-    shared = {
-        label: block
-        for label, block in blocks.items()
-        if block and not facts.kind(label).scaled and facts.kind(label).base_key is None
-    }
-    return any(block[_BASE] != facts.base for block in shared.values())
 
 
 def _other_factors(keys: Mapping[str, Any], ropes: LayerRopes) -> str:
@@ -284,35 +311,22 @@ def _keys_in_new_style(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, 
 
 def _keys_in_old_style(
     new: Mapping[str, Any], ropes: LayerRopes, facts: Architecture
-) -> dict[str, Any] | None:
-    """What transformers 4 reads instead of ``rope_parameters``; None if it cannot be told that."""
-    blocks: Mapping[str, Any] = new["rope_parameters"]
-    # a law under names of its own, or a list with a base for each layer
-    if facts.rewrite in WITHOUT_OLD_STYLE or ropes.in_config.model_type in BLOCK_ALONE:
-        return None
-    if "rope_type" in blocks:
-        of_kinds = [(Kind(), blocks)]
-    elif facts.kinds:
-        of_kinds = [(facts.kind(label), block) for label, block in blocks.items() if block]
-    else:
-        return None
-    bases: dict[str, float] = {}
-    for kind, block in of_kinds:
-        key = kind.base_key or _key_in_file(_BASE, ropes, facts)
-        if bases.setdefault(key, block[_BASE]) != block[_BASE]:
-            return None
-    scaled = [_law_of(block) for kind, block in of_kinds if kind.scaled]
-    unscaled = [_law_of(block) for kind, block in of_kinds if not kind.scaled]
-    fractions = {block.get(_FRACTION) for _, block in of_kinds}
-    law, fraction = scaled[0] if scaled else None, fractions.pop()
-    if any(other != law for other in scaled) or any(unscaled) or fractions:
-        return None
-    keys: dict[str, Any] = dict(bases)
+) -> dict[str, Any]:
+    """What transformers 4 reads instead of ``rope_parameters``, if it can be told that."""
+    blocks: Mapping[str, Any] = new[BLOCK_KEY]
+    kinds_with_blocks = [(Kind(), blocks)]
+    if "rope_type" not in blocks:
+        kinds_with_blocks = [(facts.kind(label), block) for label, block in blocks.items() if block]
+    keys: dict[str, Any] = {}
+    for kind, block in kinds_with_blocks:
+        keys.setdefault(kind.base_key or _key_in_file(_BASE, ropes, facts), block[_BASE])
     unit_key = BASE_UNITS.get(facts.rewrite or "")
     if unit_key is not None and facts.base is not None:
-        keys = {unit_key: bases[_BASE] / facts.base}
+        keys = {unit_key: keys[_BASE] / facts.base}
+    fraction = kinds_with_blocks[0][1].get(_FRACTION)
     if fraction is not None and not _says_width(ropes, facts):
         keys[_FRACTION] = fraction
+    law = next((_law_of(block) for kind, block in kinds_with_blocks if kind.scaled), None)
     if law is not None and law["rope_type"] == "longrope":
         return keys | _longrope_in_old_style(law, new[CONTEXT_KEY])
     return keys | {"rope_scaling": law}
