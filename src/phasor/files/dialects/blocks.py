@@ -182,9 +182,8 @@ LawReader = Callable[[JsonObject, LawContext, int], Law | Rule | None]
 _CLASS_KEY = "class"
 
 
-def block_sizes(ropes: LayerRopes, length: int) -> Keys:
-    """What a block depends on: the width of a head and a length, and what the class decides."""
-    rope = ropes.ropes[0]
+def class_sizes(rope: Rope) -> Keys:
+    """What the class of a model decides: which pairs turn, from where on, by which axes."""
     of_class = {
         "pairing": rope.pairing,
         "pairing_out": rope.pairing_out,
@@ -192,7 +191,13 @@ def block_sizes(ropes: LayerRopes, length: int) -> Keys:
         "rotary_start": rope.rotary_start,
         "direction": rope.direction,
     }
-    return {"head_dim": rope.head_dim, CONTEXT_KEY: length, _CLASS_KEY: of_class}
+    return {_CLASS_KEY: of_class}
+
+
+def block_sizes(ropes: LayerRopes, length: int) -> Keys:
+    """What a block depends on: the width of a head and a length, and what the class decides."""
+    rope = ropes.ropes[0]
+    return {"head_dim": rope.head_dim, CONTEXT_KEY: length, **class_sizes(rope)}
 
 
 def slice_sizes(ropes: LayerRopes, length: int) -> Keys:
@@ -203,6 +208,11 @@ def slice_sizes(ropes: LayerRopes, length: int) -> Keys:
 def decided_by_class(file: JsonObject) -> Mapping[str, Any]:
     """Fields of a rope, and the name of its axes."""
     return file.require(_CLASS_KEY, file.object(_CLASS_KEY)).values
+
+
+def said_by_file(file: JsonObject) -> Keys:
+    """What the file says, without what the class decides."""
+    return {key: value for key, value in file.values.items() if key != _CLASS_KEY}
 
 
 def class_facts(file: JsonObject, **others: Any) -> Architecture:

@@ -288,8 +288,8 @@ def _refuse(target: Target, dialect: Dialect, rope: Rope, context: int) -> NoRet
     start, _, law, *_ = properties
     lacking = _lacking(dialect, form, properties, context)
     feature = f"{lacking}{because}"
-    if lacking == law and _is_said(dialect, _without_gain(rope), context):
-        feature = f"cos and sin multiplied by {rope.attention_factor:g}"
+    if lacking == law and (of_gain := _lacking_gain(dialect, rope, context)):
+        feature = of_gain
     if lacking == law and isinstance(rope.scaling, Rule):
         raise TranslationError(f"{target.name} cannot express {feature}; {PICK_LAW}")
     if lacking == start or isinstance(rope.scaling, Rule):
@@ -300,12 +300,18 @@ def _refuse(target: Target, dialect: Dialect, rope: Rope, context: int) -> NoRet
     target.refuse(feature, rope, [one_axis, *near] if one_axis != rope else near)
 
 
-def _without_gain(rope: Rope) -> Rope:
-    """The rope with a law that leaves cos and sin as they are."""
+def _lacking_gain(dialect: Dialect, rope: Rope, context: int) -> str | None:
+    """The rope's factor on cos and sin, if the program says its frequencies with another."""
     law = rope.scaling
     if isinstance(law, (PerPair, Yarn)):
-        law = replace(law, attention_factor=1.0)
-    return replace(rope, scaling=law)
+        without_gain = replace(rope, scaling=replace(law, attention_factor=1.0))
+        if _is_said(dialect, without_gain, context):
+            return f"cos and sin multiplied by {rope.attention_factor:g}"
+    if isinstance(law, Yarn):
+        own_gain = replace(law, attention_factor=None, mscale=1.0, mscale_all_dim=0.0)
+        if _is_said(dialect, replace(rope, scaling=own_gain), context):
+            return f"YaRN with cos and sin multiplied by {rope.attention_factor:g}"
+    return None
 
 
 def _fault(dialect: Dialect, rope: Rope, context: int) -> str | None:

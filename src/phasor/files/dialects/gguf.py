@@ -14,15 +14,16 @@ from phasor._checks import letters_and_numbers
 from phasor.axes import Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError
 from phasor.files import refusal
-from phasor.files.configs.facts import Architecture, AxesFacts, architectures, read_table
+from phasor.files.configs.facts import Architecture, architectures, read_table
 from phasor.files.configs.layer_pattern import flag_pattern, rule_kinds
 from phasor.files.configs.model_class import facts_for, has_rope
 from phasor.files.configs.rope_blocks import query_factors
 from phasor.files.configs.ropes import layer_ropes
 from phasor.files.configs.source import JsonObject, renamed_keys, single_value
-from phasor.files.dialects.by_reading import Dialect, words_for_rope
+from phasor.files.dialects.blocks import class_facts, class_sizes, decided_by_class, said_by_file
+from phasor.files.dialects.by_reading import Dialect, FaultError, words_for_rope
 from phasor.files.dialects.target import Keys, Target, base_and_divisors, yarn_ramp
-from phasor.layers import LayerRopes
+from phasor.layers import LayerRopes, one_layer
 from phasor.rope import Rope
 from phasor.scaling import NTK, Law, Linear, LongRope, PerPair, Rule, Yarn, yarn_multiplier
 
@@ -338,7 +339,7 @@ def _read_yarn(config: JsonObject, facts: Architecture, factor: float) -> Yarn:
 
 BETA_KEYS = "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"
 # of most architectures
-_DEFAULT_BETAS = dict(zip(BETA_KEYS, (32.0, 1.0), strict=True))
+DEFAULT_BETAS = dict(zip(BETA_KEYS, (32.0, 1.0), strict=True))
 
 
 def is_tensor(key: str) -> bool:
@@ -360,39 +361,41 @@ def rope_keys(target: Target, rope: Rope, context: int) -> Keys:
     Raises:
         RefusalError: If no such architecture could turn so.
     """
-    turned = replace(rope, rotary_start=0)
-    if isinstance(rope.axes, Sectioned) and rope.axes.n_axes == 2:  # of three, the last has no pair
-        turned = replace(turned, axes=Sectioned((*rope.axes.sections, 0)))
-    return words_for_rope(target, _dialect_of(turned), turned, context, is_list=needs_tensor)
+    of_three = with_three_axes(rope)
+    return words_for_rope(target, WORDS_DIALECT, of_three, context, is_list=needs_tensor)
 
 
-def _dialect_of(rope: Rope) -> Dialect:
-    """The words as an architecture reads them that turns the rope's pairs, by its axes."""
-    law, facts = rope.scaling, Architecture(pairing=rope.pairing)
-    if not isinstance(rope.axes, OneAxis):
-        layout = "sectioned" if isinstance(rope.axes, Sectioned) else "interleaved"
-        facts = replace(facts, axes=AxesFacts(layout=layout))
-    if isinstance(law, Yarn) and law.mscale_all_dim:
+def _read_words(file: JsonObject) -> LayerRopes:
+    """The rope of an architecture that decides what no file says."""
+    name, facts = "any", class_facts(file)
+    if LOG_MULTIPLIER_KEY in file.values:
         facts = replace(facts, softmax=True, rewrite="log_multiplier")
-    return Dialect(read=partial(_read_words, facts), words=_words, sizes=_sizes, says_softmax=False)
-
-
-def _read_words(facts: Architecture, file: JsonObject) -> LayerRopes:
-    name = "any"
     values = {
         key if is_tensor(key) else f"{name}.{key}": value.tolist() if is_tensor(key) else value
-        for key, value in file.values.items()
+        for key, value in said_by_file(file).items()
     }
-    return _read_as(JsonObject({"general.architecture": name, **values}), name, facts)
+    (rope,) = _read_as(JsonObject({"general.architecture": name, **values}), name, facts).ropes
+    if isinstance(rope.scaling, Yarn) and not yarn_ramp(rope):
+        raise FaultError("in so narrow a head its ramp is another one")
+    return one_layer(replace(rope, rotary_start=decided_by_class(file)["rotary_start"]))
+
+
+def with_three_axes(rope: Rope) -> Rope:
+    """The rope with a third axis of no pairs, where it has two."""
+    if isinstance(rope.axes, Sectioned) and rope.axes.n_axes == 2:
+        return replace(rope, axes=Sectioned((*rope.axes.sections, 0)))
+    return rope
 
 
 def _sizes(ropes: LayerRopes, context: int) -> Keys:
-    width = ropes.ropes[0].head_dim
+    rope = ropes.ropes[0]
+    width = rope.head_dim
     heads = {"attention.head_count": 1, "attention.key_length": width, "embedding_length": width}
-    return {"block_count": len(ropes), "context_length": context, **heads}
+    return {"block_count": 1, "context_length": context, **heads, **class_sizes(rope)}
 
 
-def _words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
+def rope_words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
+    """Choices of keys and tensors for one rope."""
     rope = ropes.ropes[0]
     keys: Keys = {BASE_KEY: rope.base or BASE, WIDTH_KEY: rope.rotary_dim}
     if isinstance(rope.axes, (Sectioned, InterleavedSections)):
@@ -408,7 +411,7 @@ def _law_words(rope: Rope) -> Iterator[Keys]:
         yield {}
     elif isinstance(law, Linear):
         yield {"rope.scaling.type": "linear", "rope.scaling.factor": law.factor}
-    elif isinstance(law, Yarn) and yarn_ramp(rope):
+    elif isinstance(law, Yarn):
         yield from _yarn_words(law)
     elif isinstance(law, LongRope):
         yield {
@@ -431,7 +434,7 @@ def _yarn_words(law: Yarn) -> Iterator[Keys]:
         ORIGINAL_KEY: law.original_max_positions,
     }
     betas = dict(zip(BETA_KEYS, (law.beta_fast, law.beta_slow), strict=True))
-    if betas != _DEFAULT_BETAS:
+    if betas != DEFAULT_BETAS:
         keys |= betas
     if law.mscale_all_dim:
         # deepseek2 divides the key by 0.1, leaves cos and sin alone, and scales the softmax
@@ -439,3 +442,7 @@ def _yarn_words(law: Yarn) -> Iterator[Keys]:
     yield keys
     gain, _ = law.temperature()
     yield keys | {GAIN_KEY: gain / yarn_multiplier(law.factor, 1.0)}
+
+
+#: The words as an architecture reads them that turns the rope's pairs, by its axes.
+WORDS_DIALECT = Dialect(read=_read_words, words=rope_words, sizes=_sizes, says_softmax=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import NoReturn
@@ -11,20 +11,26 @@ from typing import NoReturn
 import numpy as np
 
 from phasor.axes import InterleavedSections, OneAxis, Sectioned
+from phasor.files.configs.source import JsonObject
+from phasor.files.dialects.by_reading import Dialect, words_or_refusal
 from phasor.files.dialects.gguf import (
     BASE_KEY,
     BETA_KEYS,
+    DEFAULT_BETAS,
     GAIN_KEY,
     LOG_MULTIPLIER_KEY,
     ORIGINAL_KEY,
     SECTIONS_KEY,
     WIDTH_KEY,
+    WORDS_DIALECT,
     architecture_facts,
     architecture_of,
     is_tensor,
     needs_tensor,
     pairs_of_a_fourth_axis,
     rope_keys,
+    rope_words,
+    with_three_axes,
 )
 from phasor.files.dialects.target import (
     LLAMA4_FACTOR,
@@ -33,19 +39,17 @@ from phasor.files.dialects.target import (
     Target,
     change_ropes,
     has_steps,
-    law_numbers,
     linear_factor,
     model_family,
     ntk_as_base,
     plain_candidates,
     rotating,
     softmax_notes,
-    yarn_ramp,
 )
-from phasor.layers import LayerRopes, QueryFactor
+from phasor.layers import LayerRopes, QueryFactor, one_layer
 from phasor.pairings import Pairing, by_pairing
 from phasor.rope import Rope
-from phasor.scaling import Linear, LongRope, Rule, Yarn, yarn_multiplier
+from phasor.scaling import LongRope, Rule, Yarn
 
 _TENSOR_NOTE = (
     "These tensors are float32. The architecture has to read them: llama does; the loader of one "
@@ -275,10 +279,48 @@ GGUF = _Ggml(
 # llama.cpp: the flags that replace the scaling keys of a GGUF file.
 
 
+# by flag, the key that it replaces; --yarn-attn-factor is overwritten where YaRN is on
+_FLAGS = {
+    "--rope-freq-base": BASE_KEY,
+    "--rope-scaling": "rope.scaling.type",
+    "--rope-scale": "rope.scaling.factor",
+    "--yarn-orig-ctx": ORIGINAL_KEY,
+    "--yarn-beta-fast": BETA_KEYS[0],
+    "--yarn-beta-slow": BETA_KEYS[1],
+}
+# keys that no flag replaces, and the file has to have
+_OF_FILE = WIDTH_KEY, SECTIONS_KEY
+
+
+def _flags(ropes: LayerRopes, context: int) -> Iterator[Keys]:
+    for keys in rope_words(ropes, context):
+        if keys.keys() <= {*_FLAGS.values(), *_OF_FILE}:
+            law = keys.get("rope.scaling.type", "none")
+            betas = DEFAULT_BETAS if law == "yarn" else {}
+            given = {"rope.scaling.type": law, **betas, **keys}
+            yield {flag: given[key] for flag, key in _FLAGS.items() if key in given}
+
+
+def _read_flags(file: JsonObject) -> LayerRopes:
+    values = {_FLAGS.get(name, name): value for name, value in file.values.items()}
+    return WORDS_DIALECT.read(file.with_values(values))
+
+
+def _flag_sizes(ropes: LayerRopes, context: int) -> Keys:
+    keys = next(rope_words(ropes, context))
+    of_file = {key: keys[key] for key in _OF_FILE if key in keys}
+    return {**WORDS_DIALECT.sizes(ropes, context), **of_file}
+
+
+_FLAG_DIALECT = Dialect(read=_read_flags, words=_flags, sizes=_flag_sizes, says_softmax=False)
+
+
 def _write_llama_cpp(ropes: LayerRopes, context: int) -> ProgramSettings:
     rope = ntk_as_base(LLAMA_CPP.only_rope(ropes))
     notes = [_rotation_note(LLAMA_CPP, ropes, rope, context)]
-    settings = {"-c": context, "--rope-freq-base": rope.base, **_scaling_flags(rope)}
+    of_three = one_layer(with_three_axes(rope))
+    written = words_or_refusal(LLAMA_CPP, _FLAG_DIALECT, of_three, context)
+    settings = {"-c": context, **written.keys}
     flags = " ".join(f"{name} {value}" for name, value in settings.items())
     if rope.scaling is not None:
         notes.append(
@@ -305,34 +347,6 @@ def _write_llama_cpp(ropes: LayerRopes, context: int) -> ProgramSettings:
     )
     kinds = dict.fromkeys(rotating(ropes), rope)
     return ProgramSettings(settings, f"llama-server -m FILE {flags}", tuple(notes), kinds)
-
-
-def _scaling_flags(rope: Rope) -> Keys:
-    law, gain = rope.scaling, rope.attention_factor
-    if rope.base is not None and law is None:
-        return {"--rope-scaling": "none"}
-    if isinstance(law, Linear):
-        return {"--rope-scaling": "linear", "--rope-scale": law.factor}
-    if not isinstance(law, Yarn) or not yarn_ramp(rope):
-        if gain != 1:
-            LLAMA_CPP.refuse(f"cos and sin multiplied by {gain:g}", rope)
-        LLAMA_CPP.refuse(
-            "frequencies other than base ** (-2k / d), or these divided by one factor or by "
-            "YaRN's ramp between whole pairs",
-            rope,
-        )
-    own_gain = yarn_multiplier(law.factor, 1.0)
-    if gain != own_gain:
-        # llama.cpp overwrites --yarn-attn-factor if YaRN is on
-        given = f"cos and sin multiplied by {gain:g}: its flags always give {own_gain:g}"
-        LLAMA_CPP.refuse(f"YaRN with {given}", rope)
-    return {"--rope-scaling": "yarn"} | law_numbers(
-        law,
-        factor="--rope-scale",
-        original_max_positions="--yarn-orig-ctx",
-        beta_fast="--yarn-beta-fast",
-        beta_slow="--yarn-beta-slow",
-    )
 
 
 LLAMA_CPP = _Ggml(
