@@ -58,7 +58,7 @@ def reason_is_true(ropes: LayerRopes, said: str) -> bool:
         ),
         "YaRN with cos and sin multiplied": any(unusual_yarn(r.scaling) for r in ropes.ropes),
         **dict.fromkeys(
-            ("for gpt-oss that need", "truncate: false"),
+            ("for gpt-oss that need", "gpt-oss's class gives a list"),
             any(
                 isinstance(rope.scaling, Yarn) and not rope.scaling.truncate for rope in ropes.ropes
             ),

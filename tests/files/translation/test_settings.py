@@ -36,7 +36,7 @@ def test_mlx_lm_is_told_yarns_factor_by_its_two_scales() -> None:
 def test_gpt_oss_is_refused_for_mlx_lm_as_far_off_as_its_rounded_ramp() -> None:
     """Any other model of half pairs is given the ramp as a list of divisors."""
     error = refusal(phasor.preset("gpt-oss-20b"), "mlx-lm")
-    assert "truncate: false for gpt-oss" in str(error)
+    assert "gpt-oss's class gives a list of divisors no max_position" in str(error)
     assert "off by up to 28.9 radians at position 131071" in str(error)
     rope = replace(ROPE, scaling=replace(YARN, truncate=False))
     assert block(rope, "mlx-lm")["rope_type"] == "longrope"
@@ -86,7 +86,9 @@ def test_clockwise_pairs_have_negative_divisors() -> None:
 def test_dynamic_ntk_of_clockwise_pairs_is_refused_for_mlx_lm_at_all_lengths() -> None:
     """Its code makes that law of a base; at one length it is a list of divisors."""
     rope = replace(ROPE, direction=-1, scaling=DynamicNTK(factor=2.0, original_max_positions=64))
-    with pytest.raises(TranslationError, match=r"one law for clockwise pairs.*--seq-len"):
+    with pytest.raises(
+        TranslationError, match=r"DynamicNTK of pairs that turn clockwise.*--seq-len"
+    ):
         translate(rope, "mlx-lm", context=128)
     assert max(block(rope.at(128), "mlx-lm")["long_factor"]) < 0
 

@@ -283,16 +283,27 @@ def _refuse(target: Target, dialect: Dialect, rope: Rope, context: int) -> NoRet
     because = "" if fault is None else f": {fault}"
     forwards = replace(rope, direction=1)
     if rope.direction < 0 and _is_said(dialect, forwards, context):
+        if isinstance(rope.scaling, Rule) and _is_said(dialect, rope.at(context), context):
+            law = type(rope.scaling).__name__
+            raise TranslationError(
+                f"{target.name} cannot express {law} of pairs that turn clockwise; {PICK_LAW}"
+            )
         target.refuse(f"pairs that turn clockwise{because}", rope, [forwards])
     properties = _plain_values(form)
-    start, _, law, *_ = properties
+    from_coordinate, _, law, *_ = properties
     lacking = _lacking(dialect, form, properties, context)
     feature = f"{lacking}{because}"
     if lacking == law and (of_gain := _lacking_gain(dialect, rope, context)):
         feature = of_gain
     if lacking == law and isinstance(rope.scaling, Rule):
-        raise TranslationError(f"{target.name} cannot express {feature}; {PICK_LAW}")
-    if lacking == start or isinstance(rope.scaling, Rule):
+        feature = f"{feature}; {PICK_LAW}"
+        if isinstance(rope.scaling, LongRope):  # the list for longer sequences, at the shorter
+            start = rope.scaling.original_max_positions
+            short, long = rope.at(start), rope.at(start + 1)
+            if _is_said(dialect, long, context):
+                target.refuse(feature, short, [long], start)
+        raise TranslationError(f"{target.name} cannot express {feature}")
+    if lacking == from_coordinate or isinstance(rope.scaling, Rule):
         target.refuse(feature, rope, [])
     one_axis = replace(rope, axes=OneAxis())
     near = [replace(other, axes=OneAxis()) for other in plain_candidates(rope)]

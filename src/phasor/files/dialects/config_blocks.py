@@ -66,8 +66,10 @@ def counting_coordinates(rope: Rope) -> Rope:
 
 def list_by_lengths(rope: Rope, length: int) -> Iterator[Keys]:
     """A longrope with one list, whose factor on cos and sin comes from two lengths."""
+    if isinstance(rope.scaling, Rule):
+        return
     gain, (base, divisors) = rope.attention_factor, base_and_divisors(rope)
-    if isinstance(rope.scaling, Rule) or gain < 1:
+    if gain < 1:
         return
     original = first_length(gain, length)
     lists = dict.fromkeys(("short_factor", "long_factor"), divisors.tolist())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from phasor.files.configs.facts import Architecture
 from phasor.files.configs.rope_blocks import LawContext, read_law, rope_type
@@ -17,7 +18,7 @@ from phasor.files.dialects.blocks import (
     slice_of,
     slice_sizes,
 )
-from phasor.files.dialects.by_reading import Dialect, words_by_rope
+from phasor.files.dialects.by_reading import Dialect, FaultError, words_by_rope
 from phasor.files.dialects.config_blocks import (
     counting_coordinates,
     list_by_lengths,
@@ -26,17 +27,14 @@ from phasor.files.dialects.config_blocks import (
     write_config,
 )
 from phasor.files.dialects.target import (
-    PICK_LAW,
     Keys,
     ProgramSettings,
     Target,
-    TranslationError,
     has_steps,
     model_family,
     mscales,
 )
 from phasor.layers import LayerRopes
-from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, Law, LongRope, Rule, Yarn
 
 _PAIRING_KEY = "rope_traditional"
@@ -44,16 +42,21 @@ _PAIRING_KEY = "rope_traditional"
 # Reading: the block for one rope. The class decides from where on it turns.
 
 
-def _read(file: JsonObject) -> LayerRopes:
+def _read(file: JsonObject, *, family: str = "") -> LayerRopes:
     block = file.require(BLOCK_KEY, file.object(BLOCK_KEY))
-    interleaved = file.flag(_PAIRING_KEY) and rope_type(block) != "longrope"
+    is_longrope = rope_type(block) == "longrope"
+    if is_longrope and family.startswith("gpt-oss"):
+        raise FaultError("gpt-oss's class gives a list of divisors no max_position_embeddings")
+    interleaved = file.flag(_PAIRING_KEY) and not is_longrope
     facts = Architecture(pairing="interleaved" if interleaved else "half")
     return read_slice(facts, _read_law, file)
 
 
 def _read_law(block: JsonObject, outside: LawContext, length: int) -> Law | Rule | None:
     kind = rope_type(block)
-    if kind == "longrope":  # the long list, for all lengths
+    if kind == "longrope":
+        if block.value("short_factor") != block.value("long_factor"):
+            raise FaultError("its code always takes the long list")
         return read_list(block, "long_factor", outside, length)
     if kind == "yarn":
         unread = ("attention_factor", "truncate")
@@ -70,8 +73,8 @@ def _words(ropes: LayerRopes, length: int) -> Iterator[Keys]:
     of_law = mscales(rope.scaling) if isinstance(rope.scaling, Yarn) else {}
     for block in named_words(counting_coordinates(rope)):
         yield keys | {BLOCK_KEY: block | of_law}
-    if isinstance(rope.scaling, LongRope):  # of which its code always takes the long list
-        rope = rope.at(rope.scaling.original_max_positions + 1)
+    if isinstance(rope.scaling, LongRope):  # which may pick the same law at all lengths
+        rope = rope.at(length)
     yield from (keys | {BLOCK_KEY: block} for block in list_by_lengths(rope, length))
 
 
@@ -80,43 +83,16 @@ _DIALECT = Dialect(
 )
 
 
-def _check_rule(rope: Rope) -> None:
-    """Refuse rules of which its code has one law."""
-    law = rope.scaling
-    if isinstance(law, DynamicNTK) and rope.direction < 0:
-        raise TranslationError(
-            f"mlx-lm keeps one law for clockwise pairs, and DynamicNTK picks one; {PICK_LAW}"
-        )
-    if isinstance(law, LongRope):
-        start = law.original_max_positions
-        short, long = rope.at(start), rope.at(start + 1)
-        if short != long:
-            MLX_LM.refuse(
-                "the short list of LongRope, which picks one by the length of the sequence: "
-                f"its code always takes the long one; {PICK_LAW}",
-                short,
-                [long],
-                start,
-            )
-
-
 def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
     laws = [rope.scaling for rope in ropes.ropes]
     starts = {law.original_max_positions for law in laws if isinstance(law, DynamicNTK)}
     length = only_length(MLX_LM, ropes, starts, context)
-    for rope in ropes.ropes:
-        _check_rule(rope)
-    ropes, words = words_by_rope(MLX_LM, _DIALECT, ropes, length, is_list=is_list)
+    family = model_family(ropes).replace("_", "-")
+    dialect = replace(_DIALECT, read=partial(_read, family=family))
+    ropes, words = words_by_rope(MLX_LM, dialect, ropes, length, is_list=is_list)
     pairings = {rope.pairing for rope in ropes.ropes}
     if len(pairings) > 1:  # the key is of all layers
         MLX_LM.only_rope(ropes)
-    if model_family(ropes).replace("_", "-").startswith("gpt-oss"):
-        for rope in (rope for rope, found in words.items() if is_list(found.keys)):
-            MLX_LM.refuse(
-                "truncate: false for gpt-oss, whose class gives a list of divisors no "
-                "max_position_embeddings",
-                rope,
-            )
     # some classes ask for the other word
     blocks = {
         rope: found.keys[BLOCK_KEY] | {"type": found.keys[BLOCK_KEY]["rope_type"]}
