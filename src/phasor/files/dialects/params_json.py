@@ -56,14 +56,17 @@ def _is_params(config: JsonObject) -> bool:
 
 def read(top: JsonObject) -> LayerRopes | None:
     """The rope of each layer, the same for all but Llama 4's layers without one."""
+    facts = _facts()
+    inside = facts["inside"].get(str(top.values.get("model_type")))
+    if inside is not None:
+        top = top.object(inside) or top
     if not _is_params(top):
         return None
-    facts = _facts()
     of_torchchat = any(map(top.has, facts["marks"]["torchchat"]))
     names: dict[str, Any] = {**facts["names"]}
     if of_torchchat:
         names |= facts["torchchat"]
-    config = JsonObject(top.values, names=names, strict=top.strict)
+    config = JsonObject(top.values, top.path, names=names, strict=top.strict)
     layers, latent = config.layers(), config.has("qk_rope_head_dim")
     head_dim = config.width("qk_rope_head_dim") or config.head_dim()
     base = _base(config, of_torchchat=of_torchchat)
