@@ -16,6 +16,7 @@ import pytest
 from phasor import ConfigError, PhasorWarning
 from phasor.axes import InterleavedSections, Sectioned
 from phasor.files.reading import load
+from phasor.files.translation import TranslationError, translate
 from phasor.scaling import NTK, Linear, PerPair, Yarn
 
 from ...each import each
@@ -490,3 +491,15 @@ except phasor.ConfigError as error:
         [sys.executable, "-c", code, path], capture_output=True, text=True, check=True
     )
     assert refused in done.stdout
+
+
+def test_a_ramp_that_llama_cpp_computes_otherwise_is_noted_and_not_written() -> None:
+    """In a head of two pairs it would end before it begins."""
+    law = {"type": "yarn", "factor": 4.0, "original_context_length": 4096}
+    keys = {f"rope__scaling__{key}": value for key, value in law.items()}
+    narrow = load(gguf(embedding_length=16, rope__freq_base=2.0, **keys))
+    assert any("llama.cpp's ramp of YaRN" in note for note in narrow.notes)
+    with pytest.raises(TranslationError) as error:
+        translate(narrow, "llama.cpp")
+    assert "llama.cpp's ramp of YaRN" in str(error.value)
+    assert not any("ramp" in note for note in load(gguf(**keys)).notes)

@@ -207,7 +207,7 @@ def _rope(top: JsonObject, config: JsonObject, facts: Architecture, kind: str) -
         says = {"key": config.name(key), "base": base, "law": law}
         raise refusal("gguf_fixed", path=config.path, usual=BASE, **says)
     with renamed_keys(config, base=key, rotary_dim=width_key, sections=SECTIONS_KEY):
-        return Rope(
+        rope = Rope(
             head_dim=head_dim,
             pairing=facts.pairing,
             base=base,
@@ -216,6 +216,19 @@ def _rope(top: JsonObject, config: JsonObject, facts: Architecture, kind: str) -
             axes=_axes(config, facts, width // 2),
             direction=top.sign(FREQS if isinstance(law, PerPair) else _SHORT) if law else 1,
         )
+    if _has_other_ramp(rope):
+        config.notes.append(f"{_OTHER_RAMP}.")
+    return rope
+
+
+# what ggml_rope_yarn_corr_dims bounds by 0 and by the width ends before it begins
+_OTHER_RAMP = "In so narrow a head llama.cpp's ramp of YaRN is not that of the law"
+
+
+def _has_other_ramp(rope: Rope) -> bool:
+    """Whether llama.cpp computes another ramp of YaRN than that of the law."""
+    law = rope.scaling
+    return isinstance(law, Yarn) and law.truncate and yarn_ramp(rope) is None
 
 
 def _axes(config: JsonObject, facts: Architecture, num_pairs: int) -> Axes:
@@ -375,8 +388,8 @@ def _read_words(file: JsonObject) -> LayerRopes:
         for key, value in said_by_file(file).items()
     }
     (rope,) = _read_as(JsonObject({"general.architecture": name, **values}), name, facts).ropes
-    if isinstance(rope.scaling, Yarn) and not yarn_ramp(rope):
-        raise FaultError("in so narrow a head its ramp is another one")
+    if _has_other_ramp(rope):
+        raise FaultError(_OTHER_RAMP)
     return one_layer(replace(rope, rotary_start=decided_by_class(file)["rotary_start"]))
 
 
