@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from phasor import ConfigError, PhasorWarning, Rope
-from phasor.axes import Axial
+from phasor.axes import Axial, Sectioned
 from phasor.files.dialects.blocks import config_keys, rope_parameters
+from phasor.files.dialects.model_files import keys_for_file
 from phasor.files.reading import load
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, PerPair, Proportional, Yarn
 
@@ -106,6 +107,7 @@ STARTS = [
     replace(PLAIN, scaling=DynamicNTK(factor=2.0, original_max_positions=n)) for n in (1024, 2048)
 ]
 QUARTER = replace(PLAIN, rotary_dim=64, scaling=Proportional(fraction=0.5))
+SECTIONED = replace(PLAIN, axes=Sectioned((16, 24, 24)))
 AXIAL = replace(PLAIN, axes=Axial((32, 32)))
 NEW = small("mynew", architectures=["MyNewForCausalLM"])
 
@@ -499,6 +501,12 @@ HINTS: dict[str, Hint] = {
         "keep the rope as JSON instead",
         as_json(QUARTER),
         QUARTER,
+    ),
+    "file_cannot": Hint(
+        writing(lambda: keys_for_file(replace(load(small()), kinds={"rope": SECTIONED}), 8, 8)),
+        "keep them as JSON instead",
+        as_json(SECTIONED),
+        SECTIONED,
     ),
     "axes_cannot": Hint(
         writing(lambda: rope_parameters(AXIAL, 8192)),
