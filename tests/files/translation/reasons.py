@@ -58,13 +58,11 @@ def reason_is_true(ropes: LayerRopes, said: str) -> bool:
         ),
         "YaRN with cos and sin multiplied": any(unusual_yarn(r.scaling) for r in ropes.ropes),
         **dict.fromkeys(
-            ("for gpt-oss that need", "gpt-oss's class gives a list"),
+            ("architectures of gpt-oss", "gpt-oss's class gives a list"),
             any(
                 isinstance(rope.scaling, Yarn) and not rope.scaling.truncate for rope in ropes.ropes
             ),
         ),
-        "in full layers alone": len(ropes.ropes) > 1
-        and any(rope.attention_factor != 1 for rope in resolved(ropes).ropes),
         "heads of": any(rope.head_dim - rope.rotary_start > 256 for rope in ropes.ropes),
         "neighbours at once": any(not fits_a_vector(rope) for rope in ropes.ropes),
         "not a whole number": any(base != int(base) for base in bases),

@@ -188,6 +188,7 @@ def class_sizes(rope: Rope) -> Keys:
         "pairing": rope.pairing,
         "pairing_out": rope.pairing_out,
         "axes": next(name for name, kind in AXES.items() if type(rope.axes) is kind),
+        "n_axes": rope.axes.n_axes,
         "rotary_start": rope.rotary_start,
         "direction": rope.direction,
     }

@@ -213,15 +213,14 @@ def words_for_rope(
     *,
     is_list: Callable[[Keys], bool],
 ) -> Keys:
-    """The words for one rope: a law by its name, else a list with the frequencies' own rounding.
-
-    Programs round frequencies by themselves, but for those of a list.
+    """`find_named_words` for one rope.
 
     Raises:
         RefusalError: If there are none, with what it is that the program cannot say.
     """
-    found = _find_for_rope(dialect, rope, context, is_list)
-    return (found or words_or_refusal(target, dialect, one_layer(rope), context)).keys
+    ropes = one_layer(rope)
+    found = find_named_words(dialect, ropes, context, is_list=is_list)
+    return (found or words_or_refusal(target, dialect, ropes, context)).keys
 
 
 def words_by_rope(
@@ -242,7 +241,9 @@ def words_by_rope(
     for model in _in_each_pairing(dialect, ropes):
         words: dict[Rope, Written] = {}
         for rope in (*model.ropes, *unused):
-            if (found := _find_for_rope(in_its_pairs, rope, context, is_list)) is None:
+            ropes_of_layer = one_layer(rope)
+            found = find_named_words(in_its_pairs, ropes_of_layer, context, is_list=is_list)
+            if found is None:
                 break
             words[rope] = found
         else:
@@ -253,13 +254,17 @@ def words_by_rope(
     raise AssertionError("each rope is expressed alone, so there are several")
 
 
-def _find_for_rope(
-    dialect: Dialect, rope: Rope, context: int, is_list: Callable[[Keys], bool]
+def find_named_words(
+    dialect: Dialect, ropes: LayerRopes, context: int, *, is_list: Callable[[Keys], bool]
 ) -> Written | None:
-    exact = _in_exact(rope)
-    found = find_words(dialect, one_layer(exact), context)
-    if found is not None and is_list(found.keys) and rope != exact:
-        found = find_words(dialect, one_layer(rope), context)
+    """The words for a law by its name, else a list with the frequencies' own rounding; or None.
+
+    Programs round frequencies by themselves, but for those of a list.
+    """
+    exact = change_ropes(ropes, _in_exact)
+    found = find_words(dialect, exact, context)
+    if found is not None and is_list(found.keys) and ropes != exact:
+        found = find_words(dialect, ropes, context)
     return found
 
 
@@ -279,7 +284,7 @@ def _refuse(target: Target, dialect: Dialect, rope: Rope, context: int) -> NoRet
     """Refuse a rope, by what the program cannot say of it."""
     form = ntk_as_base(rope)
     form = form if form.scaling is None else rope
-    fault = _fault(dialect, form, context)
+    fault = find_fault(dialect, one_layer(form), context)
     because = "" if fault is None else f": {fault}"
     forwards = replace(rope, direction=1)
     if rope.direction < 0 and _is_said(dialect, forwards, context):
@@ -325,9 +330,8 @@ def _lacking_gain(dialect: Dialect, rope: Rope, context: int) -> str | None:
     return None
 
 
-def _fault(dialect: Dialect, rope: Rope, context: int) -> str | None:
+def find_fault(dialect: Dialect, ropes: LayerRopes, context: int) -> str | None:
     """What the program's code does not do for the first words that have a fault; else None."""
-    ropes = one_layer(rope)
     for keys in dialect.words(ropes, context):
         try:
             _read_back(dialect, keys, ropes, context)

@@ -360,12 +360,12 @@ def is_tensor(key: str) -> bool:
     return key.endswith(".weight")
 
 
-def needs_tensor(keys: Keys) -> bool:
+def needs_tensor(keys: Mapping[str, Any]) -> bool:
     """Whether any of these names is that of a tensor."""
     return any(map(is_tensor, keys))
 
 
-def rope_keys(target: Target, rope: Rope, context: int) -> Keys:
+def rope_keys(target: Target, rope: Rope, context: int, architecture: str | None = None) -> Keys:
     """Metadata, less the name of the architecture before each, and tensors for one rope.
 
     The architecture has to turn these pairs by these axes from this coordinate on, which no file
@@ -374,13 +374,16 @@ def rope_keys(target: Target, rope: Rope, context: int) -> Keys:
     Raises:
         RefusalError: If no such architecture could turn so.
     """
-    of_three = with_three_axes(rope)
-    return words_for_rope(target, WORDS_DIALECT, of_three, context, is_list=needs_tensor)
+    dialect = replace(WORDS_DIALECT, read=partial(_read_words, architecture=architecture))
+    return words_for_rope(target, dialect, rope, context, is_list=needs_tensor)
 
 
-def _read_words(file: JsonObject) -> LayerRopes:
+def _read_words(file: JsonObject, *, architecture: str | None = None) -> LayerRopes:
     """The rope of an architecture that decides what no file says."""
     name, facts = "any", class_facts(file)
+    if needs_tensor(file.values) and (facts.axes is not None or architecture == "gpt-oss"):
+        which = "with several axes" if facts.axes is not None else "of gpt-oss"
+        raise FaultError(f"llama.cpp loads no tensor of frequencies for architectures {which}")
     if LOG_MULTIPLIER_KEY in file.values:
         facts = replace(facts, softmax=True, rewrite="log_multiplier")
     values = {
@@ -390,14 +393,10 @@ def _read_words(file: JsonObject) -> LayerRopes:
     (rope,) = _read_as(JsonObject({"general.architecture": name, **values}), name, facts).ropes
     if _has_other_ramp(rope):
         raise FaultError(_OTHER_RAMP)
-    return one_layer(replace(rope, rotary_start=decided_by_class(file)["rotary_start"]))
-
-
-def with_three_axes(rope: Rope) -> Rope:
-    """The rope with a third axis of no pairs, where it has two."""
-    if isinstance(rope.axes, Sectioned) and rope.axes.n_axes == 2:
-        return replace(rope, axes=Sectioned((*rope.axes.sections, 0)))
-    return rope
+    decided, axes = decided_by_class(file), rope.axes
+    if isinstance(axes, Sectioned) and not any(axes.sections[decided["n_axes"] :]):
+        axes = Sectioned(axes.sections[: decided["n_axes"]])  # others have no pairs
+    return one_layer(replace(rope, rotary_start=decided["rotary_start"], axes=axes))
 
 
 def _sizes(ropes: LayerRopes, context: int) -> Keys:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NoReturn
 
@@ -12,7 +12,13 @@ import numpy as np
 
 from phasor.axes import InterleavedSections, OneAxis, Sectioned
 from phasor.files.configs.source import JsonObject
-from phasor.files.dialects.by_reading import Dialect, words_or_refusal
+from phasor.files.dialects.by_reading import (
+    Dialect,
+    FaultError,
+    find_fault,
+    find_named_words,
+    words_or_refusal,
+)
 from phasor.files.dialects.gguf import (
     BASE_KEY,
     BETA_KEYS,
@@ -30,7 +36,6 @@ from phasor.files.dialects.gguf import (
     pairs_of_a_fourth_axis,
     rope_keys,
     rope_words,
-    with_three_axes,
 )
 from phasor.files.dialects.target import (
     LLAMA4_FACTOR,
@@ -56,12 +61,150 @@ _TENSOR_NOTE = (
     "that does not refuses the file."
 )
 
-#: Two kinds of layers with ropes of their own, of which scaling keys apply to the first: their
-#: keys, and the architecture that reads both.
-_TWO_ROPES = {
-    ("full", "sliding"): (BASE_KEY, f"{BASE_KEY}_swa", "gemma4"),
-    ("compressed", "sliding"): ("attention.compress_rope_freq_base", BASE_KEY, "deepseek4"),
-}
+# Models with two ropes: of these kinds of layers, of which laws are for the first.
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TwoRopes:
+    """An architecture that reads two bases, and what else it does not do."""
+
+    name: str
+    kinds: tuple[str, str]
+    base_keys: tuple[str, str]
+    check: Callable[[Keys, Rope], None]
+
+
+_WIDTH_OF_SLIDING = f"{WIDTH_KEY}_swa"
+
+
+# source: ggml-org/llama.cpp: src/models/gemma4.cpp, olmo2.cpp and deepseek4.cpp
+def _check_gemma4(keys: Keys, _scaled: Rope) -> None:
+    if keys.get(GAIN_KEY, 1.0) != 1.0:
+        raise FaultError("gemma4 gives a factor on cos and sin to sliding layers too")
+
+
+def _check_olmo2(keys: Keys, _scaled: Rope) -> None:
+    one_base = keys[BASE_KEY] == keys[f"{BASE_KEY}_swa"]
+    if not one_base or _WIDTH_OF_SLIDING in keys or needs_tensor(keys):
+        raise FaultError("olmo2 has one base and one width for both, and loads no tensors")
+
+
+def _check_deepseek4(keys: Keys, scaled: Rope) -> None:
+    if needs_tensor(keys) or scaled.attention_factor != 1:
+        raise FaultError("deepseek4 reads neither tensors nor a factor on cos and sin")
+
+
+_READERS_OF_TWO = (
+    _TwoRopes(
+        name="gemma4",
+        kinds=("full", "sliding"),
+        base_keys=(BASE_KEY, f"{BASE_KEY}_swa"),
+        check=_check_gemma4,
+    ),
+    _TwoRopes(
+        name="olmo2",
+        kinds=("full", "sliding"),
+        base_keys=(BASE_KEY, f"{BASE_KEY}_swa"),
+        check=_check_olmo2,
+    ),
+    _TwoRopes(
+        name="deepseek4",
+        kinds=("compressed", "sliding"),
+        base_keys=("attention.compress_rope_freq_base", BASE_KEY),
+        check=_check_deepseek4,
+    ),
+)
+
+
+def _two_dialect(reader: _TwoRopes) -> Dialect:
+    return Dialect(
+        read=partial(_read_two, reader),
+        words=partial(_words_of_two, reader),
+        sizes=_sizes_of_two,
+        says_softmax=False,
+    )
+
+
+def _sizes_of_two(ropes: LayerRopes, context: int) -> Keys:
+    """By kind of layer, the sizes for its rope."""
+    return {
+        kind: WORDS_DIALECT.sizes(one_layer(rope), context)
+        for kind, rope in rotating(ropes).items()
+    }
+
+
+def _words_of_two(reader: _TwoRopes, ropes: LayerRopes, context: int) -> Iterator[Keys]:
+    scaled, plain = (rotating(ropes)[kind] for kind in reader.kinds)
+    if plain.base is None:
+        return
+    widths = {} if plain.rotary_dim == scaled.rotary_dim else {_WIDTH_OF_SLIDING: plain.rotary_dim}
+    for keys in rope_words(one_layer(scaled), context):
+        bases = dict(zip(reader.base_keys, (keys[BASE_KEY], plain.base), strict=True))
+        of_law = {key: value for key, value in keys.items() if key not in (BASE_KEY, WIDTH_KEY)}
+        yield {**bases, WIDTH_KEY: scaled.rotary_dim, **widths, **of_law}
+
+
+def _read_two(reader: _TwoRopes, file: JsonObject) -> LayerRopes:
+    keys = {key: value for key, value in file.values.items() if key not in reader.kinds}
+    bases = [keys[key] for key in reader.base_keys]
+    width = keys.get(_WIDTH_OF_SLIDING, keys[WIDTH_KEY])
+    of_law = {k: v for k, v in keys.items() if k not in (*reader.base_keys, _WIDTH_OF_SLIDING)}
+    of_axes = {SECTIONS_KEY: keys[SECTIONS_KEY]} if SECTIONS_KEY in keys else {}
+    files = (
+        {**of_law, BASE_KEY: bases[0]},
+        {**of_axes, BASE_KEY: bases[1], WIDTH_KEY: width},
+    )
+    kinds = {
+        kind: WORDS_DIALECT.read(JsonObject({**file.values[kind], **said})).ropes[0]
+        for kind, said in zip(reader.kinds, files, strict=True)
+    }
+    reader.check(keys, kinds[reader.kinds[0]])
+    order = tuple(kind for kind in file.values if kind in reader.kinds)
+    return LayerRopes(name=reader.name, layer_kinds=order, kinds=kinds)
+
+
+def _find_two(pair: LayerRopes, context: int) -> tuple[Keys, str] | None:
+    """The keys of two ropes, and the architecture that reads them; None if none does."""
+    for reader in _readers_of(pair):
+        dialect = _two_dialect(reader)
+        found = find_named_words(dialect, pair, context, is_list=needs_tensor)
+        if found is not None:
+            return found.keys, reader.name
+    return None
+
+
+def _readers_of(pair: LayerRopes) -> list[_TwoRopes]:
+    return [reader for reader in _READERS_OF_TWO if {*reader.kinds} == {*pair.kinds}]
+
+
+def _keys_of_two(pair: LayerRopes, context: int) -> tuple[Keys, str]:
+    """The keys of two ropes, and the architecture that reads them.
+
+    Raises:
+        RefusalError: If none does.
+    """
+    found = _find_two(pair, context)
+    return _refuse_two(pair, context) if found is None else found
+
+
+def _refuse_two(pair: LayerRopes, context: int) -> NoReturn:
+    """Refuse two ropes by what each architecture does not do of them."""
+    for rope in pair.ropes:  # each by itself
+        rope_keys(GGUF, rope, context)
+    readers = _readers_of(pair)
+    faults = [find_fault(_two_dialect(reader), pair, context) for reader in readers]
+    if not all(faults):  # an architecture does all that is asked, but not with these ropes
+        GGUF.only_rope(pair)
+        raise AssertionError("there are two")
+    name = readers[0].kinds[0]
+    scaled = rotating(pair)[name].at(context)
+    near = [
+        rope
+        for rope in plain_candidates(scaled)
+        if _find_two(replace(pair, kinds={**pair.kinds, name: rope}), context) is not None
+    ]
+    because = ", and ".join(dict.fromkeys(filter(None, faults)))
+    GGUF.refuse(f"different ropes in {' and '.join(pair.kinds)} layers: {because}", scaled, near)
 
 
 def _write_gguf(ropes: LayerRopes, context: int) -> ProgramSettings:
@@ -73,26 +216,20 @@ def _write_gguf(ropes: LayerRopes, context: int) -> ProgramSettings:
         "compressed" if "compressed" in kind else kind.removesuffix("_attention"): rope
         for kind, rope in kinds.items()
     }
-    names = _find_two_ropes(by_name) if {*by_name.values()} == {*raised.ropes} else None
-    scaled = by_name[names[0]] if names else GGUF.only_rope(raised)
-    keys, scaled_layers = rope_keys(GGUF, scaled, context), ""
-    if names:
-        keys, reader = _keys_of_two(names, by_name[names[1]], scaled, keys, context)
-        scaled_layers = f"{names[0]} layers alone, as {reader} does"
-    elif "sliding" in by_name:
-        keys[f"{BASE_KEY}_swa"] = keys[BASE_KEY]
-        scaled_layers = "sliding layers too, as exaone4 does"
+    pair = LayerRopes(name=ropes.name, layer_kinds=tuple(by_name), kinds=by_name)
+    has_two = len(raised.ropes) == 2 and {*pair.ropes} == {*raised.ropes} and _readers_of(pair)
+    if has_two:
+        keys, reader = _keys_of_two(pair, context)
+        (name, _) = next(two.kinds for two in _READERS_OF_TWO if two.name == reader)
+        scaled, scaled_layers = by_name[name], f"{name} layers alone, as {reader} does"
+    else:
+        scaled, scaled_layers = GGUF.only_rope(raised), ""
+        keys = rope_keys(GGUF, scaled, context, architecture_of(model_family(ropes)))
+        if "sliding" in by_name:
+            keys[f"{BASE_KEY}_swa"] = keys[BASE_KEY]
+            scaled_layers = "sliding layers too, as exaone4 does"
     if scaled_layers and scaled.scaling is not None:
         notes.append(f"The architecture has to scale {scaled_layers}.")
-    of = "for gpt-oss" if architecture_of(model_family(ropes)) == "gpt-oss" else ""
-    if needs_tensor(keys) and (of or scaled.axes.n_axes > 1):
-        _refuse(
-            f"frequencies {of or 'with several axes'} that need a tensor, which llama.cpp does not "
-            "load there",
-            scaled,
-            context,
-            lambda keys: not needs_tensor(keys),
-        )
     for kind, factor in ropes.query_factors.items():
         if factor.first == 0 and _multiplies_queries(factor, ropes.kinds[kind]):
             keys["attention.temperature_scale"] = factor.strength
@@ -102,43 +239,6 @@ def _write_gguf(ropes: LayerRopes, context: int) -> ProgramSettings:
     settings = {key if is_tensor(key) else f"{{arch}}.{key}": keys[key] for key in keys}
     notes += _law_notes(scaled, keys)
     return ProgramSettings(settings, _writing_code(settings), tuple(dict.fromkeys(notes)), kinds)
-
-
-def _keys_of_two(
-    names: tuple[str, str], plain: Rope, scaled: Rope, keys: Keys, context: int
-) -> tuple[Keys, str]:
-    """The keys for two ropes, made of those of the first, and the architecture that reads them."""
-    scaled_key, plain_key, reader = _TWO_ROPES[names]
-    bases = {scaled_key: scaled.base, plain_key: plain.base}
-    widths = {} if plain.rotary_dim == scaled.rotary_dim else {f"{WIDTH_KEY}_swa": plain.rotary_dim}
-    has_gain = keys.get(GAIN_KEY, 1.0) != 1.0
-    if reader == "gemma4" and has_gain:
-        reader = "olmo2"
-        if widths or scaled.base != plain.base or needs_tensor(keys):
-            _refuse(
-                "a factor on cos and sin in full layers alone: gemma4 gives it to sliding ones "
-                "too, and olmo2 has one base for both and no tensors",
-                scaled,
-                context,
-                lambda keys: keys.get(GAIN_KEY, 1.0) == 1.0,
-            )
-    if reader == "deepseek4" and (scaled.attention_factor != 1 or needs_tensor(keys)):
-        _refuse(
-            "a factor on cos and sin, or frequencies that need a tensor, in compressed layers: "
-            "deepseek4 reads neither",
-            scaled,
-            context,
-            lambda keys: not needs_tensor(keys),
-        )
-    rest = {key: value for key, value in keys.items() if key != BASE_KEY}
-    return {**bases, WIDTH_KEY: scaled.rotary_dim, **widths, **rest}, reader
-
-
-def _refuse(feature: str, rope: Rope, context: int, takes: Callable[[Keys], bool]) -> NoReturn:
-    """Refuse a rope, with the nearest whose keys it takes."""
-    at = rope.at(context)
-    near = [rope for rope in plain_candidates(at) if takes(rope_keys(GGUF, rope, context))]
-    GGUF.refuse(feature, at, near)
 
 
 def _sections(rope: Rope) -> list[int]:
@@ -191,18 +291,6 @@ def _permutation(architecture: str | None, pairing: Pairing) -> str:
     if own == pairing:
         return f", and {architecture} does: the weights need not be permuted"
     return f", and {architecture} rotates {own} ones: {by_converter}"
-
-
-def _find_two_ropes(by_name: Mapping[str, Rope]) -> tuple[str, str] | None:
-    """The names of two different ropes, of which the second has no law; None for others."""
-    for names in _TWO_ROPES:
-        if set(by_name) == {*names}:
-            scaled, plain = (by_name[name] for name in names)
-            same_axes = scaled.axes == plain.axes and scaled.direction == plain.direction == 1
-            plain_base = plain.base and plain.scaling is None
-            if scaled != plain and same_axes and scaled.base and plain_base:
-                return names
-    return None
 
 
 def _law_notes(rope: Rope, keys: Keys) -> list[str]:
@@ -318,8 +406,7 @@ _FLAG_DIALECT = Dialect(read=_read_flags, words=_flags, sizes=_flag_sizes, says_
 def _write_llama_cpp(ropes: LayerRopes, context: int) -> ProgramSettings:
     rope = ntk_as_base(LLAMA_CPP.only_rope(ropes))
     notes = [_rotation_note(LLAMA_CPP, ropes, rope, context)]
-    of_three = one_layer(with_three_axes(rope))
-    written = words_or_refusal(LLAMA_CPP, _FLAG_DIALECT, of_three, context)
+    written = words_or_refusal(LLAMA_CPP, _FLAG_DIALECT, one_layer(rope), context)
     settings = {"-c": context, **written.keys}
     flags = " ".join(f"{name} {value}" for name, value in settings.items())
     if rope.scaling is not None:
