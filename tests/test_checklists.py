@@ -117,7 +117,9 @@ def model_types(value: Any) -> Iterator[str]:
 
 def test_a_model_type_is_checked_by_its_class_or_by_a_published_file() -> None:
     """Or it rotates as one that is; the slow tests run the classes of transformers."""
-    types = {n: f for n, f in table().huggingface.items() if not f.uses and not f.refused}
+    types = {
+        n: f for n, f in table().huggingface.items() if not f.other_positions and not f.refused
+    }
     sizes = resources.files("phasor.files.configs").joinpath("class_sizes.toml").read_text("utf-8")
     checked = {*tomllib.loads(sizes)}
     for case in published_configs.cases().values():

@@ -53,7 +53,7 @@ def main() -> None:
     )
     print(f"# Printed by tools/class_sizes.py from transformers {transformers.__version__}.")
     for name, facts in sorted(table().huggingface.items()):
-        if facts.uses is None and facts.refused is None and name in classes:
+        if facts.other_positions is None and facts.refused is None and name in classes:
             with contextlib.suppress(Exception):  # a class that cannot be made of nothing has none
                 found = sizes(classes[name], facts.names)
                 if any(found):

@@ -128,7 +128,7 @@ def _read_node(node: Any, origin: str, count: Iterator[int], inside: tuple[int, 
     if kind != "map":
         return [_read_node(item, origin, count, inside) for item in value]
     merged: dict[str, Any] = {}
-    own: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, Any]] = []
     for key, of_key in value:
         if str(key.tag) == f"{_STANDARD}merge":
             found = _read_node(of_key, origin, count, inside)
@@ -139,10 +139,10 @@ def _read_node(node: Any, origin: str, count: Iterator[int], inside: tuple[int, 
         elif not isinstance(key.value, str):
             raise ConfigError(f"{origin}: keys must be texts, got {key.tag}")
         else:
-            own.append((key.value, _read_node(of_key, origin, count, inside)))
-    values = dict(own)
+            pairs.append((key.value, _read_node(of_key, origin, count, inside)))
+    values = dict(pairs)
     # real files have a key twice with one value; NaN is its own here
-    for key, item in own:
+    for key, item in pairs:
         last = values[key]
         if [item] == [last] or isinstance(last, Unclear):
             continue

@@ -30,7 +30,7 @@ ENTRIES = {
 }
 #: An entry that is not like another says one of these.
 NEEDED = {
-    Architecture: ({"pairing", "uses", "refused"},),
+    Architecture: ({"pairing", "other_positions", "refused"},),
     Transformer: ({"pairing"}, {"base"}),
     Meaning: ({"means"}, {"says"}),
 }
@@ -63,8 +63,8 @@ SLIPS = {
     "a variant without a value": (
         "huggingface.toml",
         "falcon",
-        'key = "alibi", is = true, uses',
-        'key = "alibi", uses',
+        'key = "alibi", is = true, other_positions',
+        'key = "alibi", other_positions',
         "variant",
     ),
     "an unknown fact of a pattern": (

@@ -39,9 +39,11 @@ NEUTRAL: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default"},
     "use_rope": False,
 }
-WITHOUT_ROTATION = sorted(name for name, facts in KNOWN.items() if facts.uses is not None)
+WITHOUT_ROTATION = sorted(
+    name for name, facts in KNOWN.items() if facts.other_positions is not None
+)
 ROTATING = sorted(
-    name for name, facts in KNOWN.items() if facts.uses is None and facts.refused is None
+    name for name, facts in KNOWN.items() if facts.other_positions is None and facts.refused is None
 )
 #: The config of a model, as programs nest it; of no size is it the class's own.
 INNER = {"hidden_size": 1536, "num_hidden_layers": 7, "num_attention_heads": 12, "rope_theta": 7e5}
@@ -63,8 +65,8 @@ def test_a_type_without_rotation_swallows_no_key_of_a_rope() -> None:
         plain = {"model_type": name}
         for key, value in ROPE_KEYS.items():
             found = read(plain | {key: value})
-            carries = key in KNOWN[name].carried or (
-                key == "rope_parameters" and "rope_theta" in KNOWN[name].carried
+            carries = key in KNOWN[name].unused_keys or (
+                key == "rope_parameters" and "rope_theta" in KNOWN[name].unused_keys
             )
             if carries:
                 assert not isinstance(found, str)

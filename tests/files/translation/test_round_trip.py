@@ -36,7 +36,14 @@ PRECISION = 2.0**-24  # of float32: half a step, relative
 def class_with(pairing: str, axes: str | None, n_axes: int, part_only: bool) -> str:
     """A model type that rotates so, and takes the rest from its file."""
     for name, facts in table().huggingface.items():
-        own = (facts.uses, facts.refused, facts.fixed, facts.latent, facts.turns, facts.layers)
+        own = (
+            facts.other_positions,
+            facts.refused,
+            facts.fixed,
+            facts.latent,
+            facts.turns,
+            facts.layers,
+        )
         own += (facts.nested, facts.variants, facts.positions, facts.laws, facts.kinds, facts.names)
         layout = facts.axes and facts.axes.layout
         fits = (facts.pairing, layout) == (pairing, axes)

@@ -212,10 +212,10 @@ def _list_weights(num_layers: int) -> Iterator[_Weight]:
     """Every weight of a Llama, with the whole names of its tensor."""
     first, *of_layer, norm, output = _LLAMAS_WEIGHTS
     prefixes = [(f"layers.{i}.", f"model.layers.{i}.") for i in range(num_layers)]
-    layers = [(one, *prefix) for prefix in prefixes for one in of_layer]
-    for one, meta, theirs in [(first, "", ""), *layers, (norm, "", ""), (output, "", "")]:
-        names = {"meta": meta + one.meta, "transformers": theirs + one.transformers}
-        yield one._replace(**{program: f"{name}.weight" for program, name in names.items()})
+    layers = [(weight, *prefix) for prefix in prefixes for weight in of_layer]
+    for weight, meta, theirs in [(first, "", ""), *layers, (norm, "", ""), (output, "", "")]:
+        names = {"meta": meta + weight.meta, "transformers": theirs + weight.transformers}
+        yield weight._replace(**{program: f"{name}.weight" for program, name in names.items()})
 
 
 def plan_program(folder: Path, program: Program) -> ConversionPlan:

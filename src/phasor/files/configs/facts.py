@@ -138,8 +138,8 @@ class Architecture:
     variants: tuple[Variant, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
     query_factor: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    uses: str | None = None
-    carried: tuple[str, ...] = ()
+    other_positions: str | None = None
+    unused_keys: tuple[str, ...] = ()
     refused: str | None = None
     note: str | None = None
 
@@ -183,13 +183,13 @@ def table() -> Table:
     """The tables of model types, read once."""
     huggingface, files = read_table("huggingface.toml"), read_table("files.toml")
     types: dict[str, dict[str, Any]] = huggingface["model_types"]
-    for uses, names in huggingface["without_rotation"].items():
-        types |= {name: {"uses": uses} for name in names}
-    for name, keys in huggingface["carried"].items():
-        types[name] = types[name] | {"carried": keys}
+    for instead, names in huggingface["without_rotation"].items():
+        types |= {name: {"other_positions": instead} for name in names}
+    for name, keys in huggingface["unused_keys"].items():
+        types[name] = types[name] | {"unused_keys": keys}
     for name, parts in huggingface["parts"].items():
-        uses = [types.get(part, {}).get("uses") for part in parts.values()]
-        default = {"uses": uses[0]} if all(uses) else {"refused": NO_PART}
+        instead = [types.get(part, {}).get("other_positions") for part in parts.values()]
+        default = {"other_positions": instead[0]} if all(instead) else {"refused": NO_PART}
         types.setdefault(name, default)
     keys = ("num_hidden_layers", "hidden_size", "num_attention_heads")
     for name, sizes in read_table("class_sizes.toml").items():
@@ -232,9 +232,9 @@ def tuples(names: Mapping[str, str | list[str]]) -> dict[str, tuple[str, ...]]:
 
 def inherit(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The entry merged with the one of ``entries`` that it is ``like``."""
-    own = dict(entry)
-    like = own.pop("like", None)
-    return own if like is None else inherit(entries[like], entries) | own
+    facts = dict(entry)
+    like = facts.pop("like", None)
+    return facts if like is None else inherit(entries[like], entries) | facts
 
 
 def architectures(

@@ -48,7 +48,7 @@ def learned_ropes(
             if gain == 1:
                 explicit = tuple(inv_freq.tolist())
                 rope = replace(rope, base=None, scaling=None, explicit_inv_freq=explicit)
-        known = (name for name in ropes if name.split()[0] == kind and ropes[name] == rope)
-        order.append(next(known, f"{kind} {i}" if kind in ropes else kind))
+        same_ropes = (name for name in ropes if name.split()[0] == kind and ropes[name] == rope)
+        order.append(next(same_ropes, f"{kind} {i}" if kind in ropes else kind))
         ropes[order[-1]] = rope
     return tuple(order), ropes

@@ -74,7 +74,7 @@ def read_model_config(top: JsonObject, *, part: str | None, like: str | None) ->
         whose = f"{dict(facts.block)} is what {model_type} assumes"
         notes.append(f"The file has no rope_parameters; {whose}.")
     context = _context(config)
-    if facts.uses is None or (facts.query_factor and config.has("num_hidden_layers")):
+    if facts.other_positions is None or (facts.query_factor and config.has("num_hidden_layers")):
         kinds = layer_kinds(config, facts)
     else:
         kinds = ("nope",) * (config.layers() if config.has("num_hidden_layers") else 1)
@@ -116,12 +116,12 @@ def select_config(
     levels = language_models(top) if part is None else _path_to_part(top, part)
     for outer, inner in pairwise(levels) if part is None else ():
         _check_same_ropes(outer, inner)
-    known, name, config = table().huggingface, type_in_file(levels), levels[-1]
-    if like is not None and like not in known:
+    types, name, config = table().huggingface, type_in_file(levels), levels[-1]
+    if like is not None and like not in types:
         raise refusal("like", like=like)
     proposed = _type_of_architectures(config)
     model_type = like or name or proposed
-    if model_type is not None and model_type in known:
+    if model_type is not None and model_type in types:
         return levels, model_type
     for level in levels:
         for file in table().files["foreign_files"]:
@@ -158,11 +158,13 @@ def _type_of_architectures(config: JsonObject) -> str | None:
     """The known type whose classes the file names, if the file has the sizes that it reads."""
     named = config.values.get("architectures")
     names = cast("list[object]", named) if isinstance(named, (list, tuple)) else []
-    known = _types_by_stem()
+    types_by_stem = _types_by_stem()
     for name in names:
         stem = re.sub(r"(For[A-Z]\w{0,80}|LMHeadModel|Model)$", "", str(name)).lower()
-        if stem in known and _states_sizes(config, table().huggingface[known[stem]]):
-            return known[stem]
+        if stem in types_by_stem and _states_sizes(
+            config, table().huggingface[types_by_stem[stem]]
+        ):
+            return types_by_stem[stem]
     return None
 
 
@@ -198,7 +200,7 @@ def _states_sizes(config: JsonObject, facts: Architecture) -> bool:
     has = JsonObject(config.values, names=facts.names).has
     widths = [facts.width_key] if facts.latent else ["hidden_size", "num_attention_heads"]
     has_sizes = has("num_hidden_layers") and (has(facts.width_key) or all(map(has, widths)))
-    return facts.uses is None and facts.refused is None and has_sizes
+    return facts.other_positions is None and facts.refused is None and has_sizes
 
 
 def _path_to_part(top: JsonObject, part: str) -> list[JsonObject]:
@@ -270,10 +272,12 @@ def _select_facts(block: JsonObject, facts: Architecture) -> tuple[JsonObject, A
     names: dict[str, Sequence[str]] = {**facts.names}
     swapped_by = "rope_traditional of MLX" if values.get("rope_traditional") is True else None
     if block.path.partition(".")[0] == "model_config":  # of MLC
-        own = table().files["mlc_names"]
+        mlc_names = table().files["mlc_names"]
         # there 0 and -1 stand for an absent number
-        values = {k: v for k, v in values.items() if k not in own.values() or v not in (0, -1)}
-        names |= {key: (*names.get(key, (key,)), name) for key, name in own.items()}
+        values = {
+            k: v for k, v in values.items() if k not in mlc_names.values() or v not in (0, -1)
+        }
+        names |= {key: (*names.get(key, (key,)), name) for key, name in mlc_names.items()}
         facts = replace(facts, laws={**facts.laws, "gptj": "default"})
         if plain.has("rope_scaling") and plain.text("rope_scaling.rope_type") == "gptj":
             swapped_by = "rope_type gptj of MLC"
@@ -307,9 +311,9 @@ def note_assumed_sizes(model: ModelConfig) -> str:
     config, name, assumed = model.config, model.model_type, model.assumed_sizes
     if not model.says_type:
         raise refusal("no_size", size=config.name(next(iter(assumed))), model_type=name)
-    known = {*table().parts.get(name, {}), *table().files["other_objects"]}
+    expected_objects = {*table().parts.get(name, {}), *table().files["other_objects"]}
     for inner in config.unread_objects():
-        if inner.path.rpartition(".")[2] not in known and not inner.has("model_type"):
+        if inner.path.rpartition(".")[2] not in expected_objects and not inner.has("model_type"):
             alone = f", or load it alone, with its model_type in it: load(..., part={inner.path!r})"
             raise refusal("size_elsewhere", found=inner.path, model_type=name, alone=alone)
     for level in (*model.levels[:-1], config):
@@ -351,13 +355,13 @@ def layer_kinds(config: JsonObject, facts: Architecture) -> tuple[str, ...]:
     if len(kinds) != count:
         each = f"the kind of each of the {count} layers"
         raise ConfigError(f"{config.name(key)} must name {each}, got {len(kinds)}")
-    known = {*facts.labels, *files["without_rope"], *(rule.words if rule else ())}
+    words = {*facts.labels, *files["without_rope"], *(rule.words if rule else ())}
     # a special kind must be named by its own name, which has the kind's facts
     if not (facts.without_rope or facts.kinds):
-        known |= {*files["layer_words"]}
+        words |= {*files["layer_words"]}
     for i, word in enumerate(kinds):
-        if word not in known:
-            listed = ", ".join(sorted(known))
+        if word not in words:
+            listed = ", ".join(sorted(words))
             raise refusal("layer_kind", key=config.name(key), i=i, known=listed, word=word)
     return kinds
 

@@ -56,11 +56,11 @@ class ProgramModel:
     """What the files of all programs say: sizes, a rope, and the numbers of a law."""
 
     def __init__(
-        self, program: str, config: JsonObject, title: str = "", own: Mapping[str, Any] = _NONE
+        self, program: str, config: JsonObject, title: str = "", entry: Mapping[str, Any] = _NONE
     ) -> None:
-        # ``own`` is what the file's class has instead of the program's facts
+        # ``entry`` is what the file's class has instead of the program's facts
         self.facts, self.program, self.title = read_programs()[program], program, title
-        self.names = names = _names({**self.facts["names"], **own.get("names", {})})
+        self.names = names = _names({**self.facts["names"], **entry.get("names", {})})
         values = {key: _beside(config.values, value) for key, value in config.values.items()}
         self.config = JsonObject(values, config.path, names=names, strict=config.strict)
         self.config.ignore(*spellings(self.facts["ignored"]))
@@ -69,7 +69,7 @@ class ProgramModel:
             said = {k: v for k, v in values.items() if k not in spellings([CONTEXT])}
             self.config = self.config.with_values({**said, CONTEXT: None})  # which turns nothing
             self.config.notes.append(f"{CONTEXT} is not read: it is {length}.")
-        self.defaults, self.assumes = {**self.facts["defaults"], **own}, f"what {program} assumes"
+        self.defaults, self.assumes = {**self.facts["defaults"], **entry}, f"what {program} assumes"
         key = "qk_rope_head_dim"
         self.latent = self.turns_all = key in names and self.config.has(key)
         self.blocks: list[JsonObject] = []
@@ -134,32 +134,32 @@ class ProgramModel:
         numbers = JsonObject(values, config.path, names=names)
         numbers = numbers.with_defaults(of_law.get("defaults", {}))
         length = JsonObject({CONTEXT: self.config.whole(CONTEXT)})
-        of_class = Architecture(softmax=self.latent, ntk_alpha=True)
-        outside = LawContext(of_class, rope.rotary_dim, length, mscale_alone=True)
+        law_facts = Architecture(softmax=self.latent, ntk_alpha=True)
+        outside = LawContext(law_facts, rope.rotary_dim, length, mscale_alone=True)
         law = read_law(numbers, outside)
         law = None if law == Linear(factor=1.0) else law  # which KerasHub writes for no law
         config.ignore(*numbers.keys_read)
         return replace(rope, scaling=law, direction=numbers.sign("short_factor"))
 
-    def ropes_by_kind(self, rope: Rope, own: Mapping[str, Any], by: float = 1.0) -> LayerRopes:
+    def ropes_by_kind(self, rope: Rope, entry: Mapping[str, Any], by: float = 1.0) -> LayerRopes:
         """The ropes of all layers, by the kinds of a class; ``by`` divides the positions of all."""
-        kinds: Mapping[str, Any] = own.get("kinds", {"rope": {}, "nope": False})
-        rule = own.get("layers", {"every": 1})
-        turning = {kind: {**own, **more} for kind, more in kinds.items() if more is not False}
+        kinds: Mapping[str, Any] = entry.get("kinds", {"rope": {}, "nope": False})
+        rule = entry.get("layers", {"every": 1})
+        turning = {kind: {**entry, **more} for kind, more in kinds.items() if more is not False}
         ropes = {kind: self._of_kind(rope, more, by) for kind, more in turning.items()}
         pattern = self._pattern(rule, [*kinds])
         return self.ropes({kind: ropes.get(kind) for kind in kinds}, pattern)
 
-    def _of_kind(self, rope: Rope, own: Mapping[str, Any], by: float) -> Rope:
+    def _of_kind(self, rope: Rope, entry: Mapping[str, Any], by: float) -> Rope:
         """The rope of one kind of layer, by the keys that are its own."""
-        config, key, base = self.config, own.get("base_key"), own.get("base", rope.base)
+        config, key, base = self.config, entry.get("base_key"), entry.get("base", rope.base)
         if key is not None:
             base = config.or_default(key, config.number(key, above=1), base, self.assumes)
-        width = config.width(own.get("head_dim_key", "")) or rope.head_dim
-        rotary_dim = width if "head_dim_key" in own else rope.rotary_dim
+        width = config.width(entry.get("head_dim_key", "")) or rope.head_dim
+        rotary_dim = width if "head_dim_key" in entry else rope.rotary_dim
         rope = replace(rope, base=base, head_dim=width, rotary_dim=rotary_dim)
-        by *= config.number(own.get("factor_key", ""), above=0) or 1.0
-        fraction = config.number(own.get("fraction_key", ""), least=2 / width, most=1)
+        by *= config.number(entry.get("factor_key", ""), above=0) or 1.0
+        fraction = config.number(entry.get("fraction_key", ""), least=2 / width, most=1)
         law = Proportional(fraction=fraction or 1.0, factor=by)
         return divided(rope, by) if law.fraction == 1 else replace(rope, scaling=law)
 
@@ -173,14 +173,14 @@ class ProgramModel:
         if found is None and "every" in rule:
             interval = config.whole(rule.get("every_key", "")) or rule["every"]
             return LayerPattern.every(interval, layers)
-        items, known = config.require(key, config.items(key)), [*words, 0, 1]
+        items, allowed = config.require(key, config.items(key)), [*words, 0, 1]
         if "beyond" in rule:  # all after the list are
-            items, known = [*items, *[1] * layers], [0, 1]
+            items, allowed = [*items, *[1] * layers], [0, 1]
         if "counts" in rule and [*map(type, items[:2])] == [int, int] and sum(items[:2]) > 0:
             return LayerPattern.repeat([False] * items[0] + [True] * items[1], layers)
-        if len(items) < layers or any(item not in known for item in items[:layers]):
-            one = f"{rule.get('counts', '')}one of {', '.join(map(str, known))}"
-            config.refuse(key, f"{one} for each of {layers} layers")
+        if len(items) < layers or any(item not in allowed for item in items[:layers]):
+            expected = f"{rule.get('counts', '')}one of {', '.join(map(str, allowed))}"
+            config.refuse(key, f"{expected} for each of {layers} layers")
         first = (words[0], rule.get("flag", 1))
         return LayerPattern(tuple(item in first for item in items[:layers]))
 
@@ -188,17 +188,20 @@ class ProgramModel:
         self,
         kinds: Mapping[str, Rope | None],
         pattern: LayerPattern | None = None,
-        others: Sequence[str] = (),
+        without_attention: Sequence[str] = (),
     ) -> LayerRopes:
         """The ropes of all layers: those that the pattern marks are of the first kind.
 
-        Without a pattern all are. ``others`` are the kinds of layers without attention, empty for
-        those that have it.
+        Without a pattern all are. ``without_attention`` has the kinds of layers without attention,
+        empty for those that have it.
         """
         config, layers = self.config, self.config.layers()
         on, off, *_ = *kinds, ""
         found = (pattern or LayerPattern.every(1, layers)).kinds(on, off)
-        in_order = [one or kind for one, kind in zip(others or layers * [""], found, strict=True)]
+        in_order = [
+            special or kind
+            for special, kind in zip(without_attention or layers * [""], found, strict=True)
+        ]
         for key in ("rope_scaling", "rope_parameters"):
             if config.strict and isinstance(config.unread().get(key), Mapping):
                 config.refuse(key, f"absent, as {self.program} reads no such block")

@@ -74,8 +74,8 @@ def _internlm(config: JsonObject) -> JsonObject:
     if block.get("type") == "origin":
         block["type"] = "default"
     if block.get("type") == "dynamic" and block.get("factor") is None:  # both are its class's
-        own = {"original_max_position_embeddings": values.get("max_position_embeddings")}
-        block |= {"factor": 1.0, **own}
+        lengths = {"original_max_position_embeddings": values.get("max_position_embeddings")}
+        block |= {"factor": 1.0, **lengths}
     origins = {f"rope_scaling.{renamed.get(key, key)}": f"{name}.{key}" for key in rotary.values}
     return config.with_values({**values, "rope_scaling": block}, {"rope_scaling": name, **origins})
 

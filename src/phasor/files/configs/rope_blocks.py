@@ -58,9 +58,9 @@ class RopeBlocks:
         if self.assumed:
             block = JsonObject(facts.block, "rope_parameters")
             for key in ("rope_theta", "partial_rotary_factor", _ORIGINAL):
-                own, got = block.number(key), config.number(key)
-                if None not in (own, got) and own != got:
-                    raise refusal("class_block", key=config.name(key), got=got, own=own)
+                class_number, got = block.number(key), config.number(key)
+                if None not in (class_number, got) and class_number != got:
+                    raise refusal("class_block", key=config.name(key), got=got, own=class_number)
         self.top = block or JsonObject({}, "rope_parameters")
         self.by_kind: dict[str, JsonObject | None] = {}
         self.used: list[JsonObject] = []

@@ -70,9 +70,9 @@ def huggingface_ropes(model: ModelConfig) -> LayerRopes:
     order, labels = model.layer_kinds, dict[str, str]()
     kinds: dict[str, Rope | None] = dict.fromkeys(order)
     unused: dict[str, Rope] = {}
-    if facts.uses is not None:
+    if facts.other_positions is not None:
         position_type = config.text("position_embedding_type") or ""
-        instead = table().files["instead"].get(position_type, facts.uses)
+        instead = table().files["instead"].get(position_type, facts.other_positions)
         config.notes.append(f"{model.model_type} has no rotary embedding; in its place: {instead}.")
         blocks.use_all()
     else:
@@ -95,7 +95,9 @@ def huggingface_ropes(model: ModelConfig) -> LayerRopes:
         order, kinds = learned_ropes(model, model.levels[0].folder, kinds)
     factors = rope_blocks.query_factors(facts.query_factor, config, kinds, blocks.block_of)
     # a plain class of transformers is known to have no code for other keys
-    is_plain = facts.sizes and not (facts.uses or facts.axes or facts.block or facts.nested)
+    is_plain = facts.sizes and not (
+        facts.other_positions or facts.axes or facts.block or facts.nested
+    )
     labelled = {kind: unused[label] for kind, label in facts.labels.items() if label in unused}
     name = model.levels[0].text("_name_or_path") or config.text("_name_or_path")
     return layer_ropes(
@@ -295,8 +297,8 @@ def ropes_beside(
         for kind in dict.fromkeys(layer_kinds[layer] for layer in layers):
             rope = kinds[kind]
             if rope is not None and width and (not beside.kinds or kind in beside.kinds):
-                own = (name, _rope_beside(rope, beside, width))
-                found.setdefault(own, []).extend(i for i in layers if layer_kinds[i] == kind)
+                named_rope = (name, _rope_beside(rope, beside, width))
+                found.setdefault(named_rope, []).extend(i for i in layers if layer_kinds[i] == kind)
     ropes = {rope for kind in layer_kinds if (rope := kinds[kind]) is not None}
     only_rope = next(iter(ropes)) if len(ropes) == 1 else None
     rule = facts.layers

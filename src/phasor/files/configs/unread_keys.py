@@ -128,7 +128,7 @@ def check_unread_keys(
     refused: list[str] = []
     asking: list[str] = []
     unused: list[str] = []
-    rotates_nothing = facts.uses is not None
+    rotates_nothing = facts.other_positions is not None
     ropes, rope_blocks = [rope for rope in layers if rope is not None], [*blocks]
     for block in (*rope_blocks, config, *objects_inside(config)):
         in_block = block in rope_blocks
@@ -145,7 +145,7 @@ def check_unread_keys(
                 if value != factor:
                     counts = f"{block.name('factor')} {short_repr(factor)} counts"
                     doubt(config, f"{counts}, and {name} {short_repr(value)} not.")
-            elif rotates_nothing and inside in facts.carried:
+            elif rotates_nothing and inside in facts.unused_keys:
                 unused.append(name)
             elif in_block and (laws := _laws_of_untyped(block, key)):
                 refused.append(f"{said} belongs to a law, but no rope_type names it: {laws}")
@@ -184,8 +184,8 @@ def check_unread_keys(
 def _laws_of_untyped(block: JsonObject, key: str) -> str:
     """The laws that a block without a type may mean, if ``key`` is a number of a law."""
     numbers = {law: set[str](keys) for law, keys in table().files["law_numbers"].items()}
-    known = set[str]().union(*numbers.values())
-    if block.values.get("rope_type") or block.values.get("type") or key not in known:
+    law_keys = set[str]().union(*numbers.values())
+    if block.values.get("rope_type") or block.values.get("type") or key not in law_keys:
         return ""
-    given = known & {k for k in block.values if block.has(k)}
+    given = law_keys & {k for k in block.values if block.has(k)}
     return " or ".join(law for law, keys in numbers.items() if given <= keys) or "any"

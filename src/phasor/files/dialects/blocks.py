@@ -184,7 +184,7 @@ _CLASS_KEY = "class"
 
 def class_sizes(rope: Rope) -> Keys:
     """What the class of a model decides: which pairs turn, from where on, by which axes."""
-    of_class = {
+    decided = {
         "pairing": rope.pairing,
         "pairing_out": rope.pairing_out,
         "axes": next(name for name, kind in AXES.items() if type(rope.axes) is kind),
@@ -192,7 +192,7 @@ def class_sizes(rope: Rope) -> Keys:
         "rotary_start": rope.rotary_start,
         "direction": rope.direction,
     }
-    return {_CLASS_KEY: of_class}
+    return {_CLASS_KEY: decided}
 
 
 def block_sizes(ropes: LayerRopes, length: int) -> Keys:
@@ -216,12 +216,12 @@ def said_by_file(file: JsonObject) -> Keys:
     return {key: value for key, value in file.values.items() if key != _CLASS_KEY}
 
 
-def class_facts(file: JsonObject, **others: Any) -> Architecture:
-    """Of the class that turns pairs as the file says, and ``others`` of the program."""
-    of_class = decided_by_class(file)
-    pairs = {key: of_class[key] for key in ("pairing", "pairing_out")}
-    axes = None if of_class["axes"] == "one" else AxesFacts(layout=of_class["axes"])
-    return Architecture(axes=axes, **pairs, **others)
+def class_facts(file: JsonObject, **program_facts: Any) -> Architecture:
+    """Of the class that turns pairs as the file says, and ``program_facts``."""
+    decided = decided_by_class(file)
+    pairs = {key: decided[key] for key in ("pairing", "pairing_out")}
+    axes = None if decided["axes"] == "one" else AxesFacts(layout=decided["axes"])
+    return Architecture(axes=axes, **pairs, **program_facts)
 
 
 def read_block(facts: Architecture, law_of: LawReader, file: JsonObject) -> Rope:
@@ -258,9 +258,9 @@ def read_slice(facts: Architecture, law_of: LawReader, file: JsonObject) -> Laye
 
 
 def _read(file: JsonObject) -> LayerRopes:
-    of_class = decided_by_class(file)
-    clockwise, start = of_class["direction"] < 0, of_class["rotary_start"]
-    if clockwise and (start or of_class["axes"] != "one"):
+    decided = decided_by_class(file)
+    clockwise, start = decided["direction"] < 0, decided["rotary_start"]
+    if clockwise and (start or decided["axes"] != "one"):
         raise FaultError(_NANOCHAT)
     facts = Architecture() if clockwise else class_facts(file, softmax=True)
     rope = read_block(facts, _read_law, file)

@@ -143,9 +143,9 @@ def _read_back(dialect: Dialect, keys: Keys, ropes: LayerRopes, context: int) ->
         return dialect.read(file)
 
 
-def _turn_alike(dialect: Dialect, ropes: LayerRopes, others: LayerRopes, context: int) -> bool:
+def _turn_alike(dialect: Dialect, ropes: LayerRopes, read: LayerRopes, context: int) -> bool:
     """Whether every layer turns by the same angles, whatever the laws are called."""
-    pairs = dict.fromkeys(zip(ropes, others, strict=True))
+    pairs = dict.fromkeys(zip(ropes, read, strict=True))
     return all(_ropes_alike(dialect, rope, other, context) for rope, other in pairs)
 
 
@@ -352,10 +352,10 @@ def _lacking(dialect: Dialect, rope: Rope, plain: Mapping[str, Keys], context: i
         alone = _with(rope, *(values for other, values in plain.items() if other != name))
         if alone != plain_rope and not is_said(alone):
             return name
-    without = {name: _with(rope, values) for name, values in plain.items()}
-    lacking = [name for name, other in without.items() if other != rope]
+    with_plain = {name: _with(rope, values) for name, values in plain.items()}
+    lacking = [name for name, other in with_plain.items() if other != rope]
     # where the rest is not said without any of them, it is all of them
-    together = [name for name in lacking if is_said(without[name])] or lacking
+    together = [name for name in lacking if is_said(with_plain[name])] or lacking
     if len(together) > 1:
         return f"{' and '.join(together)} together"
     return together[0] if together else f"the rotation {rope}"

@@ -122,7 +122,7 @@ def write_config(
         if not ropes.in_config.values:  # of no file, as Gemma 3's classes call the bases
             names = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
             found = [(key, parameters.get(label)) for label, key in names.items()]
-            keys |= {key: own["rope_theta"] for key, own in found if own}
+            keys |= {key: own_block["rope_theta"] for key, own_block in found if own_block}
         note = f"The class for the model in {target.name} must read a block for each kind"
         if all(found in ({**found, "rope_type": "default"}, block(main)) for found in blocks):
             note += ", or a base for each and rope_scaling for all but sliding layers"

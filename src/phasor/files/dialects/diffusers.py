@@ -26,7 +26,7 @@ class Transformer:
     base: float | None = None
     head_dim: int | None = None
     fraction: float | None = None
-    uses: str | None = None
+    other_positions: str | None = None
     refused: str | None = None
     note: str | None = None
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
@@ -46,18 +46,22 @@ def read(top: JsonObject) -> LayerRopes | None:
     if (name := top.text("_class_name")) is None:
         return None
     if (facts := _classes().get(name)) is None:
-        known = "a transformer that phasor knows (of a pipeline give its transformer/config.json, "
-        top.refuse("_class_name", f"{known}else describe the embedding with phasor.Rope(...))")
+        expected = (
+            "a transformer that phasor knows (of a pipeline give its transformer/config.json, "
+        )
+        top.refuse("_class_name", f"{expected}else describe the embedding with phasor.Rope(...))")
     if facts.refused is not None:
         raise ConfigError(f"{top.name('_class_name')} {name} cannot be read: {facts.refused}")
-    names = {"num_attention_heads": ()} if facts.uses else facts.names
+    names = {"num_attention_heads": ()} if facts.other_positions else facts.names
     config = JsonObject(top.values, names=names, strict=top.strict)
     config.notes += [facts.note] if facts.note else []
     config.ignore(*facts.ignored)
     layers = sum(config.whole(key, least=0, most=MOST_LAYERS) or 0 for key in facts.layer_keys)
     rope, blocks = None, ()
-    if facts.uses is not None:
-        config.notes.append(f"{name} has no rotary embedding; in its place: {facts.uses}.")
+    if facts.other_positions is not None:
+        config.notes.append(
+            f"{name} has no rotary embedding; in its place: {facts.other_positions}."
+        )
         blocks = filter(None, map(config.object, ("rope_scaling", "rope_parameters")))
     else:
         config.require(facts.layer_keys[0], layers or None)
@@ -72,7 +76,7 @@ def read(top: JsonObject) -> LayerRopes | None:
         {kind: rope},
         (kind,) * (layers or 1),
         f"a diffusers {name}",
-        facts=Architecture(uses=facts.uses),
+        facts=Architecture(other_positions=facts.other_positions),
         blocks=blocks,
         name=name,
     )
@@ -119,6 +123,8 @@ def _classes() -> Mapping[str, Transformer]:
     """``diffusers.toml``, read once."""
     plain = read_table("diffusers.toml", "phasor.files.dialects")
     entries: dict[str, dict[str, Any]] = plain["rotating"]
-    entries |= {name: {"uses": uses} for name, uses in plain["without_rotation"].items()}
+    entries |= {
+        name: {"other_positions": instead} for name, instead in plain["without_rotation"].items()
+    }
     entries |= {name: {"refused": why} for name, why in plain["refused"].items()}
     return architectures(entries, plain["names"], Transformer)

@@ -49,8 +49,8 @@ def _read_law(block: JsonObject, outside: LawContext, length: int) -> Law | Rule
     if kind == "yarn":
         # the factor is that of two lengths, where the block has the one before the extension
         factor = block.number("factor") if original is None else length / original
-        own = {ORIGINAL_KEY: original or length, "factor": factor}
-        block = block.with_values({**block.values, **own})
+        lengths = {ORIGINAL_KEY: original or length, "factor": factor}
+        block = block.with_values({**block.values, **lengths})
     return read_law(block, outside)
 
 

@@ -59,9 +59,11 @@ def read(top: JsonObject) -> LayerRopes | None:
     if (name := top.text("general.architecture")) is None:
         return None
     if (facts := architecture_facts().get(name)) is None:
-        known = "one that phasor knows, such as gguf.MODEL_ARCH_NAMES lists (else load the model's "
+        expected = (
+            "one that phasor knows, such as gguf.MODEL_ARCH_NAMES lists (else load the model's "
+        )
         way_out = "config.json, or describe its embedding with phasor.Rope(...))"
-        top.refuse("general.architecture", known + way_out)
+        top.refuse("general.architecture", expected + way_out)
     return _read_as(top, name, facts)
 
 
@@ -70,8 +72,10 @@ def _read_as(top: JsonObject, name: str, facts: Architecture) -> LayerRopes:
     config, facts = _select_facts(top, name, facts)
     in_order = _kinds_in_order(config, facts, config.layers())
     kinds = {kind: _rope(top, config, facts, kind) for kind in dict.fromkeys(in_order)}
-    if facts.uses is not None:
-        config.notes.append(f"{name} has no rotary embedding; in its place: {facts.uses}.")
+    if facts.other_positions is not None:
+        config.notes.append(
+            f"{name} has no rotary embedding; in its place: {facts.other_positions}."
+        )
     return layer_ropes(
         config,
         kinds,
@@ -90,8 +94,8 @@ def architecture_of(name: str) -> str | None:
     """The architecture of llama.cpp for a model, by its type or the name of its preset."""
     words = letters_and_numbers(name)
     begins = {tuple(k.split()): v for k, v in _tables()["converted"].items()}
-    known = max((key for key in begins if words[: len(key)] == key), key=len, default=None)
-    return None if known is None else begins[known] or None
+    longest = max((key for key in begins if words[: len(key)] == key), key=len, default=None)
+    return None if longest is None else begins[longest] or None
 
 
 def _select_facts(
@@ -118,7 +122,7 @@ def _select_facts(
     for key, value in values.items():
         # a key for layers with a window that says what all layers have, or that nothing turns
         is_same = key.endswith("_swa") and value == values.get(key.removesuffix("_swa"))
-        if is_same or (facts.uses is not None and value in (0, 1, "none")):
+        if is_same or (facts.other_positions is not None and value in (0, 1, "none")):
             config.ignore(key)
     return config, facts
 
@@ -155,7 +159,7 @@ def _lists_windows(facts: Architecture) -> bool:
 
 def _kinds_in_order(config: JsonObject, facts: Architecture, count: int) -> tuple[str, ...]:
     """The kind of each layer; a layer without key heads has no attention and no rope."""
-    if facts.uses is not None:
+    if facts.other_positions is not None:
         return ("nope",) * count
     rule = facts.layers
     if rule is not None and rule.listed:
@@ -175,8 +179,8 @@ def _kinds_in_order(config: JsonObject, facts: Architecture, count: int) -> tupl
 
 def _key(config: JsonObject, kind: str, key: str) -> str:
     """``key`` for layers of this kind: those with a sliding window may have one of their own."""
-    own = f"{key}_swa"
-    return own if kind in _WINDOWED and config.has(own) else key
+    windowed_key = f"{key}_swa"
+    return windowed_key if kind in _WINDOWED and config.has(windowed_key) else key
 
 
 def _rope(top: JsonObject, config: JsonObject, facts: Architecture, kind: str) -> Rope | None:
@@ -272,11 +276,13 @@ def _read_scaling(
     factor = single_value((config.name(k), config.number(k, least=0)) for k in keys) or 1.0
     divisors = [tensor for tensor in (FREQS, _SHORT, _LONG) if top.has(tensor)]
     # llama.cpp divides by these tensors in addition to the law that the metadata name
-    others = [config.name(key)] * (law_name == "yarn") + [config.name(keys[0])] * (factor != 1)
+    other_scalings = [config.name(key)] * (law_name == "yarn") + [config.name(keys[0])] * (
+        factor != 1
+    )
     if FREQS in divisors:
-        others += divisors[1:] + [config.name(key)] * (law_name == "longrope")
-    if divisors and others:
-        raise ConfigError(f"{divisors[0]} and {others[0]} both scale; keep one")
+        other_scalings += divisors[1:] + [config.name(key)] * (law_name == "longrope")
+    if divisors and other_scalings:
+        raise ConfigError(f"{divisors[0]} and {other_scalings[0]} both scale; keep one")
     if law_name == "yarn":
         return _read_yarn(config, facts, factor)
     if law_name == "longrope" or _SHORT in divisors or _LONG in divisors:

@@ -11,28 +11,28 @@ def read(backbone: ProgramModel) -> LayerRopes:
     """The rope of each layer."""
     outer, facts = backbone.config, backbone.facts
     name, key = outer.text("class_name") or "", "position_embedding_type"
-    of_class = inherit(facts["classes"].get(name, {}), facts["classes"])
-    model = ProgramModel(backbone.program, outer.object("config") or outer, own=of_class)
-    config, layout = model.config, of_class.get("layout")
-    learned = "instead" in of_class and config.text(key, "rotary", "absolute") == "absolute"
+    class_entry = inherit(facts["classes"].get(name, {}), facts["classes"])
+    model = ProgramModel(backbone.program, outer.object("config") or outer, entry=class_entry)
+    config, layout = model.config, class_entry.get("layout")
+    learned = "instead" in class_entry and config.text(key, "rotary", "absolute") == "absolute"
     if learned or name in facts["instead"]:
         return model.without(f"KerasHub's {name}", name)
     if name not in facts["classes"]:
         outer.refuse("class_name", f"a backbone that phasor knows ({', '.join(facts['classes'])})")
-    rope = model.rope(of_class.get("pairing", "half"), of_class.get("pairing_out"))
-    config.notes += of_class.get("notes", ())
+    rope = model.rope(class_entry.get("pairing", "half"), class_entry.get("pairing_out"))
+    config.notes += class_entry.get("notes", ())
     key = "rope_position_scaling_factor"
     if config.number(key, above=0) not in (None, 1):
         config.refuse(key, "1, as releases of KerasHub differ in whether it divides positions")
-    if (law := of_class.get("law")) is not None:
+    if (law := class_entry.get("law")) is not None:
         config.text("rope_scaling_type", "su")
         of_law = facts["laws"][law]
         rope = model.law(law, rope) if any(map(config.has, of_law["when"])) else rope
         config.ignore(*of_law["names"].values())
     if layout == "axial":
-        key = of_class.get("axes_key", "")
+        key = class_entry.get("axes_key", "")
         widths = config.require(key, config.wholes(key)) if key else (rope.head_dim // 2,) * 2
         rope = with_sections(rope, config, [width // 2 for width in widths], layout)
     elif layout and config.has("mrope_section"):
         rope = with_sections(rope, config, config.wholes("mrope_section"), layout)
-    return model.ropes_by_kind(rope, of_class)
+    return model.ropes_by_kind(rope, class_entry)

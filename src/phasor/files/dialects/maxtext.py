@@ -149,11 +149,11 @@ class _Decoder:
 
     def _most(self, own_key: str | None = None) -> float:
         """The largest time scale: of a kind of layers at its own key, unless that is -1 for off."""
-        own = None if own_key is None else self.config.number(own_key)
-        if own in (None, -1):
+        stated = None if own_key is None else self.config.number(own_key)
+        if stated in (None, -1):
             return self._number("rope_theta")
         self.config.ignore(_MOST)  # which no layer of this kind reads
-        return own
+        return stated
 
     def _least(self) -> int:
         """The smallest time scale, which divides positions."""

@@ -49,12 +49,12 @@ _TYPE = "position_embedding_type"
 
 def read(model: ProgramModel) -> LayerRopes:
     """The rope of each layer."""
-    of_class = _class_of(model)
+    class_entry = _class_of(model)
     position_type = _position_type(model)
-    position_type = of_class.get("position", position_type)
+    position_type = class_entry.get("position", position_type)
     if model.config.flag("gpt_oss"):  # whatever else is said
         position_type = "yarn"
-    letters = _letters(model.config, of_class)
+    letters = _letters(model.config, class_entry)
     is_griffin = model.config.has("griffin") or "griffin" in model.title  # a model of NeMo's
     model.latent = model.config.flag("latent") is True or bool({*letters} & {*"D+"})
     model.config = _with_own_values(model, letters, is_griffin=is_griffin)
@@ -69,29 +69,29 @@ def read(model: ProgramModel) -> LayerRopes:
     model.turns_all = model.latent and position_type == "yarn"  # whatever the fraction is
     if position_type in model.facts["instead"]:
         return model.without(f"Megatron's type {position_type}", position_type)
-    if "kinds" in of_class:
-        return _ropes_by_kind(model, of_class)
-    config.notes += of_class.get("notes", ())
-    rope = _rope(model, of_class, position_type, letters)
-    others = _without_attention(config, letters)
-    without = _without_rotation(model)
-    if not others and config.value("spec"):
+    if "kinds" in class_entry:
+        return _ropes_by_kind(model, class_entry)
+    config.notes += class_entry.get("notes", ())
+    rope = _rope(model, class_entry, position_type, letters)
+    without_attention = _without_attention(config, letters)
+    still_layers = _without_rotation(model)
+    if not without_attention and config.value("spec"):
         config.notes.append(f"The layers are made by {config.name('spec')}; some may not rotate.")
-    return model.ropes({"nope": None, "rope": rope}, without, others)
+    return model.ropes({"nope": None, "rope": rope}, still_layers, without_attention)
 
 
 def _class_of(model: ProgramModel) -> Mapping[str, Any]:
     """The facts of Megatron-Bridge's class that a file names; what they refuse is refused."""
     config, facts = model.config, model.facts
     name = (config.text("_target_") or "").rpartition(".")[2]
-    of_class = next(v for k, v in facts["classes"].items() if name.startswith(k))
-    refused = {**facts["refused"], **of_class.get("refused", {})}
+    class_entry = next(v for k, v in facts["classes"].items() if name.startswith(k))
+    refused = {**facts["refused"], **class_entry.get("refused", {})}
     for key in filter(config.has, refused):
         config.refuse(key, refused[key])
     if config.text("transformer_type") not in (None, "megatron"):
         config.refuse("transformer_type", "megatron, or give the config.json of that model")
-    model.defaults |= {**facts["bridge_says"], **of_class} if name else {}
-    return of_class
+    model.defaults |= {**facts["bridge_says"], **class_entry} if name else {}
+    return class_entry
 
 
 def _position_type(model: ProgramModel) -> str:
@@ -113,12 +113,12 @@ def _position_type(model: ProgramModel) -> str:
     return "rope"
 
 
-def _letters(config: JsonObject, of_class: Mapping[str, Any]) -> str:
+def _letters(config: JsonObject, class_entry: Mapping[str, Any]) -> str:
     """A letter for each layer of a hybrid model; empty for others."""
     letters = re.sub(r"/.*|\|", "", config.text("hybrid") or "")
-    known = "MG*D+-E" + of_class.get("letters", "")
-    if {*letters} - {*known}:
-        config.refuse("hybrid", f"letters of layers among {', '.join(known)}")
+    letters_of_layers = "MG*D+-E" + class_entry.get("letters", "")
+    if {*letters} - {*letters_of_layers}:
+        config.refuse("hybrid", f"letters of layers among {', '.join(letters_of_layers)}")
     return letters
 
 
@@ -145,13 +145,13 @@ def _with_own_values(model: ProgramModel, letters: str, *, is_griffin: bool) -> 
 
 
 def _rope(
-    model: ProgramModel, of_class: Mapping[str, Any], position_type: str, letters: str
+    model: ProgramModel, class_entry: Mapping[str, Any], position_type: str, letters: str
 ) -> Rope:
     config = model.config
     interleaved = config.flag("interleaved") or model.latent
     # latent attention writes halves
     rope = model.rope("interleaved" if interleaved else "half", "half" if model.latent else None)
-    halves = () if model.latent else of_class.get("halves", model.facts["halves"])
+    halves = () if model.latent else class_entry.get("halves", model.facts["halves"])
     what = "hybrid model" if letters and "R" not in letters else position_type
     if interleaved and what in halves:
         config.refuse("interleaved", f"false, as Megatron's {what} turns halves alone")
@@ -166,7 +166,7 @@ def _rope(
         rope = model.law("bridge", rope)
     if position_type == "mrope":
         sections = whole_numbers(config, "mrope_section")
-        rope = with_sections(rope, config, sections, of_class.get("layout"))
+        rope = with_sections(rope, config, sections, class_entry.get("layout"))
     return divided(rope, config.number("interpolation", above=0))
 
 
@@ -198,20 +198,20 @@ def _without_attention(config: JsonObject, letters: str) -> Sequence[str]:
     return flag_pattern(config, key, numbers, layers).kinds("linear_attention", "")
 
 
-def _ropes_by_kind(model: ProgramModel, of_class: Mapping[str, Any]) -> LayerRopes:
+def _ropes_by_kind(model: ProgramModel, class_entry: Mapping[str, Any]) -> LayerRopes:
     """A base for local layers and one for global ones, whose heads may be wider."""
     config, by, base = model.config, 1.0, None
-    kinds: Mapping[str, Mapping[str, Any]] = of_class["kinds"]
-    model.turns_all, local = "partial" not in of_class, kinds["sliding_attention"]
+    kinds: Mapping[str, Mapping[str, Any]] = class_entry["kinds"]
+    model.turns_all, local = "partial" not in class_entry, kinds["sliding_attention"]
     if "base_key" not in local:  # with a key for each base, no factor divides positions
         local_base, base = _two_bases(config, local.get("base"))
         bases = {"sliding_attention": local_base, "full_attention": base}
-        kinds = {kind: {**own, "base": bases[kind]} for kind, own in kinds.items()}
+        kinds = {kind: {**entry, "base": bases[kind]} for kind, entry in kinds.items()}
         by = config.number("interpolation", above=0) or 1.0
     if config.value("no_rope"):
         config.refuse("no_rope", "absent, as every layer of this class rotates")
     rope = model.rope("interleaved" if config.flag("interleaved") else "half", base=base)
-    return model.ropes_by_kind(rope, {**of_class, "kinds": kinds}, by)
+    return model.ropes_by_kind(rope, {**class_entry, "kinds": kinds}, by)
 
 
 def _two_bases(config: JsonObject, own_local: float | None) -> tuple[float, float]:
@@ -268,9 +268,9 @@ def _words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
             beta_fast="--yarn-beta-fast",
             beta_slow="--yarn-beta-slow",
         )
-    without = layers_with(ropes, None).numbers
-    if any(without):
-        flags["--no-rope-freq"] = f"[{','.join(map(str, without))}]"
+    still_layers = layers_with(ropes, None).numbers
+    if any(still_layers):
+        flags["--no-rope-freq"] = f"[{','.join(map(str, still_layers))}]"
     yield flags
 
 

@@ -102,8 +102,8 @@ def keys_for_file(
     """
     for style in _styles(config_keys(ropes.config_blocks(), context, to, block_of), ropes):
         if all(_is_read_right(style.keys, ropes, version, context) for version in style.versions):
-            others = "" if style.versions == (5,) else _other_factors(style.keys, ropes)
-            return FileKeys(keys=style.keys, readers=style.readers + others)
+            exception = "" if style.versions == (5,) else _other_factors(style.keys, ropes)
+            return FileKeys(keys=style.keys, readers=style.readers + exception)
     raise refusal("file_cannot", model_type=ropes.in_config.model_type)
 
 
@@ -291,8 +291,8 @@ def _keys_in_new_style(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, 
             key, base = facts.kind(kind).base_key or _BASE, block and block[_BASE]
             bases[key] = base if bases.get(key, base) == base else None
         if isinstance(listed := file.get(_BASE), list):  # one for each layer
-            own = [blocks[ropes.in_config.label(kind)] for kind in ropes.layer_kinds]
-            bases[_BASE] = [b and b[_BASE] for b in own] + listed[len(own) :]
+            layer_blocks = [blocks[ropes.in_config.label(kind)] for kind in ropes.layer_kinds]
+            bases[_BASE] = [b and b[_BASE] for b in layer_blocks] + listed[len(layer_blocks) :]
     if "qk_rope_head_dim" in file:  # there the fraction is one of a wider head
         says["fraction"] = file.get(_FRACTION)
     replaced = {**table().files["replaced"], **table().files["replaced_by_kind"]}
@@ -412,8 +412,8 @@ def _object(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 def _block_over(block: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
     """The block, and the keys of laws and axes that only ``old`` has, saying nothing."""
     keys = table().files["block_keys"]
-    known = {*keys["names"]}.union(*table().files["law_numbers"].values())
-    neutral = {key: keys["neutral"].get(key) for key in old if key in known and key not in block}
+    law_keys = {*keys["names"]}.union(*table().files["law_numbers"].values())
+    neutral = {key: keys["neutral"].get(key) for key in old if key in law_keys and key not in block}
     # vLLM refuses two different words for the law
     word = block.get("rope_type", block.get("type"))
     words = {key: word for key in ("rope_type", "type") if key in old or key in block}

@@ -116,10 +116,10 @@ def _base(config: JsonObject, *, of_torchchat: bool) -> float:
     elif model_type is not None:
         default, whose = table().huggingface[model_type].base, f"what MLX assumes for {model_type}"
     elif base is None and (config.contains("use_scaled_rope") or not config.has("multiple_of")):
-        others = "programs that read params.json fill it in differently (10000 and 1000000)"
+        differing = "programs that read params.json fill it in differently (10000 and 1000000)"
         for key in filter(_is_base, config.unread()):
-            others += f"; {key} says {config.values[key]}, under a name of another program"
-        raise ConfigError(f"{config.name('rope_theta')} is absent, and {others}; add it")
+            differing += f"; {key} says {config.values[key]}, under a name of another program"
+        raise ConfigError(f"{config.name('rope_theta')} is absent, and {differing}; add it")
     return config.or_default("rope_theta", base, default, whose)
 
 
@@ -180,9 +180,14 @@ _LLAMA3_CONSTANTS = {"rope_scaling_factor": 8.0, "rope_high_freq_factor": 4.0}
 
 
 def _words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
-    rope, *others = ropes.ropes
+    rope, *other_ropes = ropes.ropes
     law, interval = rope.scaling, layers_with(ropes, None).interval
-    if others or rope.base is None or interval is None or not isinstance(law, (Llama3, type(None))):
+    if (
+        other_ropes
+        or rope.base is None
+        or interval is None
+        or not isinstance(law, (Llama3, type(None)))
+    ):
         return
     keys: Keys = {"rope_theta": rope.base, "use_scaled_rope": law is not None}
     if law is not None:

@@ -153,11 +153,11 @@ class Target:
 
     def only_rope(self, ropes: LayerRopes) -> Rope:
         """The rope of all layers, for a program that keeps one; else the nearest is the first."""
-        first, *others = ropes.ropes
-        if others:
+        first, *other_ropes = ropes.ropes
+        if other_ropes:
             kinds = " and ".join(kind for kind, rope in ropes.kinds.items() if rope is not None)
-            candidates = [first] if first.num_pairs == others[0].num_pairs else []
-            self.refuse(f"different ropes in {kinds} layers", others[0], candidates)
+            candidates = [first] if first.num_pairs == other_ropes[0].num_pairs else []
+            self.refuse(f"different ropes in {kinds} layers", other_ropes[0], candidates)
         return first
 
     def refuse(
@@ -233,8 +233,8 @@ def in_pairs(rope: Rope, pairing: Pairing) -> Rope:
 def main_and_local(ropes: LayerRopes) -> tuple[Rope, Rope | None]:
     """The rope of a model, or its two: the second is that of sliding layers, or has no law."""
     kinds = sorted(rotating(ropes).items(), key=lambda item: "sliding" in item[0])
-    first, *others = dict.fromkeys(rope for _, rope in kinds)
-    return first, others[0] if others else None
+    first, *other_ropes = dict.fromkeys(rope for _, rope in kinds)
+    return first, other_ropes[0] if other_ropes else None
 
 
 def layers_with(ropes: LayerRopes, rope: Rope | None) -> LayerPattern:

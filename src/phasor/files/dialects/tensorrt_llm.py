@@ -67,17 +67,20 @@ def read(model: ProgramModel) -> LayerRopes:
     words, count = config.texts("layer_types"), config.layers()
     if any(map(config.has, facts["with_layer_types"])):
         config.require("layer_types", words)
-    without = {*table().files["without_rope"], *facts["without_attention"]}
-    others = [word if word in without else "" for word in words or ("",)]
+    turning_none = {*table().files["without_rope"], *facts["without_attention"]}
+    without_attention = [word if word in turning_none else "" for word in words or ("",)]
     across = {*(config.wholes("cross_attention_layers") or ())}
-    others = ["cross_attention" if i in across else others[i % len(others)] for i in range(count)]
+    without_attention = [
+        "cross_attention" if i in across else without_attention[i % len(without_attention)]
+        for i in range(count)
+    ]
     if (local_base := config.number("rope_local_base_freq", above=1)) is None:
-        return model.ropes({"attention": rope}, others=others)
+        return model.ropes({"attention": rope}, without_attention=without_attention)
     key = "sliding_window_pattern"
     interval = config.require(key, config.whole(key))
     local = replace(rope, base=local_base)  # it scales both alike
     kinds = {"full_attention": rope, "sliding_attention": local}
-    return model.ropes(kinds, LayerPattern.every(interval, count), others)
+    return model.ropes(kinds, LayerPattern.every(interval, count), without_attention)
 
 
 def _with_lists(model: ProgramModel, rope: Rope, architecture: str) -> Rope:

@@ -39,5 +39,5 @@ def read(model: ProgramModel) -> LayerRopes:
     read = config.keys_read.union(names, ["scale_factor"])
     for key in (key for key in given if key in read - takes):
         config.refuse(key, f"absent, as torchtune's {name} takes no such argument")
-    without = LayerPattern.every(interval or 0, config.layers())
-    return model.ropes({"nope": None, "rope": rope}, without)
+    still_layers = LayerPattern.every(interval or 0, config.layers())
+    return model.ropes({"nope": None, "rope": rope}, still_layers)

@@ -67,8 +67,10 @@ _FILES = (
     transformers,
     vllm,
 )
-_LISTED = (one for file in _FILES for one in vars(file).values() if isinstance(one, Target))
-TARGETS: Mapping[str, Target] = {one.name: one for one in sorted(_LISTED, key=lambda it: it.name)}
+_FOUND = (value for file in _FILES for value in vars(file).values() if isinstance(value, Target))
+TARGETS: Mapping[str, Target] = {
+    target.name: target for target in sorted(_FOUND, key=lambda target: target.name)
+}
 
 #: By target, other names by which people ask for what it is given.
 _ALSO_CALLED: Mapping[str, tuple[str, ...]] = {
@@ -111,8 +113,8 @@ class Translation:
 
     def _literal(self, value: Any) -> str:
         if isinstance(value, Rope):
-            known = preset(self.model).kinds.items() if self.model in preset_names() else ()
-            for kind, rope in known:
+            preset_kinds = preset(self.model).kinds.items() if self.model in preset_names() else ()
+            for kind, rope in preset_kinds:
                 if rope == value:
                     return f"phasor.preset({self.model!r}).kinds[{kind!r}]"
             return f"phasor.Rope.from_json({value.to_json()!r})"
@@ -169,7 +171,9 @@ def translate(
     """
     name = find_name(target, TARGETS)
     if name is None:
-        also_called = [one for one, names in _ALSO_CALLED.items() if find_name(target, names)]
+        also_called = [
+            other_name for other_name, names in _ALSO_CALLED.items() if find_name(target, names)
+        ]
         hint = did_you_mean(target, TARGETS) or "`phasor translate` lists them all"
         if also_called:
             hint = f"did you mean {also_called[0]!r}?"
@@ -182,8 +186,8 @@ def translate(
     made_for = _length_of(ropes)
     if seq_len is not None:
         ropes = change_ropes(ropes, lambda rope: rope.at(seq_len))
-    known = [length for length in (ropes.context, seq_len) if length is not None]
-    length = max(2, *known) if known else None
+    lengths = [length for length in (ropes.context, seq_len) if length is not None]
+    length = max(2, *lengths) if lengths else None
     if context is not None:
         length = whole("context", context, least=2)
     try:
@@ -252,9 +256,12 @@ def _write_parts(target: Target, ropes: LayerRopes, context: int) -> tuple[Progr
             f"{target.leaves_layers} has to leave {' and '.join(unrotated)} layers as they are."
         )
     if target.write_rope is not None:
-        others = dict.fromkeys(one.name for one in ropes.beside if one.rope not in ropes.ropes)
+        other_names = dict.fromkeys(
+            rotation.name for rotation in ropes.beside if rotation.rope not in ropes.ropes
+        )
         more += (
-            f"The {name} has a rotation of its own, which is not written here." for name in others
+            f"The {name} has a rotation of its own, which is not written here."
+            for name in other_names
         )
     for kind, factor in ropes.query_factors.items():  # those that do not rotate have no part
         does = target.query_factor(factor, model.kinds[kind])

@@ -287,10 +287,10 @@ def _permutation(architecture: str | None, pairing: Pairing) -> str:
     by_converter = "the weights have to be permuted, which llama.cpp's converter does"
     if architecture is None:
         return f". If it rotates the other pairs, {by_converter} for those that it knows"
-    own = architecture_facts()[architecture].pairing
-    if own == pairing:
+    its_pairing = architecture_facts()[architecture].pairing
+    if its_pairing == pairing:
         return f", and {architecture} does: the weights need not be permuted"
-    return f", and {architecture} rotates {own} ones: {by_converter}"
+    return f", and {architecture} rotates {its_pairing} ones: {by_converter}"
 
 
 def _law_notes(rope: Rope, keys: Keys) -> list[str]:
