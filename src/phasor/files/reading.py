@@ -70,7 +70,7 @@ def load(
     >>> ropes[0].pairing, ropes[0].base, ropes[0].head_dim
     ('half', 500000.0, 128)
     >>> load({"model_type": "gpt2", "n_layer": 12}).notes[-1]
-    'gpt2 has no rotary embedding; in its place: learned absolute position embeddings.'
+    'gpt2 has no rotary embedding; instead: learned absolute position embeddings.'
     """
     if (repository := hub_id(source)) is not None:
         if part is None and like is None and (name := preset_of_hub_id(repository)) is not None:

@@ -321,7 +321,7 @@ def test_granite_turns_unless_its_file_says_that_it_does_not(architecture: str) 
     assert load(gguf(architecture)).ropes
     ropes = load(gguf(architecture, rope__scaling__finetuned=False, rope__dimension_count=128))
     assert [*ropes] == [None] * 4
-    assert ropes.notes[0].endswith("in its place: its attention has no position embeddings.")
+    assert ropes.notes[0].endswith("instead: its attention has no position embeddings.")
 
 
 @pytest.mark.parametrize(

@@ -287,7 +287,7 @@ def test_models_of_kerashub_without_a_rotation_say_what_they_have_instead(name: 
     """In a note."""
     ropes = keras(name, num_layers=2, num_heads=4, hidden_dim=64)
     assert bases(ropes) == [None, None]
-    assert "in its place" in ropes.notes[-1]
+    assert "instead:" in ropes.notes[-1]
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {

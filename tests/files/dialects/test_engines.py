@@ -20,7 +20,7 @@ THREE, ERNIES = replace(PLAIN, axes=Sectioned((16, 8, 8))), Alternating((8, 4, 4
 YARN = Yarn(factor=4.0, original_max_positions=64)
 ENDS = "its table of YaRN ends at position 256"
 NO_LISTS = "it has no lists of divisors for interleaved pairs"
-NO_SECTIONS = "its factory has no code for sections beside this law"
+NO_SECTIONS = "its factory has no code for sections with this law"
 LISTS = LongRope(
     short_factors=(1.0,) * 32,
     long_factors=(2.0,) * 32,

@@ -351,7 +351,7 @@ def _write_file(file: ResultFile, path: Path, advance: Advance) -> None:
 
 @contextmanager
 def _partial_path(final: Path, *, is_folder: bool) -> Generator[Path]:
-    """A temporary path beside ``final``, deleted afterwards unless it was renamed."""
+    """A temporary path next to ``final``, deleted afterwards unless it was renamed."""
     names = {"prefix": f".{final.name}.", "suffix": ".partial", "dir": str(final.parent)}
     try:
         with tempfile.TemporaryDirectory(**names, ignore_cleanup_errors=True) as folder:

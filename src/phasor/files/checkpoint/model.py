@@ -29,7 +29,7 @@ _MODULE_PATTERNS: dict[Role, str] = {
     "vectors": r"(?:q|k|query|key)_(?:norm|layernorm)(?:\.norms\.\d+)?",
 }
 _ALL_MODULES = "|".join(_MODULE_PATTERNS.values())
-# beside attention, or where keys are values as well: what makes keys, and what multiplies them
+# outside attention, or where keys are values as well: what makes keys, and what multiplies them
 _SHARED_PATTERNS: dict[Role, str] = {
     "shared": "kv_proj|wkv|gate_proj|wgate|index_qk_proj",
     "vectors": "kv_norm|norm|position_bias|ape|o_a_proj|wo_a",
@@ -47,11 +47,11 @@ _PROJECTION_NAME = re.compile(
     rf"(?:\.|(?<=\.index)_)(?P<module>{_ALL_MODULES}|{_SHARED_MODULES})(?:\.(?P<suffix>.+))?"
 )
 _BESIDE_NAME = re.compile(r".*\.(?:indexer\.|compressor\.|index_).*")
-# what of a rotation beside attention has no coordinates of heads
+# tensors of a rotation outside attention without coordinates of heads
 _WITHOUT_HEADS = re.compile(r".*\.(?:weights_proj|q_input_norm|softmax_scaling|ssmax_scaling)\..+")
 _SIMILAR_NAME = re.compile(rf"(?:.*\.)?(?:{_ALL_MODULES})\..+")
 _LAYER_NAME = re.compile(r"(?:.*\.)?(?:layers|layer|h|blocks)\.(?P<layer>[0-9]{1,9})\..*")
-# the value projection beside a key projection
+# the value projection that belongs to a key projection
 VALUE_OF = {"k_proj": "v_proj", "wk": "wv", "key": "value"}
 
 
@@ -61,7 +61,7 @@ class Projection:
 
     Heads are on the first axis, of ``vectors`` on the last; ``module`` is empty if a pattern
     matched. An extra layer is one for multi-token prediction; these are counted from 0 again.
-    ``beside`` names a rotation beside attention; queries and keys of one ``place`` go together.
+    ``beside`` names a rotation outside attention; queries and keys of one ``place`` go together.
     """
 
     role: Role
@@ -216,7 +216,7 @@ def describe(
     # a larger model says its quantisation at the top and its heads inside
     levels = [block.values for block in language_models(read_source(model))]
     top, config = levels[0], levels[-1]
-    # learned frequencies are in the files beside a config
+    # learned frequencies are in the files next to a config
     ropes = load(top if model == "-" else model, like=like, strict=strict)
     model_types = (level.get("model_type") for level in reversed(levels))
     model_type = like or next(filter(None, model_types), None)

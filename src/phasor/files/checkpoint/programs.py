@@ -203,7 +203,7 @@ _LLAMAS_WEIGHTS = (
     _Weight("norm", "model.norm", ("dim",), None),
     _Weight("output", "lm_head", ("vocab", "dim"), 0),
 )
-# tables of frequencies that old files store beside the weights
+# tables of frequencies that old files store with the weights
 _FREQUENCIES = re.compile(r"rope\.freqs|model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 _DTYPES = {f"torch.{theirs}": ours for ours, theirs in FLOATS.items()}
 

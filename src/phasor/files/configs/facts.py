@@ -42,7 +42,7 @@ class AxesFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Beside:
-    """How a rotation beside attention differs from it; ``huggingface.toml`` explains each."""
+    """How a rotation outside attention differs from it; ``huggingface.toml`` explains each."""
 
     kinds: tuple[str, ...] = ()
     head_dim: int | None = 128
@@ -242,7 +242,7 @@ def architectures(
     names: Mapping[str, list[str]],
     of: type[_Facts] = Architecture,
 ) -> Mapping[str, _Facts]:
-    """The entries of a table, which all have these names of keys besides their own."""
+    """The entries of a table, which all have these names of keys too."""
 
     def freeze(entry: dict[str, Any]) -> dict[str, Any]:
         entry = frozen(entry)

@@ -205,11 +205,11 @@ def _interval_pattern(config: JsonObject, rule: LayerRule, count: int) -> LayerP
     return LayerPattern.at(marked or ({count - 1} if rule.or_last else set()), count)
 
 
-# Layers with something of their own beside attention.
+# Layers with a rotation outside attention.
 
 
 def indexer_pattern(config: JsonObject, every: int, count: int) -> LayerPattern:
-    """The layers with an indexer of their own; the others take the choice of the one before."""
+    """The layers that have an indexer; other layers take the choice of the layer before."""
     key, words = "indexer_types", config.texts("indexer_types")
     if words is None:
         key = "index_topk_pattern"

@@ -22,13 +22,13 @@ def learned_ropes(
     files, learned = open_checkpoint(folder).files.values(), LEARNED[model.model_type]
     endings = tuple(f".{name}" for name in learned)
     tensors = {name: entry for file in files for name, entry in file.tensors.items()}
-    # the drafter (mtp_dspark) is a model of its own
+    # the drafter (mtp_dspark) is another model
     tensors = {n: e for n, e in tensors.items() if f".{n}".endswith(endings) and "mtp" not in n}
     order: list[str] = []
     ropes: dict[str, Rope | None] = {}
     for i, kind in enumerate(model.layer_kinds):
         if (rope := kinds[kind]) is not None:
-            # one for all layers, or one of its own
+            # a tensor for all layers, or one for each
             names = [n for n in tensors if f".layers.{i}." in f".{n}" or ".layers." not in f".{n}"]
             if len(names) != 1:
                 wanted = f"{learned[0]} of layer {i}"

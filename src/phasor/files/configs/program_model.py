@@ -30,7 +30,7 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 @lru_cache(maxsize=1)
 def read_programs() -> Mapping[str, Mapping[str, Any]]:
-    """The facts of each program, which stand in a table beside its dialect."""
+    """The facts of each program, which stand in the table of its dialect."""
     package = resources.files("phasor.files.dialects")
     names = sorted(file.name for file in package.iterdir() if file.name.endswith(".toml"))
     tables = [read_table(name, "phasor.files.dialects") for name in names]
@@ -228,7 +228,7 @@ class ProgramModel:
     def without(self, what: str, word: str) -> LayerRopes:
         """The layers of a model that does not rotate, as a word of its file says."""
         instead = self.defaults.get("instead") or self.facts["instead"][word]
-        self.config.notes.append(f"{what} has no rotary embedding; in its place: {instead}.")
+        self.config.notes.append(f"{what} has no rotary embedding; instead: {instead}.")
         return self.ropes({"nope": None})
 
 

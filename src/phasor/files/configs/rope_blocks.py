@@ -33,7 +33,7 @@ ALTERNATING = (2, 0, 1)
 
 
 def doubt(config: JsonObject, note: str) -> None:
-    """Add a note on numbers that may be meant otherwise, and give it as a warning too, once."""
+    """Add a note on numbers that may have another meaning, and give it as a warning too, once."""
     if note not in config.notes:
         config.notes.append(note)
         warnings.warn(note, PhasorWarning, stacklevel=4)
@@ -46,7 +46,7 @@ class RopeBlocks:
         self.facts = facts
         new, old = (_block(config, key) for key in ("rope_parameters", "rope_scaling"))
         if new is not None and new.values and old is not None and old.values:
-            # one law beside a block for each kind is that of a kind
+            # with a block for each kind, one law outside them is that of a kind
             if not any(_has_law(block, old.values) for block in new.values.values()):
                 _check_same_values(new, old, config)
             old.ignore(*old.values)
@@ -65,7 +65,7 @@ class RopeBlocks:
         self.by_kind: dict[str, JsonObject | None] = {}
         self.used: list[JsonObject] = []
         if nested := _keys_of_blocks(self.top):
-            # ZAYA's files have a "default" type beside the blocks, which its class removes
+            # ZAYA's files have a "default" type next to the blocks, which its class removes
             types = ("rope_type", "type") if facts.nested else ()
             keys = [k for k, v in self.top.values.items() if k not in types or v != "default"]
             plain_keys = [key for key in keys if self.top.has(key) and key not in nested]
@@ -416,7 +416,7 @@ _LAWS: Mapping[str, _Reader] = {
 _INTERNAL_LAWS: Mapping[str, _Reader] = {
     # Su's scaling, which some model types call "ntk"
     "ntk_fixed": _reader(scaling.NTKFixed, "factor"),
-    # dynamic NTK from a length of its own, whatever the context is
+    # dynamic NTK from another length than the context
     "dynamic_of_block": lambda block, outside: scaling.DynamicNTK(
         factor=block.require("factor", block.number("factor", above=0)),
         original_max_positions=block.require(_ORIGINAL, block.whole(_ORIGINAL)),

@@ -27,7 +27,7 @@ from phasor.rope import Rope
 from phasor.scaling import Llama3, Yarn
 
 _MOST_EXTRA = 1_000  # layers that predict further tokens
-#: By a class's ``turns``, what it does else than others.
+#: By a class's ``turns``, how it differs from other classes.
 TURNS: Mapping[str, Callable[[Rope], Rope]] = {
     "clockwise": lambda rope: replace(rope, direction=-rope.direction),
     "end of head": lambda rope: replace(rope, rotary_start=rope.head_dim - rope.rotary_dim),
@@ -73,7 +73,7 @@ def huggingface_ropes(model: ModelConfig) -> LayerRopes:
     if facts.other_positions is not None:
         position_type = config.text("position_embedding_type") or ""
         instead = table().files["instead"].get(position_type, facts.other_positions)
-        config.notes.append(f"{model.model_type} has no rotary embedding; in its place: {instead}.")
+        config.notes.append(f"{model.model_type} has no rotary embedding; instead: {instead}.")
         blocks.use_all()
     else:
         widths = widths_by_kind(config, facts, order)
@@ -280,7 +280,7 @@ def rotated_width(config: JsonObject, block: JsonObject, facts: Architecture, he
     return width
 
 
-# Rotations beside attention: of indexers and compressors, and of layers after the last.
+# Rotations outside attention: of indexers and compressors, and of layers after the last.
 
 
 def ropes_beside(
@@ -289,7 +289,7 @@ def ropes_beside(
     layer_kinds: Sequence[str],
     kinds: Mapping[str, Rope | None],
 ) -> tuple[NamedRope, ...]:
-    """The rotations beside attention; ``kinds`` may have kinds that no layer is of."""
+    """The rotations outside attention; ``kinds`` may have kinds that no layer is of."""
     found: dict[tuple[str, Rope], list[int]] = {}
     for name, beside in facts.beside.items():
         width = config.width(beside.head_dim_key) or beside.head_dim

@@ -5,7 +5,7 @@ A key about something other than the rotation is *noted*. A key that asks for an
 width, base, law or choice of layers, or for any rotation of a class that has none, is *refused*
 (all of a file in one error), because the file or its model type is then probably wrong; with
 ``strict=False`` it is ignored, as the class ignores it, with a note and a warning. Keys of an
-object that nothing reads count like those beside it. ``keys.toml`` says what each key means, and
+object that nothing reads count like those next to it. ``keys.toml`` says what each key means, and
 ``files.toml`` what the words in the name of any other say (``asks_for``).
 """
 

@@ -51,7 +51,7 @@ def named_words(rope: Rope) -> Iterator[Keys]:
         return
     yield with_place(write(law), rope)
     if isinstance(law, Yarn):
-        # a block's mscale is only read beside a mscale_all_dim, and neither may be 0
+        # a block's mscale is only read with a mscale_all_dim, and neither may be 0
         law = replace(law, mscale=1.0, attention_factor=rope.attention_factor)
         yield with_place(write(law), rope)
 

@@ -51,7 +51,7 @@ class FaultError(ConfigError):
 
 @dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """How a program's files say what turns, in both directions."""
+    """A program's reader, and the words that a file of it may have for ropes."""
 
     # what the program makes of a file; refused with a ConfigError or SpecError
     read: Callable[[JsonObject], LayerRopes]
@@ -61,11 +61,11 @@ class Dialect:
     sizes: Callable[[LayerRopes, int], Keys]
     # ropes near one that has no words, with numbers that the program has in its code
     near: Callable[[Rope], Iterable[Rope]] = lambda rope: ()
-    # whether it says both pairings of all that it says; otherwise weights may have to be reordered
+    # whether it has words for both pairings; if not, weights may have to be reordered
     says_all_pairs: bool = True
-    # whether it says which layers do not rotate; otherwise the model's class decides
+    # whether a file says which layers do not rotate; if not, the model's class decides
     says_still_layers: bool = True
-    # whether what it says multiplies the softmax as the rope does; otherwise a note has the factor
+    # whether the program multiplies the softmax as the rope does; if not, a note has the factor
     says_softmax: bool = True
 
 
@@ -281,7 +281,7 @@ def _is_said(dialect: Dialect, rope: Rope, context: int) -> bool:
 
 
 def _refuse(target: Target, dialect: Dialect, rope: Rope, context: int) -> NoReturn:
-    """Refuse a rope, by what the program cannot say of it."""
+    """Refuse a rope, and name the property that the program has no words for."""
     form = ntk_as_base(rope)
     form = form if form.scaling is None else rope
     fault = find_fault(dialect, one_layer(form), context)

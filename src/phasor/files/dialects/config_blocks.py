@@ -1,4 +1,4 @@
-"""What programs share that read a model's config.json in a way of their own: places, and lists."""
+"""Functions for programs that read a model's config.json differently: places of keys, and lists."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def write_config(
     outside += [ORIGINAL_KEY] if parameters.get("rope_type") == "longrope" else []
     keys |= {key: parameters[key] for key in outside if key in parameters and not by_kind}
     factors = ropes.query_factors.items()
-    # what it would multiply by otherwise is left out
+    # the program would multiply by another factor, which is left out
     its_own = {kind: f for kind, f in factors if target.query_factor(f, ropes.kinds[kind])}
     its_ropes = replace(ropes, query_factors=its_own)
     keys = keys_over_file({**keys, "rope_parameters": parameters}, its_ropes)

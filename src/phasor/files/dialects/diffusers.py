@@ -59,9 +59,7 @@ def read(top: JsonObject) -> LayerRopes | None:
     layers = sum(config.whole(key, least=0, most=MOST_LAYERS) or 0 for key in facts.layer_keys)
     rope, blocks = None, ()
     if facts.other_positions is not None:
-        config.notes.append(
-            f"{name} has no rotary embedding; in its place: {facts.other_positions}."
-        )
+        config.notes.append(f"{name} has no rotary embedding; instead: {facts.other_positions}.")
         blocks = filter(None, map(config.object, ("rope_scaling", "rope_parameters")))
     else:
         config.require(facts.layer_keys[0], layers or None)

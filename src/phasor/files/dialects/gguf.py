@@ -73,9 +73,7 @@ def _read_as(top: JsonObject, name: str, facts: Architecture) -> LayerRopes:
     in_order = _kinds_in_order(config, facts, config.layers())
     kinds = {kind: _rope(top, config, facts, kind) for kind in dict.fromkeys(in_order)}
     if facts.other_positions is not None:
-        config.notes.append(
-            f"{name} has no rotary embedding; in its place: {facts.other_positions}."
-        )
+        config.notes.append(f"{name} has no rotary embedding; instead: {facts.other_positions}.")
     return layer_ropes(
         config,
         kinds,

@@ -122,7 +122,7 @@ class _Decoder:
         return {"nope": None, "rope": self._of_kind()}, LayerPattern.every(interval, count)
 
     def note_softmax(self) -> None:
-        """Say by what latent attention multiplies its softmax, where no law has that."""
+        """Note the factor of latent attention on its softmax, where no law has it."""
         if not self.model.latent:
             return
         factor = yarn_multiplier(self._number("rope_factor"), self._mscale()) ** 2
@@ -160,7 +160,7 @@ class _Decoder:
         return self.config.whole(_LEAST) or 1
 
     def _of_kind(self, kind: str = "") -> Rope:
-        """The rope of layers of a kind, where local ones may have a base of their own."""
+        """The rope of a kind of layer; local layers may have another base."""
         config = self.config
         if self.rotation == "yarn":
             return self._yarn()
@@ -184,7 +184,7 @@ class _Decoder:
         return 1.0 if is_local and self.name.startswith("gemma3") else factor
 
     def _of_gemma4(self, kind: str) -> Rope:
-        """The rope of layers of a kind that have a base, a width and a part of their own."""
+        """The rope of a kind of layer with another base, width and rotated part."""
         config, is_local = self.config, kind == "sliding_attention"
         most, least = self._most(_MOST_LOCAL if is_local else _MOST_GLOBAL), self._least()
         rope = self.model.rope("half", base=most / least)

@@ -52,7 +52,7 @@ def read(model: ProgramModel) -> LayerRopes:
     class_entry = _class_of(model)
     position_type = _position_type(model)
     position_type = class_entry.get("position", position_type)
-    if model.config.flag("gpt_oss"):  # whatever else is said
+    if model.config.flag("gpt_oss"):  # whatever the other keys are
         position_type = "yarn"
     letters = _letters(model.config, class_entry)
     is_griffin = model.config.has("griffin") or "griffin" in model.title  # a model of NeMo's

@@ -1,9 +1,9 @@
 """The keys that give a model's own ``config.json`` other ropes, in the style of that file.
 
-transformers 4 has ``rope_theta`` beside ``rope_scaling``, as do most published files and the
-programs that read those keys themselves; transformers 5 reads them too, and writes
-``rope_parameters``, which the others do not know. All that phasor writes or prints for transformers
-comes from `keys_for_file`, which keeps a file of transformers 4 as one, and else writes both.
+transformers 4 reads ``rope_theta`` and ``rope_scaling``, as do programs that read a config by
+themselves, and most published files have these keys; transformers 5 reads them too, but writes
+``rope_parameters``, which the older programs ignore. `keys_for_file` writes and prints all keys for
+transformers: a file in the style of transformers 4 keeps it, and any other gets both styles.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BASE, _FRACTION = "rope_theta", "partial_rotary_factor"
 _LISTS = {"type", "short_factor", "long_factor"}
 #: Keys of the block that transformers 4 reads outside of ``rope_scaling``.
 _OUTSIDE = (_BASE, _FRACTION, _ORIGINAL)
-#: Types whose class of transformers 5 reads ``rope_parameters`` as it stands, and no key beside.
+#: Types whose class of transformers 5 reads ``rope_parameters`` and no other key.
 BLOCK_ALONE = frozenset({
     *("beam", "diffusion_gemma_text", "embedding_gemma2_text", "gemma4_text"),
     *("gemma4_unified_text", "laguna", "mellum", "mimo_v2_flash"),
@@ -88,8 +88,8 @@ def keys_for_file(
 ) -> FileKeys:
     """The keys that give a model's file these ropes for ``to`` tokens, ``context`` of the training.
 
-    A file of transformers 4 stays one, with ``rope_theta`` beside ``rope_scaling``; any other gets
-    ``rope_parameters`` and, where they can say the same, those two. The first of these that reads
+    A file of transformers 4 keeps its style, ``rope_theta`` and ``rope_scaling``; any other gets
+    ``rope_parameters`` and, if they can say the same, those two keys. The first style that reads
     back as the ropes is taken.
 
     Raises:
@@ -183,7 +183,7 @@ def _check_old_class(facts: Architecture, model_type: str) -> None:
     if model_type in BLOCK_ALONE:
         raise FaultError("transformers 4 has no class of this type")
     if facts.rewrite in WITHOUT_OLD_STYLE:
-        raise FaultError("the class of this type has names of its own for them")
+        raise FaultError("the class of this type has other names for these keys")
 
 
 def _check_old_law(law: Mapping[str, Any]) -> None:
@@ -270,7 +270,7 @@ def _keys_in_new_style(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, 
     """
     file, blocks, context = ropes.in_config.values, keys["rope_parameters"], keys[CONTEXT_KEY]
     facts = _facts_of(ropes)
-    # what the keys outside a block have to say, by what they are about; else null
+    # the value of each key outside a block, by its meaning; null if it has none
     # transformers takes no null for the context before the extension
     says: dict[str, Any] = {"context": context, "original": context, "switch": False}
     bases: dict[str, Any] = {}  # by key, of blocks for single kinds

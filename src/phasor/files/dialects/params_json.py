@@ -47,7 +47,7 @@ def _is_params(config: JsonObject) -> bool:
         return False
     single_value((config.name(key), config.values.get(key)) for key in ("dim", "hidden_size"))
     if any(map(config.has, ["hidden_size", *marks["foreign"]])):
-        # beside an equal hidden_size, transformers' keys count
+        # with an equal hidden_size, transformers' keys count
         return False
     if config.has("model_type"):
         return config.text("model_type") in marks["mlx"]

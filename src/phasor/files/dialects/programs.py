@@ -1,6 +1,6 @@
 """Files of programs that train or serve, each with a dialect: which file is whose.
 
-The facts of a program are in the table beside its dialect, whose sources are above all; they are:
+The facts of a program are in the table of its dialect, whose sources stand at its top. They are:
 
 * ``program``: what it is called.
 * ``inside``: the keys of objects that a file may have the model's in.
@@ -14,8 +14,8 @@ The facts of a program are in the table beside its dialect, whose sources are ab
   not in use.
 * ``instead``: what a model has instead of a rotation, by the word for its position embedding.
 * ``rotating``: the other words for it.
-* ``classes``: what a class of the program's has instead of the above, or besides, and where it is
-  ``like`` another, of that:
+* ``classes``: other or further facts of a class of the program, added to those of the class that
+  it is ``like``:
 
   * ``kinds`` of its layers, and what is a kind's own, false where it does not rotate: a ``base``,
     which stands in the code where no ``base_key`` says it, and the keys of a width of heads, of a

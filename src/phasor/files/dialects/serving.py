@@ -59,7 +59,7 @@ def _read(law_of: LawReader, file: JsonObject) -> LayerRopes:
     if facts.axes is not None and facts.axes.layout == "alternating":
         return one_layer(_read_ernies(block, file))
     if facts.axes is not None and rope_type(block, facts) not in _WITH_SECTIONS:
-        raise FaultError("its factory has no code for sections beside this law")
+        raise FaultError("its factory has no code for sections with this law")
     ropes = read_slice(facts, law_of, file)
     if facts.axes is not None:
         sections = block.require("mrope_section", block.wholes("mrope_section"))

@@ -55,7 +55,7 @@ class ProgramSettings:
     # by kind of layer, the rope that the target then performs, in the pairing that it reads; a note
     # says which pairs stand still. `translate` adds those that it asked for where there are none
     ropes: Mapping[str, Rope] = field(default_factory=dict[str, Rope])
-    # whether ``code`` reads the settings as variables; otherwise it contains them
+    # whether ``code`` reads the settings as variables; if not, it contains them
     as_variables: bool = False
 
     def as_plain(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class Target:
     # the only pairs that it turns by such a law or axes, to which weights are reordered; None where
     # it turns both, or where reading its file back says which (`by_reading`)
     only_pairs: Callable[[Rope], Pairing | None] = lambda rope: None
-    # whether ``write`` reads ``pairing_out``; otherwise the target writes the pairs that it reads
+    # whether ``write`` reads ``pairing_out``; if not, the target writes the pairs that it reads
     other_pairs_out: bool = False
     partial: bool = True  # whether it can rotate a part of the head only
     backwards: bool = False  # whether it can turn pairs clockwise
@@ -199,7 +199,7 @@ def rotating(ropes: LayerRopes) -> dict[str, Rope]:
 
 
 def law_numbers(law: Any, *fields: str, **names: str) -> Keys:
-    """Numbers of a law: ``fields`` by their own names, others by what a program calls them."""
+    """Numbers of a law: ``fields`` by their own names, others by a program's names."""
     names = {field: field for field in fields} | names
     return {name: getattr(law, field) for field, name in names.items()}
 

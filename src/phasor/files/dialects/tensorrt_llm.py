@@ -49,7 +49,7 @@ def read(model: ProgramModel) -> LayerRopes:
     position_type = model.position_type()
     if position_type in facts["instead"] and not model.latent:
         return model.without(architecture, position_type)
-    # in latent attention it turns what the weights of DeepSeek have beside each other
+    # in latent attention it turns coordinates that are neighbours in DeepSeek's weights
     rope = model.rope("interleaved" if model.latent or position_type == "rope_gptj" else "half")
     block = config.object("rotary_scaling")
     if position_type == "long_rope":

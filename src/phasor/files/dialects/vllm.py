@@ -47,7 +47,7 @@ def _read_yarn(block: JsonObject, outside: LawContext, length: int) -> Law | Rul
     if length > (end := law.factor * law.original_max_positions):
         raise FaultError(f"its table of YaRN ends at position {end:g}")
     if block.number("mscale") and block.number("mscale_all_dim") and block.has("attention_factor"):
-        raise FaultError("DeepSeek's classes leave the softmax as it is beside an attention_factor")
+        raise FaultError("DeepSeek's classes leave the softmax as it is with an attention_factor")
     return law
 
 

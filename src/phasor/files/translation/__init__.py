@@ -297,7 +297,7 @@ def _adapt(target: Target, ropes: LayerRopes) -> LayerRopes:
 
 
 def _notes(target: Target, given: Rope, model: Rope, rope: Rope) -> Iterator[str]:
-    """What the user has to do besides, for ``rope`` instead of the model's, as it was adapted."""
+    """What else the user has to do, for ``rope`` instead of the model's, as it was adapted."""
     if rope.rotary_start and target.write_rope is not None:
         yield (
             f"x is the slice of a head from coordinate {rope.rotary_start} on; the coordinates "

@@ -188,7 +188,7 @@ def _keys_of_two(pair: LayerRopes, context: int) -> tuple[Keys, str]:
 
 
 def _refuse_two(pair: LayerRopes, context: int) -> NoReturn:
-    """Refuse two ropes by what each architecture does not do of them."""
+    """Refuse two ropes, and name what each architecture lacks for them."""
     for rope in pair.ropes:  # each by itself
         rope_keys(GGUF, rope, context)
     readers = _readers_of(pair)
@@ -294,7 +294,7 @@ def _permutation(architecture: str | None, pairing: Pairing) -> str:
 
 
 def _law_notes(rope: Rope, keys: Keys) -> list[str]:
-    """What the keys and tensors of a law ask for besides."""
+    """What else a law asks for, by its keys and tensors."""
     law, notes = rope.scaling, list[str]()
     if needs_tensor(keys):
         notes.append(_TENSOR_NOTE)
