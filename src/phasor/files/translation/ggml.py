@@ -77,7 +77,8 @@ class _TwoRopes:
 _WIDTH_OF_SLIDING = f"{WIDTH_KEY}_swa"
 
 
-# source: ggml-org/llama.cpp: src/models/gemma4.cpp, olmo2.cpp and deepseek4.cpp
+# source: ggml-org/llama.cpp: gemma4-iswa.cpp (0a40e49d), olmo2.cpp (8a5c4e03) and deepseek4.cpp
+# of src/models
 def _check_gemma4(keys: Keys, _scaled: Rope) -> None:
     if keys.get(GAIN_KEY, 1.0) != 1.0:
         raise FaultError("gemma4 gives a factor on cos and sin to sliding layers too")
