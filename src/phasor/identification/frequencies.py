@@ -246,7 +246,7 @@ _FEW_VALUES = 65  # at which a law is computed
 _GRID = 129
 
 
-_MOST_VALUES = 1 << 14  # of a grid, which bounds memory; the nearest positions need few
+_MOST_AT_ONCE = 1 << 20  # values of a grid times tokens, which bounds memory
 
 
 def find_ropes(
@@ -296,7 +296,7 @@ def _find_values(
     while refinements:
         some = order[:tried]
         count = _GRID + int((high - low) * float(np.abs(of_pairs[some]).max()) / 8)
-        grid = np.linspace(low, high, min(count, _MOST_VALUES))
+        grid = np.linspace(low, high, count)
         kept = _allowed_values(rope, name, grid, of_pairs[some], turns, some)
         if len(kept):
             step = float(grid[1] - grid[0])
@@ -335,18 +335,23 @@ def _allowed_values(
     bends = np.pad(np.abs(np.diff(known, 2, axis=0)), ((1, 1), (0, 0)), "edge")
     # beside a bend or a jump it is that far off
     bends = np.maximum(bends, np.maximum(np.roll(bends, 1, axis=0), np.roll(bends, -1, axis=0)))
-    columns = np.concatenate([known, slopes * (logs[1] - logs[0]) + bends], axis=1).T
-    kept: list[float] = []
-    for part in np.array_split(logs, 1 + len(logs) * z.size // 4_000_000):
-        between: list[Floats] = [np.interp(part, few, column) for column in columns]
-        log_f, unsure = np.split(np.stack(between, axis=1), 2, axis=1)  # [values, pairs] each
-        # [values, T, pairs]
-        angles = rope.direction * of_pairs * np.exp(log_f)[:, None]
-        # neighbours on the grid are a step apart, and float32 angles rounded
-        slack = gain * np.minimum(np.abs(angles) * (unsure[:, None] + 2.0**-20), 2)
-        fits = np.abs(z - gain * np.exp(1j * angles)) <= allowed + slack
-        kept += part[fits.all(axis=(1, 2))].tolist()
-    return np.array(kept)
+    errors = slopes * (logs[1] - logs[0]) + bends
+    places = rope.direction * np.broadcast_to(of_pairs, z.shape)
+    kept: list[Floats] = []
+    for part in np.array_split(logs, 1 + len(logs) * len(some) // _MOST_AT_ONCE):
+        # slow pairs, which turn least often, leave the fewest values to the others
+        for pair in reversed(range(z.shape[1])):
+            inv_freq = np.exp(np.interp(part, few, known[:, pair]))
+            # neighbours on the grid are a step apart, and float32 angles rounded
+            unsure = np.interp(part, few, errors[:, pair]) + 2.0**-20
+            angles = np.outer(inv_freq, places[:, pair])  # [values, T]
+            slack = gain * np.minimum(np.abs(angles) * unsure[:, None], 2)
+            off = np.abs(z[:, pair] - gain * np.exp(1j * angles))
+            part = part[np.all(off <= allowed[:, pair] + slack, axis=1)]
+            if not len(part):
+                break
+        kept.append(part)
+    return np.concatenate(kept)
 
 
 def name_pairs(rope: Rope | None, turns: Turns) -> Changes:

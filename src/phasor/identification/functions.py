@@ -30,7 +30,7 @@ from phasor.identification.roundings import (
     find_table_dtype,
 )
 from phasor.identification.spectrum import Floats, Spectrum, find_spectrum, powers_of_two
-from phasor.numpy import every_axis_of, matrix
+from phasor.numpy import every_axis_of, rotate
 
 SMALL_POSITIONS = (0, 1, 2, 3, 5, 8)
 # up to here frequencies hold that are not those of a few odd positions
@@ -190,5 +190,8 @@ def _add_error(measured: Measured, maps: Floats) -> None:
     factors[rope.rotary_start :][: rope.rotary_dim] = report.attention_factor or 1.0
     regular = np.array(SMALL_POSITIONS) >= measured.start
     positions = np.array(SMALL_POSITIONS)[regular] + report.position_offset
-    exact = np.array([factors * matrix(every_axis_of(rope, p), rope, gain=1.0) for p in positions])
+    # unit vectors are the heads of every token: [P, in, out]
+    vectors = np.repeat(np.eye(report.head_dim)[None], len(positions), axis=0)
+    turned = factors[:, None] * rotate(vectors, every_axis_of(rope, positions), rope, gain=1.0)
+    exact = turned.swapaxes(1, 2)
     measured.add(error=float(np.abs(maps[: len(regular)][regular] - exact).max()))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from itertools import product
+from itertools import compress, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -133,14 +133,16 @@ def add_limits(measured: Measured, max_position: int) -> None:
     near = (p + step for p in powers_of_two(max_position)[3:] for step in (-1, 1))
     positions = [p for p in near if p <= max_position]
     # most functions turn all in one call; a position that comes out otherwise is asked alone
-    together = measured.results(*positions, in_one_call=True)
+    together = _find_dtypes(measured, measured.results(*positions, in_one_call=True))
 
     def dtype_of(position: int, others: Iterable[str] = ()) -> str | None:
         """The dtype to which the position was rounded: float64, one found before, or another."""
-        dtypes = ("float64", *first_rounded, *others)
-        known = {position: together[position]} if position in together else {}
-        dtype = _find_dtype(measured, known, dtypes)
-        return dtype or _find_dtype(measured, measured.results(position), dtypes)
+        likely = ("float64", *first_rounded, *others)
+        for dtype in likely:
+            if dtype in together.get(position, ()):
+                return dtype
+        alone = _find_dtypes(measured, measured.results(position)).get(position, ())
+        return next((dtype for dtype in likely if dtype in alone), None)
 
     last_good, end = 0, None
     for position in positions:
@@ -165,13 +167,14 @@ def add_limits(measured: Measured, max_position: int) -> None:
     measured.add(*said, negative=negative)
 
 
-def _find_dtype(
-    measured: Measured, results: Mapping[int, Complex], dtypes: Iterable[str]
-) -> str | None:
-    """The first dtype in which these positions were turned."""
-    places, shifts = np.array([*results]), measured.shifts(results)
-    fitting = (d for d in dtypes if shifts.all_fit(rounded(places, d) - places))
-    return next(fitting, None) if results else None
+def _find_dtypes(measured: Measured, results: Mapping[int, Complex]) -> dict[int, list[str]]:
+    """The dtypes to which each of these positions may have been rounded, the finest first."""
+    places, shifts = np.array([*results], np.float64), measured.shifts(results)
+    fitting = [shifts.fit_each(rounded(places, dtype) - places).tolist() for dtype in DTYPES]
+    of_each = zip(*fitting, strict=True)  # whether each dtype fits, of each position
+    return {
+        position: [*compress(DTYPES, fits)] for position, fits in zip(results, of_each, strict=True)
+    }
 
 
 def _describe_table_end(measured: Measured, end: int) -> tuple[str, str]:
@@ -204,24 +207,23 @@ def _find_map(
     shifts = measured.shifts(results)
     # an offset is added to a position before the table is asked, or to the row that it is
     for before in dict.fromkeys((int(offset) if offset % 1 == 0 else 0, 0)):
-        ends = np.array([end + before if end else 0])
-        for one, rows in _fitting_maps(shifts, places, range(len(places)), maps, ends, before):
-            return one.name, one.text(rows)
+        rows = end + before if end else 0
+        for one in maps:
+            turned_as = one.turned_as(places + before, rows) - before
+            if shifts.fit_each(turned_as - places).all():
+                return one.name, one.text(rows)
     return None
 
 
 def _fitting_maps(
     shifts: Shifts, places: _Places, tokens: Iterable[int], maps: Sequence[PositionMap],
-    ends: _Places, before: int = 0,
+    ends: _Places,
 ) -> Iterator[tuple[PositionMap, int]]:  # fmt: skip
-    """The maps as which all of some tokens are turned, each with the last table's end that fits.
-
-    ``before`` is added to positions first.
-    """
+    """The maps as which all of some tokens are turned, each with the last table's end that fits."""
     for one in maps:
         fitting = ends
         for token in tokens:
-            turned_as = one.turned_as(places[token] + before, fitting) - before + 0 * fitting
+            turned_as = one.turned_as(places[token], fitting) + 0 * fitting
             fitting = fitting[shifts.fit(token, turned_as - places[token])]
             if not len(fitting):
                 break

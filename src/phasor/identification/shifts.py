@@ -71,12 +71,12 @@ class Shifts(NamedTuple):
             most=0.5,
         )
 
-    def all_fit(self, offsets: _Places) -> bool:
-        """Whether these offsets ``[T]`` turn all tokens as they are turned."""
+    def fit_each(self, offsets: _Places) -> NDArray[np.bool_]:
+        """Which tokens are turned as these offsets ``[T]`` turn them."""
         rows = self.size * np.exp(1j * offsets[:, None] * self.f)
         unsure = np.abs(self.places + offsets[:, None]) * self.f_errors
         allowed = np.minimum(self.errors + self.size * unsure, self.most)
-        return bool(np.all(np.abs(self.z - rows) <= allowed))
+        return np.asarray(np.all(np.abs(self.z - rows) <= allowed, axis=1))
 
     def fit(
         self, token: int, offsets: _Places, pairs: Iterable[int] | None = None
