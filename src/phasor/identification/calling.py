@@ -299,15 +299,12 @@ class Caller:
         order = self.dims.replace("b", "")
         # [s, h, d] in another order; [s, 1, d] to [s, d]
         vectors = np.einsum(f"shd->{order}", tokens) if "h" in order else tokens[:, 0]
-        if "b" in self.dims:
-            vectors = np.expand_dims(vectors, self.dims.index("b"))
+        vectors = _with_batch(vectors, self.dims)
         # an array for each argument: a function may write one of them
         words = (word for word in _VECTORS if word in self._words)
         arguments = {word: self.arrays.make(vectors, self.arrays.dtype) for word in words}
         ordered = positions.T if self.position_dims in ("ns", "nbs") else positions
-        if "b" in self.position_dims:
-            ordered = np.expand_dims(ordered, self.position_dims.index("b"))
-        library_positions = self.arrays.make(ordered)
+        library_positions = self.arrays.make(_with_batch(ordered, self.position_dims))
         if "positions" in self._words:
             arguments["positions"] = library_positions
         if "offset" in self._words:
@@ -335,6 +332,15 @@ class Caller:
         order = self.dims.replace("b", "")
         vectors = np.take(result, 0, self.dims.index("b")) if "b" in self.dims else result
         return np.einsum(f"{order}->shd", vectors) if "h" in order else vectors[:, None]
+
+
+def _with_batch(array: NDArray[Any], dims: str) -> NDArray[Any]:
+    """The array with a batch of one where ``dims`` have one."""
+    if "b" not in dims:
+        return array
+    shape = [*array.shape]
+    shape.insert(dims.index("b"), 1)
+    return array.reshape(shape)
 
 
 def find_caller(function: Callable[..., Any], head_dim: int, how: Calling) -> Caller:

@@ -249,8 +249,9 @@ class Finder:
     def _levels(self, rope: Rope | None, turns: Turns) -> Iterator[Iterator[Hypothesis]]:
         """Hypotheses in the order in which they are tried, fewest differences first.
 
-        No difference; one; an axis that is multiplied; two of the rope; one of the rope and one of
-        positions or roundings; frequencies that were measured; positions far from those recorded.
+        No difference; one; a formula with a mistake, or an axis that is multiplied; two of the
+        rope; one of the rope and one of positions or roundings; frequencies that were measured;
+        positions far from those recorded.
         """
         if rope is None:
             yield from self._measured(None, turns)
@@ -261,8 +262,8 @@ class Finder:
         if not compare_factors(rope, turns):
             yield iter([same])
         others = [*other_ropes(meant, places)]
-        yield chain((same,), others, self._turned_otherwise(same, turns), self._mistaken(turns))
-        yield find_scaled_axes(rope, turns)
+        yield chain((same,), others, self._turned_otherwise(same, turns))
+        yield chain(self._mistaken(turns), find_scaled_axes(rope, turns))
         yield twice_other_ropes(meant, places)
         yield chain.from_iterable(self._turned_elsewhere(other, turns) for other in others)
         yield from self._measured(rope, turns)

@@ -335,7 +335,7 @@ def _allowed_values(
     bends = np.pad(np.abs(np.diff(known, 2, axis=0)), ((1, 1), (0, 0)), "edge")
     # beside a bend or a jump it is that far off
     bends = np.maximum(bends, np.maximum(np.roll(bends, 1, axis=0), np.roll(bends, -1, axis=0)))
-    errors = slopes * (logs[1] - logs[0]) + bends
+    errors: Floats = slopes * (logs[1] - logs[0]) + bends
     places = rope.direction * np.broadcast_to(of_pairs, z.shape)
     kept: list[Floats] = []
     for part in np.array_split(logs, 1 + len(logs) * len(some) // _MOST_AT_ONCE):
