@@ -294,9 +294,8 @@ class Finder:
         spectrum, pairs = turns.find_spectrum(), turns.z.shape[1]
         if spectrum is None:
             return Identification(head_dim=turns.arrangement.layout.head_dim)
-        drivers, sizes = np.ones((1, pairs), bool), np.full((1, pairs), sum(turns.gain) / 2)
-        rounding = ROUNDING[self.sample.dtype]
-        return explain(turns.arrangement, spectrum, drivers, sizes, rounding=rounding)
+        sizes, rounding = np.full((1, pairs), sum(turns.gain) / 2), ROUNDING[self.sample.dtype]
+        return explain(turns.arrangement, spectrum, sizes, rounding=rounding)
 
     def _mistaken(self, turns: Turns) -> Iterator[Hypothesis]:
         """Frequencies of a formula with a mistake, which show with nothing expected."""

@@ -9,7 +9,8 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from phasor.identification import laws
-from phasor.identification.layout import Drivers, possible_slices
+from phasor.identification.frequencies import find_scaled_axes
+from phasor.identification.layout import Drivers, find_drivers, possible_slices
 from phasor.identification.members import name_norms
 from phasor.identification.positions import find_offset
 from phasor.identification.report import (
@@ -25,10 +26,11 @@ from phasor.identification.spectrum import (
     ROUNDING,
     Floats,
     Spectrum,
+    log_base,
     rounded,
     simplest_near,
 )
-from phasor.identification.turns import Arrangement
+from phasor.identification.turns import Arrangement, Turns
 from phasor.rope import Rope
 
 # `FLOAT64_SLACK` in float32: one rounding; a power with its roundings; a power of logarithms
@@ -42,15 +44,16 @@ _CERTAIN_DIGITS = 4
 def explain(
     arrangement: Arrangement,
     spectrum: Spectrum,
-    drivers: Drivers,
     sizes: Floats,
+    of_axes: Turns | None = None,
     *,
     rounding: float,
     is_rotation: bool = True,
 ) -> Identification:
     """The report about the rotation: its pairs and factor, and the Rope that does the same."""
-    # ``sizes`` [P, pairs] are the lengths of turned unit vectors; ``drivers`` has no axis for pairs
-    # that were not seen to turn; of a rotation both members of every pair turn alike
+    # ``sizes`` [P, pairs] are the lengths of turned unit vectors, and several axes have turns at
+    # unequal coordinates; of a rotation both members of every pair turn alike
+    drivers = find_drivers(spectrum, of_axes, rounding)
     layout, median = arrangement.layout, float(np.median(sizes))
     has_one_gain = is_rotation and float(np.ptp(sizes)) <= 16 * rounding * max(median, 1)
     gain = simplest_near(median, 4 * rounding + FACTOR_ROOM) or 0.0
@@ -69,7 +72,7 @@ def explain(
         pairs=tuple(map(PairFound, *columns, *measured, axes)),
     )
     if has_one_gain:
-        return _explain_rotation(report, arrangement, spectrum, drivers)
+        return _explain_rotation(report, arrangement, spectrum, drivers, of_axes)
     if not is_rotation:
         return replace(report, why_no_rope="the two members of a pair do not turn together")
     why = "it does not keep the length of vectors, nor multiply it by one factor"
@@ -77,8 +80,9 @@ def explain(
 
 
 def _explain_rotation(
-    report: Identification, arrangement: Arrangement, spectrum: Spectrum, drivers: Drivers
-) -> Identification:
+    report: Identification, arrangement: Arrangement, spectrum: Spectrum, drivers: Drivers,
+    of_axes: Turns | None,
+) -> Identification:  # fmt: skip
     direction, f, findings = _find_direction(spectrum)
     offset, offset_findings = find_offset(spectrum)
     plain = replace(
@@ -98,18 +102,24 @@ def _explain_rotation(
         report, *offset_findings, *findings, direction=direction, position_offset=offset or 0.0,
         why_no_rope=why,
     )  # fmt: skip
-    return report if why else _explain_frequencies(report, slices, f, spectrum.uncertainty)
+    if why or offset is None:
+        return report
+    if of_axes is not None:
+        of_axes = of_axes._replace(positions=of_axes.positions + offset)
+    return _explain_frequencies(report, slices, f, spectrum.uncertainty, of_axes)
 
 
 def _explain_frequencies(
-    report: Identification, slices: list[Rope], f: Floats, uncertainty: Floats
-) -> Identification:
+    report: Identification, slices: list[Rope], f: Floats, uncertainty: Floats,
+    of_axes: Turns | None,
+) -> Identification:  # fmt: skip
     """The report with the Rope of frequencies ``f``, by base and law if they have some."""
     numbers, findings = find_frequency_dtype(f, uncertainty)
     rope, explanations = _find_best_fit(slices, f, uncertainty, may_be_float64=numbers is None)
     if not explanations:
         rope = _set_frequencies(slices[0], f if numbers is None else numbers)
-        if (scaled := _find_scaled_axis(slices, f, uncertainty)) is not None:
+        scaled = None if of_axes is None else _find_scaled_axis(slices, f, uncertainty, of_axes)
+        if scaled is not None:
             base, finding = scaled
             return add_findings(report, finding, base=base, rope=rope)
         return add_findings(report, *findings, rope=rope)
@@ -179,27 +189,26 @@ def _find_best_fit(
 
 
 def _find_scaled_axis(
-    slices: list[Rope], f: Floats, uncertainty: Floats
+    slices: list[Rope], f: Floats, uncertainty: Floats, turns: Turns
 ) -> tuple[float, Finding] | None:
-    """The base, and the axis whose positions are multiplied, if that makes a law of it."""
-    for rope in slices:
-        f, uncertainty = laws.pad_to_rope(f, rope), laws.pad_to_rope(uncertainty, rope)
+    """The base of all axes but one, and the number by which that one's positions are multiplied."""
+    for layout in slices:
+        rope = _set_frequencies(layout, f)
+        errors = laws.pad_to_rope(uncertainty, rope) + _FLOAT32_SLACKS[0] * rope.inv_freq
         # the logarithm of a frequency falls with a pair's place in its spectrum
-        place = np.concatenate([np.arange(n) / n for n in rope.axes.spectra(rope.num_pairs)])
+        places = np.concatenate([np.arange(n) / n for n in rope.axes.spectra(rope.num_pairs)])
         of_pair = np.array(rope.axes.axis_of_pair(rope.num_pairs))
         for axis in range(rope.axes.n_axes):
-            on, others = (of_pair == axis) & (f > 0), (of_pair != axis) & (f > 0)
-            if on.sum() < 2 or others.sum() < 2:
+            rest = (of_pair != axis) & (rope.inv_freq > 0)
+            relative_errors = errors[rest] / rope.inv_freq[rest]
+            logs = log_base(rope.inv_freq[rest], relative_errors, 1, places[rest])
+            base = logs.exp().simplest()
+            if base is None or rest.sum() < 2:
                 continue
-            slope, start = np.polyfit(place[others], np.log(f[others]), 1)
-            ratio = math.exp(float(np.median(np.log(f[on]) - slope * place[on] - start)))
-            factor = simplest_near(ratio, 1e-3)
-            if factor is None or factor == 1:
-                continue
-            scale = np.where(of_pair == axis, factor, 1.0)
-            found = laws.find_explanations(rope, f / scale, uncertainty / scale, _FLOAT32_SLACKS[0])
-            if found and found[0].mistake is None:
-                return found[0].base, make_finding("axis-scaled", axis=axis, factor=factor)
+            meant = replace(layout, base=base)
+            for scaled in find_scaled_axes(meant, turns, rope.inv_freq):
+                if turns.misfit(scaled.rope, scaled.places, scaled.rows).max() <= 1:
+                    return base, scaled.changes[0]
     return None
 
 

@@ -22,7 +22,7 @@ from phasor.identification.hypotheses import Change, Hypothesis, Meant, Position
 from phasor.identification.laws import USUAL_BASES, apply_twice, law_text
 from phasor.identification.layout import narrower, other_axes
 from phasor.identification.report import Changes, Finding, make_finding
-from phasor.identification.spectrum import Floats, Interval, count_digits
+from phasor.identification.spectrum import Floats, Interval, count_digits, simplest_near
 from phasor.identification.turns import Turns
 from phasor.rope import Rope
 from phasor.scaling import NTK, DynamicNTK, Law, Linear, Llama3, LongRope, Rule, Yarn
@@ -36,6 +36,8 @@ FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0, 40.0, 64.0)
 
 # by which positions of an axis may be multiplied
 _FRACTIONS = sorted({a / b for a in range(1, 9) for b in range(1, 9) if a != b}, key=count_digits)
+# how far a measured factor may be off, relatively, from the number that somebody wrote
+_FACTOR_ERROR = 1e-3
 # how far the exponent of a measured base may be off, relatively, from that of another width
 _EXPONENT_ERROR = 1e-4
 
@@ -150,14 +152,26 @@ def _applied_twice(meant: Meant) -> Iterator[Change]:
         yield (law,), replace(rope, base=None, scaling=None, explicit_inv_freq=f)
 
 
-def find_scaled_axes(rope: Rope, turns: Turns) -> Iterator[Hypothesis]:
-    """Positions of one axis of several that are multiplied by a number."""
+def find_scaled_axes(
+    rope: Rope, turns: Turns, inv_freq: Floats | None = None
+) -> Iterator[Hypothesis]:
+    """Positions of one axis of several that are multiplied by a number.
+
+    The number is solved for where frequencies were measured; otherwise fractions are tried, and
+    then whatever the turns allow.
+    """
     n_axes = rope.axes.n_axes
     for axis in range(n_axes) if n_axes > 1 and not isinstance(rope.axes, Mixed) else ():
-        name = f"axis {axis}"
-        likely = ((factor, _with_value(rope, name, factor)) for factor in _FRACTIONS)
-        values = _find_values(rope, name, turns, turns.positions)
-        for factor, scaled in chain(likely, values):
+        name, factors = f"axis {axis}", list[float]()
+        on_axis = np.equal(rope.axes.axis_of_pair(rope.num_pairs), axis)
+        if inv_freq is None:
+            factors = _FRACTIONS
+        elif on_axis.any():
+            ratio = float(np.median(inv_freq[on_axis] / rope.inv_freq[on_axis]))
+            factors = [factor for factor in [simplest_near(ratio, _FACTOR_ERROR)] if factor]
+        likely = ((factor, _with_value(rope, name, factor)) for factor in factors if factor != 1)
+        allowed = _find_values(rope, name, turns, turns.positions) if inv_freq is None else ()
+        for factor, scaled in chain(likely, allowed):
             finding = make_finding("axis-scaled", axis=axis, factor=factor)
             yield suppose(scaled, turns.positions, finding)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from phasor.identification.calling import Caller, RefusedError
 from phasor.identification.explaining import explain
-from phasor.identification.layout import Drivers, arrange_blocks, find_blocks, measure_noise
+from phasor.identification.layout import arrange_blocks, find_blocks, measure_noise
 from phasor.identification.lengths import Lengths, add_rule, call_with_growing_lengths
 from phasor.identification.members import compare_members, compare_queries_and_keys
 from phasor.identification.positions import add_limits
@@ -30,6 +30,7 @@ from phasor.identification.roundings import (
     find_table_dtype,
 )
 from phasor.identification.spectrum import Floats, Spectrum, find_spectrum, powers_of_two
+from phasor.identification.turns import Turns
 from phasor.numpy import every_axis_of, rotate
 
 SMALL_POSITIONS = (0, 1, 2, 3, 5, 8)
@@ -106,7 +107,7 @@ def _measure_pairs(
     if lengths.irreproducible_at is not None:
         findings.append(make_finding("remembers", top=lengths.irreproducible_at))
     report = explain(
-        probe.arrangement, spectrum, _find_drivers(probe, spectrum), np.abs(factors.mean(axis=0)),
+        probe.arrangement, spectrum, np.abs(factors.mean(axis=0)), _turns_of_axes(probe, spectrum),
         rounding=probe.rounding, is_rotation=not members,
     )  # fmt: skip
     report = _explain_rounded_angles(probe.caller, report, max_position)
@@ -170,14 +171,15 @@ def _explain_rounded_angles(
     return replace(report, rope=rope, base=base, known_law=True, findings=(*kept, *changes))
 
 
-def _find_drivers(probe: Probe, spectrum: Spectrum) -> Drivers:
-    """The axes that turn each pair, tried one axis at a time up to the spectrum's last position."""
+def _turns_of_axes(probe: Probe, spectrum: Spectrum) -> Turns | None:
+    """The turns of one axis at a time, up to the spectrum's last position; None of one axis."""
     n_axes = probe.caller.n_axes
     if n_axes == 1:
-        return spectrum.inv_freq[None] != 0
+        return None
     positions = powers_of_two(max(spectrum.last_position, 1))
-    z = np.array([probe(np.outer(positions, axis)) for axis in np.eye(n_axes, dtype=int)])
-    return np.abs(z - z[:, :1]).max(axis=1) > 8 * probe.rounding  # the first is at position 0
+    return probe.turns(
+        np.concatenate([np.outer(positions, axis) for axis in np.eye(n_axes, dtype=int)])
+    )
 
 
 def _add_error(measured: Measured, maps: Floats) -> None:

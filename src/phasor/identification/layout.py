@@ -16,8 +16,8 @@ from phasor.axes import AXES, Axes, Mixed, OneAxis
 from phasor.errors import PhasorError, SpecError
 from phasor.identification.hypotheses import Change, Hypothesis, Positions, suppose
 from phasor.identification.report import Changes, Finding, make_finding
-from phasor.identification.spectrum import Floats
-from phasor.identification.turns import Arrangement, Sample, arrangement_of
+from phasor.identification.spectrum import Floats, Spectrum
+from phasor.identification.turns import Arrangement, Sample, Turns, arrangement_of
 from phasor.pairings import PAIRINGS, by_pairing
 from phasor.rope import Rope
 
@@ -149,6 +149,25 @@ def arrangements_of_changed(sample: Sample) -> Iterator[Arrangement]:
 
 #: Whether an axis turns a pair, ``[n_axes, pairs]``.
 Drivers = NDArray[np.bool_]
+
+
+def find_drivers(spectrum: Spectrum, turns: Turns | None, rounding: float) -> Drivers:
+    """The axis that explains each pair's turns at unequal coordinates; none if all of them do.
+
+    Without such ``turns`` there is one axis, which drives every pair that turns.
+    """
+    f = spectrum.inv_freq
+    if turns is None:
+        return f[None] != 0
+    units = turns.z / np.maximum(np.abs(turns.z), 1e-300)
+    places: Floats = turns.positions[..., None].astype(np.float64)  # [T, n_axes, 1]
+    # an angle may have been rounded in the dtype of the vectors
+    tolerance = rounding * (8 + np.abs(places * f))
+    tolerance += np.abs(places) * spectrum.uncertainty + spectrum.phase_uncertainty
+    predicted = np.exp(1j * (spectrum.phase + places * f))
+    axis_explains = (np.abs(predicted - units[:, None]) <= tolerance).all(axis=0)
+    # if no axis alone explains a pair's turns, several turn it
+    return np.where(axis_explains.sum(axis=0) == 1, axis_explains, ~axis_explains.any(axis=0))
 
 
 def possible_slices(layout: Rope, drivers: Drivers) -> list[Rope]:

@@ -12,7 +12,7 @@ from phasor.identification.probes import Probe
 from phasor.identification.report import Changes, Finding, make_finding
 from phasor.identification.spectrum import Complex, Floats
 from phasor.identification.turns import Sample, angle_errors, arrangement_of, rows_of
-from phasor.pairings import PAIRINGS, by_pairing
+from phasor.pairings import PAIRINGS, Pairing, by_pairing
 from phasor.rope import Rope
 
 
@@ -28,11 +28,6 @@ class Signs(NamedTuple):
     of_cos: int  # b
     in_second: int  # c
 
-    def finding(self, which: str) -> Changes:
-        """The finding about such pairs; none for a rotation."""
-        how = "subtract" if self.in_first < 0 else "add"
-        return (make_finding(self.name, how=how, which=which),) if self.name else ()
-
 
 #: The signs in use: right ones first, then one that is wrong.
 SIGNS = (
@@ -44,47 +39,81 @@ SIGNS = (
 )
 
 
-def compare_members(probe: Probe, factors: Complex) -> list[Finding]:
-    """The mistake, if the two members of a pair do not turn by the same angle."""
-    # ``factors`` are at small positions with equal coordinates, and then at others
+class Mixing(NamedTuple):
+    """One way in which the members of a pair are not turned as one."""
+
+    pairing: Pairing  # of the members
+    row_pairing: Pairing  # of those that share a row of cos and sin
+    signs: Signs
+
+    def changes(self, which: str) -> Changes:
+        """The findings about such pairs."""
+        signs, changes = self.signs, list[Finding]()
+        if self.row_pairing != self.pairing:
+            pairs = by_pairing(self.pairing, half="halves", interleaved="interleaved")
+            changes.append(make_finding(f"{self.row_pairing}-rows-on-{pairs}"))
+        if signs.name:
+            how = "subtract" if signs.in_first < 0 else "add"
+            changes.append(make_finding(signs.name, how=how, which=which))
+        return (*changes,)
+
+
+#: The ways in which members are mixed, in the order in which they are tried.
+MIXINGS = [
+    Mixing(pairing, row_pairing, signs)
+    for pairing, row_pairing, signs in product(PAIRINGS, PAIRINGS, SIGNS)
+    if pairing != row_pairing or signs.name
+]
+
+
+def compare_members(probe: Probe, factors: Complex) -> Changes:
+    """The mistake, if the two members of a pair do not turn by the same angle.
+
+    Both are multiplied by ``factors`` ``[2, P, num_pairs]`` at small positions with equal
+    coordinates, and then at others.
+    """
     arrangement, tolerance = probe.arrangement, 32 * probe.rounding
     size = np.maximum(np.maximum(np.abs(factors.real), np.abs(factors.imag)).max(axis=0), 1e-30)
     skew = (np.abs(factors[0] - factors[1]) / size).max(axis=0)  # [2, P, pairs] to [pairs]
-    if not (skew > tolerance).any():
-        return []
+    is_skewed = skew > tolerance
+    if not is_skewed.any():
+        return ()
 
     def are_equal(a: Complex, b: Complex) -> bool:
         return bool(a.shape == b.shape and np.abs(a - b).max() <= tolerance * np.abs(a).max())
 
-    pairs = arrangement.num_pairs
-    if arrangement.is_named:
-        # what each coordinate is multiplied by, which a row of cos and sin holds: [P, rotary_dim]
-        rows = np.empty((factors.shape[1], 2 * pairs), dtype=np.complex128)
-        rows[:, arrangement.written - arrangement.layout.rotary_start] = factors.swapaxes(0, 1)
-        # if rows for the other pairing were used, its pairs have equal multipliers
-        name, *members = by_pairing(
-            arrangement.layout.pairing,
-            half=("interleaved-rows-on-halves", rows[:, ::2], rows[:, 1::2]),
-            interleaved=("half-rows-on-interleaved", rows[:, :pairs], rows[:, pairs:]),
-        )
-        if are_equal(*members):
-            return [make_finding(name)]
-    worst = int(np.argmax(skew))
+    pairs, worst = arrangement.num_pairs, int(np.argmax(skew))
     coordinates = tuple(arrangement.read[:, worst].tolist())
-    which, skewed = f"Coordinates {coordinates} are", skew > tolerance
-    if (count := int(skewed.sum())) > 1:
+    which, count = f"Coordinates {coordinates} are", int(is_skewed.sum())
+    if count > 1:
         which = f"{count} of {pairs} pairs, such as coordinates {coordinates}, are"
-    by_first, by_second = factors[..., skewed]
-    for signs in SIGNS[1:]:
-        # by the first member exp(i angle) or its conjugate, and the same by the second
-        turned = by_first.real - 1j * signs.in_first * by_first.imag
-        expected = signs.of_cos * turned.real + 1j * signs.in_second * turned.imag
-        is_counted = np.sign(turned.imag).sum() >= 0  # most pairs turn counter-clockwise
-        if is_counted and are_equal(by_second, expected):
-            return [*signs.finding(which)]
+    layout, (by_first, by_second) = arrangement.layout, factors
+    for mixing in MIXINGS:
+        if mixing.pairing != layout.pairing:
+            continue
+        signs, shares_rows = mixing.signs, mixing.row_pairing == mixing.pairing
+        # of these signs the rows of cos and sin that each member was multiplied by
+        first = by_first.real - 1j * signs.in_first * by_first.imag
+        second = signs.of_cos * by_second.real + 1j * signs.in_second * by_second.imag
+        if shares_rows:
+            first, second = first[:, is_skewed], second[:, is_skewed]
+        elif arrangement.is_named:
+            rows = np.empty((len(first), 2 * pairs), dtype=np.complex128)  # by coordinate
+            rows[:, arrangement.written - layout.rotary_start] = np.stack((first, second), axis=1)
+            first, second = by_pairing(
+                mixing.row_pairing,
+                half=(rows[:, :pairs], rows[:, pairs:]),
+                interleaved=(rows[:, ::2], rows[:, 1::2]),
+            )
+        else:
+            continue
+        # most pairs turn counter-clockwise
+        is_counted = not signs.name or np.sign(first.imag).sum() >= 0
+        if is_counted and are_equal(first, second):
+            return mixing.changes(which)
     names = "members-differ", "members-on-different-axes"
     follow_axes = probe.caller.n_axes > 1 and are_equal(factors[0, :6], factors[1, :6])
-    return [make_finding(names[follow_axes], count=count, coordinates=coordinates)]
+    return (make_finding(names[follow_axes], count=count, coordinates=coordinates),)
 
 
 def compare_queries_and_keys(
@@ -110,28 +139,25 @@ def find_mixed_members(rope: Rope, sample: Sample) -> Changes:
         return ()
     kept, rows = sample.is_kept(), rope.attention_factor * rows_of(rope, sample.positions)
     unsure = angle_errors(sample.positions, rope.inv_freq)
-    readings = {one: arrangement_of(replace(rope, pairing=one, pairing_out=None)).read
-                for one in PAIRINGS}  # fmt: skip
-    for (pairing, members), (other, read) in product(readings.items(), repeat=2):
+    members_of = {
+        pairing: arrangement_of(replace(rope, pairing=pairing, pairing_out=None)).read
+        for pairing in PAIRINGS
+    }
+    for mixing in MIXINGS:
+        signs, members = mixing.signs, members_of[mixing.pairing]
         pair_of = np.empty(rope.head_dim, np.intp)
-        pair_of[read] = np.arange(rope.num_pairs)
-        rows_name = f"{other}-rows-on-{'halves' if pairing == 'half' else pairing}"
-        for signs in SIGNS:
-            if pairing == other and not signs.name:
-                continue
-            fits = kept.copy()
-            ways = ((1, signs.in_first), (signs.of_cos, signs.in_second))
-            for (of_cos, of_sin), to, beside in zip(ways, members, members[::-1], strict=True):
-                one, x, by = rows[:, None, pair_of[to]], sample.x[..., to], sample.x[..., beside]
-                products = np.abs(x * one.real) + np.abs(by * one.imag)
-                slack = np.hypot(x, by) * (unsure[:, None, pair_of[to]] + 2.0**-22)
-                y = sample.y[..., to]
-                off = np.abs(y - of_cos * x * one.real - of_sin * by * one.imag)
-                fits[..., to] = off <= sample.bounds(products, y) + slack
-            if fits.all():
-                names = () if pairing == other else (make_finding(rows_name),)
-                which = f"{rope.num_pairs} of {rope.num_pairs} pairs are"
-                return *names, *signs.finding(which)
+        pair_of[members_of[mixing.row_pairing]] = np.arange(rope.num_pairs)
+        fits = kept.copy()
+        ways = ((1, signs.in_first), (signs.of_cos, signs.in_second))
+        for (of_cos, of_sin), to, partner in zip(ways, members, members[::-1], strict=True):
+            row = rows[:, None, pair_of[to]]
+            x, x_of_partner, y = sample.x[..., to], sample.x[..., partner], sample.y[..., to]
+            products = np.abs(x * row.real) + np.abs(x_of_partner * row.imag)
+            slack = np.hypot(x, x_of_partner) * (unsure[:, None, pair_of[to]] + 2.0**-22)
+            off = np.abs(y - of_cos * x * row.real - of_sin * x_of_partner * row.imag)
+            fits[..., to] = off <= sample.bounds(products, y) + slack
+        if fits.all():
+            return mixing.changes(f"{rope.num_pairs} of {rope.num_pairs} pairs are")
     return ()
 
 

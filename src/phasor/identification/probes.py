@@ -19,7 +19,7 @@ from phasor.identification.spectrum import (
     Spectrum,
     bound_angle_errors,
 )
-from phasor.identification.turns import Arrangement
+from phasor.identification.turns import Arrangement, Turns, turns_of_pairs
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,12 @@ class Probe:
         turned = self.caller.turn(vector, positions)[0, :, 0]  # [P, head_dim]
         # [P, pairs, 2] is a complex array; a product would warn of infinities
         return np.ascontiguousarray(turned[:, self.arrangement.written.T]).view(complex)[..., 0]
+
+    def turns(self, positions: NDArray[Any]) -> Turns:
+        """The turns at positions ``[P, n_axes]``."""
+        z = self(positions)
+        errors = np.abs(z) * (2 * self.rounding + self.angle_errors(z))
+        return turns_of_pairs(self.arrangement, z, errors, positions)
 
     def angle_errors(self, z: Complex) -> Floats:
         """How far angles of such results may be off."""

@@ -10,10 +10,10 @@ from numpy.typing import ArrayLike, NDArray
 from phasor._checks import choice
 from phasor.errors import PositionError, TensorError
 from phasor.identification.explaining import explain
-from phasor.identification.layout import Drivers, arrangements_of_changed
+from phasor.identification.layout import arrangements_of_changed
 from phasor.identification.report import Identification, add_findings, make_finding
-from phasor.identification.spectrum import ROUNDING, Floats, Spectrum, doubling, find_spectrum
-from phasor.identification.turns import Arrangement, Sample, least_squares, measure_turns
+from phasor.identification.spectrum import ROUNDING, Spectrum, doubling, find_spectrum
+from phasor.identification.turns import Sample, least_squares, measure_turns, turns_of_pairs
 
 # enough samples of one position, and enough positions, to tell pairings apart
 _SAMPLES_PER_POSITION = 8
@@ -69,8 +69,12 @@ def identify_samples(
     read: list[int] = places[indices].tolist()
     z = least_squares(*equal.pairs(arrangement))[indices]
     spectrum = find_spectrum(read, z, np.full(z.shape, rounding))
-    drivers = _find_drivers_of_samples(unequal, arrangement, spectrum, rounding)
-    report = explain(arrangement, spectrum, drivers, np.abs(z), rounding=rounding)
+    of_axes = None
+    if equal.positions.shape[1] > 1:
+        z_of_axes = least_squares(*unequal.pairs(arrangement))
+        errors = 2 * rounding * np.abs(z_of_axes)
+        of_axes = turns_of_pairs(arrangement, z_of_axes, errors, unequal.positions)
+    report = explain(arrangement, spectrum, np.abs(z), of_axes, rounding=rounding)
     if (unused := first_unused(read, spectrum)) is None:
         return report
     last = spectrum.last_position
@@ -117,19 +121,3 @@ def _group_samples(
             "not tell the axes apart; give one column, or some with unequal coordinates"
         )
     return sample.of(is_equal), sample.of(~is_equal)
-
-
-def _find_drivers_of_samples(
-    unequal: Sample, arrangement: Arrangement, spectrum: Spectrum, rounding: float
-) -> Drivers:
-    """The axis that explains each pair's turns at unequal coordinates; none if all of them do."""
-    z = least_squares(*unequal.pairs(arrangement))
-    units = z / np.maximum(np.abs(z), 1e-300)
-    places: Floats = unequal.positions[..., None].astype(np.float64)  # [P, n_axes, 1]
-    # an angle may have been rounded in the dtype of the vectors
-    tolerance = rounding * (8 + np.abs(places * spectrum.inv_freq))
-    tolerance += places * spectrum.uncertainty + spectrum.phase_uncertainty
-    predicted = np.exp(1j * (spectrum.phase + places * spectrum.inv_freq))
-    axis_explains = (np.abs(predicted - units[:, None]) <= tolerance).all(axis=0)
-    # if no axis alone explains a pair's turns, several turn it
-    return np.where(axis_explains.sum(axis=0) == 1, axis_explains, ~axis_explains.any(axis=0))

@@ -70,8 +70,7 @@ def from_cache(
     rounding, findings = find_table_dtype(np.stack((z.real, z.imag)), ROUNDING[dtype], dtype)
     read, rows = powers_of_two(len(z) - 1), np.arange(len(z))
     spectrum = find_spectrum(read, z[read], bound_angle_errors(z[read], rounding))
-    drivers = np.ones((1, z.shape[1]), dtype=bool)
-    report = explain(arrangement_of(pairs), spectrum, drivers, np.abs(z), rounding=rounding)
+    report = explain(arrangement_of(pairs), spectrum, np.abs(z), rounding=rounding)
     if (unused := first_unused(read, spectrum)) is not None:
         found = f"rows 0 to {spectrum.last_position} do, row {unused} does not"
         raise _no_rope(f"rows must turn at fixed frequencies, and {found}")

@@ -134,6 +134,15 @@ class Turns(NamedTuple):
         return find_spectrum(places[index].astype(int).tolist(), self.z[index], errors)
 
 
+def turns_of_pairs(
+    arrangement: Arrangement, z: Complex, errors: Floats, positions: NDArray[Any]
+) -> Turns:
+    """The turns of which each pair was measured by itself, ``[T, num_pairs]``."""
+    sizes = np.abs(z)
+    gain = float((sizes - errors).max()), float((sizes + errors).min())
+    return Turns(arrangement, z, errors, gain, positions, None)
+
+
 def rows_of(rope: Rope, places: NDArray[Any]) -> Complex:
     """``exp(i angle)``, ``[T, num_pairs]``."""
     cos, sin = cos_sin(places, rope)
