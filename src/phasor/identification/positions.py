@@ -223,8 +223,10 @@ def _fitting_maps(
     for one in maps:
         fitting = ends
         for token in tokens:
-            turned_as = one.turned_as(places[token], fitting) + 0 * fitting
-            fitting = fitting[shifts.fit(token, turned_as - places[token])]
+            # of many ends some positions are taken for one and the same
+            rows = one.turned_as(places[token], fitting) + 0 * fitting
+            turned_as, of_end = np.unique(rows, return_inverse=True)
+            fitting = fitting[shifts.fit(token, turned_as - places[token])[of_end]]
             if not len(fitting):
                 break
         if len(fitting):
