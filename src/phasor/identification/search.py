@@ -1,0 +1,288 @@
+"""Which rotation turned tokens: the hypotheses that are tried, in a stated order.
+
+A stage makes the hypotheses of one kind of cause, in levels: it solves for a value where the turns
+tell it, and tries what is likely otherwise. `EXPECTED` and `NOTHING_EXPECTED` list the stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasor.identification.explaining import explain
+from phasor.identification.frequencies import (
+    compare,
+    compare_factors,
+    find_ropes,
+    find_scaled_axes,
+    name_pairs,
+    other_ropes,
+    twice_other_ropes,
+)
+from phasor.identification.hypotheses import Hypothesis, Meant, is_idle, suppose, turn_alike
+from phasor.identification.laws import MISTAKES
+from phasor.identification.layout import arranged, exchanged_axes
+from phasor.identification.positions import STEPS, Tokens, offset_changes
+from phasor.identification.report import (
+    Changes,
+    Finding,
+    Identification,
+    in_order,
+    is_rounding,
+    make_finding,
+)
+from phasor.identification.roundings import COARSE, find_float32, positions_in, precisions
+from phasor.identification.shifts import Shifts
+from phasor.identification.spectrum import ROUNDING, rounded
+from phasor.identification.turns import Turns
+from phasor.rope import Rope
+
+
+class Found(NamedTuple):
+    """What differs, what that cannot be told from, and float32 roundings that show besides."""
+
+    changes: Changes = ()
+    undecided: tuple[str, ...] = ()  # texts
+    roundings: Changes = ()
+
+    def behind(self, *changes: Finding) -> Found:
+        """The same with changes that come before the others."""
+        return self._replace(changes=changes + self.changes)
+
+
+# frequencies of which are measured, and not so well that float32 ones show
+_MEASURED = MISTAKES | {"base", "law", "law-parameter", "axis-scaled"}
+_UNSURE_BASE = 0.02  # of the logarithm, that a few tokens leave
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way in which coordinates make pairs that turn, and what may have turned them."""
+
+    changes: Changes  # that the pairs and the rows of cos and sin name themselves
+    meant: Meant
+    turns: Turns
+    tokens: Tokens
+    dtype: str
+
+    @cached_property
+    def rope(self) -> Rope | None:
+        """The rope that was meant, with these pairs; None if its law or axes do not fit them."""
+        return arranged(self.meant.rope, self.turns.arrangement)
+
+    def levels(self) -> Iterator[Iterable[Hypothesis]]:
+        """Hypotheses, the likelier levels first."""
+        stages = NOTHING_EXPECTED if self.rope is None else EXPECTED
+        return chain.from_iterable(stage(self) for stage in stages)
+
+    @cached_property
+    def same(self) -> Hypothesis:
+        """What was meant."""
+        return suppose(self._expected, self.turns.positions)
+
+    @cached_property
+    def others(self) -> list[Hypothesis]:
+        """Ropes that differ in one thing."""
+        return [*other_ropes(self.meant._replace(rope=self._expected), self.turns.positions)]
+
+    @property
+    def _expected(self) -> Rope:
+        assert self.rope is not None  # stages of `EXPECTED` alone ask
+        return self.rope
+
+    @cached_property
+    def report(self) -> Identification:
+        """What is found of the turns with nothing expected, if frequencies can be measured."""
+        turns, spectrum = self.turns, self.turns.find_spectrum()
+        if spectrum is None:
+            return Identification(head_dim=turns.arrangement.layout.head_dim)
+        sizes = np.full((1, turns.z.shape[1]), sum(turns.gain) / 2)
+        return explain(turns.arrangement, spectrum, sizes, rounding=ROUNDING[self.dtype])
+
+    @property
+    def offset(self) -> int:
+        """The whole number that the report adds to positions."""
+        return 0 if self.report.position_offset % 1 else int(self.report.position_offset)
+
+    def compare(self, found: Rope) -> Changes:
+        """How another rope differs from the one that was meant."""
+        return compare(self.meant.rope, found, self.meant.unresolved)
+
+    def vague_changes(self) -> Changes:
+        """That frequencies differ, and from which pair on."""
+        return self.changes + name_pairs(self.rope, self.turns)
+
+    def fitting(self, level: Iterable[Hypothesis]) -> Iterator[Fit]:
+        """The hypotheses of a level that turn all tokens as they are turned."""
+        turns, meant = self.turns, self.meant.rope
+        for hypothesis in level:
+            worst = float(turns.misfit(*hypothesis[1:]).max())
+            if worst > 1 or (self.rope and is_idle(hypothesis, self.rope, turns.positions)):
+                continue
+            # a program may apply the factor that was meant beside another law
+            factors = [compare_factors(rope, turns) for rope in (hypothesis.rope, meant)]
+            gain = factors[0] and factors[1]
+            if changes := (*self.changes, *hypothesis.changes, *gain):
+                yield Fit(changes, round(worst, 1), hypothesis, turns)
+
+
+class Fit(NamedTuple):
+    """A hypothesis that turns all tokens as they are turned."""
+
+    changes: Changes
+    misfit: float
+    hypothesis: Hypothesis
+    turns: Turns
+
+    @property
+    def text(self) -> str:
+        """What differs."""
+        return " ".join(change.sentence for change in self.changes)
+
+    def names(self) -> set[str]:
+        """The names of what differs."""
+        return {change.name for change in self.changes}
+
+
+def choose(fits: Iterable[Fit]) -> Found | None:
+    """The best of the hypotheses that fit, and texts of what else the tokens allow."""
+    # fewer changes are likelier, then what fits better; the order of equals stays
+    ordered = sorted(fits, key=lambda fit: (len(fit.changes), fit.misfit))
+    if not ordered:
+        return None
+    best, names, rows = ordered[0], ordered[0].names(), ordered[0].hypothesis.rows
+
+    def is_told_apart(other: Fit) -> bool:
+        """Whether it is another cause, or one of the same names that turns otherwise."""
+        turned = other.hypothesis.rows
+        are_as_many = len(other.changes) == len(best.changes)
+        turns_otherwise = turned.shape == rows.shape and not turn_alike(turned, rows)
+        return not names <= other.names() or (are_as_many and turns_otherwise)
+
+    texts = dict.fromkeys(fit.text for fit in ordered[1:] if is_told_apart(fit))
+    texts.pop(best.text, None)  # the same by other digits
+    is_told = not names & _MEASURED and not any(is_rounding(change) for change in best.changes)
+    roundings = find_float32(best.turns, best.hypothesis) if is_told else ()
+    return Found(in_order(best.changes), (*texts,), roundings)
+
+
+# What is tried.
+
+Stage = Callable[[Reading], Iterator[Iterable[Hypothesis]]]
+
+
+def _as_meant(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
+    """No difference of the turns, where the factor is right."""
+    if not compare_factors(reading.same.rope, reading.turns):
+        yield (reading.same,)
+
+
+def _one_difference(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
+    """One of the factor, the rope, the positions, the roundings, or the rows."""
+    same, (_, rope, places, rows) = reading.same, reading.same
+    exchanged = rope.direction * 1j * np.conj(rows)
+    yield chain(
+        (same,),
+        reading.others,
+        (suppose(rope, 0 * places, make_finding("not-turned")),),
+        (suppose(rope, 2 * places, make_finding("twice")),),
+        _elsewhere_or_rounded(reading, same),
+        (same._replace(changes=(make_finding("swapped"),), rows=exchanged),),
+        exchanged_axes(rope, places),
+    )
+
+
+def _wrong_formula(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
+    """A formula of frequencies with a mistake, or an axis that is multiplied."""
+    report, turns = reading.report, reading.turns
+    mistakes = [finding for finding in report.findings if finding.name in MISTAKES]
+    likely: list[Hypothesis] = []
+    if mistakes and report.rope is not None and report.rope.num_pairs == turns.z.shape[1]:
+        named = (*offset_changes(reading.offset), *mistakes)
+        likely.append(suppose(report.rope, turns.positions + reading.offset, *named))
+    scaled = () if reading.rope is None else find_scaled_axes(reading.rope, turns)
+    yield chain(likely, scaled)
+
+
+def _two_of_the_rope(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
+    """Two differences of the rope."""
+    meant = reading.meant._replace(rope=reading.same.rope)
+    yield twice_other_ropes(meant, reading.turns.positions)
+
+
+def _another_rope_elsewhere(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
+    """One of the rope, and one of positions or roundings."""
+    yield chain.from_iterable(_elsewhere_or_rounded(reading, other) for other in reading.others)
+
+
+def _elsewhere_or_rounded(reading: Reading, one: Hypothesis) -> Iterator[Hypothesis]:
+    yield from reading.tokens.moved(one, reading.turns)
+    yield from precisions(one, reading.turns)
+
+
+def _measured_frequencies(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
+    """Frequencies that were measured, at positions that are off by little, or rounded."""
+    turns, places, report = reading.turns, reading.turns.positions, reading.report
+    solved: list[Rope] = []
+    if report.rope is not None and report.known_law:
+        solved.append(replace(report.rope, inv_freq_dtype="exact"))
+    as_asked: list[Hypothesis] = []  # at the positions that were meant
+
+    def found_at(at: NDArray[Any], *changes: Finding) -> Iterator[Hypothesis]:
+        likely: list[Hypothesis] = []
+        allowed = find_ropes(reading.rope, turns, at, by_base_alone=bool(changes))
+        for rope in chain(solved, allowed):
+            known = (other.rope.inv_freq for other in likely)
+            if rope.num_pairs != turns.z.shape[1] or any(
+                np.allclose(rope.inv_freq, f, 1e-3, 0) for f in known
+            ):
+                continue  # such as another decimal of one
+            named = reading.compare(rope)
+            # unnamed frequencies would leave the finding about positions as the only cause
+            if named or np.allclose(rope.inv_freq, reading.meant.rope.inv_freq, 1e-6, 0):
+                likely.append(suppose(rope, at, *changes, *named))
+        yield from likely
+        for one in () if changes else likely:
+            as_asked.append(one)
+            yield from reading.tokens.moved(one, turns)
+
+    def refined() -> Iterator[Hypothesis]:
+        """Bases that fit all tokens, near those that fit the tokens before a restart."""
+        for one in as_asked:
+            mapped = reading.tokens.map_positions(Shifts.of(one, turns, _UNSURE_BASE), places)
+            if mapped is not None:
+                for other in find_ropes(one.rope, turns, mapped, by_base_alone=True):
+                    found = suppose(other, places, *reading.compare(other))
+                    yield from reading.tokens.moved(found, turns)
+
+    for by in dict.fromkeys((reading.offset, *STEPS)):
+        yield found_at(places + by, *offset_changes(by))
+    for dtype in COARSE:
+        yield found_at(rounded(places, dtype), positions_in(dtype))
+    if places.ndim == 1:
+        yield refined()
+
+
+def _far_positions(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
+    """Positions far from those recorded."""
+    yield reading.tokens.moved_far(reading.same, reading.turns)
+
+
+#: Where a rope was meant that fits these pairs, fewest differences first.
+EXPECTED: tuple[Stage, ...] = (
+    _as_meant,
+    _one_difference,
+    _wrong_formula,
+    _two_of_the_rope,
+    _another_rope_elsewhere,
+    _measured_frequencies,
+    _far_positions,
+)
+#: Where none does.
+NOTHING_EXPECTED: tuple[Stage, ...] = (_wrong_formula, _measured_frequencies)
