@@ -154,7 +154,7 @@ def test_files_of_one_name_are_two(tmp_path):
         (tmp_path / f"{base}/model.py").write_text(text.format(base), "utf-8")
     both = [f"{tmp_path}/{base}/model.py:turned" for base in (500, 700)]
     done = CliRunner().invoke(diff, [*both, "--head-dim", "16"])
-    assert "The second: Base: 700 in place of 500." in done.output
+    assert "The second: Base: 700 instead of 500." in done.output
     assert find_function(both[0]) is find_function(both[0])
 
 

@@ -56,7 +56,7 @@ def test_two_functions_with_a_defect_each_have_both_said_of_the_right_one():
     assert [(one.name, one.sentence.split(":")[0]) for one in found.causes] == [
         ("offset", "The first"), ("clamped", "The second"), ("factor", "The second"),
     ]  # fmt: skip
-    assert "The second: Factor: 1 in place of 1.25." in str(found)
+    assert "The second: Factor: 1 instead of 1.25." in str(found)
     both = [late_by(1, DEFECTS["clamped"]), late_by(1, DEFECTS["wrapped"])]
     names = [one.name for one in diff(*both, head_dim=WIDTH, context=4096).causes]
     assert names == ["clamped", "wrapped", "negative-wraps"]

@@ -92,7 +92,7 @@ def test_a_base_that_nobody_uses_is_measured_on_several_axes(dtype, offset, name
     arrays = {"positions": places, "q": stored(x, dtype), "q_rotated": stored(y, dtype)}
     found = verify(planes, arrays)
     (change,) = (one for one in found.sides[0].changes if one.name == "base")
-    assert change.sentence == "Base: 54300 in place of 10000."
+    assert change.sentence == "Base: 54300 instead of 10000."
     assert names(found) == names_of_it
 
 
@@ -143,7 +143,7 @@ def test_a_factor_is_compared_with_the_one_that_was_meant(case):
     y = rotate(x, positions, done, "float64", gain=gain)
     found = verify(meant, {"positions": positions, "q": x, "q_rotated": y})
     assert names(found) == expected.split(), str(found)
-    assert "in place of 1.138629" in str(found) or "Factor" not in str(found)
+    assert "instead of 1.138629" in str(found) or "Factor" not in str(found)
 
 
 @pytest.mark.slow
@@ -201,10 +201,10 @@ LLAMA = replace(BASE, scaling=Llama3(factor=8.0, original_max_positions=2048))
 FACTORS_OF_LAWS = {
     "of a linear law": (BASE, replace(BASE, scaling=Linear(factor=3.0)), "Linear(factor=3.0) in"),
     "of the law": (LLAMA, replace(LLAMA, scaling=replace(LLAMA.scaling, factor=10.0)),
-                   "Llama3 with factor 10 in place of 8."),
+                   "Llama3 with factor 10 instead of 8."),
     "of a law with a factor of cos": (
         YARN, replace(YARN, scaling=replace(YARN.scaling, factor=2.5)),
-        "Yarn with factor 2.5 in place of 4."),
+        "Yarn with factor 2.5 instead of 4."),
 }  # fmt: skip
 
 
@@ -233,7 +233,7 @@ def test_of_lengths_that_all_fit_a_round_one_is_named():
     positions, x = np.arange(600), np.random.default_rng(0).standard_normal((600, 2, 128))
     y = rotate(x, positions, done, "float64")
     found = verify(meant, {"positions": positions, "q": x, "q_rotated": y})
-    assert "Law: Yarn with original_max_positions 40960 in place of 32768." in str(found)
+    assert "Law: Yarn with original_max_positions 40960 instead of 32768." in str(found)
 
 
 def test_a_rule_that_is_not_applied_has_its_own_name():

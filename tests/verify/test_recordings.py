@@ -431,7 +431,7 @@ def test_the_command_says_it_and_exits_with_1(tmp_path):
         arguments = ["verify", "llama-3.1-8b", str(tmp_path / "x.npz")]
         result = CliRunner().invoke(main, arguments)
         assert result.exit_code == status, result.output
-        assert ("Base: 10000 in place of 500000." in result.output) == bool(status)
+        assert ("Base: 10000 instead of 500000." in result.output) == bool(status)
         plain = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).output)
         assert plain["differ"] == bool(status)
 
@@ -480,9 +480,9 @@ def test_a_function_that_ends_says_so_and_can_be_asked_below():
 def test_assert_rotates_raises_the_report():
     """`assert_rotates` raises the report."""
     assert_rotates(recording(), ROPE)
-    with pytest.raises(AssertionError, match="Pairing: interleaved in place of half"):
+    with pytest.raises(AssertionError, match="Pairing: interleaved instead of half"):
         assert_rotates(recording(OTHER), ROPE)
-    with pytest.raises(AssertionError, match="Pairing: interleaved in place of half"):
+    with pytest.raises(AssertionError, match="Pairing: interleaved instead of half"):
         assert_rotates(turn_as(OTHER), ROPE)
     assert_rotates(turn_as(ROPE), ROPE)
 
@@ -494,7 +494,7 @@ def test_a_function_is_asked_about_a_model_of_one_kind_of_layers():
     assert_rotates(turn_as(ROPE), replace(layers, layer_kinds=("a", "a")))
     with pytest.raises(PhasorError, match="or give the rope of one"):
         assert_rotates(turn_as(ROPE), layers)
-    with pytest.raises(AssertionError, match="Pairing: interleaved in place of half"):
+    with pytest.raises(AssertionError, match="Pairing: interleaved instead of half"):
         assert_rotates(turn_as(OTHER), LayerRopes(name="a", layer_kinds=("a",), kinds={"a": ROPE}))
     with pytest.raises(PhasorError, match=r"ropes\[0\]"):
         diff(layers, turn_as(ROPE))

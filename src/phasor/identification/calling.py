@@ -361,7 +361,7 @@ def find_caller(function: Callable[..., Any], head_dim: int, how: Calling) -> Ca
         _check_takes(takes, how.table)
     guesses = _guess_arguments(function, how.table) if takes is None else [takes]
     if not guesses:
-        listed = ", ".join(one.name for one in _find_parameters(function) or [])
+        listed = ", ".join(parameter.name for parameter in _find_parameters(function) or [])
         raise TensorError(
             f"no way to call function({listed}) was found: state takes, what these arguments are, "
             'such as "q k positions", or wrap it in a lambda of (x, positions)'

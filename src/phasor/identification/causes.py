@@ -45,7 +45,7 @@ class Finder:
             return Found(changes)
         if silent := self._name_silent():
             return silent
-        # keys beside queries, or tokens behind a table's end: [T, heads]
+        # such as the heads of keys, or the tokens behind a table's end: [T, heads]
         good = rotates_as(self.sample, self.meant.rope)
         heads, is_bad = (np.logical_not(good.all(axis=axis)) for axis in (0, 1))
         if heads.any() and not heads.all():
@@ -75,7 +75,7 @@ class Finder:
         # float32 ones are no difference
         coarse = coarser(max(ROUNDING[self.sample.dtype], ROUNDING["float32"]))
         found = (self._explain_by_rows(row_dtype) for row_dtype in (None, *coarse))
-        return next((one for one in found if one is not None), None)
+        return next((explanation for explanation in found if explanation is not None), None)
 
     def _explain_by_rows(self, row_dtype: str | None) -> Found | None:
         """The explanation with cos and sin as they are, or as numbers of a dtype.
@@ -87,10 +87,10 @@ class Finder:
         if row_dtype is not None:
             rounded_rows = (make_finding("table-in-{dtype}", dtype=row_dtype, details=""),)
         waiting = [
-            (compare_layouts(self.meant.rope, one.layout) + rounded_rows, one)
-            for one in arrangements(self.meant.rope, self.sample)
+            (compare_layouts(self.meant.rope, arrangement.layout) + rounded_rows, arrangement)
+            for arrangement in arrangements(self.meant.rope, self.sample)
         ]
-        waiting.sort(key=lambda one: len(one[0]))
+        waiting.sort(key=lambda entry: len(entry[0]))
         readings: list[tuple[Reading, Iterator[Iterable[Hypothesis]]]] = []
         for step in count(len(rounded_rows)):
             while waiting and len(waiting[0][0]) == step:

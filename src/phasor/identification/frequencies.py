@@ -1,4 +1,4 @@
-"""The third question: which frequencies. A base and law that explain them, beside those meant."""
+"""The third question: which frequencies, and how their base and law differ from those meant."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def compare(meant: Rope, found: Rope, unresolved: Rope | None = None) -> Changes
     """How direction, base, law and axes differ; ``unresolved`` has the rule that chose the law."""
     changes: list[Finding] = []
     if found.direction != meant.direction:
-        changes.append(make_finding("direction", way="the other way, R(-p) in place of R(p)"))
+        changes.append(make_finding("direction", way="the other way, R(-p) instead of R(p)"))
     # explicit frequencies have no base
     if found.base not in (None, meant.base) and meant.base is not None:
         width = _find_width(meant, found.base)
@@ -58,7 +58,7 @@ def compare(meant: Rope, found: Rope, unresolved: Rope | None = None) -> Changes
         changes.append(_compare_laws(found.scaling, meant, unresolved or meant))
     if found.axes != meant.axes:
         by_first = "every pair is turned by the first coordinate"
-        other = f"{found.axes!r} in place of {meant.axes!r}"
+        other = f"{found.axes!r} instead of {meant.axes!r}"
         changes.append(make_finding("axes", found=by_first if found.axes == OneAxis() else other))
     return (*changes,)
 
@@ -92,13 +92,13 @@ def _compare_laws(found: Law | Rule | None, rope: Rope, unresolved: Rope) -> Fin
     if found is None:
         return make_finding("law-missing", law=type(unresolved.scaling).__name__)
     if type(found) is not type(meant):
-        one, other = (
+        found_text, meant_text = (
             "no law" if law is None else law_text(cast(Law, law)) for law in (found, meant)
         )
-        return make_finding("law", found=one, meant=other)
+        return make_finding("law", found=found_text, meant=meant_text)
     names = (field.name for field in fields(found))
     both = ((name, getattr(found, name), getattr(meant, name)) for name in names)
-    texts = [f"{name} {_short(a)} in place of {_short(b)}" for name, a, b in both if a != b]
+    texts = [f"{name} {_short(a)} instead of {_short(b)}" for name, a, b in both if a != b]
     return make_finding("law-parameter", law=type(found).__name__, parameters=", ".join(texts))
 
 
@@ -122,11 +122,11 @@ def other_ropes(meant: Meant, places: Positions) -> Iterator[Hypothesis]:
 def twice_other_ropes(meant: Meant, places: Positions) -> Iterator[Hypothesis]:
     """Ropes that differ in two things."""
     for first, second in combinations(ROPES, 2):
-        for one in alternatives(meant, places, first):
+        for changed_once in alternatives(meant, places, first):
             # a rule is that of its layer
-            changed = Meant(one.rope, None if first == "layer" else meant.unresolved)
-            for other in alternatives(changed, places, second):
-                yield other._replace(changes=one.changes + other.changes)
+            changed_meant = Meant(changed_once.rope, None if first == "layer" else meant.unresolved)
+            for changed_twice in alternatives(changed_meant, places, second):
+                yield changed_twice._replace(changes=changed_once.changes + changed_twice.changes)
 
 
 def _named(meant: Meant, ropes: Iterable[Rope]) -> Iterator[Change]:
@@ -347,7 +347,7 @@ def _allowed_values(
     known = np.log(np.maximum(lawful, 1e-300))
     slopes = np.abs(np.gradient(known, few, axis=0))
     bends = np.pad(np.abs(np.diff(known, 2, axis=0)), ((1, 1), (0, 0)), "edge")
-    # beside a bend or a jump it is that far off
+    # next to a bend or a jump it is that far off
     bends = np.maximum(bends, np.maximum(np.roll(bends, 1, axis=0), np.roll(bends, -1, axis=0)))
     errors: Floats = slopes * (logs[1] - logs[0]) + bends
     places = rope.direction * np.broadcast_to(of_pairs, z.shape)

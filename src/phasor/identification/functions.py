@@ -142,7 +142,7 @@ def _find_regular_spectrum(probe: Probe, lengths: Lengths) -> tuple[int, Spectru
 
 
 def _compare_sides(probe: Probe, maps: Floats) -> tuple[float | None, list[Finding]]:
-    """How keys are turned otherwise than queries, by the maps ``[outputs, P, out, in]`` of both."""
+    """How keys and queries are turned differently, by the maps ``[outputs, P, out, in]``."""
     tolerance = 32 * probe.rounding
     if len(maps) < 2 or np.abs(maps[0] - maps[1]).max() <= tolerance * max(1.0, np.abs(maps).max()):
         return None, []
@@ -167,7 +167,7 @@ def _explain_rounded_angles(
     changes = [cause for cause in causes if cause.name != "factor"]  # which is in the report
     if [change.name for change in changes] != [f"angles-in-{dtype}"]:
         return report
-    kept = (one for one in report.findings if one.name != f"frequencies-in-{dtype}")
+    kept = (finding for finding in report.findings if finding.name != f"frequencies-in-{dtype}")
     return replace(report, rope=rope, base=base, known_law=True, findings=(*kept, *changes))
 
 

@@ -1,4 +1,4 @@
-"""A rotation that tokens may have had in place of the one that was meant."""
+"""Rotations that tokens may have had instead of the one that was meant."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def suppose(rope: Rope, places: Positions, *changes: Finding) -> Hypothesis:
     return Hypothesis(changes, rope, places, rows_of(rope, places))
 
 
-def is_idle(one: Hypothesis, meant: Rope, places: Positions) -> bool:
+def is_idle(hypothesis: Hypothesis, meant: Rope, places: Positions) -> bool:
     """Whether it names changes and turns these tokens as the rope that was meant."""
-    if not one.changes or one.rope.attention_factor != meant.attention_factor:
+    if not hypothesis.changes or hypothesis.rope.attention_factor != meant.attention_factor:
         return False
-    return turn_alike(one.rows, rows_of(meant, places))
+    return turn_alike(hypothesis.rows, rows_of(meant, places))
 
 
 def turn_alike(rows: Complex, others: Complex) -> bool:

@@ -104,7 +104,7 @@ def find_explanations(
 ) -> list[Explanation]:
     """What gives all frequencies ``f`` in one slice and axes, the likeliest first.
 
-    None of them is negative; a law's may be off by ``slack``, relatively, besides.
+    None of them is negative, and a law's may be off by ``slack``, relatively.
     """
     f, uncertainty = pad_to_rope(f, rope), pad_to_rope(uncertainty, rope)
     tolerance = uncertainty + slack * f

@@ -109,34 +109,39 @@ def arrangements(rope: Rope, sample: Sample) -> Iterator[Arrangement]:
     if sample.is_table:
         yield arrangement_of(rope)
         return
-    own = rope.pairing, rope.output_pairing
+    meant_pairings = rope.pairing, rope.output_pairing
     quarter = max(rope.head_dim // 4, 1)
 
-    def is_unlikely(other: Arrangement) -> tuple[bool, bool]:
-        pairings = other.layout.pairing, other.layout.output_pairing
-        return pairings != own, pairings[0] != pairings[1]
+    def is_unlikely(arrangement: Arrangement) -> tuple[bool, bool]:
+        pairings = arrangement.layout.pairing, arrangement.layout.output_pairing
+        return pairings != meant_pairings, pairings[0] != pairings[1]
 
-    def every() -> Iterator[Arrangement]:
-        for pairing, out in sorted(itertools.product(PAIRINGS, PAIRINGS), key=lambda p: p != own):
+    def all_arrangements() -> Iterator[Arrangement]:
+        for pairing, out in sorted(
+            itertools.product(PAIRINGS, PAIRINGS), key=lambda p: p != meant_pairings
+        ):
             yield arrangement_of(replace(rope, pairing=pairing, pairing_out=out))
-        others = [*arrangements_of_changed(sample)]
-        narrowest = min((one.layout.rotary_dim for one in others), default=0)
+        of_changed = [*arrangements_of_changed(sample)]
+        narrowest = min((arrangement.layout.rotary_dim for arrangement in of_changed), default=0)
         yield from sorted(
             (
-                one
-                for one in others
-                if one.layout.rotary_dim == narrowest
-                or not (one.layout.rotary_start % quarter or one.layout.rotary_dim % quarter)
+                arrangement
+                for arrangement in of_changed
+                if arrangement.layout.rotary_dim == narrowest
+                or not (
+                    arrangement.layout.rotary_start % quarter
+                    or arrangement.layout.rotary_dim % quarter
+                )
             ),
             key=is_unlikely,
         )
 
     # the rope's own are among those that hold what is changed, and of one pair all are one
     seen = set[bytes]()
-    for one in every():
-        if (coordinates := np.stack([one.read, one.written]).tobytes()) not in seen:
+    for arrangement in all_arrangements():
+        if (coordinates := np.stack([arrangement.read, arrangement.written]).tobytes()) not in seen:
             seen.add(coordinates)
-            yield one
+            yield arrangement
 
 
 def arrangements_of_changed(sample: Sample) -> Iterator[Arrangement]:
@@ -218,10 +223,10 @@ def _distribute(count: int, n_axes: int) -> list[tuple[int, ...]]:
 def compare_layouts(meant: Rope, found: Rope) -> Changes:
     """How the coordinates of pairs differ."""
 
-    def texts(one: Rope) -> tuple[str, str]:
-        written = "" if one.pairing_out is None else f" read and {one.pairing_out} written"
-        last = one.rotary_start + one.rotary_dim - 1
-        return f"{one.pairing}{written}", f"{one.rotary_start} to {last}"
+    def texts(rope: Rope) -> tuple[str, str]:
+        written = "" if rope.pairing_out is None else f" read and {rope.pairing_out} written"
+        last = rope.rotary_start + rope.rotary_dim - 1
+        return f"{rope.pairing}{written}", f"{rope.rotary_start} to {last}"
 
     (pairing, part), (meant_pairing, meant_part) = texts(found), texts(meant)
     changes: list[Finding] = []

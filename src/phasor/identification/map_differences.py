@@ -30,14 +30,14 @@ from phasor.rope import Rope
 Function = Callable[..., Any]
 # positions beyond the first difference at which causes are sought
 _FAR = 1 << 12
-# what is found of a function's turns alone, which is no difference where the rope's are so
+# findings about a function's turns alone, which are no difference where the rope turns so too
 _COMPARED = {
     *MISTAKES, "axis-scaled", "beyond-half-a-turn", "direction", "offset",
     "frequencies-in-bfloat16", "frequencies-in-float16",
 }  # fmt: skip
-# that something differs, and not what
+# names that say that something differs, but not how
 _VAGUE = {"angles", "frequencies", "no-rotation", "tokens"}
-# what changes no turn of the positions that are recorded, or by little, and explains none
+# names of what changes the recorded turns little or not at all, and so explains none of them
 _ELSEWHERE = {
     "inputs-written", "angles-in-float32", "frequencies-in-float32",
     *NAMES["calls"], *NAMES["the end of a table"], *NAMES["negative positions"],
@@ -58,7 +58,7 @@ class MapDifference(Difference):
     size: float | None = None  # how far apart the images of a unit vector are there, at most
     # the largest change of a score of unit vectors, the query there and the key at 0
     score: float | None = None
-    # what a function does otherwise than the other side, the most important first; none if unknown
+    # how a function differs from the other side, the most important first; none if unknown
     causes: Changes = ()
     # the message of the function that refused the position; all else is None then
     refused: str | None = None
@@ -97,17 +97,17 @@ def _find_parting(
 
     def compare_at(position: int) -> MapDifference | None:
         found = (compare_on(axis, position) for axis in ways)
-        return next((one for one in found if one is not None), None)
+        return next((image for image in found if image is not None), None)
 
     def compare_on(axis: int | None, position: int) -> MapDifference | None:
         maps = [_try_to_find_map(side, position, axis) for side in (first, second)]
-        refusals = [one for one in maps if isinstance(one, RefusedError)]
+        refusals = [image for image in maps if isinstance(image, RefusedError)]
         if refusals:
             if len(refusals) == 2:  # as alike as two can be
                 return None
             why = str(refusals[0])
             return MapDifference(position=position, axis=axis, refused=why, context=context)
-        first_map, second_map = (cast(Floats, one) for one in maps)
+        first_map, second_map = (cast(Floats, image) for image in maps)
         origins = [_find_map(side, 0) for side in (first, second)]
         are_alike = ~np.isfinite(first_map) & ~np.isfinite(second_map)
         distances = np.linalg.norm(np.where(are_alike, 0, first_map - second_map), axis=0)
@@ -164,7 +164,7 @@ class Reference(NamedTuple):
 
     rope: Rope
     offset: float = 0.0  # of its positions
-    gain: float = 1.0  # what it multiplies by beside the rope's factor
+    gain: float = 1.0  # by which it multiplies further, apart from the rope's factor
     findings: Changes = ()
 
     @classmethod
@@ -179,7 +179,7 @@ class Reference(NamedTuple):
 def find_differences(
     reference: Reference, caller: Caller, measured: Measurement, near: int
 ) -> Changes:
-    """What a function does otherwise than the reference, the most important first.
+    """How a function differs from the reference, the most important first.
 
     Everything that was found of the function alone, unless the reference has it too; and everything
     that a recording of it shows below ``near``, up to where it stops to be one rotation.
@@ -190,10 +190,14 @@ def find_differences(
         recorded = find_causes(
             reference.rope, caller, min(end, near) - 1, offset=reference.offset, gain=reference.gain
         )
-    findings = {one.name: one for one in report.findings if not _has(reference, recorded, one)}
+    findings = {
+        finding.name: finding
+        for finding in report.findings
+        if not _has(reference, recorded, finding)
+    }
     superseded = _superseded_by(findings)
-    superseded |= {one.name for one in reference.findings if is_rounding(one)}
-    changes = {one.name: one for one in recorded if one.name not in superseded}
+    superseded |= {finding.name for finding in reference.findings if is_rounding(finding)}
+    changes = {finding.name: finding for finding in recorded if finding.name not in superseded}
     return in_order((findings | changes).values())
 
 
@@ -213,14 +217,14 @@ def _has(reference: Reference, recorded: Changes, finding: Finding) -> bool:
         f = reference.rope.inv_freq
         return np.array_equal(rounded(f, "float32"), f)
     # a recording compares frequencies; and what cannot be told is none
-    compared = {one.name for one in recorded}
+    compared = {change.name for change in recorded}
     return finding.name in _COMPARED - compared
 
 
 def _is_among(finding: Finding, findings: Sequence[Finding]) -> bool:
     """Whether another function has it too; of roundings the measured errors differ a little."""
     return finding in findings or (
-        is_rounding(finding) and any(one.name == finding.name for one in findings)
+        is_rounding(finding) and any(other.name == finding.name for other in findings)
     )
 
 
@@ -228,33 +232,33 @@ def _compare_functions(
     callers: Sequence[Caller], measured: Sequence[Measurement], near: int
 ) -> Changes:
     """What each of two functions does that the other does not, the first one's first."""
-    reports = [one.report for one in measured]
+    reports = [measurement.report for measurement in measured]
     references = [Reference.of(report) for report in reports]
     # the second is compared with the first, or the first with the second if that alone is a Rope
     by = 0 if references[0] is not None else 1
-    reference, other = references[by], 1 - by
+    reference, compared = references[by], 1 - by
     alone = [
-        [one for one in report.findings if not _is_among(one, beside.findings)]
-        for report, beside in (reports, reports[::-1])
+        [finding for finding in report.findings if not _is_among(finding, counterpart.findings)]
+        for report, counterpart in (reports, reports[::-1])
     ]
-    own = [one for one in alone[by] if one.name != "beyond-half-a-turn"]
-    found = alone[other]
+    of_reference = [finding for finding in alone[by] if finding.name != "beyond-half-a-turn"]
+    found = alone[compared]
     if reference is not None and callers[0].head_dim == callers[1].head_dim:
-        names = {one.name for one in own}
+        names = {finding.name for finding in of_reference}
         # what the reference does by itself is said of it, and not the other way round of the other
-        superseded = _superseded_by(names) | (names - {one.name for one in found})
+        superseded = _superseded_by(names) | (names - {finding.name for finding in found})
         if names & MISTAKES or any(name.startswith("frequencies-in") for name in names):
             superseded |= {*NAMES["frequencies"], "angles"}
-        differences = find_differences(reference, callers[other], measured[other], near)
-        found = [one for one in differences if one.name not in superseded]
-        factors = reports[other].attention_factor, reports[by].attention_factor
+        differences = find_differences(reference, callers[compared], measured[compared], near)
+        found = [finding for finding in differences if finding.name not in superseded]
+        factors = reports[compared].attention_factor, reports[by].attention_factor
         measured_factor = make_finding("factor", found=factors[0] or 1, factor=factors[1] or 1)
-        found = [measured_factor if one.name == "factor" else one for one in found]
-    sides = {by: own, other: found}
+        found = [measured_factor if finding.name == "factor" else finding for finding in found]
+    sides = {by: of_reference, compared: found}
     return tuple(
-        Finding(one.name, f"The {which}: {one.sentence}")
+        Finding(finding.name, f"The {which}: {finding.sentence}")
         for side, which in enumerate(("first", "second"))
-        for one in sides[side]
+        for finding in sides[side]
     )
 
 
@@ -286,7 +290,7 @@ def diff_functions(
         found = _find_parting(sides[0], sides[1], context, tolerance or 1e-3)
     near = _FAR + (0 if found is None else found.position or 0)
     causes: Changes = ()
-    known = [one for one in measured if one is not None]
+    known = [measurement for measurement in measured if measurement is not None]
     if rope is None and len(known) == 2:
         causes = _compare_functions(callers, known, near)
     elif rope is not None and known:
@@ -295,7 +299,7 @@ def diff_functions(
             causes = find_differences(Reference(rope), callers[0], known[0], near)
     if found is None:
         # roundings are within a tolerance that was given
-        causes = tuple(one for one in causes if tolerance is None or not is_rounding(one))
+        causes = tuple(cause for cause in causes if tolerance is None or not is_rounding(cause))
         found = MapDifference(context=context) if causes or not are_equally_wide else None
     return None if found is None else replace(found, causes=causes)
 

@@ -119,7 +119,7 @@ def compare_members(probe: Probe, factors: Complex) -> Changes:
 def compare_queries_and_keys(
     queries: Complex, keys: Complex, tolerance: float
 ) -> tuple[float | None, Finding]:
-    """How keys are turned otherwise than queries, and their factor if that is all.
+    """How keys are turned differently from queries, and their factor if that is all.
 
     Both are what pairs are multiplied by, ``[P, num_pairs]``, and may be off by the tolerance.
     """

@@ -48,7 +48,7 @@ def _nearest(reach: int) -> NDArray[np.int64]:
 
 #: Small offsets, the nearest first.
 STEPS: list[int] = _nearest(3).tolist()
-_NEAR = _nearest(64)[1:]  # offsets that are tried beside other differences too
+_NEAR = _nearest(64)[1:]  # offsets that are tried together with other differences
 _FAR = 1 << 17  # positions up to which others are looked for
 _FEW = 6  # tokens that are more than chance
 _LEAST_PAIRS = 4  # of an axis; fewer fit somewhere by chance
@@ -118,7 +118,7 @@ def _maps_by_row(asked: int, row: int, last: int) -> Iterator[tuple[PositionMap,
     not_turned, clamped, wrapped = BEYOND
     length = abs(int(asked) - int(row))
     if asked < 0:  # and from the other end too
-        yield from ((one, length) for one in (*reversed(NEGATIVE[1:]), wrapped))
+        yield from ((position_map, length) for position_map in (*reversed(NEGATIVE[1:]), wrapped))
     elif asked > 0:
         yield from ((not_turned, int(asked)), (clamped, int(last) + 1))
         yield from [(wrapped, length)] * (length > 0)
@@ -208,10 +208,10 @@ def _find_map(
     # an offset is added to a position before the table is asked, or to the row that it is
     for before in dict.fromkeys((int(offset) if offset % 1 == 0 else 0, 0)):
         rows = end + before if end else 0
-        for one in maps:
-            turned_as = one.turned_as(places + before, rows) - before
+        for position_map in maps:
+            turned_as = position_map.turned_as(places + before, rows) - before
             if shifts.fit_each(turned_as - places).all():
-                return one.name, one.text(rows)
+                return position_map.name, position_map.text(rows)
     return None
 
 
@@ -220,17 +220,17 @@ def _fitting_maps(
     ends: _Places,
 ) -> Iterator[tuple[PositionMap, int]]:  # fmt: skip
     """The maps as which all of some tokens are turned, each with the last table's end that fits."""
-    for one in maps:
+    for position_map in maps:
         fitting = ends
         for token in tokens:
             # of many ends some positions are taken for one and the same
-            rows = one.turned_as(places[token], fitting) + 0 * fitting
+            rows = position_map.turned_as(places[token], fitting) + 0 * fitting
             turned_as, of_end = np.unique(rows, return_inverse=True)
             fitting = fitting[shifts.fit(token, turned_as - places[token])[of_end]]
             if not len(fitting):
                 break
         if len(fitting):
-            yield one, int(fitting[-1])
+            yield position_map, int(fitting[-1])
 
 
 def find_offset(spectrum: Spectrum) -> tuple[float | None, list[Finding]]:
@@ -258,7 +258,7 @@ def find_offset(spectrum: Spectrum) -> tuple[float | None, list[Finding]]:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens that are looked at, beside the positions of the whole recording."""
+    """Tokens that are looked at, and the positions of the whole recording."""
 
     index: NDArray[np.intp]  # counted through the batch
     positions: NDArray[Any]  # of the whole recording, [batch, seq] or [batch, seq, n_axes]
@@ -332,13 +332,13 @@ class Tokens:
         where = f"{at} is turned as {mapped[first]}"
         coarse = {dtype: positions_in(dtype, f": {where}") for dtype in COARSE}
         # what positions would be, and what is then said; of one row the first's are the token's own
-        known: list[tuple[NDArray[Any], Changes]] = [
+        likely: list[tuple[NDArray[Any], Changes]] = [
             (self.positions[0, column], (make_finding("first-row", where=where),))
         ]
         for dtype, step in product(COARSE, STEPS):
             names = (*offset_changes(step), coarse[dtype])
             shifted = rounded(places + step, dtype), rounded(places, dtype) + step
-            known += [(expected, names) for expected in shifted]
+            likely += [(expected, names) for expected in shifted]
         for dtype in COARSE:
             far = np.abs(mapped) > 1 / ROUNDING[dtype]
             # what tokens are turned as, and what they would be without a restart
@@ -355,18 +355,21 @@ class Tokens:
         for before in dict.fromkeys((by, 0)):
             asked, rows = places + before, mapped - (by - before)
             named = _maps_by_row(asked[first], rows[first], rows.max())
-            known += [
-                (one.turned_as(asked, end) + by - before, (*offset, one.finding(end, int(before))))
-                for one, end in named
+            likely += [
+                (
+                    position_map.turned_as(asked, end) + by - before,
+                    (*offset, position_map.finding(end, int(before))),
+                )
+                for position_map, end in named
             ]
         restart = make_finding("restart", how="restart elsewhere", where=where)
         is_garbage = _is_garbage(mapped, places, wrong)
         counted = "are counted through and do not restart"
-        known += [
+        likely += [
             (column, (*offset, make_finding("restart", how=counted, where=where))),
             (mapped, (*offset, _garbage_from(int(places[first])) if is_garbage else restart)),
         ]
-        return next(names for expected, names in known if np.array_equal(mapped, expected))
+        return next(names for expected, names in likely if np.array_equal(mapped, expected))
 
     def name_some(self, is_bad: NDArray[np.bool_], places: NDArray[Any]) -> str:
         """Which of them are wrong, by their positions ``[T]`` or ``[T, n_axes]``."""
@@ -412,8 +415,10 @@ def find_maps(
     elif wrong.max() >= 0:
         return
     # of ends that all fit the first wrong token's, which was seen
-    for one, end in _fitting_maps(shifts, places, np.flatnonzero(~is_right).tolist(), maps, ends):
-        yield one.finding(end), one.turned_as(places, end)
+    for position_map, end in _fitting_maps(
+        shifts, places, np.flatnonzero(~is_right).tolist(), maps, ends
+    ):
+        yield position_map.finding(end), position_map.turned_as(places, end)
 
 
 def find_far_positions(
@@ -450,12 +455,12 @@ def _name_offsets(
 ) -> tuple[Changes, _Places]:
     """One offset of all, of rows of the batch, or where the first wrong token is turned.
 
-    ``on`` says the axis, where there are several; beside the names the offset of each token.
+    ``on`` says the axis, where there are several. Returns the names and each token's offset.
     """
     rows = tokens.index // tokens.positions.shape[1]
 
     def shared(row: int | None) -> _Places:
-        some = (one for one, at in zip(fitting, rows, strict=True) if row in (None, at))
+        some = (offsets for offsets, at in zip(fitting, rows, strict=True) if row in (None, at))
         return reduce(np.intersect1d, some)
 
     def likely(offsets: _Places) -> int:
@@ -469,7 +474,7 @@ def _name_offsets(
         return offset(by), np.full(len(places), by)
     of_rows = {row: shared(row) for row in np.unique(rows).tolist()}
     if len(of_rows) > 1 and len(of_rows) < len(tokens.index) and all(map(len, of_rows.values())):
-        by_row = {row: likely(one) for row, one in of_rows.items()}
+        by_row = {row: likely(offsets) for row, offsets in of_rows.items()}
         (first_row, first_by), *others = ((row, by) for row, by in by_row.items() if by)
         listed = "".join(f", {by:+d} in row {row}" for row, by in others[: _MAX_ROWS - 1])
         more = ", and so are others" if len(others) >= _MAX_ROWS else ""

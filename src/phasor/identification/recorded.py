@@ -1,4 +1,4 @@
-"""What recorded vectors or tables do otherwise than a rope: tokens that differ, and why."""
+"""How recorded vectors or tables differ from a rope: in which tokens, and why."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ _FACTORS = {"factor", "factor-missing", "factor-twice"}
 def find_causes(
     rope: Rope, caller: Caller, max_position: int, *, offset: float = 0.0, gain: float = 1.0
 ) -> Changes:
-    """What a function does otherwise than a Rope, the most important first; none if unknown.
+    """How a function differs from a Rope, the most important first; none if unknown.
 
-    The rope is to turn positions that are moved by an ``offset``, and to multiply by a ``gain``
-    besides.
+    The rope is to turn positions that are moved by an ``offset``, and vectors are to be multiplied
+    by a ``gain`` first.
     """
     layers = one_layer(rope)
     factors = np.ones(rope.head_dim)
@@ -82,7 +82,7 @@ def verify_side(
         rows, dtype = rows_of_tables(arrays, rope)
         if rope is None or rows.shape[1] != rope.num_pairs:
             pairs = "none" if rope is None else f"{rope.num_pairs}"
-            change = Finding("slice", f"Slice: {rows.shape[1]} pairs turn, in place of {pairs}.")
+            change = Finding("slice", f"Slice: {rows.shape[1]} pairs turn, instead of {pairs}.")
             return SideVerification(name=side, tokens=len(rows), changes=(change,))
         choices = [vectors_of_rows(rows, dtype, rope, arrays.get("positions"))]
         text = "Its rows are no cos and sin of one angle each, up to one factor of all."
@@ -93,16 +93,16 @@ def verify_side(
     if rope is not None:
         length = seq_len or max(int(float(choices[0].positions.max())) + 1, 1)
         static = [(k, static_rope(r, length)) for k, r in layers.kinds.items() if r]
-        own = static_rope(rope, length)
-        meant = Meant(own, rope, [other for other in static if other[1] != own], length)
+        own_rope = static_rope(rope, length)
+        meant = Meant(own_rope, rope, [other for other in static if other[1] != own_rope], length)
     factor = layers.query_factors.get(kind, QueryFactor()) if side == "q" else QueryFactor()
     verdicts = (
         (vectors.dims, _verify_vectors(vectors, meant, factor, advance)) for vectors in choices
     )
     found = [(order, verdict) for order, verdict in verdicts if verdict is not None]
     # a wrong order of dimensions may fit some turns, but no cause
-    clear = [one for one in found if not is_vague(one[1].changes)]
-    best = [one for one in found if not one[1]] or clear or found
+    clear = [(order, verdict) for order, verdict in found if not is_vague(verdict.changes)]
+    best = [(order, verdict) for order, verdict in found if not verdict] or clear or found
     if len(best) > 1:
         orders = " and as ".join(repr(order) for order, _ in best)
         raise TensorError(f"{side} can be read as {orders}, and both explain it: give dims")
@@ -198,7 +198,7 @@ def _name_change(sample: Sample) -> Finding:
 def _choose_tokens(count: int, bad: NDArray[np.intp]) -> NDArray[np.intp]:
     """Tokens to look at: some anywhere, the first at distances that double, and wrong ones."""
     spread = np.linspace(0, count - 1, _SAMPLE // 2).astype(np.intp)
-    # beside a wrong token are those where a restart or a table's end begins
+    # a restart or a table's end begins next to a wrong token
     near_bad = [t + step for t in bad[:_WITH_NEIGHBOURS].tolist() for step in (-1, 0, 1)]
     some_bad = bad[np.linspace(0, max(len(bad) - 1, 0), min(_WRONG, len(bad))).astype(np.intp)]
     tokens = np.unique(
@@ -248,21 +248,21 @@ def compare_sides(
         return queries, keys
     of_keys = {vectors.dims: vectors for vectors in vectors_of(arrays, "k", rope, dims)}
     for vectors in vectors_of(arrays, "q", rope, dims):
-        other = of_keys.get(vectors.dims)
-        if other is None or other.num_tokens != vectors.num_tokens:
+        keys_alike = of_keys.get(vectors.dims)
+        if keys_alike is None or keys_alike.num_tokens != vectors.num_tokens:
             continue
         tokens = _choose_tokens(vectors.num_tokens, np.array([], np.intp))
         turns = [
-            measure_turns(one.in_own_dtype(tokens).sample(tokens), arrangement_of(rope))
-            for one in (vectors, other)
+            measure_turns(side.in_own_dtype(tokens).sample(tokens), arrangement_of(rope))
+            for side in (vectors, keys_alike)
         ]
         if turns[0] is None or turns[1] is None:
             continue
-        tolerance = 2 * float(max(one.errors.max() for one in turns if one is not None))
+        tolerance = 2 * float(max(of_side.errors.max() for of_side in turns if of_side is not None))
         _, finding = compare_queries_and_keys(turns[0].z, turns[1].z, tolerance)
         wrong = keys if keys.changes else queries
-        said = {"factor-on-one-side": _FACTORS, "keys-turn-backwards": {"direction"}}
-        better = said.get(finding.name, set[str]())
+        better_names = {"factor-on-one-side": _FACTORS, "keys-turn-backwards": {"direction"}}
+        better = better_names.get(finding.name, set[str]())
         kept = (change for change in wrong.changes if change.name not in better)
         named = replace(wrong, changes=in_order((finding, *kept)))
         return (queries, named) if wrong is keys else (named, keys)

@@ -357,7 +357,10 @@ def vectors_of_rows(
     if not np.isfinite(rows).all():
         raise TensorError("tables must be finite, got NaN or infinities")
     # before [1, P, 1, head_dim] each pair is 1 and 0, after that cos and sin
-    (first, _), (to_first, to_second) = (one := arrangement_of(rope)).read, one.written
+    (first, _), (to_first, to_second) = (
+        (arrangement := arrangement_of(rope)).read,
+        arrangement.written,
+    )
     x, y = np.zeros(rope.head_dim), np.zeros((1, len(rows), 1, rope.head_dim))
     x[first], y[0, :, 0, to_first], y[0, :, 0, to_second] = 1, rows.real.T, rows.imag.T
     return Vectors("tables", "sd", np.broadcast_to(x, y.shape), y, tokens, dtype, is_table=True)

@@ -25,11 +25,11 @@ SENTENCES = {
     "turned: a temperature by position.",
     "no-rotation": "It turns no pairs of coordinates, up to one factor of all; perhaps these are "
     "not the same vectors, or a norm lies between.",
-    "head-width": "Heads: {found} wide in place of {meant}.",
-    "pairing": "Pairing: {found} in place of {meant}.",
-    "slice": "Slice: coordinates {found} turn, in place of {meant}.",
+    "head-width": "Heads: {found} wide instead of {meant}.",
+    "pairing": "Pairing: {found} instead of {meant}.",
+    "slice": "Slice: coordinates {found} turn, instead of {meant}.",
     "direction": "Sign: it turns {way}.",
-    "twice": "It is rotated twice: R(2p) in place of R(p).",
+    "twice": "It is rotated twice: R(2p) instead of R(p).",
     "swapped": "Cos and sin are exchanged.",
     "one-sign": "Sign: both members of a pair {how} the product with sin, and one is to add it.",
     "layer": "Layer: it is turned as layers of the kind {kind!r} are to be.",
@@ -53,9 +53,9 @@ SENTENCES = {
         "A negative position {negative}.",
     ),
     "length": "Length: its frequencies are chosen {which}.",
-    "base": "Base: {found} in place of {meant}.",
+    "base": "Base: {found} instead of {meant}.",
     "law-missing": "Law: {law} is not applied, frequencies are the plain powers.",
-    "law": "Law: {found} in place of {meant}.",
+    "law": "Law: {found} instead of {meant}.",
     "law-twice": "Law: {law} is applied twice.",
     "length-off-by-one": "Length: frequencies are computed for one token {how} than there are.",
     "axis-scaled": "Positions on axis {axis} are multiplied by {factor:.15g}.",
@@ -63,7 +63,7 @@ SENTENCES = {
     "frequencies": "Frequencies differ{where}.",
     "factor-missing": "Factor: missing, cos and sin are to be multiplied by {factor:.7g}.",
     "factor-twice": "Factor: {factor:.7g} is multiplied twice.",
-    "factor": "Factor: {found:.6g} in place of {factor:.7g}.",
+    "factor": "Factor: {found:.6g} instead of {factor:.7g}.",
     "axes": "Axes: {found}.",
     "angles": "Angles differ by a little more than rounding explains.",
     "positions-in-{dtype}": "Positions are rounded to {dtype}{where}.",
@@ -171,7 +171,7 @@ def make_finding(name: str, /, **measured: Any) -> Finding:
 def in_order(changes: Iterable[Finding]) -> Changes:
     """The most important first; roundings are in no order, and come last."""
     places = {name: place for place, name in enumerate(SENTENCES)}
-    return tuple(sorted(changes, key=lambda one: places.get(one.name, len(places))))
+    return tuple(sorted(changes, key=lambda change: places.get(change.name, len(places))))
 
 
 def is_rounding(finding: Finding) -> bool:

@@ -43,7 +43,7 @@ def precisions(hypothesis: Hypothesis, turns: Turns) -> Iterator[Hypothesis]:
         f = rounded(rope.inv_freq, dtype)
         coordinates = of_each_pair(places, axes_of(rope))  # [T, 1 or num_pairs]
         every_step = rounded(rounded(coordinates, dtype) * f, dtype)
-        # float32 angles beside a tie may be rounded to either side of it
+        # float32 angles next to a tie may be rounded to either side of it
         sides = (rounded(coordinates * rope.inv_freq * by, dtype) for by in _FLOAT32_SIDES)
         steps = "Positions, frequencies and angles"
         ways = (
@@ -58,23 +58,23 @@ def precisions(hypothesis: Hypothesis, turns: Turns) -> Iterator[Hypothesis]:
             yield Hypothesis((*changes, finding), rope, places, of_closest)
 
 
-def find_float32(turns: Turns, one: Hypothesis) -> Changes:
+def find_float32(turns: Turns, hypothesis: Hypothesis) -> Changes:
     """Whether float32 angles or frequencies show in turns that a hypothesis explains."""
-    factor = turns.factor(one.rope)
-    allowed = turns.allowed(one.rope, 0 * one.places)  # which rounded angles have not
+    factor = turns.factor(hypothesis.rope)
+    allowed = turns.allowed(hypothesis.rope, 0 * hypothesis.places)  # which rounded angles have not
 
     def errors_of(rows: Complex) -> Floats:
         return np.abs(turns.z - factor * rows)
 
-    errors = errors_of(one.rows)
+    errors = errors_of(hypothesis.rows)
     if np.all(errors <= allowed):
         return ()
     token = int((errors - allowed).max(axis=1).argmax())
-    if not isinstance(one.rope.axes, Mixed):
-        in_float32 = replace(one.rope, inv_freq_dtype="float32")
-        if np.all(errors_of(suppose(in_float32, one.places).rows) <= allowed):
+    if not isinstance(hypothesis.rope.axes, Mixed):
+        in_float32 = replace(hypothesis.rope, inv_freq_dtype="float32")
+        if np.all(errors_of(suppose(in_float32, hypothesis.places).rows) <= allowed):
             return (make_finding("frequencies-in-{dtype}", dtype="float32", details=""),)
-    near = float(np.abs(one.places[token]).max())
+    near = float(np.abs(hypothesis.places[token]).max())
     error = float(errors[token].max()) / factor
     return (make_finding("angles-in-float32", error=error, near=f"{near:.15g}"),)
 

@@ -58,8 +58,12 @@ def identify_samples(
     rounding = 8 * ROUNDING[choice("dtype", dtype, ROUNDING)]
     equal, unequal = _group_samples(before, after, positions, dtype)
     some = equal.of(np.arange(len(equal.positions)) < _ARRANGEMENT_POSITIONS)
-    measured = (measure_turns(some, one, one_gain=False) for one in arrangements_of_changed(some))
-    arrangement = next((one.arrangement for one in measured if one is not None), None)
+    fitting = (
+        arrangement
+        for arrangement in arrangements_of_changed(some)
+        if measure_turns(some, arrangement, one_gain=False) is not None
+    )
+    arrangement = next(fitting, None)
     if arrangement is None:
         why = "no pairing of coordinates explains the samples as turns, up to a factor, of pairs"
         return Identification(head_dim=equal.x.shape[-1], why_no_rope=why)

@@ -45,7 +45,7 @@ from phasor.rope import Rope
 
 
 class Found(NamedTuple):
-    """What differs, what that cannot be told from, and float32 roundings that show besides."""
+    """What differs, other causes that the data allow, and float32 roundings that show."""
 
     changes: Changes = ()
     undecided: tuple[str, ...] = ()  # texts
@@ -65,7 +65,7 @@ _UNSURE_BASE = 0.02  # of the logarithm, that a few tokens leave
 class Reading:
     """One way in which coordinates make pairs that turn, and what may have turned them."""
 
-    changes: Changes  # that the pairs and the rows of cos and sin name themselves
+    changes: Changes  # of the pairs, and of the rows of cos and sin
     meant: Meant
     turns: Turns
     tokens: Tokens
@@ -125,7 +125,7 @@ class Reading:
             worst = float(turns.misfit(*hypothesis[1:]).max())
             if worst > 1 or (self.rope and is_idle(hypothesis, self.rope, turns.positions)):
                 continue
-            # a program may apply the factor that was meant beside another law
+            # a program may apply the factor that was meant and another law
             factors = [compare_factors(rope, turns) for rope in (hypothesis.rope, meant)]
             gain = factors[0] and factors[1]
             if changes := (*self.changes, *hypothesis.changes, *gain):
@@ -221,9 +221,9 @@ def _another_rope_elsewhere(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
     yield chain.from_iterable(_elsewhere_or_rounded(reading, other) for other in reading.others)
 
 
-def _elsewhere_or_rounded(reading: Reading, one: Hypothesis) -> Iterator[Hypothesis]:
-    yield from reading.tokens.moved(one, reading.turns)
-    yield from precisions(one, reading.turns)
+def _elsewhere_or_rounded(reading: Reading, hypothesis: Hypothesis) -> Iterator[Hypothesis]:
+    yield from reading.tokens.moved(hypothesis, reading.turns)
+    yield from precisions(hypothesis, reading.turns)
 
 
 def _measured_frequencies(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
@@ -248,16 +248,18 @@ def _measured_frequencies(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
             if named or np.allclose(rope.inv_freq, reading.meant.rope.inv_freq, 1e-6, 0):
                 likely.append(suppose(rope, at, *changes, *named))
         yield from likely
-        for one in () if changes else likely:
-            as_asked.append(one)
-            yield from reading.tokens.moved(one, turns)
+        for hypothesis in () if changes else likely:
+            as_asked.append(hypothesis)
+            yield from reading.tokens.moved(hypothesis, turns)
 
     def refined() -> Iterator[Hypothesis]:
         """Bases that fit all tokens, near those that fit the tokens before a restart."""
-        for one in as_asked:
-            mapped = reading.tokens.map_positions(Shifts.of(one, turns, _UNSURE_BASE), places)
+        for hypothesis in as_asked:
+            mapped = reading.tokens.map_positions(
+                Shifts.of(hypothesis, turns, _UNSURE_BASE), places
+            )
             if mapped is not None:
-                for other in find_ropes(one.rope, turns, mapped, by_base_alone=True):
+                for other in find_ropes(hypothesis.rope, turns, mapped, by_base_alone=True):
                     found = suppose(other, places, *reading.compare(other))
                     yield from reading.tokens.moved(found, turns)
 

@@ -19,7 +19,7 @@ _Places = NDArray[Any]  # whole numbers, [T]
 
 
 class Shifts(NamedTuple):
-    """Turns of tokens beside a hypothesis, to ask by how many positions they are moved."""
+    """Turns of tokens relative to a hypothesis: by how many positions are they moved?"""
 
     z: Complex  # by what each pair is turned further, times the factor: [T, num_pairs]
     size: float  # the factor
@@ -31,7 +31,7 @@ class Shifts(NamedTuple):
 
     @classmethod
     def of(cls, hypothesis: Hypothesis, turns: Turns, unsure: float = 0.0) -> Shifts:
-        """Beside this one; the logarithm of its base may be off by ``unsure``."""
+        """Relative to this one; the logarithm of its base may be off by ``unsure``."""
         _, rope, places, rows = hypothesis
         factor, shape = turns.factor(rope), turns.z.shape
         if isinstance(rope.axes, Mixed):
@@ -53,7 +53,7 @@ class Shifts(NamedTuple):
     def of_function(
         cls, spectrum: Spectrum, positions: Floats, z: Complex, error: float, offset: float
     ) -> Shifts:
-        """Beside a spectrum, of unit vectors ``z`` ``[P, num_pairs]`` that may be off by the error.
+        """Relative to a spectrum: unit vectors ``z`` ``[P, num_pairs]``, off by up to ``error``.
 
         Positions are off by an ``offset`` already.
         """

@@ -105,7 +105,7 @@ def find_first_bad(good: int, bad: int, is_good: Callable[[int], bool]) -> int:
 
 def bound_angle_errors(z: Complex, rounding: float, noise: float = 0.0) -> Floats:
     """How far the angles of ``z`` may be off if its cosines and sines are off by an ulp each."""
-    # and by ``noise`` besides, whatever their size
+    # and by ``noise`` as well, whatever their size
     errors = 2 * rounding * np.abs(np.sin(2 * np.angle(z)))
     return errors + max(noise, _FLOAT16_STEP if rounding > 2.0**-12 else 0)
 
@@ -207,7 +207,7 @@ def interval_around(value: float, relative_error: float) -> Interval:
     return Interval(float(value * (1 - relative_error)), float(value * (1 + relative_error)))
 
 
-#: How far the simplest number may be from a measured factor, beside what rounding leaves open.
+#: How far the simplest number may be from a measured factor, apart from what rounding leaves open.
 FACTOR_ROOM = 1e-12
 
 

@@ -121,7 +121,7 @@ class Turns(NamedTuple):
     def factor(self, rope: Rope) -> float:
         """The factor that was measured: the rope's, 1 or its square if it may be one of these."""
         (low, high), meant = self.gain, rope.attention_factor
-        likely = (one for one in (meant, 1.0, meant**2) if low <= one <= high)
+        likely = (factor for factor in (meant, 1.0, meant**2) if low <= factor <= high)
         return next(likely, (low + high) / 2)
 
     def find_spectrum(self) -> Spectrum | None:

@@ -56,7 +56,7 @@ def verify(
     >>> turned = rotate(q, np.arange(16), Rope(head_dim=64, pairing="interleaved", base=10_000.0))
     >>> found = verify(rope, {"positions": np.arange(16), "q": q, "q_rotated": turned})
     >>> print(found.sides[0].changes[0].sentence)
-    Pairing: interleaved in place of half.
+    Pairing: interleaved instead of half.
     """
     layers = one_layer(rope) if isinstance(rope, Rope) else rope
     if not isinstance(layers, LayerRopes):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -69,9 +69,13 @@ def verify(
     if not arrays or shared.keys() - positions:
         arrays = {None: shared, **arrays}
     sides: list[SideVerification] = []
-    sizes = ((name, array.size) for own in arrays.values() for name, array in own.items())
+    sizes = (
+        (name, array.size)
+        for layer_arrays in arrays.values()
+        for name, array in layer_arrays.items()
+    )
     done, total = 0, sum(size for name, size in sizes if name != "positions")
-    for layer, own in sorted(arrays.items(), key=lambda item: item[0] or 0):
+    for layer, layer_arrays in sorted(arrays.items(), key=lambda item: item[0] or 0):
         index = 0 if layer is None or layers is not rope else layer  # a Rope is every layer's
         if index >= len(layers):
             count = f"{layers.name} has {len(layers)} layers, counted from 0"
@@ -83,13 +87,13 @@ def verify(
                 "layers.0.cos, or give the rope of one"
             )
         kind, title = layers.layer_kinds[index], "" if layer is None else f"layer {layer}, "
-        held = positions | own
+        held = positions | layer_arrays
         vectors = [side for side in SIDES if held.keys() & {side, f"{side}_rotated"}]
         tables = [] if vectors and not held.keys() & {*TABLES} else ["tables"]
         of_layer: dict[str, SideVerification] = {}
         for side in (*vectors, *tables):
             names = {*TABLES} if side == "tables" else {side, f"{side}_rotated"}
-            size = sum(array.size for name, array in own.items() if name in names)
+            size = sum(array.size for name, array in layer_arrays.items() if name in names)
 
             def advance(share: float, before: int = done, size: int = size) -> None:
                 if progress is not None:

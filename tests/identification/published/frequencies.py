@@ -65,7 +65,7 @@ def laguna_queries(factor: float, gain: float) -> dict[str, Turn]:
 def yarn_factor_from_a_formula() -> Part:
     """The trainer read the file, the rollout did not."""
     turns = laguna_queries(64.0, mscale(64.0))
-    says = ("Factor: 1.41589 in place of 1.",)
+    says = ("Factor: 1.41589 instead of 1.",)
     changes = {"layer 0, q": ("factor",)}
     return part(laguna(64.0, 1.0), turns, TOKENS, 2, 128, changes=changes, says=says)
 
@@ -95,7 +95,7 @@ def yarn_factor_through_the_formula_twice() -> Part:
     """The logarithm was applied twice."""
     factor = mscale(64.0)
     turns = laguna_queries(64.0, 0.1 * factor * np.log(64.0) + 1)
-    says = ("Factor: 1.58885 in place of 1.415888.",)
+    says = ("Factor: 1.58885 instead of 1.415888.",)
     changes = {"layer 0, q": ("factor",)}
     return part(laguna(64.0, factor), turns, TOKENS, 2, 128, changes=changes, says=says)
 
@@ -130,10 +130,10 @@ def yarn_factor_never() -> Part:
     cause="cos and sin were multiplied by `mscale_all_dim`'s factor, not by the quotient, 1.",
 )
 def factor_of_the_softmax_on_cos_and_sin() -> Part:
-    """1.26 in place of 1."""
+    """1.26 instead of 1."""
     gain = 0.1 * 0.707 * np.log(40.0) + 1
     turn = interleaved(yarn(64, 10_000.0, 40.0, 4096), gain)
-    says = ("Factor: 1.2608 in place of 1.",)
+    says = ("Factor: 1.2608 instead of 1.",)
     changes = {"k": ("factor",)}
     return part("deepseek-v2-lite", {"k": turn}, TOKENS, 1, 64, changes=changes, says=says)
 
@@ -168,9 +168,9 @@ def yarn_never_read() -> Part:
     cause="`rope_theta` had moved into another block; where it was missed, 10000 is the default.",
 )
 def rope_theta_in_another_block() -> Part:
-    """The base of the class in place of the file's."""
+    """The base of the class instead of the file's."""
     turn = halves(powers(128, 10_000.0))
-    says = ("Base: 10000 in place of 1000000.",)
+    says = ("Base: 10000 instead of 1000000.",)
     changes = {"k": ("base",)}
     return part("qwen3-8b", {"k": turn}, TOKENS, 2, 128, changes=changes, says=says)
 
@@ -199,7 +199,7 @@ def gemma_3_with_its_factor_everywhere() -> Part:
     """The local layers' base, the global layers' law."""
     of_layers = {"layers.4.q": powers(256, 10_000.0), "layers.5.q": powers(256, 1e6)}
     turns = {side: halves(inv_freq / 8) for side, inv_freq in of_layers.items()}
-    says = ("Law: Linear(factor=8.0) in place of no law.",)
+    says = ("Law: Linear(factor=8.0) instead of no law.",)
     changes = {"layer 4, q": ("law",)}
     return part("gemma-3-4b", turns, TOKENS, 2, 256, changes=changes, says=says)
 
@@ -213,7 +213,7 @@ def gemma_3_with_its_factor_everywhere() -> Part:
 def llama_3_2_with_factor_8() -> Part:
     """Short texts show nothing of it to a reader, to numbers they do."""
     turn = halves(llama3(64, 500_000.0, 8.0))
-    says = ("Law: Llama3 with factor 8 in place of 32.",)
+    says = ("Law: Llama3 with factor 8 instead of 32.",)
     changes = {"q": ("law-parameter",)}
     return part("llama-3.2-1b", {"q": turn}, np.arange(2000), 2, 64, changes=changes, says=says)
 
@@ -241,7 +241,7 @@ def llama_3_1_without_its_law() -> Part:
 def yarn_ramp_at_whole_pairs() -> Part:
     """A few pairs in the middle turn otherwise."""
     turn = halves(yarn(64, 150_000.0, 32.0, 4096), mscale(32.0))
-    says = ("Law: Yarn with truncate True in place of False.",)
+    says = ("Law: Yarn with truncate True instead of False.",)
     changes = {"q": ("law-parameter",)}
     return part("gpt-oss-20b", {"q": turn}, np.arange(2000), 2, 64, changes=changes, says=says)
 
@@ -253,12 +253,12 @@ def yarn_ramp_at_whole_pairs() -> Part:
     cause="The factor of dynamic NTK was passed as the scale of positions.",
 )
 def positions_doubled() -> Part:
-    """A law of 2 in place of one that does nothing at this length."""
+    """A law of 2 instead of one that does nothing at this length."""
 
     def turn(x: np.ndarray, positions: np.ndarray) -> np.ndarray:
         return turn_halves(x, angles_of(positions * 2, powers(128, 1e6)))
 
-    says = ("It is rotated twice: R(2p) in place of R(p).",)
+    says = ("It is rotated twice: R(2p) instead of R(p).",)
     changes = {"q": ("twice",)}
     return part("internlm2.5-7b", {"q": turn}, TOKENS, 2, 128, changes=changes, says=says)
 
@@ -277,7 +277,7 @@ def rotated_twice() -> Part:
         return once(once(x, positions), positions)
 
     says = (
-        "It is rotated twice: R(2p) in place of R(p).",
+        "It is rotated twice: R(2p) instead of R(p).",
         "Factor: 1.138629 is multiplied twice.",
     )
     changes = {"k": ("twice", "factor-twice")}

@@ -34,7 +34,7 @@ TOKENS = np.arange(300)
 def gpt_oss_with_interleaved_pairs() -> Part:
     """Everything is right but the pairs."""
     turn = interleaved(yarn(64, 150_000.0, 32.0, 4096, truncate=False), mscale(32.0))
-    says = ("Pairing: interleaved in place of half.",)
+    says = ("Pairing: interleaved instead of half.",)
     return part("gpt-oss-20b", {"q": turn}, TOKENS, 2, 64, changes={"q": ("pairing",)}, says=says)
 
 
@@ -48,7 +48,7 @@ def weights_permuted_and_pairs_kept() -> Part:
     """Both sides."""
     turn = interleaved(powers(128, 500_000.0))
     changes = {"q": ("pairing",), "k": ("pairing",)}
-    says = ("Pairing: interleaved in place of half.",)
+    says = ("Pairing: interleaved instead of half.",)
     turns = {"q": turn, "k": turn}
     return part("llama-3-8b", turns, TOKENS, 4, 128, changes=changes, says=says)
 
@@ -69,7 +69,7 @@ def indexer_in_its_attentions_pairing() -> list[Part]:
 
     attention = phasor.preset("deepseek-v3.2").ropes[0]
     indexer = replace(attention, pairing="half", pairing_out=None)
-    says = ("Pairing: interleaved in place of half.",)
+    says = ("Pairing: interleaved instead of half.",)
     changes = {"q": ("pairing",)}
     return [
         part("deepseek-v3.2", {"q": written_as_halves}, TOKENS, 1, 64, changes={}),
@@ -86,7 +86,7 @@ def indexer_in_its_attentions_pairing() -> list[Part]:
 def partial_rotation_over_the_whole_head() -> Part:
     """A text, so that all axes have one position."""
     turns = {"layers.3.q": halves(powers(256, 1e7))}
-    says = ("Slice: coordinates 0 to 255 turn, in place of 0 to 63.",)
+    says = ("Slice: coordinates 0 to 255 turn, instead of 0 to 63.",)
     changes = {"layer 3, q": ("slice",)}
     return part("qwen3.5-35b-a3b", turns, TOKENS, 2, 256, changes=changes, says=says)
 
@@ -101,7 +101,7 @@ def partial_rotation_by_the_heads_width() -> Part:
     """Pairs ``(i, i + 128)`` with the head's exponents, for the first 32."""
     turns = {"layers.3.q": halves(np.where(np.arange(128) < 32, powers(256, 1e7), 0))}
     says = (
-        "Slice: coordinates 0 to 255 turn, in place of 0 to 63.",
+        "Slice: coordinates 0 to 255 turn, instead of 0 to 63.",
         "Frequencies differ from pair 32 on: pairs 32-127.",
     )
     changes = {"layer 3, q": ("slice", "frequencies")}
@@ -123,7 +123,7 @@ def image_positions() -> np.ndarray:
     cause="Qwen3-VL's interleaved sections were used for it too; it has them one after another.",
 )
 def sections_interleaved() -> Part:
-    """T, H, W, T, H, W in place of 16 T, 24 H, 24 W."""
+    """T, H, W, T, H, W instead of 16 T, 24 H, 24 W."""
     axes = np.zeros(64, int)
     axes[1 : 24 * 3 : 3], axes[2 : 24 * 3 : 3] = 1, 2
 
@@ -131,7 +131,7 @@ def sections_interleaved() -> Part:
         return turn_halves(x, positions[..., axes].astype(np.float32) * powers(128, 1e6))
 
     says = (
-        "Axes: InterleavedSections(sections=(16, 24, 24)) in place of "
+        "Axes: InterleavedSections(sections=(16, 24, 24)) instead of "
         "Sectioned(sections=(16, 24, 24)).",
     )
     changes = {"q": ("axes",)}
