@@ -71,6 +71,24 @@ def test_an_offset_does_not_hide_how_a_table_ends(name, offset):
     assert (found.position_offset, found.table_end) == (offset, 1000 - offset)
 
 
+def test_two_mistakes_of_members_are_both_named_at_every_door():
+    """Rows for interleaved pairs on halves, and a product that is added instead of subtracted."""
+
+    def mixed(x, positions):
+        angles = np.repeat(positions[..., None] * STEPS, 2, axis=-1)[:, :, None]
+        first, second = np.split(x, 2, axis=-1)
+        y = x * np.cos(angles) + np.concatenate([second, first], axis=-1) * np.sin(angles)
+        return y.astype(x.dtype)
+
+    names = {"one-sign", "interleaved-rows-on-halves"}
+    assert identify(mixed, WIDTH).names() == names
+    assert {cause.name for cause in diff(PLAIN, mixed, context=4096).causes} == names
+    at = np.arange(300)
+    x = np.random.default_rng(0).standard_normal((1, 300, 2, WIDTH)).astype(np.float32)
+    (side,) = verify(PLAIN, {"positions": at, "q": x, "q_rotated": mixed(x, at[None])}).sides
+    assert {change.name for change in side.changes} == names
+
+
 def test_the_ropes_factor_is_compared_where_a_function_is():
     """Cos and sin of YaRN are to have it."""
     rope = replace(PLAIN, scaling=Yarn(factor=4.0, original_max_positions=4096))
@@ -148,19 +166,20 @@ def test_a_table_that_ends_is_named_beside_a_law_that_is_missing():
         assert "from 8192 on every position is turned as 8191" in str(found)
 
 
+@pytest.mark.parametrize("factor", [0.5, 2 / 3])
 @pytest.mark.parametrize("axes", [Sectioned((4, 6, 6)), Axial((4, 6, 6))])
-def test_an_axis_that_is_scaled_is_named_at_every_door(axes):
-    """Half positions of time, as of frames that are merged in pairs."""
+def test_an_axis_that_is_scaled_is_named_at_every_door(axes, factor):
+    """Half positions of time, as of frames that are merged in pairs; a fraction has no decimals."""
     rope = Rope(head_dim=WIDTH, pairing="half", base=BASE, axes=axes)
     of_pair = np.array(axes.axis_of_pair(WIDTH // 2))
-    f = rope.inv_freq * np.where(of_pair == 0, 0.5, 1.0)
+    f = rope.inv_freq * np.where(of_pair == 0, factor, 1.0)
 
     def turned(x, positions):
         return rotate_halves(x, positions[..., of_pair] * f)
 
     found = identify(turned, WIDTH, n_axes=3)
     assert (found.names(), found.base) == ({"axis-scaled"}, BASE)
-    assert "Positions on axis 0 are multiplied by 0.5." in str(found)
+    assert f"Positions on axis 0 are multiplied by {factor:.15g}." in str(found)
     assert [cause.name for cause in diff(rope, turned, context=4096).causes] == ["axis-scaled"]
     grid = np.array(
         [(20 + t, 20 + i, 20 + j) for t in range(6) for i in range(7) for j in range(8)]

@@ -168,7 +168,8 @@ def find_scaled_axes(
             factors = _FRACTIONS
         elif on_axis.any():
             ratio = float(np.median(inv_freq[on_axis] / rope.inv_freq[on_axis]))
-            factors = [factor for factor in [simplest_near(ratio, _FACTOR_ERROR)] if factor]
+            factors = [factor for factor in _FRACTIONS if abs(ratio / factor - 1) <= _FACTOR_ERROR]
+            factors += [simplest_near(ratio, _FACTOR_ERROR) or 1.0]
         likely = ((factor, _with_value(rope, name, factor)) for factor in factors if factor != 1)
         allowed = _find_values(rope, name, turns, turns.positions) if inv_freq is None else ()
         for factor, scaled in chain(likely, allowed):

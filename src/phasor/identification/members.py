@@ -97,7 +97,13 @@ def compare_members(probe: Probe, factors: Complex) -> Changes:
         second = signs.of_cos * by_second.real + 1j * signs.in_second * by_second.imag
         if shares_rows:
             first, second = first[:, is_skewed], second[:, is_skewed]
-        elif arrangement.is_named:
+        # most pairs turn one way, and counter-clockwise if a sign is wrong
+        directions = [float(np.sign(member.imag).sum()) for member in (first, second)]
+        if directions[0] * directions[1] < 0 or (signs.name and directions[0] < 0):
+            continue
+        if not shares_rows:
+            if not arrangement.is_named:
+                continue
             rows = np.empty((len(first), 2 * pairs), dtype=np.complex128)  # by coordinate
             rows[:, arrangement.written - layout.rotary_start] = np.stack((first, second), axis=1)
             first, second = by_pairing(
@@ -105,11 +111,7 @@ def compare_members(probe: Probe, factors: Complex) -> Changes:
                 half=(rows[:, :pairs], rows[:, pairs:]),
                 interleaved=(rows[:, ::2], rows[:, 1::2]),
             )
-        else:
-            continue
-        # most pairs turn counter-clockwise
-        is_counted = not signs.name or np.sign(first.imag).sum() >= 0
-        if is_counted and are_equal(first, second):
+        if are_equal(first, second):
             return mixing.changes(which)
     names = "members-differ", "members-on-different-axes"
     follow_axes = probe.caller.n_axes > 1 and are_equal(factors[0, :6], factors[1, :6])
