@@ -1,4 +1,4 @@
-"""What makes recorded turns differ from those of a rope: of which tokens and heads, and why."""
+"""Why recorded turns differ from those of a rope, and in which tokens and heads."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Finder:
         return part.behind(make_finding("tokens", which=which, more=more))
 
     def _explain(self) -> Found | None:
-        """The explanation of all tokens with the fewest differences; none if no pairs turn so.
+        """The explanation of all tokens with the fewest differences; None if no pairs turn.
 
         Cos and sin are supposed to be rounded only where no pairs turn by one factor otherwise.
         """
@@ -123,7 +123,7 @@ class Finder:
         return self._find_below(is_silent, "table-end-zeros", "it gives zeros")
 
     def _find_below(self, is_beyond: NDArray[np.bool_], name: str, beyond: str) -> Found:
-        """The end of a table, beyond which are these tokens, and what else differs below it."""
+        """That a table ends before these tokens, and what else differs below its end."""
         end = self.sample.positions[is_beyond].min()
         others = replace(self, sample=self.sample.of(~is_beyond), tokens=self.tokens.of(~is_beyond))
         below = Found()
@@ -132,14 +132,14 @@ class Finder:
         return below.behind(make_finding(name, end=end, last=end - 1, beyond=beyond))
 
     def _name_norms(self) -> Found:
-        """That lengths change, where the heads of a token tell that its pairs turn."""
+        """That lengths change, if the heads of a token show that its pairs turn."""
         loose = measure_turns(self.sample, arrangement_of(self.meant.rope), one_gain=False)
         if loose is None or self.sample.x.shape[1] < 2:
             return Found()
         return Found((name_norms(np.abs(loose.z), 2 * float(loose.errors.max())),))
 
     def _name_width(self) -> Changes:
-        """The width of other heads, as which all coordinates of a token are turned."""
+        """That heads have another width, if that explains how all coordinates are turned."""
         rope, (tokens, heads, head_dim) = self.meant.rope, self.sample.x.shape
         if rope.rotary_dim == head_dim:
             for width in (head_dim // 4, head_dim // 2, 2 * head_dim, 4 * head_dim):

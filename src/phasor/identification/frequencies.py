@@ -64,7 +64,7 @@ def compare(meant: Rope, found: Rope, unresolved: Rope | None = None) -> Changes
 
 
 def _find_width(meant: Rope, base: float) -> int | None:
-    """The coordinates over which exponents would run to make another base of the one meant."""
+    """The width over which exponents of the meant base would run to look like this base."""
     exponent = 0.0 if base in USUAL_BASES else math.log(base, cast(float, meant.base))
     width = meant.rotary_dim
     for other in dict.fromkeys((meant.head_dim, width // 2, 2 * width, width - 2, width + 2)):
@@ -130,16 +130,16 @@ def twice_other_ropes(meant: Meant, places: Positions) -> Iterator[Hypothesis]:
 
 
 def _named(meant: Meant, ropes: Iterable[Rope]) -> Iterator[Change]:
-    """Ropes with how each differs from the one that was meant."""
+    """Each rope, and how it differs from the one that was meant."""
     return ((compare(meant.rope, other, meant.unresolved), other) for other in ropes)
 
 
 def _other_layers(meant: Meant) -> Iterator[Change]:
-    return (((make_finding("layer", kind=kind),), other) for kind, other in meant.others)
+    return (((make_finding("layer", kind=kind),), other) for kind, other in meant.other_kinds)
 
 
 def _other_bases(meant: Meant) -> Iterator[Change]:
-    bases = dict.fromkeys((*(other.base for _, other in meant.others), *USUAL_BASES))
+    bases = dict.fromkeys((*(other.base for _, other in meant.other_kinds), *USUAL_BASES))
     known = [base for base in bases if base and meant.rope.base]
     return _named(meant, (replace(meant.rope, base=base) for base in known))
 
@@ -199,7 +199,7 @@ def _other_lengths(meant: Meant) -> Iterator[Change]:
 
 
 def _other_laws(rope: Rope) -> Iterator[Rope]:
-    """The law with other parameters, and others with its numbers, as a config that is misread."""
+    """The law with other parameters, and other laws with its numbers, as of a misread config."""
     law = rope.scaling
     if rope.base is None or isinstance(law, Rule):
         return
@@ -250,7 +250,7 @@ ROPES: dict[str, Callable[[Meant], Iterator[Change]]] = {
 }
 
 
-# logarithms of the least and the largest that are looked for
+# logarithms of the least and the largest value that is sought
 _LOGS = {"base": (math.log(20), math.log(1e10)), "factor": (math.log(1.01), math.log(1000)),
          "axis": (math.log(1 / 64), math.log(64))}  # fmt: skip
 
@@ -335,7 +335,7 @@ def _allowed_values(
     rope: Rope, name: str, logs: Floats, of_pairs: NDArray[Any], turns: Turns,
     some: NDArray[np.intp],
 ) -> Floats:  # fmt: skip
-    """The logarithms of values, of those on an even grid, that some tokens allow.
+    """Those logarithms on an even grid whose values some tokens allow.
 
     Their positions are ``[T, 1 or num_pairs]``.
     """

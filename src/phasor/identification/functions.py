@@ -34,7 +34,7 @@ from phasor.identification.turns import Turns
 from phasor.numpy import every_axis_of, rotate
 
 SMALL_POSITIONS = (0, 1, 2, 3, 5, 8)
-# up to here frequencies hold that are not those of a few odd positions
+# frequencies that hold up to here are not those of a few odd positions
 _REGULAR = 16
 
 
@@ -42,7 +42,7 @@ class Measurement(NamedTuple):
     """What was found out about a function."""
 
     report: Identification
-    end: int  # the first position at which it is not the rotation that it is below
+    end: int  # the first position where another rotation, or none, begins
 
 
 def measure(caller: Caller, max_position: int) -> Measurement:

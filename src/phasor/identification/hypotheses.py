@@ -21,12 +21,12 @@ class Meant(NamedTuple):
 
     rope: Rope
     unresolved: Rope | None = None  # before a rule chose its law
-    others: Sequence[tuple[str, Rope]] = ()  # of the other kinds
+    other_kinds: Sequence[tuple[str, Rope]] = ()  # of layers, with their ropes
     length: int | None = None  # at which the rule chose
 
 
 class Hypothesis(NamedTuple):
-    """A rotation of some tokens, by what it changes in the one that was meant."""
+    """A rotation of some tokens, and how it differs from the one that was meant."""
 
     changes: Changes
     rope: Rope
@@ -49,7 +49,7 @@ def is_idle(hypothesis: Hypothesis, meant: Rope, places: Positions) -> bool:
 
 
 def turn_alike(rows: Complex, others: Complex) -> bool:
-    """Whether both rows of cos and sin are of one rotation, but for float64's roundings."""
+    """Whether both rows of cos and sin are equal up to roundings of float64."""
     return np.allclose(rows, others, 0, 1e-9)
 
 
@@ -58,5 +58,5 @@ Change = tuple[Changes, Rope]
 
 
 def is_vague(changes: Changes) -> bool:
-    """Whether it is said that something differs, and not why."""
+    """Whether the changes say that something differs, but not why."""
     return any(change.name in ("frequencies", "angles", "tokens") for change in changes)

@@ -23,7 +23,7 @@ from phasor.rope import Rope
 
 
 class MixedCoordinates(NamedTuple):
-    """Coordinates that are mixed with each other and with no other: those read, those written."""
+    """Coordinates that are mixed only with each other: those read, and those written."""
 
     read: tuple[int, ...]
     written: tuple[int, ...]
@@ -101,7 +101,7 @@ def measure_noise(arrangement: Arrangement, maps: Floats, rounding: float) -> fl
 
 
 def arrangements(rope: Rope, sample: Sample) -> Iterator[Arrangement]:
-    """Those of the rope's slice, its own first, then every other that holds what is changed.
+    """Arrangements of the rope's slice, its own first, then all that hold what is changed.
 
     Slices are as narrow as that, or begin and end at quarters of the head. A table does not say
     which coordinates make a pair.
@@ -145,7 +145,7 @@ def arrangements(rope: Rope, sample: Sample) -> Iterator[Arrangement]:
 
 
 def arrangements_of_changed(sample: Sample) -> Iterator[Arrangement]:
-    """Those that hold every changed coordinate, the narrowest first."""
+    """Arrangements that hold every changed coordinate, the narrowest first."""
     changed = np.flatnonzero(~sample.is_kept().all(axis=(0, 1)))
     # an unmoved coordinate at an end may be of a pair that stands still
     if len(changed):
@@ -238,7 +238,7 @@ def compare_layouts(meant: Rope, found: Rope) -> Changes:
 
 
 def narrower(rope: Rope) -> Iterator[Change]:
-    """A part of the slice, which interleaved pairs do not show."""
+    """Narrower slices, which interleaved pairs cannot show."""
     if "interleaved" not in (rope.pairing, rope.output_pairing):
         return
     for width in (rope.rotary_dim * eighths // 16 * 2 for eighths in (4, 2, 1, 6, 3, 5, 7)):
@@ -252,7 +252,7 @@ def narrower(rope: Rope) -> Iterator[Change]:
 
 
 def other_axes(rope: Rope) -> Iterator[Rope]:
-    """Pairs dealt to the axes otherwise, or all to the first."""
+    """Ropes that deal pairs to the axes in another way, or all pairs to the first axis."""
     if rope.axes.n_axes == 1 or isinstance(rope.axes, Mixed):
         return
     yield replace(rope, axes=OneAxis())

@@ -1,4 +1,4 @@
-"""The fifth question: whether both members of a pair, all heads, queries and keys turn alike."""
+"""The fifth question: do both members of a pair, all heads, queries and keys turn alike?"""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def compare_members(probe: Probe, factors: Complex) -> Changes:
         if mixing.pairing != layout.pairing:
             continue
         signs, shares_rows = mixing.signs, mixing.row_pairing == mixing.pairing
-        # of these signs the rows of cos and sin that each member was multiplied by
+        # if the signs are these, the rows of cos and sin by which each member was multiplied
         first = by_first.real - 1j * signs.in_first * by_first.imag
         second = signs.of_cos * by_second.real + 1j * signs.in_second * by_second.imag
         if shares_rows:

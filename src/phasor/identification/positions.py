@@ -1,4 +1,4 @@
-"""The second question: as which positions tokens are turned.
+"""The second question: by which positions tokens are turned.
 
 `BEYOND` and `NEGATIVE` are the ways in which programs take a position for another, in the order in
 which they are tried. `add_limits` asks a function at the positions where they show;
@@ -37,7 +37,7 @@ from phasor.numpy import every_axis_of
 from phasor.rope import Rope
 
 _Places = NDArray[Any]  # whole numbers, [T]
-# as which positions others are turned, by the table's end
+# the position by which another is turned, given the table's end
 _Map = Callable[[Any, Any], Any]
 
 
@@ -50,25 +50,25 @@ def _nearest(reach: int) -> NDArray[np.int64]:
 STEPS: list[int] = _nearest(3).tolist()
 _NEAR = _nearest(64)[1:]  # offsets that are tried together with other differences
 _FAR = 1 << 17  # positions up to which others are looked for
-_FEW = 6  # tokens that are more than chance
+_FEW = 6  # so many tokens agree by more than chance
 _LEAST_PAIRS = 4  # of an axis; fewer fit somewhere by chance
-_MAX_ROWS = 4  # of a batch that a sentence lists; it says that there are more
+_MAX_ROWS = 4  # rows of a batch that a sentence lists before it says that there are more
 
 
 class PositionMap(NamedTuple):
-    """One way in which a program takes positions for others."""
+    """One way in which a program confuses positions."""
 
     name: str  # of the finding; empty where it is right
     says: str  # what happens, by the table's ``{end}`` and its ``{last}`` row
     turned_as: _Map
 
     def finding(self, end: int, before: int = 0) -> Finding:
-        """The finding about a table with this many rows, to whose positions a number is added."""
+        """The finding about a table with this many rows; ``before`` is added to positions first."""
         text, first = self.text(end), end - before
         return make_finding(self.name, last=first - 1, end=first, beyond=text, negative=text)
 
     def text(self, end: int) -> str:
-        """What happens, of a table with so many rows."""
+        """What happens beyond a table with this many rows."""
         return self.says.format(end=end, last=end - 1)
 
 
@@ -111,7 +111,7 @@ _GARBAGE = "it gives something else (memory that is no table, or other rows)"
 
 
 def _maps_by_row(asked: int, row: int, last: int) -> Iterator[tuple[PositionMap, int]]:
-    """Maps as which a table may give this row where it is asked for another, with its length.
+    """Maps that give this row where another was asked for, each with the length of its table.
 
     ``last`` is the last row that it gives.
     """
@@ -202,7 +202,7 @@ def _describe_negative_positions(measured: Measured, end: int | None) -> tuple[s
 def _find_map(
     measured: Measured, results: Mapping[int, Complex], maps: Sequence[PositionMap], end: int
 ) -> tuple[str, str] | None:
-    """The name and text of the first map as which all of these positions were turned."""
+    """The name and text of the first map that explains the turns at all of these positions."""
     offset, places = measured.report.position_offset, np.array([*results])
     shifts = measured.shifts(results)
     # an offset is added to a position before the table is asked, or to the row that it is
@@ -219,11 +219,11 @@ def _fitting_maps(
     shifts: Shifts, places: _Places, tokens: Iterable[int], maps: Sequence[PositionMap],
     ends: _Places,
 ) -> Iterator[tuple[PositionMap, int]]:  # fmt: skip
-    """The maps as which all of some tokens are turned, each with the last table's end that fits."""
+    """The maps that explain some tokens, each with the last table's end that fits."""
     for position_map in maps:
         fitting = ends
         for token in tokens:
-            # of many ends some positions are taken for one and the same
+            # many ends may give one position
             rows = position_map.turned_as(places[token], fitting) + 0 * fitting
             turned_as, of_end = np.unique(rows, return_inverse=True)
             fitting = fitting[shifts.fit(token, turned_as - places[token])[of_end]]
@@ -268,7 +268,7 @@ class Tokens:
         return Tokens(self.index[some], self.positions)
 
     def moved(self, hypothesis: Hypothesis, turns: Turns) -> Iterator[Hypothesis]:
-        """The hypothesis at other positions, which explain every token."""
+        """The hypothesis at other positions that explain every token."""
         changes, rope, places, rows = hypothesis
         shifts = Shifts.of(hypothesis, turns)
         for offset in shifts.shared(_NEAR).tolist():
@@ -312,7 +312,7 @@ class Tokens:
             fitting = self._candidates[shifts.fit(token, self._candidates - place)]
             if not len(fitting):
                 return None
-            # of turns that the noise cannot tell apart the nearest
+            # of positions that noise cannot tell apart the nearest
             mapped[token] = fitting[np.argmin(np.abs(fitting - place))]
         return mapped
 
@@ -331,7 +331,7 @@ class Tokens:
         at = f"token {self.index[first]} (position {places[first]:.15g})"
         where = f"{at} is turned as {mapped[first]}"
         coarse = {dtype: positions_in(dtype, f": {where}") for dtype in COARSE}
-        # what positions would be, and what is then said; of one row the first's are the token's own
+        # positions that would explain the tokens, and their names; one row alone is the first row
         likely: list[tuple[NDArray[Any], Changes]] = [
             (self.positions[0, column], (make_finding("first-row", where=where),))
         ]
@@ -388,7 +388,7 @@ def offset_changes(by: float) -> Changes:
 
 
 def _is_garbage(mapped: _Places, places: _Places, wrong: NDArray[np.bool_]) -> bool:
-    """Whether all tokens beyond a table's end, and no others, are turned as anything."""
+    """Whether all tokens beyond a table's end, and no others, are turned at random."""
     if places[~wrong].max(initial=-1) >= places[wrong].min():
         return False
     are_neighbours = wrong[1:] & (np.diff(places) == 1)
@@ -424,7 +424,7 @@ def find_maps(
 def find_far_positions(
     shifts: Shifts, rope: Rope, places: _Places, tokens: Tokens
 ) -> tuple[Changes, _Places]:
-    """Where tokens are turned as if they stood, on each axis alone; nothing if nowhere."""
+    """The positions by which tokens are turned, on each axis alone; no names if none fit."""
     mapped = np.array(places).reshape(len(places), -1)
     axis_of_pair = np.array(rope.axes.axis_of_pair(rope.num_pairs))
     every = _nearest(_FAR)

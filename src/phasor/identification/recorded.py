@@ -39,7 +39,7 @@ from phasor.rope import Rope
 
 # called with a share, from 0 to 1
 Advance = Callable[[float], None]
-# tokens that are read at once, which bounds memory, and tokens of which every head is tried
+# tokens that are read at once, which bounds memory, and tokens whose heads are all tried
 _CHUNK, _SAMPLE = 1 << 13, 64
 # wrong tokens in which causes are sought, which bounds time, and those with their neighbours; the
 # verdict says in how many
@@ -73,7 +73,7 @@ def verify_side(
     layers: LayerRopes, kind: str, arrays: Arrays, side: str, dims: str | None = None,
     seq_len: int | None = None, *, advance: Advance | None = None,
 ) -> SideVerification:  # fmt: skip
-    """The verdict on queries, keys or tables as those of one kind of layers.
+    """The verdict on queries, keys or tables of one kind of layers.
 
     ``advance`` is called with the share of the tokens that has been looked at.
     """
@@ -120,7 +120,7 @@ def _verify_vectors(
     if len(lost):
         _check_that_a_table_ends(vectors, lost)
     verdict = SideVerification(name=vectors.name, tokens=size)
-    if meant is None and len(bad):  # it may be recorded before its factor, or behind
+    if meant is None and len(bad):  # it may have been recorded before its factor
         bad, _ = _find_bad_tokens(vectors, None, factor)
     tokens = _choose_tokens(size, bad)
     sample = vectors.sample(tokens)
@@ -144,7 +144,7 @@ def _find_bad_tokens(
     vectors: Vectors, rope: Rope | None, factor: QueryFactor | None = None, *,
     advance: Advance | None = None,
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:  # fmt: skip
-    """The tokens that are not turned as the rope says, and those that are turned to no numbers.
+    """The tokens that are not turned as the rope says, and those that are not finite.
 
     Of every token the first head is tried, of some tokens all heads are. A ``factor`` is multiplied
     into what was recorded before.
@@ -186,7 +186,7 @@ def _not_finite(name: str, token: int) -> TensorError:
 
 
 def _name_change(sample: Sample) -> Finding:
-    """What happens to tokens that were to stay as they are."""
+    """What happens to tokens that should stay as they are."""
     # [T, heads, head_dim] -> [T, 1, 1]
     sizes = np.maximum((sample.x**2).sum(axis=(1, 2), keepdims=True), 1e-300)
     factors: Floats = (sample.x * sample.y).sum(axis=(1, 2), keepdims=True) / sizes
@@ -225,7 +225,7 @@ def _first_wrong(vectors: Vectors, bad: NDArray[np.intp], rope: Rope) -> tuple[f
 
 
 def _find_undecided(sample: Sample, meant: Meant) -> tuple[tuple[str, ...], Changes]:
-    """What the recording cannot tell from the rope, which explains it, but for roundings."""
+    """What else would explain a recording that the rope explains, and roundings that show."""
     turns = measure_turns(sample, arrangement_of(meant.rope))
     if turns is None:
         return (), ()
@@ -243,7 +243,7 @@ def _find_undecided(sample: Sample, meant: Meant) -> tuple[tuple[str, ...], Chan
 def compare_sides(
     queries: SideVerification, keys: SideVerification, arrays: Arrays, rope: Rope, dims: str | None
 ) -> tuple[SideVerification, SideVerification]:
-    """The verdicts of a layer with what tells its queries from its keys, where one differs."""
+    """The verdicts of a layer; if one side differs, with how its queries and keys differ."""
     if queries.changes == keys.changes:
         return queries, keys
     of_keys = {vectors.dims: vectors for vectors in vectors_of(arrays, "k", rope, dims)}

@@ -48,17 +48,17 @@ class Found(NamedTuple):
     """What differs, other causes that the data allow, and float32 roundings that show."""
 
     changes: Changes = ()
-    undecided: tuple[str, ...] = ()  # texts
+    undecided: tuple[str, ...] = ()  # the sentences of other causes
     roundings: Changes = ()
 
     def behind(self, *changes: Finding) -> Found:
-        """The same with changes that come before the others."""
+        """The same with further changes in front."""
         return self._replace(changes=changes + self.changes)
 
 
-# frequencies of which are measured, and not so well that float32 ones show
+# causes with measured values, which are too coarse to show float32 roundings
 _MEASURED = MISTAKES | {"base", "law", "law-parameter", "axis-scaled"}
-_UNSURE_BASE = 0.02  # of the logarithm, that a few tokens leave
+_UNSURE_BASE = 0.02  # error of the logarithm of a base that a few tokens show
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,12 @@ class Reading:
 
     @property
     def _expected(self) -> Rope:
-        assert self.rope is not None  # stages of `EXPECTED` alone ask
+        assert self.rope is not None  # as in every stage of `EXPECTED`
         return self.rope
 
     @cached_property
     def report(self) -> Identification:
-        """What is found of the turns with nothing expected, if frequencies can be measured."""
+        """What the turns show if nothing is expected; empty if they show no frequencies."""
         turns, spectrum = self.turns, self.turns.find_spectrum()
         if spectrum is None:
             return Identification(head_dim=turns.arrangement.layout.head_dim)
@@ -159,14 +159,14 @@ def choose(fits: Iterable[Fit]) -> Found | None:
     best, names, rows = ordered[0], ordered[0].names(), ordered[0].hypothesis.rows
 
     def is_told_apart(other: Fit) -> bool:
-        """Whether it is another cause, or one of the same names that turns otherwise."""
+        """Whether it is another cause, or has the same names and other turns."""
         turned = other.hypothesis.rows
         are_as_many = len(other.changes) == len(best.changes)
         turns_otherwise = turned.shape == rows.shape and not turn_alike(turned, rows)
         return not names <= other.names() or (are_as_many and turns_otherwise)
 
     texts = dict.fromkeys(fit.text for fit in ordered[1:] if is_told_apart(fit))
-    texts.pop(best.text, None)  # the same by other digits
+    texts.pop(best.text, None)  # the same sentence from other digits
     is_told = not names & _MEASURED and not any(is_rounding(change) for change in best.changes)
     roundings = find_float32(best.turns, best.hypothesis) if is_told else ()
     return Found(in_order(best.changes), (*texts,), roundings)
@@ -184,7 +184,7 @@ def _as_meant(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
 
 
 def _one_difference(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
-    """One of the factor, the rope, the positions, the roundings, or the rows."""
+    """One difference: of the factor, the rope, the positions, the roundings, or the rows."""
     same, (_, rope, places, rows) = reading.same, reading.same
     exchanged = rope.direction * 1j * np.conj(rows)
     yield chain(
@@ -217,7 +217,7 @@ def _two_of_the_rope(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
 
 
 def _another_rope_elsewhere(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
-    """One of the rope, and one of positions or roundings."""
+    """One difference of the rope, and one of positions or roundings."""
     yield chain.from_iterable(_elsewhere_or_rounded(reading, other) for other in reading.others)
 
 
@@ -276,7 +276,7 @@ def _far_positions(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
     yield reading.tokens.moved_far(reading.same, reading.turns)
 
 
-#: Where a rope was meant that fits these pairs, fewest differences first.
+#: Where the rope that was meant fits these pairs; fewest differences first.
 EXPECTED: tuple[Stage, ...] = (
     _as_meant,
     _one_difference,
@@ -286,5 +286,5 @@ EXPECTED: tuple[Stage, ...] = (
     _measured_frequencies,
     _far_positions,
 )
-#: Where none does.
+#: Where the rope that was meant does not fit these pairs.
 NOTHING_EXPECTED: tuple[Stage, ...] = (_wrong_formula, _measured_frequencies)

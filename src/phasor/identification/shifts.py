@@ -21,13 +21,13 @@ _Places = NDArray[Any]  # whole numbers, [T]
 class Shifts(NamedTuple):
     """Turns of tokens relative to a hypothesis: by how many positions are they moved?"""
 
-    z: Complex  # by what each pair is turned further, times the factor: [T, num_pairs]
+    z: Complex  # the remaining turn of each pair, times the factor: [T, num_pairs]
     size: float  # the factor
     errors: Floats  # how far that may be off, [T, num_pairs]
     places: Floats  # the coordinates that turn pairs, [T, num_pairs]
     f: Floats  # radians for each position, [num_pairs]
     f_errors: Floats  # how far they may be off, [num_pairs]
-    most: float = math.inf  # beyond which a turn does not fit, whatever may be off
+    most: float = math.inf  # the largest error that is ever allowed
 
     @classmethod
     def of(cls, hypothesis: Hypothesis, turns: Turns, unsure: float = 0.0) -> Shifts:
