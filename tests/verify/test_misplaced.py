@@ -183,7 +183,7 @@ def test_causes_of_one_name_that_fit_alike_are_all_listed():
     speeds, axes = 1e6 ** (-np.arange(PAIRS) / PAIRS), np.repeat([0, 1, 2], (12, 12, 8))
     found, text = judged(rope, GRID, x, turned(x, np.exp(1j * GRID[:, axes] * speeds)), "bfloat16")
     assert found == ["axes"]
-    assert "sections=(12, 12, 8)) in place" in text
+    assert "sections=(12, 12, 8)) instead" in text
 
 
 @pytest.mark.parametrize(("over", "dtype"), [(62, "float32"), (128, "bfloat16")])

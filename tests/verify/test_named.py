@@ -9,7 +9,7 @@ from tests.verify.programs import OTHER, ROPE, names, rotate, rounded, stored, t
 
 from phasor import Rope, diff, verify
 from phasor.axes import Axial
-from phasor.identification import causes
+from phasor.identification import search
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, Yarn
 
 
@@ -168,7 +168,7 @@ def test_a_base_of_any_digits_is_found_in_float64_where_no_positions_are_neighbo
     y = rotate(x, positions, rope, "float64")
     found = verify(replace(ROPE, base=1e6), {"positions": positions, "q": x, "q_rotated": y})
     assert names(found) == ["base"]
-    assert "Base: 917198 in place" in str(found)
+    assert "Base: 917198 instead" in str(found)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -249,7 +249,7 @@ def test_a_rule_that_is_not_applied_has_its_own_name():
 
 def test_pairs_that_explain_all_are_found_before_other_frequencies_are_tried(monkeypatch):
     """Which takes longer, and would be one difference more."""
-    monkeypatch.setattr(causes, "other_ropes", None)
+    monkeypatch.setattr(search, "other_ropes", None)
     meant = Rope(head_dim=128, pairing="half", rotary_dim=32)
     x = np.random.default_rng(0).standard_normal((100, 2, 128))
     done = replace(meant, rotary_dim=64, pairing="interleaved")
