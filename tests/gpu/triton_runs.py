@@ -59,7 +59,7 @@ def here(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tens
 
 def ask_for_many(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make so many tokens many, which have a tile of their own."""
-    monkeypatch.setattr(triton_backend, "MANY_TOKENS", tokens)
+    monkeypatch.setattr(triton_backend, "HEAD_STEPS", ((tokens, 8),))
     forget_plans(monkeypatch)
 
 

@@ -20,6 +20,10 @@ from ..attention_reference import HALF
 from .filled_caches import ROPES, empty, filled, layered
 
 
+class RecurrentLayer(transformers.DynamicLayer):
+    """A layer of a kind that is not known, as those of linear attention in newer versions."""
+
+
 def own(lengths: list[int], capacity: int = 8) -> KVCache:
     """A cache of ours whose rows hold so many tokens."""
     cache, seq = KVCache(len(lengths), capacity, 3, 8), max(lengths)
@@ -82,9 +86,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[PhasorError], str]] = {
     "an offloaded cache": (
         lambda: CachedKeys(offloaded(), HALF), TensorError, "must not be offloaded"),
     "a recurrent layer": (
-        lambda: CachedKeys(of_layers(
-            transformers.cache_utils.LinearAttentionAndFullAttentionLayer()), HALF),
-        TensorError, "got a LinearAttentionAndFullAttentionLayer as layer 0"),
+        lambda: CachedKeys(of_layers(RecurrentLayer()), HALF),
+        TensorError, "got a RecurrentLayer as layer 0"),
     "a rule": (
         lambda: CachedKeys(filled("dynamic"), [HALF, None, RULE]), SpecError,
         r"rope\.at\(seq_len\)"),

@@ -8,7 +8,7 @@ graph. The kernel that turns is compiled for each combination of
     the dtype           of the tensors, and of cos and sin
     memory              every head one piece on 16-byte boundaries, or anything else
     what is written     the rotated slice (in place, or all of the head), or the rest as well
-    the tile            for many tokens, or for few
+    the tile            for many tokens, for some hundreds, or for few
 
 and for nothing else: not for a size or a stride. The kernel that makes rows is compiled for the
 dtypes of positions and rows, and the numbers of axes and pairs: not for a frequency, a position or
@@ -48,11 +48,12 @@ from phasor.torch._operator.internals import (
 )
 from phasor.torch._operator.text import mixes_axes, read_rope
 
-#: From this many tokens on, a program shares cos and sin among heads; below, more programs run.
-MANY_TOKENS = 2048
+#: From how many tokens on a program turns how many heads, one after another, by the same cos and
+#: sin. Fewer tokens are turned with all of a program's heads at once, and more programs run.
+HEAD_STEPS = ((2048, 8), (256, 2))
 VECTOR_BYTES = 16  # bytes that memory is moved by at a time
 SHIFT_OFFSET = 40  # where the shift of a `reciprocal` begins, above its multiplier
-_LARGE_TILE, _SMALL_TILE = 32768, 4096  # bytes of a tile, of many tokens and of few
+_TILE = 4096  # bytes that a program moves at a time
 _ROWS_TILE = 1024  # cosines that a program makes
 _PLANS: dict[tuple[Any, ...], LaunchPlan | None] = {}
 _MOST_PLANS = 256
@@ -202,10 +203,11 @@ def make_plan(turn: Turn, outs: Sequence[Tensor]) -> LaunchPlan | None:
     strides: list[int] = []
     for x, steps_of_x in zip((*tensors, *rows), steps_of_heads + steps_of_rows, strict=True):
         strides += (*steps_of_x, x.stride(-1))
-    few = inner * outer < MANY_TOKENS
-    _, token_block, head_block = tile = choose_tile(pairs, few, q.element_size(), packed)
+    tile = choose_tile(pairs, inner * outer, q.element_size())
+    _, token_block, head_block, head_steps = tile
+    program_heads = head_block * head_steps
     q_heads, k_heads = q.shape[-2], k.shape[-2] if has_key else 0
-    blocks = -(-q_heads // head_block) + -(-k_heads // head_block)
+    blocks = -(-q_heads // program_heads) + -(-k_heads // program_heads)
     tiles = -(-inner // token_block)
     kernels = load_kernels()
     load = kernels.load_half, kernels.load_interleaved
@@ -216,7 +218,7 @@ def make_plan(turn: Turn, outs: Sequence[Tensor]) -> LaunchPlan | None:
             *(inner, q_heads, k_heads, reciprocal(blocks), reciprocal(tiles), *strides),
             by_pairing(layout.pairing, half=load[0], interleaved=load[1]),
             by_pairing(layout.pairing_out, half=store[0], interleaved=store[1]),
-            *(layout.pairing != layout.pairing_out or few, turn.transposed),
+            *(layout.pairing != layout.pairing_out or head_steps == 1, turn.transposed),
             *(pairs, layout.rotary_start),
             q.shape[-1] if is_new and q.shape[-1] > 2 * pairs else 0,
             *(packed, rows_packed, *tile),
@@ -295,17 +297,15 @@ def _merge_dimensions(
     return merged
 
 
-def choose_tile(num_pairs: int, few: bool, item_bytes: int, packed: bool) -> tuple[int, int, int]:
-    """The pairs, tokens and heads of a program.
-
-    Heads that are ``packed`` are moved in pieces of 16 bytes. If they are not, every number has an
-    address of its own in registers, and a large tile is a quarter.
-    """
+def choose_tile(num_pairs: int, tokens: int, item_bytes: int) -> tuple[int, int, int, int]:
+    """The pairs, tokens and heads that a program moves at a time, and in how many steps."""
     pairs = _power_of_two(num_pairs)
-    size = _SMALL_TILE if few else _LARGE_TILE // (1 if packed else 4)
-    budget = max(1, size // (2 * item_bytes * pairs))
-    heads = min(budget, 32 if few else 8)
-    return pairs, budget // heads, heads
+    budget = max(1, _TILE // (2 * item_bytes * pairs))
+    for least, head_steps in HEAD_STEPS:
+        if tokens >= least:
+            return pairs, budget, 1, head_steps
+    heads = min(budget, 32)
+    return pairs, budget // heads, heads, 1
 
 
 def _power_of_two(count: int) -> int:

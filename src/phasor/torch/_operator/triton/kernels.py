@@ -1,9 +1,10 @@
 """The two operators in Triton: rows of cos and sin, and a tile of heads and tokens turned by them.
 
-A program of `rotation` turns ``head_block`` heads of ``token_block`` tokens of the query or of the
-key. Heads are the outermost dimension of its tile, ``[heads, tokens, pairs]``: threads are spread
-over pairs and tokens, and each keeps its cos and sin in registers for all heads. Offsets are 64-bit
-from the first product on.
+A program of `rotation` turns heads of ``token_block`` tokens of the query or of the key, in
+``head_steps`` steps of ``head_block`` heads. Each step loads, turns and stores a tile ``[heads,
+tokens, pairs]``; cos and sin ``[1, tokens, pairs]`` are loaded once for all. Many tokens are turned
+one head a step, so that the compiler can only spread threads over tokens and pairs, and registers
+hold one head. Few tokens take a single step. Offsets are 64-bit from the first product on.
 
 A program of `cos_sin_rows` makes those of ``token_block`` tokens, by the formula of
 `phasor.angles`, at integer or float positions. Nothing branches on data: what must not be read is
@@ -262,7 +263,8 @@ def rotation(
     barrier: tl.constexpr, transposed: tl.constexpr,
     num_pairs: tl.constexpr, start: tl.constexpr, width: tl.constexpr,
     packed: tl.constexpr, rows_packed: tl.constexpr,
-    pair_block: tl.constexpr, token_block: tl.constexpr, head_block: tl.constexpr,
+    pair_block: tl.constexpr, token_block: tl.constexpr,
+    head_block: tl.constexpr, head_steps: tl.constexpr,
 ):  # fmt: skip
     """Rotate tokens ``[outer, inner]`` of a query and a key, a tile a program.
 
@@ -280,10 +282,10 @@ def rotation(
 
         load_pairs            function of this module for the pairing that is read
         store_pairs           the same for the pairing that is written
-        barrier               whether heads are read before anything else. With few tokens nothing
-                              else hides the latency of memory, and the compiler would wait for
-                              rows before it asks for heads. Where the pairings differ, in place,
-                              one thread writes where another reads
+        barrier               whether the heads of a step are read before anything else. With few
+                              tokens nothing else hides the latency of memory, and the compiler
+                              would wait for rows before it asks for heads. Where the pairings
+                              differ, in place, one thread writes where another reads
         transposed            whether to turn the other way
         num_pairs, start      pairs of a head, and the first column of the rotated slice
         width                 columns of a head where the rest is copied, else 0
@@ -292,10 +294,12 @@ def rotation(
         pair_block            pairs of a tile: ``num_pairs``, or the next power of two
         token_block           tokens of a tile
         head_block            heads of a tile
+        head_steps            tiles of a program, which differ in their heads
     """
     dtype: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
-    q_blocks = tl.cdiv(q_heads, head_block)
-    blocks = q_blocks + tl.cdiv(k_heads, head_block)
+    program_heads: tl.constexpr = head_block * head_steps
+    q_blocks = tl.cdiv(q_heads, program_heads)
+    blocks = q_blocks + tl.cdiv(k_heads, program_heads)
     # programs count blocks of heads fastest, then tiles of tokens, then the outer dimension
     tile = _divide(tl.program_id(0), blocks_reciprocal)
     outer, block = _divide(tile, tiles_reciprocal), tl.program_id(0) - tile * blocks
@@ -309,38 +313,45 @@ def rotation(
         x, y, n_heads, first = k, k_out, k_heads, block - q_blocks
         x_outer, x_inner, x_head, x_step = k_outer, k_inner, k_head, k_step
         y_outer, y_inner, y_head, y_step = k_out_outer, k_out_inner, k_out_head, k_out_step
-    # [heads, 1, 1], then [heads, tokens, 1]
-    head = (first * head_block + tl.arange(0, head_block))[:, None, None]
-    exists = (head < n_heads) & (token < inner)[None, :, None]
-    x += outer * x_outer + head * x_head + token[None, :, None] * x_inner
+    # [1, tokens, 1]
+    x += outer * x_outer + token[None, :, None] * x_inner
+    y += outer * y_outer + token[None, :, None] * y_inner
     if packed:
-        # the promise that lets the compiler move 16 bytes at a time
-        x, x_step = tl.multiple_of(x, (16, 16, 16)), 1
-
-    x0, x1 = load_pairs(x + start * x_step, x_step, exists, num_pairs, pair_block)
-    if barrier:
-        tl.debug_barrier()
+        x_step, y_step = 1, 1
     pair = tl.arange(0, pair_block)[None, :]
     row_exists = (token < inner)[:, None] & (pair < num_pairs)
-    c = _load_row(
-        cos + outer * cos_outer, token, pair, row_exists, cos_inner, cos_step,
-        rows_packed, dtype, 1.0,
-    )  # fmt: skip
-    s = _load_row(
-        sin + outer * sin_outer, token, pair, row_exists, sin_inner, sin_step,
-        rows_packed, dtype, 0.0,
-    )  # fmt: skip
-    if transposed:
-        s = -s
-    x0, x1 = x0.to(dtype), x1.to(dtype)
-    # one product is rounded and one fused, as on the CPU: no compiler can choose otherwise
-    y0, y1 = tl.fma(x0, c, -(x1 * s)), tl.fma(x1, c, x0 * s)
-    y += outer * y_outer + head * y_head + token[None, :, None] * y_inner
-    if packed:
-        y, y_step = tl.multiple_of(y, (16, 16, 16)), 1
-    out_dtype = y.dtype.element_ty
-    y0, y1 = y0.to(out_dtype), y1.to(out_dtype)
-    store_pairs(y + start * y_step, y_step, exists, y0, y1, num_pairs, pair_block)
-    if width > 0:
-        _copy_columns(x, x_step, y, y_step, exists, 0, start, pair_block)
-        _copy_columns(x, x_step, y, y_step, exists, start + 2 * num_pairs, width, pair_block)
+
+    for step in tl.static_range(head_steps):
+        # [heads, 1, 1], then [heads, tokens, 1]
+        head = first * program_heads + step * head_block + tl.arange(0, head_block)[:, None, None]
+        exists = (head < n_heads) & (token < inner)[None, :, None]
+        x_heads, y_heads = x + head * x_head, y + head * y_head
+        if packed:
+            # the promise that lets the compiler move 16 bytes at a time
+            x_heads = tl.multiple_of(x_heads, (16, 16, 16))
+            y_heads = tl.multiple_of(y_heads, (16, 16, 16))
+        x0, x1 = load_pairs(x_heads + start * x_step, x_step, exists, num_pairs, pair_block)
+        if barrier:
+            tl.debug_barrier()
+        if step == 0:  # after the first heads have been asked for
+            c = _load_row(
+                cos + outer * cos_outer, token, pair, row_exists, cos_inner, cos_step,
+                rows_packed, dtype, 1.0,
+            )  # fmt: skip
+            s = _load_row(
+                sin + outer * sin_outer, token, pair, row_exists, sin_inner, sin_step,
+                rows_packed, dtype, 0.0,
+            )  # fmt: skip
+            if transposed:
+                s = -s
+        x0, x1 = x0.to(dtype), x1.to(dtype)
+        # one product is rounded and one fused, as on the CPU: no compiler can choose otherwise
+        y0, y1 = tl.fma(x0, c, -(x1 * s)), tl.fma(x1, c, x0 * s)
+        out_dtype = y.dtype.element_ty
+        y0, y1 = y0.to(out_dtype), y1.to(out_dtype)
+        store_pairs(y_heads + start * y_step, y_step, exists, y0, y1, num_pairs, pair_block)
+        if width > 0:
+            _copy_columns(x_heads, x_step, y_heads, y_step, exists, 0, start, pair_block)
+            _copy_columns(
+                x_heads, x_step, y_heads, y_step, exists, start + 2 * num_pairs, width, pair_block
+            )
