@@ -1,7 +1,7 @@
 """Which tile on a GPU, how many warps, and from how many tokens on: ``python bench/tiles.py``.
 
 Each setting rotates Llama 3.1 8B's query and key in place by rows that were made before, and is
-timed against `copy_` on the same tensors. What is best becomes ``MANY_TOKENS`` and the tiles of
+timed against `copy_` on the same tensors. What is best becomes ``HEAD_STEPS`` and ``_TILE`` of
 ``phasor.torch._operator.triton``, whose own setting is named in the table. ``TRITON_INTERPRET=1``
 rehearses it.
 """
@@ -32,31 +32,28 @@ TOKENS = 1, 64, 256, 512, 1024, 2048, 4096, 32768
 
 
 class Setting(NamedTuple):
-    """A kernel: the tile for many tokens or for few, of so many bytes, and its warps."""
+    """A kernel: how many steps a program takes, in each so many bytes, and its warps."""
 
-    kind: str
+    steps: int
     tile: int
     warps: int
 
     def __str__(self) -> str:
-        return f"{self.kind}, {self.tile // 1024} kB, {self.warps} warps"
+        return f"{self.steps} steps of {self.tile // 1024} kB, {self.warps} warps"
 
 
-_KILOBYTES = {"few": (4, 8), "many": (8, 16, 32)}
 SETTINGS = [
-    Setting(kind, 1024 * kilobytes, warps)
-    for kind, sizes in _KILOBYTES.items()
-    for kilobytes in sizes
-    for warps in (4, 8)
+    Setting(steps, 1024 * kilobytes, warps)
+    for steps in (1, 2, 4, 8)
+    for kilobytes, warps in ((4, 4), (8, 4), (8, 8))
 ]
 
 
 def call_with(setting: Setting, xs: Sequence[Tensor], rows: Rotation) -> Call:
     """A launch of this kernel on ``xs``, in place; the first has been compiled and checked."""
     turn = Turn(xs, rows.cos, rows.sin, "half", "half", rows.rotary_start)
-    sizes = {"_SMALL_TILE": setting.tile, "_LARGE_TILE": setting.tile}
-    border = {"MANY_TOKENS": 0 if setting.kind == "many" else 2**31}
-    with patch.multiple(backend, **sizes, **border):
+    head_steps = ((0, setting.steps),) if setting.steps > 1 else ()
+    with patch.multiple(backend, _TILE=setting.tile, HEAD_STEPS=head_steps):
         plan = backend.make_plan(turn, xs)
     assert plan is not None, "contiguous tensors are one launch"
     given = [x.clone() for x in xs]
@@ -70,9 +67,8 @@ def call_with(setting: Setting, xs: Sequence[Tensor], rows: Rotation) -> Call:
 
 def own_setting(tokens: int) -> str:
     """The setting that the library has for so many tokens; Triton's own number of warps is 4."""
-    few = tokens < backend.MANY_TOKENS
-    size = backend._SMALL_TILE if few else backend._LARGE_TILE
-    return str(Setting("few" if few else "many", size, 4))
+    *_, head_steps = backend.choose_tile(64, tokens, 2)
+    return str(Setting(head_steps, backend._TILE, 4))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
