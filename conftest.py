@@ -78,6 +78,7 @@ ROOMS = {
     "tests/torch/export/test_plain_graph.py": "compile",
     "tests/torch/live": "transformers",
     "tests/torch/export/test_portable.py": "onnx",
+    "tests/torch/export/test_runtimes.py": "compile",
     "tests/tools": "transformers",
     "tests/torch/test_linear_attention_training.py": "slow",
     "tests/verify/test_misplaced.py": "slow",

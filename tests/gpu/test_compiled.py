@@ -42,7 +42,7 @@ def beside_others(row: Tensor) -> Tensor:
 
 
 def test_forty_shapes_compile_three_kernels(compiler: Compiler) -> None:
-    """One for many tokens, one for hundreds and one for few, whatever the batch, the heads, the strides.
+    """For many tokens, for hundreds and for few, whatever the batch, the heads, the strides.
 
     Lengths are 1, multiples of 16 and neither, which Triton would tell apart if it were let.
     """

@@ -8,20 +8,31 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+import openvino
 import torch
 from onnx.reference import ReferenceEvaluator
 from torch import Tensor, nn
 
 from phasor import Rope
 from phasor.angles import COS_SIN_ERROR_FLOAT32
+from phasor.scaling import Llama3
 from phasor.torch import export as bridge
 
 from ...oracle import exact_rows
 
 CHANGING = torch.export.Dim.DYNAMIC
 PLAIN = Rope(head_dim=8, pairing="half", base=500_000.0)
+LLAMA = Rope(
+    head_dim=64,
+    pairing="half",
+    base=500_000.0,
+    scaling=Llama3(
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=8192
+    ),
+)
 WAYS = {"formula": None, "table": 4096}
 PLACES = np.array([[0, 1, 5, 900, 1023], [1024, 2047, 3000, 4094, 4095]])
+FAR = np.array([[0, 1, -1, 4095, 131_071], [2**24 + 1, -(2**24) - 1, 2**31 - 1, -(2**31), 8000]])
 
 
 class Turner(nn.Module):
@@ -58,6 +69,14 @@ def by_onnxruntime(program: Any) -> Callable[..., list[np.ndarray]]:
     )
     names = [given.name for given in session.get_inputs()]
     return lambda *given: session.run(None, dict(zip(names, given, strict=True)))
+
+
+def by_openvino(program: Any) -> Callable[..., list[np.ndarray]]:
+    """OpenVINO on this processor, in float32."""
+    core = openvino.Core()
+    model = core.read_model(program.model_proto.SerializeToString())
+    run = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return lambda *given: [run([*given])[0]]
 
 
 def operators(program: Any) -> Counter[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import openvino
 import pytest
 import torch
 from onnxruntime.transformers import float16
@@ -13,15 +12,17 @@ from onnxruntime.transformers import float16
 from phasor import Rope
 from phasor.axes import Mixed, Sectioned
 from phasor.errors import SpecError
-from phasor.scaling import Llama3
 from phasor.torch import export as bridge
 from phasor.torch import rotate
 
 from ..torch_arrays import normal
 from .onnx_engines import (
+    FAR,
+    LLAMA,
     PLAIN,
     Turner,
     by_onnxruntime,
+    by_openvino,
     by_reference,
     exported,
     operators,
@@ -29,14 +30,6 @@ from .onnx_engines import (
     truth,
 )
 
-LLAMA = Rope(
-    head_dim=64,
-    pairing="half",
-    base=500_000.0,
-    scaling=Llama3(
-        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=8192
-    ),
-)
 SLICE = Rope(
     head_dim=12,
     rotary_dim=8,
@@ -45,21 +38,13 @@ SLICE = Rope(
     pairing_out="interleaved",
     direction=-1,
 )
-FAR = np.array([[0, 1, -1, 4095, 131_071], [2**24 + 1, -(2**24) - 1, 2**31 - 1, -(2**31), 8000]])
 # what integers become, and what floats need besides
 OF_INTEGERS = {"Div", "Mul", "Sub", "Add", "Cast", "Abs", "Unsqueeze"}
 OF_FLOATS = OF_INTEGERS | {"Round", "Less", "Where"}
 AROUND = {"Gather", "Concat", "Reshape", "Expand", "Shape", "RotaryEmbedding", "Neg"}
 
 
-def in_openvino(program: Any) -> Any:
-    """OpenVINO on this processor, in float32."""
-    model = openvino.Core().read_model(program.model_proto.SerializeToString())
-    compiled = openvino.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    return lambda *given: [compiled([*given])[0]]
-
-
-ENGINES = {"reference": by_reference, "onnxruntime": by_onnxruntime, "OpenVINO": in_openvino}
+ENGINES = {"reference": by_reference, "onnxruntime": by_onnxruntime, "OpenVINO": by_openvino}
 
 
 @pytest.mark.parametrize("opset_version", [18, 23])
