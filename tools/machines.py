@@ -6,6 +6,9 @@ A processor: the kernel and torch, oneDNN, MKL and NumPy are held to each instru
 has. Threads: 1, 2 and 4. A place: another time zone, language or home. And a copy of the checkout:
 without its kernel, or that cannot be written, with phasor installed in an environment elsewhere.
 What a failing suite printed is kept in a file that its line names.
+
+With ``--only`` also in an environment with other versions, gigabytes of which come from the package
+index: "oldest PyTorch", "newest PyTorch", "runtimes".
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -44,6 +47,18 @@ PLACES = {
 }
 
 
+#: What is installed beside this environment, which has the rest, and pytest's arguments besides.
+VERSIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "oldest PyTorch": (("torch==2.11.0", "transformers==5.4.0"), ()),
+    "newest PyTorch": (("torch>2.13", "transformers>5.23"), ()),
+    "runtimes": (
+        ("executorch==1.5.1", "litert-torch==0.10.0", "coremltools==9.0"),
+        # an older anyio comes along, whose plug-in pytest warns of
+        ("-p", "no:anyio", "-m", "compile", "tests/torch/export/test_runtimes.py"),
+    ),
+}
+
+
 def main(arguments: list[str]) -> None:
     """Run the suite as each, and end with 1 if any failed."""
     only = arguments[1] if arguments[:1] == ["--only"] else ""
@@ -51,7 +66,7 @@ def main(arguments: list[str]) -> None:
     outputs = Path(tempfile.mkdtemp(prefix="machines-"))
     failed = 0
     for name, run in machines(pytest_arguments, outputs).items():
-        if only not in name:
+        if only not in name or (name in VERSIONS and not only):
             continue
         start = time.monotonic()
         done = run()
@@ -82,6 +97,9 @@ def machines(pytest_arguments: list[str], folder: Path) -> dict[str, Run]:
     named["a checkout that cannot be written"] = lambda: unwritable(
         pytest_arguments, folder / "unwritable"
     )
+    for name, (requirements, more) in VERSIONS.items():
+        place = folder / name.replace(" ", "-")
+        named[name] = partial(other_versions, requirements, [*more, *pytest_arguments], place)
     return named
 
 
@@ -142,11 +160,7 @@ def without_kernel(pytest_arguments: list[str], root: Path) -> subprocess.Comple
 def unwritable(pytest_arguments: list[str], root: Path) -> subprocess.CompletedProcess[str]:
     """With phasor installed, and all else is borrowed from this environment."""
     copy_checkout(root)
-    environment = root.with_name("environment")
-    python = str(environment / "bin" / "python")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
-    site = printed_by("import sysconfig; print(sysconfig.get_path('purelib'))", python)
-    Path(site, "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+    python = borrowing_environment(root.with_name("environment"), "--without-pip")
     install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*install, str(root)], check=True)
     for built in (root / "build", *root.glob("src/*.egg-info")):
@@ -154,6 +168,25 @@ def unwritable(pytest_arguments: list[str], root: Path) -> subprocess.CompletedP
     for path in (root, *root.rglob("*")):
         path.chmod(path.stat().st_mode & ~0o222)
     return suite(root, ["-p", "no:cacheprovider", *pytest_arguments], {"PYTHONPATH": ""}, python)
+
+
+def other_versions(
+    requirements: Sequence[str], pytest_arguments: list[str], environment: Path
+) -> subprocess.CompletedProcess[str]:
+    """With other packages, and all else is borrowed from this environment."""
+    python = borrowing_environment(environment)
+    install = [python, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--no-compile"]
+    subprocess.run([*install, *requirements], check=True)
+    return suite(ROOT, pytest_arguments, {"PYTHONPATH": str(ROOT / "src")}, python)
+
+
+def borrowing_environment(place: Path, *options: str) -> str:
+    """The Python of a new environment, which imports what it lacks from this one."""
+    python = str(place / "bin" / "python")
+    subprocess.run([sys.executable, "-m", "venv", *options, place], check=True)
+    site = printed_by("import sysconfig; print(sysconfig.get_path('purelib'))", python)
+    Path(site, "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+    return python
 
 
 if __name__ == "__main__":
