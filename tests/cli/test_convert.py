@@ -159,7 +159,7 @@ def test_a_llama_goes_to_transformers_and_back(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         f"{meta}: 21 tensors of 2 ranks for transformers, 4 from interleaved to half",
-        "rope_parameters: for transformers 5. rope_theta beside rope_scaling: the same for "
+        "rope_parameters: for transformers 5. rope_theta and rope_scaling: the same for "
         "transformers 4 and the classes of mlx-lm that know these keys.",
         "Add the tokenizer's bos and eos ids.",
         "The tokenizer is not converted.",

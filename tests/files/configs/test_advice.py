@@ -69,7 +69,7 @@ def test_executorch_says_its_pairing_in_a_key_that_params_json_has_not() -> None
     assert part == Rope(head_dim=128, pairing="half", base=1e6, rotary_dim=96)
     assert "rotates only part of each head" in refused(PARAMS | {"partial_rotary_factor": 0.75})
     scaled = {"use_hf_rope": True, "use_scaled_rope": True, "rope_scaling_factor": 8.0}
-    assert "use_hf_rope must be false beside a law" in refused(PARAMS | scaled)
+    assert "use_hf_rope must be false with a law" in refused(PARAMS | scaled)
 
 
 def test_torchchat_has_names_of_its_own_for_what_params_json_says() -> None:

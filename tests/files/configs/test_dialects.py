@@ -342,7 +342,7 @@ WRONG = {
     ),
     "params with Meta's scaling beside yarn": (
         plain("mistral_params") | {"use_scaled_rope": True, "rope_scaling_factor": 8},
-        "use_scaled_rope must be false beside yarn",
+        "use_scaled_rope must be false with yarn",
     ),
     "params with Meta's scaling and sizes of no release": (
         LLAMA | {"n_layers": 33},

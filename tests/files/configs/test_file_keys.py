@@ -235,11 +235,11 @@ def test_who_reads_the_keys_is_printed(tmp_path, capsys) -> None:
     """On the terminal, in the JSON, of a written file and on the page."""
     file, ropes = model_of("transformers 4")
     print_plan(plan_extension(ropes, 131072), "yarn")
-    assert "rope_theta beside rope_scaling: for transformers 4 and 5" in capsys.readouterr().out
+    assert "rope_theta and rope_scaling: for transformers 4 and 5" in capsys.readouterr().out
     (tmp_path / "config.json").write_text(json.dumps(file))
     arguments = ["extend", tmp_path, "--to", "128k", "--law", "yarn"]
     plain = json.loads(run_phasor(*arguments, "--json").stdout)
-    assert plain["readers"].startswith("rope_theta beside rope_scaling")
+    assert plain["readers"].startswith("rope_theta and rope_scaling")
     written = run_phasor(*arguments, "--write", tmp_path / "longer").stdout
     assert "for transformers 4 and 5" in " ".join(written.split())
     law = Llama3(factor=8.0, original_max_positions=8192)

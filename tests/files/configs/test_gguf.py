@@ -282,7 +282,7 @@ def test_hunyuans_alpha_raises_the_base() -> None:
     assert (rope.scaling, rope.axes) == (NTK(factor=1000.0), Sectioned((16, 16, 16, 16)))
     raised = 500000.0 * 1000.0 ** (128 / 126)
     assert rope.inv_freq[-1] == pytest.approx(raised ** (-126 / 128))
-    with pytest.raises(ConfigError, match=r"hunyuan-dense\.rope\.scaling\.alpha must be 0 beside"):
+    with pytest.raises(ConfigError, match=r"hunyuan-dense\.rope\.scaling\.alpha must be 0 with"):
         load(gguf("hunyuan-dense", rope__scaling__alpha=2.0, rope__scaling__factor=2.0))
     with pytest.raises(ConfigError, match=r"qwen2\.rope\.scaling\.alpha"):
         load(gguf("qwen2", rope__scaling__alpha=2.0))

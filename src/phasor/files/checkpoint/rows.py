@@ -177,7 +177,7 @@ class Candidate:
         # [queries | keys | values], as many values as keys
         keys, remainder = divmod(count - queries, 2)
         if keys < 1 or remainder or queries % keys:
-            self._refuse(f"beside {queries} query heads it must hold as many keys as values")
+            self._refuse(f"with {queries} query heads it must hold as many keys as values")
         if arrangement == "blocks":
             return (0,), width, queries + keys
         rotated = queries // keys + 1  # the queries of a group and their key; its value follows
@@ -189,7 +189,7 @@ class Candidate:
         return self.model.num_heads
 
     def _change_scales(self) -> Change | None:
-        """The new order of a scale or zero point beside a quantised weight."""
+        """The new order of a scale or zero point of a quantised weight."""
         entry = self.entry
         if entry.count == 1:
             return None

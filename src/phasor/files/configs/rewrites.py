@@ -95,7 +95,7 @@ def _nomic_bert(config: JsonObject) -> JsonObject:
     if not factor:
         return config
     for other in filter(config.has, _BLOCKS):
-        config.refuse(key, f"absent beside the law of {config.name(other)}")
+        config.refuse(key, f"absent with the law of {config.name(other)}")
     length = config.whole(length_key) or 2048
     original = "original_max_position_embeddings"
     block = {"rope_type": "dynamic", "factor": factor, original: length}

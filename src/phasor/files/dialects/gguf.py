@@ -299,7 +299,7 @@ def _read_scaling(
         config.refuse(key, "linear, as there is a factor other than 1")
     if facts.ntk_alpha and (alpha := config.number("rope.scaling.alpha", least=0)):
         if factor != 1:
-            config.refuse("rope.scaling.alpha", "0 beside a factor other than 1")
+            config.refuse("rope.scaling.alpha", "0 with a factor other than 1")
         return NTK(factor=alpha)
     return None if factor == 1 else Linear(factor=factor)
 

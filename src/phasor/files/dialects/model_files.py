@@ -53,8 +53,8 @@ _NEW_STYLE = (
     "mlx-lm read, rope_theta and rope_scaling, cannot express this rotation."
 )
 _BLOCK_ALONE = (
-    "rope_parameters: for transformers 5 alone, whose class of this type reads no rope_theta and "
-    "rope_scaling beside it."
+    "rope_parameters: for transformers 5 alone, whose class of this type ignores rope_theta and "
+    "rope_scaling next to it."
 )
 _NO_FILE = (
     "rope_parameters: for transformers 5 alone. For transformers 4 and most classes of mlx-lm give "
@@ -121,7 +121,7 @@ def _styles(keys: Mapping[str, Any], ropes: LayerRopes) -> Iterator[_Style]:
     file, model_type = ropes.in_config.values, ropes.in_config.model_type
     new = _keys_in_new_style(keys, ropes)
     old = _keys_in_old_style(new, ropes, _facts_of(ropes))
-    names = " beside ".join(key for key, value in old.items() if value is not None)
+    names = " and ".join(key for key, value in old.items() if value is not None)
     outside = {
         key: value
         for key, value in {**new, **old}.items()

@@ -75,12 +75,12 @@ def read(top: JsonObject) -> LayerRopes | None:
     if block is not None:
         if law is not None:
             name = config.name("rope_scaling" if of_torchchat else "yarn")
-            config.refuse("use_scaled_rope", f"false beside {name}, which scales as well")
+            config.refuse("use_scaled_rope", f"false with {name}, which scales as well")
         law = _read_bands(block) if of_torchchat else _read_yarn(block, latent=latent)
     of_executorch, rotary_dim = config.flag("use_hf_rope") is True, head_dim
     if of_executorch:
         if law is not None:
-            config.refuse("use_hf_rope", "false beside a law, as ExecuTorch then reads none")
+            config.refuse("use_hf_rope", "false with a law, as ExecuTorch then reads none")
         fraction = config.number("partial_rotary_factor", above=0, most=1) or 1.0
         rotary_dim = int(head_dim * fraction)
     is_half = of_executorch or config.flag("rope_traditional") is False
