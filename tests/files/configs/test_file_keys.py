@@ -261,7 +261,7 @@ def test_a_class_that_reads_its_block_alone_is_said_to() -> None:
     bases = {"rope_theta": 5e6, "swa_rope_theta": 2e4}
     ropes = load(SIZES | {"model_type": "mimo_v2_flash", "head_dim": 192, **bases})
     written = keys_for_file(ropes, 32768, 32768)
-    assert "whose class of this type reads no rope_theta" in written.readers
+    assert "whose class of this type ignores rope_theta" in written.readers
     assert written.keys["rope_parameters"]["sliding_attention"]["rope_theta"] == 2e4
     assert "rope_scaling" not in written.keys
 

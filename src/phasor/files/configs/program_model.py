@@ -47,7 +47,7 @@ def _names(plain: Mapping[str, str | list[str]]) -> dict[str, tuple[str, ...]]:
 
 
 def _beside(values: Mapping[str, Any], value: Any) -> Any:
-    """The neighbouring value that an interpolation of OmegaConf such as ``${.seq_length}`` names."""
+    """The value that an interpolation of OmegaConf such as ``${.seq_length}`` names."""
     named = re.fullmatch(r"\$\{\.(\w+)\}", value) if isinstance(value, str) else None
     return values.get(named[1], value) if named else value
 
