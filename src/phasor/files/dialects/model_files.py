@@ -101,8 +101,8 @@ def keys_for_file(
     (10000.0, {'rope_type': 'default', 'rope_theta': 10000.0})
     """
     for style in _styles(config_keys(ropes.config_blocks(), context, to, block_of), ropes):
-        if all(_is_read_right(style.keys, ropes, version, context) for version in style.versions):
-            exception = "" if style.versions == (5,) else _other_factors(style.keys, ropes)
+        if all(_is_read_right(style.keys, ropes, versions, context) for versions in style.readings):
+            exception = "" if style.readings == ((5,),) else _other_factors(style.keys, ropes)
             return FileKeys(keys=style.keys, readers=style.readers + exception)
     raise refusal("file_cannot", model_type=ropes.in_config.model_type)
 
@@ -112,7 +112,7 @@ class _Style:
     """Keys for a model's file, and the versions of transformers that have to read them right."""
 
     keys: dict[str, Any]
-    versions: tuple[int, ...]
+    readings: tuple[tuple[int, ...], ...]  # versions that read the same keys together
     readers: str  # which programs read the keys, in a sentence
 
 
@@ -128,14 +128,14 @@ def _styles(keys: Mapping[str, Any], ropes: LayerRopes) -> Iterator[_Style]:
         if key != BLOCK_KEY and (value is not None or file.get(key) is not None)
     }
     if file and not file.get(BLOCK_KEY):
-        yield _Style(keys=outside, versions=(4, 5), readers=_OLD_STYLE.format(old=names))
+        yield _Style(keys=outside, readings=((4, 5),), readers=_OLD_STYLE.format(old=names))
     # transformers takes a rope_scaling for the block, so the block has to come after it
     both = outside | {BLOCK_KEY: new[BLOCK_KEY]}
-    yield _Style(keys=both, versions=(4, 5), readers=_BOTH_STYLES.format(old=names))
+    yield _Style(keys=both, readings=((4,), (5,)), readers=_BOTH_STYLES.format(old=names))
     alone = _NEW_STYLE if file or "rope_type" in new[BLOCK_KEY] else _NO_FILE
     if model_type in BLOCK_ALONE:
         alone = _BLOCK_ALONE
-    yield _Style(keys=new, versions=(5,), readers=alone)
+    yield _Style(keys=new, readings=((5,),), readers=alone)
 
 
 def _facts_of(ropes: LayerRopes) -> Architecture:
@@ -143,14 +143,16 @@ def _facts_of(ropes: LayerRopes) -> Architecture:
     return table().huggingface.get(ropes.in_config.model_type, NO_FACTS)
 
 
-def _is_read_right(keys: Mapping[str, Any], ropes: LayerRopes, version: int, context: int) -> bool:
+def _is_read_right(
+    keys: Mapping[str, Any], ropes: LayerRopes, versions: tuple[int, ...], context: int
+) -> bool:
     """Whether the file with these keys turns as the ropes do, but for what its class decides."""
-    dialect = _dialect_of(ropes, version)
+    dialect = _dialect_of(ropes, versions)
     return read_as(dialect, dict(keys), _by_kind(ropes), context) is not None
 
 
-def _dialect_of(ropes: LayerRopes, version: int) -> Dialect:
-    """How the class of the model in a version of transformers reads its file, with other keys.
+def _dialect_of(ropes: LayerRopes, versions: tuple[int, ...]) -> Dialect:
+    """How the class of the model in versions of transformers reads its file, with other keys.
 
     Without a file it is one that turns pairs as the model does, by its one block. The words are the
     styles of `keys_for_file`.
@@ -159,16 +161,16 @@ def _dialect_of(ropes: LayerRopes, version: int) -> Dialect:
 
     def read(file: JsonObject) -> LayerRopes:
         keys = {key: value for key, value in file.values.items() if value is not None}
-        if version == 4:
+        if 4 in versions:
             _check_old_class(facts, ropes.in_config.model_type)
             _check_old_law(_object(keys, "rope_scaling"))
         if not values:
-            kinds = ropes.kinds if version == 5 else _read_old_block(file, keys, ropes)
+            kinds = ropes.kinds if 5 in versions else _read_old_block(file, keys, ropes)
             return _by_kind(replace(ropes, kinds=kinds))
-        if version == 4:
+        if 4 in versions:
             keys.pop(BLOCK_KEY, None)
         kinds = _read_file(keys, ropes)
-        if version == 5 and BLOCK_KEY not in keys:
+        if 5 in versions and BLOCK_KEY not in keys:
             _check_shared_bases(kinds, ropes, facts)
         return _by_kind(replace(ropes, kinds=kinds))
 
@@ -221,6 +223,8 @@ def _read_old_block(
     file: JsonObject, keys: Mapping[str, Any], ropes: LayerRopes
 ) -> Mapping[str, Rope | None]:
     """By kind of layer, the rope of the older keys, which are those of all layers."""
+    if "rope_type" not in keys[BLOCK_KEY]:
+        raise FaultError("the older keys for kinds of layers depend on the model's type")
     law = _object(keys, "rope_scaling") or {"rope_type": "default"}
     block = {**law, **{key: keys[key] for key in _OUTSIDE if key in keys}}
     if block == keys[BLOCK_KEY]:  # which was read when it was written
