@@ -87,15 +87,17 @@ def test_every_law_and_class_of_axes_is_in_its_registry() -> None:
 
 @pytest.mark.parametrize("name", LAWS)
 def test_a_law_is_in_every_place(name: str) -> None:
-    """Its checks, its formula, and its rows, which a tool makes of the registry."""
+    """Its checks, its draws and formula, and its rows, which a tool makes of the registry."""
     law = LAWS[name]
     by_tool = "by python -m tools.doc_tables --write"
+    draws = set(re.findall(r"\w+", inspect.getsource(strategies.laws)))
     places = {
         f"scaling/laws.py _CHECKS: {one.name}": one.name in scaling.laws._CHECKS
         for one in fields(law)
     }
     places |= {
         "tests/oracle.py LAWS": not hasattr(law, "apply") or law.__name__ in oracle.LAWS,
+        "tests/strategies.py laws": not hasattr(law, "apply") or law.__name__ in draws,
         f"docs/laws.md, {by_tool}": f"| `{name}` |" in page("laws.md"),
         f"docs/api/index.md, {by_tool}": f"`scaling.{law.__name__}`" in page("api/index.md"),
         f"docs/api/scaling.md, {by_tool}": shown(law.__name__),
