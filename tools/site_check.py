@@ -115,6 +115,8 @@ AVOIDED: dict[str, str] = {
     r"\bwhatever its file says\b|\bwithout a word\b": "always, silently",
     r"\bsays otherwise\b": "contradicts",
     r"\bgiven by their names\b": "keyword arguments",
+    r"\bin place of\b": "instead of",
+    r"\botherwise than\b": "unlike, differently from",
 }
 
 # what runs in each page
