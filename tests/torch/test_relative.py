@@ -200,7 +200,7 @@ def test_chunks_keep_what_is_local_and_bound_the_rest(size: int, local: int) -> 
 
 
 def test_published_chunks_are_counted_as_published() -> None:
-    """Qwen2.5-1M's settings; the last two numbers are the ends of vLLM's table of queries."""
+    """With Qwen2.5-1M's settings, the rows of vLLM's tables that each position is given."""
     chunks = DualChunk(size=262_144, local=8_192)
     positions = torch.tensor([0, 8_191, 253_951, 253_952, 1_010_000])
     assert chunks.key_positions(positions).tolist() == [0, 8_191, 253_951, 0, 248_144]

@@ -82,7 +82,7 @@ class Rows:
     ) -> None:
         self.cos, self.sin = cos, sin  # [..., seq, num_pairs]
         self.layout, self.head_dim = layout, head_dim
-        self.device_type = cos.device.type
+        self.device_type = cos.device.type  # which torch makes anew whenever it is asked
         self.are_plain = are_plain  # tensors of torch's own class, which hold what is in memory
         self.transposed = transposed  # as of a Turn
         self.plan: bytes | None = None  # of the kernel in C++, which makes it in its first call

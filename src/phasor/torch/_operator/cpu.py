@@ -141,11 +141,8 @@ def try_turn(xs: Sequence[Tensor], rows: Rows, outs: Sequence[Tensor]) -> bool:
     plan = rows.plan or _prepare(xs, rows)
     if plan is None:
         return False
-    given = plan, rows.cos, rows.sin, rows.transposed, 1.0, _path_index, False
-    # unrolled: a decode step's rotation takes hardly longer than to unpack a tuple
-    if len(xs) == 2:
-        return _native.rotate(*given, xs[0], outs[0], xs[1], outs[1])
-    return _native.rotate(*given, xs[0], outs[0])
+    options = rows.transposed, 1.0, _path_index, False
+    return _native.rotate(plan, rows.cos, rows.sin, *options, *_operands(xs, outs))
 
 
 def try_turn_at(

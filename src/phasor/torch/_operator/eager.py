@@ -213,8 +213,8 @@ def _rotate(
 def _write_rotated(rotated: Sequence[Tensor], outs: Sequence[Tensor], layout: Layout) -> None:
     """Round them and write them as the pairs of ``pairing_out``."""
     if layout.pairing != layout.pairing_out:
-        rotated = [_split_pairs(y, layout.pairing) for y in rotated]
-        outs = [_split_pairs(out, layout.pairing_out) for out in outs]
+        rotated = [half for y in rotated for half in _halves(y, layout.pairing)]
+        outs = [half for out in outs for half in _halves(out, layout.pairing_out)]
     copy_all(outs, rotated)
 
 
@@ -231,11 +231,3 @@ def _halves(x: Tensor, pairing: Pairing) -> Sequence[Tensor]:
     if by_pairing(pairing, half=True, interleaved=False):
         return x.chunk(2, -1)
     return x[..., ::2], x[..., 1::2]
-
-
-def _split_pairs(x: Tensor, pairing: Pairing) -> Tensor:
-    """``[..., rotary_dim]`` as a view ``[..., 2, num_pairs]``."""
-    num_pairs = x.shape[-1] // 2
-    if by_pairing(pairing, half=True, interleaved=False):
-        return torch.unflatten(x, -1, (2, num_pairs))
-    return torch.unflatten(x, -1, (num_pairs, 2)).transpose(-1, -2)

@@ -1,6 +1,7 @@
 """Attention that changes distances beyond a width: ReRoPE, its leaky form, Self-Extend.
 
-Queries and keys are rotated twice. Keys nearer than ``width`` are scored with both at their
+`DualChunk` has the positions of dual chunk attention, which scores each query three times. In the
+others queries and keys are rotated twice. Keys nearer than ``width`` are scored with both at their
 positions. Keys further away are scored with both at other positions, whose difference is the
 changed distance.
 """
