@@ -274,11 +274,15 @@ def _read_scaling(
     factor = single_value((config.name(k), config.number(k, least=0)) for k in keys) or 1.0
     divisors = [tensor for tensor in (FREQS, _SHORT, _LONG) if top.has(tensor)]
     # llama.cpp divides by these tensors in addition to the law that the metadata name
-    other_scalings = [config.name(key)] * (law_name == "yarn") + [config.name(keys[0])] * (
-        factor != 1
-    )
+    other_scalings: list[str] = []
+    if law_name == "yarn":
+        other_scalings.append(config.name(key))
+    if factor != 1:
+        other_scalings.append(config.name(keys[0]))
     if FREQS in divisors:
-        other_scalings += divisors[1:] + [config.name(key)] * (law_name == "longrope")
+        other_scalings += divisors[1:]
+        if law_name == "longrope":
+            other_scalings.append(config.name(key))
     if divisors and other_scalings:
         raise ConfigError(f"{divisors[0]} and {other_scalings[0]} both scale; keep one")
     if law_name == "yarn":

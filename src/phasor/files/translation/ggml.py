@@ -74,7 +74,7 @@ class _TwoRopes:
     check: Callable[[Keys, Rope], None]
 
 
-_WIDTH_OF_SLIDING = f"{WIDTH_KEY}_swa"
+_BASE_OF_SLIDING, _WIDTH_OF_SLIDING = f"{BASE_KEY}_swa", f"{WIDTH_KEY}_swa"
 
 
 # source: ggml-org/llama.cpp: gemma4-iswa.cpp (0a40e49d), olmo2.cpp (8a5c4e03) and deepseek4.cpp
@@ -85,7 +85,7 @@ def _check_gemma4(keys: Keys, _scaled: Rope) -> None:
 
 
 def _check_olmo2(keys: Keys, _scaled: Rope) -> None:
-    one_base = keys[BASE_KEY] == keys[f"{BASE_KEY}_swa"]
+    one_base = keys[BASE_KEY] == keys[_BASE_OF_SLIDING]
     if not one_base or _WIDTH_OF_SLIDING in keys or needs_tensor(keys):
         raise FaultError("olmo2 has one base and one width for both, and loads no tensors")
 
@@ -99,13 +99,13 @@ _READERS_OF_TWO = (
     _TwoRopes(
         name="gemma4",
         kinds=("full", "sliding"),
-        base_keys=(BASE_KEY, f"{BASE_KEY}_swa"),
+        base_keys=(BASE_KEY, _BASE_OF_SLIDING),
         check=_check_gemma4,
     ),
     _TwoRopes(
         name="olmo2",
         kinds=("full", "sliding"),
-        base_keys=(BASE_KEY, f"{BASE_KEY}_swa"),
+        base_keys=(BASE_KEY, _BASE_OF_SLIDING),
         check=_check_olmo2,
     ),
     _TwoRopes(
@@ -164,13 +164,13 @@ def _read_two(reader: _TwoRopes, file: JsonObject) -> LayerRopes:
     return LayerRopes(name=reader.name, layer_kinds=order, kinds=kinds)
 
 
-def _find_two(pair: LayerRopes, context: int) -> tuple[Keys, str] | None:
+def _find_two(pair: LayerRopes, context: int) -> tuple[Keys, _TwoRopes] | None:
     """The keys of two ropes, and the architecture that reads them; None if none does."""
     for reader in _readers_of(pair):
         dialect = _two_dialect(reader)
         found = find_named_words(dialect, pair, context, is_list=needs_tensor)
         if found is not None:
-            return found.keys, reader.name
+            return found.keys, reader
     return None
 
 
@@ -178,7 +178,7 @@ def _readers_of(pair: LayerRopes) -> list[_TwoRopes]:
     return [reader for reader in _READERS_OF_TWO if {*reader.kinds} == {*pair.kinds}]
 
 
-def _keys_of_two(pair: LayerRopes, context: int) -> tuple[Keys, str]:
+def _keys_of_two(pair: LayerRopes, context: int) -> tuple[Keys, _TwoRopes]:
     """The keys of two ropes, and the architecture that reads them.
 
     Raises:
@@ -221,13 +221,13 @@ def _write_gguf(ropes: LayerRopes, context: int) -> ProgramSettings:
     has_two = len(raised.ropes) == 2 and {*pair.ropes} == {*raised.ropes} and _readers_of(pair)
     if has_two:
         keys, reader = _keys_of_two(pair, context)
-        (name, _) = next(two.kinds for two in _READERS_OF_TWO if two.name == reader)
-        scaled, scaled_layers = by_name[name], f"{name} layers alone, as {reader} does"
+        kind = reader.kinds[0]
+        scaled, scaled_layers = by_name[kind], f"{kind} layers alone, as {reader.name} does"
     else:
         scaled, scaled_layers = GGUF.only_rope(raised), ""
         keys = rope_keys(GGUF, scaled, context, architecture_of(model_family(ropes)))
         if "sliding" in by_name:
-            keys[f"{BASE_KEY}_swa"] = keys[BASE_KEY]
+            keys[_BASE_OF_SLIDING] = keys[BASE_KEY]
             scaled_layers = "sliding layers too, as exaone4 does"
     if scaled_layers and scaled.scaling is not None:
         notes.append(f"The architecture has to scale {scaled_layers}.")
