@@ -7,8 +7,8 @@ has. Threads: 1, 2 and 4. A place: another time zone, language or home. And a co
 without its kernel, or that cannot be written, with phasor installed in an environment elsewhere.
 What a failing suite printed is kept in a file that its line names.
 
-With ``--only`` also in an environment with other versions, gigabytes of which come from the package
-index: "oldest PyTorch", "newest PyTorch", "runtimes".
+With ``--only``, other versions of packages as well: "oldest PyTorch", "newest PyTorch", "runtimes".
+They are gigabytes from the package index.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PLACES = {
 }
 
 
-#: What is installed beside this environment, which has the rest, and pytest's arguments besides.
+#: What is installed on top of this environment, and further arguments of pytest.
 VERSIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "oldest PyTorch": (("torch==2.11.0", "transformers==5.4.0"), ()),
     "newest PyTorch": (("torch>2.13", "transformers>5.23"), ()),
@@ -173,7 +173,7 @@ def unwritable(pytest_arguments: list[str], root: Path) -> subprocess.CompletedP
 def other_versions(
     requirements: Sequence[str], pytest_arguments: list[str], environment: Path
 ) -> subprocess.CompletedProcess[str]:
-    """With other packages, and all else is borrowed from this environment."""
+    """With other packages on top of this environment."""
     python = borrowing_environment(environment)
     install = [python, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--no-compile"]
     subprocess.run([*install, *requirements], check=True)
