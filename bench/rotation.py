@@ -93,11 +93,12 @@ def parts(case: Case) -> dict[str, Call]:
     """The whole call and its parts, each on tensors of that case."""
     (q, k), out = case.tensors(), case.tensors()
     positions, rope = case.positions(), case.rope("half")
-    plan, native = cpu._plan_of_rope(rope.to_json()), cpu._native
+    packed, native = cpu._pack(rope.to_json()), cpu._native
 
     def extension(q: Any, k: Any, positions: Any) -> Call:
-        rest = positions, None, False, 1.0, cpu._path_index, False, q, q, k, k
-        return lambda: native.rotate(plan, *rest)
+        rest = positions, None, False, 1.0, cpu._path_index, False
+        xs = q, k
+        return lambda: native.rotate(packed.plan, *rest, xs, xs)
 
     return {
         **references(case, (q, k), out, out),
@@ -109,7 +110,7 @@ def parts(case: Case) -> dict[str, Call]:
         "plain dispatch?": lambda: dispatch_is_plain((q, k)),
         "may write?": lambda: may_write((q, k)),
         "count writes": lambda: count_writes((q, k)),
-        "find the plan": lambda: cpu._plan_of_rope(rope.to_json()),
+        "find the plan": lambda: cpu._pack(rope.to_json()),
     }
 
 

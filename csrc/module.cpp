@@ -64,9 +64,19 @@ struct Call {
   }
 };
 
+// The item of a list or tuple, borrowed; null with an error set where there is none.
+PyObject *item(PyObject *sequence, Py_ssize_t i) {
+  return PyTuple_Check(sequence) ? PyTuple_GetItem(sequence, i) : PyList_GetItem(sequence, i);
+}
+
 bool read_options(Call &call, Py_ssize_t count) {
-  if (count != 9 && count != 11) {
-    PyErr_SetString(PyExc_TypeError, "rotate takes 9 or 11 arguments");
+  if (count != 9) {
+    PyErr_SetString(PyExc_TypeError, "rotate takes 9 arguments");
+    return false;
+  }
+  const Py_ssize_t operands = PySequence_Size(call.args[8]);
+  if (operands != 1 && operands != 2) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "rotate takes one tensor or two");
     return false;
   }
   char *packed;
@@ -94,7 +104,7 @@ bool read_options(Call &call, Py_ssize_t count) {
   job.gain = PyFloat_AsDouble(call.args[4]);
   if (PyErr_Occurred()) return call.refuse_unreadable();
   if (!std::isfinite(job.gain)) return call.refuse(PyExc_ValueError, "gain must be finite");
-  job.operands = count == 9 ? 1 : 2;
+  job.operands = int(operands);
   job.in_place = call.args[7] == call.args[8]; // not by address: empty tensors all start at null
   if (job.head_dim > 2 * kMaxPairs)
     return call.refuse(tensor_error, "x must have heads at most 4096 wide; use backend='eager'");
@@ -105,7 +115,8 @@ bool read_tensors(Call &call) {
   Job &job = call.job;
   for (int i = 0; i < job.operands; ++i) {
     DLTensor &x = call.x[i], &y = call.y[i];
-    PyObject *in = call.args[7 + 2 * i], *out = call.args[8 + 2 * i];
+    PyObject *in = item(call.args[7], i), *out = item(call.args[8], i);
+    if (in == nullptr || out == nullptr) return false;
     if (!view(in, &x)) return call.refuse_unreadable();
     if (out == in) y = x;
     else if (!view(out, &y)) return call.refuse_unreadable();
@@ -148,7 +159,9 @@ template <typename T> char *unit_vectors(int64_t pairs) {
 bool read_rows(Call &call) {
   Job &job = call.job;
   DLTensor &x = call.x[0], &y = call.y[0];
-  if (!view(call.args[8], &y)) return call.refuse_unreadable();
+  PyObject *rows = item(call.args[8], 0);
+  if (rows == nullptr) return false;
+  if (!view(rows, &y)) return call.refuse_unreadable();
   job.head_dim = 2 * job.pairs;
   job.start = 0;
   job.half_in = job.half_out = true;
@@ -286,11 +299,11 @@ long threads_of_torch() {
   return threads;
 }
 
-// rotate(plan, angles0, angles1, inverse, gain, path, raises, x0, y0[, x1, y1])
+// rotate(plan, angles0, angles1, inverse, gain, path, raises, xs, ys)
 //
-// Angles are positions and None, for a plan with turns; or cosines and sines. An output that is its
-// input is written in place; without an input, None, it takes the cosines and the sines themselves,
-// [..., seq, 2, pairs]. Returns True, or the answer of `Call` to arguments that do not fit.
+// Angles are positions and None, for a plan with turns; or cosines and sines. `xs` and `ys` are lists or
+// tuples of one tensor or two; where they are the same object, it is written in place; without inputs,
+// None, the one output takes the cosines and the sines themselves, [..., seq, 2, pairs]. Returns True, or the answer of `Call` to arguments that do not fit.
 PyObject *rotate(PyObject *, PyObject *const *args, Py_ssize_t count) {
   Call call{};
   call.args = args;

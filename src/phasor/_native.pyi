@@ -1,6 +1,6 @@
 """The CPU kernel, compiled of csrc/module.cpp: what it offers to torch/_operator/cpu.py alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -40,10 +40,11 @@ def rotate(
     gain: float,
     path: int,
     raises: bool,
+    xs: Sequence[Tensor] | None,
+    outs: Sequence[Tensor],
     /,
-    *xs_and_outs: Tensor | None,
 ) -> bool:
-    """Turn one or two tensors into those that follow each; False instead of an error, if asked.
+    """Turn one or two tensors into ``outs``; False instead of an error, if asked.
 
-    What follows None takes cos and sin themselves, ``[..., seq, 2, num_pairs]``.
+    Without ``xs``, the one of ``outs`` takes cos and sin themselves, ``[..., seq, 2, num_pairs]``.
     """

@@ -127,20 +127,21 @@ class Rotation(RotationOf[Tensor]):
                 f"dtype must be torch.float32 or torch.float64, got {short_repr(dtype)}; tensors "
                 "of 16 bits are rotated by float32"
             )
-        rows = None
         if type(rope) is Rope and type(positions) is Tensor:
             text = rope.to_json()
             applied = attention_factor(text) if gain is None else gain
-            rows = ops.try_cos_sin(positions, text, applied, dtype)
-        if rows is None:
-            _tensors.check_rope(rope, positions=positions)
-            refuse_tracing()
-            text = rope.to_json()
-            gain = attention_factor(text) if gain is None else number("gain", gain)
-            device = positions.device if isinstance(positions, Tensor) else torch.empty(0).device
-            positions = ARRAYS.read_positions(positions, rope, device)
-            rows = ops.cos_sin(positions, text, gain, dtype)
-        return cls.of_rope(*rows, rope)
+            if (rows := ops.try_rows(positions, text, applied, dtype)) is not None:
+                rotation = cls.make(rows.cos, rows.sin, (*rows.layout, rows.head_dim))
+                object.__setattr__(rotation, "_rows", rows)
+                return rotation
+        _tensors.check_rope(rope, positions=positions)
+        refuse_tracing()
+        text = rope.to_json()
+        gain = attention_factor(text) if gain is None else number("gain", gain)
+        device = positions.device if isinstance(positions, Tensor) else torch.empty(0).device
+        positions = ARRAYS.read_positions(positions, rope, device)
+        cos, sin = ops.cos_sin(positions, text, gain, dtype)
+        return cls.of_rope(cos, sin, rope)
 
     @overload
     def __call__(

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,16 +22,10 @@ from phasor.errors import DISTRIBUTION, BackendError, PositionError, TensorError
 from phasor.pairings import Pairing, by_pairing
 from phasor.rope import Rope
 from phasor.torch._operator import angles
-from phasor.torch._operator.arguments import Rows, Turn
+from phasor.torch._operator.arguments import Layout, Rows, Turn
 from phasor.torch._operator.in_place import check_writable
 from phasor.torch._operator.internals import cached_constant, count_writes, warn_of_absence
-from phasor.torch._operator.text import (
-    compute_dtype,
-    count_axes,
-    count_pairs,
-    mixes_axes,
-    read_rope,
-)
+from phasor.torch._operator.text import compute_dtype, mixes_axes, read_rope
 
 _MAX_HEAD_DIM = 4096  # the cos and sin of a token are on the stack of the thread that needs them
 
@@ -104,32 +98,34 @@ def unsupported_reason(device: torch.device, width: int) -> str:
 
 def cos_sin(positions: Tensor, text: str, gain: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cos and sin ``[..., seq, num_pairs]`` times the gain, side by side in memory."""
-    plan = None if positions.is_floating_point() else _plan_of_rope(text)
-    if plan is None:
+    packed = None if positions.is_floating_point() else _pack(text)
+    if packed is None:
         return angles.cos_sin(positions, text, gain, dtype)
-    rows = _make_rows(plan, _readable(positions), text, gain, dtype, raises=True)
+    rows = _make_rows(packed, _readable(positions), gain, dtype, raises=True)
     assert rows is not None  # the kernel has raised what it has to say
     return rows
 
 
-def try_cos_sin(
-    positions: Tensor, text: str, gain: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor] | None:
+def try_rows(positions: Tensor, text: str, gain: float, dtype: torch.dtype) -> Rows | None:
     """The same of integers that may not fit the Rope; None where the kernel refuses."""
-    if _native is None or (plan := _plan_of_rope(text)) is None:
+    if _native is None or (packed := _pack(text)) is None:
         return None
-    return _make_rows(plan, positions, text, gain, dtype, raises=False)
+    made = _make_rows(packed, positions, gain, dtype, raises=False)
+    if made is None:
+        return None
+    rows = Rows(*made, packed.layout, packed.head_dim, are_plain=True)
+    rows.plan = packed.plan_of_rows
+    return rows
 
 
 def _make_rows(
-    plan: bytes, positions: Tensor, text: str, gain: float, dtype: torch.dtype, *, raises: bool
+    packed: _Packed, positions: Tensor, gain: float, dtype: torch.dtype, *, raises: bool
 ) -> tuple[Tensor, Tensor] | None:
-    shape = positions.shape
-    tokens = shape[:-1] if count_axes(text) > 1 else shape
+    tokens = positions.shape if packed.n_axes == 1 else positions.shape[:-1]
     # of a number, a row without tokens
-    rows = torch.empty((*tokens, 2, count_pairs(text)), dtype=dtype, device="cpu")
+    rows = torch.empty((*tokens, 2, packed.num_pairs), dtype=dtype, device="cpu")
     options = False, gain, _path_index, raises
-    if not _native.rotate(plan, positions, None, *options, None, rows):
+    if not _native.rotate(packed.plan, positions, None, *options, None, (rows,)):
         return None
     # [..., seq, 2, num_pairs] -> [..., seq, num_pairs] twice
     cos, sin = rows.unbind(-2)
@@ -142,7 +138,7 @@ def try_turn(xs: Sequence[Tensor], rows: Rows, outs: Sequence[Tensor]) -> bool:
     if plan is None:
         return False
     options = rows.transposed, 1.0, _path_index, False
-    return _native.rotate(plan, rows.cos, rows.sin, *options, *_operands(xs, outs))
+    return _native.rotate(plan, rows.cos, rows.sin, *options, xs, outs)
 
 
 def try_turn_at(
@@ -154,10 +150,10 @@ def try_turn_at(
     outs: Sequence[Tensor],
 ) -> bool:
     """Rows made and turned by, in one pass by integer positions; False where the kernel refuses."""
-    if _absence_reason or (plan := _plan_of_rope(text)) is None:
+    if _absence_reason or (packed := _pack(text)) is None:
         return False
     options = transposed, gain, _path_index, False
-    return _native.rotate(plan, positions, None, *options, *_operands(xs, outs))
+    return _native.rotate(packed.plan, positions, None, *options, xs, outs)
 
 
 def run_into(turn: Turn, outs: Sequence[Tensor]) -> None:
@@ -177,14 +173,9 @@ def run_into(turn: Turn, outs: Sequence[Tensor]) -> None:
     layout = turn.pairing, turn.pairing_out, turn.rotary_start
     plan = _plan_of_layout(*layout, xs[0].shape[-1], cos.shape[-1])
     options = turn.transposed, 1.0, _path_index, True
-    _native.rotate(plan, cos, sin, *options, *_operands(xs, outs))
+    _native.rotate(plan, cos, sin, *options, xs, outs)
     if in_place:
         count_writes(xs)
-
-
-def _operands(xs: Sequence[Tensor], outs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Each tensor and where it is written to, as the extension takes them."""
-    return (xs[0], outs[0]) if len(xs) == 1 else (xs[0], outs[0], xs[1], outs[1])
 
 
 def _readable(positions: Tensor) -> Tensor:
@@ -192,14 +183,28 @@ def _readable(positions: Tensor) -> Tensor:
     return positions if positions.dtype in (torch.int64, torch.int32) else positions.long()
 
 
+class _Packed(NamedTuple):
+    """A Rope as the extension reads it, and the shape of its cos and sin."""
+
+    plan: bytes  # for positions
+    plan_of_rows: bytes  # for cos and sin
+    layout: Layout
+    head_dim: int
+    n_axes: int
+    num_pairs: int
+
+
 @lru_cache(maxsize=64)
-def _plan_of_rope(text: str) -> bytes | None:
-    """What the extension needs of a Rope, packed into bytes once; None where axes mix."""
+def _pack(text: str) -> _Packed | None:
+    """What calls need of a Rope, made once; None where axes mix."""
     if mixes_axes(text):
         return None
     rope = read_rope(text)
-    layout = rope.pairing, rope.output_pairing, rope.rotary_start
-    return _native.plan(rope.head_dim, *_pair_layout(*layout, rope.num_pairs), *_packed_turns(rope))
+    layout = Layout(rope.pairing, rope.output_pairing, rope.rotary_start)
+    turns = n_axes, _, _ = _packed_turns(rope)
+    plan = _native.plan(rope.head_dim, *_pair_layout(*layout, rope.num_pairs), *turns)
+    plan_of_rows = _plan_of_layout(*layout, rope.head_dim, rope.num_pairs)
+    return _Packed(plan, plan_of_rows, layout, rope.head_dim, n_axes, rope.num_pairs)
 
 
 def _prepare(xs: Sequence[Tensor], rows: Rows) -> bytes | None:

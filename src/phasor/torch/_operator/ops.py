@@ -90,13 +90,11 @@ def cos_sin(
     return cos_sin_operator(positions, text, gain, dtype, backend)
 
 
-def try_cos_sin(
-    positions: Tensor, text: str, gain: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor] | None:
+def try_rows(positions: Tensor, text: str, gain: float, dtype: torch.dtype) -> Rows | None:
     """The same of unchecked plain positions, where the CPU's kernel does not refuse them."""
     if not dispatch_is_plain([positions]) or not positions.is_cpu:
         return None
-    return cpu.try_cos_sin(positions, text, gain, dtype)
+    return cpu.try_rows(positions, text, gain, dtype)
 
 
 def try_turn(
