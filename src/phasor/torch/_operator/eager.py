@@ -169,11 +169,22 @@ def _write_all(
     most = _FEW if first.dtype is cos.dtype else _IN_CACHE
     if first is not last and first.numel() <= most and first.shape[:-2] == last.shape[:-2]:
         heads = [x.shape[-2] for x in before]
-        rotated = _rotate(torch.cat(before, -2), cos, sines, layout.pairing)
+        rotated = _rotate(_join(before, heads, cos.dtype), cos, sines, layout.pairing)
         _write_rotated(rotated.split_with_sizes(heads, -2), after, layout)
         return
     for x, out in zip(before, after, strict=True):
         _write_slice(x, out, cos, sines, layout, outs is xs)
+
+
+def _join(xs: Sequence[Tensor], heads: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """All heads of a query and a key in one tensor, of ``dtype`` where they are many."""
+    if xs[0].numel() <= _FEW:
+        return torch.cat(tuple(xs), -2)
+    # a cast into its place saves a copy in their own dtype
+    *tokens, _, width = xs[0].shape
+    joined = xs[0].new_empty((*tokens, sum(heads), width), dtype=dtype)
+    copy_all(joined.split_with_sizes(list(heads), -2), xs)
+    return joined
 
 
 def _write_slice(
