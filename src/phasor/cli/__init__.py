@@ -10,7 +10,6 @@ import platform
 import sys
 from collections.abc import Generator
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
@@ -171,13 +170,14 @@ def version_lines(*, verbose: bool) -> list[str]:
     >>> version_lines(verbose=True)[1].partition(" ")[0]
     'Python'
     """
-    lines = [f"phasor, version {version(DISTRIBUTION)}"]
+    metadata = import_module("importlib.metadata")  # a fifth of the time of a command, if imported above
+    lines = [f"phasor, version {metadata.version(DISTRIBUTION)}"]
     if not verbose:
         return lines
     implementation = platform.python_implementation()
     lines.append(f"Python {platform.python_version()} ({implementation}) on {platform.platform()}")
     lines.append(f"CPU kernel: {'built' if find_spec('phasor._native') else 'not built'}")
     for package in _PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            lines.append(f"{package} {version(package)}")
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            lines.append(f"{package} {metadata.version(package)}")
     return lines
