@@ -76,7 +76,7 @@ def whole(
 ) -> int:
     """``value`` as an int within the bounds; bools and fractions are refused."""
     result = None
-    if not isinstance(value, bool) and isinstance(value, Integral):
+    if not isinstance(value, bool) and isinstance(value, (int, Integral)):
         result = index(value)  # under torch.compile int() may return a symbol, index() a number
     if result is None or result < least or (most is not None and result > most):
         bounds = f">= {least}" if most is None else f"from {least} to {most}"
@@ -94,11 +94,8 @@ def number(
     error: ErrorType = SpecError,
 ) -> float:
     """``value`` as a finite float within the bounds; bools and strings are refused."""
-    expected = "a finite number"
-    expected += "" if above is None else f" > {above:g}"
-    expected += "" if least is None else f" >= {least:g}"
-    expected += "" if most is None else f" and <= {most:g}"
-    numeric = not isinstance(value, bool) and isinstance(value, Real)
+    # the first two are found at once, and Real by a search
+    numeric = isinstance(value, (float, int, Real)) and not isinstance(value, bool)
     try:
         result = float(value) if numeric else math.nan
     except OverflowError:
@@ -109,6 +106,10 @@ def number(
         and (least is None or result >= least)
         and (most is None or result <= most)
     ):
+        expected = "a finite number"
+        expected += "" if above is None else f" > {above:g}"
+        expected += "" if least is None else f" >= {least:g}"
+        expected += "" if most is None else f" and <= {most:g}"
         is_tensor = not numeric and hasattr(value, "tolist")
         hint = "; call .tolist() on tensors and arrays" if is_tensor else ""
         raise error(f"{name} must be {expected}, got {short_repr(value)}{hint}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from types import MappingProxyType, NoneType
@@ -202,6 +202,9 @@ class LayerRopes(Sequence[Rope | None]):
         if isinstance(index, slice):
             return tuple(self.kinds[kind] for kind in self.layer_kinds[index])
         return self.kinds[self.layer_kinds[index]]
+
+    def __iter__(self) -> Iterator[Rope | None]:
+        return map(self.kinds.__getitem__, self.layer_kinds)
 
     def __len__(self) -> int:
         return len(self.layer_kinds)

@@ -46,6 +46,18 @@ def _names(plain: Mapping[str, str | list[str]]) -> dict[str, tuple[str, ...]]:
     return {key: spellings(names) for key, names in tuples(plain).items()}
 
 
+@lru_cache(maxsize=64)  # more than there are
+def _names_of(program: str) -> Mapping[str, tuple[str, ...]]:
+    """The names of keys in files of a program."""
+    return MappingProxyType(_names(read_programs()[program]["names"]))
+
+
+@lru_cache(maxsize=64)
+def _ignored_by(program: str) -> tuple[str, ...]:
+    """The keys of its files that turn nothing."""
+    return spellings(read_programs()[program]["ignored"])
+
+
 def _beside(values: Mapping[str, Any], value: Any) -> Any:
     """The value that an interpolation of OmegaConf such as ``${.seq_length}`` names."""
     named = re.fullmatch(r"\$\{\.(\w+)\}", value) if isinstance(value, str) else None
@@ -60,10 +72,10 @@ class ProgramModel:
     ) -> None:
         # ``entry`` is what the file's class has instead of the program's facts
         self.facts, self.program, self.title = read_programs()[program], program, title
-        self.names = names = _names({**self.facts["names"], **entry.get("names", {})})
+        self.names = names = {**_names_of(program), **_names(entry.get("names", {}))}
         values = {key: _beside(config.values, value) for key, value in config.values.items()}
         self.config = JsonObject(values, config.path, names=names, strict=config.strict)
-        self.config.ignore(*spellings(self.facts["ignored"]))
+        self.config.ignore(*_ignored_by(program))
         lengths = map(self.config.find, names.get(CONTEXT, ()))
         for length in (length for length in lengths if isinstance(length, Unclear)):
             said = {k: v for k, v in values.items() if k not in spellings([CONTEXT])}

@@ -9,6 +9,7 @@ unread ones can be noted or refused.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import stat
@@ -145,10 +146,10 @@ class JsonObject:
 
     def find(self, path: str) -> Any:
         """The value at ``path``, a key or keys joined by dots; None if there is none."""
-        if path in self.values:
-            return self.values[path]
-        head, dot, rest = path.partition(".")
-        inner = self.values.get(head) if dot else None
+        if path in self.values or "." not in path:
+            return self.values.get(path)
+        head, _, rest = path.partition(".")
+        inner = self.values.get(head)
         is_inside = isinstance(inner, Mapping)
         return JsonObject(cast(Mapping[str, Any], inner)).find(rest) if is_inside else None
 
@@ -160,12 +161,13 @@ class JsonObject:
         """The value of ``key`` under any of its names, which then count as read."""
         names = self._aliases(key)
         self.keys_read.update(names)
-        self.keys_read.update([name.partition(".")[0] for name in names])
+        self.keys_read.update([name.partition(".")[0] for name in names if "." in name])
         found = [(name, value) for name in names if (value := self.find(name)) is not None]
-        value = single_value((self.path_of(name), value) for name, value in found)
-        if value is None and key in self._nulls and self.contains(key):
+        if len(found) > 1:
+            return single_value((self.path_of(name), value) for name, value in found)
+        if not found and key in self._nulls and self.contains(key):
             return self._nulls[key]
-        return value
+        return found[0][1] if found else None
 
     def number(self, key: str, **bounds: float) -> float | None:
         """The finite number at ``key``, within the bounds ``above``, ``least`` and ``most``."""
@@ -241,9 +243,11 @@ class JsonObject:
 
     def numbers_per_pair(self, key: str, pairs: int) -> tuple[float, ...] | None:
         """The list of divisors at ``key``, one for each pair, without their `sign`."""
-        sign = self.sign(key)
-        bounds = {"above": 0.0} if sign > 0 else {}
-        numbers = self._read_items(key, lambda item, i: item.number(i, **bounds))
+        sign, numbers = self.sign(key), self.items(key)
+        if not all(type(item) is float and 0 < sign * item < math.inf for item in numbers or ()):
+            # to name the one that is none, or to make floats of ints
+            bounds = {"above": 0.0} if sign > 0 else {}
+            numbers = self._read_items(key, lambda item, i: item.number(i, **bounds))
         if numbers is not None and len(numbers) != pairs:
             got = f"({pairs}), got {len(numbers)}"
             raise ConfigError(f"{self.name(key)} must hold one number per pair {got}")

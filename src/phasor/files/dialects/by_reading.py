@@ -145,7 +145,8 @@ def _read_back(dialect: Dialect, keys: Keys, ropes: LayerRopes, context: int) ->
 
 def _turn_alike(dialect: Dialect, ropes: LayerRopes, read: LayerRopes, context: int) -> bool:
     """Whether every layer turns by the same angles, whatever the laws are called."""
-    pairs = dict.fromkeys(zip(ropes, read, strict=True))
+    kinds = dict.fromkeys(zip(ropes.layer_kinds, read.layer_kinds, strict=True))
+    pairs = dict.fromkeys((ropes.kinds[kind], read.kinds[other]) for kind, other in kinds)
     return all(_ropes_alike(dialect, rope, other, context) for rope, other in pairs)
 
 

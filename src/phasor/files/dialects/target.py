@@ -222,7 +222,7 @@ def has_steps(factor: QueryFactor, _rope: Rope | None = None) -> bool:
 def change_ropes(ropes: LayerRopes, change: Callable[[Rope], Rope]) -> LayerRopes:
     """The model with another rope in each kind of layer that has one."""
     kinds = {kind: None if rope is None else change(rope) for kind, rope in ropes.kinds.items()}
-    return replace(ropes, kinds=kinds)
+    return ropes if kinds == ropes.kinds else replace(ropes, kinds=kinds)
 
 
 def in_pairs(rope: Rope, pairing: Pairing) -> Rope:
@@ -239,7 +239,8 @@ def main_and_local(ropes: LayerRopes) -> tuple[Rope, Rope | None]:
 
 def layers_with(ropes: LayerRopes, rope: Rope | None) -> LayerPattern:
     """The layers that have this rope, or none."""
-    return LayerPattern(tuple(other == rope for other in ropes))
+    kinds = {kind for kind, other in ropes.kinds.items() if other == rope}
+    return LayerPattern(tuple(kind in kinds for kind in ropes.layer_kinds))
 
 
 def is_latent(ropes: LayerRopes, rope: Rope) -> bool:

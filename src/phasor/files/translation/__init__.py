@@ -241,7 +241,7 @@ def _write_parts(target: Target, ropes: LayerRopes, context: int) -> tuple[Progr
     model = _adapt(target, ropes)
     wanted = model
     if not target.other_pairs_out:
-        wanted = change_ropes(model, lambda rope: replace(rope, pairing_out=None))
+        wanted = change_ropes(model, _with_one_pairing)
     given, adapted = rotating(ropes), rotating(model)
     parts: list[ProgramSettings] = []
     for part in _written(target, wanted, context):
@@ -294,6 +294,11 @@ def _adapt(target: Target, ropes: LayerRopes) -> LayerRopes:
             # for all kinds, as the weights of all are reordered
             return change_ropes(simple, partial(in_pairs, pairing=pairing))
     return simple
+
+
+def _with_one_pairing(rope: Rope) -> Rope:
+    """The rope that writes the pairs that it reads."""
+    return rope if rope.pairing_out is None else replace(rope, pairing_out=None)
 
 
 def _notes(target: Target, given: Rope, model: Rope, rope: Rope) -> Iterator[str]:
