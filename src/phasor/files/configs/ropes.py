@@ -299,7 +299,7 @@ def ropes_beside(
             if rope is not None and width and (not beside.kinds or kind in beside.kinds):
                 named_rope = (name, _rope_beside(rope, beside, width))
                 found.setdefault(named_rope, []).extend(i for i in layers if layer_kinds[i] == kind)
-    ropes = {rope for kind in layer_kinds if (rope := kinds[kind]) is not None}
+    ropes = {rope for kind in {*layer_kinds} if (rope := kinds[kind]) is not None}
     only_rope = next(iter(ropes)) if len(ropes) == 1 else None
     rule = facts.layers
     codes = config.wholes(rule.codes_key) if rule and rule.codes_key else None

@@ -6,6 +6,7 @@ judge: each choice of words is read back, and the first by which every layer tur
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -82,11 +83,16 @@ def find_words(dialect: Dialect, ropes: LayerRopes, context: int) -> Written | N
     """The first words that the program's reader takes for these ropes; None if there are none."""
     if not dialect.says_still_layers and len(ropes.ropes) == 1:
         ropes = _without_still_layers(ropes)
+    reads: dict[str, LayerRopes | None] = {}  # by file: another form often has the same words
     for model in _in_each_pairing(dialect, ropes):
         for form in _forms(model):
             for keys in dialect.words(form, context):
-                read = read_as(dialect, keys, form, context)
-                if read is not None:
+                file = {**dialect.sizes(form, context), **keys}
+                text = json.dumps(file, default=np.ndarray.tolist)
+                if text not in reads:
+                    reads[text] = _read_if_taken(dialect, file)
+                read = reads[text]
+                if read is not None and _turn_alike(dialect, form, read, context):
                     return Written(keys=keys, form=form, performed=_performed(model, read))
     return None
 
@@ -129,18 +135,22 @@ def _performed(ropes: LayerRopes, read: LayerRopes) -> dict[str, Rope]:
 
 def read_as(dialect: Dialect, keys: Keys, ropes: LayerRopes, context: int) -> LayerRopes | None:
     """What the program makes of the words, if that turns as the ropes do; else None."""
+    read = _read_if_taken(dialect, {**dialect.sizes(ropes, context), **keys})
+    return read if read is not None and _turn_alike(dialect, ropes, read, context) else None
+
+
+def _read_if_taken(dialect: Dialect, file: Keys) -> LayerRopes | None:
+    """What the program makes of a file; None if it refuses it."""
     try:
-        read = _read_back(dialect, keys, ropes, context)
+        return _read_back(dialect, file)
     except (ConfigError, SpecError):
         return None
-    return read if _turn_alike(dialect, ropes, read, context) else None
 
 
-def _read_back(dialect: Dialect, keys: Keys, ropes: LayerRopes, context: int) -> LayerRopes:
-    file = JsonObject({**dialect.sizes(ropes, context), **keys})
+def _read_back(dialect: Dialect, file: Keys) -> LayerRopes:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PhasorWarning)  # of words that nobody wrote
-        return dialect.read(file)
+        return dialect.read(JsonObject(file))
 
 
 def _turn_alike(dialect: Dialect, ropes: LayerRopes, read: LayerRopes, context: int) -> bool:
@@ -335,7 +345,7 @@ def find_fault(dialect: Dialect, ropes: LayerRopes, context: int) -> str | None:
     """What the program's code does not do for the first words that have a fault; else None."""
     for keys in dialect.words(ropes, context):
         try:
-            _read_back(dialect, keys, ropes, context)
+            _read_back(dialect, {**dialect.sizes(ropes, context), **keys})
         except FaultError as fault:
             return str(fault)
         except (ConfigError, SpecError):

@@ -90,10 +90,15 @@ def _read_as(top: JsonObject, name: str, facts: Architecture) -> LayerRopes:
 
 def architecture_of(name: str) -> str | None:
     """The architecture of llama.cpp for a model, by its type or the name of its preset."""
-    words = letters_and_numbers(name)
-    begins = {tuple(k.split()): v for k, v in _tables()["converted"].items()}
+    words, begins = letters_and_numbers(name), _converted()
     longest = max((key for key in begins if words[: len(key)] == key), key=len, default=None)
     return None if longest is None else begins[longest] or None
+
+
+@lru_cache(maxsize=1)
+def _converted() -> Mapping[tuple[str, ...], str]:
+    """The architectures that files are converted to, by the words that types begin with."""
+    return {tuple(words.split()): name for words, name in _tables()["converted"].items()}
 
 
 def _select_facts(
