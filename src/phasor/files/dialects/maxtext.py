@@ -261,7 +261,8 @@ def _of_one(rope: Rope, context: int) -> Iterator[Keys]:
     if factor is not None and rope.pairing == "interleaved":
         yield {_BLOCK: "llama2", _TYPE: "llama3.1", "rope_use_scale": False, **scaled}
     elif factor is not None:
-        yield {_BLOCK: "llama2", **_plain(factor, base)}
+        if rope.rotary_dim == rope.head_dim:  # the block that turns a part takes whole heads too
+            yield {_BLOCK: "llama2", **_plain(factor, base)}
         part = {"partial_rotary_factor": rotated_fraction(rope.rotary_dim, rope.head_dim)}
         counts = [] if isinstance(rope.axes, OneAxis) else list(rope.axes.counts(rope.num_pairs))
         of_axes = {"use_mrope": True, "mrope_section": counts} if counts else {}
