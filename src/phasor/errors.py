@@ -16,6 +16,9 @@ Text that a message quotes from a file is escaped by `visible`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 DISTRIBUTION = "phasor-rope"  # what pip installs; its ``[project]`` name
 
 
@@ -52,7 +55,15 @@ def missing(extra: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
 
 
 class PhasorError(ValueError):
-    """Base class of all errors of phasor."""
+    """Base class of all errors of phasor.
+
+    Attributes:
+        reason: The key of the sentence, of an error about a file of another program; else empty.
+        facts: What is filled in there, by name.
+    """
+
+    reason: str = ""
+    facts: Mapping[str, object] = MappingProxyType({})
 
     # not in ``__init__``, because torch.compile cannot trace the constructor of an exception
     def __str__(self) -> str:

@@ -1,12 +1,15 @@
-"""The reasons of refusals, by their sentences."""
+"""Refusals by their reasons and facts, so that sentences are free to change."""
 
 from __future__ import annotations
 
-import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from importlib import resources
-from string import Formatter
+
+import pytest
+
+from phasor.errors import PhasorError
 
 
 def sentences(error: type[Exception]) -> Mapping[str, str]:
@@ -15,12 +18,21 @@ def sentences(error: type[Exception]) -> Mapping[str, str]:
     return tomllib.loads(text)[error.__name__]
 
 
-def reason_of(error: Exception) -> str:
-    """The reason whose sentence an error says; the longest, as one may begin as another does."""
-    found: list[tuple[int, str]] = []
-    for reason, sentence in sentences(type(error)).items():
-        fields = Formatter().parse(sentence)
-        pattern = "".join(re.escape(words) + ".*" * bool(field) for words, field, *_ in fields)
-        if re.fullmatch(pattern, str(error), re.DOTALL):
-            found.append((len(sentence), reason))
-    return max(found)[1]
+@contextmanager
+def refused(reason: str, /, **facts: object) -> Generator[pytest.ExceptionInfo[PhasorError]]:
+    """A refusal for this reason, with these facts."""
+    with pytest.raises(PhasorError) as caught:
+        yield caught
+    error = caught.value
+    said = {name: error.facts.get(name) for name in facts}
+    assert (error.reason, said) == (reason, facts), error
+
+
+def outline(error: PhasorError) -> str:
+    """The reason, and the key that the sentence begins with; of an argument's check the key alone.
+
+    >>> outline(PhasorError("rope_theta must be a finite number > 1, got 1"))
+    'rope_theta'
+    """
+    key = str(error).split()[0].rstrip(":")
+    return f"{error.reason} {key}".strip()

@@ -27,14 +27,20 @@ class _Sentence(Formatter):
         return short_repr(value) if conversion == "r" else super().convert_field(value, conversion)
 
 
-def refusal(reason: str, /, **facts: object) -> PhasorError:
+def refusal(
+    reason: str, as_type: type[PhasorError] | None = None, /, **facts: object
+) -> PhasorError:
     """The error for a reason, a key of ``refusals.toml``, with these facts.
+
+    It is of the type that has the reason there, unless given another.
 
     >>> print(refusal("is_index", path="model.safetensors.index.json"))
     model.safetensors.index.json is an index; pass its folder
     """
-    error, sentence = _sentences()[reason]
-    return error(_Sentence().format(sentence, **facts))
+    error_type, sentence = _sentences()[reason]
+    error = (as_type or error_type)(_Sentence().format(sentence, **facts))
+    error.reason, error.facts = reason, facts
+    return error
 
 
 @lru_cache(maxsize=1)

@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from phasor.errors import ConfigError, PhasorError, install_hint
+from phasor.errors import PhasorError, install_hint
 from phasor.files import refusal
 from phasor.files.budget import MOST_ELEMENTS
 from phasor.rope import WIDEST
@@ -24,8 +24,7 @@ def read_gguf_header(path: Path) -> dict[str, Any]:
     try:
         from gguf import GGUFReader
     except ImportError:
-        what = "is a binary GGUF file, which is read with the gguf package"
-        raise ConfigError(f"{path} {what}: {install_hint('gguf')}") from None
+        raise refusal("gguf_package", path=path, hint=install_hint("gguf")) from None
     try:
         with path.open("rb") as file:
             _check_lengths(file, min(path.stat().st_size, _LONGEST), str(path))
@@ -40,9 +39,7 @@ def read_gguf_header(path: Path) -> dict[str, Any]:
     except Exception as error:  # the reader's errors on damaged bytes have no common base class
         is_short = isinstance(error, struct.error)
         what = "its header announces more than there is" if is_short else str(error)
-        what = what or type(error).__name__
-        what = f"is a damaged GGUF file: {what}; download or convert it again"
-        raise ConfigError(f"{path} {what}") from None
+        raise refusal("gguf_damaged", path=path, what=what or type(error).__name__) from None
 
 
 def _check_lengths(file: BinaryIO, size: int, origin: str) -> None:

@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from phasor.errors import ConfigError, SpecError
+from phasor.errors import SpecError
+from phasor.files import refusal
 from phasor.files.configs.facts import table
 from phasor.files.configs.model_class import read_model_config
 from phasor.files.configs.ropes import huggingface_ropes
@@ -84,7 +85,7 @@ def load(
                 return ropes
         return huggingface_ropes(read_model_config(config, part=part, like=like))
     except SpecError as error:
-        raise ConfigError(f"the config describes no usable embedding: {error}") from None
+        raise refusal("no_embedding", error=error) from None
 
 
 def model_types() -> tuple[str, ...]:

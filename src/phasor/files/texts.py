@@ -45,29 +45,30 @@ def _refuse_damage(origin: str, kind: str, error: type[PhasorError]) -> Generato
     except UnicodeDecodeError as problem:
         if problem.object.startswith((b"\xff\xfe", b"\xfe\xff")):
             raise refusal("utf16", origin=origin) from None
-        raise error(f"{origin} must be UTF-8 text, got {problem}") from None
+        raise refusal("not_utf8", error, origin=origin, got=problem) from None
     except RecursionError:
-        raise error(f"{origin} is nested too deeply") from None
+        raise refusal("too_deep", error, origin=origin) from None
     except json.JSONDecodeError as problem:
         if problem.msg.startswith("Unterminated") or not problem.doc[problem.pos :].strip():
-            raise error(str(refusal("cut_short", origin=origin, kind=kind))) from None
-        raise error(f"{origin} must be {kind}: {problem}") from None
+            raise refusal("cut_short", error, origin=origin, kind=kind) from None
+        raise refusal("not_parsed", error, origin=origin, kind=kind, problem=problem) from None
     except PhasorError:
         raise
     # a parser of numbers finds faults of its own
     except Exception as problem:
-        raise error(f"{origin} must be {kind}: {' '.join(str(problem).split())}") from None
+        words = " ".join(str(problem).split())
+        raise refusal("not_parsed", error, origin=origin, kind=kind, problem=words) from None
 
 
 def refuse_stand_in(data: bytes, origin: str, error: type[PhasorError]) -> None:
     """Raise the ``error`` about a file that is not the one meant, whatever its name says."""
     begins = data[:64].lstrip().lower()
     if begins.startswith(b"version https://git-lfs"):
-        raise error(str(refusal("lfs_pointer", origin=origin)))
+        raise refusal("lfs_pointer", error, origin=origin)
     if begins.startswith((b"<!doctype", b"<html")):
-        raise error(str(refusal("web_page", origin=origin)))
+        raise refusal("web_page", error, origin=origin)
     if not begins and len(data) < 64:
-        raise error(str(refusal("empty", origin=origin)))
+        raise refusal("empty", error, origin=origin)
 
 
 def parse_json(data: bytes, origin: str, error: type[PhasorError]) -> dict[str, Any]:
@@ -75,22 +76,18 @@ def parse_json(data: bytes, origin: str, error: type[PhasorError]) -> dict[str, 
 
     def refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if (key := first_repeated(pairs)) is not None:
-            raise error(f"{origin}: {_twice(key)}")
+            raise refusal("key_twice", error, origin=origin, key=key)
         return dict(pairs)
 
     refuse_stand_in(data, origin, error)
     # before it is parsed: what takes memory is the number of values
     if sum(map(data.count, (b",", b"[", b"{"))) > MOST_ELEMENTS:
-        raise error(str(refusal("too_many", origin=origin, most=MOST_ELEMENTS)))
+        raise refusal("too_many", error, origin=origin, most=MOST_ELEMENTS)
     with _refuse_damage(origin, "JSON", error):
         value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=refuse_repeated_keys)
     if not isinstance(value, dict):
-        raise error(f"{origin} must hold a JSON object, got {short_repr(value)}")
+        raise refusal("no_object", error, origin=origin, kind="a JSON object", got=value)
     return cast(dict[str, Any], value)
-
-
-def _twice(key: str) -> str:
-    return f"the key {short_repr(key)} stands twice in one object; keep one"
 
 
 def parse_yaml(data: bytes, origin: str) -> dict[str, Any]:
@@ -100,24 +97,23 @@ def parse_yaml(data: bytes, origin: str) -> dict[str, Any]:
     except ImportError:
         raise refusal("no_yaml", origin=origin, hint=install_hint("yaml")) from None
     if len(data) > _LONGEST_YAML:
-        kib = _LONGEST_YAML // 2**10
-        raise ConfigError(f"{origin} is larger than {kib} KiB, more than phasor reads of YAML")
+        raise refusal("long_yaml", origin=origin, kib=_LONGEST_YAML // 2**10)
     with _refuse_damage(origin, "YAML", ConfigError):
         documents = list(YAML(typ="safe", pure=True).compose_all(data.decode("utf-8-sig")))
         if len(documents) != 1:
             raise refusal("documents", origin=origin, got=len(documents))
         value = _read_node(documents[0], origin, itertools.count())
     if not isinstance(value, dict):
-        raise ConfigError(f"{origin} must hold an object of keys, got {short_repr(value)}")
+        raise refusal("no_object", origin=origin, kind="an object of keys", got=value)
     return cast("dict[str, Any]", value)
 
 
 def _read_node(node: Any, origin: str, count: Iterator[int], inside: tuple[int, ...] = ()) -> Any:
     """The values of a graph of nodes, in which an alias is the node that it names."""
     if id(node) in inside:
-        raise ConfigError(f"{origin} repeats itself by its aliases without end")
+        raise refusal("endless_yaml", origin=origin)
     if next(count) == _MOST_VALUES:
-        raise ConfigError(f"{origin} holds more than {_MOST_VALUES} values, which no config does")
+        raise refusal("too_many", origin=origin, most=_MOST_VALUES)
     value, kind = node.value, str(node.tag).removeprefix(_STANDARD)
     if kind not in {*_SCALARS, "str", "timestamp", "seq", "map", "value"}:
         return f"{node.tag}"
@@ -134,10 +130,10 @@ def _read_node(node: Any, origin: str, count: Iterator[int], inside: tuple[int, 
             found = _read_node(of_key, origin, count, inside)
             for other in cast("list[Any]", found if isinstance(found, list) else [found]):
                 if not isinstance(other, dict):
-                    raise ConfigError(f"{origin}: << must name objects, got {short_repr(other)}")
+                    raise refusal("yaml_merge", origin=origin, got=other)
                 merged = cast("dict[str, Any]", other) | merged
         elif not isinstance(key.value, str):
-            raise ConfigError(f"{origin}: keys must be texts, got {key.tag}")
+            raise refusal("yaml_key", origin=origin, got=key.tag)
         else:
             pairs.append((key.value, _read_node(of_key, origin, count, inside)))
     values = dict(pairs)
@@ -147,7 +143,7 @@ def _read_node(node: Any, origin: str, count: Iterator[int], inside: tuple[int, 
         if [item] == [last] or isinstance(last, Unclear):
             continue
         if isinstance(item, (dict, list)) or isinstance(last, (dict, list)):
-            raise ConfigError(f"{origin}: {_twice(key)}")
+            raise refusal("key_twice", origin=origin, key=key)
         why = f"{short_repr(item)} and {short_repr(last)}, as it stands twice (keep one)"
         values[key] = Unclear(why)
     return merged | values

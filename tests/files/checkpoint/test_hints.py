@@ -13,7 +13,7 @@ from phasor import CheckpointError, Rope
 from phasor.files.checkpoint import ConversionPlan, Patterns, plan_conversion, write
 from phasor.pairings import Pairing
 
-from ..refusals import reason_of, sentences
+from ..refusals import sentences
 from .checkpoints import (
     Tensors,
     header_of,
@@ -251,7 +251,7 @@ def test_a_hint_that_is_followed_leads_to_the_other_pairing(case: str, tmp_path:
     hint = HINTS[case]
     with pytest.raises(CheckpointError, match=hint.advice) as caught:
         hint.refused(tmp_path)
-    assert reason_of(caught.value) == case.partition(":")[0]
+    assert caught.value.reason == case.partition(":")[0]
     plan = hint.followed(tmp_path)
     source, out = plan.path, tmp_path / "converted"
     write(plan, out, verified=True)

@@ -25,7 +25,6 @@ from phasor.layers import one_layer
 from phasor.scaling import Llama3, LongRope, Proportional, Yarn
 
 from ...cli.running import run_phasor
-from ..refusals import reason_of
 from .older_readers import mlx_lm, transformers_4
 
 SIZES = {"num_hidden_layers": 6, "hidden_size": 512, "num_attention_heads": 4,
@@ -272,7 +271,7 @@ def test_a_rope_that_the_class_of_the_file_does_not_make_is_refused() -> None:
     sectioned = replace(ropes.ropes[0], axes=Sectioned((16, 24, 24)))
     with pytest.raises(ConfigError) as error:
         keys_for_file(replace(ropes, kinds={"rope": sectioned}), 32768, 32768)
-    assert reason_of(error.value) == "file_cannot"
+    assert error.value.reason == "file_cannot"
 
 
 @pytest.mark.programs

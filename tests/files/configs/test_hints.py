@@ -17,7 +17,7 @@ from phasor.files.dialects.model_files import keys_for_file
 from phasor.files.reading import load
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, PerPair, Proportional, Yarn
 
-from ..refusals import reason_of, sentences
+from ..refusals import sentences
 from .config_files import gguf, sized, small
 
 _Read = Callable[[Path], tuple[Rope, ...]]
@@ -583,7 +583,7 @@ def test_a_hint_that_is_followed_leads_to_a_right_reading(name: str, tmp_path: P
     with pytest.raises(ConfigError, match=hint.advice) as caught:
         hint.refused(tmp_path)
     if name in HINTS:
-        assert reason_of(caught.value) == name.partition(":")[0]
+        assert caught.value.reason == name.partition(":")[0]
     rope = hint.rope if isinstance(hint.rope, tuple) else (hint.rope,)
     assert hint.followed(tmp_path) == rope
 

@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from itertools import pairwise
 from typing import cast
 
-from phasor.errors import ConfigError, PhasorWarning
+from phasor.errors import PhasorWarning
 from phasor.files import refusal
 from phasor.files.configs.facts import NO_PART, Architecture, Variant, table
 from phasor.files.configs.layer_pattern import rule_kinds
@@ -64,7 +64,7 @@ def read_model_config(top: JsonObject, *, part: str | None, like: str | None) ->
         why = facts.refused
         if why == NO_PART:
             why = f"{why}; {_ways_out(top, part, None) or 'give the config of its language model'}"
-        raise ConfigError(f"{config.name('model_type')} {model_type!r} here {why}")
+        raise refusal("type_unread", key=config.name("model_type"), name=model_type, why=why)
     assumed_sizes = _assumed_sizes(config, facts)
     config = config.with_defaults(assumed_sizes)
     if facts.rewrite is not None:
@@ -126,7 +126,7 @@ def select_config(
     for level in levels:
         for file in table().files["foreign_files"]:
             if all(map(level.has, file["keys"])):
-                raise ConfigError(file["says"].format_map(level.values))
+                raise refusal("foreign_file", what=file["is"].format_map(level.values))
     key, other = config.name("model_type"), "describe its embedding with phasor.Rope(...)"
     hint = _ways_out(top, part, proposed)
     ways_out = other if hint is None else f"{hint}; or {other}"
@@ -353,8 +353,7 @@ def layer_kinds(config: JsonObject, facts: Architecture) -> tuple[str, ...]:
     if kinds is None:
         return rule_kinds(config, rule, count)
     if len(kinds) != count:
-        each = f"the kind of each of the {count} layers"
-        raise ConfigError(f"{config.name(key)} must name {each}, got {len(kinds)}")
+        raise refusal("kinds", key=config.name(key), count=count, got=len(kinds))
     words = {*facts.labels, *files["without_rope"], *(rule.words if rule else ())}
     # a special kind must be named by its own name, which has the kind's facts
     if not (facts.without_rope or facts.kinds):

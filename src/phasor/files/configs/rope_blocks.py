@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from phasor import scaling
 from phasor.axes import AXES, Axes
-from phasor.errors import ConfigError, PhasorWarning
+from phasor.errors import PhasorWarning
 from phasor.files import refusal
 from phasor.files.configs.facts import Architecture, table
 from phasor.files.configs.source import JsonObject, renamed_keys, single_value
@@ -208,8 +208,7 @@ def axes(block: JsonObject, outside: LawContext) -> Axes | None:
     # interleaved sections need not add up: the first axis gets the remaining pairs
     if facts.layout != "interleaved" and sum(sections) != outside.rotary_dim // 2:
         got = f"{list(sections)}" + ("" if file_sections else ", which is the class default")
-        pairs = f"the number of pairs ({outside.rotary_dim // 2})"
-        raise ConfigError(f"{block.name(key)} must add up to {pairs}, got {got}")
+        raise refusal("sections", key=block.name(key), pairs=outside.rotary_dim // 2, got=got)
     is_alternating = facts.layout == "alternating"
     ordered = tuple(sections[i] for i in ALTERNATING) if is_alternating else sections
     with renamed_keys(block, sections=key):

@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from phasor._checks import short_repr
 from phasor.axes import Axes, Axial, InterleavedSections, OneAxis, Sectioned
-from phasor.errors import ConfigError
 from phasor.files import refusal
 from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import NO_FACTS, Architecture, Beside, Kind, table
@@ -178,7 +176,7 @@ def _patch_grid_rope(rope: Rope, facts: Architecture, notes: list[str]) -> Rope:
     sections = (rope.num_pairs // axes,) * axes
     notes.append(f"Positions are ({', '.join(facts.positions)}) of a patch.")
     if rope.scaling is not None:
-        raise ConfigError(f"no rope of patches takes the law {short_repr(rope.scaling)}; remove it")
+        raise refusal("law_of_patches", law=rope.scaling)
     if layout == "axial":
         return replace(rope, axes=Axial(sections))
     base, pairs = rope.base or 1.0, range(rope.num_pairs)

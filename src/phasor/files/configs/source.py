@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal, NoReturn, TypeVar, cast
 
-from phasor._checks import find_name, number, short_repr, whole
+from phasor._checks import find_name, number, whole
 from phasor.errors import ConfigError, SpecError
 from phasor.files import refusal
 from phasor.files.budget import MOST_TEXT
@@ -142,7 +142,7 @@ class JsonObject:
 
     def refuse(self, key: str, expected: str) -> NoReturn:
         """Raise the error about the value of ``key``."""
-        raise ConfigError(f"{self.name(key)} must be {expected}, got {short_repr(self.value(key))}")
+        raise refusal("value", key=self.name(key), expected=expected, got=self.value(key))
 
     def find(self, path: str) -> Any:
         """The value at ``path``, a key or keys joined by dots; None if there is none."""
@@ -249,8 +249,7 @@ class JsonObject:
             bounds = {"above": 0.0} if sign > 0 else {}
             numbers = self._read_items(key, lambda item, i: item.number(i, **bounds))
         if numbers is not None and len(numbers) != pairs:
-            got = f"({pairs}), got {len(numbers)}"
-            raise ConfigError(f"{self.name(key)} must hold one number per pair {got}")
+            raise refusal("per_pair", key=self.name(key), pairs=pairs, got=len(numbers))
         return numbers and tuple(sign * number for number in numbers)
 
     def _read_items(
@@ -263,13 +262,13 @@ class JsonObject:
         by_index = JsonObject({str(i): item for i, item in enumerate(items)}, self.name(key))
         values = tuple(read(by_index, i) for i in by_index.values)
         if None in values:
-            raise ConfigError(f"{by_index.name(str(values.index(None)))} must not be null")
+            raise refusal("null", key=by_index.name(str(values.index(None))))
         return cast(tuple[_T, ...], values)
 
     def require(self, key: str, value: _T | None) -> _T:
         """``value`` of ``key``; if it is None, raise the error that ``key`` is absent."""
         if value is None:
-            raise ConfigError(f"{self.name(key)} is absent; add it, as the model's authors give it")
+            raise refusal("no_value", key=self.name(key))
         return value
 
     def or_default(self, key: str, value: float | None, default: float | None, whose: str) -> float:
@@ -343,7 +342,7 @@ def renamed_keys(block: JsonObject, **keys: str) -> Generator[None]:
         field, names = re.split(r"[ \[]", str(error))[0], {**KEYS, **keys}
         key = names.get(field, field)
         where = block.name(key) if field in names or block.has(key) else block.path or "the config"
-        raise ConfigError(f"{where} cannot be used: {error}") from None
+        raise refusal("unusable", key=where, error=error) from None
 
 
 # Files, folders and dictionaries.
@@ -364,7 +363,7 @@ def read_source(source: object) -> JsonObject:
     if isinstance(source, Mapping):
         not_text = [key for key in cast(Mapping[object, Any], source) if not isinstance(key, str)]
         if not_text:
-            raise ConfigError(f"keys must be strings, got {short_repr(not_text[0])}")
+            raise refusal("keys", got=not_text[0])
         try:
             with suppress(RecursionError):  # what is nested that deeply is refused by its key
                 json.dumps({**source}, default=lambda _: None, skipkeys=True)
@@ -383,19 +382,19 @@ def read_source(source: object) -> JsonObject:
             path = _config_file_in(folder)
         # opening a pipe that has no writer would block for ever
         if not stat.S_ISREG(path.stat().st_mode):
-            raise ConfigError(f"{path} is not a file; give the path of a config.json")
+            raise refusal("not_file", path=path, way_out="give the path of a config.json")
         with path.open("rb") as stream:
             data = stream.read(MOST_TEXT + 1)
     except FileNotFoundError:
-        raise ConfigError(f"{source} is not a file; {_other_way(str(source))}") from None
+        raise refusal("not_file", path=source, way_out=_other_way(str(source))) from None
     except (OSError, ValueError, TypeError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{short_repr(source)} cannot be read: {error}") from None
+        raise refusal("source_unreadable", source=source, error=error) from None
     if data.startswith(b"GGUF"):
         return JsonObject(read_gguf_header(path))
     if (what := table().files["other_files"].get(path.suffix)) is not None:
-        raise ConfigError(f"{path} {what}")
+        raise refusal("other_file", path=path, what=what)
     refuse_stand_in(data, str(path), ConfigError)
     if path.suffix == ".gguf":
         raise refusal("no_gguf", path=path)
@@ -470,7 +469,7 @@ def _config_file_in(folder: Path) -> Path:
     suffixes = (".json", ".gguf", *_YAML)
     others = sorted(path.name for path in folder.iterdir() if path.suffix in suffixes)
     found = f"; it holds {', '.join(others[:8])}: give the path of a config" if others else ""
-    raise ConfigError(f"{folder} holds neither config.json nor params.json{found}")
+    raise refusal("no_config_file", folder=folder, found=found)
 
 
 def _parse_config(data: bytes, origin: str, suffix: str = "") -> JsonObject:

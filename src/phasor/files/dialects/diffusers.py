@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from phasor.axes import Axial, InterleavedSections, OneAxis
-from phasor.errors import ConfigError
+from phasor.files import refusal
 from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import NO_FACTS, Architecture, architectures, read_table
 from phasor.files.configs.ropes import layer_ropes
@@ -51,7 +51,8 @@ def read(top: JsonObject) -> LayerRopes | None:
         )
         top.refuse("_class_name", f"{expected}else describe the embedding with phasor.Rope(...))")
     if facts.refused is not None:
-        raise ConfigError(f"{top.name('_class_name')} {name} cannot be read: {facts.refused}")
+        key = top.name("_class_name")
+        raise refusal("class_refused", key=key, name=name, why=facts.refused)
     names = {"num_attention_heads": ()} if facts.other_positions else facts.names
     config = JsonObject(top.values, names=names, strict=top.strict)
     config.notes += [facts.note] if facts.note else []

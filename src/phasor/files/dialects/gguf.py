@@ -12,7 +12,6 @@ import numpy as np
 
 from phasor._checks import letters_and_numbers
 from phasor.axes import Axes, InterleavedSections, OneAxis, Sectioned
-from phasor.errors import ConfigError
 from phasor.files import refusal
 from phasor.files.configs.facts import Architecture, architectures, read_table
 from phasor.files.configs.layer_pattern import flag_pattern, rule_kinds
@@ -109,7 +108,7 @@ def _select_facts(
     values = {k.removeprefix(start): v for k, v in top.values.items() if k.startswith(start)}
     facts = facts_for(JsonObject(values, name), facts)
     if facts.refused is not None:
-        raise ConfigError(f"general.architecture {name!r} {facts.refused}")
+        raise refusal("architecture_refused", name=name, why=facts.refused)
     values = {k: v for k, v in values.items() if v != 0 or k not in _ZERO_IS_NONE}
     if isinstance(values.get(_PATTERN_KEY), (list, tuple)) and not _lists_windows(facts):
         del values[_PATTERN_KEY]  # llama.cpp takes a number here, and passes over lists
@@ -289,7 +288,7 @@ def _read_scaling(
         if law_name == "longrope":
             other_scalings.append(config.name(key))
     if divisors and other_scalings:
-        raise ConfigError(f"{divisors[0]} and {other_scalings[0]} both scale; keep one")
+        raise refusal("two_scalings", first=divisors[0], second=other_scalings[0])
     if law_name == "yarn":
         return _read_yarn(config, facts, factor)
     if law_name == "longrope" or _SHORT in divisors or _LONG in divisors:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from phasor.errors import ConfigError
+from phasor.files import refusal
 from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import NO_FACTS, Architecture, read_table, table
 from phasor.files.configs.layer_pattern import LayerPattern
@@ -119,7 +119,7 @@ def _base(config: JsonObject, *, of_torchchat: bool) -> float:
         differing = "programs that read params.json fill it in differently (10000 and 1000000)"
         for key in filter(_is_base, config.unread()):
             differing += f"; {key} says {config.values[key]}, under a name of another program"
-        raise ConfigError(f"{config.name('rope_theta')} is absent, and {differing}; add it")
+        raise refusal("params_base", key=config.name("rope_theta"), differing=differing)
     return config.or_default("rope_theta", base, default, whose)
 
 
@@ -139,7 +139,9 @@ def _read_llama3(config: JsonObject, layers: int) -> Llama3:
     if factor is None:
         release = marks["releases"].get(f"{config.whole('dim')} x {layers}")
         if release is None:
-            raise ConfigError(f"{config.name('use_scaled_rope')} {marks['unknown']}")
+            raise refusal(
+                "params_factor", key=config.name("use_scaled_rope"), unknown=marks["unknown"]
+            )
         factor = float(release["factor"])
         config.notes.append(marks["release"].format(**release))
         config.notes += [marks["not_8"]] * (factor != 8)
