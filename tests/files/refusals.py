@@ -19,20 +19,18 @@ def sentences(error: type[Exception]) -> Mapping[str, str]:
 
 
 @contextmanager
-def refused(reason: str, /, **facts: object) -> Generator[pytest.ExceptionInfo[PhasorError]]:
-    """A refusal for this reason, with these facts."""
+def refused(expected: str, /, **facts: object) -> Generator[pytest.ExceptionInfo[PhasorError]]:
+    """A refusal with these facts, for the reason that ``expected`` is.
+
+    After it and a colon may stand words of a fact. Without a reason (``": rope_theta"``) it is the
+    check of an argument, whose sentence begins with the argument's name.
+    """
     with pytest.raises(PhasorError) as caught:
         yield caught
+    reason, _, words = expected.partition(": ")
     error = caught.value
-    said = {name: error.facts.get(name) for name in facts}
-    assert (error.reason, said) == (reason, facts), error
-
-
-def outline(error: PhasorError) -> str:
-    """The reason, and the key that the sentence begins with; of an argument's check the key alone.
-
-    >>> outline(PhasorError("rope_theta must be a finite number > 1, got 1"))
-    'rope_theta'
-    """
-    key = str(error).split()[0].rstrip(":")
-    return f"{error.reason} {key}".strip()
+    assert (error.reason, {name: error.facts.get(name) for name in facts}) == (reason, facts), error
+    if reason:
+        assert not words or any(words in str(fact) for fact in error.facts.values()), error
+    else:
+        assert str(error).startswith(words), error

@@ -13,7 +13,7 @@ from phasor import CheckpointError, Rope
 from phasor.files.checkpoint import ConversionPlan, Patterns, plan_conversion, write
 from phasor.pairings import Pairing
 
-from ..refusals import sentences
+from ..refusals import refused, sentences
 from .checkpoints import (
     Tensors,
     header_of,
@@ -268,10 +268,10 @@ def _first_head(path: Path, name: str) -> np.ndarray:
 def test_a_result_gets_another_name_and_a_folder(tmp_path: Path) -> None:
     """As the hints say where it exists, or its folder does not."""
     plan = of_folder()(tmp_path)
-    with pytest.raises(CheckpointError, match="choose another name"):
+    with refused("exists"):
         write(plan, plan.path)
     inside = tmp_path / "new" / "converted"
-    with pytest.raises(CheckpointError, match="create it first"):
+    with refused("no_parent"):
         write(plan, inside)
     inside.parent.mkdir()
     write(plan, inside, verified=True)

@@ -14,9 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from phasor import CheckpointError, ConfigError, SpecError, VerificationError, load
+from phasor import CheckpointError, SpecError, VerificationError, load
 from phasor.files.checkpoint import conversion, plan_conversion, verify, write
 
+from ..refusals import refused
 from .checkpoints import contents
 from .metas_llama import PARAMS, random_weights, save_meta
 
@@ -129,74 +130,77 @@ class Bomb:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "a damaged file": (cut, r"01\.pth cannot be read by torch\.load.* damaged"),
+    "a damaged file": (cut, "pickle: 01.pth"),
     "no file of torch": (
         lambda a: (a / "consolidated.00.pth").write_bytes(b"nothing"),
-        r"00\.pth cannot be read by torch\.load",
+        "pickle: torch.",
     ),
     "code in the pickle": (
         lambda a: torch.save(Bomb(), a / "consolidated.00.pth"),
-        r"00\.pth cannot be read",
+        "pickle: 00.pth",
     ),
-    "a list": (lambda a: torch.save([1], a / "consolidated.00.pth"), "dictionary of tensors"),
-    "a number": (lambda a: edit(a, norm__weight=1), "'norm.weight' must be a tensor"),
+    "a list": (lambda a: torch.save([1], a / "consolidated.00.pth"), "no_tensors: a list"),
+    "a number": (lambda a: edit(a, norm__weight=1), "no_tensor: norm.weight"),
     "a quantised tensor": (
         lambda a: edit(a, norm__weight=torch.ones(32, dtype=torch.int8)),
-        "dense tensor of float64.*int8",
+        "dense: float64",
     ),
     "the first rank missing": (
         lambda a: (a / "consolidated.00.pth").unlink(),
-        r"consolidated\.00\.pth is missing",
+        "rank_missing: consolidated.0",
     ),
     "a rank in the middle missing": (
         lambda a: (a / "consolidated.01.pth").rename(a / "consolidated.02.pth"),
-        r"holds consolidated\.02\.pth, and consolidated\.01\.pth is missing",
+        "rank_missing: consolidated.02.pth",
     ),
     "the last rank missing": (
         lambda a: (a / "consolidated.01.pth").unlink(),
-        "wq.weight' must have the shape .32, 32. according to the config, got .16, 32.*missing",
+        "shape: wq.weight",
     ),
     "no weights": (
         lambda a: [path.unlink() for path in a.glob("*.pth")],
-        "either consolidated.00.pth .* got neither",
+        "consolidated: neither",
     ),
-    "weights in two forms": (lambda a: (a / "consolidated.safetensors").touch(), "got both"),
-    "no params": (lambda a: (a / "params.json").unlink(), r"params\.json is missing"),
+    "weights in two forms": (
+        lambda a: (a / "consolidated.safetensors").touch(),
+        "consolidated: both",
+    ),
+    "no params": (lambda a: (a / "params.json").unlink(), "no_sizes: params.json"),
     "a tensor on one rank only": (
         lambda a: edit(a, 1, norm__weight=None),
-        r"same names, but only one of consolidated\.00\.pth and consolidated\.01\.pth",
+        "rank_names: consolidated.00.pth",
     ),
     "ranks of two shapes": (
         lambda a: edit(a, 1, norm__weight=torch.ones(31)),
-        "one dtype and shape on all ranks",
+        "ranks_differ: norm.weight",
     ),
     "ranks of two models": (
         lambda a: edit(a, 1, norm__weight=torch.ones(32)),
-        "'norm.weight' must be the same on all ranks, but rank 1 differs",
+        "copies_differ: norm.weight",
     ),
     "a tensor missing": (
         lambda a: [edit(a, rank, layers__1__ffn_norm__weight=None) for rank in (0, 1)],
-        r"missing: layers\.\*\.ffn_norm\.weight \(1\)",
+        "missing: layers.*.ffn_norm.weight (1)",
     ),
     "an unknown tensor": (
         lambda a: [edit(a, rank, layers__1__attention__wq__bias=torch.ones(9)) for rank in (0, 1)],
-        r"got layers\.\*\.attention\.wq\.bias \(1\) as well",
+        "unknown: layers.*.attention.wq.bias (1)",
     ),
     "a layer too many": (
         lambda a: set_param(a, "n_layers", 1),
-        r"plain Llama with 1 layers have names in both programs, got layers",
+        "unknown: layers",
     ),
     "heads that ranks cut": (
         lambda a: [set_param(a, "n_heads", 1), set_param(a, "n_kv_heads", 1)],
-        r"wq.weight' must hold whole heads of 32 rows on each rank, got 16",
+        "split_heads: 32",
     ),
     "experts": (
         lambda a: set_param(a, "moe_args", {"num_experts": 2}),
-        "moe_args contradicts that",
+        "params: moe_args",
     ),
     "an unknown factor": (
         lambda a: set_param(a, "rope_scaling_factor", None),
-        r'add "rope_scaling_factor": 8 \(as Llama 3\.1 and 3\.3 have\) or 32',
+        "params_factor: use_scaled_rope",
     ),
 }
 
@@ -209,7 +213,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(
     monkeypatch.chdir(tmp_path)
     spoil, message = WRONG[kind]
     spoil(meta(tmp_path / "a", 2))
-    with pytest.raises((CheckpointError, ConfigError), match=message):
+    with refused(message):
         plan_conversion(tmp_path / "a", "transformers")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
@@ -222,7 +226,7 @@ def test_tensors_as_torch_can_store_them(tmp_path: Path, kind: str) -> None:
     folder = save_meta(tmp_path / "a", PARAMS, weights)
     edit(folder, output__weight=wanted.t().contiguous().t() if kind == "transposed" else wanted[:0])
     if kind == "empty":
-        with pytest.raises(CheckpointError, match=r"with rows, got torch.float32 .0, 32."):
+        with refused("dense"):
             plan_conversion(folder, "transformers")
         return
     write(plan_conversion(folder, "transformers"), tmp_path / "b", verified=True)
@@ -241,7 +245,7 @@ def test_mistrals_file_is_read_as_metas(tmp_path: Path) -> None:
     config = json.loads(planned.other_files["config.json"])
     assert (config["head_dim"], config["intermediate_size"]) == (8, 112)
     set_param(tmp_path / "a", "sliding_window", 4096)
-    with pytest.raises(ConfigError, match="sliding_window contradicts that"):
+    with refused("params", keys="sliding_window"):
         plan_conversion(tmp_path / "a", "transformers")
 
 
@@ -251,19 +255,19 @@ def test_without_torch_the_way_to_it_is_said(
     """Only files of torch.save need it."""
     meta(tmp_path / "a")
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(CheckpointError, match=r"needs torch to read: pip install .*\[torch\]"):
+    with refused("no_torch"):
         plan_conversion(tmp_path / "a", "transformers")
 
 
 HF: dict[str, tuple[dict[str, Any], str]] = {
-    "another class": ({"model_type": "qwen2"}, "model_type must be llama"),
-    "another activation": ({"hidden_act": "gelu"}, "hidden_act must be silu"),
-    "wide heads": ({"head_dim": 16}, "hidden_size must be num_attention_heads times head_dim"),
+    "another class": ({"model_type": "qwen2"}, "value: model_type"),
+    "another activation": ({"hidden_act": "gelu"}, "value: hidden_act"),
+    "wide heads": ({"head_dim": 16}, "widths: 16"),
     "another law": (
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
-        "params.json can express only .* got Linear",
+        "law: Linear",
     ),
-    "no config": ({}, "config.json is missing"),
+    "no config": ({}, "no_sizes: config.json"),
 }
 
 
@@ -276,7 +280,7 @@ def test_what_metas_code_cannot_compute_is_refused(tmp_path: Path, kind: str) ->
     of_old = ("rope_scaling", "rope_theta") if "rope_parameters" in changes else ()
     config = {k: v for k, v in json.loads(path.read_text()).items() if k not in of_old} | changes
     path.write_text(json.dumps(config)) if changes else path.unlink()
-    with pytest.raises((CheckpointError, ConfigError), match=message):
+    with refused(message):
         plan_conversion(tmp_path / "b", "meta")
 
 
@@ -286,7 +290,7 @@ def test_there_are_two_programs(tmp_path: Path) -> None:
         plan_conversion(meta(tmp_path / "a"), "vllm")  # pyright: ignore
     with pytest.raises(SpecError, match="no other argument goes with the program meta"):
         plan_conversion(tmp_path / "a", "meta", source="half")
-    with pytest.raises(CheckpointError, match="must be a folder"):
+    with refused("no_folder"):
         plan_conversion(tmp_path / "a/params.json", "transformers")
 
 
@@ -314,10 +318,10 @@ def test_every_wrong_byte_is_found(tmp_path: Path, ranks: int) -> None:
     config.write_text(config.read_text().replace('"bos_token_id": null', '"bos_token_id": 1'))
     verify(planned, tmp_path / "b")
     config.write_text(config.read_text().replace("131072", "131073"))
-    with pytest.raises(VerificationError, match="max_position_embeddings must be 131072, got 1310"):
+    with refused("other_value", key="max_position_embeddings", value=131072):
         verify(planned, tmp_path / "b")
     config.unlink()
-    with pytest.raises(CheckpointError, match="cannot be compared"):
+    with refused("not_compared"):
         verify(planned, tmp_path / "b")
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
-from phasor import ConfigError
 from phasor.files.reading import load
 
 from ...each import each
+from ..refusals import refused
 
 JOY = {"hidden_size": 4096, "num_attention_heads": 32, "num_layers": 40, "theta": 10000}
 
@@ -61,5 +60,5 @@ def test_longcats_audio_turns_by_a_base_in_its_code() -> None:
 
 def test_minimax_h3_is_refused_with_its_rope() -> None:
     """As each of its axes has as many pairs as one number says."""
-    with pytest.raises(ConfigError, match=r"rotary_dim=96, pairing='half', axes=Axial"):
+    with refused("class_refused: rotary_dim=96, pairing='half', axes=Axial"):
         load({"_class_name": "MiniMaxH3Transformer3DModel", "num_layers": 50, "rope_freq_dim": 16})

@@ -11,6 +11,7 @@ from phasor.axes import OneAxis, Sectioned
 from phasor.files.reading import load
 
 from ...each import each
+from ..refusals import refused
 
 SCRIPT = r"""
 #!/bin/bash
@@ -98,7 +99,7 @@ def test_a_pattern_of_layers_may_stand_in_a_variable(tmp_path: Path) -> None:
         train.replace("${P}", "M-*") + train.replace("${P}", "MM*"),
     ):
         file.write_text(two)
-        with pytest.raises(ConfigError, match=r"--hybrid-layer-pattern must be .*M-\* or MM\*"):
+        with refused("value", key="--hybrid-layer-pattern"):
             load(file)
 
 
@@ -155,9 +156,7 @@ def test_sections_beside_a_rope_of_one_axis_are_noted(words: str, tmp_path: Path
 def test_a_script_for_the_class_of_another_program_is_no_model_of_megatron(tmp_path: Path) -> None:
     """What Megatron assumes where nothing says a position embedding is not what that class does."""
     layers = "--num-layers 4 --micro-batch-size 1"
-    with pytest.raises(
-        ConfigError, match="--transformer-type must be megatron, or give the config"
-    ):
+    with refused("value", key="--transformer-type"):
         load(written(tmp_path, f"{layers} --transformer-type huggingface"))
     assert load(written(tmp_path, f"{layers} --transformer-type megatron")).ropes == ()
     with pytest.warns(PhasorWarning, match="names another model"):
@@ -168,5 +167,5 @@ def test_a_script_without_arguments_is_called_one(tmp_path: Path) -> None:
     """And not JSON with a fault."""
     file = tmp_path / "train.sh"
     file.write_text("#!/bin/bash\npython train.py config.yaml\n")
-    with pytest.raises(ConfigError, match="is a script without the arguments of a model"):
+    with refused("no_arguments"):
         load(file)

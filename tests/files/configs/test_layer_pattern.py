@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from phasor import ConfigError
 from phasor.files.configs.layer_pattern import LayerPattern, flag_pattern, number_pattern
 from phasor.files.configs.source import JsonObject
+
+from ..refusals import refused
 
 #: Every pattern of up to seven layers.
 PATTERNS = [
@@ -53,5 +54,5 @@ def test_a_number_a_list_and_the_text_of_one_say_the_same(value: Any) -> None:
 @pytest.mark.parametrize("value", [[0, 1], [0, 0, 0, 2] * 2, "[0]*2"])
 def test_a_list_for_other_layers_is_refused_by_its_key(value: Any) -> None:
     """Or with another number than 0 and 1."""
-    with pytest.raises(ConfigError, match="key must be a list of a 0 or a 1, false or true"):
+    with refused("value", key="key"):
         number_pattern(JsonObject({"key": value}), "key", 8)

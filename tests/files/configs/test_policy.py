@@ -11,6 +11,7 @@ from phasor.files.configs.unread_keys import meanings
 from phasor.files.reading import load
 
 from ...each import each
+from ..refusals import refused
 from .config_files import small
 
 #: Of a key beside those of a model type, by hand: what passes in silence and what does not.
@@ -130,7 +131,7 @@ def test_every_key_of_the_table_has_its_case_here() -> None:
 def test_a_law_inside_an_object_that_nothing_reads_is_refused(block: Any) -> None:
     """As a base there is: the file may mean the model by it."""
     config = small() | {"decoder_options": {"rope_scaling": block}}
-    with pytest.raises(ConfigError, match=r"decoder_options.rope_scaling \(got .* asks for a"):
+    with refused("unread", key="decoder_options.rope_scaling"):
         load(config)
     with pytest.warns(PhasorWarning, match="decoder_options.rope_scaling"):
         assert "decoder_options.rope_scaling" in load(config, strict=False).notes[0]
@@ -153,7 +154,7 @@ def test_what_asks_for_something_else_is_refused_and_can_be_left_aside(key: str)
     model_type, _, asking = KEYS[key]
     plain = load(small(model_type) | _SIZES.get(model_type, {}))
     for value in asking:
-        with pytest.raises(ConfigError, match=rf"{key} \(got "):
+        with refused("unread", key=key):
             load(beside(model_type, key, value))
         with pytest.warns(PhasorWarning, match=key):
             lenient = load(beside(model_type, key, value), strict=False)
@@ -186,7 +187,7 @@ def test_a_key_that_one_kind_of_layers_answers_asks_for_nothing_else() -> None:
     laguna = small("laguna", head_dim=64, rope_theta=None, **kinds, **blocks)
     for fraction in (0.5, 1.0):
         assert load(laguna | {"partial_rotary_factor": fraction}) == load(laguna)
-    with pytest.raises(ConfigError, match=r"partial_rotary_factor \(got 0.25\)"):
+    with refused("unread", key="partial_rotary_factor"):
         load(laguna | {"partial_rotary_factor": 0.25})
 
 
@@ -195,7 +196,7 @@ def test_the_rule_holds_for_diffusers_too() -> None:
     config = {"_class_name": "FluxTransformer2DModel", "num_layers": 19, "num_single_layers": 38}
     plain = load(config)
     assert load(config | {"rope_theta": 10000}) == plain
-    with pytest.raises(ConfigError, match=r"rope_theta \(got 256.* gives the base"):
+    with refused("unread", key="rope_theta"):
         load(config | {"rope_theta": 256.0})
     with pytest.warns(PhasorWarning, match="rope_theta"):
         assert load(config | {"rope_theta": 256.0}, strict=False) == plain
@@ -209,7 +210,7 @@ def test_a_key_that_divides_positions_may_say_what_the_law_says(key: str) -> Non
     linear = {"rope_scaling": {"type": "linear", "factor": 8.0}}
     assert load(small(**linear, **{key: 8})) == load(small(**linear))
     for other in ({}, {"rope_scaling": {"type": "linear", "factor": 4.0}}):
-        with pytest.raises(ConfigError, match=rf"{key} \(got 8\) (divided|is a factor)"):
+        with refused("unread", key=key):
             load(small(**other, **{key: 8}))
 
 
@@ -217,7 +218,7 @@ def test_three_axes_may_be_asked_for_where_there_are_three() -> None:
     """ERNIE 4.5 VL's files say it twice; two axes it has not."""
     ernie = small("ernie4_5_moe_vl", rope_scaling={"mrope_section": [22, 22, 20]})
     assert load(ernie | {"rope_3d": True, "use_3d_rope": True}) == load(ernie)
-    with pytest.raises(ConfigError, match=r"use_2d_rope \(got True\) asks for a rotation of two"):
+    with refused("unread", key="use_2d_rope"):
         load(ernie | {"use_2d_rope": True})
 
 
@@ -259,7 +260,7 @@ def test_keys_of_a_block_that_its_law_does_not_use_are_noted(name: str) -> None:
 def test_what_the_class_reads_and_no_rope_says_is_refused_either_way() -> None:
     """The first ChatGLM's two rotations are not left aside."""
     for strict in (True, False):
-        with pytest.raises(ConfigError, match="two halves of a head"):
+        with refused("type_unread: two halves of a head"):
             load({"model_type": "chatglm", "position_encoding_2d": True}, strict=strict)
 
 
@@ -269,7 +270,7 @@ def test_an_unknown_type_can_be_read_as_a_known_one() -> None:
     ropes = load(config, like="llama")
     assert ropes == load(small())
     assert any("llama" in note and "mymodel" in note for note in ropes.notes)
-    with pytest.raises(ConfigError, match="like must be a model type"):
+    with refused("like"):
         load(config, like="lama")
 
 
@@ -289,7 +290,7 @@ def test_contexts_that_disagree_matter_where_a_law_is_computed_from_them() -> No
     law = {"type": "dynamic", "factor": 2.0}
     with (
         pytest.warns(PhasorWarning),
-        pytest.raises(ConfigError, match="max_position_embeddings says 8192 and seq_length"),
+        refused("two_values", first_name="max_position_embeddings", first=8192, name="seq_length"),
     ):
         load(config | {"rope_scaling": law})
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
-from phasor import ConfigError, LayerRopes, Rope
+from phasor import LayerRopes, Rope
 from phasor.axes import Axial
 from phasor.files.reading import load
 
 from ...each import each
+from ..refusals import refused
 
 LOCAL, WIDE = "sliding_attention", "full_attention"
 GEMMA_3: dict[str, Any] = {
@@ -142,7 +142,7 @@ def test_mimo_v2_flash_of_megatron_bridge_turns_a_part_of_its_heads() -> None:
 def test_an_error_about_a_base_of_mimo_v2_flash_names_the_key_of_the_file() -> None:
     """Not a place in a list that nobody wrote."""
     for base in ("1e6", 0.5, None):
-        with pytest.raises(ConfigError, match=r"^model\.rotary_base (must be|is absent)"):
+        with refused("no_value" if base is None else ": model.rotary_base"):
             bridge(MIMO, rotary_base=base)
 
 
@@ -160,7 +160,7 @@ def test_a_class_that_turns_by_what_its_file_does_not_say_is_refused(
     """Two diffusion models, which have no type of positions, and one whose type is none."""
     config = GEMMA_3 | {"_target_": f"megatron.bridge.{target}"}
     for word in ("none", None):
-        with pytest.raises(ConfigError, match=f"model._target_ must be .*{says}"):
+        with refused(f"value: {says}", key="model._target_"):
             bridge(config, position_embedding_type=word)
 
 
@@ -169,7 +169,7 @@ def test_a_file_of_megatron_bridge_says_what_its_classes_differ_in(key: str) -> 
     """Megatron's own defaults are not those of every class."""
     config = GEMMA_3 | {"_target_": "megatron.bridge.models.x.XProvider", "rotary_base": 5e5}
     assert bases(bridge(config)) == [5e5] * 8
-    with pytest.raises(ConfigError, match=rf"model\.{key} is absent"):
+    with refused("no_value", key=f"model.{key}"):
         bridge(config, **{key: None})
 
 
@@ -183,7 +183,7 @@ def test_the_t5_of_megatron_bridge_has_its_base_in_the_code() -> None:
 @each("key", ["rotary_base_per_layer", "rotary_percents"])
 def test_a_number_for_each_layer_is_refused(key: str) -> None:
     """Step 3.5 says them, and no Megatron-Core that is known reads them."""
-    with pytest.raises(ConfigError, match=rf"model\.{key} must be absent, because no release"):
+    with refused("value", key=f"model.{key}"):
         bridge(GEMMA_3, **{key: [1.0] * 8})
 
 
@@ -194,7 +194,7 @@ def test_attention_beside_a_recurrence_turns() -> None:
     ropes = bridge(GEMMA_3, **falcon, hybrid_override_pattern="PM*P")
     assert bases(ropes) == [1e11, None, 1e11, 1e11]
     assert bases(bridge(GEMMA_3, **falcon, falconh1_ratio=1.0)) == [1e11] * 4
-    with pytest.raises(ConfigError, match=r"model\.falconh1_ratio must be 1 without"):
+    with refused("value", key="model.falconh1_ratio"):
         bridge(GEMMA_3, **falcon, falconh1_ratio=0.5)
 
 
@@ -203,7 +203,7 @@ def test_a_hybrid_of_megatron_turns_halves_alone() -> None:
     sizes = {"num_layers": 2, "hidden_size": 512, "num_attention_heads": 8}
     config = sizes | {"position_embedding_type": "rope", "hybrid_override_pattern": "M*"}
     assert bases(load(config)) == [None, 1e4]
-    with pytest.raises(ConfigError, match=r"rotary_interleaved must be false, .* hybrid model"):
+    with refused("value", key="rotary_interleaved"):
         load(config | {"rotary_interleaved": True})
 
 
@@ -294,37 +294,37 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a base under another class's key": (
         "LlamaBackbone",
         SIZES | {"rope_theta": 5e5},
-        r"config\.rope_theta",
+        "unread: config.rope_theta",
     ),
     "a part of a head that no cos and sin fit": (
         "SmolLM3Backbone",
         SIZES | {"rope_theta": 5e5, "rope_layer_enabled_list": [], "partial_rotary_factor": 0.5},
-        r"config\.partial_rotary_factor",
+        "unread: config.partial_rotary_factor",
     ),
     "a base that the class has no default for": (
         "SmolLM3Backbone",
         SIZES,
-        r"config\.rope_theta is absent",
+        "no_value: config.rope_theta",
     ),
     "a word that is no kind": (
         "Qwen3_5Backbone",
         SIZES | {"layer_types": [WIDE, "attention"] * 2},
-        r"config\.layer_types must be one of full_attention, linear_attention, 0, 1 for each of 4",
+        "value: config.layer_types",
     ),
     "too few words": (
         "Gemma4Backbone",
         SIZES | {"layer_types": [WIDE]},
-        r"config\.layer_types must be .* for each of 4 layers",
+        "value: config.layer_types",
     ),
     "widths of axes left out": (
         "FluxBackbone",
         {"depth": 2, "num_heads": 2, "hidden_size": 64, "theta": 10000},
-        r"config\.axes_dim is absent",
+        "no_value: config.axes_dim",
     ),
     "words left out": (
         "T5Gemma2Backbone",
         DECODER | {"decoder_head_dim": 16},
-        r"config\.decoder_layer_types is absent",
+        "no_value: config.decoder_layer_types",
     ),
 }
 
@@ -333,5 +333,5 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_what_a_class_would_not_take_is_refused(name: str) -> None:
     """By its key."""
     backbone, config, says = REFUSED[name]
-    with pytest.raises(ConfigError, match=says):
+    with refused(says):
         keras(backbone, **config)

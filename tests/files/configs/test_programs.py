@@ -18,6 +18,7 @@ from phasor.files.reading import load
 from phasor.scaling import Linear, Llama3, Yarn
 
 from ...each import each
+from ..refusals import refused
 from .program_files import LITGPT, LITGPT_YARN, LLAMA3, MEGATRON, without
 
 TRTLLM = {
@@ -68,9 +69,10 @@ def test_a_config_of_transformers_is_no_programs_file(words: dict[str, Any]) -> 
     deepseek = {"n_layers": 4, "qk_rope_head_dim": 64, "inter_dim": 512}
     for config in (LITGPT, TRTLLM, MEGATRON, LLAMA3_KERAS, meta, deepseek):
         for file in (config | words, {"language_model": config} | words):
-            with pytest.raises(ConfigError, match=r"model_type (is absent|must be one that)"):
+            with pytest.raises(ConfigError) as caught:
                 load(file)
-    with pytest.raises(ConfigError, match=r"model_type (is absent|must be one that)"):
+            assert caught.value.reason in ("no_model", "no_model_type", "model_type")
+    with refused("no_model", key="model_type"):
         load({"language_model": MEGATRON | words})
 
 
@@ -294,139 +296,151 @@ def test_torchtunes_llama_4_rotates_by_its_interval() -> None:
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "litgpt, bands and betas": (
         LITGPT | {"rope_adjustments": LLAMA3 | {"beta_fast": 32}},
-        r"rope_adjustments\.low_freq_factor belongs to Llama 3's law and .*beta_fast",
+        "two_laws: rope_adjustments.low_freq_factor",
     ),
     "litgpt, a band without its other end": (
         LITGPT | {"rope_adjustments": without(LLAMA3, "high_freq_factor")},
-        r"rope_adjustments\.high_freq_factor is absent",
+        "no_value: rope_adjustments.high_freq_factor",
     ),
     "litgpt, crossed bands": (
         LITGPT | {"rope_adjustments": LLAMA3 | {"low_freq_factor": 5.0}},
-        r"rope_adjustments\.low_freq_factor cannot be used|rope_adjustments\.high_freq_factor",
+        "unusable: rope_adjustments.high_freq_factor",
     ),
     "litgpt, a scale beyond all floats": (
         LITGPT | {"rope_adjustments": LITGPT_YARN | {"mscale_all_dim": 1e300}},
-        r"rope_adjustments\.mscale_all_dim cannot be used",
+        "unusable: rope_adjustments.mscale_all_dim",
     ),
     "TensorRT-LLM, a scale beyond all floats": (
         TRTLLM | {"rotary_scaling": TRTLLM_YARN | {"mscale_all_dim": 1e300}} | LATENT,
-        r"rotary_scaling\.mscale_all_dim cannot be used: mscale_all_dim must be",
+        "unusable: rotary_scaling.mscale_all_dim",
     ),
     "Megatron, a list repeated without end": (
         MEGATRON | {"no_rope_freq": "(([0]*9999)*9999)*9999"},
-        "no_rope_freq must be",
+        "value: no_rope_freq",
     ),
     "litgpt, a factor that is text": (
         LITGPT | {"rope_adjustments": {"factor": "8"}},
-        r"rope_adjustments\.factor must be",
+        ": rope_adjustments.factor",
     ),
-    "litgpt, adjustments that are a list": (LITGPT | {"rope_adjustments": [8]}, "rope_adjustments"),
-    "litgpt, more than a head": (LITGPT | {"rotary_percentage": 1.5}, "rotary_percentage"),
-    "litgpt, odd coordinates": (LITGPT | {"rotary_percentage": 0.26}, "rotary_percentage"),
-    "litgpt, heads that do not divide": (LITGPT | {"n_head": 5}, "n_embd / n_head"),
-    "litgpt, a base of 1": (LITGPT | {"rope_base": 1}, "rope_base must be"),
+    "litgpt, adjustments that are a list": (
+        LITGPT | {"rope_adjustments": [8]},
+        "value: rope_adjustments",
+    ),
+    "litgpt, more than a head": (
+        LITGPT | {"rotary_percentage": 1.5},
+        ": rotary_percentage",
+    ),
+    "litgpt, odd coordinates": (
+        LITGPT | {"rotary_percentage": 0.26},
+        "odd_width: rotary_percentage",
+    ),
+    "litgpt, heads that do not divide": (LITGPT | {"n_head": 5}, "head_width: n_embd"),
+    "litgpt, a base of 1": (LITGPT | {"rope_base": 1}, ": rope_base"),
     "litgpt, indices without a base": (
         LITGPT | {"rope_indices": [0] * 4},
-        "rope_local_base_freq is missing, and the layers of rope_indices",
+        "no_local_base: rope_local_base_freq",
     ),
     "litgpt, too few indices": (
         LITGPT | {"rope_indices": [0], "rope_local_base_freq": 1e4},
-        "rope_indices must be",
+        "value: rope_indices",
     ),
-    "litgpt, an unknown rope key": (LITGPT | {"rope_zoom": 2}, "rope_zoom"),
-    "litgpt, a key of another program": (LITGPT | {"rope_theta": 7.0}, "rope_theta"),
+    "litgpt, an unknown rope key": (LITGPT | {"rope_zoom": 2}, "unread: rope_zoom"),
+    "litgpt, a key of another program": (LITGPT | {"rope_theta": 7.0}, "unread: rope_theta"),
     "litgpt, a slice without a width": (
         LITGPT | {"latent_attention": {"qk_rope_head_dim": "64"}},
-        r"latent_attention\.qk_rope_head_dim must be",
+        ": latent_attention.qk_rope_head_dim",
     ),
     "litgpt, a block of transformers": (
         LITGPT | {"rope_scaling": {"type": "linear", "factor": 2.0}},
-        "rope_scaling must be absent, as litgpt reads no such block",
+        "value: rope_scaling",
     ),
     "TensorRT-LLM, a block of transformers": (
         TRTLLM | {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
-        "rope_parameters must be absent",
+        "value: rope_parameters",
     ),
     "TensorRT-LLM, a type of its own": (
         TRTLLM | {"position_embedding_type": "chatglm"},
-        "position_embedding_type must be one of",
+        "value: position_embedding_type",
     ),
     "TensorRT-LLM, a type that is a number": (
         TRTLLM | {"position_embedding_type": 2},
-        "position_embedding_type must be a string",
+        "value: position_embedding_type",
     ),
     "TensorRT-LLM, an unknown law": (
         TRTLLM | {"rotary_scaling": {"type": "wide"}},
-        r"rotary_scaling\.type must be one of",
+        "value: rotary_scaling.type",
     ),
     "TensorRT-LLM, a law of heads that are too narrow": (
         TRTLLM | {"head_size": 2, "rotary_scaling": {"type": "dynamic", "alpha": 2.0}},
-        r"rotary_scaling\.type needs at least 4",
+        "few_coordinates: rotary_scaling.type",
     ),
     "TensorRT-LLM, a dynamic law without its alpha": (
         TRTLLM | {"rotary_scaling": {"type": "dynamic", "factor": 2.0}},
-        r"rotary_scaling\.alpha is absent",
+        "no_value: rotary_scaling.alpha",
     ),
     "TensorRT-LLM, two laws": (
         TRTLLM | {"rotary_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2}},
-        r"rotary_scaling\.(rope_)?type says",
+        "two_values: rotary_scaling.type",
     ),
     "TensorRT-LLM, a factor of no law": (
         TRTLLM | {"rotary_scaling": {"factor": 2}},
-        r"rotary_scaling\.factor must be 1",
+        "value: rotary_scaling.factor",
     ),
-    "TensorRT-LLM, a law that is text": (TRTLLM | {"rotary_scaling": "linear"}, "rotary_scaling"),
+    "TensorRT-LLM, a law that is text": (
+        TRTLLM | {"rotary_scaling": "linear"},
+        "value: rotary_scaling",
+    ),
     "TensorRT-LLM, sections left out": (
         TRTLLM | {"position_embedding_type": "mrope"},
-        r"rotary_scaling\.mrope_section is absent",
+        "no_value: rotary_scaling.mrope_section",
     ),
     "TensorRT-LLM, lists left out": (
         TRTLLM | {"position_embedding_type": "long_rope", "original_max_position_embeddings": 4096},
-        "longrope_scaling_short_factors is absent",
+        "no_value: longrope_scaling_short_factors",
     ),
     "TensorRT-LLM, layers of several kinds without their words": (
         TRTLLM | {"layer_configs": [{"attention": {"impl": "no_op"}}] * 2},
-        "layer_types is absent",
+        "no_value: layer_types",
     ),
-    "TensorRT-LLM, an unknown rope key": (TRTLLM | {"rope_zoom": 2}, "rope_zoom"),
-    "TensorRT-LLM, a base that is text": (TRTLLM | {"rotary_base": "1e4"}, "rotary_base must be"),
+    "TensorRT-LLM, an unknown rope key": (TRTLLM | {"rope_zoom": 2}, "unread: rope_zoom"),
+    "TensorRT-LLM, a base that is text": (TRTLLM | {"rotary_base": "1e4"}, ": rotary_base"),
     "TensorRT-LLM, an engine without layers": (
         {"pretrained_config": without(TRTLLM, "num_hidden_layers")},
-        r"pretrained_config\.num_hidden_layers is absent",
+        "no_value: pretrained_config.num_hidden_layers",
     ),
     "Megatron, an unknown type": (
         MEGATRON | {"position_embedding_type": "spiral"},
-        "position_embedding_type must be one of",
+        "value: position_embedding_type",
     ),
     "Megatron, YaRN of pairs beside each other": (
         MEGATRON | {"position_embedding_type": "yarn", "rotary_interleaved": True},
-        "rotary_interleaved must be false",
+        "value: rotary_interleaved",
     ),
     "Megatron, sections that do not fit": (
         MEGATRON | {"position_embedding_type": "mrope", "mrope_section": "16 24 25"},
-        "mrope_section",
+        "unusable: mrope_section",
     ),
     "Megatron, sections left out": (
         MEGATRON | {"position_embedding_type": "mrope"},
-        "mrope_section is absent",
+        "no_value: mrope_section",
     ),
     "Megatron, a pattern as code": (
         MEGATRON | {"no_rope_freq": "([0]*3+[1])*n"},
-        "no_rope_freq must be a list",
+        "value: no_rope_freq",
     ),
     "Megatron, a list for other layers": (
         MEGATRON | {"no_rope_freq": [0, 1]},
-        "no_rope_freq must be",
+        "value: no_rope_freq",
     ),
     "Megatron, two bases": (
         MEGATRON | {"rotary_base": [10000, 1000000]},
-        "rotary_base must be",
+        ": rotary_base",
     ),
     "Megatron, a flag that is a text": (
         MEGATRON | {"use_rope_scaling": "yes"},
-        "use_rope_scaling must be true or false",
+        "value: use_rope_scaling",
     ),
-    "Megatron, an unknown rope key": (MEGATRON | {"rotary_zoom": 2}, "rotary_zoom"),
+    "Megatron, an unknown rope key": (MEGATRON | {"rotary_zoom": 2}, "unread: rotary_zoom"),
     "Megatron, an unknown flag": (
         {
             "MODEL_ARGS": {
@@ -438,100 +452,100 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
                 "--rotary-zoom": 2,
             }
         },
-        r"MODEL_ARGS\.--rotary-zoom",
+        "unread: MODEL_ARGS.--rotary-zoom",
     ),
     "Megatron-Bridge, a base that is null and crossed betas": (
         {
             "model": MEGATRON
             | {"position_embedding_type": "yarn", "yarn_beta_fast": 1.0, "yarn_beta_slow": 2.0}
         },
-        r"model",
+        "unusable: model.yarn_beta_fast",
     ),
     "Megatron-Bridge, Gemma 3 with one base": (
         {"model": BRIDGE | {"rotary_base": [10000]}},
-        r"model\.rotary_base must be two bases, of local layers and of global ones",
+        "value: model.rotary_base",
     ),
     "Megatron-Bridge, Gemma 3 with a base of 1": (
         {"model": BRIDGE | {"rotary_base": [1, 10000]}},
-        r"model\.rotary_base\.0 must be",
+        ": model.rotary_base.0",
     ),
     "Megatron-Bridge, Gemma 3 without its pattern": (
         {"model": without(BRIDGE, "interleaved_attn_pattern")},
-        r"model\.interleaved_attn_pattern is absent",
+        "no_value: model.interleaved_attn_pattern",
     ),
     "Megatron-Bridge, Gemma 3 of no layers in turn": (
         {"model": BRIDGE | {"interleaved_attn_pattern": [0, 0]}},
-        r"model\.interleaved_attn_pattern must be",
+        "value: model.interleaved_attn_pattern",
     ),
     "Megatron-Bridge, Gemma 3 with layers that do not rotate": (
         {"model": BRIDGE | {"no_rope_freq": 4}},
-        r"model\.no_rope_freq must be absent",
+        "value: model.no_rope_freq",
     ),
     "KerasHub, another class": (
         LLAMA3_KERAS | {"class_name": "SpinBackbone"},
-        "class_name must be a backbone that phasor knows",
+        "value: class_name",
     ),
     "KerasHub, a number left out": (
         keras(rope_low_freq_factor=None),
-        r"config\.rope_low_freq_factor is absent",
+        "no_value: config.rope_low_freq_factor",
     ),
     "KerasHub, divided positions": (
         keras(rope_position_scaling_factor=4.0),
-        r"config\.rope_position_scaling_factor must be 1",
+        "value: config.rope_position_scaling_factor",
     ),
-    "KerasHub, an unknown rope key": (keras(rope_zoom=2), r"config\.rope_zoom"),
+    "KerasHub, an unknown rope key": (keras(rope_zoom=2), "unread: config.rope_zoom"),
     "KerasHub, a wavelength that is text": (
         keras(rope_max_wavelength="1e4"),
-        r"config\.rope_max_wavelength must be",
+        ": config.rope_max_wavelength",
     ),
     "KerasHub, a config that is a list": (
         LLAMA3_KERAS | {"config": [1]},
-        "config must be an object",
+        "value: config",
     ),
     "torchtune, another model": (
         torchtune("torchtune.models.llama9.llama9_1b"),
-        r"model\._component_ must be a model of torchtune's",
+        "value: model._component_",
     ),
-    "torchtune, a model of one's own": (torchtune("mine.llama3_1_8b"), r"model\._component_"),
+    "torchtune, a model of one's own": (torchtune("mine.llama3_1_8b"), "value: model._component_"),
     "torchtune, a function without its sizes": (
         torchtune("torchtune.models.llama3_1.llama3_1"),
-        r"model\.num_layers is absent",
+        "no_value: model.num_layers",
     ),
     "torchtune, a width that Gemma's function needs": (
         torchtune("torchtune.models.gemma.gemma", **TUNED),
-        r"model\.head_dim is absent; add it",
+        "no_value: model.head_dim",
     ),
     "torchtune, an unknown rope key": (
         torchtune("torchtune.models.llama3_1.llama3_1_8b", rope_zoom=2),
-        r"model\.rope_zoom",
+        "unread: model.rope_zoom",
     ),
     "torchtune, a base that is in the builder's code": (
         torchtune("torchtune.models.llama3_1.lora_llama3_1_8b", lora_rank=8, rope_base=1e6),
-        r"model\.rope_base must be absent, as torchtune's lora_llama3_1_8b takes no such argument",
+        "value: model.rope_base",
     ),
     "torchtune, a size that is in the builder's code": (
         torchtune("torchtune.models.llama3_2.llama3_2_1b", max_seq_len=8192),
-        r"model\.max_seq_len must be absent",
+        "value: model.max_seq_len",
     ),
     "torchtune, a fraction that no builder takes": (
         torchtune("torchtune.models.llama3.llama3", **TUNED, partial_rotary_factor=0.5),
-        r"model\.partial_rotary_factor must be absent",
+        "value: model.partial_rotary_factor",
     ),
     "torchtune, a factor of a law that the builder does not have": (
         torchtune("torchtune.models.llama3.llama3", **TUNED, scale_factor=8),
-        r"model\.scale_factor must be absent",
+        "value: model.scale_factor",
     ),
     "torchtune, a width that the builder divides for": (
         torchtune("torchtune.models.llama3.llama3", **TUNED, head_dim=64),
-        r"model\.head_dim must be absent",
+        "value: model.head_dim",
     ),
     "torchtune, a base that Llama 2's LoRA does not take": (
         torchtune("torchtune.models.llama2.lora_llama2", **TUNED, rope_base=1e6),
-        r"model\.rope_base must be absent",
+        "value: model.rope_base",
     ),
     "torchtune, a base that is an interpolation": (
         torchtune("torchtune.models.llama3_1.llama3_1_8b", rope_base="${base}"),
-        r"model\.rope_base must be .*\$\{base\}",
+        ": model.rope_base",
     ),
 }
 
@@ -540,5 +554,5 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_a_program_would_not_run_is_refused_by_its_key(name: str) -> None:
     """Under the name that the file has for it."""
     config, says = WRONG[name]
-    with pytest.raises(ConfigError, match=says):
+    with refused(says):
         load(config)

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
-from phasor import ConfigError
 from phasor.axes import InterleavedSections
 from phasor.files.configs.facts import table
 from phasor.files.reading import load
 from phasor.scaling import Llama3, PerPair
 
+from ..refusals import refused
 from .config_files import small
 
 
@@ -38,7 +38,7 @@ def test_a_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     """Nobody may ever write into it."""
     os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(ConfigError, match="is not a file"):
+    with refused("not_file"):
         load(tmp_path / "config.json")
 
 
@@ -79,7 +79,7 @@ def test_a_part_is_read_by_its_key() -> None:
         (0,) * 20 + (1,) * 20,
     )
     assert load({"model_type": "whole", "inner": config}, part="inner.vision_config") == ropes
-    with pytest.raises(ConfigError, match=r"part must be the key .*vision_config.* 'tower'"):
+    with refused("part", part="tower"):
         load(config, part="tower")
 
 
@@ -106,9 +106,9 @@ def test_axial_is_how_transformers_5_says_that_a_tower_has_no_law() -> None:
     block = {"rope_type": "axial", "rope_theta": 500.0}
     for keys in ({"rope_parameters": block}, {"rope_parameters": block, "rope_scaling": block}):
         assert load(_TOWER | keys) == load(_TOWER | {"rope_theta": 500.0})
-    with pytest.raises(ConfigError, match=r"rope_type must be one of .* got 'axial'"):
+    with refused("value", key="rope_parameters.rope_type", got="axial"):
         load(small(rope_parameters=block))
-    with pytest.raises(ConfigError, match="no rope of patches takes the law"):
+    with refused("law_of_patches"):
         load(_TOWER | {"rope_parameters": {"rope_type": "linear", "factor": 2.0}})
 
 
@@ -122,7 +122,7 @@ def test_the_memory_of_a_video_tracker_has_keys_of_its_own() -> None:
     ropes = load(tracker)
     assert ropes[0] is not None
     assert (len(ropes), ropes[0].head_dim, ropes[0].base) == (3, 64, 5000.0)
-    with pytest.raises(ConfigError, match="memory_attention_downsample_rate"):
+    with refused("type_unread: memory_attention_downsample_rate"):
         load(tracker | {"memory_attention_downsample_rate": 2})
 
 
@@ -165,7 +165,7 @@ def test_a_damaged_gguf_file_is_refused(tmp_path: Path) -> None:
     cut = tmp_path / "cut.gguf"
     for length in (4, 20, 100, 400):
         cut.write_bytes(whole[:length])
-        with pytest.raises(ConfigError, match="damaged GGUF"):
+        with refused("gguf_damaged"):
             load(cut)
 
 
@@ -176,7 +176,7 @@ def test_a_pipelines_folder_is_read_through_its_transformer(tmp_path: Path) -> N
     (tmp_path / "model_index.json").write_text('{"_class_name": "FluxPipeline"}', "utf-8")
     (tmp_path / "transformer" / "config.json").write_text(json.dumps(config), "utf-8")
     assert len(load(tmp_path)) == 57
-    with pytest.raises(ConfigError, match=r"transformer/config\.json"):
+    with refused("value: transformer/config.json", key="_class_name"):
         load(tmp_path / "model_index.json")
 
 
@@ -203,5 +203,5 @@ def test_a_file_in_utf_16_is_called_that(encoding: str, name: str, tmp_path: Pat
     """PowerShell writes it, with a mark at its beginning."""
     path, text = tmp_path / name, json.dumps({"model_type": "llama"})
     path.write_bytes((text if encoding == "utf-16" else f"\ufeff{text}").encode(encoding))
-    with pytest.raises(ConfigError, match="is UTF-16, as PowerShell's > writes it"):
+    with refused("utf16"):
         load(path)

@@ -11,6 +11,7 @@ import pytest
 from phasor import ConfigError, PhasorWarning
 from phasor.files.reading import load
 
+from ..refusals import refused
 from .config_files import small
 
 YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
@@ -33,11 +34,11 @@ def test_a_misspelt_key_of_a_block_is_noted_whatever_its_value(value: Any) -> No
 
 def test_a_factor_in_place_of_a_block_is_refused_or_noted() -> None:
     """True names no law; of a factor 1 says that nothing is scaled; false is an absent block."""
-    with pytest.raises(ConfigError, match="rope_scaling must be an object, got True"):
+    with refused("value", key="rope_scaling", got=True):
         load(small(rope_scaling=True))
-    with pytest.raises(ConfigError, match="rope_scaling must be an object, got 2"):
+    with refused("value", key="rope_scaling", got=2.0):
         load(small(rope_scaling=2.0))
-    with pytest.raises(ConfigError, match="rope_parameters must be an object, got 1"):
+    with refused("value", key="rope_parameters", got=1):
         load(small(rope_parameters=1))
     for one in (1, 1.0):
         ropes = load(small(rope_scaling=one))
@@ -90,7 +91,7 @@ def test_mlx_says_in_its_file_that_pairs_are_interleaved(model_type: str) -> Non
 def test_two_widths_of_one_model_are_refused(more: dict[str, int]) -> None:
     """Meta's key and transformers' in one file: neither is known to be the right one."""
     metas = {"model_type": "llama", "dim": 1024, "n_layers": 2, "n_heads": 4}
-    with pytest.raises(ConfigError, match="dim says 1024 and hidden_size says 512"):
+    with refused("two_values", first_name="dim", first=1024, name="hidden_size", value=512):
         load(metas | more | {"hidden_size": 512})
     ropes = load(metas | more | {"hidden_size": 1024})
     assert [rope.pairing for rope in ropes.ropes] == ["half"]
@@ -110,9 +111,9 @@ def test_a_text_config_that_names_its_type_may_leave_out_the_sizes_of_its_class(
     }
     with pytest.warns(PhasorWarning, match="does not say its size"):
         assert len(load(config)) == 32
-    with pytest.raises(ConfigError, match=r"norm_stats\.hidden_size"):
+    with refused("size_elsewhere: norm_stats.hidden_size"):
         load(config | {"norm_stats": {"hidden_size": 2048}})
-    with pytest.raises(ConfigError, match=r"text_config\.arch may be the model's size"):
+    with refused("size_elsewhere: text_config.arch"):
         load({"model_type": "llava", "text_config": {"model_type": "llama", "arch": {"x": 1}}})
 
 
@@ -136,18 +137,24 @@ def test_architectures_tell_the_type_of_a_file_without_one() -> None:
 FOREIGN: dict[str, tuple[dict[str, Any], str]] = {
     "an adapter": (
         {"peft_type": "LORA", "base_model_name_or_path": "a/b", "r": 8},
-        "adapter.* a/b",
+        "foreign_file: a/b",
     ),
     "an exported graph": (
         {"model": {"type": "qwen2", "decoder": {"filename": "m.onnx", "hidden_size": 8}}},
-        "ONNX graph",
+        "foreign_file: ONNX graph",
     ),
-    "a policy": ({"type": "pi0", "n_action_steps": 50}, r"LeRobot policy \(pi0\)"),
-    "an old chat config": ({"model_lib": "a", "conv_template": "b"}, "older chat config of MLC"),
-    "two towers": ({"vision_cfg": {"layers": 2}, "text_cfg": {"width": 2}}, "open_clip"),
+    "a policy": ({"type": "pi0", "n_action_steps": 50}, "foreign_file: LeRobot policy (pi0)"),
+    "an old chat config": (
+        {"model_lib": "a", "conv_template": "b"},
+        "foreign_file: older chat config of MLC",
+    ),
+    "two towers": (
+        {"vision_cfg": {"layers": 2}, "text_cfg": {"width": 2}},
+        "foreign_file: open_clip",
+    ),
     "two towers in a file of the Hub": (
         {"model_cfg": {"vision_cfg": {"layers": 2}, "text_cfg": {"hf_model_name": "a/b"}}},
-        "open_clip_config.json.* hf_model_name",
+        "foreign_file: open_clip_config.json",
     ),
 }
 
@@ -156,16 +163,16 @@ FOREIGN: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_file_that_holds_no_model_says_what_it_is(name: str) -> None:
     """And which file has what is looked for."""
     config, says = FOREIGN[name]
-    with pytest.raises(ConfigError, match=says) as caught:
+    with refused(says) as caught:
         load(config)
     assert "like=" not in str(caught.value)
 
 
 FILES = {
-    "config.yaml": (b"a: 1\n", "model_type is absent"),
-    "model.safetensors": (b"\x10\0\0\0\0\0\0\0{}", "holds weights"),
-    "pytorch_model.bin": (b"PK\x03\x04", "holds weights"),
-    "a.gguf": (b"GGUF\x03", "damaged GGUF"),
+    "config.yaml": (b"a: 1\n", "no_model: model_type"),
+    "model.safetensors": (b"\x10\0\0\0\0\0\0\0{}", "other_file: holds weights"),
+    "pytorch_model.bin": (b"PK\x03\x04", "other_file: holds weights"),
+    "a.gguf": (b"GGUF\x03", "gguf_damaged: its header announces more than there is"),
 }
 
 
@@ -174,21 +181,21 @@ def test_a_file_of_another_format_says_what_it_is(name: str, tmp_path: Path) -> 
     """Not what its first byte does to a parser."""
     data, says = FILES[name]
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(ConfigError, match=says):
+    with refused(says):
         load(tmp_path / name)
 
 
 def test_a_folder_says_what_it_holds_instead(tmp_path: Path) -> None:
     """The chat config of MLC, a GGUF file, or an adapter and its model."""
-    with pytest.raises(ConfigError, match=r"neither config\.json nor params\.json$"):
+    with refused("no_config_file", found=""):
         load(tmp_path)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     (tmp_path / "mlc-chat-config.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"mlc-chat-config\.json, model\.gguf"):
+    with refused("no_config_file: mlc-chat-config.json, model.gguf"):
         load(tmp_path)
     adapter = {"peft_type": "LORA", "base_model_name_or_path": "owner/model"}
     (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
-    with pytest.raises(ConfigError, match=r"adapter.*owner/model"):
+    with refused("foreign_file: owner/model"):
         load(tmp_path)
 
 
@@ -204,12 +211,14 @@ def test_lists_of_negative_divisors_turn_the_other_way() -> None:
     assert rope.scaling == mirrored.scaling
     for key in ("short_factor", "long_factor"):
         for other in ([1.0] * 64, [-1.0] * 63 + [1.0], [-1.0] * 63 + [0.0]):
-            with pytest.raises(ConfigError, match=r"rope_scaling\.(short|long)_factor"):
+            with pytest.raises(ConfigError) as caught:
                 load(small(rope_scaling=lists | {key: other}))
+            names = ("rope_scaling.short_factor", "rope_scaling.long_factor")
+            assert str(caught.value).startswith(names)
 
 
 @pytest.mark.parametrize("fraction", [float("nan"), float("inf"), 1e308, -0.5, 1.5])
 def test_a_fraction_that_is_none_is_refused_under_another_name_too(fraction: float) -> None:
     """A key that the class does not read may hold any number."""
-    with pytest.raises(ConfigError, match="rotary_pct"):
+    with refused("unread", key="rotary_pct"):
         load(small(rotary_pct=fraction))

@@ -13,6 +13,7 @@ from phasor import ConfigError, LayerRopes
 from phasor.files.reading import load
 
 from ...each import each
+from ..refusals import refused
 
 LITGPT = {
     "n_layer": "2",
@@ -73,7 +74,7 @@ def test_what_is_no_number_is_refused_under_its_key(value: str, says: str, tmp_p
 def test_a_flag_is_true_or_false_alone(word: str, pairing: str, tmp_path: Path) -> None:
     """``no`` and ``off`` are texts since YAML 1.2, so they are refused and not guessed."""
     assert read(tmp_path, text(rope_interleave=word)).ropes[0].pairing == pairing
-    with pytest.raises(ConfigError, match="rope_interleave must be true or false, got 'no'"):
+    with refused("value", key="rope_interleave", got="no"):
         read(tmp_path, text(rope_interleave="no"))
 
 
@@ -99,25 +100,28 @@ def laughs(levels: int) -> str:
 
 
 DAMAGED: dict[str, tuple[str | bytes, str]] = {
-    "a billion laughs": (text() + laughs(9), "more than 20000 values"),
-    "a list in itself": (text() + "a: &a [*a]\n", "aliases without end"),
-    "an object in itself": (text() + "a: &a {b: *a}\n", "aliases without end"),
-    "two documents": (text() + "---\nb: 1\n", "one YAML document, got 2"),
-    "no document": ("", "is empty; download or copy it again"),
-    "a list": ("- 1\n- 2\n", "an object of keys"),
-    "a text": ("hello", "an object of keys"),
-    "an object twice": (text(a="{b: 1}") + "a: {b: 2}\n", "'a' stands twice"),
-    "an unknown alias": ("a: *b\n", "must be YAML: .*undefined alias"),
-    "an open bracket": ("a: [1, 2\n", "must be YAML"),
-    "a tab": ("a:\n\t- 1\n", "must be YAML"),
-    "a number of too many digits": (text(rope_base="9" * 5000), "must be YAML"),
-    "a number of minutes in YAML 1.1": ("%YAML 1.1\n---\n" + text(rope_base="1:30"), "YAML"),
-    "a merge of a number": ("<<: 3\n", "<< must name objects, got 3"),
-    "a key that is a list": ("? [1]\n: 2\n", "keys must be texts"),
-    "bytes that are no text": (b"a: \xff\n", "UTF-8"),
-    "a zero byte": (b"a: \x00\n", "must be YAML"),
-    "a deep file": ("[" * 4_000, "nested too deeply"),
-    "a large file": ("#" * (2**20 + 1), "larger than 256 KiB"),
+    "a billion laughs": (text() + laughs(9), "too_many: 20000"),
+    "a list in itself": (text() + "a: &a [*a]\n", "endless_yaml"),
+    "an object in itself": (text() + "a: &a {b: *a}\n", "endless_yaml"),
+    "two documents": (text() + "---\nb: 1\n", "documents: 2"),
+    "no document": ("", "empty"),
+    "a list": ("- 1\n- 2\n", "no_object: an object of keys"),
+    "a text": ("hello", "no_object: an object of keys"),
+    "an object twice": (text(a="{b: 1}") + "a: {b: 2}\n", "key_twice: a"),
+    "an unknown alias": ("a: *b\n", "not_parsed: YAML"),
+    "an open bracket": ("a: [1, 2\n", "not_parsed: YAML"),
+    "a tab": ("a:\n\t- 1\n", "not_parsed: YAML"),
+    "a number of too many digits": (text(rope_base="9" * 5000), "not_parsed: YAML"),
+    "a number of minutes in YAML 1.1": (
+        "%YAML 1.1\n---\n" + text(rope_base="1:30"),
+        "not_parsed: YAML",
+    ),
+    "a merge of a number": ("<<: 3\n", "yaml_merge: 3"),
+    "a key that is a list": ("? [1]\n: 2\n", "yaml_key: tag:yaml.org,2002:seq"),
+    "bytes that are no text": (b"a: \xff\n", "not_utf8"),
+    "a zero byte": (b"a: \x00\n", "not_parsed: YAML"),
+    "a deep file": ("[" * 4_000, "too_deep"),
+    "a large file": ("#" * (2**20 + 1), "long_yaml: 256"),
 }
 
 
@@ -125,7 +129,7 @@ DAMAGED: dict[str, tuple[str | bytes, str]] = {
 def test_a_damaged_file_is_refused_by_its_name(name: str, tmp_path: Path) -> None:
     """Never another exception, and never the memory of the machine."""
     yaml, says = DAMAGED[name]
-    with pytest.raises(ConfigError, match=says) as caught:
+    with refused(says) as caught:
         read(tmp_path, yaml)
     assert "model_config.yaml" in str(caught.value)
 
@@ -133,7 +137,7 @@ def test_a_damaged_file_is_refused_by_its_name(name: str, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_a_file_nested_thousands_deep_is_refused(tmp_path: Path) -> None:
     """After seconds, not with a RecursionError."""
-    with pytest.raises(ConfigError, match=r"nested too deeply|must be YAML"):
+    with refused("too_deep"):
         read(tmp_path, "[" * 5000)
 
 
@@ -155,17 +159,16 @@ def test_without_ruamel_the_error_says_how_to_install_it(
     """As of the other extras."""
     missing: Any = None
     monkeypatch.setitem(sys.modules, "ruamel.yaml", missing)
-    with pytest.raises(ConfigError, match=r"is YAML, .* pip install 'phasor-rope\[yaml\]'"):
+    with refused("no_yaml: pip install 'phasor-rope[yaml]'"):
         read(tmp_path, text())
 
 
 def test_a_key_that_nothing_reads_may_stand_twice(tmp_path: Path) -> None:
     """Programs take the last; of one that is read both values are told."""
-    with pytest.raises(
-        ConfigError, match=r"rope_base must be .*got 500000 and 10000, as it stands"
-    ):
+    with refused(": rope_base") as caught:
         read(tmp_path, text() + "rope_base: 10000\n")
+    assert "got 500000 and 10000" in str(caught.value)
     twice = "init_std: 0.1\ninit_std: 0.2\n"
     assert read(tmp_path, text() + twice) == read(tmp_path, text())
-    with pytest.raises(ConfigError, match=r"rope_zoom \(got 1 and 2, as it stands twice"):
+    with refused("unread: 1 and 2, as it stands twice", key="rope_zoom"):
         read(tmp_path, text() + "rope_zoom: 1\nrope_zoom: 2\n")

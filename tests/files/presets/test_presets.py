@@ -12,11 +12,12 @@ import pytest
 
 import phasor
 from phasor import Rope
-from phasor.errors import ConfigError, PhasorError, SpecError
+from phasor.errors import PhasorError, SpecError
 from phasor.files.presets import preset, preset_names, preset_of_hub_id
 
 from ...each import each
 from ..configs.published_configs import cases
+from ..refusals import refused
 
 NAMES = preset_names()
 
@@ -293,7 +294,7 @@ def test_a_repository_that_is_no_preset_is_read_from_the_local_cache(
     """And if it is not there, the error has the command that fetches it; no network is asked."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     for arguments in ({}, {"part": "vision_config"}):
-        with pytest.raises(ConfigError, match=r"not in the local cache: `hf download some/model "):
+        with refused("not_file: hf download some/model ", path="some/model"):
             phasor.load("some/model", **arguments)
     repository = tmp_path / "models--some--model"
     snapshot = repository / "snapshots" / "1234"
