@@ -16,8 +16,11 @@ Text that a message quotes from a file is escaped by `visible`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
+import types
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 DISTRIBUTION = "phasor-rope"  # what pip installs; its ``[project]`` name
 
@@ -63,7 +66,7 @@ class PhasorError(ValueError):
     """
 
     reason: str = ""
-    facts: Mapping[str, object] = MappingProxyType({})
+    facts: Mapping[str, object] = types.MappingProxyType({})
 
     # not in ``__init__``, because torch.compile cannot trace the constructor of an exception
     def __str__(self) -> str:
