@@ -13,7 +13,7 @@ from typing import Any
 
 from phasor.axes import Alternating, Axial, InterleavedSections, Sectioned
 from phasor.errors import PhasorWarning
-from phasor.files.configs.facts import Architecture, read_table, tuples
+from phasor.files.configs.facts import NO_FACTS, Architecture, read_table, tuples
 from phasor.files.configs.layer_pattern import LayerPattern
 from phasor.files.configs.rope_blocks import LawContext, read_law
 from phasor.files.configs.ropes import layer_ropes, rotated_width
@@ -26,6 +26,7 @@ from phasor.scaling import Linear, PerPair, Proportional
 
 CONTEXT = "max_position_embeddings"
 _NONE: Mapping[str, Any] = MappingProxyType({})
+_LATENT = Architecture(latent=True)
 
 
 @lru_cache(maxsize=1)
@@ -86,6 +87,9 @@ class ProgramModel:
         self.latent = self.turns_all = key in names and self.config.has(key)
         self.blocks: list[JsonObject] = []
 
+    def _class_facts(self) -> Architecture:
+        return _LATENT if self.latent else NO_FACTS
+
     def _size(self, key: str) -> int:
         """A size of the model; where the file leaves it out, with a warning, the program's."""
         config, most = self.config, MOST_LAYERS if key == "num_hidden_layers" else 2**31
@@ -104,8 +108,7 @@ class ProgramModel:
         config, defaults = self.config, self.defaults
         key, names = "partial_rotary_factor", self.names
         fraction = defaults.get(key)
-        facts = Architecture(latent=self.latent, partial=True, fraction=fraction, names=names)
-        width = facts.width_key
+        width = self._class_facts().width_key
         self._size("num_hidden_layers")
         head_dim = config.width(width)
         if head_dim is None and width in defaults:
@@ -122,8 +125,8 @@ class ProgramModel:
         elif self.turns_all:
             rotary_dim = head_dim
         else:  # no program of these has a block with a fraction
-            part, block = replace(facts, latent=False), JsonObject({}, config.path)
-            rotary_dim = rotated_width(config, block, part, head_dim)
+            part = Architecture(partial=True, fraction=fraction, names=names)
+            rotary_dim = rotated_width(config, JsonObject({}, config.path), part, head_dim)
         default = defaults["rope_theta"] or None
         if base is None and names["rope_theta"]:
             stated = config.number("rope_theta", above=1)
@@ -222,7 +225,7 @@ class ProgramModel:
             {kind: kinds.get(kind) for kind in dict.fromkeys(in_order)},
             in_order,
             f"a file of {self.program}",
-            facts=Architecture(latent=self.latent),
+            facts=self._class_facts(),
             blocks=self.blocks,
             name=self.program,
             context=config.whole(CONTEXT),
