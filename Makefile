@@ -30,7 +30,7 @@ test-slow: $(VENV)/test.done  ## the tests too long for every day
 	$(PYTEST) -m "slow and not every_kernel"
 
 test-gpu-kernels: $(VENV)/test.done  ## the GPU kernel on the CPU, in every shape, and as PTX for three devices
-	$(PYTEST) -m every_kernel tests/gpu tools/ptx
+	$(PYTEST) -m every_kernel tests/gpu tests/ptx
 
 test-machines: $(VENV)/test.done  ## the everyday tests as on other machines, one by one; half an hour
 	$(BIN)/python tools/machines.py $(ARGS)
@@ -57,7 +57,7 @@ bench-gpu: $(VENV)/bench.done  ## measure the GPU kernels against the others; ne
 	$(BIN)/python bench/run.py --device cuda
 
 rehearse-gpu: $(VENV)/gpu.done  ## the commands of bench/gpu_session.md, on the CPU, with a GPU machine's versions
-	$(VENV)/gpu/bin/python -m tools.rehearse_gpu
+	$(VENV)/gpu/bin/python -m bench.rehearse_gpu
 
 sanitize: $(VENV)/test.done  ## the CPU kernel's tests under AddressSanitizer and UBSan
 	$(BIN)/python tests/native/checks.py sanitize

@@ -83,7 +83,7 @@ ROOMS = {
     "tests/torch/test_linear_attention_training.py": "slow",
     "tests/verify/test_misplaced.py": "slow",
     "tests/verify/test_named.py": "slow",
-    "tools/ptx": "every_kernel",
+    "tests/ptx": "every_kernel",
 }
 # those that take a minute or more
 LONGEST = (

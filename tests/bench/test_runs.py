@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from tools.rehearse_gpu import commands
+from bench.rehearse_gpu import commands
 from torch import Tensor
 
 from phasor.errors import DISTRIBUTION

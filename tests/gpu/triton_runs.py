@@ -2,7 +2,7 @@
 
 On a GPU if there is one. Elsewhere a test file of kernels runs in a process of its own, interpreted
 by Triton, which decides when it is imported whether it interprets, and interpreted cannot compile:
-`test_kernels` starts it. By hand it runs as PTX on the CPU (`tools/ptx`), which stands for a GPU.
+`test_kernels` starts it. By hand it runs as PTX on the CPU (`tests/ptx`), which stands for a GPU.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ..torch.torch_arrays import normal
 
 ROOT = Path(__file__).parents[2]
 _INSTALLED = find_spec("triton") is not None
-#: What runs kernels in this process: "machine" (`tools/ptx`), "interpreter", "gpu", or "".
+#: What runs kernels in this process: "machine" (`tests/ptx`), "interpreter", "gpu", or "".
 RUN_BY = (
-    "machine" if "tools.ptx.device" in sys.modules
+    "machine" if "tests.ptx.device" in sys.modules
     else "interpreter" if os.environ.get("TRITON_INTERPRET") == "1"
     else "gpu" if torch.cuda.is_available() and _INSTALLED
     else ""

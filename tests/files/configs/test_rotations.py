@@ -11,11 +11,9 @@ import importlib
 import inspect
 import math
 import pkgutil
-import runpy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -29,6 +27,7 @@ from phasor import Rope, load
 from phasor.files.configs.facts import table
 
 from ...offline import refuse_connections
+from .class_sizes import config_classes
 from .transformers_frequencies import quiet
 
 #: Types that rotate, and why no class of transformers says how.
@@ -228,13 +227,6 @@ def _pair(x: np.ndarray, rope: Rope, pairing: str, pair: int) -> np.ndarray:
     apart = 1 if pairing == "interleaved" else rope.num_pairs
     first = rope.rotary_start + (2 * pair if pairing == "interleaved" else pair)
     return x[..., first] + 1j * x[..., first + apart]
-
-
-@cache
-def config_classes() -> Mapping[str, Any]:
-    """Every config class of transformers by its model type."""
-    tool = Path(__file__).parents[3] / "tools" / "class_sizes.py"
-    return runpy.run_path(str(tool))["config_classes"]()
 
 
 @cache

@@ -191,7 +191,7 @@ def test_printing_ropes_takes_a_few_lines() -> None:
 @pytest.mark.slow
 def test_no_type_of_transformers_is_missing() -> None:
     """Each of its config classes rotates, holds parts, or is answered with what it has instead."""
-    from tools.class_sizes import config_classes
+    from .class_sizes import config_classes
 
     known = table().huggingface
     assert sorted(name for name in config_classes() if name not in known) == []

@@ -1,4 +1,4 @@
-"""How long phasor takes to start beside NumPy, in turn: ``python -m tools.startup``.
+"""How long phasor takes to start beside NumPy, in turn: ``python bench/startup.py``.
 
 An import is timed within its process, ``phasor show`` from outside, beside a bare import of NumPy.
 """

@@ -63,7 +63,7 @@ def once(read: list[int], written: list[int]) -> dict[str, list[int]]:
     return {"read": read, "fetched": read, "written": written, "sent": written}
 
 
-@pytest.mark.skipif(RUN_BY != "machine", reason="it takes a process with tools.ptx.device")
+@pytest.mark.skipif(RUN_BY != "machine", reason="it takes a process with tests.ptx.device")
 @pytest.mark.usefixtures("tile")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("model", MODELS)

@@ -1,6 +1,6 @@
 """The commands of ``bench/gpu_session.md``, without a GPU: none may lack an import or an option.
 
-    python -m tools.rehearse_gpu
+    python -m bench.rehearse_gpu
 
 They run with this Python, in a copy of the checkout without ``.git``, without a network where the
 system can take it away. Triton interprets, the benchmark takes few tokens, and torch compiles

@@ -1,6 +1,6 @@
 """Write ``configs/class_sizes.toml``: the sizes that configs of transformers assume.
 
-Usage: python tools/class_sizes.py > src/phasor/files/configs/class_sizes.toml
+Usage: python -m tests.files.configs.class_sizes > src/phasor/files/configs/class_sizes.toml
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import importlib
 import pkgutil
 import warnings
 from collections.abc import Mapping
+from functools import cache
 
 import transformers
 import transformers.models
@@ -20,6 +21,7 @@ from phasor.files.configs.facts import table
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads")
 
 
+@cache
 def config_classes() -> dict[str, type[PreTrainedConfig]]:
     """Every config class of transformers by its model type."""
     found: dict[str, type[PreTrainedConfig]] = {}
@@ -37,7 +39,7 @@ def config_classes() -> dict[str, type[PreTrainedConfig]]:
 def sizes(one: type[PreTrainedConfig], names: Mapping[str, tuple[str, ...]]) -> list[int]:
     """What an instance made of nothing says, 0 where it says none."""
     made = one()
-    said = []
+    said: list[int] = []
     for size in _SIZES:
         given = [getattr(made, name, None) for name in names[size]]
         said.append(next((n for n in given if isinstance(n, int) and n > 0), 0))
@@ -49,9 +51,10 @@ def main() -> None:
     warnings.simplefilter("ignore")
     classes = config_classes()
     print(
-        "# Layers, width of the model and query heads that a class assumes where a file is silent."
+        "# Layers, width of the model and query heads that a class takes if a file leaves them out."
     )
-    print(f"# Printed by tools/class_sizes.py from transformers {transformers.__version__}.")
+    version = transformers.__version__
+    print(f"# Printed by tests/files/configs/class_sizes.py from transformers {version}.")
     for name, facts in sorted(table().huggingface.items()):
         if facts.other_positions is None and facts.refused is None and name in classes:
             with contextlib.suppress(Exception):  # a class that cannot be made of nothing has none

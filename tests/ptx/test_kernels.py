@@ -13,11 +13,11 @@ from tests.gpu.triton_runs import run_pytest, starts_another
 @pytest.mark.parametrize(
     ("capability", "file"),
     [
-        *((90, file) for file in (*FILES, "tools/ptx/test_traffic.py")),
+        *((90, file) for file in (*FILES, "tests/ptx/test_traffic.py")),
         *((capability, "tests/gpu/test_triton.py") for capability in (80, 100)),
     ],
 )
 def test_the_kernel_is_right_as_compiled(capability: int, file: str, tmp_path: Path) -> None:
     """For an H100, and where conversions or packed arithmetic differ: an A100, a B200."""
     given = {"PTX_CAPABILITY": str(capability), "TRITON_CACHE_DIR": str(tmp_path)}
-    run_pytest("-p", "tools.ptx.device", file, **given)
+    run_pytest("-p", "tests.ptx.device", file, **given)

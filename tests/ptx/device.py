@@ -1,4 +1,4 @@
-"""A GPU for pytest, without one: ``python -m pytest -p tools.ptx.device tests/gpu/test_triton.py``.
+"""A GPU for pytest, without one: ``python -m pytest -p tests.ptx.device tests/gpu/test_triton.py``.
 
 Triton compiles as it would for a GPU of compute capability `CAPABILITY`, and launches with its own
 launcher, through a libcuda that hands everything to `machine`. Tensors stay on the CPU.
