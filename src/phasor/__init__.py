@@ -63,7 +63,7 @@ else:
 
     # where to find names that users may look for here
     _HINTS = {
-        "rotate": "PyTorch's is phasor.torch.rotate, NumPy's phasor.numpy.rotate",
+        "rotate": "for PyTorch use phasor.torch.rotate, for NumPy phasor.numpy.rotate",
         **{
             name: f"it is phasor.{place}.{name}: from phasor.{place} import {name}"
             for place, names in {
@@ -86,7 +86,7 @@ else:
             return import_module(f"phasor.{name}")
         if name not in _MODULES:
             hint = f"; {_HINTS[name]}" if name in _HINTS else ""
-            # `from phasor import name` replaces the message of an AttributeError by Python's own
+            # Python replaces the message of an AttributeError in `from phasor import name`
             is_import = sys._getframe(1).f_code.co_name == "_handle_fromlist"
             error = ImportError if is_import and hint else AttributeError
             raise error(f"module 'phasor' has no attribute {name!r}{hint}")

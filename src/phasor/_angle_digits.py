@@ -47,11 +47,11 @@ class Operations(Protocol):
         ...
 
     def as_int32(self, numbers: Any) -> Any:
-        """In int32."""
+        """The numbers cast to int32."""
         ...
 
     def as_float32(self, numbers: Any) -> Any:
-        """In float32."""
+        """The numbers cast to float32."""
         ...
 
     def absolute(self, numbers: Any) -> Any:
@@ -78,7 +78,7 @@ class Operations(Protocol):
 class DigitTables(NamedTuple):
     """The multiplier of each digit: ``[digits, num_pairs]``, the lowest digit first.
 
-    Where axes mix, ``[digits, n_axes, num_pairs]``.
+    With `Mixed` axes, ``[digits, n_axes, num_pairs]``.
     """
 
     upper: NDArray[np.int32]  # f1, in units of 2**-13 turns
@@ -125,7 +125,7 @@ def cos_sin_of_positions(
 
     Args:
         positions: int32, int64 or floats ``[..., seq, 1]``; ``[..., seq, num_pairs]`` where pairs
-            differ in their axis, ``[..., seq, n_axes, num_pairs]`` where axes mix.
+            differ in their axis, ``[..., seq, n_axes, num_pairs]`` with `Mixed` axes.
         rope: The Rope.
         ops: The library of ``positions``.
         fractional: Whether they are floats. Those beyond int64 and NaN become NaN.
@@ -204,7 +204,7 @@ class Angle(NamedTuple):
 
 
 def _angles_of_digits(digits: Sequence[Any], tables: DigitTables, ops: Operations) -> list[Angle]:
-    """The angle of at most eight digits, or where axes mix one angle per axis."""
+    """The angle of at most eight digits; with `Mixed` axes, one angle per axis."""
     uppers, lowers, rests = (ops.constant(table) for table in tables)
     upper, lower = digits[0] * uppers[0], digits[0] * lowers[0]
     rest = ops.as_float32(digits[-1]) * rests[len(digits) - 1]

@@ -2,8 +2,9 @@
 
 `partner_rows`, for MLX, computes it in 64-bit integers. `cos_sin_of_words`, for JAX, also works
 without them: an angle is a 32-bit word in units of 2**-32 turns, enough for float32; float64 takes
-a 64-bit word. A position is split into magnitude, which exists for -2**31 and -2**63 too, and sign,
-which becomes the sign of the angle. Products overflow at whole turns, as in `phasor.angles`:
+a 64-bit word. A position is split into its magnitude, an unsigned word that also holds 2**31 and
+2**63, and its sign, which becomes the sign of the angle. Products overflow at whole turns, as in
+`phasor.angles`:
 
     magnitude = sum of word[i] * 2**(bits * i),   i from 0, or from -1 with the rest of a float
     turns     = sum of word[i] * (frequency * 2**(bits * i) mod 2**bits)
@@ -73,7 +74,7 @@ def words_of(positions: Any, dtype: np.dtype[Any], xp: Any) -> Words:
 
 
 def limbs_of(rope: Rope, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """`turn_limbs` as wide as ``dtype``: one for whole turns, then the fraction as far as needed.
+    """The limbs of `turn_limbs` that ``dtype`` needs: one for whole turns, then the fraction.
 
     ``[num_pairs, 4]`` for float32, ``[num_pairs, 3]`` for float64.
     """
@@ -85,7 +86,7 @@ def limbs_of(rope: Rope, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def fixed_point_product(a: Any, whole: Any, rest: Any, xp: Any) -> Any:
-    """The integer part of ``a (whole + rest / 2**bits)`` in a word, which overflows."""
+    """The integer part of ``a (whole + rest / 2**bits)``, as a word that wraps around."""
     word, bits = a.dtype.type, 4 * a.dtype.itemsize
     # broadcast once here, or a compiled program broadcasts in every operation
     numbers = a, whole, rest, word(bits), word((1 << bits) - 1)
@@ -106,14 +107,14 @@ def cos_sin_of_words(
 ) -> tuple[Any, Any]:
     """Cos and sin ``[..., seq, num_pairs]`` of ``dtype`` times the gain.
 
-    ``words`` are those of `of_each_pair`, ``limbs`` those of `limbs_of`; ``multiply`` may be a
-    compiled `fixed_point_product`.
+    ``words`` come from `of_each_pair`, ``limbs`` from `limbs_of`; ``multiply`` may be a compiled
+    `fixed_point_product`.
     """
     # the first word of a float is its fractional part, which integers do not have
     first, products = int(words.has_angle is None), list[Any]()
     columns = [limbs[..., i] for i in range(first, first + len(words.magnitude) + 1)]
     for word, whole, rest in zip(words.magnitude, columns, columns[1:], strict=False):
-        # [..., seq, num_pairs], or [..., seq, n_axes, num_pairs] where axes mix
+        # [..., seq, num_pairs], or [..., seq, n_axes, num_pairs] with Mixed axes
         products.append(multiply(word, whole, rest, xp))
     turns = reduce(add, products) * (-words.sign if inverse else words.sign)
     factor = None if gain == 1 else dtype.type(gain)
@@ -174,7 +175,8 @@ def partner_rows(
     rows = [row * factor for row in cos_sin_within_eighth(turns, xp.float32, xp)]
     heads = -4 if heads_first and turns.ndim > 1 else -3
     cos, sin, turns = (xp.expand_dims(x, (heads, axis)) for x in (*rows, turns))
-    # cos, cos, -sin and sin are sines of shifted angles, in eighths of a turn; one eighth rounds
+    # cos, cos, -sin and sin are sines of angles shifted by two, two, four and no eighths of a turn;
+    # one more eighth makes the shift by 62 bits round to the nearest quarter
     eighths = np.array([3, 3, 1, 5] if inverse else [3, 3, 5, 1], np.uint64) << np.uint64(61)
     shape = [2 if dim in (heads, axis) else 1 for dim in range(heads, 0)]
     quarters = (turns + xp.array(eighths.reshape(shape))) >> 62

@@ -36,7 +36,7 @@ class NamedFields:
         def __new__(cls, *unnamed: object, **given: object) -> Self:
             """Raise if an argument has no name or a field without a default is missing."""
             missing = [name for name in cls._needed if name not in given]
-            if unnamed or (given and missing):  # copy and pickle pass none
+            if unnamed or (given and missing):  # copy and pickle pass no arguments
                 _refuse_unnamed(cls.__name__, cls._needed, unnamed, missing)
             return super().__new__(cls)
 

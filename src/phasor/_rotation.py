@@ -14,7 +14,7 @@ _Array = TypeVar("_Array")
 
 
 class RotationOf(Generic[_Array]):
-    """Cos and sin ``[..., seq, num_pairs]``, or by head, and the layout they turn.
+    """Cos and sin ``[..., seq, num_pairs]``, or by head, and the layout of the pairs they rotate.
 
     Attributes cannot be assigned, so a check that passed once stays valid.
     """

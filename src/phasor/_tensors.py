@@ -21,7 +21,7 @@ from phasor.scaling import Rule
 #: Shape of a tensor with heads, by ``heads_first``.
 LAYOUTS = {False: "[..., seq, heads, head_dim]", True: "[..., heads, seq, head_dim]"}
 
-#: The dtypes that are rotated, and those of positions, by the names that all frameworks have.
+#: The dtypes that can be rotated, and the dtypes of positions, by the names of all frameworks.
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 POSITION_DTYPES = (
     *("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "float64", "float32"),
@@ -79,7 +79,7 @@ class Arrays:
         heads_first: bool = False,
         names: Sequence[str] | None = None,
     ) -> Any:
-        """Checked positions; ``xs`` must fit the positions, ``rope`` and each other."""
+        """Check positions, and that ``xs`` fit them, ``rope`` and each other; return positions."""
         shapes = self._check_all(xs, heads_first, rope.head_dim, names)
         device = self.device_of(xs[0])
         check_shared_tokens(shapes[0], shapes[-1], heads_first)
@@ -300,7 +300,7 @@ def position_gradient_error() -> PositionError:
 
 
 def refuse_position_gradient(*_: Any) -> NoReturn:
-    """Raise that error where a derivative of positions would be computed."""
+    """Raise `position_gradient_error` where a derivative of positions would be computed."""
     raise position_gradient_error()
 
 
@@ -334,7 +334,7 @@ def check_same_shape(cos: Sequence[int], sin: Sequence[int]) -> None:
 
 
 def check_rows(cos: Sequence[int], x: Sequence[int], rotary_start: int, heads_first: bool) -> bool:
-    """Whether cos and sin are by head; those that do not fit ``x`` are refused."""
+    """Whether cos and sin are by head; an error if they do not fit ``x``."""
     if rotary_start + 2 * cos[-1] > x[-1]:
         raise TensorError(
             f"cos must hold one entry per pair: rotary_start + 2 * num_pairs is at most head_dim "

@@ -8,10 +8,10 @@ position:
     y = x * x,         cos(pi/4 x) = 1 + y C(y),       sin(pi/4 x) = x S(y)
 
 and ``q`` exchanges and negates the two. A float position is split into its nearest integer, treated
-as above, and a remainder in units of 2**-32 (2**-64 in float64); its product with the frequency,
-shifted by as many bits and with whole turns, is added. From 2**63 on there is no angle.  Every
-implementation computes this with the constants defined here, and is within `COS_SIN_ERROR` or
-`COS_SIN_ERROR_FLOAT32` of the real numbers.
+as above, and a remainder in units of 2**-32 (2**-64 in float64). The remainder times the frequency,
+which here keeps its whole turns, is shifted by as many bits and added. From 2**63 on there is no
+angle. Every implementation computes this with the constants defined here, and is within
+`COS_SIN_ERROR` or `COS_SIN_ERROR_FLOAT32` of the real numbers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COS_SIN_ERROR = 1e-15
 #: 96 bits of the frequency move the angle by 2**-33 turns, two products by 2**-32 (together 0.3),
 #: ``x`` in float32 by pi/4 * 2**-25 (2.3), the polynomial is off by 2.4, mostly its first
 #: coefficient, and its evaluation rounds ``S`` (3.0), the product with ``x`` (3.0) and smaller
-#: terms (1.0): 12.0. Where axes mix, each axis after the first adds 0.6.
+#: terms (1.0): 12.0. With `Mixed` axes, each axis after the first adds 0.6.
 COS_SIN_ERROR_FLOAT32 = 1.25e-7
 #: What a float position adds to these bounds for every radian per position: half a unit of the
 #: remainder.
@@ -57,12 +57,12 @@ class Polynomials(NamedTuple):
     sin: tuple[float, ...]
 
 
-#: Off by 1.9e-10 and 2.4e-9, and by 9.1e-9 and 2.4e-8 with coefficients that are float32.
+#: Errors 1.9e-10 and 2.4e-9; with the coefficients rounded to float32, 9.1e-9 and 2.4e-8.
 FLOAT32 = Polynomials(
     cos=(-0.3084251284599304, 0.01585433818399906, -0.00032596138771623373, 3.541952764862799e-06),
     sin=(0.7853981852531433, -0.08074543625116348, 0.0024900068528950214, -3.595429006963968e-05),
 )
-#: Off by 1.9e-17 and 2.6e-17.
+#: Errors 1.9e-17 and 2.6e-17.
 FLOAT64 = Polynomials(
     cos=(
         -0.30842513753404244,
@@ -165,7 +165,7 @@ def axes_of(rope: Rope) -> tuple[Any, ...] | None:
 def of_each_pair(positions: Any, axes: tuple[Any, ...] | None, xp: Any = np) -> Any:
     """Positions ``[...]`` as ``[..., 1]``, or ``[..., n_axes]`` as ``[..., num_pairs]``.
 
-    Where axes mix the result is ``[..., n_axes, num_pairs]``.
+    With `Mixed` axes the result is ``[..., n_axes, num_pairs]``.
     """
     return positions[..., None if axes is None else xp.array(axes)]
 
@@ -199,8 +199,8 @@ def turn_limbs(rope: Rope) -> NDArray[np.uint32]:
     """Turns per position of every pair, in fixed point with 192 bits: read-only ``[num_pairs, 6]``.
 
     The most significant limb is first. Whole turns modulo 2**64 are in two limbs, the fraction is
-    in four. With ``direction=-1`` the number is negative, in two's complement. Where axes mix the
-    shape is ``[n_axes, num_pairs, 6]``: a pair's angle is the sum over axes.
+    in four. With ``direction=-1`` the number is negative, in two's complement. With `Mixed` axes
+    the shape is ``[n_axes, num_pairs, 6]``: a pair's angle is the sum over axes.
 
     >>> turn_limbs(Rope(head_dim=2, pairing="half", explicit_inv_freq=(6.283185307179586,)))
     array([[         0,          0, 4294967295, 4294966576, 3926538566,
@@ -221,8 +221,8 @@ def turn_words(rope: Rope, rest_bits: int = 0) -> NDArray[np.int64]:
     """The multipliers of positions, or of their remainders: read-only ``[3, num_pairs]``.
 
     64 bits of the frequency, the next 32, and the 32 after those, which only float64 needs.
-    ``rest_bits`` is 0 for positions, 32 or 64 for remainders in units of 2**-32 or 2**-64. Where
-    axes mix the shape is ``[3, n_axes, num_pairs]``.
+    ``rest_bits`` is 0 for positions, 32 or 64 for remainders in units of 2**-32 or 2**-64. With
+    `Mixed` axes the shape is ``[3, n_axes, num_pairs]``.
     """
     first = 2 - rest_bits // 32
     # [num_pairs, 6] -> [4, num_pairs]
@@ -235,7 +235,7 @@ def turn_words(rope: Rope, rest_bits: int = 0) -> NDArray[np.int64]:
 def _turns(rope: Rope, positions: NDArray[Any], dtype: Any) -> NDArray[np.int64]:
     """Angles ``[P, num_pairs]`` in units of 2**-64 turns at ``[P, 1]`` or ``[P, num_pairs]``.
 
-    Where axes mix, at ``[P, n_axes, num_pairs]``; integers add up exactly.
+    With `Mixed` axes, at ``[P, n_axes, num_pairs]``; integers add up exactly.
     """
     bits = _REST_BITS[np.dtype(dtype).itemsize]
     whole, *rests = integer_parts(positions, bits)
@@ -288,7 +288,7 @@ def cos_sin_of_turns(turns: Any, dtype: Any, xp: Any = np, factor: Any = None) -
 
 
 def cos_sin_within_eighth(turns: Any, dtype: Any, xp: Any = np) -> tuple[Any, Any]:
-    """Cosine and sine of the angles less their nearest quarter turn."""
+    """Cosine and sine of the angles minus their nearest quarter turns."""
     signed, bits = (xp.int32, 32) if turns.itemsize == 4 else (xp.int64, 64)
     # in eighths of a turn, from -1 to 1
     x = (turns << 2).astype(signed).astype(dtype) * 2.0 ** (1 - bits)

@@ -57,7 +57,7 @@ def original_context(rope: Rope) -> int | None:
 
 
 def sentences(rope: Rope, context: int | None) -> list[str]:
-    """Sentences about a Rope with a static law; with a context, also which pairs turn within it.
+    """Sentences about a Rope with a static law, and which pairs complete a turn in a context.
 
     >>> print(sentences(Rope(head_dim=4, pairing="half"), None)[0])
     All 4 coordinates of a head turn, in 2 pairs (i, i + 2).
@@ -86,7 +86,7 @@ def sentences(rope: Rope, context: int | None) -> list[str]:
 
 
 def rule_sentences(rope: Rope, seq_len: int | None) -> list[str]:
-    """The length for which a rule picked the law that `sentences` describes; empty for a law."""
+    """A sentence with the length for which a rule picked its law; no sentence for a law."""
     if not isinstance(rope.scaling, Rule):
         return []
     length = seq_len or original_context(rope)

@@ -1,7 +1,7 @@
 """The exceptions and the warning of phasor.
 
     ValueError
-    └── PhasorError            catch this one to catch them all
+    └── PhasorError            catch this to catch all of them
         ├── SpecError          a field of a Rope, a scaling law or of axes
         ├── PositionError      positions of tokens
         ├── TensorError        shapes, dtypes and memory of the tensors to rotate

@@ -101,7 +101,7 @@ def rotate_qk(
 
 
 class Rotation(RotationOf[Array]):
-    """``R(p)`` for each of some tokens, as `phasor.torch.Rotation`; a pytree.
+    """The rotation ``R(p)`` of each token of a sequence, like `phasor.torch.Rotation`; a pytree.
 
     `at` makes one from positions, once in a forward pass; every layer calls it.
 

@@ -81,7 +81,7 @@ def rotate_qk(
 
 
 class Rotation(RotationOf[mx.array]):
-    """``R(p)`` for each of some tokens, as `phasor.torch.Rotation`.
+    """The rotation ``R(p)`` of each token of a sequence, like `phasor.torch.Rotation`.
 
     `at` makes one from positions, once in a forward pass; every layer calls it.
 
@@ -119,8 +119,8 @@ class Rotation(RotationOf[mx.array]):
         """The rotation of tokens at ``positions`` by ``rope``, its attention factor included.
 
         Cos and sin are float32, within `phasor.angles.COS_SIN_ERROR_FLOAT32` of the real numbers at
-        every int64 position. ``positions`` are as for `rotate`; ``gain`` is multiplied into them,
-        ``rope.attention_factor`` if None.
+        every int64 position. ``positions`` are as for `rotate`. Cos and sin are multiplied by
+        ``gain``, or by ``rope.attention_factor`` if it is None.
 
         >>> Rotation.at(1, Rope(head_dim=2, pairing="half")).sin
         array([0.841471], dtype=float32)
@@ -189,7 +189,7 @@ class RotaryEmbedding(nn.Module):
         return Rotation.at(positions, self.rope, gain=self.gain)
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0, positions: Any = None) -> mx.array:
-        """Rotate ``x`` from position ``offset`` on, a number or ``[batch]``, or at ``positions``.
+        """Rotate ``x`` from position ``offset`` (a number or ``[batch]``) on, or at ``positions``.
 
         ``positions`` may also be a `Rotation`.
         """

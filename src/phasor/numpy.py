@@ -43,14 +43,14 @@ def rotate(
 ) -> NDArray[np.float64]:
     """``R(p) x`` for every token, element by element (RoFormer 2104.09864, eq. 34).
 
-    ``y0 = x0 cos - x1 sin``, ``y1 = x0 sin + x1 cos`` for each pair; other coordinates pass.
+    ``y0 = x0 cos - x1 sin``, ``y1 = x0 sin + x1 cos`` for each pair; other coordinates stay.
 
     Args:
         x: ``[..., seq, heads, head_dim]``; with a scalar position, any ``[..., head_dim]``.
         positions: Integers or floats ``[..., seq]``, broadcast against the leading dimensions of
             ``x``; ``[..., seq, n_axes]`` for several axes. A scalar is every token's position.
         rope: The rope.
-        inverse: Undo the rotation by the same arguments, its gain included.
+        inverse: Undo the rotation that the same arguments make, its gain included.
         gain: Multiplied into cos and sin; ``rope.attention_factor`` if None, and 1.0 leaves it out.
         heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``; ``positions`` keep their
             shape.
@@ -217,7 +217,7 @@ def pair_products(
 ) -> tuple[NDArray[np.complex128], NDArray[np.float64]]:
     """``q_k conj(k_k)`` of every pair as complex numbers, and ``q . k`` of unrotated coordinates.
 
-    The former include the square of the gain, which multiplies the query and the key.
+    The products of pairs include the square of the gain, which is on the query and on the key.
     """
     query, key = _checked_vectors("q", q, rope), _checked_vectors("k", k, rope)
     first, second = pair_indices(rope, rope.pairing)

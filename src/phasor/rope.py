@@ -99,7 +99,7 @@ class Rope:
                     'Rope(head_dim=128, pairing="half"), '
                     f"got {short_repr(unnamed[0])} without a name"
                 )
-            if fields:  # copy and pickle pass none
+            if fields:  # copy and pickle pass no arguments
                 _check_names(fields)
             return super().__new__(cls)
 
@@ -317,7 +317,7 @@ def real_inv_freq(rope: Rope) -> tuple[Decimal, ...]:
 
 
 def real_terms(rope: Rope) -> tuple[tuple[Decimal, ...], ...]:
-    """The frequencies of every pair: one row, or where axes mix one row per axis."""
+    """The frequencies of every pair: one row, or with `Mixed` axes one row per axis."""
     if not isinstance(rope.axes, Mixed):
         return (real_inv_freq(rope),)
     rows = rope.axes.inv_freq

@@ -37,7 +37,7 @@ def attention_chart(
 
     The maps are `phasor.papers.heads.attention_map` (Barbero et al. 2410.06205, theorem 5.3, and
     Wendler's previous-token head). The first ``offset`` tokens have no token that far back, so they
-    attend to the token with the highest score, which is the first one where ``C`` falls steadily.
+    attend to the token with the highest score: token 0 if the score falls steadily with distance.
     Masked keys are grey.
 
     Args:
@@ -101,7 +101,7 @@ def usage_chart(norms: Mapping[str, ArrayLike]) -> alt.FacetChart:
         if not known or array.shape[-1:] != width:
             raise TensorError(
                 f"norms must be [heads, num_pairs], of as many pairs in every layer, "
-                f"got {list(array.shape)} in {name!r}; draw layers of other widths by themselves"
+                f"got {list(array.shape)} in {name!r}; draw layers of other widths separately"
             )
     tables = (
         records(layer=name, head=head, pair=range(len(lengths)), length=lengths)

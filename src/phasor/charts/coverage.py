@@ -30,7 +30,7 @@ _WITHIN, _NEW, _WHOLE = "only angles seen in training", "new angles", "every ang
 
 
 def coverage_chart(ways: Mapping[str, Coverage]) -> alt.VConcatChart:
-    """Turns of every pair in training and in the longer context, and its share of new phases.
+    """Turns of every pair in training and in the longer context, and the pair's new phases.
 
     In the upper panel, a pair below one turn (grey) did not complete a turn in training: it is
     beyond the critical dimension of Liu et al. (2310.05209). The lower panel has one row per
@@ -163,8 +163,8 @@ def _shared_training(ways: Mapping[str, Coverage]) -> Coverage:
         same_lengths = (coverage.context, coverage.to) == (first.context, first.to)
         if not same_lengths or not np.array_equal(coverage.trained_turns, first.trained_turns):
             raise SpecError(
-                f"ways must extend one training to one length ({first.context} to {first.to} "
-                f"tokens), got {coverage.context} to {coverage.to} in {name!r} or other "
-                "frequencies; draw them by themselves"
+                f"ways must all extend the same training to the same length ({first.context} to "
+                f"{first.to} tokens), got {coverage.context} to {coverage.to} in {name!r}, or "
+                "other frequencies; draw different ones separately"
             )
     return first

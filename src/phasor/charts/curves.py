@@ -119,7 +119,7 @@ def scaling_chart(rope: Rope, scaled: Mapping[str, Rope]) -> alt.Chart:
         if scaled_rope.num_pairs != rope.num_pairs:
             raise SpecError(
                 f"scaled must hold Ropes of as many pairs as rope ({rope.num_pairs}), got "
-                f"{scaled_rope.num_pairs} in {name!r}; draw it by itself"
+                f"{scaled_rope.num_pairs} in {name!r}; draw it separately"
             )
     ratios = {name: scaled_rope.inv_freq / plain_inv_freq for name, scaled_rope in scaled.items()}
     y = alt.Y("frequency:Q", title="frequency / unscaled frequency", scale=alt.Scale(zero=True))
@@ -207,7 +207,7 @@ def cosine_chart(
     check_list("distances", distances)
     check_list("kinds", kinds)
     if menu is not None and len(kinds) > 1:
-        raise SpecError(f"kinds must be one with a menu, got {len(kinds)}")
+        raise SpecError(f"kinds must be a single kind with a menu, got {len(kinds)}")
 
     def panel(kind: Kind) -> alt.LayerChart:
         kind_seed = seed if kind in ("random", "independent") else None

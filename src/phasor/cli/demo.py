@@ -122,7 +122,7 @@ def run() -> bool:
 def _errors(
     ropes: LayerRopes, inv_freq: NDArray[np.float64], dtype: torch.dtype
 ) -> tuple[float, float]:
-    """Largest error of the new q and k, and of their gradients, in units of the bound."""
+    """Largest error of the rotated q and k, and of their gradients, in units of the bound."""
     import torch
 
     from phasor.torch import rotate_qk

@@ -25,7 +25,7 @@ _CONTEXT = 4096  # positions at which functions are compared
 @click.option(
     "--tolerance",
     type=click.FloatRange(0, 2, min_open=True),
-    help="Largest allowed distance between two rotated unit vectors: 1e-06, for functions 0.001.",
+    help="Largest distance of rotated unit vectors; by default 1e-06, or 0.001 for functions.",
 )
 @tokens_option("--context", "Positions to compare; by default the longer of the two contexts.")
 @click.option("--head-dim", type=HEAD_DIM, help="Width of a head, for two functions.")

@@ -152,7 +152,7 @@ def write_config(
 
 def _refuse_value(value: object) -> NoReturn:
     """Refuse a value that JSON cannot represent, such as that of a duplicate YAML key."""
-    raise ConfigError(f"--write writes every key of the file, and the value of one is {value!r}")
+    raise ConfigError(f"--write copies every key of the file, but JSON cannot hold {value!r}")
 
 
 def print_written(extension: ExtensionPlan, law: str | None, model: str, path: Path) -> None:

@@ -39,7 +39,7 @@ class Screen(Console):
         return super().render_str("\n".join(map(visible, text.split("\n"))), **options)
 
     def print_line(self, *parts: str | tuple[str, str], style: str = "") -> None:
-        """Print one line; a part is text, or text with its style.
+        """Print one line; each part is text, or text with its style.
 
         On a terminal it wraps between words and keeps its indent.
         """

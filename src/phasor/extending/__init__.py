@@ -1,4 +1,4 @@
-"""Longer contexts: the laws that reach one, and their effect on phases and cosines.
+"""Longer contexts: the laws that extend a rope, and their effect on phases and cosines.
 
 `plan_extension` compares the laws for a longer context, `coverage` computes which phases are new.
 """

@@ -17,10 +17,10 @@ def cosine_sums(rope: Rope, count: int, start: int = 0) -> NDArray[np.float64]:
 
     Float64 ``[count]`` from distance ``start`` on, along every axis, as in text. A distance is the
     start of its block plus an offset, and ``R(a + b) = R(a) R(b)``: cosines are computed for all
-    starts and for the offsets in one block, and a matrix product gives the others. Each factor is
+    starts and for the offsets in one block, and a matrix product combines them. Each factor is
     within ``sqrt(2) * COS_SIN_ERROR``, at any int64 distance, and a complex sum of n products
-    within ``sqrt(2) * (n + 2)`` roundings (Higham 2002, section 3.6), so the answer is within
-    ``(4e-15 + num_pairs * 4 * 2**-53) * num_pairs``.
+    within ``sqrt(2) * (n + 2)`` roundings (Higham 2002, section 3.6), so every result is within
+    ``(4e-15 + num_pairs * 4 * 2**-53) * num_pairs`` of the real number.
 
     >>> print(cosine_sums(Rope(head_dim=4, pairing="half", base=100.0), 3).round(4))
     [2.     1.5353 0.5639]

@@ -46,8 +46,8 @@ def extended_ropes(
     """``rope`` unchanged, and extended from ``context`` to ``to`` tokens by each law, by name.
 
     See `plan_extension`. NTK laws are left out if an axis has a single pair; explicit frequencies,
-    and those of a law without a factor, are divided by ``to / context``. Rules (dynamic NTK,
-    LongRoPE) have not picked their law yet.
+    and frequencies of a law without a factor, are divided by ``to / context``. Rules (dynamic NTK,
+    LongRoPE) are returned before they pick a law.
     """
     if to <= whole("context", context, least=2):
         raise SpecError(
@@ -56,7 +56,7 @@ def extended_ropes(
         )
     if factors is not None and (rope.scaling is not None or rope.explicit_inv_freq is not None):
         raise SpecError(
-            "factors divide unscaled frequencies, and this rope has a law or explicit frequencies; "
+            "factors divide unscaled frequencies, but this rope has a law or explicit frequencies; "
             "pass the Rope from before the extension, with its context"
         )
     ropes = {UNCHANGED: rope, **_stretch(rope, context, to)}
@@ -81,8 +81,8 @@ def find_law(name: str, known: Mapping[str, Any]) -> str:
     names = ", ".join(known)
     if find_name(name, ["longrope"]):
         raise SpecError(
-            "longrope needs factors, a divisor for each pair that a search over the model's loss "
-            "finds (2402.13753), and phasor does not search; pass them (--factors FILE on the "
+            "longrope needs factors, a divisor for each pair. They come from a search over the "
+            "model's loss (2402.13753), which phasor cannot do; pass them (--factors FILE on the "
             f"command line), or use one of {names}"
         )
     hint = did_you_mean(name, known)
@@ -101,7 +101,7 @@ def _with_parameters(name: str, rope: Rope, values: Mapping[str, Any]) -> Rope:
 
 
 def _stretch(rope: Rope, context: int, to: int) -> dict[str, Rope]:
-    """``rope`` extended by each law, by name; rules have not picked their law yet."""
+    """``rope`` extended by each law, by name; rules are returned before they pick a law."""
     ratio, law = to / context, rope.law()
     if isinstance(rope.axes, Mixed):
         rows = tuple(tuple(f / ratio for f in row) for row in rope.axes.inv_freq)

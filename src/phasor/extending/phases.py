@@ -63,7 +63,7 @@ class Coverage:
 
 @in_reals
 def coverage(rope: Rope, context: int, extended: Rope, to: int) -> Coverage:
-    """The phases of ``extended`` over ``to`` positions that ``rope`` lacks over ``context``.
+    """The phases that ``extended`` shows over ``to`` positions, but ``rope`` not over ``context``.
 
     With ``f`` and ``g`` the frequencies of a pair before and after, the phase at distance ``r`` is
     new if ``context * f < 2 pi`` and ``r * g mod 2 pi >= context * f``. Distances are 0 to ``to -

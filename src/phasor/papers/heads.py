@@ -1,6 +1,6 @@
 """Attention heads that look at a fixed offset whatever the tokens are, and their weights.
 
-And a head that looks for a token at any distance, until the rotation hides it: `semantic_head`.
+`semantic_head` instead looks for a token at any distance, until the rotation hides it.
 
 Let every token have a 1 in one coordinate of its input, as the bias of a projection provides
 (`phasor.torch.papers.PositionalHead`). With ``W_k x = e``, where ``e`` has a 1 in the first

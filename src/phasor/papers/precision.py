@@ -55,7 +55,7 @@ def _compute_cos_sin(
     dtype: Any = np.float64 if recipe == "float64 angle" else np.float32
     coordinates = positions[..., None] if rope.axes.n_axes == 1 else positions
     terms = rope.direction * np.array(real_terms(rope), np.float64)
-    # [..., n_axes] -> [..., terms, num_pairs]: several terms where axes mix
+    # [..., n_axes] -> [..., terms, num_pairs]: several terms with Mixed axes
     own = coordinates[..., np.atleast_2d(rope.axes.indices(rope.num_pairs))]
     angle = (own.astype(dtype) * terms.astype(dtype)).sum(-2)
     if recipe == "complex64":

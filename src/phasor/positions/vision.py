@@ -200,7 +200,7 @@ def processed(
 
 
 def _grids(name: str, grids: ArrayLike | None, merges: Sequence[int]) -> list[list[int]]:
-    """Frames, rows and columns of tokens, computed from those of patches."""
+    """Frames, rows and columns of tokens, computed from the numbers of patches."""
     patches = integers(name, () if grids is None else grids, "[..., seq]")
     if patches.size == 0:
         return []

@@ -115,7 +115,7 @@ def _load(path: str, module: nn.Module, values: Mapping[str, Any]) -> LayerRopes
 
 
 def _rotary_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
-    """Modules that compute cos and sin, each with its config or that of its parent."""
+    """Modules that compute cos and sin, each with its own config or its parent's."""
     configs: dict[str, Any] = {}
     for path, module in named_modules(model):
         config = getattr(module, "config", None)
@@ -273,7 +273,7 @@ def call(module: nn.Module, grid: _Grid, kind: Kind, weight: Tensor) -> Any:
 
 
 def distance_from_exact(answer: Any, layout: Layout, law: Rope, grid: _Grid) -> Tensor | None:
-    """The errors of cos and sin, ``[2, seq, width]``; None if their layout is another."""
+    """The errors of cos and sin, ``[2, seq, width]``; None if their layout does not match."""
     is_complex = isinstance(answer, Tensor) and answer.is_complex()
     if is_complex is not (layout == "complex"):
         return None

@@ -364,7 +364,7 @@ def _compute_rows(
         # [..., seq] -> [..., seq, 1]
         positions = op.Unsqueeze(positions, op.Constant(value_ints=[-1]))
     else:
-        # [..., seq, n_axes] -> [..., seq, num_pairs], or [..., seq, n_axes, num_pairs] if axes mix
+        # [..., seq, n_axes] -> [..., seq, num_pairs]; with Mixed axes [..., seq, n_axes, num_pairs]
         indices = _constant(op, np.array(rope.axes.indices(rope.num_pairs)))
         positions = op.Gather(positions, indices, axis=-1)
     return cos_sin_of_positions(

@@ -47,7 +47,7 @@ def rotate(
             axes. A scalar is the position of every token. Tensors, NumPy arrays and numbers are
             accepted.
         rope: The rope; its scaling must be a law, not a rule.
-        inverse: Undo the rotation by the same arguments, its gain included.
+        inverse: Undo the rotation that the same arguments make, its gain included.
         gain: Multiplied into cos and sin; ``rope.attention_factor`` if None, and 1.0 leaves it out.
         heads_first: Whether ``x`` and the result are ``[..., heads, seq, head_dim]``, without a
             copy. The shape of ``positions`` stays ``[..., seq]``.

@@ -1,4 +1,4 @@
-"""`Rotation`: the rotation of given tokens, made once in a forward pass and used in every layer."""
+"""`Rotation`: the rotation of some tokens, made once in a forward pass and used in every layer."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ _DTYPES = torch.float32, torch.float64
 
 
 class Rotation(RotationOf[Tensor]):
-    """``R(p)`` for each of some tokens: cos and sin, and which coordinates they turn.
+    """The rotation ``R(p)`` of each token of a sequence: cos and sin, and how they are applied.
 
-    `at` makes one from positions, once in a forward pass; every layer calls it. It carries the
-    pairing, the slice and the attention factor of its Rope, so it cannot be applied with others.
-    It is a pytree: checkpointing, ``torch.compile``, ``torch.export`` and ``vmap`` take it as
-    they take two tensors, and so do functions that move tensors to a device or pickle them.
+    Make one from positions with `at`, once in a forward pass, and call it in every layer. It holds
+    the pairing, the slice and the attention factor of its Rope, so they cannot be mixed up. It is a
+    pytree: checkpointing, ``torch.compile``, ``torch.export``, ``vmap``, pickle and functions that
+    move tensors to a device accept it like two tensors.
 
     Args:
-        cos: By token, ``[..., seq, num_pairs]``, of fewer dimensions than what is rotated and
-            broadcast against its leading ones; or by token and head, ``[..., seq, heads,
-            num_pairs]`` or ``[..., seq, 1, num_pairs]``, of as many dimensions. Half width: of a
-            full-width table in the half pairing, take ``cos[..., :num_pairs]``. Of any floating
-            dtype; unless what is rotated is float64, the arithmetic is float32, and wider values
-            are rounded to it first. Gradients reach it.
+        cos: By token, ``[..., seq, num_pairs]``, with fewer dimensions than the rotated tensor, and
+            broadcast against its leading ones; or by token and head, ``[..., seq, heads or 1,
+            num_pairs]``, with as many dimensions as the rotated tensor. There is one number per
+            pair: take ``cos[..., :num_pairs]`` of a full-width table in the half pairing. Any
+            floating dtype; float64 is rounded to float32 first, unless the rotated tensor is
+            float64. Gradients reach it.
         sin: The same shape.
         pairing: ``"half"`` or ``"interleaved"``.
         pairing_out: Pairing of the result if it differs.
         rotary_start: Where the rotated slice begins inside the head.
 
     Attributes:
-        cos: As given, or with the attention factor.
-        sin: The same.
+        cos: As passed, or from `at` with the attention factor included.
+        sin: The same shape.
         pairing: The pairing of the input.
         pairing_out: The pairing of the result.
         rotary_start: The first coordinate of the rotated slice.
-        head_dim: Width of the heads that it rotates; None for cos and sin of your own.
+        head_dim: Width of the heads that it rotates; None if you passed cos and sin yourself.
 
     Raises:
         TensorError: If cos and sin are not two tensors of the same shape.
-        SpecError: If a pairing or ``rotary_start`` does not exist.
+        SpecError: If a pairing is unknown, or ``rotary_start`` is not a whole number from 0 on.
 
     >>> import torch
     >>> from phasor import Rope
@@ -106,16 +106,16 @@ class Rotation(RotationOf[Tensor]):
         real numbers at every int64 position, on every device. Nothing is kept between calls.
 
         Args:
-            positions: As for `rotate`. Cos and sin are on the device of a tensor; numbers and
-                arrays go to torch's default.
+            positions: As for `rotate`. Cos and sin are on their device, or on torch's default
+                device for numbers and arrays.
             rope: As for `rotate`.
             gain: Multiplied into cos and sin; ``rope.attention_factor`` if None.
-            dtype: float32, or float64 for tensors that are float64.
+            dtype: float32, or float64 to rotate tensors that are float64.
 
         Raises:
-            PositionError: As `rotate`.
-            SpecError: If ``rope.scaling`` is a rule: use ``rope.at(seq_len)``; or for another
-                dtype.
+            PositionError: As for `rotate`.
+            SpecError: If ``rope.scaling`` is a rule (use ``rope.at(seq_len)``), or for any other
+                ``dtype``.
 
         >>> import torch
         >>> from phasor import Rope
@@ -156,17 +156,18 @@ class Rotation(RotationOf[Tensor]):
     def __call__(
         self, *xs: Tensor, heads_first: bool = False, backend: str = "auto"
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """One tensor rotated, or a query and a key of the same tokens, as new tensors.
+        """Rotate one tensor, or a query and a key of the same tokens, into new tensors.
 
         Args:
             xs: ``[..., seq, heads, head_dim]`` each: float64, float32, bfloat16 or float16, any
                 strides.
-            heads_first: Whether they are ``[..., heads, seq, head_dim]``; cos and sin stay.
+            heads_first: Whether they are ``[..., heads, seq, head_dim]``; the shape of cos and sin
+                does not change.
             backend: As for `rotate`.
 
         Returns:
-            What was given, rotated: of the same shapes, dtypes and strides. For a gradient cos and
-            sin are kept, and no other tensor.
+            Rotated tensors with the shapes, dtypes and strides of ``xs``. The backward pass needs
+            only cos and sin.
 
         Raises:
             TensorError: If a tensor does not fit the rotation, or has a dtype that cannot be
@@ -189,10 +190,10 @@ class Rotation(RotationOf[Tensor]):
     def rotate_(
         self, *xs: Tensor, heads_first: bool = False, backend: str = "auto"
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The same in place: returns its arguments, and changes nothing else in their storage.
+        """Rotate in place: returns its arguments, and changes nothing else in their storage.
 
         Raises:
-            TensorError: Also if elements share memory, with each other or with cos or sin.
+            TensorError: As for a call, or if elements share memory with each other, cos or sin.
         """
         check_different(xs)
         self._turn(xs, heads_first, backend, in_place=True)
@@ -211,7 +212,7 @@ class Rotation(RotationOf[Tensor]):
     def _turn(
         self, xs: Sequence[Tensor], heads_first: bool, backend: str, *, in_place: bool
     ) -> Sequence[Tensor]:
-        """New tensors in the caller's layout; in place, those that were given."""
+        """The rotated tensors in the caller's layout; in place, the arguments themselves."""
         if not 0 < len(xs) < 3:
             _tensors.check_one_or_two("a Rotation", len(xs))
         views, outs = tokens_first(xs, heads_first) if heads_first is not False else xs, None
@@ -232,7 +233,7 @@ class Rotation(RotationOf[Tensor]):
         return Layout(self.pairing, self.pairing_out, self.rotary_start)
 
     def _make_rows(self) -> Rows:
-        """Cos and sin for calls past the dispatcher, as the first of them finds them."""
+        """Wrap cos and sin, at the first call, for all calls that bypass the dispatcher."""
         cos, sin = self.cos, self.sin
         are_plain = type(cos) is type(sin) is Tensor and not (cos.is_neg() or sin.is_neg())
         rows = Rows(cos, sin, self._layout(), self.head_dim, are_plain=are_plain)

@@ -1,1 +1,1 @@
-"""The one operator, its three implementations, and the checks before it."""
+"""The operators, the three implementations of each, and the checks of their arguments."""

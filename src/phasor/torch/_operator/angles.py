@@ -1,7 +1,7 @@
 """Cos and sin of positions in plain torch operations: the formula of `phasor.angles`.
 
-Integers alone hold the angle, and no value is read on the host, so that it runs on every device
-and can be compiled, exported, transformed and faked.
+Angles are held in integers and no value is read on the host, so these operations run on every
+device and can be compiled, exported, transformed and faked.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _EIGHTH = 1 << 61  # of a turn, in units of 2**-64
 def _constant_tensors(
     numbers: Callable[[Any], Any],
 ) -> Callable[[torch.device, torch.dtype, Any], tuple[Tensor, ...]]:
-    """A function of a constant that returns rows of numbers, as tensors on a device.
+    """Decorate a function that computes rows of numbers: they become tensors on a device.
 
-    Those of the latest Ropes are kept, because a rule makes one for every length.
+    Tensors are cached for the latest Ropes only, because a rule makes a new Rope for every length.
     """
     mark_constant(numbers)
 
@@ -45,16 +45,17 @@ def _constant_tensors(
 
     @lru_cache(maxsize=64)
     def recent(*given: Any) -> tuple[Tensor, ...]:
-        # valid in every later call: not an inference tensor, not one of a transformation
+        # later calls reuse the tensor, so it must not be an inference tensor or belong to a
+        # transformation
         with torch.inference_mode(mode=False), outside_transforms():
             return make(*given)
 
     def tensors(*given: Any) -> tuple[Tensor, ...]:
         if torch.compiler.is_compiling() or count_modes():
-            # constants of the graph, or fake tensors of the mode, which no other call may see
+            # these are constants of the graph or fake tensors of the mode, so they are not cached
             return make(*given)
         kept = recent(*given)
-        hold_for_graph(kept[0])  # one of them holds the memory of all
+        hold_for_graph(kept[0])  # all rows share one storage
         return kept
 
     return tensors
@@ -62,11 +63,11 @@ def _constant_tensors(
 
 @_constant_tensors
 def _words_and_axis(text: str) -> tuple[Any, ...]:
-    """Eight rows ``[num_pairs]``, 64 bytes a pair; ``[n_axes, num_pairs]`` where axes mix.
+    """Eight rows ``[num_pairs]``, 64 bytes a pair; ``[n_axes, num_pairs]`` with `Mixed` axes.
 
-    Every word of `phasor.angles.turn_words` once: 64 bits of the frequency for rests in units of
-    2**-64, of 2**-32, and for whole positions; then 32 bits each, of which the first two follow the
-    first word, the next one the second, and so on. Last the index of the axis.
+    Rows 0 to 2 are 64 bits of the frequency: for remainders in units of 2**-64, for remainders in
+    units of 2**-32, and for whole positions. Rows 3 to 6 have 32 bits each: rows 3 and 4 continue
+    row 0, rows 4 and 5 continue row 1, rows 5 and 6 continue row 2. Row 7 is the index of the axis.
     """
     rope = read_rope(text)
     of_rests, of_halves, of_positions = (turn_words(rope, bits) for bits in (64, 32, 0))
@@ -76,7 +77,7 @@ def _words_and_axis(text: str) -> tuple[Any, ...]:
 
 @_constant_tensors
 def _coefficients(itemsize: int) -> tuple[float, ...]:
-    """A unit of ``turns << 2`` in eighths of a turn, 1, and the coefficients, half for the sine."""
+    """The unit of ``turns << 2`` in eighths of a turn, 1, and the coefficients of cos and sin."""
     cos, sin = FLOAT64 if itemsize == 8 else FLOAT32
     return (2.0**-63, 1.0, *cos, *sin)
 
@@ -96,7 +97,7 @@ def cos_sin(positions: Tensor, text: str, gain: float, dtype: torch.dtype) -> tu
 
 
 def _cos_sin_of_digits(positions: Tensor, text: str) -> tuple[Tensor, Tensor]:
-    """The same for graphs that other programs run, in numbers of at most 2**24."""
+    """`cos_sin` without gain for exported graphs, in numbers of at most 2**24."""
     fractional = positions.is_floating_point()
     is_short = not fractional and positions.dtype != torch.int64
     if is_short:
@@ -108,44 +109,44 @@ def _cos_sin_of_digits(positions: Tensor, text: str) -> tuple[Tensor, Tensor]:
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """``x.to(dtype)``, of which an exporter also notes what ``x`` was."""
+    """``x.to(dtype)`` without the check of the dtype of ``x`` that ``torch.export`` adds to it."""
     return torch.ops.aten._to_copy.default(x, dtype=dtype)
 
 
 class _TorchOperations:
-    """What `phasor._angle_digits` calls, in torch."""
+    """The operations of `phasor._angle_digits` in torch."""
 
     def number(self, value: float, like: Tensor) -> float:
-        """The number, for torch gives it the dtype of what it meets."""
+        """The plain number, which torch converts to the dtype of the other operand."""
         del like
         return value
 
     def divide(self, numbers: Tensor, divisor: int) -> Tensor:
-        """Floored; Core ML's converter would make floats of ``div`` with a rounding mode."""
+        """The floored quotient; Core ML converts ``div`` with a rounding mode to float division."""
         return _cast(torch.floor_divide(numbers, divisor), numbers.dtype)
 
     def as_int32(self, numbers: Tensor) -> Tensor:
-        """In int32."""
+        """The numbers cast to int32."""
         return _cast(numbers, torch.int32)
 
     def as_float32(self, numbers: Tensor) -> Tensor:
-        """In float32."""
+        """The numbers cast to float32."""
         return _cast(numbers, torch.float32)
 
     def absolute(self, numbers: Tensor) -> Tensor:
-        """Without sign."""
+        """The absolute value."""
         return numbers.abs()
 
     def nearest(self, numbers: Tensor) -> Tensor:
-        """Rounded, halves to even numbers."""
+        """The nearest whole numbers; halves are rounded to even."""
         return numbers.round()
 
     def of_axis(self, numbers: Tensor, axis: int) -> Tensor:
-        """One of the axes that mix."""
+        """``[..., num_pairs]`` of one of the `Mixed` axes."""
         return numbers[..., axis, :]
 
     def nan_unless(self, condition: Tensor, numbers: Tensor) -> Tensor:
-        """NaN where the condition is false."""
+        """The numbers, with NaN where the condition is false."""
         return torch.where(condition, numbers, torch.nan)
 
     def constant(self, values: NDArray[Any]) -> tuple[Tensor, ...]:
@@ -155,9 +156,9 @@ class _TorchOperations:
 
 
 def positions_of_pairs(positions: Tensor, text: str) -> Tensor:
-    """``[..., seq, 1]``, or ``[..., seq, num_pairs]`` where pairs differ in their axis.
+    """``[..., seq, 1]``, or ``[..., seq, num_pairs]`` if each pair has its own axis.
 
-    Where axes mix, ``[..., seq, n_axes, num_pairs]``.
+    With `Mixed` axes, ``[..., seq, n_axes, num_pairs]``.
     """
     if count_axes(text) == 1:
         return positions.unsqueeze(-1)
@@ -167,14 +168,14 @@ def positions_of_pairs(positions: Tensor, text: str) -> Tensor:
 def turns(positions: Tensor, text: str, dtype: torch.dtype) -> Tensor:
     """Angles ``[..., seq, num_pairs]`` in units of 2**-64 turns: int64, which wraps around.
 
-    They are exact enough for cos and sin in ``dtype``. ``positions`` are `positions_of_pairs`.
+    They are exact enough for cos and sin in ``dtype``. Positions come from `positions_of_pairs`.
     """
     words = _words_and_axis(positions.device, torch.int64, text)
     nearest = positions
     if positions.is_floating_point():
         nearest = positions.round()
         if dtype == torch.float64:
-            # from -1/2 to below 1/2, because 2**63 units are no int64
+            # remainders from -1/2 to below 1/2, because 2**63 units do not fit in int64
             nearest = nearest + (positions - nearest == 0.5)
     turns = _multiply(nearest.long(), words, 0, dtype)
     if positions.is_floating_point():
@@ -188,7 +189,7 @@ def cos_sin_of_turns(turns: Tensor, positions: Tensor, dtype: torch.dtype) -> tu
     """Cos and sin of angles in units of 2**-64 turns; NaN where ``positions`` have no angle."""
     unit, one, *coefficients = _coefficients(turns.device, dtype, dtype.itemsize)
     shifted = turns + _EIGHTH
-    # without quarter turns, in eighths of a turn, from -1 to 1
+    # the angle minus its nearest quarter turn, in eighths of a turn, from -1 to 1
     x = (turns << 2).to(dtype) * unit
     y = x * x
     half = len(coefficients) // 2
@@ -206,7 +207,7 @@ def cos_sin_of_turns(turns: Tensor, positions: Tensor, dtype: torch.dtype) -> tu
 
 
 def check_has_angles(positions: Tensor) -> None:
-    """Refuse NaN and what int64 does not hold, where the host can read it without waiting."""
+    """Refuse NaN and floats beyond int64, if the host can read them without waiting."""
     if positions.is_floating_point() and positions.is_cpu and dispatch_is_plain([positions]):
         has_angle = _has_angle(positions)
         if not has_angle.all():
@@ -215,7 +216,7 @@ def check_has_angles(positions: Tensor) -> None:
 
 
 def _has_angle(positions: Tensor) -> Tensor:
-    return positions.abs() < 2.0**63  # false of NaN
+    return positions.abs() < 2.0**63  # False for NaN
 
 
 def _multiply(
@@ -223,15 +224,15 @@ def _multiply(
 ) -> Tensor:
     """The upper 64 bits of the products without whole turns, as in `phasor.angles`.
 
-    ``numbers`` are int64 ``[..., seq, 1 or num_pairs]``: whole positions where ``rest_bits`` is 0,
-    rests in units of 2**-32 or 2**-64 where it is 32 or 64.
+    ``numbers`` are int64 ``[..., seq, 1 or num_pairs]``: whole positions if ``rest_bits`` is 0,
+    remainders in units of 2**-32 or 2**-64 if it is 32 or 64.
     """
     first = 2 - rest_bits // 32
     upper, second = numbers >> 32, words[first + 3]
     product = torch.addcmul(numbers * words[first], upper, second)
     if dtype != torch.float64:
         return product
-    # without its last bit the second word's product with 32 bits is an int64
+    # without its last bit, the second word times 32 bits fits in int64
     carried = ((numbers & _LOW_BITS) * (second >> 1)) >> 31
     return product + carried + ((upper * words[first + 4]) >> 32)
 

@@ -1,6 +1,7 @@
-"""What the public functions are given, made into the operators' arguments; nothing is written yet.
+"""Check the arguments of the public functions and convert them to the operators' arguments.
 
-A fault is found here, once and in one wording. All below trusts a `Turn`.
+All errors about arguments are raised here, before anything is written. The code that receives a
+`Turn` does not check it again.
 """
 
 from __future__ import annotations
@@ -19,43 +20,43 @@ from phasor.errors import PositionError
 from phasor.pairings import Pairing
 from phasor.torch._operator.internals import refuse_tracing
 
-#: The dtypes that are rotated, and those of positions.
+#: The dtypes that can be rotated, and the dtypes of positions.
 DTYPES = tuple(getattr(torch, name) for name in _tensors.DTYPES)
 POSITION_DTYPES = frozenset(getattr(torch, name) for name in _tensors.POSITION_DTYPES)
 
 
 class Layout(NamedTuple):
-    """Which coordinates are the pairs, on the way in and on the way out."""
+    """Which coordinates form pairs, in the input and in the output."""
 
     pairing: Pairing
     pairing_out: Pairing
     rotary_start: int
 
     def transposed(self) -> Layout:
-        """That of the transpose, which reads what the rotation wrote."""
+        """The layout of the transpose, which reads the pairs that the rotation writes."""
         return Layout(self.pairing_out, self.pairing, self.rotary_start)
 
 
 class Turn(NamedTuple):
-    """The arguments of the operator that turns tensors by cos and sin, checked."""
+    """The checked arguments of the operator that turns tensors by cos and sin."""
 
-    xs: Sequence[Tensor]  # [..., seq, heads, head_dim]: one, or a query and a key of its tokens
+    xs: Sequence[Tensor]  # [..., seq, heads, head_dim]: one tensor, or a query and its key
     cos: Tensor  # [..., seq, num_pairs]
     sin: Tensor
     pairing: Pairing
     pairing_out: Pairing
     rotary_start: int
-    transposed: bool = False  # the matrix's transpose: sin changes sign, and the pairings places
+    transposed: bool = False  # apply the transpose: negate sin and swap the two pairings
     backend: str = "auto"
 
     def layout(self) -> Layout:
-        """The pairs that are read and written."""
+        """Which pairs are read and written, whether transposed or not."""
         layout = Layout(self.pairing, self.pairing_out, self.rotary_start)
         return layout.transposed() if self.transposed else layout
 
 
 class Rows:
-    """Cos and sin of a Rotation for calls past the dispatcher, and what need not be asked again."""
+    """Cos and sin of a Rotation for calls that bypass the dispatcher, with cached facts."""
 
     __slots__ = (
         "are_plain",
@@ -82,20 +83,20 @@ class Rows:
     ) -> None:
         self.cos, self.sin = cos, sin  # [..., seq, num_pairs]
         self.layout, self.head_dim = layout, head_dim
-        self.device_type = cos.device.type  # which torch makes anew whenever it is asked
-        self.are_plain = are_plain  # tensors of torch's own class, which hold what is in memory
-        self.transposed = transposed  # as of a Turn
-        self.plan: bytes | None = None  # of the kernel in C++, which makes it in its first call
-        # of plain operations, and the versions of cos and sin that they were made of
+        self.device_type = cos.device.type  # cached, because torch makes a new string every time
+        self.are_plain = are_plain  # whether both are plain tensors, not subclasses or negated
+        self.transposed = transposed  # as in a Turn
+        self.plan: bytes | None = None  # the C++ kernel's plan, made in its first call
+        # the factors of plain operations, and the versions of cos and sin they were made from
         self.factors: tuple[tuple[int, int], tuple[Tensor, Tensor]] | None = None
         self.transpose: Rows | None = None
 
     def pairs(self) -> Layout:
-        """The pairs that are read and written."""
+        """Which pairs are read and written, whether transposed or not."""
         return self.layout.transposed() if self.transposed else self.layout
 
     def for_gradients(self) -> Rows:
-        """The transpose, which turns gradients."""
+        """The transpose, which rotates gradients."""
         if self.transpose is None:
             given = self.cos, self.sin, self.layout, self.head_dim
             transposed = not self.transposed
@@ -104,11 +105,11 @@ class Rows:
 
 
 class TurnAt(NamedTuple):
-    """The arguments of a rotation in one call, checked: those of both operators."""
+    """The checked arguments of both operators, for a rotation in a single call."""
 
     xs: Sequence[Tensor]
     positions: Tensor  # [..., seq], or [..., seq, n_axes]
-    text: str  # of a Rope
+    text: str  # the JSON of a Rope
     layout: Layout
     transposed: bool
     gain: float
@@ -124,9 +125,10 @@ def turn_of(
     heads_first: bool,
     backend: str,
 ) -> Turn:
-    """The turn of ``xs`` by cos and sin. By head, a head is a token with one head.
+    """The arguments for rotating ``xs`` by cos and sin, checked.
 
-    ``head_dim`` is their width, if it is known.
+    ``head_dim`` is the width of a head, if known. If cos and sin are by head, every head of ``xs``
+    becomes a token with one head.
     """
     refuse_tracing()
     by_head = ARRAYS.check_turn(xs, cos, layout.rotary_start, head_dim, heads_first)
@@ -140,9 +142,9 @@ def turn_of(
 
 
 def tokens_first(xs: Sequence[Tensor], heads_first: bool) -> Sequence[Tensor]:
-    """Views ``[..., seq, heads, head_dim]`` of ``xs``, which are ``xs`` unless heads come first.
+    """``xs`` with tokens before heads: views if heads come first, else ``xs`` itself.
 
-    Anything that is not a tensor of heads is returned as it is; the checks refuse it.
+    Anything that is not a tensor with heads is returned unchanged; later checks refuse it.
     """
     if heads_first is False:
         return xs
@@ -162,19 +164,19 @@ def _fault_of(x: Tensor) -> str:
     return f"{'a nested one' if x.is_nested else x.layout}; pad it, or .to_dense() it"
 
 
-def _device_of(x: Tensor) -> torch.device:  # the compiler traces no attrgetter
+def _device_of(x: Tensor) -> torch.device:  # torch.compile cannot trace attrgetter("device")
     return x.device
 
 
 def _without_gradient(positions: Tensor) -> Tensor:
     if positions.requires_grad or forward_ad.unpack_dual(positions).tangent is not None:
         raise _tensors.position_gradient_error()
-    # torch has few operations for these two
+    # torch supports few operations on these two dtypes
     return positions.long() if positions.dtype in (torch.uint16, torch.uint32) else positions
 
 
 def _read_host(positions: Any, device: torch.device) -> Tensor:
-    """Numbers, lists and arrays as a tensor of their own precision: a float is a float64."""
+    """A tensor of numbers, lists or arrays, in their own precision: float64 for a Python float."""
     positions = _make_tensor(positions, device)
     _tensors.check_position_dtype(positions.dtype, POSITION_DTYPES)
     return _without_gradient(positions)
@@ -188,7 +190,7 @@ def _make_tensor(positions: Any, device: torch.device) -> Tensor:
             dtype = torch.int64 if type(positions) is int else torch.float64
             return torch.tensor(positions, dtype=dtype, device=device)
         array = np.asarray(positions)
-        # torch reads neither foreign byte order, nor negative strides, nor read-only memory
+        # torch cannot read foreign byte orders, negative strides or read-only memory
         native = array.astype(array.dtype.newbyteorder("="), order="C")
         return torch.from_numpy(native).to(device)
     except torch.OutOfMemoryError:  # a RuntimeError, but not about positions
@@ -200,7 +202,7 @@ def _make_tensor(positions: Any, device: torch.device) -> Tensor:
         raise PositionError(f"positions must {expected}: {error}") from None
 
 
-#: What tensors must be.
+#: What the checks require of tensors.
 ARRAYS = _tensors.Arrays(
     kind=Tensor,
     name="a dense torch.Tensor",

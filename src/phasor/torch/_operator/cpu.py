@@ -88,7 +88,7 @@ def paths() -> tuple[str, ...]:
 
 
 def unsupported_reason(device: torch.device, width: int) -> str:
-    """Why this backend cannot rotate heads so wide on that device; nothing if it can."""
+    """Why this backend cannot rotate heads of this width on this device; "" if it can."""
     if device.type != "cpu":
         return f"it needs a tensor in the CPU's memory, got one on {device}"
     if width > _MAX_HEAD_DIM:
@@ -97,17 +97,17 @@ def unsupported_reason(device: torch.device, width: int) -> str:
 
 
 def cos_sin(positions: Tensor, text: str, gain: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cos and sin ``[..., seq, num_pairs]`` times the gain, side by side in memory."""
+    """Cos and sin ``[..., seq, num_pairs]`` times the gain, as views of one tensor."""
     packed = None if positions.is_floating_point() else _pack(text)
     if packed is None:
         return angles.cos_sin(positions, text, gain, dtype)
     rows = _make_rows(packed, _readable(positions), gain, dtype, raises=True)
-    assert rows is not None  # the kernel has raised what it has to say
+    assert rows is not None  # the kernel raises an error instead of refusing
     return rows
 
 
 def try_rows(positions: Tensor, text: str, gain: float, dtype: torch.dtype) -> Rows | None:
-    """The same of integers that may not fit the Rope; None where the kernel refuses."""
+    """`cos_sin` of integers that may not fit the Rope; None if the kernel refuses them."""
     if _native is None or (packed := _pack(text)) is None:
         return None
     made = _make_rows(packed, positions, gain, dtype, raises=False)
@@ -122,7 +122,7 @@ def _make_rows(
     packed: _Packed, positions: Tensor, gain: float, dtype: torch.dtype, *, raises: bool
 ) -> tuple[Tensor, Tensor] | None:
     tokens = positions.shape if packed.n_axes == 1 else positions.shape[:-1]
-    # of a number, a row without tokens
+    # a single number has no dimension of tokens
     rows = torch.empty((*tokens, 2, packed.num_pairs), dtype=dtype, device="cpu")
     options = False, gain, _path_index, raises
     if not _native.rotate(packed.plan, positions, None, *options, None, (rows,)):
@@ -133,7 +133,7 @@ def _make_rows(
 
 
 def try_turn(xs: Sequence[Tensor], rows: Rows, outs: Sequence[Tensor]) -> bool:
-    """One pass from ``xs`` to ``outs``; False where the kernel refuses."""
+    """Rotate ``xs`` into ``outs`` in one pass; False if the kernel refuses them."""
     plan = rows.plan or _prepare(xs, rows)
     if plan is None:
         return False
@@ -149,7 +149,7 @@ def try_turn_at(
     gain: float,
     outs: Sequence[Tensor],
 ) -> bool:
-    """Rows made and turned by, in one pass by integer positions; False where the kernel refuses."""
+    """Rotate ``xs`` at integer positions in one pass; False if the kernel refuses them."""
     if _absence_reason or (packed := _pack(text)) is None:
         return False
     options = transposed, gain, _path_index, False
@@ -157,13 +157,13 @@ def try_turn_at(
 
 
 def run_into(turn: Turn, outs: Sequence[Tensor]) -> None:
-    """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place.
+    """The operator's kernel: rotate ``xs`` into ``outs``; in place, both are the same sequence.
 
-    One pass for both, or one for each if the extension cannot tell whether they overlap in memory.
+    A query and a key take one pass, or one each if the extension cannot tell whether they overlap.
     """
     xs, in_place = turn.xs, outs is turn.xs
     if in_place and len(xs) == 2 and not _native.apart(*xs):
-        check_writable(xs)  # every error comes before the first write
+        check_writable(xs)  # raise all errors before the first write
         for x in xs:
             alone = [x]
             run_into(turn._replace(xs=alone), alone)
@@ -179,15 +179,15 @@ def run_into(turn: Turn, outs: Sequence[Tensor]) -> None:
 
 
 def _readable(positions: Tensor) -> Tensor:
-    """Integers as the extension reads them."""
+    """Integers in a dtype that the extension reads."""
     return positions if positions.dtype in (torch.int64, torch.int32) else positions.long()
 
 
 class _Packed(NamedTuple):
     """A Rope as the extension reads it, and the shape of its cos and sin."""
 
-    plan: bytes  # for positions
-    plan_of_rows: bytes  # for cos and sin
+    plan: bytes  # for calls with positions
+    plan_of_rows: bytes  # for calls with cos and sin
     layout: Layout
     head_dim: int
     n_axes: int
@@ -196,7 +196,7 @@ class _Packed(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _pack(text: str) -> _Packed | None:
-    """What calls need of a Rope, made once; None where axes mix."""
+    """What calls need from a Rope, computed once; None with `Mixed` axes."""
     if mixes_axes(text):
         return None
     rope = read_rope(text)
@@ -208,7 +208,7 @@ def _pack(text: str) -> _Packed | None:
 
 
 def _prepare(xs: Sequence[Tensor], rows: Rows) -> bytes | None:
-    """The plan for given cos and sin, which they keep if they are of heads so wide alone."""
+    """The plan for given cos and sin; kept in ``rows`` if these are for one width of heads only."""
     if _absence_reason or xs[0].dim() == 0:
         return None
     width, pairs = rows.head_dim or xs[0].shape[-1], rows.cos.shape[-1]
@@ -224,12 +224,12 @@ def _prepare(xs: Sequence[Tensor], rows: Rows) -> bytes | None:
 def _plan_of_layout(
     pairing: Pairing, pairing_out: Pairing, rotary_start: int, head_dim: int, pairs: int
 ) -> bytes:
-    """The plan where cos and sin of so many pairs are given, which have to fit."""
+    """The plan for calls with cos and sin of ``pairs`` pairs, which must fit in a head."""
     return _native.plan(head_dim, *_pair_layout(pairing, pairing_out, rotary_start, pairs))
 
 
 def _packed_turns(rope: Rope) -> tuple[int, bytes, bytes]:
-    """The axes, and of every pair the turns per position and its axis."""
+    """The number of axes, and for every pair its turns per position and its axis."""
     axis_of_pair = np.array(rope.axes.axis_of_pair(rope.num_pairs), dtype=np.int32)
     return rope.axes.n_axes, turn_limbs(rope).tobytes(), axis_of_pair.tobytes()
 
@@ -237,7 +237,7 @@ def _packed_turns(rope: Rope) -> tuple[int, bytes, bytes]:
 def _pair_layout(
     pairing: Pairing, pairing_out: Pairing, start: int, pairs: int
 ) -> tuple[int, int, bool, bool]:
-    """Where a head's pairs begin, their number, and whether they are halves, read and written."""
+    """First rotated coordinate, number of pairs, and whether input and output use halves."""
     from_half, to_half = (
         by_pairing(p, half=True, interleaved=False) for p in (pairing, pairing_out)
     )

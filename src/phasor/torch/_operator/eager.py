@@ -1,7 +1,7 @@
-"""The operators in plain torch operations: every device, every dtype, every transformation.
+"""The operators in plain torch operations, for every device, dtype and transformation.
 
-It is the definition that the other backends are checked against. ``torch.func``, double
-differentiation and compilers that are given ``backend="eager"`` run through it.
+This backend is the definition that the others are tested against. It also runs under
+``torch.func``, in second derivatives, and in compiled code with ``backend="eager"``.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from phasor.torch._operator.internals import (
 )
 from phasor.torch._operator.text import compute_dtype
 
-#: So many elements are turned at a time, whose float32 intermediates stay in a cache.
+#: Number of elements rotated at a time, so that the float32 intermediates stay in the cache.
 _IN_CACHE = 2**18
 
-#: Of at most so many elements the calls are dear, and not the copies.
+#: Up to this number of elements, calls into torch cost more than copies.
 _FEW = 2**14
 
 
 def unsupported_reason(device: torch.device, width: int) -> str:
-    """Why this backend cannot rotate heads so wide on that device: it always can."""
+    """Always "", because this backend rotates heads of any width on any device."""
     del device, width
     return ""
 
@@ -39,8 +39,8 @@ def unsupported_reason(device: torch.device, width: int) -> str:
 def needs_plain_ops(backend: str, tensors: Sequence[Tensor]) -> bool:
     """True under ``torch.func``, or when compiling with ``backend="eager"``.
 
-    An operator would hide the operations that these transform or fuse. Sharded tensors are an
-    exception for compilers: only the operator has a rule for them.
+    These transform or fuse single operations, which an operator would hide. Sharded tensors keep
+    the operator even when compiled, because only the operator has a rule for them.
     """
     compiled = backend == "eager" and torch.compiler.is_compiling()
     # a DTensor is recognised by an attribute, because its class is slow to import
@@ -48,7 +48,7 @@ def needs_plain_ops(backend: str, tensors: Sequence[Tensor]) -> bool:
 
 
 def try_turn(xs: Sequence[Tensor], rows: Rows, outs: Sequence[Tensor]) -> bool:
-    """What `run_into` writes, of tensors on the CPU whose shapes are plain; else False."""
+    """`run_into` for CPU tensors with a row of cos and sin for each token; False for others."""
     if outs is xs or not _fit(xs, rows):
         return False
     with below_autograd():
@@ -57,7 +57,7 @@ def try_turn(xs: Sequence[Tensor], rows: Rows, outs: Sequence[Tensor]) -> bool:
 
 
 def run_into(turn: Turn, outs: Sequence[Tensor]) -> None:
-    """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place."""
+    """The operator's kernel: rotate ``xs`` into ``outs``; in place, both are the same sequence."""
     if outs is turn.xs:
         check_writable(outs)
     with below_autograd():
@@ -68,7 +68,7 @@ def run_into(turn: Turn, outs: Sequence[Tensor]) -> None:
 
 
 def run_without_writes(turn: Turn) -> list[Tensor]:
-    """New tensors without writing to one or reading a value, as transformations require."""
+    """Rotate without writing to a tensor or reading a value, as transformations require."""
     dtypes = [compute_dtype(x.dtype) for x in turn.xs]
     rows = {dtype: rows_of_heads(turn, dtype) for dtype in dict.fromkeys(dtypes)}
     layout = turn.layout()
@@ -88,11 +88,11 @@ def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     # [..., seq, heads, head_dim] -> twice [..., seq, heads, num_pairs]
     x0, x1 = x[..., first].to(cos.dtype), x[..., second].to(cos.dtype)
     if is_exporting():
-        # what other programs run has no addcmul
+        # other programs that run the graph have no addcmul
         y0, y1 = x0 * cos - x1 * sin, x1 * cos + x0 * sin
     else:
-        # addcmul rounds one product and fuses the other, as the kernels do; -sin stands for
-        # value=-1, whose forward derivative ends the process under AOTAutograd
+        # addcmul rounds one product and fuses the other, as the kernels do; -sin instead of
+        # value=-1, because the forward derivative of that crashes under AOTAutograd
         y0, y1 = torch.addcmul(x0 * cos, x1, -sin), torch.addcmul(x1 * cos, x0, sin)
     pairs = [y0.to(x.dtype), y1.to(x.dtype)]
     # twice [..., seq, heads, num_pairs] -> [..., seq, heads, rotary_dim]
@@ -105,7 +105,7 @@ def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
 
 
 def _fit(xs: Sequence[Tensor], rows: Rows) -> bool:
-    """Whether these have a token for each row and take the dtype of the rows."""
+    """Whether each tensor has exactly the tokens of the rows, and computes in their dtype."""
     cos, width, tokens = rows.cos, rows.head_dim, rows.cos.shape[:-1]
     dtype, first_token_dim = xs[0].dtype, -2 - len(tokens)
     if not cos.is_cpu or dtype not in DTYPES or cos.dtype != compute_dtype(dtype):
@@ -115,17 +115,17 @@ def _fit(xs: Sequence[Tensor], rows: Rows) -> bool:
         is_dense = x.is_cpu and x.layout is torch.strided and not x.is_nested
         if not is_dense or x.dtype is not dtype or x.shape[-1] != width:
             return False
-        # rows by head, and those that are broadcast, are for the checks
+        # rows by head and broadcast rows go through the checks instead
         if x.shape[first_token_dim:-2] != tokens:
             return False
     return True
 
 
 def _shared_factors(rows: Rows) -> tuple[Tensor, Tensor]:
-    """The `_factors` of rows, kept for the layers that share them until somebody writes to them."""
+    """The `_factors` of rows, cached for all layers until cos or sin is written to."""
     cos, sin = rows.cos, rows.sin
     given = cos, sin, rows.pairs().pairing, rows.transposed
-    # nothing counts what is written to inference tensors, or to a parameter's data
+    # no version counter notices writes to inference tensors, or to a parameter's data
     if rows.head_dim is None or cos.is_inference():
         return _factors(*given)
     versions = cos._version, sin._version
@@ -137,7 +137,7 @@ def _shared_factors(rows: Rows) -> tuple[Tensor, Tensor]:
 def _factors(
     cos: Tensor, sin: Tensor, pairing: Pairing, transposed: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """What coordinates are multiplied by, and what the others of their pairs are."""
+    """Factors ``[..., seq, 1, rotary_dim]`` on each coordinate, and on the other of its pair."""
     negative = -sin
     sines = (sin, negative) if transposed else (negative, sin)
     # [..., seq, num_pairs] -> [..., seq, 1, rotary_dim]
@@ -154,7 +154,7 @@ def _factors(
 def _write_all(
     xs: Sequence[Tensor], outs: Sequence[Tensor], cos: Tensor, sines: Tensor, layout: Layout
 ) -> None:
-    """Turn the slices of ``xs`` by `_factors` into ``outs``; copy the other coordinates."""
+    """Rotate the slices of ``xs`` by `_factors` into ``outs``; copy the other coordinates."""
     before, after = list(xs), list(outs)
     start, end = layout.rotary_start, layout.rotary_start + cos.shape[-1]
     if end - start < xs[0].shape[-1]:
@@ -165,7 +165,7 @@ def _write_all(
         # [..., seq, heads, head_dim] -> [..., seq, heads, rotary_dim]
         before, after = ([x[..., start:end] for x in tensors] for tensors in (xs, outs))
     first, last = before[0], before[-1]
-    # of few elements the calls are dear, not the copies; narrow ones are copied in any case
+    # for few elements, one copy costs less than separate calls; 16-bit ones are copied anyway
     most = _FEW if first.dtype is cos.dtype else _IN_CACHE
     if first is not last and first.numel() <= most and first.shape[:-2] == last.shape[:-2]:
         heads = [x.shape[-2] for x in before]
@@ -177,10 +177,10 @@ def _write_all(
 
 
 def _join(xs: Sequence[Tensor], heads: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """All heads of a query and a key in one tensor, of ``dtype`` where they are many."""
+    """All heads of a query and a key in one tensor, cast to ``dtype`` if it has many elements."""
     if xs[0].numel() <= _FEW:
         return torch.cat(tuple(xs), -2)
-    # a cast into its place saves a copy in their own dtype
+    # casting while joining saves a copy in the original dtype
     *tokens, _, width = xs[0].shape
     joined = xs[0].new_empty((*tokens, sum(heads), width), dtype=dtype)
     copy_all(joined.split_with_sizes(list(heads), -2), xs)
@@ -190,8 +190,8 @@ def _join(xs: Sequence[Tensor], heads: Sequence[int], dtype: torch.dtype) -> Ten
 def _write_slice(
     x: Tensor, out: Tensor, cos: Tensor, sines: Tensor, layout: Layout, in_place: bool
 ) -> None:
-    """A slice ``[..., seq, heads, rotary_dim]``, so many tokens at a time as a cache holds."""
-    # what is rotated in place is read until the last product
+    """Rotate a slice ``[..., seq, heads, rotary_dim]``, a number of tokens at a time."""
+    # in place, the input is read until the last product, so results cannot be written directly
     as_it_is = not in_place and x.dtype is cos.dtype and layout.pairing == layout.pairing_out
     whole, seq = (x, out, cos, sines), x.shape[-3]
     chunks: Iterable[tuple[Tensor, ...]] = [whole]
@@ -208,11 +208,11 @@ def _write_slice(
 def _rotate(
     x: Tensor, cos: Tensor, sines: Tensor, pairing: Pairing, out: Tensor | None = None
 ) -> Tensor:
-    """Slices rotated in the dtype of cos, still in the pairing that they are read in."""
+    """Slices rotated in the dtype of cos, still in the pairing of the input."""
     if x.numel() <= _FEW:
         return torch.mul(x, cos, out=out).addcmul_(_exchange(x, pairing), sines)
-    # of many elements a cast is cheaper than operations on two dtypes, and two operations on the
-    # halves of pairs than a copy with the halves exchanged
+    # for many elements, a cast is cheaper than operations on two dtypes, and two operations on
+    # half of the coordinates are cheaper than a copy with the coordinates exchanged
     wide = x.to(cos.dtype)
     rotated = torch.mul(wide, cos, out=out)
     (x0, x1), (y0, y1), (sine0, sine1) = (_halves(t, pairing) for t in (wide, rotated, sines))
@@ -222,7 +222,7 @@ def _rotate(
 
 
 def _write_rotated(rotated: Sequence[Tensor], outs: Sequence[Tensor], layout: Layout) -> None:
-    """Round them and write them as the pairs of ``pairing_out``."""
+    """Round the rotated slices and write them to ``outs`` in the pairing of the output."""
     if layout.pairing != layout.pairing_out:
         rotated = [half for y in rotated for half in _halves(y, layout.pairing)]
         outs = [half for out in outs for half in _halves(out, layout.pairing_out)]

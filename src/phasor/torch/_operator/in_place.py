@@ -24,16 +24,17 @@ from phasor.torch._operator.internals import (
     may_write,
 )
 
-#: Shape and strides of a tensor, and the bytes of an element.
+#: Shape and strides of a tensor, and the size of an element in bytes.
 Strided = tuple[Sequence[int], Sequence[int], int]
 
-# of candidates, after which two tensors count as overlapping; NumPy's types list two numbers
+# limit on NumPy's search, after which two tensors count as overlapping; Any, because NumPy's type
+# of this argument lists only two numbers
 _MOST_WORK: Any = 1000
-_ANY_ADDRESS = 1 << 48  # only distances matter
+_ANY_ADDRESS = 1 << 48  # only differences of addresses matter
 
 
 class QKMemory(NamedTuple):
-    """What memory a query and a key take, without their addresses."""
+    """The memory layout of a query and a key, without their addresses."""
 
     q: Strided
     k: Strided
@@ -41,7 +42,7 @@ class QKMemory(NamedTuple):
     k_bytes: int
 
     def overlaps(self, q: int, k: int) -> bool:
-        """Whether a query and a key at these addresses have a byte in common, or could."""
+        """Whether a query and a key at these addresses share a byte, or might."""
         if q + self.q_bytes <= k or k + self.k_bytes <= q:
             return False
         return _share_memory(self.q, self.k, k - q)
@@ -56,7 +57,7 @@ class QKMemory(NamedTuple):
 
 
 def qk_memory(q: Tensor, k: Tensor) -> QKMemory:
-    """What memory these two tensors take."""
+    """The memory layout of these two tensors."""
     one, other = ((x.shape, x.stride(), x.element_size()) for x in (q, k))
     return QKMemory(one, other, _span_bytes(*one), _span_bytes(*other))
 
@@ -70,9 +71,9 @@ def check_different(xs: Sequence[Tensor]) -> None:
 
 
 def check_mutable(xs: Sequence[Tensor]) -> None:
-    """Refuse tensors that torch would not let be written here."""
+    """Refuse tensors that torch would not allow to be written to here."""
     if torch.compiler.is_compiling():
-        return  # which has its own ways with both
+        return  # compilers handle both cases below themselves
     if not may_write(xs):
         raise TensorError(
             "a tensor written in place must not be an inference tensor outside "
@@ -86,35 +87,35 @@ def check_mutable(xs: Sequence[Tensor]) -> None:
 
 
 def check_batched(xs: Sequence[Tensor], source: Sequence[Tensor]) -> None:
-    """Refuse a tensor that a ``vmap`` does not batch where it batches anything else."""
+    """Refuse a tensor that ``vmap`` does not batch, if it batches any other argument."""
     if torch.compiler.is_compiling() or not in_transform():
         return
     levels = set[int]().union(*map(batch_levels, (*xs, *source)))
     for name, x in zip(names_of(xs), xs, strict=True):
         if levels - batch_levels(x):
             raise TensorError(
-                f"{name} must be batched to be rotated in place under vmap where anything else is: "
-                "each batch entry would write the same memory; use the function without the "
-                "underscore"
+                f"{name} must be batched to be rotated in place under vmap, because another "
+                "argument is: each batch entry would write to the same memory; use the function "
+                "without the underscore"
             )
 
 
 def check_copies(xs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Let torch refuse any copy of ``values`` to ``xs`` before the first one is made.
 
-    Torch checks when it writes, so an empty slice of each is written. Tensors that torch never
-    refuses are left out, because autograd would record the write.
+    Torch checks a tensor when it is written to, so an empty slice of each is written. Tensors that
+    torch never refuses are skipped, because autograd would record the write.
     """
     if torch.compiler.is_compiling():
-        return  # a compiler traces every copy before it makes the first
+        return  # a compiler traces all copies before it runs the first
     for x, y in zip(xs, values, strict=True):
         if in_transform() or autograd_may_refuse_write(x):
             x[..., :0].copy_(y[..., :0])
-            _ = x.grad_fn  # or torch takes a view for a leaf, whose base has a history by now
+            _ = x.grad_fn  # updates a view whose base now has a history; it would look like a leaf
 
 
 def check_no_self_overlap(xs: Sequence[Tensor], names: Sequence[str] | None = None) -> None:
-    """Refuse tensors of which two elements share memory; in a compiler, those that are expanded."""
+    """Refuse tensors whose elements share memory; when compiling, only expanded ones."""
     for name, x in zip(names or names_of(xs), xs, strict=True):
         if _overlaps_itself(x):
             raise TensorError(
@@ -125,7 +126,7 @@ def check_no_self_overlap(xs: Sequence[Tensor], names: Sequence[str] | None = No
 
 
 def check_rewritable(name: str, x: Tensor) -> None:
-    """Refuse tensors that cannot be written, before the first of several writes."""
+    """Refuse tensors that cannot be written to, before the first of several writes."""
     if not torch.compiler.is_compiling():
         check_mutable([x])
         check_no_self_overlap([x], [name])
@@ -133,14 +134,14 @@ def check_rewritable(name: str, x: Tensor) -> None:
 
 
 def check_writable(xs: Sequence[Tensor]) -> None:
-    """Refuse a tensor, or a query and a key, of which an element would be written twice."""
+    """Refuse a tensor, or a query and a key, if an element would be written twice."""
     check_no_self_overlap(xs)
     if len(xs) == 2 and _have_addresses(xs):
         qk_memory(*xs).check_apart(*[x.data_ptr() for x in xs])
 
 
 def check_cos_sin(xs: Sequence[Tensor], cos_sin: Sequence[Tensor]) -> None:
-    """Refuse cos and sin that lie between the first and the last byte of a written tensor."""
+    """Refuse cos and sin whose memory lies within the span of a tensor that is written."""
     if any(_spans_meet(x, values) for x in xs for values in cos_sin):
         raise TensorError(
             "cos and sin must not share memory with x to be written in place; pass clones"
@@ -154,15 +155,15 @@ def _have_addresses(xs: Sequence[Tensor]) -> bool:
 
 
 def _overlaps_itself(x: Tensor) -> bool:
-    """Whether two elements of ``x`` share memory, or could."""
+    """Whether two elements of ``x`` share memory, or might."""
     if torch.compiler.is_compiling():
-        # strides first: comparing a length that a compiler does not know would be a guard
+        # compare strides first: comparing an unknown length would add a guard
         dims = zip(x.shape, x.stride(), strict=True)
         return any(step == 0 and n > 1 for n, step in dims) and x.numel() > 0
-    if x.is_contiguous():  # the usual case, told ten times as fast
+    if x.is_contiguous():  # the usual case, ten times faster to check
         return False
     reach = 1
-    # from the smallest stride on: each has to step over all elements of the dimensions before
+    # from the smallest stride up, each must step over all elements of the dimensions before it
     for stride, n in sorted(zip(x.stride(), x.shape, strict=True)):
         if n > 1 and stride < reach:
             return x.numel() > 0
@@ -171,13 +172,13 @@ def _overlaps_itself(x: Tensor) -> bool:
 
 
 def _spans_meet(x: Tensor, y: Tensor) -> bool:
-    """Whether one begins between the first and the last byte of the other."""
+    """Whether the memory spans of two tensors intersect, gaps between elements included."""
     memory, distance = qk_memory(x, y), y.data_ptr() - x.data_ptr()
     return -memory.k_bytes < distance < memory.q_bytes
 
 
 def _span_bytes(shape: Sequence[int], stride: Sequence[int], size: int) -> int:
-    """Bytes from the first element to the end of the last."""
+    """Number of bytes from the start of the first element to the end of the last."""
     if 0 in shape:
         return 0
     return size * (1 + sum(step * (n - 1) for step, n in zip(stride, shape, strict=True)))
@@ -185,7 +186,7 @@ def _span_bytes(shape: Sequence[int], stride: Sequence[int], size: int) -> int:
 
 @lru_cache(maxsize=256)
 def _share_memory(q: Strided, k: Strided, distance: int) -> bool:
-    """Whether elements of two tensors meet, whose first ones are ``distance`` bytes apart."""
+    """Whether elements of ``q`` and ``k`` share memory if ``k`` starts ``distance`` bytes later."""
     try:
         elements = _as_array(q, _ANY_ADDRESS), _as_array(k, _ANY_ADDRESS + distance)
         return np.shares_memory(*elements, max_work=_MOST_WORK)
@@ -194,7 +195,7 @@ def _share_memory(q: Strided, k: Strided, distance: int) -> bool:
 
 
 def _as_array(layout: Strided, address: int) -> Any:
-    """Elements at an address as NumPy knows them, for what it answers without reading any."""
+    """A NumPy array with this layout at an address, for questions that read no elements."""
     shape, strides, size = layout
     described: dict[str, Any] = {
         "version": 3,

@@ -1,13 +1,13 @@
 """The rule by which ``torch.compile`` keeps the operator or replaces it by operations to fuse.
 
-Inductor fuses neighbouring plain operations into one loop, but not an operator. So the operator is
-replaced by plain operations where those were measured to be faster. That happens while Inductor
-traces, after the operator's derivative was taken. Other compilers and exporters keep the operator,
-and so does a named backend.
+Inductor fuses neighbouring plain operations into one loop, but cannot fuse a custom operator. So
+the operator is replaced by plain operations if these were measured to be faster. This happens while
+Inductor traces, after autograd has taken the operator's derivative. Other compilers and exporters
+keep the operator, and so does a backend given by name.
 
-Cos and sin are computed by the same formula as in every backend. Its products overflow, which C++
-leaves undefined for int64; what they are multiplied by is read from memory, so that no compiler can
-tell which of them do, and all machines wrap around.
+Cos and sin are computed by the same formula as in every backend. Its int64 products overflow, which
+is undefined behaviour in C++. Their factors are read from memory, so that no compiler can tell
+which products overflow, and on every machine they wrap around.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ _AUTO_PREFIX = "auto, rule "
 _SOURCE_MODULES = sys.modules[__name__], eager, _angles, numpy_angles
 
 _FLOATS = torch.float32, torch.bfloat16, torch.float16
-#: The number of elements of all tensors together from which the operator is kept, by the backend
-#: that it would run, the pairing and the dtype. Measured by ``bench/run.py compiled``. Combinations
-#: that are not listed, such as Triton and float64, keep the operator.
+#: The operator is kept from this number of elements on, counting all tensors of a call, for each
+#: backend that it would run, pairing and dtype. Measured by ``bench/run.py compiled``. Combinations
+#: that are not listed, such as Triton and float64, always keep the operator.
 OPERATOR_FROM: dict[tuple[str, str, torch.dtype], int] = {
     **{("cpu", "half", dtype): NEVER for dtype in _FLOATS},
     ("cpu", "interleaved", torch.float32): 240_000,
     ("cpu", "interleaved", torch.bfloat16): 20_000,
     ("cpu", "interleaved", torch.float16): 20_000,
-    # without the kernel the operator is the same operations, one by one
+    # without the C++ kernel the operator runs the same operations, without fusion
     **{("eager", pairing, dtype): NEVER for pairing in PAIRINGS for dtype in _FLOATS},
 }
 
 
 def describe_rule() -> str:
-    """A text that names the code and the rule that graphs are compiled with.
+    """A string that changes with the code and the rule that graphs are compiled with.
 
-    Inside ``torch.compile`` it is the operator's argument for ``backend="auto"``, because torch
-    finds compiled graphs on disk by the arguments of operators and ignores decompositions.
+    Inside ``torch.compile`` the operator gets it instead of ``backend="auto"``, because torch looks
+    up compiled graphs on disk by the arguments of operators, but ignores decompositions.
     """
     sources = b"".join(Path(str(module.__file__)).read_bytes() for module in _SOURCE_MODULES)
     return _AUTO_PREFIX + hashlib.sha256(sources + repr(OPERATOR_FROM).encode()).hexdigest()[:16]
@@ -99,28 +99,28 @@ def register(cos_sin: Any, turn: Any, resolve: Callable[..., str]) -> None:
 def keeps_operator(
     backend: str, xs: Sequence[Tensor], pairing: Pairing, pairing_out: Pairing
 ) -> bool:
-    """Whether Inductor is given the operator for these tensors, and not its decomposition.
+    """Whether Inductor gets the operator for these tensors, or its decomposition.
 
-    For a size that changes, the first one that is compiled for decides, and no guard is added.
+    For a dynamic size the value in the first compiled call decides, and no guard is added.
     """
     if not all(x.is_cpu for x in xs):
         return True
-    # two halves are two loops over memory, pairs side by side are a loop over every other element
+    # compiled code loops over each half; interleaved pairs need a slower loop with stride 2
     slower = by_pairing(pairing_out, half=pairing, interleaved="interleaved")
     limit = min(OPERATOR_FROM.get((backend, slower, x.dtype), ALWAYS) for x in xs)
     return sum(_size_hint(x.numel()) for x in xs) >= limit
 
 
 def _size_hint(size: int | torch.SymInt) -> int:
-    """A length; for one that a compiler leaves open, its value in the call that is compiled for."""
+    """A size; for a dynamic size its value in the call that is being compiled."""
     if type(size) is int:
         return size
-    hint: int | None = cast(Any, size).node.hint  # None of a length that depends on data
+    hint: int | None = cast(Any, size).node.hint  # None if the size depends on data
     return NEVER if hint is None else hint
 
 
 def _run_fused(call: Turn) -> list[Tensor]:
-    """The operator in operations that Inductor fuses well."""
+    """The decomposition of the operator into operations that Inductor fuses well."""
     cos, sin = eager.rows_of_heads(call, torch.float32)
     layout = call.layout()
     turn, own_dims = eager.turn_pairs, 1
@@ -128,7 +128,7 @@ def _run_fused(call: Turn) -> list[Tensor]:
         turn, own_dims = _turn_halves, 2
         # twice [..., seq, 1, num_pairs] -> [..., seq, 1, 2, num_pairs]
         cos, sin = torch.stack((cos, cos), -2), torch.stack((-sin, sin), -2)
-    # Inductor would compute them again for every head
+    # otherwise Inductor would compute cos and sin again for every head
     cos, sin = _materialize(cos), _materialize(sin)
     outs: list[Tensor] = []
     for x in call.xs:
@@ -136,16 +136,16 @@ def _run_fused(call: Turn) -> list[Tensor]:
         c, s = (_permute(each, order, own_dims) for each in (cos, sin))
         y = turn(_permute(x, order, 1), c, s, layout)
         if call.transposed:
-            # a norm's gradient sums this one, and would otherwise read wider numbers
+            # the gradient of a preceding norm sums this, and would otherwise read it in float32
             y = _materialize(y)
         outs.append(_permute(y, [order.index(dim) for dim in range(len(order))], 1))
     return outs
 
 
 def _turn_halves(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-    """``x`` rotated in the half pairing, whose result is fused with what follows.
+    """``x`` rotated in the half pairing, in a form that Inductor fuses with the next operation.
 
-    ``cos`` and ``sin`` are ``[..., seq, 1, 2, num_pairs]``; sin is negative for the first half.
+    ``cos`` and ``sin`` are ``[..., seq, 1, 2, num_pairs]``; sin is negated for the first half.
     """
     start, end = layout.rotary_start, layout.rotary_start + 2 * cos.shape[-1]
     # [..., rotary_dim] -> [..., 2, num_pairs]
@@ -158,18 +158,21 @@ def _turn_halves(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
 
 
 def _materialize(x: Tensor) -> Tensor:
-    """``x``, which Inductor writes to memory, because it does not fuse through this view."""
+    """Make Inductor write ``x`` to memory: it does not fuse through this view."""
     x = x.clone(memory_format=torch.contiguous_format)
     return x.as_strided(x.shape, x.stride())
 
 
 def _memory_order(x: Tensor) -> list[int]:
-    """The dimensions ``[..., seq, heads]`` of ``x`` from the largest stride down."""
+    """The dimensions ``[..., seq, heads]`` of ``x``, sorted by descending stride."""
     strides = [_size_hint(stride) for stride in x.stride()[:-1]]
     return sorted(range(len(strides)), key=lambda dim: -strides[dim])
 
 
 def _permute(x: Tensor, order: Sequence[int], own_dims: int) -> Tensor:
-    """``x`` with its dimensions in ``order`` but for the last ``own_dims``, and ones in front."""
+    """``x`` with its dimensions in ``order``, except the last ``own_dims``.
+
+    Missing leading dimensions are added with length 1.
+    """
     x = x[(None,) * (len(order) + own_dims - x.dim())]
     return x.permute(*order, *range(len(order), x.dim()))

@@ -21,63 +21,63 @@ _R = TypeVar("_R")
 _C = cast(Any, torch)._C
 _forward_ad = cast(Any, forward_ad)
 
-#: Inside, operators skip autograd: for code that has already taken care of derivatives.
+#: A context in which operators skip autograd: for code that handles derivatives itself.
 below_autograd: Callable[[], AbstractContextManager[None]] = _C._AutoDispatchBelowAutograd
-#: Inside, new tensors belong to no ``torch.func`` transformation.
+#: A context in which new tensors belong to no ``torch.func`` transformation.
 outside_transforms: Callable[[], AbstractContextManager[None]] = _C._DisableFuncTorch
-#: Inside, no dispatch mode is on, such as ``FakeTensorMode``.
+#: A context in which no dispatch mode, such as ``FakeTensorMode``, is active.
 outside_modes = cast(
     Callable[[], AbstractContextManager[Any]], cast(Any, _python_dispatch)._disable_current_modes
 )
-# with the flag that ``torch.export`` sets
+# has the flag that ``torch.export`` sets
 _compiler: Any = torch.compiler
 #: Whether a ``torch.func`` transformation is running.
 in_transform: Callable[[], bool] = _C._are_functorch_transforms_active
 #: Whether ``torch.jit.trace`` is recording.
 is_tracing: Callable[[], bool] = _C._is_tracing
-#: How many dispatch modes are on.
+#: The number of active dispatch modes.
 count_modes: Callable[[], int] = _C._len_torch_dispatch_stack
-#: Whether a tensor has memory of its own, unlike those that wrap others.
+#: Whether a tensor has memory of its own, unlike tensors that wrap others.
 has_storage: Callable[[Tensor], bool] = _C._has_storage
-#: Raise the version counters by which autograd notices writes; inference tensors have none.
+#: Increment the version counters by which autograd notices writes; inference tensors have none.
 count_writes: Callable[[Sequence[Tensor]], None] = _C._increment_version
-#: Copy each of the second tensors into one of the first, all in a single call.
+#: Copy each tensor of the second list into one of the first list, in a single call.
 copy_all = cast(
     Callable[[Sequence[Tensor], Sequence[Tensor]], None], cast(Any, torch)._foreach_copy_
 )
 
-# Constants that CUDA graphs were captured with. A graph holds their addresses but not their memory,
-# and may be replayed when their Rope is forgotten.
+# Constants that captured CUDA graphs use. A graph keeps their addresses but not their memory, and
+# may be replayed after their Rope has left the cache.
 _captured: set[Tensor] = set()
 
 
 def hold_for_graph(constants: Tensor) -> None:
-    """Keep ``constants`` for good if a CUDA graph is being captured, a few bytes a pair."""
+    """Never free ``constants`` if a CUDA graph is being captured; they take a few bytes a pair."""
     if constants.is_cuda and torch.cuda.is_current_stream_capturing():
         _captured.add(constants)
 
 
 def outside_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Inside, autocast is off: what is documented as float32 is computed in float32."""
+    """A context without autocast, so that arithmetic documented as float32 is float32."""
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
 
 
 def mark_constant(function: _F) -> _F:
-    """``function``, whose results ``torch.compile`` takes as constants.
+    """Mark ``function`` so that ``torch.compile`` treats its results as constants.
 
-    What ``torch.compiler.assume_constant_result`` does, without importing the whole compiler.
+    ``torch.compiler.assume_constant_result`` does the same, but imports the whole compiler.
     """
     cast(Any, function)._dynamo_marked_constant = True
     return function
 
 
 def cached_constant(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """``function`` of hashable constants: computed once, and a constant to ``torch.compile``."""
+    """Decorate a function of hashable constants: it runs once, and is constant when compiled."""
     cached: Any = lru_cache(maxsize=64)(function)
 
-    # dynamo unwraps an lru_cache, so the mark has to be on another function
+    # Dynamo unwraps an lru_cache, so the mark must be on a function around it
     @mark_constant
     @wraps(function)
     def look_up(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -87,7 +87,7 @@ def cached_constant(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def warn_of_absence(where: str, reason: str) -> str:
-    """``reason``, with a warning if there is one: called once for each backend."""
+    """Return ``reason``, and warn unless it is ""; called once for each backend."""
     if reason:
         warnings.warn(
             f"phasor rotates with plain torch operations on this {where}: {reason}",
@@ -98,9 +98,9 @@ def warn_of_absence(where: str, reason: str) -> str:
 
 
 def is_exporting() -> bool:
-    """Whether ``torch.export`` traces this.
+    """Whether ``torch.export`` is tracing.
 
-    The public function says so under ``torch.compile`` too where torch is older than 2.12.
+    Before torch 2.12 the public function is also true under ``torch.compile``.
     """
     return _compiler._is_exporting_flag
 
@@ -108,7 +108,7 @@ def is_exporting() -> bool:
 def dispatch_is_plain(xs: Sequence[Any]) -> bool:
     """Whether these are plain tensors that are not traced, differentiated or transformed.
 
-    Only then may a call go past the dispatcher, which costs several times as much as the rotation
+    Only then may a call bypass the dispatcher, which takes several times as long as the rotation
     of one token.
     """
     if not is_direct(xs):
@@ -121,7 +121,7 @@ def dispatch_is_plain(xs: Sequence[Any]) -> bool:
 
 
 def is_direct(xs: Sequence[Any]) -> bool:
-    """Whether these are plain tensors that nothing but a gradient of reverse mode may record."""
+    """Whether these are plain tensors that nothing except reverse-mode autograd may record."""
     if (
         torch.compiler.is_compiling()
         or _forward_ad._current_level >= 0
@@ -138,9 +138,9 @@ def is_direct(xs: Sequence[Any]) -> bool:
 
 
 def batch_levels(x: Tensor) -> set[int]:
-    """The levels of the ``vmap`` that batch ``x``, of those that are running."""
+    """The levels of all active ``vmap`` calls that batch ``x``."""
     levels: set[int] = set()
-    # each transform has wrapped the tensor once more; a plain one has level -1
+    # each transform has wrapped the tensor once; a plain tensor has level -1
     while (level := _C._functorch.maybe_get_level(x)) >= 0:
         if _C._functorch.is_batchedtensor(x):
             levels.add(level)
@@ -149,7 +149,7 @@ def batch_levels(x: Tensor) -> set[int]:
 
 
 def may_write(xs: Sequence[Tensor]) -> bool:
-    """Whether torch lets these be written here: inference tensors only in inference mode."""
+    """Whether torch allows writes to these here: to inference tensors only in inference mode."""
     if not torch.is_inference_mode_enabled():
         for x in xs:
             if x.is_inference():
@@ -166,7 +166,7 @@ def autograd_may_refuse_write(x: Tensor) -> bool:
 
 
 def refuse_torchscript() -> NoReturn:
-    """Raise the error for TorchScript, which would compile a part, or record one call's values."""
+    """Raise the error for TorchScript, which would compile only a part or record constants."""
     raise BackendError(
         "phasor has no form in TorchScript (torch.jit.script, torch.jit.trace, torch.onnx.export "
         "with dynamo=False); use torch.export.export(model, args), torch.compile(model), or "

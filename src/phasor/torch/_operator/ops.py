@@ -4,13 +4,13 @@
     phasor::turn (xs, cos, sin, pairing, pairing_out, rotary_start, transposed, backend) -> ys
     phasor::turn_(xs, cos, sin, pairing, pairing_out, rotary_start, transposed, backend) -> ()
 
-The first makes cos and sin ``[..., seq, num_pairs]`` of a Rope, whose text is of `_operator.text`.
-The second turns tensors ``[..., seq, heads, head_dim]`` that share their tokens. The derivative of
-a turn is its transpose, so backward and forward mode call the operator again, and only cos and sin
-are saved; of a rotation in one call (`turn_at`), only positions.
+``cos_sin`` computes cos and sin ``[..., seq, num_pairs]`` of a Rope given as `_operator.text`.
+``turn`` rotates tensors ``[..., seq, heads, head_dim]`` that share their tokens. The derivative of
+a rotation is its transpose, so backward and forward mode call the operator again, and only cos and
+sin are saved, or only the positions if one call does both steps (`turn_at`).
 
-Registered through the low-level ``Library``: the ``custom_op`` decorator costs several
-microseconds a call, which is more than a decode step's rotation.
+They are registered through the low-level ``Library``, because the ``custom_op`` decorator takes
+several microseconds a call, which is more than the rotation in a decode step.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from phasor.torch._operator.internals import (
 )
 from phasor.torch._operator.text import compute_dtype, count_axes, count_pairs
 
-#: The implementations by name, best first: "auto" is the first that does not refuse the tensor.
+#: The implementations by name, best first: "auto" is the first that supports the tensor.
 BACKENDS = {"cpu": cpu, "triton": triton_backend, "eager": eager}
 
 _LIBRARY = torch.library.Library("phasor", "DEF")
@@ -64,7 +64,7 @@ operator_: Callable[..., None] = torch.ops.phasor.turn_.default
 
 
 def resolve(backend: str, device: torch.device, width: int) -> str:
-    """The backend that rotates heads so wide. A named one is never replaced by another."""
+    """The backend that rotates heads of this width. A named one is never replaced by another."""
     if backend == "auto" or _inductor.is_compiled_auto(backend):
         for name, it in BACKENDS.items():
             if not it.unsupported_reason(device, width):
@@ -91,7 +91,7 @@ def cos_sin(
 
 
 def try_rows(positions: Tensor, text: str, gain: float, dtype: torch.dtype) -> Rows | None:
-    """The same of unchecked plain positions, where the CPU's kernel does not refuse them."""
+    """Cos and sin of unchecked positions by the C++ kernel; None if it cannot take them."""
     if not dispatch_is_plain([positions]) or not positions.is_cpu:
         return None
     return cpu.try_rows(positions, text, gain, dtype)
@@ -100,10 +100,10 @@ def try_rows(positions: Tensor, text: str, gain: float, dtype: torch.dtype) -> R
 def try_turn(
     xs: Sequence[Tensor], rows: Rows, backend: str, in_place: bool
 ) -> Sequence[Tensor] | None:
-    """What a kernel makes of unchecked direct tensors, past the dispatcher; None if it refuses.
+    """Rotate unchecked tensors by a kernel, bypassing the dispatcher; None if it refuses them.
 
-    For one token the dispatcher costs ten times the rotation. A kernel refuses arguments that it
-    is not sure of; then the caller goes through the checks and the dispatcher.
+    For one token the dispatcher takes ten times as long as the rotation. A kernel refuses arguments
+    that might be wrong; then the caller goes through the checks and the dispatcher.
     """
     recording = torch.is_grad_enabled()
     if not rows.are_plain or (recording and (rows.cos.requires_grad or rows.sin.requires_grad)):
@@ -117,7 +117,7 @@ def try_turn(
         return None
     try:
         outs = xs if in_place else list(map(torch.empty_like, xs))
-    except NotImplementedError:  # of layouts without strides
+    except NotImplementedError:  # some layouts without strides
         return None
     if not kernel.try_turn(xs, rows, outs):
         return None
@@ -132,7 +132,7 @@ def try_turn(
 
 @lru_cache(maxsize=32)
 def _direct_kernel(backend: str, device_type: str) -> Any:
-    """The backend that turns by rows on such a device; None for names that need a check."""
+    """The backend for `try_turn` on this type of device; None if the call must be checked."""
     if backend == "triton" or (backend == "auto" and device_type == "cuda"):
         return triton_backend
     if device_type != "cpu":
@@ -150,14 +150,14 @@ def try_turn_at(
     gain: float,
     in_place: bool,
 ) -> Sequence[Tensor] | None:
-    """The same of a rotation in one call, for which the CPU has a kernel."""
+    """`try_turn` at positions, in a single pass on the CPU."""
     if not dispatch_is_plain(xs) or positions.is_neg() or not xs[0].is_cpu:
         return None
     if in_place and not may_write(xs):
         return None
     try:
         outs = xs if in_place else list(map(torch.empty_like, xs))
-    except NotImplementedError:  # of layouts without strides
+    except NotImplementedError:  # some layouts without strides
         return None
     if not cpu.try_turn_at(xs, positions, text, transposed, gain, outs):
         return None
@@ -167,11 +167,11 @@ def try_turn_at(
 
 
 def turn(call: Turn, *, in_place: bool = False) -> Sequence[Tensor]:
-    """The operator on checked arguments, or plain torch operations where those are needed.
+    """Rotate by the operator, or by plain torch operations if it has no rule for the call.
 
-    Plain operations are needed where the operator has no rule: for gradients of cos and sin, under
-    ``torch.func``, and for compilers that are given ``backend="eager"``. In place, new values that
-    have a derivative are copied in.
+    It has no rule for gradients of cos and sin, under ``torch.func``, and for compilers that are
+    given ``backend="eager"``. If a derivative of an in-place rotation is recorded, new values are
+    computed first and then copied in.
     """
     xs, cos, sin, *options, backend = call
     if in_place:
@@ -196,9 +196,8 @@ def turn(call: Turn, *, in_place: bool = False) -> Sequence[Tensor]:
         return operator(xs, cos, sin, *options, backend_argument)
     if rows_want_grad and len({hasattr(t, "device_mesh") for t in (*xs, cos, sin)}) > 1:
         raise TensorError(
-            "cos and sin must be DTensors exactly where x is one for a gradient of theirs, "
-            "which would be summed over ranks; make them by DTensor.from_local or "
-            "distribute_tensor"
+            "cos and sin must be DTensors if and only if x is one, because their gradient "
+            "would be summed over ranks; make them by DTensor.from_local or distribute_tensor"
         )
     if backend not in ("auto", "eager"):
         what = "gradients for cos and sin" if rows_want_grad else "torch.func transformations"
@@ -207,11 +206,11 @@ def turn(call: Turn, *, in_place: bool = False) -> Sequence[Tensor]:
 
 
 def turn_at(call: TurnAt, *, in_place: bool = False) -> Sequence[Tensor]:
-    """Rows made and turned by. For a gradient only positions are kept, and rows made again."""
+    """Compute cos and sin and rotate by them; the backward pass computes both again."""
     xs = call.xs
     if compute_dtype(xs[0].dtype) != compute_dtype(xs[-1].dtype):
         if in_place:
-            check_writable(xs)  # every error comes before the first write
+            check_writable(xs)  # raise all errors before the first write
             check_mutable(xs)
             check_copies(xs, xs)
         alone = [turn_at(call._replace(xs=[x]), in_place=in_place) for x in xs]
@@ -240,7 +239,7 @@ def _turn_by_new_rows(call: TurnAt, *, in_place: bool) -> Sequence[Tensor]:
 
 
 def _turn_by_operators(call: TurnAt) -> Sequence[Tensor]:
-    """The same of tensors that may be anything, as gradients are."""
+    """`turn_at` for gradients, which may be tensors of any kind."""
     xs, positions, text, layout, transposed, gain, backend = call
     cos, sin = cos_sin(positions, text, gain, compute_dtype(xs[0].dtype), backend)
     backend = _backend_argument(backend, xs[0].device, xs[0].shape[-1])
@@ -248,7 +247,7 @@ def _turn_by_operators(call: TurnAt) -> Sequence[Tensor]:
 
 
 def _turn_any(call: Turn) -> Sequence[Tensor]:
-    """The operator, past the dispatcher where nothing else has to see it."""
+    """Call the operator, bypassing the dispatcher for plain tensors."""
     xs, cos, sin, *_ = call
     if _are_in_memory(xs) and dispatch_is_plain([*xs, cos, sin]):
         return _run_backend(call, in_place=False)
@@ -256,7 +255,7 @@ def _turn_any(call: Turn) -> Sequence[Tensor]:
 
 
 def _are_in_memory(xs: Sequence[Tensor]) -> bool:
-    # gradients may be batched in a way older than torch.func, and have no memory then
+    # gradients batched by the mechanism before torch.func have no memory
     return all(map(has_storage, xs)) and not xs[0].is_meta
 
 
@@ -272,7 +271,7 @@ def _width_of_rows(text: str) -> int:
 
 
 def _backend_argument(backend: str, device: torch.device, width: int) -> str:
-    """The operator's argument. "auto" is resolved where it runs, as a program may be exported."""
+    """The operator's argument. An exported program resolves "auto" on the machine that runs it."""
     if backend != "auto":
         return resolve(backend, device, width)
     compiling = torch.compiler.is_compiling() and not is_exporting()
@@ -281,7 +280,7 @@ def _backend_argument(backend: str, device: torch.device, width: int) -> str:
 
 @mark_constant
 def _describe_compiled_auto() -> str:
-    """The argument for "auto" inside ``torch.compile``, where Inductor may decompose it."""
+    """The argument that replaces "auto" when compiling, so that Inductor may decompose the call."""
     _inductor.register(cos_sin_operator, operator, resolve)
     return _inductor.describe_rule()
 
@@ -295,7 +294,7 @@ def _make_rows(
 
 
 def _run_backend(call: Turn, *, in_place: bool) -> Sequence[Tensor]:
-    """One pass for tensors of one dtype, which share cos and sin; else one for each."""
+    """Run a query and a key in one pass if they have the same dtype, else in one pass each."""
     xs = call.xs
     backend = BACKENDS[resolve(call.backend, xs[0].device, xs[0].shape[-1])]
     if in_place:
@@ -305,7 +304,7 @@ def _run_backend(call: Turn, *, in_place: bool) -> Sequence[Tensor]:
         backend.run_into(call, outs)
         return outs
     if in_place:
-        check_writable(xs)  # every error comes before the first write
+        check_writable(xs)  # raise all errors before the first write
     for x, out in zip(xs, outs, strict=True):
         alone = [x]
         backend.run_into(call._replace(xs=alone), alone if in_place else [out])
@@ -313,16 +312,16 @@ def _run_backend(call: Turn, *, in_place: bool) -> Sequence[Tensor]:
 
 
 class _Rotation(torch.autograd.Function):
-    """Linear in ``xs``; the adjoint is the transpose, by the same cos and sin."""
+    """A function linear in ``xs``; its adjoint is the transpose, with the same cos and sin."""
 
-    # no `setup_context`, for which torch would read the signature of `forward` in every call
+    # without `setup_context`, because torch would then inspect the signature in every call
     @staticmethod
     def forward(
         ctx: Any,
-        options: tuple[Any, ...],  # the layout, transposed and backend
+        options: tuple[Any, ...],  # layout, transposed, backend
         wants_grad: tuple[bool, ...],
-        ys: Sequence[Tensor],  # rotated already, without a history
-        rows: Rows | None,  # of a call past the dispatcher
+        ys: Sequence[Tensor],  # already rotated, without an autograd history
+        rows: Rows | None,  # if the call bypassed the dispatcher
         cos: Tensor,
         sin: Tensor,
         *_: Tensor,
@@ -334,7 +333,7 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         *layout, transposed, backend = ctx.options
-        # saved tensors are read once: checkpointing refuses a second read
+        # read saved tensors only once, because checkpointing refuses a second read
         rest: Any = (*ctx.saved_tensors, *layout, not transposed, backend)
         rows: Rows | None = ctx.rows
 
@@ -354,7 +353,7 @@ class _Rotation(torch.autograd.Function):
 
 
 class _RotationAt(torch.autograd.Function):
-    """The same of a rotation in one call, which keeps its positions."""
+    """`_Rotation` for `turn_at`, which saves positions instead of cos and sin."""
 
     @staticmethod
     def forward(
@@ -394,7 +393,7 @@ def _set_up(
 def _apply_to_present(
     function: Callable[[list[Tensor]], Sequence[Tensor]], tensors: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
-    """``function`` of the tensors that are not None; None stays None."""
+    """Apply ``function`` to the tensors that are not None; None stays None."""
     present = [t for t in tensors if t is not None]
     made = iter(function(present) if present else ())
     return tuple(None if t is None else next(made) for t in tensors)
@@ -421,7 +420,7 @@ def _record(
     xs: Sequence[Tensor],
     rows: Rows | None = None,
 ) -> list[Tensor]:
-    """``ys`` as what autograd knows to be ``xs`` turned by cos and sin, which are of ``rows``."""
+    """``ys`` with the autograd history of ``xs`` rotated by cos and sin; ``rows`` holds both."""
     recorded = cast(Any, _Rotation.apply(options, wants_grad, ys, rows, cos, sin, *xs))
     return list(recorded)
 
@@ -429,7 +428,7 @@ def _record(
 def _autograd_(xs: list[Tensor], *rest: Any) -> None:
     if any(map(_wants_gradient, xs)):
         raise RuntimeError(
-            "phasor::turn_ records no gradient; phasor.torch.rotate_ and Rotation.rotate_ do"
+            "phasor::turn_ cannot record a gradient; phasor.torch.rotate_ and Rotation.rotate_ can"
         )
     with below_autograd():
         operator_(xs, *rest)
@@ -464,7 +463,7 @@ def _fake_(*_: Any) -> None:
 
 def _run_rows(*arguments: Any) -> tuple[Tensor, Tensor]:
     cos, sin = _make_rows(*arguments)
-    # copies, for what an operator returns shares no memory; laid out as the fakes are
+    # an operator must return tensors that share no memory, laid out like those of its fake
     layout = torch.contiguous_format
     return cos.clone(memory_format=layout), sin.clone(memory_format=layout)
 
@@ -479,7 +478,7 @@ def _rows_fake(positions: Tensor, text: str, _: float, dtype: torch.dtype, __: s
     return positions.new_empty(shape, dtype=dtype), positions.new_empty(shape, dtype=dtype)
 
 
-_BATCHED = "FuncTorchBatchedDecomposition"  # under vmap, where plain operations have rules
+_BATCHED = "FuncTorchBatchedDecomposition"  # vmap has rules for plain operations
 for _key, _function, _function_, _rows in (
     ("CompositeExplicitAutograd", _run, _run_, _run_rows),
     ("Autograd", _autograd, _autograd_, torch.library.fallthrough_kernel),
@@ -488,7 +487,7 @@ for _key, _function, _function_, _rows in (
     _LIBRARY.impl("turn", _function, _key)
     _LIBRARY.impl("turn_", _function_, _key)
     _LIBRARY.impl("cos_sin", _rows, _key)
-# autograd's is_grads_batched uses batching older than torch.func
+# autograd's is_grads_batched uses the batching mechanism before torch.func
 _LIBRARY.impl("turn", _batched, "Batched")
 torch.library.register_fake("phasor::turn", _fake, lib=_LIBRARY)
 torch.library.register_fake("phasor::turn_", _fake_, lib=_LIBRARY)

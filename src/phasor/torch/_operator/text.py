@@ -1,7 +1,7 @@
-"""The text of a Rope in the operator's arguments, and what it says.
+"""The text of a Rope in the operator's arguments, and facts about that Rope.
 
-The operator that makes cos and sin carries a Rope as its canonical JSON text: a string is a
-constant to a compiler, it survives export, and it is a safe cache key.
+The operator that computes cos and sin takes a Rope as its canonical JSON text: compilers treat a
+string as a constant, it can be exported, and it is a safe cache key.
 """
 
 from __future__ import annotations

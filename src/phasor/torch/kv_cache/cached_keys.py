@@ -262,7 +262,7 @@ class _Layer:
 
     @property
     def _lengths(self) -> Tensor:
-        """The number of tokens per row or of all rows, at most that of columns; with a capacity."""
+        """Tokens in each row, or in all rows, at most the columns; only with a capacity."""
         return self._layer.lengths if self._is_own else self._layer.cumulative_length
 
     def row_lengths(self) -> list[int]:

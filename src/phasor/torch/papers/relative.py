@@ -113,7 +113,7 @@ class DualChunk:
         return positions % self._step
 
     def query_positions(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Those of queries, for keys of their own chunk, of the previous one and of older ones."""
+        """Positions of queries for keys of their own chunk, of the previous chunk, and before."""
         own = self.key_positions(positions)
         previous = (own + self._step).clamp(max=self.size)
         last_of_chunk = min(2 * self._step - 1, self.size)

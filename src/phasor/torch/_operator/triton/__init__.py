@@ -1,18 +1,18 @@
-"""The operators on a GPU, in Triton: one launch makes rows, one turns a query and a key by them.
+"""The operators on a GPU, in Triton, with one launch each.
 
-Nothing waits for the device, and after a first call, which compiles, a call can be captured in a
-graph. The kernel that turns is compiled for each combination of
+`cos_sin` computes rows of cos and sin, `run_into` rotates a query and a key by them. Nothing waits
+for the device, and after a first call, which compiles, calls can be captured in a CUDA graph. The
+kernel that rotates is compiled for each combination of
 
-    the layout          number of pairs, first coordinate, pairing in and out
-    the direction       forward, or transposed (which is the backward pass)
-    the dtype           of the tensors, and of cos and sin
-    memory              every head one piece on 16-byte boundaries, or anything else
-    what is written     the rotated slice (in place, or all of the head), or the rest as well
-    the tile            for many tokens, for some hundreds, or for few
+    layout              number of pairs, first coordinate, pairing in and out
+    direction           forward, or transposed (the backward pass)
+    dtype               of the tensors, and of cos and sin
+    memory              every head contiguous and aligned to 16 bytes, or anything else
+    coordinates         whether coordinates that are not rotated must be copied
+    tile                for many tokens, for hundreds, or for few
 
-and for nothing else: not for a size or a stride. The kernel that makes rows is compiled for the
-dtypes of positions and rows, and the numbers of axes and pairs: not for a frequency, a position or
-a gain.
+but not for each size or stride. The kernel that computes rows is compiled for the dtypes of
+positions and rows, and the numbers of axes and pairs, but not for frequencies, positions or gains.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ from phasor.torch._operator.internals import (
 )
 from phasor.torch._operator.text import mixes_axes, read_rope
 
-#: From how many tokens on a program turns how many heads, one after another, by the same cos and
-#: sin. Fewer tokens are turned with all of a program's heads at once, and more programs run.
+#: From the first number of tokens on, a program rotates the second number of heads, one after
+#: another. For fewer tokens than any of these, it rotates all its heads at once.
 HEAD_STEPS = ((2048, 8), (256, 2))
-VECTOR_BYTES = 16  # bytes that memory is moved by at a time
-SHIFT_OFFSET = 40  # where the shift of a `reciprocal` begins, above its multiplier
-_TILE = 4096  # bytes that a program moves at a time
-_ROWS_TILE = 1024  # cosines that a program makes
+VECTOR_BYTES = 16  # the widest load or store of a thread
+SHIFT_OFFSET = 40  # the first bit of the shift in a `reciprocal`, above its multiplier
+_TILE = 4096  # bytes that a program loads and stores at a time
+_ROWS_TILE = 1024  # number of cosines that a program computes
 _PLANS: dict[tuple[Any, ...], LaunchPlan | None] = {}
 _MOST_PLANS = 256
 
 
 def unsupported_reason(device: torch.device, width: int) -> str:
-    """Why this backend cannot rotate on that device; nothing if it can."""
+    """Why this backend cannot rotate on this device; "" if it can."""
     del width
     interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
     if device.type == "cuda" or interpreted:
@@ -94,7 +94,7 @@ def cos_sin(positions: Tensor, text: str, gain: float, dtype: torch.dtype) -> tu
 
 
 def run_into(turn: Turn, outs: Sequence[Tensor]) -> None:
-    """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place."""
+    """The operator's kernel: rotate ``xs`` into ``outs``; in place, both are the same sequence."""
     xs, in_place = turn.xs, outs is turn.xs
     if in_place:
         check_cos_sin(xs, (turn.cos, turn.sin))
@@ -105,7 +105,10 @@ def run_into(turn: Turn, outs: Sequence[Tensor]) -> None:
 
 
 def try_turn(xs: Sequence[Tensor], rows: Rows, outs: Sequence[Tensor]) -> bool:
-    """Repeat an earlier launch for tensors like these, checked at that time; false without one."""
+    """Repeat an earlier launch with tensors of the same layout; False if there was none.
+
+    The earlier launch has checked these layouts.
+    """
     cos, sin, head_dim = rows.cos, rows.sin, rows.head_dim
     if head_dim is not None and xs[0].shape[-1:] != (head_dim,):
         return False
@@ -141,14 +144,14 @@ def _launch(turn: Turn, outs: Sequence[Tensor]) -> None:
             check_no_self_overlap(xs)
         if len(_PLANS) >= _MOST_PLANS:
             _PLANS.clear()
-        # not read back: another thread may have cleared the plans in between
+        # do not read it back: another thread may have cleared the plans in the meantime
         plan = _PLANS[key] = make_plan(turn, outs)
     if plan is not None:
         plan.launch(_operands(xs, outs), turn.cos, turn.sin)
         return
     if outs is xs:
         check_writable(xs)
-    # strides too irregular for one launch: one for every index of the first dimension
+    # the strides are too irregular for one launch: launch for each index of the first dimension
     tokens, pairs = xs[0].shape[:-2], turn.cos.shape[-1]
     cos, sin = (row.expand(*tokens, pairs) for row in (turn.cos, turn.sin))
     for i in range(tokens[0]):
@@ -158,14 +161,14 @@ def _launch(turn: Turn, outs: Sequence[Tensor]) -> None:
 
 
 def _operands(xs: Sequence[Tensor], outs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """A query, a key (or the query again), and where each is written to."""
+    """A query, a key (or the query again), and the output of each."""
     return xs[0], xs[-1], outs[0], outs[-1]
 
 
 def plan_key(turn: Turn, outs: Sequence[Tensor]) -> tuple[Any, ...]:
-    """All that a plan depends on, and all that was checked before it was made.
+    """Everything that a plan depends on, or that was checked before it was made.
 
-    ``outs`` are the ``xs`` in place.
+    In place, ``outs`` is ``xs``.
     """
     xs, cos, sin, *options, _ = turn
     tensors, addresses = _operands(xs, outs), 0
@@ -180,12 +183,12 @@ def plan_key(turn: Turn, outs: Sequence[Tensor]) -> tuple[Any, ...]:
 
 
 def make_plan(turn: Turn, outs: Sequence[Tensor]) -> LaunchPlan | None:
-    """The launch for the arguments of `plan_key`; None where strides are too irregular for one."""
+    """The launch for the arguments of `plan_key`; None if strides are too irregular for one."""
     xs, rows, layout = turn.xs, (turn.cos, turn.sin), turn.layout()
     q, k, *_ = tensors = _operands(xs, outs)
     has_key, is_new = len(xs) == 2, outs is not xs
     token_shape, pairs = q.shape[:-2], turn.cos.shape[-1]
-    # of every tensor over the tokens, and of cos and of sin
+    # the strides of every tensor, and of cos and sin, over the dimensions of tokens
     steps = [_broadcast_strides(x, 2, token_shape) for x in tensors]
     steps += [_broadcast_strides(row, 1, token_shape) for row in rows]
     dimensions = _merge_dimensions(token_shape, steps)
@@ -194,7 +197,7 @@ def make_plan(turn: Turn, outs: Sequence[Tensor]) -> LaunchPlan | None:
     dimensions += [(1, (0,) * len(steps))] * (2 - len(dimensions))
     (inner, inner_steps), (outer, outer_steps) = dimensions
     token_strides = list(zip(outer_steps, inner_steps, strict=True))
-    # the stride of a single head is never used, and may be anything
+    # the stride of a single head is never used, so it may have any value
     head_strides = [x.stride(-2) if x.shape[-2] > 1 else 0 for x in tensors]
     of_heads, steps_of_rows = token_strides[: len(tensors)], token_strides[len(tensors) :]
     steps_of_heads = [(*over, head) for over, head in zip(of_heads, head_strides, strict=True)]
@@ -234,21 +237,21 @@ def load_kernels() -> Any:
 
 @dataclass(slots=True)
 class LaunchPlan:
-    """A launch without the pointers to a call's tensors."""
+    """All arguments of a launch except the tensors."""
 
     programs: int
     arguments: tuple[Any, ...]
-    memory: QKMemory | None = None  # of a query and a key that are both written
+    memory: QKMemory | None = None  # if a query and a key are both written in place
     compiled: Any = None
 
     def launch(self, tensors: Sequence[Tensor], cos: Tensor, sin: Tensor) -> None:
-        """Run the kernel on ``tensors``, of which the first two are query and key."""
+        """Run the kernel on ``tensors``: query, key, and the output of each."""
         if self.memory is not None:
             self.memory.check_apart(tensors[0].data_ptr(), tensors[1].data_ptr())
         if self.programs == 0:
             return
-        # Triton's search for the compiled kernel takes as long as a small rotation; from the second
-        # launch on the kernel is called directly
+        # Triton's lookup of the compiled kernel takes as long as a small rotation, so from the
+        # second launch on the compiled kernel is called directly
         kernel = self.compiled or load_kernels().rotation
         launched = kernel[(self.programs, 1, 1)](*tensors, cos, sin, *self.arguments)
         self.compiled = launched or self.compiled
@@ -258,7 +261,7 @@ class LaunchPlan:
 def rope_constants(text: str, device: torch.device) -> Tensor:
     """int32 ``[7, num_pairs]``: the bits of `phasor.angles.turn_limbs`, then each pair's axis.
 
-    28 bytes a pair, on the device once for each of the latest Ropes.
+    They take 28 bytes a pair on the device, and are cached for the latest Ropes only.
     """
     spec = read_rope(text)
     rows = np.empty((7, spec.num_pairs), np.int32)
@@ -268,7 +271,7 @@ def rope_constants(text: str, device: torch.device) -> Tensor:
 
 
 def _broadcast_strides(x: Tensor, own_dims: int, token_shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of ``x`` over ``token_shape``, to which all but its last ``own_dims`` broadcast."""
+    """Strides of ``x`` after broadcasting all but its last ``own_dims`` to ``token_shape``."""
     matching = x.dim() - own_dims
     # an empty tensor is never read, so its strides do not matter
     strides = (x.stride(i) if x.shape[i] > 1 and x.numel() else 0 for i in range(matching))
@@ -278,10 +281,10 @@ def _broadcast_strides(x: Tensor, own_dims: int, token_shape: Sequence[int]) -> 
 def _merge_dimensions(
     token_shape: Sequence[int], strides: Sequence[tuple[int, ...]]
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """Lengths and strides of as few dimensions as possible, innermost first.
+    """Merge the dimensions of tokens to as few as possible; lengths and strides, innermost first.
 
-    Two dimensions are one where the outer stride of every tensor is the inner one times the inner
-    length. All are one where one is empty.
+    Two dimensions merge if for every tensor the outer stride equals the inner stride times the
+    inner length. If a dimension is empty, all of them merge.
     """
     if 0 in token_shape:
         return [(0, (0,) * len(strides))]
@@ -298,7 +301,7 @@ def _merge_dimensions(
 
 
 def choose_tile(num_pairs: int, tokens: int, item_bytes: int) -> tuple[int, int, int, int]:
-    """The pairs, tokens and heads that a program moves at a time, and in how many steps."""
+    """The pairs, tokens and heads in a tile, and the number of tiles per program."""
     pairs = _power_of_two(num_pairs)
     budget = max(1, _TILE // (2 * item_bytes * pairs))
     for least, head_steps in HEAD_STEPS:
@@ -309,23 +312,23 @@ def choose_tile(num_pairs: int, tokens: int, item_bytes: int) -> tuple[int, int,
 
 
 def _power_of_two(count: int) -> int:
-    """The least one that is not below ``count``."""
+    """The smallest power of two that is at least ``count``."""
     return 1 << (max(count, 1) - 1).bit_length()
 
 
 def _is_packed(x: Tensor, steps: Sequence[int]) -> bool:
-    """Whether the last dimension is one piece on 16-byte boundaries, wherever these steps lead."""
+    """Whether the last dimension is contiguous, and aligned to 16 bytes after any of the steps."""
     offsets = x.data_ptr(), *(step * x.element_size() for step in steps)
     return x.stride(-1) == 1 and not any(offset % VECTOR_BYTES for offset in offsets)
 
 
 def reciprocal(n: int) -> int:
-    """The number by which kernels multiply counts, instead of dividing them by ``n``.
+    """A multiplier and a shift by which kernels divide by ``n``, in one number.
 
-    ``count * multiplier >> shift`` is the quotient of every count below 2**31: rounding up makes
+    ``count * multiplier >> shift`` is ``count // n`` for every count below 2**31: rounding up makes
     ``n * multiplier`` larger than ``2**shift`` by less than ``n``, and so by at most
     ``2**(shift - 31)`` (Granlund and Montgomery 1994). ``multiplier`` is at most ``2**32``;
-    ``shift`` is stored above it.
+    ``shift`` is stored in the bits above it.
     """
     shift = 31 + (max(n, 1) - 1).bit_length()
     return shift << SHIFT_OFFSET | -(-(2**shift) // max(n, 1))

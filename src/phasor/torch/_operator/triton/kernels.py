@@ -1,14 +1,14 @@
-"""The two operators in Triton: rows of cos and sin, and a tile of heads and tokens turned by them.
+"""The two kernels in Triton: `cos_sin_rows` computes cos and sin, `rotation` rotates by them.
 
-A program of `rotation` turns heads of ``token_block`` tokens of the query or of the key, in
-``head_steps`` steps of ``head_block`` heads. Each step loads, turns and stores a tile ``[heads,
-tokens, pairs]``; cos and sin ``[1, tokens, pairs]`` are loaded once for all. Many tokens are turned
-one head a step, so that the compiler can only spread threads over tokens and pairs, and registers
-hold one head. Few tokens take a single step. Offsets are 64-bit from the first product on.
+A program of `rotation` rotates ``token_block`` tokens of the query or the key, in ``head_steps``
+steps of ``head_block`` heads. Each step loads, rotates and stores a tile ``[heads, tokens,
+pairs]``; cos and sin ``[1, tokens, pairs]`` are loaded once for all steps. For many tokens a step
+has one head, so that the compiler can spread threads only over tokens and pairs, and registers hold
+one head. For few tokens there is a single step. All products of offsets are 64-bit.
 
-A program of `cos_sin_rows` makes those of ``token_block`` tokens, by the formula of
-`phasor.angles`, at integer or float positions. Nothing branches on data: what must not be read is
-masked, and masked pairs are rotated by the identity.
+A program of `cos_sin_rows` computes the rows of ``token_block`` tokens by the formula of
+`phasor.angles`, at integer or float positions. Nothing branches on data: elements that must not be
+read are masked, and masked pairs are rotated by the identity.
 """
 
 # pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false
@@ -48,7 +48,7 @@ def _multiply(number, first, second, third, dtype: tl.constexpr):
 
 @triton.jit
 def _nearest_integer(x):
-    """In the dtype of ``x``; a half is rounded up."""
+    """The nearest integers, in the dtype of ``x``; halves are rounded up."""
     below = tl.floor(x)
     return tl.where(x - below >= 0.5, below + 1, below)
 
@@ -84,7 +84,7 @@ def _count(coefficients):
 
 @triton.jit
 def _polynomial(y, coefficients: tl.constexpr):
-    """Of `phasor.angles.Polynomials`, in the dtype of ``y``."""
+    """The value of a polynomial of `phasor.angles.Polynomials`, in the dtype of ``y``."""
     value = tl.full(y.shape, coefficients[-1], y.dtype)
     for i in tl.static_range(2, _count(coefficients) + 1):
         value = tl.fma(value, y, tl.full(y.shape, coefficients[-i], y.dtype))
@@ -131,8 +131,8 @@ def cos_sin_rows(
 ):  # fmt: skip
     """Cos and sin ``[tokens, num_pairs]`` of positions ``[tokens, n_axes]``, times the gain.
 
-    NaN where a position is NaN, or a float beyond int64. All are contiguous; ``constants`` points
-    to `triton.rope_constants`, and ``gain`` is the bits of a float64.
+    NaN where a position is NaN, or a float beyond int64. All tensors are contiguous; ``constants``
+    points to `triton.rope_constants`, and ``gain`` holds the bits of a float64.
     """
     dtype: tl.constexpr = cos.dtype.element_ty
     # [tokens, 1], which may run past `tokens`, and [1, pairs], which may run past `num_pairs`
@@ -154,7 +154,7 @@ def cos_sin_rows(
         _load_constant(constants, 5, pair, num_pairs),
     )
     if not position.dtype.is_int():
-        has_angle = tl.abs(position) < 2.0**63  # false of NaN
+        has_angle = tl.abs(position) < 2.0**63  # false for NaN
         factor = tl.where(has_angle, factor, float("nan"))
         position = tl.where(has_angle, position, 0.0)
     cos_row, sin_row = _cos_sin_of_turns(_turns(position, limbs, dtype), factor, dtype)
@@ -218,7 +218,7 @@ def _copy_columns(x, x_step, y, y_step, exists, start, end, block: tl.constexpr)
 
 @triton.jit
 def _divide(count, reciprocal):
-    """``count // n`` without a division, by `triton.reciprocal` of ``n``."""
+    """``count // n`` without a division, from `triton.reciprocal` of ``n``."""
     return (count * (reciprocal & _MULTIPLIER_MASK)) >> (reciprocal >> _SHIFT_OFFSET)
 
 
@@ -230,7 +230,7 @@ def _load_row(
     """Cosines or sines ``[1, tokens, pairs]`` in ``dtype``, to broadcast over heads."""
     row += token * inner_step
     if packed:
-        # of one dimension: of two, a single token is folded to a pointer that has none
+        # before the second dimension is added: with it, a single token would become a plain pointer
         row, step = tl.multiple_of(row, 16), 1
     values = tl.load(row[:, None] + pair * step, mask=exists, other=other)
     return values.to(dtype)[None, :, :]
@@ -240,7 +240,7 @@ def _load_row(
     do_not_specialize_on_alignment=["q", "k", "q_out", "k_out", "cos", "sin"],
     do_not_specialize=[
         *("inner", "q_heads", "k_heads", "blocks_reciprocal", "tiles_reciprocal"),
-        # strides over the outer and inner tokens, over heads, and within them
+        # strides over outer tokens, inner tokens, heads, and the coordinates of a head
         *(
             f"{x}_{s}"
             for x in ("q", "k", "q_out", "k_out")
@@ -266,41 +266,41 @@ def rotation(
     pair_block: tl.constexpr, token_block: tl.constexpr,
     head_block: tl.constexpr, head_steps: tl.constexpr,
 ):  # fmt: skip
-    """Rotate tokens ``[outer, inner]`` of a query and a key, a tile a program.
+    """Rotate tokens ``[outer, inner]`` of a query and a key.
 
-    Everything that is not a ``constexpr`` may change without another compilation:
+    These arguments may change without another compilation:
 
-        q, k, q_out, k_out    pointers of one dtype; in place, the outputs are the inputs
+        q, k, q_out, k_out    pointers to one dtype; in place, the outputs are the inputs
         cos, sin              pointers to rows, of any floating dtype
-        inner                 tokens of the inner dimension
-        q_heads, k_heads      how many there are; 0 where there is no key
-        blocks_reciprocal     `triton.reciprocal` of the blocks of heads of both
-        tiles_reciprocal      the same of the tiles of ``inner``
+        inner                 number of tokens in the inner dimension
+        q_heads, k_heads      numbers of heads; 0 if there is no key
+        blocks_reciprocal     `triton.reciprocal` of the number of blocks of heads
+        tiles_reciprocal      `triton.reciprocal` of the number of tiles in ``inner``
         q_outer ... sin_step  strides, in elements
 
-    and these may not:
+    These may not:
 
-        load_pairs            function of this module for the pairing that is read
-        store_pairs           the same for the pairing that is written
-        barrier               whether the heads of a step are read before anything else. With few
-                              tokens nothing else hides the latency of memory, and the compiler
-                              would wait for rows before it asks for heads. Where the pairings
-                              differ, in place, one thread writes where another reads
-        transposed            whether to turn the other way
+        load_pairs            function of this module for the pairing of the input
+        store_pairs           function of this module for the pairing of the output
+        barrier               whether all threads finish loading the heads of a step before they
+                              continue. With few tokens this hides the latency of memory: otherwise
+                              the compiler waits for cos and sin before it loads heads. In place,
+                              if the pairings differ, one thread writes where another reads
+        transposed            whether to rotate in the opposite direction
         num_pairs, start      pairs of a head, and the first column of the rotated slice
-        width                 columns of a head where the rest is copied, else 0
-        packed                whether every head is one piece on 16-byte boundaries
-        rows_packed           the same of the rows of cos and sin
-        pair_block            pairs of a tile: ``num_pairs``, or the next power of two
-        token_block           tokens of a tile
-        head_block            heads of a tile
+        width                 columns of a head if the others must be copied, else 0
+        packed                whether every head is contiguous and aligned to 16 bytes
+        rows_packed           whether every row of cos and sin is
+        pair_block            pairs in a tile: ``num_pairs``, or the next power of two
+        token_block           tokens in a tile
+        head_block            heads in a tile
         head_steps            tiles of a program, which differ in their heads
     """
     dtype: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
     program_heads: tl.constexpr = head_block * head_steps
     q_blocks = tl.cdiv(q_heads, program_heads)
     blocks = q_blocks + tl.cdiv(k_heads, program_heads)
-    # programs count blocks of heads fastest, then tiles of tokens, then the outer dimension
+    # the program index varies fastest over blocks of heads, then over tiles, then over ``outer``
     tile = _divide(tl.program_id(0), blocks_reciprocal)
     outer, block = _divide(tile, tiles_reciprocal), tl.program_id(0) - tile * blocks
     # [tokens], which may run past `inner`
@@ -327,13 +327,13 @@ def rotation(
         exists = (head < n_heads) & (token < inner)[None, :, None]
         x_heads, y_heads = x + head * x_head, y + head * y_head
         if packed:
-            # the promise that lets the compiler move 16 bytes at a time
+            # lets the compiler load and store 16 bytes at a time
             x_heads = tl.multiple_of(x_heads, (16, 16, 16))
             y_heads = tl.multiple_of(y_heads, (16, 16, 16))
         x0, x1 = load_pairs(x_heads + start * x_step, x_step, exists, num_pairs, pair_block)
         if barrier:
             tl.debug_barrier()
-        if step == 0:  # after the first heads have been asked for
+        if step == 0:  # after the loads of the first heads were issued
             c = _load_row(
                 cos + outer * cos_outer, token, pair, row_exists, cos_inner, cos_step,
                 rows_packed, dtype, 1.0,
@@ -345,7 +345,7 @@ def rotation(
             if transposed:
                 s = -s
         x0, x1 = x0.to(dtype), x1.to(dtype)
-        # one product is rounded and one fused, as on the CPU: no compiler can choose otherwise
+        # one product is rounded and one fused, as on the CPU; explicit, so no compiler changes it
         y0, y1 = tl.fma(x0, c, -(x1 * s)), tl.fma(x1, c, x0 * s)
         out_dtype = y.dtype.element_ty
         y0, y1 = y0.to(out_dtype), y1.to(out_dtype)
