@@ -6,8 +6,10 @@ import pytest
 
 import phasor
 from phasor import Rope
-from phasor.files.translation import TranslationError, translate
+from phasor.files.translation import translate
 from phasor.scaling import Llama3
+
+from ..refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -37,7 +39,7 @@ def test_a_note_says_when_the_code_of_llama_3_does_not_do(name: str, old: bool) 
 def test_other_constants_than_the_codes_are_refused(law: Llama3) -> None:
     """Where the ramp begins and ends is no key."""
     rope = Rope(head_dim=128, pairing="interleaved", base=500_000.0, scaling=law)
-    with pytest.raises(TranslationError, match="the law Llama3 with these numbers") as caught:
+    with refused("law") as caught:
         translate(rope, "meta", context=32768)
     assert caught.value.nearest is not None
     assert caught.value.nearest.scaling is None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -210,7 +210,8 @@ def words_or_refusal(target: Target, dialect: Dialect, ropes: LayerRopes, contex
             _refuse(target, dialect, rope, context)
     if None in ropes.kinds.values() and find_words(dialect, _without_still_layers(ropes), context):
         raise TranslationError(
-            f"{target.name} rotates in every layer, but {ropes.name} has layers without a rotation"
+            f"{target.name} rotates in every layer, but {ropes.name} has layers without a rotation",
+            "still layers",
         )
     target.only_rope(ropes)
     raise AssertionError("each rope is expressed alone, so there are several")
@@ -295,36 +296,34 @@ def _refuse(target: Target, dialect: Dialect, rope: Rope, context: int) -> NoRet
     """Refuse a rope, and name the property that the program has no words for."""
     form = ntk_as_base(rope)
     form = form if form.scaling is None else rope
-    fault = find_fault(dialect, one_layer(form), context)
-    because = "" if fault is None else f": {fault}"
+    because = find_fault(dialect, one_layer(form), context) or ""
     forwards = replace(rope, direction=1)
     if rope.direction < 0 and _is_said(dialect, forwards, context):
         if isinstance(rope.scaling, Rule) and _is_said(dialect, rope.at(context), context):
             law = type(rope.scaling).__name__
             raise TranslationError(
-                f"{target.name} cannot express {law} of pairs that turn clockwise; {PICK_LAW}"
+                f"{target.name} cannot express {law} of pairs that turn clockwise; {PICK_LAW}",
+                "rule and clockwise",
             )
-        target.refuse(f"pairs that turn clockwise{because}", rope, [forwards])
-    properties = _plain_values(form)
-    from_coordinate, _, law, *_ = properties
-    lacking = _lacking(dialect, form, properties, context)
-    feature = f"{lacking}{because}"
-    if lacking == law and (of_gain := _lacking_gain(dialect, rope, context)):
-        feature = of_gain
-    if lacking == law and isinstance(rope.scaling, Rule):
-        feature = f"{feature}; {PICK_LAW}"
+        target.refuse("clockwise", "pairs that turn clockwise", rope, [forwards], because=because)
+    reason, feature = _lacking(dialect, form, context)
+    if reason == "law" and (of_gain := _lacking_gain(dialect, rope, context)):
+        reason, feature, because = "gain", of_gain, ""
+    if reason == "law" and isinstance(rope.scaling, Rule):
+        feature = f"{feature}{because and f': {because}'}; {PICK_LAW}"
         if isinstance(rope.scaling, LongRope):  # the list for longer sequences, at the shorter
             start = rope.scaling.original_max_positions
             short, long = rope.at(start), rope.at(start + 1)
             if _is_said(dialect, long, context):
-                target.refuse(feature, short, [long], start)
-        raise TranslationError(f"{target.name} cannot express {feature}")
-    if lacking == from_coordinate or isinstance(rope.scaling, Rule):
-        target.refuse(feature, rope, [])
+                target.refuse(reason, feature, short, [long], start)
+        raise TranslationError(f"{target.name} cannot express {feature}", reason, because)
+    if reason == "start" or isinstance(rope.scaling, Rule):
+        target.refuse(reason, feature, rope, [], because=because)
     one_axis = replace(rope, axes=OneAxis())
     near = [replace(other, axes=OneAxis()) for other in plain_candidates(rope)]
     near += [*map(with_whole_base, near), *dialect.near(rope)]
-    target.refuse(feature, rope, [one_axis, *near] if one_axis != rope else near)
+    near = [one_axis, *near] if one_axis != rope else near
+    target.refuse(reason, feature, rope, near, because=because)
 
 
 def _lacking_gain(dialect: Dialect, rope: Rope, context: int) -> str | None:
@@ -353,37 +352,50 @@ def find_fault(dialect: Dialect, ropes: LayerRopes, context: int) -> str | None:
     return None
 
 
-def _lacking(dialect: Dialect, rope: Rope, plain: Mapping[str, Keys], context: int) -> str:
+class _Property(NamedTuple):
+    """A property of a rope, and the values of its fields in a rope that is plain in it."""
+
+    reason: str
+    feature: str
+    plain: Keys
+
+
+def _lacking(dialect: Dialect, rope: Rope, context: int) -> tuple[str, str]:
     """The property that is refused by itself; or each without which the rest is not, or all."""
     is_said = partial(_is_said, dialect, context=context)
+    properties = _properties(rope)
     # one pairing or the other, so that it is none of the properties that may be plain
-    if not is_said(plain_rope := _with(rope, *plain.values())):
-        return f"{rope.pairing} pairs"
-    for name in plain:
-        alone = _with(rope, *(values for other, values in plain.items() if other != name))
+    if not is_said(plain_rope := _with(rope, *(one.plain for one in properties))):
+        return "pairs", f"{rope.pairing} pairs"
+    for one in properties:
+        alone = _with(rope, *(other.plain for other in properties if other != one))
         if alone != plain_rope and not is_said(alone):
-            return name
-    with_plain = {name: _with(rope, values) for name, values in plain.items()}
-    lacking = [name for name, other in with_plain.items() if other != rope]
+            return one.reason, one.feature
+    with_plain = [(one, _with(rope, one.plain)) for one in properties]
+    lacking = [(one, other) for one, other in with_plain if other != rope]
     # where the rest is not said without any of them, it is all of them
-    together = [name for name in lacking if is_said(with_plain[name])] or lacking
-    if len(together) > 1:
-        return f"{' and '.join(together)} together"
-    return together[0] if together else f"the rotation {rope}"
+    together = [(one, other) for one, other in lacking if is_said(other)] or lacking
+    reason = " and ".join(one.reason for one, _ in together)
+    features = [one.feature for one, _ in together] or [f"the rotation {rope}"]
+    if len(features) > 1:
+        return reason, f"{' and '.join(features)} together"
+    return reason or "rotation", features[0]
 
 
-def _plain_values(rope: Rope) -> dict[str, Keys]:
-    """The plain values of the fields of each property."""
-    base = "frequencies without a base"
+def _properties(rope: Rope) -> list[_Property]:
+    """The properties that a program may lack."""
+    base, law = "frequencies without a base", f"the law {type(rope.scaling).__name__}"
     if rope.base is not None:
         base = f"a base of {rope.base!r}, which is not a whole number"
-    return {
-        f"a rotation from coordinate {rope.rotary_start} on": {"rotary_start": 0},
-        f"positions of {rope.axes.n_axes} axes": {"axes": OneAxis()},
-        f"the law {type(rope.scaling).__name__} with these numbers": {"scaling": None},
-        base: {"base": whole_base(rope) if rope.base else 1e4},
-        "a part of the head": {"rotary_dim": rope.head_dim // 2 * 2},
-    }
+    plain_base = whole_base(rope) if rope.base else 1e4
+    start = f"a rotation from coordinate {rope.rotary_start} on"
+    return [
+        _Property("start", start, {"rotary_start": 0}),
+        _Property("axes", f"positions of {rope.axes.n_axes} axes", {"axes": OneAxis()}),
+        _Property("law", f"{law} with these numbers", {"scaling": None}),
+        _Property("base", base, {"base": plain_base}),
+        _Property("part", "a part of the head", {"rotary_dim": rope.head_dim // 2 * 2}),
+    ]
 
 
 def _with(rope: Rope, *values: Keys) -> Rope:

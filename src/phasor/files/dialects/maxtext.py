@@ -364,7 +364,8 @@ def _in_turn(ropes: LayerRopes) -> LayerRopes:
 def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
     for rope in ropes.ropes:
         if rope.rotary_start not in (0, rope.head_dim - rope.rotary_dim):
-            MAXTEXT.refuse(f"a rotation from coordinate {rope.rotary_start} on", rope, [])
+            feature = f"a rotation from coordinate {rope.rotary_start} on"
+            MAXTEXT.refuse("start", feature, rope, [])
     in_turn, law = _in_turn(ropes), main_and_local(ropes)[0].scaling
     if isinstance(law, Proportional) and find_words(DIALECT, in_turn, context) is None:
         MAXTEXT.only_rope(ropes)  # as it has that law in one of two kinds of layers

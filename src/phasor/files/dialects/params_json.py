@@ -217,7 +217,8 @@ def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
     if layers_with(ropes, None).interval is None:
         raise TranslationError(
             "meta cannot express layers without a rotation that are not every n-th, and nothing "
-            "that it can is near"
+            "that it can is near",
+            "still layers",
         )
     written = words_or_refusal(META, DIALECT, ropes, context)
     keys, (rope, *_) = written.keys, written.form.ropes

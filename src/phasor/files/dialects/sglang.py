@@ -78,7 +78,8 @@ def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
     if "." in ropes.in_config.path:
         raise TranslationError(
             f"sglang overrides keys one level deep, and {ropes.name} has them in "
-            f"{ropes.in_config.path}: change the file"
+            f"{ropes.in_config.path}: change the file",
+            "path",
         )
     command = f"python -m sglang.launch_server --model-path MODEL --context-length {context}"
     return write_for_engine(

@@ -72,15 +72,24 @@ class TranslationError(ConfigError):
     """A rope that a target cannot express.
 
     Attributes:
+        reason: What of the rope it cannot express, or what not together, joined by " and ".
+        facts: What the program's code does instead, as ``because``, where that is known.
         nearest: The nearest rope that the target can express; None if none is near.
         radians: By how much a pair's angle then differs at the last position of the context, at
             most, whole turns included; None without ``nearest``.
     """
 
     def __init__(
-        self, message: str, *, nearest: Rope | None = None, radians: float | None = None
+        self,
+        message: str,
+        reason: str = "",
+        because: str = "",
+        *,
+        nearest: Rope | None = None,
+        radians: float | None = None,
     ) -> None:
         super().__init__(message)
+        self.reason, self.facts = reason, {"because": because} if because else {}
         self.nearest = nearest
         self.radians = radians
 
@@ -89,10 +98,16 @@ class RefusalError(TranslationError):
     """The error of `Target.refuse`, to which `translate` adds the nearest rope and its distance."""
 
     def __init__(
-        self, message: str, rope: Rope, candidates: Iterable[Rope] | None, context: int | None
+        self,
+        message: str,
+        reason: str,
+        because: str,
+        rope: Rope,
+        candidates: Iterable[Rope] | None,
+        context: int | None,
     ) -> None:
-        super().__init__(message)
-        self.rope, self.context = rope, context
+        super().__init__(message, reason, because)
+        self.rope, self.context, self.because = rope, context, because
         self.candidates = plain_candidates(rope) if candidates is None else [*candidates]
 
 
@@ -139,17 +154,21 @@ class Target:
         if isinstance(law, Rule) and not isinstance(law, self.rules):
             raise TranslationError(
                 f"{self.name} keeps one law for all lengths, and {type(law).__name__} picks one by "
-                f"the length of the sequence; {PICK_LAW}"
+                f"the length of the sequence; {PICK_LAW}",
+                "rule",
             )
         if not isinstance(rope.axes, self.axes):
             # then it rotates alike at positions with equal coordinates
             one_spectrum = rope.axes.spectra(rope.num_pairs) == (rope.num_pairs,)
             feature = f"positions of {rope.axes.n_axes} axes ({type(rope.axes).__name__})"
-            self.refuse(feature, rope, [replace(rope, axes=OneAxis())] if one_spectrum else [])
+            near = [replace(rope, axes=OneAxis())] if one_spectrum else []
+            self.refuse("axes", feature, rope, near)
         if rope.direction < 0 and not self.backwards:
-            self.refuse("pairs that turn clockwise", rope, [replace(rope, direction=1)])
+            forwards = replace(rope, direction=1)
+            self.refuse("clockwise", "pairs that turn clockwise", rope, [forwards])
         if rope.rotary_dim < rope.head_dim and not self.partial:
-            self.refuse(f"{rope.rotary_dim} rotated coordinates of {rope.head_dim}", rope, [])
+            feature = f"{rope.rotary_dim} rotated coordinates of {rope.head_dim}"
+            self.refuse("part", feature, rope, [])
 
     def only_rope(self, ropes: LayerRopes) -> Rope:
         """The rope of all layers, for a program that keeps one; else the nearest is the first."""
@@ -157,24 +176,28 @@ class Target:
         if other_ropes:
             kinds = " and ".join(kind for kind, rope in ropes.kinds.items() if rope is not None)
             candidates = [first] if first.num_pairs == other_ropes[0].num_pairs else []
-            self.refuse(f"different ropes in {kinds} layers", other_ropes[0], candidates)
+            self.refuse("ropes", f"different ropes in {kinds} layers", other_ropes[0], candidates)
         return first
 
     def refuse(
         self,
+        reason: str,
         feature: str,
         rope: Rope,
         candidates: Iterable[Rope] | None = None,
         context: int | None = None,
+        because: str = "",
     ) -> NoReturn:
         """Raise the error for a feature of ``rope`` that the program lacks.
 
+        ``reason`` is a word for the feature, and ``because`` what the program's code does instead.
         The error names the nearest of the ``candidates``, unless given those of
         `plain_candidates`, at the end of the ``context`` if that is another than the model's. A
         candidate that the program cannot express either is replaced by the candidates of its own
         refusal.
         """
-        raise RefusalError(f"{self.name} cannot express {feature}", rope, candidates, context)
+        message = f"{self.name} cannot express {feature}{because and f': {because}'}"
+        raise RefusalError(message, reason, because, rope, candidates, context)
 
 
 def as_json(

@@ -28,7 +28,8 @@ def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
     if ropes.in_config.ignores_scaling:
         raise TranslationError(
             f"the class of {ropes.name} in transformers has this rotation in its code and reads "
-            "none from a config: there is nothing to give"
+            "none from a config: there is nothing to give",
+            "fixed class",
         )
     clockwise = any(rope.direction < 0 for rope in ropes.ropes)
     dialect = _CLOCKWISE if clockwise else _DIALECT

@@ -182,7 +182,8 @@ def translate(
     if isinstance(ropes, Rope):
         ropes = one_layer(ropes)
     if not ropes.ropes:
-        raise TranslationError(f"{ropes.name} has no rotation in any layer: give {name} none")
+        message = f"{ropes.name} has no rotation in any layer: give {name} none"
+        raise TranslationError(message, "no rotation")
     made_for = _length_of(ropes)
     if seq_len is not None:
         ropes = change_ropes(ropes, lambda rope: rope.at(seq_len))
@@ -283,7 +284,8 @@ def _written(target: Target, ropes: LayerRopes, context: int) -> Iterator[Progra
     except TranslationError:
         raise
     except ConfigError as error:
-        raise TranslationError(f"{target.name} cannot express it: {error}") from None
+        message = f"{target.name} cannot express it: {error}"
+        raise TranslationError(message, error.reason, str(error)) from None
 
 
 def _adapt(target: Target, ropes: LayerRopes) -> LayerRopes:
@@ -346,7 +348,8 @@ def _with_nearest(
     expressible = _expressible_ropes(target, refusal, context)
     found = {rope: _radians_apart(refused, rope, length) for rope in expressible}
     if not found:
-        return TranslationError(f"{reason}, and nothing that it can is near")
+        message = f"{reason}, and nothing that it can is near"
+        return TranslationError(message, refusal.reason, refusal.because)
     nearest, radians = min(found.items(), key=lambda item: item[1])
     error = f"off by up to {radians:.3g} radians at position {length - 1}"
     if radians == 0 and nearest.at(length).logit_factor == refused.at(length).logit_factor:
@@ -357,7 +360,9 @@ def _with_nearest(
         if getattr(refused, name) != getattr(nearest, name)
     )
     message = f"{reason}; the nearest that it can is {error}: {differing}"
-    return TranslationError(message, nearest=nearest, radians=radians)
+    return TranslationError(
+        message, refusal.reason, refusal.because, nearest=nearest, radians=radians
+    )
 
 
 def _expressible_ropes(target: Target, refusal: RefusalError, context: int) -> Iterator[Rope]:

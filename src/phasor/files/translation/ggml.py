@@ -205,7 +205,8 @@ def _refuse_two(pair: LayerRopes, context: int) -> NoReturn:
         if _find_two(replace(pair, kinds={**pair.kinds, name: rope}), context) is not None
     ]
     because = ", and ".join(dict.fromkeys(filter(None, faults)))
-    GGUF.refuse(f"different ropes in {' and '.join(pair.kinds)} layers: {because}", scaled, near)
+    feature = f"different ropes in {' and '.join(pair.kinds)} layers"
+    GGUF.refuse("ropes", feature, scaled, near, because=because)
 
 
 def _write_gguf(ropes: LayerRopes, context: int) -> ProgramSettings:
@@ -269,11 +270,14 @@ def _rotation_note(target: Target, ropes: LayerRopes, rope: Rope, context: int) 
                 f"angles are off by up to {radians:.3g} radians at position {context - 1}. "
             )
         elif extra_pairs:
+            first, last = extra_pairs[0], extra_pairs[-1]
+            fourth = "by a fourth coordinate, which is 0 in text"
             target.refuse(
-                f"{type(axes).__name__} axes of {axes.sections} pairs: it turns pairs "
-                f"{extra_pairs[0]} to {extra_pairs[-1]} by a fourth coordinate, which is 0 in text",
+                "axes",
+                f"{type(axes).__name__} axes of {axes.sections} pairs",
                 rope,
                 [replace(rope, axes=OneAxis())],
+                because=f"it turns pairs {first} to {last} {fourth}",
             )
     start = f" from coordinate {rope.rotary_start} on" if rope.rotary_start else ""
     permuted = "" if sections else _permutation(architecture, rope.pairing)

@@ -66,7 +66,8 @@ def _write_flash_attn(rope: Rope, context: int) -> ProgramSettings:
         raise TranslationError(
             f"flash-attn cannot express heads of {slice_width(rope)} coordinates: its kernel says "
             f"'Only support headdim <= {_LARGEST_FLASH_ATTN_WIDTH}'; rotate with flashinfer, "
-            "liger or phasor.torch.rotate"
+            "liger or phasor.torch.rotate",
+            "width",
         )
     options = "dtype=x.dtype, device=x.device"
     variables, imports, tables = _tables(rope, context, "flash-attn", options)
@@ -113,7 +114,8 @@ def _write_flashinfer(rope: Rope, context: int) -> ProgramSettings:
     neighbours = rope.num_pairs if rope.pairing == "half" else rope.rotary_dim
     if neighbours % per_thread or width % 8:
         feature = f"{rope.num_pairs} {rope.pairing} pairs of {width} coordinates"
-        FLASHINFER.refuse(f"{feature}: its kernels turn {per_thread} neighbours at once", rope, [])
+        because = f"its kernels turn {per_thread} neighbours at once"
+        FLASHINFER.refuse("width", feature, rope, [], because=because)
     by_position = "# q, k [tokens, heads, head_dim]; positions, whole numbers [tokens]\n"
     function, factor = "", linear_factor(rope)
     arguments: Keys = {"rotary_dim": rope.rotary_dim, "interleave": rope.pairing == "interleaved"}

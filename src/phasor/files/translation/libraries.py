@@ -87,9 +87,9 @@ def _llama3_arguments(rope: Rope) -> Keys:
 def _write_torchtune(rope: Rope, context: int) -> ProgramSettings:
     form, scaling = ntk_as_base(rope), _llama3_arguments(rope)
     if form.base is None:
-        TORCHTUNE.refuse("explicit frequencies", rope)
+        TORCHTUNE.refuse("base", "explicit frequencies", rope)
     if form.scaling is not None and not scaling:
-        TORCHTUNE.refuse(f"the law {type(form.scaling).__name__}", rope)
+        TORCHTUNE.refuse("law", f"the law {type(form.scaling).__name__}", rope)
     module, name = _PLAIN[rope.pairing]
     if scaling:
         module, name = "torchtune.models.llama3_1", "Llama3ScaledRoPE"
