@@ -9,9 +9,9 @@ float32 hold each exactly, whichever an engine uses:
     F[i] = f1[i] / 2**13 + (f2[i] + f3[i]) / 2**27    f1, f2 integers, |f3| <= 1/2 in float32
 
 A float position is split into its nearest integer and a remainder, whose digits have i = -1 to -4.
-The bound `COS_SIN_ERROR_FLOAT32` holds: its 0.3 for the bits of the frequency and the products
-becomes 0.01, because f3, its sum and the sum with the integers are rounded at 2**-37 turns or
-below; the rest, one rounding of ``x`` and the polynomials, is the same.
+The bound `COS_SIN_ERROR_FLOAT32` holds: its term for the bits of the frequency and the products,
+0.3, becomes 0.01, because f3, its sum and the sum with the integers are rounded at 2**-37 turns or
+below; the terms for the rounding of ``x`` and for the polynomials do not change.
 """
 
 from __future__ import annotations

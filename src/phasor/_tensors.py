@@ -63,7 +63,7 @@ class Arrays:
         gain: float | None,
         heads_first: bool,
     ) -> tuple[Any, float, Pairing, Pairing]:
-        """Checked positions and gain, and the pairings before and after the rotation of ``xs``."""
+        """Check a call; return positions, gain, and the pairings of the input and the output."""
         check_rope(rope, positions=positions)
         positions = self.fit_positions(positions, xs, rope, heads_first)
         gain = rope.attention_factor if gain is None else number("gain", gain)

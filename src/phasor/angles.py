@@ -35,7 +35,7 @@ from phasor.rope import Rope, real_inv_freq, real_terms
 #: angle by pi/4 * 2**-54 (4.4), the polynomials are off by 2.6, and their evaluation rounds the
 #: sum ``S`` (5.6), the last product or sum (5.6) and smaller terms (4): 23 in all.
 COS_SIN_ERROR = 1e-15
-#: The same of a float32 cosine or sine. Derived, in units of 1e-8, for the sine, which is worse:
+#: Same for a float32 cosine or sine. Derived, in units of 1e-8, for the sine, which is less exact:
 #: 96 bits of the frequency move the angle by 2**-33 turns, two products by 2**-32 (together 0.3),
 #: ``x`` in float32 by pi/4 * 2**-25 (2.3), the polynomial is off by 2.4, mostly its first
 #: coefficient, and its evaluation rounds ``S`` (3.0), the product with ``x`` (3.0) and smaller

@@ -86,7 +86,7 @@ def sentences(rope: Rope, context: int | None) -> list[str]:
 
 
 def rule_sentences(rope: Rope, seq_len: int | None) -> list[str]:
-    """A sentence with the length for which a rule picked its law; no sentence for a law."""
+    """A sentence that names the length for which a rule picks its law; none for a law."""
     if not isinstance(rope.scaling, Rule):
         return []
     length = seq_len or original_context(rope)
@@ -265,14 +265,14 @@ def construction(rope: Rope) -> str:
     for field in fields(rope):
         value = getattr(rope, field.name)
         if value is None and field.name == "base":
-            continue  # explicit frequencies replace it
+            continue  # explicit frequencies replace the base
         is_required = field.name in ("head_dim", "pairing", "base")
         if not is_required and value == getattr(plain, field.name):
             continue
         if isinstance(value, str):
             text = f'"{value}"'
         elif field.name in ("scaling", "axes"):
-            text = f"phasor.{field.name}.{value!r}"  # classes from these modules
+            text = f"phasor.{field.name}.{value!r}"  # in the module of this name
         else:
             text = repr(value)
         lines.append(f"    {field.name}={text},")

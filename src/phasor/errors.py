@@ -61,8 +61,8 @@ class PhasorError(ValueError):
     """Base class of all errors of phasor.
 
     Attributes:
-        reason: The key of the sentence, of an error about a file of another program; else empty.
-        facts: What is filled in there, by name.
+        reason: The key of the message, if the error is about a file of another program; else "".
+        facts: The values that the message contains, by name.
     """
 
     reason: str = ""

@@ -1,4 +1,4 @@
-"""The rotation in NumPy float64, in each form the papers write it; the reference to read.
+"""The rotation in NumPy float64, in each form the papers write it: a readable reference.
 
 `rotate` is what kernels do, `rotate_complex` and `matrix` are the same map as a complex product
 and as a matrix, `score` is the relative kernel, and `change_pairing` re-orders coordinates from

@@ -23,7 +23,7 @@ from phasor.scaling import LAWS, Law, Rule, Temperature
 
 FORMAT = 1  # the format number that `Rope.to_json` writes; raise it when the fields change
 WIDEST = 1 << 16  # upper limit on head_dim, far above any model's: a larger value is a mistake
-# default of fields whose None __post_init__ replaces; Any, so that their types need no None
+# default of fields that __post_init__ fills; typed Any, so that field types need no None
 _DEFAULT: Any = None
 # upper limit on a frequency: enough of its 60 digits must follow the point for 128 bits of a turn
 _LARGEST_INV_FREQ = Decimal(10) ** 15

@@ -83,7 +83,7 @@ def print_model(
 
 
 def _select_rows(rows: Sequence[PairRow]) -> list[PairRow]:
-    """A selection of many rows: the ends, where the law's effect changes, and eight between."""
+    """Select some of many rows: both ends, rows where the law's effect changes, and eight more."""
     if len(rows) <= _MOST_ROWS:
         return list(rows)
     last = len(rows) - 1

@@ -119,7 +119,7 @@ def token_norms(x: ArrayLike) -> NDArray[np.float64]:
 
 
 def _check_attention(attention: ArrayLike) -> NDArray[Any]:
-    """Checked, not converted: large maps become float64 only where they are read."""
+    """Check maps without converting them: large ones become float64 only where they are read."""
     weights = real_array("attention", attention)
     if weights.ndim < 3 or weights.shape[-1] != weights.shape[-2] or 0 in weights.shape:
         raise TensorError(

@@ -21,7 +21,7 @@ class Text(_Segment):
     """A run of ``length`` text tokens, with ``t = h = w``.
 
     Args:
-        length: How many, at least 0.
+        length: Number of tokens, at least 0.
     """
 
     length: int
@@ -32,7 +32,7 @@ class Audio(_Segment):
     """A run of ``length`` audio tokens, with ``t = h = w`` as in text.
 
     Args:
-        length: How many, at least 0.
+        length: Number of tokens, at least 0.
     """
 
     length: int

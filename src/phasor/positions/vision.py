@@ -269,7 +269,7 @@ def _read_segments(
         count = int((types[run] == 3).sum())
         if count and "audio" in waiting and next(waiting["audio"], 0) != count:
             raise PositionError(
-                f"audio_seqlens must be those of the audio at token {run[0]}, which has {count} "
+                f"audio_seqlens must match the audio at token {run[0]}, which has {count} "
                 "tokens; was the sequence cut?"
             )
         if kind == "audio" and not mixed[i]:
@@ -279,7 +279,7 @@ def _read_segments(
             video, frames = next(waiting["video"], None), len(run) - count
             if video is None or math.prod(_sizes(video)) != frames:
                 raise PositionError(
-                    f"video_grid_thw must be that of the video with sound at token {run[0]}, which "
+                    f"video_grid_thw must match the video with sound at token {run[0]}, which "
                     f"has {frames} tokens of video; was the sequence cut?"
                 )
             yield VideoWithAudio(video, types[run] == 3)
@@ -289,8 +289,8 @@ def _read_segments(
                 segment, left = frame, left - 1
             elif (segment := next(waiting[kind], None)) is None:
                 raise PositionError(
-                    f"{kind}_grid_thw must hold every {kind}, got none for the one at token "
-                    f"{run[0]}"
+                    f"{kind}_grid_thw must hold every {kind}, but has no row for the {kind} at "
+                    f"token {run[0]}"
                 )
             count, area = math.prod(_sizes(segment)), segment.height * segment.width
             if kind == "video" and len(run) == area < count:
@@ -305,8 +305,8 @@ def _read_segments(
             run = run[count:]
     if left:
         raise PositionError(
-            f"token_types must hold every frame of a video, got none of the last {left} of "
-            "the last one; was the sequence cut?"
+            f"token_types must hold every frame of a video, but the last {left} frames of the "
+            "last video are missing; was the sequence cut?"
         )
 
 

@@ -44,7 +44,7 @@ TABLE, _TABLE_MAKER = "embed_positions", "create_sinusoidal_positions"
 _ROTATION = re.compile(r"\w*apply_\w*(rotary|rope)\w*")
 #: Parts of names of classes and buffers that indicate a rotation.
 _ROTARY = re.compile(r"(?i)rotary|rotate|(?<![a-z])rope(?![a-z])|inv_freq|freqs_cis|sinusoid")
-#: Positions for fast pairs, and positions far enough to show slow pairs.
+#: Positions to test fast pairs, and positions far enough apart to test slow pairs.
 _PROBES = ((0, 1, 2, 3), (1, 64, 4096, 65536))
 _FLOAT32_ROUNDING = 2.0**-24
 

@@ -259,7 +259,7 @@ class ExactCosSin:
     ) -> None:
         if seq_len is not None:
             ropes = {kind: rope.at(seq_len) for kind, rope in ropes.items()}
-        # where a Rope turns clockwise, the rotation function does so, not the sine
+        # for a clockwise Rope the rotation function turns clockwise; the sine is not negated
         self.ropes = {kind: replace(rope, direction=1) for kind, rope in ropes.items()}
         self.layout: Layout = layout
 
@@ -321,7 +321,7 @@ def _cos_sin_by_rule(
     # numbers, not a tensor: a compiler treats results that it cannot trace as constants
     plain = length.new_tensor(_plain_inv_freq(rope.to_json()))
     law = rule.at_lengths(length, plain, torch)
-    assert law is not None, "every rule in a config of transformers has it"
+    assert law is not None, "every rule in a config of transformers implements at_lengths"
     inv_freq, factor = law
     # these frequencies stay on the device, so they are float64 instead of fixed point
     angles = positions.unsqueeze(-1).double() * inv_freq

@@ -137,7 +137,7 @@ class RotaryEmbedding(nn.Module):
             cu_seqlens: Boundaries of packed sequences, the same in every row. Either whole numbers
                 ``[0, ..., seq]``, or a tensor ``[n_sequences + 1]`` on the device of ``q``, whose
                 values are checked in CPU memory only; tokens after the last boundary are padding.
-            others: An error with a hint.
+            others: Unknown names; they raise an error with a hint.
 
         Returns:
             New tensors of the shapes, dtypes and strides of ``q`` and ``k``.

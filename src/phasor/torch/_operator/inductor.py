@@ -82,10 +82,10 @@ def register(cos_sin: Any, turn: Any, resolve: Callable[..., str]) -> None:
             return NotImplemented
         return eager.cos_sin(positions, text, gain, dtype)
 
-    # where Inductor keeps an operator with a decomposition, it has to know how to call it
+    # Inductor must know how to call an operator that it keeps although it has a decomposition
     lowering = cast(Any, import_module("torch._inductor.lowering"))
     for operator, decompose in ((cos_sin, decompose_cos_sin), (turn, decompose_turn)):
-        # the second is a copy of the first, made once
+        # the second table is a cached copy of the first
         for table in (decomposition.decompositions, decomposition.fast_random_decomps()):
             table[operator] = decompose
         lowering.make_fallback(

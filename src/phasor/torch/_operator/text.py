@@ -21,7 +21,7 @@ def read_rope(text: str) -> Rope:
 
 @cached_constant
 def mixes_axes(text: str) -> bool:
-    """Whether every axis turns every pair; kernels leave those to plain torch operations."""
+    """Whether the axes are `Mixed`; kernels leave such Ropes to plain torch operations."""
     return isinstance(read_rope(text).axes, Mixed)
 
 
@@ -39,7 +39,7 @@ def count_pairs(text: str) -> int:
 
 @cached_constant
 def attention_factor(text: str) -> float:
-    """What that Rope's cos and sin are multiplied by."""
+    """The factor on that Rope's cos and sin."""
     return read_rope(text).attention_factor
 
 

@@ -38,7 +38,7 @@ _INT64_MAX = 2**63 - 1
 
 
 def shift_(keys: Tensor, delta: Any, rope: Rope, *, heads_first: bool = False) -> Tensor:
-    """``R(delta) k`` for every cached key, in place: keys of ``p`` become keys of ``p + delta``.
+    """``R(delta) k`` for every cached key, in place: a key at ``p`` moves to ``p + delta``.
 
     Returns ``keys``. They keep their gain, if any. A key with ``delta`` 0 keeps its bits. Shifting
     by ``a`` and then by ``b`` equals shifting by ``a + b``, but rounds twice: see the page on
@@ -84,9 +84,9 @@ def retune_(
 ) -> Tensor:
     """``gain R_new(p) R_old(-p) k`` for every cached key, in place: keys for other frequencies.
 
-    For a rule that picks another law as the sequence grows, such as LongRoPE with its short and
-    long list, or dynamic NTK. The two rotations combine into one, by ``p (f_new - f_old)``; turns
-    are subtracted as integers, so the keys are rounded once. Returns ``keys``.
+    Call this when a rule picks another law as the sequence grows, such as LongRoPE with its short
+    and long list, or dynamic NTK. The two rotations combine into one, by ``p (f_new - f_old)``;
+    turns are subtracted as integers, so the keys are rounded once. Returns ``keys``.
 
     Args:
         keys: ``[..., seq, heads, head_dim]``, rotated by ``old``.

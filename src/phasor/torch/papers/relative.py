@@ -1,9 +1,8 @@
 """Attention that changes distances beyond a width: ReRoPE, its leaky form, Self-Extend.
 
-`DualChunk` has the positions of dual chunk attention, which scores each query three times. In the
-others queries and keys are rotated twice. Keys nearer than ``width`` are scored with both at their
-positions. Keys further away are scored with both at other positions, whose difference is the
-changed distance.
+`DualChunk` has the positions of dual chunk attention, which scores each query three times. The
+others rotate queries and keys twice: by their own positions, to score keys nearer than ``width``,
+and by positions whose difference is the changed distance, to score keys further away.
 """
 
 from __future__ import annotations
