@@ -37,9 +37,9 @@ class CachedKeys:
     """The rotated keys of a whole cache, and the Ropes that rotated them.
 
     Its methods write into every layer of the cache itself, or raise an error and write nothing. To
-    do so they first compute the new keys of all layers, which takes memory for both. Models number
-    the next token by the number of cached tokens, so after `evict_` or `insert_` it directly
-    follows the last.
+    do so they first compute the new keys of all layers, which takes memory for old and new keys.
+    Models number the next token by the number of cached tokens, so after `evict_` or `insert_` it
+    directly follows the last.
 
     Args:
         cache: A `KVCache`, or a ``DynamicCache`` or ``StaticCache`` of transformers 5 in which

@@ -35,7 +35,7 @@ class PositionalHead(nn.Module):
         rope: The rope of queries and keys.
         offset: Tokens back, 0 or more: 1 is the previous token, 0 the token itself.
         alpha: Sharpness, from `phasor.papers.heads.required_alpha`; logits are divided by
-            ``sqrt(rope.head_dim)`` there and here.
+            ``sqrt(rope.head_dim)`` in both.
         embed_dim: Width of the input.
         device: Device of the parameters.
         dtype: Dtype of the parameters; torch's default if None.
