@@ -149,7 +149,7 @@ def test_text_goes_on_after_a_video_where_it_is_told_to(after: Any, then: int) -
 
 BOTH: Any = {"tokens_per_second": 2, "second_per_grid_ts": [1.0, 2.0]}
 REFUSED: dict[str, Callable[[], Any]] = {
-    "got none of the last 999999999999 of": lambda: processed([0, 2, 0], (), [[10**12, 2, 2]]),
+    "but the last 999999999999 frames of": lambda: processed([0, 2, 0], (), [[10**12, 2, 2]]),
     "all 3 tokens of the image at token 1, got 1": lambda: processed([0, 1, 0], [[3, 2, 2]]),
     "tokens_per_second must be a finite number > 0 and <= 1e+09, got array([], dtype=float64)": (
         lambda: processed([0, 2], (), [[1, 2, 2]], tokens_per_second=np.zeros(0))  # pyright: ignore
