@@ -55,6 +55,11 @@ def page(name: str) -> str:
     return (DOCS / name).read_text("utf-8")
 
 
+def written(name: str) -> str:
+    """A page, and what writes its rows."""
+    return f"docs/{name}, by python -m tools.doc_tables --write {name}"
+
+
 def concrete(module: ModuleType, *kinds: type) -> set[str]:
     """The names of a module's public classes of these kinds that can be instantiated."""
     return {
@@ -89,7 +94,6 @@ def test_every_law_and_class_of_axes_is_in_its_registry() -> None:
 def test_a_law_is_in_every_place(name: str) -> None:
     """Its checks, its draws and formula, and its rows, which a tool makes of the registry."""
     law = LAWS[name]
-    by_tool = "by python -m tools.doc_tables --write"
     draws = set(re.findall(r"\w+", inspect.getsource(strategies.laws)))
     places = {
         f"scaling/laws.py _CHECKS: {one.name}": one.name in scaling.laws._CHECKS
@@ -98,9 +102,9 @@ def test_a_law_is_in_every_place(name: str) -> None:
     places |= {
         "tests/oracle.py LAWS": not hasattr(law, "apply") or law.__name__ in oracle.LAWS,
         "tests/strategies.py laws": not hasattr(law, "apply") or law.__name__ in draws,
-        f"docs/laws.md, {by_tool}": f"| `{name}` |" in page("laws.md"),
-        f"docs/api/index.md, {by_tool}": f"`scaling.{law.__name__}`" in page("api/index.md"),
-        f"docs/api/scaling.md, {by_tool}": shown(law.__name__),
+        written("laws.md"): f"| `{name}` |" in page("laws.md"),
+        written("api/index.md"): f"`scaling.{law.__name__}`" in page("api/index.md"),
+        written("api/scaling.md"): shown(law.__name__),
     }
     assert_nothing_is_missing(places)
 
@@ -233,7 +237,6 @@ def test_a_target_is_in_every_place(name: str) -> None:
         f"{module.__name__} {runner}": name in PROGRAMS,
         "pyproject.toml test, or Target.package": target.checked != "run"
         or (target.package or name) in required,
-        "docs/translate.md, by python -m tools.doc_tables --write": f"| `{name}` |"
-        in page("translate.md"),
+        written("translate.md"): f"| `{name}` |" in page("translate.md"),
     }
     assert_nothing_is_missing(places)

@@ -17,8 +17,8 @@ EXPLAIN_WHAT_IS_PRIVATE = {"docs/precision.md"}
 
 
 def test_the_signatures_are_those_of_the_file() -> None:
-    """A change is meant, and is seen in a review: ``make names`` writes it."""
-    assert FILE.read_text("utf-8") == text()
+    """A change is meant, and is seen in a review."""
+    assert FILE.read_text("utf-8") == text(), "`python -m tools.public_names` writes the file"
 
 
 @pytest.mark.parametrize("package", [phasor, torch])

@@ -1,4 +1,4 @@
-"""Write tests/public_names.txt, the public names with their signatures: ``make names``.
+"""Write tests/public_names.txt, names with their signatures: ``python -m tools.public_names``.
 
 Public is what docs/api/index.md lists, and of a class the methods and properties that have no
 underscore; all else is private. A test compares, so that a change of either shows in review.

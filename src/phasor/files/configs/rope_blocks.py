@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, cast
 
@@ -247,12 +247,13 @@ def query_factors(
 _Reader = Callable[[JsonObject, LawContext], Law | Rule | None]
 
 
-def _reader(law: Callable[..., Law], *fields: str) -> _Reader:
-    """A reader of laws whose block must have all of these fields."""
+def _reader(law: type[Law], *keys: str) -> _Reader:
+    """A reader of laws whose block must have all of these keys, and the original context if any."""
+    has_original = any(field.name == "original_max_positions" for field in fields(law))
 
     def read(block: JsonObject, outside: LawContext) -> Law:
-        numbers = {key: block.require(key, block.number(key, above=0)) for key in fields}
-        if law is scaling.Llama3:
+        numbers = {key: block.require(key, block.number(key, above=0)) for key in keys}
+        if has_original:
             numbers["original_max_positions"] = _original_length(block, outside)
         with renamed_keys(block):
             return law(**numbers)
