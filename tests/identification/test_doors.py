@@ -166,28 +166,30 @@ def test_a_table_that_ends_is_named_beside_a_law_that_is_missing():
         assert "from 8192 on every position is turned as 8191" in str(found)
 
 
-@pytest.mark.parametrize("factor", [0.5, 2 / 3])
+@pytest.mark.parametrize("offset", [0, 3])
+@pytest.mark.parametrize("factor", [0.5, 2 / 3, 2.0])
 @pytest.mark.parametrize("axes", [Sectioned((4, 6, 6)), Axial((4, 6, 6))])
-def test_an_axis_that_is_scaled_is_named_at_every_door(axes, factor):
+def test_an_axis_that_is_scaled_is_named_at_every_door(axes, factor, offset):
     """Half positions of time, as of frames that are merged in pairs; a fraction has no decimals."""
+    names = [*["offset"] * (offset > 0), "axis-scaled"]
     rope = Rope(head_dim=WIDTH, pairing="half", base=BASE, axes=axes)
     of_pair = np.array(axes.axis_of_pair(WIDTH // 2))
     f = rope.inv_freq * np.where(of_pair == 0, factor, 1.0)
 
     def turned(x, positions):
-        return rotate_halves(x, positions[..., of_pair] * f)
+        return rotate_halves(x, (positions + offset)[..., of_pair] * f)
 
     found = identify(turned, WIDTH, n_axes=3)
-    assert (found.names(), found.base) == ({"axis-scaled"}, BASE)
+    assert ([finding.name for finding in found.findings], found.base) == (names, BASE)
     assert f"Positions on axis 0 are multiplied by {factor:.15g}." in str(found)
-    assert [cause.name for cause in diff(rope, turned, context=4096).causes] == ["axis-scaled"]
+    assert [cause.name for cause in diff(rope, turned, context=4096).causes] == names
     grid = np.array(
         [(20 + t, 20 + i, 20 + j) for t in range(6) for i in range(7) for j in range(8)]
     )
     x = np.random.default_rng(0).standard_normal((1, len(grid), 2, WIDTH)).astype(np.float32)
     y = np.float32(turned(x, grid[None]))
     (side,) = verify(rope, {"positions": grid, "q": x, "q_rotated": y}, dims="bshd").sides
-    assert [change.name for change in side.changes] == ["axis-scaled"]
+    assert [change.name for change in side.changes] == names
 
 
 @pytest.mark.parametrize("off", [-1, 1])

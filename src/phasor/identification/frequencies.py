@@ -153,13 +153,14 @@ def _applied_twice(meant: Meant) -> Iterator[Change]:
 
 
 def find_scaled_axes(
-    rope: Rope, turns: Turns, inv_freq: Floats | None = None
+    rope: Rope, turns: Turns, inv_freq: Floats | None = None, by: int = 0
 ) -> Iterator[Hypothesis]:
-    """Positions of one axis of several that are multiplied by a number.
+    """Positions of one axis of several that are multiplied by a number, after ``by`` is added.
 
     The number is solved for where frequencies were measured; otherwise fractions are tried, and
-    then whatever the turns allow.
+    then, of positions that nothing is added to, whatever the turns allow.
     """
+    places, is_solved = turns.positions + by, inv_freq is not None
     n_axes = rope.axes.n_axes
     for axis in range(n_axes) if n_axes > 1 and not isinstance(rope.axes, Mixed) else ():
         name, factors = f"axis {axis}", list[float]()
@@ -171,10 +172,10 @@ def find_scaled_axes(
             factors = [factor for factor in _FRACTIONS if abs(ratio / factor - 1) <= _FACTOR_ERROR]
             factors += [simplest_near(ratio, _FACTOR_ERROR) or 1.0]
         likely = ((factor, _with_value(rope, name, factor)) for factor in factors if factor != 1)
-        allowed = _find_values(rope, name, turns, turns.positions) if inv_freq is None else ()
+        allowed = () if is_solved or by else _find_values(rope, name, turns, places)
         for factor, scaled in chain(likely, allowed):
             finding = make_finding("axis-scaled", axis=axis, factor=factor)
-            yield suppose(scaled, turns.positions, finding)
+            yield suppose(scaled, places, finding)
 
 
 def _other_lengths(meant: Meant) -> Iterator[Change]:

@@ -9,6 +9,7 @@ from typing import Any
 from phasor._checks import whole
 from phasor.errors import TensorError
 from phasor.identification.calling import Calling, RefusedError, find_caller
+from phasor.identification.expecting import find_differences
 from phasor.identification.functions import SMALL_POSITIONS, measure
 from phasor.identification.report import Identification
 
@@ -66,7 +67,8 @@ def identify(
     called = f"{caller.arrays.name} arrays {caller.dims} in {dtype} as ({caller.takes})"
     try:
         measured = measure(caller, max_position)
-        return replace(measured.report, called=called)
+        findings = find_differences(caller, measured)
+        return replace(measured.report, called=called, findings=findings)
     except RefusedError as error:
         raise TensorError(
             f"function must turn positions 0 to {max(SMALL_POSITIONS)}, whenever it is asked to, "

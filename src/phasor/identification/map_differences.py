@@ -2,46 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
 from phasor.errors import SpecError, TensorError
 from phasor.identification.calling import Caller, Calling, RefusedError, find_caller
+from phasor.identification.expecting import (
+    Reference,
+    find_differences,
+    is_among,
+    superseded_by,
+)
 from phasor.identification.functions import Measurement, measure
 from phasor.identification.laws import MISTAKES
-from phasor.identification.recorded import find_causes
 from phasor.identification.report import (
     NAMES,
     Changes,
     Difference,
     Finding,
-    Identification,
-    in_order,
     is_rounding,
     make_finding,
 )
-from phasor.identification.spectrum import Floats, find_first_bad, near_powers_of_two, rounded
+from phasor.identification.spectrum import Floats, find_first_bad, near_powers_of_two
 from phasor.numpy import matrix, pair_indices
 from phasor.rope import Rope
 
 Function = Callable[..., Any]
 # positions beyond the first difference at which causes are sought
 _FAR = 1 << 12
-# findings about a function's turns alone, which are no difference where the rope turns so too
-_COMPARED = {
-    *MISTAKES, "axis-scaled", "beyond-half-a-turn", "direction", "offset",
-    "frequencies-in-bfloat16", "frequencies-in-float16",
-}  # fmt: skip
-# names that say that something differs, but not how
-_VAGUE = {"angles", "frequencies", "no-rotation", "tokens"}
-# names of what changes the recorded turns little or not at all, and so explains none of them
-_ELSEWHERE = {
-    "inputs-written", "angles-in-float32", "frequencies-in-float32",
-    *NAMES["calls"], *NAMES["the end of a table"], *NAMES["negative positions"],
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,75 +150,6 @@ def _pair_of(rope: Rope, coordinate: int) -> int | None:
 # Why they differ.
 
 
-class Reference(NamedTuple):
-    """What a function is compared with: a Rope, or what was found out about another function."""
-
-    rope: Rope
-    offset: float = 0.0  # of its positions
-    gain: float = 1.0  # by which it multiplies further, apart from the rope's factor
-    findings: Changes = ()
-
-    @classmethod
-    def of(cls, report: Identification) -> Reference | None:
-        """What a function does, if that is a Rope."""
-        if report.rope is None:
-            return None
-        gain = (report.attention_factor or 1.0) / report.rope.attention_factor
-        return cls(report.rope, report.position_offset, gain, report.findings)
-
-
-def find_differences(
-    reference: Reference, caller: Caller, measured: Measurement, near: int
-) -> Changes:
-    """How a function differs from the reference, the most important first.
-
-    Everything that was found of the function alone, unless the reference has it too; and everything
-    that a recording of it shows below ``near``, up to where it stops to be one rotation.
-    """
-    report, end = measured
-    recorded: Changes = ()
-    if "remembers" not in report.names():
-        recorded = find_causes(
-            reference.rope, caller, min(end, near) - 1, offset=reference.offset, gain=reference.gain
-        )
-    findings = {
-        finding.name: finding
-        for finding in report.findings
-        if not _has(reference, recorded, finding)
-    }
-    superseded = _superseded_by(findings)
-    superseded |= {finding.name for finding in reference.findings if is_rounding(finding)}
-    changes = {finding.name: finding for finding in recorded if finding.name not in superseded}
-    return in_order((findings | changes).values())
-
-
-def _superseded_by(names: Collection[str]) -> set[str]:
-    """The names of what a recording shows that these findings say better."""
-    superseded = set(_VAGUE) if {*names} - _ELSEWHERE else set[str]()
-    if "factor-on-one-side" in names:
-        superseded.add("factor")
-    return superseded
-
-
-def _has(reference: Reference, recorded: Changes, finding: Finding) -> bool:
-    """Whether what was found of a function alone is no difference from the reference."""
-    if _is_among(finding, reference.findings):
-        return True
-    if finding.name == "frequencies-in-float32":
-        f = reference.rope.inv_freq
-        return np.array_equal(rounded(f, "float32"), f)
-    # a recording compares frequencies; and what cannot be told is none
-    compared = {change.name for change in recorded}
-    return finding.name in _COMPARED - compared
-
-
-def _is_among(finding: Finding, findings: Sequence[Finding]) -> bool:
-    """Whether another function has it too; of roundings the measured errors differ a little."""
-    return finding in findings or (
-        is_rounding(finding) and any(other.name == finding.name for other in findings)
-    )
-
-
 def _compare_functions(
     callers: Sequence[Caller], measured: Sequence[Measurement], near: int
 ) -> Changes:
@@ -238,7 +160,7 @@ def _compare_functions(
     by = 0 if references[0] is not None else 1
     reference, compared = references[by], 1 - by
     alone = [
-        [finding for finding in report.findings if not _is_among(finding, counterpart.findings)]
+        [finding for finding in report.findings if not is_among(finding, counterpart.findings)]
         for report, counterpart in (reports, reports[::-1])
     ]
     of_reference = [finding for finding in alone[by] if finding.name != "beyond-half-a-turn"]
@@ -246,10 +168,10 @@ def _compare_functions(
     if reference is not None and callers[0].head_dim == callers[1].head_dim:
         names = {finding.name for finding in of_reference}
         # what the reference does by itself is said of it, and not the other way round of the other
-        superseded = _superseded_by(names) | (names - {finding.name for finding in found})
+        superseded = superseded_by(names) | (names - {finding.name for finding in found})
         if names & MISTAKES or any(name.startswith("frequencies-in") for name in names):
             superseded |= {*NAMES["frequencies"], "angles"}
-        differences = find_differences(reference, callers[compared], measured[compared], near)
+        differences = find_differences(callers[compared], measured[compared], reference, near)
         found = [finding for finding in differences if finding.name not in superseded]
         factors = reports[compared].attention_factor, reports[by].attention_factor
         measured_factor = make_finding("factor", found=factors[0] or 1, factor=factors[1] or 1)
@@ -294,9 +216,9 @@ def diff_functions(
     if rope is None and len(known) == 2:
         causes = _compare_functions(callers, known, near)
     elif rope is not None and known:
-        causes = known[0].report.findings  # of heads that are joined, whose maps are wider
-        if are_equally_wide:
-            causes = find_differences(Reference(rope), callers[0], known[0], near)
+        # heads that are joined turn as one head, which is wider than any that was expected
+        expected = Reference(rope) if are_equally_wide else None
+        causes = find_differences(callers[0], known[0], expected, near)
     if found is None:
         # roundings are within a tolerance that was given
         causes = tuple(cause for cause in causes if tolerance is None or not is_rounding(cause))

@@ -206,8 +206,15 @@ def _wrong_formula(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
     if mistakes and report.rope is not None and report.rope.num_pairs == turns.z.shape[1]:
         named = (*offset_changes(reading.offset), *mistakes)
         likely.append(suppose(report.rope, turns.positions + reading.offset, *named))
-    scaled = () if reading.rope is None else find_scaled_axes(reading.rope, turns)
-    yield chain(likely, scaled)
+    yield chain(likely, _scaled_axes(reading))
+
+
+def _scaled_axes(reading: Reading) -> Iterator[Hypothesis]:
+    if (rope := reading.rope) is None:
+        return
+    for by in dict.fromkeys((0, *STEPS)):
+        for hypothesis in find_scaled_axes(rope, reading.turns, by=by):
+            yield hypothesis._replace(changes=(*offset_changes(by), *hypothesis.changes))
 
 
 def _two_of_the_rope(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
