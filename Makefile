@@ -15,7 +15,7 @@ MADE_BY := pyproject.toml constraints.txt setup.py $(wildcard csrc/*)
 # of the machine that bench/gpu_session.md is for
 GPU_MACHINE := torch==2.11.0 triton==3.6.0 transformers==5.17.0 numpy 'click==8.1.*' rich pytest pytest-xdist hypothesis mpmath
 
-.PHONY: help demo test test-slow test-gpu-kernels test-machines check docs docs-serve bench bench-gpu rehearse-gpu sanitize valgrind neon figures clean
+.PHONY: help demo test test-slow test-gpu-kernels test-machines check docs docs-serve bench bench-gpu rehearse-gpu sanitize valgrind neon figures names clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -70,6 +70,9 @@ neon:  ## the CPU kernel's sweeps for 64-bit Arm, cross-built and emulated
 
 figures: $(VENV)/docs.done  ## draw the pictures of the README and the documentation
 	$(BIN)/python -m docs.draw
+
+names: $(VENV)/test.done  ## write the public names with their signatures, which a test compares
+	$(BIN)/python -m tools.public_names
 
 clean:  ## remove the environment and everything built
 	rm -rf $(VENV) site build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis
