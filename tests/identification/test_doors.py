@@ -166,12 +166,12 @@ def test_a_table_that_ends_is_named_beside_a_law_that_is_missing():
         assert "from 8192 on every position is turned as 8191" in str(found)
 
 
-@pytest.mark.parametrize("offset", [0, 3])
+@pytest.mark.parametrize("offset", [0, 3, -20])
 @pytest.mark.parametrize("factor", [0.5, 2 / 3, 2.0])
 @pytest.mark.parametrize("axes", [Sectioned((4, 6, 6)), Axial((4, 6, 6))])
 def test_an_axis_that_is_scaled_is_named_at_every_door(axes, factor, offset):
     """Half positions of time, as of frames that are merged in pairs; a fraction has no decimals."""
-    names = [*["offset"] * (offset > 0), "axis-scaled"]
+    names = [*["offset"] * (offset != 0), "axis-scaled"]
     rope = Rope(head_dim=WIDTH, pairing="half", base=BASE, axes=axes)
     of_pair = np.array(axes.axis_of_pair(WIDTH // 2))
     f = rope.inv_freq * np.where(of_pair == 0, factor, 1.0)

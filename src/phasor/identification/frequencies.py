@@ -21,7 +21,9 @@ from phasor.errors import PhasorError
 from phasor.identification.hypotheses import Change, Hypothesis, Meant, Positions, suppose
 from phasor.identification.laws import USUAL_BASES, apply_twice, law_text
 from phasor.identification.layout import narrower, other_axes
+from phasor.identification.positions import OFFSETS, offset_changes
 from phasor.identification.report import Changes, Finding, make_finding
+from phasor.identification.shifts import Shifts
 from phasor.identification.spectrum import Floats, Interval, count_digits, simplest_near
 from phasor.identification.turns import Turns
 from phasor.rope import Rope
@@ -38,6 +40,8 @@ FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0, 40.0, 64.0)
 _FRACTIONS = sorted({a / b for a in range(1, 9) for b in range(1, 9) if a != b}, key=count_digits)
 # how far a measured factor may be off, relatively, from the number that somebody wrote
 _FACTOR_ERROR = 1e-3
+# offsets that are tried together with it, if slow pairs cannot tell which
+_MOST_OFFSETS = 4
 # how far the exponent of a measured base may be off, relatively, from that of another width
 _EXPONENT_ERROR = 1e-4
 
@@ -153,16 +157,18 @@ def _applied_twice(meant: Meant) -> Iterator[Change]:
 
 
 def find_scaled_axes(
-    rope: Rope, turns: Turns, inv_freq: Floats | None = None, by: int = 0
+    rope: Rope, turns: Turns, inv_freq: Floats | None = None
 ) -> Iterator[Hypothesis]:
-    """Positions of one axis of several that are multiplied by a number, after ``by`` is added.
+    """Positions of one axis of several that are multiplied by a number, and all off by another.
 
-    The number is solved for where frequencies were measured; otherwise fractions are tried, and
-    then, of positions that nothing is added to, whatever the turns allow.
+    The other axes tell by how much positions are off. The number is solved for where frequencies
+    were measured; otherwise fractions are tried, and then whatever the turns allow.
     """
-    places, is_solved = turns.positions + by, inv_freq is not None
     n_axes = rope.axes.n_axes
-    for axis in range(n_axes) if n_axes > 1 and not isinstance(rope.axes, Mixed) else ():
+    if n_axes == 1 or isinstance(rope.axes, Mixed):
+        return
+    shifts = Shifts.of(suppose(rope, turns.positions), turns)
+    for axis in range(n_axes):
         name, factors = f"axis {axis}", list[float]()
         on_axis = np.equal(rope.axes.axis_of_pair(rope.num_pairs), axis)
         if inv_freq is None:
@@ -171,11 +177,16 @@ def find_scaled_axes(
             ratio = float(np.median(inv_freq[on_axis] / rope.inv_freq[on_axis]))
             factors = [factor for factor in _FRACTIONS if abs(ratio / factor - 1) <= _FACTOR_ERROR]
             factors += [simplest_near(ratio, _FACTOR_ERROR) or 1.0]
-        likely = ((factor, _with_value(rope, name, factor)) for factor in factors if factor != 1)
-        allowed = () if is_solved or by else _find_values(rope, name, turns, places)
-        for factor, scaled in chain(likely, allowed):
-            finding = make_finding("axis-scaled", axis=axis, factor=factor)
-            yield suppose(scaled, places, finding)
+        others = np.flatnonzero(~on_axis).tolist()
+        # if all pairs follow this axis, no other tells
+        offsets = shifts.shared(OFFSETS, others) if others else OFFSETS[:1]
+        for offset in offsets[:_MOST_OFFSETS].tolist():
+            places = turns.positions + offset
+            likely = ((one, _with_value(rope, name, one)) for one in factors if one != 1)
+            allowed = _find_values(rope, name, turns, places) if inv_freq is None else ()
+            for factor, scaled in chain(likely, allowed):
+                finding = make_finding("axis-scaled", axis=axis, factor=factor)
+                yield suppose(scaled, places, finding, *offset_changes(offset))
 
 
 def _other_lengths(meant: Meant) -> Iterator[Change]:

@@ -1,7 +1,11 @@
-"""Which rotation a function does: evidence by calls, and the five questions in their order."""
+"""Which rotation a function does: evidence by calls, measured turns, and `QUESTIONS` in order.
+
+`expecting` compares that with a rotation that was expected, if there is one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,10 +14,10 @@ import numpy as np
 from phasor.identification.calling import Caller, RefusedError
 from phasor.identification.explaining import explain
 from phasor.identification.layout import arrange_blocks, find_blocks, measure_noise
-from phasor.identification.lengths import Lengths, add_rule, call_with_growing_lengths
+from phasor.identification.lengths import add_rule, call_with_growing_lengths
 from phasor.identification.members import compare_members, compare_queries_and_keys
 from phasor.identification.positions import add_limits
-from phasor.identification.probes import Measured, Probe
+from phasor.identification.probes import Lengths, Measured, Probe
 from phasor.identification.recorded import find_causes
 from phasor.identification.report import (
     Finding,
@@ -39,7 +43,7 @@ _REGULAR = 16
 
 
 class Measurement(NamedTuple):
-    """What was found out about a function."""
+    """What was found out about a function, whatever it was meant to be."""
 
     report: Identification
     end: int  # the first position where another rotation, or none, begins
@@ -64,7 +68,10 @@ def measure(caller: Caller, max_position: int) -> Measurement:
             findings.append(make_finding("noise", **said))
             rounding = noise
         probe = Probe(caller, arrangement, rounding, noise)
-        return _measure_pairs(probe, max_position, maps, findings)
+        measured = _measure_turns(probe, maps, max_position, findings)
+        for add_answers in QUESTIONS:
+            add_answers(measured)
+        return Measurement(measured.report, measured.end)
     mixed = next((list(block.read) for block in blocks if len(block.read) > 2), None)
     why = "nothing turns at the positions tried" if linear else "it is not linear in its vectors"
     if mixed is not None:
@@ -95,35 +102,14 @@ def _is_linear(caller: Caller, maps: Floats, rounding: float) -> bool:
     return bool(np.abs(caller.turn(vectors, [5])[0, 0] - expected).max() <= tolerance)
 
 
-def _measure_pairs(
-    probe: Probe, max_position: int, maps: Floats, findings: list[Finding]
-) -> Measurement:
+def _measure_turns(
+    probe: Probe, maps: Floats, max_position: int, findings: list[Finding]
+) -> Measured:
+    """How the pairs turn at growing positions; findings about the maps are in the report."""
     lengths = call_with_growing_lengths(probe, max_position)
     start, spectrum = _find_regular_spectrum(probe, lengths)
-    factors = probe.arrangement.factors(maps[0])
-    members = compare_members(probe, factors)
-    key_factor, keys = _compare_sides(probe, maps)
-    findings = [*findings, *members, *keys]
-    if lengths.irreproducible_at is not None:
-        findings.append(make_finding("remembers", top=lengths.irreproducible_at))
-    report = explain(
-        probe.arrangement, spectrum, np.abs(factors.mean(axis=0)), _turns_of_axes(probe, spectrum),
-        rounding=probe.rounding, is_rotation=not members,
-    )  # fmt: skip
-    report = _explain_rounded_angles(probe.caller, report, max_position)
-    report = replace(report, findings=(*findings, *report.findings), key_factor=key_factor)
-    measured = Measured(probe, spectrum, report, start)
-    if lengths.changes_at is not None:
-        add_rule(measured, lengths)
-    elif report.is_rotation and not report.names() & ANGLES_ROUNDED:
-        # which turn as predicted at few positions
-        add_limits(measured, max_position)
-    _add_error(measured, maps[0])
-    add_steps(measured)
-    ends = max_position, lengths.changes_at, measured.report.table_end
-    add_precision(measured, min(end for end in ends if end))
-    ends = max_position + 1, lengths.changes_at, measured.report.table_end
-    return Measurement(measured.report, min(end for end in ends if end))
+    report = Identification(head_dim=probe.caller.head_dim, findings=(*findings,))
+    return Measured(probe, maps, lengths, spectrum, report, max_position, start)
 
 
 def _find_regular_spectrum(probe: Probe, lengths: Lengths) -> tuple[int, Spectrum]:
@@ -151,24 +137,51 @@ def _compare_sides(probe: Probe, maps: Floats) -> tuple[float | None, list[Findi
     return key_factor, [finding]
 
 
-def _explain_rounded_angles(
-    caller: Caller, report: Identification, max_position: int
-) -> Identification:
-    """The report by the angles' dtype, if it explains more than that of the frequencies.
+def _add_rope(measured: Measured) -> None:
+    """Add how members, queries and keys turn, and the Rope with its offset and frequencies."""
+    probe, maps, spectrum = measured.probe, measured.maps, measured.spectrum
+    factors = probe.arrangement.factors(maps[0])
+    members = compare_members(probe, factors)
+    key_factor, keys = _compare_sides(probe, maps)
+    measured.add(*members, *keys)
+    if (top := measured.lengths.irreproducible_at) is not None:
+        measured.add(make_finding("remembers", top=top))
+    report = explain(
+        probe.arrangement, spectrum, np.abs(factors.mean(axis=0)), _turns_of_axes(probe, spectrum),
+        rounding=probe.rounding, is_rotation=not members,
+    )  # fmt: skip
+    findings = (*measured.report.findings, *report.findings)
+    measured.report = replace(report, findings=findings, key_factor=key_factor)
+
+
+def _add_rounded_angles(measured: Measured) -> None:
+    """Explain frequencies by the angles' dtype, if it explains more than their own.
 
     An angle of one position is the frequency, and is a number of the dtype as well.
     """
+    report = measured.report
     dtype = next((name for name in COARSE if f"frequencies-in-{name}" in report.names()), None)
     if report.rope is None or dtype is None:
-        return report
+        return
     base = find_near_base(report.rope.inv_freq, dtype)
     rope = replace(report.rope, base=base, explicit_inv_freq=None)
-    causes = () if base is None else find_causes(rope, caller, min(max_position, 1 << 12))
+    top = min(measured.max_position, 1 << 12)
+    causes = () if base is None else find_causes(rope, measured.probe.caller, top)
     changes = [cause for cause in causes if cause.name != "factor"]  # which is in the report
     if [change.name for change in changes] != [f"angles-in-{dtype}"]:
-        return report
+        return
     kept = (finding for finding in report.findings if finding.name != f"frequencies-in-{dtype}")
-    return replace(report, rope=rope, base=base, known_law=True, findings=(*kept, *changes))
+    findings = *kept, *changes
+    measured.add(rope=rope, base=base, known_law=True, findings=findings)
+
+
+def _add_limits(measured: Measured) -> None:
+    """Add the rule by which the length of a call picks frequencies, or where a table ends."""
+    if measured.lengths.changes_at is not None:
+        add_rule(measured)
+    elif measured.report.is_rotation and not measured.report.names() & ANGLES_ROUNDED:
+        # which turn as predicted at few positions
+        add_limits(measured)
 
 
 def _turns_of_axes(probe: Probe, spectrum: Spectrum) -> Turns | None:
@@ -182,9 +195,9 @@ def _turns_of_axes(probe: Probe, spectrum: Spectrum) -> Turns | None:
     )
 
 
-def _add_error(measured: Measured, maps: Floats) -> None:
-    """Add the error of the Rope against the maps ``[P, out, in]``."""
-    rope, report = measured.report.rope, measured.report
+def _add_error(measured: Measured) -> None:
+    """Add the error of the Rope against the maps of small positions."""
+    rope, report, maps = measured.report.rope, measured.report, measured.maps[0]
     if rope is None:
         return
     # columns are rotated unit vectors, of which those in the slice have the gain
@@ -197,3 +210,15 @@ def _add_error(measured: Measured, maps: Floats) -> None:
     turned = factors[:, None] * rotate(vectors, every_axis_of(rope, positions), rope, gain=1.0)
     exact = turned.swapaxes(1, 2)
     measured.add(error=float(np.abs(maps[: len(regular)][regular] - exact).max()))
+
+
+#: What a function is asked when its turns are known, in this order: what is measured later needs
+#: the rope, its offset and its factor, and precision is asked where a table has not ended.
+QUESTIONS: tuple[Callable[[Measured], None], ...] = (
+    _add_rope,
+    _add_rounded_angles,
+    _add_limits,
+    _add_error,
+    add_steps,
+    add_precision,
+)

@@ -1,4 +1,11 @@
-"""The first question: which coordinates make a pair, which slice turns, by which axes."""
+"""The first question: which coordinates make a pair, which slice turns, by which axes.
+
+All evidence chooses among `candidate_arrangements`, the narrowest first. A function is asked for
+whole maps, which show every pair: `arrange_blocks` takes the candidate with exactly these. Of a
+recording, which has fewer vectors at a position than a head has coordinates, only those show that
+change: `arrangements` lists the candidates that hold them, and those stay that `measure_turns`
+reads as turns of pairs by one factor.
+"""
 
 from __future__ import annotations
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
 from phasor.identification.calling import RefusedError
-from phasor.identification.probes import Measured, Probe
+from phasor.identification.probes import Lengths, Measured, Probe
 from phasor.identification.report import Identification, make_finding
 from phasor.identification.spectrum import (
     Complex,
@@ -31,19 +30,6 @@ _ANY_BASE = 10_000.0
 
 # relative error of float32 frequencies that were computed by way of logarithms
 _FLOAT32_ERROR = 1e-6
-
-
-class Lengths(NamedTuple):
-    """The results of calls of growing lengths."""
-
-    # by a call's highest position: unit vectors turned to the `powers_of_two` up to it
-    answers: dict[int, Complex]
-    # the highest position of the longest call that agrees with all shorter ones
-    longest_consistent: int
-    # the highest position of the shortest call that contradicts shorter ones
-    changes_at: int | None
-    # the highest position of a call that gave something else when it was repeated
-    irreproducible_at: int | None
 
 
 def call_with_growing_lengths(probe: Probe, max_position: int) -> Lengths:
@@ -77,9 +63,9 @@ def call_with_growing_lengths(probe: Probe, max_position: int) -> Lengths:
 _LongerCall = tuple[int, Spectrum, float]
 
 
-def add_rule(measured: Measured, lengths: Lengths) -> None:
+def add_rule(measured: Measured) -> None:
     """Add that the result depends on the length of the call, and the rule that says how."""
-    probe, rope = measured.probe, measured.report.rope
+    probe, lengths, rope = measured.probe, measured.lengths, measured.report.rope
     longer_calls: list[_LongerCall] = []
     for top in (top for top in lengths.answers if top > lengths.longest_consistent):
         z = lengths.answers[top]

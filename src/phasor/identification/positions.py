@@ -48,7 +48,8 @@ def _nearest(reach: int) -> NDArray[np.int64]:
 
 #: Small offsets, the nearest first.
 STEPS: list[int] = _nearest(3).tolist()
-_NEAR = _nearest(64)[1:]  # offsets that are tried together with other differences
+#: Offsets that are tried together with other differences, 0 first.
+OFFSETS = _nearest(64)
 _FAR = 1 << 17  # positions up to which others are looked for
 _FEW = 6  # so many tokens agree by more than chance
 _LEAST_PAIRS = 4  # of an axis; fewer fit somewhere by chance
@@ -127,9 +128,10 @@ def _maps_by_row(asked: int, row: int, last: int) -> Iterator[tuple[PositionMap,
 # Of functions, which are asked.
 
 
-def add_limits(measured: Measured, max_position: int) -> None:
+def add_limits(measured: Measured) -> None:
     """Add a table's end, rounded positions, and the results of negative positions."""
     first_rounded: dict[str, int] = {}
+    max_position = measured.max_position
     near = (p + step for p in powers_of_two(max_position)[3:] for step in (-1, 1))
     positions = [p for p in near if p <= max_position]
     # most functions turn all in one call; a position that comes out otherwise is asked alone
@@ -271,7 +273,7 @@ class Tokens:
         """The hypothesis at other positions that explain every token."""
         changes, rope, places, rows = hypothesis
         shifts = Shifts.of(hypothesis, turns)
-        for offset in shifts.shared(_NEAR).tolist():
+        for offset in shifts.shared(OFFSETS[1:]).tolist():
             yield suppose(rope, places + offset, *changes, *offset_changes(offset))
         every = places if places.ndim == 1 else places[:, 0]
         if places.ndim > 1 and np.any(places != every[:, None]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,15 +55,37 @@ class Probe:
         return not np.allclose(a, b, rtol=0, atol=16 * self.rounding * size, equal_nan=True)
 
 
+class Lengths(NamedTuple):
+    """The results of calls of growing lengths."""
+
+    # by a call's highest position: unit vectors turned to the `powers_of_two` up to it
+    answers: dict[int, Complex]
+    # the highest position of the longest call that agrees with all shorter ones
+    longest_consistent: int
+    # the highest position of the shortest call that contradicts shorter ones
+    changes_at: int | None
+    # the highest position of a call that gave something else when it was repeated
+    irreproducible_at: int | None
+
+
 @dataclass
 class Measured:
     """A rotation whose frequencies are known, and the report about it, which grows."""
 
     probe: Probe
+    maps: Floats  # at small positions, [outputs, P, out, in]
+    lengths: Lengths
     spectrum: Spectrum
     report: Identification
-    start: int = 0  # the first position that is turned with these frequencies
+    max_position: int
+    start: int  # the first position that is turned with these frequencies
     refusal: str = ""  # the last one
+
+    @property
+    def end(self) -> int:
+        """The first position where another rotation, or none, begins, or that is not looked at."""
+        ends = self.lengths.changes_at, self.report.table_end
+        return min(end for end in (self.max_position + 1, *ends) if end)
 
     def add(self, *findings: Finding, **changed_fields: Any) -> None:
         """Add findings to the report, and change other fields."""

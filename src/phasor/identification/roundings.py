@@ -165,15 +165,15 @@ def add_steps(measured: Measured) -> None:
     measured.add(make_finding(name, dtype=dtype, steps=steps, **numbers))
 
 
-def add_precision(measured: Measured, end: int) -> None:
-    """Add errors at growing positions below ``end``, and whether angles are float32."""
+def add_precision(measured: Measured) -> None:
+    """Add errors at growing positions, and whether angles are float32."""
     probe, spectrum, report = measured.probe, measured.spectrum, measured.report
     if report.rope is None or not report.attention_factor:
         return
     errors: list[tuple[int, float]] = []
     has_drift, within_float32 = spectrum.has_float32_angles, True
     for near in PRECISION_POSITIONS:
-        if near + 12 >= end:
+        if near + 12 >= measured.end:
             break
         # frequencies are measured at powers of two, where rounding an angle changes nothing
         positions = near - np.array([1, 2, 5, 9, 11])

@@ -2,6 +2,7 @@
 
 A stage makes the hypotheses of one kind of cause, in levels: it solves for a value where the turns
 tell it, and tries what is likely otherwise. `EXPECTED` and `NOTHING_EXPECTED` list the stages.
+Which coordinates make a pair comes first: there is a `Reading` for each way that `layout` leaves.
 """
 
 from __future__ import annotations
@@ -199,22 +200,15 @@ def _one_difference(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
 
 
 def _wrong_formula(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
-    """A formula of frequencies with a mistake, or an axis that is multiplied."""
+    """A formula of frequencies with a mistake, or an axis that is multiplied; both at an offset."""
     report, turns = reading.report, reading.turns
     mistakes = [finding for finding in report.findings if finding.name in MISTAKES]
     likely: list[Hypothesis] = []
     if mistakes and report.rope is not None and report.rope.num_pairs == turns.z.shape[1]:
         named = (*offset_changes(reading.offset), *mistakes)
         likely.append(suppose(report.rope, turns.positions + reading.offset, *named))
-    yield chain(likely, _scaled_axes(reading))
-
-
-def _scaled_axes(reading: Reading) -> Iterator[Hypothesis]:
-    if (rope := reading.rope) is None:
-        return
-    for by in dict.fromkeys((0, *STEPS)):
-        for hypothesis in find_scaled_axes(rope, reading.turns, by=by):
-            yield hypothesis._replace(changes=(*offset_changes(by), *hypothesis.changes))
+    scaled = () if reading.rope is None else find_scaled_axes(reading.rope, turns)
+    yield chain(likely, scaled)
 
 
 def _two_of_the_rope(reading: Reading) -> Iterator[Iterable[Hypothesis]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,7 +79,7 @@ class Shifts(NamedTuple):
         return np.asarray(np.all(np.abs(self.z - rows) <= allowed, axis=1))
 
     def fit(
-        self, token: int, offsets: _Places, pairs: Iterable[int] | None = None
+        self, token: int, offsets: _Places, pairs: Sequence[int] | None = None
     ) -> NDArray[np.bool_]:
         """Which of the offsets turn a token as it is turned, tried pair by pair."""
         fits = np.ones(len(offsets), bool)
@@ -93,10 +93,10 @@ class Shifts(NamedTuple):
                 break
         return fits
 
-    def shared(self, offsets: _Places) -> _Places:
+    def shared(self, offsets: _Places, pairs: Sequence[int] | None = None) -> _Places:
         """Those of the offsets that turn every token as it is turned."""
         for token in range(len(self.z)):
             if not len(offsets):
                 break
-            offsets = offsets[self.fit(token, offsets)]
+            offsets = offsets[self.fit(token, offsets, pairs)]
         return offsets
