@@ -7,8 +7,9 @@ has. Threads: 1, 2 and 4. A place: another time zone, language or home. And a co
 without its kernel, or that cannot be written, with phasor installed in an environment elsewhere.
 What a failing suite printed is kept in a file that its line names.
 
-With ``--only``, other versions of packages as well: "oldest PyTorch", "newest PyTorch", "runtimes".
-They are gigabytes from the package index.
+With ``--only``, other versions of packages as well: "oldest PyTorch", "oldest transformers",
+"newest PyTorch", "oldest NumPy" (with click and rich), "runtimes". Most are gigabytes from the
+package index.
 """
 
 from __future__ import annotations
@@ -49,8 +50,20 @@ PLACES = {
 
 #: What is installed on top of this environment, and further arguments of pytest.
 VERSIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "oldest PyTorch": (("torch==2.11.0", "transformers==5.4.0"), ()),
+    "oldest PyTorch": (("torch==2.11.0",), ()),
+    # the other tests compare files with classes of transformers that older versions lack
+    "oldest transformers": (("torch==2.11.0", "transformers==5.4.0"), ("tests/torch",)),
     "newest PyTorch": (("torch>2.13", "transformers>5.23"), ()),
+    "oldest NumPy": (
+        # with SciPy and pandas that this NumPy suits
+        ("numpy==1.26.0", "click==8.1.0", "rich==13.0.0", "scipy<1.17", "pandas<3"),
+        (
+            *("tests/cli", "tests/scaling", "tests/files"),
+            *(str(path) for path in sorted((ROOT / "tests").glob("test_*.py"))),
+            # its signatures include those of phasor.jax, and JAX needs NumPy 2
+            "--deselect=tests/test_public_names.py::test_the_signatures_are_those_of_the_file",
+        ),
+    ),
     "runtimes": (
         ("executorch==1.5.1", "litert-torch==0.10.0", "coremltools==9.0"),
         # an older anyio comes along, whose plug-in pytest warns of
@@ -160,7 +173,7 @@ def without_kernel(pytest_arguments: list[str], root: Path) -> subprocess.Comple
 def unwritable(pytest_arguments: list[str], root: Path) -> subprocess.CompletedProcess[str]:
     """With phasor installed, and all else is borrowed from this environment."""
     copy_checkout(root)
-    python = borrowing_environment(root.with_name("environment"), "--without-pip")
+    python = borrowing_environment(root.with_name("environment"))
     install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*install, str(root)], check=True)
     for built in (root / "build", *root.glob("src/*.egg-info")):
@@ -180,10 +193,13 @@ def other_versions(
     return suite(ROOT, pytest_arguments, {"PYTHONPATH": str(ROOT / "src")}, python)
 
 
-def borrowing_environment(place: Path, *options: str) -> str:
-    """The Python of a new environment, which imports what it lacks from this one."""
+def borrowing_environment(place: Path) -> str:
+    """The Python of a new environment, which imports what it lacks from this one.
+
+    Pip as well: with its own come older build tools of Python's, which hide those of this one.
+    """
     python = str(place / "bin" / "python")
-    subprocess.run([sys.executable, "-m", "venv", *options, place], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
     site = printed_by("import sysconfig; print(sysconfig.get_path('purelib'))", python)
     Path(site, "borrowed.pth").write_text(sysconfig.get_path("purelib"))
     return python

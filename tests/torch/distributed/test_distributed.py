@@ -327,7 +327,7 @@ REFUSED: dict[str, tuple[type[Exception], Any]] = {
             *(sharded(normal(4, 4), mesh, [Shard(0)]) for _ in range(2)), pairing="half"
         )(wrong(mesh, Replicate())),
     ),
-    "cos and sin must be DTensors exactly where x is one for a gradient": (
+    "cos and sin must be DTensors if and only if x is one, because their gradient": (
         TensorError,
         lambda mesh: Rotation(*torch.ones(2, 4, 4, requires_grad=True), pairing="half")(
             wrong(mesh, Shard(2))
