@@ -26,7 +26,7 @@ demo: $(VENV)/demo.done  ## read a real configuration, rotate with it, prove the
 test: $(VENV)/test.done  ## the everyday tests
 	$(PYTEST) -m "not slow"
 
-test-slow: $(VENV)/test.done  ## the tests too long for every day
+test-slow: $(VENV)/test.done  ## the tests too long for every day, with all their cases
 	$(PYTEST) -m "slow and not every_kernel"
 
 test-gpu-kernels: $(VENV)/test.done  ## the GPU kernel on the CPU, in every shape, and as PTX for three devices
@@ -42,7 +42,7 @@ check: $(VENV)/check.done  ## what CI runs: format, lint, types, everyday and sl
 	$(BIN)/pyright --pythonpath $(BIN)/python & types=$$!; $(BUILD_DOCS) && wait $$types
 	$(BIN)/python -m tools.site_check site
 	$(BIN)/python -m tools.facts
-	$(PYTEST) -m "not every_kernel"
+	$(PYTEST) -m "not every_kernel and not more_cases"
 
 docs: $(VENV)/docs.done  ## build the documentation into site/, strictly
 	$(BUILD_DOCS)

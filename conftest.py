@@ -4,6 +4,7 @@ import gc
 import os
 import re
 import shlex
+from collections import Counter
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +29,7 @@ if find_spec("triton") is None:
 # failures are remembered beside the tests, where that can be written
 MEMORY = {} if os.access(Path(__file__).parent, os.W_OK) else {"database": None}
 settings.register_profile("everything", deadline=None, print_blob=True, **MEMORY)
+settings.register_profile("checked", settings.get_profile("everything"), max_examples=30)
 settings.register_profile("everyday", settings.get_profile("everything"), max_examples=10)
 
 
@@ -92,6 +94,12 @@ LONGEST = (
     "tests/gpu/test_kernels.py",
 )
 ROOT = Path(__file__).parent
+#: Tests of many alike cases: `make check` takes one in so many, `make test-slow` all.
+SAMPLED = {
+    "tests/charts/report/test_report.py::test_every_preset_is_reported_with_defaults": 8,
+}
+#: What ``-m`` is given by `make test` and by `make check`.
+EVERYDAY, CHECKED = "not slow", "not every_kernel and not more_cases"
 
 
 @cache
@@ -103,13 +111,20 @@ def kind_of(path: Path) -> str | None:
 
 def is_everyday(config: pytest.Config) -> bool:
     """Whether this is a run of ``make test``."""
-    return config.option.markexpr == "not slow"
+    return config.option.markexpr == EVERYDAY
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Try a tenth of the examples of each property every day."""
-    settings.load_profile("everyday" if is_everyday(config) else "everything")
+    """Try a tenth of the examples of each property every day, and a third before a merge."""
+    profiles = {EVERYDAY: "everyday", CHECKED: "checked"}
+    settings.load_profile(profiles.get(config.option.markexpr, "everything"))
     missing = [place for place in (*ROOMS, *LONGEST) if not (ROOT / place).exists()]
+    tests = {test: test.partition("::")[::2] for test in SAMPLED}
+    missing += [
+        test
+        for test, (file, name) in tests.items()
+        if f"def {name}(" not in (ROOT / file).read_text()
+    ]
     assert not missing, f"conftest.py names what is not there: {missing}"
 
 
@@ -130,6 +145,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(kind)
         if any(mark.name in KINDS for mark in item.iter_markers()):
             item.add_marker("slow")
+    seen: Counter[str] = Counter()
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        if seen[test] % SAMPLED.get(test, 1):
+            item.add_marker("more_cases")
+        seen[test] += 1
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     longest = {ROOT / one for one in LONGEST}
     items.sort(key=lambda item: (item.path not in longest, item.path not in slow))
