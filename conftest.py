@@ -94,11 +94,12 @@ LONGEST = (
     "tests/gpu/test_kernels.py",
 )
 ROOT = Path(__file__).parent
+_TRANSLATE = "tests/files/translation/test_translate.py"
 #: Tests of many alike cases: `make check` takes one in so many, `make test-slow` all.
 SAMPLED = {
     "tests/charts/report/test_report.py::test_every_preset_is_reported_with_defaults": 8,
     # 7 has no divisor in common with the number of targets, so each has its turn
-    "tests/files/translation/test_translate.py::test_a_program_given_this_turns_as_the_model_does": 7,
+    f"{_TRANSLATE}::test_a_program_given_this_turns_as_the_model_does": 7,
     "tests/test_copied_pages.py::test_a_copied_page_runs_in_a_fresh_process": 4,
     "tests/torch/export/test_lengths.py::test_an_onnx_file_runs_at_every_length": 2,
     "tests/torch/live/test_lost.py::test_frequencies_that_nobody_wrote_are_repaired": 3,

@@ -267,7 +267,7 @@ def test_coverage_marks_pairs_that_never_came_round() -> None:
 )
 def test_coverage_of_another_training_is_refused(draw: Any, other: Any) -> None:
     """One curve stands for the training of all; and of nothing there would be none."""
-    with pytest.raises(SpecError, match=r"one training to one length.*'other'"):
+    with pytest.raises(SpecError, match=r"same training to the same length.*'other'"):
         draw({**WAYS, "other": other})
     with pytest.raises(SpecError, match="from the name of a curve"):
         draw({})
@@ -364,7 +364,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "no offset": (partial(_attention, []), "offsets must"),
     "an offset past the first token": (partial(_attention, [9]), "each offset"),
     "an offset ahead": (partial(_attention, [-1]), "each offset"),
-    "four panels": (partial(charts.cosine_chart, EIGHT, [1], menu="base 100"), "one with a menu"),
+    "four panels": (partial(charts.cosine_chart, EIGHT, [1], menu="base 100"), "a single kind with a menu"),
     "no length": (partial(_linear, [], draws=2), "lengths must"),
     "no draw": (partial(_linear, [8], draws=0), "draws must"),
     "no octave": (partial(charts.precision_chart, ROPE, bits=0), "bits must .* from 1 to 63"),
