@@ -51,7 +51,7 @@ def test_a_folder_is_converted_and_verified(tmp_path: Path, folder: Path) -> Non
         "  model.layers.*.self_attn.k_proj.weight  2 x key",
         "  model.layers.*.self_attn.k_proj.bias  2 x key",
         "The result is in interleaved pairing.",
-        "A config.json with model_type llama means half pairing and has no word for another: run "
+        "A config.json with model_type llama means half pairing and cannot state another: run "
         "the result with code that rotates interleaved pairs.",
         "Verified: both sides agree, byte for byte and in their scores.",
         f"Written to {tmp_path / 'b'}. Other files than weights were not copied.",

@@ -88,7 +88,7 @@ def with_keys(config, keys):
 
 
 # a law that is unchanged is one of a shorter context
-@pytest.mark.filterwarnings("ignore:.* counts, and from .* reaches:phasor.PhasorWarning")
+@pytest.mark.filterwarnings("ignore:.* is used, which extends .* although:phasor.PhasorWarning")
 @pytest.mark.parametrize("name", FILES)
 def test_every_block_reads_back_as_its_rope(name):
     """The file with the block of any law offered is exactly the rope that was compared."""

@@ -240,7 +240,7 @@ _OR = "\0"  # between the values of several branches, as no text has it
 
 
 def _add(values: dict[str, Any], name: str, value: Any) -> None:
-    """Add a value to those by name; a different one that is there becomes a text of both."""
+    """Add a named value; if it has another value already, store a text of both."""
     first = values.setdefault(name, value)
     if [first] != [value] and str(value) not in str(first).split(_OR):
         values[name] = f"{first}{_OR}{value}"

@@ -159,7 +159,7 @@ def test_a_name_says_what_a_tensor_is(name: str) -> None:
 @pytest.mark.parametrize(
     ("config", "target", "last"),
     [
-        (llama(), "interleaved", "means half pairing and has no word for another"),
+        (llama(), "interleaved", "means half pairing and cannot state another"),
         (llama() | LATENT, "half", "must say rope_interleave: false."),
     ],
     ids=["no word", "a switch"],

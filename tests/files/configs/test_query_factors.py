@@ -89,7 +89,7 @@ FILES: dict[str, tuple[dict[str, Any], list[QueryFactor | None]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:.* counts, and from .* reaches:phasor.PhasorWarning")
+@pytest.mark.filterwarnings("ignore:.* is used, which extends .* although:phasor.PhasorWarning")
 @each("name", FILES)
 def test_every_layer_has_the_factor_of_its_file(name: str) -> None:
     """Also those that do not rotate, and 1 where the class has none."""

@@ -36,7 +36,7 @@ from phasor.rope import Rope
 
 Program = Literal["transformers", "meta"]
 PROGRAMS: tuple[Program, ...] = ("transformers", "meta")
-_MAX_LISTED_KINDS = 12  # of names in a message
+_MAX_LISTED_KINDS = 12  # limit on the names in a message
 _DISTANCES = np.array([0, 1, -7, 1000])
 
 
@@ -181,7 +181,7 @@ def verify(
     if result.is_dir() != plan.path.is_dir():
         kind = "folder" if plan.path.is_dir() else "file"
         raise refusal("other_kind", path=result, kind=kind, source=plan.path)
-    # an index must hang together with its shards; other programs have none
+    # an index must match its shards; results for other programs have no index
     if plan.program is None:
         open_checkpoint(result)
     try:
@@ -223,9 +223,9 @@ def _compare_other_file(plan: ConversionPlan, path: Path, data: bytes) -> None:
 def _is_in_place(entry: Entry, tensor: ResultTensor) -> bool:
     """Whether every row of every piece is where the plan puts it."""
     row_widths = [piece.row_bytes for piece in tensor.pieces]
-    # a row of the result is as wide as those of all pieces that stand side by side
+    # a row of the result is as wide as all pieces side by side
     result = entry.rows(sum(row_widths) if tensor.axis == 1 else row_widths[0])
-    # a few rows at a time: those of a piece may be a whole tensor, as large as memory allows
+    # a few rows at a time, because a piece may be a whole tensor, as large as memory allows
     step = max(1, CHUNK // max(result.row_bytes, 64))
     row = column = 0
     for piece, width in zip(tensor.pieces, row_widths, strict=True):
@@ -288,7 +288,7 @@ def _scores_agree(plan: ConversionPlan, change: Change) -> bool:
         bound = width * np.finfo(float).eps * largest @ largest
         if np.abs(before - after).max() > bound:
             return False
-    # what does not turn must not have moved
+    # rows that are not rotated must not have moved
     return bool(np.array_equal(source_items[:, ~rotated], result_items[:, ~rotated]))
 
 

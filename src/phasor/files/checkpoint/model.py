@@ -110,7 +110,7 @@ class Patterns:
             return None
         if len(roles) > 1:
             raise refusal("two_roles", name=name, roles=", ".join(sorted(roles)))
-        # a pattern says the role; the name may still say the layer
+        # a pattern gives the role; the name may still give the layer
         layer_name = _LAYER_NAME.fullmatch(name)
         return Projection(roles.pop(), int(layer_name["layer"]) if layer_name else None)
 
@@ -140,7 +140,7 @@ def known_part(name: str, *, shares_values: bool = False) -> Projection | None:
     patterns += _SHARED_PATTERNS.items() if beside or shares_values else ()
     # a module has one role: the patterns do not overlap
     roles: list[Role] = [role for role, words in patterns if re.fullmatch(words, module)]
-    # in DeepSeek's own names, q_norm is that of a latent vector
+    # in DeepSeek's own names, q_norm is the norm of a latent vector
     if not roles or (shares_values and not beside and module == "q_norm"):
         return None
     # their layers are counted from 0 again
@@ -157,7 +157,7 @@ def looks_alike(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointModel:
-    """A model for a conversion: what its config says, as far as a conversion asks."""
+    """The facts in a model's config that a conversion needs."""
 
     ropes: LayerRopes
     model_type: str | None = None
@@ -213,7 +213,7 @@ def describe(
     """The model that a config describes, its dictionary, or a rope for all layers."""
     if isinstance(model, Rope):
         return CheckpointModel(ropes=one_layer(model))
-    # a larger model says its quantisation at the top and its heads inside
+    # a larger model has its quantisation at the top and its heads inside
     levels = [block.values for block in language_models(read_source(model))]
     top, config = levels[0], levels[-1]
     # learned frequencies are in the files next to a config

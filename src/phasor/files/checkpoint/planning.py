@@ -103,9 +103,9 @@ def plan_conversion(
             continue
         rope = described.rope_of(name, part)
         if rope is None:
-            continue  # in a layer that does not rotate rows stay
+            continue  # rows of a layer that does not rotate keep their order
         if part.beside and rope.pairing != described.pairing:
-            # what has not attention's pairing has the other, which all of the result has
+            # it differs from attention in its pairing, so it has that of the result already
             unchanged[part.beside] = rope.pairing
             continue
         candidate = Candidate(described, pairing, target, entries, name, part, rope)
@@ -198,8 +198,8 @@ def _check_roles(
 def _describe_result(model: CheckpointModel, target: Pairing, *, is_complete: bool) -> list[str]:
     if not is_complete:
         return [
-            f"What the patterns matched is in {target} pairing now, and nothing else: scores are "
-            "what they were only where queries and keys were both matched."
+            f"Only the tensors that the patterns matched are in {target} pairing now: scores are "
+            "unchanged only where queries and keys were both matched."
         ]
     notes = [f"The result is in {target} pairing."]
     if model.model_type is None:
@@ -212,6 +212,6 @@ def _describe_result(model: CheckpointModel, target: Pairing, *, is_complete: bo
         return [*notes, f"Its config must say {model.pairing_key}: {value}."]
     return [
         *notes,
-        f"A config.json with model_type {model.model_type} means {model.pairing} pairing and has "
-        f"no word for another: run the result with code that rotates {target} pairs.",
+        f"A config.json with model_type {model.model_type} means {model.pairing} pairing and "
+        f"cannot state another: run the result with code that rotates {target} pairs.",
     ]

@@ -209,7 +209,7 @@ _DTYPES = {f"torch.{theirs}": ours for ours, theirs in FLOATS.items()}
 
 
 def _list_weights(num_layers: int) -> Iterator[_Weight]:
-    """Every weight of a Llama, with the whole names of its tensor."""
+    """Every weight of a Llama, with the full names of its tensors."""
     first, *of_layer, norm, output = _LLAMAS_WEIGHTS
     prefixes = [(f"layers.{i}.", f"model.layers.{i}.") for i in range(num_layers)]
     layers = [(weight, *prefix) for prefix in prefixes for weight in of_layer]

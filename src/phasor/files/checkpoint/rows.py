@@ -36,7 +36,7 @@ class Change:
     def stays_in_blocks(self, block: int) -> bool:
         """Whether each item stays in its block of ``block`` items, counted from the start."""
         width = len(self.order)
-        # after as many periods as a block has items, all begins again
+        # after as many periods as a block has items, the pattern repeats
         return all(
             np.array_equal((first + self.order) // block, (first + np.arange(width)) // block)
             for first in range(0, min(self.periods, block) * width, width)
@@ -131,7 +131,7 @@ class Candidate:
     def _find_latent_heads(self, rows: int) -> tuple[tuple[int, ...], int, int]:
         """Heads are ``[not rotated | rotated]``; the one rotated key comes after the latent vector.
 
-        Returned are where heads begin in a period, the width of that and the number of periods.
+        Returns where heads begin in a period, the width of a period and the number of periods.
         """
         width, role = self.rope.head_dim, self.part.role
         if role == "latent key":
@@ -151,14 +151,14 @@ class Candidate:
         return (start,), period, heads
 
     def _find_heads(self, rows: int) -> tuple[tuple[int, ...], int, int]:
-        """The same in attention whose projections hold whole heads."""
+        """`_find_latent_heads` for attention whose projections hold whole heads."""
         model, part, width = self.model, self.part, self.rope.head_dim
         count, leftover_rows = divmod(rows, width)
         if leftover_rows:
             self._refuse(f"its rows must be whole heads of head_dim {width}")
         if part.role == "latent key":
             self._refuse("the config describes no latent attention")
-        # an indexer has as many heads as it has
+        # an indexer may have any number of heads
         is_counted = part.module and not part.beside and not model.varied
         heads = model.num_heads if is_counted else None
         if part.role == "query" and heads is not None and count != heads:
@@ -201,7 +201,7 @@ class Candidate:
             if entry.shape[0] == rows and self.part.role != "vectors":
                 return self._change_items()
             if block and entry.shape[0] == -(-rows // block):
-                # of vectors it is the columns that move, in blocks as wide
+                # in vectors the columns move, in blocks of the same width
                 if replace(self, name=weight)._change_items().stays_in_blocks(block):
                     return None
                 problem = (

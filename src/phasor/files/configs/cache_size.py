@@ -1,4 +1,4 @@
-"""How much memory the keys and values of a sequence take, by what a model's config says."""
+"""The memory for the keys and values of a sequence, computed from a model's config."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, NamedTuple, cast
 
 from phasor.layers import LayerRopes
 
-#: Kinds of layers that keep the last tokens alone, and the key that says how many.
+#: Kinds of layers that keep only the latest tokens, and the key with their number.
 _WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 _ALL_TOKENS = frozenset({"attention", "full", "full_attention", "nope", "rope"})
 #: Kinds that keep nothing, or a state of one size, whatever the length.
 _STATES = frozenset(
     {"conv", "linear", "linear_attention", "mamba", "mamba2", "mlp", "moe", "no_op", "recurrent"}
 )
-#: Keys with which single layers keep other sizes than the config says once for all.
+#: Keys that give single layers other sizes than the rest.
 _OTHER_SIZES = (
     *("attention_k_eq_v", "block_configs", "num_global_key_value_heads", "per_layer_config"),
     *("swa_head_dim", "swa_num_key_value_heads", "swa_v_head_dim"),
@@ -31,7 +31,7 @@ class CacheSize(NamedTuple):
 
 
 def cache_size(ropes: LayerRopes, *tokens: int) -> CacheSize:
-    """What the keys and values of a sequence of so many ``tokens`` take.
+    """The memory for the keys and values of a sequence of ``tokens`` tokens.
 
     A layer keeps ``key heads * (key width + value width)`` numbers of a token, of the config's
     dtype or else 2 bytes, and with a window no more tokens than that. Latent attention (DeepSeek)
@@ -82,7 +82,7 @@ def _whole(config: Mapping[str, Any], key: str | None) -> int | None:
 
 
 def _numbers_of_a_token(ropes: LayerRopes, config: Mapping[str, Any]) -> tuple[int, str] | str:
-    """How many numbers a layer keeps of a token, and that in words; or why it is not known."""
+    """The numbers that a layer keeps for a token, and the formula; or why they are unknown."""
     widths = {rope.head_dim for rope in ropes.ropes}
     other = [key for key in _OTHER_SIZES if config.get(key)]
     heads = ropes.num_kv_heads or ropes.num_heads
@@ -106,5 +106,5 @@ def _doubt(config: Mapping[str, Any], kinds: Counter[str]) -> str:
     unplaced = [key for key in _WINDOWS.values() if _whole(config, key)]
     if unplaced and config.get("use_sliding_window") is not False and not {*_WINDOWS} & {*kinds}:
         key = unplaced[0]
-        return f", or less: not said is which layers have the {key} of {config[key]}"
+        return f", or less: the config does not say which layers have the {key} of {config[key]}"
     return ""

@@ -86,7 +86,7 @@ class LayerRule:
 
     @property
     def is_about_masks(self) -> bool:
-        """Whether ``layer_types`` of the file say which keys a layer sees, and not its rope."""
+        """Whether ``layer_types`` states which keys a layer sees, instead of its rope."""
         return self.no_rope_interval is not None or self.bases_key is not None
 
     def coded(self, numbers: Iterable[int]) -> list[str]:
@@ -145,7 +145,7 @@ class Architecture:
 
     @property
     def positions(self) -> tuple[str, ...]:
-        """What the axes of a tower that turns patches are; empty for all other classes."""
+        """The axes of a vision tower that rotates patches; empty for other classes."""
         return () if self.axes is None else self.axes.positions
 
     @property
@@ -226,7 +226,7 @@ def frozen(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tuples(names: Mapping[str, str | list[str]]) -> dict[str, tuple[str, ...]]:
-    """Names of keys, of which a table has one or a list."""
+    """Names of keys as a tuple; the table has one name or a list."""
     return {k: (name,) if isinstance(name, str) else tuple(name) for k, name in names.items()}
 
 

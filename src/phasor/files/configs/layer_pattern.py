@@ -54,7 +54,7 @@ class LayerPattern:
 
     @property
     def interval(self) -> int | None:
-        """N where every n-th layer alone is marked, 0 where none is, None in another order."""
+        """N if exactly every n-th layer is marked, 0 if none is, None for any other order."""
         first = next(iter(self.indices), -1) + 1
         return first if self == LayerPattern.every(first, len(self.marked)) else None
 
@@ -65,7 +65,7 @@ class LayerPattern:
 
     @property
     def indices(self) -> list[int]:
-        """Those of the marked layers."""
+        """The indices of the marked layers."""
         return [layer for layer, mark in enumerate(self.marked) if mark]
 
 
@@ -77,7 +77,7 @@ def flag_pattern(config: JsonObject, key: str, flags: Sequence[Any], count: int)
 
 
 def number_pattern(config: JsonObject, key: str, count: int) -> LayerPattern | None:
-    """That of an interval or a list of ones and zeros, or of the text of one; None if absent."""
+    """The pattern of an interval, a list of ones and zeros, or its text; None if absent."""
     numbers = whole_numbers(config, key)
     if numbers is None:
         return None
@@ -138,7 +138,7 @@ def rule_kinds(config: JsonObject, rule: LayerRule | None, count: int) -> tuple[
 
 
 def _rotating(config: JsonObject, interval: int, count: int) -> LayerPattern:
-    """All layers but every n-th, or by a list."""
+    """Mark all layers except every n-th, or those in a list."""
     key = "no_rope_layers"
     switches = config.wholes(key)
     interval = config.whole("no_rope_layer_interval") or interval

@@ -1,4 +1,4 @@
-"""Frequencies that a model learned: those of its config, times the exponential of a tensor."""
+"""Learned frequencies: the frequencies of the config, times the exponential of a tensor."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def learned_ropes(
                 raise refusal("learned", folder=folder, name=wanted, got=names or None)
             entry, pairs = tensors[names[0]], rope.num_pairs
             alpha = read_floats(entry) if [*entry.shape] == [pairs] else np.array(np.nan)
-            # exp of larger ones is none of a frequency
+            # the exponential of a larger number is not a frequency
             if not (np.abs(alpha) < 30).all():
                 got = alpha.tolist() if alpha.ndim else f"the shape {[*entry.shape]}"
                 wanted = f"{names[0]}, with a float below 30 for each of {pairs} pairs"

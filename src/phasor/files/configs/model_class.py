@@ -39,14 +39,14 @@ class ModelConfig:
     says_type: bool  # whether the file names that type itself
     config: JsonObject  # the part; its keys have the names that the class reads
     facts: Architecture  # of the class, for the switches of the file
-    assumed_sizes: Mapping[str, int]  # that the file does not say, and the class assumes
+    assumed_sizes: Mapping[str, int]  # sizes that the file does not state and the class assumes
     blocks: RopeBlocks
-    layer_kinds: tuple[str, ...]  # of each layer; nope for all in a class that never rotates
+    layer_kinds: tuple[str, ...]  # the kind of each layer; nope if the class never rotates
     context: int | None
 
 
 def read_model_config(top: JsonObject, *, part: str | None, like: str | None) -> ModelConfig:
-    """What the class makes of a file; the arguments are those of `load`."""
+    """How the model's class reads a file; the arguments are those of `load`."""
     levels, model_type = select_config(top, part, like)
     config, facts = _select_facts(levels[-1], table().huggingface[model_type])
     notes = config.notes
@@ -303,7 +303,7 @@ def _assumed_sizes(config: JsonObject, facts: Architecture) -> dict[str, int]:
 
 
 def note_assumed_sizes(model: ModelConfig) -> str:
-    """The note about sizes that the class assumes; to be called when all that is known was read.
+    """The note about sizes that the class assumes; call it after all known keys were read.
 
     Refused if the file has a size, or an object that may hold one, where nothing reads it; or does
     not say its type, as these are then the sizes of another model.

@@ -1,4 +1,4 @@
-"""What the file of a program says of its model: sizes, a rope, a law, the layers."""
+"""What a program's file says about its model: sizes, a rope, a law, the layers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read_programs() -> Mapping[str, Mapping[str, Any]]:
 
 
 def spellings(keys: Iterable[str]) -> tuple[str, ...]:
-    """The keys, and as they are written on a command line."""
+    """The keys, also in the spelling of a command line."""
     return (*keys, *(f"--{key.replace('_', '-')}" for key in keys))
 
 
@@ -55,7 +55,7 @@ def _names_of(program: str) -> Mapping[str, tuple[str, ...]]:
 
 @lru_cache(maxsize=64)
 def _ignored_by(program: str) -> tuple[str, ...]:
-    """The keys of its files that turn nothing."""
+    """Keys of the program's files that do not affect the rotation."""
     return spellings(read_programs()[program]["ignored"])
 
 
@@ -91,7 +91,7 @@ class ProgramModel:
         return _LATENT if self.latent else NO_FACTS
 
     def _size(self, key: str) -> int:
-        """A size of the model; where the file leaves it out, with a warning, the program's."""
+        """A size of the model; if it is absent, the program's default, with a warning."""
         config, most = self.config, MOST_LAYERS if key == "num_hidden_layers" else 2**31
         if (size := config.whole(key, most=most)) is not None:
             return size
@@ -103,7 +103,7 @@ class ProgramModel:
     def rope(self, pairing: Pairing, out: Pairing | None = None, base: float | None = None) -> Rope:
         """The rope of a head, or of the slice of a head in latent attention.
 
-        ``base`` is that of a file whose key for it has more than one number.
+        Pass ``base`` for files whose key for it holds several numbers.
         """
         config, defaults = self.config, self.defaults
         key, names = "partial_rotary_factor", self.names
@@ -179,7 +179,7 @@ class ProgramModel:
         return divided(rope, by) if law.fraction == 1 else replace(rope, scaling=law)
 
     def _pattern(self, rule: Mapping[str, Any], words: Sequence[str]) -> LayerPattern:
-        """The layers of the first kind: every so many, or by a list of words or flags."""
+        """The layers of the first kind: every n-th, or by a list of words or flags."""
         config, layers, key = self.config, self.config.layers(), rule.get("key", "")
         if "switch" in rule and not config.values.get(rule["switch"], rule.get("on")):
             return LayerPattern.every(1, layers)
@@ -241,7 +241,7 @@ class ProgramModel:
         return found
 
     def without(self, what: str, word: str) -> LayerRopes:
-        """The layers of a model that does not rotate, as a word of its file says."""
+        """The layers of a model whose file says that it does not rotate."""
         instead = self.defaults.get("instead") or self.facts["instead"][word]
         self.config.notes.append(f"{what} has no rotary embedding; instead: {instead}.")
         return self.ropes({"nope": None})

@@ -1,8 +1,8 @@
-"""Odd files in the canonical form, the words of transformers 5: a function for each kind of them.
+"""Convert unusual files to the keys of transformers 5: a function for each kind of file.
 
 A function is given the config of a model type whose ``rewrite`` in ``huggingface.toml`` names it,
-and returns one that says the same in canonical words, with the places where the file says it. What
-reads a config afterwards knows these words alone, and changes nothing.
+and returns one that says the same in canonical words, with the places where the file says it. Code
+that reads the config afterwards knows only these keys, and changes nothing.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def _check_same_values(new: JsonObject, old: JsonObject, config: JsonObject) -> 
 
 @dataclass(frozen=True)
 class LawContext:
-    """What a law depends on outside its block; ``config`` is the one that the block is in."""
+    """What a law depends on outside its block; ``config`` contains the block."""
 
     facts: Architecture
     rotary_dim: int
@@ -363,7 +363,7 @@ def _read_temperature(block: JsonObject, outside: LawContext, factor: float) -> 
 
 
 def _original_length(block: JsonObject, outside: LawContext, default: int | None = None) -> int:
-    """The context before the extension, from the block or from the config that it is in."""
+    """The context before the extension, from the block or from the config around it."""
     places = (block, outside.config)
     length = single_value((place.name(_ORIGINAL), place.whole(_ORIGINAL)) for place in places)
     return block.require(_ORIGINAL, length or default)
@@ -372,24 +372,24 @@ def _original_length(block: JsonObject, outside: LawContext, default: int | None
 def _doubt_assumed_length(
     block: JsonObject, outside: LawContext, factor: float, assumed: int
 ) -> None:
-    """Say that the context was taken for the one before the extension, and what follows."""
+    """Note that the context was used as the original context, and what follows from that."""
     doubt(
         outside.config,
-        f"The file has no {block.name(_ORIGINAL)}: the context, {assumed}, is taken for the one "
-        f"before the extension, which by {factor:g} reaches {factor * assumed:g}.",
+        f"The file has no {block.name(_ORIGINAL)}: the context, {assumed}, is used as the "
+        f"original one, which the factor {factor:g} extends to {factor * assumed:g}.",
     )
 
 
 def _doubt_other_factor(
     block: JsonObject, outside: LawContext, factor: float, original: int
 ) -> None:
-    """Say that the factor is not the quotient of the contexts, of which programs take either."""
+    """Note that the factor is not the quotient of the contexts; programs use one or the other."""
     context = outside.context
     if context is not None and not math.isclose(factor * original, context, rel_tol=1e-6):
         doubt(
             outside.config,
-            f"{block.name('factor')} {factor:g} counts, and from {block.name(_ORIGINAL)} "
-            f"{original} reaches {factor * original:g}; the context says {context}.",
+            f"{block.name('factor')} {factor:g} is used, which extends {block.name(_ORIGINAL)} "
+            f"{original} to {factor * original:g}, although the context is {context}.",
         )
 
 

@@ -82,7 +82,7 @@ def huggingface_ropes(model: ModelConfig) -> LayerRopes:
                 rope = _rope(model, kind, widths)
                 assert rope is not None, "a class with labels has a block for each"
                 unused[label] = rope
-        config.notes = notes  # what is assumed for layers that there are not says nothing
+        config.notes = notes  # an assumption about layers that do not exist does not matter
         if facts.nested or facts.labels or blocks.by_kind:
             labels = {kind: facts.labels.get(kind, kind) for kind in kinds}
         elif len({*kinds.values()} - {None}) > 1:
@@ -287,7 +287,7 @@ def ropes_beside(
     layer_kinds: Sequence[str],
     kinds: Mapping[str, Rope | None],
 ) -> tuple[NamedRope, ...]:
-    """The rotations outside attention; ``kinds`` may have kinds that no layer is of."""
+    """The rotations outside attention; ``kinds`` may have kinds that no layer has."""
     found: dict[tuple[str, Rope], list[int]] = {}
     for name, beside in facts.beside.items():
         width = config.width(beside.head_dim_key) or beside.head_dim

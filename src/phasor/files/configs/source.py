@@ -115,7 +115,7 @@ class JsonObject:
         return other
 
     def with_defaults(self, values: Mapping[str, Any]) -> JsonObject:
-        """The object with ``values`` for keys that the file does not have, or with a null."""
+        """The object with ``values`` for keys that are absent from the file, or null."""
         added = {self._aliases(key)[0]: v for key, v in values.items() if not self.has(key)}
         return self.with_values({**self.values, **added})
 
@@ -355,7 +355,7 @@ _KEY_OF_YAML = rb"(\xef\xbb\xbf)?(?:[ \t\r]*+(?:#[^\n]*+)?\n|---\s)*+[A-Za-z_]\w
 
 
 def read_source(source: object) -> JsonObject:
-    """What a file, a folder that holds one, ``-``, a dictionary or a config object says."""
+    """The contents of a file, a folder that holds one, ``-``, a dictionary or a config object."""
     # a config object of transformers: the dictionary it would save
     as_dict = getattr(source, "to_dict", None)
     if not isinstance(source, (type, Mapping)) and callable(as_dict):
@@ -365,7 +365,7 @@ def read_source(source: object) -> JsonObject:
         if not_text:
             raise refusal("keys", got=not_text[0])
         try:
-            with suppress(RecursionError):  # what is nested that deeply is refused by its key
+            with suppress(RecursionError):  # deeper nesting is refused with the key
                 json.dumps({**source}, default=lambda _: None, skipkeys=True)
         except ValueError:
             raise refusal("endless") from None

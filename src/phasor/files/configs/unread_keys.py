@@ -121,8 +121,8 @@ def check_unread_keys(
         blocks: Its rope blocks that a layer uses, after reading.
         layers: The rope of each kind of layer.
         what: The kind of file, such as ``a file of model type 'llama'``.
-        facts: Those of its class, if the file names one.
-        ignored_by: The program that is known to have no code for further keys.
+        facts: The facts of its class, if the file names one.
+        ignored_by: The program, if it is known to ignore all other keys.
     """
     notes: list[str] = []
     refused: list[str] = []

@@ -73,7 +73,7 @@ def list_words(rope: Rope, context: int) -> Iterator[Keys]:
 def with_place(law: Keys, rope: Rope, base: float | None = None) -> Keys:
     """The block of a law, with the base, the rotated part of a head, and the pairs of each axis.
 
-    ``base`` is that of frequencies without one.
+    ``base`` is for frequencies without a base.
     """
     block = law | {"rope_theta": base or rope.base}
     if rope.rotary_dim != rope.head_dim:
@@ -202,12 +202,12 @@ def block_sizes(ropes: LayerRopes, length: int) -> Keys:
 
 
 def slice_sizes(ropes: LayerRopes, length: int) -> Keys:
-    """The same, of a class that is given the slice of a head that begins with the rotation."""
+    """`block_sizes` for a class that gets a head only from its first rotated coordinate on."""
     return block_sizes(ropes, length) | {"head_dim": slice_width(ropes.ropes[0])}
 
 
 def decided_by_class(file: JsonObject) -> Mapping[str, Any]:
-    """Fields of a rope, and the name of its axes."""
+    """What the class decides: fields of a rope, and the name of its axes."""
     return file.require(_CLASS_KEY, file.object(_CLASS_KEY)).values
 
 
@@ -217,7 +217,7 @@ def said_by_file(file: JsonObject) -> Keys:
 
 
 def class_facts(file: JsonObject, **program_facts: Any) -> Architecture:
-    """Of the class that turns pairs as the file says, and ``program_facts``."""
+    """Facts of the class that turns pairs as the file says, with ``program_facts``."""
     decided = decided_by_class(file)
     pairs = {key: decided[key] for key in ("pairing", "pairing_out")}
     axes = None if decided["axes"] == "one" else AxesFacts(layout=decided["axes"])
@@ -247,7 +247,7 @@ def read_block(facts: Architecture, law_of: LawReader, file: JsonObject) -> Rope
 
 
 def read_slice(facts: Architecture, law_of: LawReader, file: JsonObject) -> LayerRopes:
-    """The same, of a class that is given a slice of a head."""
+    """`read_block` for a class that gets only a slice of a head."""
     rope, start = read_block(facts, law_of, file), decided_by_class(file)["rotary_start"]
     if start:
         rope = replace(rope, head_dim=start + rope.head_dim, rotary_start=start)

@@ -1,4 +1,4 @@
-"""Settings found by reading: the first words of a program that its own reader takes for the ropes.
+"""Find settings by reading: the first that a program's own reader reads as the ropes.
 
 A `Dialect` has a program's reader, and the words with which it may say ropes. The reader is the
 judge: each choice of words is read back, and the first by which every layer turns alike is written.
@@ -52,7 +52,7 @@ class FaultError(ConfigError):
 
 @dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """A program's reader, and the words that a file of it may have for ropes."""
+    """A program's reader, and the words with which its files may express ropes."""
 
     # what the program makes of a file; refused with a ConfigError or SpecError
     read: Callable[[JsonObject], LayerRopes]
@@ -72,7 +72,7 @@ class Dialect:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """Words that a program's reader takes for the ropes of a model."""
+    """Words that a program's reader reads as the ropes of a model."""
 
     keys: Keys
     form: LayerRopes  # the ropes, in the laws that the words say
@@ -80,7 +80,7 @@ class Written:
 
 
 def find_words(dialect: Dialect, ropes: LayerRopes, context: int) -> Written | None:
-    """The first words that the program's reader takes for these ropes; None if there are none."""
+    """The first words that the program reads as these ropes; None if there are none."""
     if not dialect.says_still_layers and len(ropes.ropes) == 1:
         ropes = _without_still_layers(ropes)
     reads: dict[str, LayerRopes | None] = {}  # by file: another form often has the same words
@@ -98,7 +98,7 @@ def find_words(dialect: Dialect, ropes: LayerRopes, context: int) -> Written | N
 
 
 def _in_each_pairing(dialect: Dialect, ropes: LayerRopes) -> Iterator[LayerRopes]:
-    """The model, and that with weights in another order where the program may need one."""
+    """The model, and if the program may need it, the model with reordered weights."""
     yield ropes
     for pairing in () if dialect.says_all_pairs else PAIRINGS:
         other = change_ropes(ropes, partial(in_pairs, pairing=pairing))
@@ -107,7 +107,7 @@ def _in_each_pairing(dialect: Dialect, ropes: LayerRopes) -> Iterator[LayerRopes
 
 
 def _forms(ropes: LayerRopes) -> Iterator[LayerRopes]:
-    """The same ropes in other words, the plainest first."""
+    """Equivalent forms of the ropes, the simplest first."""
     raised = change_ropes(ropes, ntk_as_base)
     yield raised
     # programs round each frequency to float32 themselves
@@ -121,7 +121,7 @@ def _in_exact(rope: Rope) -> Rope:
 
 
 def _performed(ropes: LayerRopes, read: LayerRopes) -> dict[str, Rope]:
-    """The ropes, which write the pairs that the reader says."""
+    """The ropes, with the output pairing of the reader."""
     read_kinds = dict(zip(ropes.layer_kinds, read, strict=True))
     performed: dict[str, Rope] = {}
     for kind, rope in rotating(ropes).items():
@@ -134,13 +134,13 @@ def _performed(ropes: LayerRopes, read: LayerRopes) -> dict[str, Rope]:
 
 
 def read_as(dialect: Dialect, keys: Keys, ropes: LayerRopes, context: int) -> LayerRopes | None:
-    """What the program makes of the words, if that turns as the ropes do; else None."""
+    """What the program reads in the words, if it rotates like the ropes; else None."""
     read = _read_if_taken(dialect, {**dialect.sizes(ropes, context), **keys})
     return read if read is not None and _turn_alike(dialect, ropes, read, context) else None
 
 
 def _read_if_taken(dialect: Dialect, file: Keys) -> LayerRopes | None:
-    """What the program makes of a file; None if it refuses it."""
+    """What the program reads in a file; None if it refuses the file."""
     try:
         return _read_back(dialect, file)
     except (ConfigError, SpecError):
@@ -243,7 +243,7 @@ def words_by_rope(
     *,
     is_list: Callable[[Keys], bool],
 ) -> tuple[LayerRopes, Mapping[Rope, Written]]:
-    """The model in pairs that the program turns, and the words for each rope by itself.
+    """The model in a pairing that the program has, and the words for each rope alone.
 
     Raises:
         RefusalError: As `words_for_rope`, or if no pairing is that of all its ropes.
@@ -271,7 +271,7 @@ def find_named_words(
 ) -> Written | None:
     """The words for a law by its name, else a list with the frequencies' own rounding; or None.
 
-    Programs round frequencies by themselves, but for those of a list.
+    Programs round frequencies themselves, unless they are given as a list.
     """
     exact = change_ropes(ropes, _in_exact)
     found = find_words(dialect, exact, context)
@@ -288,7 +288,7 @@ def _without_still_layers(ropes: LayerRopes) -> LayerRopes:
 
 @lru_cache(maxsize=1024)  # of refusals of ropes that are near each other
 def _is_said(dialect: Dialect, rope: Rope, context: int) -> bool:
-    """Whether the program has words for one rope in all layers."""
+    """Whether the program can express one rope for all layers."""
     return find_words(dialect, one_layer(rope), context) is not None
 
 
@@ -327,7 +327,7 @@ def _refuse(target: Target, dialect: Dialect, rope: Rope, context: int) -> NoRet
 
 
 def _lacking_gain(dialect: Dialect, rope: Rope, context: int) -> str | None:
-    """The rope's factor on cos and sin, if the program says its frequencies with another."""
+    """The rope's factor on cos and sin, if the program can express the rope with another factor."""
     law = rope.scaling
     if isinstance(law, (PerPair, Yarn)):
         without_gain = replace(rope, scaling=replace(law, attention_factor=1.0))
@@ -341,7 +341,7 @@ def _lacking_gain(dialect: Dialect, rope: Rope, context: int) -> str | None:
 
 
 def find_fault(dialect: Dialect, ropes: LayerRopes, context: int) -> str | None:
-    """What the program's code does not do for the first words that have a fault; else None."""
+    """What the program's code does wrong for the first words with a fault; else None."""
     for keys in dialect.words(ropes, context):
         try:
             _read_back(dialect, {**dialect.sizes(ropes, context), **keys})
@@ -353,7 +353,7 @@ def find_fault(dialect: Dialect, ropes: LayerRopes, context: int) -> str | None:
 
 
 class _Property(NamedTuple):
-    """A property of a rope, and the values of its fields in a rope that is plain in it."""
+    """A property of a rope, and the field values of a rope without it."""
 
     reason: str
     feature: str
@@ -361,7 +361,7 @@ class _Property(NamedTuple):
 
 
 def _lacking(dialect: Dialect, rope: Rope, context: int) -> tuple[str, str]:
-    """The property that is refused by itself; or each without which the rest is not, or all."""
+    """The property refused alone; else each one without which the rest is accepted; else all."""
     is_said = partial(_is_said, dialect, context=context)
     properties = _properties(rope)
     # one pairing or the other, so that it is none of the properties that may be plain
@@ -399,7 +399,7 @@ def _properties(rope: Rope) -> list[_Property]:
 
 
 def _with(rope: Rope, *values: Keys) -> Rope:
-    """The rope with other values of some fields, those of other fields as near as can be."""
+    """The rope with other values of some fields, and all other fields as close as possible."""
     changes = {field: value for some in values for field, value in some.items()}
     if "base" in changes:
         changes["explicit_inv_freq"] = None

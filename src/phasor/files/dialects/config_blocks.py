@@ -46,7 +46,7 @@ def blocks_of(ropes: LayerRopes, block: Callable[[Rope], Keys]) -> tuple[Keys, l
 
 
 def place_notes(ropes: LayerRopes) -> tuple[str, ...]:
-    """Where keys belong that are written without the way to them."""
+    """A note on where keys belong, if they are written without their path."""
     path = ropes.in_config.path
     return (f"These keys belong inside {path} of the config.",) if path else ()
 
@@ -65,7 +65,7 @@ def counting_coordinates(rope: Rope) -> Rope:
 
 
 def list_by_lengths(rope: Rope, length: int) -> Iterator[Keys]:
-    """A longrope with one list, whose factor on cos and sin comes from two lengths."""
+    """A longrope block with one list; two lengths give its factor on cos and sin."""
     if isinstance(rope.scaling, Rule):
         return
     gain, (base, divisors) = rope.attention_factor, base_and_divisors(rope)
@@ -78,7 +78,7 @@ def list_by_lengths(rope: Rope, length: int) -> Iterator[Keys]:
 
 
 def read_list(block: JsonObject, key: str, outside: LawContext, length: int) -> PerPair:
-    """The law of one list of a longrope, whose factor on cos and sin comes from two lengths."""
+    """The law of a longrope block with one list; two lengths give its factor on cos and sin."""
     original = block.require(ORIGINAL_KEY, block.number(ORIGINAL_KEY, above=1))
     divisors = block.require(key, block.numbers_per_pair(key, outside.rotary_dim // 2))
     gain = math.sqrt(1 + max(0.0, math.log(length / original) / math.log(original)))

@@ -22,7 +22,7 @@ def _facts() -> Mapping[str, Any]:
 
 
 def read(top: JsonObject) -> LayerRopes | None:
-    """The rope of each layer: in V4 of a head, else of its ``qk_rope_head_dim`` slice alone."""
+    """The rope of each layer: of the head in V4, else only of its ``qk_rope_head_dim`` slice."""
     marks = _facts()["marks"]  # keys of DeepSeek's inference code
     if is_huggingface(top) or not any(all(map(top.has, keys)) for keys in marks):
         return None

@@ -71,7 +71,7 @@ _DIALECT = Dialect(read=_read, words=_words, sizes=slice_sizes, says_softmax=Fal
 
 
 def _length(law: Yarn) -> int:
-    """The tokens by which it computes YaRN's factor, or those before the extension if it cannot."""
+    """The length from which it computes YaRN's factor, or the original context if it cannot."""
     length = round(law.factor * law.original_max_positions)
     is_exact = length / law.original_max_positions == law.factor
     return length if is_exact else law.original_max_positions
@@ -90,7 +90,7 @@ def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
 
 
 def _multiplies_queries(factor: QueryFactor, rope: Rope | None) -> bool:
-    """Only the code of YaRN reads the factor, whose length it takes from the law."""
+    """Only YaRN's code reads the factor on queries, and takes its length from the law."""
     law = rope.scaling if rope and rope.direction > 0 else None
     from_0 = has_steps(factor) and factor.first == 0
     return from_0 and isinstance(law, Yarn) and law.original_max_positions == factor.length

@@ -373,12 +373,12 @@ def is_tensor(key: str) -> bool:
 
 
 def needs_tensor(keys: Mapping[str, Any]) -> bool:
-    """Whether any of these names is that of a tensor."""
+    """Whether any of these keys is a tensor."""
     return any(map(is_tensor, keys))
 
 
 def rope_keys(target: Target, rope: Rope, context: int, architecture: str | None = None) -> Keys:
-    """Metadata, less the name of the architecture before each, and tensors for one rope.
+    """Metadata, without the architecture's prefix, and tensors for one rope.
 
     The architecture has to turn these pairs by these axes from this coordinate on, which no file
     says. A factor on the softmax is said if it can be.

@@ -141,7 +141,7 @@ class _Decoder:
             config.notes.append(f"MaxText does not read {key} {where}.")
 
     def _number(self, key: str) -> float:
-        """The number at a key, or what MaxText takes without one."""
+        """The number at a key, or MaxText's default."""
         default = self.model.defaults[key]
         config, is_whole = self.config, isinstance(default, int)
         stated = config.whole(key) if is_whole else config.number(key, above=0)
@@ -179,7 +179,7 @@ class _Decoder:
         return divided(rope, least)
 
     def _factor(self, *, is_local: bool) -> float:
-        """What divides the positions of whole heads, but of Gemma 3's in local layers."""
+        """The divisor of positions of whole heads, except in local layers of Gemma 3."""
         factor = self.config.number(_LINEAR, above=0) or 1.0
         return 1.0 if is_local and self.name.startswith("gemma3") else factor
 
@@ -345,7 +345,7 @@ DIALECT = Dialect(
 
 
 def _with_llama3(rope: Rope) -> Rope:
-    """The rope with the numbers of the law that stand in the code."""
+    """The rope with those numbers of the law that are constants in the code."""
     law = Llama3(**read_programs()["MaxText"]["llama3"])
     return with_whole_base(replace(rope, scaling=law))
 

@@ -123,7 +123,7 @@ def _letters(config: JsonObject, class_entry: Mapping[str, Any]) -> str:
 
 
 def _with_own_values(model: ProgramModel, letters: str, *, is_griffin: bool) -> JsonObject:
-    """The file with what the program takes whatever it says, or where it says nothing."""
+    """The file with the values that the program always uses, or uses if they are absent."""
     config, facts = model.config, model.facts
     taken: Keys = {}
     if config.flag("gpt_oss"):
@@ -239,7 +239,7 @@ _LATENT_YARN: Keys = {
 
 
 def _words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
-    """Of usual attention."""
+    """The flags of standard attention."""
     rope = ropes.ropes[0]
     if rope.base is None:
         return
@@ -275,7 +275,7 @@ def _words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
 
 
 def _latent_words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
-    """Of latent attention, which reads interleaved pairs and writes half pairs."""
+    """The flags of latent attention, which reads interleaved pairs and writes half pairs."""
     rope = ropes.ropes[0]
     if rope.base is None:
         return
@@ -301,7 +301,7 @@ def _sizes(ropes: LayerRopes, _context: int) -> Keys:
 
 
 def _near(rope: Rope) -> Iterator[Rope]:
-    """With the numbers of the law that stand in the code."""
+    """The rope with those numbers of the law that are constants in the code."""
     law = rope.scaling
     if isinstance(law, Llama3):
         yield with_whole_base(replace(rope, scaling=replace(law, **_LLAMA3)))

@@ -316,7 +316,7 @@ def _keys_in_new_style(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, 
 def _keys_in_old_style(
     new: Mapping[str, Any], ropes: LayerRopes, facts: Architecture
 ) -> dict[str, Any]:
-    """What transformers 4 reads instead of ``rope_parameters``, if it can be told that."""
+    """What transformers 4 reads instead of ``rope_parameters``, if it can express the rope."""
     blocks: Mapping[str, Any] = new[BLOCK_KEY]
     kinds_with_blocks = [(Kind(), blocks)]
     if "rope_type" not in blocks:

@@ -108,7 +108,7 @@ def read(top: JsonObject) -> LayerRopes | None:
 
 
 def _base(config: JsonObject, *, of_torchchat: bool) -> float:
-    """The base of a file; where it does not state it, that of the program that reads it."""
+    """The base in a file, or else the default of the program that reads it."""
     base, model_type = config.number("rope_theta", above=1), config.text("model_type")
     default, whose = 10_000.0, "a constant in Meta's code for Llama 1 and 2"
     if of_torchchat:

@@ -72,11 +72,11 @@ class TranslationError(ConfigError):
     """A rope that a target cannot express.
 
     Attributes:
-        reason: What of the rope it cannot express, or what not together, joined by " and ".
-        facts: What the program's code does instead, as ``because``, where that is known.
+        reason: The features that it cannot express, alone or together, joined by " and ".
+        facts: As ``because``, what the program's code does instead, if that is known.
         nearest: The nearest rope that the target can express; None if none is near.
-        radians: By how much a pair's angle then differs at the last position of the context, at
-            most, whole turns included; None without ``nearest``.
+        radians: The largest error of a pair's angle with ``nearest``, at the last position of the
+            context, whole turns included; None without ``nearest``.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ def softmax_notes(factor: float) -> list[str]:
 
 
 def has_steps(factor: QueryFactor, _rope: Rope | None = None) -> bool:
-    """Whether it is of the form that Llama 4 and Mistral have."""
+    """Whether the factor on queries has the form of Llama 4 and Mistral."""
     return factor.form == "steps"
 
 
@@ -267,7 +267,7 @@ def layers_with(ropes: LayerRopes, rope: Rope | None) -> LayerPattern:
 
 
 def is_latent(ropes: LayerRopes, rope: Rope) -> bool:
-    """Whether it turns, as in DeepSeek, a slice that is a head of its own, with one key for all."""
+    """Whether the rope is for latent attention as in DeepSeek: one rotated key for all heads."""
     whole_head = rope.rotary_dim == rope.head_dim and isinstance(rope.axes, OneAxis)
     return rope.pairing == "interleaved" and whole_head and ropes.num_kv_heads == 1
 
@@ -319,7 +319,7 @@ def first_length(gain: float, length: int) -> float:
 
 
 def linear_factor(rope: Rope) -> float | None:
-    """What divides the powers of the base; None for other frequencies."""
+    """The divisor of the base's powers; None for other frequencies."""
     law = rope.scaling
     if rope.base is None or rope.direction < 0 or not isinstance(law, (Linear, type(None))):
         return None
