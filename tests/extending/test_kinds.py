@@ -103,7 +103,9 @@ def test_the_blocks_of_several_kinds_read_back_as_theirs(name, kind):
         written = keys | json.loads(json.dumps(way.config))
         with warnings.catch_warnings():
             # a kind that was lengthened before now ends before the context does, and load says so
-            warnings.filterwarnings("ignore", ".* reaches .*; the context says", PhasorWarning)
+            warnings.filterwarnings(
+                "ignore", ".* extends .*, although the context is", PhasorWarning
+            )
             again = dict(zip(labels, load(written), strict=True))
         for one, rope in ropes.kinds.items():
             assert again[ropes.in_config.labels[one]] == (way.config_rope if one == kind else rope)

@@ -1,4 +1,4 @@
-"""Calling a rotation that somebody else wrote, whatever arrays, dimensions and positions it takes.
+"""Call a rotation that somebody else wrote, whatever arrays, dimensions and positions it takes.
 
 `find_caller` tries the possible ways. `Caller.turn` then hides which one works: vectors and
 positions in, float64 results out.
@@ -180,12 +180,12 @@ def _check_takes(takes: str, table: Callable[..., Any] | None) -> None:
 
 
 class RefusedError(Exception):
-    """The function raised, which is the cause, or its result cannot be a rotation."""
+    """The function raised an error (the cause), or its result cannot be a rotation."""
 
 
 @dataclass(kw_only=True)
 class Caller:
-    """Somebody's rotation behind one interface; `find_caller` makes it."""
+    """A foreign rotation behind one interface; `find_caller` makes it."""
 
     function: Callable[..., Any]
     table: Callable[..., Any] | None  # as in `Calling`
@@ -218,7 +218,7 @@ class Caller:
         return _LONGEST_CALL if self._looks_up or not self._takes_positions else 1 << 62
 
     def record(self, max_position: int) -> dict[str, NDArray[Any]]:
-        """A recording, as `verify` takes it, of random vectors around every power of two."""
+        """A recording for `verify`, of random vectors at positions around every power of two."""
         positions = np.array(near_powers_of_two(min(max_position, self.max_position) + 1))
         if self.n_axes > 1:  # other coordinates on every axis: [P, n_axes]
             rolled = [np.roll(positions, 3 * axis) for axis in range(self.n_axes)]
@@ -319,7 +319,7 @@ class Caller:
         return arguments
 
     def _positions_of_table(self, given: Any, positions: NDArray[Any]) -> Any:
-        """What the table is asked for: the call's positions, or all that the call can look up."""
+        """The positions for the table: the call's own, or all that the call can look up."""
         if not self._looks_up:
             return given
         every = np.arange(int(positions.max(initial=0)) + 1)

@@ -31,9 +31,10 @@ class Finder:
     tokens: Tokens
 
     def find(self) -> Found:
-        """What differs, the most important first; nothing if nothing explains it.
+        """The differences, the most important first; empty if nothing explains the tokens.
 
-        If nothing explains all tokens, heads or tokens that are turned wrongly are explained.
+        If nothing explains all tokens together, those heads or tokens that are turned wrongly are
+        explained.
         """
         is_lost = np.asarray(~np.isfinite(self.sample.y).all(axis=(1, 2)))
         if is_lost.any():
@@ -70,7 +71,7 @@ class Finder:
     def _explain(self) -> Found | None:
         """The explanation of all tokens with the fewest differences; None if no pairs turn.
 
-        Cos and sin are supposed to be rounded only where no pairs turn by one factor otherwise.
+        Rounding of cos and sin is assumed only if no pairs turn by one factor without it.
         """
         # float32 ones are no difference
         coarse = coarser(max(ROUNDING[self.sample.dtype], ROUNDING["float32"]))
@@ -78,7 +79,7 @@ class Finder:
         return next((explanation for explanation in found if explanation is not None), None)
 
     def _explain_by_rows(self, row_dtype: str | None) -> Found | None:
-        """The explanation with cos and sin as they are, or as numbers of a dtype.
+        """The explanation with cos and sin unrounded, or rounded to a dtype.
 
         Levels of hypotheses are tried in their order, those of a reading that names itself some
         differences so many steps later than those of the reading that was meant.
@@ -113,7 +114,7 @@ class Finder:
         return Found(in_order(min(vague, key=len))) if vague else None
 
     def _name_silent(self) -> Found | None:
-        """That results are 0 from some position on, and what else differs below it."""
+        """Report that results are 0 from some position on, and what else differs below it."""
         is_silent = np.asarray(self.sample.x.any(axis=(1, 2)) & ~self.sample.y.any(axis=(1, 2)))
         if not is_silent.any() or is_silent.all():
             return None
@@ -123,7 +124,7 @@ class Finder:
         return self._find_below(is_silent, "table-end-zeros", "it gives zeros")
 
     def _find_below(self, is_beyond: NDArray[np.bool_], name: str, beyond: str) -> Found:
-        """That a table ends before these tokens, and what else differs below its end."""
+        """Report that a table ends before these tokens, and what else differs below its end."""
         end = self.sample.positions[is_beyond].min()
         others = replace(self, sample=self.sample.of(~is_beyond), tokens=self.tokens.of(~is_beyond))
         below = Found()
@@ -132,14 +133,14 @@ class Finder:
         return below.behind(make_finding(name, end=end, last=end - 1, beyond=beyond))
 
     def _name_norms(self) -> Found:
-        """That lengths change, if the heads of a token show that its pairs turn."""
+        """Report that lengths change, if several heads show that the pairs of a token turn."""
         loose = measure_turns(self.sample, arrangement_of(self.meant.rope), one_gain=False)
         if loose is None or self.sample.x.shape[1] < 2:
             return Found()
         return Found((name_norms(np.abs(loose.z), 2 * float(loose.errors.max())),))
 
     def _name_width(self) -> Changes:
-        """That heads have another width, if that explains how all coordinates are turned."""
+        """Report that heads have another width, if that explains how all coordinates are turned."""
         rope, (tokens, heads, head_dim) = self.meant.rope, self.sample.x.shape
         if rope.rotary_dim == head_dim:
             for width in (head_dim // 4, head_dim // 2, 2 * head_dim, 4 * head_dim):

@@ -59,8 +59,8 @@ def diff(
     Two Ropes differ at the first position where ``exp(i p f_a)`` and ``exp(i p f_b)`` of a pair are
     more than ``tolerance`` apart, which is computed from their frequencies. Models are compared
     layer by layer, up to the end of the one with fewer layers. A function is compared at positions
-    0 to 16 and around every power of two below the context, and where it parts is then found by
-    bisection between the last that agrees and the first that does not.
+    0 to 16 and around every power of two below the context, and the first difference is found by
+    bisection between the last of these that agrees and the first that does not.
 
     Args:
         a: A Rope with a static law, the ropes of a model, or a function as `identify` takes it.

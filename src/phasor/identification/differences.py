@@ -84,7 +84,7 @@ def _in_words(both: tuple[object, object], name: str) -> str:
 
 
 def _frequency_settings(rope: Rope) -> dict[str, object]:
-    """What a Rope says of its frequencies."""
+    """The fields of a Rope that determine its frequencies."""
     law = None if rope.scaling is None else f"{rope.scaling}"
     base = rope.base if rope.base is None or rope.base % 1 else int(rope.base)
     return {"base": base, "law": law, "inv_freq_dtype": rope.inv_freq_dtype}
@@ -96,7 +96,7 @@ def diff_ropes(a: Rope, b: Rope, context: int, tolerance: float) -> RopeDifferen
     layout["pairing_out"] = a.output_pairing, b.output_pairing
     if _axes_of_pairs(a) == _axes_of_pairs(b):
         layout.pop("axes")  # different sections may give every pair the same axis
-    # pairs of axes that mix have no one frequency to compare
+    # pairs of Mixed axes have several frequencies to compare
     mixed = "axes" in layout and Mixed in (type(a.axes), type(b.axes))
     comparable = a.num_pairs == b.num_pairs and not mixed
     positions = _first_differences(a, b, tolerance) if comparable else np.array([])

@@ -50,7 +50,7 @@ def explain(
     rounding: float,
     is_rotation: bool = True,
 ) -> Identification:
-    """The report about the rotation: its pairs and factor, and the Rope that does the same."""
+    """The report about the rotation: its pairs and factor, and the Rope with the same rotation."""
     # ``sizes`` [P, pairs] are the lengths of turned unit vectors, and several axes have turns at
     # unequal coordinates; of a rotation both members of every pair turn alike
     drivers = find_drivers(spectrum, of_axes, rounding)

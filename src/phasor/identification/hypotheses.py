@@ -35,14 +35,14 @@ class Hypothesis(NamedTuple):
 
 
 def suppose(rope: Rope, places: Positions, *changes: Finding) -> Hypothesis:
-    """The hypothesis that the rope turns tokens as if they stood there."""
+    """The hypothesis that the rope turns tokens as if they were at these positions."""
     if rope.axes.n_axes == 1 and places.ndim > 1:
         places = places[:, 0]
     return Hypothesis(changes, rope, places, rows_of(rope, places))
 
 
 def is_idle(hypothesis: Hypothesis, meant: Rope, places: Positions) -> bool:
-    """Whether it names changes and turns these tokens as the rope that was meant."""
+    """Whether it names changes, but turns these tokens like the rope that was meant."""
     if not hypothesis.changes or hypothesis.rope.attention_factor != meant.attention_factor:
         return False
     return turn_alike(hypothesis.rows, rows_of(meant, places))

@@ -102,7 +102,7 @@ def pad_to_rope(values: Floats, rope: Rope) -> Floats:
 def find_explanations(
     rope: Rope, f: Floats, uncertainty: Floats, slack: float
 ) -> list[Explanation]:
-    """What gives all frequencies ``f`` in one slice and axes, the likeliest first.
+    """Explanations of all frequencies ``f`` in one slice and axes, the likeliest first.
 
     None of them is negative, and a law's may be off by ``slack``, relatively.
     """
