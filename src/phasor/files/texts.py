@@ -109,7 +109,7 @@ def parse_yaml(data: bytes, origin: str) -> dict[str, Any]:
 
 
 def _read_node(node: Any, origin: str, count: Iterator[int], inside: tuple[int, ...] = ()) -> Any:
-    """The values of a graph of nodes, in which an alias is the node that it names."""
+    """The values of a graph of nodes; an alias has the value of the node that it names."""
     if id(node) in inside:
         raise refusal("endless_yaml", origin=origin)
     if next(count) == _MOST_VALUES:
@@ -211,7 +211,7 @@ def parse_arguments(text: str, origin: str) -> dict[str, Any]:
 
 
 def _one_of_branches(value: Any) -> Any:
-    """A value, or that it is one of several."""
+    """A value; several different ones make it `Unclear`."""
     several = value.split(_OR) if isinstance(value, str) else []
     if len(several) < 2:
         return value
@@ -219,7 +219,7 @@ def _one_of_branches(value: Any) -> Any:
 
 
 def _calculated(expression: str, known: Mapping[str, str], origin: str) -> str | None:
-    """The whole number of sums and products of a shell, with its variables; None of others."""
+    """The result of a shell's sums and products, with its variables; None for other expressions."""
     name = r"\$?\{?([A-Za-z_]\w*)\}?"
     filled = _fill(expression, name, lambda m: known.get(m[1], "?"), origin)
     if not re.fullmatch(r"\s*\d{1,9}(\s*[-+*]\s*\d{1,9}){0,9}\s*", filled):

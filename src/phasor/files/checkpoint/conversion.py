@@ -160,7 +160,7 @@ def list_kinds(names: Iterable[str]) -> str:
 def verify(
     plan: ConversionPlan, target: str | os.PathLike[str], *, advance: Advance = no_progress
 ) -> None:
-    """Check that ``target`` is the result of the planned conversion; return if it is.
+    """Check that ``target`` is the result of the planned conversion; an error if it is not.
 
     Both sides are read from disk. Headers must equal the plan's and unchanged tensors the source's,
     byte for byte; every other tensor must hold the source's rows in the planned order. For every

@@ -89,7 +89,7 @@ class Candidate:
     def change(self) -> Change | None:
         """The new order of the tensor; None if it does not change, as LoRA's inner matrices.
 
-        A shape that is not of whole heads, or content that is not known, is refused.
+        A shape without whole heads, or unknown content, is refused.
         """
         name, part = self.name, self.part
         if part.module:

@@ -1,7 +1,7 @@
 """Which layer is of which kind: one value, parsed from every notation and printed in each.
 
-Files say it by every n-th layer, by a list with a number or a word for each, by letters that
-repeat, by the indices of some layers, or not at all: then the model's class has a `LayerRule`.
+Files state it as every n-th layer, a list with a number or a word for each, letters that repeat,
+the indices of some layers, or not at all: then the model's class has a `LayerRule`.
 """
 
 from __future__ import annotations

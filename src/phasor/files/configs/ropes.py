@@ -316,7 +316,7 @@ def ropes_beside(
 
 
 def _rope_beside(rope: Rope, beside: Beside, width: int) -> Rope:
-    """The rope of attention for heads of another width: the same frequencies, at an end of them."""
+    """The rope of attention for heads of another width: the same frequencies, at one end."""
     if not beside.head_dim_key:
         return rope
     pairing, law = beside.pairing, rope.scaling

@@ -47,10 +47,10 @@ class JsonObject:
     """A JSON object at a dotted path of its file; the file itself has the empty one.
 
     ``names`` are those that the file may have for a key, where ``a.b`` is key ``b`` of the object
-    ``a``; other keys have their own name alone. ``nulls`` has what an explicit null stands for; in
-    other keys null counts as absent. ``origins`` has where a key stands in the file that a rewrite
-    (`rewrites`) put here. ``strict`` is whether unread keys are refused. ``notes`` are those of the
-    ropes: what was assumed, ignored or taken from elsewhere.
+    ``a``; other keys have their own name alone. ``nulls`` maps keys to the meaning of an explicit
+    null; elsewhere null counts as absent. ``origins`` maps a key that a rewrite (`rewrites`) put
+    here to its place in the file. ``strict`` is whether unread keys are refused. ``notes`` are
+    those of the ropes: what was assumed, ignored or taken from elsewhere.
 
     Its values never change; `with_values` returns another object.
     """

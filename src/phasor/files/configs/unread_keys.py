@@ -82,7 +82,7 @@ _UNKNOWN = Meaning(means="unknown", says="is not a key that phasor knows here")
 
 
 def _by_words(key: str) -> Meaning:
-    """What a key asks for that has no line in ``keys.toml``, by the words in its name."""
+    """What a key without a line in ``keys.toml`` asks for, by the words in its name."""
     for asked, words in table().files["asks_for"].items():
         if re.search(words, key, re.IGNORECASE):
             return Meaning(means="unknown", says=f"is, by its name, about {asked}")

@@ -146,16 +146,16 @@ def _facts_of(ropes: LayerRopes) -> Architecture:
 def _is_read_right(
     keys: Mapping[str, Any], ropes: LayerRopes, versions: tuple[int, ...], context: int
 ) -> bool:
-    """Whether the file with these keys turns as the ropes do, but for what its class decides."""
+    """Whether the file with these keys describes the ropes, apart from what its class decides."""
     dialect = _dialect_of(ropes, versions)
     return read_as(dialect, dict(keys), _by_kind(ropes), context) is not None
 
 
 def _dialect_of(ropes: LayerRopes, versions: tuple[int, ...]) -> Dialect:
-    """How the class of the model in versions of transformers reads its file, with other keys.
+    """How the model's class, in some versions of transformers, reads its file with other keys.
 
-    Without a file it is one that turns pairs as the model does, by its one block. The words are the
-    styles of `keys_for_file`.
+    Without a file, a class is assumed that turns pairs like the model, by its only block. The words
+    are the styles of `keys_for_file`.
     """
     values, facts = ropes.in_config.values, _facts_of(ropes)
 
@@ -222,7 +222,7 @@ def _read_file(keys: Mapping[str, Any], ropes: LayerRopes) -> Mapping[str, Rope 
 def _read_old_block(
     file: JsonObject, keys: Mapping[str, Any], ropes: LayerRopes
 ) -> Mapping[str, Rope | None]:
-    """By kind of layer, the rope of the older keys, which are those of all layers."""
+    """By kind of layer, the rope of the older keys, which apply to all layers."""
     if "rope_type" not in keys[BLOCK_KEY]:
         raise FaultError("the older keys for kinds of layers depend on the model's type")
     law = _object(keys, "rope_scaling") or {"rope_type": "default"}
@@ -234,7 +234,7 @@ def _read_old_block(
 
 
 def _of_class(rope: Rope | None, wanted: Rope | None) -> Rope | None:
-    """The rope as a class turns it that turns pairs as another rope does."""
+    """The rope in a class that turns pairs like another rope."""
     if rope is None or wanted is None:
         return rope
     fields = ("pairing", "pairing_out", "rotary_start", "direction")
@@ -247,7 +247,7 @@ def _by_kind(ropes: LayerRopes) -> LayerRopes:
 
 
 def _other_factors(keys: Mapping[str, Any], ropes: LayerRopes) -> str:
-    """A sentence where an older program makes another factor of the lengths, else nothing."""
+    """A sentence if an older program computes another factor from the lengths, else ""."""
     block = _object(keys, "rope_scaling")
     if block.get("type") == "longrope" and not block.keys() <= _LISTS:
         return (
@@ -268,7 +268,7 @@ def _other_factors(keys: Mapping[str, Any], ropes: LayerRopes) -> str:
 
 
 def _keys_in_new_style(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]:
-    """``keys`` for the config of a model, and those that overwrite what else its own file says.
+    """``keys`` for the config of a model, and keys that override the rest of its own file.
 
     A number outside the block becomes that of the new rope, or null.
     """
@@ -337,7 +337,7 @@ def _keys_in_old_style(
 
 
 def _law_of(block: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The block without what stands outside of it in transformers 4; None if nothing is left."""
+    """The block without the keys that transformers 4 has outside of it; None if nothing is left."""
     law = {key: value for key, value in block.items() if key not in (_BASE, _FRACTION)}
     return None if law == {"rope_type": "default"} else law
 

@@ -38,7 +38,7 @@ def _read_law(block: JsonObject, outside: LawContext, length: int) -> Law | Rule
 
 
 def _read_yarn(block: JsonObject, outside: LawContext) -> Law:
-    """The law, whose factor on cos and sin the class with sections computes without two keys."""
+    """YaRN; the class with sections computes the factor on cos and sin without the mscale keys."""
     given = all(map(block.has, _SCALES))
     if outside.facts.axes is not None and given:
         raise FaultError("its class with sections takes neither mscale nor mscale_all_dim")

@@ -211,7 +211,7 @@ def translate(
 
 
 def _length_of(ropes: LayerRopes) -> int | None:
-    """Tokens that a model is for; None if that is not known, or a rule scales to any length."""
+    """The model's context; None if it is unknown, or if a rule scales to any length."""
     laws = [rope.scaling for rope in ropes.ropes]
     if ropes.context is None:
         return None
@@ -289,7 +289,7 @@ def _written(target: Target, ropes: LayerRopes, context: int) -> Iterator[Progra
 
 
 def _adapt(target: Target, ropes: LayerRopes) -> LayerRopes:
-    """The ropes in the laws and the pairings that the target reads."""
+    """The ropes, with the laws and pairings that the target reads."""
     simple = change_ropes(ropes, with_simplest_law)
     for rope in simple.ropes:
         if (pairing := target.only_pairs(rope)) is not None:

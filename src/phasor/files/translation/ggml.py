@@ -244,7 +244,7 @@ def _write_gguf(ropes: LayerRopes, context: int) -> ProgramSettings:
 
 
 def _sections(rope: Rope) -> list[int]:
-    """Pairs by coordinate, of which there are four; none for positions of one axis."""
+    """The number of pairs of each of the four coordinates; none for positions of one axis."""
     if isinstance(rope.axes, (Sectioned, InterleavedSections)):
         return [*rope.axes.sections, 0, 0][:4]
     return []
@@ -299,7 +299,7 @@ def _permutation(architecture: str | None, pairing: Pairing) -> str:
 
 
 def _law_notes(rope: Rope, keys: Keys) -> list[str]:
-    """What else a law asks for, by its keys and tensors."""
+    """Further steps that a law needs, by its keys and tensors."""
     law, notes = rope.scaling, list[str]()
     if needs_tensor(keys):
         notes.append(_TENSOR_NOTE)
