@@ -58,7 +58,7 @@ def test_scaled_frequencies_are_the_published_ones(name: str, key: str) -> None:
 
 def test_dynamic_scaling_is_a_rule_over_the_context() -> None:
     """Dynamic NTK takes max_position_embeddings as its original length."""
-    with pytest.warns(PhasorWarning, match="the context, 8192, is taken"):
+    with pytest.warns(PhasorWarning, match="the context, 8192, is used as"):
         (rope,) = load(small(rope_scaling={"type": "dynamic", "factor": 8.0})).ropes
     assert rope.scaling == DynamicNTK(factor=8.0, original_max_positions=8192)
     assert rope.at(16384).inv_freq[32] == pytest.approx(4.632552927e-4, rel=1e-9)
@@ -96,7 +96,7 @@ def test_both_mscales_cancel_where_the_softmax_is_left_alone() -> None:
         "mscale": 3.0,
         "mscale_all_dim": 1.0,
     }
-    with pytest.warns(PhasorWarning, match="the context, 8192, is taken"):
+    with pytest.warns(PhasorWarning, match="the context, 8192, is used as"):
         ropes = load(small(rope_scaling=block))
     assert ropes.ropes[0].attention_factor == pytest.approx((1 + 3) / (1 + 1))
     assert ropes.softmax_factor == 1
@@ -121,7 +121,7 @@ def test_a_missing_yarn_factor_is_the_ratio_of_contexts() -> None:
 def test_a_missing_original_length_is_the_context() -> None:
     """Transformers' fallback: YaRN without an original length takes max_position_embeddings."""
     block = {"rope_type": "yarn", "factor": 4.0}
-    with pytest.warns(PhasorWarning, match="the context, 8192, is taken"):
+    with pytest.warns(PhasorWarning, match="the context, 8192, is used as"):
         (rope,) = load(small(rope_scaling=block)).ropes
     assert rope.scaling == Yarn(factor=4.0, original_max_positions=8192)
 
