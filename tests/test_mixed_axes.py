@@ -253,7 +253,7 @@ def test_pages_and_comparisons_say_what_mixes() -> None:
     with pytest.raises(SpecError, match="every axis turns every pair"):
         ROPE.axes.axis_of_pair(6)
     # what pairs would be without their frequencies is not near
-    with pytest.raises(PhasorError, match=r"positions of 2 axes .Mixed., and no rope near it"):
+    with pytest.raises(PhasorError, match=r"positions of 2 axes .Mixed., and nothing .* is near"):
         translate(ROPE, "vllm", context=64)
     assert preset("llama-3-8b")
 

@@ -93,9 +93,8 @@ def test_a_law_is_refused_with_the_nearest_and_how_far_off_that_is() -> None:
     assert error.nearest is not None
     assert error.nearest.scaling is None
     assert str(error) == (
-        "torchtune cannot express the law Yarn; the nearest rope that it can express is off by up "
-        f"to {error.radians:.3g} radians at position 8191: base={error.nearest.base!r}, "
-        "scaling=None"
+        "torchtune cannot express the law Yarn; the nearest that it can is off by up to "
+        f"{error.radians:.3g} radians at position 8191: base={error.nearest.base!r}, scaling=None"
     )
 
 
@@ -127,7 +126,9 @@ def test_a_rope_with_two_faults_gets_a_nearest_without_either() -> None:
 def test_spectra_of_their_own_have_nothing_near() -> None:
     """No rope of one axis turns as they do."""
     error = refusal(Rope(head_dim=64, pairing="half", axes=Axial((16, 16))), "mlx", 4096)
-    assert str(error) == ("mlx cannot express positions of 2 axes (Axial), and no rope near it")
+    assert str(error) == (
+        "mlx cannot express positions of 2 axes (Axial), and nothing that it can is near"
+    )
 
 
 def test_a_rule_has_to_pick_its_law() -> None:

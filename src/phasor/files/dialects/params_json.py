@@ -216,8 +216,8 @@ DIALECT = Dialect(read=_read_file, words=_words, sizes=_sizes, says_all_pairs=Fa
 def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
     if layers_with(ropes, None).interval is None:
         raise TranslationError(
-            "meta cannot express layers without a rotation that are not every n-th, and no rope "
-            "near it",
+            "meta cannot express layers without a rotation that are not every n-th, and nothing "
+            "that it can is near",
             "still layers",
         )
     written = words_or_refusal(META, DIALECT, ropes, context)

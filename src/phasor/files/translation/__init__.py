@@ -348,7 +348,7 @@ def _with_nearest(
     expressible = _expressible_ropes(target, refusal, context)
     found = {rope: _radians_apart(refused, rope, length) for rope in expressible}
     if not found:
-        message = f"{reason}, and no rope near it"
+        message = f"{reason}, and nothing that it can is near"
         return TranslationError(message, refusal.reason, refusal.because)
     nearest, radians = min(found.items(), key=lambda item: item[1])
     error = f"off by up to {radians:.3g} radians at position {length - 1}"
@@ -359,7 +359,7 @@ def _with_nearest(
         for name in ("base", "scaling", "axes", "direction")
         if getattr(refused, name) != getattr(nearest, name)
     )
-    message = f"{reason}; the nearest rope that it can express is {error}: {differing}"
+    message = f"{reason}; the nearest that it can is {error}: {differing}"
     return TranslationError(
         message, refusal.reason, refusal.because, nearest=nearest, radians=radians
     )
