@@ -364,7 +364,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "no offset": (partial(_attention, []), "offsets must"),
     "an offset past the first token": (partial(_attention, [9]), "each offset"),
     "an offset ahead": (partial(_attention, [-1]), "each offset"),
-    "four panels": (partial(charts.cosine_chart, EIGHT, [1], menu="base 100"), "a single kind with a menu"),
+    "four panels": (partial(charts.cosine_chart, EIGHT, [1], menu="base 100"), "a single kind"),
     "no length": (partial(_linear, [], draws=2), "lengths must"),
     "no draw": (partial(_linear, [8], draws=0), "draws must"),
     "no octave": (partial(charts.precision_chart, ROPE, bits=0), "bits must .* from 1 to 63"),
