@@ -163,7 +163,7 @@ def axes_of(rope: Rope) -> tuple[Any, ...] | None:
 
 
 def of_each_pair(positions: Any, axes: tuple[Any, ...] | None, xp: Any = np) -> Any:
-    """Positions ``[...]`` as ``[..., 1]``, or ``[..., n_axes]`` as ``[..., num_pairs]``.
+    """The coordinate that turns each pair: ``[..., 1]`` for one axis, else ``[..., num_pairs]``.
 
     With `Mixed` axes the result is ``[..., n_axes, num_pairs]``.
     """

@@ -154,7 +154,7 @@ def _guess_arguments(function: Callable[..., Any], table: Callable[..., Any] | N
 
 
 def _guess_by_names(required: list[str]) -> str:
-    """``takes`` by the names of the required arguments; empty unless all but vectors say it."""
+    """``takes`` by the names of required arguments; empty if one but the vectors is unknown."""
     words = [_WORD_OF.get(name, "") for name in required]
     # vectors have any names: one without another is x, two are queries and keys
     vectors = {1: ["x"], 2: ["q", "k"]}.get(words.count(""), [])

@@ -74,7 +74,7 @@ class RopeDifference(Difference):
 
 
 def _in_words(both: tuple[object, object], name: str) -> str:
-    """Two values of a field; of laws of two kinds their names alone."""
+    """Two values of a field as text; if they are laws of two kinds, only their names."""
     first, second = (
         "none" if value is None else short_repr(value) if name == "axes" else f"{value}"
         for value in both

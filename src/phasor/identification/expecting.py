@@ -1,4 +1,4 @@
-"""What a function does other than was expected; with nothing expected, all that was found of it."""
+"""How a function differs from what was expected; if nothing was, everything that was found."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ELSEWHERE = {
 
 
 class Reference(NamedTuple):
-    """What a function is compared with: a Rope, or what was found out about another function."""
+    """The reference for a function: a Rope, or the findings about another function."""
 
     rope: Rope
     offset: float = 0.0  # of its positions
@@ -83,7 +83,7 @@ def find_differences(
 
 
 def superseded_by(names: Collection[str]) -> set[str]:
-    """The names of what a recording shows that these findings say better."""
+    """Names of differences in a recording that these findings explain better."""
     superseded = set(_VAGUE) if {*names} - _ELSEWHERE else set[str]()
     if "factor-on-one-side" in names:
         superseded.add("factor")

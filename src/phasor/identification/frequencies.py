@@ -111,7 +111,7 @@ def _short(value: Any) -> str:
 
 
 def alternatives(meant: Meant, places: Positions, name: str) -> Iterator[Hypothesis]:
-    """Ropes that differ from what was meant in one thing, a name of `ROPES`."""
+    """Ropes that differ from the one that was meant in one property, a name of `ROPES`."""
     for changes, other in ROPES[name](meant):
         if other != meant.rope and other.num_pairs == meant.rope.num_pairs:
             with suppress(PhasorError):  # a law may need two pairs
@@ -119,12 +119,12 @@ def alternatives(meant: Meant, places: Positions, name: str) -> Iterator[Hypothe
 
 
 def other_ropes(meant: Meant, places: Positions) -> Iterator[Hypothesis]:
-    """Ropes that differ in one thing."""
+    """Ropes that differ in one property."""
     return chain.from_iterable(alternatives(meant, places, name) for name in ROPES)
 
 
 def twice_other_ropes(meant: Meant, places: Positions) -> Iterator[Hypothesis]:
-    """Ropes that differ in two things."""
+    """Ropes that differ in two properties."""
     for first, second in combinations(ROPES, 2):
         for changed_once in alternatives(meant, places, first):
             # a rule is that of its layer
@@ -211,7 +211,7 @@ def _other_lengths(meant: Meant) -> Iterator[Change]:
 
 
 def _other_laws(rope: Rope) -> Iterator[Rope]:
-    """The law with other parameters, and other laws with its numbers, as of a misread config."""
+    """The law with other parameters, and other laws with its numbers, as a misread config has."""
     law = rope.scaling
     if rope.base is None or isinstance(law, Rule):
         return

@@ -185,7 +185,7 @@ def _add_limits(measured: Measured) -> None:
 
 
 def _turns_of_axes(probe: Probe, spectrum: Spectrum) -> Turns | None:
-    """The turns of one axis at a time, up to the spectrum's last position; None of one axis."""
+    """The turns of each axis alone, up to the spectrum's last position; None for one axis."""
     n_axes = probe.caller.n_axes
     if n_axes == 1:
         return None

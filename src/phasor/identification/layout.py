@@ -164,7 +164,7 @@ Drivers = NDArray[np.bool_]
 
 
 def find_drivers(spectrum: Spectrum, turns: Turns | None, rounding: float) -> Drivers:
-    """The axis that explains each pair's turns at unequal coordinates; none if all of them do.
+    """The axis that turns each pair where coordinates are unequal; none if every axis turns all.
 
     Without such ``turns`` there is one axis, which drives every pair that turns.
     """

@@ -1,8 +1,8 @@
 """The second question: by which positions tokens are turned.
 
-`BEYOND` and `NEGATIVE` are the ways in which programs take a position for another, in the order in
-which they are tried. `add_limits` asks a function at the positions where they show;
-`Tokens.moved` finds them in what was recorded.
+`BEYOND` and `NEGATIVE` list how programs confuse positions, in the order in which they are tried.
+`add_limits` asks a function at the positions where they show; `Tokens.moved` finds them in what was
+recorded.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _find_dtypes(measured: Measured, results: Mapping[int, Complex]) -> dict[int
 
 
 def _describe_table_end(measured: Measured, end: int) -> tuple[str, str]:
-    """The name of what happens beyond a table's end, and what it is."""
+    """The name and a description of what happens beyond a table's end."""
     if not measured.results(end):
         return "table-end-raises", f"it raises ({measured.refusal})"
     results = measured.results(end, end + 1, end + 2, 2 * end + 3)
@@ -193,7 +193,7 @@ def _describe_table_end(measured: Measured, end: int) -> tuple[str, str]:
 
 
 def _describe_negative_positions(measured: Measured, end: int | None) -> tuple[str, str]:
-    """The name of what happens to negative positions, empty if it is right, and what it is."""
+    """The name (empty if it is right) and a description of what happens to negative positions."""
     results = measured.results(-1, -3, -6)
     if len(results) < 3:
         return "", f"is refused ({measured.refusal})"
@@ -308,7 +308,7 @@ class Tokens:
         return np.unique(np.concatenate([shifted, *coarse])).astype(np.int64)
 
     def map_positions(self, shifts: Shifts, places: _Places) -> NDArray[np.int64] | None:
-        """The position in or near the recording as which each token is turned, if there is one."""
+        """The position near the recording by which each token is turned; None if not all are."""
         mapped = np.empty(len(places), np.int64)
         for token, place in enumerate(places):
             fitting = self._candidates[shifts.fit(token, self._candidates - place)]

@@ -1,7 +1,7 @@
 """Recordings: vectors before and after a rotation, or tables of cos and sin, as programs kept them.
 
 A recording is a mapping of arrays, a ``.safetensors`` or ``.npz`` file of them, or a module that
-holds tables. Files stay on disk: what is looked at is read.
+holds tables. Files stay on disk, and only arrays that are needed are read.
 """
 
 from __future__ import annotations

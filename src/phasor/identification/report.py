@@ -341,7 +341,7 @@ def add_findings(
 
 @dataclass(frozen=True, kw_only=True)
 class SideVerification(Difference):
-    """One layer's queries, keys or tables beside its rope; false if they rotate as it says."""
+    """The comparison of one layer's queries, keys or tables with its rope; false if they agree."""
 
     name: str  # "layer 3, q"
     tokens: int

@@ -89,7 +89,7 @@ class Reading:
 
     @cached_property
     def others(self) -> list[Hypothesis]:
-        """Ropes that differ in one thing."""
+        """Ropes that differ in one property."""
         return [*other_ropes(self.meant._replace(rope=self._expected), self.turns.positions)]
 
     @property
@@ -160,7 +160,7 @@ def choose(fits: Iterable[Fit]) -> Found | None:
     best, names, rows = ordered[0], ordered[0].names(), ordered[0].hypothesis.rows
 
     def is_told_apart(other: Fit) -> bool:
-        """Whether it is another cause, or has the same names and other turns."""
+        """Whether its names differ, or it has as many changes and other turns."""
         turned = other.hypothesis.rows
         are_as_many = len(other.changes) == len(best.changes)
         turns_otherwise = turned.shape == rows.shape and not turn_alike(turned, rows)
@@ -218,7 +218,7 @@ def _two_of_the_rope(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
 
 
 def _another_rope_elsewhere(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
-    """One difference of the rope, and one of positions or roundings."""
+    """Two differences: one of the rope, and one of positions or roundings."""
     yield chain.from_iterable(_elsewhere_or_rounded(reading, other) for other in reading.others)
 
 

@@ -64,7 +64,7 @@ def coarser(rounding: float) -> list[str]:
 
 
 def coarsest_dtype(numbers: Floats, rounding: float) -> str | None:
-    """The dtype with the largest of such errors, of which all these numbers are."""
+    """The coarsest dtype, coarser than ``rounding``, that holds all numbers exactly."""
     names = reversed(coarser(rounding))
     return next((n for n in names if np.array_equal(rounded(numbers, n), numbers)), None)
 

@@ -195,7 +195,7 @@ def _share_memory(q: Strided, k: Strided, distance: int) -> bool:
 
 
 def _as_array(layout: Strided, address: int) -> Any:
-    """A NumPy array with this layout at an address, for questions that read no elements."""
+    """A NumPy array with this layout at an address, for checks that never read its elements."""
     shape, strides, size = layout
     described: dict[str, Any] = {
         "version": 3,
