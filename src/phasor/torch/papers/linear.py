@@ -169,8 +169,8 @@ class RotaryLinearAttention(nn.Module):
             without positions (eq. 18).
         embed_dim: Width of the input and the output.
         num_heads: Heads of queries, keys and values.
-        head_dim: Width of a head, before the feature map; the Rope's if not given. Required without a
-            ``rope``, and with a map that returns more features than it takes.
+        head_dim: Width of a head, before the feature map; the Rope's if not given. Required
+            without a ``rope``, and with a map that returns more features than it takes.
         causal: Whether a token sees only itself and earlier tokens.
         feature_map: As for `linear_attention`.
         qkv_bias: Whether ``q_proj``, ``k_proj`` and ``v_proj`` have biases.
