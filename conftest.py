@@ -98,7 +98,6 @@ _TRANSLATE = "tests/files/translation/test_translate.py"
 #: Tests of many alike cases: `make check` takes one in so many, `make test-slow` all.
 SAMPLED = {
     "tests/charts/report/test_report.py::test_every_preset_is_reported_with_defaults": 8,
-    # 7 has no divisor in common with the number of targets, so each has its turn
     f"{_TRANSLATE}::test_a_program_given_this_turns_as_the_model_does": 7,
     "tests/test_copied_pages.py::test_a_copied_page_runs_in_a_fresh_process": 4,
     "tests/torch/export/test_lengths.py::test_an_onnx_file_runs_at_every_length": 2,
@@ -130,7 +129,7 @@ def pytest_configure(config: pytest.Config) -> None:
     missing += [
         test
         for test, (file, name) in tests.items()
-        if f"def {name}(" not in (ROOT / file).read_text()
+        if f"def {name}(" not in (ROOT / file).read_text("utf-8")
     ]
     assert not missing, f"conftest.py names what is not there: {missing}"
 

@@ -302,8 +302,9 @@ long threads_of_torch() {
 // rotate(plan, angles0, angles1, inverse, gain, path, raises, xs, ys)
 //
 // Angles are positions and None, for a plan with turns; or cosines and sines. `xs` and `ys` are lists or
-// tuples of one tensor or two; where they are the same object, it is written in place; without inputs,
-// None, the one output takes the cosines and the sines themselves, [..., seq, 2, pairs]. Returns True, or the answer of `Call` to arguments that do not fit.
+// tuples of one tensor or two. If they are the same object, its tensors are written in place. If `xs` is
+// None, the only output takes the cosines and the sines themselves, [..., seq, 2, pairs]. Returns True, or
+// the answer of `Call` to arguments that do not fit.
 PyObject *rotate(PyObject *, PyObject *const *args, Py_ssize_t count) {
   Call call{};
   call.args = args;

@@ -58,9 +58,9 @@ def find_differences(
 ) -> Changes:
     """How a function differs from what is expected of it, the most important first.
 
-    Everything that was found of the function alone. If a reference is expected, less what that has
-    too; and everything that a recording of the function shows below ``near``, up to where it stops
-    to be one rotation.
+    If nothing is expected, these are all findings about the function. Otherwise findings that the
+    reference shares are left out, and the differences are added that a recording of the function
+    shows below ``near``, up to the position where it stops to be one rotation.
     """
     report, end = measured
     if expected is None:

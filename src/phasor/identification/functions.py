@@ -1,4 +1,4 @@
-"""Which rotation a function does: evidence by calls, measured turns, and `QUESTIONS` in order.
+"""Which rotation a function does: evidence by calls, measured turns, and `REPORTED` in order.
 
 `expecting` compares that with a rotation that was expected, if there is one.
 """
@@ -69,8 +69,8 @@ def measure(caller: Caller, max_position: int) -> Measurement:
             rounding = noise
         probe = Probe(caller, arrangement, rounding, noise)
         measured = _measure_turns(probe, maps, max_position, findings)
-        for add_answers in QUESTIONS:
-            add_answers(measured)
+        for add_to_report in REPORTED:
+            add_to_report(measured)
         return Measurement(measured.report, measured.end)
     mixed = next((list(block.read) for block in blocks if len(block.read) > 2), None)
     why = "nothing turns at the positions tried" if linear else "it is not linear in its vectors"
@@ -175,7 +175,7 @@ def _add_rounded_angles(measured: Measured) -> None:
     measured.add(rope=rope, base=base, known_law=True, findings=findings)
 
 
-def _add_limits(measured: Measured) -> None:
+def _add_rule_or_limits(measured: Measured) -> None:
     """Add the rule by which the length of a call picks frequencies, or where a table ends."""
     if measured.lengths.changes_at is not None:
         add_rule(measured)
@@ -212,12 +212,12 @@ def _add_error(measured: Measured) -> None:
     measured.add(error=float(np.abs(maps[: len(regular)][regular] - exact).max()))
 
 
-#: What a function is asked when its turns are known, in this order: what is measured later needs
-#: the rope, its offset and its factor, and precision is asked where a table has not ended.
-QUESTIONS: tuple[Callable[[Measured], None], ...] = (
+#: What is added to the report when the turns are known, in this order: later measurements need the
+#: rope, its offset and its factor, and precision is measured up to the end of a table.
+REPORTED: tuple[Callable[[Measured], None], ...] = (
     _add_rope,
     _add_rounded_angles,
-    _add_limits,
+    _add_rule_or_limits,
     _add_error,
     add_steps,
     add_precision,

@@ -86,7 +86,7 @@ class Rows:
         self.device_type = cos.device.type  # cached, because torch makes a new string every time
         self.are_plain = are_plain  # whether both are plain tensors, not subclasses or negated
         self.transposed = transposed  # as in a Turn
-        self.plan: bytes | None = None  # the C++ kernel's plan, made in its first call
+        self.plan: bytes | None = None  # the C++ kernel's plan, once it is known
         # the factors of plain operations, and the versions of cos and sin they were made from
         self.factors: tuple[tuple[int, int], tuple[Tensor, Tensor]] | None = None
         self.transpose: Rows | None = None

@@ -108,7 +108,7 @@ def cos_sin(positions: Tensor, text: str, gain: float, dtype: torch.dtype) -> tu
 
 def try_rows(positions: Tensor, text: str, gain: float, dtype: torch.dtype) -> Rows | None:
     """`cos_sin` of integers that may not fit the Rope; None if the kernel refuses them."""
-    if _native is None or (packed := _pack(text)) is None:
+    if _absence_reason or (packed := _pack(text)) is None:
         return None
     made = _make_rows(packed, positions, gain, dtype, raises=False)
     if made is None:
@@ -201,10 +201,10 @@ def _pack(text: str) -> _Packed | None:
         return None
     rope = read_rope(text)
     layout = Layout(rope.pairing, rope.output_pairing, rope.rotary_start)
-    turns = n_axes, _, _ = _packed_turns(rope)
-    plan = _native.plan(rope.head_dim, *_pair_layout(*layout, rope.num_pairs), *turns)
+    pairs = _pair_layout(*layout, rope.num_pairs)
+    plan = _native.plan(rope.head_dim, *pairs, *_packed_turns(rope))
     plan_of_rows = _plan_of_layout(*layout, rope.head_dim, rope.num_pairs)
-    return _Packed(plan, plan_of_rows, layout, rope.head_dim, n_axes, rope.num_pairs)
+    return _Packed(plan, plan_of_rows, layout, rope.head_dim, rope.axes.n_axes, rope.num_pairs)
 
 
 def _prepare(xs: Sequence[Tensor], rows: Rows) -> bytes | None:
