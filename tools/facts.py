@@ -192,6 +192,12 @@ def band() -> tuple[str, str]:
     return str(first), short(measured["model"]["base"] ** (-first / len(shares)))
 
 
+def longest_pairs() -> tuple[str, ...]:
+    """A layer's longest pair to its mean: values, queries, keys."""
+    found = (told("live_model", row, 4, table=2) for row in ("values", "queries", "keys"))
+    return tuple(f"{ratio:.1f}" for ratio in found)
+
+
 def slow_bands() -> tuple[str, str]:
     """Where those of figure 10 begin: pair 40 of 64 at base 500 000, four fifths at 10 000."""
     return short(500_000.0 ** (-40 / 64)), short(10_000.0**-0.8)
@@ -261,12 +267,12 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
         ("## 7. `rotate`, in {} lines", lesson_lines, "the block below it"),
         (
             "this model's loss grows by {} nats up to 2,048 tokens",
-            lambda: f"{told('live_model', 'd: slowest quarter', 3, table=3):.2f}",
+            lambda: f"{told('live_model', 'd: slowest quarter', 3, table=5):.2f}",
             "live_model.md",
         ),
         (
             "stop the fastest, and it grows by {}",
-            lambda: f"{told('live_model', 'b: fastest quarter', 3, table=3):.1f}",
+            lambda: f"{told('live_model', 'b: fastest quarter', 3, table=5):.1f}",
             "live_model.md",
         ),
     ),
@@ -338,6 +344,11 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
     ),
     "docs/papers/translation.md": (
         ("it needs {} to {} bits fewer per word", bits_fewer, "translation.md"),
+        (
+            "It translates {} % of the sentences of five dates without a mistake",
+            lambda: f"{100 * told('translation', 'a: RoPE', 3):.0f}",
+            "translation.md",
+        ),
     ),
     "docs/papers/live-model.md": (
         (
@@ -357,8 +368,34 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
             "2410.06205, figure 10",
         ),
         (
+            "its fastest quarter has {} of the usage, the last layer's {}",
+            lambda: tuple(
+                f"{told('live_model', f'{place} layer', 2, table=1):.3f}"
+                for place in ("first", "last")
+            ),
+            "live_model.md",
+        ),
+        (
+            "the strongest pair makes up {} of the {} by which",
+            lambda: tuple(f"{told('live_model', 'sink', n, table=4):.1f}" for n in (3, 2)),
+            "live_model.md",
+        ),
+        (
+            "have a mean cosine of {} with its key, those that look at the previous token {},",
+            lambda: tuple(
+                f"{told('live_model', *cell, table=3):.2f}"
+                for cell in (("diagonal", 2), ("previous", 3))
+            ),
+            "live_model.md",
+        ),
+        (
+            "the longest pair of a layer is {} times its mean (queries {}, keys {})",
+            longest_pairs,
+            "live_model.md",
+        ),
+        (
             "no loss up to 512 tokens, and {} nats from there to 2048",
-            lambda: f"{told('live_model', 'd: slowest quarter', 3, table=3):.2f}",
+            lambda: f"{told('live_model', 'd: slowest quarter', 3, table=5):.2f}",
             "live_model.md",
         ),
     ),

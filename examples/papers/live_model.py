@@ -13,10 +13,11 @@ import altair as alt
 from . import live_model_context as context
 from . import live_model_heads as heads
 from . import live_model_patched as patched
+from . import live_model_scores as scores
 from .live_model_reading import TEXTS, describe, load
 from .study import Row, Study
 
-PARTS = (heads, context, patched)
+PARTS = (heads, scores, context, patched)
 
 
 def settings(quick: bool) -> Row:
@@ -47,8 +48,7 @@ def tables(study: Study) -> str:
         f"{model['layers']} layers of {model['heads']} heads, {model['pairs']} pairs, "
         f"base {model['base']:g}, trained on {model['context']} tokens. "
         f"± is the deviation over texts: {', '.join(TEXTS)}. "
-        "Readings of phasor's docs up to 2048 tokens are of the documentation of 2026-11-23: "
-        "a new run reads results/texts/docs.txt in its place."
+        "The documentation of phasor is the one of 2026-11-26, in results/texts/docs.txt."
     )
     return "\n\n".join([told, *(part.tables(study) for part in PARTS)])
 

@@ -41,7 +41,7 @@ def run(study: Study, reader: Reader) -> None:
 
 @torch.no_grad()
 def _usage(reader: Reader, length: int) -> Row:
-    """Mean norms ``[layers, heads, pairs]``; those of whole vectors, of the first and of others."""
+    """Mean norms ``[layers, heads, pairs]``, and those of first and of other whole vectors."""
     norms = {vectors: list[NDArray[np.float64]]() for vectors in VECTORS}
 
     def add(vectors: str, x: Tensor) -> None:
@@ -54,8 +54,8 @@ def _usage(reader: Reader, length: int) -> Row:
         for number in range(len(TEXTS)):
             reader.model.get_decoder()(reader.window(number, length)[None])
     found: Row = {
-        "queries": [layer.queries.mean for layer in layers if layer is not None],
-        "keys": [layer.keys.mean for layer in layers if layer is not None],
+        vectors: [getattr(layer, vectors).mean for layer in layers if layer is not None]
+        for vectors in VECTORS
     }
     for vectors, each in norms.items():
         # [texts * layers, heads, seq] -> [layers, heads, seq]
@@ -92,6 +92,12 @@ def usage(study: Study) -> NDArray[np.float64]:
     return product / product.sum(-1, keepdims=True)
 
 
+def relative_norms(study: Study, vectors: str) -> NDArray[np.float64]:
+    """``[layers, pairs]``: mean norm of a pair over heads, as a multiple of the layer's mean."""
+    norms = np.array(study.measured["usage"][vectors]).mean(1)
+    return norms / norms.mean(-1, keepdims=True)
+
+
 def scores(study: Study, role: str, length: int) -> NDArray[np.float64]:
     """``[texts, layers, heads]``."""
     return np.array([study.measured[f"heads/{length}, {name}"][role] for name in TEXTS])
@@ -103,23 +109,34 @@ def rank_correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
     return float(np.corrcoef(*ranks)[0, 1])
 
 
+def heads_by_role(study: Study) -> dict[str, NDArray[np.bool_]]:
+    """``[layers, heads]`` of each role, of the others and of all, in the longest windows."""
+    length = study.settings["windows"][-1]
+    chosen = {
+        role: scores(study, role, length).mean(0) > threshold
+        for role, (threshold, *_) in ROLES.items()
+    }
+    chosen["others"] = ~np.any(list(chosen.values()), axis=0)
+    chosen["all"] = np.ones_like(chosen["sink"])
+    return chosen
+
+
 def tables(study: Study) -> str:
     """How many heads look where, which pairs they use, and how long their vectors are."""
-    windows, shares = study.settings["windows"], usage(study)
-    counts, chosen = list[list[str]](), dict[str, NDArray[np.bool_]]()
+    windows, shares, chosen = study.settings["windows"], usage(study), heads_by_role(study)
+    counts = list[list[str]]()
     for role, (threshold, place, _) in ROLES.items():
         looking = [(scores(study, role, n) > threshold).sum((1, 2)).tolist() for n in windows]
         cells = (mean_and_spread(count, 1) for count in looking)
         counts.append([f"{role}: over {threshold} of the weight on {place}", *cells])
-        chosen[role] = scores(study, role, windows[-1]).mean(0) > threshold
-    chosen["others"] = ~np.any(list(chosen.values()), axis=0)
-    chosen["all"] = np.ones_like(chosen["sink"])
     quarter = shares.shape[-1] // 4
     parts = {
         "fastest quarter": shares[..., :quarter].sum(-1),
         "slower half": shares[..., 2 * quarter :].sum(-1),
         "slowest quarter": shares[..., 3 * quarter :].sum(-1),
     }
+    layers = np.arange(len(shares))[:, None] + np.zeros_like(shares[..., 0])
+    chosen |= {"first layer": layers == 0, "last layer": layers == len(shares) - 1}
     rows = [
         [
             role,
@@ -135,26 +152,25 @@ def tables(study: Study) -> str:
     for vectors in VECTORS:
         first, others = (np.array(saved[f"{vectors}, {of}"]) for of in ("first", "others"))
         ratio = np.median(first / others)
-        norms.append([vectors, *(f"{x:.2f}" for x in (first.mean(), others.mean(), ratio))])
+        longest = np.median(relative_norms(study, vectors).max(-1))
+        numbers = (first.mean(), others.mean(), ratio, longest)
+        norms.append([vectors, *(f"{number:.2f}" for number in numbers)])
     heads = f"heads of {previous.size}"
+    ratios = ("median ratio of a head", "a layer's longest pair to its mean")
     return "\n\n".join(
         [
             table([heads, *(f"{length} tokens" for length in windows)], counts),
             table([f"share of usage, {windows[-1]} tokens", heads, *parts], rows),
-            table(["mean norm", "first token", "others", "median ratio of a head"], norms),
+            table(["mean norm", "first token", "others", *ratios], norms),
         ]
     )
 
 
 def chart(study: Study) -> alt.TopLevelMixin:
-    """Usage by layer and pair, and of each head its weight on the previous token."""
+    """Usage and values by layer and pair, and each head's weight on the previous token."""
     shares, length = usage(study), study.settings["windows"][-1]
     layers, heads, pairs = shares.shape
     previous, sink = (scores(study, role, length).mean(0) for role in ("previous", "sink"))
-    cells = [
-        {"layer": layer, "pair": pair, "usage": pairs * shares[layer, :, pair].mean()}
-        for layer, pair in np.ndindex(layers, pairs)
-    ]
     points = [
         {
             "previous": previous[head],
@@ -163,24 +179,46 @@ def chart(study: Study) -> alt.TopLevelMixin:
         }
         for head in np.ndindex(layers, heads)
     ]
-    ticks = {n: alt.Axis(labelAngle=0, values=list(range(0, n, 4))) for n in (layers, pairs)}
+
+    def ticks(count: int) -> alt.Axis:
+        return alt.Axis(labelAngle=0, values=list(range(0, count, 4)))
+
     colours = alt.Scale(range=["#3b7dd8", "#d9730d"])
-    by_layer = alt.Chart(alt.Data(values=cells)).mark_rect()
-    by_layer = by_layer.encode(
-        x=alt.X("pair:O", title="pair, fast to slow", axis=ticks[pairs]),
-        y=alt.Y("layer:O", axis=ticks[layers], sort="descending"),
-        color=alt.Color(
-            "usage:Q", title="times an even share", scale=alt.Scale(scheme="viridis", type="sqrt")
-        ),
-    )
+    scale = alt.Scale(scheme="viridis", type="sqrt")
+
+    def by_pair(title: str, rows: str, shown: NDArray[np.float64]) -> alt.Chart:
+        cells = [
+            {rows: row, "pair": pair, "multiple": shown[row, pair]}
+            for row, pair in np.ndindex(*shown.shape)
+        ]
+        return (
+            alt.Chart(alt.Data(values=cells), title=title)
+            .mark_rect()
+            .encode(
+                x=alt.X("pair:O", title="pair, fast to slow", axis=ticks(pairs)),
+                y=alt.Y(f"{rows}:O", axis=ticks(len(shown)), sort="descending"),
+                color=alt.Color("multiple:Q", title="times the mean", scale=scale),
+            )
+        )
+
     each = alt.Chart(alt.Data(values=points)).mark_point(opacity=0.8)
     each = each.encode(
         x=alt.X("previous:Q", title="weight on the previous token"),
         y=alt.Y("fast:Q", title="share of usage in the fastest quarter"),
         color=alt.Color("head:N", title=None, scale=colours),
     )
-    size = {"width": 270, "height": 270}
-    maps = by_layer.properties(title="usage, mean of a layer's heads", **size)
+    size = {"width": 200, "height": 230}
+    mean_usage = pairs * shares.mean(1)
+    maps = alt.hconcat(
+        by_pair("usage, mean of a layer's heads", "layer", mean_usage).properties(**size),
+        by_pair("values, mean length", "layer", relative_norms(study, "values")).properties(**size),
+        *(
+            by_pair(f"usage, heads of the {place} layer", "head", pairs * shares[layer]).properties(
+                width=200, height=90
+            )
+            for place, layer in (("first", 0), ("last", -1))
+        ),
+    )
     return alt.hconcat(maps, each.properties(title="every head", **size)).resolve_scale(
         color="independent"
     )

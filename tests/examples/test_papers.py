@@ -391,3 +391,21 @@ def test_eq_19_and_its_rotated_denominator_by_loops() -> None:
             weights = np.array(turned) / sum(turned if below_too else plain)
             wanted = weights @ v[0, : m + 1, 0].numpy()
             np.testing.assert_allclose(out[0, m, 0].numpy(), wanted, atol=1e-13)
+
+
+def test_a_pairs_advantage_of_the_first_token_by_loops() -> None:
+    """Its share of the score with the first key, less its mean share over later keys."""
+    q, k = torch.randn(2, 5, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    advantages = torch.zeros(3, 4, dtype=torch.float64)
+    for head in range(3):
+        for pair in range(4):
+            coordinates = [pair, pair + 4]
+            for query in range(1, 5):
+                shares = [
+                    (q[query, head, coordinates] @ k[key, head, coordinates]).item() / math.sqrt(8)
+                    for key in range(query + 1)
+                ]
+                advantage = shares[0] - sum(shares[1:]) / query
+                advantages[head, pair] += advantage / 4
+    found = module("live_model_scores").first_over_others(q, k, 4)
+    torch.testing.assert_close(found, advantages)
