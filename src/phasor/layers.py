@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType, NoneType
 from typing import Any, Literal, NamedTuple, overload
 
@@ -209,7 +209,7 @@ class LayerRopes(Sequence[Rope | None]):
     def __len__(self) -> int:
         return len(self.layer_kinds)
 
-    @property
+    @cached_property
     def ropes(self) -> tuple[Rope, ...]:
         """The different ropes of the model, in the order of `kinds`."""
         return tuple(dict.fromkeys(rope for rope in self.kinds.values() if rope is not None))

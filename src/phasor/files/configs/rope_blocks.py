@@ -165,14 +165,14 @@ def rope_type(block: JsonObject, facts: Architecture | None = None) -> str:
 
     A model class may have other names for a type: ``facts.laws``.
     """
-    synonyms = {**_OLD_NAMES, **({} if facts is None else facts.laws)}
+    synonyms = _OLD_NAMES if facts is None else {**_OLD_NAMES, **facts.laws}
     if facts is None or facts.positions:
         # transformers 5 writes "axial" for vision towers, which have no scaling law
-        synonyms["axial"] = "default"
+        synonyms = {**synonyms, "axial": "default"}
     names = [(block.name(key), block.text(key)) for key in ("rope_type", "type")]
     name = single_value((key, word and synonyms.get(word, word)) for key, word in names)
     name = name or "default"
-    if name not in {*_LAWS, *synonyms.values()}:
+    if name not in _LAWS and name not in synonyms.values():
         key = "rope_type" if block.has("rope_type") else "type"
         known = ", ".join(sorted({*_LAWS, *synonyms}))
         block.refuse(key, f"one of {known} (or describe the embedding with Rope(...) directly)")
@@ -192,7 +192,7 @@ def normalize(value: Any) -> Any:
 
 def read_law(block: JsonObject, outside: LawContext) -> Law | Rule | None:
     """The law or rule that ``block`` names."""
-    return {**_LAWS, **_INTERNAL_LAWS}[rope_type(block, outside.facts)](block, outside)
+    return _READERS[rope_type(block, outside.facts)](block, outside)
 
 
 def axes(block: JsonObject, outside: LawContext) -> Axes | None:
@@ -412,8 +412,9 @@ _LAWS: Mapping[str, _Reader] = {
     "longrope": _read_longrope,
     "yarn": _read_yarn,
 }
-# values of `Architecture.laws`; files do not use these names
-_INTERNAL_LAWS: Mapping[str, _Reader] = {
+_READERS: Mapping[str, _Reader] = {
+    **_LAWS,
+    # values of `Architecture.laws`; files do not use these names
     # Su's scaling, which some model types call "ntk"
     "ntk_fixed": _reader(scaling.NTKFixed, "factor"),
     # dynamic NTK from another length than the context

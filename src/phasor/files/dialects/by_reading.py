@@ -282,6 +282,8 @@ def find_named_words(
 
 def _without_still_layers(ropes: LayerRopes) -> LayerRopes:
     """The layers that rotate."""
+    if None not in ropes.kinds.values():
+        return ropes
     kinds = tuple(kind for kind in ropes.layer_kinds if ropes.kinds[kind] is not None)
     return replace(ropes, layer_kinds=kinds, kinds=rotating(ropes), query_factors={})
 

@@ -147,8 +147,8 @@ def _is_read_right(
     keys: Mapping[str, Any], ropes: LayerRopes, versions: tuple[int, ...], context: int
 ) -> bool:
     """Whether the file with these keys describes the ropes, apart from what its class decides."""
-    dialect = _dialect_of(ropes, versions)
-    return read_as(dialect, dict(keys), _by_kind(ropes), context) is not None
+    by_kind = _by_kind(ropes)
+    return read_as(_dialect_of(by_kind, versions), dict(keys), by_kind, context) is not None
 
 
 def _dialect_of(ropes: LayerRopes, versions: tuple[int, ...]) -> Dialect:
@@ -165,14 +165,15 @@ def _dialect_of(ropes: LayerRopes, versions: tuple[int, ...]) -> Dialect:
             _check_old_class(facts, ropes.in_config.model_type)
             _check_old_law(_object(keys, "rope_scaling"))
         if not values:
-            kinds = ropes.kinds if 5 in versions else _read_old_block(file, keys, ropes)
-            return _by_kind(replace(ropes, kinds=kinds))
+            return (
+                ropes if 5 in versions else replace(ropes, kinds=_read_old_block(file, keys, ropes))
+            )
         if 4 in versions:
             keys.pop(BLOCK_KEY, None)
         kinds = _read_file(keys, ropes)
         if 5 in versions and BLOCK_KEY not in keys:
             _check_shared_bases(kinds, ropes, facts)
-        return _by_kind(replace(ropes, kinds=kinds))
+        return replace(ropes, kinds=kinds)
 
     def sizes(ropes: LayerRopes, context: int) -> Keys:
         return {**values} or BLOCK_DIALECT.sizes(ropes, context)
@@ -243,7 +244,8 @@ def _of_class(rope: Rope | None, wanted: Rope | None) -> Rope | None:
 
 def _by_kind(ropes: LayerRopes) -> LayerRopes:
     """The model with one layer of each kind."""
-    return replace(ropes, layer_kinds=tuple(ropes.kinds))
+    kinds = tuple(ropes.kinds)
+    return ropes if kinds == ropes.layer_kinds else replace(ropes, layer_kinds=kinds)
 
 
 def _other_factors(keys: Mapping[str, Any], ropes: LayerRopes) -> str:
