@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -65,9 +66,9 @@ def describe(name: str, found: Any) -> Iterator[str]:
     """A line for a function, value or class, then one for each member of the class."""
     if isinstance(found, (staticmethod, classmethod)):
         yield name + signature(found.__func__, is_bound=isinstance(found, classmethod))
-    elif isinstance(found, property):
-        returned = inspect.signature(found.fget).return_annotation if found.fget else ""
-        yield f"{name}: {returned}"
+    elif isinstance(found, (property, cached_property)):
+        getter: Any = found.fget if isinstance(found, property) else found.func
+        yield f"{name}: {inspect.signature(getter).return_annotation}"
     elif inspect.isclass(found):
         yield name + constructor(found)
         yield from members(name, found)
@@ -91,7 +92,8 @@ def members(name: str, kind: type) -> Iterator[str]:
     for base in reversed(own):
         found |= vars(base)
     for member, value in sorted(found.items()):
-        is_made = isinstance(value, (property, staticmethod, classmethod)) or callable(value)
+        kinds = (property, cached_property, staticmethod, classmethod)
+        is_made = isinstance(value, kinds) or callable(value)
         if is_made and not member.startswith("_") and not inspect.isclass(value):
             yield from describe(f"{name}.{member}", value)
 
