@@ -61,8 +61,8 @@ def test_the_trained_model_of_the_lesson_is_the_measured_one() -> None:
     for name, heads in (("previous_token_heads", previous), ("all_others", ~previous)):
         (shown,) = re.findall(rf"^{name} = (\[[^]]*\])", page, re.M)
         assert json.loads(re.sub(r",\s*\]", "]", shown)) == shares[heads].mean(0).round().tolist()
-    assert previous.sum() == 6
-    assert "Six heads" in page
+    assert previous.sum() == 5
+    assert "Five heads" in page
     sinks = [one["sink"] for name, one in measured.items() if name.startswith("heads/2048")]
     assert 0.23 < (np.mean(sinks, 0) > 0.5).mean() < 0.28
     assert "a quarter of all heads" in page
