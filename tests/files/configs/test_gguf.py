@@ -493,10 +493,10 @@ def test_a_ramp_that_llama_cpp_computes_otherwise_is_noted_and_not_written() -> 
     law = {"type": "yarn", "factor": 4.0, "original_context_length": 4096}
     keys = {f"rope__scaling__{key}": value for key, value in law.items()}
     narrow = load(gguf(embedding_length=16, rope__freq_base=2.0, **keys))
-    assert any("llama.cpp's ramp of YaRN" in note for note in narrow.notes)
+    assert any("llama.cpp's YaRN ramp" in note for note in narrow.notes)
     with pytest.raises(TranslationError) as error:
         translate(narrow, "llama.cpp")
-    assert "llama.cpp's ramp of YaRN" in str(error.value)
+    assert "llama.cpp's YaRN ramp" in str(error.value)
     assert not any("ramp" in note for note in load(gguf(**keys)).notes)
 
 

@@ -1,4 +1,4 @@
-"""Settings are the first words that a program's reader takes, and a refusal names what it lacks.
+"""Settings are the first that a program's reader takes, and a refusal names what it lacks.
 
 The program here is a toy: it turns whole heads by a whole base, halves alone, and by no law but a
 whole number that divides positions.
@@ -19,10 +19,10 @@ from phasor.files.configs.source import JsonObject
 from phasor.files.dialects.by_reading import (
     Dialect,
     FaultError,
-    find_words,
-    words_by_rope,
-    words_for_rope,
-    words_or_refusal,
+    find_settings,
+    settings_by_rope,
+    settings_for_rope,
+    settings_or_refusal,
 )
 from phasor.files.dialects.target import Keys, Target, TranslationError
 from phasor.layers import one_layer
@@ -43,7 +43,7 @@ def read(file: JsonObject) -> LayerRopes:
     return LayerRopes(name="toy", layer_kinds=kinds, kinds={"rope": rope})
 
 
-def words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
+def settings(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
     """Of a base that is no whole number, one that its reader refuses."""
     rope, law = ropes.ropes[0], ropes.ropes[0].scaling
     base = rope.base and (int(rope.base) if rope.base.is_integer() else rope.base)
@@ -52,20 +52,20 @@ def words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
         yield {"base": base, "by": law.factor}
 
 
-DIALECT = Dialect(read=read, words=words, sizes=lambda ropes, context: {"layers": len(ropes)})
+DIALECT = Dialect(read=read, settings=settings, sizes=lambda ropes, context: {"layers": len(ropes)})
 
 
 def refusal(rope: Rope, dialect: Dialect = DIALECT) -> TranslationError:
     """Why the toy cannot."""
     with pytest.raises(TranslationError) as caught:
-        words_or_refusal(TOY, dialect, one_layer(rope), CONTEXT)
+        settings_or_refusal(TOY, dialect, one_layer(rope), CONTEXT)
     return caught.value
 
 
-def test_the_first_words_that_are_taken_are_written() -> None:
+def test_the_first_settings_that_are_taken_are_written() -> None:
     """Those before them, which turn otherwise, are not."""
     for law, by in ((None, 1), (Linear(factor=4.0), 4)):
-        found = find_words(DIALECT, one_layer(replace(PLAIN, scaling=law)), CONTEXT)
+        found = find_settings(DIALECT, one_layer(replace(PLAIN, scaling=law)), CONTEXT)
         assert found is not None
         assert found.keys == {"base": 500, "by": by}
 
@@ -98,21 +98,21 @@ def test_of_properties_that_are_refused_together_all_are_named() -> None:
     def read(file: JsonObject) -> LayerRopes:
         return one_layer(said[file.require("number", file.whole("number", least=0))])
 
-    def words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
+    def settings(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
         yield from ({"number": i} for i, rope in enumerate(said) if rope == ropes[0])
 
-    error = refusal(both, replace(DIALECT, read=read, words=words))
+    error = refusal(both, replace(DIALECT, read=read, settings=settings))
     assert error.reason == "law and part"
 
 
-def test_what_a_reader_warns_of_is_none_of_the_users_words() -> None:
+def test_what_a_reader_warns_of_is_not_shown_to_the_user() -> None:
     """The user gave a rope."""
 
     def doubt(file: JsonObject) -> LayerRopes:
         warnings.warn("two numbers disagree", PhasorWarning, stacklevel=1)
         return read(file)
 
-    assert find_words(replace(DIALECT, read=doubt), one_layer(PLAIN), CONTEXT) is not None
+    assert find_settings(replace(DIALECT, read=doubt), one_layer(PLAIN), CONTEXT) is not None
 
 
 def test_a_rule_that_it_lacks_is_to_pick_its_law() -> None:
@@ -124,10 +124,10 @@ def test_a_rule_that_it_lacks_is_to_pick_its_law() -> None:
 
 
 def test_the_other_pairing_is_one_that_weights_are_reordered_to() -> None:
-    """Only where the program's words say no pairing."""
+    """Only where the settings state no pairing."""
     rope = replace(PLAIN, pairing="interleaved")
     assert refusal(rope).reason == "pairs"
-    found = find_words(replace(DIALECT, says_all_pairs=False), one_layer(rope), CONTEXT)
+    found = find_settings(replace(DIALECT, has_both_pairings=False), one_layer(rope), CONTEXT)
     assert found is not None
     assert found.performed == {"rope": PLAIN}
 
@@ -137,8 +137,8 @@ def test_layers_that_do_not_rotate_are_the_classes_where_no_word_says_them() -> 
     kinds = {"rope": PLAIN, "nope": None}
     model = LayerRopes(name="model", layer_kinds=("rope", "nope"), kinds=kinds)
     with refused("still layers"):
-        words_or_refusal(TOY, DIALECT, model, CONTEXT)
-    assert find_words(replace(DIALECT, says_still_layers=False), model, CONTEXT) is not None
+        settings_or_refusal(TOY, DIALECT, model, CONTEXT)
+    assert find_settings(replace(DIALECT, states_still_layers=False), model, CONTEXT) is not None
 
 
 def test_ropes_of_which_it_has_one_at_a_time_are_refused_together() -> None:
@@ -146,7 +146,7 @@ def test_ropes_of_which_it_has_one_at_a_time_are_refused_together() -> None:
     kinds = {"full": PLAIN, "sliding": replace(PLAIN, base=600.0)}
     model = LayerRopes(name="model", layer_kinds=("full", "sliding"), kinds=kinds)
     with refused("ropes") as caught:
-        words_or_refusal(TOY, DIALECT, model, CONTEXT)
+        settings_or_refusal(TOY, DIALECT, model, CONTEXT)
     assert caught.value.candidates == [PLAIN]
 
 
@@ -162,17 +162,17 @@ def test_rules_are_compared_at_the_lengths_where_they_pick_another_law() -> None
     for other, taken in ((rule, True), (read_rule, False)):
         back = one_layer(replace(PLAIN, scaling=other))
         dialect = replace(DIALECT, read=Mock(return_value=back))
-        found = find_words(dialect, one_layer(replace(PLAIN, scaling=rule)), CONTEXT)
+        found = find_settings(dialect, one_layer(replace(PLAIN, scaling=rule)), CONTEXT)
         assert (found is not None) == taken
 
 
-def test_words_that_the_reader_refuses_are_not_the_programs_error() -> None:
-    """They are none of its words."""
+def test_settings_that_the_reader_refuses_are_not_the_programs_error() -> None:
+    """They are not written."""
 
     def refuse(file: JsonObject) -> LayerRopes:
         raise ConfigError("no")
 
-    assert find_words(replace(DIALECT, read=refuse), one_layer(PLAIN), CONTEXT) is None
+    assert find_settings(replace(DIALECT, read=refuse), one_layer(PLAIN), CONTEXT) is None
 
 
 def test_a_list_has_the_rounding_of_the_frequencies_in_it() -> None:
@@ -182,23 +182,25 @@ def test_a_list_has_the_rounding_of_the_frequencies_in_it() -> None:
         found = file.require("list", file.items("list"))
         return one_layer(replace(PLAIN, base=None, explicit_inv_freq=found))
 
-    def list_words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
+    def list_blocks(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
         yield {"list": ropes.ropes[0].inv_freq.tolist()}
 
     rounded = replace(PLAIN, inv_freq_dtype="float32")
-    lists = Dialect(read=read_list, words=list_words, sizes=lambda ropes, context: {})
+    lists = Dialect(read=read_list, settings=list_blocks, sizes=lambda ropes, context: {})
     for dialect, is_list, wanted in (
         (lists, True, {"list": rounded.inv_freq.tolist()}),
         (lists, False, {"list": PLAIN.inv_freq.tolist()}),
         (DIALECT, False, {"base": 500, "by": 1}),
     ):
-        found = words_for_rope(TOY, dialect, rounded, CONTEXT, is_list=Mock(return_value=is_list))
+        found = settings_for_rope(
+            TOY, dialect, rounded, CONTEXT, is_list=Mock(return_value=is_list)
+        )
         assert found == wanted
     assert rounded.inv_freq.tolist() != PLAIN.inv_freq.tolist()
 
 
 def test_a_refusal_says_the_first_fault_of_the_programs_code() -> None:
-    """Of the words for the rope; what is said by others has no fault."""
+    """Only the settings for the rope count."""
 
     def faulty(file: JsonObject) -> LayerRopes:
         if file.values["by"] != 1:
@@ -214,7 +216,7 @@ def test_a_refusal_says_the_first_fault_of_the_programs_code() -> None:
 def test_a_law_that_is_said_without_its_factor_is_refused_for_the_factor() -> None:
     """On cos and sin, of which the toy has none."""
     plain = Yarn(factor=1.0, original_max_positions=64, attention_factor=1.0)
-    assert find_words(DIALECT, one_layer(replace(PLAIN, scaling=plain)), CONTEXT) is not None
+    assert find_settings(DIALECT, one_layer(replace(PLAIN, scaling=plain)), CONTEXT) is not None
     law = replace(plain, attention_factor=1.5)
     assert refusal(replace(PLAIN, scaling=law)).reason == "gain"
 
@@ -226,23 +228,23 @@ def test_axes_that_drive_the_same_pairs_are_the_same() -> None:
     )
     assert one != other
     dialect = replace(DIALECT, read=Mock(return_value=one_layer(one)))
-    assert find_words(dialect, one_layer(other), CONTEXT) is not None
+    assert find_settings(dialect, one_layer(other), CONTEXT) is not None
 
 
-def test_each_rope_of_a_model_gets_words_in_the_pairs_of_all() -> None:
+def test_each_rope_of_a_model_gets_settings_in_the_pairs_of_all() -> None:
     """The toy turns halves alone, so all weights are reordered; both ropes are said."""
     kinds = {"full": replace(PLAIN, pairing="interleaved"), "sliding": replace(PLAIN, base=600.0)}
     model = LayerRopes(name="model", layer_kinds=("full", "sliding"), kinds=kinds)
-    dialect = replace(DIALECT, says_all_pairs=False)
+    dialect = replace(DIALECT, has_both_pairings=False)
     no_list = Mock(return_value=False)
-    said, words_of = words_by_rope(TOY, dialect, model, CONTEXT, is_list=no_list)
+    said, settings_of = settings_by_rope(TOY, dialect, model, CONTEXT, is_list=no_list)
     assert said.kinds == {"full": PLAIN, "sliding": kinds["sliding"]}
-    assert {rope: found.keys for rope, found in words_of.items()} == {
+    assert {rope: found.keys for rope, found in settings_of.items()} == {
         PLAIN: {"base": 500, "by": 1},
         kinds["sliding"]: {"base": 600, "by": 1},
     }
     with refused("pairs"):
-        words_by_rope(TOY, DIALECT, model, CONTEXT, is_list=no_list)
+        settings_by_rope(TOY, DIALECT, model, CONTEXT, is_list=no_list)
 
 
 def test_ropes_that_are_said_in_no_common_pairing_are_refused_together() -> None:
@@ -254,6 +256,6 @@ def test_ropes_that_are_said_in_no_common_pairing_are_refused_together() -> None
 
     kinds = {"full": PLAIN, "sliding": replace(PLAIN, base=600.0)}
     model = LayerRopes(name="model", layer_kinds=("full", "sliding"), kinds=kinds)
-    dialect = replace(DIALECT, read=read_pairs, says_all_pairs=False)
+    dialect = replace(DIALECT, read=read_pairs, has_both_pairings=False)
     with refused("ropes"):
-        words_by_rope(TOY, dialect, model, CONTEXT, is_list=Mock(return_value=False))
+        settings_by_rope(TOY, dialect, model, CONTEXT, is_list=Mock(return_value=False))

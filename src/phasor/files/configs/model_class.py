@@ -36,7 +36,7 @@ class ModelConfig:
 
     levels: Sequence[JsonObject]  # from the top of the file to the part, the innermost last
     model_type: str  # whose class reads it
-    says_type: bool  # whether the file names that type itself
+    states_type: bool  # whether the file names that type itself
     config: JsonObject  # the part; its keys have the names that the class reads
     facts: Architecture  # of the class, for the switches of the file
     assumed_sizes: Mapping[str, int]  # sizes that the file does not state and the class assumes
@@ -81,7 +81,7 @@ def read_model_config(top: JsonObject, *, part: str | None, like: str | None) ->
     return ModelConfig(
         levels=levels,
         model_type=model_type,
-        says_type=like is None and file_type is not None,
+        states_type=like is None and file_type is not None,
         config=config,
         facts=facts,
         assumed_sizes=assumed_sizes,
@@ -309,7 +309,7 @@ def note_assumed_sizes(model: ModelConfig) -> str:
     not say its type, as these are then the sizes of another model.
     """
     config, name, assumed = model.config, model.model_type, model.assumed_sizes
-    if not model.says_type:
+    if not model.states_type:
         raise refusal("no_size", size=config.name(next(iter(assumed))), model_type=name)
     expected_objects = {*table().parts.get(name, {}), *table().files["other_objects"]}
     for inner in config.unread_objects():

@@ -1,8 +1,8 @@
-"""The block ``rope_parameters`` of a config: the words that say a rope, and what a class reads.
+"""The block ``rope_parameters`` of a config: how a rope is written there, and how a class reads it.
 
-Transformers 5 writes such blocks, and programs that read a model's config.json read them too. Each
-has its own reading of some laws, which it gives to `read_block`. What the keys are in a model's own
-file is decided in `model_files`.
+Transformers 5 writes such blocks, and other programs that read a model's config.json read them too.
+A program that reads some laws differently passes its own function to `read_block`. The keys around
+the block, in a model's own file, are those of `model_files`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ BLOCK_KEY, CONTEXT_KEY = "rope_parameters", "max_position_embeddings"
 ORIGINAL_KEY = "original_max_position_embeddings"
 
 
-# Words.
+# Writing.
 
 
-def named_words(rope: Rope) -> Iterator[Keys]:
-    """The blocks that say its law by a name."""
+def named_blocks(rope: Rope) -> Iterator[Keys]:
+    """The blocks that name the rope's law."""
     law = rope.scaling
     write = WRITERS.get(type(law))
     if write is None or rope.base is None:
@@ -56,10 +56,10 @@ def named_words(rope: Rope) -> Iterator[Keys]:
         yield with_place(write(law), rope)
 
 
-def list_words(rope: Rope, context: int) -> Iterator[Keys]:
-    """Blocks with a divisor for each pair: a longrope that has the same list twice.
+def list_blocks(rope: Rope, context: int) -> Iterator[Keys]:
+    """Blocks with a divisor for each pair: a longrope block that has the same list twice.
 
-    A rule that picks that law at every length: the format has no name for the law itself.
+    Such a block is a rule that picks this law at every length; the format cannot name the law.
     """
     if isinstance(rope.scaling, Rule):
         return
@@ -71,9 +71,9 @@ def list_words(rope: Rope, context: int) -> Iterator[Keys]:
 
 
 def with_place(law: Keys, rope: Rope, base: float | None = None) -> Keys:
-    """The block of a law, with the base, the rotated part of a head, and the pairs of each axis.
+    """The law's block with the base, the rotated part of a head, and the pairs of each axis added.
 
-    ``base`` is for frequencies without a base.
+    ``base`` replaces the rope's own, for frequencies without one.
     """
     block = law | {"rope_theta": base or rope.base}
     if rope.rotary_dim != rope.head_dim:
@@ -87,7 +87,7 @@ def is_list(keys: Keys) -> bool:
 
 
 def slice_of(rope: Rope) -> Rope:
-    """The rope of a head without the coordinates before the rotation."""
+    """The rope for heads that begin at the first rotated coordinate."""
     if not rope.rotary_start:
         return rope
     return replace(rope, head_dim=slice_width(rope), rotary_start=0)
@@ -114,7 +114,7 @@ def section_keys(axes: Axes) -> Keys:
 
 
 def _field_writer(rope_type: str, *fields: str) -> Callable[[Any], Keys]:
-    """A writer for laws whose block has their own fields."""
+    """A writer for a law whose block contains these fields of the law."""
     keys = {KEYS.get(field, field): field for field in fields}
     return lambda law: {"rope_type": rope_type, **{k: getattr(law, f) for k, f in keys.items()}}
 
@@ -146,7 +146,7 @@ def _write_longrope(law: LongRope) -> Keys:
 
 
 def _as_rule(law: PerPair, context: int) -> LongRope:
-    """A rule that picks the law at every length; the format has no name for the law itself."""
+    """A rule that picks this law at every length."""
     return LongRope(
         short_factors=law.factors,
         long_factors=law.factors,
@@ -157,11 +157,11 @@ def _as_rule(law: PerPair, context: int) -> LongRope:
     )
 
 
-#: By law or rule, the function that writes its keys.
+#: The function that writes the keys of each law and rule.
 WRITERS: Mapping[type, Callable[[Any], Keys]] = {
     type(None): _field_writer("default"),
     Linear: _field_writer("linear", "factor"),
-    # readers take max_position_embeddings for the original context, which has to agree
+    # readers use max_position_embeddings as the original context, so both have to agree
     DynamicNTK: _field_writer("dynamic", "factor", "original_max_positions"),
     Llama3: _field_writer(
         "llama3", "factor", "low_freq_factor", "high_freq_factor", "original_max_positions"
@@ -178,12 +178,12 @@ WRITERS: Mapping[type, Callable[[Any], Keys]] = {
 LawReader = Callable[[JsonObject, LawContext, int], Law | Rule | None]
 
 
-# instead of a model type: what a class decides, as no config says it
+# stands in for a model type: here are the facts that a class decides and no config contains
 _CLASS_KEY = "class"
 
 
 def class_sizes(rope: Rope) -> Keys:
-    """What the class of a model decides: which pairs turn, from where on, by which axes."""
+    """What the model's class decides: which pairs turn, at which coordinates, by which axes."""
     decided = {
         "pairing": rope.pairing,
         "pairing_out": rope.pairing_out,
@@ -196,13 +196,13 @@ def class_sizes(rope: Rope) -> Keys:
 
 
 def block_sizes(ropes: LayerRopes, length: int) -> Keys:
-    """What a block depends on: the width of a head and a length, and what the class decides."""
+    """The facts that a block is read with: a head's width, a length, what the class decides."""
     rope = ropes.ropes[0]
     return {"head_dim": rope.head_dim, CONTEXT_KEY: length, **class_sizes(rope)}
 
 
 def slice_sizes(ropes: LayerRopes, length: int) -> Keys:
-    """`block_sizes` for a class that gets a head only from its first rotated coordinate on."""
+    """`block_sizes` for a class whose heads begin at the first rotated coordinate."""
     return block_sizes(ropes, length) | {"head_dim": slice_width(ropes.ropes[0])}
 
 
@@ -211,13 +211,13 @@ def decided_by_class(file: JsonObject) -> Mapping[str, Any]:
     return file.require(_CLASS_KEY, file.object(_CLASS_KEY)).values
 
 
-def said_by_file(file: JsonObject) -> Keys:
-    """What the file says, without what the class decides."""
+def keys_of_file(file: JsonObject) -> Keys:
+    """The keys of the file, without the facts that the class decides."""
     return {key: value for key, value in file.values.items() if key != _CLASS_KEY}
 
 
 def class_facts(file: JsonObject, **program_facts: Any) -> Architecture:
-    """Facts of the class that turns pairs as the file says, with ``program_facts``."""
+    """Facts of a class that turns these pairs by these axes, with ``program_facts``."""
     decided = decided_by_class(file)
     pairs = {key: decided[key] for key in ("pairing", "pairing_out")}
     axes = None if decided["axes"] == "one" else AxesFacts(layout=decided["axes"])
@@ -225,7 +225,7 @@ def class_facts(file: JsonObject, **program_facts: Any) -> Architecture:
 
 
 def read_block(facts: Architecture, law_of: LawReader, file: JsonObject) -> Rope:
-    """The rope that a class makes of the block in a file with the width of a head and a length."""
+    """The rope that a class makes of the block of a file, which has the facts of `block_sizes`."""
     block = file.require(BLOCK_KEY, file.object(BLOCK_KEY))
     length = file.require(CONTEXT_KEY, file.whole(CONTEXT_KEY))
     width = file.require("head_dim", file.width("head_dim"))
@@ -247,7 +247,7 @@ def read_block(facts: Architecture, law_of: LawReader, file: JsonObject) -> Rope
 
 
 def read_slice(facts: Architecture, law_of: LawReader, file: JsonObject) -> LayerRopes:
-    """`read_block` for a class that gets only a slice of a head."""
+    """`read_block` for a class whose heads begin at the first rotated coordinate."""
     rope, start = read_block(facts, law_of, file), decided_by_class(file)["rotary_start"]
     if start:
         rope = replace(rope, head_dim=start + rope.head_dim, rotary_start=start)
@@ -284,14 +284,14 @@ def _sizes(ropes: LayerRopes, context: int) -> Keys:
     return block_sizes(ropes, length)
 
 
-def _words(ropes: LayerRopes, context: int) -> Iterator[Keys]:
+def _settings(ropes: LayerRopes, context: int) -> Iterator[Keys]:
     rope = ropes.ropes[0]
-    for block in chain(named_words(rope), list_words(rope, context)):
+    for block in chain(named_blocks(rope), list_blocks(rope, context)):
         yield {BLOCK_KEY: block}
 
 
-#: A class of transformers 5, which decides which pairs turn, from where on, by which axes.
-BLOCK_DIALECT = Dialect(read=_read, words=_words, sizes=_sizes)
+#: A class of transformers 5; it decides which pairs turn, at which coordinates, by which axes.
+BLOCK_DIALECT = Dialect(read=_read, settings=_settings, sizes=_sizes)
 
 
 def rope_parameters(rope: Rope, context: int) -> Keys:
@@ -305,7 +305,7 @@ def rope_parameters(rope: Rope, context: int) -> Keys:
     it.
 
     Raises:
-        ConfigError: If the format cannot say this Rope.
+        ConfigError: If the format cannot express this Rope.
 
     >>> from phasor import Rope
     >>> from phasor.scaling import Linear
@@ -315,7 +315,7 @@ def rope_parameters(rope: Rope, context: int) -> Keys:
     whole("context", context, least=1)
     ropes = one_layer(rope)
     is_list = isinstance(rope.scaling, PerPair)
-    for block in list_words(rope, context) if is_list else named_words(rope):
+    for block in list_blocks(rope, context) if is_list else named_blocks(rope):
         if read_as(BLOCK_DIALECT, {BLOCK_KEY: block}, ropes, context) is not None:
             return block
     law = rope.scaling
@@ -336,13 +336,14 @@ def config_keys(
 ) -> Keys:
     """The keys to set in a ``config.json`` for a context of ``to`` tokens.
 
-    The block, of all layers or by label, null for a kind without a rope; and
-    ``max_position_embeddings``: ``to``, except for dynamic NTK, whose readers use that key for
-    the context before the extension, and for YaRN that reaches further: transformers 4.55 takes
-    its factor from the quotient of that key and the original context.
+    They are ``rope_parameters``, one block for all layers or one for each label (null if that kind
+    has no rope), and ``max_position_embeddings``. The latter is ``to`` with two exceptions: readers
+    of dynamic NTK use that key for the context before the extension; and transformers 4.55 takes
+    YaRN's factor from the quotient of that key and the original context, so it is at least the
+    context that YaRN reaches.
 
     Raises:
-        ConfigError: As `rope_parameters`, or if dynamic ropes start from different contexts.
+        ConfigError: As for `rope_parameters`, or if dynamic ropes start from different contexts.
 
     >>> from phasor import Rope
     >>> from phasor.scaling import DynamicNTK
@@ -366,6 +367,6 @@ def config_keys(
 
 
 def yarn_reach(law: Yarn) -> int | None:
-    """The context that YaRN's factor makes of the original one; None if that is not whole."""
+    """YaRN's factor times its original context; None if that is not a whole number."""
     reach = law.factor * law.original_max_positions
     return round(reach) if math.isclose(reach, round(reach), rel_tol=1e-9) else None

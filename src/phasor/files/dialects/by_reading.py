@@ -1,7 +1,7 @@
-"""Find settings by reading: the first that a program's own reader reads as the ropes.
+"""Find a program's settings by reading: the first that its own reader takes for the ropes.
 
-A `Dialect` has a program's reader, and the words with which it may say ropes. The reader is the
-judge: each choice of words is read back, and the first by which every layer turns alike is written.
+A `Dialect` has a program's reader and proposes settings for ropes. Each proposal is read back, and
+the first with which every layer rotates in the same way is written.
 """
 
 from __future__ import annotations
@@ -38,55 +38,55 @@ from phasor.pairings import PAIRINGS
 from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, LongRope, PerPair, Rule, SteppedNTK, Yarn
 
-# of the frequencies that a reader computes from other numbers, relative
+# relative rounding of frequencies that a reader computes from other numbers
 _ROUNDING = 2.0**-40
-# of factors on cos and sin and on the softmax, which programs keep in float32
+# relative rounding of the factors on cos and sin and on the softmax, which programs keep in float32
 _OF_FLOAT32 = 2.0**-24
-# a pair that stands still is one that is divided by 1e30
+# programs divide by 1e30 instead of stopping a pair
 _STILL = 1e-29
 
 
 class FaultError(ConfigError):
-    """A fault of a program's code, in a sentence that gives the reason of a refusal."""
+    """A fault in a program's code, in a sentence that explains the refusal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """A program's reader, and the words with which its files may express ropes."""
+    """A program's reader, and the settings with which its files may express ropes."""
 
-    # what the program makes of a file; refused with a ConfigError or SpecError
+    # the ropes that the program reads in a file; it refuses with a ConfigError or SpecError
     read: Callable[[JsonObject], LayerRopes]
-    # choices of words for ropes, with a context in tokens, the plainest first
-    words: Callable[[LayerRopes, int], Iterator[Keys]]
-    # what else a file of the program says, so that it can be read
+    # proposals of settings for ropes and a context in tokens, the plainest first
+    settings: Callable[[LayerRopes, int], Iterator[Keys]]
+    # other keys without which the program cannot read a file
     sizes: Callable[[LayerRopes, int], Keys]
-    # ropes near one that has no words, with numbers that the program has in its code
+    # for a rope without settings: similar ropes, with the numbers that the program's code contains
     near: Callable[[Rope], Iterable[Rope]] = lambda rope: ()
-    # whether it has words for both pairings; if not, weights may have to be reordered
-    says_all_pairs: bool = True
-    # whether a file says which layers do not rotate; if not, the model's class decides
-    says_still_layers: bool = True
+    # whether it has settings for both pairings; if not, weights may have to be reordered
+    has_both_pairings: bool = True
+    # whether a file lists the layers that do not rotate; if not, the model's class decides
+    states_still_layers: bool = True
     # whether the program multiplies the softmax as the rope does; if not, a note has the factor
-    says_softmax: bool = True
+    scales_softmax: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """Words that a program's reader reads as the ropes of a model."""
+    """Settings that a program's reader takes for the ropes of a model."""
 
     keys: Keys
-    form: LayerRopes  # the ropes, in the laws that the words say
+    form: LayerRopes  # the ropes, with the laws that the settings name
     performed: Mapping[str, Rope]  # by kind of layer, what the program performs
 
 
-def find_words(dialect: Dialect, ropes: LayerRopes, context: int) -> Written | None:
-    """The first words that the program reads as these ropes; None if there are none."""
-    if not dialect.says_still_layers and len(ropes.ropes) == 1:
+def find_settings(dialect: Dialect, ropes: LayerRopes, context: int) -> Written | None:
+    """The first settings that the program takes for these ropes; None if there are none."""
+    if not dialect.states_still_layers and len(ropes.ropes) == 1:
         ropes = _without_still_layers(ropes)
-    reads: dict[str, LayerRopes | None] = {}  # by file: another form often has the same words
+    reads: dict[str, LayerRopes | None] = {}  # by file: another form often has the same settings
     for model in _in_each_pairing(dialect, ropes):
         for form in _forms(model):
-            for keys in dialect.words(form, context):
+            for keys in dialect.settings(form, context):
                 file = {**dialect.sizes(form, context), **keys}
                 text = json.dumps(file, default=np.ndarray.tolist)
                 if text not in reads:
@@ -98,9 +98,9 @@ def find_words(dialect: Dialect, ropes: LayerRopes, context: int) -> Written | N
 
 
 def _in_each_pairing(dialect: Dialect, ropes: LayerRopes) -> Iterator[LayerRopes]:
-    """The model, and if the program may need it, the model with reordered weights."""
+    """The model; then, if the program may need it, the model with reordered weights."""
     yield ropes
-    for pairing in () if dialect.says_all_pairs else PAIRINGS:
+    for pairing in () if dialect.has_both_pairings else PAIRINGS:
         other = change_ropes(ropes, partial(in_pairs, pairing=pairing))
         if other != ropes:
             yield other
@@ -116,7 +116,7 @@ def _forms(ropes: LayerRopes) -> Iterator[LayerRopes]:
 
 
 def _in_exact(rope: Rope) -> Rope:
-    """The rope before its frequencies are rounded."""
+    """The rope without the rounding of its frequencies."""
     return rope if rope.inv_freq_dtype == "exact" else replace(rope, inv_freq_dtype="exact")
 
 
@@ -134,13 +134,13 @@ def _performed(ropes: LayerRopes, read: LayerRopes) -> dict[str, Rope]:
 
 
 def read_as(dialect: Dialect, keys: Keys, ropes: LayerRopes, context: int) -> LayerRopes | None:
-    """What the program reads in the words, if it rotates like the ropes; else None."""
+    """The ropes that the program reads in ``keys``, if they rotate like these; else None."""
     read = _read_if_taken(dialect, {**dialect.sizes(ropes, context), **keys})
     return read if read is not None and _turn_alike(dialect, ropes, read, context) else None
 
 
 def _read_if_taken(dialect: Dialect, file: Keys) -> LayerRopes | None:
-    """What the program reads in a file; None if it refuses the file."""
+    """The ropes that the program reads in a file; None if it refuses the file."""
     try:
         return _read_back(dialect, file)
     except (ConfigError, SpecError):
@@ -149,12 +149,12 @@ def _read_if_taken(dialect: Dialect, file: Keys) -> LayerRopes | None:
 
 def _read_back(dialect: Dialect, file: Keys) -> LayerRopes:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PhasorWarning)  # of words that nobody wrote
+        warnings.simplefilter("ignore", PhasorWarning)  # no user wrote this file
         return dialect.read(JsonObject(file))
 
 
 def _turn_alike(dialect: Dialect, ropes: LayerRopes, read: LayerRopes, context: int) -> bool:
-    """Whether every layer turns by the same angles, whatever the laws are called."""
+    """Whether every layer turns by the same angles, even if the laws have other names."""
     kinds = dict.fromkeys(zip(ropes.layer_kinds, read.layer_kinds, strict=True))
     pairs = dict.fromkeys((ropes.kinds[kind], read.kinds[other]) for kind, other in kinds)
     return all(_ropes_alike(dialect, rope, other, context) for rope, other in pairs)
@@ -175,7 +175,7 @@ def _layout(rope: Rope) -> tuple[Any, ...]:
 
 
 def _lengths(a: Rope, b: Rope, context: int) -> set[int]:
-    """Lengths at which rules that pick the same laws are the same rule."""
+    """Lengths to compare rules at: two that pick the same laws there are the same rule."""
     lengths = {context}
     for law in (a.scaling, b.scaling):
         if isinstance(law, LongRope):
@@ -190,25 +190,29 @@ def _laws_alike(dialect: Dialect, a: Rope, b: Rope) -> bool:
     return (
         bool(np.all(np.abs(a.inv_freq - b.inv_freq) <= _STILL + _ROUNDING * b.inv_freq))
         and math.isclose(a.attention_factor, b.attention_factor, rel_tol=_OF_FLOAT32)
-        and (softmax_alike or not dialect.says_softmax)
+        and (softmax_alike or not dialect.scales_softmax)
     )
 
 
 # Refusals.
 
 
-def words_or_refusal(target: Target, dialect: Dialect, ropes: LayerRopes, context: int) -> Written:
-    """The words for the ropes.
+def settings_or_refusal(
+    target: Target, dialect: Dialect, ropes: LayerRopes, context: int
+) -> Written:
+    """The settings for the ropes.
 
     Raises:
-        RefusalError: If there are none, with what it is that the program cannot say.
+        RefusalError: If there are none; it names the property that the program cannot express.
     """
-    if (found := find_words(dialect, ropes, context)) is not None:
+    if (found := find_settings(dialect, ropes, context)) is not None:
         return found
     for rope in ropes.ropes:
-        if not _is_said(dialect, rope, context):
+        if not _is_expressible(dialect, rope, context):
             _refuse(target, dialect, rope, context)
-    if None in ropes.kinds.values() and find_words(dialect, _without_still_layers(ropes), context):
+    if None in ropes.kinds.values() and find_settings(
+        dialect, _without_still_layers(ropes), context
+    ):
         raise TranslationError(
             f"{target.name} rotates in every layer, but {ropes.name} has layers without a rotation",
             "still layers",
@@ -217,7 +221,7 @@ def words_or_refusal(target: Target, dialect: Dialect, ropes: LayerRopes, contex
     raise AssertionError("each rope is expressed alone, so there are several")
 
 
-def words_for_rope(
+def settings_for_rope(
     target: Target,
     dialect: Dialect,
     rope: Rope,
@@ -225,17 +229,17 @@ def words_for_rope(
     *,
     is_list: Callable[[Keys], bool],
 ) -> Keys:
-    """`find_named_words` for one rope.
+    """`find_named_settings` for one rope.
 
     Raises:
-        RefusalError: If there are none, with what it is that the program cannot say.
+        RefusalError: If there are none; it names the property that the program cannot express.
     """
     ropes = one_layer(rope)
-    found = find_named_words(dialect, ropes, context, is_list=is_list)
-    return (found or words_or_refusal(target, dialect, ropes, context)).keys
+    found = find_named_settings(dialect, ropes, context, is_list=is_list)
+    return (found or settings_or_refusal(target, dialect, ropes, context)).keys
 
 
-def words_by_rope(
+def settings_by_rope(
     target: Target,
     dialect: Dialect,
     ropes: LayerRopes,
@@ -243,65 +247,66 @@ def words_by_rope(
     *,
     is_list: Callable[[Keys], bool],
 ) -> tuple[LayerRopes, Mapping[Rope, Written]]:
-    """The model in a pairing that the program has, and the words for each rope alone.
+    """The model in a pairing that the program has, and the settings for each rope by itself.
 
     Raises:
-        RefusalError: As `words_for_rope`, or if no pairing is that of all its ropes.
+        RefusalError: As for `settings_for_rope`, or if the program has no pairing for all ropes.
     """
-    in_its_pairs = replace(dialect, says_all_pairs=True)
+    in_its_pairs = replace(dialect, has_both_pairings=True)
     unused = ropes.in_config.unused_blocks.values()
     for model in _in_each_pairing(dialect, ropes):
-        words: dict[Rope, Written] = {}
+        settings: dict[Rope, Written] = {}
         for rope in (*model.ropes, *unused):
             ropes_of_layer = one_layer(rope)
-            found = find_named_words(in_its_pairs, ropes_of_layer, context, is_list=is_list)
+            found = find_named_settings(in_its_pairs, ropes_of_layer, context, is_list=is_list)
             if found is None:
                 break
-            words[rope] = found
+            settings[rope] = found
         else:
-            return model, words
+            return model, settings
     for rope in (*ropes.ropes, *unused):
-        words_or_refusal(target, dialect, one_layer(rope), context)
+        settings_or_refusal(target, dialect, one_layer(rope), context)
     target.only_rope(ropes)
     raise AssertionError("each rope is expressed alone, so there are several")
 
 
-def find_named_words(
+def find_named_settings(
     dialect: Dialect, ropes: LayerRopes, context: int, *, is_list: Callable[[Keys], bool]
 ) -> Written | None:
-    """The words for a law by its name, else a list with the frequencies' own rounding; or None.
+    """Settings that name the law, else those with a list of frequencies; None if there are none.
 
-    Programs round frequencies themselves, unless they are given as a list.
+    Programs round the frequencies of a named law themselves. A list contains them as the rope
+    rounds them.
     """
     exact = change_ropes(ropes, _in_exact)
-    found = find_words(dialect, exact, context)
+    found = find_settings(dialect, exact, context)
     if found is not None and is_list(found.keys) and ropes != exact:
-        found = find_words(dialect, ropes, context)
+        found = find_settings(dialect, ropes, context)
     return found
 
 
 def _without_still_layers(ropes: LayerRopes) -> LayerRopes:
-    """The layers that rotate."""
+    """The model without its layers that do not rotate."""
     if None not in ropes.kinds.values():
         return ropes
     kinds = tuple(kind for kind in ropes.layer_kinds if ropes.kinds[kind] is not None)
     return replace(ropes, layer_kinds=kinds, kinds=rotating(ropes), query_factors={})
 
 
-@lru_cache(maxsize=1024)  # of refusals of ropes that are near each other
-def _is_said(dialect: Dialect, rope: Rope, context: int) -> bool:
+@lru_cache(maxsize=1024)  # refusals ask again about the same similar ropes
+def _is_expressible(dialect: Dialect, rope: Rope, context: int) -> bool:
     """Whether the program can express one rope for all layers."""
-    return find_words(dialect, one_layer(rope), context) is not None
+    return find_settings(dialect, one_layer(rope), context) is not None
 
 
 def _refuse(target: Target, dialect: Dialect, rope: Rope, context: int) -> NoReturn:
-    """Refuse a rope, and name the property that the program has no words for."""
+    """Refuse a rope, and name the property that the program cannot express."""
     form = ntk_as_base(rope)
     form = form if form.scaling is None else rope
     because = find_fault(dialect, one_layer(form), context) or ""
     forwards = replace(rope, direction=1)
-    if rope.direction < 0 and _is_said(dialect, forwards, context):
-        if isinstance(rope.scaling, Rule) and _is_said(dialect, rope.at(context), context):
+    if rope.direction < 0 and _is_expressible(dialect, forwards, context):
+        if isinstance(rope.scaling, Rule) and _is_expressible(dialect, rope.at(context), context):
             law = type(rope.scaling).__name__
             raise TranslationError(
                 f"{target.name} cannot express {law} of pairs that turn clockwise; {PICK_LAW}",
@@ -313,10 +318,11 @@ def _refuse(target: Target, dialect: Dialect, rope: Rope, context: int) -> NoRet
         reason, feature, because = "gain", of_gain, ""
     if reason == "law" and isinstance(rope.scaling, Rule):
         feature = f"{feature}{because and f': {because}'}; {PICK_LAW}"
-        if isinstance(rope.scaling, LongRope):  # the list for longer sequences, at the shorter
+        # at short lengths a program may have only the list for longer sequences
+        if isinstance(rope.scaling, LongRope):
             start = rope.scaling.original_max_positions
             short, long = rope.at(start), rope.at(start + 1)
-            if _is_said(dialect, long, context):
+            if _is_expressible(dialect, long, context):
                 target.refuse(reason, feature, short, [long], start)
         raise TranslationError(f"{target.name} cannot express {feature}", reason, because)
     if reason == "start" or isinstance(rope.scaling, Rule):
@@ -329,22 +335,22 @@ def _refuse(target: Target, dialect: Dialect, rope: Rope, context: int) -> NoRet
 
 
 def _lacking_gain(dialect: Dialect, rope: Rope, context: int) -> str | None:
-    """The rope's factor on cos and sin, if the program can express the rope with another factor."""
+    """The rope's factor on cos and sin, if that is what the program cannot express."""
     law = rope.scaling
     if isinstance(law, (PerPair, Yarn)):
         without_gain = replace(rope, scaling=replace(law, attention_factor=1.0))
-        if _is_said(dialect, without_gain, context):
+        if _is_expressible(dialect, without_gain, context):
             return f"cos and sin multiplied by {rope.attention_factor:g}"
     if isinstance(law, Yarn):
         own_gain = replace(law, attention_factor=None, mscale=1.0, mscale_all_dim=0.0)
-        if _is_said(dialect, replace(rope, scaling=own_gain), context):
+        if _is_expressible(dialect, replace(rope, scaling=own_gain), context):
             return f"YaRN with cos and sin multiplied by {rope.attention_factor:g}"
     return None
 
 
 def find_fault(dialect: Dialect, ropes: LayerRopes, context: int) -> str | None:
-    """What the program's code does wrong for the first words with a fault; else None."""
-    for keys in dialect.words(ropes, context):
+    """The program's fault with the first proposed settings that have one; else None."""
+    for keys in dialect.settings(ropes, context):
         try:
             _read_back(dialect, {**dialect.sizes(ropes, context), **keys})
         except FaultError as fault:
@@ -355,7 +361,7 @@ def find_fault(dialect: Dialect, ropes: LayerRopes, context: int) -> str | None:
 
 
 class _Property(NamedTuple):
-    """A property of a rope, and the field values of a rope without it."""
+    """A property of a rope, and the field values that remove it."""
 
     reason: str
     feature: str
@@ -363,20 +369,24 @@ class _Property(NamedTuple):
 
 
 def _lacking(dialect: Dialect, rope: Rope, context: int) -> tuple[str, str]:
-    """The property refused alone; else each one without which the rest is accepted; else all."""
-    is_said = partial(_is_said, dialect, context=context)
+    """The reason of a refusal, and its feature in words.
+
+    It is the property that is refused even by itself; else each property without which the rope is
+    accepted; else all of them together.
+    """
+    is_expressible = partial(_is_expressible, dialect, context=context)
     properties = _properties(rope)
-    # one pairing or the other, so that it is none of the properties that may be plain
-    if not is_said(plain_rope := _with(rope, *(one.plain for one in properties))):
+    # no pairing is plainer than the other, so it is not one of the properties
+    if not is_expressible(plain_rope := _with(rope, *(one.plain for one in properties))):
         return "pairs", f"{rope.pairing} pairs"
     for one in properties:
         alone = _with(rope, *(other.plain for other in properties if other != one))
-        if alone != plain_rope and not is_said(alone):
+        if alone != plain_rope and not is_expressible(alone):
             return one.reason, one.feature
     with_plain = [(one, _with(rope, one.plain)) for one in properties]
     lacking = [(one, other) for one, other in with_plain if other != rope]
-    # where the rest is not said without any of them, it is all of them
-    together = [(one, other) for one, other in lacking if is_said(other)] or lacking
+    # if no single one makes the rest expressible, the feature is all of them
+    together = [(one, other) for one, other in lacking if is_expressible(other)] or lacking
     reason = " and ".join(one.reason for one, _ in together)
     features = [one.feature for one, _ in together] or [f"the rotation {rope}"]
     if len(features) > 1:
@@ -408,9 +418,10 @@ def _with(rope: Rope, *values: Keys) -> Rope:
     ends = changes.get("rotary_start", rope.rotary_start) + changes.get(
         "rotary_dim", rope.rotary_dim
     )
-    if "rotary_dim" in changes and ends > rope.head_dim:  # all from the first coordinate on
+    if "rotary_dim" in changes and ends > rope.head_dim:  # rotate all that follow the start
         changes["rotary_dim"] = (rope.head_dim - rope.rotary_start) // 2 * 2
-    with suppress(SpecError):  # axes, lists of a law, or frequencies, of other numbers of pairs
+    # axes, a law's lists or explicit frequencies may be for another number of pairs
+    with suppress(SpecError):
         changed = replace(rope, **changes)
         return changed if len(changed.at(1).inv_freq) else rope
     return rope

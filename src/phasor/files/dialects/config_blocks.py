@@ -1,4 +1,4 @@
-"""Functions for programs that read a model's config.json differently: places of keys, and lists."""
+"""Keys for programs that read a model's config.json in their own way: their places, and lists."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ConfigTarget = partial(Target, axes=THREE_AXES, class_decides="no config says wh
 
 
 def blocks_of(ropes: LayerRopes, block: Callable[[Rope], Keys]) -> tuple[Keys, list[Keys]]:
-    """``rope_parameters`` of all layers, or by label; and the blocks in it."""
+    """``rope_parameters``, with one block or one for each label; and the blocks as a list."""
     blocks = ropes.config_blocks()
     if isinstance(blocks, Rope):
         parameters = block(blocks)
@@ -46,17 +46,17 @@ def blocks_of(ropes: LayerRopes, block: Callable[[Rope], Keys]) -> tuple[Keys, l
 
 
 def place_notes(ropes: LayerRopes) -> tuple[str, ...]:
-    """A note on where keys belong, if they are written without their path."""
+    """A note on where the keys belong, for a model whose config is inside another one."""
     path = ropes.in_config.path
     return (f"These keys belong inside {path} of the config.",) if path else ()
 
 
-# mlx-lm and exllamav3: keys that older classes read outside the block too; other frequencies than
-# those of a law with a name are the divisors of a longrope.
+# mlx-lm and exllamav3: older classes read some keys outside the block as well, and frequencies of a
+# law without a name are written as the divisors of a longrope block.
 
 
 def counting_coordinates(rope: Rope) -> Rope:
-    """The rope with a fraction of coordinates that turn, where other programs count pairs."""
+    """The rope with the fraction of its coordinates that turn; other programs count pairs."""
     law = rope.scaling
     if not isinstance(law, Proportional):
         return rope
@@ -65,7 +65,10 @@ def counting_coordinates(rope: Rope) -> Rope:
 
 
 def list_by_lengths(rope: Rope, length: int) -> Iterator[Keys]:
-    """A longrope block with one list; two lengths give its factor on cos and sin."""
+    """A longrope block with one list for all lengths.
+
+    The quotient of its two lengths determines the factor on cos and sin.
+    """
     if isinstance(rope.scaling, Rule):
         return
     gain, (base, divisors) = rope.attention_factor, base_and_divisors(rope)
@@ -78,7 +81,7 @@ def list_by_lengths(rope: Rope, length: int) -> Iterator[Keys]:
 
 
 def read_list(block: JsonObject, key: str, outside: LawContext, length: int) -> PerPair:
-    """The law of a longrope block with one list; two lengths give its factor on cos and sin."""
+    """The law of a block from `list_by_lengths`."""
     original = block.require(ORIGINAL_KEY, block.number(ORIGINAL_KEY, above=1))
     divisors = block.require(key, block.numbers_per_pair(key, outside.rotary_dim // 2))
     gain = math.sqrt(1 + max(0.0, math.log(length / original) / math.log(original)))
@@ -86,7 +89,7 @@ def read_list(block: JsonObject, key: str, outside: LawContext, length: int) -> 
 
 
 def only_length(target: Target, ropes: LayerRopes, lengths: set[int], context: int) -> int:
-    """The length by which the laws of all layers are computed, or the context."""
+    """The one length that the laws of all layers are computed for; the context if there is none."""
     if len(lengths) > 1:
         target.only_rope(ropes)
     return min(lengths, default=context)
@@ -100,26 +103,26 @@ def write_config(
     *,
     whole_lengths: bool = False,
 ) -> ProgramSettings:
-    """The keys of a config: ``block`` of every rope, and outside it what older classes read."""
+    """The keys of a config: each rope's ``block``, and around it the keys for older classes."""
     parameters, blocks = blocks_of(ropes, block)
     notes, by_kind = place_notes(ropes), ropes.has_blocks_by_kind
     outside = ["rope_theta", "partial_rotary_factor"]
     outside += [ORIGINAL_KEY] if parameters.get("rope_type") == "longrope" else []
     keys |= {key: parameters[key] for key in outside if key in parameters and not by_kind}
     factors = ropes.query_factors.items()
-    # the program would multiply by another factor, which is left out
+    # other factors are left out, because the program would multiply by something else
     its_own = {kind: f for kind, f in factors if target.query_factor(f, ropes.kinds[kind])}
     its_ropes = replace(ropes, query_factors=its_own)
     keys = keys_over_file({**keys, "rope_parameters": parameters}, its_ropes)
     if whole_lengths and ORIGINAL_KEY in keys:
-        keys[ORIGINAL_KEY] = round(keys[ORIGINAL_KEY])  # it reads that of the block
+        keys[ORIGINAL_KEY] = round(keys[ORIGINAL_KEY])  # the program reads the one in the block
     if by_kind:
-        # of these classes older ones read one law, and know themselves which layers have it
+        # older classes of such models read one law, and know themselves which layers have it
         main, _ = main_and_local(ropes)
         kind = next(kind for kind, rope in ropes.kinds.items() if rope == main)
         scaled = keys["rope_parameters"][ropes.in_config.label(kind)]
         keys["rope_scaling"] = None if scaled["rope_type"] == "default" else scaled
-        if not ropes.in_config.values:  # of no file, as Gemma 3's classes call the bases
+        if not ropes.in_config.values:  # without a file, use the names of Gemma 3's classes
             names = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
             found = [(key, parameters.get(label)) for label, key in names.items()]
             keys |= {key: own_block["rope_theta"] for key, own_block in found if own_block}
@@ -130,7 +133,9 @@ def write_config(
     else:
         block_of_file = keys["rope_parameters"]
         if parameters["rope_type"] == "yarn" and ORIGINAL_KEY not in parameters:
-            block_of_file.pop(ORIGINAL_KEY, None)  # with it exllamav3 would not read the factor
+            block_of_file.pop(
+                ORIGINAL_KEY, None
+            )  # if it were there, exllamav3 would not read the factor
         nothing = block_of_file["rope_type"] == "default" and "mrope_section" not in parameters
         keys["rope_scaling"] = None if nothing else block_of_file
     if any(not float(found.get(ORIGINAL_KEY, 0)).is_integer() for found in blocks):

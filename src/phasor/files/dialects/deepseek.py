@@ -1,4 +1,4 @@
-"""DeepSeek: the ``config.json`` of its own inference code, of V2 to V4."""
+"""DeepSeek: the ``config.json`` of its own inference code, for V2 to V4."""
 
 from __future__ import annotations
 

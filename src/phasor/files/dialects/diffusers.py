@@ -20,7 +20,7 @@ from phasor.rope import Rope
 
 @dataclass(frozen=True, kw_only=True)
 class Transformer:
-    """Facts of a class of diffusers; ``diffusers.toml`` explains each where it lists them."""
+    """Facts about a class of diffusers; ``diffusers.toml`` explains them."""
 
     pairing: Pairing = "half"
     base: float | None = None
@@ -42,7 +42,7 @@ class Transformer:
 
 
 def read(top: JsonObject) -> LayerRopes | None:
-    """The rope of each layer of a transformer of diffusers, the same for all."""
+    """The rope of a transformer of diffusers, the same in all layers."""
     if (name := top.text("_class_name")) is None:
         return None
     if (facts := _classes().get(name)) is None:
@@ -85,7 +85,7 @@ def _transformer_rope(config: JsonObject, facts: Transformer) -> Rope:
     sizes = () if facts.axes_key is None else config.wholes(facts.axes_key) or facts.dims
     head_dim = sum(sizes)
     if not facts.summed:
-        # a class that has a key for the width of all heads has none for that of one
+        # a class with a key for the width of all heads together has none for a single head
         default = None if "hidden_size" in facts.names else facts.head_dim
         head_dim = config.width("head_dim") or default or config.head_dim()
     if facts.interleaved:

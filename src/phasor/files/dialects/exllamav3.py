@@ -1,4 +1,4 @@
-"""exllamav3: ``config.json``, with a context of its own for some laws."""
+"""exllamav3: ``config.json``; for some laws it uses a context of its own."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from phasor.files.dialects.blocks import (
     ORIGINAL_KEY,
     class_facts,
     is_list,
-    named_words,
+    named_blocks,
     read_slice,
     slice_of,
     slice_sizes,
 )
-from phasor.files.dialects.by_reading import Dialect, words_by_rope
+from phasor.files.dialects.by_reading import Dialect, settings_by_rope
 from phasor.files.dialects.config_blocks import (
     ConfigTarget,
     counting_coordinates,
@@ -31,7 +31,7 @@ from phasor.layers import LayerRopes, QueryFactor
 from phasor.rope import Rope
 from phasor.scaling import Law, Rule, Yarn
 
-# Reading: the block for one rope. The class decides which pairs turn, from where on, by which axes.
+# Reading: the block for one rope. The class decides which pairs turn, where, and by which axes.
 
 
 def _read(file: JsonObject) -> LayerRopes:
@@ -43,11 +43,11 @@ def _read(file: JsonObject) -> LayerRopes:
 
 def _read_law(block: JsonObject, outside: LawContext, length: int) -> Law | Rule | None:
     kind, original = rope_type(block), block.number(ORIGINAL_KEY, above=1)
-    if kind == "longrope":  # one list for all lengths, by that of the model
+    if kind == "longrope":  # the model's length selects one list
         is_long = length > block.require(ORIGINAL_KEY, original)
         return read_list(block, "long_factor" if is_long else "short_factor", outside, length)
     if kind == "yarn":
-        # the factor is that of two lengths, where the block has the one before the extension
+        # the factor is a quotient of lengths if the block has the one before the extension
         factor = block.number("factor") if original is None else length / original
         lengths = {ORIGINAL_KEY: original or length, "factor": factor}
         block = block.with_values({**block.values, **lengths})
@@ -57,21 +57,21 @@ def _read_law(block: JsonObject, outside: LawContext, length: int) -> Law | Rule
 # Writing.
 
 
-def _words(ropes: LayerRopes, length: int) -> Iterator[Keys]:
+def _settings(ropes: LayerRopes, length: int) -> Iterator[Keys]:
     rope = slice_of(ropes.ropes[0])
-    for block in named_words(counting_coordinates(rope)):
+    for block in named_blocks(counting_coordinates(rope)):
         if isinstance(rope.scaling, Yarn):
-            block["attention_factor"] = rope.attention_factor  # the classes compute different ones
+            block["attention_factor"] = rope.attention_factor  # its classes differ here
         yield {BLOCK_KEY: block}
         yield {BLOCK_KEY: {key: block[key] for key in block if key != ORIGINAL_KEY}}
     yield from ({BLOCK_KEY: block} for block in list_by_lengths(rope, length))
 
 
-_DIALECT = Dialect(read=_read, words=_words, sizes=slice_sizes, says_softmax=False)
+_DIALECT = Dialect(read=_read, settings=_settings, sizes=slice_sizes, scales_softmax=False)
 
 
 def _length(law: Yarn) -> int:
-    """The length from which it computes YaRN's factor, or the original context if it cannot."""
+    """The length from which it computes YaRN's factor, else the original context."""
     length = round(law.factor * law.original_max_positions)
     is_exact = length / law.original_max_positions == law.factor
     return length if is_exact else law.original_max_positions
@@ -83,14 +83,14 @@ def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
         EXLLAMAV3, ropes, {_length(law) for law in laws if isinstance(law, Yarn)}, context
     )
 
-    _, words = words_by_rope(EXLLAMAV3, _DIALECT, ropes, length, is_list=is_list)
-    blocks = {rope: found.keys[BLOCK_KEY] for rope, found in words.items()}
+    _, settings = settings_by_rope(EXLLAMAV3, _DIALECT, ropes, length, is_list=is_list)
+    blocks = {rope: found.keys[BLOCK_KEY] for rope, found in settings.items()}
     keys = {CONTEXT_KEY: length}
     return write_config(EXLLAMAV3, ropes, keys, blocks.__getitem__, whole_lengths=True)
 
 
 def _multiplies_queries(factor: QueryFactor, rope: Rope | None) -> bool:
-    """Only YaRN's code reads the factor on queries, and takes its length from the law."""
+    """Whether it multiplies queries: only its code for YaRN does, with the law's length."""
     law = rope.scaling if rope and rope.direction > 0 else None
     from_0 = has_steps(factor) and factor.first == 0
     return from_0 and isinstance(law, Yarn) and law.original_max_positions == factor.length

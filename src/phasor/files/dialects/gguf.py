@@ -19,8 +19,8 @@ from phasor.files.configs.model_class import facts_for, has_rope
 from phasor.files.configs.rope_blocks import query_factors
 from phasor.files.configs.ropes import layer_ropes
 from phasor.files.configs.source import JsonObject, renamed_keys, single_value
-from phasor.files.dialects.blocks import class_facts, class_sizes, decided_by_class, said_by_file
-from phasor.files.dialects.by_reading import Dialect, FaultError, words_for_rope
+from phasor.files.dialects.blocks import class_facts, class_sizes, decided_by_class, keys_of_file
+from phasor.files.dialects.by_reading import Dialect, FaultError, settings_for_rope
 from phasor.files.dialects.target import Keys, Target, base_and_divisors, yarn_ramp
 from phasor.layers import LayerRopes, one_layer
 from phasor.rope import Rope
@@ -33,7 +33,7 @@ SECTIONS_KEY = "rope.dimension_sections"
 ORIGINAL_KEY, GAIN_KEY = "rope.scaling.original_context_length", "rope.scaling.attn_factor"
 LOG_MULTIPLIER_KEY = "rope.scaling.yarn_log_multiplier"
 _PATTERN_KEY = "attention.sliding_window_pattern"
-# 0 is none; architectures without attention count no heads
+# keys for which 0 means none; architectures without attention have no heads
 _ZERO_IS_NONE = ("attention.sliding_window", "attention.head_count", "attention.head_count_kv")
 _WINDOWED = ("sliding_attention", "chunked_attention")
 BASE = 10_000.0  # llama.cpp's default
@@ -49,12 +49,12 @@ def _tables() -> Mapping[str, Any]:
 
 @lru_cache(maxsize=1)
 def architecture_facts() -> Mapping[str, Architecture]:
-    """What llama.cpp implies, by ``general.architecture``."""
+    """The facts that llama.cpp implies, by ``general.architecture``."""
     return architectures(_tables()["architectures"], {})
 
 
 def read(top: JsonObject) -> LayerRopes | None:
-    """The rope of each layer of a model; None if the file is no GGUF."""
+    """The rope of each layer of a model; None if the file is not GGUF."""
     if (name := top.text("general.architecture")) is None:
         return None
     if (facts := architecture_facts().get(name)) is None:
@@ -96,14 +96,14 @@ def architecture_of(name: str) -> str | None:
 
 @lru_cache(maxsize=1)
 def _converted() -> Mapping[tuple[str, ...], str]:
-    """The architectures that files are converted to, by the words that types begin with."""
+    """llama.cpp's architectures, by the words that the model types they are for begin with."""
     return {tuple(words.split()): name for words, name in _tables()["converted"].items()}
 
 
 def _select_facts(
     top: JsonObject, name: str, facts: Architecture
 ) -> tuple[JsonObject, Architecture]:
-    """The keys of the architecture, and its facts for their switches."""
+    """The architecture's keys, and its facts for this file's switches."""
     start = f"{name}."
     values = {k.removeprefix(start): v for k, v in top.values.items() if k.startswith(start)}
     facts = facts_for(JsonObject(values, name), facts)
@@ -111,18 +111,19 @@ def _select_facts(
         raise refusal("architecture_refused", name=name, why=facts.refused)
     values = {k: v for k, v in values.items() if v != 0 or k not in _ZERO_IS_NONE}
     if isinstance(values.get(_PATTERN_KEY), (list, tuple)) and not _lists_windows(facts):
-        del values[_PATTERN_KEY]  # llama.cpp takes a number here, and passes over lists
+        del values[_PATTERN_KEY]  # llama.cpp reads a number here, and ignores lists
     config = JsonObject(values, name, names=_tables()["names"], strict=top.strict)
     config.notes += [facts.note] if facts.note else []
-    # of a list, what is read here is the largest
+    # for a list with one number per layer, the largest is read
     heads = {"attention.head_count": config.largest("num_attention_heads")}
     config = config.with_values({**values, **heads})
     if facts.rewrite is not None:
         config = _REWRITES[facts.rewrite](config, top)
-    # converters also write these where nothing uses them
+    # converters also write these keys where nothing uses them
     config.ignore("attention.max_alibi_bias", "rope.scaling.finetuned", ORIGINAL_KEY)
     for key, value in values.items():
-        # a key for layers with a window that says what all layers have, or that nothing turns
+        # ignore a key for layers with a window that repeats the one for all layers, and keys that
+        # confirm that nothing rotates
         is_same = key.endswith("_swa") and value == values.get(key.removesuffix("_swa"))
         if is_same or (facts.other_positions is not None and value in (0, 1, "none")):
             config.ignore(key)
@@ -130,7 +131,7 @@ def _select_facts(
 
 
 def _log_multiplier(config: JsonObject, top: JsonObject) -> JsonObject:
-    """DeepSeek's architectures count YaRN's multiplier of logarithms in tenths."""
+    """Multiply YaRN's log multiplier by ten: DeepSeek's architectures count it in tenths."""
     if config.values.get("rope.scaling.type") != "yarn":
         return config
     multiplier = config.number(LOG_MULTIPLIER_KEY, least=0)
@@ -140,7 +141,7 @@ def _log_multiplier(config: JsonObject, top: JsonObject) -> JsonObject:
 
 
 def _with_divisors(config: JsonObject, top: JsonObject) -> JsonObject:
-    """Gemma 4's full layers have their divisors in a tensor, without which nothing is known."""
+    """Refuse Gemma 4 without the tensor that has the divisors of its full layers."""
     has_law = config.values.get("rope.scaling.type") in ("yarn", "longrope")
     if not has_law and not any(map(top.has, (FREQS, _SHORT, _LONG))):
         raise refusal("gguf_divisors", tensor=FREQS, path=config.path)
@@ -155,7 +156,7 @@ _REWRITES: Mapping[str, Callable[[JsonObject, JsonObject], JsonObject]] = {
 
 
 def _lists_windows(facts: Architecture) -> bool:
-    """Whether files say for each layer if it has a window."""
+    """Whether files list which layers have a window."""
     return facts.layers is not None and facts.layers.listed
 
 
@@ -180,7 +181,7 @@ def _kinds_in_order(config: JsonObject, facts: Architecture, count: int) -> tupl
 
 
 def _key(config: JsonObject, kind: str, key: str) -> str:
-    """``key`` for layers of this kind: those with a sliding window may have one of their own."""
+    """``key``, or the key that layers with a sliding window may have instead."""
     windowed_key = f"{key}_swa"
     return windowed_key if kind in _WINDOWED and config.has(windowed_key) else key
 
@@ -190,7 +191,7 @@ def _rope(top: JsonObject, config: JsonObject, facts: Architecture, kind: str) -
         return None
     special = facts.kind(kind)
     width_key = _key(config, kind, WIDTH_KEY)
-    # all layers may have keys of their own, and a fixed architecture turns whole heads
+    # even a single kind may have its own key; an architecture with fixed widths turns whole heads
     config.ignore(BASE_KEY, WIDTH_KEY)
     width = None if facts.fixed else config.width(width_key)
     if facts.latent:
@@ -227,12 +228,12 @@ def _rope(top: JsonObject, config: JsonObject, facts: Architecture, kind: str) -
     return rope
 
 
-# what ggml_rope_yarn_corr_dims bounds by 0 and by the width ends before it begins
-_OTHER_RAMP = "In so narrow a head llama.cpp's ramp of YaRN is not that of the law"
+# ggml_rope_yarn_corr_dims clips the ramp to the head, where it may end before it begins
+_OTHER_RAMP = "In a head this narrow llama.cpp's YaRN ramp is not the law's"
 
 
 def _has_other_ramp(rope: Rope) -> bool:
-    """Whether llama.cpp computes another ramp of YaRN than that of the law."""
+    """Whether llama.cpp's YaRN ramp differs from the law's."""
     law = rope.scaling
     return isinstance(law, Yarn) and law.truncate and yarn_ramp(rope) is None
 
@@ -242,12 +243,12 @@ def _axes(config: JsonObject, facts: Architecture, num_pairs: int) -> Axes:
         return OneAxis()
     sections = config.require(SECTIONS_KEY, config.wholes(SECTIONS_KEY))
     while len(sections) > 3 and not sections[-1]:
-        sections = sections[:-1]  # the fourth counts pairs of an axis that few models have
+        sections = sections[:-1]  # few models have a fourth axis
     if facts.axes.layout == "sectioned":
         return Sectioned(sections)
     axis_of_pair = InterleavedSections(sections).axis_of_pair(num_pairs)
     if any(axis_of_pair.count(axis) != n for axis, n in enumerate(sections)):
-        # llama.cpp rotates the remaining pairs by a fourth coordinate, the models by the first
+        # llama.cpp rotates the remaining pairs by a fourth coordinate, and the models by the first
         counts = f"pair counts that can be dealt out in turn over {num_pairs} pairs"
         config.refuse(SECTIONS_KEY, counts)
     axes = InterleavedSections(sections)
@@ -264,7 +265,7 @@ def pairs_of_a_fourth_axis(axes: Sectioned | InterleavedSections, num_pairs: int
     fourth = [k for k, axis in enumerate(axes.axis_of_pair(num_pairs)) if axis > 2]
     if isinstance(axes, Sectioned):
         return fourth
-    # it deals pairs out to three axes in turn, until the section of an axis is full
+    # ggml assigns pairs to three axes in turn, until an axis has all its pairs
     sections = (*axes.sections, 0)
     return sorted({*fourth, *(k for k in range(num_pairs) if k >= 3 * sections[k % 3])})
 
@@ -277,7 +278,7 @@ def _read_scaling(
     keys = ("rope.scaling.factor", "rope.scale_linear")
     factor = single_value((config.name(k), config.number(k, least=0)) for k in keys) or 1.0
     divisors = [tensor for tensor in (FREQS, _SHORT, _LONG) if top.has(tensor)]
-    # llama.cpp divides by these tensors in addition to the law that the metadata name
+    # llama.cpp divides by these tensors in addition to applying the law in the metadata
     other_scalings: list[str] = []
     if law_name == "yarn":
         other_scalings.append(config.name(key))
@@ -360,15 +361,15 @@ def _read_yarn(config: JsonObject, facts: Architecture, factor: float) -> Yarn:
         )
 
 
-# Writing: the words for one rope. Which of a model's layers have them is the architecture's.
+# Writing: the settings for one rope. The architecture decides which layers use them.
 
 BETA_KEYS = "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"
-# of most architectures
+# the default of most architectures
 DEFAULT_BETAS = dict(zip(BETA_KEYS, (32.0, 1.0), strict=True))
 
 
 def is_tensor(key: str) -> bool:
-    """Whether a tensor of the file has that name; all else are metadata."""
+    """Whether this is the name of a tensor; other keys are metadata."""
     return key.endswith(".weight")
 
 
@@ -380,18 +381,18 @@ def needs_tensor(keys: Mapping[str, Any]) -> bool:
 def rope_keys(target: Target, rope: Rope, context: int, architecture: str | None = None) -> Keys:
     """Metadata, without the architecture's prefix, and tensors for one rope.
 
-    The architecture has to turn these pairs by these axes from this coordinate on, which no file
-    says. A factor on the softmax is said if it can be.
+    The architecture has to turn these pairs by these axes at these coordinates: no key states that.
+    If a key can express the factor on the softmax, it is included.
 
     Raises:
-        RefusalError: If no such architecture could turn so.
+        RefusalError: If no architecture could rotate like this.
     """
-    dialect = replace(WORDS_DIALECT, read=partial(_read_words, architecture=architecture))
-    return words_for_rope(target, dialect, rope, context, is_list=needs_tensor)
+    dialect = replace(SETTINGS_DIALECT, read=partial(_read_settings, architecture=architecture))
+    return settings_for_rope(target, dialect, rope, context, is_list=needs_tensor)
 
 
-def _read_words(file: JsonObject, *, architecture: str | None = None) -> LayerRopes:
-    """The rope of an architecture that decides what no file says."""
+def _read_settings(file: JsonObject, *, architecture: str | None = None) -> LayerRopes:
+    """The rope that an architecture reads, with the facts that the class of ``file`` decides."""
     name, facts = "any", class_facts(file)
     if needs_tensor(file.values) and (facts.axes is not None or architecture == "gpt-oss"):
         which = "with several axes" if facts.axes is not None else "of gpt-oss"
@@ -400,14 +401,14 @@ def _read_words(file: JsonObject, *, architecture: str | None = None) -> LayerRo
         facts = replace(facts, softmax=True, rewrite="log_multiplier")
     values = {
         key if is_tensor(key) else f"{name}.{key}": value.tolist() if is_tensor(key) else value
-        for key, value in said_by_file(file).items()
+        for key, value in keys_of_file(file).items()
     }
     (rope,) = _read_as(JsonObject({"general.architecture": name, **values}), name, facts).ropes
     if _has_other_ramp(rope):
         raise FaultError(_OTHER_RAMP)
     decided, axes = decided_by_class(file), rope.axes
     if isinstance(axes, Sectioned) and not any(axes.sections[decided["n_axes"] :]):
-        axes = Sectioned(axes.sections[: decided["n_axes"]])  # others have no pairs
+        axes = Sectioned(axes.sections[: decided["n_axes"]])  # the remaining axes have no pairs
     return one_layer(replace(rope, rotary_start=decided["rotary_start"], axes=axes))
 
 
@@ -418,25 +419,25 @@ def _sizes(ropes: LayerRopes, context: int) -> Keys:
     return {"block_count": 1, "context_length": context, **heads, **class_sizes(rope)}
 
 
-def rope_words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
-    """Choices of keys and tensors for one rope."""
+def rope_settings(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
+    """Proposals of keys and tensors for one rope."""
     rope = ropes.ropes[0]
     keys: Keys = {BASE_KEY: rope.base or BASE, WIDTH_KEY: rope.rotary_dim}
     if isinstance(rope.axes, (Sectioned, InterleavedSections)):
-        # of four coordinates
+        # always four counts
         keys[SECTIONS_KEY] = [*rope.axes.sections, 0, 0][:4]
-    for of_law in _law_words(rope):
+    for of_law in _law_settings(rope):
         yield keys | of_law
 
 
-def _law_words(rope: Rope) -> Iterator[Keys]:
+def _law_settings(rope: Rope) -> Iterator[Keys]:
     law = rope.scaling
     if law is None:
         yield {}
     elif isinstance(law, Linear):
         yield {"rope.scaling.type": "linear", "rope.scaling.factor": law.factor}
     elif isinstance(law, Yarn):
-        yield from _yarn_words(law)
+        yield from _yarn_settings(law)
     elif isinstance(law, LongRope):
         yield {
             "rope.scaling.type": "longrope",
@@ -450,8 +451,8 @@ def _law_words(rope: Rope) -> Iterator[Keys]:
         yield {**gain, FREQS: base_and_divisors(rope)[1]}
 
 
-def _yarn_words(law: Yarn) -> Iterator[Keys]:
-    """YaRN by name; llama.cpp multiplies cos and sin by ``m(1)``, and by the key as well."""
+def _yarn_settings(law: Yarn) -> Iterator[Keys]:
+    """YaRN by its name; llama.cpp multiplies cos and sin by ``m(1)`` and by the factor in a key."""
     keys: Keys = {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": law.factor,
@@ -468,5 +469,7 @@ def _yarn_words(law: Yarn) -> Iterator[Keys]:
     yield keys | {GAIN_KEY: gain / yarn_multiplier(law.factor, 1.0)}
 
 
-#: The words as an architecture reads them that turns the rope's pairs, by its axes.
-WORDS_DIALECT = Dialect(read=_read_words, words=rope_words, sizes=_sizes, says_softmax=False)
+#: Settings as an architecture reads them that turns the rope's pairs by its axes.
+SETTINGS_DIALECT = Dialect(
+    read=_read_settings, settings=rope_settings, sizes=_sizes, scales_softmax=False
+)

@@ -1,4 +1,4 @@
-"""KerasHub: ``config.json`` of a backbone, also inside that of a task."""
+"""KerasHub: ``config.json`` of a backbone, also inside the one of a task."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from phasor.files.configs.layer_pattern import flag_pattern
 from phasor.files.configs.program_model import ProgramModel, divided
 from phasor.files.configs.source import JsonObject, renamed_keys
 from phasor.files.dialects.blocks import rotated_fraction
-from phasor.files.dialects.by_reading import Dialect, words_or_refusal
+from phasor.files.dialects.by_reading import Dialect, settings_or_refusal
 from phasor.files.dialects.target import (
     Keys,
     ProgramSettings,
@@ -51,7 +51,7 @@ def read(model: ProgramModel) -> LayerRopes:
             absent, beside = map(config.name, ("rope_local_base_freq", "rope_indices"))
             raise refusal("no_local_base", absent=absent, beside=beside)
         return model.ropes({"rope": wide})
-    # the factor on cos and sin is that of all layers
+    # all layers share the factor on cos and sin
     law = PerPair(factors=(ratio or 1.0,) * wide.num_pairs, attention_factor=wide.attention_factor)
     local = divided(replace(plain, base=local_base), ratio)
     local = local if wide.attention_factor == 1 else replace(local, scaling=law)
@@ -63,7 +63,7 @@ def read(model: ProgramModel) -> LayerRopes:
 
 
 def _adjusted(model: ProgramModel, block: JsonObject, rope: Rope) -> Rope:
-    """The rope with the law of ``rope_adjustments``, which litgpt tells by its keys."""
+    """The rope with the law of ``rope_adjustments``; its keys tell litgpt which law it is."""
     model.blocks.append(block)
     factor, notes = block.number("factor", above=0), model.config.notes
     # with a scale below 0 the factor on cos and sin is below 1
@@ -73,7 +73,7 @@ def _adjusted(model: ProgramModel, block: JsonObject, rope: Rope) -> Rope:
     if of_llama3 and of_yarn:
         raise refusal("two_laws", llama3=block.name(of_llama3[0]), yarn=block.name(of_yarn[0]))
     if all_dim and factor and not of_yarn:
-        softmax = yarn_multiplier(factor, all_dim)  # whatever the law is
+        softmax = yarn_multiplier(factor, all_dim)  # for any law
         notes.append(f"The softmax scale is multiplied by {softmax * softmax!r} as well.")
     if of_llama3:
         return model.law("llama3", rope, block)
@@ -88,7 +88,7 @@ def _adjusted(model: ProgramModel, block: JsonObject, rope: Rope) -> Rope:
     gains = [yarn_multiplier(factor, coefficient or 0) for coefficient in (mscale, all_dim)]
     gain = gains[0] / gains[1] if mscale and all_dim else gains[0] * gains[1]
     if low > high >= 0 and (low < 2 * pairs or high == pairs - 1):
-        # a reversed ramp is YaRN's, which ends at the last coordinate, or no pair stands on it
+        # a reversed ramp equals YaRN's if it ends at the last coordinate or contains no pair
         ends = {k: math.exp(turns - i * step) for k, i in zip(betas, (high, low), strict=True)}
         ends |= {"mscale_all_dim": all_dim or 0.0, "attention_factor": gain}
         law = Yarn(factor=factor, original_max_positions=original, truncate=False, **ends)
@@ -102,7 +102,7 @@ def _adjusted(model: ProgramModel, block: JsonObject, rope: Rope) -> Rope:
 # Writing.
 
 
-def _words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
+def _settings(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
     main, local = main_and_local(ropes)
     if local is not None and main.scaling is None and local.scaling is not None:
         main, local = local, main
@@ -116,7 +116,7 @@ def _words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
     of_layers: Keys = {}
     if local is not None:
         by, ratio = linear_factor(main), linear_factor(local)
-        if local.scaling and by and ratio:  # positions of all layers are divided
+        if local.scaling and by and ratio:  # this divides the positions of all layers
             keys["rope_condense_ratio"] = ratio
             main = replace(main, scaling=Linear(factor=by / ratio))
         indices = layers_with(ropes, local).numbers
@@ -128,7 +128,7 @@ def _words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
 
 
 def _adjustments(rope: Rope) -> Keys | None:
-    """``rope_adjustments`` for the law of a rope; None for a law that it does not have."""
+    """``rope_adjustments`` for the rope's law; None if litgpt lacks the law."""
     law, size, base = rope.scaling, rope.rotary_dim, rope.base
     if law is None:
         return {}
@@ -140,14 +140,14 @@ def _adjustments(rope: Rope) -> Keys | None:
     ramp = yarn_ramp(rope)
     if not isinstance(law, Yarn) or ramp is None or base is None:
         return None
-    # its ramp falls from the first index to the second, which it rounds towards each other
+    # its ramp falls from the first index to the second, and both are rounded towards each other
     turns, (begin, end) = law.original_max_positions / (2 * math.pi), ramp
     keys = law_numbers(law, "factor", **original) | {
         "beta_fast": turns * base ** (-(2 * max(end, begin + 1) + 1) / size),
         "beta_slow": turns * base ** (-(2 * begin - 1) / size),
     }
     if law.mscale_all_dim or rope.attention_factor != 1:
-        # a scale of 0 is none
+        # a scale of 0 counts as absent
         keys |= mscales(law)
         keys["mscale"] = keys["mscale"] or 1e-30
     return keys
@@ -163,11 +163,13 @@ def _sizes(ropes: LayerRopes, context: int) -> Keys:
     }
 
 
-DIALECT = Dialect(read=lambda file: read(ProgramModel("litgpt", file)), words=_words, sizes=_sizes)
+DIALECT = Dialect(
+    read=lambda file: read(ProgramModel("litgpt", file)), settings=_settings, sizes=_sizes
+)
 
 
 def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
-    written = words_or_refusal(LITGPT, DIALECT, ropes, context)
+    written = settings_or_refusal(LITGPT, DIALECT, ropes, context)
     main, _ = main_and_local(written.form)
     notes = [f"head_size, in latent attention qk_rope_head_dim, has to be {main.head_dim}."]
     laws = [rope.scaling for rope in written.form.ropes]

@@ -1,4 +1,4 @@
-"""MaxText: a configuration, whose block of the decoder and model's name pick what rotates."""
+"""MaxText: a configuration, whose ``decoder_block`` and model name select what rotates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from phasor.files.configs.program_model import (
 )
 from phasor.files.configs.source import renamed_keys
 from phasor.files.dialects.blocks import rotated_fraction
-from phasor.files.dialects.by_reading import Dialect, find_words, words_or_refusal
+from phasor.files.dialects.by_reading import Dialect, find_settings, settings_or_refusal
 from phasor.files.dialects.target import (
     LLAMA4_FACTOR,
     SOFTMAX_NOTE,
@@ -41,8 +41,7 @@ from phasor.scaling import Llama3, Proportional, Yarn, yarn_multiplier
 
 _BLOCK, _NAME, _TYPE = "decoder_block", "model_name", "rope_type"
 _ORIGINAL, _LINEAR = "original_max_position_embeddings", "rope_linear_scaling_factor"
-# the time scales of the fastest pair and, but for the last power, of the slowest: their quotient is
-# the base
+# the time scales of the fastest pair, and of one after the slowest: their quotient is the base
 _LEAST, _MOST = "rope_min_timescale", "rope_max_timescale"
 _MOST_COMPRESSED = "compressed_rope_max_timescale"
 _MOST_LOCAL, _MOST_GLOBAL = "local_rope_max_timescale", "global_rope_max_timescale"
@@ -59,7 +58,7 @@ def read(model: ProgramModel) -> LayerRopes:
         return model.without(f"MaxText's block {decoder.block}", decoder.block)
     kinds, pattern = decoder.kinds()
     if decoder.rotation != "yarn":
-        # only its table ends at a length; latent attention has its factor on the softmax, too
+        # only YaRN has a table that ends at a length; latent attention also scales its softmax
         model.config = config.with_values({**config.values, CONTEXT: None})
         decoder.note_softmax()
     is_tuned = decoder.block == "llama4" and config.flag("temperature_tuning")
@@ -71,7 +70,7 @@ def read(model: ProgramModel) -> LayerRopes:
 
 
 class _Decoder:
-    """What a configuration makes: a block with one of MaxText's classes of rotations."""
+    """The decoder block of a configuration, with one of MaxText's classes of rotations."""
 
     def __init__(self, model: ProgramModel) -> None:
         config, facts = model.config, model.facts
@@ -96,7 +95,7 @@ class _Decoder:
         model.turns_all = not in_part
 
     def kinds(self) -> tuple[Mapping[str, Rope | None], LayerPattern]:
-        """The rope of each kind of layer, and which layers are of the first."""
+        """The rope of each kind of layer, and a pattern that marks the layers of the first kind."""
         config, of_block, count = self.config, self.of_block, self.config.layers()
         if self.block == "deepseek4":
             key = "compress_ratios"
@@ -122,7 +121,7 @@ class _Decoder:
         return {"nope": None, "rope": self._of_kind()}, LayerPattern.every(interval, count)
 
     def note_softmax(self) -> None:
-        """Note the factor of latent attention on its softmax, where no law has it."""
+        """Note latent attention's factor on the softmax, where no law contains it."""
         if not self.model.latent:
             return
         factor = yarn_multiplier(self._number("rope_factor"), self._mscale()) ** 2
@@ -130,7 +129,7 @@ class _Decoder:
             self.config.notes.append(f"The softmax scale is multiplied by {factor!r} as well.")
 
     def check_unread(self) -> None:
-        """Refuse keys of other classes than this one; if it need not be strict, note them."""
+        """Refuse keys that only other classes read, or note them if the reading is not strict."""
         config = self.config
         for key, neutral in self.model.facts["unread"].items():
             if key in config.keys_read or config.value(key) in (None, neutral):
@@ -148,15 +147,15 @@ class _Decoder:
         return config.or_default(key, stated, default, self.model.assumes)
 
     def _most(self, own_key: str | None = None) -> float:
-        """The largest time scale: of a kind of layers at its own key, unless that is -1 for off."""
+        """The largest time scale, from the layers' own key unless that is absent or -1 (off)."""
         stated = None if own_key is None else self.config.number(own_key)
         if stated in (None, -1):
             return self._number("rope_theta")
-        self.config.ignore(_MOST)  # which no layer of this kind reads
+        self.config.ignore(_MOST)  # no layer of this kind reads it
         return stated
 
     def _least(self) -> int:
-        """The smallest time scale, which divides positions."""
+        """The smallest time scale; positions are divided by it."""
         return self.config.whole(_LEAST) or 1
 
     def _of_kind(self, kind: str = "") -> Rope:
@@ -179,12 +178,12 @@ class _Decoder:
         return divided(rope, least)
 
     def _factor(self, *, is_local: bool) -> float:
-        """The divisor of positions of whole heads, except in local layers of Gemma 3."""
+        """The divisor of positions for whole heads; local layers of Gemma 3 have none."""
         factor = self.config.number(_LINEAR, above=0) or 1.0
         return 1.0 if is_local and self.name.startswith("gemma3") else factor
 
     def _of_gemma4(self, kind: str) -> Rope:
-        """The rope of a kind of layer with another base, width and rotated part."""
+        """The rope of a kind of layer in Gemma 4: with its own base, width and rotated part."""
         config, is_local = self.config, kind == "sliding_attention"
         most, least = self._most(_MOST_LOCAL if is_local else _MOST_GLOBAL), self._least()
         rope = self.model.rope("half", base=most / least)
@@ -198,7 +197,7 @@ class _Decoder:
         return divided(replace(rope, rotary_dim=int(rope.head_dim * part)), least)
 
     def _at_end(self, key: str) -> Rope:
-        """The rope of the end of a head, with the base at a key."""
+        """The rope that turns the end of a head, with the base at ``key``."""
         rope = self.model.rope("interleaved", base=self._number(key))
         width = int(self._number("qk_rope_head_dim"))
         return replace(rope, rotary_dim=width, rotary_start=rope.head_dim - width)
@@ -224,18 +223,19 @@ class _Decoder:
         return replace(rope, scaling=law)
 
     def _mscale(self) -> float:
-        """YaRN's coefficient in the softmax of latent attention; 0 for none."""
+        """YaRN's coefficient for the softmax of latent attention; 0 if it is not scaled."""
         is_longer = self.model.latent and self._number(CONTEXT) > self._number(_ORIGINAL)
         return self._number("mscale") if is_longer else 0.0
 
 
 # Writing.
 
-# Divides bases that are no whole numbers, of which it takes none; a power of two divides exactly.
+# MaxText accepts only whole time scales, so for other bases both are multiplied by this unit, which
+# is exact as it is a power of two.
 _UNIT = 2**30
 
 
-def _words(ropes: LayerRopes, context: int) -> Iterator[Keys]:
+def _settings(ropes: LayerRopes, context: int) -> Iterator[Keys]:
     main, local = main_and_local(ropes)
     if main.base is None or (local and local.base is None):
         return
@@ -248,7 +248,7 @@ def _words(ropes: LayerRopes, context: int) -> Iterator[Keys]:
 
 
 def _of_ends(ropes: LayerRopes) -> Keys:
-    """The keys of the block that turns the ends of heads, by a base for layers of each kind."""
+    """The keys of the block that turns the ends of heads, with a base for each kind of layer."""
     bases = {"compressed" in kind: int(rope.base or 0) for kind, rope in rotating(ropes).items()}
     keys = {False: _MOST, True: _MOST_COMPRESSED}
     said = {keys[is_compressed]: base for is_compressed, base in bases.items()}
@@ -261,7 +261,7 @@ def _of_one(rope: Rope, context: int) -> Iterator[Keys]:
     if factor is not None and rope.pairing == "interleaved":
         yield {_BLOCK: "llama2", _TYPE: "llama3.1", "rope_use_scale": False, **scaled}
     elif factor is not None:
-        if rope.rotary_dim == rope.head_dim:  # the block that turns a part takes whole heads too
+        if rope.rotary_dim == rope.head_dim:  # the block for parts of heads turns whole heads too
             yield {_BLOCK: "llama2", **_plain(factor, base)}
         part = {"partial_rotary_factor": rotated_fraction(rope.rotary_dim, rope.head_dim)}
         counts = [] if isinstance(rope.axes, OneAxis) else list(rope.axes.counts(rope.num_pairs))
@@ -275,7 +275,7 @@ def _of_one(rope: Rope, context: int) -> Iterator[Keys]:
 
 
 def _plain(factor: float, base: float, local_base: float = 0.0) -> Keys:
-    """The keys of whole heads, whose two bases have one unit."""
+    """The keys for whole heads; both bases are in the same unit."""
     unit = 1 if base.is_integer() and local_base.is_integer() else _UNIT
     keys = {_LEAST: unit, _MOST: round(base * unit), _LINEAR: factor / unit}
     of_local = {_MOST_LOCAL: round(local_base * unit)} if local_base else {}
@@ -290,12 +290,12 @@ def _yarn_keys(rope: Rope, law: Yarn, context: int) -> Keys:
         _MOST: int(rope.base or 0),
         _ORIGINAL: law.original_max_positions,
         **{name: int(number) for name, number in numbers.items()},
-        "mscale": law.mscale_all_dim,  # of latent attention's softmax
+        "mscale": law.mscale_all_dim,  # for the softmax of latent attention
         "rope_interleave": interleaved,
         "rope_pairwise": interleaved and rope.output_pairing == "interleaved",
         "rope_truncate": law.truncate,
         "rope_attention_scaling": rope.attention_factor != 1,
-        # the length of its table; beyond the first length it scales latent attention's softmax
+        # its table has this length; above the original one, latent attention scales its softmax
         CONTEXT: max(context, law.original_max_positions + 1),
     }
 
@@ -335,23 +335,23 @@ def _sizes(ropes: LayerRopes, _context: int) -> Keys:
 
 DIALECT = Dialect(
     read=lambda file: read(ProgramModel("MaxText", file)),
-    words=_words,
+    settings=_settings,
     sizes=_sizes,
     near=lambda rope: [_with_llama3(rope)] if isinstance(rope.scaling, Llama3) else [],
-    says_all_pairs=False,
-    says_still_layers=False,
-    says_softmax=False,
+    has_both_pairings=False,
+    states_still_layers=False,
+    scales_softmax=False,
 )
 
 
 def _with_llama3(rope: Rope) -> Rope:
-    """The rope with those numbers of the law that are constants in the code."""
+    """The rope with Llama 3's law, whose numbers are constants in the code."""
     law = Llama3(**read_programs()["MaxText"]["llama3"])
     return with_whole_base(replace(rope, scaling=law))
 
 
 def _in_turn(ropes: LayerRopes) -> LayerRopes:
-    """A layer for each local one of a block, and one of all tokens: no key says their order."""
+    """The model with its local and other layers in turn, because no key states their order."""
     kinds, (_, local) = rotating(ropes), main_and_local(ropes)
     sliding = [kind for kind in kinds if "sliding" in kind]
     if local is None or sliding != [kind for kind, rope in kinds.items() if rope == local]:
@@ -367,15 +367,15 @@ def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
             feature = f"a rotation from coordinate {rope.rotary_start} on"
             MAXTEXT.refuse("start", feature, rope, [])
     in_turn, law = _in_turn(ropes), main_and_local(ropes)[0].scaling
-    if isinstance(law, Proportional) and find_words(DIALECT, in_turn, context) is None:
-        MAXTEXT.only_rope(ropes)  # as it has that law in one of two kinds of layers
-    written = words_or_refusal(MAXTEXT, DIALECT, in_turn, context)
+    if isinstance(law, Proportional) and find_settings(DIALECT, in_turn, context) is None:
+        MAXTEXT.only_rope(ropes)  # only one of two kinds of layers can have that law
+    written = settings_or_refusal(MAXTEXT, DIALECT, in_turn, context)
     of_model = {_BLOCK: "", _NAME: "", **written.keys}
     keys = {key: value for key, value in written.keys.items() if key not in (_BLOCK, _NAME)}
     notes = [*_class_notes(written.form, of_model[_BLOCK], of_model[_NAME])]
     is_latent = of_model[_BLOCK] != "deepseek4" and ropes.num_kv_heads == 1
     if is_latent and keys[_TYPE] != "yarn":
-        keys["mscale"] = 0.0  # else latent attention scales its softmax
+        keys["mscale"] = 0.0  # otherwise latent attention would scale its softmax
     if of_model[_BLOCK] != "deepseek4" and keys[_TYPE] != "llama3.1":
         notes.append("model_name must not begin with llama3.1, whose rope is in the code.")
     if interval := layers_with(ropes, None).interval:
@@ -387,7 +387,7 @@ def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
 
 
 def _class_notes(ropes: LayerRopes, block: str, name: str) -> Iterator[str]:
-    """What the block of the decoder and the model's name have to be, and the widths of heads."""
+    """Notes on the decoder block, model name and head widths that the keys are for."""
     main, local = main_and_local(ropes)
     if block == "deepseek4":
         sizes = f"head_dim {main.head_dim} and qk_rope_head_dim {main.rotary_dim}"

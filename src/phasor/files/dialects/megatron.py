@@ -25,7 +25,7 @@ from phasor.files.configs.program_model import (
 )
 from phasor.files.configs.source import JsonObject
 from phasor.files.dialects.blocks import rotated_fraction
-from phasor.files.dialects.by_reading import Dialect, words_or_refusal
+from phasor.files.dialects.by_reading import Dialect, settings_or_refusal
 from phasor.files.dialects.target import (
     Keys,
     ProgramSettings,
@@ -52,10 +52,10 @@ def read(model: ProgramModel) -> LayerRopes:
     class_entry = _class_of(model)
     position_type = _position_type(model)
     position_type = class_entry.get("position", position_type)
-    if model.config.flag("gpt_oss"):  # whatever the other keys are
+    if model.config.flag("gpt_oss"):  # overrides the other keys
         position_type = "yarn"
     letters = _letters(model.config, class_entry)
-    is_griffin = model.config.has("griffin") or "griffin" in model.title  # a model of NeMo's
+    is_griffin = model.config.has("griffin") or "griffin" in model.title  # a model of NeMo
     model.latent = model.config.flag("latent") is True or bool({*letters} & {*"D+"})
     model.config = _with_own_values(model, letters, is_griffin=is_griffin)
     config = model.config
@@ -66,7 +66,7 @@ def read(model: ProgramModel) -> LayerRopes:
         config.notes.append(f"{of_axes}, and is not read: Megatron's {position_type} has one.")
     if model.latent and position_type not in ("none", "relative"):
         position_type = config.text("rope_type", "rope", "yarn") or "yarn"
-    model.turns_all = model.latent and position_type == "yarn"  # whatever the fraction is
+    model.turns_all = model.latent and position_type == "yarn"  # the fraction has no effect
     if position_type in model.facts["instead"]:
         return model.without(f"Megatron's type {position_type}", position_type)
     if "kinds" in class_entry:
@@ -81,7 +81,7 @@ def read(model: ProgramModel) -> LayerRopes:
 
 
 def _class_of(model: ProgramModel) -> Mapping[str, Any]:
-    """The facts of Megatron-Bridge's class that a file names; what they refuse is refused."""
+    """The facts of the Megatron-Bridge class that a file names; refuses keys that they exclude."""
     config, facts = model.config, model.facts
     name = (config.text("_target_") or "").rpartition(".")[2]
     class_entry = next(v for k, v in facts["classes"].items() if name.startswith(k))
@@ -95,7 +95,7 @@ def _class_of(model: ProgramModel) -> Mapping[str, Any]:
 
 
 def _position_type(model: ProgramModel) -> str:
-    """The word for the position embedding, which a switch of older files replaces."""
+    """The type of the position embedding, which a switch of older files overrides."""
     config = model.config
     if not config.flag("use_rotary"):
         if not config.has(_TYPE) and (named := config.value("other_model")) is not None:
@@ -114,7 +114,7 @@ def _position_type(model: ProgramModel) -> str:
 
 
 def _letters(config: JsonObject, class_entry: Mapping[str, Any]) -> str:
-    """A letter for each layer of a hybrid model; empty for others."""
+    """A letter for each layer of a hybrid model; empty for other models."""
     letters = re.sub(r"/.*|\|", "", config.text("hybrid") or "")
     letters_of_layers = "MG*D+-E" + class_entry.get("letters", "")
     if {*letters} - {*letters_of_layers}:
@@ -123,14 +123,14 @@ def _letters(config: JsonObject, class_entry: Mapping[str, Any]) -> str:
 
 
 def _with_own_values(model: ProgramModel, letters: str, *, is_griffin: bool) -> JsonObject:
-    """The file with the values that the program always uses, or uses if they are absent."""
+    """The file with values that the program uses always, or for absent keys."""
     config, facts = model.config, model.facts
     taken: Keys = {}
     if config.flag("gpt_oss"):
         taken |= facts["gpt_oss"]
     if letters:
         taken["num_layers"] = len(letters)
-    if config.flag("grouped") is False:  # its groups are then those of a default that nothing reads
+    if config.flag("grouped") is False:  # then nothing reads the number of groups
         taken["num_query_groups"] = None
     said = {key: v for key, v in config.values.items() if key not in spellings(taken)}
     assumed: Keys = {}
@@ -138,7 +138,7 @@ def _with_own_values(model: ProgramModel, letters: str, *, is_griffin: bool) -> 
         assumed["partial_rotary_factor"] = 0.5
     if config.flag("not_rounded"):
         assumed["yarn_correction_range_round_to_int"] = False
-    if config.has("_target_"):  # a class of Megatron-Bridge's
+    if config.has("_target_"):  # a class of Megatron-Bridge
         assumed |= facts["bridge"] | (facts["bridge_latent"] if model.latent else {})
         assumed[CONTEXT] = config.whole("seq_length")
     return config.with_values(said | taken).with_defaults(assumed)
@@ -149,14 +149,14 @@ def _rope(
 ) -> Rope:
     config = model.config
     interleaved = config.flag("interleaved") or model.latent
-    # latent attention writes halves
+    # latent attention writes half pairs
     rope = model.rope("interleaved" if interleaved else "half", "half" if model.latent else None)
     halves = () if model.latent else class_entry.get("halves", model.facts["halves"])
     what = "hybrid model" if letters and "R" not in letters else position_type
     if interleaved and what in halves:
         config.refuse("interleaved", f"false, as Megatron's {what} turns halves alone")
     if position_type == "yarn":
-        # its frequencies are those of whole heads, whatever the fraction is
+        # it uses the frequencies of whole heads, and the fraction has no effect
         return model.law("yarn", replace(rope, rotary_dim=rope.head_dim))
     if model.latent:
         return rope
@@ -173,14 +173,14 @@ def _rope(
 def _without_rotation(model: ProgramModel) -> LayerPattern:
     """Layers that do not rotate: every n-th, or those with a 1 in a list."""
     config, count = model.config, model.config.layers()
-    if model.latent and config.value("no_rope"):  # whose class does not read it
+    if model.latent and config.value("no_rope"):  # the class of latent attention does not read it
         config.notes.append(f"{config.name('no_rope')} is not read in latent attention.")
         return LayerPattern.every(0, count)
     return number_pattern(config, "no_rope", count) or LayerPattern.every(0, count)
 
 
 def _without_attention(config: JsonObject, letters: str) -> Sequence[str]:
-    """What layers have instead of attention, and with it of a rotation; "" where they have it."""
+    """What each layer has instead of attention, and so of a rotation; "" if it has attention."""
     if letters:
         kinds = {"M": "mamba", "R": "recurrent", "G": "linear_attention", "-": "mlp", "E": "moe"}
         return [kinds.get(letter, "") for letter in letters]
@@ -199,11 +199,11 @@ def _without_attention(config: JsonObject, letters: str) -> Sequence[str]:
 
 
 def _ropes_by_kind(model: ProgramModel, class_entry: Mapping[str, Any]) -> LayerRopes:
-    """A base for local layers and one for global ones, whose heads may be wider."""
+    """The ropes of local layers and of global ones, whose heads may be wider."""
     config, by, base = model.config, 1.0, None
     kinds: Mapping[str, Mapping[str, Any]] = class_entry["kinds"]
     model.turns_all, local = "partial" not in class_entry, kinds["sliding_attention"]
-    if "base_key" not in local:  # with a key for each base, no factor divides positions
+    if "base_key" not in local:  # classes with a key for each base do not divide positions
         local_base, base = _two_bases(config, local.get("base"))
         bases = {"sliding_attention": local_base, "full_attention": base}
         kinds = {kind: {**entry, "base": bases[kind]} for kind, entry in kinds.items()}
@@ -215,7 +215,7 @@ def _ropes_by_kind(model: ProgramModel, class_entry: Mapping[str, Any]) -> Layer
 
 
 def _two_bases(config: JsonObject, own_local: float | None) -> tuple[float, float]:
-    """The bases of local and of global layers; the first may stand in the code alone."""
+    """The bases of local and global layers; the first may be a constant in the code."""
     key = "rope_theta"
     if own_local is not None and not isinstance(config.value(key), (list, tuple)):
         return own_local, config.require(key, config.whole(key, least=2))
@@ -227,9 +227,9 @@ def _two_bases(config: JsonObject, own_local: float | None) -> tuple[float, floa
 
 # Writing: flags of the training command.
 
-# constants in the code of --use-rope-scaling, which reads only the factor
+# constants in the code for --use-rope-scaling, which takes only a factor
 _LLAMA3: Keys = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positions": 8192}
-# constants in the code of latent attention
+# constants in the code for latent attention
 _LATENT_YARN: Keys = {
     "beta_fast": 32.0,
     "beta_slow": 1.0,
@@ -238,7 +238,7 @@ _LATENT_YARN: Keys = {
 }
 
 
-def _words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
+def _settings(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
     """The flags of standard attention."""
     rope = ropes.ropes[0]
     if rope.base is None:
@@ -274,7 +274,7 @@ def _words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
     yield flags
 
 
-def _latent_words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
+def _latent_settings(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
     """The flags of latent attention, which reads interleaved pairs and writes half pairs."""
     rope = ropes.ropes[0]
     if rope.base is None:
@@ -282,7 +282,7 @@ def _latent_words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
     is_yarn = isinstance(rope.scaling, Yarn)
     yield {
         "--multi-latent-attention": True,
-        # else it adds learned embeddings
+        # otherwise it would add learned embeddings
         "--position-embedding-type": "rope",
         "--rope-type": "yarn" if is_yarn else "rope",
         "--qk-pos-emb-head-dim": rope.head_dim,
@@ -301,7 +301,7 @@ def _sizes(ropes: LayerRopes, _context: int) -> Keys:
 
 
 def _near(rope: Rope) -> Iterator[Rope]:
-    """The rope with those numbers of the law that are constants in the code."""
+    """The rope with the numbers of its law that are constants in the code."""
     law = rope.scaling
     if isinstance(law, Llama3):
         yield with_whole_base(replace(rope, scaling=replace(law, **_LLAMA3)))
@@ -311,14 +311,18 @@ def _near(rope: Rope) -> Iterator[Rope]:
 
 DIALECT = Dialect(
     read=lambda file: read(ProgramModel("Megatron", file)),
-    words=_words,
+    settings=_settings,
     sizes=_sizes,
     near=_near,
-    says_all_pairs=False,
-    says_softmax=False,
+    has_both_pairings=False,
+    scales_softmax=False,
 )
 LATENT_DIALECT = Dialect(
-    read=DIALECT.read, words=_latent_words, sizes=_sizes, near=_near, says_still_layers=False
+    read=DIALECT.read,
+    settings=_latent_settings,
+    sizes=_sizes,
+    near=_near,
+    states_still_layers=False,
 )
 
 
@@ -326,7 +330,7 @@ def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
     rope = ropes.ropes[0]
     latent = is_latent(ropes, rope)
     dialect = LATENT_DIALECT if latent else DIALECT
-    written = words_or_refusal(MEGATRON, dialect, ropes, context)
+    written = settings_or_refusal(MEGATRON, dialect, ropes, context)
     notes = [] if latent else softmax_notes(rope.softmax_factor)
     if latent and None in ropes:
         notes.append("Latent attention rotates in all its layers: others must be of another kind.")

@@ -1,4 +1,4 @@
-"""mlx-lm: ``config.json``, whose classes make a rotation of it in ``initialize_rope``."""
+"""mlx-lm: ``config.json``, from which its classes make a rotation with ``initialize_rope``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from phasor.files.dialects.blocks import (
     BLOCK_KEY,
     CONTEXT_KEY,
     is_list,
-    named_words,
+    named_blocks,
     read_slice,
     slice_of,
     slice_sizes,
 )
-from phasor.files.dialects.by_reading import Dialect, FaultError, words_by_rope
+from phasor.files.dialects.by_reading import Dialect, FaultError, settings_by_rope
 from phasor.files.dialects.config_blocks import (
     counting_coordinates,
     list_by_lengths,
@@ -39,7 +39,7 @@ from phasor.scaling import DynamicNTK, Law, LongRope, Rule, Yarn
 
 _PAIRING_KEY = "rope_traditional"
 
-# Reading: the block for one rope. The class decides from where on it turns.
+# Reading: the block for one rope. The class decides at which coordinate the rotation begins.
 
 
 def _read(file: JsonObject, *, family: str = "") -> LayerRopes:
@@ -67,19 +67,19 @@ def _read_law(block: JsonObject, outside: LawContext, length: int) -> Law | Rule
 # Writing.
 
 
-def _words(ropes: LayerRopes, length: int) -> Iterator[Keys]:
+def _settings(ropes: LayerRopes, length: int) -> Iterator[Keys]:
     rope, keys = slice_of(ropes.ropes[0]), dict[str, bool]()
     keys[_PAIRING_KEY] = rope.pairing == "interleaved"
     of_law = mscales(rope.scaling) if isinstance(rope.scaling, Yarn) else {}
-    for block in named_words(counting_coordinates(rope)):
+    for block in named_blocks(counting_coordinates(rope)):
         yield keys | {BLOCK_KEY: block | of_law}
-    if isinstance(rope.scaling, LongRope):  # which may pick the same law at all lengths
+    if isinstance(rope.scaling, LongRope):  # a rule may pick the same law at all lengths
         rope = rope.at(length)
     yield from (keys | {BLOCK_KEY: block} for block in list_by_lengths(rope, length))
 
 
 _DIALECT = Dialect(
-    read=_read, words=_words, sizes=slice_sizes, says_all_pairs=False, says_softmax=False
+    read=_read, settings=_settings, sizes=slice_sizes, has_both_pairings=False, scales_softmax=False
 )
 
 
@@ -89,14 +89,14 @@ def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
     length = only_length(MLX_LM, ropes, starts, context)
     family = model_family(ropes).replace("_", "-")
     dialect = replace(_DIALECT, read=partial(_read, family=family))
-    ropes, words = words_by_rope(MLX_LM, dialect, ropes, length, is_list=is_list)
+    ropes, settings = settings_by_rope(MLX_LM, dialect, ropes, length, is_list=is_list)
     pairings = {rope.pairing for rope in ropes.ropes}
-    if len(pairings) > 1:  # the key is of all layers
+    if len(pairings) > 1:  # one key for all layers
         MLX_LM.only_rope(ropes)
-    # some classes ask for the other word
+    # some classes read the other key
     blocks = {
         rope: found.keys[BLOCK_KEY] | {"type": found.keys[BLOCK_KEY]["rope_type"]}
-        for rope, found in words.items()
+        for rope, found in settings.items()
     }
     keys = {CONTEXT_KEY: length, _PAIRING_KEY: pairings == {"interleaved"}}
     return write_config(MLX_LM, ropes, keys, blocks.__getitem__)

@@ -109,7 +109,7 @@ def keys_for_file(
 
 @dataclass(frozen=True, kw_only=True)
 class _Style:
-    """Keys for a model's file, and the versions of transformers that have to read them right."""
+    """Keys for a model's file, and the versions of transformers that must read them correctly."""
 
     keys: dict[str, Any]
     readings: tuple[tuple[int, ...], ...]  # versions that read the same keys together
@@ -154,8 +154,8 @@ def _is_read_right(
 def _dialect_of(ropes: LayerRopes, versions: tuple[int, ...]) -> Dialect:
     """How the model's class, in some versions of transformers, reads its file with other keys.
 
-    Without a file, a class is assumed that turns pairs like the model, by its only block. The words
-    are the styles of `keys_for_file`.
+    Without a file, the class is assumed to turn pairs like the model, by its only block. The
+    settings are those of `keys_for_file`.
     """
     values, facts = ropes.in_config.values, _facts_of(ropes)
 
@@ -178,7 +178,7 @@ def _dialect_of(ropes: LayerRopes, versions: tuple[int, ...]) -> Dialect:
     def sizes(ropes: LayerRopes, context: int) -> Keys:
         return {**values} or BLOCK_DIALECT.sizes(ropes, context)
 
-    return Dialect(read=read, words=lambda ropes, context: iter(()), sizes=sizes)
+    return Dialect(read=read, settings=lambda ropes, context: iter(()), sizes=sizes)
 
 
 def _check_old_class(facts: Architecture, model_type: str) -> None:
@@ -201,8 +201,8 @@ def _check_shared_bases(
 ) -> None:
     """Refuse a ``rope_theta`` that transformers 5 replaces by the base of the class.
 
-    It does so in nested classes for the layers that ``rope_scaling`` is not for, if no key is for
-    their base alone.
+    In classes with nested configs it does that for layers without ``rope_scaling``, unless a key of
+    their own contains their base.
     """
     if not facts.nested or not ropes.has_blocks_by_kind:
         return
@@ -214,7 +214,7 @@ def _check_shared_bases(
 
 
 def _read_file(keys: Mapping[str, Any], ropes: LayerRopes) -> Mapping[str, Rope | None]:
-    """By kind of layer, what the class of the model makes of its file."""
+    """The ropes that the model's class reads in its file, by kind of layer."""
     config = JsonObject({**keys, "model_type": ropes.in_config.model_type}, strict=False)
     found = huggingface_ropes(read_model_config(config, part=None, like=None)).kinds
     return {kind: _of_class(found.get(kind), rope) for kind, rope in ropes.kinds.items()}
@@ -223,19 +223,19 @@ def _read_file(keys: Mapping[str, Any], ropes: LayerRopes) -> Mapping[str, Rope 
 def _read_old_block(
     file: JsonObject, keys: Mapping[str, Any], ropes: LayerRopes
 ) -> Mapping[str, Rope | None]:
-    """By kind of layer, the rope of the older keys, which apply to all layers."""
+    """The rope that the older keys give to all layers, by kind of layer."""
     if "rope_type" not in keys[BLOCK_KEY]:
         raise FaultError("the older keys for kinds of layers depend on the model's type")
     law = _object(keys, "rope_scaling") or {"rope_type": "default"}
     block = {**law, **{key: keys[key] for key in _OUTSIDE if key in keys}}
-    if block == keys[BLOCK_KEY]:  # which was read when it was written
+    if block == keys[BLOCK_KEY]:  # the block has been read back already
         return ropes.kinds
     (rope,) = BLOCK_DIALECT.read(file.with_values({**file.values, BLOCK_KEY: block})).ropes
     return {kind: other and rope for kind, other in ropes.kinds.items()}
 
 
 def _of_class(rope: Rope | None, wanted: Rope | None) -> Rope | None:
-    """The rope in a class that turns pairs like another rope."""
+    """``rope`` with the fields that a model's class decides taken from ``wanted``."""
     if rope is None or wanted is None:
         return rope
     fields = ("pairing", "pairing_out", "rotary_start", "direction")
@@ -249,7 +249,7 @@ def _by_kind(ropes: LayerRopes) -> LayerRopes:
 
 
 def _other_factors(keys: Mapping[str, Any], ropes: LayerRopes) -> str:
-    """A sentence if an older program computes another factor from the lengths, else ""."""
+    """A sentence if older programs compute another factor from the lengths, else ""."""
     block = _object(keys, "rope_scaling")
     if block.get("type") == "longrope" and not block.keys() <= _LISTS:
         return (
@@ -270,16 +270,16 @@ def _other_factors(keys: Mapping[str, Any], ropes: LayerRopes) -> str:
 
 
 def _keys_in_new_style(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]:
-    """``keys`` for the config of a model, and keys that override the rest of its own file.
+    """``keys``, and further keys that override numbers outside the block of the model's own file.
 
-    A number outside the block becomes that of the new rope, or null.
+    Such a number becomes that of the new rope, or null.
     """
     file, blocks, context = ropes.in_config.values, keys["rope_parameters"], keys[CONTEXT_KEY]
     facts = _facts_of(ropes)
-    # the value of each key outside a block, by its meaning; null if it has none
-    # transformers takes no null for the context before the extension
+    # the value of each key outside a block, by the key's meaning; None if it gets none. The context
+    # before the extension has a value because transformers does not accept null for it
     says: dict[str, Any] = {"context": context, "original": context, "switch": False}
-    bases: dict[str, Any] = {}  # by key, of blocks for single kinds
+    bases: dict[str, Any] = {}  # the bases of blocks for single kinds, by key
     if "rope_type" in blocks:
         base = blocks[_BASE]
         says |= {
@@ -299,10 +299,10 @@ def _keys_in_new_style(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, 
         if isinstance(listed := file.get(_BASE), list):  # one for each layer
             layer_blocks = [blocks[ropes.in_config.label(kind)] for kind in ropes.layer_kinds]
             bases[_BASE] = [b and b[_BASE] for b in layer_blocks] + listed[len(layer_blocks) :]
-    if "qk_rope_head_dim" in file:  # there the fraction is one of a wider head
+    if "qk_rope_head_dim" in file:  # in latent attention the fraction is that of a wider head
         says["fraction"] = file.get(_FRACTION)
     replaced = {**table().files["replaced"], **table().files["replaced_by_kind"]}
-    # and bases of single kinds that classes read outside a block, which the file may leave to them
+    # also the bases of single kinds that classes read outside a block, even if the file has none
     said = {key: base for key, base in bases.items() if "model_type" in file and base is not None}
     about = {key: word for key, word in replaced.items() if {**said, **file}.get(key) is not None}
     outside = {key: bases.get(key, says.get(word)) for key, word in about.items()}
@@ -330,7 +330,7 @@ def _keys_in_old_style(
     if unit_key is not None and facts.base is not None:
         keys = {unit_key: keys[_BASE] / facts.base}
     fraction = kinds_with_blocks[0][1].get(_FRACTION)
-    if fraction is not None and not _says_width(ropes, facts):
+    if fraction is not None and not _states_width(ropes, facts):
         keys[_FRACTION] = fraction
     law = next((_law_of(block) for kind, block in kinds_with_blocks if kind.scaled), None)
     if law is not None and law["rope_type"] == "longrope":
@@ -339,13 +339,13 @@ def _keys_in_old_style(
 
 
 def _law_of(block: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The block without the keys that transformers 4 has outside of it; None if nothing is left."""
+    """The block without the keys that transformers 4 reads outside; None if nothing is left."""
     law = {key: value for key, value in block.items() if key not in (_BASE, _FRACTION)}
     return None if law == {"rope_type": "default"} else law
 
 
 def _longrope_in_old_style(law: Mapping[str, Any], context: int) -> dict[str, Any]:
-    """Phi-3's keys: the lists inside, and the lengths outside, whose quotient is the factor."""
+    """Phi-3's keys: lists inside the block; outside, lengths whose quotient is the factor."""
     original, outside = law[_ORIGINAL], ("rope_type", "factor", _ORIGINAL)
     lists = {"type": "longrope", **{key: law[key] for key in law if key not in outside}}
     if law["factor"] != context / original:
@@ -354,19 +354,19 @@ def _longrope_in_old_style(law: Mapping[str, Any], context: int) -> dict[str, An
 
 
 def _key_in_file(key: str, ropes: LayerRopes, facts: Architecture) -> str:
-    """The name of a key in files of the type."""
+    """The name that this file, or its model type, has for a key."""
     names = facts.names.get(key, (key,))
     return next((name for name in names if name in ropes.in_config.values), names[0])
 
 
-def _says_width(ropes: LayerRopes, facts: Architecture) -> bool:
-    """Whether the file itself says how much of a head turns, or its class knows no fraction."""
+def _states_width(ropes: LayerRopes, facts: Architecture) -> bool:
+    """Whether the file states how much of a head turns, or its class reads no fraction."""
     config = JsonObject(ropes.in_config.values, names=facts.names)
     return config.has(_FRACTION) or config.has("rotary_dim") or facts.rotary_dim is not None
 
 
 def _with_query_factor(block: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]:
-    """The block, and in it the factor on queries that Ministral 3's class reads there."""
+    """The block with the factor on queries added, where Ministral 3's class reads it."""
     block = dict(block)
     for factor in ropes.query_factors.values():
         if (factor.form, factor.first) == ("steps", 0):
@@ -380,16 +380,16 @@ def _with_query_factor(block: Mapping[str, Any], ropes: LayerRopes) -> dict[str,
 
 
 def keys_over_file(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]:
-    """``keys`` for programs that read ``rope_parameters``, to override a model's config with.
+    """``keys`` that override a model's config, for programs that read ``rope_parameters``.
 
-    They leave nothing of an older block, whether they replace keys of the file or are merged into
+    Nothing of an older block remains, whether the keys replace those of the file or are merged into
     its objects.
     """
     return merged_over(_keys_in_new_style(keys, ropes), ropes)
 
 
 def merged_over(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]:
-    """``keys``, with values that say nothing for the other keys of the objects in the file."""
+    """``keys``, and values without effect for the other keys of the file's objects."""
     file = ropes.in_config.values
     old, scaling = _object(file, "rope_parameters"), _object(file, "rope_scaling")
     over = dict(keys)
@@ -402,8 +402,8 @@ def merged_over(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]:
         }
     if (law := keys.get("rope_scaling")) is not None:
         block = cast(Mapping[str, Any], blocks or {})
-        # rope_scaling has to agree with the block: in numbers that the file says in both places,
-        # and in those that say nothing any more
+        # rope_scaling has to agree with the block, in numbers that the file has in both places and
+        # in those that no longer have an effect
         agreed = {key: block[key] for key in scaling if key in block}
         stale = {key: old[key] for key in old if key not in block} if block else {}
         over["rope_scaling"] = _block_over({**agreed, **law}, {**scaling, **stale})
@@ -416,11 +416,11 @@ def _object(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _block_over(block: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
-    """The block, and the keys of laws and axes that only ``old`` has, saying nothing."""
+    """The block, and values without effect for keys of laws and axes that only ``old`` has."""
     keys = table().files["block_keys"]
     law_keys = {*keys["names"]}.union(*table().files["law_numbers"].values())
     neutral = {key: keys["neutral"].get(key) for key in old if key in law_keys and key not in block}
-    # vLLM refuses two different words for the law
-    word = block.get("rope_type", block.get("type"))
-    words = {key: word for key in ("rope_type", "type") if key in old or key in block}
-    return {**block, **neutral, **words}
+    # vLLM refuses a file with two different names for the law
+    name = block.get("rope_type", block.get("type"))
+    names = {key: name for key in ("rope_type", "type") if key in old or key in block}
+    return {**block, **neutral, **names}

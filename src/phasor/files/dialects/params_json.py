@@ -1,7 +1,7 @@
 """``params.json`` of Mistral's and Meta's own code, and of the first MLX; written for llama-models.
 
-It rotates interleaved pairs in place, but for MLX programs with ``rope_traditional: false`` and for
-ExecuTorch with ``use_hf_rope``. torchchat has a few names of its own.
+Pairs are interleaved, except for MLX programs with ``rope_traditional: false`` and for ExecuTorch
+with ``use_hf_rope``. torchchat has a few names of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from phasor.files.configs.layer_pattern import LayerPattern
 from phasor.files.configs.ropes import layer_ropes
 from phasor.files.configs.source import JsonObject, renamed_keys, single_value
 from phasor.files.configs.unread_keys import meanings
-from phasor.files.dialects.by_reading import Dialect, words_or_refusal
+from phasor.files.dialects.by_reading import Dialect, settings_or_refusal
 from phasor.files.dialects.target import (
     Keys,
     ProgramSettings,
@@ -41,7 +41,7 @@ def _facts() -> Mapping[str, Any]:
 
 
 def _is_params(config: JsonObject) -> bool:
-    """Whether a file has the keys of Mistral's and Meta's code, as those of the first MLX do."""
+    """Whether a file has the keys of Mistral's and Meta's code, which the first MLX used too."""
     marks = _facts()["marks"]
     if not all(map(config.has, marks["sizes"])):
         return False
@@ -108,7 +108,7 @@ def read(top: JsonObject) -> LayerRopes | None:
 
 
 def _base(config: JsonObject, *, of_torchchat: bool) -> float:
-    """The base in a file, or else the default of the program that reads it."""
+    """The base in a file, else the default of the program that reads it."""
     base, model_type = config.number("rope_theta", above=1), config.text("model_type")
     default, whose = 10_000.0, "a constant in Meta's code for Llama 1 and 2"
     if of_torchchat:
@@ -128,7 +128,7 @@ def _is_base(key: str) -> bool:
 
 
 def _read_llama3(config: JsonObject, layers: int) -> Llama3:
-    """Llama 3's law with the numbers of the file, of Llama 4's code, or of the release."""
+    """Llama 3's law, with numbers from the file, from Llama 4's code, or from the release."""
     factor = config.number("rope_scaling_factor", above=0)
     is_llama4 = config.has("moe_args") or config.has("nope_layer_interval")
     marks = _facts()["llama4" if is_llama4 else "llama3"]
@@ -150,7 +150,7 @@ def _read_llama3(config: JsonObject, layers: int) -> Llama3:
 
 
 def _read_bands(block: JsonObject) -> Llama3:
-    """Llama 3's law in a block of torchchat, which has all its numbers."""
+    """Llama 3's law from a block of torchchat, which has all its numbers."""
     names = ("factor", "low_freq_factor", "high_freq_factor")
     numbers = {name: block.require(name, block.number(name, above=0)) for name in names}
     key = "original_max_position_embeddings"
@@ -177,11 +177,11 @@ def _read_yarn(block: JsonObject, *, latent: bool) -> Yarn:
 
 # Writing, for llama-models.
 
-#: Keys that only the code of Llama 4 reads, with the constants in the code of Llama 3.
+#: Keys that only Llama 4's code reads; the values are constants in Llama 3's code.
 _LLAMA3_CONSTANTS = {"rope_scaling_factor": 8.0, "rope_high_freq_factor": 4.0}
 
 
-def _words(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
+def _settings(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
     rope, *other_ropes = ropes.ropes
     law, interval = rope.scaling, layers_with(ropes, None).interval
     if (
@@ -210,7 +210,7 @@ def _read_file(file: JsonObject) -> LayerRopes:
     return ropes
 
 
-DIALECT = Dialect(read=_read_file, words=_words, sizes=_sizes, says_all_pairs=False)
+DIALECT = Dialect(read=_read_file, settings=_settings, sizes=_sizes, has_both_pairings=False)
 
 
 def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
@@ -220,7 +220,7 @@ def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
             "that it can is near",
             "still layers",
         )
-    written = words_or_refusal(META, DIALECT, ropes, context)
+    written = settings_or_refusal(META, DIALECT, ropes, context)
     keys, (rope, *_) = written.keys, written.form.ropes
     notes = [f"The code computes head_dim as dim / n_heads, which has to be {rope.head_dim}."]
     is_llama3 = all(keys.get(key, number) == number for key, number in _LLAMA3_CONSTANTS.items())

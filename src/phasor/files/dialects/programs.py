@@ -13,7 +13,7 @@ The facts of a program are in the table of its dialect, whose sources stand at i
 * ``ignored``: keys about ropes that change nothing: they choose a kernel, or are of a law that is
   not in use.
 * ``instead``: what a model has instead of a rotation, by the word for its position embedding.
-* ``rotating``: the other words for it.
+* ``rotating``: its other types, which rotate.
 * ``classes``: other or further facts of a class of the program, added to those of the class that
   it is ``like``:
 

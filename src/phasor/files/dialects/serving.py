@@ -22,12 +22,12 @@ from phasor.files.dialects.blocks import (
     class_facts,
     decided_by_class,
     is_list,
-    list_words,
+    list_blocks,
     read_slice,
     slice_of,
     slice_sizes,
 )
-from phasor.files.dialects.by_reading import Dialect, FaultError, words_by_rope
+from phasor.files.dialects.by_reading import Dialect, FaultError, settings_by_rope
 from phasor.files.dialects.config_blocks import THREE_AXES, ConfigTarget, blocks_of
 from phasor.files.dialects.model_files import keys_over_file
 from phasor.files.dialects.target import (
@@ -42,18 +42,18 @@ from phasor.layers import LayerRopes, one_layer
 from phasor.rope import Rope
 from phasor.scaling import Law, Linear, PerPair, Proportional, Rule
 
-#: A server's program, with Ernie 4.5 VL's class.
+#: A serving program that has Ernie 4.5 VL's class.
 Engine = partial(ConfigTarget, axes=(*THREE_AXES, Alternating), query_factor=has_steps)
 
 # Reading: the block for one rope.
 
 
-# laws that a factory combines with sections
+# laws that a factory can combine with sections
 _WITH_SECTIONS = ("default", "yarn")
 
 
 def _read(law_of: LawReader, file: JsonObject) -> LayerRopes:
-    """The rope of a factory, or of Ernie 4.5 VL's class."""
+    """The rope that a factory, or Ernie 4.5 VL's class, reads."""
     block = file.require(BLOCK_KEY, file.object(BLOCK_KEY))
     facts = class_facts(file, laws={"ntk": "ntk_mixed"})
     if facts.axes is not None and facts.axes.layout == "alternating":
@@ -69,7 +69,7 @@ def _read(law_of: LawReader, file: JsonObject) -> LayerRopes:
 
 
 def _read_ernies(block: JsonObject, file: JsonObject) -> Rope:
-    """The rope of Ernie 4.5 VL's class, which reads the base and the pairs of each axis."""
+    """The rope that Ernie 4.5 VL's class reads: a base and the pairs of each axis."""
     if rope_type(block) != "default":
         raise FaultError("Ernie 4.5 VL's class reads no law")
     if block.has("partial_rotary_factor") or decided_by_class(file)["rotary_start"]:
@@ -86,17 +86,17 @@ def _read_ernies(block: JsonObject, file: JsonObject) -> Rope:
 
 
 def read_engines_law(block: JsonObject, outside: LawContext, length: int) -> Law | Rule | None:
-    """A law that both factories read alike."""
+    """A law that both factories read in the same way."""
     law = read_law(block, outside)
     if isinstance(law, Linear) and law.factor < 1:
         end = int(law.factor * length)
         raise FaultError(f"its table of a linear law ends at position {end}")
-    # of p-RoPE no factor is read
+    # no factor is read for p-RoPE
     return Proportional(fraction=law.fraction) if isinstance(law, Proportional) else law
 
 
 def read_engines_list(block: JsonObject, outside: LawContext, *, long: bool) -> PerPair:
-    """One list of a longrope."""
+    """The one list of a longrope block that is used at this length."""
     if outside.facts.pairing == "interleaved":
         raise FaultError("it has no lists of divisors for interleaved pairs")
     word = "long" if long else "short"
@@ -108,23 +108,23 @@ def read_engines_list(block: JsonObject, outside: LawContext, *, long: bool) -> 
 # Writing.
 
 
-def engine_dialect(law_of: LawReader, words: Callable[[Rope], Iterator[Keys]]) -> Dialect:
-    """How an engine reads blocks, and what its words for laws with names are."""
+def engine_dialect(law_of: LawReader, settings: Callable[[Rope], Iterator[Keys]]) -> Dialect:
+    """The dialect of an engine; ``settings`` writes the blocks that name a law."""
 
-    def all_words(ropes: LayerRopes, length: int) -> Iterator[Keys]:
+    def all_settings(ropes: LayerRopes, length: int) -> Iterator[Keys]:
         rope = slice_of(ropes.ropes[0])
-        # interleaved sections may count more pairs than there are; the factories check the sum
+        # interleaved sections may add up to too many pairs, and the factories check the sum
         if isinstance(rope.axes, InterleavedSections):
             rope = replace(rope, axes=InterleavedSections(rope.axes.counts(rope.num_pairs)))
-        for block in words(rope):
+        for block in settings(rope):
             yield {BLOCK_KEY: block}
-        for block in list_words(rope, length):
-            # both lists are the same, so the factor must not depend on the length either
+        for block in list_blocks(rope, length):
+            # both lists are the same, so the factor must be the same at all lengths too
             gain = block.pop("attention_factor")
             yield {BLOCK_KEY: block | dict.fromkeys(("short_mscale", "long_mscale"), gain)}
 
     read = partial(_read, law_of)
-    return Dialect(read=read, words=all_words, sizes=slice_sizes, says_softmax=False)
+    return Dialect(read=read, settings=all_settings, sizes=slice_sizes, scales_softmax=False)
 
 
 def write_for_engine(
@@ -139,13 +139,13 @@ def write_for_engine(
 ) -> ProgramSettings:
     """The settings of a whole model: ``command`` with its override, or calls of ``get_rope``.
 
-    ``arguments`` returns those that the other factory lacks, for a rope and its block.
+    ``arguments`` returns the arguments of this factory alone, for a rope and its block.
     """
     alternating = [rope.axes for rope in ropes.ropes if isinstance(rope.axes, Alternating)]
-    if alternating:  # Ernie's class turns interleaved pairs alone
-        dialect = replace(dialect, says_all_pairs=False)
-    ropes, words = words_by_rope(target, dialect, ropes, context, is_list=is_list)
-    block_of = {rope: found.keys[BLOCK_KEY] for rope, found in words.items()}
+    if alternating:  # Ernie's class turns only interleaved pairs
+        dialect = replace(dialect, has_both_pairings=False)
+    ropes, settings = settings_by_rope(target, dialect, ropes, context, is_list=is_list)
+    block_of = {rope: found.keys[BLOCK_KEY] for rope, found in settings.items()}
     calls = {
         kind: {
             "head_size": slice_width(rope),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from phasor.files.configs.rope_blocks import LawContext, read_law, rope_type
 from phasor.files.configs.source import JsonObject
-from phasor.files.dialects.blocks import named_words
+from phasor.files.dialects.blocks import named_blocks
 from phasor.files.dialects.by_reading import FaultError
 from phasor.files.dialects.serving import (
     Engine,
@@ -38,7 +38,7 @@ def _read_law(block: JsonObject, outside: LawContext, length: int) -> Law | Rule
 
 
 def _read_yarn(block: JsonObject, outside: LawContext) -> Law:
-    """YaRN; the class with sections computes the factor on cos and sin without the mscale keys."""
+    """YaRN; with sections, the class ignores the mscale keys for the factor on cos and sin."""
     given = all(map(block.has, _SCALES))
     if outside.facts.axes is not None and given:
         raise FaultError("its class with sections takes neither mscale nor mscale_all_dim")
@@ -53,9 +53,9 @@ def _read_yarn(block: JsonObject, outside: LawContext) -> Law:
 # Writing.
 
 
-def _words(rope: Rope) -> Iterator[Keys]:
+def _settings(rope: Rope) -> Iterator[Keys]:
     law = rope.scaling
-    for block in named_words(rope):
+    for block in named_blocks(rope):
         if isinstance(law, Yarn):
             unread = ("attention_factor", *_SCALES)
             block = {key: block[key] for key in block if key not in unread}
@@ -64,7 +64,7 @@ def _words(rope: Rope) -> Iterator[Keys]:
         yield block
 
 
-_DIALECT = engine_dialect(_read_law, _words)
+_DIALECT = engine_dialect(_read_law, _settings)
 
 
 def _arguments(rope: Rope, block: Keys) -> Keys:

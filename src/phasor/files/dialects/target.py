@@ -32,10 +32,10 @@ from phasor.scaling.laws import yarn_multiplier
 
 Keys = dict[str, Any]
 
-#: The way out where a rule would have to pick its law in the program.
+#: What to do if a program cannot pick the law of a rule itself.
 PICK_LAW = "translate rope.at(seq_len), or give --seq-len TOKENS"
 
-#: Of programs that are given cos and sin, or the angles, of each token.
+#: For programs that get the cos and sin, or the angles, of each token.
 EVERY_AXES = tuple(AXES.values())
 
 #: The factor on queries of Llama 4's releases, which some programs have as constants.
@@ -53,7 +53,7 @@ class ProgramSettings:
     code: str  # Python with its imports, a command, or a piece of a file
     notes: tuple[str, ...] = ()  # what else the user has to do, a sentence each
     # by kind of layer, the rope that the target then performs, in the pairing that it reads; a note
-    # says which pairs stand still. `translate` adds those that it asked for where there are none
+    # lists pairs that do not turn. If it is empty, `translate` fills in the ropes that it asked for
     ropes: Mapping[str, Rope] = field(default_factory=dict[str, Rope])
     # whether ``code`` reads the settings as variables; if not, it contains them
     as_variables: bool = False
@@ -73,7 +73,7 @@ class TranslationError(ConfigError):
 
     Attributes:
         reason: The features that it cannot express, alone or together, joined by " and ".
-        facts: As ``because``, what the program's code does instead, if that is known.
+        facts: ``because`` is what the program's code does instead, if that is known.
         nearest: The nearest rope that the target can express; None if none is near.
         radians: The largest error of a pair's angle with ``nearest``, at the last position of the
             context, whole turns included; None without ``nearest``.
@@ -118,34 +118,34 @@ class Target:
     name: str  # by which `translate` finds it
     program: str  # what the settings are and what reads them, in half a line
     source: str  # where its arguments are documented
-    # whether the tests run the program itself, or a function written from its documentation, and
-    # then whether tools/engines.py ran the program
+    # "run" if the tests run the program itself; else they run a function that is written from its
+    # documentation, and "engine" means that tools/engines.py has run the program
     checked: Literal["run", "engine", "description"]
-    # makes settings of ropes that have passed `check`, and of the context: for each different rope,
-    # whose code reads them as variables and rotates an array from its first coordinate on
+    # makes settings for a rope that has passed `check`, and the context; their code reads them as
+    # variables and rotates an array from its first coordinate on
     write_rope: Callable[[Rope, int], ProgramSettings] | None = None
-    # or for the model
+    # or makes settings for the whole model
     write: Callable[[LayerRopes, int], ProgramSettings] | None = None
     alternative: str = ""  # the target of the same program that can express more
     package: str = ""  # what the tests install; ``name`` unless given
-    # the only pairs that it turns by such a law or axes, to which weights are reordered; None where
-    # it turns both, or where reading its file back says which (`by_reading`)
+    # the only pairing that it has for a rope's law and axes, so that weights have to be reordered;
+    # None if it has both, or if reading its file back tells which (`by_reading`)
     only_pairs: Callable[[Rope], Pairing | None] = lambda rope: None
     # whether ``write`` reads ``pairing_out``; if not, the target writes the pairs that it reads
     other_pairs_out: bool = False
     partial: bool = True  # whether it can rotate a part of the head only
     backwards: bool = False  # whether it can turn pairs clockwise
     axes: tuple[type[Axes], ...] = (OneAxis,)
-    # those it applies by itself; others must have picked their law
+    # the rules that it applies by itself; any other has to be replaced by the law it picks
     rules: tuple[type[Rule], ...] = ()
     # the note for a factor on the logits; none where ``write`` has a setting or a note of its own
     softmax_note: str = SOFTMAX_NOTE
-    # why no setting says which pairs turn, where the code of each model's class does; then notes do
+    # where the code of each model's class decides which pairs turn, a phrase for the note about it
     class_decides: str = ""
-    # what has to leave layers without a rotation as they are, if a note is to say so
+    # the part of the program that has to skip layers without a rotation, for a note; "" for none
     leaves_layers: str = ""
-    # whether its own code, of models that have such a factor, multiplies queries by it, in layers
-    # with this rope
+    # whether the program's own code for models with such a factor multiplies queries by it, in
+    # layers with this rope
     query_factor: Callable[[QueryFactor, Rope | None], bool] = lambda factor, rope: False
 
     def check(self, rope: Rope) -> None:
@@ -158,7 +158,7 @@ class Target:
                 "rule",
             )
         if not isinstance(rope.axes, self.axes):
-            # then it rotates alike at positions with equal coordinates
+            # with one spectrum it rotates in the same way where all coordinates are equal
             one_spectrum = rope.axes.spectra(rope.num_pairs) == (rope.num_pairs,)
             feature = f"positions of {rope.axes.n_axes} axes ({type(rope.axes).__name__})"
             near = [replace(rope, axes=OneAxis())] if one_spectrum else []
@@ -171,7 +171,7 @@ class Target:
             self.refuse("part", feature, rope, [])
 
     def only_rope(self, ropes: LayerRopes) -> Rope:
-        """The rope of all layers, for a program that keeps one; else the nearest is the first."""
+        """The rope of all layers, for programs with a single one; a refusal suggests the first."""
         first, *other_ropes = ropes.ropes
         if other_ropes:
             kinds = " and ".join(kind for kind, rope in ropes.kinds.items() if rope is not None)
@@ -191,10 +191,9 @@ class Target:
         """Raise the error for a feature of ``rope`` that the program lacks.
 
         ``reason`` is a word for the feature, and ``because`` what the program's code does instead.
-        The error names the nearest of the ``candidates``, unless given those of
-        `plain_candidates`, at the end of the ``context`` if that is another than the model's. A
-        candidate that the program cannot express either is replaced by the candidates of its own
-        refusal.
+        The error names the nearest of the ``candidates`` (by default those of `plain_candidates`),
+        compared at the end of ``context`` (by default the model's). A candidate that the program
+        cannot express either is replaced by the candidates of its own refusal.
         """
         message = f"{self.name} cannot express {feature}{because and f': {because}'}"
         raise RefusalError(message, reason, because, rope, candidates, context)
@@ -217,12 +216,12 @@ def as_yaml(keys: Keys, notes: Iterable[str], ropes: Mapping[str, Rope]) -> Prog
 
 
 def rotating(ropes: LayerRopes) -> dict[str, Rope]:
-    """The rope of each kind of layer that has one."""
+    """The ropes by kind of layer, for the kinds that have one."""
     return {kind: rope for kind, rope in ropes.kinds.items() if rope is not None}
 
 
 def law_numbers(law: Any, *fields: str, **names: str) -> Keys:
-    """Numbers of a law: ``fields`` by their own names, others by a program's names."""
+    """A law's numbers: ``fields`` under their own names, ``names`` under a program's names."""
     names = {field: field for field in fields} | names
     return {name: getattr(law, field) for field, name in names.items()}
 
@@ -233,7 +232,7 @@ def slice_width(rope: Rope) -> int:
 
 
 def softmax_notes(factor: float) -> list[str]:
-    """What the user does for a factor on the logits."""
+    """The note on what the user has to do about a factor on the logits."""
     return [] if factor == 1 else [SOFTMAX_NOTE.format(factor=factor)]
 
 
@@ -243,18 +242,18 @@ def has_steps(factor: QueryFactor, _rope: Rope | None = None) -> bool:
 
 
 def change_ropes(ropes: LayerRopes, change: Callable[[Rope], Rope]) -> LayerRopes:
-    """The model with another rope in each kind of layer that has one."""
+    """The model with ``change(rope)`` instead of each rope."""
     kinds = {kind: None if rope is None else change(rope) for kind, rope in ropes.kinds.items()}
     return ropes if kinds == ropes.kinds else replace(ropes, kinds=kinds)
 
 
 def in_pairs(rope: Rope, pairing: Pairing) -> Rope:
-    """The rope in this pairing, for which the rows of the weights are reordered."""
+    """The rope in this pairing, for weights whose rows are reordered."""
     return rope if rope.pairing == pairing else replace(rope, pairing=pairing, pairing_out=None)
 
 
 def main_and_local(ropes: LayerRopes) -> tuple[Rope, Rope | None]:
-    """The rope of a model, or its two: the second is that of sliding layers, or has no law."""
+    """The rope of a model and None, or its two ropes: that of sliding layers comes second."""
     kinds = sorted(rotating(ropes).items(), key=lambda item: "sliding" in item[0])
     first, *other_ropes = dict.fromkeys(rope for _, rope in kinds)
     return first, other_ropes[0] if other_ropes else None
@@ -267,7 +266,7 @@ def layers_with(ropes: LayerRopes, rope: Rope | None) -> LayerPattern:
 
 
 def is_latent(ropes: LayerRopes, rope: Rope) -> bool:
-    """Whether the rope is for latent attention as in DeepSeek: one rotated key for all heads."""
+    """Whether the rope fits latent attention as in DeepSeek: one rotated key for all heads."""
     whole_head = rope.rotary_dim == rope.head_dim and isinstance(rope.axes, OneAxis)
     return rope.pairing == "interleaved" and whole_head and ropes.num_kv_heads == 1
 
@@ -282,7 +281,7 @@ def keyword_lines(names: Iterable[str]) -> str:
     return "".join(f"    {name}={name},\n" for name in names)
 
 
-#: What code imports that computes rows for the coordinates of tokens.
+#: The imports of code that computes cos and sin from the coordinates of tokens.
 ROWS_IMPORTS = "import torch\nfrom phasor.angles import cos_sin\n"
 
 
@@ -296,30 +295,30 @@ def angles_code(x: str, *, interleaved: bool) -> str:
 
 
 def base_and_divisors(rope: Rope, largest: float = 1e30) -> tuple[float, NDArray[np.float64]]:
-    """A base, and what divides its powers; negative for pairs that turn clockwise.
+    """A base, and the divisors of its powers; negative for pairs that turn clockwise.
 
-    Where a pair stands still it is the ``largest``, unless given the number that converters write,
-    as not every device handles infinity.
+    The divisor of a pair that does not turn is ``largest``. By default that is the number that
+    converters write, because some devices cannot handle infinity.
     """
     base = rope.base or 10_000.0
     plain = replace(rope, base=base, scaling=None, explicit_inv_freq=None, inv_freq_dtype="exact")
     with np.errstate(divide="ignore", over="ignore"):
         divisors = rope.direction * plain.inv_freq / rope.inv_freq
-    return base, np.clip(divisors, -largest, largest)  # programs keep float32
+    return base, np.clip(divisors, -largest, largest)  # programs store them in float32
 
 
 def first_length(gain: float, length: int) -> float:
     """The length before the extension, for programs that read LongRoPE.
 
-    Of it and ``length`` they compute the factor on cos and sin, which is 1 or more.
+    From it and ``length`` they compute the factor on cos and sin, which is 1 or more.
     """
     original = length if gain == 1 else length ** (1 / gain**2)
-    whole = round(original)  # off by the rounding of a factor that was made of it
+    whole = round(original)  # a factor that was computed from a whole length has a rounding error
     return whole if math.isclose(original, whole, rel_tol=1e-12) else original
 
 
 def linear_factor(rope: Rope) -> float | None:
-    """The divisor of the base's powers; None for other frequencies."""
+    """The one divisor of all of the base's powers; None if there is no such divisor."""
     law = rope.scaling
     if rope.base is None or rope.direction < 0 or not isinstance(law, (Linear, type(None))):
         return None
@@ -327,9 +326,9 @@ def linear_factor(rope: Rope) -> float | None:
 
 
 def yarn_ramp(rope: Rope) -> tuple[int, int] | None:
-    """The whole pairs between which YaRN's ramp lies; None for other laws and ramps.
+    """The whole pairs at which YaRN's ramp begins and ends; None for other laws and ramps.
 
-    In heads so narrow that the ramp would end before it begins, programs compute another one.
+    Also None in heads so narrow that it would end before it begins: there programs differ.
     """
     law, base = rope.scaling, rope.base
     if not isinstance(law, Yarn) or not law.truncate or base is None:
@@ -359,14 +358,14 @@ def mscales(law: Yarn) -> Keys:
 
 @in_reals
 def with_simplest_law(rope: Rope) -> Rope:
-    """The same rotation without a law or with `Linear`, if one of these suffices."""
+    """The same rotation without a law or with `Linear`, if possible."""
     law = rope.scaling
     is_kept = isinstance(law, (Linear, Rule)) and law != Linear(factor=1.0)
     if law is None or is_kept or rope.logit_factor != 1:
         return rope
     plain, scaled = real_inv_freq(replace(rope, scaling=None)), real_inv_freq(rope)
     ratio = plain[0] / scaled[0] if scaled[0] else Decimal(0)
-    # equal but for the rounding of 60 digits
+    # equal except for rounding in 60 digits
     if any(abs(f - s * ratio) > f * Decimal("1e-40") for f, s in zip(plain, scaled, strict=True)):
         return rope
     return replace(rope, scaling=None if ratio == 1 else Linear(factor=float(ratio)))
@@ -380,7 +379,7 @@ def ntk_as_base(rope: Rope) -> Rope:
             assert rope.base is not None, "a law scales the powers of a base"
             if isinstance(law, NTK):
                 return replace(rope, base=law.raised_base(rope.base, rope.num_pairs), scaling=None)
-            # NTKFixed divides all pairs once more by the divisor of its fastest pair
+            # NTKFixed divides all pairs once more, by the divisor of its fastest pair
             rest = Linear(factor=law.factor ** (1 / rope.num_pairs))
             scaling = rest if isinstance(law, NTKFixed) else None
             return replace(rope, base=rope.base * law.factor, scaling=scaling)
@@ -390,9 +389,9 @@ def ntk_as_base(rope: Rope) -> Rope:
 def plain_candidates(rope: Rope) -> list[Rope]:
     """Ropes near ``rope`` with a base and at most a linear law, which most programs can express.
 
-    ``rope`` without its law; with the base that is nearest to the scaled frequencies; and with the
-    nearest base and a linear law for which the fastest pair is exact. And YaRN's ramp between whole
-    pairs, where it is not.
+    They are ``rope`` without its law; with the base that fits the scaled frequencies best; and with
+    such a base and a linear law that makes the fastest pair exact. For YaRN with a ramp between
+    fractional pairs, also the same with whole pairs.
     """
     scaled = rope.inv_freq
     plain = replace(rope, scaling=None, explicit_inv_freq=None)
@@ -407,20 +406,20 @@ def plain_candidates(rope: Rope) -> list[Rope]:
 
 
 def with_whole_base(rope: Rope) -> Rope:
-    """The rope with one axis and the nearest base that is a whole number."""
+    """The rope with one axis and its base rounded to a whole number."""
     return replace(rope, axes=OneAxis(), base=whole_base(rope))
 
 
 def whole_base(rope: Rope) -> float:
-    """The base that is a whole number and nearest to the rope's."""
+    """The whole number nearest to the rope's base."""
     return float(max(2, round(rope.base or 2)))
 
 
 def _nearest_base(inv_freq: NDArray[np.float64]) -> float:
-    """The base whose plain frequencies are nearest, by the largest difference of a pair."""
+    """The base whose frequencies differ least from these, judged by the worst pair."""
     exponents = -np.arange(len(inv_freq)) / len(inv_freq)
     low, high = 0.01, 60.0
-    for _ in range(6):  # each time a hundredth of the interval is left
+    for _ in range(6):  # each step leaves a hundredth of the interval
         grid = np.linspace(low, high, 201)
         best = int(np.argmin(np.abs(np.exp(grid[:, None] * exponents) - inv_freq).max(axis=1)))
         low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, 200)])

@@ -1,4 +1,4 @@
-"""TensorRT-LLM: the ``config.json`` of a checkpoint, also inside that of an engine."""
+"""TensorRT-LLM: the ``config.json`` of a checkpoint, also inside the one of an engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from phasor.files.configs.program_model import CONTEXT, ProgramModel, with_secti
 from phasor.files.configs.rope_blocks import rope_type
 from phasor.files.configs.source import JsonObject
 from phasor.files.dialects.blocks import WRITERS, rotated_fraction
-from phasor.files.dialects.by_reading import Dialect, words_or_refusal
+from phasor.files.dialects.by_reading import Dialect, settings_or_refusal
 from phasor.files.dialects.target import (
     Keys,
     ProgramSettings,
@@ -49,7 +49,7 @@ def read(model: ProgramModel) -> LayerRopes:
     position_type = model.position_type()
     if position_type in facts["instead"] and not model.latent:
         return model.without(architecture, position_type)
-    # in latent attention it turns coordinates that are neighbours in DeepSeek's weights
+    # in latent attention it turns pairs that are neighbours in DeepSeek's weights
     rope = model.rope("interleaved" if model.latent or position_type == "rope_gptj" else "half")
     block = config.object("rotary_scaling")
     if position_type == "long_rope":
@@ -84,12 +84,12 @@ def read(model: ProgramModel) -> LayerRopes:
 
 
 def _with_lists(model: ProgramModel, rope: Rope, architecture: str) -> Rope:
-    """The rope with two lists of divisors, or with one law where both are the same."""
+    """The rope with two lists of divisors, or with one law if both lists are the same."""
     config, facts = model.config, model.facts
     length, original = config.whole(CONTEXT), config.number(_ORIGINAL, above=1)
     short, long = (config.numbers_per_pair(k, rope.num_pairs) for k in (_SHORT_LIST, _LONG_LIST))
     if length and original and not original.is_integer() and short and short == long:
-        # no length, but one that gives the factor on cos and sin
+        # not a real length: it only determines the factor on cos and sin
         gain = math.sqrt(max(1.0, math.log(length) / math.log(original)))
         law = PerPair(factors=short, attention_factor=gain)
         rope = replace(rope, scaling=law, direction=config.sign(_SHORT_LIST))
@@ -102,12 +102,12 @@ def _with_lists(model: ProgramModel, rope: Rope, architecture: str) -> Rope:
 # Writing.
 
 
-def _words(ropes: LayerRopes, context: int) -> Iterator[Keys]:
+def _settings(ropes: LayerRopes, context: int) -> Iterator[Keys]:
     main, local = main_and_local(ropes)
-    # the class for latent attention has the rest in its code
+    # the class for latent attention has the other numbers in its code
     takes_law = isinstance(main.scaling, (Yarn, type(None)))
     latent = is_latent(ropes, main) and local is None and takes_law
-    if latent and main.scaling is None:  # it takes YaRN alone, which by a factor of 1 is none
+    if latent and main.scaling is None:  # it has YaRN only; a factor of 1 turns that off
         main = replace(main, scaling=Yarn(factor=1.0, original_max_positions=context))
     keys: Keys = {"qk_rope_head_dim" if latent else "head_size": main.head_dim}
     if main.rotary_dim != main.head_dim:
@@ -131,7 +131,7 @@ def _words(ropes: LayerRopes, context: int) -> Iterator[Keys]:
 
 
 def _local_keys(ropes: LayerRopes, main: Rope, local: Rope) -> Keys | None:
-    """The keys of local layers between every n-th; None for layers in another order."""
+    """The keys for local layers with every n-th one global; None for any other order."""
     every = layers_with(ropes, main).interval
     if every is None or {*ropes} != {main, local}:
         return None
@@ -142,7 +142,7 @@ def _local_keys(ropes: LayerRopes, main: Rope, local: Rope) -> Keys | None:
 
 
 def _rotary_scaling(rope: Rope, law: Law | None) -> Keys | None:
-    """``rotary_scaling`` of a law that has a type; None for one that is a list of divisors."""
+    """``rotary_scaling`` for a law that has a type; None for laws that need a list of divisors."""
     if law is None and isinstance(rope.axes, Sectioned):
         return {"type": "mrope", "mrope_section": list(rope.axes.sections)}
     if law is None:
@@ -157,7 +157,7 @@ def _rotary_scaling(rope: Rope, law: Law | None) -> Keys | None:
 
 
 def _lists(rope: Rope, context: int) -> Keys | None:
-    """Two lists of divisors; the factor on cos and sin comes from two lengths."""
+    """Two lists of divisors; two lengths determine the factor on cos and sin."""
     law, length, short, long = rope.scaling, context, rope, rope
     if isinstance(law, LongRope):
         start = law.original_max_positions
@@ -188,16 +188,16 @@ def _sizes(ropes: LayerRopes, _context: int) -> Keys:
 
 DIALECT = Dialect(
     read=lambda file: read(ProgramModel("TensorRT-LLM", file)),
-    words=_words,
+    settings=_settings,
     sizes=_sizes,
-    says_all_pairs=False,
-    says_still_layers=False,
-    says_softmax=False,
+    has_both_pairings=False,
+    states_still_layers=False,
+    scales_softmax=False,
 )
 
 
 def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
-    written = words_or_refusal(TENSORRT_LLM, DIALECT, ropes, context)
+    written = settings_or_refusal(TENSORRT_LLM, DIALECT, ropes, context)
     keys = written.keys
     notes = ["Its PyTorch backend reads none of these keys, but those for transformers."]
     if "qk_rope_head_dim" in keys and ropes.ropes[0].scaling is None:

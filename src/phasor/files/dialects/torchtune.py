@@ -1,4 +1,4 @@
-"""torchtune: recipes, whose model is a function of its own, with or without arguments."""
+"""torchtune: recipes, whose model is one of torchtune's functions, with or without arguments."""
 
 from __future__ import annotations
 

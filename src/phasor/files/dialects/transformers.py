@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from phasor.axes import Alternating
 from phasor.files.dialects.blocks import BLOCK_DIALECT, BLOCK_KEY, is_list
-from phasor.files.dialects.by_reading import words_by_rope
+from phasor.files.dialects.by_reading import settings_by_rope
 from phasor.files.dialects.config_blocks import THREE_AXES, ConfigTarget, place_notes
 from phasor.files.dialects.model_files import keys_for_file, merged_over
 from phasor.files.dialects.target import (
@@ -19,9 +19,9 @@ from phasor.files.dialects.target import (
 from phasor.layers import LayerRopes
 from phasor.scaling import DynamicNTK, LongRope
 
-# its own class multiplies the softmax; NanoChat's, which turns clockwise, turns halves alone
-_DIALECT = replace(BLOCK_DIALECT, says_softmax=False)
-_CLOCKWISE = replace(_DIALECT, says_all_pairs=False)
+# a model's own class scales the softmax; NanoChat's, which turns clockwise, turns only half pairs
+_DIALECT = replace(BLOCK_DIALECT, scales_softmax=False)
+_CLOCKWISE = replace(_DIALECT, has_both_pairings=False)
 
 
 def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
@@ -33,11 +33,11 @@ def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
         )
     clockwise = any(rope.direction < 0 for rope in ropes.ropes)
     dialect = _CLOCKWISE if clockwise else _DIALECT
-    ropes, words = words_by_rope(TRANSFORMERS, dialect, ropes, context, is_list=is_list)
-    blocks = {rope: found.keys[BLOCK_KEY] for rope, found in words.items()}
-    # a file is read back as the laws that the words say
-    forms = {rope: found.form.ropes[0] for rope, found in words.items()}
-    blocks |= {forms[rope]: blocks[rope] for rope in words}
+    ropes, settings = settings_by_rope(TRANSFORMERS, dialect, ropes, context, is_list=is_list)
+    blocks = {rope: found.keys[BLOCK_KEY] for rope, found in settings.items()}
+    # a file is read back with the laws that the settings name
+    forms = {rope: found.form.ropes[0] for rope, found in settings.items()}
+    blocks |= {forms[rope]: blocks[rope] for rope in settings}
     formed = change_ropes(ropes, forms.__getitem__)
     written = keys_for_file(formed, context, context, lambda rope, _context: blocks[rope])
     notes = (written.readers, *place_notes(ropes))

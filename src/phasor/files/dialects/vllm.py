@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from phasor.files.configs.rope_blocks import LawContext, rope_type
 from phasor.files.configs.source import JsonObject
-from phasor.files.dialects.blocks import ORIGINAL_KEY, named_words
+from phasor.files.dialects.blocks import ORIGINAL_KEY, named_blocks
 from phasor.files.dialects.by_reading import FaultError
 from phasor.files.dialects.serving import (
     Engine,
@@ -31,7 +31,7 @@ def _read_law(block: JsonObject, outside: LawContext, length: int) -> Law | Rule
         return NTKMixed(
             factor=block.require("factor", factor), exponent=block.require("mixed_b", exponent)
         )
-    if kind == "longrope":  # one list for all lengths, by that of the server
+    if kind == "longrope":  # the server's length selects one list
         original = block.require(ORIGINAL_KEY, block.whole(ORIGINAL_KEY))
         return read_engines_list(block, outside, long=length > original)
     if kind == "yarn":
@@ -54,20 +54,20 @@ def _read_yarn(block: JsonObject, outside: LawContext, length: int) -> Law | Rul
 # Writing.
 
 
-def _words(rope: Rope) -> Iterator[Keys]:
+def _settings(rope: Rope) -> Iterator[Keys]:
     law = rope.scaling
     if isinstance(law, NTKMixed):
         numbers = {"rope_type": "ntk", "factor": law.factor, "mixed_b": law.exponent}
-        yield from (block | numbers for block in named_words(replace(rope, scaling=None)))
-    for block in named_words(rope):
+        yield from (block | numbers for block in named_blocks(replace(rope, scaling=None)))
+    for block in named_blocks(rope):
         if isinstance(law, Yarn):
-            # DeepSeek's classes read the first two, and all others prefer the last
+            # DeepSeek's classes read the first two keys, and all other classes prefer the last
             yield block | mscales(law) | {"attention_factor": rope.attention_factor}
             block = {key: block[key] for key in block if key != "attention_factor"} | mscales(law)
         yield block
 
 
-_DIALECT = engine_dialect(_read_law, _words)
+_DIALECT = engine_dialect(_read_law, _settings)
 
 
 def _write(ropes: LayerRopes, context: int) -> ProgramSettings:

@@ -16,8 +16,8 @@ from phasor.files.dialects.by_reading import (
     Dialect,
     FaultError,
     find_fault,
-    find_named_words,
-    words_or_refusal,
+    find_named_settings,
+    settings_or_refusal,
 )
 from phasor.files.dialects.gguf import (
     BASE_KEY,
@@ -27,15 +27,15 @@ from phasor.files.dialects.gguf import (
     LOG_MULTIPLIER_KEY,
     ORIGINAL_KEY,
     SECTIONS_KEY,
+    SETTINGS_DIALECT,
     WIDTH_KEY,
-    WORDS_DIALECT,
     architecture_facts,
     architecture_of,
     is_tensor,
     needs_tensor,
     pairs_of_a_fourth_axis,
     rope_keys,
-    rope_words,
+    rope_settings,
 )
 from phasor.files.dialects.target import (
     LLAMA4_FACTOR,
@@ -120,26 +120,26 @@ _READERS_OF_TWO = (
 def _two_dialect(reader: _TwoRopes) -> Dialect:
     return Dialect(
         read=partial(_read_two, reader),
-        words=partial(_words_of_two, reader),
+        settings=partial(_settings_of_two, reader),
         sizes=_sizes_of_two,
-        says_softmax=False,
+        scales_softmax=False,
     )
 
 
 def _sizes_of_two(ropes: LayerRopes, context: int) -> Keys:
     """By kind of layer, the sizes for its rope."""
     return {
-        kind: WORDS_DIALECT.sizes(one_layer(rope), context)
+        kind: SETTINGS_DIALECT.sizes(one_layer(rope), context)
         for kind, rope in rotating(ropes).items()
     }
 
 
-def _words_of_two(reader: _TwoRopes, ropes: LayerRopes, context: int) -> Iterator[Keys]:
+def _settings_of_two(reader: _TwoRopes, ropes: LayerRopes, context: int) -> Iterator[Keys]:
     scaled, plain = (rotating(ropes)[kind] for kind in reader.kinds)
     if plain.base is None:
         return
     widths = {} if plain.rotary_dim == scaled.rotary_dim else {_WIDTH_OF_SLIDING: plain.rotary_dim}
-    for keys in rope_words(one_layer(scaled), context):
+    for keys in rope_settings(one_layer(scaled), context):
         bases = dict(zip(reader.base_keys, (keys[BASE_KEY], plain.base), strict=True))
         of_law = {key: value for key, value in keys.items() if key not in (BASE_KEY, WIDTH_KEY)}
         yield {**bases, WIDTH_KEY: scaled.rotary_dim, **widths, **of_law}
@@ -156,7 +156,7 @@ def _read_two(reader: _TwoRopes, file: JsonObject) -> LayerRopes:
         {**of_axes, BASE_KEY: bases[1], WIDTH_KEY: width},
     )
     kinds = {
-        kind: WORDS_DIALECT.read(JsonObject({**file.values[kind], **said})).ropes[0]
+        kind: SETTINGS_DIALECT.read(JsonObject({**file.values[kind], **said})).ropes[0]
         for kind, said in zip(reader.kinds, files, strict=True)
     }
     reader.check(keys, kinds[reader.kinds[0]])
@@ -168,7 +168,7 @@ def _find_two(pair: LayerRopes, context: int) -> tuple[Keys, _TwoRopes] | None:
     """The keys of two ropes, and the architecture that reads them; None if none does."""
     for reader in _readers_of(pair):
         dialect = _two_dialect(reader)
-        found = find_named_words(dialect, pair, context, is_list=needs_tensor)
+        found = find_named_settings(dialect, pair, context, is_list=needs_tensor)
         if found is not None:
             return found.keys, reader
     return None
@@ -386,7 +386,7 @@ _OF_FILE = WIDTH_KEY, SECTIONS_KEY
 
 
 def _flags(ropes: LayerRopes, context: int) -> Iterator[Keys]:
-    for keys in rope_words(ropes, context):
+    for keys in rope_settings(ropes, context):
         if keys.keys() <= {*_FLAGS.values(), *_OF_FILE}:
             law = keys.get("rope.scaling.type", "none")
             betas = DEFAULT_BETAS if law == "yarn" else {}
@@ -396,22 +396,22 @@ def _flags(ropes: LayerRopes, context: int) -> Iterator[Keys]:
 
 def _read_flags(file: JsonObject) -> LayerRopes:
     values = {_FLAGS.get(name, name): value for name, value in file.values.items()}
-    return WORDS_DIALECT.read(file.with_values(values))
+    return SETTINGS_DIALECT.read(file.with_values(values))
 
 
 def _flag_sizes(ropes: LayerRopes, context: int) -> Keys:
-    keys = next(rope_words(ropes, context))
+    keys = next(rope_settings(ropes, context))
     of_file = {key: keys[key] for key in _OF_FILE if key in keys}
-    return {**WORDS_DIALECT.sizes(ropes, context), **of_file}
+    return {**SETTINGS_DIALECT.sizes(ropes, context), **of_file}
 
 
-_FLAG_DIALECT = Dialect(read=_read_flags, words=_flags, sizes=_flag_sizes, says_softmax=False)
+_FLAG_DIALECT = Dialect(read=_read_flags, settings=_flags, sizes=_flag_sizes, scales_softmax=False)
 
 
 def _write_llama_cpp(ropes: LayerRopes, context: int) -> ProgramSettings:
     rope = ntk_as_base(LLAMA_CPP.only_rope(ropes))
     notes = [_rotation_note(LLAMA_CPP, ropes, rope, context)]
-    written = words_or_refusal(LLAMA_CPP, _FLAG_DIALECT, one_layer(rope), context)
+    written = settings_or_refusal(LLAMA_CPP, _FLAG_DIALECT, one_layer(rope), context)
     settings = {"-c": context, **written.keys}
     flags = " ".join(f"{name} {value}" for name, value in settings.items())
     if rope.scaling is not None:
