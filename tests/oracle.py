@@ -173,6 +173,12 @@ def float32(value: mpf) -> float:
     return float(mpmath.nint(value / unit) * unit)
 
 
+def _spectrum(base: mpf, law: Any, pairs: int) -> Reals:
+    if pairs == 0 or law is None:
+        return _plain(pairs, base)
+    return LAWS[type(law).__name__](law, _plain(pairs, base), base)
+
+
 @lru_cache(maxsize=256)
 @mpmath.workdps(DIGITS)
 def frequencies(rope: Any) -> Reals:
@@ -183,14 +189,17 @@ def frequencies(rope: Any) -> Reals:
     elif rope.explicit_inv_freq is not None:
         found = [mpf(f) for f in rope.explicit_inv_freq]
     else:
-        base = mpf(rope.base)
-        axial = type(rope.axes).__name__ == "Axial"
-        widths = rope.axes.sections if axial else [rope.rotary_dim // 2]
-        found = []
-        for width in filter(None, widths):
-            plain = _plain(width, base)
-            law = rope.scaling
-            found += plain if law is None else LAWS[type(law).__name__](law, plain, base)
+        pairs, n_axes = rope.rotary_dim // 2, rope.axes.n_axes
+        bases = getattr(rope.axes, "base", None) or [rope.base] * n_axes
+        laws = getattr(rope.axes, "scaling", None) or [rope.scaling] * n_axes
+        dealt, restarts = axis_of_pair(rope.axes, pairs), type(rope.axes).__name__ == "Axial"
+        spectra = [
+            _spectrum(mpf(base), law, dealt.count(axis) if restarts else pairs)
+            for axis, (base, law) in enumerate(zip(bases, laws, strict=True))
+        ]
+        # an axis's own spectrum is counted from its first pair, a shared one from the head's
+        steps = [dealt[:k].count(axis) if restarts else k for k, axis in enumerate(dealt)]
+        found = [spectra[axis][step] for axis, step in zip(dealt, steps, strict=True)]
     return [mpf(float32(f)) for f in found] if rope.inv_freq_dtype == "float32" else found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -137,6 +138,23 @@ def rules(spectra: tuple[int, ...]) -> st.SearchStrategy[Rule]:
 
 
 @st.composite
+def by_axis(draw: st.DrawFn, layout: Any, pairs: int) -> dict[str, Any]:
+    """The axes with a base for each, a law for each or both, and the rope's own base if none."""
+    spectra = layout.sections if isinstance(layout, Axial) else (pairs,) * layout.n_axes
+    of_axis = [st.none() | laws((count or 1,)).map(without_factor) for count in spectra]
+    base = draw(st.floats(1.5, 1e9))
+    bases = draw(st.none() | st.tuples(*[st.floats(1.5, 1e9)] * layout.n_axes))
+    scaling = draw(st.tuples(*of_axis))
+    axes = replace(layout, base=bases, scaling=scaling)
+    return {"axes": axes} | ({"base": base} if bases is None else {})
+
+
+def without_factor(law: Law) -> Law:
+    """The law without the factor on cos and sin, which no axis has for itself."""
+    return replace(law, attention_factor=1.0) if hasattr(law, "attention_factor") else law
+
+
+@st.composite
 def descriptions(draw: st.DrawFn) -> dict[str, Any]:
     """Fields of a rope; its scaling may be a rule that has not picked its law."""
     pairs = draw(st.integers(1, 12))
@@ -155,10 +173,12 @@ def descriptions(draw: st.DrawFn) -> dict[str, Any]:
     if isinstance(layout, Mixed):
         return fields
     spectra = layout.spectra(pairs)
-    source = draw(st.sampled_from(["plain", "law", "rule", "explicit"]))
+    source = draw(st.sampled_from(["plain", "law", "rule", "explicit", "by axis"]))
     if source == "explicit":
         given = st.lists(st.floats(0.0, 8.0).map(abs), min_size=pairs, max_size=pairs)
         return fields | {"explicit_inv_freq": tuple(draw(given))}
+    if source == "by axis" and not isinstance(layout, OneAxis):
+        return fields | draw(by_axis(layout, pairs))
     fields["base"] = draw(st.floats(1.5, 1e9))
     if source == "law":
         fields["scaling"] = draw(laws(spectra))

@@ -4,17 +4,18 @@ Sections count *pairs*, one entry per axis, in the order the positions list thei
 height, width). In `Axial` the frequencies start again at 1 in each section. In `Mixed` every axis
 turns every pair, at a frequency per axis and pair. In all others one run of frequencies covers all
 pairs, so a position with equal coordinates on all axes is rotated exactly as in a rope with one
-axis.
+axis, unless each axis has its own base or law.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from phasor._checks import numbers, short_repr, whole
+from phasor._checks import number, numbers, short_repr, whole
 from phasor.errors import SpecError
+from phasor.scaling import Law, Rule
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,11 @@ class Axes(ABC):
         """How many pairs each run of frequencies spans; every run starts at frequency 1."""
         return (num_pairs,)
 
+    def ladder(self, axis: int, num_pairs: int) -> tuple[int, dict[int, int]]:
+        """The length of the spectrum that an axis takes frequencies from, and its steps by pair."""
+        axis_of_pair = self.axis_of_pair(num_pairs)
+        return num_pairs, {pair: pair for pair, own in enumerate(axis_of_pair) if own == axis}
+
 
 @dataclass(frozen=True)
 class OneAxis(Axes):
@@ -60,9 +66,13 @@ class OneAxis(Axes):
         return (0,) * num_pairs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Sections(Axes):
+    """Axes that each drive some of the pairs, and may each have a base and a law of their own."""
+
     sections: tuple[int, ...]
+    base: tuple[float, ...] | None = field(default=None, kw_only=True)
+    scaling: tuple[Law | None, ...] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if isinstance(self.sections, (str, bytes)) or not hasattr(self.sections, "__iter__"):
@@ -78,10 +88,36 @@ class _Sections(Axes):
                 "one axis is OneAxis(), the default"
             )
         object.__setattr__(self, "sections", counts)
+        if self.base is not None:
+            bases = self._one_for_each_axis("base", self.base, "(256.0, 1e4, 1e4)")
+            checked = tuple(number(f"base[{i}]", base, above=1) for i, base in enumerate(bases))
+            object.__setattr__(self, "base", checked)
+        if self.scaling is not None:
+            example = "(None, NTK(factor=2.0), NTK(factor=2.0))"
+            laws = self._one_for_each_axis("scaling", self.scaling, example)
+            for axis, law in enumerate(laws):
+                _check_law_of_axis(axis, law)
+            object.__setattr__(self, "scaling", laws)
+
+    def __repr__(self) -> str:
+        given = [(f.name, getattr(self, f.name)) for f in fields(self)]
+        listed = ", ".join(f"{name}={value!r}" for name, value in given if value is not None)
+        return f"{type(self).__name__}({listed})"
 
     @property
     def n_axes(self) -> int:
         return len(self.sections)
+
+    def _one_for_each_axis(self, name: str, values: Any, example: str) -> tuple[Any, ...]:
+        is_sequence = hasattr(values, "__iter__") and not isinstance(values, (str, bytes))
+        items = tuple(values) if is_sequence else ()
+        if len(items) != self.n_axes:
+            raise SpecError(
+                f"{name} of the axes must have an entry for each of {self.n_axes} axes, such as "
+                f"{example} for three, got {short_repr(values)}; one for all axes is the Rope's "
+                f"{name}"
+            )
+        return items
 
     def _check_sum(self, num_pairs: int) -> None:
         if sum(self.sections) != num_pairs:
@@ -99,9 +135,41 @@ class _Sections(Axes):
         return tuple(axis for axis, n in enumerate(self.sections) for _ in range(n))
 
 
-@dataclass(frozen=True)
+def _check_law_of_axis(axis: int, law: object) -> None:
+    name = f"scaling[{axis}] of the axes"
+    if isinstance(law, Rule):
+        raise SpecError(
+            f"{name} must be a law, got the rule {type(law).__name__}: a rule picks its law by the "
+            "number of tokens, not by the size of an axis; pick the law with its .at(n)"
+        )
+    if law is None:
+        return
+    if not isinstance(law, Law):
+        raise SpecError(
+            f"{name} must be a law of phasor.scaling (such as NTK(factor=2.0)), or None for an "
+            f"unscaled axis, got {short_repr(law)}"
+        )
+    attention_factor, softmax_factor = law.temperature()
+    changed = f"{name} must not change the logits, but {type(law).__name__} multiplies"
+    if attention_factor != 1:
+        raise SpecError(
+            f"{changed} cos and sin by {attention_factor:g}: a rotation has one factor for all "
+            f"axes; write attention_factor=1.0 here, and give gain={attention_factor:g} to the "
+            "rotation"
+        )
+    if softmax_factor != 1:
+        raise SpecError(
+            f"{changed} the softmax scale by {softmax_factor:g}: write mscale_all_dim=0.0 here, "
+            "and multiply the scale yourself"
+        )
+
+
+@dataclass(frozen=True, repr=False)
 class Sectioned(_Sections):
     """One spectrum cut into consecutive sections, one per axis (Qwen2-VL, 2409.12191).
+
+    An axis with its own ``base`` or ``scaling`` (see `Axial`) takes its pairs from the spectrum of
+    that base and law over all pairs.
 
     >>> Sectioned((1, 2, 1)).axis_of_pair(4)
     (0, 1, 1, 2)
@@ -110,12 +178,24 @@ class Sectioned(_Sections):
     summary = "in consecutive sections of one spectrum"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Axial(_Sections):
     """Consecutive sections, each with its own full spectrum (RoPE-ViT, 2403.13298).
 
     In a section of ``n`` pairs, pair ``j`` turns by ``base ** (-j / n)``. FLUX's
     ``axes_dim = [16, 56, 56]`` counts coordinates and is ``Axial((8, 28, 28))``.
+
+    Args:
+        sections: The number of pairs of each axis.
+        base: A base for each axis, instead of the Rope's ``base``, which is for all axes.
+        scaling: A law for each axis, None for one that is not scaled, instead of the Rope's
+            ``scaling``. Rules, and laws that change the logits, are refused.
+
+    >>> from phasor import Rope
+    >>> from phasor.scaling import NTK
+    >>> axes = Axial((2, 2), base=(100.0, 1e4), scaling=(None, NTK(factor=2.0)))
+    >>> Rope(head_dim=8, pairing="half", axes=axes).inv_freq
+    array([1.   , 0.1  , 1.   , 0.005])
     """
 
     summary = "in consecutive sections, each with its own spectrum"
@@ -124,8 +204,12 @@ class Axial(_Sections):
         self._check_sum(num_pairs)
         return tuple(n for n in self.sections if n)
 
+    def ladder(self, axis: int, num_pairs: int) -> tuple[int, dict[int, int]]:
+        count, first = self.sections[axis], sum(self.sections[:axis])
+        return count, {first + step: step for step in range(count)}
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class InterleavedSections(_Sections):
     """Axes dealt out in turn, so that each drives fast and slow pairs (Qwen3-VL).
 
@@ -148,7 +232,7 @@ class InterleavedSections(_Sections):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Alternating(_Sections):
     """Height and width alternate on the fast pairs, time drives the slow ones.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -11,7 +11,7 @@ from phasor.angles import turns, wavelengths
 from phasor.axes import Axes, Mixed, OneAxis
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing, by_pairing
-from phasor.rope import Rope, real_inv_freq
+from phasor.rope import Rope, own_of_axes, real_inv_freq
 from phasor.scaling import Law, Rule
 
 
@@ -48,7 +48,11 @@ def pair_rows(rope: Rope, context: float | None) -> list[PairRow]:
 
 def without_law(rope: Rope) -> Rope:
     """The Rope without its scaling law; unchanged if its frequencies are explicit."""
-    return rope if rope.explicit_inv_freq is not None else replace(rope, scaling=None)
+    if rope.explicit_inv_freq is not None:
+        return rope
+    has_own_laws = own_of_axes(rope.axes, "scaling") is not None
+    axes = replace(cast(Any, rope.axes), scaling=None) if has_own_laws else rope.axes
+    return replace(rope, scaling=None, axes=axes)
 
 
 def original_context(rope: Rope) -> int | None:
@@ -66,9 +70,8 @@ def sentences(rope: Rope, context: int | None) -> list[str]:
     if not isinstance(rope.axes, OneAxis):
         counts = ", ".join(map(str, rope.axes.counts(rope.num_pairs)))
         lines.append(f"{rope.axes.n_axes} position axes drive {counts} pairs, {rope.axes.summary}.")
-    powers = f"powers of base {rope.base:.15g}" if rope.base is not None else "listed one by one"
     rounding = ", rounded to float32" if rope.inv_freq_dtype == "float32" else ""
-    lines.append(f"Frequencies are {powers}{rounding}.")
+    lines.append(f"Frequencies are {bases_text(rope)}{rounding}.")
     if rope.direction < 0:
         lines.append("It turns clockwise, opposite to the usual direction.")
     lines += _law_sentences(rope)
@@ -113,20 +116,54 @@ def _formula(pairing: Pairing, num_pairs: int) -> str:
     return by_pairing(pairing, half=f"(i, i + {num_pairs})", interleaved="(2i, 2i + 1)")
 
 
+def bases_text(rope: Rope) -> str:
+    """What frequencies are before scaling: the powers of a base, or of one for each axis.
+
+    >>> from phasor.axes import Axial
+    >>> bases_text(Rope(head_dim=8, pairing="half", axes=Axial((2, 2), base=(256.0, 1e4))))
+    'powers of base 256 on axis 0 and base 10000 on axis 1'
+    """
+    bases = own_of_axes(rope.axes, "base")
+    if bases is not None:
+        return f"powers of {by_axis([f'base {base:.15g}' for base in bases])}"
+    return "listed one by one" if rope.base is None else f"powers of base {rope.base:.15g}"
+
+
+def by_axis(texts: Sequence[str], leaving_out: str | None = None) -> str:
+    """A text for each axis, those of equal axes together; the text alone if all are equal.
+
+    >>> by_axis(["no law", "NTK", "NTK"])
+    'no law on axis 0 and NTK on axes 1-2'
+    """
+    axes: dict[str, list[int]] = {}
+    for axis, text in enumerate(texts):
+        axes.setdefault(text, []).append(axis)
+    if len(axes) == 1:
+        return texts[0]
+    axes.pop(leaving_out or "", None)
+    listed = [f"{t} on {'axis' if len(of) == 1 else 'axes'} {ranges(of)}" for t, of in axes.items()]
+    return " and ".join([", ".join(listed[:-1]), listed[-1]] if len(listed) > 1 else listed)
+
+
 def _law_sentences(rope: Rope) -> list[str]:
-    law = rope.law()
-    if law is None:
+    laws = own_of_axes(rope.axes, "scaling")
+    if laws is not None:
+        scaling = by_axis(["none" if law is None else _law_with_values(law) for law in laws])
+    elif (law := rope.law()) is not None:
+        scaling = _law_with_values(law)
+    else:
         return []
+    groups = "; ".join(f"{ranges(pairs)} {effect}" for effect, pairs in _pairs_by_effect(rope))
+    return [f"Scaling is {scaling}.", f"Pairs {groups}."]
+
+
+def _law_with_values(law: Law) -> str:
     values = ", ".join(
         f"{name} {value:.15g}" if isinstance(value, float) else f"{name} {value}"
         for name, value in asdict(law).items()
         if value is not None and not isinstance(value, tuple)
     )
-    groups = "; ".join(f"{ranges(pairs)} {effect}" for effect, pairs in _pairs_by_effect(rope))
-    return [
-        f"Scaling is {type(law).__name__}{f' ({values})' if values else ''}.",
-        f"Pairs {groups}.",
-    ]
+    return f"{type(law).__name__}{f' ({values})' if values else ''}"
 
 
 def _pairs_by_effect(rope: Rope) -> Iterable[tuple[str, list[int]]]:
@@ -269,14 +306,25 @@ def construction(rope: Rope) -> str:
         is_required = field.name in ("head_dim", "pairing", "base")
         if not is_required and value == getattr(plain, field.name):
             continue
-        if isinstance(value, str):
-            text = f'"{value}"'
-        elif field.name in ("scaling", "axes"):
-            text = f"phasor.{field.name}.{value!r}"  # in the module of this name
-        else:
-            text = repr(value)
+        text = f'"{value}"' if isinstance(value, str) else _expression(value)
         lines.append(f"    {field.name}={text},")
     return "\n".join(["phasor.Rope(", *lines, ")"])
+
+
+def _expression(value: object) -> str:
+    """The repr of a field's value, with the modules of laws and axes."""
+    match value:
+        case Law() | Rule():
+            return f"phasor.scaling.{value!r}"
+        case Axes():
+            named = ((field.name, getattr(value, field.name)) for field in fields(cast(Any, value)))
+            listed = ", ".join(f"{name}={_expression(v)}" for name, v in named if v is not None)
+            return f"phasor.axes.{type(value).__name__}({listed})"
+        case tuple():
+            items = [_expression(item) for item in cast("tuple[object, ...]", value)]
+            return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+        case _:
+            return repr(value)
 
 
 def usage_example(rope: Rope, context: int) -> str:

@@ -12,8 +12,8 @@ import numpy as np
 
 from phasor._checks import choice, number, short_repr, whole
 from phasor.errors import ConfigError, SpecError
-from phasor.rope import Rope
-from phasor.scaling import Rule
+from phasor.rope import Rope, own_of_axes
+from phasor.scaling import Law, Rule
 
 _ROPE_FIELDS = frozenset(field.name for field in fields(Rope))
 
@@ -287,16 +287,27 @@ def summarize(rope: Rope) -> str:
     width = "" if rope.rotary_dim == rope.head_dim else f"{rope.rotary_dim} of "
     start = f" from {rope.rotary_start} on" if rope.rotary_start else ""
     parts = [f"{pairs} pairs", f"{width}{rope.head_dim} coordinates{start}"]
-    parts += ["explicit frequencies" if rope.base is None else f"base {rope.base:.12g}"]
+    bases = own_of_axes(rope.axes, "base")
+    if bases is not None:
+        parts += [f"bases {', '.join(f'{base:.12g}' for base in bases)}"]
+    else:
+        parts += ["explicit frequencies" if rope.base is None else f"base {rope.base:.12g}"]
     parts += ["in float32"] if rope.inv_freq_dtype == "float32" else []
     if (law := rope.scaling) is not None:
-        factor = getattr(law, "factor", None)
-        parts += [type(law).__name__ + ("" if factor is None else f" (factor {factor:g})")]
+        parts += [_law_in_short(law)]
+    if (laws := own_of_axes(rope.axes, "scaling")) is not None:
+        names = ["none" if law is None else _law_in_short(law) for law in laws]
+        parts += [f"laws {', '.join(names)}"]
     if rope.axes.n_axes > 1:
         counts = ", ".join(map(str, rope.axes.counts(rope.num_pairs)))
         parts += [f"{type(rope.axes).__name__} axes of {counts} pairs"]
     parts += ["clockwise"] if rope.direction < 0 else []
     return ", ".join(parts)
+
+
+def _law_in_short(law: Law | Rule) -> str:
+    factor = getattr(law, "factor", None)
+    return type(law).__name__ + ("" if factor is None else f" (factor {factor:g})")
 
 
 def _freeze(value: Any, *mappings: str) -> None:

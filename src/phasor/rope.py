@@ -8,18 +8,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from functools import lru_cache
-from operator import index
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from phasor._checks import choice, number, numbers, short_repr, whole
+from phasor._plain import (
+    axes_from_plain,
+    axes_to_plain,
+    canonical_json,
+    law_from_plain,
+    law_to_plain,
+    refuse_unknown_fields,
+    to_plain,
+)
 from phasor._reals import in_reals, nearest_float32, powers
-from phasor.axes import AXES, Axes, Mixed, OneAxis
+from phasor.axes import Axes, Mixed, OneAxis
 from phasor.errors import SpecError
 from phasor.pairings import Pairing, checked_pairing
-from phasor.scaling import LAWS, Law, Rule, Temperature
+from phasor.scaling import Law, Rule, Temperature
 
 FORMAT = 1  # the format number that `Rope.to_json` writes; raise it when the fields change
 WIDEST = 1 << 16  # upper limit on head_dim, far above any model's: a larger value is a mistake
@@ -53,11 +61,13 @@ class Rope:
         pairing: Which coordinates turn together: ``"half"`` is ``(i, i + rotary_dim/2)`` (GPT-NeoX,
             Llama in transformers), ``"interleaved"`` is ``(2i, 2i + 1)`` (RoFormer, GPT-J, Meta's
             Llama). Never defaulted: a wrong guess raises nothing and spoils every score.
-        base: The frequencies are negative powers of it; 10000 by default.
+        base: The frequencies are negative powers of it; 10000 by default, unless the axes have
+            bases of their own.
         rotary_dim: Number of rotated coordinates, even; ``head_dim`` by default.
         rotary_start: Where the rotated slice begins inside the head.
         scaling: A law or a rule of `phasor.scaling`.
-        axes: One of `phasor.axes`; a single axis by default.
+        axes: One of `phasor.axes`; a single axis by default. Each axis may have its own base and
+            law: ``Axial((8, 28, 28), scaling=(None, NTK(factor=2.0), NTK(factor=2.0)))``.
         direction: -1 for the few models that turn clockwise.
         pairing_out: Pairing of the result where it differs (DeepSeek reads interleaved pairs and
             writes halves); None where it is ``pairing``. `output_pairing` resolves the None.
@@ -126,7 +136,7 @@ class Rope:
         self.axes.indices(self.num_pairs)
         self._check_frequencies(set_field)
         # the hash, and the operator's argument: computed once, as both are needed at every call
-        set_field("_json", _canonical_json({"format": FORMAT} | self.to_dict()))
+        set_field("_json", canonical_json({"format": FORMAT} | self.to_dict()))
 
     def _check_slice(self, set_field: Any) -> None:
         set_field("rotary_start", whole("rotary_start", self.rotary_start, least=0))
@@ -147,9 +157,12 @@ class Rope:
                 if getattr(self, name) is not None:
                     raise SpecError(f"axes.Mixed holds the frequencies: drop {name}")
             return
+        self._check_fields_of_axes(set_field)
         if self.explicit_inv_freq is None:
-            base = 10_000.0 if self.base is None else number("base", self.base, above=1)
-            set_field("base", base)
+            if self.base is not None:
+                set_field("base", number("base", self.base, above=1))
+            elif own_of_axes(self.axes, "base") is None:
+                set_field("base", 10_000.0)
             is_config = isinstance(cast(object, self.scaling), Mapping)
             if self.scaling is not None and not isinstance(cast(object, self.scaling), (Law, Rule)):
                 raise SpecError(
@@ -170,6 +183,22 @@ class Rope:
                 f"{self.num_pairs}), got {len(inv_freq)}"
             )
         set_field("explicit_inv_freq", inv_freq)
+
+    def _check_fields_of_axes(self, set_field: Any) -> None:
+        for name in ("base", "scaling"):
+            own = own_of_axes(self.axes, name)
+            if own is None:
+                continue
+            for other in (name, "explicit_inv_freq"):
+                if getattr(self, other) is not None:
+                    raise SpecError(
+                        f"{name} of the axes replaces the Rope's {other}, but both are given: drop "
+                        f"one of them; for a Rope that has {other} already, "
+                        f"dataclasses.replace(rope, {other}=None, axes=...)"
+                    )
+            if len(set(own)) == 1:  # so that equal ropes compare equal
+                set_field("axes", dataclasses.replace(cast(Any, self.axes), **{name: None}))
+                set_field(name, own[0])
 
     def __hash__(self) -> int:
         return hash(self.to_json())
@@ -251,9 +280,9 @@ class Rope:
     def to_dict(self) -> dict[str, Any]:
         """Every field as JSON values; `from_dict` is the inverse."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
-        plain["scaling"] = _to_tagged(self.scaling, LAWS, "law")
-        plain["axes"] = _to_tagged(self.axes, AXES, "layout")
-        return _to_plain(plain)
+        plain["scaling"] = law_to_plain(self.scaling)
+        plain["axes"] = axes_to_plain(self.axes)
+        return to_plain(plain)
 
     def to_json(self) -> str:
         """Canonical JSON with a format number: equal Ropes have equal text."""
@@ -263,11 +292,12 @@ class Rope:
     def from_dict(cls, plain: Mapping[str, Any]) -> Rope:
         """The Rope with the fields that `to_dict` returned."""
         _check_names(plain)
-        _refuse_unknown_fields("Rope", plain, {field.name for field in fields(cls)})
+        refuse_unknown_fields("Rope", plain, {field.name for field in fields(cls)})
         values = dict(plain)
-        for name, registry, tag in (("scaling", LAWS, "law"), ("axes", AXES, "layout")):
-            if values.get(name) is not None:
-                values[name] = _from_tagged(name, values[name], registry, tag)
+        if values.get("scaling") is not None:
+            values["scaling"] = law_from_plain("scaling", values["scaling"])
+        if values.get("axes") is not None:
+            values["axes"] = axes_from_plain(values["axes"])
         return cls(**values)
 
     @classmethod
@@ -294,18 +324,13 @@ class Rope:
 @in_reals
 def real_inv_freq(rope: Rope) -> tuple[Decimal, ...]:
     """The scaled frequency of every pair with 60 digits."""
-    law = rope.law()
     if isinstance(rope.axes, Mixed):
         by_pair = zip(*real_terms(rope), strict=True)
         scaled = tuple(sum((f * f for f in by_axis), Decimal()).sqrt() for by_axis in by_pair)
     elif rope.explicit_inv_freq is not None:
         scaled = tuple(map(Decimal, rope.explicit_inv_freq))
     else:
-        base = rope.base or 0.0
-        scaled = ()
-        for pairs in rope.axes.spectra(rope.num_pairs):
-            plain = _plain_inv_freq(base, pairs)
-            scaled += plain if law is None else law.apply(plain, Decimal(base))
+        scaled = _inv_freq_by_axis(rope)
     if max(scaled) > _LARGEST_INV_FREQ:
         raise SpecError(
             f"frequencies must be at most {_LARGEST_INV_FREQ:.0e} radians per position, got "
@@ -326,10 +351,67 @@ def real_terms(rope: Rope) -> tuple[tuple[Decimal, ...], ...]:
     return tuple(tuple(map(Decimal, row)) for row in rows)
 
 
+def own_of_axes(axes: Axes, name: str) -> tuple[Any, ...] | None:
+    """What the axes give instead of the Rope's ``base`` or ``scaling``: an entry for each axis."""
+    return getattr(axes, name, None)
+
+
+def base_of_axis(rope: Rope, axis: int) -> float | None:
+    """The base of one axis: its own or the Rope's; None if frequencies are explicit."""
+    bases = own_of_axes(rope.axes, "base")
+    return rope.base if bases is None else bases[axis]
+
+
+def law_of_axis(rope: Rope, axis: int) -> Law | None:
+    """The law that scales the frequencies of one axis: its own or the Rope's."""
+    laws = own_of_axes(rope.axes, "scaling")
+    return rope.law() if laws is None else laws[axis]
+
+
+def plain_axes(axes: Axes) -> Axes:
+    """The axes without a base and a law of their own."""
+    if own_of_axes(axes, "base") is None and own_of_axes(axes, "scaling") is None:
+        return axes
+    return dataclasses.replace(cast(Any, axes), base=None, scaling=None)
+
+
+def with_frequencies(rope: Rope, **fields: Any) -> Rope:
+    """The rope with only these of ``base``, ``scaling`` and ``explicit_inv_freq``, for all axes."""
+    fields = {"base": None, "scaling": None, "explicit_inv_freq": None} | fields
+    return dataclasses.replace(rope, axes=plain_axes(rope.axes), **fields)
+
+
+def without_own_of_axes(rope: Rope) -> Rope:
+    """The rope with listed frequencies if its axes have a base or a law of their own."""
+    if plain_axes(rope.axes) == rope.axes:
+        return rope
+    return with_frequencies(rope, explicit_inv_freq=tuple(rope.inv_freq.tolist()))
+
+
+def _inv_freq_by_axis(rope: Rope) -> tuple[Decimal, ...]:
+    """Each axis's steps of the powers of its base, scaled by its law."""
+    by_pair = dict[int, Decimal]()
+    for axis in range(rope.axes.n_axes):
+        length, steps = rope.axes.ladder(axis, rope.num_pairs)
+        if not steps:
+            continue
+        law = law_of_axis(rope, axis)
+        try:
+            ladder = _spectrum(base_of_axis(rope, axis) or 0.0, law, length)
+        except SpecError as error:
+            if own_of_axes(rope.axes, "scaling") is None:
+                raise
+            raise SpecError(f"scaling[{axis}] of the axes: {error}") from None
+        by_pair |= {pair: ladder[step] for pair, step in steps.items()}
+    return tuple(by_pair[pair] for pair in range(rope.num_pairs))
+
+
 @lru_cache(maxsize=64)
 @in_reals
-def _plain_inv_freq(base: float, pairs: int) -> tuple[Decimal, ...]:
-    return powers(Decimal(base), -1 / Decimal(pairs), pairs)
+def _spectrum(base: float, law: Law | None, pairs: int) -> tuple[Decimal, ...]:
+    """``base ** (-k / pairs)`` for each of the pairs, scaled by a law."""
+    plain = powers(Decimal(base), -1 / Decimal(pairs), pairs)
+    return plain if law is None else law.apply(plain, Decimal(base))
 
 
 @lru_cache(maxsize=256)
@@ -337,58 +419,6 @@ def _float_inv_freq(rope: Rope) -> NDArray[np.float64]:
     rounded = np.array([float(f) for f in real_inv_freq(rope)])
     rounded.flags.writeable = False  # cached, so all callers share it
     return rounded
-
-
-def _to_plain(value: Any) -> Any:
-    """Convert tuples to lists, and symbolic numbers of torch.compile to constants."""
-    if type(value) is dict:
-        items = cast(dict[str, Any], value).items()
-        return {name: _to_plain(item) for name, item in items}
-    if type(value) is tuple:
-        return [_to_plain(item) for item in cast(tuple[Any, ...], value)]
-    if type(value) is float:
-        return float.fromhex(value.hex())
-    return index(value) if type(value) is int else value
-
-
-def _canonical_json(plain: dict[str, Any]) -> str:
-    return json.dumps(plain, separators=(",", ":"), allow_nan=False)
-
-
-# torch.compile can trace how a Rope is made, but not json.dumps: it calls this function instead
-_canonical_json._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
-
-
-def _to_tagged(value: Any, registry: Mapping[str, type], tag: str) -> dict[str, Any] | None:
-    """A registered dataclass as a dict; its first key is ``tag`` and holds the registered name."""
-    if value is None:
-        return None
-    names = [name for name, kind in registry.items() if kind is type(value)]
-    if not names:
-        raise SpecError(
-            f"{type(value).__name__} is not a {tag} of phasor and has no JSON form; "
-            f"known: {', '.join(registry)}"
-        )
-    return {tag: names[0]} | {field.name: getattr(value, field.name) for field in fields(value)}
-
-
-def _from_tagged(name: str, value: Any, registry: Mapping[str, type], tag: str) -> Any:
-    """The inverse of `_to_tagged`."""
-    plain = dict(cast(Mapping[str, Any], value)) if isinstance(value, Mapping) else {}
-    if tag not in plain:
-        raise SpecError(
-            f'{name} must be an object with the key "{tag}", '
-            f"got {short_repr(plain or cast(object, value))}"
-        )
-    registered_name = choice(f"{name}.{tag}", plain.pop(tag), registry)
-    values = {k: tuple(cast(list[Any], v)) if type(v) is list else v for k, v in plain.items()}
-    known = fields(registry[registered_name])
-    _refuse_unknown_fields(f"{name} {registered_name!r}", values, {field.name for field in known})
-    needed = {field.name for field in known if field.default is dataclasses.MISSING}
-    if needed - set(values):
-        missing = ", ".join(sorted(needed - set(values)))
-        raise SpecError(f"{name} {registered_name!r} lacks {missing}")
-    return registry[registered_name](**values)
 
 
 #: Names that other programs have for fields of a Rope, and what to write instead.
@@ -421,10 +451,3 @@ def _check_names(arguments: Mapping[str, object]) -> None:
     for name, hint in _REQUIRED_FIELDS.items():
         if name not in arguments:
             raise SpecError(f"{name} must be given: {hint}")
-
-
-def _refuse_unknown_fields(owner: str, plain: Mapping[str, Any], known: set[str]) -> None:
-    unknown = sorted(str(key) for key in set(plain) - known)
-    if unknown:
-        listed = ", ".join(sorted(known))
-        raise SpecError(f"{owner} has no field {', '.join(map(repr, unknown))}; known: {listed}")

@@ -8,8 +8,9 @@ from typing import Any, cast
 
 from phasor._checks import choice, did_you_mean, find_name, whole
 from phasor.axes import Mixed
+from phasor.describe import without_law
 from phasor.errors import SpecError
-from phasor.rope import Rope
+from phasor.rope import Rope, with_frequencies
 from phasor.scaling import LAWS, NTK, DynamicNTK, Law, Linear, Llama3, LongRope, PerPair, Rule, Yarn
 
 UNCHANGED = "unchanged"
@@ -54,7 +55,7 @@ def extended_ropes(
             f"to must be above the context of {context} tokens, got {to}: fewer tokens need no "
             f"other law"
         )
-    if factors is not None and (rope.scaling is not None or rope.explicit_inv_freq is not None):
+    if factors is not None and (rope != without_law(rope) or rope.explicit_inv_freq is not None):
         raise SpecError(
             "factors divide unscaled frequencies, but this rope has a law or explicit frequencies; "
             "pass the Rope from before the extension, with its context"
@@ -106,7 +107,7 @@ def _stretch(rope: Rope, context: int, to: int) -> dict[str, Rope]:
     if isinstance(rope.axes, Mixed):
         rows = tuple(tuple(f / ratio for f in row) for row in rope.axes.inv_freq)
         return {"linear": replace(rope, axes=Mixed(rows))}
-    if rope.explicit_inv_freq is None and law is None:
+    if rope.explicit_inv_freq is None and rope == without_law(rope):
         lengths: dict[str, Any] = {"factor": ratio, "original_max_positions": context}
         laws: dict[str, Law | Rule] = {"linear": Linear(factor=ratio)}
         if min(rope.axes.spectra(rope.num_pairs)) > 1:
@@ -122,4 +123,4 @@ def _stretch(rope: Rope, context: int, to: int) -> dict[str, Rope]:
         name = next(name for name, kind in LAWS.items() if kind is type(law))
         return {name: replace(rope, scaling=replace(law, **changed_fields))}
     inv_freq = tuple(float(f / ratio) for f in rope.inv_freq)
-    return {"linear": replace(rope, base=None, scaling=None, explicit_inv_freq=inv_freq)}
+    return {"linear": with_frequencies(rope, explicit_inv_freq=inv_freq)}

@@ -333,9 +333,9 @@ def _find_kinds(ropes: LayerRopes, kind: str | Sequence[str] | None) -> tuple[li
 
 def _as_in_configs(rope: Rope) -> Rope:
     """The rope with a larger base instead of NTK-aware scaling, which configs have no key for."""
-    if not isinstance(rope.scaling, NTK) or isinstance(rope.axes, Axial):
+    is_axial = isinstance(rope.axes, Axial)
+    if not isinstance(rope.scaling, NTK) or rope.base is None or is_axial:
         return rope
-    assert rope.base is not None, "a law scales the powers of a base"
     return replace(rope, base=rope.scaling.raised_base(rope.base, rope.num_pairs), scaling=None)
 
 

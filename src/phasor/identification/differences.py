@@ -14,7 +14,7 @@ from phasor.identification.report import Difference
 from phasor.identification.spectrum import Floats
 from phasor.layers import LayerRopes, QueryFactor
 from phasor.numpy import phasors
-from phasor.rope import Rope, real_inv_freq
+from phasor.rope import Rope, own_of_axes, plain_axes, real_inv_freq
 
 _LAYOUT = ("head_dim", "pairing", "rotary_dim", "rotary_start", "direction", "axes")
 
@@ -80,13 +80,18 @@ def _in_words(both: tuple[object, object], name: str) -> str:
         for value in both
     )
     kinds = [text.partition("(")[0] for text in (first, second)]
-    return " and ".join(kinds if name == "law" and kinds[0] != kinds[1] else (first, second))
+    # a law for each axis is a tuple, which begins with its parenthesis
+    are_two_laws = name == "law" and kinds[0] != kinds[1] and all(kinds)
+    return " and ".join(kinds if are_two_laws else (first, second))
 
 
 def _frequency_settings(rope: Rope) -> dict[str, object]:
     """The fields of a Rope that determine its frequencies."""
-    law = None if rope.scaling is None else f"{rope.scaling}"
+    of_axes = own_of_axes(rope.axes, "base"), own_of_axes(rope.axes, "scaling")
     base = rope.base if rope.base is None or rope.base % 1 else int(rope.base)
+    base = base if of_axes[0] is None else f"{of_axes[0]}"
+    law = rope.scaling if of_axes[1] is None else of_axes[1]
+    law = None if law is None else f"{law}"
     return {"base": base, "law": law, "inv_freq_dtype": rope.inv_freq_dtype}
 
 
@@ -94,6 +99,7 @@ def diff_ropes(a: Rope, b: Rope, context: int, tolerance: float) -> RopeDifferen
     """The difference of two Ropes; each pair's position is computed from its frequencies."""
     layout = {name: (getattr(a, name), getattr(b, name)) for name in _LAYOUT}
     layout["pairing_out"] = a.output_pairing, b.output_pairing
+    layout["axes"] = plain_axes(a.axes), plain_axes(b.axes)
     if _axes_of_pairs(a) == _axes_of_pairs(b):
         layout.pop("axes")  # different sections may give every pair the same axis
     # pairs of Mixed axes have several frequencies to compare

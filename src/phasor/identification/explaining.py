@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 
 from phasor.identification import laws
+from phasor.identification.axes_apart import AxesApart, find_axes_apart
 from phasor.identification.frequencies import find_scaled_axes
 from phasor.identification.layout import Drivers, find_drivers, possible_slices
 from phasor.identification.members import name_norms
@@ -31,7 +33,7 @@ from phasor.identification.spectrum import (
     simplest_near,
 )
 from phasor.identification.turns import Arrangement, Turns
-from phasor.rope import Rope
+from phasor.rope import Rope, with_frequencies
 
 # `FLOAT64_SLACK` in float32: one rounding; a power with its roundings; a power of logarithms
 _FLOAT32_SLACKS = (2.0**-24, 2e-7, 1e-6)
@@ -115,14 +117,23 @@ def _explain_frequencies(
 ) -> Identification:  # fmt: skip
     """The report with the Rope of frequencies ``f``, by base and law if they have some."""
     numbers, findings = find_frequency_dtype(f, uncertainty)
-    rope, explanations = _find_best_fit(slices, f, uncertainty, may_be_float64=numbers is None)
+    rope, explanations = _find_best_fit(
+        slices, f, uncertainty, laws.find_explanations, may_be_float64=numbers is None
+    )
     if not explanations:
-        rope = _set_frequencies(slices[0], f if numbers is None else numbers)
+        changes, base = findings, None
         scaled = None if of_axes is None else _find_scaled_axis(slices, f, uncertainty, of_axes)
         if scaled is not None:
             base, finding = scaled
-            return add_findings(report, finding, base=base, rope=rope)
-        return add_findings(report, *findings, rope=rope)
+            changes = [finding]
+        rope, apart = _find_best_fit(
+            slices, f, uncertainty, find_axes_apart, may_be_float64=numbers is None
+        )
+        if apart:
+            rope = apart[0].given_to(rope)
+            return add_findings(report, *changes, base=rope.base, rope=rope, known_law=True)
+        rope = _set_frequencies(slices[0], f if numbers is None else numbers)
+        return add_findings(report, *changes, base=base, rope=rope)
     best, *others = explanations
     mistakes = [] if best.mistake is None else [best.mistake]
     if not best.gives_frequencies:
@@ -161,16 +172,20 @@ def _find_direction(spectrum: Spectrum) -> tuple[Literal[1, -1], Floats, list[Fi
     return direction, np.where(f < 0, f + 2 * np.pi, f), findings
 
 
+_Explained = TypeVar("_Explained", laws.Explanation, AxesApart)
+
+
 def _find_best_fit(
-    slices: list[Rope], f: Floats, uncertainty: Floats, *, may_be_float64: bool
-) -> tuple[Rope, list[laws.Explanation]]:
+    slices: list[Rope], f: Floats, uncertainty: Floats,
+    find: Callable[[Rope, Floats, Floats, float], list[_Explained]], *, may_be_float64: bool,
+) -> tuple[Rope, list[_Explained]]:  # fmt: skip
     """The slice, and the explanations of frequencies ``f`` in it, with the fewest digits."""
 
-    def digits(explanations: list[laws.Explanation]) -> float:
+    def digits(explanations: list[_Explained]) -> float:
         return explanations[0].digits if explanations else math.inf
 
-    def find_fit(slack: float) -> tuple[Rope, list[laws.Explanation]]:
-        fits = [(rope, laws.find_explanations(rope, f, uncertainty, slack)) for rope in slices]
+    def find_fit(slack: float) -> tuple[Rope, list[_Explained]]:
+        fits = [(rope, find(rope, f, uncertainty, slack)) for rope in slices]
         return min(fits, key=lambda fit: digits(fit[1]))
 
     exact = find_fit(laws.FLOAT64_SLACK)
@@ -213,4 +228,5 @@ def _find_scaled_axis(
 
 
 def _set_frequencies(rope: Rope, f: Floats) -> Rope:
-    return replace(rope, base=None, explicit_inv_freq=tuple(laws.pad_to_rope(f, rope).tolist()))
+    inv_freq = tuple(laws.pad_to_rope(f, rope).tolist())
+    return with_frequencies(rope, explicit_inv_freq=inv_freq)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from phasor.angles import axes_of, of_each_pair
 from phasor.axes import Mixed, OneAxis
-from phasor.describe import ranges
+from phasor.describe import by_axis, ranges, without_law
 from phasor.errors import PhasorError
 from phasor.identification.hypotheses import Change, Hypothesis, Meant, Positions, suppose
 from phasor.identification.laws import USUAL_BASES, apply_twice, law_text
@@ -26,7 +26,14 @@ from phasor.identification.report import Changes, Finding, make_finding
 from phasor.identification.shifts import Shifts
 from phasor.identification.spectrum import Floats, Interval, count_digits, simplest_near
 from phasor.identification.turns import Turns
-from phasor.rope import Rope
+from phasor.rope import (
+    Rope,
+    base_of_axis,
+    law_of_axis,
+    own_of_axes,
+    plain_axes,
+    with_frequencies,
+)
 from phasor.scaling import NTK, DynamicNTK, Law, Linear, Llama3, LongRope, Rule, Yarn
 
 _ORIGINALS = (8192, 4096, 32768, 2048)
@@ -51,20 +58,48 @@ def compare(meant: Rope, found: Rope, unresolved: Rope | None = None) -> Changes
     changes: list[Finding] = []
     if found.direction != meant.direction:
         changes.append(make_finding("direction", way="the other way, R(-p) instead of R(p)"))
+    if plain_axes(found.axes) != found.axes or plain_axes(meant.axes) != meant.axes:
+        changes += _compare_axes_apart(found, meant)
+    else:
+        changes += _compare_base_and_law(found, meant, unresolved or meant)
+    if plain_axes(found.axes) != plain_axes(meant.axes):
+        by_first = "every pair is turned by the first coordinate"
+        other = f"{plain_axes(found.axes)!r} instead of {plain_axes(meant.axes)!r}"
+        changes.append(make_finding("axes", found=by_first if found.axes == OneAxis() else other))
+    return (*changes,)
+
+
+def _compare_base_and_law(found: Rope, meant: Rope, unresolved: Rope) -> Iterator[Finding]:
     # explicit frequencies have no base
     if found.base not in (None, meant.base) and meant.base is not None:
         width = _find_width(meant, found.base)
         numbers = {"found": _short(found.base), "meant": _short(meant.base)}
         widths = {"width": width, "rotary_dim": meant.rotary_dim, "intended": meant.base}
-        name = "base" if width is None else "exponent-width"
-        changes.append(make_finding(name, **numbers, **widths))
+        yield make_finding("base" if width is None else "exponent-width", **numbers, **widths)
     if found.scaling != meant.scaling:
-        changes.append(_compare_laws(found.scaling, meant, unresolved or meant))
-    if found.axes != meant.axes:
-        by_first = "every pair is turned by the first coordinate"
-        other = f"{found.axes!r} instead of {meant.axes!r}"
-        changes.append(make_finding("axes", found=by_first if found.axes == OneAxis() else other))
-    return (*changes,)
+        yield _compare_laws(found.scaling, meant, unresolved)
+
+
+def _compare_axes_apart(found: Rope, meant: Rope) -> Iterator[Finding]:
+    """How bases and laws differ where each axis has its own; nothing of listed frequencies."""
+    n_axes = meant.axes.n_axes
+    is_listed = any(rope.explicit_inv_freq is not None for rope in (found, meant))
+    if is_listed or found.axes.n_axes != n_axes:
+        return
+    both = found, meant
+    bases = [[base_of_axis(rope, axis) for axis in range(n_axes)] for rope in both]
+    laws = [[law_of_axis(rope, axis) for axis in range(n_axes)] for rope in both]
+    if bases[0] != bases[1]:
+        found_text, meant_text = (by_axis([_short(base) for base in of_rope]) for of_rope in bases)
+        yield make_finding("base", found=found_text, meant=meant_text)
+    if laws[0] != laws[1]:
+        texts = [
+            ["no law" if law is None else law_text(law) for law in of_rope] for of_rope in laws
+        ]
+        if set(laws[0]) == {None}:
+            yield make_finding("law-missing", law=by_axis(texts[1], leaving_out="no law"))
+        else:
+            yield make_finding("law", found=by_axis(texts[0]), meant=by_axis(texts[1]))
 
 
 def _find_width(meant: Rope, base: float) -> int | None:
@@ -145,7 +180,25 @@ def _other_layers(meant: Meant) -> Iterator[Change]:
 def _other_bases(meant: Meant) -> Iterator[Change]:
     bases = dict.fromkeys((*(other.base for _, other in meant.other_kinds), *USUAL_BASES))
     known = [base for base in bases if base and meant.rope.base]
-    return _named(meant, (replace(meant.rope, base=base) for base in known))
+    others = chain(
+        _shared_otherwise(meant.rope, "base"), (replace(meant.rope, base=base) for base in known)
+    )
+    return _named(meant, others)
+
+
+def _shared_otherwise(rope: Rope, name: str) -> Iterator[Rope]:
+    """All axes with the ``base`` or the ``scaling`` of one of them, or one axis with another's."""
+    values = own_of_axes(rope.axes, name)
+    if values is None:
+        return
+    axes: Any = rope.axes
+    for value in dict.fromkeys(values):
+        for_all: dict[str, Any] = {"axes": replace(axes, **{name: None}), name: value}
+        yield replace(rope, **for_all)
+        for axis in range(len(values)):
+            changed = (*values[:axis], value, *values[axis + 1 :])
+            if any(one != value for one in changed):
+                yield replace(rope, axes=replace(axes, **{name: changed}))
 
 
 def _applied_twice(meant: Meant) -> Iterator[Change]:
@@ -153,7 +206,7 @@ def _applied_twice(meant: Meant) -> Iterator[Change]:
     with suppress(PhasorError):
         f = apply_twice(rope)
         law = make_finding("law-twice", law=law_text(cast(Law, rope.scaling)))
-        yield (law,), replace(rope, base=None, scaling=None, explicit_inv_freq=f)
+        yield (law,), with_frequencies(rope, explicit_inv_freq=f)
 
 
 def find_scaled_axes(
@@ -213,7 +266,12 @@ def _other_lengths(meant: Meant) -> Iterator[Change]:
 def _other_laws(rope: Rope) -> Iterator[Rope]:
     """The law with other parameters, and other laws with its numbers, as a misread config has."""
     law = rope.scaling
-    if rope.base is None or isinstance(law, Rule):
+    yield from _shared_otherwise(rope, "scaling")
+    if (
+        rope.base is None
+        or isinstance(law, Rule)
+        or without_law(rope) != replace(rope, scaling=None)
+    ):
         return
     factor, length = getattr(law, "factor", None), getattr(law, "original_max_positions", None)
     factors = FACTORS if law is None else () if factor is None else (factor,)
@@ -254,7 +312,7 @@ ROPES: dict[str, Callable[[Meant], Iterator[Change]]] = {
     "layer": _other_layers,
     "length": _other_lengths,
     "base": _other_bases,
-    "law-missing": lambda one: _named(one, [replace(one.rope, scaling=None)]),
+    "law-missing": lambda one: _named(one, [without_law(one.rope)]),
     "law": lambda one: _named(one, _other_laws(one.rope)),
     "law-twice": _applied_twice,
     "axes": lambda one: _named(one, other_axes(one.rope)),
@@ -287,11 +345,15 @@ def find_ropes(
         return
     linear = () if by_base_alone else (Linear(factor=factor) for factor in FACTORS)
     for law, direction in product(dict.fromkeys((meant.scaling, None, *linear)), (1, -1)):
-        rope = replace(meant, scaling=law, direction=direction)
+        rope = (
+            meant if law == meant.scaling else with_frequencies(meant, base=meant.base, scaling=law)
+        )
+        rope = replace(rope, direction=direction)
         yield from (found for _, found in _find_values(rope, "base", turns, places))
     for law in () if by_base_alone else dict.fromkeys((meant.scaling, Linear(factor=2.0))):
         if hasattr(law, "factor"):
-            values = _find_values(replace(meant, scaling=law), "factor", turns, places)
+            scaled = with_frequencies(meant, base=meant.base, scaling=law)
+            values = _find_values(scaled, "factor", turns, places)
             yield from (found for _, found in values)
 
 
@@ -300,7 +362,7 @@ def _with_value(rope: Rope, name: str, value: float) -> Rope:
     if name.startswith("axis"):
         on_axis = np.equal(rope.axes.axis_of_pair(rope.num_pairs), int(name.split()[1]))
         f = tuple(np.where(on_axis, value * rope.inv_freq, rope.inv_freq).tolist())
-        return replace(rope, base=None, scaling=None, explicit_inv_freq=f)
+        return with_frequencies(rope, explicit_inv_freq=f)
     if name == "base":
         return replace(rope, base=value)
     return replace(rope, scaling=replace(cast(Any, rope.scaling), factor=value))

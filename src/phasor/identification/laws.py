@@ -113,7 +113,7 @@ def find_explanations(
     widest = int(np.argmax(spectra))
     pairs = slice(sum(spectra[:widest]), sum(spectra[: widest + 1]))
     confirmed: list[Explanation] = []
-    for proposal in _make_proposals(f[pairs], tolerance[pairs], rope.head_dim):
+    for proposal in make_proposals(f[pairs], tolerance[pairs], rope.head_dim):
         if proposal is None or not 1 < proposal.base < 1e30 or proposal in confirmed:
             continue
         with suppress(SpecError):  # the law does not fit this spectrum
@@ -127,7 +127,8 @@ def find_explanations(
     return sorted(likely, key=lambda p: p.digits)
 
 
-def _make_proposals(f: Floats, tolerance: Floats, head_dim: int) -> Proposals:
+def make_proposals(f: Floats, tolerance: Floats, head_dim: int) -> Proposals:
+    """Bases and laws that may give the frequencies of one whole spectrum."""
     relative_errors = tolerance / np.maximum(f, 1e-300)
     turning = int(np.count_nonzero(f))
     # one frequency is a power of any base, and no law stops a pair between pairs that turn
@@ -143,13 +144,13 @@ def _make_proposals(f: Floats, tolerance: Floats, head_dim: int) -> Proposals:
     elif turning < len(f):
         form = "stopped"
     if form == "powers":
-        yield _propose(base)
+        yield propose(base)
     for scanned_form, scan in (*dict.fromkeys(SCANS.values()), *_MISTAKES):
         if scanned_form == form:
             yield from scan(measured)
 
 
-def _propose(base: float | None, law: Law | None = None) -> Explanation | None:
+def propose(base: float | None, law: Law | None = None) -> Explanation | None:
     """The explanation by a base and a law, with their digits and one for each parameter."""
     if base is None:
         return None
@@ -177,7 +178,8 @@ def law_text(law: Law) -> str:
     return f"{type(law).__name__}({listed})"
 
 
-def _scan_stretched_base(measured: Frequencies) -> Proposals:
+def scan_stretched_base(measured: Frequencies) -> Proposals:
+    """A usual base that NTK-aware scaling has raised."""
     bases, pairs = measured.bases_of(), measured.num_pairs
     short = bases.simplest()
     if short is None or count_digits(short) <= 2:
@@ -187,7 +189,7 @@ def _scan_stretched_base(measured: Frequencies) -> Proposals:
     for usual, (law, exponent) in product(USUAL_BASES, exponents):
         stretch = simplest_near((short / usual) ** exponent, spread)
         if usual < bases.low and stretch is not None and count_digits(stretch) <= 3:
-            yield _propose(usual, law(factor=stretch))
+            yield propose(usual, law(factor=stretch))
 
 
 def _find_exponent_width(measured: Frequencies) -> Proposals:
@@ -218,7 +220,7 @@ def _fit_divided(
 
 def _scan_divided(measured: Frequencies) -> Proposals:
     base, factor = _fit_divided(measured)
-    yield _propose(base, scaling.Linear(factor=factor))
+    yield propose(base, scaling.Linear(factor=factor))
 
 
 def _find_stretched_frequencies(measured: Frequencies) -> Proposals:
@@ -240,7 +242,7 @@ def _find_indices_from_one(measured: Frequencies) -> Proposals:
 def _scan_ntk_fixed(measured: Frequencies) -> Proposals:
     pairs, roots = measured.num_pairs, (measured.indices + 1) / measured.num_pairs
     base, factor = _fit_divided(measured, pairs, lambda factor: factor**roots)
-    yield _propose(base, scaling.NTKFixed(factor=factor))
+    yield propose(base, scaling.NTKFixed(factor=factor))
 
 
 def _scan_ntk_mixed(measured: Frequencies) -> Proposals:
@@ -256,7 +258,7 @@ def _scan_ntk_mixed(measured: Frequencies) -> Proposals:
             factor = simplest_near(math.exp(a * pairs**exponent), 1e-4)
             if factor is not None and factor != 1:
                 law = scaling.NTKMixed(factor=factor, exponent=exponent)
-                yield _propose(simplest_near(math.exp(log_b), 1e-4), law)
+                yield propose(simplest_near(math.exp(log_b), 1e-4), law)
 
 
 def _scan_whole_wavelengths(measured: Frequencies) -> Proposals:
@@ -264,7 +266,7 @@ def _scan_whole_wavelengths(measured: Frequencies) -> Proposals:
     if np.all(np.abs(lengths - np.rint(lengths)) <= 2 * measured.relative_errors * lengths):
         # a rounded wavelength is off by up to half a position
         logs = log_base(measured.inv_freq, 0.51 / lengths, measured.num_pairs, measured.indices)
-        yield _propose(logs.exp().simplest(), scaling.Resonance())
+        yield propose(logs.exp().simplest(), scaling.Resonance())
 
 
 def _scan_stopped(measured: Frequencies) -> Proposals:
@@ -276,11 +278,11 @@ def _scan_stopped(measured: Frequencies) -> Proposals:
     fractions = Interval(exact, (turning + 1) / pairs * (1 - 1e-12))
     fraction = exact if count_digits(exact) <= 4 else fractions.simplest()
     if fraction is not None:
-        yield _propose(base, scaling.Proportional(fraction=fraction, factor=factor))
+        yield propose(base, scaling.Proportional(fraction=fraction, factor=factor))
     slowest = base ** (-np.array([turning - 1, turning]) / pairs)
     length = Interval(*(2 * np.pi / slowest)).power_of_two()
     if factor == 1 and length is not None:
-        yield _propose(base, scaling.Hope(original_max_positions=length))
+        yield propose(base, scaling.Hope(original_max_positions=length))
 
 
 def _scan_faded(measured: Frequencies) -> Proposals:
@@ -288,7 +290,7 @@ def _scan_faded(measured: Frequencies) -> Proposals:
     if measured.num_turning == measured.num_pairs - 1 and run is not None:
         base, run_length = run
         # the first of the faded pairs is multiplied by 1
-        yield _propose(base, scaling.Cope(num_pairs=measured.num_pairs - run_length + 1))
+        yield propose(base, scaling.Cope(num_pairs=measured.num_pairs - run_length + 1))
 
 
 def _scan_ramps(measured: Frequencies) -> Proposals:
@@ -306,7 +308,7 @@ def _scan_ramps(measured: Frequencies) -> Proposals:
         if factor != 1:
             ramp = make_ramp(measured, base, factor)
             for law in (*_fit_yarn(ramp), *_fit_turns(ramp), *_fit_part_ntk(ramp)):
-                yield _propose(base, law)
+                yield propose(base, law)
 
 
 def _fit_yarn(ramp: Ramp) -> Iterator[Law]:
@@ -455,8 +457,8 @@ def _find_law_twice(measured: Frequencies) -> Proposals:
 #: lengths (`add_rule`).
 SCANS: dict[str, tuple[Form, Scan]] = {
     "linear": ("scaled", _scan_divided),
-    "ntk": ("powers", _scan_stretched_base),
-    "ntk_old": ("powers", _scan_stretched_base),
+    "ntk": ("powers", scan_stretched_base),
+    "ntk_old": ("powers", scan_stretched_base),
     "ntk_fixed": ("scaled", _scan_ntk_fixed),
     "resonance": ("scaled", _scan_whole_wavelengths),
     "ntk_mixed": ("scaled", _scan_ntk_mixed),

@@ -26,7 +26,7 @@ from phasor.identification.report import Changes, Finding, make_finding
 from phasor.identification.spectrum import Floats, Spectrum
 from phasor.identification.turns import Arrangement, Sample, Turns, arrangement_of
 from phasor.pairings import PAIRINGS, by_pairing
-from phasor.rope import Rope
+from phasor.rope import Rope, with_frequencies, without_own_of_axes
 
 
 class MixedCoordinates(NamedTuple):
@@ -255,13 +255,14 @@ def narrower(rope: Rope) -> Iterator[Change]:
             changes = compare_layouts(rope, part)
             if (factor := rope.attention_factor) != 1:  # what does not turn has none
                 changes += (make_finding("factor-missing", factor=factor),)
-            yield changes, replace(rope, base=None, scaling=None, explicit_inv_freq=all_pairs)
+            yield changes, with_frequencies(rope, explicit_inv_freq=all_pairs)
 
 
 def other_axes(rope: Rope) -> Iterator[Rope]:
     """Ropes that deal pairs to the axes in another way, or all pairs to the first axis."""
     if rope.axes.n_axes == 1 or isinstance(rope.axes, Mixed):
         return
+    rope = without_own_of_axes(rope)
     yield replace(rope, axes=OneAxis())
     kinds: list[Any] = [kind for kind in AXES.values() if kind is not OneAxis]
     orders = dict.fromkeys(permutations(rope.axes.counts(rope.num_pairs)))

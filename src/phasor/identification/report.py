@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from phasor.describe import plain_fields, ranges, sentences
 from phasor.layers import summarize
 from phasor.pairings import Pairing
-from phasor.rope import Rope
+from phasor.rope import Rope, plain_axes
 from phasor.scaling import Law, Rule
 
 #: The sentence of each finding; `make_finding` replaces the braces by measured values. First what
@@ -230,7 +230,8 @@ class Identification:
         pairs: Every pair.
         base: The base that explains the frequencies best, if one does.
         law: The law beside it; None for plain powers, and if nothing explains them.
-        known_law: Whether a base and a law explain the frequencies.
+        known_law: Whether a base and a law explain the frequencies, of all axes or of each: then
+            ``rope.axes`` has them.
         alternatives: Other laws that give the same frequencies within the uncertainty.
         rule: The rule that picks other laws at other lengths, if there is one.
         position_offset: The number added to a position before it is turned.
@@ -308,6 +309,8 @@ class Identification:
     def _law_sentence(self) -> str:
         if self.alternatives:
             return f"The same frequencies come from {'; or '.join(_listed(self.alternatives))}."
+        if self.rope is not None and plain_axes(self.rope.axes) != self.rope.axes:
+            return "No base and law for all axes give the same frequencies."
         if self.known_law:
             return "No other law known here gives the same frequencies."
         if sum(pair.inv_freq != 0 for pair in self.pairs) == 1:

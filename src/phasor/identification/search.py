@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from phasor.identification.axes_apart import AxesApart, find_axes_apart
 from phasor.identification.explaining import explain
 from phasor.identification.frequencies import (
     compare,
@@ -27,7 +28,7 @@ from phasor.identification.frequencies import (
     twice_other_ropes,
 )
 from phasor.identification.hypotheses import Hypothesis, Meant, is_idle, suppose, turn_alike
-from phasor.identification.laws import MISTAKES
+from phasor.identification.laws import FLOAT64_SLACK, MISTAKES
 from phasor.identification.layout import arranged, exchanged_axes
 from phasor.identification.positions import STEPS, Tokens, offset_changes
 from phasor.identification.report import (
@@ -42,7 +43,7 @@ from phasor.identification.roundings import COARSE, find_float32, positions_in, 
 from phasor.identification.shifts import Shifts
 from phasor.identification.spectrum import ROUNDING, rounded
 from phasor.identification.turns import Turns
-from phasor.rope import Rope
+from phasor.rope import Rope, base_of_axis
 
 
 class Found(NamedTuple):
@@ -59,6 +60,7 @@ class Found(NamedTuple):
 
 # causes with measured values, which are too coarse to show float32 roundings
 _MEASURED = MISTAKES | {"base", "law", "law-parameter", "axis-scaled"}
+_FLOAT32_SLACK = 1e-6  # relative error of frequencies that a program computed in float32
 _UNSURE_BASE = 0.02  # error of the logarithm of a base that a few tokens show
 
 
@@ -211,6 +213,29 @@ def _wrong_formula(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
     yield chain(likely, scaled)
 
 
+def _axes_apart(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
+    """Each axis with the base and law that its own pairs show."""
+    rope, turns = reading.same.rope, reading.turns
+    if not hasattr(rope.axes, "sections"):
+        return
+    f, uncertainty = np.zeros(rope.num_pairs), np.full(rope.num_pairs, np.inf)
+    for axis in range(rope.axes.n_axes):
+        pairs = np.flatnonzero(np.equal(rope.axes.axis_of_pair(rope.num_pairs), axis))
+        spectrum = turns.find_spectrum_of_axis(axis, pairs) if len(pairs) else None
+        if spectrum is None and len(pairs):
+            return
+        if spectrum is not None:
+            f[pairs] = np.maximum(rope.direction * spectrum.inv_freq, 0)
+            uncertainty[pairs] = spectrum.uncertainty
+    own = {base_of_axis(rope, axis): None for axis in range(rope.axes.n_axes)}
+    known = [base for base in own if base is not None]
+    found: list[AxesApart] = []
+    for bases, slack in product((known, ()), (FLOAT64_SLACK, _FLOAT32_SLACK)):
+        found += find_axes_apart(rope, f, uncertainty, slack, bases)
+    others = [apart.given_to(rope) for apart in sorted(found, key=lambda apart: apart.digits)]
+    yield [suppose(other, turns.positions, *reading.compare(other)) for other in others]
+
+
 def _two_of_the_rope(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
     """Two differences of the rope."""
     meant = reading.meant._replace(rope=reading.same.rope)
@@ -282,6 +307,7 @@ EXPECTED: tuple[Stage, ...] = (
     _as_meant,
     _one_difference,
     _wrong_formula,
+    _axes_apart,
     _two_of_the_rope,
     _another_rope_elsewhere,
     _measured_frequencies,

@@ -239,13 +239,20 @@ def log_base(
 
 
 class Frequencies:
-    """The frequencies of one whole spectrum as they were measured."""
+    """The frequencies of one spectrum, whole unless indices are given, as they were measured."""
 
-    def __init__(self, inv_freq: Floats, relative_errors: Floats, head_dim: int) -> None:
+    def __init__(
+        self, inv_freq: Floats, relative_errors: Floats, head_dim: int, *,
+        indices: ArrayLike | None = None, num_pairs: int | None = None,
+    ) -> None:  # fmt: skip
         # none is negative, and the first is not 0; the head's width may stand in a wrong exponent
         self.inv_freq, self.relative_errors, self.head_dim = inv_freq, relative_errors, head_dim
-        self.num_pairs, self.num_turning = len(inv_freq), int(np.count_nonzero(inv_freq))
-        self.indices = np.arange(len(inv_freq), dtype=np.float64)
+        self.num_turning = int(np.count_nonzero(inv_freq))
+        # of some pairs of a spectrum, their places in it and how many it has
+        self.num_pairs = len(inv_freq) if num_pairs is None else num_pairs
+        self.indices = np.asarray(
+            np.arange(len(inv_freq)) if indices is None else indices, dtype=np.float64
+        )
         # the divisor of the first frequency, which is 1 without a law
         self.factor = interval_around(1 / float(inv_freq[0]), float(relative_errors[0]))
 

@@ -126,12 +126,20 @@ class Turns(NamedTuple):
 
     def find_spectrum(self) -> Spectrum | None:
         """The frequencies, if positions are whole and two of them are one apart."""
-        places = self.positions
-        index = None if places.ndim > 1 or np.any(places % 1) else doubling(places)
+        return None if self.positions.ndim > 1 else self._find_spectrum(self.positions, slice(None))
+
+    def find_spectrum_of_axis(self, axis: int, pairs: NDArray[np.intp]) -> Spectrum | None:
+        """The frequencies of the pairs that one axis of several turns."""
+        return self._find_spectrum(self.positions[:, axis], pairs)
+
+    def _find_spectrum(
+        self, places: NDArray[Any], pairs: slice | NDArray[np.intp]
+    ) -> Spectrum | None:
+        index = None if np.any(places % 1) else doubling(places)
         if index is None or sum(self.gain) <= 0:
             return None
-        errors = np.minimum(self.errors[index] * 2 / sum(self.gain), np.pi)
-        return find_spectrum(places[index].astype(int).tolist(), self.z[index], errors)
+        errors = np.minimum(self.errors[index] * 2 / sum(self.gain), np.pi)[:, pairs]
+        return find_spectrum(places[index].astype(int).tolist(), self.z[index][:, pairs], errors)
 
 
 def turns_of_pairs(

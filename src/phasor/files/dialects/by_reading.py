@@ -28,6 +28,7 @@ from phasor.files.dialects.target import (
     change_ropes,
     in_pairs,
     ntk_as_base,
+    on_one_axis,
     plain_candidates,
     rotating,
     whole_base,
@@ -327,7 +328,7 @@ def _refuse(target: Target, dialect: Dialect, rope: Rope, context: int) -> NoRet
         raise TranslationError(f"{target.name} cannot express {feature}", reason, because)
     if reason == "start" or isinstance(rope.scaling, Rule):
         target.refuse(reason, feature, rope, [], because=because)
-    one_axis = replace(rope, axes=OneAxis())
+    one_axis = on_one_axis(rope)
     near = [replace(other, axes=OneAxis()) for other in plain_candidates(rope)]
     near += [*map(with_whole_base, near), *dialect.near(rope)]
     near = [one_axis, *near] if one_axis != rope else near

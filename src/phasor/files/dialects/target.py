@@ -26,7 +26,7 @@ from phasor.errors import ConfigError, SpecError
 from phasor.files.configs.layer_pattern import LayerPattern
 from phasor.layers import LayerRopes, QueryFactor
 from phasor.pairings import Pairing
-from phasor.rope import Rope, real_inv_freq
+from phasor.rope import Rope, real_inv_freq, with_frequencies, without_own_of_axes
 from phasor.scaling import NTK, Linear, NTKFixed, NTKOld, Rule, Yarn
 from phasor.scaling.laws import yarn_multiplier
 
@@ -161,7 +161,7 @@ class Target:
             # with one spectrum it rotates in the same way where all coordinates are equal
             one_spectrum = rope.axes.spectra(rope.num_pairs) == (rope.num_pairs,)
             feature = f"positions of {rope.axes.n_axes} axes ({type(rope.axes).__name__})"
-            near = [replace(rope, axes=OneAxis())] if one_spectrum else []
+            near = [on_one_axis(rope)] if one_spectrum else []
             self.refuse("axes", feature, rope, near)
         if rope.direction < 0 and not self.backwards:
             forwards = replace(rope, direction=1)
@@ -301,7 +301,7 @@ def base_and_divisors(rope: Rope, largest: float = 1e30) -> tuple[float, NDArray
     converters write, because some devices cannot handle infinity.
     """
     base = rope.base or 10_000.0
-    plain = replace(rope, base=base, scaling=None, explicit_inv_freq=None, inv_freq_dtype="exact")
+    plain = replace(with_frequencies(rope, base=base), inv_freq_dtype="exact")
     with np.errstate(divide="ignore", over="ignore"):
         divisors = rope.direction * plain.inv_freq / rope.inv_freq
     return base, np.clip(divisors, -largest, largest)  # programs store them in float32
@@ -394,7 +394,7 @@ def plain_candidates(rope: Rope) -> list[Rope]:
     fractional pairs, also the same with whole pairs.
     """
     scaled = rope.inv_freq
-    plain = replace(rope, scaling=None, explicit_inv_freq=None)
+    plain = with_frequencies(rope, base=rope.base)
     fastest = float(scaled.max())
     candidates = [plain, replace(plain, base=_nearest_base(scaled))]
     if isinstance(rope.scaling, Yarn) and not rope.scaling.truncate:
@@ -403,6 +403,11 @@ def plain_candidates(rope: Rope) -> list[Rope]:
         divided = Linear(factor=1 / fastest)
         candidates.append(replace(plain, base=_nearest_base(scaled / fastest), scaling=divided))
     return candidates
+
+
+def on_one_axis(rope: Rope) -> Rope:
+    """The rope with one axis, which turns alike at positions with equal coordinates."""
+    return replace(without_own_of_axes(rope), axes=OneAxis())
 
 
 def with_whole_base(rope: Rope) -> Rope:

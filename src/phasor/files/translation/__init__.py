@@ -47,7 +47,7 @@ from phasor.files.translation import (
     libraries,
 )
 from phasor.layers import LayerRopes, one_layer
-from phasor.rope import Rope, real_inv_freq
+from phasor.rope import Rope, real_inv_freq, without_own_of_axes
 from phasor.scaling import LongRope, Rule, Yarn
 
 __all__ = ["TARGETS", "ProgramSettings", "Target", "Translation", "TranslationError", "translate"]
@@ -291,6 +291,9 @@ def _written(target: Target, ropes: LayerRopes, context: int) -> Iterator[Progra
 def _adapt(target: Target, ropes: LayerRopes) -> LayerRopes:
     """The ropes, with the laws and pairings that the target reads."""
     simple = change_ropes(ropes, with_simplest_law)
+    if target.write is not None:
+        # no program's file has a base or a law for each axis; some have lists of frequencies
+        simple = change_ropes(simple, without_own_of_axes)
     for rope in simple.ropes:
         if (pairing := target.only_pairs(rope)) is not None:
             # for all kinds, as the weights of all are reordered
@@ -341,6 +344,8 @@ def _with_nearest(
 ) -> TranslationError:
     """The refusal for users: the nearest rope that the target can express, and the way to it."""
     reason, refused, length = str(refusal), refusal.rope, refusal.context or context
+    if "base" in refusal.reason and ropes != change_ropes(ropes, without_own_of_axes):
+        reason = f"{reason} (each axis has its own base or law)"
     if target.alternative:
         with suppress(TranslationError):
             _write_parts(TARGETS[target.alternative], ropes, context)

@@ -47,6 +47,7 @@ from phasor.files.dialects.target import (
     linear_factor,
     model_family,
     ntk_as_base,
+    on_one_axis,
     plain_candidates,
     rotating,
     softmax_notes,
@@ -276,7 +277,7 @@ def _rotation_note(target: Target, ropes: LayerRopes, rope: Rope, context: int) 
                 "axes",
                 f"{type(axes).__name__} axes of {axes.sections} pairs",
                 rope,
-                [replace(rope, axes=OneAxis())],
+                [on_one_axis(rope)],
                 because=f"it turns pairs {first} to {last} {fourth}",
             )
     start = f" from coordinate {rope.rotary_start} on" if rope.rotary_start else ""
