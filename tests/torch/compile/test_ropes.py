@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -83,11 +84,12 @@ def test_a_rope_made_inside_rotates_as_outside(name: str) -> None:
         assert torch.equal(quick(x, places), rotated(x, places))
 
 
-def test_several_axes_are_told_inside_too() -> None:
-    """A layout is made there as well."""
+@pytest.mark.parametrize("own", [{}, {"base": (100.0, 1e4), "scaling": (None, Linear(factor=2.0))}])
+def test_several_axes_are_told_inside_too(own: Any) -> None:
+    """A layout is made there as well, with the base and law of each axis."""
 
     def rotated(x: Tensor, places: Tensor) -> Tensor:
-        return rotate(x, places, Rope(head_dim=8, pairing="half", axes=Axial((2, 2))))
+        return rotate(x, places, Rope(head_dim=8, pairing="half", axes=Axial((2, 2), **own)))
 
     x, places = normal(5, 2, 8), torch.arange(10).reshape(5, 2)
     quick = torch.compile(rotated, fullgraph=True, backend="aot_eager")
