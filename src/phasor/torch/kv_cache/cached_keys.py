@@ -1,36 +1,31 @@
-"""`CachedKeys`: the functions for cached keys, for every layer of a cache at once.
-
-Caches of transformers are recognised by their class. This module never imports transformers,
-because a process with such a cache has already done so.
-"""
+"""`CachedKeys`: the functions for cached keys, for every layer of a cache at once."""
 
 from __future__ import annotations
 
-import sys
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from functools import partial
-from operator import call
 from typing import Any, cast
 
 from torch import Tensor
 
 from phasor._checks import whole
 from phasor._tensors import check_rope
-from phasor.errors import PositionError, SpecError, TensorError
+from phasor.errors import PhasorWarning, PositionError, SpecError, TensorError
 from phasor.rope import Rope
 from phasor.torch._operator.arguments import ARRAYS
-from phasor.torch._operator.in_place import check_mutable
-from phasor.torch._operator.internals import copy_all
-from phasor.torch.kv_cache.cache import KVCache
-from phasor.torch.kv_cache.edits import Distance, evict, insert_tokens, retune_, shift_
+from phasor.torch.kv_cache.edits import Distance, distances, evict, insert_tokens, retune_, shift_
+from phasor.torch.kv_cache.eight_bit import is_eight_bit
+from phasor.torch.kv_cache.layers import (
+    CachedLayer,
+    Exchange,
+    HeldTokens,
+    count_tokens,
+    wrap_layers,
+)
 
 _Ropes = Rope | Sequence[Rope | None]
 _KeyEdit = Callable[[Tensor, Any], Tensor]  # edits keys in place, given their positions
-_SUPPORTED_CACHES = (
-    "a phasor KVCache, or a DynamicCache or StaticCache of transformers 5 whose layers keep every "
-    "token"
-)
 
 
 class CachedKeys:
@@ -41,18 +36,29 @@ class CachedKeys:
     Models number the next token by the number of cached tokens, so after `evict_` or `insert_` it
     directly follows the last.
 
+    A layer with a sliding window holds the latest tokens only. They are edited as in any other
+    layer; `kept` lists them. A layer without keys (Mamba, linear attention) is left as it is:
+    exactly right for `shift_` and `retune_`, while `evict_` and `insert_` warn that its state still
+    covers the tokens it has seen.
+
     Args:
-        cache: A `KVCache`, or a ``DynamicCache`` or ``StaticCache`` of transformers 5 in which
-            every layer keeps every token (``DynamicLayer``, ``StaticLayer``). It must not be empty.
+        cache: A `KVCache`, or a ``DynamicCache``, ``StaticCache`` or float8 ``QuantizedCache`` of
+            transformers 5, with or without sliding windows and recurrent layers. It must not be
+            empty.
         ropes: One Rope for all layers, or a sequence with one per layer (None for a layer without
-            rotation), such as `phasor.load` returns; with laws, not rules. Keys must include
-            ``rope.attention_factor``, as in these models.
+            rotation or without keys), such as `phasor.load` returns; with laws, not rules. Keys
+            must include ``rope.attention_factor``, as in these models.
+        scales: One tensor per layer of a cache of transformers, for keys in int8 or float8: as for
+            `phasor.torch.kv_cache.shift_`, in the layout of the layer, ``[batch, heads, seq, 1]``
+            for one scale per token and head. A ``StaticCache`` has scales for its whole capacity,
+            which are written in place.
 
     Attributes:
         ropes: One per layer; `retune_` changes them.
 
     Raises:
-        TensorError: For any other cache: empty, quantised, offloaded, sliding or recurrent.
+        TensorError: For any other cache: empty, quantised to fewer bits, offloaded or of a model's
+            own class; or if scales do not fit.
         SpecError: If there is not one Rope per layer, or they differ in their number of axes.
 
     >>> import torch
@@ -70,16 +76,37 @@ class CachedKeys:
 
     ropes: tuple[Rope | None, ...]
 
-    def __init__(self, cache: Any, ropes: _Ropes) -> None:
-        self._layers = _wrap_layers("cache", cache)
+    def __init__(
+        self, cache: Any, ropes: _Ropes, *, scales: Sequence[Tensor | None] | None = None
+    ) -> None:
+        self._layers = wrap_layers("cache", cache, scales)
         self.ropes = self._rope_per_layer(ropes)
 
     def __len__(self) -> int:
-        """The number of cached tokens, or of columns if there is padding."""
-        return _count_tokens("cache", self._layers)
+        """The number of tokens, fallen out or not, or of columns if there is padding."""
+        return count_tokens("cache", self._layers)
+
+    @property
+    def kept(self) -> tuple[range | None, ...]:
+        """The tokens whose keys each layer holds, by index; None for a layer without keys.
+
+        Tokens before the range fell out of the layer's sliding window.
+        """
+        return tuple(
+            range(layer.fallen_out, layer.length) if layer.has_keys else None
+            for layer in self._layers
+        )
+
+    @property
+    def scales(self) -> tuple[Tensor | None, ...]:
+        """The scales of each layer, as passed and edited since."""
+        return tuple(layer.scales for layer in self._layers)
 
     def shift_(self, delta: Any) -> None:
-        """Apply `phasor.torch.kv_cache.shift_` to the keys of every layer."""
+        """Apply `phasor.torch.kv_cache.shift_` to the keys of every layer.
+
+        One ``delta`` per token covers all tokens, those that fell out of a window included.
+        """
         edits = [rope and partial(shift_, rope=rope) for rope in self.ropes]
         self._rewrite(edits, delta, self.ropes)
 
@@ -108,33 +135,76 @@ class CachedKeys:
     def evict_(self, start: int, stop: int, *, gap: Distance | None = None) -> None:
         """Apply `phasor.torch.kv_cache.evict` to every layer; the cache becomes shorter.
 
-        Remove the same columns from the model's attention mask, if it has one.
+        Remove the same columns from the model's attention mask, if it has one, and from scales of
+        values.
+
+        Raises:
+            TensorError: If a sliding window would reach back to tokens that fell out of it.
         """
-        edits = [partial(evict, start=start, stop=stop, rope=rope, gap=gap) for rope in self.ropes]
-        self._replace(edits, [()] * len(edits), start, stop)
+        stop = whole("stop", stop, least=0, most=len(self), error=PositionError)
+        start = whole("start", start, least=0, most=stop, error=PositionError)
+
+        def edit(layer: CachedLayer, rope: Rope | None) -> tuple[HeldTokens, int]:
+            steps = distances("gap", gap, stop - start, rope)
+            fallen_out = layer.fallen_out
+            # the range among the tokens that are held
+            first, last = max(start - fallen_out, 0), max(stop - fallen_out, 0)
+            keys, values, scales = layer.held
+            keys, values = evict(keys, values, first, last, rope, gap=steps)
+            if scales is not None:
+                scales, _ = evict(scales, scales, first, last, None)
+            removed_before = min(max(fallen_out, start), stop) - start
+            return HeldTokens(keys, values, scales), fallen_out - removed_before
+
+        self._replace(edit, start, stop, 0)
 
     def insert_(
         self, at: int, other: Any, *, offset: Distance | None = None, gap: Distance | None = None
     ) -> None:
         """Apply `phasor.torch.kv_cache.insert` with all tokens of another, unchanged cache.
 
-        ``insert_(len(cached), other)`` appends it.
+        ``insert_(len(cached), other)`` appends it. If its keys have scales, ``other`` is the
+        `CachedKeys` of it.
 
         Raises:
             TensorError: If ``other`` has different layers, or there is no room for its tokens.
         """
         at = whole("at", at, least=0, most=len(self), error=PositionError)
-        other_layers = _wrap_layers("other", other)
-        count = _count_tokens("other", other_layers)
+        other_layers = (
+            other._layers if isinstance(other, CachedKeys) else wrap_layers("other", other)
+        )
+        count = count_tokens("other", other_layers)
+        self._check_insertable(at, other_layers, count)
+        others = iter(other_layers)
+
+        def edit(layer: CachedLayer, rope: Rope | None) -> tuple[HeldTokens, int]:
+            other_layer = next(it for it in others if it.has_keys)
+            steps = {
+                "offset": distances("offset", offset, at, rope),
+                "gap": distances("gap", gap, count, rope),
+            }
+            return _insert(layer, at, other_layer, rope, **steps)
+
+        self._replace(edit, at, at, count)
+
+    def _check_insertable(self, at: int, other_layers: Sequence[CachedLayer], count: int) -> None:
+        """Refuse layers of another cache that differ from the layers of this one."""
         if len(other_layers) != len(self._layers):
             raise TensorError(
                 f"other must have the layers of the cache ({len(self._layers)}), "
                 f"got {len(other_layers)}"
             )
-        for layer, other_layer in zip(self._layers, other_layers, strict=True):
-            if set(other_layer.row_lengths()) != {count}:
+        for index, (layer, other) in enumerate(zip(self._layers, other_layers, strict=True)):
+            if layer.has_keys != other.has_keys:
                 raise TensorError(
-                    f"other must hold {count} tokens in every row, got {other_layer.row_lengths()};"
+                    f"other must have the layers of the cache, which has a {layer.name} as layer "
+                    f"{index}, got a {other.name}"
+                )
+            if not layer.has_keys:
+                continue
+            if set(other.row_lengths()) != {count}:
+                raise TensorError(
+                    f"other must hold {count} tokens in every row, got {other.row_lengths()};"
                     " insert rows of different lengths separately"
                 )
             shortest = min(layer.row_lengths())
@@ -143,44 +213,52 @@ class CachedKeys:
                     "at must be within every row of the cache, and the shortest holds "
                     f"{shortest} tokens, got {at}"
                 )
-        names = ["keys of other", "values of other"]
-        options: dict[str, Any] = {"at": at, "offset": offset, "gap": gap, "names": names}
-        edits = [partial(insert_tokens, rope=rope, **options) for rope in self.ropes]
-        self._replace(edits, [(layer.keys, layer.values) for layer in other_layers], at, at)
 
     def _rewrite(
         self, edits: Sequence[_KeyEdit | None], positions: Any, ropes: tuple[Rope | None, ...]
     ) -> None:
         """Replace the keys of every layer by as many edited keys, rotated by ``ropes``."""
-        _count_tokens("cache", self._layers)
-        exchange = _Exchange()
+        count_tokens("cache", self._layers)
+        exchange = Exchange()
         exchange.assign(self, "ropes", ropes)
-        for layer, edit in zip(self._layers, edits, strict=True):
-            if edit is not None:
-                layer.add_to(exchange, {"keys": edit(layer.keys.clone(), positions)})
+        for layer, edit, rope in zip(self._layers, edits, self.ropes, strict=True):
+            if edit is not None and rope is not None:
+                keys = layer.held.keys.clone()
+                held_positions = _positions_of_held(positions, layer, rope)
+                layer.add_keys_to(exchange, edit(keys, held_positions))
         exchange.make()
 
     def _replace(
         self,
-        edits: Sequence[Callable[..., tuple[Tensor, Tensor]]],
-        new: Sequence[tuple[Tensor, ...]],
+        edit: Callable[[CachedLayer, Rope | None], tuple[HeldTokens, int]],
         start: int,
         stop: int,
+        added: int,
     ) -> None:
-        """Replace the tensors of every layer; tokens ``start`` to ``stop`` are new or removed."""
-        _count_tokens("cache", self._layers)
-        exchange = _Exchange()
-        for layer, edit, others in zip(self._layers, edits, new, strict=True):
-            for x in others:
-                ARRAYS.check_device("other", x, layer.keys.device)
-            keys, values = edit(layer.keys, layer.values, *others)
-            layer.add_to(exchange, {"keys": keys, "values": values})
-            layer.add_lengths_to(exchange, keys.shape[1], start, stop)
+        """Replace what every layer holds; tokens ``start`` to ``stop - 1`` go or ``added`` come.
+
+        ``edit`` returns the new tokens of a layer, and how many before them are not held.
+        """
+        length = count_tokens("cache", self._layers) + added - (stop - start)
+        exchange = Exchange()
+        for layer, rope in zip(self._layers, self.ropes, strict=True):
+            if layer.has_keys:
+                held = layer.fit_window(*edit(layer, rope), length)
+                layer.add_to(exchange, held, start, stop, added)
         exchange.make()
+        states = [index for index, layer in enumerate(self._layers) if layer.has_state]
+        if states:
+            seen = f"still covers the {stop - start} removed tokens"
+            warnings.warn(
+                f"layers {states} have a recurrent state, which is unchanged: it "
+                f"{f'covers none of the {added} inserted tokens' if added else seen}",
+                PhasorWarning,
+                stacklevel=3,
+            )
 
     def _rope_per_layer(self, ropes: _Ropes) -> tuple[Rope | None, ...]:
         if isinstance(ropes, Rope):
-            ropes = (ropes,) * len(self._layers)
+            ropes = tuple(ropes if layer.has_keys else None for layer in self._layers)
         if not isinstance(cast(object, ropes), Sequence):
             raise SpecError(
                 f"ropes must be a phasor.Rope, or one per layer, got {type(ropes).__name__}"
@@ -193,7 +271,12 @@ class CachedKeys:
         for index, (layer, rope) in enumerate(zip(self._layers, ropes, strict=True)):
             if rope is not None:
                 check_rope(rope, f"ropes[{index}]")
-                ARRAYS.check_heads(f"keys of layer {index}", layer.keys, head_dim=rope.head_dim)
+                if not layer.has_keys:
+                    raise SpecError(
+                        f"ropes[{index}] must be None, because layer {index}, a {layer.name}, has "
+                        f"no keys, got {rope}"
+                    )
+                layer.check_heads(rope.head_dim)
         axes = {rope.axes.n_axes for rope in ropes if rope is not None}
         if len(axes) > 1:
             raise SpecError(
@@ -203,142 +286,50 @@ class CachedKeys:
         return tuple(ropes)
 
 
-class _Exchange:
-    """New contents of a cache; all are computed before the first is stored."""
+def _insert(
+    layer: CachedLayer, at: int, other: CachedLayer, rope: Rope | None, **steps: list[int]
+) -> tuple[HeldTokens, int]:
+    """The tokens that a layer holds with those of another before token ``at`` of the sequence.
 
-    def __init__(self) -> None:
-        self._memory: list[Tensor] = []
-        self._written: list[Tensor] = []
-        self._attributes: list[tuple[Any, str, Any]] = []
-
-    def write(self, memory: Tensor, new: Tensor) -> None:
-        """Plan to copy ``new`` into ``memory``, of the same shape, dtype and device."""
-        check_mutable([memory])
-        self._memory.append(memory)
-        self._written.append(new)
-
-    def assign(self, owner: Any, name: str, value: Any) -> None:
-        """Plan to set the attribute ``name`` of ``owner`` to ``value``."""
-        self._attributes.append((owner, name, value))
-
-    def make(self) -> None:
-        """Store everything. This cannot fail: torch writes all tensors in one call.
-
-        A loop in C, such as `deque`'s, is not interrupted by signals either.
-        """
-        steps: list[Callable[[], object]] = [partial(setattr, *it) for it in self._attributes]
-        if self._memory:
-            steps.insert(0, partial(copy_all, self._memory, self._written))
-        deque(map(call, steps), maxlen=0)
-
-
-class _Layer:
-    """A layer of a cache: a ``DynamicLayer``, which gets new tensors, or one with a capacity.
-
-    A ``StaticLayer`` or `KVCache` is written in place, because compiled models keep addresses.
+    The second result is the number of tokens before them that are not held.
     """
-
-    def __init__(self, layer: Any, capacity: int | None = None) -> None:
-        self._layer = layer
-        self._capacity = capacity  # the number of tokens that fit; None if memory grows
-        self._is_own = isinstance(layer, KVCache)
-
-    @property
-    def keys(self) -> Tensor:
-        """The keys ``[batch, seq, heads, head_dim]``, a view of the cache."""
-        return self._view(self._layer.keys)
-
-    @property
-    def values(self) -> Tensor:
-        """The values, in the shape of the keys."""
-        return self._view(self._layer.values)
-
-    def _view(self, cached: Tensor) -> Tensor:
-        if self._is_own:
-            return cached
-        # [batch, heads, seq, head_dim] -> [batch, seq, heads, head_dim]
-        cached = cached.transpose(1, 2)
-        return cached if self._capacity is None else cached[:, : int(self._lengths)]
-
-    @property
-    def _lengths(self) -> Tensor:
-        """Tokens in each row, or in all rows, at most the columns; only with a capacity."""
-        return self._layer.lengths if self._is_own else self._layer.cumulative_length
-
-    def row_lengths(self) -> list[int]:
-        """The number of tokens in each row of the batch."""
-        if self._is_own:
-            return self._layer.lengths.tolist()
-        batch, seq = self.keys.shape[:2]
-        return [seq] * batch
-
-    def add_to(self, exchange: _Exchange, new: Mapping[str, Tensor]) -> None:
-        """Plan to store these keys and values, by name, ``[batch, seq, heads, head_dim]``."""
-        for name, x in new.items():
-            if self._capacity is None:
-                # [batch, seq, heads, head_dim] -> [batch, heads, seq, head_dim]
-                exchange.assign(self._layer, name, x.transpose(1, 2))
-            else:
-                exchange.write(self._room(name, x.shape[1]), x)
-
-    def add_lengths_to(self, exchange: _Exchange, seq: int, start: int, stop: int) -> None:
-        """Plan new lengths: rows lose tokens ``start`` to ``stop - 1`` or gain some."""
-        if self._capacity is None:
-            return
-        lengths, inserted = self._lengths, max(0, seq - self.keys.shape[1])
-        # a row may end inside or before the range
-        removed = lengths.clamp(start, stop) - start
-        exchange.write(lengths, lengths + inserted - removed)
-        if self._is_own:
-            exchange.assign(self._layer, "used", seq)
-
-    def _room(self, name: str, seq: int) -> Tensor:
-        """The memory for ``seq`` tokens, ``[batch, seq, heads, head_dim]``, or an error."""
-        if self._capacity is not None and seq > self._capacity:
-            raise TensorError(
-                f"the cache must have room for {seq} tokens, got {self._capacity}; make a "
-                "longer cache or evict some first"
-            )
-        memory: Tensor = getattr(self._layer, f"_{name}" if self._is_own else name)
-        return (memory if self._is_own else memory.transpose(1, 2))[:, :seq]
-
-
-def _wrap_layers(name: str, cache: Any) -> Sequence[_Layer]:
-    """The layers of a cache, or an error if it is not supported or holds no tokens."""
-    library: Any = sys.modules.get("transformers.cache_utils")
-    layers: list[_Layer] = []
-    foreign: Sequence[Any] = ()
-    if isinstance(cache, KVCache):
-        layers = [_Layer(cache, cache.capacity)]
-    elif library is None or type(cache) not in (library.DynamicCache, library.StaticCache):
-        raise TensorError(f"{name} must be {_SUPPORTED_CACHES}, got {type(cache).__name__}")
-    elif cache.offloading:
-        raise TensorError(
-            f"{name} must not be offloaded, because its layers move between devices; make it with "
-            "offloading=False"
-        )
+    held, new, fallen_out = layer.held, other.held, layer.fallen_out
+    if at < fallen_out:  # the new tokens are before all that are held
+        new, fallen_out = new.last(0), fallen_out + other.length
+        first = 0
+    elif other.fallen_out:  # the tokens before the new ones are no longer next to them
+        held, fallen_out = held.last(layer.length - at), at + other.fallen_out
+        first = 0
     else:
-        foreign = cache.layers
-    for index, layer in enumerate(foreign):
-        # compared by type, because a subclass may keep fewer tokens, or other tensors
-        if type(layer) not in (library.DynamicLayer, library.StaticLayer):
-            raise TensorError(
-                f"{name} must be {_SUPPORTED_CACHES}, got a {type(layer).__name__} as layer {index}"
-            )
-        if not layer.is_initialized:
-            raise TensorError(f"{name} must hold tokens in every layer, got none in layer {index}")
-        is_static = type(layer) is library.StaticLayer
-        layers.append(_Layer(layer, layer.max_cache_len if is_static else None))
-    if not layers or any(layer.keys.shape[1] == 0 for layer in layers):
-        raise TensorError(f"{name} must hold tokens in every layer; run the prompt first")
-    return layers
-
-
-def _count_tokens(name: str, layers: Sequence[_Layer]) -> int:
-    """The number of tokens in every layer, or an error if the layers differ."""
-    shapes = {tuple(layer.keys.shape[:2]) for layer in layers}
-    if len(shapes) > 1:
+        first = at - fallen_out
+    for x in (new.keys, new.values):
+        ARRAYS.check_device("other", x, held.keys.device)
+    is_alike = (layer.dtype, held.scales is None) == (other.dtype, new.scales is None)
+    if not is_alike and (is_eight_bit(layer.dtype) or is_eight_bit(other.dtype)):
         raise TensorError(
-            f"the layers of {name} must hold the same rows and tokens, got {sorted(shapes)}"
+            f"other must hold keys in {layer.dtype} with the same kind of scales as the cache, got "
+            f"{other.dtype}; pass the CachedKeys of a cache that has scales"
         )
-    return shapes.pop()[1]
+    names = ["keys of other", "values of other"]
+    keys, values = insert_tokens(
+        held.keys, held.values, new.keys, new.values, first, rope, names=names, **steps
+    )
+    scales = held.scales
+    if scales is not None and new.scales is not None:
+        names = ["scales of other"] * 2
+        none: Any = {"offset": None, "gap": None, "names": names}
+        scales, _ = insert_tokens(scales, scales, new.scales, new.scales, first, None, **none)
+    return HeldTokens(keys, values, scales), fallen_out
+
+
+def _positions_of_held(positions: Any, layer: CachedLayer, rope: Rope) -> Any:
+    """The positions of the tokens that a layer holds, of those of the whole sequence."""
+    if not layer.fallen_out:
+        return positions
+    # any keys of all tokens, whose shape the positions must fit
+    keys = layer.check_heads(rope.head_dim).expand(-1, layer.length, -1, -1)
+    read: Tensor = ARRAYS.fit_positions(positions, [keys], rope, False, ["keys"])
+    token_dim = -2 if rope.axes.n_axes > 1 else -1
+    if read.dim() < -token_dim or read.shape[token_dim] == 1:
+        return read  # the same for all tokens
+    return read.narrow(token_dim, layer.fallen_out, layer.count)

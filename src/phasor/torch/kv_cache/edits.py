@@ -23,10 +23,10 @@ from phasor.torch._operator.angles import (
     turns,
 )
 from phasor.torch._operator.arguments import ARRAYS, tokens_first
-from phasor.torch._operator.in_place import check_rewritable
 from phasor.torch._operator.text import compute_dtype
 from phasor.torch.functional import rotate, rotate_
 from phasor.torch.kv_cache.cache import check_fits_cache
+from phasor.torch.kv_cache.eight_bit import check_stored, is_eight_bit, store_, widened
 from phasor.torch.rotation import Rotation
 
 #: How far tokens move, in positions; one number per axis if the Rope has several.
@@ -37,24 +37,38 @@ CHUNK = 1 << 20
 _INT64_MAX = 2**63 - 1
 
 
-def shift_(keys: Tensor, delta: Any, rope: Rope, *, heads_first: bool = False) -> Tensor:
+def shift_(
+    keys: Tensor,
+    delta: Any,
+    rope: Rope,
+    *,
+    scales: Tensor | None = None,
+    heads_first: bool = False,
+) -> Tensor:
     """``R(delta) k`` for every cached key, in place: a key at ``p`` moves to ``p + delta``.
 
     Returns ``keys``. They keep their gain, if any. A key with ``delta`` 0 keeps its bits. Shifting
     by ``a`` and then by ``b`` equals shifting by ``a + b``, but rounds twice: see the page on
     cached keys before you shift 16-bit keys repeatedly.
 
+    Keys of 8 bits are turned in float32 and rounded once. Turned coordinates may be larger; scales
+    then grow, in place like the keys.
+
     Args:
-        keys: ``[..., seq, heads, head_dim]``, rotated by ``rope``.
+        keys: ``[..., seq, heads, head_dim]``, rotated by ``rope``; int8 and float8 are supported.
         delta: Added to the positions, in the form of ``positions`` in `phasor.torch.rotate`: a
             scalar for all tokens, or ``[..., seq]``, with one coordinate per axis at the end if
             ``rope`` has several. The resulting positions may be negative.
         rope: The Rope of the keys.
+        scales: Multiplied into keys of 8 bits; must be given for int8. In the layout of the keys,
+            with 1 in dimensions that share a scale, and in the last the number of groups of
+            coordinates: ``[..., seq, heads, 1]`` is one per token and head.
         heads_first: Whether ``keys`` is ``[..., heads, seq, head_dim]``; ``delta`` keeps its shape.
 
     Raises:
         PositionError: If ``delta`` does not fit the keys.
-        TensorError: If the keys do not fit the Rope, or their elements share memory.
+        TensorError: If the keys do not fit the Rope, or their elements share memory; if scales are
+            missing or do not fit.
         SpecError: If ``rope.scaling`` is a rule: use ``rope.at(seq_len)`` for the keys' length.
 
     >>> import torch
@@ -66,10 +80,12 @@ def shift_(keys: Tensor, delta: Any, rope: Rope, *, heads_first: bool = False) -
     True
     """
     check_rope(rope)
-    (view,) = tokens_first([keys], heads_first)
-    positions = ARRAYS.fit_positions(delta, [keys], rope, heads_first, ["keys"])
-    check_rewritable("keys", view)
+    wide = widened(keys, scales)
+    (view,) = tokens_first([wide], heads_first)
+    positions = ARRAYS.fit_positions(delta, [wide], rope, heads_first, ["keys"])
+    check_stored(keys, scales)
     rotate_(view, positions, _rope_of_stored_keys(rope), gain=1.0)
+    store_(keys, scales, wide)
     return keys
 
 
@@ -80,6 +96,7 @@ def retune_(
     new: Rope,
     *,
     gain: float = 1.0,
+    scales: Tensor | None = None,
     heads_first: bool = False,
 ) -> Tensor:
     """``gain R_new(p) R_old(-p) k`` for every cached key, in place: keys for other frequencies.
@@ -95,6 +112,7 @@ def retune_(
         new: Their new Rope, which may differ from ``old`` only in frequencies or direction.
         gain: Multiplied into the rotated coordinates: ``new.attention_factor /
             old.attention_factor`` for keys that include the factor.
+        scales: As for `shift_`.
         heads_first: As for `shift_`.
 
     Raises:
@@ -121,9 +139,10 @@ def retune_(
                 f"rotated keys can change, got {after}; undo old with rotate_ and inverse=True, "
                 f"then apply new with rotate_"
             )
-    (view,) = tokens_first([keys], heads_first)
-    positions = ARRAYS.fit_positions(positions, [keys], old, heads_first, ["keys"])
-    check_rewritable("keys", view)
+    wide = widened(keys, scales)
+    (view,) = tokens_first([wide], heads_first)
+    positions = ARRAYS.fit_positions(positions, [wide], old, heads_first, ["keys"])
+    check_stored(keys, scales)
     check_has_angles(positions)
     text, dtype = old.to_json(), compute_dtype(view.dtype)
     layout: dict[str, Any] = {"pairing": old.output_pairing, "rotary_start": old.rotary_start}
@@ -132,6 +151,7 @@ def retune_(
         difference = turns(places, new.to_json(), dtype) - turns(places, text, dtype)
         cos, sin = cos_sin_of_turns(difference, places, dtype)
         Rotation(gain * cos, gain * sin, **layout).rotate_(chunk)
+    store_(keys, scales, wide)
     return keys
 
 
@@ -178,7 +198,7 @@ def evict(
     seq = _count_tokens(keys, values, rope)
     stop = whole("stop", stop, least=0, most=seq, error=PositionError)
     start = whole("start", start, least=0, most=stop, error=PositionError)
-    later = [-distance for distance in _distances("gap", gap, stop - start, rope)]
+    later = [-steps for steps in distances("gap", gap, stop - start, rope)]
     key_parts = keys[..., :start, :, :], _shift_keys(keys[..., stop:, :, :], later, rope)
     value_parts = values[..., :start, :, :], values[..., stop:, :, :]
     joined = torch.cat(key_parts, dim=-3), torch.cat(value_parts, dim=-3)
@@ -254,17 +274,17 @@ def insert_tokens(
     for name, x, cached in zip(names, (new_keys, new_values), (keys, values), strict=True):
         check_fits_cache(name, x, [*cached.shape[:-3], count, *cached.shape[-2:]], cached)
     at = whole("at", at, least=0, most=seq, error=PositionError)
-    new_keys = _shift_keys(new_keys, _distances("offset", offset, at, rope), rope)
-    later_keys = _shift_keys(keys[..., at:, :, :], _distances("gap", gap, count, rope), rope)
+    new_keys = _shift_keys(new_keys, distances("offset", offset, at, rope), rope)
+    later_keys = _shift_keys(keys[..., at:, :, :], distances("gap", gap, count, rope), rope)
     key_parts = keys[..., :at, :, :], new_keys, later_keys
     value_parts = values[..., :at, :, :], new_values, values[..., at:, :, :]
     return torch.cat(key_parts, dim=-3), torch.cat(value_parts, dim=-3)
 
 
-def _shift_keys(keys: Tensor, distances: list[int], rope: Rope | None) -> Tensor:
+def _shift_keys(keys: Tensor, steps: list[int], rope: Rope | None) -> Tensor:
     if rope is None:
         return keys
-    delta = distances if len(distances) > 1 else distances[0]
+    delta = steps if len(steps) > 1 else steps[0]
     return rotate(keys, delta, _rope_of_stored_keys(rope), gain=1.0)
 
 
@@ -277,10 +297,15 @@ def _rope_of_stored_keys(rope: Rope) -> Rope:
 
 def _count_tokens(keys: Tensor, values: Tensor, rope: Rope | None) -> int:
     """The number of tokens of keys and values, or an error if they do not fit."""
+    ARRAYS.check_kind("keys", keys)
     if rope is not None:
         check_rope(rope)
+        if is_eight_bit(keys.dtype):
+            raise TensorError(
+                f"keys in {keys.dtype} must be moved by shift_, which takes their scales, and then "
+                "cut or joined with torch.cat"
+            )
         ARRAYS.check_heads("keys", keys, head_dim=rope.head_dim)
-    ARRAYS.check_kind("keys", keys)
     ARRAYS.check_kind("values", values)
     if keys.dim() < 3 or keys.shape[:-2] != values.shape[:-2]:
         raise TensorError(
@@ -290,7 +315,7 @@ def _count_tokens(keys: Tensor, values: Tensor, rope: Rope | None) -> int:
     return keys.shape[-3]
 
 
-def _distances(name: str, distance: Distance | None, default: int, rope: Rope | None) -> list[int]:
+def distances(name: str, distance: Distance | None, default: int, rope: Rope | None) -> list[int]:
     """How far tokens move along each axis, or an error if ``distance`` does not fit the Rope."""
     if rope is None:
         return []  # keys that are not rotated have no position
