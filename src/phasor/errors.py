@@ -102,4 +102,4 @@ class VerificationError(PhasorError):
 
 
 class PhasorWarning(UserWarning):
-    """A number that a file does not state and that phasor assumed."""
+    """A number that phasor assumed for a file, or a state that an edit leaves as it is."""

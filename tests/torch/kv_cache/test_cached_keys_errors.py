@@ -73,10 +73,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[PhasorError], str]] = {
         lambda: CachedKeys(transformers.EncoderDecoderCache(
             transformers.DynamicCache(), transformers.DynamicCache()), HALF),
         TensorError, "got EncoderDecoderCache"),
-    "a sliding layer": (
-        lambda: CachedKeys(of_layers(transformers.DynamicLayer(),
-            transformers.cache_utils.DynamicSlidingWindowLayer(sliding_window=3)), HALF),
-        TensorError, "keep every token, got a DynamicSlidingWindowLayer as layer 1"),
     "an empty cache": (
         lambda: CachedKeys(transformers.DynamicCache(), HALF), TensorError, "run the prompt first"),
     "an empty layer": (
@@ -101,7 +97,24 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[PhasorError], str]] = {
         lambda: CachedKeys(filled("dynamic"), Rope(head_dim=16, pairing="half")), TensorError,
         r"layer 0 .* \(16\)"),
     "keys of integers": (
-        lambda: CachedKeys(of_integers(), HALF), TensorError, "keys of layer 1 must be float64, "),
+        lambda: CachedKeys(of_integers(), HALF), TensorError,
+        "scales must be given for keys of layer 1 in int8, got None"),
+    "scales of a cache of ours": (
+        lambda: CachedKeys(own([2]), HALF, scales=[torch.ones(())]), TensorError,
+        "scales must be None for a KVCache"),
+    "scales of a layer too few": (
+        lambda: CachedKeys(filled("dynamic"), ROPES, scales=[None, None]), TensorError,
+        r"scales must be one tensor or None for each layer \(3\), got 2"),
+    "scales of keys that have none": (
+        lambda: CachedKeys(filled("dynamic"), ROPES, scales=[torch.ones(())] * 3), TensorError,
+        r"except for keys of layer 0 in int8 or float8, got .* in torch.float64"),
+    "scales of other tokens": (
+        lambda: CachedKeys(of_integers(), HALF, scales=[None, torch.ones(2, 3, 5, 1)]), TensorError,
+        r"scales\[1\] must be .* for each of the 4 columns"),
+    "keys without scales for keys with": (
+        lambda: CachedKeys(of_integers(), HALF, scales=[None, torch.ones(2, 3, 4, 1)]).insert_(
+            1, of_layers(transformers.DynamicLayer(), transformers.DynamicLayer())),
+        TensorError, "other must hold keys in torch.int8 with the same kind of scales"),
     "Ropes of different axes": (
         lambda: CachedKeys(filled("dynamic"), [HALF, HALF, MANY_AXES]), SpecError,
         r"number of axes, got \[1, 3\]"),

@@ -109,7 +109,7 @@ def check_stored(keys: Tensor, scales: Tensor | None) -> None:
     """Refuse keys and scales that cannot be written, before the first of them is."""
     check_rewritable("keys", keys)
     if scales is not None:
-        check_rewritable("scales", scales)
+        check_rewritable("scales", scales[..., None])  # a single one has no dimension
 
 
 def _factors(name: str, scales: Tensor, keys: Tensor) -> Tensor:
