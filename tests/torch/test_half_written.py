@@ -169,7 +169,7 @@ def test_a_layer_that_cannot_be_written_gets_new_keys(name: str, verb: str) -> N
     """The first layer's are the same numbers, and what stood in the second is not written."""
     cached, keys = filled(LAYERS[name])
     getattr(cached, verb)(*MOVES[verb])
-    first, second = (layer.keys for layer in cached._layers)
+    first, second = (layer.held.keys for layer in cached._layers)
     assert torch.equal(first, second)
     assert not torch.equal(first, torch.ones(1, 4, 2, 8))
     assert torch.equal(keys[1], torch.ones(1, 2, 4, 8))

@@ -63,6 +63,7 @@ class CachedKeys:
 
     >>> import torch
     >>> from phasor.torch import rotate
+    >>> from phasor.torch.kv_cache import KVCache
     >>> rope = Rope(head_dim=4, pairing="half")
     >>> cache = KVCache(batch_size=1, capacity=8, num_kv_heads=1, head_dim=4)
     >>> raw = torch.ones(1, 6, 1, 4)
