@@ -30,17 +30,25 @@ _FOREIGN_FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a tensor: ``read(first, count)`` gives some as ``uint8[count, row_bytes]``.
+    """Rows of a tensor: ``read(first, count)`` gives some as ``uint8[count, width]``.
 
-    With an ``order``, row ``i`` of each ``len(order)`` rows of the result is row ``order[i]`` here.
+    The width counts bytes, or bits where a row is less than a byte: then ``read`` gives a byte for
+    each bit, lowest first. With an ``order``, row ``i`` of each ``len(order)`` rows of the result
+    is row ``order[i]`` here.
     """
 
     dtype: str
     shape: tuple[int, ...]  # of the tensor
     num_rows: int
-    row_bytes: int
+    width: int
     read: Callable[[int, int], NDArray[np.uint8]]
     order: NDArray[np.intp] | None = None
+    is_bits: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of all rows."""
+        return self.num_rows * self.width // (8 if self.is_bits else 1)
 
 
 #: Of a file, what differs once it was written or replaced: its size, times and inode.
@@ -98,6 +106,19 @@ class Entry:
 
         num_rows = (self.size - begin) // row_bytes
         return Rows(self.dtype, self.shape, num_rows, row_bytes, read)
+
+    def items(self, bits: int) -> Rows:
+        """Items of so many bits as rows."""
+        if bits % 8 == 0:
+            return self.rows(bits // 8)
+        stored_bytes = self.rows(1)
+
+        def read(first: int, count: int) -> NDArray[np.uint8]:
+            # both are multiples of a period, which is whole bytes
+            stored = stored_bytes.read(first * bits // 8, count * bits // 8)
+            return np.unpackbits(stored.ravel(), bitorder="little").reshape(count, bits)
+
+        return Rows(self.dtype, self.shape, 8 * self.size // bits, bits, read, is_bits=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,16 @@ import numpy as np
 
 Tensors = dict[str, tuple[str, list[int], bytes]]
 
-DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "U8": np.uint8}
+DTYPES = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "U8": np.uint8,
+    "I8": np.int8,
+    "I32": np.int32,
+    "U32": np.uint32,
+    "I64": np.int64,
+}
 
 
 def header_of(tensors: Tensors, metadata: dict[str, str] | None = None) -> dict[str, Any]:

@@ -108,6 +108,7 @@ def _twice(folder: Path) -> None:
 
 WHOLE = in_file(header_of(llama_tensors()), b"".join(t[2] for t in llama_tensors().values()))
 MINE: Tensors = {"mine": _rows(8, 2)}
+QUANTISED: Tensors = {"mine.weight": _rows(8, 2), "mine.SCB": _rows(8)}
 FUSED: Tensors = {"mine": _rows(24, 2)}
 LORA: Tensors = {"q.lora_A": _rows(2, 16), "q.lora_B": _rows(16, 2)}
 QKV: Tensors = {"model.layers.0.self_attn.qkv_proj.weight": _rows(64, 32)}
@@ -222,9 +223,35 @@ HINTS: dict[str, Hint] = {
         "mine",
     ),
     "rows": Hint(
+        of_folder(more={QUERY.replace("weight", "weight_scales"): _rows(32, 1)}),
+        "convert the checkpoint before it is quantised",
+        of_folder(),
+    ),
+    "packed": Hint(
         of_folder(more={QUERY.replace("weight", "qweight"): _rows(4, 32)}),
         "convert the checkpoint before it is quantised",
         of_folder(),
+    ),
+    "four_bit": Hint(
+        of_folder(more={QUERY: _rows(512, 1), f"{QUERY}.absmax": _rows(16)}),
+        "convert the checkpoint before it is quantised",
+        of_folder(),
+    ),
+    "tiled": Hint(
+        of_folder(
+            more={
+                QUERY.replace("weight", "SCB"): _rows(32),
+                QUERY.replace("weight", "weight_format"): tensor(np.uint8(2)),
+            }
+        ),
+        "convert the checkpoint before it is quantised",
+        of_folder(),
+    ),
+    "companion": Hint(
+        of_file(QUANTISED, model=ROPE, patterns=Patterns(query=(r"mine\.weight",))),
+        "match both with patterns",
+        of_file(QUANTISED, model=ROPE, patterns=Patterns(query=(r"mine\..*",))),
+        "mine.weight",
     ),
     "shared_values": Hint(
         of_folder(more={QUERY.replace("q_proj", "v_proj"): None}),

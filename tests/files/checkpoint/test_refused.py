@@ -40,6 +40,11 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a packed weight": (
         {},
         {"model.layers.0.self_attn.q_proj.qweight": tensor(np.zeros((4, 32)))},
+        "packed: model.layers.0.self_attn.q_proj",
+    ),
+    "a scale of unknown use": (
+        {},
+        {"model.layers.0.self_attn.q_proj.weight_scales": tensor(np.zeros((32, 1)))},
         "rows: what it holds is not known",
     ),
     "a fused projection of unknown order": (

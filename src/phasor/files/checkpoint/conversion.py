@@ -50,13 +50,13 @@ class ResultTensor:
     @property
     def size(self) -> int:
         """Bytes of the tensor."""
-        return sum(piece.num_rows * piece.row_bytes for piece in self.pieces)
+        return sum(piece.size for piece in self.pieces)
 
     def chunk_ranges(self, piece: Rows) -> Iterator[tuple[int, int]]:
         """First row and number of rows of each chunk of a piece; no chunk cuts a period."""
         period = 1 if piece.order is None else len(piece.order)
         # the chunks of all pieces may be in memory at once
-        step = period * max(1, CHUNK // (len(self.pieces) * piece.row_bytes * period))
+        step = period * max(1, CHUNK // (len(self.pieces) * piece.width * period))
         for first in range(0, piece.num_rows, step):
             yield first, min(step, piece.num_rows - first)
 
@@ -70,15 +70,17 @@ class ResultTensor:
         for piece in self.pieces:
             for step in self.chunk_ranges(piece):
                 rows = piece.read(*step)
-                yield from [rows] if piece.order is None else _reorder_rows(rows, piece.order)
+                for part in [rows] if piece.order is None else _reorder_rows(rows, piece.order):
+                    yield np.packbits(part, bitorder="little") if piece.is_bits else part
 
 
 def _reorder_rows(rows: NDArray[np.uint8], order: NDArray[np.intp]) -> Iterator[NDArray[np.uint8]]:
     """Rows in their new order, in parts, because a period may be a whole tensor."""
-    row_bytes = rows.shape[1]
-    # [rows, row_bytes] -> [periods, period], whose items are rows
-    items = rows.view(np.dtype((np.void, row_bytes))).reshape(-1, len(order))
-    step = len(order) if len(items) > 1 else max(1, CHUNK // row_bytes)
+    width = rows.shape[1]
+    # [rows, width] -> [periods, period], whose items are rows
+    items = rows.view(np.dtype((np.void, width))).reshape(-1, len(order))
+    # a multiple of 8 narrow rows, as they may be bits
+    step = len(order) if len(items) > 1 else CHUNK // 8 if width <= 8 else max(1, CHUNK // width)
     for first in range(0, len(order), step):
         yield np.take(items, order[first : first + step], axis=1).view(np.uint8)
 
@@ -222,13 +224,16 @@ def _compare_other_file(plan: ConversionPlan, path: Path, data: bytes) -> None:
 
 def _is_in_place(entry: Entry, tensor: ResultTensor) -> bool:
     """Whether every row of every piece is where the plan puts it."""
-    row_widths = [piece.row_bytes for piece in tensor.pieces]
-    # a row of the result is as wide as all pieces side by side
-    result = entry.rows(sum(row_widths) if tensor.axis == 1 else row_widths[0])
-    # a few rows at a time, because a piece may be a whole tensor, as large as memory allows
-    step = max(1, CHUNK // max(result.row_bytes, 64))
-    row = column = 0
-    for piece, width in zip(tensor.pieces, row_widths, strict=True):
+    widths = [piece.width for piece in tensor.pieces]
+    begin = column = 0
+    for piece, width in zip(tensor.pieces, widths, strict=True):
+        if piece.is_bits:
+            result = entry.items(width)
+        else:
+            # a row of the result is as wide as all pieces side by side
+            result = entry.rows(sum(widths) if tensor.axis == 1 else width, begin)
+        # a few rows at a time, because a piece may be a whole tensor, as large as memory allows
+        step = max(1, CHUNK // max(result.width, 64))
         for first, count in tensor.chunk_ranges(piece):
             source_rows = piece.read(first, count)
             for start in range(0, count, step):
@@ -237,13 +242,13 @@ def _is_in_place(entry: Entry, tensor: ResultTensor) -> bool:
                 if piece.order is not None:
                     place = np.arange(start, end) % len(piece.order)
                     origins = np.arange(start, end) - place + piece.order[place]
-                written = result.read(row + first + start, end - start)
+                written = result.read(first + start, end - start)
                 if not np.array_equal(written[:, column : column + width], source_rows[origins]):
                     return False
         if tensor.axis == 1:
             column += width
         else:
-            row += piece.num_rows
+            begin += piece.size
     return True
 
 

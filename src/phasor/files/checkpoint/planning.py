@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,6 +28,7 @@ from phasor.files.checkpoint.model import (
 )
 from phasor.files.checkpoint.programs import plan_program
 from phasor.files.checkpoint.rows import Candidate, Change
+from phasor.files.checkpoint.storage import check_companions
 from phasor.files.tensors import Checkpoint, Entry, open_checkpoint
 from phasor.pairings import Pairing, by_pairing, checked_pairing, opposite
 from phasor.rope import Rope
@@ -113,6 +113,7 @@ def plan_conversion(
             changes[name] = change
     if patterns is not None and (unused := patterns.unused_patterns(entries)):
         raise refusal("unmatched", pattern=unused[0], names=list_kinds(entries))
+    check_companions(changes, entries)
     if not changes:
         raise refusal("nothing", path=checkpoint.path, names=list_kinds(entries))
     # a LoRA may have queries only; its keys are in the base model
@@ -145,10 +146,7 @@ def plan_conversion(
 def _result_tensor(entry: Entry, change: Change | None) -> ResultTensor:
     if change is None:  # copied in bytes, whatever its dtype
         return ResultTensor((entry.rows(1),))
-    num_moved = change.periods * len(change.order)
-    moved = replace(entry.rows(change.item_bytes), num_rows=num_moved, order=change.order)
-    # [rows in periods of heads | the rest, such as values after queries and keys]
-    return ResultTensor((moved, entry.rows(change.item_bytes, num_moved * change.item_bytes)))
+    return ResultTensor(change.pieces(entry))
 
 
 def _config_folder(checkpoint: Checkpoint) -> Path:

@@ -363,8 +363,8 @@ def _build_result(
         if weight.role is not None:
             if rows[0].num_rows % width:
                 raise refusal("split_heads", name=name, width=width, rows=rows[0].num_rows)
-            part, size = Projection(weight.role, None), rows[0].row_bytes
-            changes[new_name] = Change(part, model.rope, (0,), order, shape[0] // width, size)
+            part, periods = Projection(weight.role, None), shape[0] // width
+            changes[new_name] = Change(part, model.rope, (0,), order, periods, shape[0])
             rows = [replace(piece, order=order) for piece in rows]
         tensors[new_name] = ResultTensor(tuple(rows), axis)
         offsets = [end, end := end + tensors[new_name].size]

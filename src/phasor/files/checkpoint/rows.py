@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 
 from phasor.files import refusal
 from phasor.files.checkpoint.model import VALUE_OF, CheckpointModel, Projection
-from phasor.files.tensors import Entry
+from phasor.files.checkpoint.storage import (
+    COLUMNS,
+    ROWS,
+    Format,
+    Storage,
+    find_format,
+    move_outputs,
+)
+from phasor.files.tensors import Entry, Rows
 from phasor.numpy import change_pairing
 from phasor.pairings import Pairing
 from phasor.rope import Rope
@@ -20,10 +28,10 @@ from phasor.rope import Rope
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Change:
-    """A tensor that changes: item ``i`` of each period comes from item ``order[i]`` of it.
+    """A tensor that changes: output ``i`` of each period comes from output ``order[i]`` of it.
 
-    Items are rows, or numbers of a vector. Heads of its layer's ``rope`` begin at ``heads`` in each
-    of the ``periods``; the rest stays.
+    Outputs are rows of a weight, or numbers of a vector. Heads of its layer's ``rope`` begin at
+    ``heads`` in each of the ``periods``; the rest stays.
     """
 
     part: Projection
@@ -31,10 +39,15 @@ class Change:
     heads: tuple[int, ...]
     order: NDArray[np.intp]
     periods: int
-    item_bytes: int
+    outputs: int
+    storage: Storage = ROWS
+
+    def pieces(self, entry: Entry) -> tuple[Rows, ...]:
+        """The tensor of the result, from where the source has it."""
+        return move_outputs(entry, self.storage, self.outputs, self.order, self.periods)
 
     def stays_in_blocks(self, block: int) -> bool:
-        """Whether each item stays in its block of ``block`` items, counted from the start."""
+        """Whether each output stays in its block of ``block``, counted from the start."""
         width = len(self.order)
         # after as many periods as a block has items, the pattern repeats
         return all(
@@ -65,6 +78,7 @@ _ROW_SUFFIX = re.compile(
     r"(?:(?:linear|base_layer)\.)?(?:weight|bias)|lora_(?:B|up)(?:\.\w+)*|"
     r"lora_magnitude_vector(?:\.\w+)*"
 )
+_WEIGHTS = ("weight", "qweight", "weight_packed")
 _INNER_SUFFIX = re.compile(r"lora_(?:A|down)(?:\.\w+)*")
 _SCALE_SUFFIX = re.compile(r"(?:weight_)?scale(?:_inv)?")
 
@@ -93,18 +107,45 @@ class Candidate:
         """
         name, part = self.name, self.part
         if part.module:
-            value = "" if part.beside or part.suffix != "weight" else VALUE_OF.get(part.module)
-            if value and f"{name.removesuffix(f'{part.module}.weight')}{value}.weight" not in (
-                self.entries
-            ):
+            value = "" if part.beside else VALUE_OF.get(part.module)
+            if value and part.suffix in _WEIGHTS and not self._has_weight(value):
                 raise refusal("shared_values", name=name, value=value)
             if _INNER_SUFFIX.fullmatch(part.suffix):
                 return None
-            if not _ROW_SUFFIX.fullmatch(part.suffix):
-                return self._change_scales()
         elif re.search(r"\blora_(A|down)\b", name):
             raise refusal("lora", name=name)
+        quantised = find_format(name, self.entries)
+        module, _, suffix = name.rpartition(".")
+        if quantised is not None and suffix in quantised.tensors:
+            return self._change_quantised(quantised, module, suffix)
+        if part.module and not _ROW_SUFFIX.fullmatch(part.suffix):
+            return self._change_scales()
         return self._change_items()
+
+    def _has_weight(self, module: str) -> bool:
+        """Whether ``module`` beside this one has a weight, quantised or not."""
+        place = self.name.removesuffix(f"{self.part.module}.{self.part.suffix}")
+        return any(f"{place}{module}.{suffix}" in self.entries for suffix in _WEIGHTS)
+
+    def _change_quantised(self, quantised: Format, module: str, suffix: str) -> Change | None:
+        """The new order of a tensor of a quantised weight."""
+        storage, entry = quantised.tensors[suffix], self.entry
+        if storage is None:
+            return None
+        if self.part.role == "vectors":
+            self._refuse(f"only projections are converted in the format of {quantised.name}")
+        weight = self.entries[f"{module}.{quantised.weight}"]
+        outputs = weight.shape[(quantised.tensors[quantised.weight] or ROWS).axis]
+        is_divided = entry.shape and outputs and storage.item_bits(entry, outputs)
+        if not is_divided and entry.count == 1:
+            return None  # one number for all outputs
+        if not is_divided:
+            self._refuse(
+                f"it must hold {outputs} outputs, like {quantised.weight} of {quantised.name}"
+            )
+        heads, width, periods = self._find_period(outputs)
+        order = order_of_heads(self.rope, self.source, self.target, heads, width)
+        return Change(self.part, self.rope, heads, order, periods, outputs, storage)
 
     def _change_items(self) -> Change:
         """The new order of rows, or of the numbers of vectors."""
@@ -115,24 +156,25 @@ class Candidate:
                 self._refuse("a QK-norm in a model with latent attention is not known")
             if not entry.shape or entry.shape[-1] % width or entry.bits % 8:
                 self._refuse(f"its last axis must hold whole heads of head_dim {width}")
-            # [..., heads * width]: a period is a head, whatever is before it
-            heads, periods, item_bytes = (0,), entry.count // width, entry.bits // 8
+            # [..., heads * width]
+            heads, outputs, storage = (0,), entry.shape[-1], COLUMNS
+            periods = outputs // width
         else:
-            if rows * entry.count == 0 or (entry.count // rows * entry.bits) % 8:
+            if rows * entry.count == 0 or entry.size % rows:
                 self._refuse("it must have rows of whole bytes")
-            is_latent = self.model.latent and not self.part.beside
-            find = self._find_latent_heads if is_latent else self._find_heads
-            heads, width, periods = find(rows)
+            heads, width, periods = self._find_period(rows)
             # [rows, inputs] of a weight, [rows] of a bias: both move as whole rows
-            item_bytes = entry.size // rows
+            outputs, storage = rows, ROWS
         order = order_of_heads(rope, self.source, self.target, heads, width)
-        return Change(self.part, rope, heads, order, periods, item_bytes)
+        return Change(self.part, rope, heads, order, periods, outputs, storage)
+
+    def _find_period(self, rows: int) -> tuple[tuple[int, ...], int, int]:
+        """Where heads begin in a period, the width of a period and the number of periods."""
+        is_latent = self.model.latent and not self.part.beside
+        return (self._find_latent_heads if is_latent else self._find_heads)(rows)
 
     def _find_latent_heads(self, rows: int) -> tuple[tuple[int, ...], int, int]:
-        """Heads are ``[not rotated | rotated]``; the one rotated key comes after the latent vector.
-
-        Returns where heads begin in a period, the width of a period and the number of periods.
-        """
+        """Heads are ``[not rotated | rotated]``, the one rotated key after the latent vector."""
         width, role = self.rope.head_dim, self.part.role
         if role == "latent key":
             if rows <= width:
@@ -151,7 +193,7 @@ class Candidate:
         return (start,), period, heads
 
     def _find_heads(self, rows: int) -> tuple[tuple[int, ...], int, int]:
-        """`_find_latent_heads` for attention whose projections hold whole heads."""
+        """Projections hold whole heads."""
         model, part, width = self.model, self.part, self.rope.head_dim
         count, leftover_rows = divmod(rows, width)
         if leftover_rows:
