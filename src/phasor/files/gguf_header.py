@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Generator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from phasor.errors import PhasorError, install_hint
+from phasor.errors import CheckpointError, ConfigError, PhasorError, install_hint
 from phasor.files import refusal
 from phasor.files.budget import MOST_ELEMENTS
 from phasor.rope import WIDEST
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
 
 # bytes of a value by its type (ggml's docs/gguf.md); strings and arrays have lengths of their own
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
@@ -19,27 +25,68 @@ _MOST_DIMS = 4  # of a tensor
 _LONGEST = 64 * 2**20  # several times the longest vocabularies, which are most of a header
 
 
+class GGUFTensor(NamedTuple):
+    """A tensor of a GGUF file: its quantisation, its shape in PyTorch's order, where it is."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
 def read_gguf_header(path: Path) -> dict[str, Any]:
     """Metadata of a GGUF file by key, and its tensors about the rope as lists; no weights."""
-    try:
-        from gguf import GGUFReader
-    except ImportError:
-        raise refusal("gguf_package", path=path, hint=install_hint("gguf")) from None
-    try:
-        with path.open("rb") as file:
-            _check_lengths(file, min(path.stat().st_size, _LONGEST), str(path))
-        reader = GGUFReader(path)  # maps the file into memory, so it reads no weights from the disk
+    with _open_gguf(path, ConfigError) as reader:
         # a vocabulary takes longer than all other fields
         fields = {k: v for k, v in reader.fields.items() if not k.startswith("tokenizer.")}
         tensors = [tensor for tensor in reader.tensors if tensor.name.startswith("rope_")]
         lists = {tensor.name: tensor.data.astype(float).tolist() for tensor in tensors}
         return {key: field.contents() for key, field in fields.items()} | lists
+
+
+def read_gguf_tensors(path: Path) -> list[GGUFTensor]:
+    """The tensors of a GGUF file in the order of their data."""
+    with _open_gguf(path, CheckpointError) as reader:
+        split = reader.fields.get("split.count")
+        if split is not None and split.contents() > 1:
+            raise refusal("gguf_split", path=path)
+        tensors = [
+            GGUFTensor(
+                tensor.name,
+                tensor.tensor_type.name,
+                # rows are last there
+                tuple(map(int, reversed(tensor.shape))),
+                int(tensor.data_offset),
+                int(tensor.data_offset + tensor.n_bytes),
+            )
+            for tensor in reader.tensors
+        ]
+        tensors.sort(key=lambda tensor: tensor.begin)
+        for first, second in pairwise(tensors):
+            if second.begin < first.end:
+                raise ValueError(f"{first.name} and {second.name} overlap")
+    return tensors
+
+
+@contextmanager
+def _open_gguf(path: Path, as_type: type[PhasorError]) -> Generator[GGUFReader]:
+    """The reader of a file whose header was checked; what it raises is refused as ``as_type``."""
+    try:
+        from gguf import GGUFReader
+    except ImportError:
+        raise refusal("gguf_package", as_type, path=path, hint=install_hint("gguf")) from None
+    try:
+        with path.open("rb") as file:
+            _check_lengths(file, min(path.stat().st_size, _LONGEST), str(path))
+        yield GGUFReader(path)  # maps the file into memory, so it reads no weights from the disk
     except PhasorError:
         raise
     except Exception as error:  # the reader's errors on damaged bytes have no common base class
         is_short = isinstance(error, struct.error)
         what = "its header announces more than there is" if is_short else str(error)
-        raise refusal("gguf_damaged", path=path, what=what or type(error).__name__) from None
+        what = what or type(error).__name__
+        raise refusal("gguf_damaged", as_type, path=path, what=what) from None
 
 
 def _check_lengths(file: BinaryIO, size: int, origin: str) -> None:

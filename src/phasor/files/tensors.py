@@ -1,4 +1,4 @@
-"""Safetensors files: headers read, data streamed, folders with an index and shards."""
+"""Safetensors and GGUF files: headers read, data streamed, folders with an index and shards."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from numpy.typing import NDArray
 from phasor._checks import short_repr
 from phasor.errors import CheckpointError, install_hint
 from phasor.files import refusal
+from phasor.files.gguf_header import read_gguf_tensors
 from phasor.files.texts import parse_json, refuse_stand_in
 
 #: The dtypes of plain weights: safetensors' name, torch's.
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_GGUF = b"GGUF"
 _FOREIGN_FORMATS = {
     b"PK\x03\x04": "a PyTorch pickle in a zip",
     b"\x80\x02": "a pickle",
     b"\x80\x04": "a pickle",
-    b"GGUF": "a GGUF file",
 }
 
 
@@ -72,6 +73,7 @@ class Entry:
     begin: int
     end: int
     version: Version
+    padding: int = 0  # bytes after it, up to the next tensor
 
     @property
     def size(self) -> int:
@@ -130,7 +132,34 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """The header of a safetensors file, checked by the safetensors package."""
+    """The header of a safetensors or GGUF file, checked by the package for these files."""
+    try:
+        with open_file(path) as stream:
+            # a safetensors file begins with the length of its header, which is never that large
+            is_gguf = stream.read(4) == _GGUF
+    except OSError as error:
+        raise refusal("unreadable", path=path, error=error.strerror or error) from None
+    return _read_gguf(path) if is_gguf else _read_safetensors(path)
+
+
+def _read_gguf(path: Path) -> Header:
+    """The header of a GGUF file, of which the padding after a tensor is a part of it."""
+    tensors = read_gguf_tensors(path)
+    with path.open("rb") as stream:
+        version = version_of(stream)
+        end_of_file = version[0]
+        next_begins = [*(tensor.begin for tensor in tensors), end_of_file]
+        data = stream.read(next_begins[0])
+    entries = {
+        tensor.name: Entry(
+            path, tensor.dtype, tensor.shape, tensor.begin, tensor.end, version, after - tensor.end
+        )
+        for tensor, after in zip(tensors, next_begins[1:], strict=True)
+    }
+    return Header(data, entries)
+
+
+def _read_safetensors(path: Path) -> Header:
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError:
@@ -198,6 +227,11 @@ class Checkpoint:
     files: Mapping[str, Header]
     index: str | None
 
+    @property
+    def is_gguf(self) -> bool:
+        """Whether it is a GGUF file, which has its config in itself."""
+        return any(header.data.startswith(_GGUF) for header in self.files.values())
+
 
 def open_checkpoint(source: Path) -> Checkpoint:
     """The checkpoint at ``source``: a file, a folder with one, or one with an index and shards."""
@@ -218,9 +252,12 @@ def open_checkpoint(source: Path) -> Checkpoint:
         return Checkpoint(source, {names[0]: read_header(source / names[0])}, None)
     if names:
         raise refusal("no_index", path=source, count=len(names), names=", ".join(names))
-    others = sorted(it.name for it in source.iterdir() if it.suffix in (".bin", ".pt", ".pth"))
+    suffixes = (".bin", ".pt", ".pth", ".gguf")
+    others = sorted(it.name for it in source.iterdir() if it.suffix in suffixes)
     alternatives = f", only {short_repr(', '.join(others))}" if others else ""
     hint = "write the tensors with the safetensors library first"
+    if others and others[0].endswith(".gguf"):
+        hint = "pass the GGUF file"
     if others and others[0].startswith("consolidated."):
         hint = "convert Meta's files: --for transformers, in Python "
         hint += "plan_conversion(folder, 'transformers')"

@@ -46,13 +46,28 @@ _PROJECTION_NAME = re.compile(
     r"(?:\.(?P<beside>(?:compressor\.)?indexer(?:\.compressor)?|compressor|index(?=_)))?"
     rf"(?:\.|(?<=\.index)_)(?P<module>{_ALL_MODULES}|{_SHARED_MODULES})(?:\.(?P<suffix>.+))?"
 )
+_GGUF_MODULES: dict[str, Role] = {
+    "attn_q": "query",
+    "attn_q_b": "query",
+    "attn_k": "key",
+    "attn_kv_a_mqa": "latent key",
+    "attn_qkv": "fused",
+    "attn_q_norm": "vectors",
+    "attn_k_norm": "vectors",
+}
+_GGUF_NAME = re.compile(
+    rf"(?P<place>blk\.(?P<layer>[0-9]{{1,9}}))\.(?P<module>{'|'.join(_GGUF_MODULES)})\."
+    r"(?P<suffix>.+)"
+)
 _BESIDE_NAME = re.compile(r".*\.(?:indexer\.|compressor\.|index_).*")
 # tensors of a rotation outside attention without coordinates of heads
 _WITHOUT_HEADS = re.compile(r".*\.(?:weights_proj|q_input_norm|softmax_scaling|ssmax_scaling)\..+")
 _SIMILAR_NAME = re.compile(rf"(?:.*\.)?(?:{_ALL_MODULES})\..+")
 _LAYER_NAME = re.compile(r"(?:.*\.)?(?:layers|layer|h|blocks)\.(?P<layer>[0-9]{1,9})\..*")
+# each query head is followed by rows of a gate
+_GATED_ARCHITECTURES = ("qwen3next", "qwen35", "qwen35moe")
 # the value projection that belongs to a key projection
-VALUE_OF = {"k_proj": "v_proj", "wk": "wv", "key": "value"}
+VALUE_OF = {"k_proj": "v_proj", "wk": "wv", "key": "value", "attn_k": "attn_v"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +145,10 @@ def known_part(name: str, *, shares_values: bool = False) -> Projection | None:
     >>> known_part("vision_tower.layers.3.self_attn.q_proj.weight") is None
     True
     """
+    if match := _GGUF_NAME.fullmatch(name):
+        role = _GGUF_MODULES[match["module"]]
+        layer, place = int(match["layer"]), match["place"]
+        return Projection(role, layer, match["module"], match["suffix"], place=place)
     if (match := _PROJECTION_NAME.fullmatch(name)) is None:
         if _BESIDE_NAME.fullmatch(name) and not _WITHOUT_HEADS.fullmatch(name):
             raise refusal("beside", name=name)
@@ -161,6 +180,7 @@ class CheckpointModel:
 
     ropes: LayerRopes
     model_type: str | None = None
+    architecture: str | None = None  # of a GGUF file
     num_heads: int | None = None
     # heads are [without position | with position], the rotated key after the latent vector
     latent: bool = False
@@ -216,6 +236,8 @@ def describe(
     # a larger model has its quantisation at the top and its heads inside
     levels = [block.values for block in language_models(read_source(model))]
     top, config = levels[0], levels[-1]
+    if (architecture := top.get("general.architecture")) is not None:
+        return _describe_gguf(top, architecture, load(top, strict=strict))
     # learned frequencies are in the files next to a config
     ropes = load(top if model == "-" else model, like=like, strict=strict)
     model_types = (level.get("model_type") for level in reversed(levels))
@@ -231,6 +253,7 @@ def describe(
     return CheckpointModel(
         ropes=ropes,
         model_type=model_type,
+        architecture=None,
         num_heads=ropes.num_heads,
         latent=config.get("qk_rope_head_dim") is not None if is_unknown else architecture.latent,
         unrotated=_positive_int(config.get("qk_nope_head_dim")),
@@ -239,6 +262,22 @@ def describe(
         num_shared_layers=_positive_int(config.get("num_kv_shared_layers")) or 0,
         fused=projections["fused"].get(model_type),
         **{word: model_type in types for word, types in projections["types"].items()},
+    )
+
+
+def _describe_gguf(top: Mapping[str, Any], architecture: str, ropes: LayerRopes) -> CheckpointModel:
+    """The model of a GGUF file, by its metadata and how llama.cpp reads its architecture."""
+    head_counts: Any = top.get(f"{architecture}.attention.head_count")
+    return CheckpointModel(
+        ropes=ropes,
+        architecture=architecture,
+        num_heads=ropes.num_heads,
+        latent=bool(top.get(f"{architecture}.attention.kv_lora_rank")),
+        num_shared_layers=_positive_int(top.get(f"{architecture}.attention.shared_kv_layers")) or 0,
+        # its converter writes all queries, all keys, all values, whatever the order of the source
+        fused="blocks",
+        gated=architecture in _GATED_ARCHITECTURES,
+        varied=isinstance(head_counts, list) and len(set(cast(list[int], head_counts))) > 1,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -87,6 +88,8 @@ def plan_conversion(
     checkpoint = open_checkpoint(Path(path))
     config = _config_folder(checkpoint) if model is None else model
     described = describe(config, like=like, strict=strict)
+    if checkpoint.is_gguf and source is None and (model is not None or described.pairing != target):
+        raise refusal("gguf_pairing", path=checkpoint.path, target=target, source=opposite(target))
     pairing = _source_pairing(described, source, target)
     headers = checkpoint.files.values()
     entries = {name: entry for header in headers for name, entry in header.tensors.items()}
@@ -144,12 +147,16 @@ def plan_conversion(
 
 
 def _result_tensor(entry: Entry, change: Change | None) -> ResultTensor:
-    if change is None:  # copied in bytes, whatever its dtype
-        return ResultTensor((entry.rows(1),))
-    return ResultTensor(change.pieces(entry))
+    # copied in bytes, whatever its dtype
+    pieces = (entry.rows(1),) if change is None else change.pieces(entry)
+    if entry.padding:
+        pieces = (*pieces, replace(entry.rows(1, entry.size), num_rows=entry.padding))
+    return ResultTensor(pieces)
 
 
 def _config_folder(checkpoint: Checkpoint) -> Path:
+    if checkpoint.is_gguf:
+        return checkpoint.path
     folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
     if any((folder / name).is_file() for name in ("config.json", "params.json")):
         return folder
@@ -200,6 +207,11 @@ def _describe_result(model: CheckpointModel, target: Pairing, *, is_complete: bo
             "unchanged only where queries and keys were both matched."
         ]
     notes = [f"The result is in {target} pairing."]
+    if model.architecture is not None:
+        is_same = model.pairing == target
+        meaning = f"general.architecture {model.architecture} means {model.pairing} pairing"
+        hint = f"run the result with code that rotates {target} pairs"
+        return [*notes, f"{meaning}, as here." if is_same else f"{meaning}: {hint}."]
     if model.model_type is None:
         return notes
     if model.pairing == target:

@@ -76,10 +76,10 @@ def order_of_heads(
 # suffixes of tensors whose first axis is the projection's output
 _ROW_SUFFIX = re.compile(
     r"(?:(?:linear|base_layer)\.)?(?:weight|bias)|lora_(?:B|up)(?:\.\w+)*|"
-    r"lora_magnitude_vector(?:\.\w+)*"
+    r"lora_magnitude_vector(?:\.\w+)*|weight\.lora_b"
 )
 _WEIGHTS = ("weight", "qweight", "weight_packed")
-_INNER_SUFFIX = re.compile(r"lora_(?:A|down)(?:\.\w+)*")
+_INNER_SUFFIX = re.compile(r"lora_(?:A|down)(?:\.\w+)*|weight\.lora_a")
 _SCALE_SUFFIX = re.compile(r"(?:weight_)?scale(?:_inv)?")
 
 
