@@ -88,9 +88,13 @@ def convert(
 ) -> None:
     """Write a checkpoint with queries and keys in the other pairing.
 
-    SOURCE is a safetensors file, or a folder with one file or with shards and their index. OUT gets
-    the same layout and must not exist. Which tensors change is determined by the config next to
-    SOURCE, or by patterns: regular expressions that match whole tensor names.
+    SOURCE is a safetensors or GGUF file, or a folder with one safetensors file or with shards and
+    their index. OUT gets the same layout and must not exist. Which tensors change is determined by
+    the config next to SOURCE, or by patterns: regular expressions that match whole tensor names.
+
+    Quantised weights move with their scales and are not rounded again. GPTQ and AWQ checkpoints are
+    converted in their columns; MLX, compressed-tensors and 8-bit bitsandbytes checkpoints in their
+    rows; a GGUF file, of any quantisation, in its rows of blocks.
 
     With --for, SOURCE is a Llama folder, and names and config are converted too: Meta's params.json
     and consolidated.*.pth become a folder for transformers, or the reverse.
@@ -132,7 +136,8 @@ def convert(
         _write(conversion, out, verified=verified)
     screen = Screen()
     screen.print_lines(conversion.lines())
-    files = f"Written to {out}. Other files than weights were not copied."
+    left_out = " Other files than weights were not copied." if source.is_dir() else ""
+    files = f"Written to {out}.{left_out}"
     if program is not None:
         files = f"Written to {out}: {' and '.join((*conversion.other_files, *conversion.files))}."
     if verified:

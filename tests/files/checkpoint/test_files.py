@@ -71,7 +71,7 @@ FILES: dict[str, tuple[bytes, str]] = {
     "metadata of numbers": (in_file({"__metadata__": {"a": 1}}, b""), "damaged: expected a string"),
     "a pickle in a zip": (b"PK\x03\x04" + bytes(range(1, 60)), "foreign: a PyTorch pickle"),
     "an old pickle": (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j", "foreign: a pickle"),
-    "a GGUF file": (b"GGUF\x03\0\0\0" + b"\0" * 60, "foreign: a GGUF file"),
+    "a GGUF file": (b"GGUF\x03\0\0\0" + b"\0" * 8, "gguf_damaged: announces more"),
     "a fourth key": (in_file({"a": ONE | {"x": 1}}, b"1234"), "entry: a"),
 }
 

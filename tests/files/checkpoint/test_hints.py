@@ -313,6 +313,7 @@ WITHOUT_HINT = {
 ELSEWHERE = {
     "test_disk.py": {"changed"},
     "test_files.py": {"no_safetensors"},
+    "test_gguf_files.py": {"gguf_pairing", "gguf_split"},
     "the test before": {"exists", "no_parent"},
     # each spoils a folder that is converted without that
     "test_programs.py": {

@@ -1,6 +1,6 @@
 """Where each format of quantised weights stores the outputs of a projection.
 
-An output is a row of the weight that the numbers stand for, and a head is a run of outputs. Groups
+An output is a row of the weight before it was quantised, and a head is a run of outputs. Groups
 that share a scale run along the inputs in all of these formats, so outputs can be re-ordered and
 every number keeps its scale.
 
