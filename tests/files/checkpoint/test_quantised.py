@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from phasor import Rope
-from phasor.files.checkpoint import Patterns, plan_conversion, verify, write
+from phasor.files.checkpoint import Patterns, conversion, plan_conversion, verify, write
 
 from ..refusals import refused
 from .checkpoints import Tensors, contents, llama, load, save, save_folder, tensor
@@ -351,3 +351,18 @@ def test_patterns_select_all_tensors_of_a_quantised_weight(tmp_path: Path) -> No
     with refused("companion", companion="Q.qzeros"):
         only = Patterns(query=(r"Q\.(qweight|scales)",))
         plan_conversion(file, "interleaved", model=rope, patterns=only)
+
+
+@pytest.mark.parametrize("chunk", [1, 100])
+@pytest.mark.parametrize("name", ["AWQ", "GPTQ, 3 bits", "compressed-tensors, 4 bits and zeros"])
+def test_items_of_a_few_bits_are_read_in_any_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, chunk: int
+) -> None:
+    """The result is the same, even where less than an item is read at a time."""
+    made = quantised_layer((FORMATS | THREE_BITS)[name], LAYOUTS["fused in groups"])
+    config = llama(num_hidden_layers=1, model_type="internlm2")
+    plan = plan_conversion(save_folder(tmp_path / "a", config, made), "interleaved")
+    write(plan, tmp_path / "b")
+    monkeypatch.setattr(conversion, "CHUNK", chunk)
+    write(plan, tmp_path / "c", verified=True)
+    assert contents(tmp_path / "b") == contents(tmp_path / "c")

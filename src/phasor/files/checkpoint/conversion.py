@@ -79,8 +79,8 @@ def _reorder_rows(rows: NDArray[np.uint8], order: NDArray[np.intp]) -> Iterator[
     width = rows.shape[1]
     # [rows, width] -> [periods, period], whose items are rows
     items = rows.view(np.dtype((np.void, width))).reshape(-1, len(order))
-    # a multiple of 8 narrow rows, as they may be bits
-    step = len(order) if len(items) > 1 else CHUNK // 8 if width <= 8 else max(1, CHUNK // width)
+    # a multiple of 8 rows, as rows of a few bits must be whole bytes together
+    step = len(order) if len(items) > 1 else 8 * max(1, CHUNK // (8 * width))
     for first in range(0, len(order), step):
         yield np.take(items, order[first : first + step], axis=1).view(np.uint8)
 
