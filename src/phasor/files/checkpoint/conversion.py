@@ -233,7 +233,7 @@ def _is_in_place(entry: Entry, tensor: ResultTensor) -> bool:
             # a row of the result is as wide as all pieces side by side
             result = entry.rows(sum(widths) if tensor.axis == 1 else width, begin)
         # a few rows at a time, because a piece may be a whole tensor, as large as memory allows
-        step = max(1, CHUNK // max(result.width, 64))
+        step = 8 * max(1, CHUNK // (8 * max(result.width, 64)))
         for first, count in tensor.chunk_ranges(piece):
             source_rows = piece.read(first, count)
             for start in range(0, count, step):
