@@ -19,7 +19,12 @@ FILES = [
 
 @starts_another
 @pytest.mark.parametrize(
-    "marked", ["not every_kernel", pytest.param("every_kernel", marks=pytest.mark.every_kernel)]
+    "marked",
+    [
+        "not every_kernel and not more_cases",
+        pytest.param("more_cases and not every_kernel", marks=pytest.mark.more_cases),
+        pytest.param("every_kernel", marks=pytest.mark.every_kernel),
+    ],
 )
 def test_the_kernel_is_right_in_the_interpreter(marked: str) -> None:
     """In the shapes that every change is tried on, and in the others."""

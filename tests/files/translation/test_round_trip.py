@@ -259,11 +259,10 @@ def test_what_is_written_for_every_preset_is_read_back(target: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("target", FILES)
 def test_what_is_written_for_any_rope_is_read_back(target: str) -> None:
-    """300 random ropes: of every law, axes and pairing."""
+    """Random ropes, of every law, axes and pairing, thrice as many as of other properties."""
+    number = 3 * settings.default.max_examples
 
-    @settings(
-        max_examples=300, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
-    )
+    @settings(max_examples=number, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(random_ropes())
     def holds(rope: Rope) -> None:
         assert losses(target, forms(rope)) == []

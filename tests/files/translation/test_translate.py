@@ -316,7 +316,6 @@ def test_a_program_turns_as_any_rope_does(rope: Rope, target: str) -> None:
 @pytest.mark.programs
 @pytest.mark.parametrize("target", EVERY_PROGRAM)
 @given(resolved_ropes())
-@settings(max_examples=100)
 def test_every_program_turns_as_any_rope_does(target: str, rope: Rope) -> None:
     """The same, with those that import large libraries."""
     assert_turns(model_of(rope), target)

@@ -21,6 +21,7 @@ from phasor.torch import _rotary_embeddings
 from phasor.torch.live import check, from_model, patch, unpatch
 
 from ...rounding import GATHERED, UNIT, moved, rounding
+from ...sampling import SHARES
 from .live_models import WAYS, answers, difference, fresh, prefill, tokens, whole_models
 
 #: Whole heads, normed heads, two kinds of layers, complex rows, latent attention, a table of sines.
@@ -414,13 +415,14 @@ def test_every_model_of_several_parts_is_patched_or_refused_by_name() -> None:
 
 
 @pytest.mark.slow
-def test_every_architecture_of_the_installed_transformers() -> None:
+@pytest.mark.parametrize("share", range(SHARES))
+def test_every_architecture_of_the_installed_transformers(share: int) -> None:
     """All that can be run at all say the same when patched, or are refused by name, unchanged."""
     wrong: dict[str, Any] = {}
     proved = 0
     # gradients and generation go through the same calls, as six architectures show above
     ways = {name: WAYS[name] for name in ("prefill", "decode", "left padding", "packing")}
-    for name in installed_model_types():
+    for name in installed_model_types()[share::SHARES]:
         model = tiny_model(name)
         before = answers(model, ways)
         if "prefill" not in before:
@@ -443,17 +445,18 @@ def test_every_architecture_of_the_installed_transformers() -> None:
         proved += 1
     print(f"{proved} architectures proved")
     assert wrong == {}
-    assert proved >= 150
+    assert proved >= 150 // SHARES
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("share", range(SHARES))
 @pytest.mark.parametrize("change", PLANTED)
 def test_no_architecture_passes_with_another_rope(
-    change: Callable[[Rope], Rope], monkeypatch: pytest.MonkeyPatch
+    change: Callable[[Rope], Rope], share: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted in what is read of its config."""
     known: list[Any] = []
-    for name in installed_model_types():
+    for name in installed_model_types()[share::SHARES]:
         model = tiny_model(name)
         if name not in REFUSED:
             from_model(model)
@@ -462,4 +465,4 @@ def test_no_architecture_passes_with_another_rope(
     for name, model in known:
         with pytest.raises(ConfigError, match="cannot be made exact"):
             print(name, from_model(model))
-    assert len(known) >= 150
+    assert len(known) >= 150 // SHARES
