@@ -24,7 +24,6 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any, Literal, NamedTuple
-from urllib.parse import quote
 
 from playwright.sync_api import Browser, Page
 from tools.browser import BROWSER, complaints, open_browser
@@ -207,11 +206,16 @@ def look_at_all(root: str, paths: list[str]) -> list[Seen]:
 
 
 def found_by(page: Page, root: str, question: str) -> list[str]:
-    """Addresses on the first three pages that the search finds."""
-    page.goto(f"{root}?q={quote(question)}")
-    page.wait_for_function(
-        "/matching/.test(document.querySelector('.md-search-result__meta').textContent)"
-    )
+    """Addresses on the first three pages that the search of an open page finds."""
+    field = page.locator(".md-search__input")
+    for typed, answered in (("", False), (question, True)):
+        field.fill(typed)
+        field.press("End")  # it listens to keys
+        page.wait_for_function(
+            "answered => answered == /matching/.test("
+            "document.querySelector('.md-search-result__meta').textContent)",
+            arg=answered,
+        )
     found: list[str] = page.evaluate(
         "[...document.querySelectorAll('.md-search-result__item')].slice(0, 3)"
         ".flatMap(one => [...one.querySelectorAll('a')].map(link => link.href))"
@@ -224,6 +228,8 @@ def ask(browser: Browser, root: str) -> list[str]:
     faults: list[str] = []
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.add_init_script(path=SCRIPT)
+    page.goto(root)  # once: the search reads all pages when it is opened
+    page.locator(".md-search__input").focus()
     for question, answer in SEARCHES.items():
         found = found_by(page, root, question)
         if not any(one.startswith(answer) for one in found):
