@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -126,37 +127,33 @@ ALONE = (0, "")
 MIXED = [(1, "--bf16"), (4, "--bf16 --context 2")]
 
 
-@pytest.fixture(scope="module")
-def trained() -> dict[tuple[int, str], list[float]]:
-    """Losses of the example by the number of processes, 0 without torchrun, and options."""
-    cases = [ALONE, *WAYS, *MIXED]
-    steps = ["--steps", str(STEPS)]
-    given = [(processes, [str(EXAMPLE), *steps, *options.split()]) for processes, options in cases]
-    printed = json.loads(run(str(HERE / "forked.py"), json.dumps(given)))
-    return {case: losses(text) for case, text in zip(cases, printed, strict=True)}
+@cache
+def trained(processes: int, options: str) -> list[float]:
+    """Losses of the example on so many processes, 0 without torchrun."""
+    program = [str(EXAMPLE), "--steps", str(STEPS), *options.split()]
+    (printed,) = json.loads(run(str(HERE / "forked.py"), json.dumps([(processes, program)])))
+    return losses(printed)
 
 
-def test_the_example_trains_under_torchrun(trained: dict[tuple[int, str], list[float]]) -> None:
-    """As its page says; the other runs below are forked, which gives the same."""
+def test_the_example_trains_under_torchrun() -> None:
+    """As its page says; the other runs here are forked, which gives the same."""
     printed = losses(torchrun(2, EXAMPLE, "--steps", str(STEPS)))
-    assert furthest(printed, trained[ALONE]) <= PRINTED + ALL_STEPS
+    assert furthest(printed, trained(*ALONE)) <= PRINTED + ALL_STEPS
 
 
 @pytest.mark.parametrize(
     ("processes", "options"), WAYS, ids=lambda value: str(value) or "fully sharded"
 )
 def test_every_way_of_sharing_out_gives_the_losses_of_one_process(
-    trained: dict[tuple[int, str], list[float]], processes: int, options: str
+    processes: int, options: str
 ) -> None:
     """In float64, with weights made on the meta device."""
-    assert len(trained[ALONE]) == STEPS
-    assert furthest(trained[processes, options], trained[ALONE]) <= PRINTED + ALL_STEPS
+    assert len(trained(*ALONE)) == STEPS
+    assert furthest(trained(processes, options), trained(*ALONE)) <= PRINTED + ALL_STEPS
 
 
-def test_mixed_precision_on_several_processes_is_that_on_one(
-    trained: dict[tuple[int, str], list[float]],
-) -> None:
+def test_mixed_precision_on_several_processes_is_that_on_one() -> None:
     """Against torchrun on one process: half a unit of bfloat16, which gradients are rounded to."""
-    single, shared = (trained[case] for case in MIXED)
-    assert 1e-5 < furthest(single, trained[ALONE]) < 0.05
+    single, shared = (trained(*case) for case in MIXED)
+    assert 1e-5 < furthest(single, trained(*ALONE)) < 0.05
     assert furthest(shared, single) <= 2**-9 * max(single)

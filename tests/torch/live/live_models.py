@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...sampling import SHARES
+
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 Answer = Tensor | None
@@ -145,8 +147,11 @@ WAYS: dict[str, Callable[[Any], Answer]] = {
 }
 
 
-def whole_models() -> Iterator[tuple[str, Any]]:
-    """Every model of several parts that its config's defaults make, on the meta device."""
+def whole_models(share: int) -> Iterator[tuple[str, Any]]:
+    """Every model of several parts that its config's defaults make, on the meta device.
+
+    Of an eighth of all models, for they take long.
+    """
     import transformers
     from transformers.models.auto import configuration_auto, modeling_auto
 
@@ -155,7 +160,8 @@ def whole_models() -> Iterator[tuple[str, Any]]:
         modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         modeling_auto.MODEL_MAPPING_NAMES,
     )
-    for name, config_name in configuration_auto.CONFIG_MAPPING_NAMES.items():
+    configs = sorted(configuration_auto.CONFIG_MAPPING_NAMES.items())
+    for name, config_name in configs[share::SHARES]:
         named = next((table[name] for table in tables if name in table), None)
         if not isinstance(named, str):
             continue
