@@ -101,6 +101,7 @@ def test_the_ropes_factor_is_compared_where_a_function_is():
     assert ([cause.name for cause in found.causes], found.position) == (["factor-missing"], 0)
 
 
+@pytest.mark.slow
 def test_a_base_is_named_beside_inputs_that_are_written():
     """Which explains no turn."""
 
@@ -148,6 +149,7 @@ def test_every_defect_has_a_name_of_the_one_vocabulary():
     assert all(name in known or name.rpartition("-in-")[0] in generic for name in DEFECTS)
 
 
+@pytest.mark.slow
 def test_a_table_that_ends_is_named_beside_a_law_that_is_missing():
     """Far beyond the positions that are looked at first, with float32 angles."""
     positions = np.arange(9000)

@@ -54,6 +54,7 @@ UNIT = 2.0**-24  # half a unit in the last place of float32
 EVERYDAY = ("llama-3.1-405b", "deepseek-r1", "phi-4-mini", "qwen2-vl-7b", "nanochat-d32")
 
 
+@functools.cache
 def ropes_of_presets() -> dict[str, str]:
     """The first preset with each set of ropes, by its name."""
     seen: dict[object, str] = {}
