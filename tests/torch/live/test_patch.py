@@ -413,7 +413,7 @@ def test_every_model_of_several_parts_is_patched_or_refused_by_name(share: int) 
     expected = {name: word for name, word in PARTS_REFUSED.items() if name in names}
     assert others - unread <= expected.keys() <= others
     assert [name for name, word in expected.items() if word not in refused[name]] == []
-    assert len(names) - len(refused) >= 5  # of twelve, in most
+    assert len(names) - len(refused) >= 3  # some twelve, in most eighths
 
 
 @pytest.mark.slow
