@@ -138,6 +138,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[PhasorError], str]] = {
     "another number of layers": (
         lambda: CachedKeys(filled("dynamic"), ROPES).insert_(0, own([1, 1])), TensorError,
         r"layers of the cache \(3\), got 1"),
+    "other Ropes": (
+        lambda: CachedKeys(own([2]), HALF).insert_(0, CachedKeys(own([2]), RULE.at(99))),
+        SpecError, "other must be rotated by the same ropes"),
     "another dtype": (
         lambda: CachedKeys(filled("dynamic", ropes=[HALF]), HALF).insert_(0, own([1, 1])),
         TensorError, "keys of other must be .* torch.float64.* torch.float32"),

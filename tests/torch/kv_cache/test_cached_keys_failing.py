@@ -17,6 +17,9 @@ from phasor.torch.kv_cache import CachedKeys, KVCache
 from ..attention_reference import HALF
 from ..torch_arrays import normal
 from .filled_caches import ROPES, filled
+from .test_eight_bit import cache_of
+from .test_windows import ROPES as WINDOWED
+from .test_windows import windowed
 
 LONGER = Rope(head_dim=8, pairing="half", base=777.0)
 
@@ -45,19 +48,35 @@ def own() -> KVCache:
     return cache
 
 
-CACHES: dict[str, Callable[[], tuple[Any, Any]]] = {
-    "own": lambda: (own(), HALF),
-    "dynamic": lambda: (filled("dynamic"), ROPES),
-    "static": lambda: (filled("static"), ROPES),
+def of(cache: Any, ropes: Any, scales: Any = None) -> tuple[Any, CachedKeys]:
+    """A cache and what edits it."""
+    return cache, CachedKeys(cache, ropes, scales=scales)
+
+
+def in_int8(kind: str) -> tuple[Any, CachedKeys]:
+    """With one scale for each token and head."""
+    cache, scales, _ = cache_of(kind, 5, 0, "token")
+    return of(cache, HALF, scales)
+
+
+CACHES: dict[str, Callable[[], tuple[Any, CachedKeys]]] = {
+    "own": lambda: of(own(), HALF),
+    "dynamic": lambda: of(filled("dynamic"), ROPES),
+    "static": lambda: of(filled("static"), ROPES),
+    "sliding": lambda: of(windowed("dynamic", seq=5), WINDOWED),
+    "static and sliding": lambda: of(windowed("static", seq=5), WINDOWED),
+    "int8": lambda: in_int8("dynamic"),
+    "static int8": lambda: in_int8("static"),
 }
 
 
-def contents(cache: Any) -> list[Any]:
-    """All that a cache says it holds, copied."""
+def contents(cache: Any, cached: CachedKeys) -> list[Any]:
+    """All that a cache says it holds, copied, and the scales of its keys."""
     if isinstance(cache, KVCache):
         return [cache.keys.clone(), cache.values.clone(), cache.lengths.clone(), cache.used]
-    kept = [(it.keys.clone(), it.values.clone(), it.get_seq_length()) for it in cache.layers]
-    return [x for layer in kept for x in layer]
+    kept = [(it.keys.clone(), it.values.clone(), int(it.get_seq_length())) for it in cache.layers]
+    scales = [x.clone() for x in cached.scales if x is not None]
+    return [*(x for layer in kept for x in layer), *scales]
 
 
 def is_same(before: Sequence[Any], after: Sequence[Any]) -> bool:
@@ -81,18 +100,17 @@ EDITS: dict[str, Callable[[CachedKeys, Any], None]] = {
 def test_an_edit_that_runs_out_of_memory_anywhere_writes_nothing(kind: str, verb: str) -> None:
     """At its first operation, its second, and so on to the last; then it is made."""
     for number in count():
-        (cache, ropes), (other, _) = CACHES[kind](), CACHES[kind]()
-        shortened = CachedKeys(other, ropes)
+        (cache, cached), (_, shortened) = CACHES[kind](), CACHES[kind]()
         shortened.evict_(2, len(shortened))  # to two tokens in every row
-        cached, before = CachedKeys(cache, ropes), contents(cache)
+        before = contents(cache, cached)
         ropes_before = cached.ropes
         try:
             with FailsAt(number):
-                EDITS[verb](cached, other)
+                EDITS[verb](cached, shortened)
         except torch.OutOfMemoryError:
-            assert is_same(before, contents(cache)), f"operation {number}"
+            assert is_same(before, contents(cache, cached)), f"operation {number}"
             assert cached.ropes == ropes_before
         else:
-            assert not is_same(before, contents(cache))
+            assert not is_same(before, contents(cache, cached))
             assert number > 3
             return

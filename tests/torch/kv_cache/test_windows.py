@@ -334,6 +334,12 @@ def test_a_state_that_still_covers_removed_tokens_is_named(make: Any, kind: str)
     net, cache = built(settings), new_cache(settings, kind)
     run(net, ids(20), cache)
     held = CachedKeys(cache, ropes_of(settings))
+    held.evict_(2, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PhasorWarning)
+        with pytest.raises(PhasorWarning):
+            held.evict_(2, 7)
+    assert len(held) == 20  # nothing was written
     states = "[0]" if make is lfm2 else "[0, 1]"
     assert held.kept == (None if make is lfm2 else range(20), range(20))
     with pytest.warns(PhasorWarning, match=r"still covers the 5 removed tokens") as caught:
@@ -361,3 +367,6 @@ def test_a_layer_without_keys_takes_no_rope_of_its_own() -> None:
         attention_only.update(*(torch.ones(2, 2, 4, 8) for _ in range(2)), index)
     with pytest.raises(TensorError, match="which has a LinearAttentionLayer as layer 0, got a Dyn"):
         CachedKeys(cache, rope).insert_(0, attention_only)
+    cache.layers = cache.layers[:1]
+    with pytest.raises(TensorError, match="a layer with keys, got only LinearAttentionLayer"):
+        CachedKeys(cache, rope)

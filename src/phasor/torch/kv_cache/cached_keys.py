@@ -145,7 +145,8 @@ class CachedKeys:
         stop = whole("stop", stop, least=0, most=len(self), error=PositionError)
         start = whole("start", start, least=0, most=stop, error=PositionError)
 
-        def edit(layer: CachedLayer, rope: Rope | None) -> tuple[HeldTokens, int]:
+        def edit(index: int) -> tuple[HeldTokens, int]:
+            layer, rope = self._layers[index], self.ropes[index]
             steps = distances("gap", gap, stop - start, rope)
             fallen_out = layer.fallen_out
             # the range among the tokens that are held
@@ -164,27 +165,33 @@ class CachedKeys:
     ) -> None:
         """Apply `phasor.torch.kv_cache.insert` with all tokens of another, unchanged cache.
 
-        ``insert_(len(cached), other)`` appends it. If its keys have scales, ``other`` is the
-        `CachedKeys` of it.
+        ``insert_(len(cached), other)`` appends it. If its keys have scales, ``other`` must be its
+        `CachedKeys`.
 
         Raises:
+            SpecError: If ``other`` has other Ropes.
             TensorError: If ``other`` has different layers, or there is no room for its tokens.
         """
         at = whole("at", at, least=0, most=len(self), error=PositionError)
-        other_layers = (
-            other._layers if isinstance(other, CachedKeys) else wrap_layers("other", other)
-        )
+        if isinstance(other, CachedKeys):
+            other_layers = other._layers
+            if other.ropes != self.ropes:
+                raise SpecError(
+                    f"other must be rotated by the same ropes {self.ropes}, got {other.ropes}; "
+                    "retune_ its keys first"
+                )
+        else:
+            other_layers = wrap_layers("other", other)
         count = count_tokens("other", other_layers)
         self._check_insertable(at, other_layers, count)
-        others = iter(other_layers)
 
-        def edit(layer: CachedLayer, rope: Rope | None) -> tuple[HeldTokens, int]:
-            other_layer = next(it for it in others if it.has_keys)
+        def edit(index: int) -> tuple[HeldTokens, int]:
+            rope = self.ropes[index]
             steps = {
                 "offset": distances("offset", offset, at, rope),
                 "gap": distances("gap", gap, count, rope),
             }
-            return _insert(layer, at, other_layer, rope, **steps)
+            return _insert(self._layers[index], at, other_layers[index], rope, **steps)
 
         self._replace(edit, at, at, count)
 
@@ -230,32 +237,31 @@ class CachedKeys:
         exchange.make()
 
     def _replace(
-        self,
-        edit: Callable[[CachedLayer, Rope | None], tuple[HeldTokens, int]],
-        start: int,
-        stop: int,
-        added: int,
+        self, edit: Callable[[int], tuple[HeldTokens, int]], start: int, stop: int, added: int
     ) -> None:
         """Replace what every layer holds; tokens ``start`` to ``stop - 1`` go or ``added`` come.
 
-        ``edit`` returns the new tokens of a layer, and how many before them are not held.
+        ``edit`` takes the index of a layer and returns its new tokens, and how many tokens of the
+        sequence before them are not held.
         """
-        length = count_tokens("cache", self._layers) + added - (stop - start)
+        removed = stop - start
+        length = count_tokens("cache", self._layers) + added - removed
         exchange = Exchange()
-        for layer, rope in zip(self._layers, self.ropes, strict=True):
+        for index, layer in enumerate(self._layers):
             if layer.has_keys:
-                held = layer.fit_window(*edit(layer, rope), length)
+                held = layer.fit_window(*edit(index), length)
                 layer.add_to(exchange, held, start, stop, added)
-        exchange.make()
         states = [index for index, layer in enumerate(self._layers) if layer.has_state]
-        if states:
-            seen = f"still covers the {stop - start} removed tokens"
+        if states and (added or removed):
+            covers = f"covers none of the {added} inserted"
+            if removed:
+                covers = f"still covers the {removed} removed"
             warnings.warn(
-                f"layers {states} have a recurrent state, which is unchanged: it "
-                f"{f'covers none of the {added} inserted tokens' if added else seen}",
+                f"layers {states} have a recurrent state, which stays as it is: it {covers} tokens",
                 PhasorWarning,
                 stacklevel=3,
             )
+        exchange.make()
 
     def _rope_per_layer(self, ropes: _Ropes) -> tuple[Rope | None, ...]:
         if isinstance(ropes, Rope):

@@ -293,7 +293,10 @@ def wrap_layers(
     else:
         layers = _wrap_foreign(name, cache.layers, library, scales)
     with_keys = [layer for layer in layers if layer.has_keys]
-    if not with_keys or any(layer.length == 0 for layer in with_keys):
+    if layers and not with_keys:
+        names = sorted({layer.name for layer in layers})
+        raise TensorError(f"{name} must have a layer with keys, got only {', '.join(names)}")
+    if not layers or any(layer.length == 0 for layer in with_keys):
         raise TensorError(f"{name} must hold keys of tokens; run the prompt first")
     return layers
 
