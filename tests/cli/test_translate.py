@@ -128,11 +128,13 @@ def test_a_refusal_is_one_line_with_the_nearest() -> None:
 
 
 def test_flags_that_cannot_say_a_law_send_to_the_file_that_can() -> None:
-    """First of all; of gpt-oss neither can."""
+    """Before the nearest; of gpt-oss neither can."""
     done = run_phasor("translate", "Llama 3.1 8B", "--to", "llama.cpp")
-    assert done.stderr.startswith("phasor: use --to gguf: llama.cpp cannot express the law")
+    assert done.stderr.startswith("phasor: llama.cpp cannot express the law Llama3 ")
+    assert " (use --to gguf); the nearest" in done.stderr
     done = run_phasor("translate", "gpt-oss-20b", "--to", "llama.cpp")
     assert done.stderr.startswith("phasor: llama.cpp cannot express the law Yarn")
+    assert "--to gguf" not in done.stderr
 
 
 def test_a_rule_takes_a_length() -> None:

@@ -92,9 +92,7 @@ def answer(
     try:
         translation = translate_ropes(ropes, target, context=context, seq_len=seq_len)
     except TranslationError as error:
-        # cut off the closest rotation that the program can perform
-        reason = str(error).partition("; the nearest")[0].partition(", and nothing")[0]
-        reason = reason.removeprefix(f"{target} cannot express ")
+        reason = ": ".join(map(str, error.facts.values()))
         return Answer(can=False, reason=reason, radians=error.radians)
     is_reordered = any(
         performed.pairing != model.pairing

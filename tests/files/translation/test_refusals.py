@@ -156,7 +156,9 @@ def test_a_rule_with_another_fault_gets_a_nearest_with_the_rule() -> None:
 def test_layers_without_rotation_have_nothing_to_give() -> None:
     """A model whose every layer goes without."""
     ropes = LayerRopes(name="flat", layer_kinds=("nope",), kinds={"nope": None}, context=64)
-    assert str(refusal(ropes, "mlx")) == ("flat has no rotation in any layer: give mlx none")
+    assert str(refusal(ropes, "mlx")) == (
+        "mlx cannot express the rotation of flat: no layer has one; give mlx none"
+    )
 
 
 @pytest.mark.parametrize(

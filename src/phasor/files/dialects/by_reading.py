@@ -24,7 +24,6 @@ from phasor.files.dialects.target import (
     PICK_LAW,
     Keys,
     Target,
-    TranslationError,
     change_ropes,
     in_pairs,
     ntk_as_base,
@@ -214,10 +213,7 @@ def settings_or_refusal(
     if None in ropes.kinds.values() and find_settings(
         dialect, _without_still_layers(ropes), context
     ):
-        raise TranslationError(
-            f"{target.name} rotates in every layer, but {ropes.name} has layers without a rotation",
-            "still layers",
-        )
+        raise target.lacks("still layers", "layers without a rotation", "it rotates in every layer")
     target.only_rope(ropes)
     raise AssertionError("each rope is expressed alone, so there are several")
 
@@ -309,23 +305,22 @@ def _refuse(target: Target, dialect: Dialect, rope: Rope, context: int) -> NoRet
     if rope.direction < 0 and _is_expressible(dialect, forwards, context):
         if isinstance(rope.scaling, Rule) and _is_expressible(dialect, rope.at(context), context):
             law = type(rope.scaling).__name__
-            raise TranslationError(
-                f"{target.name} cannot express {law} of pairs that turn clockwise; {PICK_LAW}",
-                "rule and clockwise",
-            )
+            feature = f"{law} of pairs that turn clockwise"
+            raise target.lacks("rule and clockwise", feature, way_out=PICK_LAW)
         target.refuse("clockwise", "pairs that turn clockwise", rope, [forwards], because=because)
     reason, feature = _lacking(dialect, form, context)
     if reason == "law" and (of_gain := _lacking_gain(dialect, rope, context)):
         reason, feature, because = "gain", of_gain, ""
     if reason == "law" and isinstance(rope.scaling, Rule):
-        feature = f"{feature}{because and f': {because}'}; {PICK_LAW}"
         # at short lengths a program may have only the list for longer sequences
         if isinstance(rope.scaling, LongRope):
             start = rope.scaling.original_max_positions
             short, long = rope.at(start), rope.at(start + 1)
             if _is_expressible(dialect, long, context):
-                target.refuse(reason, feature, short, [long], start)
-        raise TranslationError(f"{target.name} cannot express {feature}", reason, because)
+                target.refuse(
+                    reason, feature, short, [long], start, because=because, way_out=PICK_LAW
+                )
+        raise target.lacks(reason, feature, because, way_out=PICK_LAW)
     if reason == "start" or isinstance(rope.scaling, Rule):
         target.refuse(reason, feature, rope, [], because=because)
     one_axis = on_one_axis(rope)

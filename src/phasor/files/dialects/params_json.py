@@ -22,7 +22,6 @@ from phasor.files.dialects.target import (
     Keys,
     ProgramSettings,
     Target,
-    TranslationError,
     as_json,
     has_steps,
     law_numbers,
@@ -215,11 +214,8 @@ DIALECT = Dialect(read=_read_file, settings=_settings, sizes=_sizes, has_both_pa
 
 def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
     if layers_with(ropes, None).interval is None:
-        raise TranslationError(
-            "meta cannot express layers without a rotation that are not every n-th, and nothing "
-            "that it can is near",
-            "still layers",
-        )
+        feature = "layers without a rotation that are not every n-th"
+        META.refuse("still layers", feature, ropes.ropes[0], [])
     written = settings_or_refusal(META, DIALECT, ropes, context)
     keys, (rope, *_) = written.keys, written.form.ropes
     notes = [f"The code computes head_dim as dim / n_heads, which has to be {rope.head_dim}."]

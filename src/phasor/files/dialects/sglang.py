@@ -16,7 +16,7 @@ from phasor.files.dialects.serving import (
     read_engines_list,
     write_for_engine,
 )
-from phasor.files.dialects.target import Keys, ProgramSettings, TranslationError, mscales
+from phasor.files.dialects.target import Keys, ProgramSettings, mscales
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Law, LongRope, Rule, Yarn, yarn_multiplier
@@ -76,11 +76,8 @@ def _arguments(rope: Rope, block: Keys) -> Keys:
 
 def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
     if "." in ropes.in_config.path:
-        raise TranslationError(
-            f"sglang overrides keys one level deep, and {ropes.name} has them in "
-            f"{ropes.in_config.path}: change the file",
-            "path",
-        )
+        feature, because = f"keys in {ropes.in_config.path}", "it overrides keys one level deep"
+        raise SGLANG.lacks("path", feature, because, way_out="change the file")
     command = f"python -m sglang.launch_server --model-path MODEL --context-length {context}"
     return write_for_engine(
         SGLANG,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from phasor._reals import in_reals
 from phasor.axes import AXES, Axes, OneAxis
 from phasor.describe import plain_fields
-from phasor.errors import ConfigError, SpecError
+from phasor.errors import ConfigError, PhasorError, SpecError
 from phasor.files.configs.layer_pattern import LayerPattern
 from phasor.layers import LayerRopes, QueryFactor
 from phasor.pairings import Pairing
@@ -73,7 +73,8 @@ class TranslationError(ConfigError):
 
     Attributes:
         reason: The features that it cannot express, alone or together, joined by " and ".
-        facts: ``because`` is what the program's code does instead, if that is known.
+        facts: ``feature`` is the features in words, and ``because`` what the program's code does
+            instead, if that is known; ``axes`` is that each has its own base or law, if so.
         nearest: The nearest rope that the target can express; None if none is near.
         radians: The largest error of a pair's angle with ``nearest``, at the last position of the
             context, whole turns included; None without ``nearest``.
@@ -83,13 +84,13 @@ class TranslationError(ConfigError):
         self,
         message: str,
         reason: str = "",
-        because: str = "",
+        facts: Mapping[str, object] = PhasorError.facts,
         *,
         nearest: Rope | None = None,
         radians: float | None = None,
     ) -> None:
         super().__init__(message)
-        self.reason, self.facts = reason, {"because": because} if because else {}
+        self.reason, self.facts = reason, facts
         self.nearest = nearest
         self.radians = radians
 
@@ -99,15 +100,13 @@ class RefusalError(TranslationError):
 
     def __init__(
         self,
-        message: str,
-        reason: str,
-        because: str,
+        error: TranslationError,
         rope: Rope,
         candidates: Iterable[Rope] | None,
         context: int | None,
     ) -> None:
-        super().__init__(message, reason, because)
-        self.rope, self.context, self.because = rope, context, because
+        super().__init__(str(error), error.reason, error.facts)
+        self.rope, self.context = rope, context
         self.candidates = plain_candidates(rope) if candidates is None else [*candidates]
 
 
@@ -152,11 +151,8 @@ class Target:
         """Refuse a rope that the program cannot express, whatever its frequencies are."""
         law = rope.scaling
         if isinstance(law, Rule) and not isinstance(law, self.rules):
-            raise TranslationError(
-                f"{self.name} keeps one law for all lengths, and {type(law).__name__} picks one by "
-                f"the length of the sequence; {PICK_LAW}",
-                "rule",
-            )
+            feature = f"{type(law).__name__}, which picks a law by the length of the sequence"
+            raise self.lacks("rule", feature, "it keeps one law for all lengths", way_out=PICK_LAW)
         if not isinstance(rope.axes, self.axes):
             # with one spectrum it rotates in the same way where all coordinates are equal
             one_spectrum = rope.axes.spectra(rope.num_pairs) == (rope.num_pairs,)
@@ -179,6 +175,17 @@ class Target:
             self.refuse("ropes", f"different ropes in {kinds} layers", other_ropes[0], candidates)
         return first
 
+    def lacks(
+        self, reason: str, feature: str, because: str = "", *, way_out: str = ""
+    ) -> TranslationError:
+        """The error for a feature that the program lacks.
+
+        ``reason`` is a word for the feature, and ``because`` what the program's code does instead.
+        """
+        facts = {"feature": feature, "because": because} if because else {"feature": feature}
+        sentence = f"{self.name} cannot express {': '.join(facts.values())}"
+        return TranslationError("; ".join(filter(None, (sentence, way_out))), reason, facts)
+
     def refuse(
         self,
         reason: str,
@@ -187,16 +194,17 @@ class Target:
         candidates: Iterable[Rope] | None = None,
         context: int | None = None,
         because: str = "",
+        *,
+        way_out: str = "",
     ) -> NoReturn:
-        """Raise the error for a feature of ``rope`` that the program lacks.
+        """Raise the error of `lacks` for a feature of ``rope``, with the nearest rope.
 
-        ``reason`` is a word for the feature, and ``because`` what the program's code does instead.
         The error names the nearest of the ``candidates`` (by default those of `plain_candidates`),
         compared at the end of ``context`` (by default the model's). A candidate that the program
         cannot express either is replaced by the candidates of its own refusal.
         """
-        message = f"{self.name} cannot express {feature}{because and f': {because}'}"
-        raise RefusalError(message, reason, because, rope, candidates, context)
+        error = self.lacks(reason, feature, because, way_out=way_out)
+        raise RefusalError(error, rope, candidates, context)
 
 
 def as_json(

@@ -11,7 +11,6 @@ from phasor.files.dialects.config_blocks import THREE_AXES, ConfigTarget, place_
 from phasor.files.dialects.model_files import keys_for_file, merged_over
 from phasor.files.dialects.target import (
     ProgramSettings,
-    TranslationError,
     as_json,
     change_ropes,
     rotating,
@@ -26,11 +25,8 @@ _CLOCKWISE = replace(_DIALECT, has_both_pairings=False)
 
 def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
     if ropes.in_config.ignores_scaling:
-        raise TranslationError(
-            f"the class of {ropes.name} in transformers has this rotation in its code and reads "
-            "none from a config: there is nothing to give",
-            "fixed class",
-        )
+        because = "its class has it in its code and reads none, so there is nothing to give"
+        raise TRANSFORMERS.lacks("fixed class", f"the rotation of {ropes.name}", because)
     clockwise = any(rope.direction < 0 for rope in ropes.ropes)
     dialect = _CLOCKWISE if clockwise else _DIALECT
     ropes, settings = settings_by_rope(TRANSFORMERS, dialect, ropes, context, is_list=is_list)

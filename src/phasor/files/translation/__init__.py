@@ -182,8 +182,9 @@ def translate(
     if isinstance(ropes, Rope):
         ropes = one_layer(ropes)
     if not ropes.ropes:
-        message = f"{ropes.name} has no rotation in any layer: give {name} none"
-        raise TranslationError(message, "no rotation")
+        because = "no layer has one"
+        feature = f"the rotation of {ropes.name}"
+        raise chosen.lacks("no rotation", feature, because, way_out=f"give {name} none")
     made_for = _length_of(ropes)
     if seq_len is not None:
         ropes = change_ropes(ropes, lambda rope: rope.at(seq_len))
@@ -284,8 +285,7 @@ def _written(target: Target, ropes: LayerRopes, context: int) -> Iterator[Progra
     except TranslationError:
         raise
     except ConfigError as error:
-        message = f"{target.name} cannot express it: {error}"
-        raise TranslationError(message, error.reason, str(error)) from None
+        raise target.lacks(error.reason, "it", str(error)) from None
 
 
 def _adapt(target: Target, ropes: LayerRopes) -> LayerRopes:
@@ -343,18 +343,20 @@ def _with_nearest(
     target: Target, ropes: LayerRopes, refusal: RefusalError, context: int
 ) -> TranslationError:
     """The refusal for users: the nearest rope that the target can express, and the way to it."""
-    reason, refused, length = str(refusal), refusal.rope, refusal.context or context
+    sentence, facts = str(refusal), {**refusal.facts}
+    refused, length = refusal.rope, refusal.context or context
     if "base" in refusal.reason and ropes != change_ropes(ropes, without_own_of_axes):
-        reason = f"{reason} (each axis has its own base or law)"
+        facts["axes"] = "each axis has its own base or law"
+        sentence = f"{sentence} ({facts['axes']})"
     if target.alternative:
         with suppress(TranslationError):
             _write_parts(TARGETS[target.alternative], ropes, context)
-            reason = f"use --to {target.alternative}: {reason}"
+            sentence = f"{sentence} (use --to {target.alternative})"
     expressible = _expressible_ropes(target, refusal, context)
     found = {rope: _radians_apart(refused, rope, length) for rope in expressible}
     if not found:
-        message = f"{reason}, and nothing that it can is near"
-        return TranslationError(message, refusal.reason, refusal.because)
+        sentence = f"{sentence}, and nothing that it can is near"
+        return TranslationError(sentence, refusal.reason, facts)
     nearest, radians = min(found.items(), key=lambda item: item[1])
     error = f"off by up to {radians:.3g} radians at position {length - 1}"
     if radians == 0 and nearest.at(length).logit_factor == refused.at(length).logit_factor:
@@ -364,10 +366,8 @@ def _with_nearest(
         for name in ("base", "scaling", "axes", "direction")
         if getattr(refused, name) != getattr(nearest, name)
     )
-    message = f"{reason}; the nearest that it can is {error}: {differing}"
-    return TranslationError(
-        message, refusal.reason, refusal.because, nearest=nearest, radians=radians
-    )
+    sentence = f"{sentence}; the nearest that it can is {error}: {differing}"
+    return TranslationError(sentence, refusal.reason, facts, nearest=nearest, radians=radians)
 
 
 def _expressible_ropes(target: Target, refusal: RefusalError, context: int) -> Iterator[Rope]:

@@ -14,7 +14,6 @@ from phasor.files.dialects.target import (
     Keys,
     ProgramSettings,
     Target,
-    TranslationError,
     angles_code,
     keyword_lines,
     law_numbers,
@@ -63,11 +62,11 @@ _LARGEST_FLASH_ATTN_WIDTH = 256
 
 def _write_flash_attn(rope: Rope, context: int) -> ProgramSettings:
     if slice_width(rope) > _LARGEST_FLASH_ATTN_WIDTH:
-        raise TranslationError(
-            f"flash-attn cannot express heads of {slice_width(rope)} coordinates: its kernel says "
-            f"'Only support headdim <= {_LARGEST_FLASH_ATTN_WIDTH}'; rotate with flashinfer, "
-            "liger or phasor.torch.rotate",
+        raise FLASH_ATTN.lacks(
             "width",
+            f"heads of {slice_width(rope)} coordinates",
+            f"its kernel says 'Only support headdim <= {_LARGEST_FLASH_ATTN_WIDTH}'",
+            way_out="rotate with flashinfer, liger or phasor.torch.rotate",
         )
     options = "dtype=x.dtype, device=x.device"
     variables, imports, tables = _tables(rope, context, "flash-attn", options)
