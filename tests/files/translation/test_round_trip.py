@@ -298,6 +298,21 @@ def test_the_round_trip_is_made_of_ropes_that_are_expressed(target: str) -> None
     assert differences(rope, replace(back, base=400000.0), target) == ["frequencies"]
 
 
+@pytest.mark.parametrize(
+    "factors",
+    [
+        {"mscale": 0.7},
+        {"mscale": 0.0},
+        {"mscale": 0.0, "mscale_all_dim": 0.8},
+        {"attention_factor": 0.7},
+    ],
+)
+def test_transformers_reads_the_factor_that_mlx_lm_is_given(factors: dict[str, float]) -> None:
+    """From mscale, also alone and below 0, mlx-lm computes what attention_factor is beside it."""
+    law = Yarn(factor=5.2, original_max_positions=32768, **factors)
+    assert lost("mlx-lm", Rope(head_dim=80, pairing="half", base=1e6, scaling=law)) is None
+
+
 @pytest.mark.parametrize("target", ["litgpt", "tensorrt-llm"])
 @pytest.mark.parametrize("name", ["gemma-3-1b", "gemma-3n-e4b"])
 def test_two_bases_are_read_back_in_the_same_layers(name: str, target: str) -> None:

@@ -343,10 +343,11 @@ def _read_yarn(block: JsonObject, outside: LawContext) -> Law:
 def _read_temperature(block: JsonObject, outside: LawContext, factor: float) -> dict[str, Any]:
     """YaRN's temperature as the model applies it, on cos and sin or on the softmax scale."""
     facts, multiplier = outside.facts, partial(yarn_multiplier, factor)
-    # in code where it counts alone, a scale below 0 gives a factor below 1
-    mscale = block.number("mscale", **({} if outside.mscale_alone else {"least": 0}))
-    all_dim = block.number("mscale_all_dim", least=0)
     stated = block.number("attention_factor", above=0)
+    # in code where it counts alone, a scale below 0 gives a factor below 1
+    may_be_below_0 = outside.mscale_alone or stated is not None
+    mscale = block.number("mscale", **({} if may_be_below_0 else {"least": 0}))
+    all_dim = block.number("mscale_all_dim", least=0)
     by_transformers = multiplier(1)
     by_deepseek = multiplier(1 if mscale is None else mscale) / multiplier(all_dim or 0)
     if stated is None and (outside.mscale_alone or (mscale and all_dim)):

@@ -59,6 +59,8 @@ def _read_law(block: JsonObject, outside: LawContext, length: int) -> Law | Rule
             raise FaultError("its code always takes the long list")
         return read_list(block, "long_factor", outside, length)
     if kind == "yarn":
+        # refused where transformers would take another factor on cos and sin from this config.json
+        read_law(block, outside)
         unread = ("attention_factor", "truncate")
         block = block.with_values({k: v for k, v in block.values.items() if k not in unread})
     return read_law(block, replace(outside, mscale_alone=True))
