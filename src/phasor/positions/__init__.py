@@ -19,9 +19,11 @@ from phasor.positions.tokens import (
     context_parallel,
     every_axis,
     grid,
+    layered,
     packed,
     padded,
     span,
+    text_behind,
 )
 from phasor.positions.vision import multimodal, processed, videorope
 
@@ -37,10 +39,12 @@ __all__ = [
     "context_parallel",
     "every_axis",
     "grid",
+    "layered",
     "multimodal",
     "packed",
     "padded",
     "processed",
     "span",
+    "text_behind",
     "videorope",
 ]

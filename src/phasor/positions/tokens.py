@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasor._checks import short_repr, unmasked, whole
+from phasor._checks import number, short_repr, unmasked, whole
 from phasor.errors import PositionError
 
 Positions = NDArray[np.int64]
@@ -124,24 +125,123 @@ def cached(lengths: ArrayLike, new_tokens: int) -> Positions:
     return starts[:, None] + (_count_from("lengths", longest, "new_tokens", new_tokens) - longest)
 
 
-def grid(*sizes: int) -> Positions:
+def grid(*sizes: int, start: Sequence[float] = (), step: Sequence[float] = ()) -> NDArray[Any]:
     """Coordinates of every cell of a grid in row-major order, the last axis varying fastest.
+
+    Cell ``i`` along an axis is at ``start + i * step``.
 
     Args:
         sizes: Cells along each axis: ``grid(h, w)`` for an image, ``grid(t, h, w)`` for a video.
+        start: The first coordinate of each axis; 0 unless given. Text before an image, or a
+            reference image, moves it.
+        step: The distance between cells along each axis; 1 unless given. Frames at another rate
+            are ``rate that was trained / rate`` apart, and cells at another resolution may keep the
+            range that was trained: ``trained size / size``.
 
     Returns:
-        int64 array ``[prod(sizes), len(sizes)]``.
+        ``[prod(sizes), len(sizes)]``: int64, or float64 if a start or a step is a fraction.
 
     >>> grid(2, 3).T
     array([[0, 0, 0, 1, 1, 1],
            [0, 1, 2, 0, 1, 2]])
+    >>> grid(2, 2, start=(5, 0), step=(1, 0.5)).T
+    array([[5. , 5. , 6. , 6. ],
+           [0. , 0.5, 0. , 0.5]])
     """
     if not sizes:
         raise PositionError("sizes must name at least one axis, got none")
     shape = [whole(f"sizes[{i}]", n, least=0, error=PositionError) for i, n in enumerate(sizes)]
+    first = _of_each_axis("start", start, len(shape), default=0)
+    steps = _of_each_axis("step", step, len(shape), default=1)
     cells = _consecutive("the product of sizes", math.prod(shape))
-    return np.stack(np.unravel_index(cells, shape), axis=-1)
+    coordinates = np.stack(np.unravel_index(cells, shape), axis=-1)
+    return coordinates if not start and not step else first + coordinates * steps
+
+
+def _of_each_axis(name: str, values: Sequence[float], n_axes: int, default: int) -> NDArray[Any]:
+    """A number for each axis, as int64 if all are whole."""
+    items: list[Any] = list(values) if hasattr(values, "__iter__") else [values]
+    items = items or [default] * n_axes
+    if len(items) != n_axes:
+        raise PositionError(
+            f"{name} must have a number for each of {n_axes} axes, got {short_repr(values)}"
+        )
+    checked = [number(f"{name}[{i}]", x, error=PositionError) for i, x in enumerate(items)]
+    is_whole = all(x % 1 == 0 and abs(x) < 2**53 for x in checked)
+    return np.array(checked, dtype=np.int64 if is_whole else np.float64)
+
+
+def layered(
+    sizes: Iterable[tuple[int, int]], *, layers: Iterable[int] | None = None, centred: bool = False
+) -> Positions:
+    """Coordinates of several images: the layer, the row and the column of every patch.
+
+    Image models tell images of one sequence apart by the first axis: an image and its references
+    (FLUX.1 Kontext: layers 0, 1; FLUX.2: 0, 10, 20, ...), or transparent layers
+    (Qwen-Image-Layered: 0, 1, ..., and -1 for the image that they add up to).
+
+    Args:
+        sizes: Rows and columns of patches of each image, in the order of their tokens.
+        layers: The first coordinate of each image; 0, 1, 2, ... unless given.
+        centred: Whether rows and columns are counted from the middle of each image, as in
+            Qwen-Image: ``h`` rows are ``-(h - h // 2)`` to ``h // 2 - 1``.
+
+    Returns:
+        int64 array ``[seq, 3]``, image after image, each in row-major order.
+
+    >>> layered([(1, 3), (1, 2)], layers=[0, -1], centred=True).T
+    array([[ 0,  0,  0, -1, -1],
+           [-1, -1, -1, -1, -1],
+           [-2, -1,  0, -1,  0]])
+    """
+    images: list[Any] = list(sizes) if hasattr(sizes, "__iter__") else [sizes]
+    for i, size in enumerate(images):
+        if not hasattr(size, "__len__") or len(size) != 2:
+            raise PositionError(
+                f"sizes[{i}] must be the rows and columns of an image, such as (32, 32), got "
+                f"{short_repr(size)}"
+            )
+    first = integers("layers", range(len(images)) if layers is None else [*layers], "[images]")
+    if len(first) != len(images):
+        raise PositionError(
+            f"layers must name a layer for each of {len(images)} images, got {len(first)}"
+        )
+    if not isinstance(cast(object, centred), bool):
+        raise PositionError(f"centred must be True or False, got {short_repr(centred)}")
+    blocks = [np.empty((0, 3), np.int64)]
+    for layer, size in zip(first, images, strict=True):
+        rows_and_columns = grid(*size)
+        if centred:
+            rows_and_columns -= [n - n // 2 for n in size]
+        block = np.empty((len(rows_and_columns), 3), np.int64)
+        block[:, 0], block[:, 1:] = layer, rows_and_columns
+        blocks.append(block)
+    return np.concatenate(blocks)
+
+
+def text_behind(positions: ArrayLike, length: int) -> Positions:
+    """Positions of text behind images: the same on every axis, after the largest coordinate.
+
+    As in Qwen-Image and Qwen-Image-Layered. The text of FLUX and HunyuanVideo is at 0 on every axis
+    instead, or is not rotated.
+
+    Args:
+        positions: Coordinates of the images, whole numbers ``[seq, n_axes]``.
+        length: Number of text tokens.
+
+    Returns:
+        int64 array ``[length, n_axes]``.
+
+    >>> text_behind(layered([(4, 6)], centred=True), 2)
+    array([[3, 3, 3],
+           [4, 4, 4]])
+    """
+    before = integers("positions", positions, "[..., seq]")
+    if before.ndim != 2:
+        raise PositionError(
+            f"positions must be [seq, n_axes], the coordinates of images, got {list(before.shape)}"
+        )
+    return every_axis(span(length, start=int(before.max(initial=-1)) + 1), before.shape[1])
 
 
 def every_axis(positions: ArrayLike, n_axes: int) -> Positions:

@@ -234,6 +234,10 @@ class JsonObject:
         """The list of whole numbers at ``key``."""
         return self._read_items(key, lambda item, i: item.whole(i, least=least))
 
+    def numbers(self, key: str, *, above: float | None = None) -> tuple[float, ...] | None:
+        """The list of numbers at ``key``."""
+        return self._read_items(key, lambda item, i: item.number(i, above=above))
+
     def sign(self, key: str) -> Literal[1, -1]:
         """-1 if every number of the list at ``key`` is negative: such pairs turn clockwise."""
         found: Any = self.find(self._aliases(key)[0])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from phasor.axes import Axial, InterleavedSections, OneAxis
+from phasor.axes import Axes, Axial, InterleavedSections, OneAxis
 from phasor.files import refusal
 from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import NO_FACTS, Architecture, architectures, read_table
@@ -16,6 +16,7 @@ from phasor.files.configs.source import MOST_LAYERS, JsonObject, renamed_keys
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing
 from phasor.rope import Rope
+from phasor.scaling import NTK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,8 @@ class Transformer:
     summed: bool = False
     interleaved: bool = False
     split: str | None = None
+    scale_key: str | None = None
+    scales: tuple[float, ...] = ()
     layer_keys: tuple[str, ...] = ("num_layers",)
     order: tuple[str, ...] = ()
     only_if: str | None = None
@@ -98,7 +101,10 @@ def _transformer_rope(config: JsonObject, facts: Transformer) -> Rope:
     base, block = config.number("rope_theta", above=1), config.object("rope_scaling")
     outside = rope_blocks.LawContext(NO_FACTS, head_dim, config)
     pairs = tuple(size // 2 for size in sizes)
-    axes_kind = InterleavedSections if facts.interleaved else Axial
+    axes: Axes = OneAxis()
+    if pairs:
+        kind = InterleavedSections if facts.interleaved else Axial
+        axes = kind(pairs, scaling=_laws_of_axes(config, facts))
     with renamed_keys(config, sections=facts.axes_key or "head_dim"):
         return Rope(
             head_dim=head_dim,
@@ -106,8 +112,18 @@ def _transformer_rope(config: JsonObject, facts: Transformer) -> Rope:
             base=facts.base if base is None else base,
             rotary_dim=sum(sizes) if sizes else int(head_dim * (facts.fraction or 1)),
             scaling=None if block is None else rope_blocks.read_law(block, outside),
-            axes=axes_kind(pairs) if pairs else OneAxis(),
+            axes=axes,
         )
+
+
+def _laws_of_axes(config: JsonObject, facts: Transformer) -> tuple[NTK | None, ...] | None:
+    """NTK-aware scaling of each axis by its factor; None for classes without such factors."""
+    if facts.scale_key is None:
+        return None
+    factors = config.numbers(facts.scale_key, above=0) or facts.scales
+    if len(factors) != len(facts.scales):
+        config.refuse(facts.scale_key, f"a factor for each of {len(facts.scales)} axes")
+    return tuple(None if factor == 1 else NTK(factor=factor) for factor in factors)
 
 
 _SPLITS: Mapping[str, Callable[[int], tuple[int, ...]]] = {
