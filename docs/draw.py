@@ -1,6 +1,6 @@
 """Draw the pictures of the README and the documentation: ``make figures``.
 
-Two pages say how: each picture is the ``chart`` of the code below it; those of the benchmarks are
+Three pages say how: each picture is the ``chart`` of the code below it; those of the benchmarks are
 in ``bench/pictures.py``, the drawings of the architecture in ``docs/diagrams.py``, and the lesson's
 notebook in ``docs/notebook.py``.
 """
@@ -15,7 +15,7 @@ import tools.pictures
 from docs import diagrams, notebook
 
 DOCS = Path(__file__).parent
-PAGES = ("figures.md", "lesson.md")
+PAGES = ("figures.md", "lesson.md", "dynamic-resolution.md")
 PICTURE_OR_CODE = re.compile(
     r"\]\((images/[\w-]+\.svg)\)|^```python\n(.*?)^```", re.M | re.S
 )

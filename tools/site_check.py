@@ -35,16 +35,17 @@ SMALLEST_LABEL = 9.0  # pixels on a phone
 #: Words that a page may have, its code and tables included; the reference is not counted.
 PAGE_WORDS = 1_800
 #: Pages that may have more: the lesson, the equations and the sources line by line, and what
-#: phasor is made of, and the table of names. Recipes for cached keys have fewer.
+#: phasor is made of, and the table of names. Recipes for cached keys and images have fewer.
 LONGER = {
     "lesson/": 3_500,
     "seeds/": 2_600,
     "architecture/": 2_200,
     "names/": 3_000,
     "cached-keys/": 1_400,
+    "dynamic-resolution/": 1_200,
 }
 #: Pages to look a name or a recipe up in, each with a budget of its own in `LONGER`.
-TO_LOOK_UP = ("names/", "cached-keys/")
+TO_LOOK_UP = ("names/", "cached-keys/", "dynamic-resolution/")
 #: Words of all pages for users but these and the reference, and of their tables.
 ALL_WORDS, TABLE_WORDS = 33_200, 6_300
 #: Pages for those who change phasor, and the words of all of them.
@@ -63,6 +64,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         *("query_factor", "pairing", "interleaved", "gain", "nope", "axes"),
     ),
     "converting/": ("convert", "permute", "quantized"),
+    "dynamic-resolution/": ("dynamic resolution", "scalerope"),
     "exporting/": ("onnx fp16", "tensorrt"),
     "extending/": ("extend", "extrapolation", "128k"),
     "identify/": ("identify",),
