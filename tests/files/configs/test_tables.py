@@ -83,7 +83,7 @@ SLIPS = {
     ),
     "an unknown split": (
         "diffusers.toml",
-        "WanTransformer3DModel",
+        "CosmosTransformer3DModel",
         'split = "wan"',
         'split = "van"',
         "van",
