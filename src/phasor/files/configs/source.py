@@ -234,7 +234,7 @@ class JsonObject:
         """The list of whole numbers at ``key``."""
         return self._read_items(key, lambda item, i: item.whole(i, least=least))
 
-    def numbers(self, key: str, *, above: float | None = None) -> tuple[float, ...] | None:
+    def numbers(self, key: str, *, above: float) -> tuple[float, ...] | None:
         """The list of numbers at ``key``."""
         return self._read_items(key, lambda item, i: item.number(i, above=above))
 
