@@ -9,8 +9,10 @@ import click
 from phasor.cli.options import left_aside_warnings, like_option, strict_option
 from phasor.cli.output import Screen, progress_bar
 from phasor.files.checkpoint import (
+    FLOAT_TYPES,
     PROGRAMS,
     ConversionPlan,
+    FloatType,
     Patterns,
     Program,
     plan_conversion,
@@ -31,7 +33,12 @@ _REGEX = "REGEX"
     "--for",
     "program",
     type=click.Choice(PROGRAMS),
-    help="Instead of --to: convert a Llama from Meta's format to transformers, or back.",
+    help="Instead of --to: a Llama from Meta's format to transformers or back, or a GGUF file.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(FLOAT_TYPES),
+    help="The float type of a GGUF file's tensors for transformers.",
 )
 @click.option(
     "--from",
@@ -75,6 +82,7 @@ def convert(
     out: Path | None,
     target: Pairing | None,
     program: Program | None,
+    dtype: FloatType | None,
     origin: Pairing | None,
     config: str | None,
     head_dim: int | None,
@@ -97,7 +105,8 @@ def convert(
     rows; a GGUF file, of any quantisation, in its rows of blocks.
 
     With --for, SOURCE is a Llama folder, and names and config are converted too: Meta's params.json
-    and consolidated.*.pth become a folder for transformers, or the reverse.
+    and consolidated.*.pth become a folder for transformers, or the reverse. A GGUF file of a Llama,
+    Qwen 2 or Qwen 3 becomes a folder for transformers, dequantised to --dtype.
     """
     if out is None and not dry_run:
         raise click.UsageError("Missing argument 'OUT'; only --dry-run works without it.")
@@ -131,6 +140,7 @@ def convert(
             patterns=patterns if patterns.list_patterns() else None,
             like=like,
             strict=strict,
+            dtype=dtype,
         )
     if out is not None and not dry_run:
         _write(conversion, out, verified=verified)

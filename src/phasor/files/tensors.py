@@ -134,12 +134,19 @@ class Header:
 def read_header(path: Path) -> Header:
     """The header of a safetensors or GGUF file, checked by the package for these files."""
     try:
-        with open_file(path) as stream:
-            # a safetensors file begins with the length of its header, which is never that large
-            is_gguf = stream.read(4) == _GGUF
+        with open_file(path):
+            return _read_gguf(path) if is_gguf_file(path) else _read_safetensors(path)
     except OSError as error:
         raise refusal("unreadable", path=path, error=error.strerror or error) from None
-    return _read_gguf(path) if is_gguf else _read_safetensors(path)
+
+
+def is_gguf_file(path: Path) -> bool:
+    """Whether a file begins as a GGUF file."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        # a safetensors file begins with the length of its header, which is never that large
+        return stream.read(4) == _GGUF
 
 
 def _read_gguf(path: Path) -> Header:

@@ -314,6 +314,9 @@ ELSEWHERE = {
     "test_disk.py": {"changed"},
     "test_files.py": {"no_safetensors"},
     "test_gguf_files.py": {"gguf_pairing", "gguf_split"},
+    "test_from_gguf.py": {
+        *("gguf_class", "gguf_keys", "gguf_kind", "gguf_overflow", "gguf_program", "gguf_tensors")
+    },
     "the test before": {"exists", "no_parent"},
     # each spoils a folder that is converted without that
     "test_programs.py": {

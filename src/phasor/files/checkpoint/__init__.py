@@ -25,13 +25,16 @@ from __future__ import annotations
 
 from phasor.errors import CheckpointError
 from phasor.files.checkpoint.conversion import PROGRAMS, ConversionPlan, Program, verify, write
+from phasor.files.checkpoint.from_gguf import FLOAT_TYPES, FloatType
 from phasor.files.checkpoint.model import Patterns
 from phasor.files.checkpoint.planning import plan_conversion
 
 __all__ = [
+    "FLOAT_TYPES",
     "PROGRAMS",
     "CheckpointError",
     "ConversionPlan",
+    "FloatType",
     "Patterns",
     "Program",
     "plan_conversion",

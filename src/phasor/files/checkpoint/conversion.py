@@ -97,7 +97,7 @@ class ResultFile:
 class ConversionPlan:
     """The description of a conversion, for `write` and `verify`."""
 
-    path: Path  # the source, a folder or a file; the result is the same
+    path: Path  # the source, a folder or a file; the result is the same, or for a program a folder
     program: Program | None = None  # reads the result; None if only the pairing changes
     ranks: int = 1  # how many files are joined
     source: Pairing  # pairing of the source's rows
@@ -116,9 +116,14 @@ class ConversionPlan:
         headers = (file.header for file in self.files.values())
         return sum(map(len, headers)) + sum(tensor.size for tensor in tensors)
 
+    @property
+    def is_folder(self) -> bool:
+        """Whether the result is a folder."""
+        return self.program is not None or self.path.is_dir()
+
     def location(self, name: str, result: Path) -> Path:
         """The path of the file ``name`` of the result at ``result``."""
-        return result / name if self.path.is_dir() else result
+        return result / name if self.is_folder else result
 
     def lines(self) -> list[str]:
         """What changes and what stays, by kinds of names, and the notes, a line each."""
@@ -127,7 +132,8 @@ class ConversionPlan:
         if self.program is not None:
             ranks = "" if self.ranks == 1 else f" of {self.ranks} ranks"
             summary = f"{num_tensors} tensors{ranks} for {self.program}"
-            return [f"{self.path}: {summary}, {len(self.changes)} from {pairings}", *self.notes]
+            moved = f", {len(self.changes)} from {pairings}" if self.changes else ""
+            return [f"{self.path}: {summary}{moved}", *self.notes]
         lines = [f"{self.path}: {pairings}, {len(self.changes)} of {num_tensors} tensors change"]
         roles = {name: change.part.role for name, change in self.changes.items()}
         for role in dict.fromkeys(roles.values()):
@@ -180,9 +186,9 @@ def verify(
         VerificationError: Naming the first tensor that differs from the plan.
     """
     result = Path(target)
-    if result.is_dir() != plan.path.is_dir():
-        kind = "folder" if plan.path.is_dir() else "file"
-        raise refusal("other_kind", path=result, kind=kind, source=plan.path)
+    if result.is_dir() != plan.is_folder:
+        kind = "folder" if plan.is_folder else "file"
+        raise refusal("other_kind", path=result, kind=kind)
     # an index must match its shards; results for other programs have no index
     if plan.program is None:
         open_checkpoint(result)
@@ -328,7 +334,7 @@ def write(
     _refuse_existing(final)
     if not final.parent.is_dir():
         raise refusal("no_parent", path=final.parent)
-    with _partial_path(final, is_folder=plan.path.is_dir()) as partial:
+    with _partial_path(final, is_folder=plan.is_folder) as partial:
         for name, file in plan.files.items():
             _write_file(file, plan.location(name, partial), advance)
         for name, data in plan.other_files.items():

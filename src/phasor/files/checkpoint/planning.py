@@ -20,6 +20,7 @@ from phasor.files.checkpoint.conversion import (
     count_kinds,
     list_kinds,
 )
+from phasor.files.checkpoint.from_gguf import FLOAT_TYPES, FloatType, plan_from_gguf
 from phasor.files.checkpoint.model import (
     CheckpointModel,
     Patterns,
@@ -30,7 +31,7 @@ from phasor.files.checkpoint.model import (
 from phasor.files.checkpoint.programs import plan_program
 from phasor.files.checkpoint.rows import Candidate, Change
 from phasor.files.checkpoint.storage import check_companions
-from phasor.files.tensors import Checkpoint, Entry, open_checkpoint
+from phasor.files.tensors import Checkpoint, Entry, is_gguf_file, open_checkpoint
 from phasor.pairings import Pairing, by_pairing, checked_pairing, opposite
 from phasor.rope import Rope
 
@@ -44,14 +45,16 @@ def plan_conversion(
     patterns: Patterns | None = None,
     like: str | None = None,
     strict: bool = True,
+    dtype: FloatType | None = None,
 ) -> ConversionPlan:
-    """The conversion of a checkpoint to another pairing, or of a Llama for another program.
+    """The conversion of a checkpoint to another pairing, or of a model for another program.
 
     Only headers are read, and the norms of several ranks. For another pairing, query and key
     projections, their biases, QK-norms and LoRA's outer matrices get a new row order, the same for
     queries and keys, so scores do not change.
 
-    For a program, names and config change as well. For ``"transformers"`` the source is a folder
+    For a program, names and config change as well. A GGUF file of a Llama, Qwen 2 or Qwen 3 for
+    ``"transformers"`` is dequantised to ``dtype``. Otherwise the source of that is a folder
     from Meta with ``params.json`` and either one ``consolidated.NN.pth`` per rank or
     ``consolidated.safetensors``. The result is a folder with ``config.json`` and
     ``model.safetensors``, with queries and keys in half pairs. For ``"meta"`` it is the reverse,
@@ -70,6 +73,7 @@ def plan_conversion(
         patterns: Which tensors to convert, instead of the known names.
         like: As for `phasor.load`: a known model type, to read an unknown one.
         strict: As for `phasor.load`: whether to refuse keys that contradict the model's class.
+        dtype: For a GGUF file and ``"transformers"``: the float type that its tensors get.
 
     Raises:
         CheckpointError: If the files are damaged, there is nothing to convert, or a tensor that
@@ -77,9 +81,18 @@ def plan_conversion(
             tensor is missing, unknown or does not have the shape in the config.
         ConfigError: If the config cannot be read, or the program's format cannot express it.
     """
+    if dtype is not None and dtype not in FLOAT_TYPES:
+        raise SpecError(f"dtype must be one of {', '.join(FLOAT_TYPES)}, got {dtype!r}")
     if target == "transformers" or target == "meta":
         if (source, model, patterns, like, strict) != (None, None, None, None, True):
             raise SpecError(f"no other argument goes with the program {target}: leave them out")
+        if is_gguf_file(Path(path)):
+            if target == "meta" or dtype is None:
+                raise refusal("gguf_program", path=path)
+            return plan_from_gguf(Path(path), dtype)
+    if dtype is not None:
+        raise SpecError("dtype is for a GGUF file and transformers; other weights keep their own")
+    if target == "transformers" or target == "meta":
         return plan_program(Path(path), target)
     programs = " or ".join(map(repr, PROGRAMS))
     checked_pairing(f"target, if it is not {programs},", target)
