@@ -198,6 +198,16 @@ YARN = Yarn(factor=4.0, original_max_positions=64)
             "a Rope that has base already, dataclasses.replace(rope, base=None, axes=...)",
         ),
         (
+            lambda: Rope(head_dim=64, pairing="half", base=(256.0, 1e4), axes=Axial((16, 16))),
+            "base of a Rope is for all axes, got (256.0, 10000.0); give one for each axis to the "
+            "axes: phasor.axes.Axial(sections, base=...)",
+        ),
+        (
+            lambda: replace(preset("flux.1-dev")[0], scaling=(None, TWICE, TWICE)),
+            "scaling of a Rope is for all axes, got (None, NTK(factor=2.0), NTK(factor=2.0)); give "
+            "one for each axis to the axes: phasor.axes.Axial(sections, scaling=...)",
+        ),
+        (
             lambda: Rope(
                 head_dim=64,
                 pairing="half",

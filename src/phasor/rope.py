@@ -158,6 +158,12 @@ class Rope:
                     raise SpecError(f"axes.Mixed holds the frequencies: drop {name}")
             return
         self._check_fields_of_axes(set_field)
+        for name in ("base", "scaling"):
+            if isinstance(value := getattr(self, name), (tuple, list)):
+                raise SpecError(
+                    f"{name} of a Rope is for all axes, got {short_repr(cast(object, value))}; "
+                    f"give one for each axis to the axes: phasor.axes.Axial(sections, {name}=...)"
+                )
         if self.explicit_inv_freq is None:
             if self.base is not None:
                 set_field("base", number("base", self.base, above=1))
