@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from phasor._checks import whole
-from phasor.errors import ConfigError
+from phasor._checks import boolean, whole
+from phasor.errors import ConfigError, SpecError
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Rule
@@ -56,6 +56,7 @@ class Patched:
 
     model: str  # the name of its class
     modules: tuple[str, ...]  # paths of modules whose cos and sin are now exact
+    dropped: bool = False  # whether these modules rotate nothing now
     left: tuple[
         str, ...
     ] = ()  # paths of rotary embeddings for images and of unknown types, which are unchanged
@@ -65,7 +66,9 @@ class Patched:
         return f"Patched({self})"
 
     def __str__(self) -> str:
-        state = "were already exact; nothing changed" if self.already else "are exact now"
+        adjective = "1 and 0" if self.dropped else "exact"
+        state = f"were already {adjective}; nothing changed" if self.already else ""
+        state = state or f"are {adjective} now"
         left = f"; unchanged: {_listed(self.left)}" if self.left else ""
         return f"{self.model}: cos and sin of {_listed(self.modules)} {state}{left}"
 
@@ -106,7 +109,7 @@ class Checked:
         return "\n".join(map(str, self.modules))
 
 
-def patch(model: nn.Module, *, seq_len: int | None = None) -> Patched:
+def patch(model: nn.Module, *, seq_len: int | None = None, drop_rope: bool = False) -> Patched:
     """Make the cos and sin of ``model`` exact from now on; print and return the changes.
 
     Angles are exact; cos and sin are correct to float32 at every position, then rounded to the
@@ -119,10 +122,13 @@ def patch(model: nn.Module, *, seq_len: int | None = None) -> Patched:
         seq_len: The length for which rules pick their law, once, so that cached keys match all
             later queries. If None, cached keys keep the law of the call that made them, as in
             transformers.
+        drop_rope: Rotate nothing instead: cos is 1 and sin 0, without an attention factor (DroPE,
+            2512.12167, which trains briefly afterwards). Keys that were cached before are rotated.
 
     Raises:
         ConfigError: If nothing rotates, a rotary embedding differs from its config, or the model is
-            already patched with another ``seq_len``. Nothing is changed then.
+            already patched with another ``seq_len`` or ``drop_rope``. Nothing is changed then.
+        SpecError: If both ``seq_len`` and ``drop_rope`` are given.
 
     >>> from transformers import LlamaConfig, LlamaModel
     >>> with torch.device("meta"):
@@ -133,13 +139,16 @@ def patch(model: nn.Module, *, seq_len: int | None = None) -> Patched:
     """
     if seq_len is not None:
         whole("seq_len", seq_len, least=1)
+    if boolean("drop_rope", drop_rope) and seq_len is not None:
+        raise SpecError("seq_len must be None with drop_rope=True, because no law remains to pick")
     embeddings, unchanged = read(model)
-    hooks = [ExactCosSin(embedding.ropes, embedding.layout, seq_len) for embedding in embeddings]
+    hooks = [_make_hook(embedding, seq_len, drop_rope) for embedding in embeddings]
     for embedding, hook in zip(embeddings, hooks, strict=True):
         earlier = _hook_of(embedding.module)
         if earlier is not None and earlier.ropes != hook.ropes:
+            name = "seq_len" if earlier.is_dropped == hook.is_dropped else "drop_rope"
             raise ConfigError(
-                f"seq_len must be as before: {embedding.path} was patched with another; "
+                f"{name} must be as before: {embedding.path} was patched with another; "
                 "call unpatch(model) first"
             )
     lost = [lost_buffers(embedding) for embedding in embeddings]
@@ -157,6 +166,7 @@ def patch(model: nn.Module, *, seq_len: int | None = None) -> Patched:
     report = Patched(
         model=type(model).__name__,
         modules=tuple(embedding.path for embedding in embeddings),
+        dropped=drop_rope,
         left=tuple(unchanged),
         already=not any(is_new),
     )
@@ -187,7 +197,7 @@ def unpatch(model: nn.Module) -> None:
 
 
 def from_model(model: nn.Module) -> LayerRopes:
-    """The rope of every layer of a live model, patched or not.
+    """The rope of every layer of a live model, patched or not; None where `patch` dropped it.
 
     They are read from the model's config and confirmed: a new rotary embedding of its class must
     compute their cos and sin, and a rotation function in its file must apply these as the ropes do.
@@ -205,15 +215,15 @@ def from_model(model: nn.Module) -> LayerRopes:
     (32, 128, 'half', 10000.0)
     """
     embeddings, _ = read(model)
-    layers = embeddings[0].layers
-    for embedding in embeddings:
+    by_embedding = [_live_layers(embedding) for embedding in embeddings]
+    for embedding, layers in zip(embeddings, by_embedding, strict=True):
         lost_buffers(embedding)
-        if embedding.layers != layers:
+        if layers != by_embedding[0]:
             raise ConfigError(
                 f"model must be a single language model, but {embedding.path} and "
                 f"{embeddings[0].path} rotate differently; pass the submodule that you mean"
             )
-    return layers
+    return by_embedding[0]
 
 
 def check(model: nn.Module) -> Checked:
@@ -251,6 +261,7 @@ def check(model: nn.Module) -> Checked:
 class ExactCosSin:
     """A forward hook of a rotary embedding: the same cos and sin, from exact angles."""
 
+    is_dropped = False  # whether no pair turns
     _handle: Any = None  # torch's handle, which removes the hook
     _table: Tensor | None = None  # the original table, replaced by an exact one
 
@@ -338,6 +349,29 @@ def _hook_of(module: nn.Module) -> ExactCosSin | None:
     return module.__dict__.get(_HOOK)
 
 
+def _make_hook(embedding: RotaryEmbedding, seq_len: int | None, drop_rope: bool) -> ExactCosSin:
+    ropes = embedding.ropes
+    if drop_rope:
+        ropes = {kind: _stopped(rope) for kind, rope in ropes.items()}
+    hook = ExactCosSin(ropes, embedding.layout, seq_len)
+    hook.is_dropped = drop_rope
+    return hook
+
+
+def _stopped(rope: Rope) -> Rope:
+    """The rope with pairs that stand still: cos 1 and sin 0 at every position."""
+    zeros = (0.0,) * rope.num_pairs
+    return replace(rope, base=None, scaling=None, explicit_inv_freq=zeros)
+
+
+def _live_layers(embedding: RotaryEmbedding) -> LayerRopes:
+    """The ropes of a model's config, or None for every layer if they were dropped."""
+    hook, layers = _hook_of(embedding.module), embedding.layers
+    if hook is None or not hook.is_dropped:
+        return layers
+    return replace(layers, kinds=dict.fromkeys(layers.kinds), beside=())
+
+
 def _forget_compiled_code() -> None:
     """Make compiled code notice that hooks were added or removed: it does not check again."""
     if "torch._dynamo" in sys.modules:
@@ -351,7 +385,9 @@ def _check_module(embedding: RotaryEmbedding, kind: Kind, weight: Tensor) -> Che
     context = min(embedding.layers.context or 4096, end_of(fresh))
     count = min(context, _MAX_CHECKED)
     positions = np.linspace(0, context - 1, count).round().astype(np.int64)
-    law = replace(embedding.ropes[kind], direction=1).at(context)
+    hook = _hook_of(module)
+    ropes = hook.ropes if hook is not None and hook.is_dropped else embedding.ropes
+    law = replace(ropes[kind], direction=1).at(context)
     live, expected = buffers_and_factors(module), buffers_and_factors(fresh)
     names = [name for name in expected if name in live and name.startswith(kind or "")]
     lost = [name for name in names if is_lost(live[name], expected[name])]
