@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from functools import lru_cache
@@ -27,7 +27,7 @@ from phasor._reals import in_reals, nearest_float32, powers
 from phasor.axes import Axes, Mixed, OneAxis
 from phasor.errors import SpecError
 from phasor.pairings import Pairing, checked_pairing
-from phasor.scaling import Law, Rule, Temperature
+from phasor.scaling import Law, PerPair, Rule, Temperature
 
 FORMAT = 1  # the format number that `Rope.to_json` writes; raise it when the fields change
 WIDEST = 1 << 16  # upper limit on head_dim, far above any model's: a larger value is a mistake
@@ -410,6 +410,16 @@ def _inv_freq_by_axis(rope: Rope) -> tuple[Decimal, ...]:
             raise SpecError(f"scaling[{axis}] of the axes: {error}") from None
         by_pair |= {pair: ladder[step] for pair, step in steps.items()}
     return tuple(by_pair[pair] for pair in range(rope.num_pairs))
+
+
+def with_inv_freq(rope: Rope, inv_freq: Sequence[float]) -> Rope:
+    """The rope with other frequencies, one for each pair, and its attention factor."""
+    if rope.attention_factor == 1:
+        return with_frequencies(rope, explicit_inv_freq=tuple(inv_freq))
+    # only a law has an attention factor
+    factors = dataclasses.replace(rope, scaling=None).inv_freq / np.asarray(inv_freq)
+    law = PerPair(factors=tuple(factors.tolist()), attention_factor=rope.attention_factor)
+    return dataclasses.replace(rope, scaling=law)
 
 
 @lru_cache(maxsize=64)

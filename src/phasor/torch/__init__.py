@@ -19,12 +19,14 @@ from phasor.torch.functional import (
     rotate_qk,
     rotate_qk_,
 )
+from phasor.torch.learned import LearnedRotaryEmbedding
 from phasor.torch.module import RotaryEmbedding
 from phasor.torch.papers.linear import RotaryLinearAttention
 from phasor.torch.program_tables import cos_sin_cache
 from phasor.torch.rotation import Rotation
 
 __all__ = [
+    "LearnedRotaryEmbedding",
     "RotaryAttention",
     "RotaryEmbedding",
     "RotaryLinearAttention",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain, pairwise
-from typing import Any, NoReturn, cast, overload
+from typing import Any, NamedTuple, NoReturn, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -66,12 +66,7 @@ class RotaryEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         check_rope(rope)
-        if heads_first is None:
-            raise SpecError(
-                "heads_first must be given, because counted positions fit either order: True for "
-                f"tensors {LAYOUTS[True]}, False for {LAYOUTS[False]}"
-            )
-        self.heads_first = boolean("heads_first", heads_first)
+        self.heads_first = checked_order(heads_first)
         self._chosen_gain = None if gain is None else number("gain", gain)
         self.rope = rope
         self.register_load_state_dict_pre_hook(drop_tables)
@@ -148,17 +143,8 @@ class RotaryEmbedding(nn.Module):
                 missing for a Rope of several axes, or if one of the three has a wrong shape, dtype,
                 device or value.
         """
-        refuse_tracing()  # under jit.trace lengths would be tensors
-        if others:
-            _refuse_names(others)
-        _check_order(q, k, positions)
-        if positions is None:
-            name, width = "x" if k is None else "q", self.rope.head_dim
-            shape = ARRAYS.check_heads(name, q, self.heads_first, width)
-            check_counts_tokens(self.rope)
-            positions = count_positions(shape[:-2], q.device, offset, cu_seqlens)
-        else:
-            check_no_other(offset, cu_seqlens)
+        where = Where(positions, offset, cu_seqlens, others)
+        positions = read_positions(q, k, where, self.rope, self.heads_first)
         if isinstance(positions, Rotation):
             if k is None:
                 return positions(q, heads_first=self.heads_first)
@@ -186,6 +172,40 @@ def drop_tables(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_ot
         is_table = key.startswith(prefix) and key.rpartition(".")[2] in _TABLES
         if is_table and key not in own_keys:
             del state_dict[key]
+
+
+def checked_order(heads_first: bool | None) -> bool:
+    """``heads_first`` of a module that counts positions, which has no default."""
+    if heads_first is None:
+        raise SpecError(
+            "heads_first must be given, because counted positions fit either order: True for "
+            f"tensors {LAYOUTS[True]}, False for {LAYOUTS[False]}"
+        )
+    return boolean("heads_first", heads_first)
+
+
+class Where(NamedTuple):
+    """The arguments of a module's call that state where its tokens are."""
+
+    positions: Any
+    offset: int | Tensor
+    cu_seqlens: Sequence[int] | Tensor | None
+    others: dict[str, Any]  # arguments with unknown names
+
+
+def read_positions(q: Tensor, k: Tensor | None, where: Where, rope: Rope, heads_first: bool) -> Any:
+    """The positions of a module's call, given or counted, or a `Rotation`."""
+    refuse_tracing()  # under jit.trace lengths would be tensors
+    if where.others:
+        _refuse_names(where.others)
+    _check_order(q, k, where.positions)
+    if where.positions is not None:
+        check_no_other(where.offset, where.cu_seqlens)
+        return where.positions
+    name = "x" if k is None else "q"
+    shape = ARRAYS.check_heads(name, q, heads_first, rope.head_dim)
+    check_counts_tokens(rope)
+    return count_positions(shape[:-2], q.device, where.offset, where.cu_seqlens)
 
 
 def as_rotation(x: Tensor, positions: Any, rope: Rope) -> Rotation:

@@ -11,7 +11,7 @@ from torch import Tensor
 from phasor import _tensors
 from phasor._checks import number, short_repr
 from phasor._rotation import RotationOf
-from phasor.errors import SpecError
+from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
 from phasor.torch._operator import ops
 from phasor.torch._operator.arguments import ARRAYS, Layout, Rows, tokens_first, turn_of
@@ -23,7 +23,8 @@ from phasor.torch._operator.internals import (
 )
 from phasor.torch._operator.text import attention_factor
 
-_DTYPES = torch.float32, torch.float64
+#: The dtypes of cos and sin that are computed here.
+DTYPES = torch.float32, torch.float64
 
 
 class Rotation(RotationOf[Tensor]):
@@ -122,11 +123,7 @@ class Rotation(RotationOf[Tensor]):
         >>> Rotation.at(torch.arange(16), Rope(head_dim=64, pairing="half"))
         Rotation(cos and sin [16, 32] float32, pairing='half', head_dim=64)
         """
-        if dtype not in _DTYPES:
-            raise SpecError(
-                f"dtype must be torch.float32 or torch.float64, got {short_repr(dtype)}; tensors "
-                "of 16 bits are rotated by float32"
-            )
+        check_dtype(dtype)
         if type(rope) is Rope and type(positions) is Tensor:
             text = rope.to_json()
             applied = attention_factor(text) if gain is None else gain
@@ -142,6 +139,54 @@ class Rotation(RotationOf[Tensor]):
         positions = ARRAYS.read_positions(positions, rope, device)
         cos, sin = ops.cos_sin(positions, text, gain, dtype)
         return cls.of_rope(cos, sin, rope)
+
+    @classmethod
+    def from_angles(
+        cls,
+        angles: Tensor,
+        *,
+        pairing: str,
+        pairing_out: str | None = None,
+        rotary_start: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> Rotation:
+        """The rotation by angles that you computed, such as learned ones or sums over the input.
+
+        Cos and sin are computed in float64, so they are within 6e-8 of those of the given angles,
+        however large. A float32 angle is itself only known to within 6e-8 of its size: compute long
+        sums and products with positions in float64 (see `phasor.torch.papers.wrapped_cumsum`).
+
+        Args:
+            angles: Radians, float32 or float64, with one number per pair: by token, ``[..., seq,
+                num_pairs]``, or by token and head, ``[..., seq, heads or 1, num_pairs]``, as for
+                cos and sin. Gradients reach them.
+            pairing: ``"half"`` or ``"interleaved"``.
+            pairing_out: Pairing of the result if it differs.
+            rotary_start: Where the rotated slice begins inside the head.
+            dtype: Of cos and sin: float32, or float64 to rotate tensors that are float64.
+
+        Raises:
+            TensorError: If ``angles`` is not a float32 or float64 tensor.
+            SpecError: If a pairing is unknown, or for any other ``dtype``.
+
+        >>> import torch
+        >>> inv_freq = torch.tensor([1.0, 0.01], requires_grad=True)
+        >>> angles = torch.arange(5)[:, None] * inv_freq
+        >>> rotation = Rotation.from_angles(angles, pairing="half")
+        >>> rotation(torch.ones(5, 1, 4)).sum().backward()
+        >>> inv_freq.grad
+        tensor([ 1.7434, 19.7020])
+        """
+        check_dtype(dtype)
+        ARRAYS.check_array("angles", angles, "[..., seq, num_pairs]", 1)
+        if angles.dtype not in DTYPES:
+            raise TensorError(
+                f"angles must be float32 or float64, got {angles.dtype}, whose angles beyond a few "
+                "turns are wrong; convert what they are computed from"
+            )
+        angles = angles.double()
+        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        return cls(cos, sin, pairing=pairing, pairing_out=pairing_out, rotary_start=rotary_start)
 
     @overload
     def __call__(
@@ -243,6 +288,15 @@ class Rotation(RotationOf[Tensor]):
     def _fill(self, cos: Any, sin: Any, layout: Sequence[Any]) -> None:
         super()._fill(cos, sin, layout)
         object.__setattr__(self, "_rows", None)
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """Refuse any dtype of cos and sin but float32 and float64."""
+    if dtype not in DTYPES:
+        raise SpecError(
+            f"dtype must be torch.float32 or torch.float64, got {short_repr(dtype)}; tensors "
+            "of 16 bits are rotated by float32"
+        )
 
 
 register_pytree(Rotation, names=("cos", "sin"), context=Rotation.layout, make=Rotation.make)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,7 @@ import numpy as np
 from phasor.files import refusal
 from phasor.files.configs.model_class import LEARNED, ModelConfig
 from phasor.files.tensors import open_checkpoint, read_floats
-from phasor.rope import Rope
-from phasor.scaling import PerPair
+from phasor.rope import Rope, with_inv_freq
 
 
 def learned_ropes(
@@ -42,12 +40,7 @@ def learned_ropes(
                 raise refusal("learned", folder=folder, name=wanted, got=got)
             if rope.softmax_factor != 1:
                 raise refusal("learned_softmax", block=model.blocks.top.path)
-            inv_freq, gain = rope.inv_freq * np.exp(alpha), rope.attention_factor
-            factors = tuple((replace(rope, scaling=None).inv_freq / inv_freq).tolist())
-            rope = replace(rope, scaling=PerPair(factors=factors, attention_factor=gain))
-            if gain == 1:
-                explicit = tuple(inv_freq.tolist())
-                rope = replace(rope, base=None, scaling=None, explicit_inv_freq=explicit)
+            rope = with_inv_freq(rope, (rope.inv_freq * np.exp(alpha)).tolist())
         same_ropes = (name for name in ropes if name.split()[0] == kind and ropes[name] == rope)
         order.append(next(same_ropes, f"{kind} {i}" if kind in ropes else kind))
         ropes[order[-1]] = rope

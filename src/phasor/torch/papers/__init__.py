@@ -7,6 +7,7 @@ from phasor.torch.papers.feature_maps import PositiveRandomFeatures
 from phasor.torch.papers.heads import PositionalHead
 from phasor.torch.papers.linear import LinearState, linear_attention
 from phasor.torch.papers.relative import DualChunk, ReRope, SelfExtend, relative_attention
+from phasor.torch.papers.rotations import wrapped_cumsum, xpos
 from phasor.torch.papers.usage import LayerUsage, PairNorms, watch_usage
 
 __all__ = [
@@ -21,4 +22,6 @@ __all__ = [
     "linear_attention",
     "relative_attention",
     "watch_usage",
+    "wrapped_cumsum",
+    "xpos",
 ]
