@@ -17,7 +17,7 @@ from phasor.rope import Rope, with_inv_freq
 from phasor.torch._operator.arguments import ARRAYS
 from phasor.torch._operator.internals import refuse_torchscript, refuse_tracing
 from phasor.torch._operator.text import compute_dtype
-from phasor.torch.module import Where, checked_order, drop_tables, read_positions
+from phasor.torch.module import Where, checked_order, read_positions
 from phasor.torch.rotation import DTYPES, Rotation, check_dtype
 
 
@@ -91,7 +91,7 @@ class LearnedRotaryEmbedding(nn.Module):
         shape = *heads, *axes, rope.num_pairs
         self.inv_freq = nn.Parameter(torch.empty(shape, dtype=torch.float32, device=device))
         self.reset_parameters()
-        self.register_load_state_dict_pre_hook(_read_state)
+        self.register_load_state_dict_pre_hook(_widen_saved)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -271,16 +271,11 @@ class LearnedRotaryEmbedding(nn.Module):
         )
 
 
-def _read_state(
-    module: LearnedRotaryEmbedding, state_dict: dict[str, Any], prefix: str, *others: Any
-) -> None:
-    """Drop the tables of other modules, and keep frequencies float32 that were saved in 16 bits."""
-    key = f"{prefix}inv_freq"
-    saved = state_dict.get(key)
-    drop_tables(module, state_dict, prefix, *others)
-    if isinstance(saved, Tensor):
-        # also put back if a parametrization has renamed the parameter, so that torch complains
-        state_dict[key] = saved.float() if saved.element_size() < 4 else saved
+def _widen_saved(_: nn.Module, state_dict: dict[str, Any], prefix: str, *_others: Any) -> None:
+    """Read frequencies as float32 that were saved in 16 bits: ``assign=True`` keeps the dtype."""
+    saved = state_dict.get(f"{prefix}inv_freq")
+    if isinstance(saved, Tensor) and saved.element_size() < 4:
+        state_dict[f"{prefix}inv_freq"] = saved.float()
 
 
 def _by_pair(positions: Tensor, rope: Rope) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from phasor._checks import boolean, whole
 from phasor.errors import ConfigError, SpecError
 from phasor.layers import LayerRopes
-from phasor.rope import Rope
+from phasor.rope import Rope, with_frequencies
 from phasor.scaling import Rule
 from phasor.torch._operator.internals import cached_constant
 from phasor.torch._operator.text import read_rope
@@ -360,8 +360,7 @@ def _make_hook(embedding: RotaryEmbedding, seq_len: int | None, drop_rope: bool)
 
 def _stopped(rope: Rope) -> Rope:
     """The rope with pairs that stand still: cos 1 and sin 0 at every position."""
-    zeros = (0.0,) * rope.num_pairs
-    return replace(rope, base=None, scaling=None, explicit_inv_freq=zeros)
+    return with_frequencies(rope, explicit_inv_freq=(0.0,) * rope.num_pairs)
 
 
 def _live_layers(embedding: RotaryEmbedding) -> LayerRopes:
