@@ -175,7 +175,7 @@ class Rotation(RotationOf[Tensor]):
         >>> rotation = Rotation.from_angles(angles, pairing="half")
         >>> rotation(torch.ones(5, 1, 4)).sum().backward()
         >>> inv_freq.grad
-        tensor([ 1.7434, 19.7020])
+        tensor([-0.1124, -0.5999])
         """
         check_dtype(dtype)
         ARRAYS.check_array("angles", angles, "[..., seq, num_pairs]", 1)
