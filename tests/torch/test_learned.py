@@ -32,7 +32,11 @@ ODD = Rope(
     head_dim=12, pairing="interleaved", pairing_out="half", rotary_dim=8, rotary_start=2, base=50.0,
     direction=-1, scaling=Yarn(factor=8.0, original_max_positions=64),
 )  # fmt: skip
-AXIAL = Rope(head_dim=8, pairing="half", axes=Axial((1, 3)))
+AXIAL = Rope(
+    head_dim=8,
+    pairing="half",
+    axes=Axial((1, 3), base=(50.0, 1e3), scaling=(None, Linear(factor=2.0))),
+)
 MIXED = Rope(head_dim=8, pairing="half", axes=Mixed(((1.0, 0.5, -0.3, 0.2), (0.1, 0.7, 0.0, 2.0))))
 ROPES = {"half": HALF, "odd": ODD, "axial": AXIAL, "mixed": MIXED}
 BATCH, SEQ, HEADS = 2, 5, 6
