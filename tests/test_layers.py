@@ -139,10 +139,13 @@ def test_kinds_cannot_be_changed() -> None:
         ({"context": 0}, "context must be a whole number >= 1, got 0"),
         ({"num_heads": 1.5}, "num_heads must be a whole number >= 1, got 1.5"),
         ({"num_kv_heads": True}, "num_kv_heads must be a whole number >= 1, got True"),
-        ({"beside": (("mtp", 1, 2),)}, "beside[0] must be a NamedRope, got ('mtp', 1, 2)"),
         (
-            {"beside": (NamedRope("mtp", None, (6,)),)},  # pyright: ignore[reportArgumentType]
-            "beside[0].rope must be a phasor.Rope, got None",
+            {"auxiliary_ropes": (("mtp", 1, 2),)},
+            "auxiliary_ropes[0] must be a NamedRope, got ('mtp', 1, 2)",
+        ),
+        (
+            {"auxiliary_ropes": (NamedRope("mtp", None, (6,)),)},  # pyright: ignore[reportArgumentType]
+            "auxiliary_ropes[0].rope must be a phasor.Rope, got None",
         ),
     ],
     ids=lambda value: str(value)[:30],

@@ -421,7 +421,7 @@ def _judge_beside(ropes: LayerRopes, runs: Sequence[_Run]) -> list[str]:
             rope = turned and turned.rope
             if own is not None and rope is not None and rope.direction != own.direction:
                 continue  # the output of attention, turned back
-            known = [rope for _, rope, layers in ropes.beside if call.layer in layers]
+            known = [rope for _, rope, layers in ropes.auxiliary_ropes if call.layer in layers]
             known += [] if own is None else [own]
             length = int(run.grid.max()) + 1
             if all(compare(rope.at(length), [call], run.grid)[1] for rope in known):

@@ -270,9 +270,9 @@ def as_plain(ropes: LayerRopes, seq_len: int | None, context: int | None) -> dic
         "num_kv_heads": ropes.num_kv_heads,
         "layer_kinds": list(ropes.layer_kinds),
         "kinds": {k: None if rope is None else describe(rope) for k, rope in ropes.kinds.items()},
-        "beside": [
+        "auxiliary_ropes": [
             {"name": name, "layers": [*layers]} | describe(rope)
-            for name, rope, layers in ropes.beside
+            for name, rope, layers in ropes.auxiliary_ropes
         ],
         "query_factors": to_plain(ropes.query_factors),
         "notes": list(ropes.notes),

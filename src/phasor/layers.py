@@ -109,8 +109,8 @@ class LayerRopes(Sequence[Rope | None]):
         num_heads: Attention heads of a layer, if known.
         num_kv_heads: Rotated key heads of a layer, if known; 1 in latent attention, where all heads
             share one rotated key.
-        beside: Rotations outside the attention of these layers: in an ``indexer``, a
-            ``compressor``, or ``mtp`` (multi-token prediction layers after the last).
+        auxiliary_ropes: Rotations outside the attention of these layers: those of an ``indexer``, a
+            ``compressor``, or ``mtp`` (layers after the last, for multi-token prediction).
         query_factors: The factor that a kind puts on its queries, where that is not 1.
         notes: Facts that a Rope has no field for, and open questions, a sentence each.
         in_config: How a Hugging Face config states the ropes.
@@ -129,7 +129,7 @@ class LayerRopes(Sequence[Rope | None]):
     context: int | None = None
     num_heads: int | None = None
     num_kv_heads: int | None = None
-    beside: tuple[NamedRope, ...] = ()
+    auxiliary_ropes: tuple[NamedRope, ...] = ()
     query_factors: Mapping[str, QueryFactor] = field(default_factory=dict[str, QueryFactor])
     notes: tuple[str, ...] = field(default=(), compare=False)
     in_config: ConfigLocation = field(default_factory=ConfigLocation, compare=False)
@@ -155,9 +155,11 @@ class LayerRopes(Sequence[Rope | None]):
         if not self.query_factors.keys() <= self.kinds.keys():
             raise SpecError(f"query_factors must name some of kinds, got {[*self.query_factors]}")
         _check_values("query_factors", self.query_factors, (QueryFactor,), "a QueryFactor")
-        _check_values("beside", dict(enumerate(self.beside)), (NamedRope,), "a NamedRope")
-        for i, rotation in enumerate(self.beside):
-            check_rope(f"beside[{i}].rope", rotation.rope)
+        _check_values(
+            "auxiliary_ropes", dict(enumerate(self.auxiliary_ropes)), (NamedRope,), "a NamedRope"
+        )
+        for i, rotation in enumerate(self.auxiliary_ropes):
+            check_rope(f"auxiliary_ropes[{i}].rope", rotation.rope)
         for name in ("context", "num_heads", "num_kv_heads"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), least=1)
@@ -190,7 +192,7 @@ class LayerRopes(Sequence[Rope | None]):
             if kind in self.query_factors:
                 summary += f", queries times {self.query_factors[kind]}"
             lines.append(f"  {kind} ({self.layer_kinds.count(kind)} layers): {summary}")
-        for name, rope, layers in self.beside:
+        for name, rope, layers in self.auxiliary_ropes:
             lines.append(f"  {name}, outside attention ({len(layers)} layers): {summarize(rope)}")
         return "\n".join([*lines, *(f"  Note: {note}" for note in self.notes)])
 
@@ -214,9 +216,11 @@ class LayerRopes(Sequence[Rope | None]):
         """The different ropes of the model, in the order of `kinds`."""
         return tuple(dict.fromkeys(rope for rope in self.kinds.values() if rope is not None))
 
-    def rope_beside(self, name: str, layer: int) -> Rope | None:
-        """The rope that ``name`` (see `beside`) has in a layer; None if the layer has none."""
-        return next((r for n, r, layers in self.beside if n == name and layer in layers), None)
+    def auxiliary_rope(self, name: str, layer: int) -> Rope | None:
+        """The auxiliary rope called ``name`` in a layer; None if the layer has none."""
+        return next(
+            (r for n, r, layers in self.auxiliary_ropes if n == name and layer in layers), None
+        )
 
     def query_factor(self, layer: int) -> QueryFactor:
         """The factor that a layer puts on its queries, whether it rotates or not."""

@@ -123,10 +123,14 @@ def test_rules_of_models_pick_their_law_at_the_length_given():
     [
         ((EIGHT, EIGHT), {"seq_len": 5}, "seq_len picks the laws of models"),
         ((EIGHT, lambda x, p: rotate(x, p, EIGHT)), {"seq_len": 5}, "seq_len picks the laws"),
-        ((EIGHT, EIGHT), {"head_dim": 8}, "head_dim says how a function is called"),
-        ((model(EIGHT), model(EIGHT)), {"head_dim": 8}, "head_dim says how a function is called"),
+        ((EIGHT, EIGHT), {"head_dim": 8}, "head_dim controls how a function is called"),
+        (
+            (model(EIGHT), model(EIGHT)),
+            {"head_dim": 8},
+            "head_dim controls how a function is called",
+        ),
         ((EIGHT, lambda x, p: x), {"head_dim": 16}, "as wide as the model's, 8, got 16"),
-        ((lambda x, p: x, lambda x, p: x), {}, "heads of one width: give head_dim"),
+        ((lambda x, p: x, lambda x, p: x), {}, "functions need the width of a head: give head_dim"),
         ((model(EIGHT), EIGHT), {}, "a model is compared with a model"),
     ],
 )
@@ -160,5 +164,5 @@ def test_models_of_other_depth_that_turn_alike_do_not_differ():
     assert str(found) == (
         "llama-3-8b and llama-3-70b, positions 0 to 8191\n"
         "They agree within 1e-06 on every pair of every layer.\n"
-        "  Layers: 32 and 80; those that both have rotate alike."
+        "  Layers: 32 and 80; the layers that both have rotate alike."
     )

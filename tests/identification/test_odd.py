@@ -89,7 +89,7 @@ def exiting(x, positions):
         (noisy, "equal calls differ: it is random"),
         (LastCall(), "equal calls differ: it is random, or remembers"),
         (FirstCall(), "those of an earlier call are remembered"),
-        (Tiring(), "whenever it is asked to, and says of some of them: RuntimeError: no more"),
+        (Tiring(), "whenever it is called, and fails for some of them: RuntimeError: no more"),
         (
             lambda x, p: np.where((p > 5)[..., None, None], np.nan, rotate(x, p)),
             "numbers that are not finite",

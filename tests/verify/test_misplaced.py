@@ -130,7 +130,7 @@ def test_offsets_of_the_rows_of_a_batch_are_named_by_row(dtype):
 GRID = np.array([(20 + t, 20 + i, 20 + j) for t in range(3) for i in range(5) for j in range(6)])
 FRAMES, TEXT = GRID * [2, 1, 1] - [20, 0, 0], GRID - [0, 20, 20]
 PLACES = {
-    "frames that are two apart": (FRAMES, "Positions on axis 0 are others: token 30 (position 21)"
+    "frames that are two apart": (FRAMES, "Positions on axis 0 differ: token 30 (position 21)"
                                           " is turned as 22."),
     "planes without the text before": (TEXT, "Positions are off by -20 on axis 1."),
     "rows of the planes are the last": (GRID[:, [2, 2, 2]], "every pair is turned by coordinate 2"),

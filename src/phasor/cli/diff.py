@@ -94,7 +94,7 @@ def _find_rotation(
         return find_function(text)
     ropes = read_model(text, **load_options)
     rotating = {name: rope for name, rope in ropes.kinds.items() if rope is not None}
-    rotating |= {rotation.name: rotation.rope for rotation in ropes.beside}
+    rotating |= {rotation.name: rotation.rope for rotation in ropes.auxiliary_ropes}
     name = next(iter(rotating)) if kind is None and len(rotating) == 1 else kind
     if name is None or name not in rotating:
         raise SpecError(

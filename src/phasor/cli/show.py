@@ -60,7 +60,10 @@ def print_model(
         kind: [i for i, k in enumerate(ropes.layer_kinds) if k == kind] for kind in ropes.kinds
     }
     parts = [(kind, rope, "", where[kind]) for kind, rope in ropes.kinds.items()]
-    parts += [(name, rope, "outside attention, ", [*layers]) for name, rope, layers in ropes.beside]
+    parts += [
+        (name, rope, "outside attention, ", [*layers])
+        for name, rope, layers in ropes.auxiliary_ropes
+    ]
     for name, rope, place, layers in parts:
         screen.print_line()
         screen.print_line((name, "bold cyan"), f" ({place}layers {ranges(layers)})")

@@ -140,10 +140,10 @@ def _layer_ropes(name: str, table: Mapping[str, Any]) -> LayerRopes:
     order = chain(table.get("prefix", ()), cycle(table.get("pattern", kinds)))
     num_heads, num_kv_heads = size["heads"]
     layer_kinds = tuple(islice(order, size["layers"]))
-    beside: list[NamedRope] = []
-    for rotation, own in table.get("beside", {}).items():
+    auxiliary_ropes: list[NamedRope] = []
+    for rotation, own in table.get("auxiliary_ropes", {}).items():
         rope = Rope.from_dict(shared | kinds[layer_kinds[-1]] | own["rope"])
-        beside.append(NamedRope(rotation, rope, tuple(own["layers"])))
+        auxiliary_ropes.append(NamedRope(rotation, rope, tuple(own["layers"])))
     return LayerRopes(
         name=name,
         layer_kinds=layer_kinds,
@@ -154,7 +154,7 @@ def _layer_ropes(name: str, table: Mapping[str, Any]) -> LayerRopes:
         context=size.get("context"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        beside=tuple(beside),
+        auxiliary_ropes=tuple(auxiliary_ropes),
         query_factors={k: QueryFactor(**v) for k, v in table.get("query_factors", {}).items()},
         in_config=ConfigLocation(
             labels=table.get("labels", {}), ignores_scaling=table.get("fixed", False)

@@ -28,7 +28,7 @@ _POSITION_DIMS = {False: ("bs", "s"), True: ("bsn", "nbs", "sn", "ns")}
 _VECTORS = ("x", "q", "k")
 _LIBRARIES = ("numpy", "torch", "jax")
 _WORDS = (*_VECTORS, "positions", "offset", "cos", "sin", "rows")
-# what an argument's name says that it is
+# the word for an argument, by the argument's name
 _NAMES = {
     "q": ("q", "xq", "query", "queries", "query_states", "q_embed", "q_pe", "q_rot"),
     "k": ("k", "xk", "key", "keys", "key_states", "k_embed", "k_pe", "k_rot"),
@@ -54,13 +54,13 @@ _WORD_OF = {name: word for word, names in _NAMES.items() for name in names}
 _TABLE_WORDS = {"cos", "sin", "rows"}
 # coprime, so that a tensor with tokens and heads exchanged does not broadcast by accident
 _HEADS, _TOKENS = 3, 5
-# the longest call of a function without positions, or with a table to look them up, which makes
-# every token or row from 0 on
+# the longest call of a function that takes no positions, or that looks rows up in a table: such a
+# call makes every token or row from 0 on
 _LONGEST_CALL = 1 << 12
 
 
 class Calling(NamedTuple):
-    """How a function is called, as `identify` takes it; None for what is tried in turn."""
+    """How a function is called, as in `identify`; where a field is None, each choice is tried."""
 
     table: Callable[..., Any] | None = None  # makes its cos and sin from positions
     takes: str | None = None
@@ -126,7 +126,7 @@ def _count_required(parameters: list[inspect.Parameter]) -> int:
 
 
 def _guess_arguments(function: Callable[..., Any], table: Callable[..., Any] | None) -> list[str]:
-    """Possible ``takes`` of a function with this number of required arguments."""
+    """Possible values of ``takes`` for a function with these required arguments."""
     guesses = ["q k positions", "x positions", "x"]
     if table is not None:
         guesses = ["q k cos sin", "q k rows", "x cos sin", "x rows"]
@@ -138,8 +138,8 @@ def _guess_arguments(function: Callable[..., Any], table: Callable[..., Any] | N
     if rows and table is None:
         raise SpecError(
             f"function takes {', '.join(rows)}, which only its own program makes: give table "
-            "(--table), what makes them from positions, such as lambda p: freqs_cis[p] or "
-            "LlamaRotaryEmbedding(config)"
+            "(--table), a function that makes them from positions, such as "
+            "lambda p: freqs_cis[p] or LlamaRotaryEmbedding(config)"
         )
     if named := _guess_by_names(required):
         return [named, *(guess for guess in guesses if len(guess.split()) == len(required))]
@@ -154,9 +154,9 @@ def _guess_arguments(function: Callable[..., Any], table: Callable[..., Any] | N
 
 
 def _guess_by_names(required: list[str]) -> str:
-    """``takes`` by the names of required arguments; empty if one but the vectors is unknown."""
+    """``takes`` by the names of required arguments; empty if any but a vector's is unknown."""
     words = [_WORD_OF.get(name, "") for name in required]
-    # vectors have any names: one without another is x, two are queries and keys
+    # vectors may have any name: a single vector is x, two are queries and keys
     vectors = {1: ["x"], 2: ["q", "k"]}.get(words.count(""), [])
     if vectors and not {"q", "k"} & {*words} and any(words):
         remaining = iter(vectors)
@@ -180,7 +180,7 @@ def _check_takes(takes: str, table: Callable[..., Any] | None) -> None:
 
 
 class RefusedError(Exception):
-    """The function raised an error (the cause), or its result cannot be a rotation."""
+    """The function raised an error (the cause), or its result cannot be that of a rotation."""
 
 
 @dataclass(kw_only=True)
@@ -195,8 +195,8 @@ class Caller:
     position_dims: str  # order of the dimensions of its positions
     head_dim: int
     n_axes: int  # coordinates of a position
-    joined_heads: int = 1  # heads that together are one of ``head_dim``
-    # words of ``takes`` whose values a call changed
+    joined_heads: int = 1  # how many heads are joined into one head of width ``head_dim``
+    # the words of ``takes`` whose arrays a call has changed
     changed_inputs: set[str] = field(default_factory=set[str])
     out_dtype: str = "float64"  # the dtype of its results
 
@@ -209,12 +209,12 @@ class Caller:
 
     @property
     def rounding(self) -> float:
-        """Relative rounding error of the results: the vectors', or their own if that is coarser."""
+        """Relative rounding error of the results, by their dtype or the vectors', if coarser."""
         return max(ROUNDING[self.arrays.dtype], ROUNDING[self.out_dtype])
 
     @property
     def max_position(self) -> int:
-        """The highest position to call, where all below it are computed too."""
+        """The highest position to ask for: low where a call computes all positions below it too."""
         return _LONGEST_CALL if self._looks_up or not self._takes_positions else 1 << 62
 
     def record(self, max_position: int) -> dict[str, NDArray[Any]]:
@@ -226,7 +226,7 @@ class Caller:
         x = np.random.default_rng(0).standard_normal((4, self.head_dim))
         x = self.arrays.read(self.arrays.make(x, self.arrays.dtype))
         turned = self.turn(x, positions)  # [outputs, P, 4, head_dim]
-        # numbers of float64 are so exact only where the function was given such
+        # results are exact to float64 only if the function was given float64
         kind = "float64" if self.rounding == ROUNDING["float64"] else "float32"
         recording: dict[str, NDArray[Any]] = {"positions": positions}
         for name, y in zip(("q", "k"), turned.astype(kind), strict=False):
@@ -237,7 +237,7 @@ class Caller:
     def turn(self, vectors: NDArray[Any], positions: Sequence[Any] | NDArray[Any]) -> Floats:
         """Every vector ``[m, head_dim]`` at every position: ``[outputs, P, m, head_dim]``."""
         positions = np.asarray(positions)
-        if self.n_axes > 1 and positions.ndim == 1:  # equal on all axes
+        if self.n_axes > 1 and positions.ndim == 1:  # the same position on every axis
             positions = np.repeat(positions[:, None], self.n_axes, axis=1)  # [P] to [P, n_axes]
         counts_from_0 = self._looks_up or not self._takes_positions
         is_beyond = positions.min(initial=0) < 0 or positions.max(initial=0) >= self.max_position
@@ -252,7 +252,7 @@ class Caller:
         return self._turn_tokens(vectors, positions)
 
     def _turn_tokens(self, vectors: NDArray[Any], positions: NDArray[Any]) -> Floats:
-        # vectors [m, d] are the heads of every token [P, m, d], or without heads one call each
+        # vectors [m, d] become the heads of every token [P, m, d]; without heads, each needs a call
         is_alone = "h" not in self.dims or self.joined_heads > 1
         calls = vectors[:, None] if is_alone else [vectors]
         shape = len(positions), -1, self.head_dim // self.joined_heads
@@ -367,7 +367,7 @@ def find_caller(function: Callable[..., Any], head_dim: int, how: Calling) -> Ca
             'such as "q k positions", or wrap it in a lambda of (x, positions)'
         )
     refusals: list[tuple[bool, str]] = []
-    idle: Caller | None = None  # the first that turns nothing: the order of dimensions may be wrong
+    idle: Caller | None = None  # the first that turns nothing: its order of dimensions may be wrong
     for joined_heads in (1, 2):
         for caller in _make_callers(function, head_dim, how, guesses, joined_heads):
             try:
@@ -380,13 +380,13 @@ def find_caller(function: Callable[..., Any], head_dim: int, how: Calling) -> Ca
             if turns_something:
                 return caller
             idle = idle or caller
-        # one head of all coordinates is asked for only where heads came out differently
+        # heads are joined only if the heads of one call came out differently
         if idle is not None or not any("heads differ" in line for _, line in refusals):
             break
     if idle is not None:
         return idle
-    # a result that was refused tells more than an exception, and comes first; and a few distinct
-    # refusals tell more than the same one many times
+    # a refused result tells the reader more than an exception, so it comes first; a few distinct
+    # refusals tell more than the same refusal many times
     distinct: dict[str, str] = {}
     for _, line in sorted(refusals, key=lambda refusal: refusal[0]):
         distinct.setdefault(line.partition(": ")[2][:40], line)
@@ -422,7 +422,7 @@ def _make_callers(
 
 
 def _check_caller(caller: Caller) -> bool:
-    """Refuse a caller whose heads or equal calls differ; whether positions change anything."""
+    """Whether positions change the result; refuses a caller whose heads or equal calls differ."""
     # one vector for every head and token, so that equal positions give equal results
     vector = np.random.default_rng(0).standard_normal(caller.head_dim)
     positions = np.arange(_TOKENS)
@@ -446,6 +446,6 @@ def _check_caller(caller: Caller) -> bool:
         raise RefusedError("heads differ")
     if not are_close(reversed_results[:, ::-1], results):
         ignores_positions = are_close(reversed_results, results)
-        why = "positions are not looked at, or those of an earlier call are remembered"
+        why = "it ignores positions, or remembers those of an earlier call"
         raise RefusedError(why if ignores_positions else "tokens do not follow their positions")
     return not are_close(results, results[:, :1])

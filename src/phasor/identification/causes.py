@@ -24,7 +24,7 @@ from phasor.identification.turns import Sample, arrangement_of, measure_turns, r
 
 @dataclass(frozen=True)
 class Finder:
-    """Looks for what differs in some tokens of a recording."""
+    """Finds how some tokens of a recording differ from a rope, and why."""
 
     meant: Meant
     sample: Sample  # of these tokens
@@ -33,8 +33,8 @@ class Finder:
     def find(self) -> Found:
         """The differences, the most important first; empty if nothing explains the tokens.
 
-        If nothing explains all tokens together, those heads or tokens that are turned wrongly are
-        explained.
+        If no explanation fits all tokens together, only the heads or tokens that are turned wrongly
+        are explained.
         """
         is_lost = np.asarray(~np.isfinite(self.sample.y).all(axis=(1, 2)))
         if is_lost.any():
@@ -46,7 +46,7 @@ class Finder:
             return Found(changes)
         if silent := self._name_silent():
             return silent
-        # such as the heads of keys, or the tokens behind a table's end: [T, heads]
+        # for example the heads of keys, or the tokens beyond a table's end: [T, heads]
         good = rotates_as(self.sample, self.meant.rope)
         heads, is_bad = (np.logical_not(good.all(axis=axis)) for axis in (0, 1))
         if heads.any() and not heads.all():
@@ -81,8 +81,8 @@ class Finder:
     def _explain_by_rows(self, row_dtype: str | None) -> Found | None:
         """The explanation with cos and sin unrounded, or rounded to a dtype.
 
-        Levels of hypotheses are tried in their order, those of a reading that names itself some
-        differences so many steps later than those of the reading that was meant.
+        Levels of hypotheses are tried in order. A reading that already contains ``n`` differences
+        from the rope starts ``n`` steps later, so that fewer differences are found first.
         """
         rounded_rows: Changes = ()
         if row_dtype is not None:
@@ -140,14 +140,14 @@ class Finder:
         return Found((name_norms(np.abs(loose.z), 2 * float(loose.errors.max())),))
 
     def _name_width(self) -> Changes:
-        """Report that heads have another width, if that explains how all coordinates are turned."""
+        """Report that heads have another width, if all coordinates are turned as that explains."""
         rope, (tokens, heads, head_dim) = self.meant.rope, self.sample.x.shape
         if rope.rotary_dim == head_dim:
             for width in (head_dim // 4, head_dim // 2, 2 * head_dim, 4 * head_dim):
                 if not width or width % 2 or heads * head_dim % width:
                     continue
                 x, y = (part.reshape(tokens, -1, width) for part in self.sample[:2])
-                with suppress(PhasorError):  # a law's list has a number for each pair
+                with suppress(PhasorError):  # a law may hold a list with one number for each pair
                     other = replace(rope, head_dim=width, rotary_dim=width)
                     if rotates_as(self.sample._replace(x=x, y=y), other).all():
                         return (make_finding("head-width", found=width, meant=head_dim),)

@@ -34,7 +34,7 @@ def diff(
 ) -> ModelDifference: ...
 
 
-# other options say how functions are called
+# all other options control how functions are called
 @overload
 def diff(a: Function, b: Rope | Function, **options: Any) -> MapDifference | None: ...
 
@@ -54,28 +54,29 @@ def diff(
     tolerance: float | None = None, seq_len: int | None = None, head_dim: int | None = None,
     **calling: Any,
 ) -> RopeDifference | ModelDifference | MapDifference | None:  # fmt: skip
-    """How two Ropes, two models or two functions differ; false if they agree within the context.
+    """How two Ropes, two models or two functions differ; falsy if they agree within the context.
 
-    Two Ropes differ at the first position where ``exp(i p f_a)`` and ``exp(i p f_b)`` of a pair are
-    more than ``tolerance`` apart, which is computed from their frequencies. Models are compared
-    layer by layer, up to the end of the one with fewer layers. A function is compared at positions
-    0 to 16 and around every power of two below the context, and the first difference is found by
-    bisection between the last of these that agrees and the first that does not.
+    Two Ropes differ from the first position where ``exp(i p f_a)`` and ``exp(i p f_b)`` of a pair
+    are more than ``tolerance`` apart; this position is computed from the frequencies. Models are
+    compared layer by layer, up to the last layer of the shorter model. A function is compared at
+    positions 0 to 16 and around every power of two below the context; bisection between the last of
+    these that agrees and the first that does not then finds the first difference.
 
     Args:
         a: A Rope with a static law, the ropes of a model, or a function as `identify` takes it.
         b: The same.
-        context: Positions 0 to ``context - 1`` count; the longer of two models' contexts, or 2**20,
-            unless given.
-        tolerance: How far two unit vectors, or two factors relatively, may be apart; below 2, but
-            for functions. 1e-6 unless given, or 1e-3 for functions.
-        seq_len: The length at which rules of models pick their law; ``context`` unless given.
+        context: Positions 0 to ``context - 1`` are compared. By default the longer of two models'
+            contexts, otherwise 2**20.
+        tolerance: How far apart two unit vectors may be, and two factors relative to each other.
+            1e-6 by default, 1e-3 for functions; must be below 2 except for functions.
+        seq_len: The length for which the rules of models pick their law; by default ``context``.
         head_dim: Width of a head, for two functions.
         calling: How functions are called, as for `identify`.
 
     Returns:
-        Of Ropes the fields, pairs and factors that differ, of models these by kind of layers; of
-        functions where they differ, how far and the change of a score there, or None if they agree.
+        For Ropes, the fields, pairs and factors that differ; for models, the same for each kind of
+        layers; for functions, the position of the first difference, its size and the change of a
+        score there, or None if they agree.
 
     Raises:
         TensorError: If no way of calling a function works.
@@ -89,7 +90,7 @@ def diff(
 
     >>> from phasor import preset
     >>> compared = diff(preset("llama-3-8b"), preset("llama-3.1-8b"), context=8192)
-    >>> [(one.layers, one.difference.pairs) for one in compared.layers]
+    >>> [(kind.layers, kind.difference.pairs) for kind in compared.layers]
     [('0-31', 35)]
 
     >>> from phasor.numpy import rotate
@@ -101,7 +102,8 @@ def diff(
     call_options = calling | ({} if head_dim is None else {"head_dim": head_dim})
     if call_options and not measured:
         raise SpecError(
-            f"{next(iter(call_options))} says how a function is called, and neither is one"
+            f"{next(iter(call_options))} controls how a function is called, but neither a nor b is "
+            "a function"
         )
     if seq_len is not None and not (isinstance(a, LayerRopes) and isinstance(b, LayerRopes)):
         raise SpecError("seq_len picks the laws of models: give the ropes as rope.at(seq_len)")

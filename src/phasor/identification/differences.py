@@ -27,7 +27,7 @@ class PairDifference(Difference):
     """The first position where the angles of one pair differ."""
 
     pair: int
-    position: int  # the first at which they are more than the tolerance apart
+    position: int  # the first position where the unit vectors are more than the tolerance apart
     error: float  # how far apart the two unit vectors are there
     inv_freq: tuple[float, float]  # in the first and in the second Rope
 
@@ -41,14 +41,14 @@ class PairDifference(Difference):
 
 @dataclass(frozen=True, kw_only=True)
 class RopeDifference(Difference):
-    """How two Ropes differ within a context; false if they do not."""
+    """How two Ropes differ within a context; falsy if they agree."""
 
-    # of the frequencies, if they differ, and then of the layout
+    # fields that determine the frequencies, if these differ, then fields of the layout
     fields: dict[str, tuple[object, object]]
     context: int  # positions 0 to ``context - 1`` were compared
-    earliest: PairDifference | None = None  # the one that differs at the lowest position
-    first_pair: PairDifference | None = None  # the lowest index that differs at all
-    pairs: int = 0  # how many differ
+    earliest: PairDifference | None = None  # the pair that differs at the lowest position
+    first_pair: PairDifference | None = None  # the pair with the lowest index that differs
+    pairs: int = 0  # how many pairs differ
     attention_factors: tuple[float, float] | None = None  # None if they are equal
     softmax_factors: tuple[float, float] | None = None
     logit_factors: tuple[float, float] | None = None
@@ -74,7 +74,7 @@ class RopeDifference(Difference):
 
 
 def _in_words(both: tuple[object, object], name: str) -> str:
-    """Two values of a field as text; if they are laws of two kinds, only their names."""
+    """Two values of a field as text; for laws of different kinds, only the names of the laws."""
     first, second = (
         "none" if value is None else short_repr(value) if name == "axes" else f"{value}"
         for value in both
@@ -142,8 +142,8 @@ def _pair_if_different(a: float, b: float, tolerance: float) -> tuple[float, flo
 
 
 def _first_differences(a: Rope, b: Rope, tolerance: float) -> Floats:
-    """The first position at which each pair differs, infinity if none, ``[num_pairs]``."""
-    # |exp(ix) - exp(iy)| = 2 |sin((x - y) / 2)| passes the tolerance at this angle
+    """The first position where each pair differs, ``[num_pairs]``; infinity if there is none."""
+    # |exp(ix) - exp(iy)| = 2 |sin((x - y) / 2)| exceeds the tolerance from this angle on
     angle = 2 * math.asin(tolerance / 2)
     # whole positions cannot tell frequencies that differ by whole turns
     pairs = zip(real_inv_freq(a), real_inv_freq(b), strict=True)
@@ -154,13 +154,13 @@ def _first_differences(a: Rope, b: Rope, tolerance: float) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerDifference(Difference):
-    """The layers of one kind in the first model and one in the second; false if they agree."""
+    """Layers that have one kind in the first model and one in the second; falsy if they agree."""
 
-    layers: str  # their indices as ranges
-    kinds: tuple[str, str]  # of these layers in the first and in the second model
+    layers: str  # the indices of the layers as ranges
+    kinds: tuple[str, str]  # the kind of these layers in the first and in the second model
     has_rope: tuple[bool, bool]
     difference: RopeDifference | None  # None unless both models have a rope here
-    queries: str = ""  # what each multiplies its queries by, if they differ
+    queries: str = ""  # by which factor each model multiplies its queries, if the factors differ
 
     def __bool__(self) -> bool:
         return self.has_rope[0] != self.has_rope[1] or bool(self.difference or self.queries)
@@ -177,14 +177,14 @@ class LayerDifference(Difference):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDifference(Difference):
-    """Two models side by side; false if no layer, frequency or factor differs."""
+    """Two models side by side; falsy if no layer, frequency or factor differs."""
 
     names: tuple[str, str]
     layer_counts: tuple[int, int]
-    softmax_factors: tuple[float, float]  # those on the softmax scale of each
-    context: int  # positions compared
+    softmax_factors: tuple[float, float]  # by which each model multiplies the softmax scale
+    context: int  # how many positions were compared
     tolerance: float  # how far apart two unit vectors may be
-    layers: tuple[LayerDifference, ...]  # for every two kinds of layers that meet at one index
+    layers: tuple[LayerDifference, ...]  # one for every two kinds that share a layer index
 
     def __bool__(self) -> bool:
         factors = _pair_if_different(*self.softmax_factors, self.tolerance)
@@ -195,7 +195,7 @@ class ModelDifference(Difference):
         if not self:
             lines.append(f"They agree within {self.tolerance:g} on every pair of every layer.")
         if self.layer_counts[0] != self.layer_counts[1]:
-            alike = "" if self else "; those that both have rotate alike"
+            alike = "" if self else "; the layers that both have rotate alike"
             lines.append("  Layers: {} and {}{}.".format(*self.layer_counts, alike))
         if self and self.softmax_factors[0] != self.softmax_factors[1]:
             lines.append("  Softmax scale: times {:.9g} and {:.9g}.".format(*self.softmax_factors))
@@ -216,10 +216,14 @@ def diff_models(
     layers_of: dict[tuple[tuple[str, str], Rope | None, Rope | None], list[int]] = {}
     for layer, kinds in enumerate(zip(a.layer_kinds, b.layer_kinds, strict=False)):
         layers_of.setdefault((kinds, a[layer], b[layer]), []).append(layer)
-    for name in dict.fromkeys(rotation.name for rotation in (*a.beside, *b.beside)):
-        for layer in sorted({i for n, _, at in (*a.beside, *b.beside) if n == name for i in at}):
-            ropes = a.rope_beside(name, layer), b.rope_beside(name, layer)
-            # files need not say whether layers follow that predict further tokens
+    for name in dict.fromkeys(
+        rotation.name for rotation in (*a.auxiliary_ropes, *b.auxiliary_ropes)
+    ):
+        for layer in sorted(
+            {i for n, _, at in (*a.auxiliary_ropes, *b.auxiliary_ropes) if n == name for i in at}
+        ):
+            ropes = a.auxiliary_rope(name, layer), b.auxiliary_rope(name, layer)
+            # a file may omit its layers for multi-token prediction
             if layer < min(len(a), len(b)) or (len(a) == len(b) and all(ropes)):
                 layers_of.setdefault(((name, name), *ropes), []).append(layer)
     differences: list[LayerDifference] = []
@@ -228,7 +232,7 @@ def diff_models(
         found = diff_ropes(both[0], both[1], context, tolerance) if len(both) == 2 else None
         has_rope = ropes[0] is not None, ropes[1] is not None
         times = [m.query_factors.get(k, QueryFactor()) for m, k in zip((a, b), kinds, strict=True)]
-        # each is monotone, so that its values at both ends bound it
+        # each factor is monotone in the position, so its values at both ends bound it
         span = np.ptp([factor([0, context - 1]) for factor in times])
         is_same = times[0] == times[1] or span <= tolerance
         said = "" if is_same else "Queries: times {} and {}.".format(*times)

@@ -1,4 +1,4 @@
-"""How a function differs from what was expected; if nothing was, everything that was found."""
+"""How a function differs from the expected rotation; without one, everything found about it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from phasor.identification.report import (
 from phasor.identification.spectrum import rounded
 from phasor.rope import Rope
 
-# findings about a function's turns alone, which are no difference where the rope turns so too
+# findings about the turns of a function alone: no difference if the expected rope turns the same
 _COMPARED = {
     *MISTAKES, "axis-scaled", "beyond-half-a-turn", "direction", "offset",
     "frequencies-in-bfloat16", "frequencies-in-float16",
 }  # fmt: skip
-# names that say that something differs, but not how
+# names of findings that state a difference but not its cause
 _VAGUE = {"angles", "frequencies", "no-rotation", "tokens"}
-# names of what changes the recorded turns little or not at all, and so explains none of them
+# names of findings that change the recorded turns little or not at all, and so explain none
 _ELSEWHERE = {
     "inputs-written", "angles-in-float32", "frequencies-in-float32",
     *NAMES["calls"], *NAMES["the end of a table"], *NAMES["negative positions"],
@@ -40,13 +40,13 @@ class Reference(NamedTuple):
     """The reference for a function: a Rope, or the findings about another function."""
 
     rope: Rope
-    offset: float = 0.0  # of its positions
-    gain: float = 1.0  # by which it multiplies further, apart from the rope's factor
+    offset: float = 0.0  # added to every position
+    gain: float = 1.0  # a factor on the result in addition to the rope's attention factor
     findings: Changes = ()
 
     @classmethod
     def of(cls, report: Identification) -> Reference | None:
-        """What a function does, if that is a Rope."""
+        """The reference that a function sets, if its rotation is a Rope."""
         if report.rope is None:
             return None
         gain = (report.attention_factor or 1.0) / report.rope.attention_factor
@@ -56,11 +56,11 @@ class Reference(NamedTuple):
 def find_differences(
     caller: Caller, measured: Measurement, expected: Reference | None = None, near: int = 0
 ) -> Changes:
-    """How a function differs from what is expected of it, the most important first.
+    """How a function differs from the expected reference, the most important difference first.
 
-    If nothing is expected, these are all findings about the function. Otherwise findings that the
-    reference shares are left out, and the differences are added that a recording of the function
-    shows below ``near``, up to the position where it stops to be one rotation.
+    Without a reference, these are all findings about the function. With one, findings that the
+    reference shares are left out, and differences that show in a recording of the function are
+    added; the recording ends at ``near``, or where the function stops being one rotation.
     """
     report, end = measured
     if expected is None:
@@ -83,7 +83,7 @@ def find_differences(
 
 
 def superseded_by(names: Collection[str]) -> set[str]:
-    """Names of differences in a recording that these findings explain better."""
+    """The names of vaguer findings that these findings replace, as they explain them better."""
     superseded = set(_VAGUE) if {*names} - _ELSEWHERE else set[str]()
     if "factor-on-one-side" in names:
         superseded.add("factor")
@@ -91,19 +91,19 @@ def superseded_by(names: Collection[str]) -> set[str]:
 
 
 def _has(reference: Reference, recorded: Changes, finding: Finding) -> bool:
-    """Whether what was found of a function alone is no difference from the reference."""
+    """Whether a finding about the function alone holds for the reference as well."""
     if is_among(finding, reference.findings):
         return True
     if finding.name == "frequencies-in-float32":
         f = reference.rope.inv_freq
         return np.array_equal(rounded(f, "float32"), f)
-    # a recording compares frequencies; and what cannot be told is none
+    # the recording has compared frequencies, and a property that it cannot show is no difference
     compared = {change.name for change in recorded}
     return finding.name in _COMPARED - compared
 
 
 def is_among(finding: Finding, findings: Sequence[Finding]) -> bool:
-    """Whether another function has it too; of roundings the measured errors differ a little."""
+    """Whether a finding is among others; roundings match by name, as measured errors vary."""
     return finding in findings or (
         is_rounding(finding) and any(other.name == finding.name for other in findings)
     )

@@ -35,11 +35,12 @@ from phasor.identification.spectrum import (
 from phasor.identification.turns import Arrangement, Turns
 from phasor.rope import Rope, with_frequencies
 
-# `FLOAT64_SLACK` in float32: one rounding; a power with its roundings; a power of logarithms
+# the counterparts of `FLOAT64_SLACK` for frequencies that were computed in float32: one rounding, a
+# power with its roundings, and a power by way of logarithms
 _FLOAT32_SLACKS = (2.0**-24, 2e-7, 1e-6)
 
 
-# chance saves so many digits once in 10 to this power
+# a fit that needs so many digits fewer is chance only once in 10 to this power
 _CERTAIN_DIGITS = 4
 
 
@@ -47,15 +48,18 @@ def explain(
     arrangement: Arrangement,
     spectrum: Spectrum,
     sizes: Floats,
-    of_axes: Turns | None = None,
+    axis_turns: Turns | None = None,
     *,
     rounding: float,
     is_rotation: bool = True,
 ) -> Identification:
-    """The report about the rotation: its pairs and factor, and the Rope with the same rotation."""
-    # ``sizes`` [P, pairs] are the lengths of turned unit vectors, and several axes have turns at
-    # unequal coordinates; of a rotation both members of every pair turn alike
-    drivers = find_drivers(spectrum, of_axes, rounding)
+    """The report about the rotation: its pairs and factor, and the Rope with the same rotation.
+
+    ``sizes`` ``[P, pairs]`` are the lengths of turned unit vectors. ``axis_turns`` are the turns at
+    unequal coordinates, if there are several axes. ``is_rotation`` is false if the two members of
+    some pair do not turn alike.
+    """
+    drivers = find_drivers(spectrum, axis_turns, rounding)
     layout, median = arrangement.layout, float(np.median(sizes))
     has_one_gain = is_rotation and float(np.ptp(sizes)) <= 16 * rounding * max(median, 1)
     gain = simplest_near(median, 4 * rounding + FACTOR_ROOM) or 0.0
@@ -74,7 +78,7 @@ def explain(
         pairs=tuple(map(PairFound, *columns, *measured, axes)),
     )
     if has_one_gain:
-        return _explain_rotation(report, arrangement, spectrum, drivers, of_axes)
+        return _explain_rotation(report, arrangement, spectrum, drivers, axis_turns)
     if not is_rotation:
         return replace(report, why_no_rope="the two members of a pair do not turn together")
     why = "it does not keep the length of vectors, nor multiply it by one factor"
@@ -83,7 +87,7 @@ def explain(
 
 def _explain_rotation(
     report: Identification, arrangement: Arrangement, spectrum: Spectrum, drivers: Drivers,
-    of_axes: Turns | None,
+    axis_turns: Turns | None,
 ) -> Identification:  # fmt: skip
     direction, f, findings = _find_direction(spectrum)
     offset, offset_findings = find_offset(spectrum)
@@ -99,30 +103,32 @@ def _explain_rotation(
     elif offset is None:
         why = "it turns by a constant angle at position 0, which no shift of positions explains"
     elif not slices:
-        why = "the axes are dealt to the pairs in an order that has no name here"
+        why = "the axes are assigned to the pairs in an order that has no name here"
     report = add_findings(
         report, *offset_findings, *findings, direction=direction, position_offset=offset or 0.0,
         why_no_rope=why,
     )  # fmt: skip
     if why or offset is None:
         return report
-    if of_axes is not None:
-        of_axes = of_axes._replace(positions=of_axes.positions + offset)
-    return _explain_frequencies(report, slices, f, spectrum.uncertainty, of_axes)
+    if axis_turns is not None:
+        axis_turns = axis_turns._replace(positions=axis_turns.positions + offset)
+    return _explain_frequencies(report, slices, f, spectrum.uncertainty, axis_turns)
 
 
 def _explain_frequencies(
     report: Identification, slices: list[Rope], f: Floats, uncertainty: Floats,
-    of_axes: Turns | None,
+    axis_turns: Turns | None,
 ) -> Identification:  # fmt: skip
-    """The report with the Rope of frequencies ``f``, by base and law if they have some."""
+    """The report with the Rope of frequencies ``f``, by base and law if these explain them."""
     numbers, findings = find_frequency_dtype(f, uncertainty)
     rope, explanations = _find_best_fit(
         slices, f, uncertainty, laws.find_explanations, may_be_float64=numbers is None
     )
     if not explanations:
         changes, base = findings, None
-        scaled = None if of_axes is None else _find_scaled_axis(slices, f, uncertainty, of_axes)
+        scaled = (
+            None if axis_turns is None else _find_scaled_axis(slices, f, uncertainty, axis_turns)
+        )
         if scaled is not None:
             base, finding = scaled
             changes = [finding]
@@ -189,14 +195,14 @@ def _find_best_fit(
         return min(fits, key=lambda fit: digits(fit[1]))
 
     exact = find_fit(laws.FLOAT64_SLACK)
-    # what is hardly better known than from float32 angles is no evidence against them
+    # a frequency measured hardly better than float32 angles allow is no evidence against them
     is_sharp = uncertainty < ROUNDING["float32"] / 32 * f
     if np.any(is_sharp & (np.abs(rounded(f, "float32") - f) > uncertainty)):
         return exact
     for slack in _FLOAT32_SLACKS:
         loose = find_fit(slack)
         if loose[1]:
-            # a fit that is ten times as loose saves a digit by itself
+            # a tolerance that is ten times as loose already saves one digit
             exactness = float((uncertainty[f > 0] / f[f > 0]).min(initial=1.0)) + laws.FLOAT64_SLACK
             looseness = math.log10(1 + slack / exactness) + _CERTAIN_DIGITS * may_be_float64
             return loose if digits(loose[1]) + looseness < digits(exact[1]) else exact
@@ -206,11 +212,11 @@ def _find_best_fit(
 def _find_scaled_axis(
     slices: list[Rope], f: Floats, uncertainty: Floats, turns: Turns
 ) -> tuple[float, Finding] | None:
-    """The base of all axes but one, and the number by which that one's positions are multiplied."""
+    """The base of all axes but one, and the number that multiplies the positions of that axis."""
     for layout in slices:
         rope = _set_frequencies(layout, f)
         errors = laws.pad_to_rope(uncertainty, rope) + _FLOAT32_SLACKS[0] * rope.inv_freq
-        # the logarithm of a frequency falls with a pair's place in its spectrum
+        # the logarithm of a frequency falls linearly along the pairs of one axis
         places = np.concatenate([np.arange(n) / n for n in rope.axes.spectra(rope.num_pairs)])
         of_pair = np.array(rope.axes.axis_of_pair(rope.num_pairs))
         for axis in range(rope.axes.n_axes):

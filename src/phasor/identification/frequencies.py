@@ -1,4 +1,4 @@
-"""The third question: which frequencies, and how their base and law differ from those meant."""
+"""The third question: which frequencies, and how their base and law differ from the expected."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ from phasor.scaling import NTK, DynamicNTK, Law, Linear, Llama3, LongRope, Rule,
 _ORIGINALS = (8192, 4096, 32768, 2048)
 
 
-#: Factors of laws in use.
+#: The factors that published laws use.
 FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0, 40.0, 64.0)
 
 
-# by which positions of an axis may be multiplied
+# numbers by which programs may multiply the positions of an axis
 _FRACTIONS = sorted({a / b for a in range(1, 9) for b in range(1, 9) if a != b}, key=count_digits)
-# how far a measured factor may be off, relatively, from the number that somebody wrote
+# the relative error allowed between a measured factor and the number in a program
 _FACTOR_ERROR = 1e-3
-# offsets that are tried together with it, if slow pairs cannot tell which
+# offsets that are tried together with such a number, if slow pairs cannot tell the offset
 _MOST_OFFSETS = 4
-# how far the exponent of a measured base may be off, relatively, from that of another width
+# the relative error allowed in the exponent when a measured base is attributed to another width
 _EXPONENT_ERROR = 1e-4
 
 
 def compare(meant: Rope, found: Rope, unresolved: Rope | None = None) -> Changes:
-    """How direction, base, law and axes differ; ``unresolved`` has the rule that chose the law."""
+    """How direction, base, law and axes differ; ``unresolved`` is the rope before its rule."""
     changes: list[Finding] = []
     if found.direction != meant.direction:
         changes.append(make_finding("direction", way="the other way, R(-p) instead of R(p)"))
@@ -103,7 +103,7 @@ def _compare_axes_apart(found: Rope, meant: Rope) -> Iterator[Finding]:
 
 
 def _find_width(meant: Rope, base: float) -> int | None:
-    """The width over which exponents of the meant base would run to look like this base."""
+    """The width that would make powers of the expected base look like powers of this base."""
     exponent = 0.0 if base in USUAL_BASES else math.log(base, cast(float, meant.base))
     width = meant.rotary_dim
     for other in dict.fromkeys((meant.head_dim, width // 2, 2 * width, width - 2, width + 2)):
@@ -113,7 +113,7 @@ def _find_width(meant: Rope, base: float) -> int | None:
 
 
 def compare_factors(rope: Rope, turns: Turns) -> Changes:
-    """How the factor of cos and sin differs from the rope's."""
+    """How the measured factor on cos and sin differs from the rope's."""
     meant, found = rope.attention_factor, turns.factor(rope)
     if found == meant:
         return ()
@@ -146,7 +146,7 @@ def _short(value: Any) -> str:
 
 
 def alternatives(meant: Meant, places: Positions, name: str) -> Iterator[Hypothesis]:
-    """Ropes that differ from the one that was meant in one property, a name of `ROPES`."""
+    """Ropes that differ from the expected one in a single property, a name of `ROPES`."""
     for changes, other in ROPES[name](meant):
         if other != meant.rope and other.num_pairs == meant.rope.num_pairs:
             with suppress(PhasorError):  # a law may need two pairs
@@ -154,22 +154,22 @@ def alternatives(meant: Meant, places: Positions, name: str) -> Iterator[Hypothe
 
 
 def other_ropes(meant: Meant, places: Positions) -> Iterator[Hypothesis]:
-    """Ropes that differ in one property."""
+    """Ropes that differ from the expected one in a single property."""
     return chain.from_iterable(alternatives(meant, places, name) for name in ROPES)
 
 
 def twice_other_ropes(meant: Meant, places: Positions) -> Iterator[Hypothesis]:
-    """Ropes that differ in two properties."""
+    """Ropes that differ from the expected one in two properties."""
     for first, second in combinations(ROPES, 2):
         for changed_once in alternatives(meant, places, first):
-            # a rule is that of its layer
+            # the rule belongs to the layer that the first change has chosen
             changed_meant = Meant(changed_once.rope, None if first == "layer" else meant.unresolved)
             for changed_twice in alternatives(changed_meant, places, second):
                 yield changed_twice._replace(changes=changed_once.changes + changed_twice.changes)
 
 
 def _named(meant: Meant, ropes: Iterable[Rope]) -> Iterator[Change]:
-    """Each rope, and how it differs from the one that was meant."""
+    """Each rope, and how it differs from the expected one."""
     return ((compare(meant.rope, other, meant.unresolved), other) for other in ropes)
 
 
@@ -212,10 +212,10 @@ def _applied_twice(meant: Meant) -> Iterator[Change]:
 def find_scaled_axes(
     rope: Rope, turns: Turns, inv_freq: Floats | None = None
 ) -> Iterator[Hypothesis]:
-    """Positions of one axis of several that are multiplied by a number, and all off by another.
+    """Hypotheses that multiply one axis's positions by a number, after adding an offset to all.
 
-    The other axes tell by how much positions are off. The number is solved for where frequencies
-    were measured; otherwise fractions are tried, and then whatever the turns allow.
+    The other axes determine the offset. The number is solved for if frequencies were measured;
+    otherwise simple fractions are tried, and then every number that the turns allow.
     """
     n_axes = rope.axes.n_axes
     if n_axes == 1 or isinstance(rope.axes, Mixed):
@@ -230,12 +230,14 @@ def find_scaled_axes(
             ratio = float(np.median(inv_freq[on_axis] / rope.inv_freq[on_axis]))
             factors = [factor for factor in _FRACTIONS if abs(ratio / factor - 1) <= _FACTOR_ERROR]
             factors += [simplest_near(ratio, _FACTOR_ERROR) or 1.0]
-        others = np.flatnonzero(~on_axis).tolist()
-        # if all pairs follow this axis, no other tells
-        offsets = shifts.shared(OFFSETS, others) if others else OFFSETS[:1]
+        other_pairs = np.flatnonzero(~on_axis).tolist()
+        # if all pairs follow this axis, no other axis determines the offset
+        offsets = shifts.shared(OFFSETS, other_pairs) if other_pairs else OFFSETS[:1]
         for offset in offsets[:_MOST_OFFSETS].tolist():
             places = turns.positions + offset
-            likely = ((one, _with_value(rope, name, one)) for one in factors if one != 1)
+            likely = (
+                (factor, _with_value(rope, name, factor)) for factor in factors if factor != 1
+            )
             allowed = _find_values(rope, name, turns, places) if inv_freq is None else ()
             for factor, scaled in chain(likely, allowed):
                 finding = make_finding("axis-scaled", axis=axis, factor=factor)
@@ -248,7 +250,7 @@ def _other_lengths(meant: Meant) -> Iterator[Change]:
     if rope.base is None or not isinstance(rule, Rule):
         return
     original = cast(int, getattr(rule, "original_max_positions", 4096))
-    # vLLM computes one table, for as many times the original length as the factor says
+    # vLLM computes one table, whose length is the factor times the original length
     table = int(original * cast(float, getattr(rule, "factor", 1.0)))
     off_by_one = () if chosen is None else ((chosen + 1, "more"), (chosen - 1, "fewer"))
     for length, how in off_by_one if isinstance(rule, DynamicNTK) else ():
@@ -259,12 +261,12 @@ def _other_lengths(meant: Meant) -> Iterator[Change]:
         which = f"as for a length of {length}"
         if isinstance(rule, LongRope):
             which = f"by its {'short' if length <= original else 'long'} list"
-        with suppress(PhasorError):  # its lists are for other pairs
+        with suppress(PhasorError):  # the rule's lists may be for another number of pairs
             yield (make_finding("length", which=which),), replace(rope, scaling=rule.at(length))
 
 
 def _other_laws(rope: Rope) -> Iterator[Rope]:
-    """The law with other parameters, and other laws with its numbers, as a misread config has."""
+    """The law with other parameters, and other laws with its numbers, as in a misread config."""
     law = rope.scaling
     yield from _shared_otherwise(rope, "scaling")
     if (
@@ -289,7 +291,7 @@ def _other_laws(rope: Rope) -> Iterator[Rope]:
 
 
 def _other_parameters(law: Law | None) -> Iterator[dict[str, Any]]:
-    # other published values, halves and doubles, the default
+    # other published values, half and twice the value, and the default
     for field in () if law is None else fields(law):
         value: Any = getattr(law, field.name)
         values: list[Any] = []
@@ -305,8 +307,9 @@ def _other_parameters(law: Law | None) -> Iterator[dict[str, Any]]:
         yield from ({field.name: other} for other in dict.fromkeys(values))
 
 
-#: What of a rope may differ, and the changes and ropes of each, in the order in which they are
-#: tried: of equal fits the first is named. Of two that differ the first is changed first.
+#: The properties of a rope that may differ, each with a function that gives changes and ropes. They
+#: are tried in this order, and the first of equally good fits is reported. Where two properties
+#: differ, the earlier one is changed first.
 ROPES: dict[str, Callable[[Meant], Iterator[Change]]] = {
     "direction": lambda one: _named(one, [replace(one.rope, direction=-one.rope.direction)]),
     "layer": _other_layers,
@@ -320,26 +323,26 @@ ROPES: dict[str, Callable[[Meant], Iterator[Change]]] = {
 }
 
 
-# logarithms of the least and the largest value that is sought
+# logarithms of the smallest and the largest value that is searched
 _LOGS = {"base": (math.log(20), math.log(1e10)), "factor": (math.log(1.01), math.log(1000)),
          "axis": (math.log(1 / 64), math.log(64))}  # fmt: skip
 
 
-_FEW_VALUES = 65  # at which a law is computed
+_FEW_VALUES = 65  # how many values a law is computed at
 
 
 _GRID = 129
 
 
-_MOST_AT_ONCE = 1 << 20  # values of a grid times tokens, which bounds memory
+_MOST_AT_ONCE = 1 << 20  # grid values times tokens in one step, which bounds memory
 
 
 def find_ropes(
     meant: Rope | None, turns: Turns, places: NDArray[Any], *, by_base_alone: bool = False
 ) -> Iterator[Rope]:
-    """The rope with bases that tokens allow, either direction, and with factors of a law.
+    """The expected rope with the bases and factors that tokens allow, in either direction.
 
-    The law is its own, none or a linear one; its own or none with another base alone.
+    The law is the rope's, linear or none; with ``by_base_alone`` it is the rope's or none.
     """
     if meant is None or meant.base is None:
         return
@@ -358,7 +361,7 @@ def find_ropes(
 
 
 def _with_value(rope: Rope, name: str, value: float) -> Rope:
-    """The rope with another base, another factor of its law, or one axis multiplied."""
+    """The rope with another base, another factor in its law, or the positions of an axis scaled."""
     if name.startswith("axis"):
         on_axis = np.equal(rope.axes.axis_of_pair(rope.num_pairs), int(name.split()[1]))
         f = tuple(np.where(on_axis, value * rope.inv_freq, rope.inv_freq).tolist())
@@ -371,15 +374,15 @@ def _with_value(rope: Rope, name: str, value: float) -> Rope:
 def _find_values(
     rope: Rope, name: str, turns: Turns, places: NDArray[Any]
 ) -> Iterator[tuple[float, Rope]]:
-    """The bases or factors that tokens allow, those with few digits first, and the rope with each.
+    """The bases or factors that tokens allow, fewest digits first, each with its rope.
 
-    The values that a few tokens allow are found on a grid, then on finer ones for more tokens, up
-    to as many as allow any: where positions restart, the first may be right all the same.
+    A grid gives the values that a few tokens allow; finer grids narrow them with more tokens, until
+    no value fits: if positions restart later, the first tokens are still right.
     """
     least, most = _LOGS[name.partition(" ")[0]]
     low, high, values = least, most, Interval(1, 0)
     of_pairs = of_each_pair(places, axes_of(rope))  # [T, 1 or num_pairs]
-    # near 0 all bases are alike, and far away a coarse grid misses the right one
+    # near position 0 all bases look alike, and far away a coarse grid misses the right one
     order = np.argsort(np.abs(of_pairs).max(axis=1), kind="stable")
     allowing, tried, limit, refinements = 0, min(4, len(order)), len(order), 3
     while refinements:
@@ -402,36 +405,36 @@ def _find_values(
         found = _with_value(rope, name, value)
         yield value, found
         if turns.misfit(*suppose(found, places)[1:]).max() <= 1:
-            break  # others have more digits
+            break  # the remaining values have more digits
 
 
 def _allowed_values(
     rope: Rope, name: str, logs: Floats, of_pairs: NDArray[Any], turns: Turns,
     some: NDArray[np.intp],
 ) -> Floats:  # fmt: skip
-    """Those logarithms on an even grid whose values some tokens allow.
+    """The logarithms on an even grid whose values these tokens allow.
 
-    Their positions are ``[T, 1 or num_pairs]``.
+    The positions that turn the pairs are ``[T, 1 or num_pairs]``.
     """
     z, (low, high) = turns.z[some], turns.gain
     allowed, gain = turns.errors[some] + (high - low) / 2, (low + high) / 2
-    # logarithms of frequencies are nearly linear: known at some values, [values, pairs]
+    # logarithms of frequencies, interpolated linearly between a few values: [values, pairs]
     is_linear = rope.scaling is None or isinstance(rope.scaling, Linear) or "axis" in name
     few: Floats = np.linspace(float(logs[0]), float(logs[-1]), 4 if is_linear else _FEW_VALUES)
     lawful = np.array([_with_value(rope, name, math.exp(log)).inv_freq for log in few.tolist()])
     known = np.log(np.maximum(lawful, 1e-300))
     slopes = np.abs(np.gradient(known, few, axis=0))
     bends = np.pad(np.abs(np.diff(known, 2, axis=0)), ((1, 1), (0, 0)), "edge")
-    # next to a bend or a jump it is that far off
+    # next to a bend or a jump the interpolation is this far off
     bends = np.maximum(bends, np.maximum(np.roll(bends, 1, axis=0), np.roll(bends, -1, axis=0)))
     errors: Floats = slopes * (logs[1] - logs[0]) + bends
     places = rope.direction * np.broadcast_to(of_pairs, z.shape)
     kept: list[Floats] = []
     for part in np.array_split(logs, 1 + len(logs) * len(some) // _MOST_AT_ONCE):
-        # slow pairs, which turn least often, leave the fewest values to the others
+        # slow pairs make the fewest turns, so that they exclude the most values: they come first
         for pair in reversed(range(z.shape[1])):
             inv_freq = np.exp(np.interp(part, few, known[:, pair]))
-            # neighbours on the grid are a step apart, and float32 angles rounded
+            # allow for the distance of neighbours on the grid, and for rounded float32 angles
             unsure = np.interp(part, few, errors[:, pair]) + 2.0**-20
             angles = np.outer(inv_freq, places[:, pair])  # [values, T]
             slack = gain * np.minimum(np.abs(angles) * unsure[:, None], 2)
@@ -444,7 +447,7 @@ def _allowed_values(
 
 
 def name_pairs(rope: Rope | None, turns: Turns) -> Changes:
-    """From which pair on the frequencies differ."""
+    """The finding about the first pair from which the frequencies differ."""
     if rope is None:
         return (make_finding("frequencies", where=""),)
     misfit = turns.misfit(*suppose(rope, turns.positions)[1:]).max(axis=0)

@@ -1,6 +1,7 @@
-"""Which rotation a function does: evidence by calls, measured turns, and `REPORTED` in order.
+"""Which rotation a function performs: calls give evidence, turns are measured, a report is filled.
 
-`expecting` compares that with a rotation that was expected, if there is one.
+`REPORTED` lists the steps that fill the report, in order. `expecting` then compares it with the
+expected rotation, if there is one.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ from phasor.identification.turns import Turns
 from phasor.numpy import every_axis_of, rotate
 
 SMALL_POSITIONS = (0, 1, 2, 3, 5, 8)
-# frequencies that hold up to here are not those of a few odd positions
+# frequencies that hold up to this position are not an accident of the first few positions
 _REGULAR = 16
 
 
 class Measurement(NamedTuple):
-    """What was found out about a function, whatever it was meant to be."""
+    """The report about a function, without regard to any expected rotation."""
 
     report: Identification
-    end: int  # the first position where another rotation, or none, begins
+    end: int  # the first position that is turned by another rotation, or not at all
 
 
 def measure(caller: Caller, max_position: int) -> Measurement:
-    """Measure the map at small positions, find its pairs, and measure those at growing ones."""
+    """Measure the map at small positions, find its pairs, and measure them at growing positions."""
     max_position = min(max_position, caller.max_position // 2)
     maps = _measure_maps(caller)
     rounding, findings = find_table_dtype(maps, caller.rounding, caller.out_dtype)
@@ -63,7 +64,7 @@ def measure(caller: Caller, max_position: int) -> Measurement:
     blocks = find_blocks(np.concatenate(list(maps)), rounding) if linear else []
     if linear and (arrangement := arrange_blocks(blocks, caller.head_dim)) is not None:
         noise = measure_noise(arrangement, maps, rounding)
-        if noise > 2 * rounding * size:  # more than an ulp
+        if noise > 2 * rounding * size:  # more than one ulp
             said = {"dtype": caller.out_dtype, "error": noise, "once": rounding * size}
             findings.append(make_finding("noise", **said))
             rounding = noise
@@ -81,20 +82,20 @@ def measure(caller: Caller, max_position: int) -> Measurement:
 
 
 def _measure_maps(caller: Caller) -> Floats:
-    """The linear maps ``[outputs, P, out, in]`` at small positions, first equal on all axes."""
+    """The linear maps ``[outputs, P, out, in]`` at small positions, equal on all axes first."""
     n = caller.n_axes
     positions = np.array(SMALL_POSITIONS)
-    if n > 1:  # the same positions on one axis at a time follow
+    if n > 1:  # then the same positions on one axis at a time
         on_axes = (np.outer(positions[1:], axis) for axis in np.eye(n, dtype=int))
         positions = np.concatenate([np.repeat(positions[:, None], n, axis=1), *on_axes])
     results = caller.turn(np.eye(caller.head_dim), positions)
     if not np.isfinite(results).all():
         raise RefusedError("it gives numbers that are not finite")
-    return np.swapaxes(results, 2, 3)  # vectors in are columns
+    return np.swapaxes(results, 2, 3)  # the columns belong to the unit vectors that went in
 
 
 def _is_linear(caller: Caller, maps: Floats, rounding: float) -> bool:
-    # whole numbers, which every dtype holds exactly
+    # vectors of whole numbers, because every dtype holds them exactly
     vectors = np.random.default_rng(1).integers(-7, 8, (3, caller.head_dim)).astype(np.float64)
     vectors[2] = 0
     expected = vectors @ maps[SMALL_POSITIONS.index(5)].T
@@ -105,7 +106,7 @@ def _is_linear(caller: Caller, maps: Floats, rounding: float) -> bool:
 def _measure_turns(
     probe: Probe, maps: Floats, max_position: int, findings: list[Finding]
 ) -> Measured:
-    """How the pairs turn at growing positions; findings about the maps are in the report."""
+    """How the pairs turn at growing positions; the report contains the findings about the maps."""
     lengths = call_with_growing_lengths(probe, max_position)
     start, spectrum = _find_regular_spectrum(probe, lengths)
     report = Identification(head_dim=probe.caller.head_dim, findings=(*findings,))
@@ -113,11 +114,11 @@ def _measure_turns(
 
 
 def _find_regular_spectrum(probe: Probe, lengths: Lengths) -> tuple[int, Spectrum]:
-    """The first position from which all turn with the same frequencies, and these."""
+    """The first position from which all positions turn at the same frequencies, and these."""
     top = lengths.longest_consistent
     z = lengths.answers[top]
     from_0 = find_spectrum(powers_of_two(top), z, probe.angle_errors(z))
-    # positions that an offset makes negative may be looked up at a table's end, or be taken for 0
+    # a position that an offset makes negative may read the end of a table, or be clamped to 0
     for start in SMALL_POSITIONS[1:] if from_0.last_position < min(_REGULAR, top) else ():
         positions = [start + p for p in powers_of_two(top // 2)]
         z = probe(positions)
@@ -128,7 +129,7 @@ def _find_regular_spectrum(probe: Probe, lengths: Lengths) -> tuple[int, Spectru
 
 
 def _compare_sides(probe: Probe, maps: Floats) -> tuple[float | None, list[Finding]]:
-    """How keys and queries are turned differently, by the maps ``[outputs, P, out, in]``."""
+    """How keys are turned differently from queries, by the maps ``[outputs, P, out, in]``."""
     tolerance = 32 * probe.rounding
     if len(maps) < 2 or np.abs(maps[0] - maps[1]).max() <= tolerance * max(1.0, np.abs(maps).max()):
         return None, []
@@ -155,9 +156,10 @@ def _add_rope(measured: Measured) -> None:
 
 
 def _add_rounded_angles(measured: Measured) -> None:
-    """Explain frequencies by the angles' dtype, if it explains more than their own.
+    """Report rounded angles rather than rounded frequencies, if they explain more.
 
-    An angle of one position is the frequency, and is a number of the dtype as well.
+    The angle at position 1 is the frequency itself, so rounded angles also look like rounded
+    frequencies.
     """
     report = measured.report
     dtype = next((name for name in COARSE if f"frequencies-in-{name}" in report.names()), None)
@@ -167,7 +169,7 @@ def _add_rounded_angles(measured: Measured) -> None:
     rope = replace(report.rope, base=base, explicit_inv_freq=None)
     top = min(measured.max_position, 1 << 12)
     causes = () if base is None else find_causes(rope, measured.probe.caller, top)
-    changes = [cause for cause in causes if cause.name != "factor"]  # which is in the report
+    changes = [cause for cause in causes if cause.name != "factor"]  # already in the report
     if [change.name for change in changes] != [f"angles-in-{dtype}"]:
         return
     kept = (finding for finding in report.findings if finding.name != f"frequencies-in-{dtype}")
@@ -176,16 +178,16 @@ def _add_rounded_angles(measured: Measured) -> None:
 
 
 def _add_rule_or_limits(measured: Measured) -> None:
-    """Add the rule by which the length of a call picks frequencies, or where a table ends."""
+    """Add the rule that picks frequencies by the length of a call, or the end of a table."""
     if measured.lengths.changes_at is not None:
         add_rule(measured)
     elif measured.report.is_rotation and not measured.report.names() & ANGLES_ROUNDED:
-        # which turn as predicted at few positions
+        # where lengths matter, only few positions turn as predicted
         add_limits(measured)
 
 
 def _turns_of_axes(probe: Probe, spectrum: Spectrum) -> Turns | None:
-    """The turns of each axis alone, up to the spectrum's last position; None for one axis."""
+    """The turns by each axis alone, up to the spectrum's last position; None for a single axis."""
     n_axes = probe.caller.n_axes
     if n_axes == 1:
         return None
@@ -196,23 +198,23 @@ def _turns_of_axes(probe: Probe, spectrum: Spectrum) -> Turns | None:
 
 
 def _add_error(measured: Measured) -> None:
-    """Add the error of the Rope against the maps of small positions."""
+    """Add the largest difference between the Rope and the maps at small positions."""
     rope, report, maps = measured.report.rope, measured.report, measured.maps[0]
     if rope is None:
         return
-    # columns are rotated unit vectors, of which those in the slice have the gain
+    # columns are rotated unit vectors; the factor applies to the columns of the slice
     factors = np.ones(report.head_dim)
     factors[rope.rotary_start :][: rope.rotary_dim] = report.attention_factor or 1.0
     regular = np.array(SMALL_POSITIONS) >= measured.start
     positions = np.array(SMALL_POSITIONS)[regular] + report.position_offset
-    # unit vectors are the heads of every token: [P, in, out]
+    # each token has one head per unit vector: [P, in, out]
     vectors = np.repeat(np.eye(report.head_dim)[None], len(positions), axis=0)
     turned = factors[:, None] * rotate(vectors, every_axis_of(rope, positions), rope, gain=1.0)
     exact = turned.swapaxes(1, 2)
     measured.add(error=float(np.abs(maps[: len(regular)][regular] - exact).max()))
 
 
-#: What is added to the report when the turns are known, in this order: later measurements need the
+#: The steps that fill the report once the turns are known. The order matters: later steps need the
 #: rope, its offset and its factor, and precision is measured up to the end of a table.
 REPORTED: tuple[Callable[[Measured], None], ...] = (
     _add_rope,

@@ -1,4 +1,4 @@
-"""Rotations that tokens may have had instead of the one that was meant."""
+"""Rotations, other than the expected one, that may have turned tokens."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Positions = NDArray[Any]  # [T] or [T, n_axes]
 
 
 class Meant(NamedTuple):
-    """The rope of a kind of layers."""
+    """The expected rope of one kind of layers."""
 
     rope: Rope
-    unresolved: Rope | None = None  # before a rule chose its law
-    other_kinds: Sequence[tuple[str, Rope]] = ()  # of layers, with their ropes
-    length: int | None = None  # at which the rule chose
+    unresolved: Rope | None = None  # the rope before its rule chose a law
+    other_kinds: Sequence[tuple[str, Rope]] = ()  # the other kinds of layers with their ropes
+    length: int | None = None  # the length for which the rule chose the law
 
 
 class Hypothesis(NamedTuple):
-    """A rotation of some tokens, and how it differs from the one that was meant."""
+    """A rotation of some tokens, and how it differs from the expected one."""
 
     changes: Changes
     rope: Rope
-    places: Positions  # where the tokens are turned as if they stood
-    rows: Complex  # exp(i angle) of every token, [T, num_pairs]
+    places: Positions  # the positions that turn the tokens
+    rows: Complex  # exp(i angle) for every token, [T, num_pairs]
 
 
 def suppose(rope: Rope, places: Positions, *changes: Finding) -> Hypothesis:
@@ -42,21 +42,21 @@ def suppose(rope: Rope, places: Positions, *changes: Finding) -> Hypothesis:
 
 
 def is_idle(hypothesis: Hypothesis, meant: Rope, places: Positions) -> bool:
-    """Whether it names changes, but turns these tokens like the rope that was meant."""
+    """Whether the hypothesis names changes but turns these tokens as the expected rope does."""
     if not hypothesis.changes or hypothesis.rope.attention_factor != meant.attention_factor:
         return False
     return turn_alike(hypothesis.rows, rows_of(meant, places))
 
 
 def turn_alike(rows: Complex, others: Complex) -> bool:
-    """Whether both rows of cos and sin are equal up to roundings of float64."""
+    """Whether two sets of rows of cos and sin are equal up to float64 rounding."""
     return np.allclose(rows, others, 0, 1e-9)
 
 
-# the changes that a rope has, and the rope
+# how a rope differs from the expected one, and the rope
 Change = tuple[Changes, Rope]
 
 
 def is_vague(changes: Changes) -> bool:
-    """Whether the changes say that something differs, but not why."""
+    """Whether the changes state a difference but not its cause."""
     return any(change.name in ("frequencies", "angles", "tokens") for change in changes)

@@ -1,4 +1,4 @@
-"""`identify`: which rotation is this function?"""
+"""`identify`: which rotation does this function perform?"""
 
 from __future__ import annotations
 
@@ -26,29 +26,28 @@ def identify(
     n_axes: int = 1,
     max_position: int = 1 << 20,
 ) -> Identification:
-    """Which rotation ``function`` does: pairing, slice, sign, frequencies, law, limits, mistakes.
+    """The rotation of ``function``: pairing, slice, sign, frequencies, law, limits and mistakes.
 
-    Unit vectors go in at chosen positions, and what comes out is read as a linear map, block by
-    block. Frequencies are found from the lowest positions first and refined at growing ones.
+    The function is called with unit vectors at chosen positions, and its results are read as linear
+    maps, block by block. The lowest positions give the frequencies, growing ones refine them.
 
     Args:
-        function: Rotates: ``(x, positions)``, ``(q, k, positions)``, ``(q, k, cos, sin)`` or
-            ``(x)`` alone; a function, a method or a module. Not changed, only called.
+        function: A function, method or module that takes ``(x, positions)``, ``(q, k, positions)``,
+            ``(q, k, cos, sin)`` or ``(x)`` and returns the rotated vectors. It is only called.
         head_dim: Width of one head.
-        table: Makes ``cos, sin`` (or whatever rows ``function`` takes) from positions, or from
-            ``(x, positions)``.
-        takes: The arguments in order, if they cannot be guessed: words of ``x``, ``q``, ``k``,
-            ``positions``, ``offset`` (one whole number per call), ``cos``, ``sin``, ``rows``; one
-            is passed by keyword as ``name=word``.
-        dims: The order of the vectors' dimensions, such as ``"bhsd"``; tried in turn unless
-            given.
-        arrays: ``"numpy"``, ``"torch"`` or ``"jax"``; NumPy's, then torch's, unless given.
-        dtype: Of the vectors: ``"float64"``, ``"float32"``, ``"float16"`` or ``"bfloat16"``.
-        n_axes: Coordinates of a position.
-        max_position: The highest position to look at.
+        table: A function that makes ``cos, sin`` (or the rows that ``function`` takes) from
+            positions, or from ``(x, positions)``.
+        takes: The arguments in order, if they cannot be guessed: ``x``, ``q``, ``k``,
+            ``positions``, ``offset`` (one whole number per call), ``cos``, ``sin`` and ``rows``,
+            separated by spaces; ``name=positions`` passes an argument by keyword.
+        dims: The order of the vectors' dimensions, such as ``"bhsd"``; by default all are tried.
+        arrays: ``"numpy"``, ``"torch"`` or ``"jax"``; by default NumPy, then torch.
+        dtype: The vectors' dtype: ``"float64"``, ``"float32"``, ``"float16"`` or ``"bfloat16"``.
+        n_axes: How many coordinates a position has.
+        max_position: The highest position to call the function at.
 
     Returns:
-        The report; ``report.rope`` is the Rope that does the same, ``str(report)`` a text.
+        The report; ``report.rope`` is the Rope with the same rotation, ``str(report)`` its text.
 
     Raises:
         TensorError: If no way of calling ``function`` works.
@@ -71,6 +70,6 @@ def identify(
         return replace(measured.report, called=called, findings=findings)
     except RefusedError as error:
         raise TensorError(
-            f"function must turn positions 0 to {max(SMALL_POSITIONS)}, whenever it is asked to, "
-            f"and says of some of them: {error}"
+            f"function must rotate positions 0 to {max(SMALL_POSITIONS)} whenever it is called, "
+            f"and fails for some of them: {error}"
         ) from error

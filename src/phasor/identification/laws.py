@@ -1,8 +1,8 @@
-"""The base and law that give measured frequencies. Parameters are solved for, not searched.
+"""The base and law behind measured frequencies. Parameters are solved for, not searched.
 
-A *scan* proposes bases and laws for one form of spectrum. Every proposal is then checked against
-all pairs with the law itself, and the one with the fewest digits is the likeliest. `SCANS` lists
-the scan of each law.
+A *scan* proposes bases and laws for one form of spectrum. The law of each proposal is then computed
+and compared with all pairs; the proposal whose parameters have the fewest digits is the likeliest.
+`SCANS` lists the scan for each law.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from phasor.identification.spectrum import (
 from phasor.rope import Rope, real_inv_freq
 from phasor.scaling import Law
 
-#: Bases that models are trained with; any other base may be one of these, stretched.
+#: Bases that models are trained with; any other base may be one of these that a law has stretched.
 USUAL_BASES = (1e4, 5e5, 1e6, 1e5, 1.5e5, 1.6e5, 5e6, 1e7, 2e6, 8e6)
 
 
-#: Relative error of frequencies that a program computed in float64.
+#: The relative error of frequencies that a program computed in float64.
 FLOAT64_SLACK = 1e-14
 
 
@@ -46,32 +46,32 @@ FLOAT64_SLACK = 1e-14
 _MAX_ZERO_UNCERTAINTY = 1e-9
 
 
-# a mistake is likelier than a law that needs this many digits more
+# a mistake counts as likelier than a law whose parameters have this many more digits
 _MISTAKE_DIGITS = 6
 
 
-# exponents of mixed NTK laws in use
+# exponents that published mixed NTK laws use
 _MIXED_EXPONENTS = (0.625, 0.75, 0.5, 1.5, 2.0)
 
 
-# turns at which the YaRN ramps of published models begin and end
+# numbers of turns at which the YaRN ramps of published models begin and end
 _BETAS = ((32.0, 1.0), (1.0, 1.0), (64.0, 1.0), (16.0, 1.0), (32.0, 2.0), (128.0, 1.0))
 
 
 _RAMP_FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0, 40.0, 64.0, 128.0)
 
 
-# a ramp's end was rounded to a whole index if it is this close to it, in pairs
+# a ramp's end was rounded to a whole index if it is this close to one, in pairs
 _END_ROUNDING = 1e-3
 
 
 class Explanation(NamedTuple):
-    """A base and a law that give the frequencies found."""
+    """A base and a law that explain the measured frequencies."""
 
     base: float
     law: Law | None  # None for plain powers of the base
-    mistake: Finding | None  # gives them with far fewer digits than any law
-    digits: int  # of all parameters: the fewer, the likelier
+    mistake: Finding | None  # a mistake that explains them with far fewer digits than any law
+    digits: int  # the digits of all parameters together: the fewer, the likelier
 
     def __str__(self) -> str:
         law = "" if self.law is None else f" with {law_text(self.law)}"
@@ -80,14 +80,14 @@ class Explanation(NamedTuple):
     @property
     def gives_frequencies(self) -> bool:
         """Whether a Rope with this base and law has these frequencies."""
-        # all have, but for mistakes that no law describes: they are checked when they are proposed
+        # only mistakes that no law describes have others; these are checked when they are proposed
         return self.mistake is None or self.mistake.name not in ("ramp-inverted", "law-twice")
 
 
 Form = Literal["powers", "stopped", "scaled"]
 
 
-# None if a scan finds no base
+# a scan that finds no base proposes None
 Proposals = Iterator[Explanation | None]
 
 
@@ -102,13 +102,13 @@ def pad_to_rope(values: Floats, rope: Rope) -> Floats:
 def find_explanations(
     rope: Rope, f: Floats, uncertainty: Floats, slack: float
 ) -> list[Explanation]:
-    """Explanations of all frequencies ``f`` in one slice and axes, the likeliest first.
+    """Explanations of all frequencies ``f`` for the slice and axes of ``rope``, likeliest first.
 
-    None of them is negative, and a law's may be off by ``slack``, relatively.
+    ``f`` must not be negative. ``slack`` is the relative error allowed in a law's frequencies.
     """
     f, uncertainty = pad_to_rope(f, rope), pad_to_rope(uncertainty, rope)
     tolerance = uncertainty + slack * f
-    # the widest spectrum is explained, and the explanation is checked against all
+    # proposals come from the widest spectrum and are checked against all of them
     spectra = rope.axes.spectra(len(f))
     widest = int(np.argmax(spectra))
     pairs = slice(sum(spectra[:widest]), sum(spectra[: widest + 1]))
@@ -118,7 +118,7 @@ def find_explanations(
             continue
         with suppress(SpecError):  # the law does not fit this spectrum
             lawful = replace(rope, base=proposal.base, scaling=proposal.law).inv_freq
-            # the base was found from rounded logarithms
+            # rounded logarithms gave the base, hence the slack
             fits = np.all(np.abs(lawful - f) <= tolerance + FLOAT64_SLACK * f)
             if fits or not proposal.gives_frequencies:
                 confirmed.append(proposal)
@@ -131,7 +131,7 @@ def make_proposals(f: Floats, tolerance: Floats, head_dim: int) -> Proposals:
     """Bases and laws that may give the frequencies of one whole spectrum."""
     relative_errors = tolerance / np.maximum(f, 1e-300)
     turning = int(np.count_nonzero(f))
-    # one frequency is a power of any base, and no law stops a pair between pairs that turn
+    # a single frequency is a power of any base, and no law stops a pair between pairs that turn
     if turning == 0 or len(f) == 1 or relative_errors[0] >= 0.5 or not f[:turning].all():
         return
     measured = Frequencies(f, relative_errors, head_dim)
@@ -151,7 +151,7 @@ def make_proposals(f: Floats, tolerance: Floats, head_dim: int) -> Proposals:
 
 
 def propose(base: float | None, law: Law | None = None) -> Explanation | None:
-    """The explanation by a base and a law, with their digits and one for each parameter."""
+    """The explanation by a base and a law, where each parameter counts its digits and one more."""
     if base is None:
         return None
     values = {} if law is None else changed_parameters(law)
@@ -162,7 +162,7 @@ def propose(base: float | None, law: Law | None = None) -> Explanation | None:
 def _propose_mistake(
     mistake: Finding, base: float, law: Law | None, *numbers: float
 ) -> Explanation:
-    """The explanation by a mistake, which ``numbers`` define."""
+    """The explanation by a mistake; ``numbers`` are the parameters of the mistake."""
     return Explanation(base, law, mistake, 1 + sum(map(count_digits, numbers)))
 
 
@@ -207,8 +207,8 @@ def _find_exponent_width(measured: Frequencies) -> Proposals:
 def _fit_divided(
     measured: Frequencies, exponent: float = 1.0, divisor: Callable[[float], Any] = float
 ) -> tuple[float | None, float]:
-    """The base and the factor of divided powers, those with the fewest digits."""
-    # the first is divided by ``factor ** (1 / exponent)``, all of them by ``divisor(factor)``
+    """The base and the factor with the fewest digits that give powers divided by a factor."""
+    # ``factor ** (1 / exponent)`` divides the first frequency, ``divisor(factor)`` all of them
     turning = slice(measured.num_turning)
     fits = [
         (count_digits(base) + count_digits(factor), base, factor)
@@ -264,7 +264,7 @@ def _scan_ntk_mixed(measured: Frequencies) -> Proposals:
 def _scan_whole_wavelengths(measured: Frequencies) -> Proposals:
     lengths = 2 * np.pi / measured.inv_freq
     if np.all(np.abs(lengths - np.rint(lengths)) <= 2 * measured.relative_errors * lengths):
-        # a rounded wavelength is off by up to half a position
+        # rounding moves a wavelength by up to half a position
         logs = log_base(measured.inv_freq, 0.51 / lengths, measured.num_pairs, measured.indices)
         yield propose(logs.exp().simplest(), scaling.Resonance())
 
@@ -272,7 +272,7 @@ def _scan_whole_wavelengths(measured: Frequencies) -> Proposals:
 def _scan_stopped(measured: Frequencies) -> Proposals:
     pairs, turning = measured.num_pairs, measured.num_turning
     base, factor = _fit_divided(measured)
-    if turning < 2 or base is None:  # one frequency is a power of any base
+    if turning < 2 or base is None:  # a single frequency is a power of any base
         return
     exact = turning / pairs
     fractions = Interval(exact, (turning + 1) / pairs * (1 - 1e-12))
@@ -289,7 +289,7 @@ def _scan_faded(measured: Frequencies) -> Proposals:
     run = measured.base_of_longest_run()
     if measured.num_turning == measured.num_pairs - 1 and run is not None:
         base, run_length = run
-        # the first of the faded pairs is multiplied by 1
+        # the fade multiplies the first of its pairs by 1
         yield propose(base, scaling.Cope(num_pairs=measured.num_pairs - run_length + 1))
 
 
@@ -301,7 +301,7 @@ def _scan_ramps(measured: Frequencies) -> Proposals:
     powers = base ** (measured.indices[-2:] / measured.num_pairs)
     before_last, last = measured.inv_freq[-2:] * powers
     errors = measured.relative_errors[-2:]
-    # if the last two are divided by the same number, it is the whole factor
+    # if the same number divides the last two pairs, it is the whole factor
     plateau = simplest_near(1 / last, 2 * errors[1] + 1e-12)
     is_level = abs(last / before_last - 1) <= errors.sum()
     for factor in (plateau,) if is_level and plateau is not None else _RAMP_FACTORS:
@@ -312,9 +312,9 @@ def _scan_ramps(measured: Frequencies) -> Proposals:
 
 
 def _fit_yarn(ramp: Ramp) -> Iterator[Law]:
-    """A ramp linear in the index; at its ends, pairs make known turns over the context."""
+    """YaRN's ramp, linear in the index, from the turns of pairs at its ends in the context."""
     for truncate, *ends in _find_index_ends(ramp):
-        # contexts over which pairs at these real-valued indices make one turn
+        # the contexts in which pairs at these real-valued indices make one turn
         low, high = (
             Interval(*(2 * math.pi * ramp.base ** (end / len(ramp.plain)) for end in bounds))
             for bounds in ends
@@ -334,7 +334,7 @@ def _fit_yarn(ramp: Ramp) -> Iterator[Law]:
 
 
 def _roundest(lengths: Interval) -> int | None:
-    """The length that the largest power of two divides: 40960 rather than 40000."""
+    """The length with the largest power of two as a divisor: 40960 rather than 40000."""
     units = (1 << power for power in range(40, -1, -1))
     rounded_up = (unit * math.ceil(max(lengths.low, 1.0) / unit) for unit in units)
     return next((length for length in rounded_up if length <= lengths.high), None)
@@ -344,7 +344,7 @@ _Bounds = tuple[float, float]
 
 
 def _find_index_ends(ramp: Ramp) -> Iterator[tuple[bool, _Bounds, _Bounds]]:
-    """Possible ends of a ramp over the index: whether rounded to pairs, and their bounds."""
+    """Possible ends of a ramp over the index: whether they are rounded, and bounds for each."""
     pairs, fitted = len(ramp.shares), ramp.fit(np.arange(float(len(ramp.shares))))
     kept = ramp.last_kept
     whole = [(float(a), float(kept + b)) for a in (kept, kept - 1) for b in (1, 2) if a >= 0]
@@ -353,13 +353,13 @@ def _find_index_ends(ramp: Ramp) -> Iterator[tuple[bool, _Bounds, _Bounds]]:
             low_bounds, high_bounds = ((x - _END_ROUNDING, x + _END_ROUNDING) for x in (low, high))
             yield False, low_bounds, high_bounds
             if all(abs(end - round(end)) < _END_ROUNDING for end in (low, high)):
-                # the low end was rounded down, and not below 0, and the high end up
+                # YaRN rounds the low end down, but not below 0, and the high end up
                 low, high = round(low), round(high)
                 yield True, (low or -math.inf, low + 1), (high - 1, high)
 
 
 def _fit_turns(ramp: Ramp) -> Iterator[Law]:
-    """A ramp linear in the frequency itself: Llama 3's, and the one that YaRN's paper prints."""
+    """Laws with a ramp linear in the frequency: Llama 3's, and the ramp printed in YaRN's paper."""
     fitted, between = ramp.fit(-ramp.plain), ramp.between
     if fitted is not None:
         fast, slow = (-end for end in fitted)
@@ -372,7 +372,7 @@ def _fit_turns(ramp: Ramp) -> Iterator[Law]:
             yield scaling.YarnPaper(
                 factor=ramp.factor, original_max_positions=original, beta_fast=high_turns[0]
             )
-    elif len(between) == 1:  # one pair gives one number: the usual turns are assumed
+    elif len(between) == 1:  # one pair determines one number, so the usual turns are assumed
         slow = float(ramp.plain[between[0]] / (1 + 3 * ramp.shares[between[0]]))
         contexts, high_turns = _find_round_contexts(2 * np.pi / slow), (4.0,)
     else:  # a step, or a ramp between two pairs
@@ -386,7 +386,7 @@ def _fit_turns(ramp: Ramp) -> Iterator[Law]:
 
 
 def _find_round_contexts(length: float) -> list[int]:
-    """Lengths near a measured one: a power of two, the one with fewest digits, the nearest."""
+    """Lengths near a measured one: a power of two, the one with the fewest digits, the nearest."""
     interval = interval_around(length, 1e-3)
     lengths = (interval.power_of_two(), round(interval.simplest() or 0), round(length))
     return [length for length in dict.fromkeys(lengths) if length is not None and length >= 1]
@@ -395,7 +395,7 @@ def _find_round_contexts(length: float) -> list[int]:
 def _fit_part_ntk(ramp: Ramp) -> Iterator[Law]:
     changed, pairs = np.flatnonzero(ramp.shares < 1), len(ramp.shares)
     for length in (1 << power for power in range(9, 18)):
-        # its ramp begins at the pair that turns 16 times over the context
+        # this ramp begins at the pair that turns 16 times in the context
         index = pairs * math.log(length / (32 * math.pi)) / math.log(ramp.base)
         if len(changed) > 0 and abs(int(changed[0]) - index) <= 2:
             yield scaling.PartNTK(factor=ramp.factor, original_max_positions=length)
@@ -406,7 +406,7 @@ def _find_inverted_ramp(measured: Frequencies) -> Proposals:
     errors = measured.relative_errors
     factor = simplest_near(1 / measured.inv_freq[0], 2 * errors[0] + 1e-12)
     run = measured.base_of_longest_run(slow=True)
-    # a base, a factor and two ends are four numbers, which fit any few pairs
+    # a base, a factor and two ends are four parameters, which fit any spectrum of few pairs
     if factor is None or factor <= 1 or run is None or measured.num_pairs < 8:
         return
     base, _ = run
@@ -425,7 +425,7 @@ def _find_inverted_ramp(measured: Frequencies) -> Proposals:
 
 @in_reals
 def apply_twice(rope: Rope) -> tuple[float, ...]:
-    """The frequencies if the law is applied to those that it has scaled already."""
+    """The frequencies that result when the law is applied to its own result."""
     law, base = rope.scaling, rope.base
     if not isinstance(law, Law) or base is None or len(rope.axes.spectra(rope.num_pairs)) > 1:
         raise SpecError("only a law of one whole spectrum can be applied twice")
@@ -433,7 +433,7 @@ def apply_twice(rope: Rope) -> tuple[float, ...]:
 
 
 def _find_law_twice(measured: Frequencies) -> Proposals:
-    """Llama 3's ramp on frequencies that have been through it: the factor is squared."""
+    """Llama 3's ramp applied twice, which squares the factor."""
     run = measured.base_of_longest_run() if measured.begin_with_one else None
     if run is None or measured.num_pairs < 8:
         return
@@ -452,9 +452,9 @@ def _find_law_twice(measured: Frequencies) -> Proposals:
             yield _propose_mistake(mistake, base, law, base, factor)
 
 
-#: By law, the form of spectrum and the scan that recognise it. Frequencies of a law without a scan
-#: are listed one by one, as those of `PerPair`, which gives any; rules show in calls of several
-#: lengths (`add_rule`).
+#: For each law, the form of its spectrum and the scan that recognizes it. If a law has no scan, as
+#: `PerPair`, which can give any frequencies, the frequencies are reported one by one. `add_rule`
+#: recognizes rules from calls of several lengths.
 SCANS: dict[str, tuple[Form, Scan]] = {
     "linear": ("scaled", _scan_divided),
     "ntk": ("powers", scan_stretched_base),
@@ -472,7 +472,7 @@ SCANS: dict[str, tuple[Form, Scan]] = {
 }
 
 
-#: Findings that say a mistake in the formula of the frequencies.
+#: The findings that are mistakes in the formula of the frequencies.
 MISTAKES = {
     "exponent-width",
     "index-from-one",

@@ -1,10 +1,10 @@
 """The first question: which coordinates make a pair, which slice turns, by which axes.
 
-All evidence chooses among `candidate_arrangements`, the narrowest first. A function is asked for
-whole maps, which show every pair: `arrange_blocks` takes the candidate with exactly these. Of a
-recording, which has fewer vectors at a position than a head has coordinates, only those show that
-change: `arrangements` lists the candidates that hold them, and those stay that `measure_turns`
-reads as turns of pairs by one factor.
+All evidence chooses among `candidate_arrangements`, the narrowest first. A function gives whole
+maps, which show every pair, and `arrange_blocks` takes the candidate with exactly these pairs. A
+recording has fewer vectors at a position than a head has coordinates, so it only shows which
+coordinates change: `arrangements` lists the candidates that contain these, and `measure_turns`
+keeps a candidate only if all its pairs turn by one common factor.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from phasor.rope import Rope, with_frequencies, without_own_of_axes
 
 
 class MixedCoordinates(NamedTuple):
-    """Coordinates that are mixed only with each other: those read, and those written."""
+    """Coordinates that a map mixes only with each other: those it reads, and those it writes."""
 
     read: tuple[int, ...]
     written: tuple[int, ...]
@@ -40,16 +40,16 @@ def find_blocks(maps: Floats, rounding: float) -> list[MixedCoordinates]:
     """The smallest blocks of coordinates that no map ``[P, out, in]`` mixes with each other."""
     mixed = np.abs(maps).max(axis=0)
     connected = mixed > 0
-    # products with zero are exact, so only a map that mixes more than pairs has rounding errors
+    # products with zero are exact, so rounding errors occur only in maps that mix more than pairs
     if connected.sum(axis=0).max() > 2:
         connected = mixed > 16 * rounding * mixed.max()
-    # float32, because NumPy multiplies bools slowly; what is set to 0 writes nothing: [in, in]
+    # float32 because NumPy multiplies bools slowly; a coordinate set to 0 writes nothing: [in, in]
     links = connected.astype(np.float32)
     reached, links = (links.T @ links + np.eye(len(links), dtype=np.float32)) > 0, links * 0
     while not np.array_equal(reached, links):
         links = reached.astype(np.float32)
         reached = (links @ links) > 0
-    # the coordinates read [blocks, in], each block once, and those written [blocks, out]
+    # the coordinates that each block reads [blocks, in] and writes [blocks, out], each block once
     read = reached[reached.argmax(axis=1) == np.arange(len(reached))]
     written = (connected[:, block].any(axis=1) for block in read)
     return [
@@ -59,7 +59,7 @@ def find_blocks(maps: Floats, rounding: float) -> list[MixedCoordinates]:
 
 
 def arrange_blocks(blocks: list[MixedCoordinates], head_dim: int) -> Arrangement | None:
-    """The narrowest arrangement with exactly these blocks; None if a block is wider than a pair."""
+    """The narrowest arrangement with exactly these pairs; None if a block is wider than a pair."""
     pairs = [block for block in blocks if len(block.read) == 2]
     moves = [block for block in blocks if len(block.read) == 1 and block.read != block.written]
     is_wide = any(len(read) > 2 or len(read) != len(written) for read, written in blocks)
@@ -74,7 +74,7 @@ def arrange_blocks(blocks: list[MixedCoordinates], head_dim: int) -> Arrangement
                 written[tuple(read[members])] = tuple(out[members])
         if all(written.get(block.read) == block.written for block in pairs + moves):
             return candidate
-    # of no pairing, in the order of their first coordinates
+    # pairs that fit no pairing, in the order of their first coordinates
     layout = Rope(head_dim=head_dim, pairing="half", rotary_start=lowest, rotary_dim=2 * len(pairs))
     columns = (np.array(coordinates).T for coordinates in zip(*pairs, strict=True))
     return Arrangement(layout, *columns, is_named=False)
@@ -83,13 +83,13 @@ def arrange_blocks(blocks: list[MixedCoordinates], head_dim: int) -> Arrangement
 def candidate_arrangements(
     lowest: int, highest: int, head_dim: int, pair: MixedCoordinates | None = None
 ) -> Iterator[Arrangement]:
-    """The arrangements whose slice holds ``lowest`` to ``highest``, the narrowest first."""
-    head = Rope(head_dim=head_dim, pairing="half", rotary_dim=2)  # heads may be odd
+    """The arrangements whose slice contains ``lowest`` to ``highest``, the narrowest first."""
+    head = Rope(head_dim=head_dim, pairing="half", rotary_dim=2)  # head_dim may be odd
     # the first pair is the fastest; if it does not turn, the slice most likely begins at 0
     for start in dict.fromkeys([lowest, 0, *range(lowest - 1, 0, -1)]):
         widths = (w for w in range(2, head_dim - start + 1, 2) if start + w > highest)
         for width, pairing, out in itertools.product(widths, PAIRINGS, PAIRINGS):
-            # with a ``pair``, only those whose pairs are as far apart as its coordinates
+            # with a ``pair``, only arrangements whose pairs are as far apart as its coordinates
             gaps = [by_pairing(p, half=width // 2, interleaved=1) for p in (pairing, out)]
             if pair is None or gaps == [b - a for a, b in pair]:
                 part = replace(head, rotary_start=start, rotary_dim=width)
@@ -97,21 +97,21 @@ def candidate_arrangements(
 
 
 def measure_noise(arrangement: Arrangement, maps: Floats, rounding: float) -> float:
-    """How far maps ``[..., out, in]`` are from turning each pair as one and keeping the rest."""
-    # rounding, once or at every step, leaves a 0 and the equality of two cosines as they are
+    """How far maps ``[..., out, in]`` are from turning pairs by one angle and keeping the rest."""
+    # rounding, once or at every step, keeps zeros and the equality of the two cosines
     first, second = arrangement.factors(maps)
     others = maps * (1 - np.eye(maps.shape[-1]))
     others[..., arrangement.written.T[:, :, None], arrangement.read.T[:, None, :]] = 0
     noise = float(max(np.abs(first - second).max(), np.abs(others).max()))
-    # what is far larger than rounding is a mistake
+    # a deviation far larger than rounding is a mistake, not noise
     return noise if noise <= 32 * rounding * np.abs(maps).max() else 0.0
 
 
 def arrangements(rope: Rope, sample: Sample) -> Iterator[Arrangement]:
-    """Arrangements of the rope's slice, its own first, then all that hold what is changed.
+    """Arrangements of the rope's slice, the rope's first, then all that contain every change.
 
-    Slices are as narrow as that, or begin and end at quarters of the head. A table does not say
-    which coordinates make a pair.
+    Slices are as narrow as the changed coordinates allow, or begin and end at quarters of the head.
+    A table does not show which coordinates make a pair, so the rope's arrangement is the only one.
     """
     if sample.is_table:
         yield arrangement_of(rope)
@@ -143,7 +143,7 @@ def arrangements(rope: Rope, sample: Sample) -> Iterator[Arrangement]:
             key=is_unlikely,
         )
 
-    # the rope's own are among those that hold what is changed, and of one pair all are one
+    # the rope's arrangements come again among the others, and for a single pair all are equal
     seen = set[bytes]()
     for arrangement in all_arrangements():
         if (coordinates := np.stack([arrangement.read, arrangement.written]).tobytes()) not in seen:
@@ -152,9 +152,9 @@ def arrangements(rope: Rope, sample: Sample) -> Iterator[Arrangement]:
 
 
 def arrangements_of_changed(sample: Sample) -> Iterator[Arrangement]:
-    """Arrangements that hold every changed coordinate, the narrowest first."""
+    """Arrangements that contain every changed coordinate, the narrowest first."""
     changed = np.flatnonzero(~sample.is_kept().all(axis=(0, 1)))
-    # an unmoved coordinate at an end may be of a pair that stands still
+    # the slice may be wider than the changed coordinates, because some pairs may not turn
     if len(changed):
         yield from candidate_arrangements(int(changed[0]), int(changed[-1]), sample.x.shape[-1])
 
@@ -164,29 +164,29 @@ Drivers = NDArray[np.bool_]
 
 
 def find_drivers(spectrum: Spectrum, turns: Turns | None, rounding: float) -> Drivers:
-    """The axis that turns each pair where coordinates are unequal; none if every axis turns all.
+    """Which axis turns each pair, from ``turns`` at unequal coordinates; all False if none does.
 
-    Without such ``turns`` there is one axis, which drives every pair that turns.
+    Without ``turns`` there is a single axis, which drives every pair that turns.
     """
     f = spectrum.inv_freq
     if turns is None:
         return f[None] != 0
     units = turns.z / np.maximum(np.abs(turns.z), 1e-300)
     places: Floats = turns.positions[..., None].astype(np.float64)  # [T, n_axes, 1]
-    # an angle may have been rounded in the dtype of the vectors
+    # the program may have rounded angles to the dtype of the vectors
     tolerance = rounding * (8 + np.abs(places * f))
     tolerance += np.abs(places) * spectrum.uncertainty + spectrum.phase_uncertainty
     predicted = np.exp(1j * (spectrum.phase + places * f))
     axis_explains = (np.abs(predicted - units[:, None]) <= tolerance).all(axis=0)
-    # if no axis alone explains a pair's turns, several turn it
+    # if no single axis explains a pair's turns, several axes turn it
     return np.where(axis_explains.sum(axis=0) == 1, axis_explains, ~axis_explains.any(axis=0))
 
 
 def possible_slices(layout: Rope, drivers: Drivers) -> list[Rope]:
-    """Ropes without their frequencies, one for each slice and axes that fit."""
+    """Ropes without frequencies, one for each slice and axes that fit."""
     n_axes, seen = drivers.shape
     widths = [layout.rotary_dim]
-    # interleaved pairs that do not turn are not seen: the slice may be as wide as the head
+    # interleaved pairs that do not turn leave no trace: the slice may be as wide as the head
     if "half" not in (layout.pairing, layout.output_pairing):
         widths.append((layout.head_dim - layout.rotary_start) // 2 * 2)
     ropes: list[Rope] = []
@@ -198,7 +198,7 @@ def possible_slices(layout: Rope, drivers: Drivers) -> list[Rope]:
 
 
 def _find_axes(drivers: Drivers) -> list[Axes]:
-    """The axes with which every pair that turns is driven by the axis that was measured."""
+    """The axes that assign every pair that turns to the axis measured for it."""
     n_axes, pairs = drivers.shape
     if n_axes == 1:
         return [OneAxis()]
@@ -213,7 +213,7 @@ def _find_axes(drivers: Drivers) -> list[Axes]:
             axis_of_pair = axes.axis_of_pair(pairs)
         except SpecError:
             continue
-        # interleaved sections may name other counts than the pairs that they give each axis
+        # interleaved sections may give an axis another number of pairs than they name
         fits = np.all(drivers[axis_of_pair, range(pairs)] | unseen)
         if fits and axes.counts(pairs) == sections:
             found.append(axes)
@@ -228,7 +228,7 @@ def _distribute(count: int, n_axes: int) -> list[tuple[int, ...]]:
 
 
 def compare_layouts(meant: Rope, found: Rope) -> Changes:
-    """How the coordinates of pairs differ."""
+    """How the coordinates of pairs differ from the expected ones."""
 
     def texts(rope: Rope) -> tuple[str, str]:
         written = "" if rope.pairing_out is None else f" read and {rope.pairing_out} written"
@@ -245,7 +245,7 @@ def compare_layouts(meant: Rope, found: Rope) -> Changes:
 
 
 def narrower(rope: Rope) -> Iterator[Change]:
-    """Narrower slices, which interleaved pairs cannot show."""
+    """Ropes with a narrower slice, which a measured layout cannot show if pairs are interleaved."""
     if "interleaved" not in (rope.pairing, rope.output_pairing):
         return
     for width in (rope.rotary_dim * eighths // 16 * 2 for eighths in (4, 2, 1, 6, 3, 5, 7)):
@@ -253,13 +253,13 @@ def narrower(rope: Rope) -> Iterator[Change]:
             part = replace(rope, rotary_dim=width)
             all_pairs = (*part.inv_freq.tolist(), *[0.0] * (rope.num_pairs - part.num_pairs))
             changes = compare_layouts(rope, part)
-            if (factor := rope.attention_factor) != 1:  # what does not turn has none
+            if (factor := rope.attention_factor) != 1:  # it applies only to the slice
                 changes += (make_finding("factor-missing", factor=factor),)
             yield changes, with_frequencies(rope, explicit_inv_freq=all_pairs)
 
 
 def other_axes(rope: Rope) -> Iterator[Rope]:
-    """Ropes that deal pairs to the axes in another way, or all pairs to the first axis."""
+    """Ropes that assign pairs to the axes in another way, or all pairs to the first axis."""
     if rope.axes.n_axes == 1 or isinstance(rope.axes, Mixed):
         return
     rope = without_own_of_axes(rope)
@@ -272,7 +272,7 @@ def other_axes(rope: Rope) -> Iterator[Rope]:
 
 
 def exchanged_axes(rope: Rope, places: Positions) -> Iterator[Hypothesis]:
-    """The rotation by coordinates in another order."""
+    """The rope's rotation with coordinates in another order."""
     n_axes = rope.axes.n_axes
     same, *orders = permutations(range(n_axes))
     taken = [(order, f"coordinates {order} are taken as {same}") for order in orders]
@@ -282,7 +282,7 @@ def exchanged_axes(rope: Rope, places: Positions) -> Iterator[Hypothesis]:
 
 
 def arranged(rope: Rope, arrangement: Arrangement) -> Rope | None:
-    """The rope with the pairs of an arrangement; None if its law or axes do not fit them."""
+    """The rope with the pairs of an arrangement; None if its law or axes do not fit these pairs."""
     fields = ("pairing", "pairing_out", "rotary_dim", "rotary_start")
     with suppress(PhasorError):
         return replace(rope, **{name: getattr(arrangement.layout, name) for name in fields})

@@ -1,4 +1,4 @@
-"""Results that depend on the length of the call, and the rule that picks frequencies by it."""
+"""Results that depend on the length of a call, and the rule that picks frequencies by length."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from phasor.identification.spectrum import (
 from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, LongRope, Rule
 
-# LongRoPE divides the powers of a base; if no base was measured, there are divisors for any base
+# LongRoPE divides the powers of a base; any base will do, as the divisors make up for it
 _ANY_BASE = 10_000.0
 
 
-# relative error of float32 frequencies that were computed by way of logarithms
+# the relative error of float32 frequencies that were computed by way of logarithms
 _FLOAT32_ERROR = 1e-6
 
 
 def call_with_growing_lengths(probe: Probe, max_position: int) -> Lengths:
-    """Call the function with growing lengths, and then again with shrinking ones."""
+    """Call the function with growing lengths, and then with shrinking lengths."""
     answers: dict[int, Complex] = {}
     changes_at = irreproducible_at = None
     for top in powers_of_two(max_position)[2:]:
@@ -59,12 +59,12 @@ def call_with_growing_lengths(probe: Probe, max_position: int) -> Lengths:
     return Lengths(answers, consistent, changes_at, irreproducible_at)
 
 
-# (tokens, spectrum, factor) of a call so long that the function uses other frequencies
+# (tokens, spectrum, factor) for a call so long that the function uses other frequencies
 _LongerCall = tuple[int, Spectrum, float]
 
 
 def add_rule(measured: Measured) -> None:
-    """Add that the result depends on the length of the call, and the rule that says how."""
+    """Add the finding that results depend on the length of the call, and the rule behind it."""
     probe, lengths, rope = measured.probe, measured.lengths, measured.report.rope
     longer_calls: list[_LongerCall] = []
     for top in (top for top in lengths.answers if top > lengths.longest_consistent):
@@ -87,7 +87,7 @@ def add_rule(measured: Measured) -> None:
 def _fit_dynamic_ntk(
     report: Identification, longer_calls: list[_LongerCall]
 ) -> tuple[Rule | None, int]:
-    """Dynamic NTK, if it gives the factors measured at all lengths, or at lengths one token off."""
+    """Dynamic NTK, if it explains all measured factors, perhaps with lengths one token off."""
     fits: list[tuple[int, Rule, int]] = []
     if report.base is None or report.law is not None:
         return None, 0
@@ -97,13 +97,13 @@ def _fit_dynamic_ntk(
         if (rule := _fit_factors(factors)) is not None:
             original = float(rule.original_max_positions)
             fits.append((count_digits(rule.factor) + count_digits(original), rule, off))
-    # numbers of few digits are those that somebody wrote; the right length comes first
+    # people write numbers with few digits; the right length comes first
     _, rule, off = min(fits, key=lambda fit: fit[0], default=(0, None, 0))
     return rule, off
 
 
 def _fit_factors(factors: list[tuple[int, float]]) -> DynamicNTK | None:
-    """Dynamic NTK that gives factors at lengths."""
+    """Dynamic NTK that explains these pairs of length and factor."""
     (short, low), (long, high) = factors[0], factors[-1]
     slope = (high - low) / (long - short)
     factor = simplest_near(1 - (low - slope * short), 1e-3)
@@ -118,7 +118,7 @@ def _fit_factors(factors: list[tuple[int, float]]) -> DynamicNTK | None:
 def _fit_longrope(
     measured: Measured, rope: Rope, original: int, longer_calls: list[_LongerCall]
 ) -> tuple[Rule | None, str]:
-    """LongRoPE and its sentence, if all calls longer than ``original`` have equal frequencies."""
+    """LongRoPE and its sentence, if all calls longer than ``original`` use equal frequencies."""
     report, short, rounding = measured.report, rope.inv_freq, measured.probe.rounding
     _, last, gain = longer_calls[-1]
     all_equal = all(
@@ -133,7 +133,7 @@ def _fit_longrope(
     plain = base ** (-np.arange(len(short)) / len(short))
 
     def shortest_divisors(inv_freq: Floats, uncertainty: Floats) -> tuple[float, ...]:
-        """Each with the fewest digits that its measurement allows."""
+        """The divisors, each with the fewest digits that its measurement allows."""
         values, errors = plain / inv_freq, _FLOAT32_ERROR + uncertainty / inv_freq
         near = zip(values.tolist(), errors, strict=True)
         return tuple(simplest_near(value, error) or value for value, error in near)

@@ -31,27 +31,30 @@ from phasor.numpy import matrix, pair_indices
 from phasor.rope import Rope
 
 Function = Callable[..., Any]
-# positions beyond the first difference at which causes are sought
+# positions up to this far beyond the first difference are searched for causes
 _FAR = 1 << 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapDifference(Difference):
-    """How two linear maps differ, and the first position where they do; not finite is None."""
+    """How two linear maps differ, and the first position where they do.
 
-    # the first found at which they differ, None if they do not where they were compared
+    ``size`` and ``score`` are None where a function returns NaN or infinity.
+    """
+
+    # the first position found where they differ; None if they agree wherever they were compared
     position: int | None = None
-    # of several axes the one on which it is, with 0 on the others; None if it is on all of them
+    # the axis with this position, if the other axes have 0; None if every axis has this position
     axis: int | None = None
-    # the one read and the one written that differ most there
+    # the input and the output coordinate with the largest difference there
     coordinates: tuple[int, int] | None = None
-    pair: int | None = None  # the pair that reads it, in the first side that is a Rope
-    size: float | None = None  # how far apart the images of a unit vector are there, at most
-    # the largest change of a score of unit vectors, the query there and the key at 0
+    pair: int | None = None  # the pair that reads the input, in the first side that is a Rope
+    size: float | None = None  # the largest distance between two images of a unit vector there
+    # the largest change of a score of unit vectors, with the query there and the key at 0
     score: float | None = None
-    # how a function differs from the other side, the most important first; none if unknown
+    # how a function differs from the other side, the most important first; empty if unknown
     causes: Changes = ()
-    # the message of the function that refused the position; all else is None then
+    # the message of the function that refused the position; other fields are None then
     refused: str | None = None
     context: int = 0  # positions 0 to ``context - 1`` were compared
 
@@ -75,7 +78,7 @@ class MapDifference(Difference):
         )
 
 
-# Where they differ.
+# Where the two sides differ.
 
 
 def _find_parting(
@@ -83,7 +86,7 @@ def _find_parting(
 ) -> MapDifference | None:
     """The first position found where two functions, or a function and a Rope, differ."""
     n_axes = next((side.axes.n_axes for side in (first, second) if isinstance(side, Rope)), 1)
-    # on all axes, where images and text are alike, and on each alone
+    # the same position on all axes, as in text, and then on each axis alone
     ways = (None, *range(n_axes)) if n_axes > 1 else (None,)
 
     def compare_at(position: int) -> MapDifference | None:
@@ -94,7 +97,7 @@ def _find_parting(
         maps = [_try_to_find_map(side, position, axis) for side in (first, second)]
         refusals = [image for image in maps if isinstance(image, RefusedError)]
         if refusals:
-            if len(refusals) == 2:  # as alike as two can be
+            if len(refusals) == 2:  # two functions that refuse the same position agree
                 return None
             why = str(refusals[0])
             return MapDifference(position=position, axis=axis, refused=why, context=context)
@@ -105,7 +108,7 @@ def _find_parting(
         if np.all(distances <= tolerance):
             return None
         read = int(np.argmax(np.where(np.isfinite(distances), distances, np.inf)))
-        # [d, d]: how the scores of all pairs of unit vectors change, the key at position 0
+        # [d, d]: how the scores of every two unit vectors change, with the key at position 0
         scores = first_map.T @ origins[0] - second_map.T @ origins[1]
         pairs = (_pair_of(side, read) for side in (first, second) if isinstance(side, Rope))
         return MapDifference(
@@ -134,7 +137,7 @@ def _try_to_find_map(side: Rope | Caller, position: int, axis: int | None) -> Fl
 
 
 def _find_map(side: Rope | Caller, position: int, axis: int | None = None) -> Floats:
-    """The linear map ``[out, in]``; the queries' if there is one for keys."""
+    """The linear map ``[out, in]``; the map of queries if keys have another."""
     n_axes = side.n_axes if isinstance(side, Caller) else side.axes.n_axes
     place = position * (np.ones(n_axes, int) if axis is None else np.eye(n_axes, dtype=int)[axis])
     if isinstance(side, Caller):
@@ -147,16 +150,16 @@ def _pair_of(rope: Rope, coordinate: int) -> int | None:
     return int(pairs[0]) if len(pairs) else None
 
 
-# Why they differ.
+# Why the two sides differ.
 
 
 def _compare_functions(
     callers: Sequence[Caller], measured: Sequence[Measurement], near: int
 ) -> Changes:
-    """What each of two functions does that the other does not, the first one's first."""
+    """The findings that only one of two functions has, those of the first function first."""
     reports = [measurement.report for measurement in measured]
     references = [Reference.of(report) for report in reports]
-    # the second is compared with the first, or the first with the second if that alone is a Rope
+    # the reference is the first function, or the second if only the second performs a Rope
     by = 0 if references[0] is not None else 1
     reference, compared = references[by], 1 - by
     alone = [
@@ -167,7 +170,7 @@ def _compare_functions(
     found = alone[compared]
     if reference is not None and callers[0].head_dim == callers[1].head_dim:
         names = {finding.name for finding in of_reference}
-        # what the reference does by itself is said of it, and not the other way round of the other
+        # a finding about the reference is reported for it, and not reversed for the other function
         superseded = superseded_by(names) | (names - {finding.name for finding in found})
         if names & MISTAKES or any(name.startswith("frequencies-in") for name in names):
             superseded |= {*NAMES["frequencies"], "angles"}
@@ -192,7 +195,7 @@ def diff_functions(
     rope = next((side for side in (a, b) if isinstance(side, Rope)), None)
     width = head_dim if rope is None else rope.head_dim
     if width is None:
-        raise SpecError("functions are called with heads of one width: give head_dim (--head-dim)")
+        raise SpecError("functions need the width of a head: give head_dim (--head-dim)")
     if head_dim not in (None, width):
         raise SpecError(
             f"head_dim (--head-dim) must be as wide as the model's, {width}, got {head_dim}"
@@ -204,7 +207,7 @@ def diff_functions(
     found_callers = iter(_find_callers(functions, width, how))
     sides = [side if isinstance(side, Rope) else next(found_callers) for side in (a, b)]
     callers = [side for side in sides if isinstance(side, Caller)]
-    # first of all: a function may remember the calls below
+    # measured before any other call, because a function may remember calls
     measured = [_try_to_measure(caller, context - 1) for caller in callers]
     are_equally_wide = len({side.head_dim for side in sides}) == 1
     found = None
@@ -216,18 +219,18 @@ def diff_functions(
     if rope is None and len(known) == 2:
         causes = _compare_functions(callers, known, near)
     elif rope is not None and known:
-        # heads that are joined turn as one head, which is wider than any that was expected
+        # joined heads turn as one head, which is wider than the expected head
         expected = Reference(rope) if are_equally_wide else None
         causes = find_differences(callers[0], known[0], expected, near)
     if found is None:
-        # roundings are within a tolerance that was given
+        # a tolerance that the caller gave covers roundings
         causes = tuple(cause for cause in causes if tolerance is None or not is_rounding(cause))
         found = MapDifference(context=context) if causes or not are_equally_wide else None
     return None if found is None else replace(found, causes=causes)
 
 
 def _find_callers(functions: Sequence[Function], width: int, how: Calling) -> list[Caller]:
-    """Ways to call functions, of which one may do without the table that the other takes."""
+    """How to call each function; one of them may not need the table that the other takes."""
     callers: list[Caller] = []
     for function in functions:
         try:
@@ -242,5 +245,5 @@ def _find_callers(functions: Sequence[Function], width: int, how: Calling) -> li
 def _try_to_measure(caller: Caller, max_position: int) -> Measurement | None:
     try:
         return measure(caller, max_position)
-    except RefusedError:  # of positions that every function is to turn
+    except RefusedError:  # a function need not rotate every position that is measured
         return None

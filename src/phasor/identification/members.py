@@ -1,4 +1,4 @@
-"""The fifth question: do both members of a pair, all heads, queries and keys turn alike?"""
+"""The fifth question: do both members of a pair, all heads, and queries and keys turn alike?"""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from phasor.rope import Rope
 
 
 class Signs(NamedTuple):
-    """Which of the four products of a pair with cos and sin are added, and which subtracted.
+    """The signs of the products of a pair with cos and sin.
 
-    ``y0 = x0 cos + a x1 sin`` and ``y1 = b x1 cos + c x0 sin``; of a rotation by a positive angle
-    ``a`` is -1, ``b`` and ``c`` are 1.
+    ``y0 = x0 cos + a x1 sin`` and ``y1 = b x1 cos + c x0 sin``; a rotation by a positive angle has
+    ``a = -1``, ``b = 1`` and ``c = 1``.
     """
 
-    name: str  # of the finding; empty of a rotation
-    in_first: int  # a
-    of_cos: int  # b
-    in_second: int  # c
+    name: str  # the name of the finding; empty for a rotation
+    first_sin: int  # a
+    second_cos: int  # b
+    second_sin: int  # c
 
 
-#: The signs in use: right ones first, then one that is wrong.
+#: The signs that programs use: those of rotations first, then those with one wrong sign.
 SIGNS = (
     Signs("", -1, 1, 1),
     Signs("one-sign", -1, 1, -1),
@@ -40,25 +40,25 @@ SIGNS = (
 
 
 class Mixing(NamedTuple):
-    """One way in which the members of a pair are not turned as one."""
+    """One way in which a program fails to turn both members of a pair by one angle."""
 
-    pairing: Pairing  # of the members
-    row_pairing: Pairing  # of those that share a row of cos and sin
+    pairing: Pairing  # which coordinates are added to each other
+    row_pairing: Pairing  # which coordinates have the same cos and sin
     signs: Signs
 
     def changes(self, which: str) -> Changes:
-        """The findings about such pairs."""
+        """The findings about pairs that are mixed in this way."""
         signs, changes = self.signs, list[Finding]()
         if self.row_pairing != self.pairing:
             pairs = by_pairing(self.pairing, half="halves", interleaved="interleaved")
             changes.append(make_finding(f"{self.row_pairing}-rows-on-{pairs}"))
         if signs.name:
-            how = "subtract" if signs.in_first < 0 else "add"
+            how = "subtract" if signs.first_sin < 0 else "add"
             changes.append(make_finding(signs.name, how=how, which=which))
         return (*changes,)
 
 
-#: The ways in which members are mixed, in the order in which they are tried.
+#: All such ways, in the order in which they are tried.
 MIXINGS = [
     Mixing(pairing, row_pairing, signs)
     for pairing, row_pairing, signs in product(PAIRINGS, PAIRINGS, SIGNS)
@@ -67,10 +67,10 @@ MIXINGS = [
 
 
 def compare_members(probe: Probe, factors: Complex) -> Changes:
-    """The mistake, if the two members of a pair do not turn by the same angle.
+    """The mistake that turns the members of a pair by different angles; empty if there is none.
 
-    Both are multiplied by ``factors`` ``[2, P, num_pairs]`` at small positions with equal
-    coordinates, and then at others.
+    ``factors`` ``[2, P, num_pairs]`` multiply the two members at small positions, first with equal
+    coordinates and then with unequal ones.
     """
     arrangement, tolerance = probe.arrangement, 32 * probe.rounding
     size = np.maximum(np.maximum(np.abs(factors.real), np.abs(factors.imag)).max(axis=0), 1e-30)
@@ -92,19 +92,19 @@ def compare_members(probe: Probe, factors: Complex) -> Changes:
         if mixing.pairing != layout.pairing:
             continue
         signs, shares_rows = mixing.signs, mixing.row_pairing == mixing.pairing
-        # if the signs are these, the rows of cos and sin by which each member was multiplied
-        first = by_first.real - 1j * signs.in_first * by_first.imag
-        second = signs.of_cos * by_second.real + 1j * signs.in_second * by_second.imag
+        # the rows of cos and sin that must have multiplied each member, if these are the signs
+        first = by_first.real - 1j * signs.first_sin * by_first.imag
+        second = signs.second_cos * by_second.real + 1j * signs.second_sin * by_second.imag
         if shares_rows:
             first, second = first[:, is_skewed], second[:, is_skewed]
-        # most pairs turn one way, and counter-clockwise if a sign is wrong
+        # most pairs turn in one direction, counter-clockwise if a sign is wrong
         directions = [float(np.sign(member.imag).sum()) for member in (first, second)]
         if directions[0] * directions[1] < 0 or (signs.name and directions[0] < 0):
             continue
         if not shares_rows:
             if not arrangement.is_named:
                 continue
-            rows = np.empty((len(first), 2 * pairs), dtype=np.complex128)  # by coordinate
+            rows = np.empty((len(first), 2 * pairs), dtype=np.complex128)  # one per coordinate
             rows[:, arrangement.written - layout.rotary_start] = np.stack((first, second), axis=1)
             first, second = by_pairing(
                 mixing.row_pairing,
@@ -121,9 +121,9 @@ def compare_members(probe: Probe, factors: Complex) -> Changes:
 def compare_queries_and_keys(
     queries: Complex, keys: Complex, tolerance: float
 ) -> tuple[float | None, Finding]:
-    """How keys are turned differently from queries, and their factor if that is all.
+    """How keys are turned differently from queries, and their factor if nothing else differs.
 
-    Both are what pairs are multiplied by, ``[P, num_pairs]``, and may be off by the tolerance.
+    Both arguments are the factors on pairs, ``[P, num_pairs]``, with an error up to ``tolerance``.
     """
     sizes = [float(np.median(np.abs(z))) for z in (queries, keys)]
     ratio = sizes[1] / sizes[0]
@@ -136,35 +136,35 @@ def compare_queries_and_keys(
 
 
 def find_mixed_members(rope: Rope, sample: Sample) -> Changes:
-    """Members of a pair with cos and sin of different pairs, or with the same sign of sin."""
+    """Findings about members that use cos and sin of different pairs, or the same sign for sin."""
     if sample.is_table:
         return ()
     kept, rows = sample.is_kept(), rope.attention_factor * rows_of(rope, sample.positions)
     unsure = angle_errors(sample.positions, rope.inv_freq)
-    members_of = {
+    members_by_pairing = {
         pairing: arrangement_of(replace(rope, pairing=pairing, pairing_out=None)).read
         for pairing in PAIRINGS
     }
     for mixing in MIXINGS:
-        signs, members = mixing.signs, members_of[mixing.pairing]
-        pair_of = np.empty(rope.head_dim, np.intp)
-        pair_of[members_of[mixing.row_pairing]] = np.arange(rope.num_pairs)
+        signs, members = mixing.signs, members_by_pairing[mixing.pairing]
+        row_of = np.empty(rope.head_dim, np.intp)
+        row_of[members_by_pairing[mixing.row_pairing]] = np.arange(rope.num_pairs)
         fits = kept.copy()
-        ways = ((1, signs.in_first), (signs.of_cos, signs.in_second))
-        for (of_cos, of_sin), to, partner in zip(ways, members, members[::-1], strict=True):
-            row = rows[:, None, pair_of[to]]
-            x, x_of_partner, y = sample.x[..., to], sample.x[..., partner], sample.y[..., to]
-            products = np.abs(x * row.real) + np.abs(x_of_partner * row.imag)
-            slack = np.hypot(x, x_of_partner) * (unsure[:, None, pair_of[to]] + 2.0**-22)
-            off = np.abs(y - of_cos * x * row.real - of_sin * x_of_partner * row.imag)
-            fits[..., to] = off <= sample.bounds(products, y) + slack
+        ways = ((1, signs.first_sin), (signs.second_cos, signs.second_sin))
+        for (cos_sign, sin_sign), member, partner in zip(ways, members, members[::-1], strict=True):
+            row = rows[:, None, row_of[member]]
+            x, partner_x, y = sample.x[..., member], sample.x[..., partner], sample.y[..., member]
+            products = np.abs(x * row.real) + np.abs(partner_x * row.imag)
+            slack = np.hypot(x, partner_x) * (unsure[:, None, row_of[member]] + 2.0**-22)
+            off = np.abs(y - cos_sign * x * row.real - sin_sign * partner_x * row.imag)
+            fits[..., member] = off <= sample.bounds(products, y) + slack
         if fits.all():
             return mixing.changes(f"{rope.num_pairs} of {rope.num_pairs} pairs are")
     return ()
 
 
 def name_norms(sizes: Floats, tolerance: float) -> Finding:
-    """That lengths of pairs ``[T, num_pairs]`` are multiplied by more than one factor."""
+    """The finding that the lengths of pairs, ``[T, num_pairs]``, change by several factors."""
     how = "The length of a vector changes with its position, as in xPos"
     if float(np.ptp(sizes, axis=0).max()) <= tolerance:
         between = f"from {sizes.min():.6g} to {sizes.max():.6g}"

@@ -1,8 +1,8 @@
-"""The second question: by which positions tokens are turned.
+"""The second question: which positions turn the tokens.
 
 `BEYOND` and `NEGATIVE` list how programs confuse positions, in the order in which they are tried.
-`add_limits` asks a function at the positions where they show; `Tokens.moved` finds them in what was
-recorded.
+`add_limits` calls a function at the positions where confusions show; `Tokens.moved` finds them in
+recordings.
 """
 
 from __future__ import annotations
@@ -37,47 +37,47 @@ from phasor.numpy import every_axis_of
 from phasor.rope import Rope
 
 _Places = NDArray[Any]  # whole numbers, [T]
-# the position by which another is turned, given the table's end
+# from positions and the end of a table to the positions that a program uses instead
 _Map = Callable[[Any, Any], Any]
 
 
 def _nearest(reach: int) -> NDArray[np.int64]:
-    """Whole numbers from ``-reach`` to ``reach``, the nearest to 0 first."""
+    """The whole numbers from ``-reach`` to ``reach``, those nearest to 0 first."""
     return np.array(sorted(range(-reach, reach + 1), key=abs))
 
 
-#: Small offsets, the nearest first.
+#: Small offsets, the smallest first.
 STEPS: list[int] = _nearest(3).tolist()
 #: Offsets that are tried together with other differences, 0 first.
 OFFSETS = _nearest(64)
-_FAR = 1 << 17  # positions up to which others are looked for
-_FEW = 6  # so many tokens agree by more than chance
-_LEAST_PAIRS = 4  # of an axis; fewer fit somewhere by chance
-_MAX_ROWS = 4  # rows of a batch that a sentence lists before it says that there are more
+_FAR = 1 << 17  # the largest offset in a search for far positions
+_FEW = 6  # if this many tokens agree, it is not by chance
+_LEAST_PAIRS = 4  # an axis with fewer pairs fits some position by chance
+_MAX_ROWS = 4  # a sentence lists this many rows of a batch at most
 
 
 class PositionMap(NamedTuple):
-    """One way in which a program confuses positions."""
+    """One way in which a program uses other positions than it is given."""
 
-    name: str  # of the finding; empty where it is right
-    says: str  # what happens, by the table's ``{end}`` and its ``{last}`` row
+    name: str  # the name of the finding; empty if this way is right
+    effect: str  # a description with the table's ``{end}`` and its ``{last}`` row
     turned_as: _Map
 
     def finding(self, end: int, before: int = 0) -> Finding:
-        """The finding about a table with this many rows; ``before`` is added to positions first."""
+        """The finding for a table of ``end`` rows, when ``before`` is first added to positions."""
         text, first = self.text(end), end - before
         return make_finding(self.name, last=first - 1, end=first, beyond=text, negative=text)
 
     def text(self, end: int) -> str:
-        """What happens beyond a table with this many rows."""
-        return self.says.format(end=end, last=end - 1)
+        """The effect with a table of ``end`` rows."""
+        return self.effect.format(end=end, last=end - 1)
 
 
 def _by_end(turned_as: Callable[[Any, Any], Any]) -> _Map:
     return turned_as
 
 
-#: What becomes of positions ``p`` from a table's end on, the likeliest first.
+#: What programs do with positions beyond a table's end, the likeliest first.
 BEYOND = (
     PositionMap(
         "table-end-identity",
@@ -93,7 +93,7 @@ BEYOND = (
         "wrapped", "positions start again at 0 (modulo {end})", _by_end(lambda p, end: p % end)
     ),
 )
-#: What becomes of negative positions; without a table its end is 0.
+#: What programs do with negative positions; without a table, ``end`` is 0.
 NEGATIVE = (
     PositionMap("", "is turned backwards, as it should be", _by_end(lambda p, end: p)),
     PositionMap(
@@ -108,37 +108,37 @@ NEGATIVE = (
     ),
     PositionMap("negative-clamped", "is turned as 0", _by_end(lambda p, end: np.maximum(p, 0))),
 )
-_GARBAGE = "it gives something else (memory that is no table, or other rows)"
+_GARBAGE = "it gives something else (memory outside the table, or other rows)"
 
 
 def _maps_by_row(asked: int, row: int, last: int) -> Iterator[tuple[PositionMap, int]]:
-    """Maps that give this row where another was asked for, each with the length of its table.
+    """Maps that give ``row`` for the position ``asked``, each with the length of its table.
 
-    ``last`` is the last row that it gives.
+    ``last`` is the highest row that any token was given.
     """
     not_turned, clamped, wrapped = BEYOND
     length = abs(int(asked) - int(row))
-    if asked < 0:  # and from the other end too
+    if asked < 0:  # a negative position may also wrap from the other end
         yield from ((position_map, length) for position_map in (*reversed(NEGATIVE[1:]), wrapped))
     elif asked > 0:
         yield from ((not_turned, int(asked)), (clamped, int(last) + 1))
         yield from [(wrapped, length)] * (length > 0)
 
 
-# Of functions, which are asked.
+# Positions of a function, which is called.
 
 
 def add_limits(measured: Measured) -> None:
-    """Add a table's end, rounded positions, and the results of negative positions."""
+    """Add findings about a table's end, rounded positions and negative positions."""
     first_rounded: dict[str, int] = {}
     max_position = measured.max_position
     near = (p + step for p in powers_of_two(max_position)[3:] for step in (-1, 1))
     positions = [p for p in near if p <= max_position]
-    # most functions turn all in one call; a position that comes out otherwise is asked alone
+    # most functions take all positions in one call; a position with a wrong result is tried alone
     together = _find_dtypes(measured, measured.results(*positions, in_one_call=True))
 
     def dtype_of(position: int, others: Iterable[str] = ()) -> str | None:
-        """The dtype to which the position was rounded: float64, one found before, or another."""
+        """The dtype that the position was rounded to: float64, one found before, or another one."""
         likely = ("float64", *first_rounded, *others)
         for dtype in likely:
             if dtype in together.get(position, ()):
@@ -148,7 +148,7 @@ def add_limits(measured: Measured) -> None:
 
     last_good, end = 0, None
     for position in positions:
-        # rounding to a dtype begins behind a power of two, and is seen there first
+        # rounding to a dtype begins above a power of two, and shows there first
         dtype = dtype_of(position, DTYPES)
         if dtype is None:
             end = find_first_bad(last_good, position, lambda p: dtype_of(p) is not None)
@@ -170,17 +170,17 @@ def add_limits(measured: Measured) -> None:
 
 
 def _find_dtypes(measured: Measured, results: Mapping[int, Complex]) -> dict[int, list[str]]:
-    """The dtypes to which each of these positions may have been rounded, the finest first."""
+    """The dtypes that each of these positions may have been rounded to, the finest first."""
     places, shifts = np.array([*results], np.float64), measured.shifts(results)
     fitting = [shifts.fit_each(rounded(places, dtype) - places).tolist() for dtype in DTYPES]
-    of_each = zip(*fitting, strict=True)  # whether each dtype fits, of each position
+    of_each = zip(*fitting, strict=True)  # for each position, whether each dtype fits
     return {
         position: [*compress(DTYPES, fits)] for position, fits in zip(results, of_each, strict=True)
     }
 
 
 def _describe_table_end(measured: Measured, end: int) -> tuple[str, str]:
-    """The name and a description of what happens beyond a table's end."""
+    """The finding's name and a description of what happens beyond a table's end."""
     if not measured.results(end):
         return "table-end-raises", f"it raises ({measured.refusal})"
     results = measured.results(end, end + 1, end + 2, 2 * end + 3)
@@ -193,7 +193,7 @@ def _describe_table_end(measured: Measured, end: int) -> tuple[str, str]:
 
 
 def _describe_negative_positions(measured: Measured, end: int | None) -> tuple[str, str]:
-    """The name (empty if it is right) and a description of what happens to negative positions."""
+    """The finding's name (empty if all is right) and what happens to negative positions."""
     results = measured.results(-1, -3, -6)
     if len(results) < 3:
         return "", f"is refused ({measured.refusal})"
@@ -204,10 +204,10 @@ def _describe_negative_positions(measured: Measured, end: int | None) -> tuple[s
 def _find_map(
     measured: Measured, results: Mapping[int, Complex], maps: Sequence[PositionMap], end: int
 ) -> tuple[str, str] | None:
-    """The name and text of the first map that explains the turns at all of these positions."""
+    """The name and text of the first map that explains the turns at all these positions."""
     offset, places = measured.report.position_offset, np.array([*results])
     shifts = measured.shifts(results)
-    # an offset is added to a position before the table is asked, or to the row that it is
+    # a program adds an offset before it looks the position up in the table, or afterwards
     for before in dict.fromkeys((int(offset) if offset % 1 == 0 else 0, 0)):
         rows = end + before if end else 0
         for position_map in maps:
@@ -221,11 +221,11 @@ def _fitting_maps(
     shifts: Shifts, places: _Places, tokens: Iterable[int], maps: Sequence[PositionMap],
     ends: _Places,
 ) -> Iterator[tuple[PositionMap, int]]:  # fmt: skip
-    """The maps that explain some tokens, each with the last table's end that fits."""
+    """The maps that explain these tokens, each with the last end of a table that fits."""
     for position_map in maps:
         fitting = ends
         for token in tokens:
-            # many ends may give one position
+            # many ends may lead to the same position
             rows = position_map.turned_as(places[token], fitting) + 0 * fitting
             turned_as, of_end = np.unique(rows, return_inverse=True)
             fitting = fitting[shifts.fit(token, turned_as - places[token])[of_end]]
@@ -236,13 +236,13 @@ def _fitting_maps(
 
 
 def find_offset(spectrum: Spectrum) -> tuple[float | None, list[Finding]]:
-    """The number added to positions, from the angles at position 0; None if none explains them."""
+    """The number added to positions, from the angles at position 0; None if no number fits."""
     f, phase = spectrum.inv_freq, spectrum.phase
     turning = np.abs(f) > spectrum.uncertainty
-    # of a pair that has made less than a turn, the angle is the offset times the frequency
+    # while a pair has made less than a turn, its angle is the offset times its frequency
     candidates = np.unique([0.0, *(np.rint(2 * phase[turning] / f[turning]) / 2)])
     errors = np.abs(np.exp(1j * candidates[:, None] * f) - np.exp(1j * phase))
-    # cos, sin, their factor and the result are rounded, which is twice an ulp
+    # cos, sin, their factor and the result are rounded: together two ulps
     tolerances = spectrum.phase_uncertainty + np.abs(candidates)[:, None] * spectrum.uncertainty
     fits = np.all(errors <= 2 * tolerances, axis=1)  # [candidates]
     if not fits.any():
@@ -250,34 +250,34 @@ def find_offset(spectrum: Spectrum) -> tuple[float | None, list[Finding]]:
     order = np.lexsort((errors.max(axis=1), candidates != 0))
     offset, *others = candidates[order][fits[order]].tolist()
     more = f" ({', '.join(f'{p:+g}' for p in others)} within rounding)" if others else ""
-    more += f": position 0 is turned as {offset:g}. Scores of distances are right, keys turned "
-    finding = make_finding("offset", offset=offset, more=f"{more}elsewhere are not")
+    more += f": position 0 is turned as {offset:g}. Scores are right, but keys that other code "
+    finding = make_finding("offset", offset=offset, more=f"{more}has turned do not match")
     return offset, [finding] if offset else []
 
 
-# Of tokens, which were recorded.
+# Positions of tokens, which were recorded.
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens that are looked at, and the positions of the whole recording."""
+    """The tokens to explain, and the positions of the whole recording."""
 
-    index: NDArray[np.intp]  # counted through the batch
-    positions: NDArray[Any]  # of the whole recording, [batch, seq] or [batch, seq, n_axes]
+    index: NDArray[np.intp]  # the index of each token, counted through the whole batch
+    positions: NDArray[Any]  # all recorded positions, [batch, seq] or [batch, seq, n_axes]
 
     def of(self, some: NDArray[np.bool_]) -> Tokens:
-        """Some of them."""
+        """The tokens for which ``some`` is true."""
         return Tokens(self.index[some], self.positions)
 
     def moved(self, hypothesis: Hypothesis, turns: Turns) -> Iterator[Hypothesis]:
-        """The hypothesis at other positions that explain every token."""
+        """The hypothesis at other positions, if these explain every token."""
         changes, rope, places, rows = hypothesis
         shifts = Shifts.of(hypothesis, turns)
         for offset in shifts.shared(OFFSETS[1:]).tolist():
             yield suppose(rope, places + offset, *changes, *offset_changes(offset))
         every = places if places.ndim == 1 else places[:, 0]
         if places.ndim > 1 and np.any(places != every[:, None]):
-            return  # of text all coordinates are one number
+            return  # the coordinates of text are all equal
         is_right = turns.misfit(rope, places, rows).max(axis=1) <= 1
         for finding, mapped in find_maps(shifts, every, is_right):
             yield suppose(rope, every_axis_of(rope, mapped), *changes, finding)
@@ -296,7 +296,7 @@ class Tokens:
 
     @cached_property
     def _candidates(self) -> NDArray[np.int64]:
-        """Positions that a program may take for those recorded."""
+        """Positions that a program may use for the recorded ones."""
         # a program may shift positions, round them, or count the tokens of a row
         counted = np.arange(int(self.positions.shape[1]), dtype=np.float64)
         known: Floats = np.union1d(np.rint(self.positions), counted)
@@ -308,13 +308,13 @@ class Tokens:
         return np.unique(np.concatenate([shifted, *coarse])).astype(np.int64)
 
     def map_positions(self, shifts: Shifts, places: _Places) -> NDArray[np.int64] | None:
-        """The position near the recording by which each token is turned; None if not all are."""
+        """The position that turns each token, near the recorded ones; None if one has none."""
         mapped = np.empty(len(places), np.int64)
         for token, place in enumerate(places):
             fitting = self._candidates[shifts.fit(token, self._candidates - place)]
             if not len(fitting):
                 return None
-            # of positions that noise cannot tell apart the nearest
+            # the nearest of the positions that noise cannot tell apart
             mapped[token] = fitting[np.argmin(np.abs(fitting - place))]
         return mapped
 
@@ -322,7 +322,7 @@ class Tokens:
         if not mapped.any():
             return (make_finding("not-turned"),)
         column = self.index % self.positions.shape[1]
-        # the first tokens show an offset alone, where others restart, but for those below it
+        # the first few tokens show an offset even if later positions restart
         off = mapped - places
         offsets, counts = np.unique(off[:_FEW], return_counts=True)
         by = offsets[counts.argmax()] if counts.max() >= min(3, len(off)) else 0
@@ -333,7 +333,7 @@ class Tokens:
         at = f"token {self.index[first]} (position {places[first]:.15g})"
         where = f"{at} is turned as {mapped[first]}"
         coarse = {dtype: positions_in(dtype, f": {where}") for dtype in COARSE}
-        # positions that would explain the tokens, and their names; one row alone is the first row
+        # positions that would explain the tokens, with the findings; a single row is the first row
         likely: list[tuple[NDArray[Any], Changes]] = [
             (self.positions[0, column], (make_finding("first-row", where=where),))
         ]
@@ -343,7 +343,7 @@ class Tokens:
             likely += [(expected, names) for expected in shifted]
         for dtype in COARSE:
             far = np.abs(mapped) > 1 / ROUNDING[dtype]
-            # what tokens are turned as, and what they would be without a restart
+            # rounding is evident if the positions used are rounded, and the recorded ones are not
             is_rounded, *others = (
                 np.array_equal(rounded(some[far], dtype), some[far])
                 for some in (mapped, column, places)
@@ -353,7 +353,7 @@ class Tokens:
         if not by and not wrong.all() and np.array_equal(mapped, (1 + wrong) * places):
             which = self.name_some(wrong, places)
             return make_finding("tokens", which=which, more=""), make_finding("twice")
-        # an offset is added before a table is asked, or to the row that it gives
+        # a program adds an offset before it looks the position up in a table, or afterwards
         for before in dict.fromkeys((by, 0)):
             asked, rows = places + before, mapped - (by - before)
             named = _maps_by_row(asked[first], rows[first], rows.max())
@@ -366,7 +366,7 @@ class Tokens:
             ]
         restart = make_finding("restart", how="restart elsewhere", where=where)
         is_garbage = _is_garbage(mapped, places, wrong)
-        counted = "are counted through and do not restart"
+        counted = "count on through the recording and do not restart"
         likely += [
             (column, (*offset, make_finding("restart", how=counted, where=where))),
             (mapped, (*offset, _garbage_from(int(places[first])) if is_garbage else restart)),
@@ -374,7 +374,7 @@ class Tokens:
         return next(names for expected, names in likely if np.array_equal(mapped, expected))
 
     def name_some(self, is_bad: NDArray[np.bool_], places: NDArray[Any]) -> str:
-        """Which of them are wrong, by their positions ``[T]`` or ``[T, n_axes]``."""
+        """A text that lists the wrong tokens; ``places`` are ``[T]`` or ``[T, n_axes]``."""
         places = places.reshape(len(is_bad), -1).max(axis=1)
         good, bad = places[~is_bad], places[is_bad]
         if good.max() < bad.min():
@@ -385,12 +385,12 @@ class Tokens:
 
 
 def offset_changes(by: float) -> Changes:
-    """That positions are off by a number, unless it is 0."""
+    """The finding that positions are off by a number; empty if the number is 0."""
     return (make_finding("offset", offset=by, more=""),) if by else ()
 
 
 def _is_garbage(mapped: _Places, places: _Places, wrong: NDArray[np.bool_]) -> bool:
-    """Whether all tokens beyond a table's end, and no others, are turned at random."""
+    """Whether all tokens beyond a table's end, and only these, are turned at random."""
     if places[~wrong].max(initial=-1) >= places[wrong].min():
         return False
     are_neighbours = wrong[1:] & (np.diff(places) == 1)
@@ -404,19 +404,19 @@ def _garbage_from(end: int) -> Finding:
 def find_maps(
     shifts: Shifts, places: _Places, is_right: NDArray[np.bool_]
 ) -> Iterator[tuple[Finding, _Places]]:
-    """Maps of positions beyond a table's end, or below 0, that explain every wrong token."""
+    """Maps for positions beyond a table's end, or below 0, that explain every wrong token."""
     wrong = places[~is_right]
     if not len(wrong) or not is_right.any() or np.any(places % 1):
         return
     maps, ends = NEGATIVE[1:], np.arange(_FAR)
     if wrong.min() >= 0:
-        # a table ends behind the last token before them that is right
+        # the table ends after the last right token before the wrong ones
         first = int(wrong.min())
         last_right = int(places[is_right & (places < first)].max(initial=0))
         maps, ends = BEYOND, np.arange(max(last_right + 1, first - _FAR), first + 1)
     elif wrong.max() >= 0:
         return
-    # of ends that all fit the first wrong token's, which was seen
+    # if several ends fit, report the position of the first wrong token, which was seen
     for position_map, end in _fitting_maps(
         shifts, places, np.flatnonzero(~is_right).tolist(), maps, ends
     ):
@@ -426,11 +426,11 @@ def find_maps(
 def find_far_positions(
     shifts: Shifts, rope: Rope, places: _Places, tokens: Tokens
 ) -> tuple[Changes, _Places]:
-    """The positions by which tokens are turned, on each axis alone; no names if none fit."""
+    """The positions that turn the tokens, found on each axis alone; no findings if none fit."""
     mapped = np.array(places).reshape(len(places), -1)
     axis_of_pair = np.array(rope.axes.axis_of_pair(rope.num_pairs))
     every = _nearest(_FAR)
-    named: list[tuple[Changes, Changes]] = []  # without the axis and with it
+    named: list[tuple[Changes, Changes]] = []  # findings without the axis, and with it
     for axis in range(rope.axes.n_axes):
         pairs = np.flatnonzero(axis_of_pair == axis).tolist()
         if not pairs:
@@ -447,7 +447,7 @@ def find_far_positions(
         mapped[:, axis] += by
         named.append((plain, with_axis))
     changes = tuple(change for _, with_axis in named for change in with_axis)
-    if len({plain for plain, _ in named}) == 1:  # as text has it
+    if len({plain for plain, _ in named}) == 1:  # the same on every axis, as for text
         changes = named[0][0]
     return changes, mapped.reshape(np.shape(places))
 
@@ -455,9 +455,9 @@ def find_far_positions(
 def _name_offsets(
     fitting: list[_Places], places: Floats, tokens: Tokens, on: str
 ) -> tuple[Changes, _Places]:
-    """One offset of all, of rows of the batch, or where the first wrong token is turned.
+    """A common offset, an offset for each row of the batch, or the position of one wrong token.
 
-    ``on`` says the axis, where there are several. Returns the names and each token's offset.
+    ``on`` names the axis if there are several. Returns the findings and each token's offset.
     """
     rows = tokens.index // tokens.positions.shape[1]
 
@@ -488,4 +488,4 @@ def _name_offsets(
     first = int(np.flatnonzero(by_token)[0])
     place, turned_as = places[first], places[first] + by_token[first]
     where = f"token {tokens.index[first]} (position {place:.15g}) is turned as {turned_as:.15g}"
-    return (make_finding("restart", how=f"{on} are others".strip(), where=where),), by_token
+    return (make_finding("restart", how=f"{on} differ".strip(), where=where),), by_token

@@ -1,4 +1,4 @@
-"""A function's rotation, measured by calling it: the pairs that turn, and what is known of them."""
+"""A function's rotation, measured by calls: the pairs that turn, and the facts about them."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ class Probe:
 
     caller: Caller
     arrangement: Arrangement
-    rounding: float  # relative rounding error of the results
-    noise: float = 0.0  # how far they are off for other reasons than rounding
+    rounding: float  # the relative rounding error of the results
+    noise: float = 0.0  # the error of the results that rounding does not explain
 
     def __call__(self, positions: Sequence[Any] | NDArray[Any]) -> Complex:
-        """At positions ``[P]``, equal on all axes, or ``[P, n_axes]``: ``[P, pairs]``."""
+        """The turns ``[P, pairs]`` at positions ``[P]``, equal on all axes, or ``[P, n_axes]``."""
         vector = np.zeros((1, self.caller.head_dim))
         vector[0, self.arrangement.read[0]] = 1
         turned = self.caller.turn(vector, positions)[0, :, 0]  # [P, head_dim]
-        # [P, pairs, 2] is a complex array; a product would warn of infinities
+        # view [P, pairs, 2] as complex, because a product would warn of infinities
         return np.ascontiguousarray(turned[:, self.arrangement.written.T]).view(complex)[..., 0]
 
     def turns(self, positions: NDArray[Any]) -> Turns:
-        """The turns at positions ``[P, n_axes]``."""
+        """The turns at positions ``[P, n_axes]``, with their errors."""
         z = self(positions)
         errors = np.abs(z) * (2 * self.rounding + self.angle_errors(z))
         return turns_of_pairs(self.arrangement, z, errors, positions)
 
     def angle_errors(self, z: Complex) -> Floats:
-        """How far angles of such results may be off."""
+        """How far the angles of results may be off."""
         return bound_angle_errors(z, self.rounding, self.noise)
 
     def differ(self, a: Complex, b: Complex) -> bool:
@@ -58,19 +58,19 @@ class Probe:
 class Lengths(NamedTuple):
     """The results of calls of growing lengths."""
 
-    # by a call's highest position: unit vectors turned to the `powers_of_two` up to it
+    # by the highest position of a call: unit vectors turned to the `powers_of_two` up to it
     answers: dict[int, Complex]
     # the highest position of the longest call that agrees with all shorter ones
     longest_consistent: int
     # the highest position of the shortest call that contradicts shorter ones
     changes_at: int | None
-    # the highest position of a call that gave something else when it was repeated
+    # the highest position of a call that gave another result when it was repeated
     irreproducible_at: int | None
 
 
 @dataclass
 class Measured:
-    """A rotation whose frequencies are known, and the report about it, which grows."""
+    """A rotation whose frequencies are known, and its report, which later steps extend."""
 
     probe: Probe
     maps: Floats  # at small positions, [outputs, P, out, in]
@@ -78,12 +78,12 @@ class Measured:
     spectrum: Spectrum
     report: Identification
     max_position: int
-    start: int  # the first position that is turned with these frequencies
-    refusal: str = ""  # the last one
+    start: int  # the first position that turns at these frequencies
+    refusal: str = ""  # the message of the last refusal
 
     @property
     def end(self) -> int:
-        """The first position where another rotation, or none, begins, or that is not looked at."""
+        """The first position that turns by another rotation, or not, or that is not measured."""
         ends = self.lengths.changes_at, self.report.table_end
         return min(end for end in (self.max_position + 1, *ends) if end)
 
@@ -92,7 +92,7 @@ class Measured:
         self.report = add_findings(self.report, *findings, **changed_fields)
 
     def results(self, *positions: int, in_one_call: bool = False) -> dict[int, Complex]:
-        """The function's results divided by the factor, at positions that it does not refuse."""
+        """The function's results divided by its factor, at positions that it does not refuse."""
         results: dict[int, Complex] = {}
         for call in [positions] if in_one_call else [(position,) for position in positions]:
             try:
@@ -103,7 +103,7 @@ class Measured:
         return results
 
     def shifts(self, results: Mapping[int, Complex]) -> Shifts:
-        """By how many positions such results are off the measured frequencies."""
+        """The shifts of such results relative to the measured frequencies."""
         positions = np.array([*results], np.float64)
         z = np.array([*results.values()]).reshape(len(positions), len(self.spectrum.inv_freq))
         error, offset = 64 * self.probe.rounding + FACTOR_ROOM, self.report.position_offset

@@ -1,4 +1,4 @@
-"""Which share of each frequency a law keeps that divides the slow pairs."""
+"""For a law that divides slow pairs, the share of each frequency that it keeps."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from phasor.identification.spectrum import Floats, Frequencies
 
-# error of the share of a frequency that a ramp keeps
+# the error allowed in the share that a ramp keeps of a frequency
 _SHARE_ROUNDING = 1e-4
 
 
 class Ramp(NamedTuple):
-    """How much of each frequency is kept: 1 of fast pairs, 0 of those divided by the factor."""
+    """The share of each frequency that a law keeps: 1 for fast pairs, 0 for fully divided pairs."""
 
     base: float
     factor: float
@@ -23,7 +23,7 @@ class Ramp(NamedTuple):
 
     @property
     def between(self) -> NDArray[np.intp]:
-        """The pairs that are neither kept nor divided by the whole factor."""
+        """The pairs that are partly divided: neither kept nor divided by the whole factor."""
         return np.flatnonzero((self.shares > 0) & (self.shares < 1))
 
     @property
@@ -32,18 +32,18 @@ class Ramp(NamedTuple):
         return int(np.flatnonzero(self.shares >= 1)[-1])
 
     def fit(self, coordinates: Floats) -> tuple[float, float] | None:
-        """The coordinates where a share linear in them leaves 1 and reaches 0; None if it jumps."""
+        """Where a share linear in the coordinates leaves 1 and reaches 0; None if it jumps."""
         if len(self.between) < 2:
             return None
         ends = self.between[[0, -1]]
         (x0, x1), (share0, share1) = coordinates[ends], self.shares[ends]
-        # what does not fall ends far beyond all pairs
+        # a ramp that does not fall ends far beyond all pairs
         slope = max(float((share0 - share1) / (x1 - x0)), 1e-9)
         return float(x0 - (1 - share0) / slope), float(x1 + share1 / slope)
 
 
 def make_ramp(measured: Frequencies, base: float, factor: float) -> Ramp:
-    """The shares that remain of the powers of the base; 1 and 0 where they may be."""
+    """The share of each power of the base that remains, set to 1 or 0 if the error allows."""
     plain, keepable = base ** (-measured.indices / measured.num_pairs), 1 - 1 / factor
     remaining = measured.inv_freq / plain
     shares = (remaining - 1 / factor) / keepable

@@ -37,12 +37,12 @@ from phasor.layers import LayerRopes, QueryFactor, one_layer
 from phasor.numpy import rotate
 from phasor.rope import Rope
 
-# called with a share, from 0 to 1
+# a function that is called with the completed share, from 0 to 1
 Advance = Callable[[float], None]
-# tokens that are read at once, which bounds memory, and tokens whose heads are all tried
+# tokens that are read at once, to bound memory, and tokens of which all heads are checked
 _CHUNK, _SAMPLE = 1 << 13, 64
-# wrong tokens in which causes are sought, which bounds time, and those with their neighbours; the
-# verdict says in how many
+# wrong tokens that are searched for causes, to bound time, and the same with their neighbours; the
+# verdict states how many tokens were searched
 _WRONG, _WITH_NEIGHBOURS = 16, 4
 
 
@@ -52,10 +52,10 @@ _FACTORS = {"factor", "factor-missing", "factor-twice"}
 def find_causes(
     rope: Rope, caller: Caller, max_position: int, *, offset: float = 0.0, gain: float = 1.0
 ) -> Changes:
-    """How a function differs from a Rope, the most important first; none if unknown.
+    """How a function differs from a Rope, the most important first; empty if unknown.
 
-    The rope is to turn positions that are moved by an ``offset``, and vectors are to be multiplied
-    by a ``gain`` first.
+    The function is compared with the rope after ``offset`` is added to positions, and ``gain`` is
+    multiplied into the vectors.
     """
     layers = one_layer(rope)
     factors = np.ones(rope.head_dim)
@@ -65,7 +65,7 @@ def find_causes(
         arrays["positions"] = arrays["positions"] + offset if offset else arrays["positions"]
         arrays["q"] = factors * arrays["q"]
         return verify_side(layers, layers.layer_kinds[0], arrays, "q").changes
-    except (RefusedError, TensorError):  # some position is refused, or turned to NaN
+    except (RefusedError, TensorError):  # a position is refused, or its result is NaN
         return ()
 
 
@@ -75,7 +75,7 @@ def verify_side(
 ) -> SideVerification:  # fmt: skip
     """The verdict on queries, keys or tables of one kind of layers.
 
-    ``advance`` is called with the share of the tokens that has been looked at.
+    ``advance`` is called with the share of the tokens that has been checked.
     """
     rope, change = layers.kinds[kind], make_finding("no-rotation")
     if side == "tables":
@@ -85,7 +85,7 @@ def verify_side(
             change = Finding("slice", f"Slice: {rows.shape[1]} pairs turn, instead of {pairs}.")
             return SideVerification(name=side, tokens=len(rows), changes=(change,))
         choices = [vectors_of_rows(rows, dtype, rope, arrays.get("positions"))]
-        text = "Its rows are no cos and sin of one angle each, up to one factor of all."
+        text = "Its rows are not the cos and sin of angles, even apart from one common factor."
         change = Finding("no-rotation", text)
     else:
         choices = vectors_of(arrays, side, rope or layers.ropes[0], dims)
@@ -100,7 +100,7 @@ def verify_side(
         (vectors.dims, _verify_vectors(vectors, meant, factor, advance)) for vectors in choices
     )
     found = [(order, verdict) for order, verdict in verdicts if verdict is not None]
-    # a wrong order of dimensions may fit some turns, but no cause
+    # with a wrong order of dimensions some turns may fit by chance, but no cause does
     clear = [(order, verdict) for order, verdict in found if not is_vague(verdict.changes)]
     best = [(order, verdict) for order, verdict in found if not verdict] or clear or found
     if len(best) > 1:
@@ -120,7 +120,7 @@ def _verify_vectors(
     if len(lost):
         _check_that_a_table_ends(vectors, lost)
     verdict = SideVerification(name=vectors.name, tokens=size)
-    if meant is None and len(bad):  # it may have been recorded before its factor
+    if meant is None and len(bad):  # the recording may precede the query factor
         bad, _ = _find_bad_tokens(vectors, None, factor)
     tokens = _choose_tokens(size, bad)
     sample = vectors.sample(tokens)
@@ -128,7 +128,7 @@ def _verify_vectors(
         return replace(verdict, changes=(_name_change(sample),)) if len(bad) else verdict
     if not sample.x.any():
         raise TensorError(
-            f"{vectors.name} must hold other numbers than 0, of which nothing is told"
+            f"{vectors.name} must contain other numbers than 0, from which nothing can be read"
         )
     if not len(bad):
         undecided, roundings = _find_undecided(sample, meant)
@@ -144,10 +144,10 @@ def _find_bad_tokens(
     vectors: Vectors, rope: Rope | None, factor: QueryFactor | None = None, *,
     advance: Advance | None = None,
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:  # fmt: skip
-    """The tokens that are not turned as the rope says, and those that are not finite.
+    """The tokens that the rope does not explain, and the tokens that are not finite.
 
-    Of every token the first head is tried, of some tokens all heads are. A ``factor`` is multiplied
-    into what was recorded before.
+    The first head of every token is checked, and all heads of some tokens. A ``factor`` multiplies
+    the vectors recorded before the rotation.
     """
     count = vectors.num_tokens
     chunks = np.array_split(np.arange(count), -(-count // _CHUNK))
@@ -172,7 +172,7 @@ def _find_bad_tokens(
 
 
 def _check_that_a_table_ends(vectors: Vectors, lost: NDArray[np.intp]) -> None:
-    """Refuse numbers that are not finite, unless all tokens from some position on have them."""
+    """Refuse NaN and infinity, unless exactly the tokens from some position on contain them."""
     places = vectors.positions.reshape(vectors.num_tokens, -1).max(axis=1)
     if not np.array_equal(np.flatnonzero(places >= places[lost].min()), lost):
         raise _not_finite(vectors.name, lost[0])
@@ -180,13 +180,13 @@ def _check_that_a_table_ends(vectors: Vectors, lost: NDArray[np.intp]) -> None:
 
 def _not_finite(name: str, token: int) -> TensorError:
     return TensorError(
-        f"{name} and {name}_rotated must be finite, and hold NaN or infinities at token {token}; "
+        f"{name} and {name}_rotated must be finite, got NaN or infinity at token {token}; "
         "leave such tokens out"
     )
 
 
 def _name_change(sample: Sample) -> Finding:
-    """What happens to tokens that should stay as they are."""
+    """The finding about tokens that should not be rotated but are changed."""
     # [T, heads, head_dim] -> [T, 1, 1]
     sizes = np.maximum((sample.x**2).sum(axis=(1, 2), keepdims=True), 1e-300)
     factors: Floats = (sample.x * sample.y).sum(axis=(1, 2), keepdims=True) / sizes
@@ -196,9 +196,9 @@ def _name_change(sample: Sample) -> Finding:
 
 
 def _choose_tokens(count: int, bad: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Tokens to look at: some anywhere, the first at distances that double, and wrong ones."""
+    """The tokens to explain: some evenly spread, some at doubling distances, and wrong ones."""
     spread = np.linspace(0, count - 1, _SAMPLE // 2).astype(np.intp)
-    # a restart or a table's end begins next to a wrong token
+    # neighbours of wrong tokens are included, because a restart or a table's end shows there
     near_bad = [t + step for t in bad[:_WITH_NEIGHBOURS].tolist() for step in (-1, 0, 1)]
     some_bad = bad[np.linspace(0, max(len(bad) - 1, 0), min(_WRONG, len(bad))).astype(np.intp)]
     tokens = np.unique(
@@ -208,15 +208,15 @@ def _choose_tokens(count: int, bad: NDArray[np.intp]) -> NDArray[np.intp]:
 
 
 def _first_wrong(vectors: Vectors, bad: NDArray[np.intp], rope: Rope) -> tuple[float, float | None]:
-    """The position nearest to 0 that is turned wrongly, and how far a unit vector is off there."""
-    # of several axes the largest coordinate is a token's position
+    """The wrong position nearest to 0, and the error of a unit vector there."""
+    # with several axes, a token's position is its largest coordinate
     columns = np.divmod(bad, vectors.positions.shape[1])
     places = vectors.positions[columns].astype(np.float64).reshape(len(bad), -1).max(axis=1)
     token = int(np.argmin(np.abs(places)))
     sample, arrangement = vectors.sample(bad[token : token + 1]), arrangement_of(rope)
     expected = rotate(sample.x, sample.positions, rope)
     off = sample._replace(y=sample.y - expected)
-    # of a table each pair is a unit vector
+    # in a table each pair is a unit vector
     sizes = np.maximum(np.linalg.norm(expected, axis=-1), 1e-300)
     if not np.isfinite(off.y).all():
         return float(places[token]), None
@@ -225,11 +225,11 @@ def _first_wrong(vectors: Vectors, bad: NDArray[np.intp], rope: Rope) -> tuple[f
 
 
 def _find_undecided(sample: Sample, meant: Meant) -> tuple[tuple[str, ...], Changes]:
-    """What else would explain a recording that the rope explains, and roundings that show."""
+    """What else would explain a recording that fits the rope, and float32 roundings that show."""
     turns = measure_turns(sample, arrangement_of(meant.rope))
     if turns is None:
         return (), ()
-    # another factor shows whatever the angles are
+    # another factor would show whatever the angles are, so only other ropes remain
     low, high = turns.gain
     fitting = (
         changes[0].sentence
@@ -243,7 +243,7 @@ def _find_undecided(sample: Sample, meant: Meant) -> tuple[tuple[str, ...], Chan
 def compare_sides(
     queries: SideVerification, keys: SideVerification, arrays: Arrays, rope: Rope, dims: str | None
 ) -> tuple[SideVerification, SideVerification]:
-    """The verdicts of a layer; if one side differs, with how its queries and keys differ."""
+    """The verdicts about a layer; if a side differs, extended by how queries and keys differ."""
     if queries.changes == keys.changes:
         return queries, keys
     of_keys = {vectors.dims: vectors for vectors in vectors_of(arrays, "k", rope, dims)}

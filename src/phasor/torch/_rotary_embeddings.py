@@ -222,7 +222,7 @@ def _find_rope(fresh: nn.Module, kind: Kind, layers: LayerRopes) -> tuple[Rope, 
     candidates: list[Rope | None] = [layers.kinds.get(cast(str, kind))]
     if kind not in layers.kinds:  # the class has its own name for it, or no layer here uses it
         candidates = [*layers.ropes, *layers.in_config.unused_blocks.values()]
-        candidates += [rotation.rope for rotation in layers.beside]
+        candidates += [rotation.rope for rotation in layers.auxiliary_ropes]
     for rope in dict.fromkeys(candidates):
         layout = None if rope is None else _find_layout(fresh, kind, rope)
         if rope is not None and layout is not None:

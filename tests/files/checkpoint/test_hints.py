@@ -159,7 +159,7 @@ HINTS: dict[str, Hint] = {
         of_shards(),
     ),
     "twice": Hint(of_shards(_twice), "keep one", of_shards()),
-    "beside": Hint(
+    "auxiliary_rope": Hint(
         of_folder(more=BESIDE, model=ROPE),
         r"or patterns for all tensors to convert \(--query, --key\)",
         of_folder(more=BESIDE, model=ROPE, patterns=BOTH),

@@ -55,7 +55,7 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "an index over keys": (
         {},
         {"model.layers.0.self_attn.indexer.wk.weight": tensor(np.zeros((8, 32)))},
-        "beside: model.layers.0.self_attn.indexer.wk.weight",
+        "auxiliary_rope: model.layers.0.self_attn.indexer.wk.weight",
     ),
     "queries without keys": (
         {},

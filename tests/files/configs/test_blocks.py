@@ -129,7 +129,7 @@ def test_a_plain_type_beside_the_blocks_of_single_kinds_says_nothing(key):
     keys = sized("zaya", layer_types=[*blocks] * 2, sliding_window=64)
     ropes = load(keys | {"rope_parameters": {key: "default"} | blocks})
     assert [rope.base for rope in ropes] == [5e6, 1e4] * 2
-    with refused(f"beside_kinds: {key}"):
+    with refused(f"outside_kinds: {key}"):
         load(keys | {"rope_parameters": {key: "yarn"} | blocks})
 
 

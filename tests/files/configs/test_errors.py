@@ -179,7 +179,7 @@ WRONG: dict[str, tuple[Any, str]] = {
             layer_types=["full_attention"] * 4,
             rope_parameters={"full_attention": {"rope_type": "default"}, "factor": 2.0},
         ),
-        "beside_kinds: rope_parameters.factor",
+        "outside_kinds: rope_parameters.factor",
     ),
     "a base that no block has": (
         small(

@@ -329,7 +329,7 @@ HINTS: dict[str, Hint] = {
         of(sized("lfm3", head_dim=128, rope_parameters=BY_KIND, **KINDS)),
         PLAIN,
     ),
-    "beside_kinds": Hint(
+    "outside_kinds": Hint(
         of(sized("lfm3", head_dim=128, rope_parameters=BY_KIND | {"factor": 2.0}, **KINDS)),
         "move it into the blocks that it belongs to",
         of(

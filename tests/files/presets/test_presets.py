@@ -48,7 +48,7 @@ def test_every_preset_is_whole(name: str) -> None:
 def test_no_preset_has_a_key_that_nothing_reads() -> None:
     """It would be passed over, and a size or a note with it."""
     known = {"like", "source", "uncertain", "hub", "extends", "rope", "size", "kinds", "prefix"}
-    known |= {"pattern", "labels", "fixed", "notes", "query_factors", "beside"}
+    known |= {"pattern", "labels", "fixed", "notes", "query_factors", "auxiliary_ropes"}
     file = Path(phasor.__file__).parent / "files" / "presets.toml"
     for name, table in tomllib.loads(file.read_text("utf-8")).items():
         assert table.keys() <= known, name

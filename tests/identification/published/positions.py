@@ -49,7 +49,8 @@ def packed_documents_counted_through() -> Part:
     x, turned = with_positions(np.arange(300))
     recording = recorded("q", x, turned, positions)
     says = (
-        "Positions are counted through and do not restart: token 90 (position 0) is turned as 90.",
+        "Positions count on through the recording and do not restart: "
+        "token 90 (position 0) is turned as 90.",
     )
     return Part("llama-2-7b", recording, {"q": ("restart",)}, says)
 

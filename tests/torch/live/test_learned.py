@@ -87,7 +87,7 @@ def test_the_ropes_of_a_folder_turn_like_its_class(tmp_path: Path, keys: dict[st
     assert [rope is not None for rope in ropes] == [bool(switch) for switch in switches]
     if "rope_parameters" not in keys:
         assert ropes[0].explicit_inv_freq is not None
-    assert ropes.rope_beside("indexer", 0).inv_freq.tolist() == ropes[0].inv_freq.tolist()
+    assert ropes.auxiliary_rope("indexer", 0).inv_freq.tolist() == ropes[0].inv_freq.tolist()
 
 
 def test_it_rotates_queries_as_the_class_does(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_each_layer_may_have_frequencies_of_its_own(tmp_path: Path) -> None:
     assert first is not None
     assert second is not None
     assert np.abs(second.inv_freq / first.inv_freq / np.e - 1).max() < 1e-15
-    assert ropes.rope_beside("indexer", 2).inv_freq.tolist() == second.inv_freq.tolist()
+    assert ropes.auxiliary_rope("indexer", 2).inv_freq.tolist() == second.inv_freq.tolist()
 
 
 @pytest.mark.parametrize("name", ["mtp_dspark.lerope", "mtp_dspark.layers.0.rotary_emb"])

@@ -161,7 +161,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, change: Callable[[Rope], Rope]) -> No
     def planted(config: Any, strict: bool) -> Any:
         read = load(config, strict=strict)
         kinds = {kind: rope and change(rope) for kind, rope in read.kinds.items()}
-        return replace(read, kinds=kinds, beside=())
+        return replace(read, kinds=kinds, auxiliary_ropes=())
 
     monkeypatch.setattr(_rotary_embeddings, "load", planted)
 

@@ -43,7 +43,7 @@ _PREFIXES = (
 _PROJECTION_NAME = re.compile(
     rf"(?P<place>(?:(?:{_PREFIXES})\.)*(?:layers|layer|h|blocks|mtp)\.(?P<layer>[0-9]{{1,9}})\."
     r"(?:self_attn|self_attention|attention|attn)(?:\.(?:self|attention|\d+))?)"
-    r"(?:\.(?P<beside>(?:compressor\.)?indexer(?:\.compressor)?|compressor|index(?=_)))?"
+    r"(?:\.(?P<auxiliary>(?:compressor\.)?indexer(?:\.compressor)?|compressor|index(?=_)))?"
     rf"(?:\.|(?<=\.index)_)(?P<module>{_ALL_MODULES}|{_SHARED_MODULES})(?:\.(?P<suffix>.+))?"
 )
 _GGUF_MODULES: dict[str, Role] = {
@@ -59,7 +59,7 @@ _GGUF_NAME = re.compile(
     rf"(?P<place>blk\.(?P<layer>[0-9]{{1,9}}))\.(?P<module>{'|'.join(_GGUF_MODULES)})\."
     r"(?P<suffix>.+)"
 )
-_BESIDE_NAME = re.compile(r".*\.(?:indexer\.|compressor\.|index_).*")
+_AUXILIARY_NAME = re.compile(r".*\.(?:indexer\.|compressor\.|index_).*")
 # tensors of a rotation outside attention without coordinates of heads
 _WITHOUT_HEADS = re.compile(r".*\.(?:weights_proj|q_input_norm|softmax_scaling|ssmax_scaling)\..+")
 _SIMILAR_NAME = re.compile(rf"(?:.*\.)?(?:{_ALL_MODULES})\..+")
@@ -76,7 +76,7 @@ class Projection:
 
     Heads are on the first axis, of ``vectors`` on the last; ``module`` is empty if a pattern
     matched. An extra layer is one for multi-token prediction; these are counted from 0 again.
-    ``beside`` names a rotation outside attention; queries and keys of one ``place`` go together.
+    ``auxiliary`` names a rotation outside attention; queries and keys of one ``place`` go together.
     """
 
     role: Role
@@ -84,7 +84,7 @@ class Projection:
     module: str = ""
     suffix: str = ""
     is_extra_layer: bool = False
-    beside: str = ""
+    auxiliary: str = ""
     place: str = ""
 
 
@@ -150,23 +150,23 @@ def known_part(name: str, *, shares_values: bool = False) -> Projection | None:
         layer, place = int(match["layer"]), match["place"]
         return Projection(role, layer, match["module"], match["suffix"], place=place)
     if (match := _PROJECTION_NAME.fullmatch(name)) is None:
-        if _BESIDE_NAME.fullmatch(name) and not _WITHOUT_HEADS.fullmatch(name):
-            raise refusal("beside", name=name)
+        if _AUXILIARY_NAME.fullmatch(name) and not _WITHOUT_HEADS.fullmatch(name):
+            raise refusal("auxiliary_rope", name=name)
         return None
-    module, beside = match["module"], match["beside"] or ""
-    beside = "indexer" if "index" in beside else beside
+    module, auxiliary = match["module"], match["auxiliary"] or ""
+    auxiliary = "indexer" if "index" in auxiliary else auxiliary
     patterns = [*_MODULE_PATTERNS.items()]
-    patterns += _SHARED_PATTERNS.items() if beside or shares_values else ()
+    patterns += _SHARED_PATTERNS.items() if auxiliary or shares_values else ()
     # a module has one role: the patterns do not overlap
     roles: list[Role] = [role for role, words in patterns if re.fullmatch(words, module)]
     # in DeepSeek's own names, q_norm is the norm of a latent vector
-    if not roles or (shares_values and not beside and module == "q_norm"):
+    if not roles or (shares_values and not auxiliary and module == "q_norm"):
         return None
     # their layers are counted from 0 again
     is_extra = "mtp." in name[: match.start("layer")]
-    place = f"{match['place']}.{beside}".removesuffix(".")
+    place = f"{match['place']}.{auxiliary}".removesuffix(".")
     suffix = match["suffix"] or "weight"
-    return Projection(roles[0], int(match["layer"]), module, suffix, is_extra, beside, place)
+    return Projection(roles[0], int(match["layer"]), module, suffix, is_extra, auxiliary, place)
 
 
 def looks_alike(name: str) -> bool:
@@ -211,15 +211,17 @@ class CheckpointModel:
         ropes, layer = self.ropes, part.layer
         if layer is not None and part.is_extra_layer:
             layer += len(ropes)
-        if layer is not None and layer < len(ropes) and not (part.beside and ropes[layer]):
+        if layer is not None and layer < len(ropes) and not (part.auxiliary and ropes[layer]):
             return ropes[layer]
         # layers of multi-token prediction follow those of the config
-        found = None if layer is None else ropes.rope_beside(part.beside or "mtp", layer)
-        of_name = {rotation.rope for rotation in ropes.beside if rotation.name == part.beside}
-        possible = of_name if part.beside else {*ropes.ropes}
+        found = None if layer is None else ropes.auxiliary_rope(part.auxiliary or "mtp", layer)
+        of_name = {
+            rotation.rope for rotation in ropes.auxiliary_ropes if rotation.name == part.auxiliary
+        }
+        possible = of_name if part.auxiliary else {*ropes.ropes}
         if found is None and len(possible) != 1:
-            if part.beside:
-                raise refusal("beside", name=name)
+            if part.auxiliary:
+                raise refusal("auxiliary_rope", name=name)
             raise refusal("other_layer", name=name, count=len(ropes))
         return found or possible.pop()
 

@@ -120,9 +120,9 @@ def plan_conversion(
         rope = described.rope_of(name, part)
         if rope is None:
             continue  # rows of a layer that does not rotate keep their order
-        if part.beside and rope.pairing != described.pairing:
+        if part.auxiliary and rope.pairing != described.pairing:
             # it differs from attention in its pairing, so it has that of the result already
-            unchanged[part.beside] = rope.pairing
+            unchanged[part.auxiliary] = rope.pairing
             continue
         candidate = Candidate(described, pairing, target, entries, name, part, rope)
         if change := candidate.change():

@@ -107,7 +107,7 @@ class Candidate:
         """
         name, part = self.name, self.part
         if part.module:
-            value = "" if part.beside else VALUE_OF.get(part.module)
+            value = "" if part.auxiliary else VALUE_OF.get(part.module)
             if value and part.suffix in _WEIGHTS and not self._has_weight(value):
                 raise refusal("shared_values", name=name, value=value)
             if _INNER_SUFFIX.fullmatch(part.suffix):
@@ -152,7 +152,7 @@ class Candidate:
         entry, rope = self.entry, self.rope
         rows, width = entry.shape[0] if entry.shape else 0, rope.head_dim
         if self.part.role == "vectors":
-            if self.model.latent and not self.part.beside:
+            if self.model.latent and not self.part.auxiliary:
                 self._refuse("a QK-norm in a model with latent attention is not known")
             if not entry.shape or entry.shape[-1] % width or entry.bits % 8:
                 self._refuse(f"its last axis must hold whole heads of head_dim {width}")
@@ -170,7 +170,7 @@ class Candidate:
 
     def _find_period(self, rows: int) -> tuple[tuple[int, ...], int, int]:
         """Where heads begin in a period, the width of a period and the number of periods."""
-        is_latent = self.model.latent and not self.part.beside
+        is_latent = self.model.latent and not self.part.auxiliary
         return (self._find_latent_heads if is_latent else self._find_heads)(rows)
 
     def _find_latent_heads(self, rows: int) -> tuple[tuple[int, ...], int, int]:
@@ -201,7 +201,7 @@ class Candidate:
         if part.role == "latent key":
             self._refuse("the config describes no latent attention")
         # an indexer may have any number of heads
-        is_counted = part.module and not part.beside and not model.varied
+        is_counted = part.module and not part.auxiliary and not model.varied
         heads = model.num_heads if is_counted else None
         if part.role == "query" and heads is not None and count != heads:
             if model.gated and count == 2 * heads:

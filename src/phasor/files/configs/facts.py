@@ -41,7 +41,7 @@ class AxesFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
+class AuxiliaryRope:
     """How a rotation outside attention differs from it; ``huggingface.toml`` explains each."""
 
     kinds: tuple[str, ...] = ()
@@ -133,7 +133,7 @@ class Architecture:
     nested: bool = False
     without_rope: tuple[str, ...] = ()
     kinds: Mapping[str, Kind] = field(default_factory=dict[str, Kind])
-    beside: Mapping[str, Beside] = field(default_factory=dict[str, Beside])
+    auxiliary_ropes: Mapping[str, AuxiliaryRope] = field(default_factory=dict[str, AuxiliaryRope])
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     variants: tuple[Variant, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -251,7 +251,7 @@ def architectures(
         lists = {fact: tuples(entry[fact]) for fact in entry.keys() & {"names"}}
         values: dict[str, Any] = {
             fact: {k: of_fact(**frozen(facts)) for k, facts in entry[fact].items()}
-            for fact, of_fact in (("kinds", Kind), ("beside", Beside))
+            for fact, of_fact in (("kinds", Kind), ("auxiliary_ropes", AuxiliaryRope))
             if fact in entry
         }
         if "axes" in entry:

@@ -59,8 +59,8 @@ def _ignored_by(program: str) -> tuple[str, ...]:
     return spellings(read_programs()[program]["ignored"])
 
 
-def _beside(values: Mapping[str, Any], value: Any) -> Any:
-    """The value that an interpolation of OmegaConf such as ``${.seq_length}`` names."""
+def _resolve(values: Mapping[str, Any], value: Any) -> Any:
+    """The value itself, or the one that OmegaConf's ``${.seq_length}`` refers to."""
     named = re.fullmatch(r"\$\{\.(\w+)\}", value) if isinstance(value, str) else None
     return values.get(named[1], value) if named else value
 
@@ -74,7 +74,7 @@ class ProgramModel:
         # ``entry`` is what the file's class has instead of the program's facts
         self.facts, self.program, self.title = read_programs()[program], program, title
         self.names = names = {**_names_of(program), **_names(entry.get("names", {}))}
-        values = {key: _beside(config.values, value) for key, value in config.values.items()}
+        values = {key: _resolve(config.values, value) for key, value in config.values.items()}
         self.config = JsonObject(values, config.path, names=names, strict=config.strict)
         self.config.ignore(*_ignored_by(program))
         lengths = map(self.config.find, names.get(CONTEXT, ()))

@@ -71,7 +71,7 @@ class RopeBlocks:
             plain_keys = [key for key in keys if self.top.has(key) and key not in nested]
             if plain_keys:
                 key = self.top.name(plain_keys[0])
-                raise refusal("beside_kinds", key=key, kinds=", ".join(nested))
+                raise refusal("outside_kinds", key=key, kinds=", ".join(nested))
             absent = [label for label in facts.labels.values() if label not in nested]
             if absent:
                 key, got = self.top.name(absent[0]), self.top.values.get(absent[0])

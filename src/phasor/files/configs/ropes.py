@@ -14,7 +14,7 @@ from typing import Any
 from phasor.axes import Axes, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.files import refusal
 from phasor.files.configs import rope_blocks
-from phasor.files.configs.facts import NO_FACTS, Architecture, Beside, Kind, table
+from phasor.files.configs.facts import NO_FACTS, Architecture, AuxiliaryRope, Kind, table
 from phasor.files.configs.layer_pattern import indexer_pattern
 from phasor.files.configs.learned import learned_ropes
 from phasor.files.configs.model_class import LEARNED, ModelConfig, has_rope, note_assumed_sizes
@@ -109,7 +109,7 @@ def huggingface_ropes(model: ModelConfig) -> LayerRopes:
         read_heads=JsonObject.largest,
         name=name or model.model_type,
         context=model.context,
-        beside=ropes_beside(config, facts, order, labelled | kinds),
+        auxiliary_ropes=read_auxiliary_ropes(config, facts, order, labelled | kinds),
         query_factors=factors,
         in_config=ConfigLocation(
             labels=labels,
@@ -281,7 +281,7 @@ def rotated_width(config: JsonObject, block: JsonObject, facts: Architecture, he
 # Rotations outside attention: of indexers and compressors, and of layers after the last.
 
 
-def ropes_beside(
+def read_auxiliary_ropes(
     config: JsonObject,
     facts: Architecture,
     layer_kinds: Sequence[str],
@@ -289,13 +289,13 @@ def ropes_beside(
 ) -> tuple[NamedRope, ...]:
     """The rotations outside attention; ``kinds`` may have kinds that no layer has."""
     found: dict[tuple[str, Rope], list[int]] = {}
-    for name, beside in facts.beside.items():
-        width = config.width(beside.head_dim_key) or beside.head_dim
-        layers = indexer_pattern(config, beside.every, len(layer_kinds)).indices
+    for name, changes in facts.auxiliary_ropes.items():
+        width = config.width(changes.head_dim_key) or changes.head_dim
+        layers = indexer_pattern(config, changes.every, len(layer_kinds)).indices
         for kind in dict.fromkeys(layer_kinds[layer] for layer in layers):
             rope = kinds[kind]
-            if rope is not None and width and (not beside.kinds or kind in beside.kinds):
-                named_rope = (name, _rope_beside(rope, beside, width))
+            if rope is not None and width and (not changes.kinds or kind in changes.kinds):
+                named_rope = (name, _auxiliary_rope(rope, changes, width))
                 found.setdefault(named_rope, []).extend(i for i in layers if layer_kinds[i] == kind)
     ropes = {rope for kind in {*layer_kinds} if (rope := kinds[kind]) is not None}
     only_rope = next(iter(ropes)) if len(ropes) == 1 else None
@@ -315,11 +315,11 @@ def ropes_beside(
     )
 
 
-def _rope_beside(rope: Rope, beside: Beside, width: int) -> Rope:
+def _auxiliary_rope(rope: Rope, changes: AuxiliaryRope, width: int) -> Rope:
     """The rope of attention for heads of another width: the same frequencies, at one end."""
-    if not beside.head_dim_key:
+    if not changes.head_dim_key:
         return rope
-    pairing, law = beside.pairing, rope.scaling
+    pairing, law = changes.pairing, rope.scaling
     if isinstance(law, Yarn):
         # a choice of keys has no softmax to scale
         law = replace(law, mscale=1.0, mscale_all_dim=0.0, attention_factor=rope.attention_factor)
@@ -327,7 +327,7 @@ def _rope_beside(rope: Rope, beside: Beside, width: int) -> Rope:
         rope,
         head_dim=width,
         rotary_dim=rope.rotary_dim,
-        rotary_start=width - rope.rotary_dim if beside.trailing else 0,
+        rotary_start=width - rope.rotary_dim if changes.trailing else 0,
         pairing=pairing or rope.pairing,
         pairing_out=rope.pairing_out if pairing is None else None,
         scaling=law,

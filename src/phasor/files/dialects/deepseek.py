@@ -9,7 +9,7 @@ from typing import Any
 
 from phasor.files.configs.facts import NO_FACTS, Architecture, read_table, table
 from phasor.files.configs.layer_pattern import rule_kinds
-from phasor.files.configs.ropes import layer_ropes, ropes_beside
+from phasor.files.configs.ropes import layer_ropes, read_auxiliary_ropes
 from phasor.files.configs.source import JsonObject, is_huggingface, renamed_keys
 from phasor.layers import ConfigLocation, LayerRopes
 from phasor.rope import Rope
@@ -73,6 +73,6 @@ def read(top: JsonObject) -> LayerRopes | None:
         facts=Architecture(latent=True),
         name="deepseek",
         context=longest,
-        beside=ropes_beside(config, facts, in_order, kinds),
+        auxiliary_ropes=read_auxiliary_ropes(config, facts, in_order, kinds),
         in_config=ConfigLocation(labels=facts.labels),
     )

@@ -48,8 +48,8 @@ def read(model: ProgramModel) -> LayerRopes:
     indices = config.wholes("rope_indices")
     if local_base is None:
         if indices is not None:
-            absent, beside = map(config.name, ("rope_local_base_freq", "rope_indices"))
-            raise refusal("no_local_base", absent=absent, beside=beside)
+            absent, indices = map(config.name, ("rope_local_base_freq", "rope_indices"))
+            raise refusal("no_local_base", absent=absent, indices=indices)
         return model.ropes({"rope": wide})
     # all layers share the factor on cos and sin
     law = PerPair(factors=(ratio or 1.0,) * wide.num_pairs, attention_factor=wide.attention_factor)

@@ -259,7 +259,7 @@ def _write_parts(target: Target, ropes: LayerRopes, context: int) -> tuple[Progr
         )
     if target.write_rope is not None:
         other_names = dict.fromkeys(
-            rotation.name for rotation in ropes.beside if rotation.rope not in ropes.ropes
+            rotation.name for rotation in ropes.auxiliary_ropes if rotation.rope not in ropes.ropes
         )
         more += (
             f"The {name} has a rotation of its own, which is not written here."

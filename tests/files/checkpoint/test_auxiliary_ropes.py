@@ -245,11 +245,11 @@ def test_half_of_an_indexer_and_what_is_not_known_of_one_are_refused(tmp_path: P
             GLM,
             {name: one for name, one in tensors.items() if name != f"{place}wk.weight"},
         ),
-        "beside: indexer.w.weight": (
+        "auxiliary_rope: indexer.w.weight": (
             GLM,
             tensors | {f"{place}w.weight": tensor(np.ones(3))},
         ),
-        "beside: wq_b.weight": (
+        "auxiliary_rope: wq_b.weight": (
             GLM | {"model_type": "deepseek_v3"},
             tensors,
         ),

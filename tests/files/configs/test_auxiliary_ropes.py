@@ -68,7 +68,7 @@ def test_a_config_says_what_turns_beside_attention(model_type: str) -> None:
     ropes = load({"model_type": model_type, **SIZES, **changes}, strict=False)
     found = {
         name: ([*layers], *(getattr(rope, field) for field in FIELDS))
-        for name, rope, layers in ropes.beside
+        for name, rope, layers in ropes.auxiliary_ropes
     }
     assert found == expected
 
@@ -87,7 +87,7 @@ def test_schedules_of_shared_indexers_are_those_of_the_class() -> None:
     ]
     for keys in schedules:
         types = GlmMoeDsaConfig(**(SIZES | keys)).indexer_types
-        (indexer,) = load({"model_type": "glm_moe_dsa", **SIZES, **keys}).beside
+        (indexer,) = load({"model_type": "glm_moe_dsa", **SIZES, **keys}).auxiliary_ropes
         assert [*indexer.layers] == [i for i, word in enumerate(types) if word == "full"]
 
 
@@ -123,7 +123,7 @@ def test_files_as_they_were_released_are_read_as_their_class_reads_them(
     ropes = load({"model_type": model_type, **SIZES, **more, **keys}, strict=False)
     for i, layer in enumerate(model.layers):
         indexer = getattr(getattr(layer, "self_attn", None), "indexer", None)
-        rope = ropes.rope_beside("indexer", i)
+        rope = ropes.auxiliary_rope("indexer", i)
         assert (rope is None) == (indexer is None)
         assert rope is None or rope.head_dim == config.to_dict().get("index_head_dim", 128)
         block = config.rope_parameters.get(config.layer_types[i], config.rope_parameters)
@@ -172,7 +172,7 @@ def test_layers_that_predict_further_tokens_turn_as_their_class_says(name: str) 
     config = AutoConfig.for_model(model_type, **copy.deepcopy(keys))
     ropes = load({"model_type": model_type, **keys}, strict=False)
     further = config.get_mtp_config().layer_types
-    found = [*ropes, *(ropes.rope_beside("mtp", 4 + i) for i in range(len(further)))]
+    found = [*ropes, *(ropes.auxiliary_rope("mtp", 4 + i) for i in range(len(further)))]
     for rope, kind in zip(found, [*config.layer_types, *further], strict=True):
         block = config.rope_parameters[kind]
         assert (rope.base, rope.rotary_dim) == (
@@ -206,16 +206,16 @@ def test_where_layers_differ_the_file_says_what_follows_them() -> None:
     kinds = ["full_attention", "sliding_attention"] * 2
     keys = {"model_type": "gemma3_text", **SIZES, "layer_types": kinds, "head_dim": 16}
     keys["num_nextn_predict_layers"] = 1
-    assert load(keys).beside == ()
-    (mtp,) = load(keys | {"mtp_layer_types": ["sliding_attention"]}).beside
+    assert load(keys).auxiliary_ropes == ()
+    (mtp,) = load(keys | {"mtp_layer_types": ["sliding_attention"]}).auxiliary_ropes
     assert (mtp.layers, mtp.rope.base) == ((4,), 10_000.0)
 
 
 def test_deepseeks_own_files_say_the_same() -> None:
     """Those of its inference code, of V3.2 and of V4, each of four layers or fewer."""
     v32 = {"dim": 64, "inter_dim": 64, "n_layers": 2, "n_heads": 4, "qk_rope_head_dim": 64}
-    assert load(v32).beside == ()
-    (indexer,) = load(v32 | {"index_head_dim": 128}).beside
+    assert load(v32).auxiliary_ropes == ()
+    (indexer,) = load(v32 | {"index_head_dim": 128}).auxiliary_ropes
     assert indexer.layers == (0, 1)
     assert [getattr(indexer.rope, field) for field in FIELDS] == [128, 64, 0, "half", 1e4]
     v4: dict[str, Any] = {
@@ -230,15 +230,15 @@ def test_deepseeks_own_files_say_the_same() -> None:
         "rope_factor": 16,
         "max_seq_len": 1048576,
     }
-    found = {name: layers for name, _, layers in load(v4).beside}
+    found = {name: layers for name, _, layers in load(v4).auxiliary_ropes}
     assert found == {"compressor": (1, 2, 3), "indexer": (1, 3)}
 
 
 def test_presets_say_the_same_as_the_models_configs() -> None:
     """And `diff` sees an indexer that only one of two models has."""
     known, old = preset("deepseek-v3.2"), preset("deepseek-v3")
-    assert known.rope_beside("indexer", 60).pairing == "half"
-    assert known.rope_beside("indexer", 61) is known.rope_beside("compressor", 0) is None
+    assert known.auxiliary_rope("indexer", 60).pairing == "half"
+    assert known.auxiliary_rope("indexer", 61) is known.auxiliary_rope("compressor", 0) is None
     found = diff(old, known)
     assert [(one.kinds, one.has_rope) for one in found.layers if one] == [
         (("indexer", "indexer"), (False, True))
@@ -251,12 +251,14 @@ def test_presets_say_the_same_as_the_models_configs() -> None:
 def test_entries_are_kept_wherever_ropes_go() -> None:
     """In copies, in pickles, in JSON and in words."""
     rope = Rope(head_dim=8, pairing="half")
-    beside = (NamedRope("indexer", Rope(head_dim=16, pairing="interleaved"), (1,)),)
-    ropes = LayerRopes(name="a", layer_kinds=("x", "x"), kinds={"x": rope}, beside=beside)
+    auxiliary_ropes = (NamedRope("indexer", Rope(head_dim=16, pairing="interleaved"), (1,)),)
+    ropes = LayerRopes(
+        name="a", layer_kinds=("x", "x"), kinds={"x": rope}, auxiliary_ropes=auxiliary_ropes
+    )
     assert copy.copy(ropes) == pickle.loads(pickle.dumps(ropes)) == ropes
     assert ropes != LayerRopes(name="a", layer_kinds=("x", "x"), kinds={"x": rope})
     assert "indexer, outside attention (1 layers): interleaved pairs, 16 coordinates" in str(ropes)
-    (plain,) = json.loads(json.dumps(as_plain(ropes, None, 64)))["beside"]
+    (plain,) = json.loads(json.dumps(as_plain(ropes, None, 64)))["auxiliary_ropes"]
     assert (plain["name"], plain["layers"], plain["rope"]["head_dim"]) == ("indexer", [1], 16)
 
 
@@ -289,7 +291,7 @@ def test_recorded_queries_and_keys_are_turned_as_the_entries_say(model_type: str
         if found is not None and found.direction < 0:
             continue  # attention's output is turned back
         fitting = set()
-        for name, rope, layers in ropes.beside:
+        for name, rope, layers in ropes.auxiliary_ropes:
             same = found is None or (found.pairing, found.num_pairs) == (
                 rope.pairing,
                 rope.num_pairs,
@@ -303,4 +305,6 @@ def test_recorded_queries_and_keys_are_turned_as_the_entries_say(model_type: str
                 fitting |= {name} if same and close else set()
         assert fitting, (call.layer, found)
         seen |= {(name, call.layer) for name in fitting}
-    assert seen >= {(name, i) for name, _, layers in ropes.beside if name != "mtp" for i in layers}
+    assert seen >= {
+        (name, i) for name, _, layers in ropes.auxiliary_ropes if name != "mtp" for i in layers
+    }
