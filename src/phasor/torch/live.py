@@ -368,7 +368,7 @@ def _live_layers(embedding: RotaryEmbedding) -> LayerRopes:
     hook, layers = _hook_of(embedding.module), embedding.layers
     if hook is None or not hook.is_dropped:
         return layers
-    return replace(layers, kinds=dict.fromkeys(layers.kinds), beside=())
+    return replace(layers, kinds=dict.fromkeys(layers.kinds), auxiliary_ropes=())
 
 
 def _forget_compiled_code() -> None:
