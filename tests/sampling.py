@@ -72,7 +72,7 @@ SAMPLED = {
         "test_every_block_reads_back_as_its_rope": 4,
         "test_the_stated_rope_turns_as_the_compared_one": 4,
     },
-    "tests/files/checkpoint/test_beside.py": {
+    "tests/files/checkpoint/test_auxiliary_ropes.py": {
         "test_all_that_rotates_takes_the_other_pairing": 4,
     },
     "tests/files/checkpoint/test_programs.py": {

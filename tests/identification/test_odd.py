@@ -88,7 +88,7 @@ def exiting(x, positions):
         (exiting, "SystemExit: 3"),
         (noisy, "equal calls differ: it is random"),
         (LastCall(), "equal calls differ: it is random, or remembers"),
-        (FirstCall(), "those of an earlier call are remembered"),
+        (FirstCall(), "remembers those of an earlier call"),
         (Tiring(), "whenever it is called, and fails for some of them: RuntimeError: no more"),
         (
             lambda x, p: np.where((p > 5)[..., None, None], np.nan, rotate(x, p)),

@@ -296,7 +296,7 @@ REFUSED = {
     "shape": (lambda a: a.update(q=a["q"][:5]), "must have one shape"),
     "short": (lambda a: a.update(positions=np.arange(7)), "a position for each token"),
     "name": (lambda a: a.update(query=a["q"]), "got 'query'"),
-    "nan": (rows_of_nan, "infinities at token 3"),
+    "nan": (rows_of_nan, "infinity at token 3"),
     "whole": (lambda a: a.update(q=np.ones((24, 3, 64), int)), "must be of float64"),
     "objects": (lambda a: a.update(q=np.array([object()])), "must be of float64"),
     "wide": (lambda a: a.update(q=np.ones((24, 3, 64), np.longdouble)), r"got float\d+$"),
