@@ -208,7 +208,7 @@ class Vectors(NamedTuple):
         return self.positions.shape[0] * self.positions.shape[1]
 
     def sample(self, tokens: NDArray[np.intp], heads: slice = slice(None)) -> Sample:
-        """Some tokens, counted through the batch, and some of their heads."""
+        """Some tokens, by their index over all sequences, and some of their heads."""
         index = (*np.divmod(tokens, self.positions.shape[1]), heads)
         before, after = floats(self.before, index), floats(self.after, index)
         return Sample(before, after, self.positions[index[:2]], self.dtype, self.is_table)

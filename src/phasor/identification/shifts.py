@@ -31,7 +31,7 @@ class Shifts(NamedTuple):
 
     @classmethod
     def of(cls, hypothesis: Hypothesis, turns: Turns, unsure: float = 0.0) -> Shifts:
-        """Relative to this one; the logarithm of its base may be off by ``unsure``."""
+        """Turns relative to ``hypothesis``; the logarithm of its base may be off by ``unsure``."""
         _, rope, places, rows = hypothesis
         factor, shape = turns.factor(rope), turns.z.shape
         if isinstance(rope.axes, Mixed):

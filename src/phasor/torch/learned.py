@@ -80,8 +80,8 @@ class LearnedRotaryEmbedding(nn.Module):
         check_rope(rope)
         if rope.softmax_factor != 1:
             raise SpecError(
-                "rope must have a softmax factor of 1, because no Rope has one besides frequencies "
-                f"of its own, got {rope.softmax_factor:g}; put it into the scale of attention"
+                "rope must have a softmax factor of 1, because a Rope with learned frequencies "
+                f"has no other, got {rope.softmax_factor:g}; put it into the scale of attention"
             )
         self.heads_first = checked_order(heads_first)
         self.num_heads = None if num_heads is None else whole("num_heads", num_heads, least=1)

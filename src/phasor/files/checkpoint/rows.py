@@ -85,7 +85,7 @@ _SCALE_SUFFIX = re.compile(r"(?:weight_)?scale(?:_inv)?")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A tensor that its name places in a layer with a rope: whether it changes, and how."""
+    """A tensor of a layer with a rope, by its name: whether it changes, and how."""
 
     model: CheckpointModel
     source: Pairing

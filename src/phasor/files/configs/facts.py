@@ -1,4 +1,4 @@
-"""The TOML tables of this package as Python values: what a model's class implies.
+"""The TOML tables of this package as Python values: facts that a model's class implies.
 
 ``huggingface.toml`` has an entry for each model type; ``class_sizes.toml`` has
 the default sizes of transformers' classes. What a table may say is checked by its test.
@@ -81,7 +81,7 @@ class LayerRule:
 
     @property
     def words(self) -> set[str]:
-        """The kinds that it tells apart."""
+        """The kinds of layers that the rule distinguishes."""
         return {self.hit, self.miss, self.absent or "", *self.codes.values()} - {""}
 
     @property
@@ -96,9 +96,9 @@ class LayerRule:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """Facts that replace those of the model type where the switch ``key`` has ``value``.
+    """Facts that replace those of the model type if the switch ``key`` has ``value``.
 
-    Or where it has another, with ``unless``; or any, if ``value`` is None.
+    With ``unless``, if it has any other value; and if ``value`` is None, any value will do.
     """
 
     key: str
@@ -159,7 +159,7 @@ class Architecture:
         return "qk_rope_head_dim" if self.latent else "head_dim"
 
     def kind(self, kind: str) -> Kind:
-        """What is different in layers of that kind."""
+        """The facts that differ in layers of that kind."""
         return self.kinds.get(self.labels.get(kind, kind), Kind())
 
 
@@ -208,7 +208,7 @@ def table() -> Table:
 def _parts_of(
     name: str, types: Mapping[str, Mapping[str, Any]], parts: Mapping[str, Mapping[str, str]]
 ) -> Mapping[str, str]:
-    """The parts of a model type, or of the one that it is like."""
+    """The parts of a model type, or of the type that it is ``like``."""
     while name not in parts and "like" in types[name]:
         name = types[name]["like"]
     return parts.get(name, {})
@@ -226,7 +226,7 @@ def frozen(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tuples(names: Mapping[str, str | list[str]]) -> dict[str, tuple[str, ...]]:
-    """Names of keys as a tuple; the table has one name or a list."""
+    """Names of keys as a tuple, from one name or a list."""
     return {k: (name,) if isinstance(name, str) else tuple(name) for k, name in names.items()}
 
 

@@ -1,4 +1,4 @@
-"""The second stage: what the class of a model makes of a Hugging Face config, as a `ModelConfig`.
+"""The second stage: how the class of a model reads a Hugging Face config, as a `ModelConfig`.
 
 The config of the part to load is selected, and its model type looked up in ``huggingface.toml``.
 Then its keys have the names that the class reads, absent sizes are those that it assumes, and each
@@ -196,7 +196,7 @@ def _known_configs_inside(outer: JsonObject, depth: int = 3) -> list[str]:
 
 
 def _states_sizes(config: JsonObject, facts: Architecture) -> bool:
-    """Whether a file says what the ropes of a type need: layers, and the width of a head."""
+    """Whether a file states the sizes that ropes need: layers, and the width of a head."""
     has = JsonObject(config.values, names=facts.names).has
     widths = [facts.width_key] if facts.latent else ["hidden_size", "num_attention_heads"]
     has_sizes = has("num_hidden_layers") and (has(facts.width_key) or all(map(has, widths)))
@@ -239,7 +239,7 @@ def _check_same_ropes(outer: JsonObject, inner: JsonObject) -> None:
 
 
 def _outer_ropes(outer: JsonObject) -> str | None:
-    """What a class rotates by the rope keys outside the config of its language model."""
+    """The parts that a class rotates by rope keys outside the config of its language model."""
     return table().outer_ropes.get(str(outer.values.get("model_type")))
 
 
@@ -247,13 +247,13 @@ def _outer_ropes(outer: JsonObject) -> str | None:
 
 
 def facts_for(config: JsonObject, facts: Architecture) -> Architecture:
-    """The facts, with those of the first variant whose switch is set in the file."""
+    """The facts, merged with those of the first variant that applies to the file."""
     variant = next((variant for variant in facts.variants if _applies(variant, config)), None)
     return facts if variant is None else replace(facts, **variant.facts)
 
 
 def _applies(variant: Variant, config: JsonObject) -> bool:
-    """Whether the switch in the file has the value that the facts of a variant are for."""
+    """Whether the variant's switch has its value in the file."""
     if variant.value is None:
         return config.has(variant.key)
     listed = config.values.get(variant.key)

@@ -1,4 +1,4 @@
-"""What a program's file says about its model: sizes, a rope, a law, the layers."""
+"""Read the sizes, the rope, the law and the layers of a model from a program's file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LATENT = Architecture(latent=True)
 
 @lru_cache(maxsize=1)
 def read_programs() -> Mapping[str, Mapping[str, Any]]:
-    """The facts of each program, which stand in the table of its dialect."""
+    """The facts about each program, from the table of its dialect."""
     package = resources.files("phasor.files.dialects")
     names = sorted(file.name for file in package.iterdir() if file.name.endswith(".toml"))
     tables = [read_table(name, "phasor.files.dialects") for name in names]
@@ -39,7 +39,7 @@ def read_programs() -> Mapping[str, Mapping[str, Any]]:
 
 
 def spellings(keys: Iterable[str]) -> tuple[str, ...]:
-    """The keys, also in the spelling of a command line."""
+    """The keys as they are, and as flags of a command line."""
     return (*keys, *(f"--{key.replace('_', '-')}" for key in keys))
 
 
@@ -66,12 +66,12 @@ def _resolve(values: Mapping[str, Any], value: Any) -> Any:
 
 
 class ProgramModel:
-    """What the files of all programs say: sizes, a rope, and the numbers of a law."""
+    """The facts that files of every program contain: sizes, a rope, and the numbers of a law."""
 
     def __init__(
         self, program: str, config: JsonObject, title: str = "", entry: Mapping[str, Any] = _NONE
     ) -> None:
-        # ``entry`` is what the file's class has instead of the program's facts
+        # ``entry`` has the facts of the file's class, which replace those of the program
         self.facts, self.program, self.title = read_programs()[program], program, title
         self.names = names = {**_names_of(program), **_names(entry.get("names", {}))}
         values = {key: _resolve(config.values, value) for key, value in config.values.items()}
@@ -80,7 +80,9 @@ class ProgramModel:
         lengths = map(self.config.find, names.get(CONTEXT, ()))
         for length in (length for length in lengths if isinstance(length, Unclear)):
             said = {k: v for k, v in values.items() if k not in spellings([CONTEXT])}
-            self.config = self.config.with_values({**said, CONTEXT: None})  # which turns nothing
+            self.config = self.config.with_values(
+                {**said, CONTEXT: None}
+            )  # it does not affect the rotation
             self.config.notes.append(f"{CONTEXT} is not read: it is {length}.")
         self.defaults, self.assumes = {**self.facts["defaults"], **entry}, f"what {program} assumes"
         key = "qk_rope_head_dim"
@@ -117,21 +119,21 @@ class ProgramModel:
             for size in ("hidden_size", "num_attention_heads"):
                 self._size(size)
             head_dim = self.config.head_dim(width)
-        if "multiple_of" in defaults:  # heads are padded, and an even part of them turns
+        if "multiple_of" in defaults:  # heads are padded, and an even number of coordinates turns
             multiple = config.whole(defaults["multiple_of"]) or 1
             head_dim = -(-head_dim // multiple) * multiple
             fraction = config.number(key, above=0, most=1) or defaults[key]
             rotary_dim = int(head_dim * fraction) // 2 * 2
         elif self.turns_all:
             rotary_dim = head_dim
-        else:  # no program of these has a block with a fraction
+        else:  # none of these programs has a block with a fraction
             part = Architecture(partial=True, fraction=fraction, names=names)
             rotary_dim = rotated_width(config, JsonObject({}, config.path), part, head_dim)
         default = defaults["rope_theta"] or None
         if base is None and names["rope_theta"]:
             stated = config.number("rope_theta", above=1)
             base = config.or_default("rope_theta", stated, default, self.assumes)
-        elif base is None:  # no file says it
+        elif base is None:  # this program's files do not contain it
             base = default
         numbers: dict[str, Any] = {"head_dim": head_dim, "base": base, "rotary_dim": rotary_dim}
         with renamed_keys(config):
@@ -142,7 +144,7 @@ class ProgramModel:
         config, of_law = block or self.config, self.facts["laws"].get(kind, {})
         self.blocks += [] if block is None else [block]
         key = "type" if config.has("type") else "rope_type"
-        # no program of these reads the first two
+        # none of these programs reads the first two
         names = {"attention_factor": (), "truncate": (), "rope_type": (key,)}
         names |= _names(of_law.get("names", {}))
         values = {**config.values, key: of_law.get("law", kind)}
@@ -152,12 +154,12 @@ class ProgramModel:
         law_facts = Architecture(softmax=self.latent, ntk_alpha=True)
         outside = LawContext(law_facts, rope.rotary_dim, length, mscale_alone=True)
         law = read_law(numbers, outside)
-        law = None if law == Linear(factor=1.0) else law  # which KerasHub writes for no law
+        law = None if law == Linear(factor=1.0) else law  # KerasHub writes that for no law
         config.ignore(*numbers.keys_read)
         return replace(rope, scaling=law, direction=numbers.sign("short_factor"))
 
     def ropes_by_kind(self, rope: Rope, entry: Mapping[str, Any], by: float = 1.0) -> LayerRopes:
-        """The ropes of all layers, by the kinds of a class; ``by`` divides the positions of all."""
+        """The ropes of all layers, by the kinds of a class, for positions divided by ``by``."""
         kinds: Mapping[str, Any] = entry.get("kinds", {"rope": {}, "nope": False})
         rule = entry.get("layers", {"every": 1})
         turning = {kind: {**entry, **more} for kind, more in kinds.items() if more is not False}
@@ -166,7 +168,7 @@ class ProgramModel:
         return self.ropes({kind: ropes.get(kind) for kind in kinds}, pattern)
 
     def _of_kind(self, rope: Rope, entry: Mapping[str, Any], by: float) -> Rope:
-        """The rope of one kind of layer, by the keys that are its own."""
+        """The rope of one kind of layer, from the keys for this kind."""
         config, key, base = self.config, entry.get("base_key"), entry.get("base", rope.base)
         if key is not None:
             base = config.or_default(key, config.number(key, above=1), base, self.assumes)
@@ -189,7 +191,7 @@ class ProgramModel:
             interval = config.whole(rule.get("every_key", "")) or rule["every"]
             return LayerPattern.every(interval, layers)
         items, allowed = config.require(key, config.items(key)), [*words, 0, 1]
-        if "beyond" in rule:  # all after the list are
+        if "beyond" in rule:  # all layers after the end of the list are of the first kind
             items, allowed = [*items, *[1] * layers], [0, 1]
         if "counts" in rule and [*map(type, items[:2])] == [int, int] and sum(items[:2]) > 0:
             return LayerPattern.repeat([False] * items[0] + [True] * items[1], layers)
@@ -205,10 +207,10 @@ class ProgramModel:
         pattern: LayerPattern | None = None,
         without_attention: Sequence[str] = (),
     ) -> LayerRopes:
-        """The ropes of all layers: those that the pattern marks are of the first kind.
+        """The ropes of all layers: layers that the pattern marks are of the first kind.
 
-        Without a pattern all are. ``without_attention`` has the kinds of layers without attention,
-        empty for those that have it.
+        Without a pattern all layers are. ``without_attention`` has the kind of each layer without
+        attention, and "" for each layer with it.
         """
         config, layers = self.config, self.config.layers()
         on, off, *_ = *kinds, ""
@@ -232,7 +234,7 @@ class ProgramModel:
         )
 
     def position_type(self) -> str:
-        """The word for the position embedding; in most classes an absent one is learned."""
+        """The type of the position embedding; for most classes an absent type means learned."""
         words, key = (*self.facts["rotating"], *self.facts["instead"]), "position_embedding_type"
         if (found := self.config.text(key, *words)) is None:
             found = self.config.require(key, self.defaults.get(key, "learned_absolute") or None)
@@ -241,14 +243,14 @@ class ProgramModel:
         return found
 
     def without(self, what: str, word: str) -> LayerRopes:
-        """The layers of a model whose file says that it does not rotate."""
+        """The layers of a model that, by its file, does not rotate."""
         instead = self.defaults.get("instead") or self.facts["instead"][word]
         self.config.notes.append(f"{what} has no rotary embedding; instead: {instead}.")
         return self.ropes({"nope": None})
 
 
 def divided(rope: Rope, by: float | None) -> Rope:
-    """The rope of positions that are divided by a number."""
+    """The rope for positions that are divided by a number."""
     if by in (None, 1):
         return rope
     if rope.scaling is None:

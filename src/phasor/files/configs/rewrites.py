@@ -1,7 +1,7 @@
 """Convert unusual files to the keys of transformers 5: a function for each kind of file.
 
 A function is given the config of a model type whose ``rewrite`` in ``huggingface.toml`` names it,
-and returns one that says the same in canonical words, with the places where the file says it. Code
+and returns the same in canonical keys, with the places where the file says it. Code
 that reads the config afterwards knows only these keys, and changes nothing.
 """
 
@@ -28,7 +28,7 @@ def _chatglm(config: JsonObject) -> JsonObject:
 
 
 def _deepseek_v4(config: JsonObject) -> JsonObject:
-    """Where one block is for all layers, DeepSeek V4's class leaves cos and sin as they are."""
+    """With one block for all layers, DeepSeek V4's class does not scale cos and sin."""
     values = {**config.values}
     for key in _BLOCKS:
         block = values.get(key)
@@ -62,7 +62,7 @@ def _gpt_oss(config: JsonObject) -> JsonObject:
 
 
 def _internlm(config: JsonObject) -> JsonObject:
-    """InternLM 20B has its law in ``rotary``, whose type ``origin`` is none."""
+    """InternLM 20B has its law in ``rotary``; its type ``origin`` means no law."""
     values, name = config.values, "rotary"
     rotary = None
     if not any(isinstance(values.get(key), Mapping) for key in _BLOCKS):
@@ -81,7 +81,7 @@ def _internlm(config: JsonObject) -> JsonObject:
 
 
 def _minimax_m2(config: JsonObject) -> JsonObject:
-    """MiniMax M2's class takes a null for the whole head, and no number for its default."""
+    """MiniMax M2's class reads null as the whole head, and uses its default for an absent key."""
     key = "partial_rotary_factor"
     if key in config.values and config.values[key] is None:
         return config.with_values({**config.values, key: 1.0})
@@ -89,7 +89,7 @@ def _minimax_m2(config: JsonObject) -> JsonObject:
 
 
 def _nomic_bert(config: JsonObject) -> JsonObject:
-    """Nomic's classes have dynamic NTK outside a block; a factor of 0 is none."""
+    """Nomic's classes have dynamic NTK outside a block; a factor of 0 means no law."""
     key, length_key = "rotary_scaling_factor", "max_trained_positions"
     factor = config.number(key, least=0)
     if not factor:
@@ -104,7 +104,7 @@ def _nomic_bert(config: JsonObject) -> JsonObject:
 
 
 def _qwen3_tts(config: JsonObject) -> JsonObject:
-    """Qwen3-TTS says in its block whether the sections of its axes alternate."""
+    """Qwen3-TTS's block states whether the sections of its axes alternate."""
     name, block = "rope_scaling", config.values.get("rope_scaling")
     if not isinstance(block, Mapping) or "interleaved" not in block:
         return config
@@ -117,7 +117,7 @@ def _qwen3_tts(config: JsonObject) -> JsonObject:
 
 
 def _step3p5(config: JsonObject) -> JsonObject:
-    """Step 3.5's files have a law and lists by layer; here a block for each kind of layer."""
+    """Make a block for each kind of layer from the law and the lists by layer of Step 3.5."""
     kinds, count = config.texts("layer_types"), config.layers()
     if kinds is None:
         return config
@@ -147,7 +147,7 @@ def _step3p5(config: JsonObject) -> JsonObject:
 
 
 def _stripedhyena(config: JsonObject) -> JsonObject:
-    """StripedHyena divides positions by a number of its own, where a switch is on."""
+    """StripedHyena divides positions by a number of its own if a switch is on."""
     if not config.flag("use_interpolated_rotary_pos_emb"):
         return config
     key = "rotary_emb_scaling_factor"
@@ -170,7 +170,7 @@ def _blocks(config: JsonObject) -> list[Mapping[str, Any]]:
     return [block for block in blocks if isinstance(block, Mapping)]
 
 
-#: By the ``rewrite`` of a model type.
+#: The function for each ``rewrite`` of a model type.
 REWRITES: Mapping[str, Callable[[JsonObject], JsonObject]] = {
     "chatglm": _chatglm,
     "deepseek_v4": _deepseek_v4,
@@ -182,7 +182,7 @@ REWRITES: Mapping[str, Callable[[JsonObject], JsonObject]] = {
     "step3p5": _step3p5,
     "stripedhyena": _stripedhyena,
 }
-#: Of these, the key that has the base in units of the class's own.
+#: For some, the key of a base that is counted in units of the class's own base.
 BASE_UNITS: Mapping[str, str] = {"chatglm": "rope_ratio"}
-#: Those that have no block of transformers 4, but a law under other names, or lists by layer.
+#: Rewrites for files without a block of transformers 4: the law has other keys, or lists by layer.
 WITHOUT_OLD_STYLE = ("internlm", "step3p5")

@@ -1,4 +1,4 @@
-"""The rope blocks of a Hugging Face config, and the scaling law and the axes that one states.
+"""The rope blocks of a Hugging Face config, and the law and the axes that a block contains.
 
 Formulas of the ``rope_type`` names are those of transformers' ``modeling_rope_utils``; YaRN is
 2309.00071, LongRoPE 2402.13753, Llama 3 2407.21783.
@@ -28,12 +28,12 @@ _CONTEXT = "max_position_embeddings"
 _ORIGINAL = "original_max_position_embeddings"
 # transformers reads block.get("truncate", True), so a null counts as false
 _NULLS = {"truncate": False}
-#: Where files with axes that alternate have the sections of (time, height, width).
+#: Indices of time, height and width among the sections of files with alternating axes.
 ALTERNATING = (2, 0, 1)
 
 
 def doubt(config: JsonObject, note: str) -> None:
-    """Add a note on numbers that may have another meaning, and give it as a warning too, once."""
+    """Note that numbers may have another meaning, and warn of it once."""
     if note not in config.notes:
         config.notes.append(note)
         warnings.warn(note, PhasorWarning, stacklevel=4)
@@ -85,11 +85,11 @@ class RopeBlocks:
                 raise refusal("base_of_no_kind", key=key, base=base, block=whose)
 
     def use_all(self) -> None:
-        """Count every block as used, as in a class that reads none."""
+        """Count every block as used, for a class that reads none."""
         self.used = [*filter(None, self.by_kind.values())] if self.by_kind else [self.top]
 
     def block_of(self, kind: str) -> JsonObject | None:
-        """The block for layers of this kind; None where the file says they have no rope."""
+        """The block for layers of this kind; None if the file gives them no rope."""
         if not self.by_kind:
             self.used = [self.top]
             return self.top
@@ -103,7 +103,7 @@ class RopeBlocks:
 
 
 def _has_law(block: Any, law: Mapping[str, Any]) -> bool:
-    """Whether the block is the law, but for what stands outside of one in transformers 4."""
+    """Whether the block is this law, apart from keys that transformers 4 has outside the block."""
     old, new = normalize(law), normalize(block)
     moved = {"rope_theta", "partial_rotary_factor", _ORIGINAL} - set(old)
     return isinstance(block, Mapping) and {k: new[k] for k in new if k not in moved} == old
@@ -127,9 +127,9 @@ def _block(config: JsonObject, key: str) -> JsonObject | None:
 
 
 def _check_same_values(new: JsonObject, old: JsonObject, config: JsonObject) -> None:
-    """Check that ``rope_parameters`` and ``rope_scaling`` say the same: classes read the latter."""
+    """Check that ``rope_parameters`` and ``rope_scaling`` agree: classes read the latter."""
     new_values, old_values = (normalize(block.values) for block in (new, old))
-    # transformers 5 has inside its block what may stand outside that of transformers 4
+    # keys that transformers 5 has inside its block, and transformers 4 may have outside
     moved = {*filter(config.has, ("rope_theta", "partial_rotary_factor", _ORIGINAL))}
     if _ORIGINAL in moved and old_values.get("rope_type") == "longrope":
         moved.add("factor")  # the quotient of the lengths
@@ -146,16 +146,17 @@ def _check_same_values(new: JsonObject, old: JsonObject, config: JsonObject) -> 
 
 @dataclass(frozen=True)
 class LawContext:
-    """What a law depends on outside its block; ``config`` contains the block."""
+    """Facts from outside the block that a law depends on; ``config`` contains the block."""
 
     facts: Architecture
     rotary_dim: int
     config: JsonObject
-    mscale_alone: bool = False  # YaRN's counts without mscale_all_dim, as in DeepSeek's own code
+    # whether YaRN's mscale has an effect without mscale_all_dim, as in DeepSeek's own code
+    mscale_alone: bool = False
 
     @property
     def context(self) -> int | None:
-        """The context, for laws that depend on it: all keys for it must agree."""
+        """The context, for laws that depend on it; all its keys must agree."""
         keys = table().files["contexts"]
         return single_value((self.config.name(key), self.config.whole(key)) for key in keys)
 
@@ -223,7 +224,7 @@ def query_factors(
     kinds: Mapping[str, Rope | None],
     block_of: Callable[[str], JsonObject | None] = lambda kind: None,
 ) -> dict[str, QueryFactor]:
-    """By kind, what a class multiplies queries by: its ``query_factor`` and the file's numbers."""
+    """The factor on queries by kind of layer, from the class's ``query_factor`` and the file."""
     found: dict[str, QueryFactor] = {}
     config.ignore(switch := facts.get("switch", ""))
     value = config.values.get(switch)  # Llama 4's first files have 4 for true
@@ -248,7 +249,7 @@ _Reader = Callable[[JsonObject, LawContext], Law | Rule | None]
 
 
 def _reader(law: type[Law], *keys: str) -> _Reader:
-    """A reader of laws whose block must have all of these keys, and the original context if any."""
+    """A reader for a law whose block must have these keys, and the original context if any."""
     has_original = any(field.name == "original_max_positions" for field in fields(law))
 
     def read(block: JsonObject, outside: LawContext) -> Law:
@@ -344,7 +345,7 @@ def _read_temperature(block: JsonObject, outside: LawContext, factor: float) -> 
     """YaRN's temperature as the model applies it, on cos and sin or on the softmax scale."""
     facts, multiplier = outside.facts, partial(yarn_multiplier, factor)
     stated = block.number("attention_factor", above=0)
-    # in code where it counts alone, a scale below 0 gives a factor below 1
+    # where mscale alone has an effect, a value below 0 gives a factor below 1
     may_be_below_0 = outside.mscale_alone or stated is not None
     mscale = block.number("mscale", **({} if may_be_below_0 else {"least": 0}))
     all_dim = block.number("mscale_all_dim", least=0)
@@ -373,7 +374,7 @@ def _original_length(block: JsonObject, outside: LawContext, default: int | None
 def _doubt_assumed_length(
     block: JsonObject, outside: LawContext, factor: float, assumed: int
 ) -> None:
-    """Note that the context was used as the original context, and what follows from that."""
+    """Note that the context was used as the original one, and what follows from that."""
     doubt(
         outside.config,
         f"The file has no {block.name(_ORIGINAL)}: the context, {assumed}, is used as the "

@@ -316,12 +316,12 @@ def read_auxiliary_ropes(
 
 
 def _auxiliary_rope(rope: Rope, changes: AuxiliaryRope, width: int) -> Rope:
-    """The rope of attention for heads of another width: the same frequencies, at one end."""
+    """The rope of attention for heads of another width: its frequencies, at one end of the head."""
     if not changes.head_dim_key:
         return rope
     pairing, law = changes.pairing, rope.scaling
     if isinstance(law, Yarn):
-        # a choice of keys has no softmax to scale
+        # an indexer, which selects keys, has no softmax to scale
         law = replace(law, mscale=1.0, mscale_all_dim=0.0, attention_factor=rope.attention_factor)
     return replace(
         rope,

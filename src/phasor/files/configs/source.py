@@ -1,4 +1,4 @@
-"""The first stage: what a config file says, as a `JsonObject` that is read key by key.
+"""The first stage: the contents of a config file, as a `JsonObject` that is read key by key.
 
 A source is a file, a folder, standard input, a dictionary or a config object of transformers; of a
 GGUF file it is the header. The object knows its path, so that errors name a key as it is written in
@@ -312,7 +312,7 @@ class JsonObject:
 
 
 def single_value(named_values: Iterable[tuple[str, _T | None]]) -> _T | None:
-    """The one value of several keys, given with their names; None is no value."""
+    """The one value of several keys, given with their names; None counts as absent."""
     present = [(name, value) for name, value in named_values if value is not None]
     for name, value in present[1:]:
         first_name, first = present[0]
@@ -321,7 +321,7 @@ def single_value(named_values: Iterable[tuple[str, _T | None]]) -> _T | None:
     return present[0][1] if present else None
 
 
-#: What transformers' keys call fields of a Rope, of laws and of axes that have another name here.
+#: transformers' keys for fields of a Rope, of laws and of axes that have another name here.
 KEYS = {
     "axes": "mrope_section",
     "base": "rope_theta",
@@ -419,7 +419,7 @@ def cached_config(repository: str) -> Path | None:
 
 
 def is_huggingface(config: JsonObject) -> bool:
-    """Whether the file has a key that transformers writes, and programs with other words do not."""
+    """Whether the file has a key that transformers writes and other programs do not."""
     # Megatron's arguments have an enumeration of this name
     of_megatron = str(config.values.get("model_type")).startswith("ModelType.")
     keys = ("architectures", "auto_map", *(() if of_megatron else ("model_type",)))

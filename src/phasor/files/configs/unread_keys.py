@@ -30,7 +30,7 @@ from phasor.scaling import Linear
 
 # not the "rope" in "properties"
 _ABOUT_POSITIONS = re.compile(r"(?<!p)rope|rotary|alibi|key_length_swa", re.IGNORECASE)
-#: By what a key means, whether a rope has the property that a value asks for.
+#: For each meaning of a key, whether a rope has the property that a value asks for.
 _HAS: Mapping[str, Callable[[Rope, Any], bool]] = {
     "pairing": lambda rope, asked: rope.pairing == asked,
     # their name, or how many there are
@@ -82,7 +82,7 @@ _UNKNOWN = Meaning(means="unknown", says="is not a key that phasor knows here")
 
 
 def _by_words(key: str) -> Meaning:
-    """What a key without a line in ``keys.toml`` asks for, by the words in its name."""
+    """The meaning of a key that ``keys.toml`` does not list, by the words in its name."""
     for asked, words in table().files["asks_for"].items():
         if re.search(words, key, re.IGNORECASE):
             return Meaning(means="unknown", says=f"is, by its name, about {asked}")
@@ -97,7 +97,7 @@ def meanings() -> Mapping[str, Meaning]:
 
 
 def objects_inside(block: JsonObject, depth: int = 8) -> Iterator[JsonObject]:
-    """The objects inside ``block`` that nothing read, but for configs of other models."""
+    """The objects inside ``block`` that nothing read, except configs of other models."""
     for inner in block.unread_objects() if depth else ():
         name = inner.path.rpartition(".")[2]
         if not inner.has("model_type") and not re.search(table().files["other_models"], name):

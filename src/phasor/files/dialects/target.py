@@ -73,8 +73,8 @@ class TranslationError(ConfigError):
 
     Attributes:
         reason: The features that it cannot express, alone or together, joined by " and ".
-        facts: ``feature`` is the features in words, and ``because`` what the program's code does
-            instead, if that is known; ``axes`` is that each has its own base or law, if so.
+        facts: ``feature`` describes these features; ``because``, if known, is what the program's
+            code does instead; ``axes`` is there if each axis has its own base or law.
         nearest: The nearest rope that the target can express; None if none is near.
         radians: The largest error of a pair's angle with ``nearest``, at the last position of the
             context, whole turns included; None without ``nearest``.

@@ -1,6 +1,6 @@
-"""Settings and code with which other programs rotate like a rope, or the reason for none.
+"""Settings and code with which other programs rotate like a rope, or the reason why they cannot.
 
-A file for each target, or for a few that share code; `TARGETS` lists those of all files.
+Each target, or a few that share code, has a file; `TARGETS` lists the targets of all files.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ TARGETS: Mapping[str, Target] = {
     target.name: target for target in sorted(_FOUND, key=lambda target: target.name)
 }
 
-#: By target, other names by which people ask for what it is given.
+#: Other names that people use for a target, or for programs that read its settings.
 _ALSO_CALLED: Mapping[str, tuple[str, ...]] = {
     "gguf": ("ollama", "lmstudio", "lm studio", "koboldcpp", "gpt4all", "jan"),
     "llama.cpp": ("llama server", "llama cli"),
@@ -104,7 +104,7 @@ class Translation:
         }
 
     def variables(self, part: ProgramSettings) -> list[str]:
-        """Python code that sets each variable that the part's code reads."""
+        """Lines of Python that set the variables that the part's code reads."""
         if not part.as_variables:
             return []
         imports = ["import phasor"] if "rope" in part.settings else []
@@ -225,7 +225,7 @@ def _length_of(ropes: LayerRopes) -> int | None:
 def _depends_on_context(
     target: Target, ropes: LayerRopes, short: tuple[ProgramSettings, ...]
 ) -> bool:
-    """Whether ``short``, for the shortest context, has other settings or code than for a long."""
+    """Whether settings or code for a long context differ from ``short``, for the shortest one."""
 
     def printed(parts: tuple[ProgramSettings, ...]) -> list[Any]:
         return [(to_plain(part.settings), part.code) for part in parts]
@@ -237,7 +237,7 @@ def _depends_on_context(
 
 
 def _write_parts(target: Target, ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
-    """The parts that the target is given, with all notes."""
+    """The parts of the translation, with all their notes."""
     for rope in ropes.ropes:
         target.check(rope)
     model = _adapt(target, ropes)
@@ -289,7 +289,7 @@ def _written(target: Target, ropes: LayerRopes, context: int) -> Iterator[Progra
 
 
 def _adapt(target: Target, ropes: LayerRopes) -> LayerRopes:
-    """The ropes, with the laws and pairings that the target reads."""
+    """The ropes with laws and pairings that the target has."""
     simple = change_ropes(ropes, with_simplest_law)
     if target.write is not None:
         # no program's file has a base or a law for each axis; some have lists of frequencies
@@ -302,12 +302,12 @@ def _adapt(target: Target, ropes: LayerRopes) -> LayerRopes:
 
 
 def _with_one_pairing(rope: Rope) -> Rope:
-    """The rope that writes the pairs that it reads."""
+    """The rope with its input pairing for the output too."""
     return rope if rope.pairing_out is None else replace(rope, pairing_out=None)
 
 
 def _notes(target: Target, given: Rope, model: Rope, rope: Rope) -> Iterator[str]:
-    """What else the user has to do, for ``rope`` instead of the model's, as it was adapted."""
+    """Notes for the user if ``rope`` replaces ``given``, which was adapted to ``model``."""
     if rope.rotary_start and target.write_rope is not None:
         yield (
             f"x is the slice of a head from coordinate {rope.rotary_start} on; the coordinates "
@@ -342,7 +342,7 @@ def _notes(target: Target, given: Rope, model: Rope, rope: Rope) -> Iterator[str
 def _with_nearest(
     target: Target, ropes: LayerRopes, refusal: RefusalError, context: int
 ) -> TranslationError:
-    """The refusal for users: the nearest rope that the target can express, and the way to it."""
+    """The refusal as users see it, with the nearest rope that the target can express."""
     sentence, facts = str(refusal), {**refusal.facts}
     refused, length = refusal.rope, refusal.context or context
     if "base" in refusal.reason and ropes != change_ropes(ropes, without_own_of_axes):
@@ -371,7 +371,7 @@ def _with_nearest(
 
 
 def _expressible_ropes(target: Target, refusal: RefusalError, context: int) -> Iterator[Rope]:
-    """The candidates that the target can express, and those of its refusals of the others."""
+    """The candidates that the target can express, and those that refusals of candidates suggest."""
     refusals, tried = [refusal], set[tuple[Rope, int]]()
     for _ in range(3):
         inner_refusals: list[RefusalError] = []
@@ -394,8 +394,8 @@ def _expressible_ropes(target: Target, refusal: RefusalError, context: int) -> I
 def _radians_apart(a: Rope, b: Rope, context: int) -> float:
     """The largest difference of a pair's angle at the last position, whole turns included.
 
-    For positions with the same coordinate on all axes, and of a rule the law of that length.
-    Infinite if the numbers of pairs differ.
+    Positions have the same coordinate on all axes, and a rule stands for its law at that length.
+    The result is infinite if the numbers of pairs differ.
     """
     a, b = a.at(context), b.at(context)
     if a.num_pairs != b.num_pairs:

@@ -62,12 +62,12 @@ _TENSOR_NOTE = (
     "that does not refuses the file."
 )
 
-# Models with two ropes: of these kinds of layers, of which laws are for the first.
+# Models with two ropes, for two kinds of layers; only the first has laws.
 
 
 @dataclass(frozen=True, kw_only=True)
 class _TwoRopes:
-    """An architecture that reads two bases, and what else it does not do."""
+    """An architecture that reads two bases, and a sentence about its limits."""
 
     name: str
     kinds: tuple[str, str]
@@ -128,7 +128,7 @@ def _two_dialect(reader: _TwoRopes) -> Dialect:
 
 
 def _sizes_of_two(ropes: LayerRopes, context: int) -> Keys:
-    """By kind of layer, the sizes for its rope."""
+    """The sizes that the rope of each kind of layer is read with."""
     return {
         kind: SETTINGS_DIALECT.sizes(one_layer(rope), context)
         for kind, rope in rotating(ropes).items()
@@ -245,7 +245,7 @@ def _write_gguf(ropes: LayerRopes, context: int) -> ProgramSettings:
 
 
 def _sections(rope: Rope) -> list[int]:
-    """The number of pairs of each of the four coordinates; none for positions of one axis."""
+    """How many pairs each of the four coordinates turns; empty for positions of one axis."""
     if isinstance(rope.axes, (Sectioned, InterleavedSections)):
         return [*rope.axes.sections, 0, 0][:4]
     return []
@@ -289,7 +289,7 @@ def _rotation_note(target: Target, ropes: LayerRopes, rope: Rope, context: int) 
 
 
 def _permutation(architecture: str | None, pairing: Pairing) -> str:
-    """Whether weights with these pairs have to be permuted, for the end of a sentence."""
+    """The end of a sentence that tells whether weights with these pairs have to be permuted."""
     by_converter = "the weights have to be permuted, which llama.cpp's converter does"
     if architecture is None:
         return f". If it rotates the other pairs, {by_converter} for those that it knows"
@@ -300,7 +300,7 @@ def _permutation(architecture: str | None, pairing: Pairing) -> str:
 
 
 def _law_notes(rope: Rope, keys: Keys) -> list[str]:
-    """Further steps that a law needs, by its keys and tensors."""
+    """Notes on further steps that these keys and tensors of a law need."""
     law, notes = rope.scaling, list[str]()
     if needs_tensor(keys):
         notes.append(_TENSOR_NOTE)
@@ -344,7 +344,7 @@ def _writing_code(settings: Keys) -> str:
 
 
 def _multiplies_queries(factor: QueryFactor, rope: Rope | None) -> bool:
-    """By numbers of the file for Mistral, with the law's length, and by its own for Llama 4."""
+    """Whether llama.cpp applies the factor: Mistral's in the file, or Llama 4's constant."""
     length = getattr(rope and rope.scaling, "original_max_positions", factor.length)
     from_0 = has_steps(factor) and factor.first == 0 and factor.length == length
     return from_0 or factor == LLAMA4_FACTOR

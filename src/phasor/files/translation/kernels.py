@@ -30,7 +30,7 @@ _POSITIONS_UNCHECKED = "No position may be max_positions or more: the kernel doe
 def _tables(
     rope: Rope, context: int, program: str, options: str, form: str = ""
 ) -> tuple[Keys, str, str]:
-    """Variables, imports and code that set ``tables`` by position, or cos and sin by token.
+    """Variables, imports and code for ``tables`` by position, or for cos and sin by token.
 
     Tokens with a coordinate on each of several axes have no row in a table of positions: ``cos``
     and ``sin`` ``[seq, pairs]``, in the ``form`` of a call on them, have one for each token.

@@ -61,9 +61,9 @@ MLX = Target(
 )
 
 
-# torchtune: the class of rotary embeddings that has the law, and its arguments.
+# torchtune: the class that has the law, and its arguments.
 
-#: By pairing, the module of the class without a law, and its name.
+#: For each pairing, the module and the name of the class without a law.
 _PLAIN = {
     "interleaved": ("torchtune.modules", "RotaryPositionalEmbeddings"),
     "half": ("torchtune.models.phi3", "Phi3RotaryPositionalEmbeddings"),
@@ -71,7 +71,7 @@ _PLAIN = {
 
 
 def _llama3_arguments(rope: Rope) -> Keys:
-    """The arguments of ``Llama3ScaledRoPE``, of interleaved pairs; none if it lacks the law."""
+    """The arguments of ``Llama3ScaledRoPE``, for interleaved pairs; None if it lacks the law."""
     law = ntk_as_base(rope).scaling
     if isinstance(law, Linear):
         # it divides the pairs with wavelengths above old_context_len / low_freq_factor: with 1

@@ -1,9 +1,10 @@
 """Keys of 8 bits: float8, or int8 with scales. They are turned in float32 and rounded once.
 
-A scale belongs to one element, or to all elements of a group: consecutive coordinates of a head,
-and every index of the dimensions in which the scales have size 1. Scales grow where a turned
-coordinate would not fit, because a turn can multiply one by sqrt(2), and never shrink. So keys that
-do not move keep their bits, and a scale that tokens share stays large enough for later ones.
+A scale belongs to one element or to a group of elements. A group consists of consecutive
+coordinates of a head; along dimensions in which the scales have size 1, all elements share it.
+Scales grow where a turned coordinate would not fit, because a turn can multiply one by sqrt(2), and
+never shrink. So keys that do not move keep their bits, and a scale that tokens share stays large
+enough for later ones.
 """
 
 from __future__ import annotations
