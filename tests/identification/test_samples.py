@@ -79,7 +79,7 @@ def test_a_change_among_the_samples_is_said():
     before, after, positions = recorded(rope, np.arange(512))
     after[positions >= 300] = before[positions >= 300]
     found = identify_samples(before, after, positions, dtype="float64")
-    assert "samples-part" in found.names()
+    assert "samples-disagree" in found.names()
 
 
 def test_vectors_mixed_by_more_than_pairs_have_no_rope():

@@ -1,4 +1,4 @@
-"""A base and a law for each axis, where no base and law of all axes give the frequencies."""
+"""A base and a law for each axis, for frequencies that no common base and law explain."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class AxesApart(NamedTuple):
     digits: int  # of all parameters, those of axes that are alike once
 
     def given_to(self, rope: Rope) -> Rope:
-        """The rope with them."""
+        """The rope with these bases and laws."""
         bases = tuple(one.base for one in self.of_axes)
         laws = tuple(one.law for one in self.of_axes)
         own = replace(cast(Any, plain_axes(rope.axes)), base=bases, scaling=laws)
@@ -78,7 +78,7 @@ class _Ladder(NamedTuple):
 def find_axes_apart(
     rope: Rope, f: Floats, uncertainty: Floats, slack: float, bases: Sequence[float] = ()
 ) -> list[AxesApart]:
-    """The explanation of each axis of frequencies ``f`` with the fewest digits; none if one lacks.
+    """The explanation of frequencies ``f`` with the fewest digits, axis by axis; None if one lacks.
 
     None of them is negative, and a law's may be off by ``slack``, relatively. With ``bases`` no
     others are tried.

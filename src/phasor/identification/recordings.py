@@ -26,7 +26,7 @@ from phasor.identification.spectrum import ROUNDING, Complex, coarsest_dtype
 from phasor.identification.turns import Sample, arrangement_of, one_of_pair
 from phasor.rope import Rope
 
-#: Orders of dimensions: batch, sequence, heads, coordinates; without ``h`` a row has all heads.
+#: Orders of dimensions: batch, sequence, heads, coordinates. Without ``h`` a row has all heads.
 DIMS = {2: ("sd",), 3: ("shd", "hsd", "bsd", "dhs"), 4: ("bshd", "bhsd", "sbhd", "dhsb", "dshb")}
 SIDES = ("q", "k", "qk")
 TABLES = ("cos", "sin", "cos_sin_cache", "freqs_cis", "freqs", "cos_cache", "sin_cache")
@@ -39,10 +39,10 @@ _WHOLE = {f"{w[0].upper()}{n}": f"{w}{n}" for w in ("int", "uint") for n in (8, 
 _MAX_DIGITS = 9  # of a layer
 # bytes of a file's compressed arrays, which are read as a whole
 _MAX_COMPRESSED = 1 << 28
-# so many different numbers are of a coarser dtype only if they were rounded to it
+# so many different numbers all fit a coarser dtype only if they were rounded to it
 _TELLING = 32
 
-#: The arrays of a layer by name; bfloat16, which NumPy has not, as its two bytes.
+#: The arrays of a layer by name; bfloat16, which NumPy lacks, as its two bytes.
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -52,7 +52,7 @@ def dtype_of(array: NDArray[Any]) -> str:
 
 
 def floats(array: NDArray[Any], index: Any = ...) -> NDArray[Any]:
-    """Some of its numbers, in float64 or complex128."""
+    """Some numbers of an array, in float64 or complex128."""
     part = np.asarray(array[index])
     if part.dtype == "V2":
         part = (part.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
@@ -111,7 +111,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, object]]:
 def _map_array(
     path: Path, dtype: np.dtype[Any], begin: int, shape: tuple[int, ...], is_fortran: bool = False
 ) -> NDArray[Any]:
-    """An array of a file, of which only what is looked at is read; nothing cannot be mapped."""
+    """An array mapped from a file, so that only the parts in use are read."""
     if not prod(shape):
         return np.empty(shape, dtype)
     return np.memmap(path, dtype, "r", begin, shape, "F" if is_fortran else "C")
@@ -157,7 +157,7 @@ def _read_npz(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def _as_array(name: str, value: Any) -> NDArray[Any]:
-    """An array of anybody's: NumPy's, torch's, jax's or MLX's."""
+    """A NumPy array from one of NumPy, torch, JAX or MLX."""
     unmasked(name, value, TensorError)
     text = str(getattr(value, "dtype", ""))
     is_torch, text = text.startswith("torch."), text.removeprefix("torch.")
@@ -214,7 +214,7 @@ class Vectors(NamedTuple):
         return Sample(before, after, self.positions[index[:2]], self.dtype, self.is_table)
 
     def in_own_dtype(self, tokens: NDArray[np.intp]) -> Vectors:
-        """The same with the coarsest dtype of which all numbers of some tokens are.
+        """The same vectors with the coarsest dtype that holds all numbers of some tokens.
 
         Programs that compute in bfloat16 are recorded in float32, which NumPy has. A table says
         itself in which dtype it is kept.
@@ -227,7 +227,7 @@ class Vectors(NamedTuple):
 
 
 def vectors_of(arrays: Arrays, side: str, rope: Rope, dims: str | None) -> list[Vectors]:
-    """What the recorded arrays may be, one for each order of dimensions that their sizes allow."""
+    """The ways to read the recorded arrays: one for each order of dimensions that fits them."""
     head_dim = rope.head_dim
     for needed in ("positions", side, f"{side}_rotated"):
         if needed not in arrays:
@@ -346,7 +346,7 @@ def rows_of_tables(arrays: Arrays, rope: Rope | None) -> tuple[Complex, str]:
 def vectors_of_rows(
     rows: Complex, dtype: str, rope: Rope, positions: NDArray[Any] | None
 ) -> Vectors:
-    """What the rows ``[P, num_pairs]`` make of vectors of which each pair is 1 and 0."""
+    """Vectors whose pairs are all (1, 0), before and after turning by ``[P, num_pairs]``."""
     places = np.arange(len(rows)) if positions is None else as_positions(positions)
     if places.size == len(rows):  # on whichever axis: every pair is turned by it
         places = places.reshape(-1, 1).repeat(rope.axes.n_axes, axis=1)

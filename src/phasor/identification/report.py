@@ -1,4 +1,4 @@
-"""The report about a rotation: fields for programs, sentences for people, JSON values."""
+"""The report on a rotation: fields for programs, sentences for people, JSON values."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ SENTENCES = {
     "heads": "Only some heads are wrong, counted from 0: {which}.",
     "tokens": "Only {which} are wrong{more}.",
     "not-turned": "It is not turned: every token is as at position 0.",
-    "turned": "It is turned, and this layer has no position embedding.",
+    "turned": "It rotates, but this layer should have no rotation.",
     "multiplied": "Each token is multiplied by one number, {least:.6g} to {most:.6g}, and not "
     "turned: a temperature by position.",
-    "no-rotation": "It turns no pairs of coordinates, up to one factor of all; perhaps these are "
-    "not the same vectors, or a norm lies between.",
+    "no-rotation": "It is no rotation of pairs of coordinates, even with a common factor; perhaps "
+    "the two vectors do not belong together, or a norm lies between them.",
     "head-width": "Heads: {found} wide instead of {meant}.",
     "pairing": "Pairing: {found} instead of {meant}.",
     "slice": "Slice: coordinates {found} turn, instead of {meant}.",
     "direction": "Sign: it turns {way}.",
     "twice": "It is rotated twice: R(2p) instead of R(p).",
     "swapped": "Cos and sin are exchanged.",
-    "one-sign": "Sign: both members of a pair {how} the product with sin, and one is to add it.",
-    "layer": "Layer: it is turned as layers of the kind {kind!r} are to be.",
+    "one-sign": "Sign: both members of a pair {how} the product with sin, instead of only one.",
+    "layer": "Layer: it rotates like layers of the kind {kind!r}.",
     "offset": "Positions are off by {offset:+.15g}{more}.",
     "restart": "Positions {how}: {where}.",
     "first-row": "Positions: every row of the batch has those of the first: {where}.",
@@ -61,7 +61,7 @@ SENTENCES = {
     "axis-scaled": "Positions on axis {axis} are multiplied by {factor:.15g}.",
     "law-parameter": "Law: {law} with {parameters}.",
     "frequencies": "Frequencies differ{where}.",
-    "factor-missing": "Factor: missing, cos and sin are to be multiplied by {factor:.7g}.",
+    "factor-missing": "Factor: missing, cos and sin should be multiplied by {factor:.7g}.",
     "factor-twice": "Factor: {factor:.7g} is multiplied twice.",
     "factor": "Factor: {found:.6g} instead of {factor:.7g}.",
     "axes": "Axes: {found}.",
@@ -70,22 +70,22 @@ SENTENCES = {
     "frequencies-in-{dtype}": "Frequencies are rounded to {dtype}{details}.",
     "angles-in-{dtype}": "{what} are rounded to {dtype}.",
     "table-in-{dtype}": "Cos and sin are rounded to {dtype}{details}.",
-    "steps-in-{dtype}": "{steps} rounded to {dtype}, not the result alone: a number is off by "
-    "{error:.1e} that one rounding moves by {once:.1e} at most.",
+    "steps-in-{dtype}": "{steps} rounded to {dtype}, not just the result: a number is off by "
+    "{error:.1e}, where one rounding changes it by {once:.1e} at most.",
     "angles-in-float32": "Angles are computed in float32: the error grows with the position, and "
     "is {error:.1e} near {near}.",
-    "noise": "A number is off by {error:.1e} that rounding to {dtype} moves by {once:.1e} at most: "
-    "noise, or an approximation.",
-    "inputs-written": "It writes its inputs: keep a copy of what goes in.",
+    "noise": "A number is off by {error:.1e}, where rounding to {dtype} changes it by {once:.1e} "
+    "at most: noise, or an approximation.",
+    "inputs-written": "It overwrites its inputs: pass copies if you still need them.",
     "remembers": "The result depends on earlier calls, or on chance: positions up to {top} are "
-    "turned otherwise when they are asked for again.",
+    "turned differently when they are asked for again.",
     "depends-on-length": "The result depends on the length of the call: it changes when one "
     "reaches {length}.{rule}",
     "norm-varies": "{how}.",
     "beyond-half-a-turn": "Pair {pairs} by more than half a turn per position, or against the "
     "others: whole positions cannot tell which.",
     "constant-phase": "Position 0 is turned by a constant angle.",
-    "samples-part": "Up to position {last_position} the samples turn alike; {unused} does not.",
+    "samples-disagree": "Up to position {last_position} the samples turn alike; {unused} does not.",
     "interleaved-rows-on-halves": "Rows of cos and sin for interleaved pairs (each angle twice in "
     "a row) are used on halves: the two members of a pair turn by different angles.",
     "half-rows-on-interleaved": "Rows of cos and sin for halves (all angles, then all again) are "
@@ -146,7 +146,7 @@ NAMES = {
         "steps-in-{dtype}", "noise", "angles",
     ),
     "calls": ("depends-on-length", "remembers", "inputs-written"),
-    "what was recorded": ("no-rotation", "turned", "samples-part"),
+    "what was recorded": ("no-rotation", "turned", "samples-disagree"),
 }  # fmt: skip
 
 
@@ -169,18 +169,18 @@ def make_finding(name: str, /, **measured: Any) -> Finding:
 
 
 def in_order(changes: Iterable[Finding]) -> Changes:
-    """The most important first; roundings are in no order, and come last."""
+    """Findings with the most important first; roundings have no order and come last."""
     places = {name: place for place, name in enumerate(SENTENCES)}
     return tuple(sorted(changes, key=lambda change: places.get(change.name, len(places))))
 
 
 def is_rounding(finding: Finding) -> bool:
-    """Whether it says which digits are lost."""
+    """Whether the finding states which digits are lost."""
     return "-in-" in finding.name or finding.name in ("noise", "angles")
 
 
 def _listed(texts: Sequence[str]) -> list[str]:
-    """As many as a reader takes in, and how many more the JSON values have."""
+    """The first few texts, and how many more the JSON values contain."""
     more = len(texts) - _MOST_LISTED
     return [*texts[:_MOST_LISTED], *([f"{more} more, which --json lists"] if more > 0 else [])]
 

@@ -1,4 +1,4 @@
-"""The fourth question: which digits of tables, frequencies, angles and positions are lost."""
+"""The fourth question of identification: which roundings lose digits of the angles."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def precisions(hypothesis: Hypothesis, turns: Turns) -> Iterator[Hypothesis]:
 
 
 def find_float32(turns: Turns, hypothesis: Hypothesis) -> Changes:
-    """Whether float32 angles or frequencies show in turns that a hypothesis explains."""
+    """Whether turns that a hypothesis explains also show float32 angles or frequencies."""
     factor = turns.factor(hypothesis.rope)
     allowed = turns.allowed(hypothesis.rope, 0 * hypothesis.places)  # which rounded angles have not
 
@@ -80,7 +80,7 @@ def find_float32(turns: Turns, hypothesis: Hypothesis) -> Changes:
 
 
 def positions_in(dtype: str, where: str = "") -> Finding:
-    """That positions are rounded."""
+    """The change that rounds positions."""
     return make_finding("positions-in-{dtype}", dtype=dtype, where=where)
 
 
@@ -100,7 +100,7 @@ _FLOAT32_ROWS = 2.0**-20
 
 
 def find_table_dtype(values: Floats, rounding: float, dtype: str) -> tuple[float, list[Finding]]:
-    """The rounding of cosines and sines, and a finding if they are numbers of a coarser dtype."""
+    """The rounding of cosines and sines, and a finding if all fit a coarser dtype."""
     # 0 and 1 are numbers of every dtype
     distinct = np.unique(np.abs(values[(values != 0) & (np.abs(values) != 1)]))
     name = coarsest_dtype(distinct, rounding) if len(distinct) >= 16 else None
@@ -112,7 +112,7 @@ def find_table_dtype(values: Floats, rounding: float, dtype: str) -> tuple[float
 
 
 def add_steps(measured: Measured) -> None:
-    """Add a finding unless one rounding, at the end, explains turned random vectors."""
+    """Add a finding unless a single rounding at the end explains turned random vectors."""
     probe, spectrum, report = measured.probe, measured.spectrum, measured.report
     gain, names = report.attention_factor, report.names()
     if report.rope is None or not gain or names & {"noise", "remembers", *ANGLES_ROUNDED}:
@@ -148,7 +148,7 @@ def add_steps(measured: Measured) -> None:
     once = once + half_unit(turned) + (in_rows if row_dtype != dtype else 0)
 
     def explain(bounds: Floats) -> bool:
-        """Whether there is a factor with which all numbers are within their bounds."""
+        """Whether some factor brings all numbers within their bounds."""
         whole = np.where(exact == 0, 1e-300, exact)
         ratios, widths = turned / whole, bounds / np.abs(whole)
         return bool((ratios - widths).max() <= (ratios + widths).min())
@@ -210,7 +210,7 @@ def find_near_base(f: Floats, dtype: str) -> float | None:
 
 
 def find_frequency_dtype(f: Floats, uncertainty: Floats) -> tuple[Floats | None, list[Finding]]:
-    """The numbers of a dtype that all frequencies are, by more than chance, and the finding."""
+    """The frequencies as numbers of a coarser dtype, if that is not chance, and the finding."""
     for dtype in ("bfloat16", "float16", "float32"):
         numbers = rounded(f, dtype)
         # a number of few bits, such as a power of two, is one in every dtype

@@ -82,7 +82,7 @@ def identify_samples(
     if (unused := first_unused(read, spectrum)) is None:
         return report
     last = spectrum.last_position
-    return add_findings(report, make_finding("samples-part", last_position=last, unused=unused))
+    return add_findings(report, make_finding("samples-disagree", last_position=last, unused=unused))
 
 
 def first_unused(positions: Sequence[int], spectrum: Spectrum) -> int | None:

@@ -54,7 +54,7 @@ class Found(NamedTuple):
     roundings: Changes = ()
 
     def behind(self, *changes: Finding) -> Found:
-        """The same with further changes in front."""
+        """The same with further changes before its own."""
         return self._replace(changes=changes + self.changes)
 
 
@@ -66,7 +66,7 @@ _UNSURE_BASE = 0.02  # error of the logarithm of a base that a few tokens show
 
 @dataclass(frozen=True)
 class Reading:
-    """One way in which coordinates make pairs that turn, and what may have turned them."""
+    """One arrangement of coordinates in pairs, and hypotheses of what turned them."""
 
     changes: Changes  # of the pairs, and of the rows of cos and sin
     meant: Meant
@@ -86,12 +86,12 @@ class Reading:
 
     @cached_property
     def same(self) -> Hypothesis:
-        """What was meant."""
+        """The rope that was meant, as the only hypothesis."""
         return suppose(self._expected, self.turns.positions)
 
     @cached_property
     def others(self) -> list[Hypothesis]:
-        """Ropes that differ in one property."""
+        """Ropes that differ from the one that was meant in one property."""
         return [*other_ropes(self.meant._replace(rope=self._expected), self.turns.positions)]
 
     @property
@@ -101,7 +101,7 @@ class Reading:
 
     @cached_property
     def report(self) -> Identification:
-        """What the turns show if nothing is expected; empty if they show no frequencies."""
+        """The report that the turns alone give; empty if they show no frequencies."""
         turns, spectrum = self.turns, self.turns.find_spectrum()
         if spectrum is None:
             return Identification(head_dim=turns.arrangement.layout.head_dim)
@@ -118,11 +118,11 @@ class Reading:
         return compare(self.meant.rope, found, self.meant.unresolved)
 
     def vague_changes(self) -> Changes:
-        """That frequencies differ, and from which pair on."""
+        """The change that frequencies differ, from which pair on."""
         return self.changes + name_pairs(self.rope, self.turns)
 
     def fitting(self, level: Iterable[Hypothesis]) -> Iterator[Fit]:
-        """The hypotheses of a level that turn all tokens as they are turned."""
+        """The hypotheses of a level that explain the turns of all tokens."""
         turns, meant = self.turns, self.meant.rope
         for hypothesis in level:
             worst = float(turns.misfit(*hypothesis[1:]).max())
@@ -136,7 +136,7 @@ class Reading:
 
 
 class Fit(NamedTuple):
-    """A hypothesis that turns all tokens as they are turned."""
+    """A hypothesis that explains the turns of all tokens."""
 
     changes: Changes
     misfit: float
@@ -145,16 +145,16 @@ class Fit(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What differs."""
+        """A sentence about the differences."""
         return " ".join(change.sentence for change in self.changes)
 
     def names(self) -> set[str]:
-        """The names of what differs."""
+        """The names of the differences."""
         return {change.name for change in self.changes}
 
 
 def choose(fits: Iterable[Fit]) -> Found | None:
-    """The best of the hypotheses that fit, and texts of what else the tokens allow."""
+    """The best hypothesis that fits, and sentences about others that the tokens allow."""
     # fewer changes are likelier, then what fits better; the order of equals stays
     ordered = sorted(fits, key=lambda fit: (len(fit.changes), fit.misfit))
     if not ordered:
@@ -162,7 +162,7 @@ def choose(fits: Iterable[Fit]) -> Found | None:
     best, names, rows = ordered[0], ordered[0].names(), ordered[0].hypothesis.rows
 
     def is_told_apart(other: Fit) -> bool:
-        """Whether its names differ, or it has as many changes and other turns."""
+        """Whether it has other names, or as many changes and other turns."""
         turned = other.hypothesis.rows
         are_as_many = len(other.changes) == len(best.changes)
         turns_otherwise = turned.shape == rows.shape and not turn_alike(turned, rows)
@@ -181,13 +181,13 @@ Stage = Callable[[Reading], Iterator[Iterable[Hypothesis]]]
 
 
 def _as_meant(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
-    """No difference of the turns, where the factor is right."""
+    """No difference, if the factor is right."""
     if not compare_factors(reading.same.rope, reading.turns):
         yield (reading.same,)
 
 
 def _one_difference(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
-    """One difference: of the factor, the rope, the positions, the roundings, or the rows."""
+    """One difference: in the factor, the rope, the positions, the roundings, or the rows."""
     same, (_, rope, places, rows) = reading.same, reading.same
     exchanged = rope.direction * 1j * np.conj(rows)
     yield chain(
@@ -202,7 +202,7 @@ def _one_difference(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
 
 
 def _wrong_formula(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
-    """A formula of frequencies with a mistake, or an axis that is multiplied; both at an offset."""
+    """A mistake in the formula of frequencies, or a multiplied axis; both also at an offset."""
     report, turns = reading.report, reading.turns
     mistakes = [finding for finding in report.findings if finding.name in MISTAKES]
     likely: list[Hypothesis] = []
@@ -214,7 +214,7 @@ def _wrong_formula(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
 
 
 def _axes_apart(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
-    """Each axis with the base and law that its own pairs show."""
+    """A base and a law for each axis, as its own pairs show them."""
     rope, turns = reading.same.rope, reading.turns
     if not hasattr(rope.axes, "sections"):
         return
@@ -237,13 +237,13 @@ def _axes_apart(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
 
 
 def _two_of_the_rope(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
-    """Two differences of the rope."""
+    """Two differences in the rope."""
     meant = reading.meant._replace(rope=reading.same.rope)
     yield twice_other_ropes(meant, reading.turns.positions)
 
 
 def _another_rope_elsewhere(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
-    """Two differences: one of the rope, and one of positions or roundings."""
+    """Two differences: one in the rope, and one in positions or roundings."""
     yield chain.from_iterable(_elsewhere_or_rounded(reading, other) for other in reading.others)
 
 
@@ -253,7 +253,7 @@ def _elsewhere_or_rounded(reading: Reading, hypothesis: Hypothesis) -> Iterator[
 
 
 def _measured_frequencies(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
-    """Frequencies that were measured, at positions that are off by little, or rounded."""
+    """Measured frequencies, at positions with a small offset, or rounded."""
     turns, places, report = reading.turns, reading.turns.positions, reading.report
     solved: list[Rope] = []
     if report.rope is not None and report.known_law:
@@ -279,7 +279,7 @@ def _measured_frequencies(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
             yield from reading.tokens.moved(hypothesis, turns)
 
     def refined() -> Iterator[Hypothesis]:
-        """Bases that fit all tokens, near those that fit the tokens before a restart."""
+        """Bases near those of the tokens before a restart, if they fit all tokens."""
         for hypothesis in as_asked:
             mapped = reading.tokens.map_positions(
                 Shifts.of(hypothesis, turns, _UNSURE_BASE), places
@@ -302,7 +302,7 @@ def _far_positions(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
     yield reading.tokens.moved_far(reading.same, reading.turns)
 
 
-#: Where the rope that was meant fits these pairs; fewest differences first.
+#: Stages if the rope that was meant fits these pairs; fewest differences first.
 EXPECTED: tuple[Stage, ...] = (
     _as_meant,
     _one_difference,
@@ -313,5 +313,5 @@ EXPECTED: tuple[Stage, ...] = (
     _measured_frequencies,
     _far_positions,
 )
-#: Where the rope that was meant does not fit these pairs.
+#: Stages if the rope that was meant does not fit these pairs.
 NOTHING_EXPECTED: tuple[Stage, ...] = (_wrong_formula, _measured_frequencies)

@@ -1,4 +1,4 @@
-"""By how many positions turns are off: one test for what a function gave and for recordings."""
+"""By how many positions turns are shifted: one test for functions and for recordings."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Shifts(NamedTuple):
         )
 
     def fit_each(self, offsets: _Places) -> NDArray[np.bool_]:
-        """Which tokens are turned as these offsets ``[T]`` turn them."""
+        """Which tokens the offsets ``[T]`` explain, one offset for each token."""
         rows = self.size * np.exp(1j * offsets[:, None] * self.f)
         unsure = np.abs(self.places + offsets[:, None]) * self.f_errors
         allowed = np.minimum(self.errors + self.size * unsure, self.most)
@@ -81,7 +81,7 @@ class Shifts(NamedTuple):
     def fit(
         self, token: int, offsets: _Places, pairs: Sequence[int] | None = None
     ) -> NDArray[np.bool_]:
-        """Which of the offsets turn a token as it is turned, tried pair by pair."""
+        """Which of the offsets explain the turn of a token, tried pair by pair."""
         fits = np.ones(len(offsets), bool)
         for pair in range(len(self.f)) if pairs is None else pairs:
             some = offsets[fits]
@@ -94,7 +94,7 @@ class Shifts(NamedTuple):
         return fits
 
     def shared(self, offsets: _Places, pairs: Sequence[int] | None = None) -> _Places:
-        """Those of the offsets that turn every token as it is turned."""
+        """The offsets that explain the turns of every token."""
         for token in range(len(self.z)):
             if not len(offsets):
                 break

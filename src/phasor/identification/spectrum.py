@@ -53,7 +53,7 @@ def rounded(values: ArrayLike, dtype: str) -> Floats:
 
 
 def unit_of(values: Floats, dtype: str) -> Floats:
-    """The distance of the numbers of a dtype at the nearest ones."""
+    """The distance between neighbouring numbers of a dtype, near these numbers."""
     bits, least = DTYPES[dtype]
     return np.ldexp(1.0, np.maximum(np.frexp(values)[1] - bits, least))
 
@@ -82,7 +82,7 @@ def near_powers_of_two(end: int) -> list[int]:
 
 
 def doubling(positions: Floats) -> NDArray[np.intp] | None:
-    """Indices of two neighbours, and of positions beyond whose distances at most double."""
+    """Indices of two neighbours, and of later positions whose distances at most double."""
     order = np.argsort(positions, kind="stable")
     ordered = positions[order]
     neighbours = np.flatnonzero(np.diff(ordered) == 1)
@@ -104,7 +104,7 @@ def find_first_bad(good: int, bad: int, is_good: Callable[[int], bool]) -> int:
 
 
 def bound_angle_errors(z: Complex, rounding: float, noise: float = 0.0) -> Floats:
-    """How far the angles of ``z`` may be off if its cosines and sines are off by an ulp each."""
+    """How far the angles of ``z`` may be off if its cosines and sines are each off by an ulp."""
     # and by ``noise`` as well, whatever their size
     errors = 2 * rounding * np.abs(np.sin(2 * np.angle(z)))
     return errors + max(noise, _FLOAT16_STEP if rounding > 2.0**-12 else 0)
@@ -185,7 +185,7 @@ class Interval:
         return candidate if self.low <= candidate <= self.high else None
 
     def decimals(self) -> Iterator[float]:
-        """Numbers in the interval with ever more decimal digits, and at last its middle."""
+        """Numbers in the interval with more and more decimal digits, and finally its middle."""
         middle = (self.low + self.high) / 2
         if not self or not math.isfinite(middle):
             return
@@ -207,7 +207,7 @@ def interval_around(value: float, relative_error: float) -> Interval:
     return Interval(float(value * (1 - relative_error)), float(value * (1 + relative_error)))
 
 
-#: How far the simplest number may be from a measured factor, apart from what rounding leaves open.
+#: How far the simplest number may be from a measured factor, in addition to rounding.
 FACTOR_ROOM = 1e-12
 
 
@@ -217,7 +217,7 @@ def simplest_near(value: float, relative_error: float) -> float | None:
 
 
 def count_digits(value: float) -> int:
-    """Significant decimal digits: 3 of 0.125, 1 of 10000; a power of two counts as two."""
+    """The number of significant decimal digits: 0.125 has 3, 10000 has 1; a power of two has 2."""
     mantissa = repr(float(value)).partition("e")[0].replace(".", "").replace("-", "")
     counted = len(mantissa.strip("0"))
     return min(counted, 2) if value >= 1 and math.log2(value).is_integer() else counted
@@ -226,7 +226,7 @@ def count_digits(value: float) -> int:
 def log_base(
     inv_freq: Floats, relative_errors: Floats, num_pairs: int, indices: Floats
 ) -> Interval:
-    """Logarithms of the bases for which ``base ** (-index / num_pairs)`` fits all frequencies."""
+    """Logarithms of the bases whose powers ``base ** (-index / num_pairs)`` fit all frequencies."""
     # indices and ``num_pairs`` are those of the whole spectrum; 0 has no logarithm
     known = (indices > 0) & (inv_freq > 0) & (relative_errors < 0.5)
     if not known.any():
@@ -239,7 +239,7 @@ def log_base(
 
 
 class Frequencies:
-    """The frequencies of one spectrum, whole unless indices are given, as they were measured."""
+    """Measured frequencies of one spectrum: all of them, or those at the given indices."""
 
     def __init__(
         self, inv_freq: Floats, relative_errors: Floats, head_dim: int, *,
@@ -258,13 +258,13 @@ class Frequencies:
 
     @property
     def begin_with_one(self) -> bool:
-        """Whether the first may be 1, as it is without a law."""
+        """Whether the first frequency may be 1, as without a law."""
         return bool(abs(self.inv_freq[0] - 1) <= self.relative_errors[0])
 
     def bases_of(
         self, part: slice = slice(None), multiplier: Floats | float = 1.0, shift: int = 0
     ) -> Interval:
-        """The bases whose powers are a part of the frequencies, times a multiplier."""
+        """The bases whose powers, times a multiplier, are some of the frequencies."""
         f, indices = self.inv_freq * multiplier, self.indices + shift
         logs = log_base(f[part], self.relative_errors[part], self.num_pairs, indices[part])
         return logs.exp() if logs else Interval(1.0, 0.0)

@@ -1,4 +1,4 @@
-"""Which Rope gives tables of cos and sin."""
+"""Find the Rope behind tables of cos and sin."""
 
 from __future__ import annotations
 

@@ -27,11 +27,11 @@ from phasor.rope import Rope
 _NOTHING = 1e-300
 
 
-#: How far an angle may be off that is computed in float32, relatively.
+#: The relative error of an angle that is computed in float32.
 ANGLE_ERROR = 2.0**-21
 
 
-# how far a cos or sin may be off that is computed in float32
+# the error of a cos or sin that is computed in float32
 _ROW_ERROR = 2.0**-22
 
 
@@ -72,7 +72,7 @@ class Sample(NamedTuple):
     is_table: bool = False  # of a table: x is 1 in each pair, y the cos and sin as they were kept
 
     def of(self, tokens: NDArray[np.bool_]) -> Sample:
-        """Some of its tokens."""
+        """The sample with only some of its tokens."""
         x, y, positions = (part[tokens] for part in self[:3])
         return self._replace(x=x, y=y, positions=positions)
 
@@ -83,11 +83,11 @@ class Sample(NamedTuple):
         return u, self.y[..., to_first] + 1j * self.y[..., to_second]
 
     def is_kept(self) -> NDArray[np.bool_]:
-        """Which numbers are as they were, ``[T, heads, head_dim]``."""
+        """Which numbers are unchanged, ``[T, heads, head_dim]``."""
         return np.asarray(np.abs(self.y - self.x) <= self.bounds(np.abs(self.x), self.y))
 
     def bounds(self, products: Floats, y: Floats) -> Floats:
-        """How far sums ``y`` of two products, whose sizes add up to ``products``, may be off."""
+        """Error bounds of sums ``y`` of two products; their sizes add up to ``products``."""
         bits, least = DTYPES[self.dtype]
         # numbers below the normal ones may become 0 where processors do not compute with them
         floor = 4 * 2.0 ** (least + (0 if self.dtype == "float16" else bits))
@@ -97,7 +97,7 @@ class Sample(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """What pairs are multiplied by, and how far that may be off: ``[T, num_pairs]`` each."""
+    """The complex factor of each pair, and its error bound: ``[T, num_pairs]`` each."""
 
     arrangement: Arrangement
     z: Complex
@@ -107,19 +107,19 @@ class Turns(NamedTuple):
     row_dtype: str | None  # to which cos and sin must be rounded for one factor of all
 
     def misfit(self, rope: Rope, places: NDArray[Any], rows: Complex) -> Floats:
-        """How far they are off rows ``[T, num_pairs]``, in units of what is allowed."""
+        """The distance from ``rows`` ``[T, num_pairs]``, in units of the allowed error."""
         off: Floats = np.abs(self.z - self.factor(rope) * rows)
         return off / self.allowed(rope, places)
 
     def allowed(self, rope: Rope, places: NDArray[Any]) -> Floats:
-        """How far rows of the rope may be off at these positions, ``[T, num_pairs]``."""
+        """The allowed error of the rope's rows at these positions, ``[T, num_pairs]``."""
         low, high = self.gain
         factor = self.factor(rope)
         unsure = (high - low) / 2 if factor == (low + high) / 2 else 0.0
         return self.errors + unsure + factor * angle_errors(places, rope.inv_freq)
 
     def factor(self, rope: Rope) -> float:
-        """The factor that was measured: the rope's, 1 or its square if it may be one of these."""
+        """The measured factor, replaced by the rope's, 1 or its square if one of these fits."""
         (low, high), meant = self.gain, rope.attention_factor
         likely = (factor for factor in (meant, 1.0, meant**2) if low <= factor <= high)
         return next(likely, (low + high) / 2)
@@ -145,7 +145,7 @@ class Turns(NamedTuple):
 def turns_of_pairs(
     arrangement: Arrangement, z: Complex, errors: Floats, positions: NDArray[Any]
 ) -> Turns:
-    """The turns of which each pair was measured by itself, ``[T, num_pairs]``."""
+    """The turns of pairs that were measured one by one, ``[T, num_pairs]``."""
     sizes = np.abs(z)
     gain = float((sizes - errors).max()), float((sizes + errors).min())
     return Turns(arrangement, z, errors, gain, positions, None)
@@ -158,13 +158,13 @@ def rows_of(rope: Rope, places: NDArray[Any]) -> Complex:
 
 
 def angle_errors(positions: NDArray[Any], inv_freq: Floats) -> Floats:
-    """How far angles may be off that are computed in float32, ``[T, num_pairs]``."""
+    """The error of angles that are computed in float32, ``[T, num_pairs]``."""
     places = np.abs(positions.astype(np.float64)).reshape(len(positions), -1).max(axis=1)
     return np.minimum(places[:, None] * inv_freq * ANGLE_ERROR, 2.0)
 
 
 def rotates_as(sample: Sample, rope: Rope | None) -> NDArray[np.bool_]:
-    """Which heads are turned as the rope says, or not at all without one: ``[T, heads]``."""
+    """Which heads turn like the rope, or do not turn if there is none: ``[T, heads]``."""
     kept = sample.is_kept()
     if rope is None:
         return np.asarray(kept.all(axis=-1))
@@ -182,7 +182,7 @@ def rotates_as(sample: Sample, rope: Rope | None) -> NDArray[np.bool_]:
 
 
 def least_squares(u: Complex, v: Complex) -> Complex:
-    """What ``u`` ``[T, heads, num_pairs]`` is multiplied by to be ``v``: ``[T, num_pairs]``."""
+    """The factors ``[T, num_pairs]`` that bring ``u`` ``[T, heads, num_pairs]`` near ``v``."""
     return (np.conj(u) * v).sum(axis=1) / np.maximum((np.abs(u) ** 2).sum(axis=1), _NOTHING)
 
 
@@ -210,7 +210,7 @@ def measure_turns(
         return None
     z, weights = least_squares(u, v), np.maximum((sizes**2).sum(axis=1), _NOTHING)
     z_errors = np.minimum((sizes * errors).sum(axis=1) / weights, 1e300)
-    z_errors[weights == _NOTHING] = 1e300  # zeros tell nothing
+    z_errors[weights == _NOTHING] = 1e300  # zeros show nothing
     if np.any(np.abs(v - z[:, None] * u) > errors + sizes * z_errors[:, None]):
         return None
     z_errors += in_rows
@@ -218,7 +218,7 @@ def measure_turns(
 
 
 def one_of_pair(z: Complex) -> Complex:
-    """Rows that have everything for both members of a pair, for one of them."""
+    """One column per pair, of rows that repeat each cos and sin for both coordinates."""
     # halves as rows for that pairing repeat them, or neighbours
     half = z.shape[1] // 2
     for first, second in ((z[:, :half], z[:, half:]), (z[:, ::2], z[:, 1::2])):

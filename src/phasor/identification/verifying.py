@@ -1,4 +1,4 @@
-"""`verify`: does what was recorded rotate as a rope says, and if not, what differs?
+"""`verify`: does a recording rotate like a rope, and if not, what differs?
 
 The rope is tried first, as it is. Only then the recording is measured: which coordinates turn
 together and by which factor, by which angle each token's pairs are turned, and which positions,

@@ -1,4 +1,4 @@
-"""A plug-in of vLLM: with ``PHASOR_VERIFY`` set, it verifies the tables of each loaded model.
+"""A plug-in for vLLM: with ``PHASOR_VERIFY`` set, it verifies the tables of each loaded model.
 
 vLLM calls `register` in each of its processes, as an entry point of ``vllm.general_plugins``.
 """
@@ -22,7 +22,7 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 def register() -> None:
-    """Have vLLM verify each model that it loads, and log one line; nothing without the variable.
+    """Let vLLM verify each model that it loads and log one line; without the variable do nothing.
 
     It raises nothing: a vLLM whose loader has moved starts, and logs that nothing is verified.
     """
@@ -47,7 +47,7 @@ def register() -> None:
 
 
 def _log(model: Any, checkpoint: str) -> None:
-    """Say whether the model's tables are the checkpoint's; what goes wrong here stops no server."""
+    """Log whether the model's tables match its checkpoint; errors here do not stop the server."""
     try:
         layers = load(checkpoint)
         # layers of a kind share a module: its table is looked at once, as the first layer's

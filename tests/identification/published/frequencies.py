@@ -118,7 +118,7 @@ def yarn_factor_never() -> Part:
         "n_kv_heads": 8, "norm_eps": 1e-5, "vocab_size": 131_072, "rope_theta": 1e6, "yarn": block,
         "max_position_embeddings": 262_144,
     }  # fmt: skip
-    says = ("Factor: missing, cos and sin are to be multiplied by 1.277259.",)
+    says = ("Factor: missing, cos and sin should be multiplied by 1.277259.",)
     changes = {"q": ("factor-missing",)}
     return part(params, {"q": turn}, TOKENS, 2, 128, changes=changes, says=says)
 

@@ -75,7 +75,7 @@ class ResultTensor:
 
 
 def _reorder_rows(rows: NDArray[np.uint8], order: NDArray[np.intp]) -> Iterator[NDArray[np.uint8]]:
-    """Rows in their new order, in parts, because a period may be a whole tensor."""
+    """Rows in their new order, a few at a time, because a period may be a whole tensor."""
     width = rows.shape[1]
     # [rows, width] -> [periods, period], whose items are rows
     items = rows.view(np.dtype((np.void, width))).reshape(-1, len(order))
@@ -126,7 +126,7 @@ class ConversionPlan:
         return result / name if self.is_folder else result
 
     def lines(self) -> list[str]:
-        """What changes and what stays, by kinds of names, and the notes, a line each."""
+        """A line for each kind of tensor that changes or stays, and for each note."""
         num_tensors = sum(len(file.tensors) for file in self.files.values())
         pairings = f"{self.source} to {self.target}"
         if self.program is not None:
@@ -152,7 +152,7 @@ class ConversionPlan:
 
 
 def count_kinds(names: Iterable[str]) -> dict[str, int]:
-    """Names with their numbers as ``*``, and how many tensors have each."""
+    """Names with their numbers replaced by ``*``, and the number of tensors of each."""
     return dict(Counter(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names))
 
 
@@ -229,7 +229,7 @@ def _compare_other_file(plan: ConversionPlan, path: Path, data: bytes) -> None:
 
 
 def _is_in_place(entry: Entry, tensor: ResultTensor) -> bool:
-    """Whether every row of every piece is where the plan puts it."""
+    """Whether every row is at the place that the plan gives it."""
     widths = [piece.width for piece in tensor.pieces]
     begin = column = 0
     for piece, width in zip(tensor.pieces, widths, strict=True):

@@ -39,7 +39,7 @@ FLOAT_TYPES: tuple[FloatType, ...] = ("float32", "float16", "bfloat16")
 
 
 class _Class(NamedTuple):
-    """A class of transformers: which of its projections have a bias, whether heads are normed."""
+    """A class of transformers: which projections have a bias, and whether heads have norms."""
 
     name: str
     biases: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ _IN_LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 _NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-#: Keys of a model that `_config` reads, or that say nothing else.
+#: Keys of a model that `_config` reads, or that it can ignore.
 _KNOWN_KEYS = {
     "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
     "attention.head_count", "attention.head_count_kv", "attention.key_length",
@@ -120,7 +120,7 @@ def plan_from_gguf(path: Path, dtype: FloatType) -> ConversionPlan:
 
 
 def _names(known: _Class, num_layers: int, *, has_head: bool) -> dict[str, str]:
-    """The name in transformers of each tensor that a model of a class has."""
+    """The names in transformers of the tensors of a model, by their GGUF names."""
     outside = _OUTSIDE | (_HEAD if has_head else {})
     in_layer = _IN_LAYER | (_NORMS if known.has_norms else {})
     names = {f"{name}.weight": f"{theirs}.weight" for name, theirs in outside.items()}
@@ -226,7 +226,7 @@ def _config(
 
 
 def _stated_law(rope: Rope) -> Rope:
-    """The rope in half pairs, and Llama 3's law where the file has what it divides by."""
+    """The rope in half pairs; with Llama 3's law if the file has its divisors."""
     rope = replace(rope, pairing="half")
     if isinstance(rope.scaling, PerPair):
         for law in _RELEASED:

@@ -136,7 +136,7 @@ class Patterns:
 
 
 def known_part(name: str, *, shares_values: bool = False) -> Projection | None:
-    """What a tensor is by the names that model classes use; None if it is no query or key.
+    """The projection that a tensor belongs to, by the names of model classes; None for any other.
 
     ``shares_values`` is for models whose keys are values as well, as in DeepSeek V4.
 
@@ -170,7 +170,7 @@ def known_part(name: str, *, shares_values: bool = False) -> Projection | None:
 
 
 def looks_alike(name: str) -> bool:
-    """Whether any part of a name is the name of a query or key projection."""
+    """Whether any part of a tensor's name is that of a query or key projection."""
     return _SIMILAR_NAME.fullmatch(name) is not None
 
 
@@ -196,7 +196,7 @@ class CheckpointModel:
 
     @property
     def pairing(self) -> Pairing | None:
-        """The pairing that the model's code reads; None where layers differ or none rotates."""
+        """The pairing that the model's code reads; None if layers differ or none rotates."""
         pairings: list[Pairing] = [rope.pairing for rope in self.ropes.ropes]
         return pairings[0] if len(set(pairings)) == 1 else None
 
@@ -207,7 +207,7 @@ class CheckpointModel:
         return part.layer >= len(self.ropes) - self.num_shared_layers
 
     def rope_of(self, name: str, part: Projection) -> Rope | None:
-        """The rope that turns a tensor's rows, None if none does; refused if that is unclear."""
+        """The rope that turns a tensor's rows, or None; refused if that is unclear."""
         ropes, layer = self.ropes, part.layer
         if layer is not None and part.is_extra_layer:
             layer += len(ropes)

@@ -68,7 +68,7 @@ class Llama:
 
 
 def read_llama(path: Path, program: Program) -> Llama:
-    """Read the config of ``program``; what the other program's cannot say is refused."""
+    """Read the config of ``program``; refuse values that the other program cannot have."""
     if not path.is_file():
         raise refusal("no_sizes", path=path)
     config = read_source(path)

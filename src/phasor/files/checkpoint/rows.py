@@ -43,7 +43,7 @@ class Change:
     storage: Storage = ROWS
 
     def pieces(self, entry: Entry) -> tuple[Rows, ...]:
-        """The tensor of the result, from where the source has it."""
+        """The pieces of the source that make the tensor of the result."""
         return move_outputs(entry, self.storage, self.outputs, self.order, self.periods)
 
     def stays_in_blocks(self, block: int) -> bool:
@@ -97,7 +97,7 @@ class Candidate:
 
     @property
     def entry(self) -> Entry:
-        """Where it is, and its shape."""
+        """The tensor's place in its file, and its shape."""
         return self.entries[self.name]
 
     def change(self) -> Change | None:
@@ -128,7 +128,7 @@ class Candidate:
         return any(f"{place}{module}.{suffix}" in self.entries for suffix in _WEIGHTS)
 
     def _change_quantised(self, quantised: Format, module: str, suffix: str) -> Change | None:
-        """The new order of a tensor of a quantised weight."""
+        """The change of a tensor that belongs to a quantised weight."""
         storage, entry = quantised.tensors[suffix], self.entry
         if storage is None:
             return None
@@ -174,7 +174,7 @@ class Candidate:
         return (self._find_latent_heads if is_latent else self._find_heads)(rows)
 
     def _find_latent_heads(self, rows: int) -> tuple[tuple[int, ...], int, int]:
-        """Heads are ``[not rotated | rotated]``, the one rotated key after the latent vector."""
+        """The period of latent attention: heads are ``[not rotated | rotated]``, and one key."""
         width, role = self.rope.head_dim, self.part.role
         if role == "latent key":
             if rows <= width:
@@ -193,7 +193,7 @@ class Candidate:
         return (start,), period, heads
 
     def _find_heads(self, rows: int) -> tuple[tuple[int, ...], int, int]:
-        """Projections hold whole heads."""
+        """The period of projections with whole heads."""
         model, part, width = self.model, self.part, self.rope.head_dim
         count, leftover_rows = divmod(rows, width)
         if leftover_rows:

@@ -25,16 +25,16 @@ from phasor.files.tensors import Entry, Rows
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """The axis with the outputs, of which an element may hold several: packed, lowest bits first.
+    """The axis that has the outputs; an element may hold several of them, packed lowest bits first.
 
-    ``slots`` are the outputs in an element, where they are not in their order.
+    ``slots`` is the order of the outputs within an element, if it is not the natural one.
     """
 
     axis: Literal[0, -1]
     slots: tuple[int, ...] = ()
 
     def item_bits(self, entry: Entry, outputs: int) -> int:
-        """Bits of the item of one output; 0 if the axis does not hold that many items."""
+        """Bits for one output; 0 if the axis does not hold that many."""
         bits, remainder = divmod(entry.shape[self.axis] * entry.bits, outputs)
         # no float holds several
         if entry.dtype[0] not in "IU" and bits != entry.bits:
@@ -46,7 +46,7 @@ class Storage:
         return bits if fits and not remainder and not straddles and is_packed_in_slots else 0
 
     def item_of_output(self, entry: Entry, outputs: int) -> NDArray[np.intp]:
-        """The index of each output's item, or items: [outputs] or [outputs, groups].
+        """The index of the item, or items, of each output: [outputs] or [outputs, groups].
 
         >>> from pathlib import Path
         >>> words = Entry(Path(), "I32", (2, 1), 0, 8, ())  # [inputs, outputs / 8]
@@ -92,7 +92,7 @@ _AWQ_COLUMNS = Storage(-1, AWQ_SLOTS)
 class Format:
     """A format of quantised weights.
 
-    ``tensors`` are those of a module, by the last word of their names; None for one without
+    ``tensors`` are the tensors of a module, by the last part of their names; None for one without
     outputs. ``weight`` names one whose shape gives their number.
     """
 
@@ -161,7 +161,7 @@ def find_format(name: str, entries: Mapping[str, Entry]) -> Format | None:
 
 
 def _find_packed(name: str, qweight: Entry, scales: Entry | None) -> Format:
-    """GPTQ or AWQ, which have tensors of the same names: by their shapes."""
+    """GPTQ or AWQ, told apart by shapes because their tensors have the same names."""
     if scales is not None and len(qweight.shape) == len(scales.shape) == 2:
         outputs = scales.shape[-1]
         if qweight.shape[-1] == outputs:
@@ -173,7 +173,7 @@ def _find_packed(name: str, qweight: Entry, scales: Entry | None) -> Format:
 
 
 def check_companions(changed: Iterable[str], entries: Mapping[str, Entry]) -> None:
-    """Refuse to move a tensor of a quantised weight without all others, which patterns may do."""
+    """Refuse to move a tensor of a quantised weight without its companions, as patterns might."""
     names = set(changed)
     for name in names:
         if (found := find_format(name, entries)) is None:

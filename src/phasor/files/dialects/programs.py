@@ -1,29 +1,31 @@
 """Files of programs that train or serve, each with a dialect: which file is whose.
 
-The facts of a program are in the table of its dialect, whose sources stand at its top. They are:
+The table of each dialect has the facts about its program; their sources are at its top:
 
-* ``program``: what it is called.
-* ``inside``: the keys of objects that a file may have the model's in.
-* ``marks``: a file is the program's if it has a key of each list.
-* ``names``: what the program calls a key of ours.
-* ``defaults``: what its code assumes for an absent key.
-* ``laws``: for a law, its numbers' names in the file (none if the program reads none), what its
-  code assumes for absent ones, and the law that it is, where that has another name; ``when`` a file
-  has one of some keys, else always.
-* ``ignored``: keys about ropes that change nothing: they choose a kernel, or are of a law that is
-  not in use.
-* ``instead``: what a model has instead of a rotation, by the word for its position embedding.
-* ``rotating``: its other types, which rotate.
-* ``classes``: other or further facts of a class of the program, added to those of the class that
-  it is ``like``:
+* ``program``: its name.
+* ``inside``: keys under which a file may contain the model's config as an object.
+* ``marks``: lists of keys. A file with a key of each list is one of the program's.
+* ``names``: the program's names for our keys.
+* ``defaults``: the values that its code assumes for absent keys.
+* ``laws``: for each law, the names of its numbers in the file (empty if the program does not read
+  them), the values that its code assumes for absent ones, and the law that it is if that has
+  another name; ``when``: keys of which a file must have one for the law to apply.
+* ``ignored``: keys about ropes that have no effect: they select a kernel, or belong to a law that
+  is not in use.
+* ``instead``: for each other type of position embedding, what the model has instead of a rotation.
+* ``rotating``: the types of position embedding that rotate.
+* ``classes``: facts of the program's classes, added to those of the class that one is ``like``:
 
-  * ``kinds`` of its layers, and what is a kind's own, false where it does not rotate: a ``base``,
-    which stands in the code where no ``base_key`` says it, and the keys of a width of heads, of a
-    factor that divides positions, and of the fraction of pairs, the fastest, that turn.
-  * ``layers``: which are of the first kind: those with its name in the list at ``key``, or with the
-    ``flag``, or else 1; after a list that goes ``beyond`` all are. ``counts`` is what else it may
-    hold: how many of the second kind and of the first come in turn. Without a list, or where it is
-    a number, every so many; all if the ``switch`` is off.
+  * ``kinds`` of its layers with the facts of each, or false for a kind that does not rotate: a
+    ``base``, which is a constant in the code unless a ``base_key`` contains it, and the keys of a
+    head width, of a factor that divides positions, and of the fraction of pairs, the fastest, that
+    turn.
+  * ``layers``: which layers are of the first kind. With a list at ``key`` they are those with the
+    kind's name, the ``flag``, or else 1, and if the list goes ``beyond``, all layers after its end.
+    ``counts`` is a phrase for errors, if the list may contain instead how many layers of the
+    second and of the first kind alternate.
+    Without a list, or with a number in its place, it is every n-th layer; if the ``switch`` is off,
+    all layers.
 """
 
 from __future__ import annotations
