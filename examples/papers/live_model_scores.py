@@ -19,6 +19,8 @@ from .live_model_reading import TEXTS, Reader
 from .pictures import table
 from .study import Row, Study
 
+#: Of the first token's score over others.
+_ADVANTAGES = "all pairs", "strongest pair", "its number, quartiles"
 #: The function of every model of transformers that rotates a query and a key.
 ROTATE = "apply_rotary_pos_emb"
 
@@ -33,9 +35,9 @@ def run(study: Study, reader: Reader) -> None:
 
 @torch.no_grad()
 def _scores(reader: Reader, tokens: Tensor) -> Row:
-    """Cosines ``[layers, heads]``; by pair, how far the first token is ahead of others."""
+    """``[layers, heads]``: cosines, and how far the first token is ahead of others by its pairs."""
     pairs = reader.rope.num_pairs
-    found: Row = {"itself": [], "before": [], "first": []}
+    found: Row = {"itself": [], "before": [], **{of: [] for of in _ADVANTAGES}}
     model_file = sys.modules[type(reader.model).__module__]
     rotate: Callable[..., tuple[Tensor, Tensor]] = getattr(model_file, ROTATE)
 
@@ -45,7 +47,9 @@ def _scores(reader: Reader, tokens: Tensor) -> Row:
         k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
         found["itself"].append(cosine_similarity(q, k, -1).mean(0).numpy())
         found["before"].append(cosine_similarity(q[1:], k[:-1], -1).mean(0).numpy())
-        found["first"].append(first_over_others(q, k, pairs).numpy())
+        by_pair = first_over_others(q, k, pairs).numpy()
+        for of, value in zip(_ADVANTAGES, _summed(by_pair), strict=True):
+            found[of].append(value.tolist())
         return rotated
 
     with patch.object(model_file, ROTATE, read):
@@ -66,38 +70,29 @@ def first_over_others(q: Tensor, k: Tensor, pairs: int) -> Tensor:
     return products[..., : 2 * pairs].unflatten(-1, (2, pairs)).sum(-2).mean(0)
 
 
+def _summed(by_pair: NDArray[np.float64]) -> tuple[NDArray[Any], ...]:
+    """Of ``[heads, pairs]``: the sum, the largest, and its pair."""
+    return by_pair.sum(-1), by_pair.max(-1), by_pair.argmax(-1)
+
+
 def tables(study: Study) -> str:
     """Cosines of the heads that look at one place, and the pairs that look at the first token."""
-    scores = [study.measured[f"scores/{name}"] for name in TEXTS]
-    itself, before, first = (
-        np.array([text[key] for text in scores]).mean(0) for key in ("itself", "before", "first")
-    )
+    texts = [study.measured[f"scores/{name}"] for name in TEXTS]
+    # [texts, layers, heads]
+    scores = {key: np.array([text[key] for text in texts]) for key in texts[0]}
     alike, deciding = list[list[str]](), list[list[str]]()
     for role, chosen in heads_by_role(study).items():
         if not chosen.any():
             continue
-        count = str(chosen.sum())
-        alike.append([role, count, *(f"{x[chosen].mean():.2f}" for x in (itself, before))])
-        deciding.append([role, count, *_strongest_pair(first[chosen])])
+        means = {key: f"{values[:, chosen].mean():.2f}" for key, values in scores.items()}
+        whole, strongest, number = _ADVANTAGES
+        quartiles = np.quantile(scores[number][:, chosen], (0.25, 0.5, 0.75))
+        count, numbers = str(chosen.sum()), ", ".join(f"{quartile:.0f}" for quartile in quartiles)
+        alike.append([role, count, means["itself"], means["before"]])
+        deciding.append([role, count, means[whole], means[strongest], numbers])
     return "\n\n".join(
         [
             table(["mean cosine of query and key", "heads", "same token", "token before"], alike),
-            table(
-                ["score of the first token over others", "heads", *_STRONGEST],
-                deciding,
-            ),
+            table(["score of the first token over others", "heads", *_ADVANTAGES], deciding),
         ]
     )
-
-
-_STRONGEST = ("all pairs", "strongest pair", "its number, quartiles")
-
-
-def _strongest_pair(first: NDArray[np.float64]) -> list[str]:
-    """Means over heads ``[heads, pairs]``, and which pair adds most."""
-    numbers = np.quantile(first.argmax(-1), (0.25, 0.5, 0.75))
-    return [
-        f"{first.sum(-1).mean():.2f}",
-        f"{first.max(-1).mean():.2f}",
-        ", ".join(f"{number:.0f}" for number in numbers),
-    ]
