@@ -25,6 +25,7 @@ from phasor.files.checkpoint.conversion import (
 )
 from phasor.files.checkpoint.model import Projection
 from phasor.files.checkpoint.rows import Change, order_of_heads
+from phasor.files.dialects.gguf import DIVISOR_TENSORS
 from phasor.files.dialects.model_files import keys_for_file
 from phasor.files.gguf_header import read_gguf_header
 from phasor.files.reading import load
@@ -71,7 +72,6 @@ _KNOWN_KEYS = {
     "attention.head_count", "attention.head_count_kv", "attention.key_length",
     "attention.value_length", "attention.layer_norm_rms_epsilon",
 }  # fmt: skip
-_TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 # the factors of Llama 3's releases, whose files hold divisors instead
 _RELEASED = [
     Llama3(factor=factor, low_freq_factor=1, high_freq_factor=4, original_max_positions=8192)
@@ -96,7 +96,7 @@ def plan_from_gguf(path: Path, dtype: FloatType) -> ConversionPlan:
     ]
     if unknown:
         raise refusal("gguf_keys", path=path, keys=", ".join(unknown), class_name=known.name)
-    entries = {n: e for n, e in read_header(path).tensors.items() if n not in _TABLES}
+    entries = {n: e for n, e in read_header(path).tensors.items() if n not in DIVISOR_TENSORS}
     names = _names(known, len(ropes), has_head="output.weight" in entries)
     if names.keys() != entries.keys():
         missing = list(count_kinds(n for n in names if n not in entries))

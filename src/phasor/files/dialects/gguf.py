@@ -28,6 +28,8 @@ from phasor.scaling import NTK, Law, Linear, LongRope, PerPair, Rule, Yarn, yarn
 
 FREQS = "rope_freqs.weight"
 _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
+#: Tensors with divisors of the frequencies.
+DIVISOR_TENSORS = FREQS, _SHORT, _LONG
 BASE_KEY, WIDTH_KEY = "rope.freq_base", "rope.dimension_count"
 SECTIONS_KEY = "rope.dimension_sections"
 ORIGINAL_KEY, GAIN_KEY = "rope.scaling.original_context_length", "rope.scaling.attn_factor"
@@ -277,7 +279,7 @@ def _read_scaling(
     law_name = config.text(key, "none", "linear", "yarn", "longrope")
     keys = ("rope.scaling.factor", "rope.scale_linear")
     factor = single_value((config.name(k), config.number(k, least=0)) for k in keys) or 1.0
-    divisors = [tensor for tensor in (FREQS, _SHORT, _LONG) if top.has(tensor)]
+    divisors = [tensor for tensor in DIVISOR_TENSORS if top.has(tensor)]
     # llama.cpp divides by these tensors in addition to applying the law in the metadata
     other_scalings: list[str] = []
     if law_name == "yarn":
