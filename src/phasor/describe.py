@@ -11,7 +11,7 @@ from phasor.angles import turns, wavelengths
 from phasor.axes import Axes, Mixed, OneAxis
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing, by_pairing
-from phasor.rope import Rope, own_of_axes, real_inv_freq
+from phasor.rope import Rope, real_inv_freq, values_by_axis
 from phasor.scaling import Law, Rule
 
 
@@ -50,7 +50,7 @@ def without_law(rope: Rope) -> Rope:
     """The Rope without its scaling law; unchanged if its frequencies are explicit."""
     if rope.explicit_inv_freq is not None:
         return rope
-    has_own_laws = own_of_axes(rope.axes, "scaling") is not None
+    has_own_laws = values_by_axis(rope.axes, "scaling") is not None
     axes = replace(cast(Any, rope.axes), scaling=None) if has_own_laws else rope.axes
     return replace(rope, scaling=None, axes=axes)
 
@@ -123,7 +123,7 @@ def bases_text(rope: Rope) -> str:
     >>> bases_text(Rope(head_dim=8, pairing="half", axes=Axial((2, 2), base=(256.0, 1e4))))
     'powers of base 256 on axis 0 and base 10000 on axis 1'
     """
-    bases = own_of_axes(rope.axes, "base")
+    bases = values_by_axis(rope.axes, "base")
     if bases is not None:
         return f"powers of {by_axis([f'base {base:.15g}' for base in bases])}"
     return "listed one by one" if rope.base is None else f"powers of base {rope.base:.15g}"
@@ -146,7 +146,7 @@ def by_axis(texts: Sequence[str], leaving_out: str | None = None) -> str:
 
 
 def _law_sentences(rope: Rope) -> list[str]:
-    laws = own_of_axes(rope.axes, "scaling")
+    laws = values_by_axis(rope.axes, "scaling")
     if laws is not None:
         scaling = by_axis(["none" if law is None else _law_with_values(law) for law in laws])
     elif (law := rope.law()) is not None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from phasor._checks import choice, number, short_repr, whole
 from phasor.errors import ConfigError, SpecError
-from phasor.rope import Rope, own_of_axes
+from phasor.rope import Rope, values_by_axis
 from phasor.scaling import Law, Rule
 
 _ROPE_FIELDS = frozenset(field.name for field in fields(Rope))
@@ -291,7 +291,7 @@ def summarize(rope: Rope) -> str:
     width = "" if rope.rotary_dim == rope.head_dim else f"{rope.rotary_dim} of "
     start = f" from {rope.rotary_start} on" if rope.rotary_start else ""
     parts = [f"{pairs} pairs", f"{width}{rope.head_dim} coordinates{start}"]
-    bases = own_of_axes(rope.axes, "base")
+    bases = values_by_axis(rope.axes, "base")
     if bases is not None:
         parts += [f"bases {', '.join(f'{base:.12g}' for base in bases)}"]
     else:
@@ -299,7 +299,7 @@ def summarize(rope: Rope) -> str:
     parts += ["in float32"] if rope.inv_freq_dtype == "float32" else []
     if (law := rope.scaling) is not None:
         parts += [_law_in_short(law)]
-    if (laws := own_of_axes(rope.axes, "scaling")) is not None:
+    if (laws := values_by_axis(rope.axes, "scaling")) is not None:
         names = ["none" if law is None else _law_in_short(law) for law in laws]
         parts += [f"laws {', '.join(names)}"]
     if rope.axes.n_axes > 1:

@@ -167,7 +167,7 @@ class Rope:
         if self.explicit_inv_freq is None:
             if self.base is not None:
                 set_field("base", number("base", self.base, above=1))
-            elif own_of_axes(self.axes, "base") is None:
+            elif values_by_axis(self.axes, "base") is None:
                 set_field("base", 10_000.0)
             is_config = isinstance(cast(object, self.scaling), Mapping)
             if self.scaling is not None and not isinstance(cast(object, self.scaling), (Law, Rule)):
@@ -192,7 +192,7 @@ class Rope:
 
     def _check_fields_of_axes(self, set_field: Any) -> None:
         for name in ("base", "scaling"):
-            own = own_of_axes(self.axes, name)
+            own = values_by_axis(self.axes, name)
             if own is None:
                 continue
             for other in (name, "explicit_inv_freq"):
@@ -357,26 +357,26 @@ def real_terms(rope: Rope) -> tuple[tuple[Decimal, ...], ...]:
     return tuple(tuple(map(Decimal, row)) for row in rows)
 
 
-def own_of_axes(axes: Axes, name: str) -> tuple[Any, ...] | None:
+def values_by_axis(axes: Axes, name: str) -> tuple[Any, ...] | None:
     """What the axes give instead of the Rope's ``base`` or ``scaling``: an entry for each axis."""
     return getattr(axes, name, None)
 
 
 def base_of_axis(rope: Rope, axis: int) -> float | None:
     """The base of one axis: its own or the Rope's; None if frequencies are explicit."""
-    bases = own_of_axes(rope.axes, "base")
+    bases = values_by_axis(rope.axes, "base")
     return rope.base if bases is None else bases[axis]
 
 
 def law_of_axis(rope: Rope, axis: int) -> Law | None:
     """The law that scales the frequencies of one axis: its own or the Rope's."""
-    laws = own_of_axes(rope.axes, "scaling")
+    laws = values_by_axis(rope.axes, "scaling")
     return rope.law() if laws is None else laws[axis]
 
 
 def plain_axes(axes: Axes) -> Axes:
     """The axes without a base and a law of their own."""
-    if own_of_axes(axes, "base") is None and own_of_axes(axes, "scaling") is None:
+    if values_by_axis(axes, "base") is None and values_by_axis(axes, "scaling") is None:
         return axes
     return dataclasses.replace(cast(Any, axes), base=None, scaling=None)
 
@@ -387,7 +387,7 @@ def with_frequencies(rope: Rope, **fields: Any) -> Rope:
     return dataclasses.replace(rope, axes=plain_axes(rope.axes), **fields)
 
 
-def without_own_of_axes(rope: Rope) -> Rope:
+def with_listed_frequencies(rope: Rope) -> Rope:
     """The rope with listed frequencies if its axes have a base or a law of their own."""
     if plain_axes(rope.axes) == rope.axes:
         return rope
@@ -405,7 +405,7 @@ def _inv_freq_by_axis(rope: Rope) -> tuple[Decimal, ...]:
         try:
             ladder = _spectrum(base_of_axis(rope, axis) or 0.0, law, length)
         except SpecError as error:
-            if own_of_axes(rope.axes, "scaling") is None:
+            if values_by_axis(rope.axes, "scaling") is None:
                 raise
             raise SpecError(f"scaling[{axis}] of the axes: {error}") from None
         by_pair |= {pair: ladder[step] for pair, step in steps.items()}

@@ -32,13 +32,13 @@ _FEWEST_PAIRS = 3
 class AxesApart(NamedTuple):
     """A base and a law for each axis."""
 
-    of_axes: tuple[Explanation, ...]
+    explanations: tuple[Explanation, ...]  # one for each axis
     digits: int  # of all parameters, those of axes that are alike once
 
-    def given_to(self, rope: Rope) -> Rope:
+    def applied_to(self, rope: Rope) -> Rope:
         """The rope with these bases and laws."""
-        bases = tuple(one.base for one in self.of_axes)
-        laws = tuple(one.law for one in self.of_axes)
+        bases = tuple(one.base for one in self.explanations)
+        laws = tuple(one.law for one in self.explanations)
         own = replace(cast(Any, plain_axes(rope.axes)), base=bases, scaling=laws)
         return replace(with_frequencies(rope), base=None, axes=own)
 
@@ -78,10 +78,10 @@ class _Ladder(NamedTuple):
 def find_axes_apart(
     rope: Rope, f: Floats, uncertainty: Floats, slack: float, bases: Sequence[float] = ()
 ) -> list[AxesApart]:
-    """The explanation of frequencies ``f`` with the fewest digits, axis by axis; None if one lacks.
+    """The bases and laws with the fewest digits that explain frequencies ``f``, axis by axis.
 
-    None of them is negative, and a law's may be off by ``slack``, relatively. With ``bases`` no
-    others are tried.
+    The list is empty if an axis has no explanation. No frequency may be negative; those of a law
+    may be off by ``slack``, relatively. With ``bases`` no other bases are tried.
     """
     if not hasattr(rope.axes, "sections"):
         return []

@@ -14,7 +14,7 @@ from phasor.identification.report import Difference
 from phasor.identification.spectrum import Floats
 from phasor.layers import LayerRopes, QueryFactor
 from phasor.numpy import phasors
-from phasor.rope import Rope, own_of_axes, plain_axes, real_inv_freq
+from phasor.rope import Rope, plain_axes, real_inv_freq, values_by_axis
 
 _LAYOUT = ("head_dim", "pairing", "rotary_dim", "rotary_start", "direction", "axes")
 
@@ -87,7 +87,7 @@ def _in_words(both: tuple[object, object], name: str) -> str:
 
 def _frequency_settings(rope: Rope) -> dict[str, object]:
     """The fields of a Rope that determine its frequencies."""
-    of_axes = own_of_axes(rope.axes, "base"), own_of_axes(rope.axes, "scaling")
+    of_axes = values_by_axis(rope.axes, "base"), values_by_axis(rope.axes, "scaling")
     base = rope.base if rope.base is None or rope.base % 1 else int(rope.base)
     base = base if of_axes[0] is None else f"{of_axes[0]}"
     law = rope.scaling if of_axes[1] is None else of_axes[1]

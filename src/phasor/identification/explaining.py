@@ -136,7 +136,7 @@ def _explain_frequencies(
             slices, f, uncertainty, find_axes_apart, may_be_float64=numbers is None
         )
         if apart:
-            rope = apart[0].given_to(rope)
+            rope = apart[0].applied_to(rope)
             return add_findings(report, *changes, base=rope.base, rope=rope, known_law=True)
         rope = _set_frequencies(slices[0], f if numbers is None else numbers)
         return add_findings(report, *changes, base=base, rope=rope)

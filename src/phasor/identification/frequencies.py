@@ -30,8 +30,8 @@ from phasor.rope import (
     Rope,
     base_of_axis,
     law_of_axis,
-    own_of_axes,
     plain_axes,
+    values_by_axis,
     with_frequencies,
 )
 from phasor.scaling import NTK, DynamicNTK, Law, Linear, Llama3, LongRope, Rule, Yarn
@@ -188,7 +188,7 @@ def _other_bases(meant: Meant) -> Iterator[Change]:
 
 def _shared_otherwise(rope: Rope, name: str) -> Iterator[Rope]:
     """All axes with the ``base`` or the ``scaling`` of one of them, or one axis with another's."""
-    values = own_of_axes(rope.axes, name)
+    values = values_by_axis(rope.axes, name)
     if values is None:
         return
     axes: Any = rope.axes

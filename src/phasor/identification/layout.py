@@ -26,7 +26,7 @@ from phasor.identification.report import Changes, Finding, make_finding
 from phasor.identification.spectrum import Floats, Spectrum
 from phasor.identification.turns import Arrangement, Sample, Turns, arrangement_of
 from phasor.pairings import PAIRINGS, by_pairing
-from phasor.rope import Rope, with_frequencies, without_own_of_axes
+from phasor.rope import Rope, with_frequencies, with_listed_frequencies
 
 
 class MixedCoordinates(NamedTuple):
@@ -262,7 +262,7 @@ def other_axes(rope: Rope) -> Iterator[Rope]:
     """Ropes that assign pairs to the axes in another way, or all pairs to the first axis."""
     if rope.axes.n_axes == 1 or isinstance(rope.axes, Mixed):
         return
-    rope = without_own_of_axes(rope)
+    rope = with_listed_frequencies(rope)
     yield replace(rope, axes=OneAxis())
     kinds: list[Any] = [kind for kind in AXES.values() if kind is not OneAxis]
     orders = dict.fromkeys(permutations(rope.axes.counts(rope.num_pairs)))

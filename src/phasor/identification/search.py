@@ -232,7 +232,7 @@ def _axes_apart(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
     found: list[AxesApart] = []
     for bases, slack in product((known, ()), (FLOAT64_SLACK, _FLOAT32_SLACK)):
         found += find_axes_apart(rope, f, uncertainty, slack, bases)
-    others = [apart.given_to(rope) for apart in sorted(found, key=lambda apart: apart.digits)]
+    others = [apart.applied_to(rope) for apart in sorted(found, key=lambda apart: apart.digits)]
     yield [suppose(other, turns.positions, *reading.compare(other)) for other in others]
 
 

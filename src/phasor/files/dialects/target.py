@@ -26,7 +26,7 @@ from phasor.errors import ConfigError, PhasorError, SpecError
 from phasor.files.configs.layer_pattern import LayerPattern
 from phasor.layers import LayerRopes, QueryFactor
 from phasor.pairings import Pairing
-from phasor.rope import Rope, real_inv_freq, with_frequencies, without_own_of_axes
+from phasor.rope import Rope, real_inv_freq, with_frequencies, with_listed_frequencies
 from phasor.scaling import NTK, Linear, NTKFixed, NTKOld, Rule, Yarn
 from phasor.scaling.laws import yarn_multiplier
 
@@ -415,7 +415,7 @@ def plain_candidates(rope: Rope) -> list[Rope]:
 
 def on_one_axis(rope: Rope) -> Rope:
     """The rope with one axis, which turns alike at positions with equal coordinates."""
-    return replace(without_own_of_axes(rope), axes=OneAxis())
+    return replace(with_listed_frequencies(rope), axes=OneAxis())
 
 
 def with_whole_base(rope: Rope) -> Rope:

@@ -47,7 +47,7 @@ from phasor.files.translation import (
     libraries,
 )
 from phasor.layers import LayerRopes, one_layer
-from phasor.rope import Rope, real_inv_freq, without_own_of_axes
+from phasor.rope import Rope, real_inv_freq, with_listed_frequencies
 from phasor.scaling import LongRope, Rule, Yarn
 
 __all__ = ["TARGETS", "ProgramSettings", "Target", "Translation", "TranslationError", "translate"]
@@ -293,7 +293,7 @@ def _adapt(target: Target, ropes: LayerRopes) -> LayerRopes:
     simple = change_ropes(ropes, with_simplest_law)
     if target.write is not None:
         # no program's file has a base or a law for each axis; some have lists of frequencies
-        simple = change_ropes(simple, without_own_of_axes)
+        simple = change_ropes(simple, with_listed_frequencies)
     for rope in simple.ropes:
         if (pairing := target.only_pairs(rope)) is not None:
             # for all kinds, as the weights of all are reordered
@@ -345,7 +345,7 @@ def _with_nearest(
     """The refusal as users see it, with the nearest rope that the target can express."""
     sentence, facts = str(refusal), {**refusal.facts}
     refused, length = refusal.rope, refusal.context or context
-    if "base" in refusal.reason and ropes != change_ropes(ropes, without_own_of_axes):
+    if "base" in refusal.reason and ropes != change_ropes(ropes, with_listed_frequencies):
         facts["axes"] = "each axis has its own base or law"
         sentence = f"{sentence} ({facts['axes']})"
     if target.alternative:
