@@ -1,4 +1,4 @@
-"""Call a rotation that somebody else wrote, whatever arrays, dimensions and positions it takes.
+"""Call a foreign rotation, whatever arrays, dimensions and positions it takes.
 
 `find_caller` tries the possible ways. `Caller.turn` then hides which one works: vectors and
 positions in, float64 results out.
@@ -55,7 +55,7 @@ _TABLE_WORDS = {"cos", "sin", "rows"}
 # coprime, so that a tensor with tokens and heads exchanged does not broadcast by accident
 _HEADS, _TOKENS = 3, 5
 # the longest call of a function that takes no positions, or that looks rows up in a table: such a
-# call makes every token or row from 0 on
+# call computes every token or row from 0 on
 _LONGEST_CALL = 1 << 12
 
 
@@ -141,13 +141,13 @@ def _guess_arguments(function: Callable[..., Any], table: Callable[..., Any] | N
             "(--table), a function that makes them from positions, such as "
             "lambda p: freqs_cis[p] or LlamaRotaryEmbedding(config)"
         )
-    if named := _guess_by_names(required):
-        return [named, *(guess for guess in guesses if len(guess.split()) == len(required))]
+    if likeliest := _guess_by_names(required):
+        return [likeliest, *(guess for guess in guesses if len(guess.split()) == len(required))]
     num_required = len(required)
     if table is None and num_required == 1:
         # positions may be optional, the only keyword or a second argument
-        by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-        keyword = [f"x {by_name[0]}=positions"] if len(by_name) == 1 else []
+        keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        keyword = [f"x {keywords[0]}=positions"] if len(keywords) == 1 else []
         has_second = sum(p.kind in (0, 1) for p in parameters) > 1
         return [*keyword, *(guesses[1:] if has_second else guesses[2:])]
     return [guess for guess in guesses if len(guess.split()) == num_required]
@@ -242,19 +242,19 @@ class Caller:
         counts_from_0 = self._looks_up or not self._takes_positions
         is_beyond = positions.min(initial=0) < 0 or positions.max(initial=0) >= self.max_position
         if counts_from_0 and is_beyond:
-            what = "rows" if self._looks_up else "tokens"
-            raise RefusedError(f"it takes no positions and counts {what} from 0")
+            unit = "rows" if self._looks_up else "tokens"
+            raise RefusedError(f"it takes no positions and counts {unit} from 0")
         if not self._takes_positions:
             return self._turn_tokens(vectors, np.arange(int(positions.max()) + 1))[:, positions]
         if "offset" in self._words:
-            each = range(len(positions))
-            return np.concatenate([self._turn_tokens(vectors, positions[[i]]) for i in each], 1)
+            indices = range(len(positions))
+            return np.concatenate([self._turn_tokens(vectors, positions[[i]]) for i in indices], 1)
         return self._turn_tokens(vectors, positions)
 
     def _turn_tokens(self, vectors: NDArray[Any], positions: NDArray[Any]) -> Floats:
         # vectors [m, d] become the heads of every token [P, m, d]; without heads, each needs a call
-        is_alone = "h" not in self.dims or self.joined_heads > 1
-        calls = vectors[:, None] if is_alone else [vectors]
+        has_no_heads = "h" not in self.dims or self.joined_heads > 1
+        calls = vectors[:, None] if has_no_heads else [vectors]
         shape = len(positions), -1, self.head_dim // self.joined_heads
         outputs = [
             self._call(np.tile(heads, (len(positions), 1)).reshape(shape), positions)
@@ -299,29 +299,29 @@ class Caller:
         order = self.dims.replace("b", "")
         # [s, h, d] in another order; [s, 1, d] to [s, d]
         vectors = np.einsum(f"shd->{order}", tokens) if "h" in order else tokens[:, 0]
-        vectors = _with_batch(vectors, self.dims)
+        vectors = _add_batch(vectors, self.dims)
         # an array for each argument: a function may write one of them
         words = (word for word in _VECTORS if word in self._words)
         arguments = {word: self.arrays.make(vectors, self.arrays.dtype) for word in words}
         ordered = positions.T if self.position_dims in ("ns", "nbs") else positions
-        library_positions = self.arrays.make(_with_batch(ordered, self.position_dims))
+        library_positions = self.arrays.make(_add_batch(ordered, self.position_dims))
         if "positions" in self._words:
             arguments["positions"] = library_positions
         if "offset" in self._words:
             arguments["offset"] = int(positions[0])
         if self.table is not None:
-            takes_one = _count_required(_find_parameters(self.table) or []) == 1
-            x = [] if takes_one else [next(iter(arguments.values()))]
+            needs_only_positions = _count_required(_find_parameters(self.table) or []) == 1
+            x = [] if needs_only_positions else [next(iter(arguments.values()))]
             rows = self.table(*x, self._positions_of_table(library_positions, positions))
             if "rows" in self._words:
                 return arguments | {"rows": rows}
             arguments["cos"], arguments["sin"] = rows
         return arguments
 
-    def _positions_of_table(self, given: Any, positions: NDArray[Any]) -> Any:
+    def _positions_of_table(self, call_positions: Any, positions: NDArray[Any]) -> Any:
         """The positions for the table: the call's own, or all that the call can look up."""
         if not self._looks_up:
-            return given
+            return call_positions
         every = np.arange(int(positions.max(initial=0)) + 1)
         return self.arrays.make(every[None] if "b" in self.position_dims else every)
 
@@ -334,7 +334,7 @@ class Caller:
         return np.einsum(f"{order}->shd", vectors) if "h" in order else vectors[:, None]
 
 
-def _with_batch(array: NDArray[Any], dims: str) -> NDArray[Any]:
+def _add_batch(array: NDArray[Any], dims: str) -> NDArray[Any]:
     """The array with a batch of one where ``dims`` have one."""
     if "b" not in dims:
         return array
@@ -343,23 +343,25 @@ def _with_batch(array: NDArray[Any], dims: str) -> NDArray[Any]:
     return array.reshape(shape)
 
 
-def find_caller(function: Callable[..., Any], head_dim: int, how: Calling) -> Caller:
+def find_caller(function: Callable[..., Any], head_dim: int, calling: Calling) -> Caller:
     """The first way of calling ``function`` that works and treats all heads alike."""
-    for name, given in (("function", function), ("table", how.table)):
-        if isinstance(given, type):
-            made = given.__name__
-            raise SpecError(f"{name} must be an instance, and {made} is a class: give {made}(...)")
+    for name, value in (("function", function), ("table", calling.table)):
+        if isinstance(value, type):
+            class_name = value.__name__
+            raise SpecError(
+                f"{name} must be an instance, and {class_name} is a class: give {class_name}(...)"
+            )
     if not callable(function):
         raise SpecError(f"function must be callable, got {function!r}")
-    choice("dtype", how.dtype, ROUNDING)
-    takes = how.takes
-    if how.arrays is not None:
-        choice("arrays", how.arrays, _LIBRARIES)
-    if how.dims is not None:
-        choice("dims", how.dims, _DIMS)
+    choice("dtype", calling.dtype, ROUNDING)
+    takes = calling.takes
+    if calling.arrays is not None:
+        choice("arrays", calling.arrays, _LIBRARIES)
+    if calling.dims is not None:
+        choice("dims", calling.dims, _DIMS)
     if takes is not None:
-        _check_takes(takes, how.table)
-    guesses = _guess_arguments(function, how.table) if takes is None else [takes]
+        _check_takes(takes, calling.table)
+    guesses = _guess_arguments(function, calling.table) if takes is None else [takes]
     if not guesses:
         listed = ", ".join(parameter.name for parameter in _find_parameters(function) or [])
         raise TensorError(
@@ -369,7 +371,7 @@ def find_caller(function: Callable[..., Any], head_dim: int, how: Calling) -> Ca
     refusals: list[tuple[bool, str]] = []
     idle: Caller | None = None  # the first that turns nothing: its order of dimensions may be wrong
     for joined_heads in (1, 2):
-        for caller in _make_callers(function, head_dim, how, guesses, joined_heads):
+        for caller in _make_callers(function, head_dim, calling, guesses, joined_heads):
             try:
                 turns_something = _check_caller(caller)
             except RefusedError as error:
@@ -390,34 +392,38 @@ def find_caller(function: Callable[..., Any], head_dim: int, how: Calling) -> Ca
     distinct: dict[str, str] = {}
     for _, line in sorted(refusals, key=lambda refusal: refusal[0]):
         distinct.setdefault(line.partition(": ")[2][:40], line)
-    tried = "; ".join(" ".join(line.split())[:160] for line in [*distinct.values()][:4])
+    texts = "; ".join(" ".join(line.split())[:160] for line in [*distinct.values()][:4])
     raise TensorError(
         f"no way to call function was found for head_dim {head_dim}; wrap it in a lambda of "
-        f"(x, positions) or state takes, dims and arrays. Of {len(refusals)} tried: {tried}"
+        f"(x, positions) or state takes, dims and arrays. Of {len(refusals)} tried: {texts}"
     )
 
 
 def _make_callers(
-    function: Callable[..., Any], head_dim: int, how: Calling, guesses: list[str], joined_heads: int
+    function: Callable[..., Any],
+    head_dim: int,
+    calling: Calling,
+    guesses: list[str],
+    joined_heads: int,
 ) -> Iterator[Caller]:
     """Every way to call the function, the likeliest first."""
-    libraries = ("numpy", "torch") if how.arrays is None else (how.arrays,)
+    libraries = ("numpy", "torch") if calling.arrays is None else (calling.arrays,)
     for name in libraries:
         try:
-            library = Arrays(name, how.dtype)
+            library = Arrays(name, calling.dtype)
         except BackendError:
-            if how.arrays is not None:
+            if calling.arrays is not None:
                 raise
             continue
-        orders = _DIMS if how.dims is None else (how.dims,)
-        ways = product(guesses, orders, _POSITION_DIMS[how.n_axes > 1])
+        orders = _DIMS if calling.dims is None else (calling.dims,)
+        ways = product(guesses, orders, _POSITION_DIMS[calling.n_axes > 1])
         for guess, vector_dims, position_dims in ways:
             if joined_heads > 1 and "h" not in vector_dims:
                 continue
             yield Caller(
-                function=function, table=how.table, arrays=library, takes=guess, dims=vector_dims,
-                position_dims=position_dims, head_dim=joined_heads * head_dim, n_axes=how.n_axes,
-                joined_heads=joined_heads,
+                function=function, table=calling.table, arrays=library, takes=guess,
+                dims=vector_dims, position_dims=position_dims, joined_heads=joined_heads,
+                head_dim=joined_heads * head_dim, n_axes=calling.n_axes,
             )  # fmt: skip
 
 
@@ -446,6 +452,6 @@ def _check_caller(caller: Caller) -> bool:
         raise RefusedError("heads differ")
     if not are_close(reversed_results[:, ::-1], results):
         ignores_positions = are_close(reversed_results, results)
-        why = "it ignores positions, or remembers those of an earlier call"
-        raise RefusedError(why if ignores_positions else "tokens do not follow their positions")
+        reason = "it ignores positions, or remembers those of an earlier call"
+        raise RefusedError(reason if ignores_positions else "tokens do not follow their positions")
     return not are_close(results, results[:, :1])

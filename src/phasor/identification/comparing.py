@@ -98,9 +98,9 @@ def diff(
     >>> late.position, late.pair, round(late.size, 3)
     (0, 0, 0.495)
     """
-    measured = callable(a) or callable(b)
+    has_function = callable(a) or callable(b)
     call_options = calling | ({} if head_dim is None else {"head_dim": head_dim})
-    if call_options and not measured:
+    if call_options and not has_function:
         raise SpecError(
             f"{next(iter(call_options))} controls how a function is called, but neither a nor b is "
             "a function"
@@ -108,8 +108,8 @@ def diff(
     if seq_len is not None and not (isinstance(a, LayerRopes) and isinstance(b, LayerRopes)):
         raise SpecError("seq_len picks the laws of models: give the ropes as rope.at(seq_len)")
     whole("context", 1 if context is None else context, least=1)
-    given = 1 if tolerance is None else tolerance
-    number("tolerance", given, above=0, most=None if measured else 2)
+    checked_tolerance = 1 if tolerance is None else tolerance
+    number("tolerance", checked_tolerance, above=0, most=None if has_function else 2)
     if isinstance(a, LayerRopes) and isinstance(b, LayerRopes):
         context = context or max(a.context or 0, b.context or 0) or _CONTEXT
         return diff_models(a, b, seq_len or context, context, tolerance or 1e-6)

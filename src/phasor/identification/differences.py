@@ -57,7 +57,7 @@ class RopeDifference(Difference):
         return bool(self.fields or self.earliest or self.attention_factors or self.softmax_factors)
 
     def lines(self) -> list[str]:
-        lines = [f"{name}: {_in_words(both, name)}" for name, both in self.fields.items()]
+        lines = [f"{name}: {_value_text(values, name)}" for name, values in self.fields.items()]
         for name in _FACTORS:
             if factors := getattr(self, f"{name}s"):
                 words = name.replace("_", " ").capitalize()
@@ -73,24 +73,24 @@ class RopeDifference(Difference):
         return super().__str__() or agree
 
 
-def _in_words(both: tuple[object, object], name: str) -> str:
+def _value_text(values: tuple[object, object], name: str) -> str:
     """Two values of a field as text; for laws of different kinds, only the names of the laws."""
-    first, second = (
+    first_text, second_text = (
         "none" if value is None else short_repr(value) if name == "axes" else f"{value}"
-        for value in both
+        for value in values
     )
-    kinds = [text.partition("(")[0] for text in (first, second)]
+    kinds = [text.partition("(")[0] for text in (first_text, second_text)]
     # a law for each axis is a tuple, which begins with its parenthesis
     are_two_laws = name == "law" and kinds[0] != kinds[1] and all(kinds)
-    return " and ".join(kinds if are_two_laws else (first, second))
+    return " and ".join(kinds if are_two_laws else (first_text, second_text))
 
 
 def _frequency_settings(rope: Rope) -> dict[str, object]:
     """The fields of a Rope that determine its frequencies."""
-    of_axes = values_by_axis(rope.axes, "base"), values_by_axis(rope.axes, "scaling")
+    axis_values = values_by_axis(rope.axes, "base"), values_by_axis(rope.axes, "scaling")
     base = rope.base if rope.base is None or rope.base % 1 else int(rope.base)
-    base = base if of_axes[0] is None else f"{of_axes[0]}"
-    law = rope.scaling if of_axes[1] is None else of_axes[1]
+    base = base if axis_values[0] is None else f"{axis_values[0]}"
+    law = rope.scaling if axis_values[1] is None else axis_values[1]
     law = None if law is None else f"{law}"
     return {"base": base, "law": law, "inv_freq_dtype": rope.inv_freq_dtype}
 
@@ -121,7 +121,9 @@ def diff_ropes(a: Rope, b: Rope, context: int, tolerance: float) -> RopeDifferen
         settings = _frequency_settings(b)
         fields = {name: (value, settings[name]) for name, value in _frequency_settings(a).items()}
     return RopeDifference(
-        fields={name: both for name, both in (fields | layout).items() if both[0] != both[1]},
+        fields={
+            name: values for name, values in (fields | layout).items() if values[0] != values[1]
+        },
         context=context,
         earliest=compare_pair(int(np.argmin(positions))) if differing else None,
         first_pair=compare_pair(differing[0]) if differing else None,
@@ -167,8 +169,8 @@ class LayerDifference(Difference):
 
     def lines(self) -> list[str]:
         kinds = " and ".join(dict.fromkeys(self.kinds))
-        which = "first" if self.has_rope[0] else "second"
-        lines = [f"Only the {which} has a rotation here."] * sum(self.has_rope)
+        order = "first" if self.has_rope[0] else "second"
+        lines = [f"Only the {order} has a rotation here."] * sum(self.has_rope)
         if self.difference is not None:
             lines = self.difference.lines()
         lines += [self.queries] * bool(self.queries)
@@ -213,31 +215,44 @@ def diff_models(
     a: LayerRopes, b: LayerRopes, seq_len: int, context: int, tolerance: float
 ) -> ModelDifference:
     """A difference for each two kinds that share a layer, up to the shorter model's end."""
-    layers_of: dict[tuple[tuple[str, str], Rope | None, Rope | None], list[int]] = {}
+    layers_by_ropes: dict[tuple[tuple[str, str], Rope | None, Rope | None], list[int]] = {}
     for layer, kinds in enumerate(zip(a.layer_kinds, b.layer_kinds, strict=False)):
-        layers_of.setdefault((kinds, a[layer], b[layer]), []).append(layer)
+        layers_by_ropes.setdefault((kinds, a[layer], b[layer]), []).append(layer)
     for name in dict.fromkeys(
         rotation.name for rotation in (*a.auxiliary_ropes, *b.auxiliary_ropes)
     ):
         for layer in sorted(
-            {i for n, _, at in (*a.auxiliary_ropes, *b.auxiliary_ropes) if n == name for i in at}
+            {
+                i
+                for n, _, layers_of_rope in (*a.auxiliary_ropes, *b.auxiliary_ropes)
+                if n == name
+                for i in layers_of_rope
+            }
         ):
             ropes = a.auxiliary_rope(name, layer), b.auxiliary_rope(name, layer)
             # a file may omit its layers for multi-token prediction
             if layer < min(len(a), len(b)) or (len(a) == len(b) and all(ropes)):
-                layers_of.setdefault(((name, name), *ropes), []).append(layer)
+                layers_by_ropes.setdefault(((name, name), *ropes), []).append(layer)
     differences: list[LayerDifference] = []
-    for (kinds, *ropes), layers in layers_of.items():
-        both = [static_rope(rope, seq_len) for rope in ropes if rope is not None]
-        found = diff_ropes(both[0], both[1], context, tolerance) if len(both) == 2 else None
+    for (kinds, *ropes), layers in layers_by_ropes.items():
+        pair = [static_rope(rope, seq_len) for rope in ropes if rope is not None]
+        rope_difference = (
+            diff_ropes(pair[0], pair[1], context, tolerance) if len(pair) == 2 else None
+        )
         has_rope = ropes[0] is not None, ropes[1] is not None
-        times = [m.query_factors.get(k, QueryFactor()) for m, k in zip((a, b), kinds, strict=True)]
+        query_factors = [
+            m.query_factors.get(k, QueryFactor()) for m, k in zip((a, b), kinds, strict=True)
+        ]
         # each factor is monotone in the position, so its values at both ends bound it
-        span = np.ptp([factor([0, context - 1]) for factor in times])
-        is_same = times[0] == times[1] or span <= tolerance
-        said = "" if is_same else "Queries: times {} and {}.".format(*times)
+        span = np.ptp([factor([0, context - 1]) for factor in query_factors])
+        is_same = query_factors[0] == query_factors[1] or span <= tolerance
+        query_text = "" if is_same else "Queries: times {} and {}.".format(*query_factors)
         difference = LayerDifference(
-            layers=ranges(layers), kinds=kinds, has_rope=has_rope, difference=found, queries=said
+            layers=ranges(layers),
+            kinds=kinds,
+            has_rope=has_rope,
+            difference=rope_difference,
+            queries=query_text,
         )
         differences.append(difference)
     return ModelDifference(

@@ -1,4 +1,4 @@
-"""How a function differs from the expected rotation; without one, everything found about it."""
+"""How a function differs from the expected rotation, or all findings if nothing is expected."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Reference(NamedTuple):
     findings: Changes = ()
 
     @classmethod
-    def of(cls, report: Identification) -> Reference | None:
+    def from_report(cls, report: Identification) -> Reference | None:
         """The reference that a function sets, if its rotation is a Rope."""
         if report.rope is None:
             return None
@@ -54,30 +54,30 @@ class Reference(NamedTuple):
 
 
 def find_differences(
-    caller: Caller, measured: Measurement, expected: Reference | None = None, near: int = 0
+    caller: Caller, measured: Measurement, reference: Reference | None = None, max_position: int = 0
 ) -> Changes:
-    """How a function differs from the expected reference, the most important difference first.
+    """How a function differs from the reference, the most important difference first.
 
     Without a reference, these are all findings about the function. With one, findings that the
     reference shares are left out, and differences that show in a recording of the function are
-    added; the recording ends at ``near``, or where the function stops being one rotation.
+    added; the recording ends at ``max_position``, or where the function stops being one rotation.
     """
     report, end = measured
-    if expected is None:
+    if reference is None:
         return in_order(report.findings)
     recorded: Changes = ()
     if "remembers" not in report.names():
-        last = min(end, near) - 1
+        last = min(end, max_position) - 1
         recorded = find_causes(
-            expected.rope, caller, last, offset=expected.offset, gain=expected.gain
+            reference.rope, caller, last, offset=reference.offset, gain=reference.gain
         )
     findings = {
         finding.name: finding
         for finding in report.findings
-        if not _has(expected, recorded, finding)
+        if not _holds_for(reference, recorded, finding)
     }
     superseded = superseded_by(findings)
-    superseded |= {finding.name for finding in expected.findings if is_rounding(finding)}
+    superseded |= {finding.name for finding in reference.findings if is_rounding(finding)}
     changes = {finding.name: finding for finding in recorded if finding.name not in superseded}
     return in_order((findings | changes).values())
 
@@ -90,7 +90,7 @@ def superseded_by(names: Collection[str]) -> set[str]:
     return superseded
 
 
-def _has(reference: Reference, recorded: Changes, finding: Finding) -> bool:
+def _holds_for(reference: Reference, recorded: Changes, finding: Finding) -> bool:
     """Whether a finding about the function alone holds for the reference as well."""
     if is_among(finding, reference.findings):
         return True
@@ -105,5 +105,5 @@ def _has(reference: Reference, recorded: Changes, finding: Finding) -> bool:
 def is_among(finding: Finding, findings: Sequence[Finding]) -> bool:
     """Whether a finding is among others; roundings match by name, as measured errors vary."""
     return finding in findings or (
-        is_rounding(finding) and any(other.name == finding.name for other in findings)
+        is_rounding(finding) and any(candidate.name == finding.name for candidate in findings)
     )

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar, cast
 import numpy as np
 
 from phasor.identification import laws
-from phasor.identification.axes_apart import AxesApart, find_axes_apart
 from phasor.identification.frequencies import find_scaled_axes
+from phasor.identification.laws_by_axis import LawsByAxis, find_laws_by_axis
 from phasor.identification.layout import Drivers, find_drivers, possible_slices
 from phasor.identification.members import name_norms
 from phasor.identification.positions import find_offset
@@ -64,7 +64,9 @@ def explain(
     has_one_gain = is_rotation and float(np.ptp(sizes)) <= 16 * rounding * max(median, 1)
     gain = simplest_near(median, 4 * rounding + FACTOR_ROOM) or 0.0
     axes = [int(axis.argmax()) if axis.any() else None for axis in drivers.T]
-    columns = (zip(*of.tolist(), strict=True) for of in (arrangement.read, arrangement.written))
+    columns = (
+        zip(*members.tolist(), strict=True) for members in (arrangement.read, arrangement.written)
+    )
     measured = spectrum.inv_freq.tolist(), spectrum.uncertainty.tolist()
     report = Identification(
         head_dim=layout.head_dim,
@@ -81,8 +83,8 @@ def explain(
         return _explain_rotation(report, arrangement, spectrum, drivers, axis_turns)
     if not is_rotation:
         return replace(report, why_no_rope="the two members of a pair do not turn together")
-    why = "it does not keep the length of vectors, nor multiply it by one factor"
-    return add_findings(report, name_norms(sizes, 16 * rounding), why_no_rope=why)
+    reason = "it does not keep the length of vectors, nor multiply it by one factor"
+    return add_findings(report, name_norms(sizes, 16 * rounding), why_no_rope=reason)
 
 
 def _explain_rotation(
@@ -95,20 +97,20 @@ def _explain_rotation(
         arrangement.layout, direction=direction, base=None, scaling=None, explicit_inv_freq=None
     )
     slices = possible_slices(plain, drivers) if arrangement.is_named else []
-    why = None
+    reason = None
     if not arrangement.is_named:
-        why = "its pairs are neither halves nor interleaved; their coordinates are in pairs"
+        reason = "its pairs are neither halves nor interleaved; their coordinates are in pairs"
     elif np.any(drivers.sum(axis=0) > 1):
-        why = "a pair turns with more than one axis, as with axes.Mixed, whose numbers are data"
+        reason = "a pair turns with more than one axis, as with axes.Mixed, whose numbers are data"
     elif offset is None:
-        why = "it turns by a constant angle at position 0, which no shift of positions explains"
+        reason = "it turns by a constant angle at position 0, which no shift of positions explains"
     elif not slices:
-        why = "the axes are assigned to the pairs in an order that has no name here"
+        reason = "the axes are assigned to the pairs in an order that has no name here"
     report = add_findings(
         report, *offset_findings, *findings, direction=direction, position_offset=offset or 0.0,
-        why_no_rope=why,
+        why_no_rope=reason,
     )  # fmt: skip
-    if why or offset is None:
+    if reason or offset is None:
         return report
     if axis_turns is not None:
         axis_turns = axis_turns._replace(positions=axis_turns.positions + offset)
@@ -132,15 +134,15 @@ def _explain_frequencies(
         if scaled is not None:
             base, finding = scaled
             changes = [finding]
-        rope, apart = _find_best_fit(
-            slices, f, uncertainty, find_axes_apart, may_be_float64=numbers is None
+        rope, explanations_by_axis = _find_best_fit(
+            slices, f, uncertainty, find_laws_by_axis, may_be_float64=numbers is None
         )
-        if apart:
-            rope = apart[0].applied_to(rope)
+        if explanations_by_axis:
+            rope = explanations_by_axis[0].apply_to(rope)
             return add_findings(report, *changes, base=rope.base, rope=rope, known_law=True)
         rope = _set_frequencies(slices[0], f if numbers is None else numbers)
         return add_findings(report, *changes, base=base, rope=rope)
-    best, *others = explanations
+    best, *other_explanations = explanations
     mistakes = [] if best.mistake is None else [best.mistake]
     if not best.gives_frequencies:
         return add_findings(report, *mistakes, base=best.base, rope=_set_frequencies(rope, f))
@@ -156,7 +158,11 @@ def _explain_frequencies(
         rope = in_float32 if np.all(np.abs(in_float32.inv_freq - f) <= tolerance) else rope
         mistakes += findings
     same = best.base, best.law
-    alternatives = tuple(str(other) for other in others if (other.base, other.law) != same)
+    alternatives = tuple(
+        str(explanation)
+        for explanation in other_explanations
+        if (explanation.base, explanation.law) != same
+    )
     fields = {"base": best.base, "law": law, "known_law": True, "alternatives": alternatives}
     return add_findings(report, *mistakes, rope=rope, **fields)
 
@@ -178,7 +184,7 @@ def _find_direction(spectrum: Spectrum) -> tuple[Literal[1, -1], Floats, list[Fi
     return direction, np.where(f < 0, f + 2 * np.pi, f), findings
 
 
-_Explained = TypeVar("_Explained", laws.Explanation, AxesApart)
+_Explained = TypeVar("_Explained", laws.Explanation, LawsByAxis)
 
 
 def _find_best_fit(
@@ -218,16 +224,16 @@ def _find_scaled_axis(
         errors = laws.pad_to_rope(uncertainty, rope) + _FLOAT32_SLACKS[0] * rope.inv_freq
         # the logarithm of a frequency falls linearly along the pairs of one axis
         places = np.concatenate([np.arange(n) / n for n in rope.axes.spectra(rope.num_pairs)])
-        of_pair = np.array(rope.axes.axis_of_pair(rope.num_pairs))
+        axis_of_pair = np.array(rope.axes.axis_of_pair(rope.num_pairs))
         for axis in range(rope.axes.n_axes):
-            rest = (of_pair != axis) & (rope.inv_freq > 0)
+            rest = (axis_of_pair != axis) & (rope.inv_freq > 0)
             relative_errors = errors[rest] / rope.inv_freq[rest]
             logs = log_base(rope.inv_freq[rest], relative_errors, 1, places[rest])
             base = logs.exp().simplest()
             if base is None or rest.sum() < 2:
                 continue
-            meant = replace(layout, base=base)
-            for scaled in find_scaled_axes(meant, turns, rope.inv_freq):
+            expected = replace(layout, base=base)
+            for scaled in find_scaled_axes(expected, turns, rope.inv_freq):
                 if turns.misfit(scaled.rope, scaled.places, scaled.rows).max() <= 1:
                     return base, scaled.changes[0]
     return None

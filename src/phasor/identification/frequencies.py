@@ -18,7 +18,7 @@ from phasor.angles import axes_of, of_each_pair
 from phasor.axes import Mixed, OneAxis
 from phasor.describe import by_axis, ranges, without_law
 from phasor.errors import PhasorError
-from phasor.identification.hypotheses import Change, Hypothesis, Meant, Positions, suppose
+from phasor.identification.hypotheses import Change, ExpectedRope, Hypothesis, Positions, suppose
 from phasor.identification.laws import USUAL_BASES, apply_twice, law_text
 from phasor.identification.layout import narrower, other_axes
 from phasor.identification.positions import OFFSETS, offset_changes
@@ -49,145 +49,156 @@ _FRACTIONS = sorted({a / b for a in range(1, 9) for b in range(1, 9) if a != b},
 _FACTOR_ERROR = 1e-3
 # offsets that are tried together with such a number, if slow pairs cannot tell the offset
 _MOST_OFFSETS = 4
-# the relative error allowed in the exponent when a measured base is attributed to another width
+# the relative error allowed in the exponent when another width explains a measured base
 _EXPONENT_ERROR = 1e-4
 
 
-def compare(meant: Rope, found: Rope, unresolved: Rope | None = None) -> Changes:
+def compare(expected: Rope, actual: Rope, unresolved: Rope | None = None) -> Changes:
     """How direction, base, law and axes differ; ``unresolved`` is the rope before its rule."""
     changes: list[Finding] = []
-    if found.direction != meant.direction:
+    if actual.direction != expected.direction:
         changes.append(make_finding("direction", way="the other way, R(-p) instead of R(p)"))
-    if plain_axes(found.axes) != found.axes or plain_axes(meant.axes) != meant.axes:
-        changes += _compare_axes_apart(found, meant)
+    if plain_axes(actual.axes) != actual.axes or plain_axes(expected.axes) != expected.axes:
+        changes += _compare_by_axis(actual, expected)
     else:
-        changes += _compare_base_and_law(found, meant, unresolved or meant)
-    if plain_axes(found.axes) != plain_axes(meant.axes):
-        by_first = "every pair is turned by the first coordinate"
-        other = f"{plain_axes(found.axes)!r} instead of {plain_axes(meant.axes)!r}"
-        changes.append(make_finding("axes", found=by_first if found.axes == OneAxis() else other))
+        changes += _compare_base_and_law(actual, expected, unresolved or expected)
+    if plain_axes(actual.axes) != plain_axes(expected.axes):
+        text_of_one_axis = "every pair is turned by the first coordinate"
+        axes_text = f"{plain_axes(actual.axes)!r} instead of {plain_axes(expected.axes)!r}"
+        changes.append(
+            make_finding("axes", found=text_of_one_axis if actual.axes == OneAxis() else axes_text)
+        )
     return (*changes,)
 
 
-def _compare_base_and_law(found: Rope, meant: Rope, unresolved: Rope) -> Iterator[Finding]:
+def _compare_base_and_law(actual: Rope, expected: Rope, unresolved: Rope) -> Iterator[Finding]:
     # explicit frequencies have no base
-    if found.base not in (None, meant.base) and meant.base is not None:
-        width = _find_width(meant, found.base)
-        numbers = {"found": _short(found.base), "meant": _short(meant.base)}
-        widths = {"width": width, "rotary_dim": meant.rotary_dim, "intended": meant.base}
+    if actual.base not in (None, expected.base) and expected.base is not None:
+        width = _find_width(expected, actual.base)
+        numbers = {"found": _short(actual.base), "expected": _short(expected.base)}
+        widths = {"width": width, "rotary_dim": expected.rotary_dim, "intended": expected.base}
         yield make_finding("base" if width is None else "exponent-width", **numbers, **widths)
-    if found.scaling != meant.scaling:
-        yield _compare_laws(found.scaling, meant, unresolved)
+    if actual.scaling != expected.scaling:
+        yield _compare_laws(actual.scaling, expected, unresolved)
 
 
-def _compare_axes_apart(found: Rope, meant: Rope) -> Iterator[Finding]:
+def _compare_by_axis(actual: Rope, expected: Rope) -> Iterator[Finding]:
     """How bases and laws differ where each axis has its own; nothing of listed frequencies."""
-    n_axes = meant.axes.n_axes
-    is_listed = any(rope.explicit_inv_freq is not None for rope in (found, meant))
-    if is_listed or found.axes.n_axes != n_axes:
+    n_axes = expected.axes.n_axes
+    is_listed = any(rope.explicit_inv_freq is not None for rope in (actual, expected))
+    if is_listed or actual.axes.n_axes != n_axes:
         return
-    both = found, meant
-    bases = [[base_of_axis(rope, axis) for axis in range(n_axes)] for rope in both]
-    laws = [[law_of_axis(rope, axis) for axis in range(n_axes)] for rope in both]
+    ropes = actual, expected
+    bases = [[base_of_axis(rope, axis) for axis in range(n_axes)] for rope in ropes]
+    laws = [[law_of_axis(rope, axis) for axis in range(n_axes)] for rope in ropes]
     if bases[0] != bases[1]:
-        found_text, meant_text = (by_axis([_short(base) for base in of_rope]) for of_rope in bases)
-        yield make_finding("base", found=found_text, meant=meant_text)
+        actual_text, expected_text = (
+            by_axis([_short(base) for base in values]) for values in bases
+        )
+        yield make_finding("base", found=actual_text, expected=expected_text)
     if laws[0] != laws[1]:
-        texts = [
-            ["no law" if law is None else law_text(law) for law in of_rope] for of_rope in laws
-        ]
+        texts = [["no law" if law is None else law_text(law) for law in values] for values in laws]
         if set(laws[0]) == {None}:
             yield make_finding("law-missing", law=by_axis(texts[1], leaving_out="no law"))
         else:
-            yield make_finding("law", found=by_axis(texts[0]), meant=by_axis(texts[1]))
+            yield make_finding("law", found=by_axis(texts[0]), expected=by_axis(texts[1]))
 
 
-def _find_width(meant: Rope, base: float) -> int | None:
+def _find_width(expected: Rope, base: float) -> int | None:
     """The width that would make powers of the expected base look like powers of this base."""
-    exponent = 0.0 if base in USUAL_BASES else math.log(base, cast(float, meant.base))
-    width = meant.rotary_dim
-    for other in dict.fromkeys((meant.head_dim, width // 2, 2 * width, width - 2, width + 2)):
-        if other != width and other > 0 and abs(exponent * other / width - 1) < _EXPONENT_ERROR:
-            return other
+    exponent = 0.0 if base in USUAL_BASES else math.log(base, cast(float, expected.base))
+    width = expected.rotary_dim
+    widths = dict.fromkeys((expected.head_dim, width // 2, 2 * width, width - 2, width + 2))
+    for candidate in widths:
+        fits = abs(exponent * candidate / width - 1) < _EXPONENT_ERROR
+        if candidate not in (0, width) and fits:
+            return candidate
     return None
 
 
 def compare_factors(rope: Rope, turns: Turns) -> Changes:
     """How the measured factor on cos and sin differs from the rope's."""
-    meant, found = rope.attention_factor, turns.factor(rope)
-    if found == meant:
+    expected, actual = rope.attention_factor, turns.factor(rope)
+    if actual == expected:
         return ()
-    if found == 1:
-        return (make_finding("factor-missing", factor=meant),)
-    if found == meant**2:
-        return (make_finding("factor-twice", factor=meant),)
-    return (make_finding("factor", found=found, factor=meant),)
+    if actual == 1:
+        return (make_finding("factor-missing", factor=expected),)
+    if actual == expected**2:
+        return (make_finding("factor-twice", factor=expected),)
+    return (make_finding("factor", found=actual, factor=expected),)
 
 
-def _compare_laws(found: Law | Rule | None, rope: Rope, unresolved: Rope) -> Finding:
-    meant = rope.scaling
-    if isinstance(meant, Yarn) and found == replace(meant, attention_factor=1.0):
+def _compare_laws(actual: Law | Rule | None, rope: Rope, unresolved: Rope) -> Finding:
+    expected = rope.scaling
+    if isinstance(expected, Yarn) and actual == replace(expected, attention_factor=1.0):
         return make_finding("factor-missing", factor=rope.attention_factor)
-    if found is None:
+    if actual is None:
         return make_finding("law-missing", law=type(unresolved.scaling).__name__)
-    if type(found) is not type(meant):
-        found_text, meant_text = (
-            "no law" if law is None else law_text(cast(Law, law)) for law in (found, meant)
+    if type(actual) is not type(expected):
+        actual_text, expected_text = (
+            "no law" if law is None else law_text(cast(Law, law)) for law in (actual, expected)
         )
-        return make_finding("law", found=found_text, meant=meant_text)
-    names = (field.name for field in fields(found))
-    both = ((name, getattr(found, name), getattr(meant, name)) for name in names)
-    texts = [f"{name} {_short(a)} instead of {_short(b)}" for name, a, b in both if a != b]
-    return make_finding("law-parameter", law=type(found).__name__, parameters=", ".join(texts))
+        return make_finding("law", found=actual_text, expected=expected_text)
+    names = (field.name for field in fields(actual))
+    parameters = ((name, getattr(actual, name), getattr(expected, name)) for name in names)
+    texts = [f"{name} {_short(a)} instead of {_short(b)}" for name, a, b in parameters if a != b]
+    return make_finding("law-parameter", law=type(actual).__name__, parameters=", ".join(texts))
 
 
 def _short(value: Any) -> str:
     return f"{value:.9g}" if type(value) in (int, float) else f"{value}"
 
 
-def alternatives(meant: Meant, places: Positions, name: str) -> Iterator[Hypothesis]:
+def alternatives(expected: ExpectedRope, places: Positions, name: str) -> Iterator[Hypothesis]:
     """Ropes that differ from the expected one in a single property, a name of `ROPES`."""
-    for changes, other in ROPES[name](meant):
-        if other != meant.rope and other.num_pairs == meant.rope.num_pairs:
+    for changes, rope in ROPES[name](expected):
+        if rope != expected.rope and rope.num_pairs == expected.rope.num_pairs:
             with suppress(PhasorError):  # a law may need two pairs
-                yield suppose(other, places, *changes)
+                yield suppose(rope, places, *changes)
 
 
-def other_ropes(meant: Meant, places: Positions) -> Iterator[Hypothesis]:
+def other_ropes(expected: ExpectedRope, places: Positions) -> Iterator[Hypothesis]:
     """Ropes that differ from the expected one in a single property."""
-    return chain.from_iterable(alternatives(meant, places, name) for name in ROPES)
+    return chain.from_iterable(alternatives(expected, places, name) for name in ROPES)
 
 
-def twice_other_ropes(meant: Meant, places: Positions) -> Iterator[Hypothesis]:
+def twice_other_ropes(expected: ExpectedRope, places: Positions) -> Iterator[Hypothesis]:
     """Ropes that differ from the expected one in two properties."""
     for first, second in combinations(ROPES, 2):
-        for changed_once in alternatives(meant, places, first):
+        for changed_once in alternatives(expected, places, first):
             # the rule belongs to the layer that the first change has chosen
-            changed_meant = Meant(changed_once.rope, None if first == "layer" else meant.unresolved)
-            for changed_twice in alternatives(changed_meant, places, second):
+            changed_expected = ExpectedRope(
+                changed_once.rope, None if first == "layer" else expected.unresolved
+            )
+            for changed_twice in alternatives(changed_expected, places, second):
                 yield changed_twice._replace(changes=changed_once.changes + changed_twice.changes)
 
 
-def _named(meant: Meant, ropes: Iterable[Rope]) -> Iterator[Change]:
+def _compare_each(expected: ExpectedRope, ropes: Iterable[Rope]) -> Iterator[Change]:
     """Each rope, and how it differs from the expected one."""
-    return ((compare(meant.rope, other, meant.unresolved), other) for other in ropes)
+    return ((compare(expected.rope, rope, expected.unresolved), rope) for rope in ropes)
 
 
-def _other_layers(meant: Meant) -> Iterator[Change]:
-    return (((make_finding("layer", kind=kind),), other) for kind, other in meant.other_kinds)
+def _reversed(expected: ExpectedRope) -> Iterator[Change]:
+    rope = expected.rope
+    return _compare_each(expected, [replace(rope, direction=-rope.direction)])
 
 
-def _other_bases(meant: Meant) -> Iterator[Change]:
-    bases = dict.fromkeys((*(other.base for _, other in meant.other_kinds), *USUAL_BASES))
-    known = [base for base in bases if base and meant.rope.base]
-    others = chain(
-        _shared_otherwise(meant.rope, "base"), (replace(meant.rope, base=base) for base in known)
+def _other_layers(expected: ExpectedRope) -> Iterator[Change]:
+    return (((make_finding("layer", kind=kind),), rope) for kind, rope in expected.other_kinds)
+
+
+def _other_bases(expected: ExpectedRope) -> Iterator[Change]:
+    bases = dict.fromkeys((*(rope.base for _, rope in expected.other_kinds), *USUAL_BASES))
+    likely = [base for base in bases if base and expected.rope.base]
+    ropes = chain(
+        _vary_axes(expected.rope, "base"), (replace(expected.rope, base=base) for base in likely)
     )
-    return _named(meant, others)
+    return _compare_each(expected, ropes)
 
 
-def _shared_otherwise(rope: Rope, name: str) -> Iterator[Rope]:
-    """All axes with the ``base`` or the ``scaling`` of one of them, or one axis with another's."""
+def _vary_axes(rope: Rope, name: str) -> Iterator[Rope]:
+    """All axes with the ``base`` or ``scaling`` of one axis, or one axis with that of another."""
     values = values_by_axis(rope.axes, name)
     if values is None:
         return
@@ -197,12 +208,12 @@ def _shared_otherwise(rope: Rope, name: str) -> Iterator[Rope]:
         yield replace(rope, **for_all)
         for axis in range(len(values)):
             changed = (*values[:axis], value, *values[axis + 1 :])
-            if any(one != value for one in changed):
+            if any(axis_value != value for axis_value in changed):
                 yield replace(rope, axes=replace(axes, **{name: changed}))
 
 
-def _applied_twice(meant: Meant) -> Iterator[Change]:
-    rope = meant.rope
+def _applied_twice(expected: ExpectedRope) -> Iterator[Change]:
+    rope = expected.rope
     with suppress(PhasorError):
         f = apply_twice(rope)
         law = make_finding("law-twice", law=law_text(cast(Law, rope.scaling)))
@@ -220,7 +231,7 @@ def find_scaled_axes(
     n_axes = rope.axes.n_axes
     if n_axes == 1 or isinstance(rope.axes, Mixed):
         return
-    shifts = Shifts.of(suppose(rope, turns.positions), turns)
+    shifts = Shifts.from_hypothesis(suppose(rope, turns.positions), turns)
     for axis in range(n_axes):
         name, factors = f"axis {axis}", list[float]()
         on_axis = np.equal(rope.axes.axis_of_pair(rope.num_pairs), axis)
@@ -235,17 +246,15 @@ def find_scaled_axes(
         offsets = shifts.shared(OFFSETS, other_pairs) if other_pairs else OFFSETS[:1]
         for offset in offsets[:_MOST_OFFSETS].tolist():
             places = turns.positions + offset
-            likely = (
-                (factor, _with_value(rope, name, factor)) for factor in factors if factor != 1
-            )
+            likely = ((factor, _set_value(rope, name, factor)) for factor in factors if factor != 1)
             allowed = _find_values(rope, name, turns, places) if inv_freq is None else ()
             for factor, scaled in chain(likely, allowed):
                 finding = make_finding("axis-scaled", axis=axis, factor=factor)
                 yield suppose(scaled, places, finding, *offset_changes(offset))
 
 
-def _other_lengths(meant: Meant) -> Iterator[Change]:
-    rope, unresolved, _, chosen = meant
+def _other_lengths(expected: ExpectedRope) -> Iterator[Change]:
+    rope, unresolved, _, chosen = expected
     rule = None if unresolved is None else unresolved.scaling
     if rope.base is None or not isinstance(rule, Rule):
         return
@@ -258,17 +267,17 @@ def _other_lengths(meant: Meant) -> Iterator[Change]:
             finding = make_finding("length-off-by-one", how=how)
             yield (finding,), replace(rope, scaling=rule.at(length))
     for length in dict.fromkeys((original, original + 1, table, 4 * original, 16 * original)):
-        which = f"as for a length of {length}"
+        choice = f"as for a length of {length}"
         if isinstance(rule, LongRope):
-            which = f"by its {'short' if length <= original else 'long'} list"
+            choice = f"by its {'short' if length <= original else 'long'} list"
         with suppress(PhasorError):  # the rule's lists may be for another number of pairs
-            yield (make_finding("length", which=which),), replace(rope, scaling=rule.at(length))
+            yield (make_finding("length", which=choice),), replace(rope, scaling=rule.at(length))
 
 
 def _other_laws(rope: Rope) -> Iterator[Rope]:
     """The law with other parameters, and other laws with its numbers, as in a misread config."""
     law = rope.scaling
-    yield from _shared_otherwise(rope, "scaling")
+    yield from _vary_axes(rope, "scaling")
     if (
         rope.base is None
         or isinstance(law, Rule)
@@ -304,22 +313,22 @@ def _other_parameters(law: Law | None) -> Iterator[dict[str, Any]]:
         elif isinstance(value, float) and not re.search("attention|mscale", field.name):
             values = [value / 2, value * 2, 1.0, 32.0, 4.0]
             values += [field.default] if isinstance(field.default, float) else []
-        yield from ({field.name: other} for other in dict.fromkeys(values))
+        yield from ({field.name: candidate} for candidate in dict.fromkeys(values))
 
 
 #: The properties of a rope that may differ, each with a function that gives changes and ropes. They
 #: are tried in this order, and the first of equally good fits is reported. Where two properties
 #: differ, the earlier one is changed first.
-ROPES: dict[str, Callable[[Meant], Iterator[Change]]] = {
-    "direction": lambda one: _named(one, [replace(one.rope, direction=-one.rope.direction)]),
+ROPES: dict[str, Callable[[ExpectedRope], Iterator[Change]]] = {
+    "direction": _reversed,
     "layer": _other_layers,
     "length": _other_lengths,
     "base": _other_bases,
-    "law-missing": lambda one: _named(one, [without_law(one.rope)]),
-    "law": lambda one: _named(one, _other_laws(one.rope)),
+    "law-missing": lambda expected: _compare_each(expected, [without_law(expected.rope)]),
+    "law": lambda expected: _compare_each(expected, _other_laws(expected.rope)),
     "law-twice": _applied_twice,
-    "axes": lambda one: _named(one, other_axes(one.rope)),
-    "slice": lambda one: narrower(one.rope),
+    "axes": lambda expected: _compare_each(expected, other_axes(expected.rope)),
+    "slice": lambda expected: narrower(expected.rope),
 }
 
 
@@ -338,29 +347,31 @@ _MOST_AT_ONCE = 1 << 20  # grid values times tokens in one step, which bounds me
 
 
 def find_ropes(
-    meant: Rope | None, turns: Turns, places: NDArray[Any], *, by_base_alone: bool = False
+    expected: Rope | None, turns: Turns, places: NDArray[Any], *, base_only: bool = False
 ) -> Iterator[Rope]:
     """The expected rope with the bases and factors that tokens allow, in either direction.
 
-    The law is the rope's, linear or none; with ``by_base_alone`` it is the rope's or none.
+    The law is the rope's, linear or none; with ``base_only`` it is the rope's or none.
     """
-    if meant is None or meant.base is None:
+    if expected is None or expected.base is None:
         return
-    linear = () if by_base_alone else (Linear(factor=factor) for factor in FACTORS)
-    for law, direction in product(dict.fromkeys((meant.scaling, None, *linear)), (1, -1)):
+    linear = () if base_only else (Linear(factor=factor) for factor in FACTORS)
+    for law, direction in product(dict.fromkeys((expected.scaling, None, *linear)), (1, -1)):
         rope = (
-            meant if law == meant.scaling else with_frequencies(meant, base=meant.base, scaling=law)
+            expected
+            if law == expected.scaling
+            else with_frequencies(expected, base=expected.base, scaling=law)
         )
         rope = replace(rope, direction=direction)
-        yield from (found for _, found in _find_values(rope, "base", turns, places))
-    for law in () if by_base_alone else dict.fromkeys((meant.scaling, Linear(factor=2.0))):
+        yield from (candidate for _, candidate in _find_values(rope, "base", turns, places))
+    for law in () if base_only else dict.fromkeys((expected.scaling, Linear(factor=2.0))):
         if hasattr(law, "factor"):
-            scaled = with_frequencies(meant, base=meant.base, scaling=law)
+            scaled = with_frequencies(expected, base=expected.base, scaling=law)
             values = _find_values(scaled, "factor", turns, places)
-            yield from (found for _, found in values)
+            yield from (candidate for _, candidate in values)
 
 
-def _with_value(rope: Rope, name: str, value: float) -> Rope:
+def _set_value(rope: Rope, name: str, value: float) -> Rope:
     """The rope with another base, another factor in its law, or the positions of an axis scaled."""
     if name.startswith("axis"):
         on_axis = np.equal(rope.axes.axis_of_pair(rope.num_pairs), int(name.split()[1]))
@@ -381,69 +392,69 @@ def _find_values(
     """
     least, most = _LOGS[name.partition(" ")[0]]
     low, high, values = least, most, Interval(1, 0)
-    of_pairs = of_each_pair(places, axes_of(rope))  # [T, 1 or num_pairs]
+    coordinates = of_each_pair(places, axes_of(rope))  # [T, 1 or num_pairs]
     # near position 0 all bases look alike, and far away a coarse grid misses the right one
-    order = np.argsort(np.abs(of_pairs).max(axis=1), kind="stable")
-    allowing, tried, limit, refinements = 0, min(4, len(order)), len(order), 3
+    order = np.argsort(np.abs(coordinates).max(axis=1), kind="stable")
+    allowing, num_tokens, limit, refinements = 0, min(4, len(order)), len(order), 3
     while refinements:
-        some = order[:tried]
-        count = _GRID + int((high - low) * float(np.abs(of_pairs[some]).max()) / 8)
+        tokens = order[:num_tokens]
+        count = _GRID + int((high - low) * float(np.abs(coordinates[tokens]).max()) / 8)
         grid = np.linspace(low, high, count)
-        kept = _allowed_values(rope, name, grid, of_pairs[some], turns, some)
-        if len(kept):
+        allowed = _allowed_values(rope, name, grid, coordinates[tokens], turns, tokens)
+        if len(allowed):
             step = float(grid[1] - grid[0])
-            low, high = max(float(kept[0]) - step, least), float(kept[-1]) + step
+            low, high = max(float(allowed[0]) - step, least), float(allowed[-1]) + step
             values = Interval(low, high).exp()
-            refinements -= tried == limit
-            allowing, tried = tried, min(2 * tried, limit)
-        elif allowing in (0, tried):
+            refinements -= num_tokens == limit
+            allowing, num_tokens = num_tokens, min(2 * num_tokens, limit)
+        elif allowing in (0, num_tokens):
             break
         else:
-            limit = tried - 1
-            tried = (allowing + tried) // 2
+            limit = num_tokens - 1
+            num_tokens = (allowing + num_tokens) // 2
     for value in values.decimals():
-        found = _with_value(rope, name, value)
-        yield value, found
-        if turns.misfit(*suppose(found, places)[1:]).max() <= 1:
+        candidate = _set_value(rope, name, value)
+        yield value, candidate
+        if turns.misfit(*suppose(candidate, places)[1:]).max() <= 1:
             break  # the remaining values have more digits
 
 
 def _allowed_values(
-    rope: Rope, name: str, logs: Floats, of_pairs: NDArray[Any], turns: Turns,
-    some: NDArray[np.intp],
+    rope: Rope, name: str, logs: Floats, coordinates: NDArray[Any], turns: Turns,
+    tokens: NDArray[np.intp],
 ) -> Floats:  # fmt: skip
     """The logarithms on an even grid whose values these tokens allow.
 
     The positions that turn the pairs are ``[T, 1 or num_pairs]``.
     """
-    z, (low, high) = turns.z[some], turns.gain
-    allowed, gain = turns.errors[some] + (high - low) / 2, (low + high) / 2
+    z, (low, high) = turns.z[tokens], turns.gain
+    allowed, gain = turns.errors[tokens] + (high - low) / 2, (low + high) / 2
     # logarithms of frequencies, interpolated linearly between a few values: [values, pairs]
     is_linear = rope.scaling is None or isinstance(rope.scaling, Linear) or "axis" in name
-    few: Floats = np.linspace(float(logs[0]), float(logs[-1]), 4 if is_linear else _FEW_VALUES)
-    lawful = np.array([_with_value(rope, name, math.exp(log)).inv_freq for log in few.tolist()])
-    known = np.log(np.maximum(lawful, 1e-300))
-    slopes = np.abs(np.gradient(known, few, axis=0))
-    bends = np.pad(np.abs(np.diff(known, 2, axis=0)), ((1, 1), (0, 0)), "edge")
+    knots: Floats = np.linspace(float(logs[0]), float(logs[-1]), 4 if is_linear else _FEW_VALUES)
+    lawful = np.array([_set_value(rope, name, math.exp(log)).inv_freq for log in knots.tolist()])
+    log_freqs = np.log(np.maximum(lawful, 1e-300))
+    slopes = np.abs(np.gradient(log_freqs, knots, axis=0))
+    bends = np.pad(np.abs(np.diff(log_freqs, 2, axis=0)), ((1, 1), (0, 0)), "edge")
     # next to a bend or a jump the interpolation is this far off
     bends = np.maximum(bends, np.maximum(np.roll(bends, 1, axis=0), np.roll(bends, -1, axis=0)))
     errors: Floats = slopes * (logs[1] - logs[0]) + bends
-    places = rope.direction * np.broadcast_to(of_pairs, z.shape)
-    kept: list[Floats] = []
-    for part in np.array_split(logs, 1 + len(logs) * len(some) // _MOST_AT_ONCE):
+    places = rope.direction * np.broadcast_to(coordinates, z.shape)
+    remaining: list[Floats] = []
+    for part in np.array_split(logs, 1 + len(logs) * len(tokens) // _MOST_AT_ONCE):
         # slow pairs make the fewest turns, so that they exclude the most values: they come first
         for pair in reversed(range(z.shape[1])):
-            inv_freq = np.exp(np.interp(part, few, known[:, pair]))
+            inv_freq = np.exp(np.interp(part, knots, log_freqs[:, pair]))
             # allow for the distance of neighbours on the grid, and for rounded float32 angles
-            unsure = np.interp(part, few, errors[:, pair]) + 2.0**-20
+            unsure = np.interp(part, knots, errors[:, pair]) + 2.0**-20
             angles = np.outer(inv_freq, places[:, pair])  # [values, T]
             slack = gain * np.minimum(np.abs(angles) * unsure[:, None], 2)
-            off = np.abs(z[:, pair] - gain * np.exp(1j * angles))
-            part = part[np.all(off <= allowed[:, pair] + slack, axis=1)]
+            distances = np.abs(z[:, pair] - gain * np.exp(1j * angles))
+            part = part[np.all(distances <= allowed[:, pair] + slack, axis=1)]
             if not len(part):
                 break
-        kept.append(part)
-    return np.concatenate(kept)
+        remaining.append(part)
+    return np.concatenate(remaining)
 
 
 def name_pairs(rope: Rope | None, turns: Turns) -> Changes:
@@ -452,8 +463,8 @@ def name_pairs(rope: Rope | None, turns: Turns) -> Changes:
         return (make_finding("frequencies", where=""),)
     misfit = turns.misfit(*suppose(rope, turns.positions)[1:]).max(axis=0)
     pairs: list[int] = np.flatnonzero(misfit > 1).tolist()
-    found = make_finding("angles")
+    finding = make_finding("angles")
     if pairs:
         where = f" from pair {pairs[0]} on: pairs {ranges(pairs)}"
-        found = make_finding("frequencies", where=where)
-    return found, *compare_factors(rope, turns)
+        finding = make_finding("frequencies", where=where)
+    return finding, *compare_factors(rope, turns)

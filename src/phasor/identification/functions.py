@@ -59,14 +59,16 @@ def measure(caller: Caller, max_position: int) -> Measurement:
     if caller.changed_inputs:
         findings.append(make_finding("inputs-written"))
     if (count := caller.joined_heads) > 1:
-        found = f"{caller.head_dim} ({count} that turn as one)"
-        findings.append(make_finding("head-width", found=found, meant=caller.head_dim // count))
+        width_text = f"{caller.head_dim} ({count} that turn as one)"
+        findings.append(
+            make_finding("head-width", found=width_text, expected=caller.head_dim // count)
+        )
     blocks = find_blocks(np.concatenate(list(maps)), rounding) if linear else []
     if linear and (arrangement := arrange_blocks(blocks, caller.head_dim)) is not None:
         noise = measure_noise(arrangement, maps, rounding)
         if noise > 2 * rounding * size:  # more than one ulp
-            said = {"dtype": caller.out_dtype, "error": noise, "once": rounding * size}
-            findings.append(make_finding("noise", **said))
+            numbers = {"dtype": caller.out_dtype, "error": noise, "once": rounding * size}
+            findings.append(make_finding("noise", **numbers))
             rounding = noise
         probe = Probe(caller, arrangement, rounding, noise)
         measured = _measure_turns(probe, maps, max_position, findings)
@@ -74,10 +76,10 @@ def measure(caller: Caller, max_position: int) -> Measurement:
             add_to_report(measured)
         return Measurement(measured.report, measured.end)
     mixed = next((list(block.read) for block in blocks if len(block.read) > 2), None)
-    why = "nothing turns at the positions tried" if linear else "it is not linear in its vectors"
+    reason = "nothing turns at the positions tried" if linear else "it is not linear in its vectors"
     if mixed is not None:
-        why = f"it mixes {len(mixed)} coordinates with each other: {mixed[:8]}"
-    report = Identification(head_dim=caller.head_dim, linear=linear, why_no_rope=why)
+        reason = f"it mixes {len(mixed)} coordinates with each other: {mixed[:8]}"
+    report = Identification(head_dim=caller.head_dim, linear=linear, why_no_rope=reason)
     return Measurement(add_findings(report, *findings), max_position + 1)
 
 
@@ -98,9 +100,9 @@ def _is_linear(caller: Caller, maps: Floats, rounding: float) -> bool:
     # vectors of whole numbers, because every dtype holds them exactly
     vectors = np.random.default_rng(1).integers(-7, 8, (3, caller.head_dim)).astype(np.float64)
     vectors[2] = 0
-    expected = vectors @ maps[SMALL_POSITIONS.index(5)].T
+    predicted = vectors @ maps[SMALL_POSITIONS.index(5)].T
     tolerance = 64 * rounding * np.abs(vectors).max() * max(np.abs(maps).max(), 1)
-    return bool(np.abs(caller.turn(vectors, [5])[0, 0] - expected).max() <= tolerance)
+    return bool(np.abs(caller.turn(vectors, [5])[0, 0] - predicted).max() <= tolerance)
 
 
 def _measure_turns(
@@ -172,8 +174,10 @@ def _add_rounded_angles(measured: Measured) -> None:
     changes = [cause for cause in causes if cause.name != "factor"]  # already in the report
     if [change.name for change in changes] != [f"angles-in-{dtype}"]:
         return
-    kept = (finding for finding in report.findings if finding.name != f"frequencies-in-{dtype}")
-    findings = *kept, *changes
+    remaining = (
+        finding for finding in report.findings if finding.name != f"frequencies-in-{dtype}"
+    )
+    findings = *remaining, *changes
     measured.add(rope=rope, base=base, known_law=True, findings=findings)
 
 

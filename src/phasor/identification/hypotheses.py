@@ -16,7 +16,7 @@ from phasor.rope import Rope
 Positions = NDArray[Any]  # [T] or [T, n_axes]
 
 
-class Meant(NamedTuple):
+class ExpectedRope(NamedTuple):
     """The expected rope of one kind of layers."""
 
     rope: Rope
@@ -41,16 +41,16 @@ def suppose(rope: Rope, places: Positions, *changes: Finding) -> Hypothesis:
     return Hypothesis(changes, rope, places, rows_of(rope, places))
 
 
-def is_idle(hypothesis: Hypothesis, meant: Rope, places: Positions) -> bool:
+def is_idle(hypothesis: Hypothesis, expected: Rope, places: Positions) -> bool:
     """Whether the hypothesis names changes but turns these tokens as the expected rope does."""
-    if not hypothesis.changes or hypothesis.rope.attention_factor != meant.attention_factor:
+    if not hypothesis.changes or hypothesis.rope.attention_factor != expected.attention_factor:
         return False
-    return turn_alike(hypothesis.rows, rows_of(meant, places))
+    return turn_alike(hypothesis.rows, rows_of(expected, places))
 
 
-def turn_alike(rows: Complex, others: Complex) -> bool:
+def turn_alike(rows: Complex, other_rows: Complex) -> bool:
     """Whether two sets of rows of cos and sin are equal up to float64 rounding."""
-    return np.allclose(rows, others, 0, 1e-9)
+    return np.allclose(rows, other_rows, 0, 1e-9)
 
 
 # how a rope differs from the expected one, and the rope

@@ -135,7 +135,7 @@ def make_proposals(f: Floats, tolerance: Floats, head_dim: int) -> Proposals:
     if turning == 0 or len(f) == 1 or relative_errors[0] >= 0.5 or not f[:turning].all():
         return
     measured = Frequencies(f, relative_errors, head_dim)
-    base = measured.bases_of().simplest() if measured.begin_with_one else None
+    base = measured.find_bases().simplest() if measured.begin_with_one else None
     form: Form = "scaled" if base is None else "powers"
     # a pair too slow to be told from 0 is no evidence of a law
     if np.any((f == 0) & (tolerance > _MAX_ZERO_UNCERTAINTY)):
@@ -180,7 +180,7 @@ def law_text(law: Law) -> str:
 
 def scan_stretched_base(measured: Frequencies) -> Proposals:
     """A usual base that NTK-aware scaling has raised."""
-    bases, pairs = measured.bases_of(), measured.num_pairs
+    bases, pairs = measured.find_bases(), measured.num_pairs
     short = bases.simplest()
     if short is None or count_digits(short) <= 2:
         return
@@ -193,7 +193,7 @@ def scan_stretched_base(measured: Frequencies) -> Proposals:
 
 
 def _find_exponent_width(measured: Frequencies) -> Proposals:
-    bases, pairs = measured.bases_of(), measured.num_pairs
+    bases, pairs = measured.find_bases(), measured.num_pairs
     short = bases.simplest()
     for width in {measured.head_dim, pairs, 4 * pairs} - {2 * pairs}:
         intended = bases.power(width / (2 * pairs)).simplest()
@@ -213,7 +213,7 @@ def _fit_divided(
     fits = [
         (count_digits(base) + count_digits(factor), base, factor)
         for factor in measured.factor.power(exponent).decimals()
-        if (base := measured.bases_of(turning, divisor(factor)).simplest()) is not None
+        if (base := measured.find_bases(turning, divisor(factor)).simplest()) is not None
     ]
     return min(fits)[1:] if fits else (None, 1.0)
 
@@ -233,7 +233,7 @@ def _find_stretched_frequencies(measured: Frequencies) -> Proposals:
 
 def _find_indices_from_one(measured: Frequencies) -> Proposals:
     pairs = measured.num_pairs
-    base = measured.bases_of(shift=1).simplest()
+    base = measured.find_bases(shift=1).simplest()
     if base is not None:
         mistake = make_finding("index-from-one", base=base, rotary_dim=2 * pairs)
         yield _propose_mistake(mistake, base, scaling.Linear(factor=base ** (1 / pairs)), base)
@@ -346,8 +346,8 @@ _Bounds = tuple[float, float]
 def _find_index_ends(ramp: Ramp) -> Iterator[tuple[bool, _Bounds, _Bounds]]:
     """Possible ends of a ramp over the index: whether they are rounded, and bounds for each."""
     pairs, fitted = len(ramp.shares), ramp.fit(np.arange(float(len(ramp.shares))))
-    kept = ramp.last_kept
-    whole = [(float(a), float(kept + b)) for a in (kept, kept - 1) for b in (1, 2) if a >= 0]
+    last = ramp.last_kept
+    whole = [(float(a), float(last + b)) for a in (last, last - 1) for b in (1, 2) if a >= 0]
     for low, high in whole if fitted is None else [fitted]:
         if low > -1 and high < 4 * pairs:
             low_bounds, high_bounds = ((x - _END_ROUNDING, x + _END_ROUNDING) for x in (low, high))
@@ -360,7 +360,7 @@ def _find_index_ends(ramp: Ramp) -> Iterator[tuple[bool, _Bounds, _Bounds]]:
 
 def _fit_turns(ramp: Ramp) -> Iterator[Law]:
     """Laws with a ramp linear in the frequency: Llama 3's, and the ramp printed in YaRN's paper."""
-    fitted, between = ramp.fit(-ramp.plain), ramp.between
+    fitted, partial = ramp.fit(-ramp.plain), ramp.partial_pairs
     if fitted is not None:
         fast, slow = (-end for end in fitted)
         if slow <= 0:
@@ -372,8 +372,8 @@ def _fit_turns(ramp: Ramp) -> Iterator[Law]:
             yield scaling.YarnPaper(
                 factor=ramp.factor, original_max_positions=original, beta_fast=high_turns[0]
             )
-    elif len(between) == 1:  # one pair determines one number, so the usual turns are assumed
-        slow = float(ramp.plain[between[0]] / (1 + 3 * ramp.shares[between[0]]))
+    elif len(partial) == 1:  # one pair determines one number, so the usual turns are assumed
+        slow = float(ramp.plain[partial[0]] / (1 + 3 * ramp.shares[partial[0]]))
         contexts, high_turns = _find_round_contexts(2 * np.pi / slow), (4.0,)
     else:  # a step, or a ramp between two pairs
         wavelengths = 2 * np.pi / ramp.plain[ramp.last_kept :]
@@ -393,11 +393,11 @@ def _find_round_contexts(length: float) -> list[int]:
 
 
 def _fit_part_ntk(ramp: Ramp) -> Iterator[Law]:
-    changed, pairs = np.flatnonzero(ramp.shares < 1), len(ramp.shares)
+    divided, pairs = np.flatnonzero(ramp.shares < 1), len(ramp.shares)
     for length in (1 << power for power in range(9, 18)):
         # this ramp begins at the pair that turns 16 times in the context
         index = pairs * math.log(length / (32 * math.pi)) / math.log(ramp.base)
-        if len(changed) > 0 and abs(int(changed[0]) - index) <= 2:
+        if len(divided) > 0 and abs(int(divided[0]) - index) <= 2:
             yield scaling.PartNTK(factor=ramp.factor, original_max_positions=length)
 
 
@@ -415,10 +415,10 @@ def _find_inverted_ramp(measured: Frequencies) -> Proposals:
     if fitted is None:
         return
     low, high = fitted
-    kept = np.clip((measured.indices - low) / (high - low), 0, 1)
-    exact = ramp.plain * (kept + (1 - kept) / factor)
+    shares = np.clip((measured.indices - low) / (high - low), 0, 1)
+    exact = ramp.plain * (shares + (1 - shares) / factor)
     fits = np.abs(exact / measured.inv_freq - 1) <= 2 * errors + 1e-9
-    if kept[-1] == 1 and fits.all():
+    if shares[-1] == 1 and fits.all():
         mistake = make_finding("ramp-inverted", factor=factor)
         yield _propose_mistake(mistake, base, None, base, factor)
 

@@ -53,8 +53,8 @@ def find_blocks(maps: Floats, rounding: float) -> list[MixedCoordinates]:
     read = reached[reached.argmax(axis=1) == np.arange(len(reached))]
     written = (connected[:, block].any(axis=1) for block in read)
     return [
-        MixedCoordinates(*(tuple(np.flatnonzero(side).tolist()) for side in both))
-        for both in zip(read, written, strict=True)
+        MixedCoordinates(*(tuple(np.flatnonzero(side).tolist()) for side in sides))
+        for sides in zip(read, written, strict=True)
     ]
 
 
@@ -69,9 +69,11 @@ def arrange_blocks(blocks: list[MixedCoordinates], head_dim: int) -> Arrangement
     highest = max(max(block.read + block.written) for block in pairs + moves)
     for candidate in candidate_arrangements(lowest, highest, head_dim, pairs[0]):
         written: dict[tuple[int, ...], tuple[int, ...]] = {}
-        for read, out in zip(candidate.read.T.tolist(), candidate.written.T.tolist(), strict=True):
+        for read, write in zip(
+            candidate.read.T.tolist(), candidate.written.T.tolist(), strict=True
+        ):
             for members in (slice(2), slice(1), slice(1, 2)):
-                written[tuple(read[members])] = tuple(out[members])
+                written[tuple(read[members])] = tuple(write[members])
         if all(written.get(block.read) == block.written for block in pairs + moves):
             return candidate
     # pairs that fit no pairing, in the order of their first coordinates
@@ -88,21 +90,23 @@ def candidate_arrangements(
     # the first pair is the fastest; if it does not turn, the slice most likely begins at 0
     for start in dict.fromkeys([lowest, 0, *range(lowest - 1, 0, -1)]):
         widths = (w for w in range(2, head_dim - start + 1, 2) if start + w > highest)
-        for width, pairing, out in itertools.product(widths, PAIRINGS, PAIRINGS):
+        for width, pairing, output_pairing in itertools.product(widths, PAIRINGS, PAIRINGS):
             # with a ``pair``, only arrangements whose pairs are as far apart as its coordinates
-            gaps = [by_pairing(p, half=width // 2, interleaved=1) for p in (pairing, out)]
+            gaps = [
+                by_pairing(p, half=width // 2, interleaved=1) for p in (pairing, output_pairing)
+            ]
             if pair is None or gaps == [b - a for a, b in pair]:
-                part = replace(head, rotary_start=start, rotary_dim=width)
-                yield arrangement_of(replace(part, pairing=pairing, pairing_out=out))
+                layout = replace(head, rotary_start=start, rotary_dim=width)
+                yield arrangement_of(replace(layout, pairing=pairing, pairing_out=output_pairing))
 
 
 def measure_noise(arrangement: Arrangement, maps: Floats, rounding: float) -> float:
     """How far maps ``[..., out, in]`` are from turning pairs by one angle and keeping the rest."""
     # rounding, once or at every step, keeps zeros and the equality of the two cosines
     first, second = arrangement.factors(maps)
-    others = maps * (1 - np.eye(maps.shape[-1]))
-    others[..., arrangement.written.T[:, :, None], arrangement.read.T[:, None, :]] = 0
-    noise = float(max(np.abs(first - second).max(), np.abs(others).max()))
+    rest = maps * (1 - np.eye(maps.shape[-1]))
+    rest[..., arrangement.written.T[:, :, None], arrangement.read.T[:, None, :]] = 0
+    noise = float(max(np.abs(first - second).max(), np.abs(rest).max()))
     # a deviation far larger than rounding is a mistake, not noise
     return noise if noise <= 32 * rounding * np.abs(maps).max() else 0.0
 
@@ -116,24 +120,24 @@ def arrangements(rope: Rope, sample: Sample) -> Iterator[Arrangement]:
     if sample.is_table:
         yield arrangement_of(rope)
         return
-    meant_pairings = rope.pairing, rope.output_pairing
+    expected_pairings = rope.pairing, rope.output_pairing
     quarter = max(rope.head_dim // 4, 1)
 
     def is_unlikely(arrangement: Arrangement) -> tuple[bool, bool]:
         pairings = arrangement.layout.pairing, arrangement.layout.output_pairing
-        return pairings != meant_pairings, pairings[0] != pairings[1]
+        return pairings != expected_pairings, pairings[0] != pairings[1]
 
     def all_arrangements() -> Iterator[Arrangement]:
-        for pairing, out in sorted(
-            itertools.product(PAIRINGS, PAIRINGS), key=lambda p: p != meant_pairings
+        for pairing, output_pairing in sorted(
+            itertools.product(PAIRINGS, PAIRINGS), key=lambda p: p != expected_pairings
         ):
-            yield arrangement_of(replace(rope, pairing=pairing, pairing_out=out))
-        of_changed = [*arrangements_of_changed(sample)]
-        narrowest = min((arrangement.layout.rotary_dim for arrangement in of_changed), default=0)
+            yield arrangement_of(replace(rope, pairing=pairing, pairing_out=output_pairing))
+        candidates = [*arrangements_from_changes(sample)]
+        narrowest = min((arrangement.layout.rotary_dim for arrangement in candidates), default=0)
         yield from sorted(
             (
                 arrangement
-                for arrangement in of_changed
+                for arrangement in candidates
                 if arrangement.layout.rotary_dim == narrowest
                 or not (
                     arrangement.layout.rotary_start % quarter
@@ -151,7 +155,7 @@ def arrangements(rope: Rope, sample: Sample) -> Iterator[Arrangement]:
             yield arrangement
 
 
-def arrangements_of_changed(sample: Sample) -> Iterator[Arrangement]:
+def arrangements_from_changes(sample: Sample) -> Iterator[Arrangement]:
     """Arrangements that contain every changed coordinate, the narrowest first."""
     changed = np.flatnonzero(~sample.is_kept().all(axis=(0, 1)))
     # the slice may be wider than the changed coordinates, because some pairs may not turn
@@ -184,7 +188,7 @@ def find_drivers(spectrum: Spectrum, turns: Turns | None, rounding: float) -> Dr
 
 def possible_slices(layout: Rope, drivers: Drivers) -> list[Rope]:
     """Ropes without frequencies, one for each slice and axes that fit."""
-    n_axes, seen = drivers.shape
+    n_axes, num_pairs = drivers.shape
     widths = [layout.rotary_dim]
     # interleaved pairs that do not turn leave no trace: the slice may be as wide as the head
     if "half" not in (layout.pairing, layout.output_pairing):
@@ -192,8 +196,8 @@ def possible_slices(layout: Rope, drivers: Drivers) -> list[Rope]:
     ropes: list[Rope] = []
     for width in dict.fromkeys(widths):
         if not ropes or n_axes == 1:  # several axes fit a wider slice too easily
-            known = np.pad(drivers, ((0, 0), (0, width // 2 - seen)))
-            ropes += [replace(layout, rotary_dim=width, axes=axes) for axes in _find_axes(known)]
+            padded = np.pad(drivers, ((0, 0), (0, width // 2 - num_pairs)))
+            ropes += [replace(layout, rotary_dim=width, axes=axes) for axes in _find_axes(padded)]
     return ropes
 
 
@@ -204,7 +208,7 @@ def _find_axes(drivers: Drivers) -> list[Axes]:
         return [OneAxis()]
     counts, unseen = drivers.sum(axis=1).tolist(), ~drivers.any(axis=0)
     kinds: list[Any] = [kind for kind in AXES.values() if kind is not OneAxis]
-    found: list[Axes] = []
+    candidates: list[Axes] = []
     # pairs that do not turn may belong to any axis
     for kind, extras in product(kinds, _distribute(int(unseen.sum()), n_axes)):
         sections = tuple(n + extra for n, extra in zip(counts, extras, strict=True))
@@ -216,8 +220,8 @@ def _find_axes(drivers: Drivers) -> list[Axes]:
         # interleaved sections may give an axis another number of pairs than they name
         fits = np.all(drivers[axis_of_pair, range(pairs)] | unseen)
         if fits and axes.counts(pairs) == sections:
-            found.append(axes)
-    return found
+            candidates.append(axes)
+    return candidates
 
 
 def _distribute(count: int, n_axes: int) -> list[tuple[int, ...]]:
@@ -227,7 +231,7 @@ def _distribute(count: int, n_axes: int) -> list[tuple[int, ...]]:
     return [(n, *rest) for n in range(count + 1) for rest in _distribute(count - n, n_axes - 1)]
 
 
-def compare_layouts(meant: Rope, found: Rope) -> Changes:
+def compare_layouts(expected: Rope, actual: Rope) -> Changes:
     """How the coordinates of pairs differ from the expected ones."""
 
     def texts(rope: Rope) -> tuple[str, str]:
@@ -235,12 +239,12 @@ def compare_layouts(meant: Rope, found: Rope) -> Changes:
         last = rope.rotary_start + rope.rotary_dim - 1
         return f"{rope.pairing}{written}", f"{rope.rotary_start} to {last}"
 
-    (pairing, part), (meant_pairing, meant_part) = texts(found), texts(meant)
+    (pairing, part), (expected_pairing, expected_part) = texts(actual), texts(expected)
     changes: list[Finding] = []
-    if pairing != meant_pairing:
-        changes.append(make_finding("pairing", found=pairing, meant=meant_pairing))
-    if part != meant_part:
-        changes.append(make_finding("slice", found=part, meant=meant_part))
+    if pairing != expected_pairing:
+        changes.append(make_finding("pairing", found=pairing, expected=expected_pairing))
+    if part != expected_part:
+        changes.append(make_finding("slice", found=part, expected=expected_part))
     return (*changes,)
 
 
@@ -276,9 +280,9 @@ def exchanged_axes(rope: Rope, places: Positions) -> Iterator[Hypothesis]:
     n_axes = rope.axes.n_axes
     same, *orders = permutations(range(n_axes))
     taken = [(order, f"coordinates {order} are taken as {same}") for order in orders]
-    alone = [((k,) * n_axes, f"every pair is turned by coordinate {k}") for k in range(1, n_axes)]
-    for order, how in taken + alone:
-        yield suppose(rope, places[:, order], make_finding("axes", found=how))
+    single = [((k,) * n_axes, f"every pair is turned by coordinate {k}") for k in range(1, n_axes)]
+    for order, text in taken + single:
+        yield suppose(rope, places[:, order], make_finding("axes", found=text))
 
 
 def arranged(rope: Rope, arrangement: Arrangement) -> Rope | None:

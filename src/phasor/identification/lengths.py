@@ -72,16 +72,16 @@ def add_rule(measured: Measured) -> None:
         spectrum = find_spectrum(powers_of_two(top), z, probe.angle_errors(z))
         if spectrum.last_position == top and np.all(spectrum.inv_freq):
             longer_calls.append((top + 1, spectrum, float(np.median(np.abs(z)))))
-    rule, sentence, off = None, "", 0
+    rule, sentence, offset = None, "", 0
     if rope is not None and rope.num_pairs > 1 and len(longer_calls) > 1:
-        rule, off = _fit_dynamic_ntk(measured.report, longer_calls)
+        rule, offset = _fit_dynamic_ntk(measured.report, longer_calls)
         sentence = f" The rule is {rule}." if rule else ""
         if rule is None and lengths.irreproducible_at is None:
             rule, sentence = _fit_longrope(measured, rope, lengths.changes_at or 0, longer_calls)
     finding = make_finding("depends-on-length", length=lengths.changes_at, rule=sentence)
     measured.add(finding, rule=rule)
-    if off:
-        measured.add(make_finding("length-off-by-one", how="more" if off > 0 else "fewer"))
+    if offset:
+        measured.add(make_finding("length-off-by-one", how="more" if offset > 0 else "fewer"))
 
 
 def _fit_dynamic_ntk(
@@ -92,14 +92,14 @@ def _fit_dynamic_ntk(
     if report.base is None or report.law is not None:
         return None, 0
     slowest = report.base ** (-(len(report.pairs) - 1) / len(report.pairs))
-    for off in (0, -1, 1):
-        factors = [(n + off, slowest / abs(float(f.inv_freq[-1]))) for n, f, _ in longer_calls]
+    for offset in (0, -1, 1):
+        factors = [(n + offset, slowest / abs(float(f.inv_freq[-1]))) for n, f, _ in longer_calls]
         if (rule := _fit_factors(factors)) is not None:
             original = float(rule.original_max_positions)
-            fits.append((count_digits(rule.factor) + count_digits(original), rule, off))
+            fits.append((count_digits(rule.factor) + count_digits(original), rule, offset))
     # people write numbers with few digits; the right length comes first
-    _, rule, off = min(fits, key=lambda fit: fit[0], default=(0, None, 0))
-    return rule, off
+    _, rule, offset = min(fits, key=lambda fit: fit[0], default=(0, None, 0))
+    return rule, offset
 
 
 def _fit_factors(factors: list[tuple[int, float]]) -> DynamicNTK | None:
@@ -128,15 +128,15 @@ def _fit_longrope(
     )
     if original < 2 or not all_equal or not np.all(short) or len(short) != len(report.pairs):
         return None, ""
-    known_base = report.base if report.law is None else None
-    base = known_base or _ANY_BASE
+    plain_base = report.base if report.law is None else None
+    base = plain_base or _ANY_BASE
     plain = base ** (-np.arange(len(short)) / len(short))
 
     def shortest_divisors(inv_freq: Floats, uncertainty: Floats) -> tuple[float, ...]:
         """The divisors, each with the fewest digits that its measurement allows."""
         values, errors = plain / inv_freq, _FLOAT32_ERROR + uncertainty / inv_freq
-        near = zip(values.tolist(), errors, strict=True)
-        return tuple(simplest_near(value, error) or value for value, error in near)
+        measurements = zip(values.tolist(), errors, strict=True)
+        return tuple(simplest_near(value, error) or value for value, error in measurements)
 
     rule = LongRope(
         short_factors=shortest_divisors(short, np.array([p.uncertainty for p in report.pairs])),
@@ -151,7 +151,7 @@ def _fit_longrope(
         rule = replace(rule, factor=1.0, **gains)
     lists = (rule.short_factors, rule.long_factors)
     spans = " and ".join(f"by {min(factors):g} to {max(factors):g}" for factors in lists)
-    any_base = "" if known_base else " (any would do)"
+    any_base = "" if plain_base else " (any would do)"
     return rule, (
         f" The rule is LongRoPE's: the powers of base {base:.15g}{any_base} are "
         f"divided by one list up to {original} tokens and by another beyond, {spans}."

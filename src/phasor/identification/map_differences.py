@@ -90,8 +90,8 @@ def _find_parting(
     ways = (None, *range(n_axes)) if n_axes > 1 else (None,)
 
     def compare_at(position: int) -> MapDifference | None:
-        found = (compare_on(axis, position) for axis in ways)
-        return next((image for image in found if image is not None), None)
+        images = (compare_on(axis, position) for axis in ways)
+        return next((image for image in images if image is not None), None)
 
     def compare_on(axis: int | None, position: int) -> MapDifference | None:
         maps = [_try_to_find_map(side, position, axis) for side in (first, second)]
@@ -99,25 +99,25 @@ def _find_parting(
         if refusals:
             if len(refusals) == 2:  # two functions that refuse the same position agree
                 return None
-            why = str(refusals[0])
-            return MapDifference(position=position, axis=axis, refused=why, context=context)
+            message = str(refusals[0])
+            return MapDifference(position=position, axis=axis, refused=message, context=context)
         first_map, second_map = (cast(Floats, image) for image in maps)
         origins = [_find_map(side, 0) for side in (first, second)]
         are_alike = ~np.isfinite(first_map) & ~np.isfinite(second_map)
         distances = np.linalg.norm(np.where(are_alike, 0, first_map - second_map), axis=0)
         if np.all(distances <= tolerance):
             return None
-        read = int(np.argmax(np.where(np.isfinite(distances), distances, np.inf)))
+        column = int(np.argmax(np.where(np.isfinite(distances), distances, np.inf)))
         # [d, d]: how the scores of every two unit vectors change, with the key at position 0
         scores = first_map.T @ origins[0] - second_map.T @ origins[1]
-        pairs = (_pair_of(side, read) for side in (first, second) if isinstance(side, Rope))
+        pairs = (_pair_of(side, column) for side in (first, second) if isinstance(side, Rope))
         return MapDifference(
             position=position,
             context=context,
             axis=axis,
-            coordinates=(read, int(np.argmax(np.abs(first_map - second_map)[:, read]))),
+            coordinates=(column, int(np.argmax(np.abs(first_map - second_map)[:, column]))),
             pair=next(pairs, None),
-            size=float(distances[read]) if np.isfinite(distances[read]) else None,
+            size=float(distances[column]) if np.isfinite(distances[column]) else None,
             score=float(np.linalg.norm(scores, 2)) if np.isfinite(scores).all() else None,
         )
 
@@ -154,35 +154,41 @@ def _pair_of(rope: Rope, coordinate: int) -> int | None:
 
 
 def _compare_functions(
-    callers: Sequence[Caller], measured: Sequence[Measurement], near: int
+    callers: Sequence[Caller], measured: Sequence[Measurement], max_position: int
 ) -> Changes:
     """The findings that only one of two functions has, those of the first function first."""
     reports = [measurement.report for measurement in measured]
-    references = [Reference.of(report) for report in reports]
+    references = [Reference.from_report(report) for report in reports]
     # the reference is the first function, or the second if only the second performs a Rope
-    by = 0 if references[0] is not None else 1
-    reference, compared = references[by], 1 - by
-    alone = [
+    index = 0 if references[0] is not None else 1
+    reference, compared = references[index], 1 - index
+    unshared = [
         [finding for finding in report.findings if not is_among(finding, counterpart.findings)]
         for report, counterpart in (reports, reports[::-1])
     ]
-    of_reference = [finding for finding in alone[by] if finding.name != "beyond-half-a-turn"]
-    found = alone[compared]
+    reference_only = [
+        finding for finding in unshared[index] if finding.name != "beyond-half-a-turn"
+    ]
+    findings = unshared[compared]
     if reference is not None and callers[0].head_dim == callers[1].head_dim:
-        names = {finding.name for finding in of_reference}
+        names = {finding.name for finding in reference_only}
         # a finding about the reference is reported for it, and not reversed for the other function
-        superseded = superseded_by(names) | (names - {finding.name for finding in found})
+        superseded = superseded_by(names) | (names - {finding.name for finding in findings})
         if names & MISTAKES or any(name.startswith("frequencies-in") for name in names):
             superseded |= {*NAMES["frequencies"], "angles"}
-        differences = find_differences(callers[compared], measured[compared], reference, near)
-        found = [finding for finding in differences if finding.name not in superseded]
-        factors = reports[compared].attention_factor, reports[by].attention_factor
+        differences = find_differences(
+            callers[compared], measured[compared], reference, max_position
+        )
+        findings = [finding for finding in differences if finding.name not in superseded]
+        factors = reports[compared].attention_factor, reports[index].attention_factor
         measured_factor = make_finding("factor", found=factors[0] or 1, factor=factors[1] or 1)
-        found = [measured_factor if finding.name == "factor" else finding for finding in found]
-    sides = {by: of_reference, compared: found}
+        findings = [
+            measured_factor if finding.name == "factor" else finding for finding in findings
+        ]
+    sides = {index: reference_only, compared: findings}
     return tuple(
-        Finding(finding.name, f"The {which}: {finding.sentence}")
-        for side, which in enumerate(("first", "second"))
+        Finding(finding.name, f"The {order}: {finding.sentence}")
+        for side, order in enumerate(("first", "second"))
         for finding in sides[side]
     )
 
@@ -202,43 +208,43 @@ def diff_functions(
         )
     if rope is not None:
         calling.setdefault("n_axes", rope.axes.n_axes)
-    how = Calling(**calling)
+    options = Calling(**calling)
     functions = [side for side in (a, b) if not isinstance(side, Rope)]
-    found_callers = iter(_find_callers(functions, width, how))
+    found_callers = iter(_find_callers(functions, width, options))
     sides = [side if isinstance(side, Rope) else next(found_callers) for side in (a, b)]
     callers = [side for side in sides if isinstance(side, Caller)]
     # measured before any other call, because a function may remember calls
     measured = [_try_to_measure(caller, context - 1) for caller in callers]
     are_equally_wide = len({side.head_dim for side in sides}) == 1
-    found = None
+    difference = None
     if are_equally_wide:
-        found = _find_parting(sides[0], sides[1], context, tolerance or 1e-3)
-    near = _FAR + (0 if found is None else found.position or 0)
+        difference = _find_parting(sides[0], sides[1], context, tolerance or 1e-3)
+    max_position = _FAR + (0 if difference is None else difference.position or 0)
     causes: Changes = ()
-    known = [measurement for measurement in measured if measurement is not None]
-    if rope is None and len(known) == 2:
-        causes = _compare_functions(callers, known, near)
-    elif rope is not None and known:
+    measurements = [measurement for measurement in measured if measurement is not None]
+    if rope is None and len(measurements) == 2:
+        causes = _compare_functions(callers, measurements, max_position)
+    elif rope is not None and measurements:
         # joined heads turn as one head, which is wider than the expected head
-        expected = Reference(rope) if are_equally_wide else None
-        causes = find_differences(callers[0], known[0], expected, near)
-    if found is None:
+        reference = Reference(rope) if are_equally_wide else None
+        causes = find_differences(callers[0], measurements[0], reference, max_position)
+    if difference is None:
         # a tolerance that the caller gave covers roundings
         causes = tuple(cause for cause in causes if tolerance is None or not is_rounding(cause))
-        found = MapDifference(context=context) if causes or not are_equally_wide else None
-    return None if found is None else replace(found, causes=causes)
+        difference = MapDifference(context=context) if causes or not are_equally_wide else None
+    return None if difference is None else replace(difference, causes=causes)
 
 
-def _find_callers(functions: Sequence[Function], width: int, how: Calling) -> list[Caller]:
+def _find_callers(functions: Sequence[Function], width: int, options: Calling) -> list[Caller]:
     """How to call each function; one of them may not need the table that the other takes."""
     callers: list[Caller] = []
     for function in functions:
         try:
-            callers.append(find_caller(function, width, how))
+            callers.append(find_caller(function, width, options))
         except TensorError:
-            if how.table is None or len(functions) == 1:
+            if options.table is None or len(functions) == 1:
                 raise
-            callers.append(find_caller(function, width, how._replace(table=None)))
+            callers.append(find_caller(function, width, options._replace(table=None)))
     return callers
 
 

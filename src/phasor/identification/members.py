@@ -46,7 +46,7 @@ class Mixing(NamedTuple):
     row_pairing: Pairing  # which coordinates have the same cos and sin
     signs: Signs
 
-    def changes(self, which: str) -> Changes:
+    def changes(self, listed: str) -> Changes:
         """The findings about pairs that are mixed in this way."""
         signs, changes = self.signs, list[Finding]()
         if self.row_pairing != self.pairing:
@@ -54,7 +54,7 @@ class Mixing(NamedTuple):
             changes.append(make_finding(f"{self.row_pairing}-rows-on-{pairs}"))
         if signs.name:
             how = "subtract" if signs.first_sin < 0 else "add"
-            changes.append(make_finding(signs.name, how=how, which=which))
+            changes.append(make_finding(signs.name, how=how, which=listed))
         return (*changes,)
 
 
@@ -84,17 +84,19 @@ def compare_members(probe: Probe, factors: Complex) -> Changes:
 
     pairs, worst = arrangement.num_pairs, int(np.argmax(skew))
     coordinates = tuple(arrangement.read[:, worst].tolist())
-    which, count = f"Coordinates {coordinates} are", int(is_skewed.sum())
+    listed, count = f"Coordinates {coordinates} are", int(is_skewed.sum())
     if count > 1:
-        which = f"{count} of {pairs} pairs, such as coordinates {coordinates}, are"
-    layout, (by_first, by_second) = arrangement.layout, factors
+        listed = f"{count} of {pairs} pairs, such as coordinates {coordinates}, are"
+    layout, (first_factors, second_factors) = arrangement.layout, factors
     for mixing in MIXINGS:
         if mixing.pairing != layout.pairing:
             continue
         signs, shares_rows = mixing.signs, mixing.row_pairing == mixing.pairing
         # the rows of cos and sin that must have multiplied each member, if these are the signs
-        first = by_first.real - 1j * signs.first_sin * by_first.imag
-        second = signs.second_cos * by_second.real + 1j * signs.second_sin * by_second.imag
+        first = first_factors.real - 1j * signs.first_sin * first_factors.imag
+        second = (
+            signs.second_cos * second_factors.real + 1j * signs.second_sin * second_factors.imag
+        )
         if shares_rows:
             first, second = first[:, is_skewed], second[:, is_skewed]
         # most pairs turn in one direction, counter-clockwise if a sign is wrong
@@ -112,7 +114,7 @@ def compare_members(probe: Probe, factors: Complex) -> Changes:
                 interleaved=(rows[:, ::2], rows[:, 1::2]),
             )
         if are_equal(first, second):
-            return mixing.changes(which)
+            return mixing.changes(listed)
     names = "members-differ", "members-on-different-axes"
     follow_axes = probe.caller.n_axes > 1 and are_equal(factors[0, :6], factors[1, :6])
     return (make_finding(names[follow_axes], count=count, coordinates=coordinates),)
@@ -139,7 +141,7 @@ def find_mixed_members(rope: Rope, sample: Sample) -> Changes:
     """Findings about members that use cos and sin of different pairs, or the same sign for sin."""
     if sample.is_table:
         return ()
-    kept, rows = sample.is_kept(), rope.attention_factor * rows_of(rope, sample.positions)
+    is_kept, rows = sample.is_kept(), rope.attention_factor * rows_of(rope, sample.positions)
     unsure = angle_errors(sample.positions, rope.inv_freq)
     members_by_pairing = {
         pairing: arrangement_of(replace(rope, pairing=pairing, pairing_out=None)).read
@@ -147,17 +149,17 @@ def find_mixed_members(rope: Rope, sample: Sample) -> Changes:
     }
     for mixing in MIXINGS:
         signs, members = mixing.signs, members_by_pairing[mixing.pairing]
-        row_of = np.empty(rope.head_dim, np.intp)
-        row_of[members_by_pairing[mixing.row_pairing]] = np.arange(rope.num_pairs)
-        fits = kept.copy()
+        row_by_coordinate = np.empty(rope.head_dim, np.intp)
+        row_by_coordinate[members_by_pairing[mixing.row_pairing]] = np.arange(rope.num_pairs)
+        fits = is_kept.copy()
         ways = ((1, signs.first_sin), (signs.second_cos, signs.second_sin))
         for (cos_sign, sin_sign), member, partner in zip(ways, members, members[::-1], strict=True):
-            row = rows[:, None, row_of[member]]
+            row = rows[:, None, row_by_coordinate[member]]
             x, partner_x, y = sample.x[..., member], sample.x[..., partner], sample.y[..., member]
             products = np.abs(x * row.real) + np.abs(partner_x * row.imag)
-            slack = np.hypot(x, partner_x) * (unsure[:, None, row_of[member]] + 2.0**-22)
-            off = np.abs(y - cos_sign * x * row.real - sin_sign * partner_x * row.imag)
-            fits[..., member] = off <= sample.bounds(products, y) + slack
+            slack = np.hypot(x, partner_x) * (unsure[:, None, row_by_coordinate[member]] + 2.0**-22)
+            errors = np.abs(y - cos_sign * x * row.real - sin_sign * partner_x * row.imag)
+            fits[..., member] = errors <= sample.bounds(products, y) + slack
         if fits.all():
             return mixing.changes(f"{rope.num_pairs} of {rope.num_pairs} pairs are")
     return ()
@@ -165,8 +167,8 @@ def find_mixed_members(rope: Rope, sample: Sample) -> Changes:
 
 def name_norms(sizes: Floats, tolerance: float) -> Finding:
     """The finding that the lengths of pairs, ``[T, num_pairs]``, change by several factors."""
-    how = "The length of a vector changes with its position, as in xPos"
+    text = "The length of a vector changes with its position, as in xPos"
     if float(np.ptp(sizes, axis=0).max()) <= tolerance:
-        between = f"from {sizes.min():.6g} to {sizes.max():.6g}"
-        how = f"Pairs are multiplied by different factors, {between}"
-    return make_finding("norm-varies", how=how)
+        span = f"from {sizes.min():.6g} to {sizes.max():.6g}"
+        text = f"Pairs are multiplied by different factors, {span}"
+    return make_finding("norm-varies", how=text)

@@ -1,8 +1,8 @@
-"""The second question: which positions turn the tokens.
+"""The second question: at which positions the tokens are turned.
 
 `BEYOND` and `NEGATIVE` list how programs confuse positions, in the order in which they are tried.
-`add_limits` calls a function at the positions where confusions show; `Tokens.moved` finds them in
-recordings.
+`add_limits` calls a function at the positions where confusions show; `Tokens.find_moves` finds
+confused positions in recordings.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PositionMap(NamedTuple):
 
     name: str  # the name of the finding; empty if this way is right
     effect: str  # a description with the table's ``{end}`` and its ``{last}`` row
-    turned_as: _Map
+    function: _Map
 
     def finding(self, end: int, before: int = 0) -> Finding:
         """The finding for a table of ``end`` rows, when ``before`` is first added to positions."""
@@ -73,8 +73,8 @@ class PositionMap(NamedTuple):
         return self.effect.format(end=end, last=end - 1)
 
 
-def _by_end(turned_as: Callable[[Any, Any], Any]) -> _Map:
-    return turned_as
+def _end_map(function: Callable[[Any, Any], Any]) -> _Map:
+    return function
 
 
 #: What programs do with positions beyond a table's end, the likeliest first.
@@ -82,46 +82,46 @@ BEYOND = (
     PositionMap(
         "table-end-identity",
         "it does not turn at all (identity)",
-        _by_end(lambda p, end: np.where(p < end, p, 0)),
+        _end_map(lambda p, end: np.where(p < end, p, 0)),
     ),
     PositionMap(
         "clamped",
         "every position is turned as {last} (clamped)",
-        _by_end(lambda p, end: np.minimum(p, end - 1)),
+        _end_map(lambda p, end: np.minimum(p, end - 1)),
     ),
     PositionMap(
-        "wrapped", "positions start again at 0 (modulo {end})", _by_end(lambda p, end: p % end)
+        "wrapped", "positions start again at 0 (modulo {end})", _end_map(lambda p, end: p % end)
     ),
 )
 #: What programs do with negative positions; without a table, ``end`` is 0.
 NEGATIVE = (
-    PositionMap("", "is turned backwards, as it should be", _by_end(lambda p, end: p)),
+    PositionMap("", "is turned backwards, as it should be", _end_map(lambda p, end: p)),
     PositionMap(
         "negative-wraps",
         "counts from the table's end (-1 is {last})",
-        _by_end(lambda p, end: p + end * (p < 0)),
+        _end_map(lambda p, end: p + end * (p < 0)),
     ),
     PositionMap(
         "negative-unsigned",
         "is turned as if it were positive",
-        _by_end(lambda p, end: p * np.sign(p)),
+        _end_map(lambda p, end: p * np.sign(p)),
     ),
-    PositionMap("negative-clamped", "is turned as 0", _by_end(lambda p, end: np.maximum(p, 0))),
+    PositionMap("negative-clamped", "is turned as 0", _end_map(lambda p, end: np.maximum(p, 0))),
 )
 _GARBAGE = "it gives something else (memory outside the table, or other rows)"
 
 
-def _maps_by_row(asked: int, row: int, last: int) -> Iterator[tuple[PositionMap, int]]:
+def _maps_by_row(position: int, row: int, last: int) -> Iterator[tuple[PositionMap, int]]:
     """Maps that give ``row`` for the position ``asked``, each with the length of its table.
 
     ``last`` is the highest row that any token was given.
     """
     not_turned, clamped, wrapped = BEYOND
-    length = abs(int(asked) - int(row))
-    if asked < 0:  # a negative position may also wrap from the other end
+    length = abs(int(position) - int(row))
+    if position < 0:  # a negative position may also wrap from the other end
         yield from ((position_map, length) for position_map in (*reversed(NEGATIVE[1:]), wrapped))
-    elif asked > 0:
-        yield from ((not_turned, int(asked)), (clamped, int(last) + 1))
+    elif position > 0:
+        yield from ((not_turned, int(position)), (clamped, int(last) + 1))
         yield from [(wrapped, length)] * (length > 0)
 
 
@@ -132,19 +132,19 @@ def add_limits(measured: Measured) -> None:
     """Add findings about a table's end, rounded positions and negative positions."""
     first_rounded: dict[str, int] = {}
     max_position = measured.max_position
-    near = (p + step for p in powers_of_two(max_position)[3:] for step in (-1, 1))
-    positions = [p for p in near if p <= max_position]
+    neighbours = (p + step for p in powers_of_two(max_position)[3:] for step in (-1, 1))
+    positions = [p for p in neighbours if p <= max_position]
     # most functions take all positions in one call; a position with a wrong result is tried alone
-    together = _find_dtypes(measured, measured.results(*positions, in_one_call=True))
+    dtypes = _find_dtypes(measured, measured.results(*positions, single_call=True))
 
-    def dtype_of(position: int, others: Iterable[str] = ()) -> str | None:
+    def dtype_of(position: int, further: Iterable[str] = ()) -> str | None:
         """The dtype that the position was rounded to: float64, one found before, or another one."""
-        likely = ("float64", *first_rounded, *others)
+        likely = ("float64", *first_rounded, *further)
         for dtype in likely:
-            if dtype in together.get(position, ()):
+            if dtype in dtypes.get(position, ()):
                 return dtype
-        alone = _find_dtypes(measured, measured.results(position)).get(position, ())
-        return next((dtype for dtype in likely if dtype in alone), None)
+        dtypes_alone = _find_dtypes(measured, measured.results(position)).get(position, ())
+        return next((dtype for dtype in likely if dtype in dtypes_alone), None)
 
     last_good, end = 0, None
     for position in positions:
@@ -165,17 +165,18 @@ def add_limits(measured: Measured) -> None:
         where = f": {position} is turned as if it were {int(rounded(position, dtype))}"
         measured.add(positions_in(dtype, where))
     name, negative = _describe_negative_positions(measured, end)
-    said = [make_finding(name, negative=negative)] if name else []
-    measured.add(*said, negative=negative)
+    findings = [make_finding(name, negative=negative)] if name else []
+    measured.add(*findings, negative=negative)
 
 
 def _find_dtypes(measured: Measured, results: Mapping[int, Complex]) -> dict[int, list[str]]:
     """The dtypes that each of these positions may have been rounded to, the finest first."""
     places, shifts = np.array([*results], np.float64), measured.shifts(results)
     fitting = [shifts.fit_each(rounded(places, dtype) - places).tolist() for dtype in DTYPES]
-    of_each = zip(*fitting, strict=True)  # for each position, whether each dtype fits
+    fits_by_position = zip(*fitting, strict=True)  # for each position, whether each dtype fits
     return {
-        position: [*compress(DTYPES, fits)] for position, fits in zip(results, of_each, strict=True)
+        position: [*compress(DTYPES, fits)]
+        for position, fits in zip(results, fits_by_position, strict=True)
     }
 
 
@@ -211,8 +212,8 @@ def _find_map(
     for before in dict.fromkeys((int(offset) if offset % 1 == 0 else 0, 0)):
         rows = end + before if end else 0
         for position_map in maps:
-            turned_as = position_map.turned_as(places + before, rows) - before
-            if shifts.fit_each(turned_as - places).all():
+            mapped = position_map.function(places + before, rows) - before
+            if shifts.fit_each(mapped - places).all():
                 return position_map.name, position_map.text(rows)
     return None
 
@@ -226,9 +227,9 @@ def _fitting_maps(
         fitting = ends
         for token in tokens:
             # many ends may lead to the same position
-            rows = position_map.turned_as(places[token], fitting) + 0 * fitting
-            turned_as, of_end = np.unique(rows, return_inverse=True)
-            fitting = fitting[shifts.fit(token, turned_as - places[token])[of_end]]
+            rows = position_map.function(places[token], fitting) + 0 * fitting
+            mapped, index = np.unique(rows, return_inverse=True)
+            fitting = fitting[shifts.fit(token, mapped - places[token])[index]]
             if not len(fitting):
                 break
         if len(fitting):
@@ -248,10 +249,12 @@ def find_offset(spectrum: Spectrum) -> tuple[float | None, list[Finding]]:
     if not fits.any():
         return None, [make_finding("constant-phase")]
     order = np.lexsort((errors.max(axis=1), candidates != 0))
-    offset, *others = candidates[order][fits[order]].tolist()
-    more = f" ({', '.join(f'{p:+g}' for p in others)} within rounding)" if others else ""
-    more += f": position 0 is turned as {offset:g}. Scores are right, but keys that other code "
-    finding = make_finding("offset", offset=offset, more=f"{more}has turned do not match")
+    offset, *other_offsets = candidates[order][fits[order]].tolist()
+    details = (
+        f" ({', '.join(f'{p:+g}' for p in other_offsets)} within rounding)" if other_offsets else ""
+    )
+    details += f": position 0 is turned as {offset:g}. Scores are right, but keys that other code "
+    finding = make_finding("offset", offset=offset, more=f"{details}has turned do not match")
     return offset, [finding] if offset else []
 
 
@@ -265,14 +268,14 @@ class Tokens:
     index: NDArray[np.intp]  # the index of each token, counted through the whole batch
     positions: NDArray[Any]  # all recorded positions, [batch, seq] or [batch, seq, n_axes]
 
-    def of(self, some: NDArray[np.bool_]) -> Tokens:
+    def select(self, is_chosen: NDArray[np.bool_]) -> Tokens:
         """The tokens for which ``some`` is true."""
-        return Tokens(self.index[some], self.positions)
+        return Tokens(self.index[is_chosen], self.positions)
 
-    def moved(self, hypothesis: Hypothesis, turns: Turns) -> Iterator[Hypothesis]:
-        """The hypothesis at other positions, if these explain every token."""
+    def find_moves(self, hypothesis: Hypothesis, turns: Turns) -> Iterator[Hypothesis]:
+        """The hypothesis at other positions, if they explain every token."""
         changes, rope, places, rows = hypothesis
-        shifts = Shifts.of(hypothesis, turns)
+        shifts = Shifts.from_hypothesis(hypothesis, turns)
         for offset in shifts.shared(OFFSETS[1:]).tolist():
             yield suppose(rope, places + offset, *changes, *offset_changes(offset))
         every = places if places.ndim == 1 else places[:, 0]
@@ -286,11 +289,13 @@ class Tokens:
             names = self.name_positions(mapped, every)
             yield suppose(rope, every_axis_of(rope, mapped), *changes, *names)
 
-    def moved_far(self, hypothesis: Hypothesis, turns: Turns) -> Iterator[Hypothesis]:
+    def find_far_moves(self, hypothesis: Hypothesis, turns: Turns) -> Iterator[Hypothesis]:
         """The hypothesis at positions far from those recorded, on each axis alone."""
         changes, rope, places, _ = hypothesis
         if not isinstance(rope.axes, Mixed):
-            names, mapped = find_far_positions(Shifts.of(hypothesis, turns), rope, places, self)
+            names, mapped = find_far_positions(
+                Shifts.from_hypothesis(hypothesis, turns), rope, places, self
+            )
             if names:
                 yield suppose(rope, mapped, *changes, *names)
 
@@ -299,16 +304,16 @@ class Tokens:
         """Positions that a program may use for the recorded ones."""
         # a program may shift positions, round them, or count the tokens of a row
         counted = np.arange(int(self.positions.shape[1]), dtype=np.float64)
-        known: Floats = np.union1d(np.rint(self.positions), counted)
-        shifted = np.unique(np.add.outer(STEPS, known))
+        unshifted: Floats = np.union1d(np.rint(self.positions), counted)
+        shifted = np.unique(np.add.outer(STEPS, unshifted))
         coarse = [rounded(shifted, dtype) for dtype in COARSE]
         coarse += [
-            np.add.outer(STEPS, np.unique(rounded(known, dtype))).ravel() for dtype in COARSE
+            np.add.outer(STEPS, np.unique(rounded(unshifted, dtype))).ravel() for dtype in COARSE
         ]
         return np.unique(np.concatenate([shifted, *coarse])).astype(np.int64)
 
     def map_positions(self, shifts: Shifts, places: _Places) -> NDArray[np.int64] | None:
-        """The position that turns each token, near the recorded ones; None if one has none."""
+        """The position that explains each token, near the recorded one; None if one has none."""
         mapped = np.empty(len(places), np.int64)
         for token, place in enumerate(places):
             fitting = self._candidates[shifts.fit(token, self._candidates - place)]
@@ -323,15 +328,15 @@ class Tokens:
             return (make_finding("not-turned"),)
         column = self.index % self.positions.shape[1]
         # the first few tokens show an offset even if later positions restart
-        off = mapped - places
-        offsets, counts = np.unique(off[:_FEW], return_counts=True)
-        by = offsets[counts.argmax()] if counts.max() >= min(3, len(off)) else 0
-        offset, wrong = offset_changes(by), off != by
-        if not wrong.any():
+        moves = mapped - places
+        offsets, counts = np.unique(moves[:_FEW], return_counts=True)
+        shift = offsets[counts.argmax()] if counts.max() >= min(3, len(moves)) else 0
+        offset, is_wrong = offset_changes(shift), moves != shift
+        if not is_wrong.any():
             return offset
-        first = int(np.argmax(wrong))
-        at = f"token {self.index[first]} (position {places[first]:.15g})"
-        where = f"{at} is turned as {mapped[first]}"
+        first = int(np.argmax(is_wrong))
+        token_text = f"token {self.index[first]} (position {places[first]:.15g})"
+        where = f"{token_text} is turned as {mapped[first]}"
         coarse = {dtype: positions_in(dtype, f": {where}") for dtype in COARSE}
         # positions that would explain the tokens, with the findings; a single row is the first row
         likely: list[tuple[NDArray[Any], Changes]] = [
@@ -340,53 +345,53 @@ class Tokens:
         for dtype, step in product(COARSE, STEPS):
             names = (*offset_changes(step), coarse[dtype])
             shifted = rounded(places + step, dtype), rounded(places, dtype) + step
-            likely += [(expected, names) for expected in shifted]
+            likely += [(explained, names) for explained in shifted]
         for dtype in COARSE:
             far = np.abs(mapped) > 1 / ROUNDING[dtype]
             # rounding is evident if the positions used are rounded, and the recorded ones are not
-            is_rounded, *others = (
-                np.array_equal(rounded(some[far], dtype), some[far])
-                for some in (mapped, column, places)
+            is_rounded, *are_rounded = (
+                np.array_equal(rounded(numbers[far], dtype), numbers[far])
+                for numbers in (mapped, column, places)
             )
-            if far.sum() >= _FEW and is_rounded and not all(others):
+            if far.sum() >= _FEW and is_rounded and not all(are_rounded):
                 offset += (coarse[dtype],)
-        if not by and not wrong.all() and np.array_equal(mapped, (1 + wrong) * places):
-            which = self.name_some(wrong, places)
-            return make_finding("tokens", which=which, more=""), make_finding("twice")
+        if not shift and not is_wrong.all() and np.array_equal(mapped, (1 + is_wrong) * places):
+            listed = self.name_some(is_wrong, places)
+            return make_finding("tokens", which=listed, more=""), make_finding("twice")
         # a program adds an offset before it looks the position up in a table, or afterwards
-        for before in dict.fromkeys((by, 0)):
-            asked, rows = places + before, mapped - (by - before)
-            named = _maps_by_row(asked[first], rows[first], rows.max())
+        for before in dict.fromkeys((shift, 0)):
+            shifted_places, rows = places + before, mapped - (shift - before)
+            position_maps = _maps_by_row(shifted_places[first], rows[first], rows.max())
             likely += [
                 (
-                    position_map.turned_as(asked, end) + by - before,
+                    position_map.function(shifted_places, end) + shift - before,
                     (*offset, position_map.finding(end, int(before))),
                 )
-                for position_map, end in named
+                for position_map, end in position_maps
             ]
         restart = make_finding("restart", how="restart elsewhere", where=where)
-        is_garbage = _is_garbage(mapped, places, wrong)
+        is_garbage = _is_garbage(mapped, places, is_wrong)
         counted = "count on through the recording and do not restart"
         likely += [
             (column, (*offset, make_finding("restart", how=counted, where=where))),
             (mapped, (*offset, _garbage_from(int(places[first])) if is_garbage else restart)),
         ]
-        return next(names for expected, names in likely if np.array_equal(mapped, expected))
+        return next(names for explained, names in likely if np.array_equal(mapped, explained))
 
     def name_some(self, is_bad: NDArray[np.bool_], places: NDArray[Any]) -> str:
         """A text that lists the wrong tokens; ``places`` are ``[T]`` or ``[T, n_axes]``."""
         places = places.reshape(len(is_bad), -1).max(axis=1)
-        good, bad = places[~is_bad], places[is_bad]
-        if good.max() < bad.min():
-            return f"tokens from position {bad.min():.15g} on"
-        if bad.max() < good.min():
-            return f"tokens up to position {bad.max():.15g}"
-        return f"some tokens, such as {self.index[is_bad][0]} at position {bad[0]:.15g},"
+        right_places, wrong_places = places[~is_bad], places[is_bad]
+        if right_places.max() < wrong_places.min():
+            return f"tokens from position {wrong_places.min():.15g} on"
+        if wrong_places.max() < right_places.min():
+            return f"tokens up to position {wrong_places.max():.15g}"
+        return f"some tokens, such as {self.index[is_bad][0]} at position {wrong_places[0]:.15g},"
 
 
-def offset_changes(by: float) -> Changes:
+def offset_changes(offset: float) -> Changes:
     """The finding that positions are off by a number; empty if the number is 0."""
-    return (make_finding("offset", offset=by, more=""),) if by else ()
+    return (make_finding("offset", offset=offset, more=""),) if offset else ()
 
 
 def _is_garbage(mapped: _Places, places: _Places, wrong: NDArray[np.bool_]) -> bool:
@@ -405,22 +410,22 @@ def find_maps(
     shifts: Shifts, places: _Places, is_right: NDArray[np.bool_]
 ) -> Iterator[tuple[Finding, _Places]]:
     """Maps for positions beyond a table's end, or below 0, that explain every wrong token."""
-    wrong = places[~is_right]
-    if not len(wrong) or not is_right.any() or np.any(places % 1):
+    wrong_places = places[~is_right]
+    if not len(wrong_places) or not is_right.any() or np.any(places % 1):
         return
     maps, ends = NEGATIVE[1:], np.arange(_FAR)
-    if wrong.min() >= 0:
+    if wrong_places.min() >= 0:
         # the table ends after the last right token before the wrong ones
-        first = int(wrong.min())
+        first = int(wrong_places.min())
         last_right = int(places[is_right & (places < first)].max(initial=0))
         maps, ends = BEYOND, np.arange(max(last_right + 1, first - _FAR), first + 1)
-    elif wrong.max() >= 0:
+    elif wrong_places.max() >= 0:
         return
     # if several ends fit, report the position of the first wrong token, which was seen
     for position_map, end in _fitting_maps(
         shifts, places, np.flatnonzero(~is_right).tolist(), maps, ends
     ):
-        yield position_map.finding(end), position_map.turned_as(places, end)
+        yield position_map.finding(end), position_map.function(places, end)
 
 
 def find_far_positions(
@@ -430,7 +435,7 @@ def find_far_positions(
     mapped = np.array(places).reshape(len(places), -1)
     axis_of_pair = np.array(rope.axes.axis_of_pair(rope.num_pairs))
     every = _nearest(_FAR)
-    named: list[tuple[Changes, Changes]] = []  # findings without the axis, and with it
+    found_changes: list[tuple[Changes, Changes]] = []  # findings without the axis, and with it
     for axis in range(rope.axes.n_axes):
         pairs = np.flatnonzero(axis_of_pair == axis).tolist()
         if not pairs:
@@ -439,16 +444,16 @@ def find_far_positions(
         if not all(map(len, fitting)):
             return (), places
         column = mapped[:, axis].copy()
-        (plain, _), (with_axis, by) = (
+        (unplaced, _), (placed, offsets) = (
             _name_offsets(fitting, column, tokens, on) for on in ("", f" on axis {axis}")
         )
-        if plain and len(pairs) < _LEAST_PAIRS:
+        if unplaced and len(pairs) < _LEAST_PAIRS:
             return (), places
-        mapped[:, axis] += by
-        named.append((plain, with_axis))
-    changes = tuple(change for _, with_axis in named for change in with_axis)
-    if len({plain for plain, _ in named}) == 1:  # the same on every axis, as for text
-        changes = named[0][0]
+        mapped[:, axis] += offsets
+        found_changes.append((unplaced, placed))
+    changes = tuple(change for _, placed in found_changes for change in placed)
+    if len({unplaced for unplaced, _ in found_changes}) == 1:  # alike on every axis, as for text
+        changes = found_changes[0][0]
     return changes, mapped.reshape(np.shape(places))
 
 
@@ -462,30 +467,32 @@ def _name_offsets(
     rows = tokens.index // tokens.positions.shape[1]
 
     def shared(row: int | None) -> _Places:
-        some = (offsets for offsets, at in zip(fitting, rows, strict=True) if row in (None, at))
-        return reduce(np.intersect1d, some)
+        pairs = zip(fitting, rows.tolist(), strict=True)
+        return reduce(np.intersect1d, (offsets for offsets, r in pairs if row in (None, r)))
 
     def likely(offsets: _Places) -> int:
         return 0 if 0 in offsets else int(np.sort(offsets)[len(offsets) // 2])
 
-    def offset(by: int, rows: str = "") -> Changes:
-        return (make_finding("offset", offset=by, more=f"{on}{rows}"),) if by else ()
+    def offset(shift: int, rows: str = "") -> Changes:
+        return (make_finding("offset", offset=shift, more=f"{on}{rows}"),) if shift else ()
 
     if len(common := shared(None)):
-        by = likely(common)
-        return offset(by), np.full(len(places), by)
-    of_rows = {row: shared(row) for row in np.unique(rows).tolist()}
-    if len(of_rows) > 1 and len(of_rows) < len(tokens.index) and all(map(len, of_rows.values())):
-        by_row = {row: likely(offsets) for row, offsets in of_rows.items()}
-        (first_row, first_by), *others = ((row, by) for row, by in by_row.items() if by)
-        listed = "".join(f", {by:+d} in row {row}" for row, by in others[: _MAX_ROWS - 1])
-        more = ", and so are others" if len(others) >= _MAX_ROWS else ""
-        where = f" in row {first_row}{listed} of the batch{more}"
-        return offset(first_by, where), np.array([by_row[row] for row in rows.tolist()])
-    by_token = np.array([likely(offsets) for offsets in fitting])
+        shift = likely(common)
+        return offset(shift), np.full(len(places), shift)
+    row_offsets = {row: shared(row) for row in np.unique(rows).tolist()}
+    if 1 < len(row_offsets) < len(tokens.index) and all(map(len, row_offsets.values())):
+        row_shifts = {row: likely(offsets) for row, offsets in row_offsets.items()}
+        (first_row, first_shift), *further = (
+            (row, step) for row, step in row_shifts.items() if step
+        )
+        listed = "".join(f", {step:+d} in row {row}" for row, step in further[: _MAX_ROWS - 1])
+        rest = ", and so are others" if len(further) >= _MAX_ROWS else ""
+        where = f" in row {first_row}{listed} of the batch{rest}"
+        return offset(first_shift, where), np.array([row_shifts[row] for row in rows.tolist()])
+    token_shifts = np.array([likely(offsets) for offsets in fitting])
     if not on:
-        return tokens.name_positions(places + by_token, places), by_token
-    first = int(np.flatnonzero(by_token)[0])
-    place, turned_as = places[first], places[first] + by_token[first]
-    where = f"token {tokens.index[first]} (position {place:.15g}) is turned as {turned_as:.15g}"
-    return (make_finding("restart", how=f"{on} differ".strip(), where=where),), by_token
+        return tokens.name_positions(places + token_shifts, places), token_shifts
+    first = int(np.flatnonzero(token_shifts)[0])
+    place, mapped = places[first], places[first] + token_shifts[first]
+    where = f"token {tokens.index[first]} (position {place:.15g}) is turned as {mapped:.15g}"
+    return (make_finding("restart", how=f"{on} differ".strip(), where=where),), token_shifts

@@ -91,10 +91,10 @@ class Measured:
         """Add findings to the report, and change other fields."""
         self.report = add_findings(self.report, *findings, **changed_fields)
 
-    def results(self, *positions: int, in_one_call: bool = False) -> dict[int, Complex]:
+    def results(self, *positions: int, single_call: bool = False) -> dict[int, Complex]:
         """The function's results divided by its factor, at positions that it does not refuse."""
         results: dict[int, Complex] = {}
-        for call in [positions] if in_one_call else [(position,) for position in positions]:
+        for call in [positions] if single_call else [(position,) for position in positions]:
             try:
                 z = self.probe(call) / (self.report.attention_factor or 1.0)
                 results.update(zip(call, z, strict=True))
@@ -107,4 +107,4 @@ class Measured:
         positions = np.array([*results], np.float64)
         z = np.array([*results.values()]).reshape(len(positions), len(self.spectrum.inv_freq))
         error, offset = 64 * self.probe.rounding + FACTOR_ROOM, self.report.position_offset
-        return Shifts.of_function(self.spectrum, positions, z, error, offset)
+        return Shifts.from_spectrum(self.spectrum, positions, z, error, offset)

@@ -22,7 +22,7 @@ class Ramp(NamedTuple):
     plain: Floats  # [num_pairs], the powers of the base
 
     @property
-    def between(self) -> NDArray[np.intp]:
+    def partial_pairs(self) -> NDArray[np.intp]:
         """The pairs that are partly divided: neither kept nor divided by the whole factor."""
         return np.flatnonzero((self.shares > 0) & (self.shares < 1))
 
@@ -33,9 +33,9 @@ class Ramp(NamedTuple):
 
     def fit(self, coordinates: Floats) -> tuple[float, float] | None:
         """Where a share linear in the coordinates leaves 1 and reaches 0; None if it jumps."""
-        if len(self.between) < 2:
+        if len(self.partial_pairs) < 2:
             return None
-        ends = self.between[[0, -1]]
+        ends = self.partial_pairs[[0, -1]]
         (x0, x1), (share0, share1) = coordinates[ends], self.shares[ends]
         # a ramp that does not fall ends far beyond all pairs
         slope = max(float((share0 - share1) / (x1 - x0)), 1e-9)

@@ -13,7 +13,7 @@ from phasor.errors import TensorError
 from phasor.identification.calling import Caller, RefusedError
 from phasor.identification.causes import Finder
 from phasor.identification.frequencies import other_ropes
-from phasor.identification.hypotheses import Meant, is_vague, suppose
+from phasor.identification.hypotheses import ExpectedRope, is_vague, suppose
 from phasor.identification.members import compare_queries_and_keys
 from phasor.identification.positions import Tokens
 from phasor.identification.recordings import (
@@ -39,7 +39,7 @@ from phasor.rope import Rope
 
 # a function that is called with the completed share, from 0 to 1
 Advance = Callable[[float], None]
-# tokens that are read at once, to bound memory, and tokens of which all heads are checked
+# tokens that are read at once, to bound memory, and tokens whose heads are all checked
 _CHUNK, _SAMPLE = 1 << 13, 64
 # wrong tokens that are searched for causes, to bound time, and the same with their neighbours; the
 # verdict states how many tokens were searched
@@ -89,20 +89,25 @@ def verify_side(
         change = Finding("no-rotation", text)
     else:
         choices = vectors_of(arrays, side, rope or layers.ropes[0], dims)
-    meant = None
+    expected = None
     if rope is not None:
         length = seq_len or max(int(float(choices[0].positions.max())) + 1, 1)
-        static = [(k, static_rope(r, length)) for k, r in layers.kinds.items() if r]
-        own_rope = static_rope(rope, length)
-        meant = Meant(own_rope, rope, [other for other in static if other[1] != own_rope], length)
+        static_ropes = [(k, static_rope(r, length)) for k, r in layers.kinds.items() if r]
+        own_static = static_rope(rope, length)
+        expected = ExpectedRope(
+            own_static,
+            rope,
+            [item for item in static_ropes if item[1] != own_static],
+            length,
+        )
     factor = layers.query_factors.get(kind, QueryFactor()) if side == "q" else QueryFactor()
     verdicts = (
-        (vectors.dims, _verify_vectors(vectors, meant, factor, advance)) for vectors in choices
+        (vectors.dims, _verify_vectors(vectors, expected, factor, advance)) for vectors in choices
     )
-    found = [(order, verdict) for order, verdict in verdicts if verdict is not None]
+    explained = [(order, verdict) for order, verdict in verdicts if verdict is not None]
     # with a wrong order of dimensions some turns may fit by chance, but no cause does
-    clear = [(order, verdict) for order, verdict in found if not is_vague(verdict.changes)]
-    best = [(order, verdict) for order, verdict in found if not verdict] or clear or found
+    clear = [(order, verdict) for order, verdict in explained if not is_vague(verdict.changes)]
+    best = [(order, verdict) for order, verdict in explained if not verdict] or clear or explained
     if len(best) > 1:
         orders = " and as ".join(repr(order) for order, _ in best)
         raise TensorError(f"{side} can be read as {orders}, and both explain it: give dims")
@@ -111,33 +116,37 @@ def verify_side(
 
 
 def _verify_vectors(
-    vectors: Vectors, meant: Meant | None, factor: QueryFactor, advance: Advance | None
+    vectors: Vectors, expected: ExpectedRope | None, factor: QueryFactor, advance: Advance | None
 ) -> SideVerification | None:
     """The verdict; None if no pairs of coordinates explain the recording as turns."""
     size = vectors.num_tokens
-    vectors = vectors.in_own_dtype(_choose_tokens(size, np.array([], np.intp)))
-    bad, lost = _find_bad_tokens(vectors, None if meant is None else meant.rope, advance=advance)
+    vectors = vectors.with_coarsest_dtype(_choose_tokens(size, np.array([], np.intp)))
+    wrong, lost = _find_bad_tokens(
+        vectors, None if expected is None else expected.rope, advance=advance
+    )
     if len(lost):
         _check_that_a_table_ends(vectors, lost)
     verdict = SideVerification(name=vectors.name, tokens=size)
-    if meant is None and len(bad):  # the recording may precede the query factor
-        bad, _ = _find_bad_tokens(vectors, None, factor)
-    tokens = _choose_tokens(size, bad)
+    if expected is None and len(wrong):  # the recording may precede the query factor
+        wrong, _ = _find_bad_tokens(vectors, None, factor)
+    tokens = _choose_tokens(size, wrong)
     sample = vectors.sample(tokens)
-    if meant is None:
-        return replace(verdict, changes=(_name_change(sample),)) if len(bad) else verdict
+    if expected is None:
+        return replace(verdict, changes=(_name_change(sample),)) if len(wrong) else verdict
     if not sample.x.any():
         raise TensorError(
             f"{vectors.name} must contain other numbers than 0, from which nothing can be read"
         )
-    if not len(bad):
-        undecided, roundings = _find_undecided(sample, meant)
+    if not len(wrong):
+        undecided, roundings = _find_undecided(sample, expected)
         return replace(verdict, undecided=undecided, roundings=roundings)
-    found = Finder(meant, sample, Tokens(tokens, vectors.positions)).find()
-    first, score = _first_wrong(vectors, bad, meant.rope)
-    if not found.changes:
+    diagnosis = Finder(expected, sample, Tokens(tokens, vectors.positions)).find()
+    first, score = _first_wrong(vectors, wrong, expected.rope)
+    if not diagnosis.changes:
         return None
-    return replace(verdict, **found._asdict(), position=first, score=score, sought_in=len(tokens))
+    return replace(
+        verdict, **diagnosis._asdict(), position=first, score=score, sought_in=len(tokens)
+    )
 
 
 def _find_bad_tokens(
@@ -154,21 +163,21 @@ def _find_bad_tokens(
     parts = [(chunk, slice(0, 1)) for chunk in chunks]
     parts.append((np.unique(np.linspace(0, count - 1, _SAMPLE).astype(np.intp)), slice(1, None)))
     # samples are [tokens, heads, head_dim]
-    bad, lost = list[NDArray[np.intp]](), list[NDArray[np.intp]]()
+    wrong, lost = list[NDArray[np.intp]](), list[NDArray[np.intp]]()
     for tokens, heads in parts:
         sample = vectors.sample(tokens, heads)
         is_finite = [np.asarray(np.isfinite(s).all(axis=(1, 2))) for s in (sample.x, sample.y)]
         if not is_finite[0].all():
             raise _not_finite(vectors.name, tokens[~is_finite[0]][0])
         lost.append(tokens[~is_finite[1]])
-        tokens, sample = tokens[is_finite[1]], sample.of(is_finite[1])
+        tokens, sample = tokens[is_finite[1]], sample.select(is_finite[1])
         if factor is not None:
             places = sample.positions.reshape(len(sample.x), -1).max(axis=1)
             sample = sample._replace(x=factor(places)[:, None, None] * sample.x)
-        bad.append(tokens[~rotates_as(sample, rope).all(axis=1)])
+        wrong.append(tokens[~rotates_as(sample, rope).all(axis=1)])
         if advance is not None:
-            advance(len(bad) / len(parts))
-    return np.unique(np.concatenate(bad + lost)), np.unique(np.concatenate(lost))
+            advance(len(wrong) / len(parts))
+    return np.unique(np.concatenate(wrong + lost)), np.unique(np.concatenate(lost))
 
 
 def _check_that_a_table_ends(vectors: Vectors, lost: NDArray[np.intp]) -> None:
@@ -195,48 +204,55 @@ def _name_change(sample: Sample) -> Finding:
     return make_finding("turned")
 
 
-def _choose_tokens(count: int, bad: NDArray[np.intp]) -> NDArray[np.intp]:
+def _choose_tokens(count: int, wrong: NDArray[np.intp]) -> NDArray[np.intp]:
     """The tokens to explain: some evenly spread, some at doubling distances, and wrong ones."""
     spread = np.linspace(0, count - 1, _SAMPLE // 2).astype(np.intp)
     # neighbours of wrong tokens are included, because a restart or a table's end shows there
-    near_bad = [t + step for t in bad[:_WITH_NEIGHBOURS].tolist() for step in (-1, 0, 1)]
-    some_bad = bad[np.linspace(0, max(len(bad) - 1, 0), min(_WRONG, len(bad))).astype(np.intp)]
+    neighbours = [t + step for t in wrong[:_WITH_NEIGHBOURS].tolist() for step in (-1, 0, 1)]
+    some_wrong = wrong[
+        np.linspace(0, max(len(wrong) - 1, 0), min(_WRONG, len(wrong))).astype(np.intp)
+    ]
     tokens = np.unique(
-        np.array([*spread, *powers_of_two(count), *near_bad, *some_bad], dtype=np.intp)
+        np.array([*spread, *powers_of_two(count), *neighbours, *some_wrong], dtype=np.intp)
     )
     return tokens[(tokens >= 0) & (tokens < count)]
 
 
-def _first_wrong(vectors: Vectors, bad: NDArray[np.intp], rope: Rope) -> tuple[float, float | None]:
+def _first_wrong(
+    vectors: Vectors, wrong: NDArray[np.intp], rope: Rope
+) -> tuple[float, float | None]:
     """The wrong position nearest to 0, and the error of a unit vector there."""
     # with several axes, a token's position is its largest coordinate
-    columns = np.divmod(bad, vectors.positions.shape[1])
-    places = vectors.positions[columns].astype(np.float64).reshape(len(bad), -1).max(axis=1)
+    columns = np.divmod(wrong, vectors.positions.shape[1])
+    places = vectors.positions[columns].astype(np.float64).reshape(len(wrong), -1).max(axis=1)
     token = int(np.argmin(np.abs(places)))
-    sample, arrangement = vectors.sample(bad[token : token + 1]), arrangement_of(rope)
-    expected = rotate(sample.x, sample.positions, rope)
-    off = sample._replace(y=sample.y - expected)
+    sample, arrangement = vectors.sample(wrong[token : token + 1]), arrangement_of(rope)
+    predicted = rotate(sample.x, sample.positions, rope)
+    errors = sample._replace(y=sample.y - predicted)
     # in a table each pair is a unit vector
-    sizes = np.maximum(np.linalg.norm(expected, axis=-1), 1e-300)
-    if not np.isfinite(off.y).all():
+    sizes = np.maximum(np.linalg.norm(predicted, axis=-1), 1e-300)
+    if not np.isfinite(errors.y).all():
         return float(places[token]), None
-    of_pairs, of_heads = np.abs(off.pairs(arrangement)[1]), np.linalg.norm(off.y, axis=-1) / sizes
-    return float(places[token]), float((of_pairs if vectors.is_table else of_heads).max())
+    pair_errors, head_errors = (
+        np.abs(errors.pairs(arrangement)[1]),
+        np.linalg.norm(errors.y, axis=-1) / sizes,
+    )
+    return float(places[token]), float((pair_errors if vectors.is_table else head_errors).max())
 
 
-def _find_undecided(sample: Sample, meant: Meant) -> tuple[tuple[str, ...], Changes]:
+def _find_undecided(sample: Sample, expected: ExpectedRope) -> tuple[tuple[str, ...], Changes]:
     """What else would explain a recording that fits the rope, and float32 roundings that show."""
-    turns = measure_turns(sample, arrangement_of(meant.rope))
+    turns = measure_turns(sample, arrangement_of(expected.rope))
     if turns is None:
         return (), ()
     # another factor would show whatever the angles are, so only other ropes remain
     low, high = turns.gain
     fitting = (
         changes[0].sentence
-        for changes, rope, *turned in other_ropes(meant, turns.positions)
+        for changes, rope, *turned in other_ropes(expected, turns.positions)
         if low <= rope.attention_factor <= high and turns.misfit(rope, *turned).max() <= 1
     )
-    roundings = find_float32(turns, suppose(meant.rope, turns.positions))
+    roundings = find_float32(turns, suppose(expected.rope, turns.positions))
     return tuple(dict.fromkeys(fitting)), roundings
 
 
@@ -246,24 +262,26 @@ def compare_sides(
     """The verdicts about a layer; if a side differs, extended by how queries and keys differ."""
     if queries.changes == keys.changes:
         return queries, keys
-    of_keys = {vectors.dims: vectors for vectors in vectors_of(arrays, "k", rope, dims)}
+    keys_by_dims = {vectors.dims: vectors for vectors in vectors_of(arrays, "k", rope, dims)}
     for vectors in vectors_of(arrays, "q", rope, dims):
-        keys_alike = of_keys.get(vectors.dims)
+        keys_alike = keys_by_dims.get(vectors.dims)
         if keys_alike is None or keys_alike.num_tokens != vectors.num_tokens:
             continue
         tokens = _choose_tokens(vectors.num_tokens, np.array([], np.intp))
         turns = [
-            measure_turns(side.in_own_dtype(tokens).sample(tokens), arrangement_of(rope))
+            measure_turns(side.with_coarsest_dtype(tokens).sample(tokens), arrangement_of(rope))
             for side in (vectors, keys_alike)
         ]
         if turns[0] is None or turns[1] is None:
             continue
-        tolerance = 2 * float(max(of_side.errors.max() for of_side in turns if of_side is not None))
+        tolerance = 2 * float(
+            max(side_turns.errors.max() for side_turns in turns if side_turns is not None)
+        )
         _, finding = compare_queries_and_keys(turns[0].z, turns[1].z, tolerance)
-        wrong = keys if keys.changes else queries
+        differing = keys if keys.changes else queries
         better_names = {"factor-on-one-side": _FACTORS, "keys-turn-backwards": {"direction"}}
         better = better_names.get(finding.name, set[str]())
-        kept = (change for change in wrong.changes if change.name not in better)
-        named = replace(wrong, changes=in_order((finding, *kept)))
-        return (queries, named) if wrong is keys else (named, keys)
+        remaining = (change for change in differing.changes if change.name not in better)
+        extended = replace(differing, changes=in_order((finding, *remaining)))
+        return (queries, extended) if differing is keys else (extended, keys)
     return queries, keys

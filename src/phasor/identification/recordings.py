@@ -23,7 +23,7 @@ from phasor.angles import as_positions
 from phasor.errors import CheckpointError, PhasorError, TensorError
 from phasor.files.tensors import FLOATS, open_file, read_header
 from phasor.identification.spectrum import ROUNDING, Complex, coarsest_dtype
-from phasor.identification.turns import Sample, arrangement_of, one_of_pair
+from phasor.identification.turns import Sample, arrangement_of, drop_repeats
 from phasor.rope import Rope
 
 #: Orders of dimensions: batch, sequence, heads, coordinates. Without ``h`` a row has all heads.
@@ -39,7 +39,7 @@ _WHOLE = {f"{w[0].upper()}{n}": f"{w}{n}" for w in ("int", "uint") for n in (8, 
 _MAX_DIGITS = 9  # of a layer
 # bytes of a file's compressed arrays, which are read as a whole
 _MAX_COMPRESSED = 1 << 28
-# so many different numbers all fit a coarser dtype only if they were rounded to it
+# if so many different numbers all fit a coarser dtype, they were rounded to it
 _TELLING = 32
 
 #: The arrays of a layer by name; bfloat16, which NumPy lacks, as its two bytes.
@@ -66,8 +66,8 @@ def read_recording(source: object) -> dict[int | None, dict[str, NDArray[Any]]]:
     elif isinstance(source, Mapping):
         arrays = iter(cast(Mapping[object, object], source).items())
     else:
-        held = ((name, getattr(source, name, None)) for name in _ATTRIBUTES)
-        arrays = ((name, value) for name, value in held if hasattr(value, "shape"))
+        attributes = ((name, getattr(source, name, None)) for name in _ATTRIBUTES)
+        arrays = ((name, value) for name, value in attributes if hasattr(value, "shape"))
     layers: dict[int | None, dict[str, NDArray[Any]]] = {}
     names: dict[tuple[int | None, str], str] = {}
     for name, value in ((f"{name}", value) for name, value in arrays):
@@ -80,9 +80,9 @@ def read_recording(source: object) -> dict[int | None, dict[str, NDArray[Any]]]:
                 f"cos and sin, cos_sin_cache, freqs_cis or freqs; got {short_repr(name)}"
             )
         layer = int(digits[0]) if digits else None
-        if (other := names.get((layer, short))) is not None:
+        if (other_name := names.get((layer, short))) is not None:
             raise TensorError(
-                f"a recording holds one {short} of a layer, got {short_repr(other)} and "
+                f"a recording holds one {short} of a layer, got {short_repr(other_name)} and "
                 f"{short_repr(name)}; name them by layer, as layers.3.{short}, or verify each alone"
             )
         names[layer, short] = name
@@ -104,8 +104,8 @@ def _read_file(path: Path) -> Iterator[tuple[str, object]]:
     for name, entry in read_header(path).tensors.items():
         dtype = (FLOATS | _WHOLE).get(entry.dtype, entry.dtype)
         _check_dtype(name, dtype)
-        raw = np.dtype("V2" if dtype == "bfloat16" else dtype).newbyteorder("<")
-        yield name, _map_array(path, raw, entry.begin, entry.shape)
+        stored_dtype = np.dtype("V2" if dtype == "bfloat16" else dtype).newbyteorder("<")
+        yield name, _map_array(path, stored_dtype, entry.begin, entry.shape)
 
 
 def _map_array(
@@ -122,8 +122,8 @@ def _read_npz(path: Path) -> Iterator[tuple[str, object]]:
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as stream:
             items = archive.infolist()
-            compressed = [it for it in items if it.compress_type != zipfile.ZIP_STORED]
-            if (size := sum(it.file_size for it in compressed)) > _MAX_COMPRESSED:
+            compressed = [entry for entry in items if entry.compress_type != zipfile.ZIP_STORED]
+            if (size := sum(entry.file_size for entry in compressed)) > _MAX_COMPRESSED:
                 raise TensorError(
                     f"{path} holds {size} bytes in compressed arrays: write it with numpy.savez, "
                     "or as safetensors, of which parts can be read"
@@ -132,20 +132,22 @@ def _read_npz(path: Path) -> Iterator[tuple[str, object]]:
                 name = item.filename.removesuffix(".npy")
                 with archive.open(item) as member:
                     is_first = npy.read_magic(member) == (1, 0)
-                    read = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
-                    shape, is_fortran, dtype = read(member)
+                    read_array_header = (
+                        npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
+                    )
+                    shape, is_fortran, dtype = read_array_header(member)
                     header_size = member.tell()
-                said = header_size + prod(shape) * dtype.itemsize
-                if said != item.file_size:
+                expected_size = header_size + prod(shape) * dtype.itemsize
+                if expected_size != item.file_size:
                     raise CheckpointError(
-                        f"{path}: {name} must have the {said} bytes that its header announces, got "
-                        f"{item.file_size}; write the file again"
+                        f"{path}: {name} must have the {expected_size} bytes that its header "
+                        f"announces, got {item.file_size}; write the file again"
                     )
                 if item.compress_type != zipfile.ZIP_STORED:
                     with archive.open(item) as member:
                         yield name, npy.read_array(member, allow_pickle=False)
                     continue
-                # behind 30 bytes the zip has the name and a further field, whose sizes end those
+                # after 30 bytes come the name and an extra field, whose sizes are the last 4 bytes
                 stream.seek(item.header_offset + 26)
                 sizes = np.frombuffer(stream.read(4), "<u2")
                 begin = item.header_offset + 30 + int(sizes.sum()) + header_size
@@ -173,7 +175,7 @@ def _as_array(name: str, value: Any) -> NDArray[Any]:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:  # such as torch's of meta tensors
         raise TensorError(f"{name} must be an array of numbers: {error}") from None
-    # torch's, ml_dtypes' own, and what numpy.load makes of that
+    # the bfloat16 of torch, of ml_dtypes, and of an ml_dtypes array that numpy.load has read
     is_bfloat16 = text == "bfloat16" or str(array.dtype) in ("bfloat16", "|V2")
     _check_dtype(name, "bfloat16" if is_bfloat16 else str(array.dtype))
     return array.view("V2") if is_bfloat16 else array
@@ -186,10 +188,10 @@ def _check_dtype(name: str, dtype: str) -> None:
         return
     words = (*ROUNDING, *(["complex64", "complex128"] if name.endswith("freqs_cis") else []))
     if dtype not in words:
-        what = "; 8 bits hold no rotated vectors, record before they are quantized"
+        hint = "; 8 bits hold no rotated vectors, record before they are quantized"
         is_8_bits = re.match("float8|F8|u?int8", dtype)
-        expected = f"{name} must be of {', '.join(words)}"
-        raise TensorError(f"{expected}, got {dtype}{what if is_8_bits else ''}")
+        requirement = f"{name} must be of {', '.join(words)}"
+        raise TensorError(f"{requirement}, got {dtype}{hint if is_8_bits else ''}")
 
 
 class Vectors(NamedTuple):
@@ -200,7 +202,7 @@ class Vectors(NamedTuple):
     before: NDArray[Any]
     after: NDArray[Any]
     positions: NDArray[Any]  # [batch, seq], or [batch, seq, n_axes]
-    dtype: str  # in which it was computed
+    dtype: str  # the dtype of the computation
     is_table: bool = False
 
     @property
@@ -213,11 +215,11 @@ class Vectors(NamedTuple):
         before, after = floats(self.before, index), floats(self.after, index)
         return Sample(before, after, self.positions[index[:2]], self.dtype, self.is_table)
 
-    def in_own_dtype(self, tokens: NDArray[np.intp]) -> Vectors:
+    def with_coarsest_dtype(self, tokens: NDArray[np.intp]) -> Vectors:
         """The same vectors with the coarsest dtype that holds all numbers of some tokens.
 
-        Programs that compute in bfloat16 are recorded in float32, which NumPy has. A table says
-        itself in which dtype it is kept.
+        Programs that compute in bfloat16 are recorded in float32, because NumPy has no bfloat16.
+        A table keeps its own dtype.
         """
         numbers = self.sample(tokens).y
         numbers = np.unique(numbers[np.isfinite(numbers)])
@@ -229,14 +231,14 @@ class Vectors(NamedTuple):
 def vectors_of(arrays: Arrays, side: str, rope: Rope, dims: str | None) -> list[Vectors]:
     """The ways to read the recorded arrays: one for each order of dimensions that fits them."""
     head_dim = rope.head_dim
-    for needed in ("positions", side, f"{side}_rotated"):
-        if needed not in arrays:
-            raise TensorError(f"a recording with {', '.join(arrays)} must hold {needed} too")
+    for required in ("positions", side, f"{side}_rotated"):
+        if required not in arrays:
+            raise TensorError(f"a recording with {', '.join(arrays)} must hold {required} too")
     before, after, places = arrays[side], arrays[f"{side}_rotated"], arrays["positions"]
     shape, places = before.shape, as_positions(places)
     if shape != after.shape:
-        both = f"{list(shape)} and {list(after.shape)}"
-        raise TensorError(f"{side} and {side}_rotated must have one shape, got {both}")
+        shapes = f"{list(shape)} and {list(after.shape)}"
+        raise TensorError(f"{side} and {side}_rotated must have one shape, got {shapes}")
     letters = f"{dims}"  # of anything that was given
     fit = len(letters) == len(shape) and set("sd") <= set(letters) <= set("bshd")
     if dims is not None and not fit:
@@ -244,7 +246,7 @@ def vectors_of(arrays: Arrays, side: str, rope: Rope, dims: str | None) -> list[
             f"dims must have a letter for each dimension of {side}, of b, s, h and d, such as "
             f"'bshd', or 'sd' for [tokens, heads * head_dim]; got {dims!r} for {list(shape)}"
         )
-    found: dict[tuple[Any, ...], Vectors] = {}
+    views: dict[tuple[Any, ...], Vectors] = {}
     for order in DIMS.get(len(shape), ()) if dims is None else (dims,):
         view, turned = _view(before, order, head_dim), _view(after, order, head_dim)
         if view is None or turned is None:
@@ -252,20 +254,20 @@ def vectors_of(arrays: Arrays, side: str, rope: Rope, dims: str | None) -> list[
         tokens = _fit_positions(places, view.shape[:2], rope.axes.n_axes)
         if tokens is None:
             continue
-        # what has no positions of its own is as good as a head, one token is as good as a row
+        # a dimension without positions is as good as heads, and one token is as good as a row
         row = "h" if tokens.strides[0] == 0 else "s" if view.shape[1] == 1 else "b"
         column = "h" if tokens.strides[1] == 0 else "s"
         roles = zip(f"{row}{column}hd", view.shape, view.strides, strict=True)
         same = (*sorted(role for role in roles if role[1] > 1),)
-        found.setdefault(same, Vectors(side, order, view, turned, tokens, dtype_of(after)))
-    if not found:
-        given = f"{list(shape)} and positions {list(places.shape)}"
+        views.setdefault(same, Vectors(side, order, view, turned, tokens, dtype_of(after)))
+    if not views:
+        shapes_given = f"{list(shape)} and positions {list(places.shape)}"
         raise TensorError(
             f"{side} must be [tokens, heads * {head_dim}] or have dimensions such as bshd or bhsd "
-            f"with d = {head_dim}, the rope's head_dim, and a position for each token; got {given}"
-            f"{'' if dims is None else f' as {dims!r}'}"
+            f"with d = {head_dim}, the rope's head_dim, and a position for each token; got "
+            f"{shapes_given}{'' if dims is None else f' as {dims!r}'}"
         )
-    return list(found.values())
+    return list(views.values())
 
 
 def _view(array: NDArray[Any], dims: str, head_dim: int) -> NDArray[Any] | None:
@@ -333,27 +335,27 @@ def rows_of_tables(arrays: Arrays, rope: Rope | None) -> tuple[Complex, str]:
     dtype = dtype_of(next(array for name, array in arrays.items() if name in tables))
     dtype = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
     rows = rows.reshape(-1, width)
-    # as many pairs as are meant may be equal: those of two axes, and all at position 0
+    # pairs may be equal although each is listed once: those of two axes, and all at position 0
     if (
         rope is None
         or width != rope.num_pairs
         or (rope.axes.n_axes == 1 and np.any(rows != rows[:, :1]))
     ):
-        rows = one_of_pair(rows)
+        rows = drop_repeats(rows)
     return rows, dtype
 
 
 def vectors_of_rows(
     rows: Complex, dtype: str, rope: Rope, positions: NDArray[Any] | None
 ) -> Vectors:
-    """Vectors whose pairs are all (1, 0), before and after turning by ``[P, num_pairs]``."""
+    """Vectors whose pairs are all (1, 0), before and after a turn by rows ``[P, num_pairs]``."""
     places = np.arange(len(rows)) if positions is None else as_positions(positions)
     if places.size == len(rows):  # on whichever axis: every pair is turned by it
         places = places.reshape(-1, 1).repeat(rope.axes.n_axes, axis=1)
     tokens = _fit_positions(places, (1, len(rows)), rope.axes.n_axes)
     if tokens is None:
-        given = f"{len(rows)} rows and positions {list(places.shape)}"
-        raise TensorError(f"tables must have a row for each position, got {given}")
+        shapes_given = f"{len(rows)} rows and positions {list(places.shape)}"
+        raise TensorError(f"tables must have a row for each position, got {shapes_given}")
     if not np.isfinite(rows).all():
         raise TensorError("tables must be finite, got NaN or infinities")
     # before [1, P, 1, head_dim] each pair is 1 and 0, after that cos and sin

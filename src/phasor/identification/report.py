@@ -13,9 +13,9 @@ from phasor.pairings import Pairing
 from phasor.rope import Rope, plain_axes
 from phasor.scaling import Law, Rule
 
-#: The sentence of each finding; `make_finding` replaces the braces by measured values. First what
-#: differs from a rope that was meant, the most important first. Findings about a table's end,
-#: negative positions and norms have sentences where they are measured.
+#: The sentence of each finding; `make_finding` replaces the braces by measured values. Differences
+#: from the expected rope come first, the most important at the top. Findings about a table's end,
+#: negative positions and norms have their sentences where they are measured.
 SENTENCES = {
     "heads": "Only some heads are wrong, counted from 0: {which}.",
     "tokens": "Only {which} are wrong{more}.",
@@ -25,9 +25,9 @@ SENTENCES = {
     "turned: a temperature by position.",
     "no-rotation": "It is no rotation of pairs of coordinates, even with a common factor; perhaps "
     "the two vectors do not belong together, or a norm lies between them.",
-    "head-width": "Heads: {found} wide instead of {meant}.",
-    "pairing": "Pairing: {found} instead of {meant}.",
-    "slice": "Slice: coordinates {found} turn, instead of {meant}.",
+    "head-width": "Heads: {found} wide instead of {expected}.",
+    "pairing": "Pairing: {found} instead of {expected}.",
+    "slice": "Slice: coordinates {found} turn, instead of {expected}.",
     "direction": "Sign: it turns {way}.",
     "twice": "It is rotated twice: R(2p) instead of R(p).",
     "swapped": "Cos and sin are exchanged.",
@@ -53,9 +53,9 @@ SENTENCES = {
         "A negative position {negative}.",
     ),
     "length": "Length: its frequencies are chosen {which}.",
-    "base": "Base: {found} instead of {meant}.",
+    "base": "Base: {found} instead of {expected}.",
     "law-missing": "Law: {law} is not applied, frequencies are the plain powers.",
-    "law": "Law: {found} instead of {meant}.",
+    "law": "Law: {found} instead of {expected}.",
     "law-twice": "Law: {law} is applied twice.",
     "length-off-by-one": "Length: frequencies are computed for one token {how} than there are.",
     "axis-scaled": "Positions on axis {axis} are multiplied by {factor:.15g}.",
@@ -102,17 +102,17 @@ SENTENCES = {
     "queries-and-keys-differ": "Queries and keys are turned differently, pair {pair} the most: "
     "scores do not depend on distance alone.",
     "exponent-width": "The exponents run over {width}, not over the {rotary_dim} coordinates that "
-    "turn: frequencies are {intended:.15g}^(-2k/{width}). Where pairs were meant not to turn "
-    "(p-RoPE) that is right, in a partial rotation it is not.",
+    "turn: frequencies are {intended:.15g}^(-2k/{width}). That is right where pairs "
+    "should not turn (p-RoPE), and wrong in a partial rotation.",
     "stretch-on-frequencies": "Every frequency is divided by {factor:.15g}^(d/(d-2)), the number "
     "by which NTK-aware scaling multiplies the base.",
     "index-from-one": "Pairs are counted from 1: frequencies are {base:.15g}^(-2(k+1)/"
-    "{rotary_dim}), so that every one is one step too slow.",
+    "{rotary_dim}), so that each frequency is one step too low.",
     "ramp-inverted": "YaRN's ramp runs the wrong way: fast pairs are divided by {factor:.15g} and "
     "slow ones kept, where it should be the other way round.",
 }
-#: The names of findings, causes and changes by what they are about; the pages and ``--json`` have
-#: these and no others. A name that ends in a dtype stands for those of every dtype.
+#: The names of findings, causes and changes by subject; the pages and ``--json`` have no others.
+#: A name that ends in a dtype stands for those of every dtype.
 NAMES = {
     "pairs": (
         "pairing", "slice", "axes", "direction", "swapped", "one-sign", "reflection",
@@ -169,7 +169,7 @@ def make_finding(name: str, /, **measured: Any) -> Finding:
 
 
 def in_order(changes: Iterable[Finding]) -> Changes:
-    """Findings with the most important first; roundings have no order and come last."""
+    """Findings, the most important first; roundings have no order and come last."""
     places = {name: place for place, name in enumerate(SENTENCES)}
     return tuple(sorted(changes, key=lambda change: places.get(change.name, len(places))))
 
@@ -181,8 +181,11 @@ def is_rounding(finding: Finding) -> bool:
 
 def _listed(texts: Sequence[str]) -> list[str]:
     """The first few texts, and how many more the JSON values contain."""
-    more = len(texts) - _MOST_LISTED
-    return [*texts[:_MOST_LISTED], *([f"{more} more, which --json lists"] if more > 0 else [])]
+    remaining = len(texts) - _MOST_LISTED
+    return [
+        *texts[:_MOST_LISTED],
+        *([f"{remaining} more, which --json lists"] if remaining > 0 else []),
+    ]
 
 
 class Difference(ABC):
@@ -207,7 +210,7 @@ class PairFound(NamedTuple):
     written: tuple[int, int]  # its two coordinates after
     inv_freq: float  # radians per position; whole positions cannot tell whole turns
     uncertainty: float  # how far off ``inv_freq`` may be
-    axis: int | None  # the one that drives it; None if it does not turn
+    axis: int | None  # the axis that drives it; None if it does not turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,20 +232,20 @@ class Identification:
         direction: 1 counter-clockwise, -1 clockwise.
         pairs: Every pair.
         base: The base that explains the frequencies best, if one does.
-        law: The law beside it; None for plain powers, and if nothing explains them.
-        known_law: Whether a base and a law explain the frequencies, of all axes or of each: then
-            ``rope.axes`` has them.
-        alternatives: Other laws that give the same frequencies within the uncertainty.
+        law: The law that goes with it; None for plain powers, and if nothing explains them.
+        known_law: Whether a base and a law explain the frequencies of all axes, or of each axis;
+            then ``rope.axes`` has them.
+        alternatives: Other laws with the same frequencies within the uncertainty.
         rule: The rule that picks other laws at other lengths, if there is one.
         position_offset: The number added to a position before it is turned.
         table_end: The first position that is not turned as the lower ones are.
         beyond: What happens from there on.
         negative: What happens to negative positions.
-        precision: Positions, and the largest error of a turned unit vector near them.
+        precision: Positions with the largest error of a turned unit vector near each.
         findings: The findings, worst first.
         rope: The Rope that does the same to whole positions (shifted by ``position_offset``, its
             result times ``attention_factor`` inside the slice), None if no Rope does.
-        error: The largest difference seen between that and the function, for unit vectors.
+        error: The largest difference seen between the Rope and the function, for unit vectors.
         why_no_rope: The reason why ``rope`` is None.
     """
 
@@ -316,7 +319,7 @@ class Identification:
         if sum(pair.inv_freq != 0 for pair in self.pairs) == 1:
             return "One frequency fits any base."
         if any(pair.uncertainty > max(abs(pair.inv_freq), 1e-9) for pair in self.pairs):
-            return "No law is told: some pairs are not told from pairs that stand still."
+            return "No law was determined: some pairs hardly differ from pairs that stand still."
         return "No known law gives these frequencies."
 
     def _pair_sentences(self) -> list[str]:
@@ -338,8 +341,8 @@ def add_findings(
     report: Identification, *findings: Finding, **changed_fields: Any
 ) -> Identification:
     """The report with more findings, and with other fields changed."""
-    known = changed_fields.pop("findings", report.findings)
-    return replace(report, findings=(*known, *findings), **changed_fields)
+    earlier = changed_fields.pop("findings", report.findings)
+    return replace(report, findings=(*earlier, *findings), **changed_fields)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,14 +351,14 @@ class SideVerification(Difference):
 
     name: str  # "layer 3, q"
     tokens: int
-    changes: Changes = ()  # what differs, the most important first
-    undecided: tuple[str, ...] = ()  # what these data cannot tell from that
+    changes: Changes = ()  # the differences, the most important first
+    undecided: tuple[str, ...] = ()  # causes that explain these data as well
     roundings: Changes = ()  # float32 angles or frequencies that show, which are no difference
-    # the lowest position that is turned beyond rounding, and how much a score of unit vectors
-    # changes there, at most
+    # the lowest position with an error beyond rounding, and the largest change of a score of unit
+    # vectors there
     position: float | None = None
     score: float | None = None
-    sought_in: int | None = None  # tokens in which causes were sought, wrong ones among them
+    sought_in: int | None = None  # how many tokens were searched for causes, wrong ones included
 
     def __bool__(self) -> bool:
         return bool(self.changes)
@@ -379,7 +382,7 @@ class SideVerification(Difference):
 
 @dataclass(frozen=True, kw_only=True)
 class Verification(Difference):
-    """Everything that was recorded; false if all of it rotates as it should."""
+    """The verdicts on a recording; false if all of it rotates as it should."""
 
     model: str
     sides: tuple[SideVerification, ...]
@@ -388,16 +391,18 @@ class Verification(Difference):
         return any(self.sides)
 
     def lines(self) -> list[str]:
-        wrong = sum(map(bool, self.sides))
-        verdict = f"{wrong} of {len(self.sides)} differ" if wrong else "rotates as it should"
+        num_wrong = sum(map(bool, self.sides))
+        verdict = (
+            f"{num_wrong} of {len(self.sides)} differ" if num_wrong else "rotates as it should"
+        )
         lines = [f"{self.model}: {verdict}."]
         alike: dict[Changes, list[SideVerification]] = {}
         for side in self.sides:
             alike.setdefault(side.changes, []).append(side)
-        for first, *others in alike.values():
+        for first, *same_sides in alike.values():
             lines += first.lines()
-            if others:
-                lines.append(f"  The same holds for {', '.join(side.name for side in others)}.")
+            if same_sides:
+                lines.append(f"  The same holds for {', '.join(side.name for side in same_sides)}.")
         return lines
 
     def __repr__(self) -> str:

@@ -44,7 +44,7 @@ def precisions(hypothesis: Hypothesis, turns: Turns) -> Iterator[Hypothesis]:
         coordinates = of_each_pair(places, axes_of(rope))  # [T, 1 or num_pairs]
         every_step = rounded(rounded(coordinates, dtype) * f, dtype)
         # float32 angles next to a tie may be rounded to either side of it
-        sides = (rounded(coordinates * rope.inv_freq * by, dtype) for by in _FLOAT32_SIDES)
+        sides = (rounded(coordinates * rope.inv_freq * slack, dtype) for slack in _FLOAT32_SIDES)
         steps = "Positions, frequencies and angles"
         ways = (
             (make_finding("frequencies-in-{dtype}", dtype=dtype, details=""), [coordinates * f]),
@@ -54,29 +54,31 @@ def precisions(hypothesis: Hypothesis, turns: Turns) -> Iterator[Hypothesis]:
         for finding, angles in ways:
             rows = np.exp(1j * rope.direction * np.array(angles))
             closest = np.abs(factor * rows - turns.z).argmin(axis=0)[None]
-            of_closest = np.take_along_axis(rows, closest, 0)[0]
-            yield Hypothesis((*changes, finding), rope, places, of_closest)
+            closest_rows = np.take_along_axis(rows, closest, 0)[0]
+            yield Hypothesis((*changes, finding), rope, places, closest_rows)
 
 
 def find_float32(turns: Turns, hypothesis: Hypothesis) -> Changes:
     """Whether turns that a hypothesis explains also show float32 angles or frequencies."""
     factor = turns.factor(hypothesis.rope)
-    allowed = turns.allowed(hypothesis.rope, 0 * hypothesis.places)  # which rounded angles have not
+    allowed = turns.allowed(
+        hypothesis.rope, 0 * hypothesis.places
+    )  # rounded angles are further off
 
-    def errors_of(rows: Complex) -> Floats:
+    def distances(rows: Complex) -> Floats:
         return np.abs(turns.z - factor * rows)
 
-    errors = errors_of(hypothesis.rows)
+    errors = distances(hypothesis.rows)
     if np.all(errors <= allowed):
         return ()
     token = int((errors - allowed).max(axis=1).argmax())
     if not isinstance(hypothesis.rope.axes, Mixed):
         in_float32 = replace(hypothesis.rope, inv_freq_dtype="float32")
-        if np.all(errors_of(suppose(in_float32, hypothesis.places).rows) <= allowed):
+        if np.all(distances(suppose(in_float32, hypothesis.places).rows) <= allowed):
             return (make_finding("frequencies-in-{dtype}", dtype="float32", details=""),)
-    near = float(np.abs(hypothesis.places[token]).max())
+    position = float(np.abs(hypothesis.places[token]).max())
     error = float(errors[token].max()) / factor
-    return (make_finding("angles-in-float32", error=error, near=f"{near:.15g}"),)
+    return (make_finding("angles-in-float32", error=error, near=f"{position:.15g}"),)
 
 
 def positions_in(dtype: str, where: str = "") -> Finding:
@@ -91,11 +93,11 @@ PRECISION_POSITIONS = (1 << 10, 1 << 12, 1 << 15, 1 << 17, 1 << 20)
 ANGLES_ROUNDED = {f"angles-in-{dtype}" for dtype in COARSE}
 
 
-# every function is asked to turn these
+# every function is called with these
 SMALL_POSITIONS = np.array([1, 2, 3, 5, 8])
 
 
-# relative error of a float32 frequency, its product with a position, and the cosine of that
+# relative error of a float32 frequency, of its product with a position, and of that cosine
 _FLOAT32_ROWS = 2.0**-20
 
 
@@ -121,14 +123,14 @@ def add_steps(measured: Measured) -> None:
     x = rounded(x, probe.caller.arrays.dtype)
     positions = measured.start + SMALL_POSITIONS
     y = probe.caller.turn(x, positions)[0]  # [P, m, d]
-    turned = np.stack([y[..., member] for member in probe.arrangement.written])  # [2, P, m, pairs]
+    results = np.stack([y[..., member] for member in probe.arrangement.written])  # [2, P, m, pairs]
     x0, x1 = (x[:, member] for member in probe.arrangement.read)
     places = positions[:, None] + report.position_offset
     rows: Complex = np.exp(1j * places * spectrum.inv_freq)[:, None]  # [P, 1, pairs]
     products: Complex = rows * (x0 + 1j * x1)
     exact = np.stack((products.real, products.imag))
-    has_factor, gain = gain != 1, float((turned * exact).sum() / (exact**2).sum())
-    # what each of the two members of a vector is multiplied by, for each that is written
+    has_factor, gain = gain != 1, float((results * exact).sum() / (exact**2).sum())
+    # the factors on the two members of a pair, for each member of the result
     factors, sizes = np.abs([[rows.real, rows.imag], [rows.imag, rows.real]]), np.abs([x0, x1])
     dtype, row_dtype = (
         next(name for name, error in ROUNDING.items() if error >= rounding)
@@ -138,26 +140,26 @@ def add_steps(measured: Measured) -> None:
     def half_unit(values: Floats, dtype: str = dtype) -> Floats:
         return unit_of(values, dtype) / 2
 
-    # bounds are half units of what is rounded: of the result; at every step, also of cos and sin,
-    # of these times the factor, and of their products with the vector
+    # bounds are half units of the rounded values: of the result; if every step rounds, also of cos
+    # and sin, of cos and sin times the factor, and of their products with the vector
     in_rows = gain * half_unit(factors, row_dtype) + has_factor * half_unit(gain * factors)
     in_products = half_unit(sizes[:, None] * (gain * factors + in_rows)).sum(axis=1)
     in_rows = (sizes[:, None] * in_rows).sum(axis=1)
     angle_errors = np.abs(places) * (spectrum.uncertainty + _FLOAT32_ROWS * abs(spectrum.inv_freq))
     once = gain * (angle_errors + _FLOAT32_ROWS)[:, None] * sizes.sum(axis=0) + probe.noise
-    once = once + half_unit(turned) + (in_rows if row_dtype != dtype else 0)
+    once = once + half_unit(results) + (in_rows if row_dtype != dtype else 0)
 
     def explain(bounds: Floats) -> bool:
         """Whether some factor brings all numbers within their bounds."""
         whole = np.where(exact == 0, 1e-300, exact)
-        ratios, widths = turned / whole, bounds / np.abs(whole)
+        ratios, widths = results / whole, bounds / np.abs(whole)
         return bool((ratios - widths).max() <= (ratios + widths).min())
 
     stepwise = once + in_rows + in_products
     is_coarse = ROUNDING[dtype] > ROUNDING["float32"]
     if explain(once if is_coarse else stepwise):
         return
-    errors = np.abs(turned - gain * exact)
+    errors = np.abs(results - gain * exact)
     worst = np.unravel_index(np.argmax(errors - once), errors.shape)
     name = "steps-in-{dtype}" if explain(stepwise) else "noise"
     steps = "Cos and sin, perhaps all steps, are" if explain(once + in_rows) else "All steps are"
@@ -172,14 +174,14 @@ def add_precision(measured: Measured) -> None:
         return
     errors: list[tuple[int, float]] = []
     has_drift, within_float32 = spectrum.has_float32_angles, True
-    for near in PRECISION_POSITIONS:
-        if near + 12 >= measured.end:
+    for top in PRECISION_POSITIONS:
+        if top + 12 >= measured.end:
             break
         # frequencies are measured at powers of two, where rounding an angle changes nothing
-        positions = near - np.array([1, 2, 5, 9, 11])
+        positions = top - np.array([1, 2, 5, 9, 11])
         z = probe(positions) / report.attention_factor
         exact = phasors(report.rope, positions + report.position_offset)[:, : z.shape[1]]
-        errors.append((near, float(np.abs(z - exact).max())))
+        errors.append((top, float(np.abs(z - exact).max())))
         drift = np.abs(np.angle(z * np.conj(spectrum.predict(positions.astype(np.float64)))))
         angles = positions[:, None] * np.abs(spectrum.inv_freq)
         uncertainty = positions[:, None] * spectrum.uncertainty + spectrum.phase_uncertainty
@@ -188,17 +190,17 @@ def add_precision(measured: Measured) -> None:
         within_float32 &= bool(np.all(drift <= tolerance + 2.0**-20 * angles))
     findings = report.findings
     has_rounded = any(name.startswith("positions-in") for name in report.names())
-    near, error = errors[-1] if errors else (0, 0.0)
-    # cos and sin of an exact angle may be off by as much, at every position alike
+    top, error = errors[-1] if errors else (0, 0.0)
+    # cos and sin of an exact angle may have such errors, the same at every position
     has_drift &= error > _FLOAT32_ROWS
     if has_drift and within_float32 and not has_rounded:
-        # the frequency of an angle that is a float32 number seems to be one
-        kept = (finding for finding in findings if finding.name != "frequencies-in-float32")
-        findings = *kept, make_finding("angles-in-float32", error=error, near=near)
+        # the frequency looks like a float32 number because the angle is one
+        remaining = (finding for finding in findings if finding.name != "frequencies-in-float32")
+        findings = *remaining, make_finding("angles-in-float32", error=error, near=top)
     measured.add(precision=tuple(errors), findings=findings)
 
 
-# frequencies are reported as numbers of a dtype if chance makes them so once in 2 to this power
+# frequencies are reported as rounded if chance explains them only once in 2 to this power
 _CERTAIN_BITS = 24
 
 
@@ -213,7 +215,7 @@ def find_frequency_dtype(f: Floats, uncertainty: Floats) -> tuple[Floats | None,
     """The frequencies as numbers of a coarser dtype, if that is not chance, and the finding."""
     for dtype in ("bfloat16", "float16", "float32"):
         numbers = rounded(f, dtype)
-        # a number of few bits, such as a power of two, is one in every dtype
+        # every dtype has numbers of few bits, such as powers of two
         telling = np.ldexp(np.frexp(numbers)[0], DTYPES[dtype][0] // 3) % 1 != 0
         chances = 2 * uncertainty[telling] / unit_of(f[telling], dtype)
         evidence = -np.log2(np.clip(chances, 1e-300, 1)).sum()

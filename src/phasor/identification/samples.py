@@ -1,4 +1,4 @@
-"""Which rotation turned vectors that were recorded, with nothing expected."""
+"""Which rotation turned recorded vectors, without an expected rope."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from phasor._checks import choice
 from phasor.errors import PositionError, TensorError
 from phasor.identification.explaining import explain
-from phasor.identification.layout import arrangements_of_changed
+from phasor.identification.layout import arrangements_from_changes
 from phasor.identification.report import Identification, add_findings, make_finding
 from phasor.identification.spectrum import ROUNDING, Spectrum, doubling, find_spectrum
 from phasor.identification.turns import Sample, least_squares, measure_turns, turns_of_pairs
@@ -33,14 +33,14 @@ def identify_samples(
     Args:
         before: ``[N, head_dim]``: any vectors, of any heads.
         after: ``[N, head_dim]``: the same after the rotation.
-        positions: ``[N]`` whole numbers. Two of them must be one apart, and gaps must grow by no
-            more than a factor of two to be of use; each position wants two vectors or more.
-            ``[N, n_axes]`` for several axes: the above holds for those with equal coordinates, and
-            those with unequal ones tell which axis drives which pair.
+        positions: ``[N]`` whole numbers. Two of them must be one apart, and each gap may be at most
+            twice the gap before it; give two vectors or more at each position. ``[N, n_axes]`` for
+            several axes: this holds for positions with equal coordinates, and positions with
+            unequal coordinates show which axis drives which pair.
         dtype: The dtype in which the vectors were computed.
 
     Returns:
-        The report, without what only calls can tell (written inputs, table end, other lengths).
+        The report, without the findings that need calls (written inputs, table end, lengths).
 
     Raises:
         PositionError: If the positions are too few, too far apart or not whole.
@@ -57,29 +57,29 @@ def identify_samples(
     # a coordinate is a sum of two products, and the turn is solved for: a few roundings
     rounding = 8 * ROUNDING[choice("dtype", dtype, ROUNDING)]
     equal, unequal = _group_samples(before, after, positions, dtype)
-    some = equal.of(np.arange(len(equal.positions)) < _ARRANGEMENT_POSITIONS)
+    first_samples = equal.select(np.arange(len(equal.positions)) < _ARRANGEMENT_POSITIONS)
     fitting = (
         arrangement
-        for arrangement in arrangements_of_changed(some)
-        if measure_turns(some, arrangement, one_gain=False) is not None
+        for arrangement in arrangements_from_changes(first_samples)
+        if measure_turns(first_samples, arrangement, common_gain=False) is not None
     )
     arrangement = next(fitting, None)
     if arrangement is None:
-        why = "no pairing of coordinates explains the samples as turns, up to a factor, of pairs"
-        return Identification(head_dim=equal.x.shape[-1], why_no_rope=why)
+        reason = "no pairing of coordinates explains the samples as turns, up to a factor, of pairs"
+        return Identification(head_dim=equal.x.shape[-1], why_no_rope=reason)
     # [P], and turns [P, pairs] at distances that double
     places = equal.positions[:, 0]
     indices = doubling(places)
-    read: list[int] = places[indices].tolist()
+    rows_read: list[int] = places[indices].tolist()
     z = least_squares(*equal.pairs(arrangement))[indices]
-    spectrum = find_spectrum(read, z, np.full(z.shape, rounding))
-    of_axes = None
+    spectrum = find_spectrum(rows_read, z, np.full(z.shape, rounding))
+    axis_turns = None
     if equal.positions.shape[1] > 1:
-        z_of_axes = least_squares(*unequal.pairs(arrangement))
-        errors = 2 * rounding * np.abs(z_of_axes)
-        of_axes = turns_of_pairs(arrangement, z_of_axes, errors, unequal.positions)
-    report = explain(arrangement, spectrum, np.abs(z), of_axes, rounding=rounding)
-    if (unused := first_unused(read, spectrum)) is None:
+        axis_z = least_squares(*unequal.pairs(arrangement))
+        errors = 2 * rounding * np.abs(axis_z)
+        axis_turns = turns_of_pairs(arrangement, axis_z, errors, unequal.positions)
+    report = explain(arrangement, spectrum, np.abs(z), axis_turns, rounding=rounding)
+    if (unused := first_unused(rows_read, spectrum)) is None:
         return report
     last = spectrum.last_position
     return add_findings(report, make_finding("samples-disagree", last_position=last, unused=unused))
@@ -93,7 +93,7 @@ def first_unused(positions: Sequence[int], spectrum: Spectrum) -> int | None:
 def _group_samples(
     before: ArrayLike, after: ArrayLike, positions: ArrayLike, dtype: str
 ) -> tuple[Sample, Sample]:
-    """Samples of one position as its heads: those of equal coordinates, and the others."""
+    """The samples of a position as its heads: positions with equal coordinates, and the rest."""
     x, y = (np.asarray(vectors, dtype=np.float64) for vectors in (before, after))
     places = np.asarray(positions)
     if x.ndim != 2 or x.shape != y.shape:
@@ -105,14 +105,14 @@ def _group_samples(
             f"positions must be whole numbers [{len(x)}], one per sample, or one per axis of each, "
             f"got {places.dtype} {list(places.shape)}"
         )
-    # of every position that has two, as many as all of them have
+    # positions with two samples or more, each with as many samples as all of them have
     places, group, counts = np.unique(
         places.reshape(len(x), -1), axis=0, return_inverse=True, return_counts=True
     )
-    kept, starts = counts > 1, np.cumsum(counts) - counts
-    ranks: NDArray[np.int64] = np.arange(int(counts[kept].min(initial=_SAMPLES_PER_POSITION)))
-    index = np.argsort(group.ravel(), kind="stable")[starts[kept, None] + ranks]  # [P, heads]
-    sample = Sample(x[index], y[index], places[kept], dtype)
+    has_two, starts = counts > 1, np.cumsum(counts) - counts
+    ranks: NDArray[np.int64] = np.arange(int(counts[has_two].min(initial=_SAMPLES_PER_POSITION)))
+    index = np.argsort(group.ravel(), kind="stable")[starts[has_two, None] + ranks]  # [P, heads]
+    sample = Sample(x[index], y[index], places[has_two], dtype)
     is_equal: NDArray[np.bool_] = (sample.positions == sample.positions[:, :1]).all(axis=1)
     if 1 not in np.diff(sample.positions[is_equal, 0]):
         raise PositionError(
@@ -124,4 +124,4 @@ def _group_samples(
             f"positions have {places.shape[1]} axes and equal coordinates everywhere, which does "
             "not tell the axes apart; give one column, or some with unequal coordinates"
         )
-    return sample.of(is_equal), sample.of(~is_equal)
+    return sample.select(is_equal), sample.select(~is_equal)

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor.identification.axes_apart import AxesApart, find_axes_apart
 from phasor.identification.explaining import explain
 from phasor.identification.frequencies import (
     compare,
@@ -27,8 +26,9 @@ from phasor.identification.frequencies import (
     other_ropes,
     twice_other_ropes,
 )
-from phasor.identification.hypotheses import Hypothesis, Meant, is_idle, suppose, turn_alike
+from phasor.identification.hypotheses import ExpectedRope, Hypothesis, is_idle, suppose, turn_alike
 from phasor.identification.laws import FLOAT64_SLACK, MISTAKES
+from phasor.identification.laws_by_axis import LawsByAxis, find_laws_by_axis
 from phasor.identification.layout import arranged, exchanged_axes
 from phasor.identification.positions import STEPS, Tokens, offset_changes
 from phasor.identification.report import (
@@ -46,14 +46,14 @@ from phasor.identification.turns import Turns
 from phasor.rope import Rope, base_of_axis
 
 
-class Found(NamedTuple):
+class Diagnosis(NamedTuple):
     """What differs, other causes that the data allow, and float32 roundings that show."""
 
     changes: Changes = ()
     undecided: tuple[str, ...] = ()  # the sentences of other causes
     roundings: Changes = ()
 
-    def behind(self, *changes: Finding) -> Found:
+    def prepend(self, *changes: Finding) -> Diagnosis:
         """The same with further changes before its own."""
         return self._replace(changes=changes + self.changes)
 
@@ -69,15 +69,15 @@ class Reading:
     """One arrangement of coordinates in pairs, and hypotheses of what turned them."""
 
     changes: Changes  # of the pairs, and of the rows of cos and sin
-    meant: Meant
+    expected: ExpectedRope
     turns: Turns
     tokens: Tokens
     dtype: str
 
     @cached_property
     def rope(self) -> Rope | None:
-        """The rope that was meant, with these pairs; None if its law or axes do not fit them."""
-        return arranged(self.meant.rope, self.turns.arrangement)
+        """The expected rope, with these pairs; None if its law or axes do not fit them."""
+        return arranged(self.expected.rope, self.turns.arrangement)
 
     def levels(self) -> Iterator[Iterable[Hypothesis]]:
         """Hypotheses, the likelier levels first."""
@@ -85,17 +85,19 @@ class Reading:
         return chain.from_iterable(stage(self) for stage in stages)
 
     @cached_property
-    def same(self) -> Hypothesis:
-        """The rope that was meant, as the only hypothesis."""
-        return suppose(self._expected, self.turns.positions)
+    def baseline(self) -> Hypothesis:
+        """The expected rope, as the only hypothesis."""
+        return suppose(self._arranged_rope, self.turns.positions)
 
     @cached_property
-    def others(self) -> list[Hypothesis]:
-        """Ropes that differ from the one that was meant in one property."""
-        return [*other_ropes(self.meant._replace(rope=self._expected), self.turns.positions)]
+    def variants(self) -> list[Hypothesis]:
+        """Ropes that differ from the expected one in one property."""
+        return [
+            *other_ropes(self.expected._replace(rope=self._arranged_rope), self.turns.positions)
+        ]
 
     @property
-    def _expected(self) -> Rope:
+    def _arranged_rope(self) -> Rope:
         assert self.rope is not None  # as in every stage of `EXPECTED`
         return self.rope
 
@@ -113,9 +115,9 @@ class Reading:
         """The whole number that the report adds to positions."""
         return 0 if self.report.position_offset % 1 else int(self.report.position_offset)
 
-    def compare(self, found: Rope) -> Changes:
-        """How another rope differs from the one that was meant."""
-        return compare(self.meant.rope, found, self.meant.unresolved)
+    def compare(self, actual: Rope) -> Changes:
+        """How another rope differs from the expected one."""
+        return compare(self.expected.rope, actual, self.expected.unresolved)
 
     def vague_changes(self) -> Changes:
         """The change that frequencies differ, from which pair on."""
@@ -123,13 +125,13 @@ class Reading:
 
     def fitting(self, level: Iterable[Hypothesis]) -> Iterator[Fit]:
         """The hypotheses of a level that explain the turns of all tokens."""
-        turns, meant = self.turns, self.meant.rope
+        turns, expected = self.turns, self.expected.rope
         for hypothesis in level:
             worst = float(turns.misfit(*hypothesis[1:]).max())
             if worst > 1 or (self.rope and is_idle(hypothesis, self.rope, turns.positions)):
                 continue
-            # a program may apply the factor that was meant and another law
-            factors = [compare_factors(rope, turns) for rope in (hypothesis.rope, meant)]
+            # a program may apply the expected factor and another law
+            factors = [compare_factors(rope, turns) for rope in (hypothesis.rope, expected)]
             gain = factors[0] and factors[1]
             if changes := (*self.changes, *hypothesis.changes, *gain):
                 yield Fit(changes, round(worst, 1), hypothesis, turns)
@@ -153,7 +155,7 @@ class Fit(NamedTuple):
         return {change.name for change in self.changes}
 
 
-def choose(fits: Iterable[Fit]) -> Found | None:
+def choose(fits: Iterable[Fit]) -> Diagnosis | None:
     """The best hypothesis that fits, and sentences about others that the tokens allow."""
     # fewer changes are likelier, then what fits better; the order of equals stays
     ordered = sorted(fits, key=lambda fit: (len(fit.changes), fit.misfit))
@@ -163,16 +165,16 @@ def choose(fits: Iterable[Fit]) -> Found | None:
 
     def is_told_apart(other: Fit) -> bool:
         """Whether it has other names, or as many changes and other turns."""
-        turned = other.hypothesis.rows
+        other_rows = other.hypothesis.rows
         are_as_many = len(other.changes) == len(best.changes)
-        turns_otherwise = turned.shape == rows.shape and not turn_alike(turned, rows)
+        turns_otherwise = other_rows.shape == rows.shape and not turn_alike(other_rows, rows)
         return not names <= other.names() or (are_as_many and turns_otherwise)
 
     texts = dict.fromkeys(fit.text for fit in ordered[1:] if is_told_apart(fit))
     texts.pop(best.text, None)  # the same sentence from other digits
     is_told = not names & _MEASURED and not any(is_rounding(change) for change in best.changes)
     roundings = find_float32(best.turns, best.hypothesis) if is_told else ()
-    return Found(in_order(best.changes), (*texts,), roundings)
+    return Diagnosis(in_order(best.changes), (*texts,), roundings)
 
 
 # What is tried.
@@ -180,19 +182,19 @@ def choose(fits: Iterable[Fit]) -> Found | None:
 Stage = Callable[[Reading], Iterator[Iterable[Hypothesis]]]
 
 
-def _as_meant(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
+def _as_expected(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
     """No difference, if the factor is right."""
-    if not compare_factors(reading.same.rope, reading.turns):
-        yield (reading.same,)
+    if not compare_factors(reading.baseline.rope, reading.turns):
+        yield (reading.baseline,)
 
 
 def _one_difference(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
     """One difference: in the factor, the rope, the positions, the roundings, or the rows."""
-    same, (_, rope, places, rows) = reading.same, reading.same
+    same, (_, rope, places, rows) = reading.baseline, reading.baseline
     exchanged = rope.direction * 1j * np.conj(rows)
     yield chain(
         (same,),
-        reading.others,
+        reading.variants,
         (suppose(rope, 0 * places, make_finding("not-turned")),),
         (suppose(rope, 2 * places, make_finding("twice")),),
         _elsewhere_or_rounded(reading, same),
@@ -207,15 +209,15 @@ def _wrong_formula(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
     mistakes = [finding for finding in report.findings if finding.name in MISTAKES]
     likely: list[Hypothesis] = []
     if mistakes and report.rope is not None and report.rope.num_pairs == turns.z.shape[1]:
-        named = (*offset_changes(reading.offset), *mistakes)
-        likely.append(suppose(report.rope, turns.positions + reading.offset, *named))
+        findings = (*offset_changes(reading.offset), *mistakes)
+        likely.append(suppose(report.rope, turns.positions + reading.offset, *findings))
     scaled = () if reading.rope is None else find_scaled_axes(reading.rope, turns)
     yield chain(likely, scaled)
 
 
-def _axes_apart(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
+def _laws_by_axis(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
     """A base and a law for each axis, as its own pairs show them."""
-    rope, turns = reading.same.rope, reading.turns
+    rope, turns = reading.baseline.rope, reading.turns
     if not hasattr(rope.axes, "sections"):
         return
     f, uncertainty = np.zeros(rope.num_pairs), np.full(rope.num_pairs, np.inf)
@@ -227,28 +229,33 @@ def _axes_apart(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
         if spectrum is not None:
             f[pairs] = np.maximum(rope.direction * spectrum.inv_freq, 0)
             uncertainty[pairs] = spectrum.uncertainty
-    own = {base_of_axis(rope, axis): None for axis in range(rope.axes.n_axes)}
-    known = [base for base in own if base is not None]
-    found: list[AxesApart] = []
-    for bases, slack in product((known, ()), (FLOAT64_SLACK, _FLOAT32_SLACK)):
-        found += find_axes_apart(rope, f, uncertainty, slack, bases)
-    others = [apart.applied_to(rope) for apart in sorted(found, key=lambda apart: apart.digits)]
-    yield [suppose(other, turns.positions, *reading.compare(other)) for other in others]
+    base_by_axis = {base_of_axis(rope, axis): None for axis in range(rope.axes.n_axes)}
+    expected_bases = [base for base in base_by_axis if base is not None]
+    candidates: list[LawsByAxis] = []
+    for bases, slack in product((expected_bases, ()), (FLOAT64_SLACK, _FLOAT32_SLACK)):
+        candidates += find_laws_by_axis(rope, f, uncertainty, slack, bases)
+    ropes = [
+        bases_and_laws.apply_to(rope)
+        for bases_and_laws in sorted(candidates, key=lambda bases_and_laws: bases_and_laws.digits)
+    ]
+    yield [suppose(candidate, turns.positions, *reading.compare(candidate)) for candidate in ropes]
 
 
 def _two_of_the_rope(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
     """Two differences in the rope."""
-    meant = reading.meant._replace(rope=reading.same.rope)
-    yield twice_other_ropes(meant, reading.turns.positions)
+    expected = reading.expected._replace(rope=reading.baseline.rope)
+    yield twice_other_ropes(expected, reading.turns.positions)
 
 
 def _another_rope_elsewhere(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
     """Two differences: one in the rope, and one in positions or roundings."""
-    yield chain.from_iterable(_elsewhere_or_rounded(reading, other) for other in reading.others)
+    yield chain.from_iterable(
+        _elsewhere_or_rounded(reading, hypothesis) for hypothesis in reading.variants
+    )
 
 
 def _elsewhere_or_rounded(reading: Reading, hypothesis: Hypothesis) -> Iterator[Hypothesis]:
-    yield from reading.tokens.moved(hypothesis, reading.turns)
+    yield from reading.tokens.find_moves(hypothesis, reading.turns)
     yield from precisions(hypothesis, reading.turns)
 
 
@@ -258,60 +265,60 @@ def _measured_frequencies(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
     solved: list[Rope] = []
     if report.rope is not None and report.known_law:
         solved.append(replace(report.rope, inv_freq_dtype="exact"))
-    as_asked: list[Hypothesis] = []  # at the positions that were meant
+    unmoved: list[Hypothesis] = []  # at the expected positions
 
-    def found_at(at: NDArray[Any], *changes: Finding) -> Iterator[Hypothesis]:
+    def search_at(positions: NDArray[Any], *changes: Finding) -> Iterator[Hypothesis]:
         likely: list[Hypothesis] = []
-        allowed = find_ropes(reading.rope, turns, at, by_base_alone=bool(changes))
+        allowed = find_ropes(reading.rope, turns, positions, base_only=bool(changes))
         for rope in chain(solved, allowed):
-            known = (other.rope.inv_freq for other in likely)
+            earlier = (supposed.rope.inv_freq for supposed in likely)
             if rope.num_pairs != turns.z.shape[1] or any(
-                np.allclose(rope.inv_freq, f, 1e-3, 0) for f in known
+                np.allclose(rope.inv_freq, f, 1e-3, 0) for f in earlier
             ):
                 continue  # such as another decimal of one
-            named = reading.compare(rope)
+            differences = reading.compare(rope)
             # unnamed frequencies would leave the finding about positions as the only cause
-            if named or np.allclose(rope.inv_freq, reading.meant.rope.inv_freq, 1e-6, 0):
-                likely.append(suppose(rope, at, *changes, *named))
+            if differences or np.allclose(rope.inv_freq, reading.expected.rope.inv_freq, 1e-6, 0):
+                likely.append(suppose(rope, positions, *changes, *differences))
         yield from likely
         for hypothesis in () if changes else likely:
-            as_asked.append(hypothesis)
-            yield from reading.tokens.moved(hypothesis, turns)
+            unmoved.append(hypothesis)
+            yield from reading.tokens.find_moves(hypothesis, turns)
 
     def refined() -> Iterator[Hypothesis]:
         """Bases near those of the tokens before a restart, if they fit all tokens."""
-        for hypothesis in as_asked:
+        for hypothesis in unmoved:
             mapped = reading.tokens.map_positions(
-                Shifts.of(hypothesis, turns, _UNSURE_BASE), places
+                Shifts.from_hypothesis(hypothesis, turns, _UNSURE_BASE), places
             )
             if mapped is not None:
-                for other in find_ropes(hypothesis.rope, turns, mapped, by_base_alone=True):
-                    found = suppose(other, places, *reading.compare(other))
-                    yield from reading.tokens.moved(found, turns)
+                for candidate in find_ropes(hypothesis.rope, turns, mapped, base_only=True):
+                    supposed = suppose(candidate, places, *reading.compare(candidate))
+                    yield from reading.tokens.find_moves(supposed, turns)
 
-    for by in dict.fromkeys((reading.offset, *STEPS)):
-        yield found_at(places + by, *offset_changes(by))
+    for step in dict.fromkeys((reading.offset, *STEPS)):
+        yield search_at(places + step, *offset_changes(step))
     for dtype in COARSE:
-        yield found_at(rounded(places, dtype), positions_in(dtype))
+        yield search_at(rounded(places, dtype), positions_in(dtype))
     if places.ndim == 1:
         yield refined()
 
 
 def _far_positions(reading: Reading) -> Iterator[Iterable[Hypothesis]]:
     """Positions far from those recorded."""
-    yield reading.tokens.moved_far(reading.same, reading.turns)
+    yield reading.tokens.find_far_moves(reading.baseline, reading.turns)
 
 
-#: Stages if the rope that was meant fits these pairs; fewest differences first.
+#: Stages if the expected rope fits these pairs; fewest differences first.
 EXPECTED: tuple[Stage, ...] = (
-    _as_meant,
+    _as_expected,
     _one_difference,
     _wrong_formula,
-    _axes_apart,
+    _laws_by_axis,
     _two_of_the_rope,
     _another_rope_elsewhere,
     _measured_frequencies,
     _far_positions,
 )
-#: Stages if the rope that was meant does not fit these pairs.
+#: Stages if the expected rope does not fit these pairs.
 NOTHING_EXPECTED: tuple[Stage, ...] = (_wrong_formula, _measured_frequencies)

@@ -23,14 +23,14 @@ class Shifts(NamedTuple):
 
     z: Complex  # the remaining turn of each pair, times the factor: [T, num_pairs]
     size: float  # the factor
-    errors: Floats  # how far that may be off, [T, num_pairs]
+    errors: Floats  # how far ``z`` may be off, [T, num_pairs]
     places: Floats  # the coordinates that turn pairs, [T, num_pairs]
     f: Floats  # radians for each position, [num_pairs]
-    f_errors: Floats  # how far they may be off, [num_pairs]
-    most: float = math.inf  # the largest error that is ever allowed
+    f_errors: Floats  # how far ``f`` may be off, [num_pairs]
+    max_error: float = math.inf  # the largest error that is ever allowed
 
     @classmethod
-    def of(cls, hypothesis: Hypothesis, turns: Turns, unsure: float = 0.0) -> Shifts:
+    def from_hypothesis(cls, hypothesis: Hypothesis, turns: Turns, unsure: float = 0.0) -> Shifts:
         """Turns relative to ``hypothesis``; the logarithm of its base may be off by ``unsure``."""
         _, rope, places, rows = hypothesis
         factor, shape = turns.factor(rope), turns.z.shape
@@ -50,7 +50,7 @@ class Shifts(NamedTuple):
         )
 
     @classmethod
-    def of_function(
+    def from_spectrum(
         cls, spectrum: Spectrum, positions: Floats, z: Complex, error: float, offset: float
     ) -> Shifts:
         """Relative to a spectrum: unit vectors ``z`` ``[P, num_pairs]``, off by up to ``error``.
@@ -59,7 +59,7 @@ class Shifts(NamedTuple):
         """
         # float32 angles and positions lose 2**-22 of the angle, which is no table's end
         f_errors = 3 * spectrum.uncertainty + ANGLE_ERROR * np.abs(spectrum.inv_freq)
-        with np.errstate(invalid="ignore"):  # what is not finite fits nothing
+        with np.errstate(invalid="ignore"):  # numbers that are not finite fit nothing
             turned_further = z * np.conj(spectrum.predict(positions))
         return cls(
             z=turned_further,
@@ -68,14 +68,14 @@ class Shifts(NamedTuple):
             places=np.broadcast_to(positions[:, None], z.shape),
             f=spectrum.inv_freq,
             f_errors=f_errors,
-            most=0.5,
+            max_error=0.5,
         )
 
     def fit_each(self, offsets: _Places) -> NDArray[np.bool_]:
         """Which tokens the offsets ``[T]`` explain, one offset for each token."""
         rows = self.size * np.exp(1j * offsets[:, None] * self.f)
         unsure = np.abs(self.places + offsets[:, None]) * self.f_errors
-        allowed = np.minimum(self.errors + self.size * unsure, self.most)
+        allowed = np.minimum(self.errors + self.size * unsure, self.max_error)
         return np.asarray(np.all(np.abs(self.z - rows) <= allowed, axis=1))
 
     def fit(
@@ -84,10 +84,10 @@ class Shifts(NamedTuple):
         """Which of the offsets explain the turn of a token, tried pair by pair."""
         fits = np.ones(len(offsets), bool)
         for pair in range(len(self.f)) if pairs is None else pairs:
-            some = offsets[fits]
-            unsure = np.abs(self.places[token, pair] + some) * self.f_errors[pair]
-            allowed = np.minimum(self.errors[token, pair] + self.size * unsure, self.most)
-            rows = self.size * np.exp(1j * some * self.f[pair])
+            remaining = offsets[fits]
+            unsure = np.abs(self.places[token, pair] + remaining) * self.f_errors[pair]
+            allowed = np.minimum(self.errors[token, pair] + self.size * unsure, self.max_error)
+            rows = self.size * np.exp(1j * remaining * self.f[pair])
             fits[fits] = np.abs(self.z[token, pair] - rows) <= allowed
             if not fits.any():
                 break

@@ -21,7 +21,7 @@ DTYPES = {
 }
 #: Largest relative error of rounding to a dtype.
 ROUNDING = {dtype: 2.0**-bits for dtype, (bits, _) in DTYPES.items()}
-# an angle further from its prediction is not used: the table has ended, or the precision has
+# an angle further from its prediction is not used: a table or the precision ends there
 _MAX_PREDICTION_ERROR = 0.5
 # the smallest number of float16, which is also the distance of its numbers near 0
 _FLOAT16_STEP = 2.0**-24
@@ -37,8 +37,8 @@ class Spectrum:
     uncertainty: Floats  # how far off each ``inv_freq`` may be
     phase: Floats  # the angle at position 0
     phase_uncertainty: Floats
-    last_position: int  # the highest whose angles were used
-    has_float32_angles: bool  # whether angles are further off than float64 explains
+    last_position: int  # the highest position whose angles were used
+    has_float32_angles: bool  # whether angles have larger errors than float64 explains
 
     def predict(self, positions: Floats) -> Complex:
         """The unit vectors ``exp(i (phase + p inv_freq))`` at positions ``[P]``: ``[P, pairs]``."""
@@ -77,8 +77,8 @@ def powers_of_two(highest: int) -> list[int]:
 def near_powers_of_two(end: int) -> list[int]:
     """0 to 16, and the powers of two with their neighbours, below ``end``."""
     # tables end and precisions fail around powers of two
-    near = {(1 << j) + step for j in range(4, end.bit_length()) for step in (-1, 0, 1)}
-    return sorted(p for p in near | set(range(17)) if p < end)
+    positions = {(1 << j) + step for j in range(4, end.bit_length()) for step in (-1, 0, 1)}
+    return sorted(p for p in positions | set(range(17)) if p < end)
 
 
 def doubling(positions: Floats) -> NDArray[np.intp] | None:
@@ -89,12 +89,12 @@ def doubling(positions: Floats) -> NDArray[np.intp] | None:
     if not len(neighbours):
         return None
     start = int(neighbours[0])
-    found, gap = [start, start + 1], 1
+    indices, gap = [start, start + 1], 1
     gaps = ordered - ordered[start]
     while len(reachable := np.flatnonzero((gaps > gap) & (gaps <= 2 * gap))):
-        found.append(int(reachable[-1]))
+        indices.append(int(reachable[-1]))
         gap = int(gaps[reachable[-1]])
-    return order[found]
+    return order[indices]
 
 
 def find_first_bad(good: int, bad: int, is_good: Callable[[int], bool]) -> int:
@@ -136,11 +136,11 @@ def find_spectrum(positions: Sequence[int], z: Complex, angle_errors: Floats) ->
     inv_freq = (weights * totals).sum(axis=0)
     residues = np.abs(totals - gaps * inv_freq)
     noise, relative_error = np.zeros(residues.shape), 0.0
-    # its error is at most the weighted sum of those of all angles: of float64 angles, or of float32
-    # angles if the residues are larger. These are added: arithmetic may be coarser still
+    # its error is at most the weighted sum of the errors of all angles: float64's, or float32's if
+    # the residues are larger. The residues are added, because arithmetic may be coarser still
     for relative_error in _ANGLE_ERRORS:
         noise = angle_errors[1:num_used] + angle_errors[0] + relative_error * np.abs(totals)
-        # as much again, in radians: an angle may be a number of so many bits of a turn
+        # the same error in radians is added: an angle may be rounded as a fraction of a turn
         bound = noise + relative_error
         if np.all(residues <= bound + gaps * (weights * bound).sum(axis=0)):
             break
@@ -228,11 +228,11 @@ def log_base(
 ) -> Interval:
     """Logarithms of the bases whose powers ``base ** (-index / num_pairs)`` fit all frequencies."""
     # indices and ``num_pairs`` are those of the whole spectrum; 0 has no logarithm
-    known = (indices > 0) & (inv_freq > 0) & (relative_errors < 0.5)
-    if not known.any():
+    is_usable = (indices > 0) & (inv_freq > 0) & (relative_errors < 0.5)
+    if not is_usable.any():
         return Interval(1e-9, 600.0)
-    slopes, errors = num_pairs / indices[known], relative_errors[known]
-    logs = np.log(inv_freq[known])
+    slopes, errors = num_pairs / indices[is_usable], relative_errors[is_usable]
+    logs = np.log(inv_freq[is_usable])
     low = (-slopes * (logs + np.log1p(errors))).max()
     high = (-slopes * (logs + np.log1p(-errors))).min()
     return Interval(max(float(low), 1e-9), float(high))
@@ -245,10 +245,10 @@ class Frequencies:
         self, inv_freq: Floats, relative_errors: Floats, head_dim: int, *,
         indices: ArrayLike | None = None, num_pairs: int | None = None,
     ) -> None:  # fmt: skip
-        # none is negative, and the first is not 0; the head's width may stand in a wrong exponent
+        # no frequency is negative, the first is not 0; a wrong exponent may have the head's width
         self.inv_freq, self.relative_errors, self.head_dim = inv_freq, relative_errors, head_dim
         self.num_turning = int(np.count_nonzero(inv_freq))
-        # of some pairs of a spectrum, their places in it and how many it has
+        # the places of these pairs in the spectrum, and how many pairs the spectrum has
         self.num_pairs = len(inv_freq) if num_pairs is None else num_pairs
         self.indices = np.asarray(
             np.arange(len(inv_freq)) if indices is None else indices, dtype=np.float64
@@ -261,7 +261,7 @@ class Frequencies:
         """Whether the first frequency may be 1, as without a law."""
         return bool(abs(self.inv_freq[0] - 1) <= self.relative_errors[0])
 
-    def bases_of(
+    def find_bases(
         self, part: slice = slice(None), multiplier: Floats | float = 1.0, shift: int = 0
     ) -> Interval:
         """The bases whose powers, times a multiplier, are some of the frequencies."""
@@ -273,7 +273,7 @@ class Frequencies:
         """The base of the longest run of pairs from the first, or the last, and its length."""
         longest_run = None
         for count in range(2, self.num_pairs):
-            bases = self.bases_of(slice(-count, None) if slow else slice(count))
+            bases = self.find_bases(slice(-count, None) if slow else slice(count))
             base = bases.simplest()
             if base is None:
                 break

@@ -19,7 +19,7 @@ from phasor.identification.spectrum import (
     find_spectrum,
     powers_of_two,
 )
-from phasor.identification.turns import arrangement_of, one_of_pair
+from phasor.identification.turns import arrangement_of, drop_repeats
 from phasor.numpy import phasors
 from phasor.pairings import Pairing
 from phasor.rope import Rope
@@ -33,26 +33,26 @@ def from_cache(
     head_dim: int | None = None,
     rotary_start: int = 0,
 ) -> tuple[Rope, Identification]:
-    """The `Rope` behind tables of cos and sin, with what it says about them.
+    """The `Rope` behind tables of cos and sin, with a report on them.
 
-    Frequencies are found from rows at growing distances, explained by a base and a law where one
-    does, and then every row is compared with the exact rotation.
+    Rows at growing distances give the frequencies, a base and a law explain them where possible,
+    and then every row is compared with the exact rotation.
 
     Args:
-        cos: ``[max_positions, num_pairs]``: row ``p`` belongs to position ``p``. Tables that say
-            everything twice, ``[max_positions, 2 * num_pairs]``, are known by their equal halves
+        cos: ``[max_positions, num_pairs]``: row ``p`` belongs to position ``p``. Tables that
+            repeat every value, ``[max_positions, 2 * num_pairs]``, are recognised by equal halves
             or equal neighbours.
         sin: The same shape.
-        pairing: How they are used; tables do not say.
-        head_dim: Width of one head; ``rotary_start + 2 * num_pairs`` unless given.
+        pairing: The pairing of the function that uses them; tables do not show it.
+        head_dim: Width of one head, by default ``rotary_start + 2 * num_pairs``.
         rotary_start: Where the rotated slice begins inside the head.
 
     Returns:
-        The Rope, and the report: ``error`` and ``precision`` are how far entries are off the
-        Rope's, as complex numbers, ``position_offset`` is the position of row 0.
+        The Rope, and the report: ``error`` and ``precision`` are the distances of entries from the
+        Rope's, as complex numbers; ``position_offset`` is the position of row 0.
 
     Raises:
-        ConfigError: If no Rope gives them, saying why.
+        ConfigError: If no Rope gives these tables, with the reason.
 
     >>> from phasor.angles import cos_sin
     >>> from phasor.scaling import Linear
@@ -68,12 +68,12 @@ def from_cache(
         head_dim=width, pairing=pairing, rotary_dim=2 * z.shape[1], rotary_start=rotary_start
     )
     rounding, findings = find_table_dtype(np.stack((z.real, z.imag)), ROUNDING[dtype], dtype)
-    read, rows = powers_of_two(len(z) - 1), np.arange(len(z))
-    spectrum = find_spectrum(read, z[read], bound_angle_errors(z[read], rounding))
+    rows_read, rows = powers_of_two(len(z) - 1), np.arange(len(z))
+    spectrum = find_spectrum(rows_read, z[rows_read], bound_angle_errors(z[rows_read], rounding))
     report = explain(arrangement_of(pairs), spectrum, np.abs(z), rounding=rounding)
-    if (unused := first_unused(read, spectrum)) is not None:
-        found = f"rows 0 to {spectrum.last_position} do, row {unused} does not"
-        raise _no_rope(f"rows must turn at fixed frequencies, and {found}")
+    if (unused := first_unused(rows_read, spectrum)) is not None:
+        evidence = f"rows 0 to {spectrum.last_position} do, row {unused} does not"
+        raise _no_rope(f"rows must turn at fixed frequencies, and {evidence}")
     if report.rope is None:
         raise _no_rope(report.why_no_rope)
     gain, offset = report.attention_factor or 1.0, report.position_offset
@@ -81,23 +81,23 @@ def from_cache(
     # angles may be float32 products of float32 frequencies, each a few roundings off
     fastest = max(abs(pair.inv_freq) for pair in report.pairs)
     tolerance = gain * (16 * rounding + (rows + abs(offset)) * fastest * 2.0**-20)
-    wrong = np.flatnonzero(error > tolerance)
-    if len(wrong):
-        size = f"{error[wrong[0]]:.2g} off what the others say"
-        raise _no_rope(f"row {wrong[0]} is {size}, more than rounding explains")
-    near = [p for p in PRECISION_POSITIONS if p <= len(z)]
+    wrong_rows = np.flatnonzero(error > tolerance)
+    if len(wrong_rows):
+        size = f"{error[wrong_rows[0]]:.2g} off what the others say"
+        raise _no_rope(f"row {wrong_rows[0]} is {size}, more than rounding explains")
+    tops = [p for p in PRECISION_POSITIONS if p <= len(z)]
     return report.rope, replace(
         report,
         findings=(*findings, *report.findings),
         table_end=len(z),
         error=float(error.max()),
-        precision=tuple((p, float(error[p - 12 : p].max() / gain)) for p in near),
+        precision=tuple((p, float(error[p - 12 : p].max() / gain)) for p in tops),
     )
 
 
-def _no_rope(why: str | None) -> ConfigError:
+def _no_rope(reason: str | None) -> ConfigError:
     return ConfigError(
-        f"cos and sin must be a Rope's, and no Rope gives them: {why}; "
+        f"cos and sin must be a Rope's, and no Rope gives them: {reason}; "
         "give the rows before, or write Rotation(cos, sin, pairing=...), which takes these"
     )
 
@@ -117,4 +117,4 @@ def _complex_rows(cos: ArrayLike, sin: ArrayLike) -> tuple[Complex, str]:
     z = tables[0].astype(np.float64) + 1j * tables[1].astype(np.float64)
     if not np.isfinite(z).all():
         raise ConfigError("cos and sin must be finite, got infinities or NaN; check the file")
-    return one_of_pair(z), max(dtypes, key=ROUNDING.__getitem__)
+    return drop_repeats(z), max(dtypes, key=ROUNDING.__getitem__)

@@ -1,7 +1,7 @@
-"""Which coordinates turn together, and by which angles: of linear maps and of recorded vectors.
+"""Which coordinates turn together, and by which angles: in linear maps and in recorded vectors.
 
-A recorded number may be off by what rounding at every step of ``x0 cos - x1 sin`` can move it, and
-angles, cos and sin by a float32 computation's error: programs compute them so whatever vectors are.
+A recorded number may be off by the roundings of every step of ``x0 cos - x1 sin``. Angles, cos and
+sin may be off by a float32 computation's error: programs use float32 for them at any dtype.
 """
 
 from __future__ import annotations
@@ -50,10 +50,12 @@ class Arrangement(NamedTuple):
 
     def factors(self, maps: Floats) -> Complex:
         """``gain * exp(i angle)`` of pairs, by each row: ``[..., d, d]`` to ``[2, ..., pairs]``."""
-        # of a rotation both are the same, otherwise their mean is the nearest one
+        # both factors of a rotation are equal; otherwise their mean is the nearest rotation
         (first, second), (to_first, to_second) = self.read, self.written
-        by_first = maps[..., to_first, first] - 1j * maps[..., to_first, second]
-        return np.stack((by_first, maps[..., to_second, second] + 1j * maps[..., to_second, first]))
+        first_factors = maps[..., to_first, first] - 1j * maps[..., to_first, second]
+        return np.stack(
+            (first_factors, maps[..., to_second, second] + 1j * maps[..., to_second, first])
+        )
 
 
 def arrangement_of(rope: Rope) -> Arrangement:
@@ -69,9 +71,9 @@ class Sample(NamedTuple):
     y: Floats
     positions: NDArray[Any]  # [T] or [T, n_axes]
     dtype: str
-    is_table: bool = False  # of a table: x is 1 in each pair, y the cos and sin as they were kept
+    is_table: bool = False  # a table: x is 1 in each pair, y the table's cos and sin
 
-    def of(self, tokens: NDArray[np.bool_]) -> Sample:
+    def select(self, tokens: NDArray[np.bool_]) -> Sample:
         """The sample with only some of its tokens."""
         x, y, positions = (part[tokens] for part in self[:3])
         return self._replace(x=x, y=y, positions=positions)
@@ -89,9 +91,9 @@ class Sample(NamedTuple):
     def bounds(self, products: Floats, y: Floats) -> Floats:
         """Error bounds of sums ``y`` of two products; their sizes add up to ``products``."""
         bits, least = DTYPES[self.dtype]
-        # numbers below the normal ones may become 0 where processors do not compute with them
+        # processors may replace subnormal numbers by 0
         floor = 4 * 2.0 ** (least + (0 if self.dtype == "float16" else bits))
-        # cos and the product are rounded, and the sum; in a table cos alone is
+        # cos, the product and the sum are rounded; in a table, only cos
         in_products = 0.0 if self.is_table else 2.01
         return ROUNDING[self.dtype] * (in_products * products + 1.01 * np.abs(y)) + floor
 
@@ -104,12 +106,12 @@ class Turns(NamedTuple):
     errors: Floats
     gain: tuple[float, float]  # the factor of all pairs is between these
     positions: NDArray[Any]  # [T] or [T, n_axes]
-    row_dtype: str | None  # to which cos and sin must be rounded for one factor of all
+    row_dtype: str | None  # the dtype of cos and sin if only rounding explains one factor
 
     def misfit(self, rope: Rope, places: NDArray[Any], rows: Complex) -> Floats:
         """The distance from ``rows`` ``[T, num_pairs]``, in units of the allowed error."""
-        off: Floats = np.abs(self.z - self.factor(rope) * rows)
-        return off / self.allowed(rope, places)
+        distances: Floats = np.abs(self.z - self.factor(rope) * rows)
+        return distances / self.allowed(rope, places)
 
     def allowed(self, rope: Rope, places: NDArray[Any]) -> Floats:
         """The allowed error of the rope's rows at these positions, ``[T, num_pairs]``."""
@@ -120,8 +122,8 @@ class Turns(NamedTuple):
 
     def factor(self, rope: Rope) -> float:
         """The measured factor, replaced by the rope's, 1 or its square if one of these fits."""
-        (low, high), meant = self.gain, rope.attention_factor
-        likely = (factor for factor in (meant, 1.0, meant**2) if low <= factor <= high)
+        (low, high), expected = self.gain, rope.attention_factor
+        likely = (factor for factor in (expected, 1.0, expected**2) if low <= factor <= high)
         return next(likely, (low + high) / 2)
 
     def find_spectrum(self) -> Spectrum | None:
@@ -165,20 +167,20 @@ def angle_errors(positions: NDArray[Any], inv_freq: Floats) -> Floats:
 
 def rotates_as(sample: Sample, rope: Rope | None) -> NDArray[np.bool_]:
     """Which heads turn like the rope, or do not turn if there is none: ``[T, heads]``."""
-    kept = sample.is_kept()
+    is_right = sample.is_kept()
     if rope is None:
-        return np.asarray(kept.all(axis=-1))
+        return np.asarray(is_right.all(axis=-1))
     arrangement = arrangement_of(rope)
     rows = rope.attention_factor * rows_of(rope, sample.positions)[:, None]  # [T, 1, num_pairs]
     u, v = sample.pairs(arrangement)
     angles = angle_errors(sample.positions, rope.inv_freq)[:, None]
     slack = np.abs(u) * (np.abs(rows) * angles + _ROW_ERROR)
     x0, x1, cos, sin = np.abs([u.real, u.imag, rows.real + 0 * u.real, rows.imag + 0 * u.real])
-    off = v - rows * u
-    first = sample.bounds(x0 * cos + x1 * sin, v.real) + slack - np.abs(off.real)
-    second = sample.bounds(x0 * sin + x1 * cos, v.imag) + slack - np.abs(off.imag)
-    kept[..., arrangement.written] = True
-    return np.asarray((np.minimum(first, second) >= 0).all(axis=-1) & kept.all(axis=-1))
+    errors = v - rows * u
+    first = sample.bounds(x0 * cos + x1 * sin, v.real) + slack - np.abs(errors.real)
+    second = sample.bounds(x0 * sin + x1 * cos, v.imag) + slack - np.abs(errors.imag)
+    is_right[..., arrangement.written] = True
+    return np.asarray((np.minimum(first, second) >= 0).all(axis=-1) & is_right.all(axis=-1))
 
 
 def least_squares(u: Complex, v: Complex) -> Complex:
@@ -187,26 +189,30 @@ def least_squares(u: Complex, v: Complex) -> Complex:
 
 
 def measure_turns(
-    sample: Sample, arrangement: Arrangement, row_dtype: str | None = None, *, one_gain: bool = True
+    sample: Sample,
+    arrangement: Arrangement,
+    row_dtype: str | None = None,
+    *,
+    common_gain: bool = True,
 ) -> Turns | None:
     """The turns of a sample's pairs; None unless heads agree, and pairs have one factor.
 
     The lengths of pairs tell pairings apart whatever the positions are, and one head is enough.
     With a ``row_dtype`` cos and sin may be rounded to it, which changes the lengths.
     """
-    kept = sample.is_kept()
-    kept[..., arrangement.written] = True
+    is_right = sample.is_kept()
+    is_right[..., arrangement.written] = True
     u, v = sample.pairs(arrangement)
     sizes, turned = np.abs(u), np.abs(v)
     telling = sizes > 0
-    if not kept.all() or not telling.any():
+    if not is_right.all() or not telling.any():
         return None
-    # |x0 cos| + |x1 sin| is at most the length; of both members together
+    # |x0 cos| + |x1 sin| is at most the length; the square root of 2 is for both members
     errors = np.sqrt(2) * sample.bounds(turned, turned) + _ROW_ERROR * turned
     in_rows = 0.0 if row_dtype is None else 1.5 * turned.sum() / sizes.sum() * ROUNDING[row_dtype]
     low = float(((turned - errors)[telling] / sizes[telling]).max()) - in_rows
     high = float(((turned + errors)[telling] / sizes[telling]).min()) + in_rows
-    if (one_gain and low > high) or np.any(turned[~telling] > errors[~telling]):
+    if (common_gain and low > high) or np.any(turned[~telling] > errors[~telling]):
         return None
     z, weights = least_squares(u, v), np.maximum((sizes**2).sum(axis=1), _NOTHING)
     z_errors = np.minimum((sizes * errors).sum(axis=1) / weights, 1e300)
@@ -217,9 +223,9 @@ def measure_turns(
     return Turns(arrangement, z, z_errors, (low, high), sample.positions, row_dtype)
 
 
-def one_of_pair(z: Complex) -> Complex:
+def drop_repeats(z: Complex) -> Complex:
     """One column per pair, of rows that repeat each cos and sin for both coordinates."""
-    # halves as rows for that pairing repeat them, or neighbours
+    # rows for halves repeat the whole row, rows for interleaved pairs repeat neighbours
     half = z.shape[1] // 2
     for first, second in ((z[:, :half], z[:, half:]), (z[:, ::2], z[:, 1::2])):
         if np.array_equal(first, second):

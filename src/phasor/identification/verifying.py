@@ -87,10 +87,10 @@ def verify(
                 "layers.0.cos, or give the rope of one"
             )
         kind, title = layers.layer_kinds[index], "" if layer is None else f"layer {layer}, "
-        held = positions | layer_arrays
-        vectors = [side for side in SIDES if held.keys() & {side, f"{side}_rotated"}]
-        tables = [] if vectors and not held.keys() & {*TABLES} else ["tables"]
-        of_layer: dict[str, SideVerification] = {}
+        layer_recording = positions | layer_arrays
+        vectors = [side for side in SIDES if layer_recording.keys() & {side, f"{side}_rotated"}]
+        tables = [] if vectors and not layer_recording.keys() & {*TABLES} else ["tables"]
+        verdicts: dict[str, SideVerification] = {}
         for side in (*vectors, *tables):
             names = {*TABLES} if side == "tables" else {side, f"{side}_rotated"}
             size = sum(array.size for name, array in layer_arrays.items() if name in names)
@@ -99,12 +99,16 @@ def verify(
                 if progress is not None:
                     progress(before + int(share * size), total)
 
-            found = verify_side(layers, kind, held, side, dims, seq_len, advance=advance)
+            verdict = verify_side(
+                layers, kind, layer_recording, side, dims, seq_len, advance=advance
+            )
             done += size
-            of_layer[side] = replace(found, name=f"{title}{side}")
-        of_kind = layers.kinds[kind]
-        if of_kind is not None and of_layer.keys() >= {"q", "k"}:
-            both = of_layer["q"], of_layer["k"]
-            of_layer["q"], of_layer["k"] = compare_sides(*both, held, of_kind, dims)
-        sides += of_layer.values()
+            verdicts[side] = replace(verdict, name=f"{title}{side}")
+        rope_of_kind = layers.kinds[kind]
+        if rope_of_kind is not None and verdicts.keys() >= {"q", "k"}:
+            sides_of_layer = verdicts["q"], verdicts["k"]
+            verdicts["q"], verdicts["k"] = compare_sides(
+                *sides_of_layer, layer_recording, rope_of_kind, dims
+            )
+        sides += verdicts.values()
     return Verification(model=layers.name, sides=tuple(sides))

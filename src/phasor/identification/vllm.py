@@ -24,14 +24,14 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 def register() -> None:
     """Let vLLM verify each model that it loads and log one line; without the variable do nothing.
 
-    It raises nothing: a vLLM whose loader has moved starts, and logs that nothing is verified.
+    It raises nothing: if vLLM has moved its loader, vLLM starts and logs that nothing is verified.
     """
     if not os.environ.get("PHASOR_VERIFY"):
         return
     try:
         loader = import_module("vllm.model_executor.model_loader.base_loader").BaseModelLoader
         load_model = loader.load_model
-    except Exception as error:  # of any version of vLLM, which has to start
+    except Exception as error:  # any version of vLLM has to start
         _LOGGER.warning("phasor: no model is verified, this vLLM is not known: %s", error)
         return
 
@@ -50,18 +50,18 @@ def _log(model: Any, checkpoint: str) -> None:
     """Log whether the model's tables match its checkpoint; errors here do not stop the server."""
     try:
         layers = load(checkpoint)
-        # layers of a kind share a module: its table is looked at once, as the first layer's
+        # layers of one kind share a module: its table is verified once, as the first layer's
         tables: dict[tuple[int, str | None], tuple[str, Any]] = {}
         for name, module in model.named_modules(remove_duplicate=False):
-            if (found := _LAYER.search(name)) and hasattr(module, "cos_sin_cache"):
-                layer = int(found[1])
+            if (match := _LAYER.search(name)) and hasattr(module, "cos_sin_cache"):
+                layer = int(match[1])
                 kind = layers.layer_kinds[layer] if layer < len(layers) else None
                 table = f"layers.{layer}.cos_sin_cache", module.cos_sin_cache
                 tables.setdefault((id(module), kind), table)
         if not tables:
             raise TensorError(f"no layer of {type(model).__name__} has a cos_sin_cache")
-        said = verify(layers, dict(tables.values()))
-        level = logging.WARNING if said else logging.INFO
-        _LOGGER.log(level, "phasor: %s", " ".join(map(str.strip, said.lines())))
-    except Exception as error:  # of a model of anybody's, in a server that has to start
+        verification = verify(layers, dict(tables.values()))
+        level = logging.WARNING if verification else logging.INFO
+        _LOGGER.log(level, "phasor: %s", " ".join(map(str.strip, verification.lines())))
+    except Exception as error:  # any model may fail here, and the server has to start
         _LOGGER.warning("phasor: %s is not verified: %s", checkpoint, error)

@@ -29,18 +29,18 @@ from phasor.scaling import NTK, Linear
 _FEWEST_PAIRS = 3
 
 
-class AxesApart(NamedTuple):
+class LawsByAxis(NamedTuple):
     """A base and a law for each axis."""
 
     explanations: tuple[Explanation, ...]  # one for each axis
-    digits: int  # of all parameters, those of axes that are alike once
+    digits: int  # of all parameters; axes that are alike count once
 
-    def applied_to(self, rope: Rope) -> Rope:
+    def apply_to(self, rope: Rope) -> Rope:
         """The rope with these bases and laws."""
-        bases = tuple(one.base for one in self.explanations)
-        laws = tuple(one.law for one in self.explanations)
-        own = replace(cast(Any, plain_axes(rope.axes)), base=bases, scaling=laws)
-        return replace(with_frequencies(rope), base=None, axes=own)
+        bases = tuple(explanation.base for explanation in self.explanations)
+        laws = tuple(explanation.law for explanation in self.explanations)
+        axes = replace(cast(Any, plain_axes(rope.axes)), base=bases, scaling=laws)
+        return replace(with_frequencies(rope), base=None, axes=axes)
 
 
 class _Ladder(NamedTuple):
@@ -49,7 +49,7 @@ class _Ladder(NamedTuple):
     inv_freq: Floats
     tolerance: Floats
     steps: NDArray[np.intp]
-    length: int  # of the spectrum
+    length: int  # how many frequencies the spectrum has
 
     @property
     def relative_errors(self) -> Floats:
@@ -75,13 +75,13 @@ class _Ladder(NamedTuple):
         return False
 
 
-def find_axes_apart(
+def find_laws_by_axis(
     rope: Rope, f: Floats, uncertainty: Floats, slack: float, bases: Sequence[float] = ()
-) -> list[AxesApart]:
+) -> list[LawsByAxis]:
     """The bases and laws with the fewest digits that explain frequencies ``f``, axis by axis.
 
-    The list is empty if an axis has no explanation. No frequency may be negative; those of a law
-    may be off by ``slack``, relatively. With ``bases`` no other bases are tried.
+    The list is empty if an axis has no explanation. Frequencies must not be negative; ``slack`` is
+    the relative error allowed in those of a law. With ``bases`` no other bases are tried.
     """
     if not hasattr(rope.axes, "sections"):
         return []
@@ -92,25 +92,29 @@ def find_axes_apart(
         pairs = np.array([*steps], np.intp)
         tolerance = uncertainty[pairs] + slack * f[pairs]
         ladders.append(_Ladder(f[pairs], tolerance, np.array([*steps.values()], np.intp), length))
-    alone = [_explain_alone(ladder, bases) for ladder in ladders]
-    known = [*dict.fromkeys(one for one in alone if one is not None)]
-    known_bases = [*dict.fromkeys(one.base for one in known)]
+    separate = [_explain_axis(ladder, bases) for ladder in ladders]
+    explanations = [*dict.fromkeys(candidate for candidate in separate if candidate is not None)]
+    bases_of_all = [*dict.fromkeys(candidate.base for candidate in explanations)]
     chosen: list[Explanation] = []
-    for ladder, own in zip(ladders, alone, strict=True):
-        # an axis with few pairs of its own, or none, may be as another
-        others = (one for one in (*known, *_divided(ladder, known_bases)) if ladder.fits(one))
-        fewest = min((own, *others), key=_digits, default=None)
+    for ladder, explanation in zip(ladders, separate, strict=True):
+        # an axis with few pairs, or none, may have the base and law of another axis
+        candidates = (
+            candidate
+            for candidate in (*explanations, *_divided(ladder, bases_of_all))
+            if ladder.fits(candidate)
+        )
+        fewest = min((explanation, *candidates), key=_digits, default=None)
         if fewest is None:
             return []
         chosen.append(fewest)
-    return [AxesApart((*chosen,), sum(one.digits for one in dict.fromkeys(chosen)))]
+    return [LawsByAxis((*chosen,), sum(candidate.digits for candidate in dict.fromkeys(chosen)))]
 
 
 def _digits(explanation: Explanation | None) -> float:
     return 1e6 if explanation is None else explanation.digits
 
 
-def _explain_alone(ladder: _Ladder, bases: Sequence[float]) -> Explanation | None:
+def _explain_axis(ladder: _Ladder, bases: Sequence[float]) -> Explanation | None:
     """The base and law of one axis with the fewest digits."""
     if np.count_nonzero(ladder.inv_freq) < _FEWEST_PAIRS:
         return None
@@ -122,24 +126,27 @@ def _explain_alone(ladder: _Ladder, bases: Sequence[float]) -> Explanation | Non
     else:
         proposals = _propose_powers(ladder)
     likely = (
-        one
-        for one in proposals
-        if one is not None and one.mistake is None and 1 < one.base < 1e30 and ladder.fits(one)
+        proposal
+        for proposal in proposals
+        if proposal is not None
+        and proposal.mistake is None
+        and 1 < proposal.base < 1e30
+        and ladder.fits(proposal)
     )
     return min(likely, key=_digits, default=None)
 
 
 def _propose_powers(ladder: _Ladder) -> Proposals:
-    """The powers of a base, or of one that NTK-aware scaling has raised, at some of the steps."""
+    """The powers of a base, or of a base that NTK-aware scaling raised, at some of the steps."""
     if ladder.inv_freq.all():
-        yield propose(ladder.measured.bases_of().simplest())
+        yield propose(ladder.measured.find_bases().simplest())
         yield from scan_stretched_base(ladder.measured)
 
 
 def _raised(ladder: _Ladder, bases: Sequence[float]) -> Proposals:
     """The powers of known bases, raised by NTK-aware scaling."""
     if ladder.inv_freq.all() and ladder.length > 1:
-        raised = ladder.measured.bases_of()
+        raised = ladder.measured.find_bases()
         for base in bases:
             stretches = raised.times(1 / base)
             factor = stretches.power((ladder.length - 1) / ladder.length).simplest()
