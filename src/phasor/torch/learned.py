@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NoReturn, Self, cast, overload
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,13 @@ from phasor.axes import Mixed
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope, with_inv_freq
 from phasor.torch._operator.arguments import ARRAYS
-from phasor.torch._operator.internals import refuse_torchscript, refuse_tracing
+from phasor.torch._operator.internals import refuse_tracing
 from phasor.torch._operator.text import compute_dtype
-from phasor.torch.module import Where, checked_order, read_positions
+from phasor.torch.module import RotaryModule, Where, checked_order, read_positions
 from phasor.torch.rotation import DTYPES, Rotation, check_dtype
 
 
-class LearnedRotaryEmbedding(nn.Module):
+class LearnedRotaryEmbedding(RotaryModule):
     """A `RotaryEmbedding` whose frequencies are learned, from those of a Rope on.
 
     ``inv_freq`` is its only parameter and has the name that other modules give to their
@@ -38,7 +38,8 @@ class LearnedRotaryEmbedding(nn.Module):
             law.
         num_heads: None for frequencies that all heads share. Otherwise each of so many heads has
             its own (RoPE-Mixed, 2403.13298): as many as there are key heads, because grouped
-            queries turn with their key.
+            queries turn with their key. A tensor has a multiple of them, and consecutive heads
+            share.
         heads_first: As for `RotaryEmbedding`.
         device: Device of the parameter.
 
@@ -149,56 +150,7 @@ class LearnedRotaryEmbedding(nn.Module):
             cos, sin, (rope.pairing, rope.output_pairing, rope.rotary_start, head_dim)
         )
 
-    @overload
-    def forward(
-        self,
-        q: Tensor,
-        k: None = None,
-        positions: Any = None,
-        *,
-        offset: int | Tensor = 0,
-        cu_seqlens: Sequence[int] | Tensor | None = None,
-    ) -> Tensor: ...
-
-    @overload
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        positions: Any = None,
-        *,
-        offset: int | Tensor = 0,
-        cu_seqlens: Sequence[int] | Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]: ...
-
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor | None = None,
-        positions: Any = None,
-        *,
-        offset: int | Tensor = 0,
-        cu_seqlens: Sequence[int] | Tensor | None = None,
-        **others: Any,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """The rotated query and key, or one rotated tensor, as `RotaryEmbedding` returns them.
-
-        Args:
-            q: ``[..., seq, heads, head_dim]``, or ``[..., heads, seq, head_dim]`` with
-                ``heads_first``. With frequencies by head, the number of heads is a multiple of
-                ``num_heads``, and each group of consecutive heads shares frequencies.
-            k: The same tokens; None to rotate one tensor.
-            positions: As for `RotaryEmbedding`, or a `Rotation` from `at`.
-            offset: As for `RotaryEmbedding`.
-            cu_seqlens: As for `RotaryEmbedding`.
-            others: Unknown names; they raise an error with a hint.
-
-        Raises:
-            TensorError: As for `RotaryEmbedding`, or if the heads are not a multiple of
-                ``num_heads``.
-            PositionError: As for `RotaryEmbedding`.
-        """
-        where = Where(positions, offset, cu_seqlens, others)
+    def _rotate(self, q: Tensor, k: Tensor | None, where: Where) -> Tensor | tuple[Tensor, Tensor]:
         rotation = read_positions(q, k, where, self.initial_rope, self.heads_first)
         if not isinstance(rotation, Rotation):
             xs = [q] if k is None else [q, k]
@@ -260,9 +212,6 @@ class LearnedRotaryEmbedding(nn.Module):
             return applied if applied.element_size() >= 4 else tensor.to(applied.device)
 
         return super()._apply(wide, recurse)
-
-    def __prepare_scriptable__(self) -> NoReturn:
-        refuse_torchscript()
 
     def extra_repr(self) -> str:
         return (

@@ -29,62 +29,10 @@ _TABLES = frozenset(
 )
 
 
-class RotaryEmbedding(nn.Module):
-    """The rotation of a Rope as a module that counts positions.
+class RotaryModule(nn.Module):
+    """A module that rotates and counts positions: its call, whose types are written once."""
 
-    It has no parameters or buffers, so nothing is cast by ``.half()``, lost on the meta device,
-    sharded, or saved in a ``state_dict``. When it loads a ``state_dict``, it drops frequencies and
-    tables that other modules saved there. No call depends on earlier calls, and the host never
-    waits for a device. A model with many layers calls `at` once and passes the `Rotation` to each.
-
-    Args:
-        rope: The rope; its scaling must be a law. For a rule, ``rope.at(n)`` picks one.
-        heads_first: Whether tensors are ``[..., heads, seq, head_dim]`` (True) or ``[..., seq,
-            heads, head_dim]`` (False). No default, because counted positions fit both.
-        gain: Multiplied into cos and sin; ``rope.attention_factor`` if None.
-
-    Attributes:
-        rope: The Rope; assign another for a longer context.
-        gain: The factor on cos and sin.
-
-    >>> import torch
-    >>> from phasor import Rope
-    >>> rotary = RotaryEmbedding(Rope(head_dim=64, pairing="half"), heads_first=False)
-    >>> q, k = torch.randn(2, 5, 8, 64), torch.randn(2, 5, 2, 64)
-    >>> prompt_q, prompt_k = rotary(q, k)  # positions 0 to 4
-    >>> next_q, next_k = rotary(q, k, offset=5)  # 5 to 9
-    >>> rows_q, rows_k = rotary(q, k, offset=torch.tensor([5, 0]))
-    >>> torch.equal(rows_q[0], next_q[0]), torch.equal(rows_q[1], prompt_q[1])
-    (True, True)
-    >>> rotation = rotary.at(torch.arange(5))  # for all layers
-    >>> torch.equal(rotary(q, positions=rotation), prompt_q)
-    True
-    """
-
-    def __init__(
-        self, rope: Rope, *, heads_first: bool | None = None, gain: float | None = None
-    ) -> None:
-        super().__init__()
-        check_rope(rope)
-        self.heads_first = checked_order(heads_first)
-        self._chosen_gain = None if gain is None else number("gain", gain)
-        self.rope = rope
-        self.register_load_state_dict_pre_hook(drop_tables)
-
-    @property
-    def rope(self) -> Rope:
-        """The rope."""
-        return self._rope
-
-    @rope.setter
-    def rope(self, rope: Rope) -> None:
-        check_rope(rope)
-        self._rope = rope
-        self.gain = rope.attention_factor if self._chosen_gain is None else self._chosen_gain
-
-    def at(self, positions: Any, *, dtype: torch.dtype = torch.float32) -> Rotation:
-        """`Rotation.at` with this module's Rope and gain."""
-        return Rotation.at(positions, self.rope, gain=self.gain, dtype=dtype)
+    heads_first: bool
 
     @overload
     def forward(
@@ -143,7 +91,74 @@ class RotaryEmbedding(nn.Module):
                 missing for a Rope of several axes, or if one of the three has a wrong shape, dtype,
                 device or value.
         """
-        where = Where(positions, offset, cu_seqlens, others)
+        return self._rotate(q, k, Where(positions, offset, cu_seqlens, others))
+
+    def _rotate(self, q: Tensor, k: Tensor | None, where: Where) -> Tensor | tuple[Tensor, Tensor]:
+        """``q`` rotated, and ``k`` if it is not None."""
+        raise NotImplementedError
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        refuse_torchscript()
+
+
+class RotaryEmbedding(RotaryModule):
+    """The rotation of a Rope as a module that counts positions.
+
+    It has no parameters or buffers, so nothing is cast by ``.half()``, lost on the meta device,
+    sharded, or saved in a ``state_dict``. When it loads a ``state_dict``, it drops frequencies and
+    tables that other modules saved there. No call depends on earlier calls, and the host never
+    waits for a device. A model with many layers calls `at` once and passes the `Rotation` to each.
+
+    Args:
+        rope: The rope; its scaling must be a law. For a rule, ``rope.at(n)`` picks one.
+        heads_first: Whether tensors are ``[..., heads, seq, head_dim]`` (True) or ``[..., seq,
+            heads, head_dim]`` (False). No default, because counted positions fit both.
+        gain: Multiplied into cos and sin; ``rope.attention_factor`` if None.
+
+    Attributes:
+        rope: The Rope; assign another for a longer context.
+        gain: The factor on cos and sin.
+
+    >>> import torch
+    >>> from phasor import Rope
+    >>> rotary = RotaryEmbedding(Rope(head_dim=64, pairing="half"), heads_first=False)
+    >>> q, k = torch.randn(2, 5, 8, 64), torch.randn(2, 5, 2, 64)
+    >>> prompt_q, prompt_k = rotary(q, k)  # positions 0 to 4
+    >>> next_q, next_k = rotary(q, k, offset=5)  # 5 to 9
+    >>> rows_q, rows_k = rotary(q, k, offset=torch.tensor([5, 0]))
+    >>> torch.equal(rows_q[0], next_q[0]), torch.equal(rows_q[1], prompt_q[1])
+    (True, True)
+    >>> rotation = rotary.at(torch.arange(5))  # for all layers
+    >>> torch.equal(rotary(q, positions=rotation), prompt_q)
+    True
+    """
+
+    def __init__(
+        self, rope: Rope, *, heads_first: bool | None = None, gain: float | None = None
+    ) -> None:
+        super().__init__()
+        check_rope(rope)
+        self.heads_first = checked_order(heads_first)
+        self._chosen_gain = None if gain is None else number("gain", gain)
+        self.rope = rope
+        self.register_load_state_dict_pre_hook(drop_tables)
+
+    @property
+    def rope(self) -> Rope:
+        """The rope."""
+        return self._rope
+
+    @rope.setter
+    def rope(self, rope: Rope) -> None:
+        check_rope(rope)
+        self._rope = rope
+        self.gain = rope.attention_factor if self._chosen_gain is None else self._chosen_gain
+
+    def at(self, positions: Any, *, dtype: torch.dtype = torch.float32) -> Rotation:
+        """`Rotation.at` with this module's Rope and gain."""
+        return Rotation.at(positions, self.rope, gain=self.gain, dtype=dtype)
+
+    def _rotate(self, q: Tensor, k: Tensor | None, where: Where) -> Tensor | tuple[Tensor, Tensor]:
         positions = read_positions(q, k, where, self.rope, self.heads_first)
         if isinstance(positions, Rotation):
             if k is None:
@@ -153,9 +168,6 @@ class RotaryEmbedding(nn.Module):
         if k is None:
             return rotate(q, positions, self.rope, **options)
         return rotate_qk(q, k, positions, self.rope, **options)
-
-    def __prepare_scriptable__(self) -> NoReturn:
-        refuse_torchscript()
 
     def extra_repr(self) -> str:
         return f"gain={self.gain}, heads_first={self.heads_first}, rope={self.rope}"
