@@ -22,14 +22,6 @@ template <class C> struct Rows {
   C *sin(int64_t t) { return cos(t) + pairs; }
 };
 
-// Where the heads find the rows of a tile: in `Rows`, or where they were given.
-template <class C> struct View {
-  const C *first_cos, *first_sin;
-  int64_t cos_step, sin_step; // from token to token
-  const C *cos(int64_t t) const { return first_cos + t * cos_step; }
-  const C *sin(int64_t t) const { return first_sin + t * sin_step; }
-};
-
 template <class V> inline V load_vector(const void *p) {
   V v;
   std::memcpy(&v, p, sizeof v);
@@ -185,16 +177,9 @@ inline void copy_row(const Job &job, const char *given_cos, const char *given_si
   }
 }
 
-// Given rows that need no copy. The rounding to bfloat16 wants each NaN with an empty lower half.
-template <class C>
-inline bool is_ready(const Job &job, const char *cos, const char *sin, int64_t cos_step, int64_t sin_step) {
-  const int64_t addresses = reinterpret_cast<int64_t>(cos) | reinterpret_cast<int64_t>(sin) | cos_step | sin_step;
-  return job.gain == 1 && !job.inverse && job.dtype != Dtype::bf16 && addresses % int64_t{sizeof(C)} == 0;
-}
-
 // The rows of so many tokens from `at` on, along the last dimension.
 template <class C>
-inline View<C> fill_rows(const Job &job, const int64_t *at, int64_t tokens, Rows<C> &rows) {
+inline void fill_rows(const Job &job, const int64_t *at, int64_t tokens, Rows<C> &rows) {
   const int inner = job.dims - 1;
   const char *position = job.positions, *cos = job.cos, *sin = job.sin;
   for (int d = 0; d < job.dims; ++d) {
@@ -206,15 +191,10 @@ inline View<C> fill_rows(const Job &job, const int64_t *at, int64_t tokens, Rows
   const bool same = position != nullptr && step == 0;
   rows.pairs = padded(job.pairs);
   rows.step = same ? 0 : 2 * rows.pairs;
-  const int64_t cos_step = job.cos_stride[inner], sin_step = job.sin_stride[inner], size = sizeof(C);
   if (position != nullptr)
-    fill_from_positions(job, position, step, same ? 1 : tokens, rows);
-  else if (is_ready<C>(job, cos, sin, cos_step, sin_step))
-    return {reinterpret_cast<const C *>(cos), reinterpret_cast<const C *>(sin), cos_step / size, sin_step / size};
-  else
-    for (int64_t t = 0; t < tokens; ++t)
-      copy_row(job, cos + t * cos_step, sin + t * sin_step, rows.cos(t), rows.sin(t));
-  return {rows.cos(0), rows.sin(0), rows.step, rows.step};
+    return fill_from_positions(job, position, step, same ? 1 : tokens, rows);
+  for (int64_t t = 0; t < tokens; ++t)
+    copy_row(job, cos + t * job.cos_stride[inner], sin + t * job.sin_stride[inner], rows.cos(t), rows.sin(t));
 }
 
 } // namespace

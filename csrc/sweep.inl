@@ -127,7 +127,7 @@ __attribute__((always_inline)) inline void rotate_group(Vectors &w, const C *cos
 }
 
 template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream>
-inline void rotate_any_width(const Vectors &w, const View<C> &rows, int64_t pairs) {
+inline void rotate_any_width(const Vectors &w, Rows<C> &rows, int64_t pairs) {
   for (int64_t t = 0; t < w.tokens; ++t) {
     Vectors heads = w;
     heads.in += t * w.token_in;
@@ -141,7 +141,7 @@ inline void rotate_any_width(const Vectors &w, const View<C> &rows, int64_t pair
 // a token, so that each head costs only its own loads and stores. `kUnrolled` heads have instructions of
 // their own: a processor foresees the next address of an instruction whose addresses are evenly apart.
 template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream, int kUnrolled, int kBlocks>
-__attribute__((always_inline)) inline void rotate_from_registers(const Vectors &w, const View<C> &rows) {
+__attribute__((always_inline)) inline void rotate_from_registers(const Vectors &w, Rows<C> &rows) {
   using L = Lane<T>;
   constexpr int64_t bytes = int64_t{kBlocks} * L::width * int64_t{sizeof(T)};
   const auto each_head = [&](auto arrange, auto rotate_head) __attribute__((always_inline)) {
@@ -182,7 +182,7 @@ __attribute__((always_inline)) inline void rotate_from_registers(const Vectors &
 }
 
 template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream, int kUnrolled>
-inline void rotate_vectors(const Vectors &w, const View<C> &rows, int64_t pairs) {
+inline void rotate_vectors(const Vectors &w, Rows<C> &rows, int64_t pairs) {
   using L = Lane<T>;
   [[maybe_unused]] const bool pays = w.heads > 1 || L::template has_rotate_whole<kHalfIn, kHalfOut>;
   if constexpr (L::cached_registers >= 8)
@@ -220,7 +220,7 @@ inline int64_t ahead_of(const Job &job, int64_t step, int64_t bytes) {
 
 template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream>
 inline void sweep_tile(const Job &job, const Operand &x, const char *in, char *out, int64_t tokens,
-                       int64_t token_in, int64_t token_out, const View<C> &rows) {
+                       int64_t token_in, int64_t token_out, Rows<C> &rows) {
   const int64_t size = sizeof(T), first_in = job.start * x.item_in, first_out = job.start * x.item_out;
   const bool packed = x.item_in == size && x.item_out == size;
   // in place with another pairing of the result, a store would overwrite what is still to be read:
@@ -280,7 +280,7 @@ template <class Run> inline void with_constant(bool value, Run run) {
 template <class T, class C>
 inline void dispatch_tile(const Job &job, const Operand &x, const char *in, char *out,
                           int64_t tokens, int64_t token_in, int64_t token_out,
-                          const View<C> &rows, bool stream) {
+                          Rows<C> &rows, bool stream) {
   with_constant(stream, [&](auto streaming) {
     with_constant(job.half_in, [&](auto half_in) {
       with_constant(job.half_out, [&](auto half_out) {
@@ -318,7 +318,7 @@ template <class T, class C> void sweep(const Job &job, int64_t first, int64_t la
   while (first < last) {
     const int64_t tokens = std::min({most, last - first, job.shape[inner] - at[inner]});
     // once for the heads of query and key
-    const View<C> view = fill_rows(job, at, tokens, rows);
+    fill_rows(job, at, tokens, rows);
     for (int i = 0; i < job.operands; ++i) {
       const Operand &x = job.x[i];
       if (x.heads == 0) continue; // it may have no memory
@@ -328,7 +328,7 @@ template <class T, class C> void sweep(const Job &job, int64_t first, int64_t la
         in += at[d] * x.token_in[d];
         out += at[d] * x.token_out[d];
       }
-      dispatch_tile<T, C>(job, x, in, out, tokens, x.token_in[inner], x.token_out[inner], view,
+      dispatch_tile<T, C>(job, x, in, out, tokens, x.token_in[inner], x.token_out[inner], rows,
                           stream[i]);
     }
     first += tokens;
