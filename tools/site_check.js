@@ -39,8 +39,17 @@ globalThis.siteCheck = {
     const parts = (colour) => (colour.match(/[\d.]+/g) ?? [0, 0, 0, 0]).map(Number);
     const over = ([r, g, b, alpha = 1], back) =>
       [r, g, b].map((part, k) => part * alpha + back[k] * (1 - alpha));
-    const behind = (one) => one === null ? [255, 255, 255]
-      : over(parts(getComputedStyle(one).backgroundColor), behind(one.parentElement));
+    // of every element once: a block of code has thousands of words
+    const known = new Map([[null, { back: [255, 255, 255], opacity: 1 }]]);
+    const around = (one) => {
+      if (!known.has(one)) {
+        const { back, opacity } = around(one.parentElement), style = getComputedStyle(one);
+        known.set(one, {
+          back: over(parts(style.backgroundColor), back), opacity: opacity * style.opacity,
+        });
+      }
+      return known.get(one);
+    };
     const luminance = (colour) => {
       const [r, g, b] = colour.map((part) => part / 255)
         .map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
@@ -54,10 +63,9 @@ globalThis.siteCheck = {
       if (!words.currentNode.data.trim() || looked.has(one)) continue;
       looked.add(one);
       if (one.closest(not_words) || !one.checkVisibility({ opacityProperty: true })) continue;
-      const { color, fontSize, fontWeight } = getComputedStyle(one), back = behind(one);
-      let [r, g, b, alpha = 1] = parts(color);
-      for (let up = one; up; up = up.parentElement) alpha *= getComputedStyle(up).opacity;
-      const both = [luminance(over([r, g, b, alpha], back)), luminance(back)];
+      const { color, fontSize, fontWeight } = getComputedStyle(one), { back, opacity } = around(one);
+      const [r, g, b, alpha = 1] = parts(color);
+      const both = [luminance(over([r, g, b, alpha * opacity], back)), luminance(back)];
       const ratio = (Math.max(...both) + 0.05) / (Math.min(...both) + 0.05);
       const size = parseFloat(fontSize), large = size >= 24 || (size >= 18.66 && fontWeight >= 700);
       const colours = `${color} on ${back.map(Math.round)}`;

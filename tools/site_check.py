@@ -154,6 +154,10 @@ def serve(site: Path) -> Generator[str]:
     """The address of a server of the folder ``site``, on this machine alone."""
 
     class Quiet(SimpleHTTPRequestHandler):
+        def end_headers(self) -> None:
+            self.send_header("Cache-Control", "max-age=600")  # styles and scripts come once
+            super().end_headers()
+
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
             pass
 
@@ -170,16 +174,15 @@ def pages_of(site: Path) -> list[str]:
     return ["" if one == "." else f"{one}/" for one in found]
 
 
-def look_at(browser: Browser, root: str, path: str) -> Seen:
-    """What is wrong with one page, and how many words it has."""
-    page = browser.new_page(reduced_motion="reduce")
-    page.add_init_script(path=SCRIPT)
-    said = complaints(page, root)
+def look_at(page: Page, said: list[str], root: str, path: str) -> Seen:
+    """What is wrong with one page, and how many words it has; ``said`` are `complaints`."""
+    said.clear()
     faults: dict[str, None] = {}
     words, table_words, title = 0, 0, ""
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 844 if width < 500 else 900})
         for scheme in SCHEMES:
+            page.emulate_media(color_scheme=scheme)
             if not words:
                 page.goto(root + path, wait_until="load")
                 page.add_style_tag(content="* { transition: none !important; }")
@@ -188,25 +191,26 @@ def look_at(browser: Browser, root: str, path: str) -> Seen:
                 title, called = page.evaluate("siteCheck.titles()")
                 if called and title != called:
                     faults[f"is {title!r}, and {called!r} in the navigation"] = None
-            page.emulate_media(color_scheme=scheme)
             for fault in page.evaluate("given => siteCheck.look(...given)", [width > 500, scheme]):
                 faults[f"{width}: {fault}"] = None
         if width < 500:
             for name, size in page.evaluate("siteCheck.labels()").items():
                 if size < SMALLEST_LABEL:
                     faults[f"{width}: labels of {name} are {size:.1f} px"] = None
-    page.close()
     if words > LONGER.get(path, PAGE_WORDS) and not path.startswith("api/"):
         faults[f"{words} words, {LONGER.get(path, PAGE_WORDS)} are allowed"] = None
     return Seen(path, [*faults, *said], words, table_words, title)
 
 
 def look_at_all(root: str, paths: list[str]) -> list[Seen]:
-    """Every page, in two browsers."""
+    """Every page, in two browsers, each of which opens them in one window."""
 
     def part(mine: list[str]) -> list[Seen]:
         with open_browser() as browser:
-            return [look_at(browser, root, path) for path in mine]
+            page = browser.new_page(reduced_motion="reduce")
+            page.add_init_script(path=SCRIPT)
+            said = complaints(page, root)
+            return [look_at(page, said, root, path) for path in mine]
 
     with ThreadPoolExecutor(2) as workers:
         first, second = workers.map(part, (paths[::2], paths[1::2]))
