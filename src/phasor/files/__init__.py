@@ -32,7 +32,7 @@ def refusal(
 ) -> PhasorError:
     """The error for a reason, a key of ``refusals.toml``, with these facts.
 
-    Its class is the one that the file has for the reason, unless ``as_type`` is given.
+    Its class is the table of that file with the reason, unless ``as_type`` is given.
 
     >>> print(refusal("is_index", path="model.safetensors.index.json"))
     model.safetensors.index.json is an index; pass its folder

@@ -1,4 +1,4 @@
-"""The header of a GGUF file, read with the gguf package after its lengths were checked."""
+"""The header of a GGUF file, read with the gguf package after a check of its lengths."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from phasor.rope import WIDEST
 if TYPE_CHECKING:
     from gguf import GGUFReader
 
-# bytes of a value by its type (ggml's docs/gguf.md); strings and arrays have lengths of their own
+# bytes of a value by its type (ggml's docs/gguf.md); strings and arrays state their length
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING, _ARRAY = 8, 9
-_MOST_DIMS = 4  # of a tensor
-_LONGEST = 64 * 2**20  # several times the longest vocabularies, which are most of a header
+_MOST_DIMS = 4  # the most dimensions of a tensor
+_LONGEST = 64 * 2**20  # several times a header with the longest vocabulary
 
 
 class GGUFTensor(NamedTuple):
-    """A tensor of a GGUF file: its quantisation, its shape in PyTorch's order, where it is."""
+    """A tensor of a GGUF file: its quantisation, its shape in PyTorch's order, and its bytes."""
 
     name: str
     dtype: str
@@ -55,7 +55,7 @@ def read_gguf_tensors(path: Path) -> list[GGUFTensor]:
             GGUFTensor(
                 tensor.name,
                 tensor.tensor_type.name,
-                # rows are last there
+                # GGUF has the number of rows last
                 tuple(map(int, reversed(tensor.shape))),
                 int(tensor.data_offset),
                 int(tensor.data_offset + tensor.n_bytes),
@@ -71,7 +71,7 @@ def read_gguf_tensors(path: Path) -> list[GGUFTensor]:
 
 @contextmanager
 def _open_gguf(path: Path, as_type: type[PhasorError]) -> Generator[GGUFReader]:
-    """The reader of a file whose header was checked; what it raises is refused as ``as_type``."""
+    """A reader of the file, after a check of its header; its errors are raised as ``as_type``."""
     try:
         from gguf import GGUFReader
     except ImportError:
@@ -84,15 +84,15 @@ def _open_gguf(path: Path, as_type: type[PhasorError]) -> Generator[GGUFReader]:
         raise
     except Exception as error:  # the reader's errors on damaged bytes have no common base class
         is_short = isinstance(error, struct.error)
-        what = "its header announces more than there is" if is_short else str(error)
-        what = what or type(error).__name__
-        raise refusal("gguf_damaged", as_type, path=path, what=what) from None
+        problem = "its header announces more data than the file has" if is_short else str(error)
+        problem = problem or type(error).__name__
+        raise refusal("gguf_damaged", as_type, path=path, what=problem) from None
 
 
 def _check_lengths(file: BinaryIO, size: int, origin: str) -> None:
     """Raise an error if a part of the header ends beyond ``size``, or its arrays hold too much.
 
-    gguf would fill the memory: with what is not there, and with objects for every element.
+    Without the check, gguf would fill the memory for false lengths, with an object per element.
     """
     elements = 0
 
@@ -122,7 +122,7 @@ def _check_lengths(file: BinaryIO, size: int, origin: str) -> None:
             elif kind == _ARRAY:
                 skip_values(*take("IQ"))
             else:
-                raise ValueError(f"it names the type {kind} for a value, which there is not")
+                raise ValueError(f"it names the type {kind} for a value, and there is no such type")
 
     _, version, num_tensors, num_keys = take("IIQQ")
     if version not in (2, 3):

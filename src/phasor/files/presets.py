@@ -22,7 +22,7 @@ from phasor.layers import ConfigLocation, LayerRopes, NamedRope, QueryFactor
 from phasor.rope import Rope
 from phasor.scaling import Yarn
 
-# keys that a table does not inherit from the one it is `like`
+# keys that a table does not inherit from the table that it is ``like``
 _NOT_INHERITED = frozenset({"source", "uncertain", "hub", "extends"})
 _MERGED = frozenset({"rope", "size", "kinds"})
 
@@ -47,14 +47,14 @@ def preset(name: str) -> LayerRopes:
     >>> [rope is None for rope in preset("smollm3-3b")[:4]]
     [False, False, False, True]
     """
-    known = preset_of_hub_id(name) or find_name(name, preset_names())
-    if known is None:
+    preset_name = preset_of_hub_id(name) or find_name(name, preset_names())
+    if preset_name is None:
         hint = " ".join(filter(None, (did_you_mean(name, preset_names()), "phasor.preset_names()")))
         raise SpecError(
             f"name must be one of the {len(preset_names())} presets, got {short_repr(name)}; "
             f"{hint} lists them all"
         )
-    return _layer_ropes(known, _merged_table(known))
+    return _layer_ropes(preset_name, _merged_table(preset_name))
 
 
 @lru_cache(maxsize=1)
@@ -78,7 +78,7 @@ def preset_of_hub_id(repository: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentedExtension:
-    """The longer context that the release of a preset, the ``model``, documents, and where."""
+    """The longer context that the release of a preset, the ``model``, documents, and its source."""
 
     model: str
     law: Yarn
@@ -102,9 +102,9 @@ def documented_extension(ropes: LayerRopes) -> DocumentedExtension | None:
         # a preset without a documented extension may inherit from one that has it
         if "extends" not in table or (ropes.name != name and ropes.name in preset_names()):
             continue
-        known = preset(name)
-        sizes, own_sizes = ((m.num_heads, m.num_kv_heads, m.context) for m in (known, ropes))
-        if sizes == own_sizes and list(known) == list(ropes):
+        candidate = preset(name)
+        sizes, model_sizes = ((m.num_heads, m.num_kv_heads, m.context) for m in (candidate, ropes))
+        if sizes == model_sizes and list(candidate) == list(ropes):
             law = dict(table["extends"])
             source = law.pop("source")
             return DocumentedExtension(model=name, law=Yarn(**law), source=source)
@@ -123,7 +123,7 @@ def _tables() -> Mapping[str, Mapping[str, Any]]:
 
 
 def _merged_table(name: str) -> dict[str, Any]:
-    """The table of ``name``, merged with the one it is ``like``."""
+    """The table of ``name``, merged with the table that it is ``like``."""
     table = dict(_tables()[name])
     if "like" not in table:
         return table
@@ -141,9 +141,9 @@ def _layer_ropes(name: str, table: Mapping[str, Any]) -> LayerRopes:
     num_heads, num_kv_heads = size["heads"]
     layer_kinds = tuple(islice(order, size["layers"]))
     auxiliary_ropes: list[NamedRope] = []
-    for rotation, own in table.get("auxiliary_ropes", {}).items():
-        rope = Rope.from_dict(shared | kinds[layer_kinds[-1]] | own["rope"])
-        auxiliary_ropes.append(NamedRope(rotation, rope, tuple(own["layers"])))
+    for rotation_name, entry in table.get("auxiliary_ropes", {}).items():
+        rope = Rope.from_dict(shared | kinds[layer_kinds[-1]] | entry["rope"])
+        auxiliary_ropes.append(NamedRope(rotation_name, rope, tuple(entry["layers"])))
     return LayerRopes(
         name=name,
         layer_kinds=layer_kinds,

@@ -80,8 +80,8 @@ def load(
     config = read_source(source)
     config.strict = strict
     try:
-        for read in _READERS if part is None and like is None else ():
-            if (ropes := read(config)) is not None:
+        for reader in _READERS if part is None and like is None else ():
+            if (ropes := reader(config)) is not None:
                 return ropes
         return huggingface_ropes(read_model_config(config, part=part, like=like))
     except SpecError as error:

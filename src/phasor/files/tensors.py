@@ -1,4 +1,4 @@
-"""Safetensors and GGUF files: headers read, data streamed, folders with an index and shards."""
+"""Safetensors and GGUF files: their headers, streamed data, and folders with index and shards."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _FOREIGN_FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a tensor: ``read(first, count)`` gives some as ``uint8[count, width]``.
+    """Rows of a tensor: ``read(first, count)`` returns some of them as ``uint8[count, width]``.
 
-    The width counts bytes, or bits where a row is less than a byte: then ``read`` gives a byte for
+    The width counts bytes, or bits if a row is not whole bytes: then ``read`` returns a byte for
     each bit, lowest first. With an ``order``, row ``i`` of each ``len(order)`` rows of the result
-    is row ``order[i]`` here.
+    is row ``order[i]`` of these.
     """
 
     dtype: str
@@ -52,15 +52,15 @@ class Rows:
         return self.num_rows * self.width // (8 if self.is_bits else 1)
 
 
-#: Of a file, what differs once it was written or replaced: its size, times and inode.
+#: The size, times and inode of a file, which change if it is written or replaced.
 Version = tuple[int, ...]
 
 
 def version_of(stream: BufferedReader) -> Version:
-    """The version of the file that is open."""
-    found = os.fstat(stream.fileno())
-    # a copy may carry the time of its contents, but not that of its inode
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+    """The version of an open file."""
+    status = os.fstat(stream.fileno())
+    # a copy may keep the time of its contents, but not the time of its inode
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Entry:
     @property
     def bits(self) -> int:
         """Bits of one element."""
-        # from the bytes, as dtypes below 8 bits have no size in bytes
+        # computed from the bytes, because dtypes below 8 bits have no size in bytes
         return 8 * self.size // self.count if self.count else 8
 
     @property
@@ -96,7 +96,7 @@ class Entry:
 
         def read(first: int, count: int) -> NDArray[np.uint8]:
             size = count * row_bytes
-            # opened for each read: a checkpoint may have more files than may be open at once
+            # opened for each read, because a checkpoint may have more files than may be open
             with self.path.open("rb") as stream:
                 if version_of(stream) != self.version:
                     raise refusal("changed", path=self.path)
@@ -116,7 +116,7 @@ class Entry:
         stored_bytes = self.rows(1)
 
         def read(first: int, count: int) -> NDArray[np.uint8]:
-            # both are multiples of a period, which is whole bytes
+            # first and count are multiples of a period of whole bytes
             stored = stored_bytes.read(first * bits // 8, count * bits // 8)
             return np.unpackbits(stored.ravel(), bitorder="little").reshape(count, bits)
 
@@ -125,14 +125,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header of a file: the bytes before its data, and the tensors in the order of theirs."""
+    """The header of a file: the bytes before its data, and the tensors in their data's order."""
 
     data: bytes
     tensors: Mapping[str, Entry]
 
 
 def read_header(path: Path) -> Header:
-    """The header of a safetensors or GGUF file, checked by the package for these files."""
+    """The header of a safetensors or GGUF file, checked by the package of its format."""
     try:
         with open_file(path):
             return _read_gguf(path) if is_gguf_file(path) else _read_safetensors(path)
@@ -141,16 +141,16 @@ def read_header(path: Path) -> Header:
 
 
 def is_gguf_file(path: Path) -> bool:
-    """Whether a file begins as a GGUF file."""
+    """Whether a file begins like a GGUF file."""
     if not path.is_file():
         return False
     with path.open("rb") as stream:
-        # a safetensors file begins with the length of its header, which is never that large
+        # a safetensors file begins with the length of its header, which is never so large
         return stream.read(4) == _GGUF
 
 
 def _read_gguf(path: Path) -> Header:
-    """The header of a GGUF file, of which the padding after a tensor is a part of it."""
+    """The header of a GGUF file; the padding after a tensor counts as part of the tensor."""
     tensors = read_gguf_tensors(path)
     with path.open("rb") as stream:
         version = version_of(stream)
@@ -178,7 +178,7 @@ def _read_safetensors(path: Path) -> Header:
             prefix = stream.read(8)
             start = prefix + stream.peek(1)[:1]
             for magic, format_name in _FOREIGN_FORMATS.items():
-                # read as a length, these letters may be a valid header size: then a brace follows
+                # these bytes may also be a valid header length, and then a brace follows
                 if start.startswith(magic) and start[8:] != b"{":
                     raise refusal("foreign", path=path, format=format_name)
             refuse_stand_in(prefix + stream.peek(64)[:64], str(path), CheckpointError)
@@ -189,11 +189,11 @@ def _read_safetensors(path: Path) -> Header:
     except SafetensorError as error:
         raise refusal("damaged", path=path, error=error) from None
     header = parse_json(text, str(path), CheckpointError)
-    # free text of the file's author
+    # free text
     header.pop("__metadata__", None)
     data = 8 + len(text)
     tensors: dict[str, Entry] = {}
-    # in the order of their data, in which the result is written
+    # in the order of their data, in which a result is written
     for name, values in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         if values.keys() != {"dtype", "shape", "data_offsets"}:
             raise refusal("entry", path=path, name=name, values=values)
@@ -210,7 +210,7 @@ def open_file(path: Path) -> BufferedReader:
 
 
 def read_floats(entry: Entry) -> NDArray[np.float64]:
-    """A small tensor; one that is none of `FLOATS` as NaNs."""
+    """A small tensor as float64; NaNs if its dtype is not in `FLOATS`."""
     if entry.dtype not in FLOATS:
         return np.full(entry.shape, np.nan)
     data = entry.rows(entry.size).read(0, 1)[0]
@@ -228,7 +228,7 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Safetensors files that belong together, by path in their folder; an index if there is one."""
+    """Safetensors files that belong together, by their path in a folder, and the index if any."""
 
     path: Path
     files: Mapping[str, Header]
@@ -236,7 +236,7 @@ class Checkpoint:
 
     @property
     def is_gguf(self) -> bool:
-        """Whether it is a GGUF file, which has its config in itself."""
+        """Whether it is a GGUF file, which contains its config."""
         return any(header.data.startswith(_GGUF) for header in self.files.values())
 
 
@@ -249,7 +249,7 @@ def open_checkpoint(source: Path) -> Checkpoint:
             raise refusal("is_index", path=source)
         return Checkpoint(source, {source.name: read_header(source)}, None)
     indexes = sorted(path.name for path in source.glob(f"*{_INDEX}"))
-    # such as those of two precisions: nothing says which is meant
+    # such as two precisions: nothing tells which one to use
     if len(indexes) > 1:
         raise refusal("indexes", path=source, names=", ".join(indexes))
     if indexes:
@@ -260,31 +260,31 @@ def open_checkpoint(source: Path) -> Checkpoint:
     if names:
         raise refusal("no_index", path=source, count=len(names), names=", ".join(names))
     suffixes = (".bin", ".pt", ".pth", ".gguf")
-    others = sorted(it.name for it in source.iterdir() if it.suffix in suffixes)
-    alternatives = f", only {short_repr(', '.join(others))}" if others else ""
+    other_names = sorted(file.name for file in source.iterdir() if file.suffix in suffixes)
+    alternatives = f", only {short_repr(', '.join(other_names))}" if other_names else ""
     hint = "write the tensors with the safetensors library first"
-    if others and others[0].endswith(".gguf"):
+    if other_names and other_names[0].endswith(".gguf"):
         hint = "pass the GGUF file"
-    if others and others[0].startswith("consolidated."):
+    if other_names and other_names[0].startswith("consolidated."):
         hint = "convert Meta's files: --for transformers, in Python "
         hint += "plan_conversion(folder, 'transformers')"
     raise refusal("no_weights", path=source, others=alternatives, hint=hint)
 
 
 def _open_sharded(folder: Path, index: str) -> Checkpoint:
-    shard_of = _read_weight_map(folder / index)
+    indexed_shards = _read_weight_map(folder / index)
     headers: dict[str, Header] = {}
-    shard_with: dict[str, str] = {}
-    for shard in sorted(set(shard_of.values())):
+    shards_by_name: dict[str, str] = {}
+    for shard in sorted(set(indexed_shards.values())):
         if not (folder / shard).is_file():
             raise refusal("shard_missing", index=folder / index, shard=shard)
         headers[shard] = read_header(folder / shard)
         for name in headers[shard].tensors:
-            if name in shard_with:
-                raise refusal("twice", name=name, first=shard_with[name], second=shard)
-            shard_with[name] = shard
-    for name, shard in shard_of.items():
-        if shard_with.get(name) != shard:
+            if name in shards_by_name:
+                raise refusal("twice", name=name, first=shards_by_name[name], second=shard)
+            shards_by_name[name] = shard
+    for name, shard in indexed_shards.items():
+        if shards_by_name.get(name) != shard:
             raise refusal("not_in_shard", index=folder / index, name=name, shard=shard)
     return Checkpoint(folder, headers, index)
 
@@ -301,7 +301,7 @@ def _read_weight_map(path: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise refusal("weight_map", path=path, weight_map=cast(object, weight_map))
     for shard in cast(dict[str, Any], weight_map).values():
-        # a name with a folder in it could lead out of the checkpoint
+        # a name that contains a folder could lead out of the checkpoint
         if not isinstance(shard, str) or Path(shard).name != shard:
             raise refusal("outside", path=path, shard=shard)
     return cast(dict[str, str], weight_map)

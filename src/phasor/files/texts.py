@@ -1,8 +1,8 @@
 """Texts as plain values: JSON, YAML, and the arguments of a command.
 
-YAML is that of version 1.2, where ``1e6`` is a number and ``no`` a text. ruamel.yaml reads it and
-makes no objects here: a node with a tag of a program's own, such as ``!!python/name``, stays the
-text of its tag, which no reader of numbers accepts.
+YAML is version 1.2, where ``1e6`` is a number and ``no`` is a text. ruamel.yaml reads it without
+making objects: a node with a program's own tag, such as ``!!python/name``, becomes the text of its
+tag, which no reader of numbers accepts.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from phasor.errors import ConfigError, PhasorError, install_hint
 from phasor.files import refusal
 from phasor.files.budget import MOST_ELEMENTS, MOST_TEXT
 
-_LONGEST_YAML = 2**18  # far above any config's, and some seconds to read
-_MOST_VALUES = 20_000  # with aliases written out, which may stand for more than fits the memory
+_LONGEST_YAML = 2**18  # longer than any config, and a few seconds to read
+_MOST_VALUES = 20_000  # with aliases expanded, which could fill the memory
 _STANDARD = "tag:yaml.org,2002:"
 
 
 @dataclass(frozen=True, repr=False)
 class Unclear:
-    """A value that its text leaves open; an error about a key that needs it says why."""
+    """A value that its text leaves open; errors about a key that needs it have the reason."""
 
-    why: str
-    is_on: bool = False  # as a switch, which needs no value
+    reason: str
+    is_on: bool = False  # whether it is on as a switch, which needs no value
 
     def __repr__(self) -> str:
-        return self.why
+        return self.reason
 
 
 @contextmanager
@@ -54,14 +54,14 @@ def _refuse_damage(origin: str, kind: str, error: type[PhasorError]) -> Generato
         raise refusal("not_parsed", error, origin=origin, kind=kind, problem=problem) from None
     except PhasorError:
         raise
-    # a parser of numbers finds faults of its own
+    # parsers of numbers raise other errors
     except Exception as problem:
         words = " ".join(str(problem).split())
         raise refusal("not_parsed", error, origin=origin, kind=kind, problem=words) from None
 
 
 def refuse_stand_in(data: bytes, origin: str, error: type[PhasorError]) -> None:
-    """Raise the ``error`` about a file that is not the one meant, whatever its name says."""
+    """Raise the ``error`` about a file that stands in for the expected one, such as a web page."""
     begins = data[:64].lstrip().lower()
     if begins.startswith(b"version https://git-lfs"):
         raise refusal("lfs_pointer", error, origin=origin)
@@ -80,7 +80,7 @@ def parse_json(data: bytes, origin: str, error: type[PhasorError]) -> dict[str, 
         return dict(pairs)
 
     refuse_stand_in(data, origin, error)
-    # before it is parsed: what takes memory is the number of values
+    # before parsing, because the number of values is what takes memory
     if sum(map(data.count, (b",", b"[", b"{"))) > MOST_ELEMENTS:
         raise refusal("too_many", error, origin=origin, most=MOST_ELEMENTS)
     with _refuse_damage(origin, "JSON", error):
@@ -91,7 +91,7 @@ def parse_json(data: bytes, origin: str, error: type[PhasorError]) -> dict[str, 
 
 
 def parse_yaml(data: bytes, origin: str) -> dict[str, Any]:
-    """The one document of a file; a `ConfigError` for anything but an object of plain values."""
+    """The only document of a file; a `ConfigError` unless it is an object of plain values."""
     try:
         from ruamel.yaml import YAML
     except ImportError:
@@ -108,9 +108,9 @@ def parse_yaml(data: bytes, origin: str) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def _read_node(node: Any, origin: str, count: Iterator[int], inside: tuple[int, ...] = ()) -> Any:
+def _read_node(node: Any, origin: str, count: Iterator[int], parents: tuple[int, ...] = ()) -> Any:
     """The values of a graph of nodes; an alias has the value of the node that it names."""
-    if id(node) in inside:
+    if id(node) in parents:
         raise refusal("endless_yaml", origin=origin)
     if next(count) == _MOST_VALUES:
         raise refusal("too_many", origin=origin, most=_MOST_VALUES)
@@ -118,41 +118,43 @@ def _read_node(node: Any, origin: str, count: Iterator[int], inside: tuple[int, 
     if kind not in {*_SCALARS, "str", "timestamp", "seq", "map", "value"}:
         return f"{node.tag}"
     if isinstance(value, str):
-        read = _SCALARS.get(kind)
-        return read(value.replace("_", "").lower()) if read else value
-    inside = (*inside, id(node))
+        convert = _SCALARS.get(kind)
+        return convert(value.replace("_", "").lower()) if convert else value
+    parents = (*parents, id(node))
     if kind != "map":
-        return [_read_node(item, origin, count, inside) for item in value]
+        return [_read_node(item, origin, count, parents) for item in value]
     merged: dict[str, Any] = {}
     pairs: list[tuple[str, Any]] = []
-    for key, of_key in value:
+    for key, value_node in value:
         if str(key.tag) == f"{_STANDARD}merge":
-            found = _read_node(of_key, origin, count, inside)
-            for other in cast("list[Any]", found if isinstance(found, list) else [found]):
-                if not isinstance(other, dict):
-                    raise refusal("yaml_merge", origin=origin, got=other)
-                merged = cast("dict[str, Any]", other) | merged
+            merge_values = _read_node(value_node, origin, count, parents)
+            for mapping in cast(
+                "list[Any]", merge_values if isinstance(merge_values, list) else [merge_values]
+            ):
+                if not isinstance(mapping, dict):
+                    raise refusal("yaml_merge", origin=origin, got=mapping)
+                merged = cast("dict[str, Any]", mapping) | merged
         elif not isinstance(key.value, str):
             raise refusal("yaml_key", origin=origin, got=key.tag)
         else:
-            pairs.append((key.value, _read_node(of_key, origin, count, inside)))
+            pairs.append((key.value, _read_node(value_node, origin, count, parents)))
     values = dict(pairs)
-    # real files have a key twice with one value; NaN is its own here
+    # real files may repeat a key with the same value; lists compare NaN by identity
     for key, item in pairs:
         last = values[key]
         if [item] == [last] or isinstance(last, Unclear):
             continue
         if isinstance(item, (dict, list)) or isinstance(last, (dict, list)):
             raise refusal("key_twice", origin=origin, key=key)
-        why = f"{short_repr(item)} and {short_repr(last)}, as it stands twice (keep one)"
-        values[key] = Unclear(why)
+        reason = f"{short_repr(item)} and {short_repr(last)}, as it stands twice (keep one)"
+        values[key] = Unclear(reason)
     return merged | values
 
 
 # from texts in small letters and without underscores; a ``timestamp`` stays a text
 _SCALARS: Mapping[str, Callable[[str], Any]] = {
     "null": lambda _: None,
-    "bool": lambda text: text in ("true", "yes", "on"),  # as a file says that it is YAML 1.1
+    "bool": lambda text: text in ("true", "yes", "on"),  # YAML 1.1 has the other words
     # 017 is decimal since YAML 1.2
     "int": lambda text: int(text, 0 if text.lstrip("+-")[:2] in ("0x", "0o", "0b") else 10),
     "float": lambda text: float(text.replace(".inf", "inf").replace(".nan", "nan")),
@@ -160,7 +162,7 @@ _SCALARS: Mapping[str, Callable[[str], Any]] = {
 
 
 def _fill(text: str, pattern: str, filling: Callable[[re.Match[str]], str], origin: str) -> str:
-    """``text`` with every match filled in, of no more characters than the budget allows."""
+    """``text`` with every match filled in; refused if that is longer than the budget allows."""
     parts: list[str] = []
     end = length = 0
     for match in re.finditer(pattern, text):
@@ -173,55 +175,55 @@ def _fill(text: str, pattern: str, filling: Callable[[re.Match[str]], str], orig
 
 
 def parse_arguments(text: str, origin: str) -> dict[str, Any]:
-    """The flags of a launch script with their values, True without one; variables are filled in.
+    """The flags of a launch script with their values (True if there is none), variables filled in.
 
-    What has two values in it, such as one for each size of model, is `Unclear`, and so is what a
-    variable would say that nothing in the script sets.
+    A flag with several values, such as one for each size of model, is `Unclear`, and so is a value
+    from a variable that the script does not set.
     """
     plain = re.sub(r"\\\r?\n", " ", re.sub(r"(?m)(^|\s)#.*$", "", text))
-    known: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     assigned = r"(?m)(?:^|[\s;])(\w+)=[\"']?(?:\$\{\w+:?-)?([\w.+*|/-]+)\}?[\"']?(?=[\s;]|$)"
     for name, value in re.findall(assigned, plain):
-        _add(known, name, value)
+        _add(variables, name, value)
 
     def calculate(match: re.Match[str]) -> str:
-        return _calculated(match[1], known, origin) or match[0]
+        return _calculated(match[1], variables, origin) or match[0]
 
     plain = _fill(plain, r"\$\(\(([^()]*)\)\)", calculate, origin)
     for name, value in re.findall(assigned, plain):
-        _add(known, name, value)
+        _add(variables, name, value)
     variable = r"\$\{(\w+)(?::?-([\w.+-]+))?\}|\$(\w+)"
-    plain = _fill(plain, variable, lambda m: known.get(m[1] or m[3], m[2] or m[0]), origin)
+    plain = _fill(plain, variable, lambda m: variables.get(m[1] or m[3], m[2] or m[0]), origin)
     flags: dict[str, Any] = {}
     for line in plain.splitlines():
-        found: list[tuple[str, list[Any]]] = []
+        line_flags: list[tuple[str, list[Any]]] = []
         for word in re.findall(_WORD, line):
             flag, equals, value = word.partition("=")
             if re.match("--[a-z]", flag):
-                found.append((flag, [_argument(value)] if equals else []))
-            elif found:
-                values = found[-1][1]
+                line_flags.append((flag, [_argument(value)] if equals else []))
+            elif line_flags:
+                values = line_flags[-1][1]
                 if not values or {type(values[0]), type(_argument(word))} <= {int, float}:
                     values.append(_argument(word))
-        for flag, values in found:
-            known_values = [value for value in values if not isinstance(value, Unclear)]
-            values = known_values or values[:1] or [True]
+        for flag, values in line_flags:
+            clear_values = [value for value in values if not isinstance(value, Unclear)]
+            values = clear_values or values[:1] or [True]
             _add(flags, flag, values[0] if len(values) == 1 else values)
-    return {flag: _one_of_branches(value) for flag, value in flags.items()}
+    return {flag: _merge_branches(value) for flag, value in flags.items()}
 
 
-def _one_of_branches(value: Any) -> Any:
+def _merge_branches(value: Any) -> Any:
     """A value; several different ones make it `Unclear`."""
-    several = value.split(_OR) if isinstance(value, str) else []
-    if len(several) < 2:
+    values = value.split(_OR) if isinstance(value, str) else []
+    if len(values) < 2:
         return value
-    return Unclear(f"{' or '.join(several)} (the script has each; give one of them)")
+    return Unclear(f"{' or '.join(values)} (the script has each; give one of them)")
 
 
-def _calculated(expression: str, known: Mapping[str, str], origin: str) -> str | None:
+def _calculated(expression: str, variables: Mapping[str, str], origin: str) -> str | None:
     """The result of a shell's sums and products, with its variables; None for other expressions."""
     name = r"\$?\{?([A-Za-z_]\w*)\}?"
-    filled = _fill(expression, name, lambda m: known.get(m[1], "?"), origin)
+    filled = _fill(expression, name, lambda m: variables.get(m[1], "?"), origin)
     if not re.fullmatch(r"\s*\d{1,9}(\s*[-+*]\s*\d{1,9}){0,9}\s*", filled):
         return None
     terms = re.findall(r"([-+]?)([^-+]+)", filled)
@@ -229,14 +231,14 @@ def _calculated(expression: str, known: Mapping[str, str], origin: str) -> str |
     return str(sum(math.prod(term) * (-1 if sign == "-" else 1) for sign, term in factors))
 
 
-# a list, an expression of lists such as ([0]*3+[1])*2, or what stands between spaces; of brackets
-# in a row only the first begins an expression
+# a list, an expression of lists such as ([0]*3+[1])*2, or a word between spaces; if brackets
+# follow each other, only the first begins an expression
 _LIST = r"\[[\d\s,]*+\](?!\s*[*+])"
 _EXPRESSION = r"(?<![(\[])[(\[]++\d(?:[\d,\[\]()]|\s*+[*+]\s*+)*+"
 _WORD = rf"{_LIST}|{_EXPRESSION}|[^\s\"'()\\]+"
 
 
-_OR = "\0"  # between the values of several branches, as no text has it
+_OR = "\0"  # separates the values of several branches, because no text contains it
 
 
 def _add(values: dict[str, Any], name: str, value: Any) -> None:
@@ -253,5 +255,5 @@ def _argument(word: str) -> Any:
             return number(word)
         except ValueError:
             pass
-    why = f"{word}, a variable that the script does not set (give its value)"
-    return Unclear(why, is_on=True) if word.startswith("$") else word
+    reason = f"{word}, a variable that the script does not set (give its value)"
+    return Unclear(reason, is_on=True) if word.startswith("$") else word

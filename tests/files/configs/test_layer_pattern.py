@@ -23,7 +23,7 @@ def test_every_pattern_is_printed_and_parsed_in_each_notation() -> None:
     for pattern in PATTERNS:
         count = len(pattern.marked)
         assert flag_pattern(JsonObject({}), "key", pattern.numbers, count) == pattern
-        assert LayerPattern.at(pattern.indices, count) == pattern
+        assert LayerPattern.from_indices(pattern.indices, count) == pattern
         assert LayerPattern.repeat(pattern.marked, count) == pattern
         if pattern.interval is not None:
             assert LayerPattern.every(pattern.interval, count) == pattern

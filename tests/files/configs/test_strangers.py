@@ -172,7 +172,7 @@ FILES = {
     "config.yaml": (b"a: 1\n", "no_model: model_type"),
     "model.safetensors": (b"\x10\0\0\0\0\0\0\0{}", "other_file: holds weights"),
     "pytorch_model.bin": (b"PK\x03\x04", "other_file: holds weights"),
-    "a.gguf": (b"GGUF\x03", "gguf_damaged: its header announces more than there is"),
+    "a.gguf": (b"GGUF\x03", "gguf_damaged: its header announces more data than the file has"),
 }
 
 

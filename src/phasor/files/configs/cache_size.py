@@ -16,7 +16,7 @@ _ALL_TOKENS = frozenset({"attention", "full", "full_attention", "nope", "rope"})
 _STATES = frozenset(
     {"conv", "linear", "linear_attention", "mamba", "mamba2", "mlp", "moe", "no_op", "recurrent"}
 )
-#: Keys that give single layers other sizes than the rest.
+#: Keys that give some layers other sizes.
 _OTHER_SIZES = (
     *("attention_k_eq_v", "block_configs", "num_global_key_value_heads", "per_layer_config"),
     *("swa_head_dim", "swa_num_key_value_heads", "swa_v_head_dim"),
@@ -27,7 +27,7 @@ class CacheSize(NamedTuple):
     """The keys and values of one sequence, in all layers."""
 
     bytes: tuple[int, ...] | None  # for each number of tokens; None if it is not known
-    formula: str  # what is multiplied, in words; where ``bytes`` is None, the reason
+    formula: str  # the factors in words, or the reason why ``bytes`` is None
 
 
 def cache_size(ropes: LayerRopes, *tokens: int) -> CacheSize:
@@ -47,14 +47,14 @@ def cache_size(ropes: LayerRopes, *tokens: int) -> CacheSize:
     """
     config = ropes.in_config.values
     way_out = "" if config else "; give the path of a config.json"
-    numbers = _numbers_of_a_token(ropes, config)
+    numbers = _count_numbers(ropes, config)
     if isinstance(numbers, str):
         return CacheSize(None, numbers + way_out)
     count, counted = numbers
     listed = config.get("layer_types")
     kinds = list(map(str, cast(list[object], listed))) if isinstance(listed, list) else []
     kinds = kinds if len(kinds) == len(ropes) else list(ropes.layer_kinds)
-    # the last layers of Gemma 3n take keys and values of earlier ones
+    # the last layers of Gemma 3n use the keys and values of earlier layers
     layers = Counter(kinds[: len(kinds) - (_whole(config, "num_kv_shared_layers") or 0)])
     dtype = re.search(r"float(\d+)", str(config.get("dtype") or config.get("torch_dtype")))
     size = int(dtype[1]) // 8 if dtype else 2
@@ -69,8 +69,8 @@ def cache_size(ropes: LayerRopes, *tokens: int) -> CacheSize:
             )
         for i, length in enumerate(tokens):
             totals[i] += size * number * count * min(length, window or length)
-        held = "tokens" if window is None else f"min(tokens, {window})"
-        terms.append(f"{number} {kind} layers x {held} x {counted}")
+        token_text = "tokens" if window is None else f"min(tokens, {window})"
+        terms.append(f"{number} {kind} layers x {token_text} x {counted}")
     formula = f"{size} bytes x " + (terms[0] if len(terms) == 1 else f"({' + '.join(terms)})")
     return CacheSize(tuple(totals), formula + _doubt(config, layers))
 
@@ -81,13 +81,13 @@ def _whole(config: Mapping[str, Any], key: str | None) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
-def _numbers_of_a_token(ropes: LayerRopes, config: Mapping[str, Any]) -> tuple[int, str] | str:
+def _count_numbers(ropes: LayerRopes, config: Mapping[str, Any]) -> tuple[int, str] | str:
     """The numbers that a layer keeps for a token, and the formula; or why they are unknown."""
     widths = {rope.head_dim for rope in ropes.ropes}
-    other = [key for key in _OTHER_SIZES if config.get(key)]
+    size_keys = [key for key in _OTHER_SIZES if config.get(key)]
     heads = ropes.num_kv_heads or ropes.num_heads
-    if other or len(widths) != 1:
-        return f"layers keep keys of different sizes{f' ({other[0]})' if other else ''}"
+    if size_keys or len(widths) != 1:
+        return f"layers keep keys of different sizes{f' ({size_keys[0]})' if size_keys else ''}"
     (width,) = widths
     if rank := _whole(config, "kv_lora_rank"):
         return rank + width, f"({rank} of the latent vector + {width} of the rotated key)"

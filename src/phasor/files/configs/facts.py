@@ -1,7 +1,7 @@
 """The TOML tables of this package as Python values: facts that a model's class implies.
 
 ``huggingface.toml`` has an entry for each model type; ``class_sizes.toml`` has
-the default sizes of transformers' classes. What a table may say is checked by its test.
+the default sizes of transformers' classes. Tests check the values of a table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NO_PART = "has its language model in a nested config, and this file has no key f
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What sets one kind of layer apart; ``huggingface.toml`` explains each fact."""
+    """The facts of one kind of layer; ``huggingface.toml`` explains each."""
 
     base: float | None = None
     base_key: str | None = None
@@ -98,7 +98,7 @@ class LayerRule:
 class Variant:
     """Facts that replace those of the model type if the switch ``key`` has ``value``.
 
-    With ``unless``, if it has any other value; and if ``value`` is None, any value will do.
+    With ``unless``, if it has any other value. If ``value`` is None, any value will do.
     """
 
     key: str
@@ -170,11 +170,13 @@ _Facts = TypeVar("_Facts")
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Facts by ``model_type``, and what ``files.toml`` explains."""
+    """Facts by ``model_type``, and the entries that ``files.toml`` explains."""
 
     huggingface: Mapping[str, Architecture]
-    parts: Mapping[str, Mapping[str, str]]  # by type, those of the configs inside, by their keys
-    outer_ropes: Mapping[str, str]  # by type, what the rope keys outside the inner config are of
+    parts: Mapping[str, Mapping[str, str]]  # by type: the types of the inner configs by their keys
+    outer_ropes: Mapping[
+        str, str
+    ]  # by type: the parts that rope keys outside the inner config turn
     files: Mapping[str, Any]
 
 
@@ -183,20 +185,20 @@ def table() -> Table:
     """The tables of model types, read once."""
     huggingface, files = read_table("huggingface.toml"), read_table("files.toml")
     types: dict[str, dict[str, Any]] = huggingface["model_types"]
-    for instead, names in huggingface["without_rotation"].items():
-        types |= {name: {"other_positions": instead} for name in names}
+    for replacement, names in huggingface["without_rotation"].items():
+        types |= {name: {"other_positions": replacement} for name in names}
     for name, keys in huggingface["unused_keys"].items():
         types[name] = types[name] | {"unused_keys": keys}
     for name, parts in huggingface["parts"].items():
-        instead = [types.get(part, {}).get("other_positions") for part in parts.values()]
-        default = {"other_positions": instead[0]} if all(instead) else {"refused": NO_PART}
+        replacement = [types.get(part, {}).get("other_positions") for part in parts.values()]
+        default = {"other_positions": replacement[0]} if all(replacement) else {"refused": NO_PART}
         types.setdefault(name, default)
     keys = ("num_hidden_layers", "hidden_size", "num_attention_heads")
     for name, sizes in read_table("class_sizes.toml").items():
         if name in types:
-            known = {key: size for key, size in zip(keys, sizes, strict=True) if size}
-            types[name] = {"sizes": known} | types[name]
-    parts = {name: _parts_of(name, types, huggingface["parts"]) for name in types}
+            class_sizes = {key: size for key, size in zip(keys, sizes, strict=True) if size}
+            types[name] = {"sizes": class_sizes} | types[name]
+    parts = {name: _inherited_parts(name, types, huggingface["parts"]) for name in types}
     return Table(
         huggingface=architectures(types, files["names"]),
         parts=MappingProxyType(parts),
@@ -205,7 +207,7 @@ def table() -> Table:
     )
 
 
-def _parts_of(
+def _inherited_parts(
     name: str, types: Mapping[str, Mapping[str, Any]], parts: Mapping[str, Mapping[str, str]]
 ) -> Mapping[str, str]:
     """The parts of a model type, or of the type that it is ``like``."""
@@ -240,9 +242,9 @@ def inherit(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) 
 def architectures(
     plain: Mapping[str, dict[str, Any]],
     names: Mapping[str, list[str]],
-    of: type[_Facts] = Architecture,
+    entry_type: type[_Facts] = Architecture,
 ) -> Mapping[str, _Facts]:
-    """The entries of a table, which all have these names of keys too."""
+    """The entries of a table, each with these names of keys added."""
 
     def freeze(entry: dict[str, Any]) -> dict[str, Any]:
         entry = frozen(entry)
@@ -250,8 +252,8 @@ def architectures(
             entry["names"] = {**names, **entry["names"]}
         lists = {fact: tuples(entry[fact]) for fact in entry.keys() & {"names"}}
         values: dict[str, Any] = {
-            fact: {k: of_fact(**frozen(facts)) for k, facts in entry[fact].items()}
-            for fact, of_fact in (("kinds", Kind), ("auxiliary_ropes", AuxiliaryRope))
+            fact: {k: fact_type(**frozen(facts)) for k, facts in entry[fact].items()}
+            for fact, fact_type in (("kinds", Kind), ("auxiliary_ropes", AuxiliaryRope))
             if fact in entry
         }
         if "axes" in entry:
@@ -263,7 +265,7 @@ def architectures(
     def build_variant(name: str, entry: dict[str, Any]) -> Variant:
         facts = inherit(entry, plain)
         if "like" in entry:
-            # the other type's facts replace all of this one's, so these return to their defaults
+            # the other type's facts replace all facts of this type, which return to their defaults
             facts = {k: getattr(Architecture(), k) for k in inherit(plain[name], plain)} | facts
         unless = facts.get("unless")
         switch = {"value": facts.get("is", unless), "default": facts.get("default")}
@@ -274,6 +276,6 @@ def architectures(
         entry: dict[str, Any] = {"names": dict[str, Any](), **inherit(plain[name], plain)}
         if "variants" in entry:
             entry["variants"] = tuple(build_variant(name, v) for v in entry["variants"])
-        return of(**freeze(entry))
+        return entry_type(**freeze(entry))
 
     return MappingProxyType({name: build(name) for name in plain})

@@ -39,7 +39,7 @@ class LayerPattern:
         return cls(tuple(bool(interval) and layer % interval == 0 for layer in layers))
 
     @classmethod
-    def at(cls, indices: Collection[int], count: int) -> LayerPattern:
+    def from_indices(cls, indices: Collection[int], count: int) -> LayerPattern:
         """The layers with these indices."""
         return cls(tuple(layer in indices for layer in range(count)))
 
@@ -114,9 +114,9 @@ def rule_kinds(config: JsonObject, rule: LayerRule | None, count: int) -> tuple[
     if rule.no_rope_interval is not None:
         return _rotating(config, rule.no_rope_interval, count).kinds("rope", "nope")
     if rule.bases_key is not None:
-        return _with_bases(config, rule.bases_key, count).kinds("rope", "nope")
+        return _bases_pattern(config, rule.bases_key, count).kinds("rope", "nope")
     if rule.blocks_key is not None:
-        return _with_attention(config, rule.blocks_key, count).kinds("rope", "nope")
+        return _attention_pattern(config, rule.blocks_key, count).kinds("rope", "nope")
     indices = None if rule.indices_key is None else config.wholes(rule.indices_key)
     if rule.listed and indices is None:
         config.require("layer_types", None)
@@ -125,7 +125,7 @@ def rule_kinds(config: JsonObject, rule: LayerRule | None, count: int) -> tuple[
     if rule.indices_key is not None:
         if indices is None and rule.absent is not None:
             return (rule.absent,) * count
-        pattern = LayerPattern.at(config.require(rule.indices_key, indices), count)
+        pattern = LayerPattern.from_indices(config.require(rule.indices_key, indices), count)
     elif rule.cycle_key is not None:
         cycle = config.texts(rule.cycle_key) or rule.cycle
         pattern = LayerPattern.repeat([word == rule.word for word in cycle], count)
@@ -144,11 +144,11 @@ def _rotating(config: JsonObject, interval: int, count: int) -> LayerPattern:
     interval = config.whole("no_rope_layer_interval") or interval
     if switches:
         return flag_pattern(config, key, switches, count)
-    still = LayerPattern.every(interval, count)
-    return LayerPattern(tuple(not mark for mark in still.marked))
+    unrotated = LayerPattern.every(interval, count)
+    return LayerPattern(tuple(not mark for mark in unrotated.marked))
 
 
-def _with_bases(config: JsonObject, key: str, count: int) -> LayerPattern:
+def _bases_pattern(config: JsonObject, key: str, count: int) -> LayerPattern:
     """The layers with a base in a list, where 0 is no rope; all others must be the same base."""
     bases = config.require(key, config.items(key))
     nonzero = {base for base in bases if base}
@@ -159,7 +159,7 @@ def _with_bases(config: JsonObject, key: str, count: int) -> LayerPattern:
     return LayerPattern(tuple(bool(base) for base in bases))
 
 
-def _with_attention(config: JsonObject, key: str, count: int) -> LayerPattern:
+def _attention_pattern(config: JsonObject, key: str, count: int) -> LayerPattern:
     """The layers with attention in a list of blocks (Nemotron-NAS)."""
     blocks = config.items(key)
     if blocks is None or len(blocks) != count or not all(isinstance(b, Mapping) for b in blocks):
@@ -195,14 +195,14 @@ def _interval_pattern(config: JsonObject, rule: LayerRule, count: int) -> LayerP
                 config.refuse(key, 'a number of layers or a word of "L" and "G" such as "LLLG"')
             return LayerPattern.repeat([letter == "G" for letter in word], count)
         interval = config.whole(key) or interval
-    also, start = {layer % count for layer in rule.also}, 0
+    extra, start = {layer % count for layer in rule.also}, 0
     if rule.first:  # so many layers have an interval of their own
         number, step = (config.whole(key, least=0) for key in rule.first)
         start = number or 0
-        also |= {*LayerPattern.every(step or 1, start).indices}
-    later = LayerPattern.every(interval, count - start, shift=rule.shift - 1).indices
-    marked = also | {start + layer for layer in later}
-    return LayerPattern.at(marked or ({count - 1} if rule.or_last else set()), count)
+        extra |= {*LayerPattern.every(step or 1, start).indices}
+    regular = LayerPattern.every(interval, count - start, shift=rule.shift - 1).indices
+    marked = extra | {start + layer for layer in regular}
+    return LayerPattern.from_indices(marked or ({count - 1} if rule.or_last else set()), count)
 
 
 # Layers with a rotation outside attention.

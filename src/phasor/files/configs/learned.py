@@ -29,15 +29,15 @@ def learned_ropes(
             # a tensor for all layers, or one for each
             names = [n for n in tensors if f".layers.{i}." in f".{n}" or ".layers." not in f".{n}"]
             if len(names) != 1:
-                wanted = f"{learned[0]} of layer {i}"
-                raise refusal("learned", folder=folder, name=wanted, got=names or None)
+                requirement = f"{learned[0]} of layer {i}"
+                raise refusal("learned", folder=folder, name=requirement, got=names or None)
             entry, pairs = tensors[names[0]], rope.num_pairs
             alpha = read_floats(entry) if [*entry.shape] == [pairs] else np.array(np.nan)
             # the exponential of a larger number is not a frequency
             if not (np.abs(alpha) < 30).all():
                 got = alpha.tolist() if alpha.ndim else f"the shape {[*entry.shape]}"
-                wanted = f"{names[0]}, with a float below 30 for each of {pairs} pairs"
-                raise refusal("learned", folder=folder, name=wanted, got=got)
+                requirement = f"{names[0]}, with a float below 30 for each of {pairs} pairs"
+                raise refusal("learned", folder=folder, name=requirement, got=got)
             if rope.softmax_factor != 1:
                 raise refusal("learned_softmax", block=model.blocks.top.path)
             rope = with_inv_freq(rope, (rope.inv_freq * np.exp(alpha)).tolist())

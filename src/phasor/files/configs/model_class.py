@@ -1,8 +1,8 @@
 """The second stage: how the class of a model reads a Hugging Face config, as a `ModelConfig`.
 
 The config of the part to load is selected, and its model type looked up in ``huggingface.toml``.
-Then its keys have the names that the class reads, absent sizes are those that it assumes, and each
-layer has a kind, from a list in the file or from the pattern of the class.
+Then keys get the names that the class reads, absent sizes get the values that the class assumes,
+and each layer gets a kind, from a list in the file or from the pattern of the class.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ModelConfig:
     """A config as the class of its model type reads it."""
 
     levels: Sequence[JsonObject]  # from the top of the file to the part, the innermost last
-    model_type: str  # whose class reads it
+    model_type: str  # the type whose class reads the config
     states_type: bool  # whether the file names that type itself
     config: JsonObject  # the part; its keys have the names that the class reads
     facts: Architecture  # of the class, for the switches of the file
@@ -52,8 +52,8 @@ def read_model_config(top: JsonObject, *, part: str | None, like: str | None) ->
     notes = config.notes
     for outer in levels[:-1]:
         keys = [outer.name(key) for key in _ROPE_KEYS if outer.has(key)]
-        if keys and (what := _outer_ropes(outer)) is not None:
-            notes.append(f"{' and '.join(keys)} outside {config.path} turns {what}.")
+        if keys and (turned_parts := _outer_ropes(outer)) is not None:
+            notes.append(f"{' and '.join(keys)} outside {config.path} turns {turned_parts}.")
     file_type = type_in_file(levels)
     if like is not None:
         notes.append(f"Read as model type {like}; the file says {file_type or 'none'}.")
@@ -61,18 +61,20 @@ def read_model_config(top: JsonObject, *, part: str | None, like: str | None) ->
         notes.append(f"The file has no model_type; its architectures are those of {model_type}.")
     weights = [] if top.folder is None else [*top.folder.glob("*.safetensors")]
     if facts.refused is not None and not (model_type in LEARNED and weights):
-        why = facts.refused
-        if why == NO_PART:
-            why = f"{why}; {_ways_out(top, part, None) or 'give the config of its language model'}"
-        raise refusal("type_unread", key=config.name("model_type"), name=model_type, why=why)
+        reason = facts.refused
+        if reason == NO_PART:
+            reason = (
+                f"{reason}; {_ways_out(top, part, None) or 'give the config of its language model'}"
+            )
+        raise refusal("type_unread", key=config.name("model_type"), name=model_type, why=reason)
     assumed_sizes = _assumed_sizes(config, facts)
     config = config.with_defaults(assumed_sizes)
     if facts.rewrite is not None:
         config = REWRITES[facts.rewrite](config)
     blocks = RopeBlocks(config, facts)
     if blocks.assumed:
-        whose = f"{dict(facts.block)} is what {model_type} assumes"
-        notes.append(f"The file has no rope_parameters; {whose}.")
+        source = f"{dict(facts.block)} is what {model_type} assumes"
+        notes.append(f"The file has no rope_parameters; {source}.")
     context = _context(config)
     if facts.other_positions is None or (facts.query_factor and config.has("num_hidden_layers")):
         kinds = layer_kinds(config, facts)
@@ -127,13 +129,13 @@ def select_config(
         for file in table().files["foreign_files"]:
             if all(map(level.has, file["keys"])):
                 raise refusal("foreign_file", what=file["is"].format_map(level.values))
-    key, other = config.name("model_type"), "describe its embedding with phasor.Rope(...)"
+    key, direct_way = config.name("model_type"), "describe its embedding with phasor.Rope(...)"
     hint = _ways_out(top, part, proposed)
-    ways_out = other if hint is None else f"{hint}; or {other}"
+    ways_out = direct_way if hint is None else f"{hint}; or {direct_way}"
     if name is not None:
         if hint is None:
-            named = "name the known type whose attention its code has, load(..., like=...)"
-            ways_out = f"{named}, on the command line --like; or {other}"
+            call = "name the known type whose attention its code has, load(..., like=...)"
+            ways_out = f"{call}, on the command line --like; or {direct_way}"
         raise refusal("model_type", key=key, name=name, ways_out=ways_out)
     sizes = JsonObject(config.values, names=table().files["names"])
     has_sizes = all(map(sizes.has, ("num_hidden_layers", "hidden_size", "num_attention_heads")))
@@ -145,19 +147,19 @@ def select_config(
 def _ways_out(top: JsonObject, part: str | None, proposed: str | None) -> str | None:
     """How a file of an unknown type can be read: by a config inside it, or as another type."""
     if part is None and (inner := _known_inner_config(top)) is not None:
-        named = f"load(..., part={inner!r}), on the command line --part {inner}"
-        return f"read the {inner} inside: {named}"
+        call = f"load(..., part={inner!r}), on the command line --part {inner}"
+        return f"read the {inner} inside: {call}"
     if proposed is None:
         return None
-    its = f"its architectures are those of {proposed}, as which load(..., like={proposed!r}), "
-    own_code = ", if its own code (auto_map) rotates as that does" if top.has("auto_map") else ""
-    return f"{its}on the command line --like {proposed}, reads it{own_code}"
+    text = f"its architectures are those of {proposed}, as which load(..., like={proposed!r}), "
+    condition = ", if its own code (auto_map) rotates as that does" if top.has("auto_map") else ""
+    return f"{text}on the command line --like {proposed}, reads it{condition}"
 
 
 def _type_of_architectures(config: JsonObject) -> str | None:
     """The known type whose classes the file names, if the file has the sizes that it reads."""
-    named = config.values.get("architectures")
-    names = cast("list[object]", named) if isinstance(named, (list, tuple)) else []
+    architectures = config.values.get("architectures")
+    names = cast("list[object]", architectures) if isinstance(architectures, (list, tuple)) else []
     types_by_stem = _types_by_stem()
     for name in names:
         stem = re.sub(r"(For[A-Z]\w{0,80}|LMHeadModel|Model)$", "", str(name)).lower()
@@ -171,28 +173,28 @@ def _type_of_architectures(config: JsonObject) -> str | None:
 @lru_cache(maxsize=1)
 def _types_by_stem() -> Mapping[str, str]:
     """The known types by the stem of their classes' names, in small letters: ``gptneox``."""
-    # sorted, so that of "Emu3" and "emu3" the latter is taken
+    # sorted, so that "emu3" replaces "Emu3"
     return {re.sub("[_-]", "", name).lower(): name for name in sorted(table().huggingface)}
 
 
 def _known_inner_config(top: JsonObject) -> str | None:
     """The key of the one config inside the file that has a known type and sizes."""
-    found = _known_configs_inside(top)
-    return found[0] if len(found) == 1 else None
+    keys = _known_configs_inside(top)
+    return keys[0] if len(keys) == 1 else None
 
 
 def _known_configs_inside(outer: JsonObject, depth: int = 3) -> list[str]:
     """The keys of the configs with a known type and sizes, at any depth but inside one another."""
-    other, found = table().files["other_models"], list[str]()
+    pattern, keys = table().files["other_models"], list[str]()
     for inner in outer.unread_objects() if depth else ():
-        if re.search(other, inner.path):
+        if re.search(pattern, inner.path):
             continue
         facts = table().huggingface.get(str(inner.values.get("model_type")))
         if facts is not None and _states_sizes(inner, facts):
-            found.append(inner.path)
+            keys.append(inner.path)
         else:
-            found += _known_configs_inside(inner, depth - 1)
-    return found
+            keys += _known_configs_inside(inner, depth - 1)
+    return keys
 
 
 def _states_sizes(config: JsonObject, facts: Architecture) -> bool:
@@ -219,7 +221,7 @@ def type_in_file(levels: list[JsonObject]) -> str | None:
     for level in levels:
         outer = table().parts.get(model_type or "", {})
         implied_type = outer.get(level.path.rpartition(".")[2])
-        # keys that one program alone writes
+        # keys that only one program writes
         marks = table().files["marks"].items()
         marked = (name for name, keys in marks if all(map(level.has, keys)))
         file_type = level.text("model_type") or next(marked, None)
@@ -270,23 +272,23 @@ def _select_facts(block: JsonObject, facts: Architecture) -> tuple[JsonObject, A
     plain, values, switches = JsonObject(block.values, block.path), block.values, facts.variants
     facts = facts_for(plain, facts)
     names: dict[str, Sequence[str]] = {**facts.names}
-    swapped_by = "rope_traditional of MLX" if values.get("rope_traditional") is True else None
+    swapping_key = "rope_traditional of MLX" if values.get("rope_traditional") is True else None
     if block.path.partition(".")[0] == "model_config":  # of MLC
         mlc_names = table().files["mlc_names"]
-        # there 0 and -1 stand for an absent number
+        # MLC writes 0 and -1 for an absent number
         values = {
             k: v for k, v in values.items() if k not in mlc_names.values() or v not in (0, -1)
         }
         names |= {key: (*names.get(key, (key,)), name) for key, name in mlc_names.items()}
         facts = replace(facts, laws={**facts.laws, "gptj": "default"})
         if plain.has("rope_scaling") and plain.text("rope_scaling.rope_type") == "gptj":
-            swapped_by = "rope_type gptj of MLC"
+            swapping_key = "rope_type gptj of MLC"
     config = JsonObject(values, block.path, names=names, strict=block.strict)
     config.ignore(*(switch.key for switch in switches))
-    if facts.pairing == "half" and swapped_by is not None:
+    if facts.pairing == "half" and swapping_key is not None:
         config.ignore("rope_traditional")
-        why = f"as {swapped_by} says; transformers silently rotates halves."
-        note = " ".join(filter(None, (facts.note, f"Pairs are interleaved, {why}")))
+        reason = f"as {swapping_key} says; transformers silently rotates halves."
+        note = " ".join(filter(None, (facts.note, f"Pairs are interleaved, {reason}")))
         facts = replace(facts, pairing="interleaved", note=note)
     config.notes += [facts.note] if facts.note else []
     return config, facts
@@ -314,14 +316,14 @@ def note_assumed_sizes(model: ModelConfig) -> str:
     expected_objects = {*table().parts.get(name, {}), *table().files["other_objects"]}
     for inner in config.unread_objects():
         if inner.path.rpartition(".")[2] not in expected_objects and not inner.has("model_type"):
-            alone = f", or load it alone, with its model_type in it: load(..., part={inner.path!r})"
-            raise refusal("size_elsewhere", found=inner.path, model_type=name, alone=alone)
+            hint = f", or load it alone, with its model_type in it: load(..., part={inner.path!r})"
+            raise refusal("size_elsewhere", found=inner.path, model_type=name, alone=hint)
     for level in (*model.levels[:-1], config):
         for block in (level, *objects_inside(level)):
             for key, value in block.unread().items():
                 if type(value) in (int, float) and re.fullmatch(table().files["sizes"], key):
-                    found = block.path_of(key)
-                    raise refusal("size_elsewhere", found=found, model_type=name, alone="")
+                    path = block.path_of(key)
+                    raise refusal("size_elsewhere", found=path, model_type=name, alone="")
     sizes = " and ".join(f"{key} {size}" for key, size in assumed.items())
     note = f"The file does not say its size; {sizes} is what {name} assumes."
     warnings.warn(note, PhasorWarning, stacklevel=4)

@@ -47,22 +47,22 @@ def _names(plain: Mapping[str, str | list[str]]) -> dict[str, tuple[str, ...]]:
     return {key: spellings(names) for key, names in tuples(plain).items()}
 
 
-@lru_cache(maxsize=64)  # more than there are
-def _names_of(program: str) -> Mapping[str, tuple[str, ...]]:
+@lru_cache(maxsize=64)  # more than the number of programs
+def _program_names(program: str) -> Mapping[str, tuple[str, ...]]:
     """The names of keys in files of a program."""
     return MappingProxyType(_names(read_programs()[program]["names"]))
 
 
 @lru_cache(maxsize=64)
-def _ignored_by(program: str) -> tuple[str, ...]:
+def _ignored_keys(program: str) -> tuple[str, ...]:
     """Keys of the program's files that do not affect the rotation."""
     return spellings(read_programs()[program]["ignored"])
 
 
 def _resolve(values: Mapping[str, Any], value: Any) -> Any:
     """The value itself, or the one that OmegaConf's ``${.seq_length}`` refers to."""
-    named = re.fullmatch(r"\$\{\.(\w+)\}", value) if isinstance(value, str) else None
-    return values.get(named[1], value) if named else value
+    reference = re.fullmatch(r"\$\{\.(\w+)\}", value) if isinstance(value, str) else None
+    return values.get(reference[1], value) if reference else value
 
 
 class ProgramModel:
@@ -73,15 +73,15 @@ class ProgramModel:
     ) -> None:
         # ``entry`` has the facts of the file's class, which replace those of the program
         self.facts, self.program, self.title = read_programs()[program], program, title
-        self.names = names = {**_names_of(program), **_names(entry.get("names", {}))}
+        self.names = names = {**_program_names(program), **_names(entry.get("names", {}))}
         values = {key: _resolve(config.values, value) for key, value in config.values.items()}
         self.config = JsonObject(values, config.path, names=names, strict=config.strict)
-        self.config.ignore(*_ignored_by(program))
+        self.config.ignore(*_ignored_keys(program))
         lengths = map(self.config.find, names.get(CONTEXT, ()))
         for length in (length for length in lengths if isinstance(length, Unclear)):
-            said = {k: v for k, v in values.items() if k not in spellings([CONTEXT])}
+            other_values = {k: v for k, v in values.items() if k not in spellings([CONTEXT])}
             self.config = self.config.with_values(
-                {**said, CONTEXT: None}
+                {**other_values, CONTEXT: None}
             )  # it does not affect the rotation
             self.config.notes.append(f"{CONTEXT} is not read: it is {length}.")
         self.defaults, self.assumes = {**self.facts["defaults"], **entry}, f"what {program} assumes"
@@ -102,7 +102,9 @@ class ProgramModel:
         self.config = config.with_defaults({key: size})
         return size
 
-    def rope(self, pairing: Pairing, out: Pairing | None = None, base: float | None = None) -> Rope:
+    def rope(
+        self, pairing: Pairing, pairing_out: Pairing | None = None, base: float | None = None
+    ) -> Rope:
         """The rope of a head, or of the slice of a head in latent attention.
 
         Pass ``base`` for files whose key for it holds several numbers.
@@ -131,43 +133,47 @@ class ProgramModel:
             rotary_dim = rotated_width(config, JsonObject({}, config.path), part, head_dim)
         default = defaults["rope_theta"] or None
         if base is None and names["rope_theta"]:
-            stated = config.number("rope_theta", above=1)
-            base = config.or_default("rope_theta", stated, default, self.assumes)
+            file_base = config.number("rope_theta", above=1)
+            base = config.or_default("rope_theta", file_base, default, self.assumes)
         elif base is None:  # this program's files do not contain it
             base = default
         numbers: dict[str, Any] = {"head_dim": head_dim, "base": base, "rotary_dim": rotary_dim}
         with renamed_keys(config):
-            return Rope(pairing=pairing, pairing_out=out, **numbers)
+            return Rope(pairing=pairing, pairing_out=pairing_out, **numbers)
 
     def law(self, kind: str, rope: Rope, block: JsonObject | None = None) -> Rope:
         """The rope with the law of that name in the table, whose numbers are in ``block``."""
-        config, of_law = block or self.config, self.facts["laws"].get(kind, {})
+        config, law_entry = block or self.config, self.facts["laws"].get(kind, {})
         self.blocks += [] if block is None else [block]
         key = "type" if config.has("type") else "rope_type"
-        # none of these programs reads the first two
+        # no program here reads attention_factor or truncate
         names = {"attention_factor": (), "truncate": (), "rope_type": (key,)}
-        names |= _names(of_law.get("names", {}))
-        values = {**config.values, key: of_law.get("law", kind)}
+        names |= _names(law_entry.get("names", {}))
+        values = {**config.values, key: law_entry.get("law", kind)}
         numbers = JsonObject(values, config.path, names=names)
-        numbers = numbers.with_defaults(of_law.get("defaults", {}))
+        numbers = numbers.with_defaults(law_entry.get("defaults", {}))
         length = JsonObject({CONTEXT: self.config.whole(CONTEXT)})
         law_facts = Architecture(softmax=self.latent, ntk_alpha=True)
-        outside = LawContext(law_facts, rope.rotary_dim, length, mscale_alone=True)
-        law = read_law(numbers, outside)
+        law_context = LawContext(law_facts, rope.rotary_dim, length, single_mscale=True)
+        law = read_law(numbers, law_context)
         law = None if law == Linear(factor=1.0) else law  # KerasHub writes that for no law
         config.ignore(*numbers.keys_read)
         return replace(rope, scaling=law, direction=numbers.sign("short_factor"))
 
-    def ropes_by_kind(self, rope: Rope, entry: Mapping[str, Any], by: float = 1.0) -> LayerRopes:
-        """The ropes of all layers, by the kinds of a class, for positions divided by ``by``."""
+    def ropes_by_kind(
+        self, rope: Rope, entry: Mapping[str, Any], divisor: float = 1.0
+    ) -> LayerRopes:
+        """The ropes of all layers by kind, for positions divided by ``divisor``."""
         kinds: Mapping[str, Any] = entry.get("kinds", {"rope": {}, "nope": False})
         rule = entry.get("layers", {"every": 1})
-        turning = {kind: {**entry, **more} for kind, more in kinds.items() if more is not False}
-        ropes = {kind: self._of_kind(rope, more, by) for kind, more in turning.items()}
+        turning = {
+            kind: {**entry, **changes} for kind, changes in kinds.items() if changes is not False
+        }
+        ropes = {kind: self._kind_rope(rope, changes, divisor) for kind, changes in turning.items()}
         pattern = self._pattern(rule, [*kinds])
         return self.ropes({kind: ropes.get(kind) for kind in kinds}, pattern)
 
-    def _of_kind(self, rope: Rope, entry: Mapping[str, Any], by: float) -> Rope:
+    def _kind_rope(self, rope: Rope, entry: Mapping[str, Any], divisor: float) -> Rope:
         """The rope of one kind of layer, from the keys for this kind."""
         config, key, base = self.config, entry.get("base_key"), entry.get("base", rope.base)
         if key is not None:
@@ -175,19 +181,19 @@ class ProgramModel:
         width = config.width(entry.get("head_dim_key", "")) or rope.head_dim
         rotary_dim = width if "head_dim_key" in entry else rope.rotary_dim
         rope = replace(rope, base=base, head_dim=width, rotary_dim=rotary_dim)
-        by *= config.number(entry.get("factor_key", ""), above=0) or 1.0
+        divisor *= config.number(entry.get("factor_key", ""), above=0) or 1.0
         fraction = config.number(entry.get("fraction_key", ""), least=2 / width, most=1)
-        law = Proportional(fraction=fraction or 1.0, factor=by)
-        return divided(rope, by) if law.fraction == 1 else replace(rope, scaling=law)
+        law = Proportional(fraction=fraction or 1.0, factor=divisor)
+        return divided(rope, divisor) if law.fraction == 1 else replace(rope, scaling=law)
 
     def _pattern(self, rule: Mapping[str, Any], words: Sequence[str]) -> LayerPattern:
         """The layers of the first kind: every n-th, or by a list of words or flags."""
         config, layers, key = self.config, self.config.layers(), rule.get("key", "")
         if "switch" in rule and not config.values.get(rule["switch"], rule.get("on")):
             return LayerPattern.every(1, layers)
-        if isinstance(found := config.value(key), int):
+        if isinstance(value := config.value(key), int):
             return LayerPattern.every(config.whole(key) or 1, layers)
-        if found is None and "every" in rule:
+        if value is None and "every" in rule:
             interval = config.whole(rule.get("every_key", "")) or rule["every"]
             return LayerPattern.every(interval, layers)
         items, allowed = config.require(key, config.items(key)), [*words, 0, 1]
@@ -196,8 +202,8 @@ class ProgramModel:
         if "counts" in rule and [*map(type, items[:2])] == [int, int] and sum(items[:2]) > 0:
             return LayerPattern.repeat([False] * items[0] + [True] * items[1], layers)
         if len(items) < layers or any(item not in allowed for item in items[:layers]):
-            expected = f"{rule.get('counts', '')}one of {', '.join(map(str, allowed))}"
-            config.refuse(key, f"{expected} for each of {layers} layers")
+            requirement = f"{rule.get('counts', '')}one of {', '.join(map(str, allowed))}"
+            config.refuse(key, f"{requirement} for each of {layers} layers")
         first = (words[0], rule.get("flag", 1))
         return LayerPattern(tuple(item in first for item in items[:layers]))
 
@@ -205,27 +211,27 @@ class ProgramModel:
         self,
         kinds: Mapping[str, Rope | None],
         pattern: LayerPattern | None = None,
-        without_attention: Sequence[str] = (),
+        attention_free: Sequence[str] = (),
     ) -> LayerRopes:
         """The ropes of all layers: layers that the pattern marks are of the first kind.
 
-        Without a pattern all layers are. ``without_attention`` has the kind of each layer without
-        attention, and "" for each layer with it.
+        Without a pattern all layers are. ``attention_free`` has the kind of each layer without
+        attention, and "" for each layer with attention.
         """
         config, layers = self.config, self.config.layers()
         on, off, *_ = *kinds, ""
-        found = (pattern or LayerPattern.every(1, layers)).kinds(on, off)
-        in_order = [
+        pattern_kinds = (pattern or LayerPattern.every(1, layers)).kinds(on, off)
+        layer_kinds = [
             special or kind
-            for special, kind in zip(without_attention or layers * [""], found, strict=True)
+            for special, kind in zip(attention_free or layers * [""], pattern_kinds, strict=True)
         ]
         for key in ("rope_scaling", "rope_parameters"):
             if config.strict and isinstance(config.unread().get(key), Mapping):
                 config.refuse(key, f"absent, as {self.program} reads no such block")
         return layer_ropes(
             config,
-            {kind: kinds.get(kind) for kind in dict.fromkeys(in_order)},
-            in_order,
+            {kind: kinds.get(kind) for kind in dict.fromkeys(layer_kinds)},
+            layer_kinds,
             f"a file of {self.program}",
             facts=self._class_facts(),
             blocks=self.blocks,
@@ -236,37 +242,39 @@ class ProgramModel:
     def position_type(self) -> str:
         """The type of the position embedding; for most classes an absent type means learned."""
         words, key = (*self.facts["rotating"], *self.facts["instead"]), "position_embedding_type"
-        if (found := self.config.text(key, *words)) is None:
-            found = self.config.require(key, self.defaults.get(key, "learned_absolute") or None)
-            note = f"The file has no {self.config.name(key)}; {found} is {self.assumes}."
+        if (position_type := self.config.text(key, *words)) is None:
+            position_type = self.config.require(
+                key, self.defaults.get(key, "learned_absolute") or None
+            )
+            note = f"The file has no {self.config.name(key)}; {position_type} is {self.assumes}."
             self.config.notes.append(note)
-        return found
+        return position_type
 
-    def without(self, what: str, word: str) -> LayerRopes:
-        """The layers of a model that, by its file, does not rotate."""
-        instead = self.defaults.get("instead") or self.facts["instead"][word]
-        self.config.notes.append(f"{what} has no rotary embedding; instead: {instead}.")
+    def no_rotation(self, subject: str, word: str) -> LayerRopes:
+        """The layers of a model whose file has no rotation."""
+        replacement = self.defaults.get("instead") or self.facts["instead"][word]
+        self.config.notes.append(f"{subject} has no rotary embedding; instead: {replacement}.")
         return self.ropes({"nope": None})
 
 
-def divided(rope: Rope, by: float | None) -> Rope:
+def divided(rope: Rope, divisor: float | None) -> Rope:
     """The rope for positions that are divided by a number."""
-    if by in (None, 1):
+    if divisor in (None, 1):
         return rope
     if rope.scaling is None:
-        return replace(rope, scaling=Linear(factor=by))
-    divisors = by * replace(rope, scaling=None).inv_freq / rope.inv_freq
+        return replace(rope, scaling=Linear(factor=divisor))
+    divisors = divisor * replace(rope, scaling=None).inv_freq / rope.inv_freq
     gain = rope.attention_factor
     return replace(rope, scaling=PerPair(factors=tuple(divisors.tolist()), attention_factor=gain))
 
 
 def with_sections(rope: Rope, block: JsonObject, sections: Any, layout: Any = None) -> Rope:
     """The rope whose axes have these numbers of pairs, from the ``mrope_section`` of ``block``."""
-    of_layout = {"alternating": Alternating, "interleaved": InterleavedSections, "axial": Axial}
+    axes_types = {"alternating": Alternating, "interleaved": InterleavedSections, "axial": Axial}
     sections = tuple[int, ...](block.require("mrope_section", sections))
     if layout != "axial" and len(sections) != 3:
         block.refuse("mrope_section", "three counts of pairs, for time, height and width")
-    # where they alternate, time comes last
+    # in alternating sections, time comes last
     sections = sections[2:] + sections[:2] if layout == "alternating" else sections
     with renamed_keys(block):
-        return replace(rope, axes=of_layout.get(layout, Sectioned)(sections))
+        return replace(rope, axes=axes_types.get(layout, Sectioned)(sections))

@@ -1,8 +1,8 @@
 """Convert unusual files to the keys of transformers 5: a function for each kind of file.
 
-A function is given the config of a model type whose ``rewrite`` in ``huggingface.toml`` names it,
-and returns the same in canonical keys, with the places where the file says it. Code
-that reads the config afterwards knows only these keys, and changes nothing.
+A function gets the config of a model type whose ``rewrite`` in ``huggingface.toml`` names it. It
+returns the config with canonical keys, and records the file's own key of each value. Code that
+reads the config afterwards knows only these keys, and changes nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def _chatglm(config: JsonObject) -> JsonObject:
     if ratio is None:
         return config
     ratio_name, base_name = config.name("rope_ratio"), config.name("rope_theta")
-    stated = config.number("rope_theta", above=1)
-    base = single_value([(base_name, stated), (ratio_name, ratio * 10_000.0)])
+    file_base = config.number("rope_theta", above=1)
+    base = single_value([(base_name, file_base), (ratio_name, ratio * 10_000.0)])
     return config.with_values({**config.values, "rope_theta": base}, {"rope_theta": "rope_ratio"})
 
 
@@ -51,11 +51,13 @@ def _gpt_oss(config: JsonObject) -> JsonObject:
     numbers = ("rope_scaling_factor", "rope_ntk_beta", "rope_ntk_alpha")
     if not any(map(config.has, numbers)):
         return config
-    for other in filter(config.has, _BLOCKS):
-        said = next(filter(config.has, numbers))
-        raise refusal("two_scalings", first=config.name(said), second=config.name(other))
-    stated = {name: config.require(key, config.number(key, above=0)) for name, key in keys.items()}
-    block = {"rope_type": "yarn", "truncate": False, **stated}
+    for block_key in filter(config.has, _BLOCKS):
+        number_key = next(filter(config.has, numbers))
+        raise refusal("two_scalings", first=config.name(number_key), second=config.name(block_key))
+    yarn_numbers = {
+        name: config.require(key, config.number(key, above=0)) for name, key in keys.items()
+    }
+    block = {"rope_type": "yarn", "truncate": False, **yarn_numbers}
     values = {key: value for key, value in config.values.items() if key not in numbers}
     origins = {f"rope_scaling.{name}": key for name, key in keys.items()}
     return config.with_values({**values, "rope_scaling": block}, origins)
@@ -73,7 +75,7 @@ def _internlm(config: JsonObject) -> JsonObject:
     block = {renamed.get(key, key): value for key, value in rotary.values.items()}
     if block.get("type") == "origin":
         block["type"] = "default"
-    if block.get("type") == "dynamic" and block.get("factor") is None:  # both are its class's
+    if block.get("type") == "dynamic" and block.get("factor") is None:  # the class's values
         lengths = {"original_max_position_embeddings": values.get("max_position_embeddings")}
         block |= {"factor": 1.0, **lengths}
     origins = {f"rope_scaling.{renamed.get(key, key)}": f"{name}.{key}" for key in rotary.values}
@@ -94,8 +96,8 @@ def _nomic_bert(config: JsonObject) -> JsonObject:
     factor = config.number(key, least=0)
     if not factor:
         return config
-    for other in filter(config.has, _BLOCKS):
-        config.refuse(key, f"absent with the law of {config.name(other)}")
+    for block_key in filter(config.has, _BLOCKS):
+        config.refuse(key, f"absent with the law of {config.name(block_key)}")
     length = config.whole(length_key) or 2048
     original = "original_max_position_embeddings"
     block = {"rope_type": "dynamic", "factor": factor, original: length}
@@ -109,8 +111,8 @@ def _qwen3_tts(config: JsonObject) -> JsonObject:
     if not isinstance(block, Mapping) or "interleaved" not in block:
         return config
     key = "mrope_interleaved"
-    inside = cast("Mapping[str, Any]", block)
-    renamed = {key if inner == "interleaved" else inner: v for inner, v in inside.items()}
+    entries = cast("Mapping[str, Any]", block)
+    renamed = {key if inner == "interleaved" else inner: v for inner, v in entries.items()}
     return config.with_values(
         {**config.values, name: renamed}, {f"{name}.{key}": f"{name}.interleaved"}
     )
@@ -121,7 +123,7 @@ def _step3p5(config: JsonObject) -> JsonObject:
     kinds, count = config.texts("layer_types"), config.layers()
     if kinds is None:
         return config
-    # layers that predict further tokens come last
+    # layers for multi-token prediction come last
     all_layers = count + (config.whole("num_nextn_predict_layers", least=0) or 0)
     values: dict[str, Any] = {**config.values}
     if len(kinds) == all_layers > count:
@@ -141,7 +143,9 @@ def _step3p5(config: JsonObject) -> JsonObject:
                 config.refuse(name, "the same for all layers of a kind")
         values[name] = None
     law = config.object("rope_scaling")
-    if law is not None and "full_attention" in blocks:  # the class gives it to these alone
+    if (
+        law is not None and "full_attention" in blocks
+    ):  # the class uses the law only in these layers
         blocks["full_attention"] |= law.values
     return config.with_values({**values, "rope_parameters": blocks, "rope_scaling": None})
 
@@ -152,12 +156,12 @@ def _stripedhyena(config: JsonObject) -> JsonObject:
         return config
     key = "rotary_emb_scaling_factor"
     factor = config.number(key, above=0) or 1.0
-    # a file that was written anew has both, which then say the same
-    for other in filter(config.has, _BLOCKS):
-        stated = config.object(other) or JsonObject({})
-        law = stated.values.get("rope_type") or stated.values.get("type")
-        if law != "linear" or stated.values.get("factor") != factor:
-            raise refusal("two_scalings", first=config.name(key), second=config.name(other))
+    # a file that was saved again may have both, which must agree
+    for block_key in filter(config.has, _BLOCKS):
+        block_object = config.object(block_key) or JsonObject({})
+        law = block_object.values.get("rope_type") or block_object.values.get("type")
+        if law != "linear" or block_object.values.get("factor") != factor:
+            raise refusal("two_scalings", first=config.name(key), second=config.name(block_key))
     values = {name: value for name, value in config.values.items() if name not in _BLOCKS}
     base = next((b["rope_theta"] for b in _blocks(config) if "rope_theta" in b), None)
     block = {"rope_type": "linear", "factor": factor, "rope_theta": base}
@@ -182,7 +186,7 @@ REWRITES: Mapping[str, Callable[[JsonObject], JsonObject]] = {
     "step3p5": _step3p5,
     "stripedhyena": _stripedhyena,
 }
-#: For some, the key of a base that is counted in units of the class's own base.
+#: For some rewrites, the key of a base in units of the class's own base.
 BASE_UNITS: Mapping[str, str] = {"chatglm": "rope_ratio"}
 #: Rewrites for files without a block of transformers 4: the law has other keys, or lists by layer.
 WITHOUT_OLD_STYLE = ("internlm", "step3p5")

@@ -46,14 +46,14 @@ class RopeBlocks:
         self.facts = facts
         new, old = (_block(config, key) for key in ("rope_parameters", "rope_scaling"))
         if new is not None and new.values and old is not None and old.values:
-            # with a block for each kind, one law outside them is that of a kind
+            # with a block for each kind, one law outside the blocks belongs to one kind
             if not any(_has_law(block, old.values) for block in new.values.values()):
                 _check_same_values(new, old, config)
             old.ignore(*old.values)
         if facts.nested and new is not None and new.values and not _keys_of_blocks(new):
             raise refusal("no_kinds", block=new.path, keys=", ".join(new.values))
         block = new if new is not None and (new.values or old is None) else old
-        # where rope_parameters is there and empty, the class takes its base and no law
+        # with an empty rope_parameters, the class uses its own base and no law
         self.assumed = bool(facts.block) and new is None and not (block and block.values)
         if self.assumed:
             block = JsonObject(facts.block, "rope_parameters")
@@ -80,9 +80,9 @@ class RopeBlocks:
             base = config.number("rope_theta", above=1)
             bases = [b.number("rope_theta", above=1) for b in self.by_kind.values() if b]
             if base is not None and None not in bases and base not in bases:
-                whose = f"{self.top.path}{', which its class assumes,' * self.assumed}"
+                source = f"{self.top.path}{', which its class assumes,' * self.assumed}"
                 key = config.name("rope_theta")
-                raise refusal("base_of_no_kind", key=key, base=base, block=whose)
+                raise refusal("base_of_no_kind", key=key, base=base, block=source)
 
     def use_all(self) -> None:
         """Count every block as used, for a class that reads none."""
@@ -105,8 +105,8 @@ class RopeBlocks:
 def _has_law(block: Any, law: Mapping[str, Any]) -> bool:
     """Whether the block is this law, apart from keys that transformers 4 has outside the block."""
     old, new = normalize(law), normalize(block)
-    moved = {"rope_theta", "partial_rotary_factor", _ORIGINAL} - set(old)
-    return isinstance(block, Mapping) and {k: new[k] for k in new if k not in moved} == old
+    outer_keys = {"rope_theta", "partial_rotary_factor", _ORIGINAL} - set(old)
+    return isinstance(block, Mapping) and {k: new[k] for k in new if k not in outer_keys} == old
 
 
 def _keys_of_blocks(block: JsonObject) -> list[str]:
@@ -127,14 +127,14 @@ def _block(config: JsonObject, key: str) -> JsonObject | None:
 
 
 def _check_same_values(new: JsonObject, old: JsonObject, config: JsonObject) -> None:
-    """Check that ``rope_parameters`` and ``rope_scaling`` agree: classes read the latter."""
+    """Check that ``rope_parameters`` and ``rope_scaling`` agree; classes read ``rope_scaling``."""
     new_values, old_values = (normalize(block.values) for block in (new, old))
-    # keys that transformers 5 has inside its block, and transformers 4 may have outside
-    moved = {*filter(config.has, ("rope_theta", "partial_rotary_factor", _ORIGINAL))}
-    if _ORIGINAL in moved and old_values.get("rope_type") == "longrope":
-        moved.add("factor")  # the quotient of the lengths
-    moved -= set(old_values)
-    for key in sorted({*new_values, *old_values} - moved, key=str):
+    # keys inside the block of transformers 5 that transformers 4 may have outside its block
+    outer_keys = {*filter(config.has, ("rope_theta", "partial_rotary_factor", _ORIGINAL))}
+    if _ORIGINAL in outer_keys and old_values.get("rope_type") == "longrope":
+        outer_keys.add("factor")  # the quotient of the lengths
+    outer_keys -= set(old_values)
+    for key in sorted({*new_values, *old_values} - outer_keys, key=str):
         got, old_got = new_values.get(key), old_values.get(key)
         if got != old_got:
             names = {"new": new.name(key), "old": old.name(key)}
@@ -152,7 +152,7 @@ class LawContext:
     rotary_dim: int
     config: JsonObject
     # whether YaRN's mscale has an effect without mscale_all_dim, as in DeepSeek's own code
-    mscale_alone: bool = False
+    single_mscale: bool = False
 
     @property
     def context(self) -> int | None:
@@ -175,8 +175,8 @@ def rope_type(block: JsonObject, facts: Architecture | None = None) -> str:
     name = name or "default"
     if name not in _LAWS and name not in synonyms.values():
         key = "rope_type" if block.has("rope_type") else "type"
-        known = ", ".join(sorted({*_LAWS, *synonyms}))
-        block.refuse(key, f"one of {known} (or describe the embedding with Rope(...) directly)")
+        listed = ", ".join(sorted({*_LAWS, *synonyms}))
+        block.refuse(key, f"one of {listed} (or describe the embedding with Rope(...) directly)")
     return name
 
 
@@ -191,14 +191,14 @@ def normalize(value: Any) -> Any:
     return plain
 
 
-def read_law(block: JsonObject, outside: LawContext) -> Law | Rule | None:
+def read_law(block: JsonObject, law_context: LawContext) -> Law | Rule | None:
     """The law or rule that ``block`` names."""
-    return _READERS[rope_type(block, outside.facts)](block, outside)
+    return _READERS[rope_type(block, law_context.facts)](block, law_context)
 
 
-def axes(block: JsonObject, outside: LawContext) -> Axes | None:
+def axes(block: JsonObject, law_context: LawContext) -> Axes | None:
     """The axes of a multimodal rope; None for the one axis of text."""
-    facts = outside.facts.axes
+    facts = law_context.facts.axes
     if facts is None:
         return None
     key = "mrope_section" if not block.has("xdrope_section") else "xdrope_section"
@@ -207,15 +207,17 @@ def axes(block: JsonObject, outside: LawContext) -> Axes | None:
     if facts.sections and len(sections) != len(facts.sections):
         block.refuse(key, f"a list of {len(facts.sections)} pair counts, one per axis")
     # interleaved sections need not add up: the first axis gets the remaining pairs
-    if facts.layout != "interleaved" and sum(sections) != outside.rotary_dim // 2:
+    if facts.layout != "interleaved" and sum(sections) != law_context.rotary_dim // 2:
         got = f"{list(sections)}" + ("" if file_sections else ", which is the class default")
-        raise refusal("sections", key=block.name(key), pairs=outside.rotary_dim // 2, got=got)
+        raise refusal("sections", key=block.name(key), pairs=law_context.rotary_dim // 2, got=got)
     is_alternating = facts.layout == "alternating"
     ordered = tuple(sections[i] for i in ALTERNATING) if is_alternating else sections
     with renamed_keys(block, sections=key):
-        several: Axes = cast(Any, AXES[facts.layout])(ordered)
-        several.axis_of_pair(outside.rotary_dim // 2)  # checked here, where an error names the key
-        return several
+        rope_axes: Axes = cast(Any, AXES[facts.layout])(ordered)
+        rope_axes.axis_of_pair(
+            law_context.rotary_dim // 2
+        )  # checked here, so that an error names the key
+        return rope_axes
 
 
 def query_factors(
@@ -225,24 +227,24 @@ def query_factors(
     block_of: Callable[[str], JsonObject | None] = lambda kind: None,
 ) -> dict[str, QueryFactor]:
     """The factor on queries by kind of layer, from the class's ``query_factor`` and the file."""
-    found: dict[str, QueryFactor] = {}
+    factors: dict[str, QueryFactor] = {}
     config.ignore(switch := facts.get("switch", ""))
     value = config.values.get(switch)  # Llama 4's first files have 4 for true
     if not (facts.get("on", facts) if value is None else value):
-        return found
+        return factors
     for kind, rope in kinds.items():
         places = (block_of(kind) or config, config)
-        by_log = facts.get("strength") == "1 / ln(length)"
+        is_log = facts.get("strength") == "1 / ln(length)"
         keys = facts.get("length_keys", ())
-        lengths = (p.whole(key, least=1 + by_log) for key in keys for p in places)
+        lengths = (p.whole(key, least=1 + is_log) for key in keys for p in places)
         strengths = (p.number(facts.get("strength_key", "")) for p in places)
         length = next(filter(None, lengths), facts.get("length"))
         strength = next((s for s in strengths if s is not None), facts.get("strength"))
-        has_it = rope is None if facts.get("unrotated") else kind in facts.get("kinds", kinds)
-        if has_it and length and strength:
-            strength = 1 / math.log(length) if by_log else strength
-            found[kind] = QueryFactor(strength=strength, length=length, **facts.get("other", {}))
-    return found
+        applies = rope is None if facts.get("unrotated") else kind in facts.get("kinds", kinds)
+        if applies and length and strength:
+            strength = 1 / math.log(length) if is_log else strength
+            factors[kind] = QueryFactor(strength=strength, length=length, **facts.get("other", {}))
+    return factors
 
 
 _Reader = Callable[[JsonObject, LawContext], Law | Rule | None]
@@ -252,50 +254,53 @@ def _reader(law: type[Law], *keys: str) -> _Reader:
     """A reader for a law whose block must have these keys, and the original context if any."""
     has_original = any(field.name == "original_max_positions" for field in fields(law))
 
-    def read(block: JsonObject, outside: LawContext) -> Law:
+    def read(block: JsonObject, law_context: LawContext) -> Law:
         numbers = {key: block.require(key, block.number(key, above=0)) for key in keys}
         if has_original:
-            numbers["original_max_positions"] = _original_length(block, outside)
+            numbers["original_max_positions"] = _original_length(block, law_context)
         with renamed_keys(block):
             return law(**numbers)
 
     return read
 
 
-def _read_dynamic(block: JsonObject, outside: LawContext) -> Law | Rule:
-    if outside.rotary_dim < 4:
-        raise refusal("few_coordinates", key=block.name("rope_type"), rotary_dim=outside.rotary_dim)
-    if outside.facts.ntk_alpha and block.has("alpha"):
+def _read_dynamic(block: JsonObject, law_context: LawContext) -> Law | Rule:
+    if law_context.rotary_dim < 4:
+        raise refusal(
+            "few_coordinates", key=block.name("rope_type"), rotary_dim=law_context.rotary_dim
+        )
+    if law_context.facts.ntk_alpha and block.has("alpha"):
         block.ignore("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
         alpha = block.require("alpha", block.number("alpha", above=0))
         if (factor := block.number("factor", above=0)) not in (None, 1, alpha):
-            alpha_said = f"{block.name('alpha')} {alpha:g}"
+            alpha_text = f"{block.name('alpha')} {alpha:g}"
             doubt(
-                outside.config, f"{alpha_said} counts, and {block.name('factor')} {factor:g} not."
+                law_context.config,
+                f"{alpha_text} counts, and {block.name('factor')} {factor:g} not.",
             )
         return scaling.NTK(factor=alpha)
     original = block.whole(_ORIGINAL)
-    length = single_value([(block.name(_ORIGINAL), original), (_CONTEXT, outside.context)])
+    length = single_value([(block.name(_ORIGINAL), original), (_CONTEXT, law_context.context)])
     factor = block.number("factor", above=0)
     factor, length = block.require("factor", factor), block.require(_ORIGINAL, length)
     with renamed_keys(block):
         law = scaling.DynamicNTK(factor=factor, original_max_positions=length)
     if original is None:
-        _doubt_assumed_length(block, outside, factor, length)
+        _doubt_assumed_length(block, law_context, factor, length)
     return law
 
 
-def _read_proportional(block: JsonObject, outside: LawContext) -> Law:
+def _read_proportional(block: JsonObject, law_context: LawContext) -> Law:
     key = "partial_rotary_factor"
-    places = (block,) if outside.facts.nested else (block, outside.config)
+    places = (block,) if law_context.facts.nested else (block, law_context.config)
     fraction = single_value((place.name(key), place.number(key, least=0)) for place in places)
     factor = block.number("factor", above=0) or 1.0
-    with renamed_keys(block if block.has(key) else outside.config):
+    with renamed_keys(block if block.has(key) else law_context.config):
         return scaling.Proportional(fraction=1.0 if fraction is None else fraction, factor=factor)
 
 
-def _read_longrope(block: JsonObject, outside: LawContext) -> Rule:
-    pairs, keys = outside.rotary_dim // 2, ("short_factor", "long_factor")
+def _read_longrope(block: JsonObject, law_context: LawContext) -> Rule:
+    pairs, keys = law_context.rotary_dim // 2, ("short_factor", "long_factor")
     short, long = (block.require(key, block.numbers_per_pair(key, pairs)) for key in keys)
     if block.sign("short_factor") != block.sign("long_factor"):
         block.refuse("long_factor", "negative where short_factor is, and positive where it is not")
@@ -303,8 +308,8 @@ def _read_longrope(block: JsonObject, outside: LawContext) -> Rule:
         single_value((block.name(k), block.number(k, above=0)) for k in ("attention_factor", key))
         for key in ("short_mscale", "long_mscale")
     )
-    original = _original_length(block, outside)
-    factor = _extension_factor(block, outside, original)
+    original = _original_length(block, law_context)
+    factor = _extension_factor(block, law_context, original)
     with renamed_keys(block):
         law = scaling.LongRope(
             short_factors=short,
@@ -314,99 +319,101 @@ def _read_longrope(block: JsonObject, outside: LawContext) -> Rule:
             short_attention_factor=short_gain,
             long_attention_factor=long_gain,
         )
-    if short_gain is None or long_gain is None:  # else the factor says nothing
-        _doubt_other_factor(block, outside, factor, original)
+    if short_gain is None or long_gain is None:  # otherwise the factor has no effect
+        _doubt_other_factor(block, law_context, factor, original)
     return law
 
 
-def _read_yarn(block: JsonObject, outside: LawContext) -> Law:
+def _read_yarn(block: JsonObject, law_context: LawContext) -> Law:
     """The law of a ``yarn`` block, with transformers' defaults for absent keys."""
-    original = _original_length(block, outside, outside.context)
-    factor = _extension_factor(block, outside, original)
+    original = _original_length(block, law_context, law_context.context)
+    factor = _extension_factor(block, law_context, original)
     betas = {key: block.number(key, above=0) for key in ("beta_fast", "beta_slow")}
     # Ministral repeats the context inside the block: refuse two values
-    single_value([(block.name(_CONTEXT), block.whole(_CONTEXT)), (_CONTEXT, outside.context)])
+    single_value([(block.name(_CONTEXT), block.whole(_CONTEXT)), (_CONTEXT, law_context.context)])
     with renamed_keys(block):
         law = scaling.Yarn(
             factor=factor,
             original_max_positions=original,
             truncate=block.flag("truncate") is not False,
             **{key: beta for key, beta in betas.items() if beta is not None},
-            **_read_temperature(block, outside, factor),
+            **_read_temperature(block, law_context, factor),
         )
-    if block.has(_ORIGINAL) or outside.config.has(_ORIGINAL):
-        _doubt_other_factor(block, outside, factor, original)
+    if block.has(_ORIGINAL) or law_context.config.has(_ORIGINAL):
+        _doubt_other_factor(block, law_context, factor, original)
     else:
-        _doubt_assumed_length(block, outside, factor, original)
+        _doubt_assumed_length(block, law_context, factor, original)
     return law
 
 
-def _read_temperature(block: JsonObject, outside: LawContext, factor: float) -> dict[str, Any]:
+def _read_temperature(block: JsonObject, law_context: LawContext, factor: float) -> dict[str, Any]:
     """YaRN's temperature as the model applies it, on cos and sin or on the softmax scale."""
-    facts, multiplier = outside.facts, partial(yarn_multiplier, factor)
-    stated = block.number("attention_factor", above=0)
+    facts, multiplier = law_context.facts, partial(yarn_multiplier, factor)
+    attention_factor = block.number("attention_factor", above=0)
     # where mscale alone has an effect, a value below 0 gives a factor below 1
-    may_be_below_0 = outside.mscale_alone or stated is not None
+    may_be_below_0 = law_context.single_mscale or attention_factor is not None
     mscale = block.number("mscale", **({} if may_be_below_0 else {"least": 0}))
     all_dim = block.number("mscale_all_dim", least=0)
-    by_transformers = multiplier(1)
-    by_deepseek = multiplier(1 if mscale is None else mscale) / multiplier(all_dim or 0)
-    if stated is None and (outside.mscale_alone or (mscale and all_dim)):
-        if facts.softmax and not outside.mscale_alone:
-            # Yarn derives both factors from these two
+    transformers_factor = multiplier(1)
+    deepseek_factor = multiplier(1 if mscale is None else mscale) / multiplier(all_dim or 0)
+    if attention_factor is None and (law_context.single_mscale or (mscale and all_dim)):
+        if facts.softmax and not law_context.single_mscale:
+            # Yarn derives both factors from mscale and mscale_all_dim
             return {"mscale": mscale, "mscale_all_dim": all_dim}
-        stated = by_deepseek
-    elif stated is None and not math.isclose(by_transformers, by_deepseek, rel_tol=1e-12):
+        attention_factor = deepseek_factor
+    elif attention_factor is None and not math.isclose(
+        transformers_factor, deepseek_factor, rel_tol=1e-12
+    ):
         names = {"mscale": block.name("mscale"), "all_dim": block.name("mscale_all_dim")}
-        factors = {"by_transformers": by_transformers, "by_deepseek": by_deepseek}
+        factors = {"by_transformers": transformers_factor, "by_deepseek": deepseek_factor}
         raise refusal("one_mscale", **names, **factors)
     all_dim = all_dim if facts.softmax else None
-    return {"attention_factor": stated, "mscale_all_dim": all_dim or 0.0}
+    return {"attention_factor": attention_factor, "mscale_all_dim": all_dim or 0.0}
 
 
-def _original_length(block: JsonObject, outside: LawContext, default: int | None = None) -> int:
+def _original_length(block: JsonObject, law_context: LawContext, default: int | None = None) -> int:
     """The context before the extension, from the block or from the config around it."""
-    places = (block, outside.config)
+    places = (block, law_context.config)
     length = single_value((place.name(_ORIGINAL), place.whole(_ORIGINAL)) for place in places)
     return block.require(_ORIGINAL, length or default)
 
 
 def _doubt_assumed_length(
-    block: JsonObject, outside: LawContext, factor: float, assumed: int
+    block: JsonObject, law_context: LawContext, factor: float, assumed: int
 ) -> None:
-    """Note that the context was used as the original one, and what follows from that."""
+    """Note that the context was used as the original context, and to what the factor extends it."""
     doubt(
-        outside.config,
+        law_context.config,
         f"The file has no {block.name(_ORIGINAL)}: the context, {assumed}, is used as the "
         f"original one, which the factor {factor:g} extends to {factor * assumed:g}.",
     )
 
 
 def _doubt_other_factor(
-    block: JsonObject, outside: LawContext, factor: float, original: int
+    block: JsonObject, law_context: LawContext, factor: float, original: int
 ) -> None:
     """Note that the factor is not the quotient of the contexts; programs use one or the other."""
-    context = outside.context
+    context = law_context.context
     if context is not None and not math.isclose(factor * original, context, rel_tol=1e-6):
         doubt(
-            outside.config,
+            law_context.config,
             f"{block.name('factor')} {factor:g} is used, which extends {block.name(_ORIGINAL)} "
             f"{original} to {factor * original:g}, although the context is {context}.",
         )
 
 
-def _extension_factor(block: JsonObject, outside: LawContext, original: int) -> float:
+def _extension_factor(block: JsonObject, law_context: LawContext, original: int) -> float:
     """The block's factor, or the ratio of the two contexts if it has none."""
     if (factor := block.number("factor", above=0)) is not None:
         return factor
-    has_original = block.has(_ORIGINAL) or outside.config.has(_ORIGINAL)
-    if not has_original or outside.context is None:
+    has_original = block.has(_ORIGINAL) or law_context.config.has(_ORIGINAL)
+    if not has_original or law_context.context is None:
         raise refusal("no_factor", key=block.name("factor"))
-    return outside.context / original
+    return law_context.context / original
 
 
 _LAWS: Mapping[str, _Reader] = {
-    "default": lambda _block, _outside: None,
+    "default": lambda _block, _law_context: None,
     "linear": _reader(scaling.Linear, "factor"),
     "dynamic": _read_dynamic,
     "llama3": _reader(scaling.Llama3, "factor", "low_freq_factor", "high_freq_factor"),
@@ -420,14 +427,14 @@ _READERS: Mapping[str, _Reader] = {
     # Su's scaling, which some model types call "ntk"
     "ntk_fixed": _reader(scaling.NTKFixed, "factor"),
     # dynamic NTK from another length than the context
-    "dynamic_of_block": lambda block, outside: scaling.DynamicNTK(
+    "dynamic_of_block": lambda block, law_context: scaling.DynamicNTK(
         factor=block.require("factor", block.number("factor", above=0)),
         original_max_positions=block.require(_ORIGINAL, block.whole(_ORIGINAL)),
     ),
     # the base times the factor, which Skywork calls "ntk"
     "ntk_old": _reader(scaling.NTKOld, "factor"),
     # the rule of Qwen 1, whose original length is the file's context
-    "stepped_ntk": lambda block, outside: scaling.SteppedNTK(
-        original_max_positions=block.require(_CONTEXT, outside.context)
+    "stepped_ntk": lambda block, law_context: scaling.SteppedNTK(
+        original_max_positions=block.require(_CONTEXT, law_context.context)
     ),
 }

@@ -1,7 +1,7 @@
 """The third stage: ropes of a Hugging Face `ModelConfig`, and of any format the `LayerRopes`.
 
-Values come from the file, or else from the model class's entry in ``huggingface.toml``; a value
-that neither has is an error. Keys that nothing read are passed to `unread_keys`.
+Values come from the file, or else from the model class's entry in ``huggingface.toml``; if neither
+has a value, that is an error. Keys that nothing has read are passed to `unread_keys`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from phasor.rope import Rope
 from phasor.scaling import Llama3, Yarn
 
 _MOST_EXTRA = 1_000  # layers that predict further tokens
-#: By a class's ``turns``, how it differs from other classes.
+#: For each value of ``turns``, how the rotation of such a class differs.
 TURNS: Mapping[str, Callable[[Rope], Rope]] = {
     "clockwise": lambda rope: replace(rope, direction=-rope.direction),
     "end of head": lambda rope: replace(rope, rotary_start=rope.head_dim - rope.rotary_dim),
@@ -35,24 +35,26 @@ TURNS: Mapping[str, Callable[[Rope], Rope]] = {
 def layer_ropes(
     config: JsonObject,
     kinds: Mapping[str, Rope | None],
-    in_order: Sequence[str],
-    what: str,
+    order: Sequence[str],
+    file_kind: str,
     *,
     facts: Architecture = NO_FACTS,
     blocks: Iterable[JsonObject] = (),
-    ignored_by: str | None = None,
+    ignoring_program: str | None = None,
     read_heads: Callable[[JsonObject, str], int | None] = JsonObject.whole,
     **fields: Any,
 ) -> LayerRopes:
-    """The ropes of all layers, after the keys that nothing read were checked.
+    """The ropes of all layers; keys that nothing has read are checked first.
 
-    The arguments that `check_unread_keys` has too are its own; ``fields`` are of the result.
+    `check_unread_keys` explains the arguments that it shares; ``fields`` are fields of the result.
     """
     ropes = kinds.values()
-    unread = check_unread_keys(config, blocks, ropes, what, facts=facts, ignored_by=ignored_by)
+    unread = check_unread_keys(
+        config, blocks, ropes, file_kind, facts=facts, ignoring_program=ignoring_program
+    )
     key_heads = None if facts.latent else read_heads(config, "num_key_value_heads")
     return LayerRopes(
-        layer_kinds=tuple(in_order),
+        layer_kinds=tuple(order),
         kinds=kinds,
         num_heads=read_heads(config, "num_attention_heads"),
         # latent attention rotates one key for all heads
@@ -70,8 +72,8 @@ def huggingface_ropes(model: ModelConfig) -> LayerRopes:
     unused: dict[str, Rope] = {}
     if facts.other_positions is not None:
         position_type = config.text("position_embedding_type") or ""
-        instead = table().files["instead"].get(position_type, facts.other_positions)
-        config.notes.append(f"{model.model_type} has no rotary embedding; instead: {instead}.")
+        replacement = table().files["instead"].get(position_type, facts.other_positions)
+        config.notes.append(f"{model.model_type} has no rotary embedding; instead: {replacement}.")
         blocks.use_all()
     else:
         widths = widths_by_kind(config, facts, order)
@@ -92,7 +94,7 @@ def huggingface_ropes(model: ModelConfig) -> LayerRopes:
     if model.model_type in LEARNED and model.levels[0].folder is not None:
         order, kinds = learned_ropes(model, model.levels[0].folder, kinds)
     factors = rope_blocks.query_factors(facts.query_factor, config, kinds, blocks.block_of)
-    # a plain class of transformers is known to have no code for other keys
+    # plain classes of transformers have no code for other keys
     is_plain = facts.sizes and not (
         facts.other_positions or facts.axes or facts.block or facts.nested
     )
@@ -105,7 +107,7 @@ def huggingface_ropes(model: ModelConfig) -> LayerRopes:
         f"a file of model type {model.model_type!r}",
         facts=facts,
         blocks=blocks.used,
-        ignored_by="transformers' class" if is_plain and not config.has("auto_map") else None,
+        ignoring_program="transformers' class" if is_plain and not config.has("auto_map") else None,
         read_heads=JsonObject.largest,
         name=name or model.model_type,
         context=model.context,
@@ -128,8 +130,8 @@ def _rope(model: ModelConfig, kind: str, widths: Mapping[str, int]) -> Rope | No
     if block is None:
         return None
     kind_facts = facts.kind(kind)
-    one_block = not model.blocks.by_kind
-    scaling_block = block if kind_facts.scaled or not one_block else JsonObject({}, block.path)
+    has_one_block = not model.blocks.by_kind
+    scaling_block = block if kind_facts.scaled or not has_one_block else JsonObject({}, block.path)
     name = rope_blocks.rope_type(scaling_block, facts)
     head_dim = widths[kind] if kind in widths else _head_dim(config, facts, kind_facts)
     if facts.positions:
@@ -139,20 +141,20 @@ def _rope(model: ModelConfig, kind: str, widths: Mapping[str, int]) -> Rope | No
         width = head_dim
     else:
         width = rotated_width(config, block, facts, head_dim)
-    outside = rope_blocks.LawContext(facts, width, config)
+    law_context = rope_blocks.LawContext(facts, width, config)
     config.whole("original_max_position_embeddings")  # whether the law uses it or not
-    law = rope_blocks.read_law(scaling_block, outside)
-    if isinstance(law, Llama3) and law.original_max_positions > (outside.context or math.inf):
+    law = rope_blocks.read_law(scaling_block, law_context)
+    if isinstance(law, Llama3) and law.original_max_positions > (law_context.context or math.inf):
         rope_blocks.doubt(
             config,
             f"{scaling_block.name('original_max_position_embeddings')} "
-            f"{law.original_max_positions} is more than the context, {outside.context}, although "
-            f"it is the length before the extension.",
+            f"{law.original_max_positions} is more than the context, {law_context.context}, "
+            f"although it is the length before the extension.",
         )
     base = _base(model, kind_facts, block)
     if facts.fixed and (law is not None or base != facts.base):
-        asked = {"what": "base", "asked": base} if law is None else {"what": "law", "asked": name}
-        raise refusal("fixed_class", block=block.path or "the config", base=facts.base, **asked)
+        request = {"what": "base", "asked": base} if law is None else {"what": "law", "asked": name}
+        raise refusal("fixed_class", block=block.path or "the config", base=facts.base, **request)
     with renamed_keys(config):
         rope = Rope(
             head_dim=head_dim,
@@ -161,7 +163,9 @@ def _rope(model: ModelConfig, kind: str, widths: Mapping[str, int]) -> Rope | No
             base=base,
             rotary_dim=width,
             scaling=law,
-            axes=OneAxis() if facts.positions else rope_blocks.axes(block, outside) or OneAxis(),
+            axes=OneAxis()
+            if facts.positions
+            else rope_blocks.axes(block, law_context) or OneAxis(),
             direction=scaling_block.sign("short_factor"),
         )
     if facts.turns is not None:
@@ -182,25 +186,25 @@ def _patch_grid_rope(rope: Rope, facts: Architecture, notes: list[str]) -> Rope:
     base, pairs = rope.base or 1.0, range(rope.num_pairs)
     if layout == "dealt":
         inv_freq = tuple(base ** -(pair // axes / sections[0]) for pair in pairs)
-        several: Axes = InterleavedSections(sections)
+        patch_axes: Axes = InterleavedSections(sections)
     else:
         # axis after axis; an axis has every second or third frequency of one spectrum
         order = [pair for axis in range(axes) for pair in pairs[axis::axes]]
         inv_freq = tuple(base ** -(pair / rope.num_pairs) for pair in order)
-        several = Sectioned(sections)
-    return replace(rope, base=None, explicit_inv_freq=inv_freq, axes=several)
+        patch_axes = Sectioned(sections)
+    return replace(rope, base=None, explicit_inv_freq=inv_freq, axes=patch_axes)
 
 
 def _base(model: ModelConfig, kind: Kind, block: JsonObject) -> float:
-    config, facts, one_block = model.config, model.facts, not model.blocks.by_kind
+    config, facts, has_one_block = model.config, model.facts, not model.blocks.by_kind
     block_base = block.number("rope_theta", above=1)
     key = kind.base_key or "rope_theta"
     named_bases = [(config.name(key), config.number(key, above=1))]
-    if not one_block and kind.base_key is None and block_base is not None:
-        # one base outside several blocks is that of some of them only, so the block's own counts
+    if not has_one_block and kind.base_key is None and block_base is not None:
+        # a base outside several blocks belongs to some of them only: the block's own base counts
         named_bases = []
-    is_of_block = not one_block or kind.base_key is None
-    if one_block and facts.nested:  # an old file's, which is for the kinds that its law is for
+    is_of_block = not has_one_block or kind.base_key is None
+    if has_one_block and facts.nested:  # an old file's base is for the kinds that have its law
         is_of_block = kind.scaled
     if is_of_block:
         named_bases.insert(0, (block.name("rope_theta"), block_base))
@@ -226,26 +230,26 @@ def widths_by_kind(config: JsonObject, facts: Architecture, kinds: Sequence[str]
         config.refuse(name, f"an object from numbers below {len(kinds)} to what those layers say")
     layers = JsonObject({str(index): value for index, value in layers.values.items()}, layers.path)
     width_key = facts.width_key
-    width_of_layer: dict[int, int | None] = {}
+    width_by_layer: dict[int, int | None] = {}
     for index in layers.values:
         layer = layers.object(index) or JsonObject({}, layers.name(index))
         for key in layer.values:
             if ("rope" in key and key != width_key) or "rotary" in key:
                 layer.refuse(key, "in the block of a kind of layer, not of a single one")
-        width_of_layer[int(index)] = layer.width(width_key)
+        width_by_layer[int(index)] = layer.width(width_key)
     # per_layer_config lists the exceptional layers only: a kind's own default is not used here
     default = _head_dim(config, facts, Kind())
-    width_of_kind: dict[str, int] = {}
+    width_by_kind: dict[str, int] = {}
     for kind in dict.fromkeys(kinds):
-        widths = {width_of_layer.get(i) or default for i, k in enumerate(kinds) if k == kind}
+        widths = {width_by_layer.get(i) or default for i, k in enumerate(kinds) if k == kind}
         if len(widths) > 1:
-            several = ", ".join(map(str, sorted(widths)))
-            raise refusal("layer_widths", key=config.name(name), kind=kind, widths=several)
-        width_of_kind[kind] = widths.pop()
+            listed = ", ".join(map(str, sorted(widths)))
+            raise refusal("layer_widths", key=config.name(name), kind=kind, widths=listed)
+        width_by_kind[kind] = widths.pop()
         if (key := facts.kind(kind).head_dim_key) is not None:
             layers_of_kind = f"{config.name(name)} at layers of the kind {kind!r}"
-            single_value([(layers_of_kind, width_of_kind[kind]), (key, config.width(key))])
-    return width_of_kind
+            single_value([(layers_of_kind, width_by_kind[kind]), (key, config.width(key))])
+    return width_by_kind
 
 
 def rotated_width(config: JsonObject, block: JsonObject, facts: Architecture, head_dim: int) -> int:
@@ -261,8 +265,10 @@ def rotated_width(config: JsonObject, block: JsonObject, facts: Architecture, he
         for name, fraction in fractions:
             wide = {whole, config.whole("head_dim") or 0}
             if fraction not in (None, 1) and all(int(n * fraction) != head_dim for n in wide):
-                says = {"name": name, "fraction": fraction, "whole": whole, "rotated": head_dim}
-                raise refusal("latent_fraction", **says, width_key=config.name("qk_rope_head_dim"))
+                details = {"name": name, "fraction": fraction, "whole": whole, "rotated": head_dim}
+                raise refusal(
+                    "latent_fraction", **details, width_key=config.name("qk_rope_head_dim")
+                )
         return head_dim
     widths = [(name, None if f is None else int(head_dim * f)) for name, f in fractions]
     if "rotary_dim" in facts.names:
@@ -288,7 +294,7 @@ def read_auxiliary_ropes(
     kinds: Mapping[str, Rope | None],
 ) -> tuple[NamedRope, ...]:
     """The rotations outside attention; ``kinds`` may have kinds that no layer has."""
-    found: dict[tuple[str, Rope], list[int]] = {}
+    layers_by_rope: dict[tuple[str, Rope], list[int]] = {}
     for name, changes in facts.auxiliary_ropes.items():
         width = config.width(changes.head_dim_key) or changes.head_dim
         layers = indexer_pattern(config, changes.every, len(layer_kinds)).indices
@@ -296,12 +302,14 @@ def read_auxiliary_ropes(
             rope = kinds[kind]
             if rope is not None and width and (not changes.kinds or kind in changes.kinds):
                 named_rope = (name, _auxiliary_rope(rope, changes, width))
-                found.setdefault(named_rope, []).extend(i for i in layers if layer_kinds[i] == kind)
+                layers_by_rope.setdefault(named_rope, []).extend(
+                    i for i in layers if layer_kinds[i] == kind
+                )
     ropes = {rope for kind in {*layer_kinds} if (rope := kinds[kind]) is not None}
     only_rope = next(iter(ropes)) if len(ropes) == 1 else None
     rule = facts.layers
     codes = config.wholes(rule.codes_key) if rule and rule.codes_key else None
-    # where layers differ, the file must say of which kind these are
+    # if layers differ, the file must state the kind of these layers
     coded = rule.coded((codes or ())[len(layer_kinds) :]) if rule else []
     extra = config.whole("num_nextn_predict_layers", least=0, most=_MOST_EXTRA) or 0
     listed = config.texts("mtp_layer_types") or coded
@@ -309,14 +317,15 @@ def read_auxiliary_ropes(
         kind = listed[i] if i < len(listed) else rule and rule.mtp
         rope = only_rope if kind is None else kinds.get(kind)
         if rope is not None:
-            found.setdefault(("mtp", rope), []).append(len(layer_kinds) + i)
+            layers_by_rope.setdefault(("mtp", rope), []).append(len(layer_kinds) + i)
     return tuple(
-        NamedRope(name, rope, tuple(sorted(layers))) for (name, rope), layers in found.items()
+        NamedRope(name, rope, tuple(sorted(layers)))
+        for (name, rope), layers in layers_by_rope.items()
     )
 
 
 def _auxiliary_rope(rope: Rope, changes: AuxiliaryRope, width: int) -> Rope:
-    """The rope of attention for heads of another width: its frequencies, at one end of the head."""
+    """Attention's rope in heads of another width: the same frequencies at one end of the head."""
     if not changes.head_dim_key:
         return rope
     pairing, law = changes.pairing, rope.scaling

@@ -70,7 +70,7 @@ class JsonObject:
         self.notes: list[str] = []
         self._names, self._nulls, self._origins = names, nulls, origins
         self.keys_read: set[str] = set()
-        self.folder: Path | None = None  # where it was found, if that was given
+        self.folder: Path | None = None  # the folder of the file, if a folder was given
 
     def name(self, key: str) -> str:
         """The path of ``key`` under the name that it has in this file."""
@@ -97,13 +97,13 @@ class JsonObject:
     def with_values(
         self, values: Mapping[str, Any], origins: Mapping[str, str] = _EMPTY
     ) -> JsonObject:
-        """The object with other values, and the same notes and record of what was read.
+        """The object with other values, the same notes and the same record of keys that were read.
 
-        ``origins`` are the keys of the file, as this object has them, that new ones were made of;
-        a key inside an object is joined to that by a dot.
+        ``origins`` maps each new key to the key of this object that it was made from; a dot joins
+        a key inside an object to the object's key.
         """
         paths = {key: self.path_of(name) for key, name in origins.items()}
-        other = JsonObject(
+        copy = JsonObject(
             values,
             self.path,
             names=self._names,
@@ -111,8 +111,8 @@ class JsonObject:
             origins={**self._origins, **paths},
             strict=self.strict,
         )
-        other.notes, other.keys_read, other.folder = self.notes, self.keys_read, self.folder
-        return other
+        copy.notes, copy.keys_read, copy.folder = self.notes, self.keys_read, self.folder
+        return copy
 
     def with_defaults(self, values: Mapping[str, Any]) -> JsonObject:
         """The object with ``values`` for keys that are absent from the file, or null."""
@@ -128,7 +128,7 @@ class JsonObject:
         return {k: v for k, v in self.values.items() if v is not None and k not in self.keys_read}
 
     def unread_objects(self) -> list[JsonObject]:
-        """The objects at keys that were not read, or of which only single keys were."""
+        """The objects at keys that were not read, or that were read only in part."""
         objects: list[JsonObject] = []
         for key, value in self.values.items():
             if not isinstance(value, Mapping):
@@ -188,7 +188,7 @@ class JsonObject:
             return max(self.wholes(key) or (0,)) or None
         return self.whole(key)
 
-    def _of_type(self, key: str, types: Any, expected: str) -> Any:
+    def _typed_value(self, key: str, types: Any, expected: str) -> Any:
         """The value at ``key``; refused if it has none of the types."""
         value = self.value(key)
         if value is not None and not isinstance(value, types):
@@ -200,30 +200,30 @@ class JsonObject:
         value = self.value(key)
         if isinstance(value, Unclear) and value.is_on:
             return True
-        return self._of_type(key, bool, "true or false")
+        return self._typed_value(key, bool, "true or false")
 
     def text(self, key: str, *words: str) -> str | None:
         """The string at ``key``, one of the ``words`` if there are any."""
-        text = self._of_type(key, str, "a string")
+        text = self._typed_value(key, str, "a string")
         if words and text not in (None, *words):
             self.refuse(key, f"one of {', '.join(words)}")
         return text
 
     def object(self, key: str, nulls: Mapping[str, Any] = _EMPTY) -> JsonObject | None:
         """The object at ``key``, in which explicit ``nulls`` stand for something."""
-        values = self._of_type(key, Mapping, "an object")
+        values = self._typed_value(key, Mapping, "an object")
         if values is None:
             return None
-        # where the keys inside stand, of which this object knows
+        # the file's own names of the inner keys, if this object knows them
         start = f"{key}."
-        inside = [name for name in self._origins if name.startswith(start)]
-        origins = {name.removeprefix(start): self._origins[name] for name in inside}
+        inner_names = [name for name in self._origins if name.startswith(start)]
+        origins = {name.removeprefix(start): self._origins[name] for name in inner_names}
         path, strict = self.name(key), self.strict
         return JsonObject(values, path, nulls=nulls, origins=origins, strict=strict)
 
     def items(self, key: str) -> tuple[Any, ...] | None:
         """The list at ``key``, its items unchecked."""
-        items = self._of_type(key, (list, tuple), "a list")
+        items = self._typed_value(key, (list, tuple), "a list")
         return None if items is None else tuple(items)
 
     def texts(self, key: str) -> tuple[str, ...] | None:
@@ -240,8 +240,8 @@ class JsonObject:
 
     def sign(self, key: str) -> Literal[1, -1]:
         """-1 if every number of the list at ``key`` is negative: such pairs turn clockwise."""
-        found: Any = self.find(self._aliases(key)[0])
-        items: list[Any] = [*found] if isinstance(found, (list, tuple)) else []
+        value: Any = self.find(self._aliases(key)[0])
+        items: list[Any] = [*value] if isinstance(value, (list, tuple)) else []
         negative = [item for item in items if isinstance(item, (int, float)) and item < 0]
         return -1 if items and len(negative) == len(items) else 1
 
@@ -249,7 +249,7 @@ class JsonObject:
         """The list of divisors at ``key``, one for each pair, without their `sign`."""
         sign, numbers = self.sign(key), self.items(key)
         if not all(type(item) is float and 0 < sign * item < math.inf for item in numbers or ()):
-            # to name the one that is none, or to make floats of ints
+            # to name the item that is no number, or to make floats of ints
             bounds = {"above": 0.0} if sign > 0 else {}
             numbers = self._read_items(key, lambda item, i: item.number(i, **bounds))
         if numbers is not None and len(numbers) != pairs:
@@ -263,10 +263,10 @@ class JsonObject:
         if items is None:
             return None
         # a block whose keys are the indices, so that errors name the item
-        by_index = JsonObject({str(i): item for i, item in enumerate(items)}, self.name(key))
-        values = tuple(read(by_index, i) for i in by_index.values)
+        items_by_index = JsonObject({str(i): item for i, item in enumerate(items)}, self.name(key))
+        values = tuple(read(items_by_index, i) for i in items_by_index.values)
         if None in values:
-            raise refusal("null", key=by_index.name(str(values.index(None))))
+            raise refusal("null", key=items_by_index.name(str(values.index(None))))
         return cast(tuple[_T, ...], values)
 
     def require(self, key: str, value: _T | None) -> _T:
@@ -275,12 +275,14 @@ class JsonObject:
             raise refusal("no_value", key=self.name(key))
         return value
 
-    def or_default(self, key: str, value: float | None, default: float | None, whose: str) -> float:
-        """``value`` of ``key``; if it is None, the default, with a note that says whose it is."""
+    def or_default(
+        self, key: str, value: float | None, default: float | None, source: str
+    ) -> float:
+        """``value`` of ``key``; if it is None, the default, with a note about its ``source``."""
         if value is not None:
             return value
         default = self.require(key, default)
-        self.notes.append(f"The file has no {self.name(key)}; {default:g} is {whose}.")
+        self.notes.append(f"The file has no {self.name(key)}; {default:g} is {source}.")
         return default
 
     def layers(self) -> int:
@@ -293,7 +295,7 @@ class JsonObject:
         return self.whole(key, least=least, most=WIDEST)
 
     def head_dim(self, key: str = "head_dim", default: int | None = None) -> int:
-        """The width of a head at ``key``, else the default, else that of all heads by their number.
+        """The width of a head at ``key``, else the default, else the hidden size by the heads.
 
         The default is for an absent key; with a null, classes divide the hidden size.
         """
@@ -321,7 +323,7 @@ def single_value(named_values: Iterable[tuple[str, _T | None]]) -> _T | None:
     return present[0][1] if present else None
 
 
-#: transformers' keys for fields of a Rope, of laws and of axes that have another name here.
+#: transformers' keys for fields of Ropes, laws and axes whose name here is different.
 KEYS = {
     "axes": "mrope_section",
     "base": "rope_theta",
@@ -338,7 +340,7 @@ KEYS = {
 def renamed_keys(block: JsonObject, **keys: str) -> Generator[None]:
     """Turn a SpecError about a field of a Rope or law into a ConfigError about the file's key.
 
-    ``keys`` are those of fields that have another key than in `KEYS`.
+    ``keys`` has the keys of fields whose key is not the one in `KEYS`.
     """
     try:
         yield
@@ -353,8 +355,8 @@ def renamed_keys(block: JsonObject, **keys: str) -> Generator[None]:
 
 _FILE_NAMES = ("config.json", "params.json")
 _YAML = (".yaml", ".yml")
-# a line that begins with a key, where JSON has it in quotes
-# after empty lines, comments and the mark of a document, each of which ends with its line
+# a line that begins with a key without JSON's quotes, after empty lines, comments and the marker
+# of a document, each of which ends with its line
 _KEY_OF_YAML = rb"(\xef\xbb\xbf)?(?:[ \t\r]*+(?:#[^\n]*+)?\n|---\s)*+[A-Za-z_]\w*+:(\s|$)"
 
 
@@ -390,15 +392,15 @@ def read_source(source: object) -> JsonObject:
         with path.open("rb") as stream:
             data = stream.read(MOST_TEXT + 1)
     except FileNotFoundError:
-        raise refusal("not_file", path=source, way_out=_other_way(str(source))) from None
+        raise refusal("not_file", path=source, way_out=_suggest_source(str(source))) from None
     except (OSError, ValueError, TypeError) as error:
         if isinstance(error, ConfigError):
             raise
         raise refusal("source_unreadable", source=source, error=error) from None
     if data.startswith(b"GGUF"):
         return JsonObject(read_gguf_header(path))
-    if (what := table().files["other_files"].get(path.suffix)) is not None:
-        raise refusal("other_file", path=path, what=what)
+    if (other_format := table().files["other_files"].get(path.suffix)) is not None:
+        raise refusal("other_file", path=path, what=other_format)
     refuse_stand_in(data, str(path), ConfigError)
     if path.suffix == ".gguf":
         raise refusal("no_gguf", path=path)
@@ -412,17 +414,17 @@ def cached_config(repository: str) -> Path | None:
     try:
         from huggingface_hub import try_to_load_from_cache
 
-        found = [try_to_load_from_cache(repository, name) for name in _FILE_NAMES]
+        paths = [try_to_load_from_cache(repository, name) for name in _FILE_NAMES]
     except (ImportError, ValueError):  # or a name that no repository of the Hub can have
         return None
-    return next((Path(path) for path in found if isinstance(path, str)), None)
+    return next((Path(path) for path in paths if isinstance(path, str)), None)
 
 
 def is_huggingface(config: JsonObject) -> bool:
     """Whether the file has a key that transformers writes and other programs do not."""
     # Megatron's arguments have an enumeration of this name
-    of_megatron = str(config.values.get("model_type")).startswith("ModelType.")
-    keys = ("architectures", "auto_map", *(() if of_megatron else ("model_type",)))
+    is_megatron = str(config.values.get("model_type")).startswith("ModelType.")
+    keys = ("architectures", "auto_map", *(() if is_megatron else ("model_type",)))
     return any(map(config.has, keys))
 
 
@@ -447,7 +449,7 @@ def hub_id(source: object) -> str | None:
     return source if is_id else None
 
 
-def _other_way(source: str) -> str:
+def _suggest_source(source: str) -> str:
     """What to do about a ``source`` that is no file."""
     if (name := find_name(source, preset_names())) is not None:
         return f"the preset of that name is phasor.preset({name!r})"
@@ -471,9 +473,11 @@ def _config_file_in(folder: Path) -> Path:
         if inner.is_file():
             return inner
     suffixes = (".json", ".gguf", *_YAML)
-    others = sorted(path.name for path in folder.iterdir() if path.suffix in suffixes)
-    found = f"; it holds {', '.join(others[:8])}: give the path of a config" if others else ""
-    raise refusal("no_config_file", folder=folder, found=found)
+    file_names = sorted(path.name for path in folder.iterdir() if path.suffix in suffixes)
+    listed = (
+        f"; it holds {', '.join(file_names[:8])}: give the path of a config" if file_names else ""
+    )
+    raise refusal("no_config_file", folder=folder, found=listed)
 
 
 def _parse_config(data: bytes, origin: str, suffix: str = "") -> JsonObject:

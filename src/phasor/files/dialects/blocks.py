@@ -108,8 +108,8 @@ def section_keys(axes: Axes) -> Keys:
     if isinstance(axes, InterleavedSections):
         return {"mrope_section": list(axes.sections), "mrope_interleaved": True}
     if isinstance(axes, Alternating):
-        by_axis = dict(zip(rope_blocks.ALTERNATING, axes.sections, strict=True))
-        return {"mrope_section": [by_axis[axis] for axis in sorted(by_axis)]}
+        counts_by_axis = dict(zip(rope_blocks.ALTERNATING, axes.sections, strict=True))
+        return {"mrope_section": [counts_by_axis[axis] for axis in sorted(counts_by_axis)]}
     raise refusal("axes_cannot", axes=type(axes).__name__)
 
 
@@ -232,7 +232,7 @@ def read_block(facts: Architecture, law_of: LawReader, file: JsonObject) -> Rope
     is_part = rope_type(block, facts) != "proportional"
     fraction = block.number("partial_rotary_factor") if is_part else None
     rotary_dim = int(width * (fraction or 1))
-    outside = LawContext(facts, rotary_dim, file)
+    law_context = LawContext(facts, rotary_dim, file)
     with renamed_keys(block):
         return Rope(
             head_dim=width,
@@ -240,8 +240,8 @@ def read_block(facts: Architecture, law_of: LawReader, file: JsonObject) -> Rope
             pairing_out=facts.pairing_out,
             base=block.number("rope_theta", above=1),
             rotary_dim=rotary_dim,
-            scaling=law_of(block, outside, length),
-            axes=rope_blocks.axes(block, outside) or OneAxis(),
+            scaling=law_of(block, law_context, length),
+            axes=rope_blocks.axes(block, law_context) or OneAxis(),
             direction=block.sign("long_factor"),
         )
 
@@ -257,7 +257,7 @@ def read_slice(facts: Architecture, law_of: LawReader, file: JsonObject) -> Laye
 # transformers 5.
 
 
-def _read(file: JsonObject) -> LayerRopes:
+def _read_settings(file: JsonObject) -> LayerRopes:
     decided = decided_by_class(file)
     clockwise, start = decided["direction"] < 0, decided["rotary_start"]
     if clockwise and (start or decided["axes"] != "one"):
@@ -274,8 +274,8 @@ def _read(file: JsonObject) -> LayerRopes:
 _NANOCHAT = "the class that does, NanoChat's, turns whole heads by one axis"
 
 
-def _read_law(block: JsonObject, outside: LawContext, _length: int) -> Law | Rule | None:
-    return rope_blocks.read_law(block, outside)
+def _read_law(block: JsonObject, law_context: LawContext, _length: int) -> Law | Rule | None:
+    return rope_blocks.read_law(block, law_context)
 
 
 def _sizes(ropes: LayerRopes, context: int) -> Keys:
@@ -291,7 +291,7 @@ def _settings(ropes: LayerRopes, context: int) -> Iterator[Keys]:
 
 
 #: A class of transformers 5; it decides which pairs turn, at which coordinates, by which axes.
-BLOCK_DIALECT = Dialect(read=_read, settings=_settings, sizes=_sizes)
+BLOCK_DIALECT = Dialect(read=_read_settings, settings=_settings, sizes=_sizes)
 
 
 def rope_parameters(rope: Rope, context: int) -> Keys:

@@ -1,7 +1,7 @@
-"""Find a program's settings by reading: the first that its own reader takes for the ropes.
+"""Find a program's settings by reading: the first that its own reader reads as the ropes.
 
 A `Dialect` has a program's reader and proposes settings for ropes. Each proposal is read back, and
-the first with which every layer rotates in the same way is written.
+the first proposal that rotates every layer in the same way is written.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from phasor.files.dialects.target import (
     Keys,
     Target,
     change_ropes,
-    in_pairs,
+    drop_axes,
     ntk_as_base,
-    on_one_axis,
     plain_candidates,
     rotating,
+    round_base,
+    set_pairing,
     whole_base,
-    with_whole_base,
 )
 from phasor.layers import LayerRopes, one_layer
 from phasor.pairings import PAIRINGS
@@ -72,38 +72,40 @@ class Dialect:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """Settings that a program's reader takes for the ropes of a model."""
+    """Settings that a program's reader reads as the ropes of a model."""
 
     keys: Keys
     form: LayerRopes  # the ropes, with the laws that the settings name
-    performed: Mapping[str, Rope]  # by kind of layer, what the program performs
+    performed: Mapping[str, Rope]  # the rope that the program performs, by kind of layer
 
 
 def find_settings(dialect: Dialect, ropes: LayerRopes, context: int) -> Written | None:
-    """The first settings that the program takes for these ropes; None if there are none."""
+    """The first settings that the program reads as these ropes; None if there are none."""
     if not dialect.states_still_layers and len(ropes.ropes) == 1:
-        ropes = _without_still_layers(ropes)
-    reads: dict[str, LayerRopes | None] = {}  # by file: another form often has the same settings
-    for model in _in_each_pairing(dialect, ropes):
+        ropes = _rotating_layers(ropes)
+    reads: dict[
+        str, LayerRopes | None
+    ] = {}  # by file, because another form often has the same settings
+    for model in _model_in_pairings(dialect, ropes):
         for form in _forms(model):
             for keys in dialect.settings(form, context):
                 file = {**dialect.sizes(form, context), **keys}
                 text = json.dumps(file, default=np.ndarray.tolist)
                 if text not in reads:
                     reads[text] = _read_if_taken(dialect, file)
-                read = reads[text]
-                if read is not None and _turn_alike(dialect, form, read, context):
-                    return Written(keys=keys, form=form, performed=_performed(model, read))
+                read_ropes = reads[text]
+                if read_ropes is not None and _turn_alike(dialect, form, read_ropes, context):
+                    return Written(keys=keys, form=form, performed=_performed(model, read_ropes))
     return None
 
 
-def _in_each_pairing(dialect: Dialect, ropes: LayerRopes) -> Iterator[LayerRopes]:
+def _model_in_pairings(dialect: Dialect, ropes: LayerRopes) -> Iterator[LayerRopes]:
     """The model; then, if the program may need it, the model with reordered weights."""
     yield ropes
     for pairing in () if dialect.has_both_pairings else PAIRINGS:
-        other = change_ropes(ropes, partial(in_pairs, pairing=pairing))
-        if other != ropes:
-            yield other
+        reordered = change_ropes(ropes, partial(set_pairing, pairing=pairing))
+        if reordered != ropes:
+            yield reordered
 
 
 def _forms(ropes: LayerRopes) -> Iterator[LayerRopes]:
@@ -112,31 +114,35 @@ def _forms(ropes: LayerRopes) -> Iterator[LayerRopes]:
     yield raised
     # programs round each frequency to float32 themselves
     if any(rope.inv_freq_dtype != "exact" for rope in raised.ropes):
-        yield change_ropes(raised, _in_exact)
+        yield change_ropes(raised, _exact_frequencies)
 
 
-def _in_exact(rope: Rope) -> Rope:
+def _exact_frequencies(rope: Rope) -> Rope:
     """The rope without the rounding of its frequencies."""
     return rope if rope.inv_freq_dtype == "exact" else replace(rope, inv_freq_dtype="exact")
 
 
-def _performed(ropes: LayerRopes, read: LayerRopes) -> dict[str, Rope]:
+def _performed(ropes: LayerRopes, read_ropes: LayerRopes) -> dict[str, Rope]:
     """The ropes, with the output pairing of the reader."""
-    read_kinds = dict(zip(ropes.layer_kinds, read, strict=True))
+    read_kinds = dict(zip(ropes.layer_kinds, read_ropes, strict=True))
     performed: dict[str, Rope] = {}
     for kind, rope in rotating(ropes).items():
-        other = read_kinds[kind]
-        assert other is not None, "both turn alike"
+        read_rope = read_kinds[kind]
+        assert read_rope is not None, "both turn alike"
         performed[kind] = rope
-        if rope.pairing_out != other.pairing_out:
-            performed[kind] = replace(rope, pairing_out=other.pairing_out)
+        if rope.pairing_out != read_rope.pairing_out:
+            performed[kind] = replace(rope, pairing_out=read_rope.pairing_out)
     return performed
 
 
 def read_as(dialect: Dialect, keys: Keys, ropes: LayerRopes, context: int) -> LayerRopes | None:
     """The ropes that the program reads in ``keys``, if they rotate like these; else None."""
-    read = _read_if_taken(dialect, {**dialect.sizes(ropes, context), **keys})
-    return read if read is not None and _turn_alike(dialect, ropes, read, context) else None
+    read_ropes = _read_if_taken(dialect, {**dialect.sizes(ropes, context), **keys})
+    return (
+        read_ropes
+        if read_ropes is not None and _turn_alike(dialect, ropes, read_ropes, context)
+        else None
+    )
 
 
 def _read_if_taken(dialect: Dialect, file: Keys) -> LayerRopes | None:
@@ -153,11 +159,13 @@ def _read_back(dialect: Dialect, file: Keys) -> LayerRopes:
         return dialect.read(JsonObject(file))
 
 
-def _turn_alike(dialect: Dialect, ropes: LayerRopes, read: LayerRopes, context: int) -> bool:
+def _turn_alike(dialect: Dialect, ropes: LayerRopes, read_ropes: LayerRopes, context: int) -> bool:
     """Whether every layer turns by the same angles, even if the laws have other names."""
-    kinds = dict.fromkeys(zip(ropes.layer_kinds, read.layer_kinds, strict=True))
-    pairs = dict.fromkeys((ropes.kinds[kind], read.kinds[other]) for kind, other in kinds)
-    return all(_ropes_alike(dialect, rope, other, context) for rope, other in pairs)
+    kinds = dict.fromkeys(zip(ropes.layer_kinds, read_ropes.layer_kinds, strict=True))
+    pairs = dict.fromkeys(
+        (ropes.kinds[kind], read_ropes.kinds[read_kind]) for kind, read_kind in kinds
+    )
+    return all(_ropes_alike(dialect, rope, read_kind, context) for rope, read_kind in pairs)
 
 
 def _ropes_alike(dialect: Dialect, a: Rope | None, b: Rope | None, context: int) -> bool:
@@ -175,7 +183,7 @@ def _layout(rope: Rope) -> tuple[Any, ...]:
 
 
 def _lengths(a: Rope, b: Rope, context: int) -> set[int]:
-    """Lengths to compare rules at: two that pick the same laws there are the same rule."""
+    """The lengths to compare rules at: rules with the same laws there are the same rule."""
     lengths = {context}
     for law in (a.scaling, b.scaling):
         if isinstance(law, LongRope):
@@ -205,14 +213,12 @@ def settings_or_refusal(
     Raises:
         RefusalError: If there are none; it names the property that the program cannot express.
     """
-    if (found := find_settings(dialect, ropes, context)) is not None:
-        return found
+    if (written := find_settings(dialect, ropes, context)) is not None:
+        return written
     for rope in ropes.ropes:
         if not _is_expressible(dialect, rope, context):
             _refuse(target, dialect, rope, context)
-    if None in ropes.kinds.values() and find_settings(
-        dialect, _without_still_layers(ropes), context
-    ):
+    if None in ropes.kinds.values() and find_settings(dialect, _rotating_layers(ropes), context):
         raise target.lacks("still layers", "layers without a rotation", "it rotates in every layer")
     target.only_rope(ropes)
     raise AssertionError("each rope is expressed alone, so there are several")
@@ -232,8 +238,8 @@ def settings_for_rope(
         RefusalError: If there are none; it names the property that the program cannot express.
     """
     ropes = one_layer(rope)
-    found = find_named_settings(dialect, ropes, context, is_list=is_list)
-    return (found or settings_or_refusal(target, dialect, ropes, context)).keys
+    written = find_named_settings(dialect, ropes, context, is_list=is_list)
+    return (written or settings_or_refusal(target, dialect, ropes, context)).keys
 
 
 def settings_by_rope(
@@ -249,16 +255,16 @@ def settings_by_rope(
     Raises:
         RefusalError: As for `settings_for_rope`, or if the program has no pairing for all ropes.
     """
-    in_its_pairs = replace(dialect, has_both_pairings=True)
+    paired_dialect = replace(dialect, has_both_pairings=True)
     unused = ropes.in_config.unused_blocks.values()
-    for model in _in_each_pairing(dialect, ropes):
+    for model in _model_in_pairings(dialect, ropes):
         settings: dict[Rope, Written] = {}
         for rope in (*model.ropes, *unused):
             ropes_of_layer = one_layer(rope)
-            found = find_named_settings(in_its_pairs, ropes_of_layer, context, is_list=is_list)
-            if found is None:
+            written = find_named_settings(paired_dialect, ropes_of_layer, context, is_list=is_list)
+            if written is None:
                 break
-            settings[rope] = found
+            settings[rope] = written
         else:
             return model, settings
     for rope in (*ropes.ropes, *unused):
@@ -275,14 +281,14 @@ def find_named_settings(
     Programs round the frequencies of a named law themselves. A list contains them as the rope
     rounds them.
     """
-    exact = change_ropes(ropes, _in_exact)
-    found = find_settings(dialect, exact, context)
-    if found is not None and is_list(found.keys) and ropes != exact:
-        found = find_settings(dialect, ropes, context)
-    return found
+    exact = change_ropes(ropes, _exact_frequencies)
+    written = find_settings(dialect, exact, context)
+    if written is not None and is_list(written.keys) and ropes != exact:
+        written = find_settings(dialect, ropes, context)
+    return written
 
 
-def _without_still_layers(ropes: LayerRopes) -> LayerRopes:
+def _rotating_layers(ropes: LayerRopes) -> LayerRopes:
     """The model without its layers that do not rotate."""
     if None not in ropes.kinds.values():
         return ropes
@@ -290,7 +296,7 @@ def _without_still_layers(ropes: LayerRopes) -> LayerRopes:
     return replace(ropes, layer_kinds=kinds, kinds=rotating(ropes), query_factors={})
 
 
-@lru_cache(maxsize=1024)  # refusals ask again about the same similar ropes
+@lru_cache(maxsize=1024)  # refusals try the same similar ropes again
 def _is_expressible(dialect: Dialect, rope: Rope, context: int) -> bool:
     """Whether the program can express one rope for all layers."""
     return find_settings(dialect, one_layer(rope), context) is not None
@@ -308,9 +314,9 @@ def _refuse(target: Target, dialect: Dialect, rope: Rope, context: int) -> NoRet
             feature = f"{law} of pairs that turn clockwise"
             raise target.lacks("rule and clockwise", feature, way_out=PICK_LAW)
         target.refuse("clockwise", "pairs that turn clockwise", rope, [forwards], because=because)
-    reason, feature = _lacking(dialect, form, context)
-    if reason == "law" and (of_gain := _lacking_gain(dialect, rope, context)):
-        reason, feature, because = "gain", of_gain, ""
+    reason, feature = _missing_feature(dialect, form, context)
+    if reason == "law" and (gain_feature := _missing_gain(dialect, rope, context)):
+        reason, feature, because = "gain", gain_feature, ""
     if reason == "law" and isinstance(rope.scaling, Rule):
         # at short lengths a program may have only the list for longer sequences
         if isinstance(rope.scaling, LongRope):
@@ -323,23 +329,23 @@ def _refuse(target: Target, dialect: Dialect, rope: Rope, context: int) -> NoRet
         raise target.lacks(reason, feature, because, way_out=PICK_LAW)
     if reason == "start" or isinstance(rope.scaling, Rule):
         target.refuse(reason, feature, rope, [], because=because)
-    one_axis = on_one_axis(rope)
-    near = [replace(other, axes=OneAxis()) for other in plain_candidates(rope)]
-    near += [*map(with_whole_base, near), *dialect.near(rope)]
-    near = [one_axis, *near] if one_axis != rope else near
-    target.refuse(reason, feature, rope, near, because=because)
+    axis_rope = drop_axes(rope)
+    candidates = [replace(candidate, axes=OneAxis()) for candidate in plain_candidates(rope)]
+    candidates += [*map(round_base, candidates), *dialect.near(rope)]
+    candidates = [axis_rope, *candidates] if axis_rope != rope else candidates
+    target.refuse(reason, feature, rope, candidates, because=because)
 
 
-def _lacking_gain(dialect: Dialect, rope: Rope, context: int) -> str | None:
+def _missing_gain(dialect: Dialect, rope: Rope, context: int) -> str | None:
     """The rope's factor on cos and sin, if that is what the program cannot express."""
     law = rope.scaling
     if isinstance(law, (PerPair, Yarn)):
-        without_gain = replace(rope, scaling=replace(law, attention_factor=1.0))
-        if _is_expressible(dialect, without_gain, context):
+        gainless = replace(rope, scaling=replace(law, attention_factor=1.0))
+        if _is_expressible(dialect, gainless, context):
             return f"cos and sin multiplied by {rope.attention_factor:g}"
     if isinstance(law, Yarn):
-        own_gain = replace(law, attention_factor=None, mscale=1.0, mscale_all_dim=0.0)
-        if _is_expressible(dialect, replace(rope, scaling=own_gain), context):
+        yarn_gain = replace(law, attention_factor=None, mscale=1.0, mscale_all_dim=0.0)
+        if _is_expressible(dialect, replace(rope, scaling=yarn_gain), context):
             return f"YaRN with cos and sin multiplied by {rope.attention_factor:g}"
     return None
 
@@ -364,27 +370,30 @@ class _Property(NamedTuple):
     plain: Keys
 
 
-def _lacking(dialect: Dialect, rope: Rope, context: int) -> tuple[str, str]:
+def _missing_feature(dialect: Dialect, rope: Rope, context: int) -> tuple[str, str]:
     """The reason of a refusal, and its feature in words.
 
-    It is the property that is refused even by itself; else each property without which the rope is
-    accepted; else all of them together.
+    It is the first property that is refused by itself. Otherwise it is every property whose removal
+    makes the rope acceptable, or all of them together if there is none.
     """
     is_expressible = partial(_is_expressible, dialect, context=context)
     properties = _properties(rope)
+    plain_rope = _replace_fields(rope, *(item.plain for item in properties))
     # no pairing is plainer than the other, so it is not one of the properties
-    if not is_expressible(plain_rope := _with(rope, *(one.plain for one in properties))):
+    if not is_expressible(plain_rope):
         return "pairs", f"{rope.pairing} pairs"
-    for one in properties:
-        alone = _with(rope, *(other.plain for other in properties if other != one))
-        if alone != plain_rope and not is_expressible(alone):
-            return one.reason, one.feature
-    with_plain = [(one, _with(rope, one.plain)) for one in properties]
-    lacking = [(one, other) for one, other in with_plain if other != rope]
-    # if no single one makes the rest expressible, the feature is all of them
-    together = [(one, other) for one, other in lacking if is_expressible(other)] or lacking
-    reason = " and ".join(one.reason for one, _ in together)
-    features = [one.feature for one, _ in together] or [f"the rotation {rope}"]
+    for item in properties:
+        rest = (other.plain for other in properties if other != item)
+        rope_with_item = _replace_fields(rope, *rest)
+        if rope_with_item != plain_rope and not is_expressible(rope_with_item):
+            return item.reason, item.feature
+    simpler = [(item, _replace_fields(rope, item.plain)) for item in properties]
+    lacking = [(item, simple_rope) for item, simple_rope in simpler if simple_rope != rope]
+    # if no single property makes the rest expressible, the feature is all of them
+    causes = [(item, simple_rope) for item, simple_rope in lacking if is_expressible(simple_rope)]
+    causes = causes or lacking
+    reason = " and ".join(item.reason for item, _ in causes)
+    features = [item.feature for item, _ in causes] or [f"the rotation {rope}"]
     if len(features) > 1:
         return reason, f"{' and '.join(features)} together"
     return reason or "rotation", features[0]
@@ -406,9 +415,9 @@ def _properties(rope: Rope) -> list[_Property]:
     ]
 
 
-def _with(rope: Rope, *values: Keys) -> Rope:
+def _replace_fields(rope: Rope, *values: Keys) -> Rope:
     """The rope with other values of some fields, and all other fields as close as possible."""
-    changes = {field: value for some in values for field, value in some.items()}
+    changes = {field: value for fields in values for field, value in fields.items()}
     if "base" in changes:
         changes["explicit_inv_freq"] = None
     ends = changes.get("rotary_start", rope.rotary_start) + changes.get(
@@ -418,6 +427,6 @@ def _with(rope: Rope, *values: Keys) -> Rope:
         changes["rotary_dim"] = (rope.head_dim - rope.rotary_start) // 2 * 2
     # axes, a law's lists or explicit frequencies may be for another number of pairs
     with suppress(SpecError):
-        changed = replace(rope, **changes)
-        return changed if len(changed.at(1).inv_freq) else rope
+        result = replace(rope, **changes)
+        return result if len(result.at(1).inv_freq) else rope
     return rope

@@ -41,8 +41,8 @@ def blocks_of(ropes: LayerRopes, block: Callable[[Rope], Keys]) -> tuple[Keys, l
     if isinstance(blocks, Rope):
         parameters = block(blocks)
         return parameters, [parameters]
-    by_label = {label: rope and block(rope) for label, rope in blocks.items()}
-    return by_label, [found for found in by_label.values() if found]
+    blocks_by_label = {label: rope and block(rope) for label, rope in blocks.items()}
+    return blocks_by_label, [block_keys for block_keys in blocks_by_label.values() if block_keys]
 
 
 def place_notes(ropes: LayerRopes) -> tuple[str, ...]:
@@ -80,10 +80,10 @@ def list_by_lengths(rope: Rope, length: int) -> Iterator[Keys]:
     yield with_place(law, rope, base)
 
 
-def read_list(block: JsonObject, key: str, outside: LawContext, length: int) -> PerPair:
+def read_list(block: JsonObject, key: str, law_context: LawContext, length: int) -> PerPair:
     """The law of a block from `list_by_lengths`."""
     original = block.require(ORIGINAL_KEY, block.number(ORIGINAL_KEY, above=1))
-    divisors = block.require(key, block.numbers_per_pair(key, outside.rotary_dim // 2))
+    divisors = block.require(key, block.numbers_per_pair(key, law_context.rotary_dim // 2))
     gain = math.sqrt(1 + max(0.0, math.log(length / original) / math.log(original)))
     return PerPair(factors=divisors, attention_factor=gain)
 
@@ -105,18 +105,20 @@ def write_config(
 ) -> ProgramSettings:
     """The keys of a config: each rope's ``block``, and around it the keys for older classes."""
     parameters, blocks = blocks_of(ropes, block)
-    notes, by_kind = place_notes(ropes), ropes.has_blocks_by_kind
-    outside = ["rope_theta", "partial_rotary_factor"]
-    outside += [ORIGINAL_KEY] if parameters.get("rope_type") == "longrope" else []
-    keys |= {key: parameters[key] for key in outside if key in parameters and not by_kind}
+    notes, has_blocks_by_kind = place_notes(ropes), ropes.has_blocks_by_kind
+    outer_keys = ["rope_theta", "partial_rotary_factor"]
+    outer_keys += [ORIGINAL_KEY] if parameters.get("rope_type") == "longrope" else []
+    keys |= {
+        key: parameters[key] for key in outer_keys if key in parameters and not has_blocks_by_kind
+    }
     factors = ropes.query_factors.items()
     # other factors are left out, because the program would multiply by something else
-    its_own = {kind: f for kind, f in factors if target.query_factor(f, ropes.kinds[kind])}
-    its_ropes = replace(ropes, query_factors=its_own)
+    program_factors = {kind: f for kind, f in factors if target.query_factor(f, ropes.kinds[kind])}
+    its_ropes = replace(ropes, query_factors=program_factors)
     keys = keys_over_file({**keys, "rope_parameters": parameters}, its_ropes)
     if whole_lengths and ORIGINAL_KEY in keys:
         keys[ORIGINAL_KEY] = round(keys[ORIGINAL_KEY])  # the program reads the one in the block
-    if by_kind:
+    if has_blocks_by_kind:
         # older classes of such models read one law, and know themselves which layers have it
         main, _ = main_and_local(ropes)
         kind = next(kind for kind, rope in ropes.kinds.items() if rope == main)
@@ -125,7 +127,7 @@ def write_config(
         if not ropes.in_config.values:  # without a file, use the names of Gemma 3's classes
             names = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
             found = [(key, parameters.get(label)) for label, key in names.items()]
-            keys |= {key: own_block["rope_theta"] for key, own_block in found if own_block}
+            keys |= {key: kind_block["rope_theta"] for key, kind_block in found if kind_block}
         note = f"The class for the model in {target.name} must read a block for each kind"
         if all(found in ({**found, "rope_type": "default"}, block(main)) for found in blocks):
             note += ", or a base for each and rope_scaling for all but sliding layers"

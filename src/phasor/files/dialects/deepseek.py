@@ -31,8 +31,8 @@ def read(top: JsonObject) -> LayerRopes | None:
     defaults = _facts()["v4" if is_v4 else "v3"]
 
     def number_or_default(key: str, above: float = 0) -> float:
-        value, whose = config.number(key, above=above), "the default of DeepSeek's own code"
-        return config.or_default(key, value, defaults.get(key), whose)
+        value, source = config.number(key, above=above), "the default of DeepSeek's own code"
+        return config.or_default(key, value, defaults.get(key), source)
 
     layers = config.layers()
     key = "rope_head_dim" if is_v4 else "qk_rope_head_dim"
@@ -53,26 +53,26 @@ def read(top: JsonObject) -> LayerRopes | None:
         rope = Rope(head_dim=width, pairing="interleaved", base=number_or_default("rope_theta", 1))
         # their code leaves frequencies and softmax alone up to the original length
         kinds = {"rope": replace(rope, scaling=law if longest > original else None)}
-        in_order, facts = ("rope",) * layers, NO_FACTS
+        layer_kinds, facts = ("rope",) * layers, NO_FACTS
         if config.has("index_head_dim"):
             facts = table().huggingface["deepseek_v32"]
         if is_v4:
             facts = table().huggingface["deepseek_v4"]
-            in_order = rule_kinds(config, facts.layers, layers)
+            layer_kinds = rule_kinds(config, facts.layers, layers)
             head_dim = config.require("head_dim", config.width("head_dim", least=width))
             main = replace(rope, head_dim=head_dim, rotary_dim=width, rotary_start=head_dim - width)
             base = number_or_default("compress_rope_theta", 1)
             ropes = {"main": main, "compress": replace(main, base=base, scaling=law)}
-            kinds = {kind: ropes[facts.labels[kind]] for kind in dict.fromkeys(in_order)}
+            kinds = {kind: ropes[facts.labels[kind]] for kind in dict.fromkeys(layer_kinds)}
             config.notes.append(str(facts.note))
     return layer_ropes(
         config,
         kinds,
-        in_order,
+        layer_kinds,
         "DeepSeek's inference config",
         facts=Architecture(latent=True),
         name="deepseek",
         context=longest,
-        auxiliary_ropes=read_auxiliary_ropes(config, facts, in_order, kinds),
+        auxiliary_ropes=read_auxiliary_ropes(config, facts, layer_kinds, kinds),
         in_config=ConfigLocation(labels=facts.labels),
     )

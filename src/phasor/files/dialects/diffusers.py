@@ -49,10 +49,10 @@ def read(top: JsonObject) -> LayerRopes | None:
     if (name := top.text("_class_name")) is None:
         return None
     if (facts := _classes().get(name)) is None:
-        expected = (
+        classes = (
             "a transformer that phasor knows (of a pipeline give its transformer/config.json, "
         )
-        top.refuse("_class_name", f"{expected}else describe the embedding with phasor.Rope(...))")
+        top.refuse("_class_name", f"{classes}else describe the embedding with phasor.Rope(...))")
     if facts.refused is not None:
         key = top.name("_class_name")
         raise refusal("class_refused", key=key, name=name, why=facts.refused)
@@ -99,7 +99,7 @@ def _transformer_rope(config: JsonObject, facts: Transformer) -> Rope:
     elif facts.axes_key and (any(size % 2 for size in sizes) or sum(sizes) > head_dim):
         config.refuse(facts.axes_key, f"even numbers of coordinates, at most {head_dim} together")
     base, block = config.number("rope_theta", above=1), config.object("rope_scaling")
-    outside = rope_blocks.LawContext(NO_FACTS, head_dim, config)
+    law_context = rope_blocks.LawContext(NO_FACTS, head_dim, config)
     pairs = tuple(size // 2 for size in sizes)
     axes: Axes = OneAxis()
     if pairs:
@@ -111,7 +111,7 @@ def _transformer_rope(config: JsonObject, facts: Transformer) -> Rope:
             pairing=facts.pairing,
             base=facts.base if base is None else base,
             rotary_dim=sum(sizes) if sizes else int(head_dim * (facts.fraction or 1)),
-            scaling=None if block is None else rope_blocks.read_law(block, outside),
+            scaling=None if block is None else rope_blocks.read_law(block, law_context),
             axes=axes,
         )
 
@@ -139,7 +139,8 @@ def _classes() -> Mapping[str, Transformer]:
     plain = read_table("diffusers.toml", "phasor.files.dialects")
     entries: dict[str, dict[str, Any]] = plain["rotating"]
     entries |= {
-        name: {"other_positions": instead} for name, instead in plain["without_rotation"].items()
+        name: {"other_positions": replacement}
+        for name, replacement in plain["without_rotation"].items()
     }
-    entries |= {name: {"refused": why} for name, why in plain["refused"].items()}
+    entries |= {name: {"refused": reason} for name, reason in plain["refused"].items()}
     return architectures(entries, plain["names"], Transformer)

@@ -34,24 +34,24 @@ from phasor.scaling import Law, Rule, Yarn
 # Reading: the block for one rope. The class decides which pairs turn, where, and by which axes.
 
 
-def _read(file: JsonObject) -> LayerRopes:
+def _read_settings(file: JsonObject) -> LayerRopes:
     ropes = read_slice(class_facts(file), _read_law, file)
     if ropes.ropes[0].axes.n_axes not in (1, 3):
         file.refuse(BLOCK_KEY, "of positions on one axis or three")
     return ropes
 
 
-def _read_law(block: JsonObject, outside: LawContext, length: int) -> Law | Rule | None:
+def _read_law(block: JsonObject, law_context: LawContext, length: int) -> Law | Rule | None:
     kind, original = rope_type(block), block.number(ORIGINAL_KEY, above=1)
     if kind == "longrope":  # the model's length selects one list
         is_long = length > block.require(ORIGINAL_KEY, original)
-        return read_list(block, "long_factor" if is_long else "short_factor", outside, length)
+        return read_list(block, "long_factor" if is_long else "short_factor", law_context, length)
     if kind == "yarn":
         # the factor is a quotient of lengths if the block has the one before the extension
         factor = block.number("factor") if original is None else length / original
         lengths = {ORIGINAL_KEY: original or length, "factor": factor}
         block = block.with_values({**block.values, **lengths})
-    return read_law(block, outside)
+    return read_law(block, law_context)
 
 
 # Writing.
@@ -67,7 +67,7 @@ def _settings(ropes: LayerRopes, length: int) -> Iterator[Keys]:
     yield from ({BLOCK_KEY: block} for block in list_by_lengths(rope, length))
 
 
-_DIALECT = Dialect(read=_read, settings=_settings, sizes=slice_sizes, scales_softmax=False)
+_DIALECT = Dialect(read=_read_settings, settings=_settings, sizes=slice_sizes, scales_softmax=False)
 
 
 def _length(law: Yarn) -> int:
@@ -84,7 +84,7 @@ def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
     )
 
     _, settings = settings_by_rope(EXLLAMAV3, _DIALECT, ropes, length, is_list=is_list)
-    blocks = {rope: found.keys[BLOCK_KEY] for rope, found in settings.items()}
+    blocks = {rope: written.keys[BLOCK_KEY] for rope, written in settings.items()}
     keys = {CONTEXT_KEY: length}
     return write_config(EXLLAMAV3, ropes, keys, blocks.__getitem__, whole_lengths=True)
 

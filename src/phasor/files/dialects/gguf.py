@@ -71,17 +71,17 @@ def read(top: JsonObject) -> LayerRopes | None:
 def _read_as(top: JsonObject, name: str, facts: Architecture) -> LayerRopes:
     """The rope of each layer of an architecture with these facts."""
     config, facts = _select_facts(top, name, facts)
-    in_order = _kinds_in_order(config, facts, config.layers())
-    kinds = {kind: _rope(top, config, facts, kind) for kind in dict.fromkeys(in_order)}
+    layer_kinds = _kinds_in_order(config, facts, config.layers())
+    kinds = {kind: _rope(top, config, facts, kind) for kind in dict.fromkeys(layer_kinds)}
     if facts.other_positions is not None:
         config.notes.append(f"{name} has no rotary embedding; instead: {facts.other_positions}.")
     return layer_ropes(
         config,
         kinds,
-        in_order,
+        layer_kinds,
         f"a GGUF file of architecture {name!r}",
         facts=facts,
-        ignored_by="llama.cpp",
+        ignoring_program="llama.cpp",
         read_heads=JsonObject.largest,
         name=top.text("general.name") or name,
         context=config.whole("context_length"),
@@ -142,7 +142,7 @@ def _log_multiplier(config: JsonObject, top: JsonObject) -> JsonObject:
     return config.with_values({**config.values, LOG_MULTIPLIER_KEY: multiplier / 0.1})
 
 
-def _with_divisors(config: JsonObject, top: JsonObject) -> JsonObject:
+def _add_divisors(config: JsonObject, top: JsonObject) -> JsonObject:
     """Refuse Gemma 4 without the tensor that has the divisors of its full layers."""
     has_law = config.values.get("rope.scaling.type") in ("yarn", "longrope")
     if not has_law and not any(map(top.has, (FREQS, _SHORT, _LONG))):
@@ -152,7 +152,7 @@ def _with_divisors(config: JsonObject, top: JsonObject) -> JsonObject:
 
 #: By the ``rewrite`` of an architecture, a function of its keys and the whole file.
 _REWRITES: Mapping[str, Callable[[JsonObject, JsonObject], JsonObject]] = {
-    "divisors": _with_divisors,
+    "divisors": _add_divisors,
     "log_multiplier": _log_multiplier,
 }
 
@@ -213,8 +213,8 @@ def _rope(top: JsonObject, config: JsonObject, facts: Architecture, kind: str) -
     if isinstance(law, PerPair):
         law = replace(law, factors=law.factors[: width // 2])
     if facts.fixed and (law is not None or base != BASE):
-        says = {"key": config.name(key), "base": base, "law": law}
-        raise refusal("gguf_fixed", path=config.path, usual=BASE, **says)
+        facts_of_file = {"key": config.name(key), "base": base, "law": law}
+        raise refusal("gguf_fixed", path=config.path, usual=BASE, **facts_of_file)
     with renamed_keys(config, base=key, rotary_dim=width_key, sections=SECTIONS_KEY):
         rope = Rope(
             head_dim=head_dim,
@@ -254,9 +254,9 @@ def _axes(config: JsonObject, facts: Architecture, num_pairs: int) -> Axes:
         counts = f"pair counts that can be dealt out in turn over {num_pairs} pairs"
         config.refuse(SECTIONS_KEY, counts)
     axes = InterleavedSections(sections)
-    if still := pairs_of_a_fourth_axis(axes, num_pairs):
+    if pairs := pairs_of_a_fourth_axis(axes, num_pairs):
         config.notes.append(
-            f"In llama.cpp pairs {' and '.join(map(str, still))} stand still in text: they turn by "
+            f"In llama.cpp pairs {' and '.join(map(str, pairs))} stand still in text: they turn by "
             "a fourth coordinate, which is 0 there. The model turns them, and so does this rope."
         )
     return axes
@@ -281,17 +281,17 @@ def _read_scaling(
     factor = single_value((config.name(k), config.number(k, least=0)) for k in keys) or 1.0
     divisors = [tensor for tensor in DIVISOR_TENSORS if top.has(tensor)]
     # llama.cpp divides by these tensors in addition to applying the law in the metadata
-    other_scalings: list[str] = []
+    further: list[str] = []
     if law_name == "yarn":
-        other_scalings.append(config.name(key))
+        further.append(config.name(key))
     if factor != 1:
-        other_scalings.append(config.name(keys[0]))
+        further.append(config.name(keys[0]))
     if FREQS in divisors:
-        other_scalings += divisors[1:]
+        further += divisors[1:]
         if law_name == "longrope":
-            other_scalings.append(config.name(key))
-    if divisors and other_scalings:
-        raise refusal("two_scalings", first=divisors[0], second=other_scalings[0])
+            further.append(config.name(key))
+    if divisors and further:
+        raise refusal("two_scalings", first=divisors[0], second=further[0])
     if law_name == "yarn":
         return _read_yarn(config, facts, factor)
     if law_name == "longrope" or _SHORT in divisors or _LONG in divisors:
@@ -397,8 +397,8 @@ def _read_settings(file: JsonObject, *, architecture: str | None = None) -> Laye
     """The rope that an architecture reads, with the facts that the class of ``file`` decides."""
     name, facts = "any", class_facts(file)
     if needs_tensor(file.values) and (facts.axes is not None or architecture == "gpt-oss"):
-        which = "with several axes" if facts.axes is not None else "of gpt-oss"
-        raise FaultError(f"llama.cpp loads no tensor of frequencies for architectures {which}")
+        condition = "with several axes" if facts.axes is not None else "of gpt-oss"
+        raise FaultError(f"llama.cpp loads no tensor of frequencies for architectures {condition}")
     if LOG_MULTIPLIER_KEY in file.values:
         facts = replace(facts, softmax=True, rewrite="log_multiplier")
     values = {
@@ -428,8 +428,8 @@ def rope_settings(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
     if isinstance(rope.axes, (Sectioned, InterleavedSections)):
         # always four counts
         keys[SECTIONS_KEY] = [*rope.axes.sections, 0, 0][:4]
-    for of_law in _law_settings(rope):
-        yield keys | of_law
+    for law_keys in _law_settings(rope):
+        yield keys | law_keys
 
 
 def _law_settings(rope: Rope) -> Iterator[Keys]:

@@ -16,7 +16,7 @@ def read(backbone: ProgramModel) -> LayerRopes:
     config, layout = model.config, class_entry.get("layout")
     learned = "instead" in class_entry and config.text(key, "rotary", "absolute") == "absolute"
     if learned or name in facts["instead"]:
-        return model.without(f"KerasHub's {name}", name)
+        return model.no_rotation(f"KerasHub's {name}", name)
     if name not in facts["classes"]:
         outer.refuse("class_name", f"a backbone that phasor knows ({', '.join(facts['classes'])})")
     rope = model.rope(class_entry.get("pairing", "half"), class_entry.get("pairing_out"))
@@ -26,9 +26,9 @@ def read(backbone: ProgramModel) -> LayerRopes:
         config.refuse(key, "1, as releases of KerasHub differ in whether it divides positions")
     if (law := class_entry.get("law")) is not None:
         config.text("rope_scaling_type", "su")
-        of_law = facts["laws"][law]
-        rope = model.law(law, rope) if any(map(config.has, of_law["when"])) else rope
-        config.ignore(*of_law["names"].values())
+        law_entry = facts["laws"][law]
+        rope = model.law(law, rope) if any(map(config.has, law_entry["when"])) else rope
+        config.ignore(*law_entry["names"].values())
     if layout == "axial":
         key = class_entry.get("axes_key", "")
         widths = config.require(key, config.wholes(key)) if key else (rope.head_dim // 2,) * 2

@@ -69,21 +69,21 @@ def _adjusted(model: ProgramModel, block: JsonObject, rope: Rope) -> Rope:
     # with a scale below 0 the factor on cos and sin is below 1
     mscale, all_dim = block.number("mscale"), block.number("mscale_all_dim", least=0)
     bands, betas = ("low_freq_factor", "high_freq_factor"), ("beta_fast", "beta_slow")
-    of_llama3, of_yarn = ([*filter(block.contains, keys)] for keys in (bands, betas))
-    if of_llama3 and of_yarn:
-        raise refusal("two_laws", llama3=block.name(of_llama3[0]), yarn=block.name(of_yarn[0]))
-    if all_dim and factor and not of_yarn:
+    llama3_keys, yarn_keys = ([*filter(block.contains, keys)] for keys in (bands, betas))
+    if llama3_keys and yarn_keys:
+        raise refusal("two_laws", llama3=block.name(llama3_keys[0]), yarn=block.name(yarn_keys[0]))
+    if all_dim and factor and not yarn_keys:
         softmax = yarn_multiplier(factor, all_dim)  # for any law
         notes.append(f"The softmax scale is multiplied by {softmax * softmax!r} as well.")
-    if of_llama3:
+    if llama3_keys:
         return model.law("llama3", rope, block)
-    if not of_yarn:
+    if not yarn_keys:
         return divided(rope, factor)
     factor, pairs = block.require("factor", factor), rope.num_pairs
     original = block.require(_ORIGINAL, block.whole(_ORIGINAL))
-    found = [block.require(key, block.number(key, above=0)) for key in betas]
+    values = [block.require(key, block.number(key, above=0)) for key in betas]
     turns, step = math.log(original / (2 * math.pi)), math.log(rope.base or 1) / pairs
-    low, high = ((turns - math.log(beta)) / step for beta in found)
+    low, high = ((turns - math.log(beta)) / step for beta in values)
     low, high = max(math.floor(low), 0), min(math.ceil(high), pairs - 1)
     gains = [yarn_multiplier(factor, coefficient or 0) for coefficient in (mscale, all_dim)]
     gain = gains[0] / gains[1] if mscale and all_dim else gains[0] * gains[1]
@@ -113,18 +113,18 @@ def _settings(ropes: LayerRopes, _context: int) -> Iterator[Keys]:
         "rotary_percentage": rotated_fraction(main.rotary_dim, main.head_dim),
         "rope_interleave": main.pairing == "interleaved",
     }
-    of_layers: Keys = {}
+    local_keys: Keys = {}
     if local is not None:
-        by, ratio = linear_factor(main), linear_factor(local)
-        if local.scaling and by and ratio:  # this divides the positions of all layers
+        factor, ratio = linear_factor(main), linear_factor(local)
+        if local.scaling and factor and ratio:  # this divides the positions of all layers
             keys["rope_condense_ratio"] = ratio
-            main = replace(main, scaling=Linear(factor=by / ratio))
+            main = replace(main, scaling=Linear(factor=factor / ratio))
         indices = layers_with(ropes, local).numbers
-        of_layers = {"rope_local_base_freq": local.base, "rope_indices": indices}
+        local_keys = {"rope_local_base_freq": local.base, "rope_indices": indices}
     adjustments = _adjustments(main)
     if adjustments is not None:
-        of_law = {"rope_adjustments": adjustments} if adjustments else {}
-        yield keys | of_law | of_layers
+        law_keys = {"rope_adjustments": adjustments} if adjustments else {}
+        yield keys | law_keys | local_keys
 
 
 def _adjustments(rope: Rope) -> Keys | None:

@@ -33,7 +33,7 @@ from phasor.files.dialects.target import (
     main_and_local,
     model_family,
     rotating,
-    with_whole_base,
+    round_base,
 )
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
@@ -41,7 +41,7 @@ from phasor.scaling import Llama3, Proportional, Yarn, yarn_multiplier
 
 _BLOCK, _NAME, _TYPE = "decoder_block", "model_name", "rope_type"
 _ORIGINAL, _LINEAR = "original_max_position_embeddings", "rope_linear_scaling_factor"
-# the time scales of the fastest pair, and of one after the slowest: their quotient is the base
+# time scales of the fastest pair and of a pair after the slowest; their quotient is the base
 _LEAST, _MOST = "rope_min_timescale", "rope_max_timescale"
 _MOST_COMPRESSED = "compressed_rope_max_timescale"
 _MOST_LOCAL, _MOST_GLOBAL = "local_rope_max_timescale", "global_rope_max_timescale"
@@ -55,10 +55,10 @@ def read(model: ProgramModel) -> LayerRopes:
     decoder = _Decoder(model)
     config = model.config
     if decoder.block in model.facts["instead"]:
-        return model.without(f"MaxText's block {decoder.block}", decoder.block)
+        return model.no_rotation(f"MaxText's block {decoder.block}", decoder.block)
     kinds, pattern = decoder.kinds()
     if decoder.rotation != "yarn":
-        # only YaRN has a table that ends at a length; latent attention also scales its softmax
+        # only YaRN has a table with an end; latent attention also scales its softmax
         model.config = config.with_values({**config.values, CONTEXT: None})
         decoder.note_softmax()
     is_tuned = decoder.block == "llama4" and config.flag("temperature_tuning")
@@ -78,25 +78,25 @@ class _Decoder:
         self.block = config.text(_BLOCK, *facts["blocks"]) or facts["defaults"][_BLOCK]
         if not config.has(_BLOCK):
             config.notes.append(f"The file has no {_BLOCK}; {self.block} is {model.assumes}.")
-        self.of_block = facts["blocks"][self.block]
+        self.block_facts = facts["blocks"][self.block]
         self.name = config.text(_NAME) or ""
         self.rotation = config.text(_TYPE, "default", "llama3.1", "yarn") or "default"
-        if self.of_block.get("named") and self.rotation == "default" and not self.name:
+        if self.block_facts.get("named") and self.rotation == "default" and not self.name:
             raise refusal("no_model_name", key=_NAME, block=self.block)
         if self.name.startswith("llama3.1"):
             self.rotation = "llama3.1"
-        if self.of_block.get("several_axes") and config.flag("use_mrope"):
+        if self.block_facts.get("several_axes") and config.flag("use_mrope"):
             self.rotation = "mrope"
         model.latent = config.text("attention_type") == "mla"
-        if self.of_block.get("doubled"):
+        if self.block_facts.get("doubled"):
             values = {**config.values, "base_num_decoder_layers": 2 * config.layers()}
             self.config = model.config = config.with_values(values)
-        in_part = self.of_block.get("part") and self.rotation in ("default", "mrope")
-        model.turns_all = not in_part
+        rotates_part = self.block_facts.get("part") and self.rotation in ("default", "mrope")
+        model.turns_all = not rotates_part
 
     def kinds(self) -> tuple[Mapping[str, Rope | None], LayerPattern]:
         """The rope of each kind of layer, and a pattern that marks the layers of the first kind."""
-        config, of_block, count = self.config, self.of_block, self.config.layers()
+        config, block_facts, count = self.config, self.block_facts, self.config.layers()
         if self.block == "deepseek4":
             key = "compress_ratios"
             ratios = config.require(key, config.wholes(key))
@@ -104,21 +104,23 @@ class _Decoder:
                 config.refuse(key, f"a list of one whole number for each of {count} layers")
             pattern = LayerPattern(tuple(ratio > 0 for ratio in ratios[:count]))
             keys = {"compressed_attention": _MOST_COMPRESSED, "sliding_attention": "rope_theta"}
-            return {kind: self._at_end(key) for kind, key in keys.items()}, pattern
-        if "local" in of_block:
-            period = of_block.get("models", {}).get(self.name, of_block["local"]) + 1
+            return {kind: self._end_rope(key) for kind, key in keys.items()}, pattern
+        if "local" in block_facts:
+            period = block_facts.get("models", {}).get(self.name, block_facts["local"]) + 1
             is_default = self.rotation == "default"
-            read = self._of_gemma4 if is_default and "gemma4" in self.block else self._of_kind
-            kinds = {kind: read(kind) for kind in ("full_attention", "sliding_attention")}
+            read_kind = (
+                self._gemma4_rope if is_default and "gemma4" in self.block else self._kind_rope
+            )
+            kinds = {kind: read_kind(kind) for kind in ("full_attention", "sliding_attention")}
             return kinds, LayerPattern.every(period, count)
-        if "others" in of_block:
+        if "others" in block_facts:
             interval = config.whole("inhomogeneous_layer_cycle_interval") or 1
-            kinds = {"full_attention": self._of_kind(), of_block["others"]: None}
+            kinds = {"full_attention": self._kind_rope(), block_facts["others"]: None}
             return kinds, LayerPattern.every(interval, count)
         interval = 0
         if self.block == "llama4" and config.value("nope_layer_interval") != -1:
             interval = config.whole("nope_layer_interval") or 0
-        return {"nope": None, "rope": self._of_kind()}, LayerPattern.every(interval, count)
+        return {"nope": None, "rope": self._kind_rope()}, LayerPattern.every(interval, count)
 
     def note_softmax(self) -> None:
         """Note latent attention's factor on the softmax, where no law contains it."""
@@ -143,60 +145,66 @@ class _Decoder:
         """The number at a key, or MaxText's default."""
         default = self.model.defaults[key]
         config, is_whole = self.config, isinstance(default, int)
-        stated = config.whole(key) if is_whole else config.number(key, above=0)
-        return config.or_default(key, stated, default, self.model.assumes)
+        number = config.whole(key) if is_whole else config.number(key, above=0)
+        return config.or_default(key, number, default, self.model.assumes)
 
-    def _most(self, own_key: str | None = None) -> float:
+    def _largest_scale(self, layer_key: str | None = None) -> float:
         """The largest time scale, from the layers' own key unless that is absent or -1 (off)."""
-        stated = None if own_key is None else self.config.number(own_key)
-        if stated in (None, -1):
+        scale = None if layer_key is None else self.config.number(layer_key)
+        if scale in (None, -1):
             return self._number("rope_theta")
         self.config.ignore(_MOST)  # no layer of this kind reads it
-        return stated
+        return scale
 
-    def _least(self) -> int:
+    def _smallest_scale(self) -> int:
         """The smallest time scale; positions are divided by it."""
         return self.config.whole(_LEAST) or 1
 
-    def _of_kind(self, kind: str = "") -> Rope:
+    def _kind_rope(self, kind: str = "") -> Rope:
         """The rope of a kind of layer; local layers may have another base."""
         config = self.config
         if self.rotation == "yarn":
             return self._yarn()
         is_local = self.rotation == "default" and kind == "sliding_attention"
-        most, least = self._most(_MOST_LOCAL if is_local else None), self._least()
+        largest, smallest = (
+            self._largest_scale(_MOST_LOCAL if is_local else None),
+            self._smallest_scale(),
+        )
         pairing = "interleaved" if self.rotation == "llama3.1" else "half"
-        rope = self.model.rope(pairing, base=most / least)
+        rope = self.model.rope(pairing, base=largest / smallest)
         if self.rotation == "mrope":
             rope = with_sections(rope, config, config.wholes("mrope_section"), "interleaved")
         elif self.rotation == "llama3.1" and config.flag("rope_use_scale") is not False:
-            if least != 1:
+            if smallest != 1:
                 config.refuse(_LEAST, "1 where rope_use_scale is not false")
             return replace(rope, scaling=Llama3(**self.model.facts["llama3"]))
         elif self.model.turns_all and self.rotation == "default":
-            return divided(rope, least * self._factor(is_local=is_local))
-        return divided(rope, least)
+            return divided(rope, smallest * self._factor(is_local=is_local))
+        return divided(rope, smallest)
 
     def _factor(self, *, is_local: bool) -> float:
         """The divisor of positions for whole heads; local layers of Gemma 3 have none."""
         factor = self.config.number(_LINEAR, above=0) or 1.0
         return 1.0 if is_local and self.name.startswith("gemma3") else factor
 
-    def _of_gemma4(self, kind: str) -> Rope:
+    def _gemma4_rope(self, kind: str) -> Rope:
         """The rope of a kind of layer in Gemma 4: with its own base, width and rotated part."""
         config, is_local = self.config, kind == "sliding_attention"
-        most, least = self._most(_MOST_LOCAL if is_local else _MOST_GLOBAL), self._least()
-        rope = self.model.rope("half", base=most / least)
-        part = self._number(f"{'local' if is_local else 'global'}_rope_proportion")
+        largest, smallest = (
+            self._largest_scale(_MOST_LOCAL if is_local else _MOST_GLOBAL),
+            self._smallest_scale(),
+        )
+        rope = self.model.rope("half", base=largest / smallest)
+        fraction = self._number(f"{'local' if is_local else 'global'}_rope_proportion")
         if not is_local and (width := config.whole("global_head_dim", least=0)):
             rope = replace(rope, head_dim=width, rotary_dim=width)
-        if part >= 1:
-            return divided(rope, least * self._factor(is_local=is_local))
+        if fraction >= 1:
+            return divided(rope, smallest * self._factor(is_local=is_local))
         if self.name.startswith("gemma4"):
-            return replace(rope, scaling=Proportional(fraction=part, factor=float(least)))
-        return divided(replace(rope, rotary_dim=int(rope.head_dim * part)), least)
+            return replace(rope, scaling=Proportional(fraction=fraction, factor=float(smallest)))
+        return divided(replace(rope, rotary_dim=int(rope.head_dim * fraction)), smallest)
 
-    def _at_end(self, key: str) -> Rope:
+    def _end_rope(self, key: str) -> Rope:
         """The rope that turns the end of a head, with the base at ``key``."""
         rope = self.model.rope("interleaved", base=self._number(key))
         width = int(self._number("qk_rope_head_dim"))
@@ -206,8 +214,11 @@ class _Decoder:
         config, interleaved = self.config, self.config.flag("rope_interleave") is not False
         if (pairwise := config.flag("rope_pairwise")) and not interleaved:
             config.refuse("rope_pairwise", "false where rope_interleave is")
-        pairing, out = "interleaved" if interleaved else "half", None if pairwise else "half"
-        rope = self.model.rope(pairing, out, base=self._most())
+        pairing, pairing_out = (
+            "interleaved" if interleaved else "half",
+            None if pairwise else "half",
+        )
+        rope = self.model.rope(pairing, pairing_out, base=self._largest_scale())
         factor = self._number("rope_factor")
         scales_cos = config.flag("rope_attention_scaling")
         with renamed_keys(config, factor="rope_factor"):
@@ -240,46 +251,46 @@ def _settings(ropes: LayerRopes, context: int) -> Iterator[Keys]:
     if main.base is None or (local and local.base is None):
         return
     if main.rotary_start:
-        yield _of_ends(ropes)
+        yield _end_keys(ropes)
     elif local is None:
-        yield from _of_one(main, context)
+        yield from _one_rope_keys(main, context)
     else:
-        yield from _of_two(main, local, re.sub("[-_]", "", model_family(ropes)))
+        yield from _two_rope_keys(main, local, re.sub("[-_]", "", model_family(ropes)))
 
 
-def _of_ends(ropes: LayerRopes) -> Keys:
+def _end_keys(ropes: LayerRopes) -> Keys:
     """The keys of the block that turns the ends of heads, with a base for each kind of layer."""
     bases = {"compressed" in kind: int(rope.base or 0) for kind, rope in rotating(ropes).items()}
     keys = {False: _MOST, True: _MOST_COMPRESSED}
-    said = {keys[is_compressed]: base for is_compressed, base in bases.items()}
-    return {_BLOCK: "deepseek4", _TYPE: "default", **said}
+    base_keys = {keys[is_compressed]: base for is_compressed, base in bases.items()}
+    return {_BLOCK: "deepseek4", _TYPE: "default", **base_keys}
 
 
-def _of_one(rope: Rope, context: int) -> Iterator[Keys]:
+def _one_rope_keys(rope: Rope, context: int) -> Iterator[Keys]:
     law, base, factor = rope.scaling, rope.base or 0, linear_factor(rope)
     scaled = {_LEAST: int(factor or 0), _MOST: int(base * int(factor or 0))}
     if factor is not None and rope.pairing == "interleaved":
         yield {_BLOCK: "llama2", _TYPE: "llama3.1", "rope_use_scale": False, **scaled}
     elif factor is not None:
         if rope.rotary_dim == rope.head_dim:  # the block for parts of heads turns whole heads too
-            yield {_BLOCK: "llama2", **_plain(factor, base)}
+            yield {_BLOCK: "llama2", **_whole_head_keys(factor, base)}
         part = {"partial_rotary_factor": rotated_fraction(rope.rotary_dim, rope.head_dim)}
         counts = [] if isinstance(rope.axes, OneAxis) else list(rope.axes.counts(rope.num_pairs))
-        of_axes = {"use_mrope": True, "mrope_section": counts} if counts else {}
-        yield {_BLOCK: "qwen3_next", _TYPE: "default", **scaled, _LINEAR: 1.0, **part, **of_axes}
+        axes_keys = {"use_mrope": True, "mrope_section": counts} if counts else {}
+        yield {_BLOCK: "qwen3_next", _TYPE: "default", **scaled, _LINEAR: 1.0, **part, **axes_keys}
     elif isinstance(law, Llama3):
-        of_law = {_TYPE: "llama3.1", "rope_use_scale": True, _LEAST: 1, _MOST: int(base)}
-        yield {_BLOCK: "llama2", **of_law}
+        law_keys = {_TYPE: "llama3.1", "rope_use_scale": True, _LEAST: 1, _MOST: int(base)}
+        yield {_BLOCK: "llama2", **law_keys}
     elif isinstance(law, Yarn):
         yield {_BLOCK: "llama2", **_yarn_keys(rope, law, context)}
 
 
-def _plain(factor: float, base: float, local_base: float = 0.0) -> Keys:
+def _whole_head_keys(factor: float, base: float, local_base: float = 0.0) -> Keys:
     """The keys for whole heads; both bases are in the same unit."""
     unit = 1 if base.is_integer() and local_base.is_integer() else _UNIT
     keys = {_LEAST: unit, _MOST: round(base * unit), _LINEAR: factor / unit}
-    of_local = {_MOST_LOCAL: round(local_base * unit)} if local_base else {}
-    return {_TYPE: "default", **keys, **of_local}
+    local_keys = {_MOST_LOCAL: round(local_base * unit)} if local_base else {}
+    return {_TYPE: "default", **keys, **local_keys}
 
 
 def _yarn_keys(rope: Rope, law: Yarn, context: int) -> Keys:
@@ -300,11 +311,11 @@ def _yarn_keys(rope: Rope, law: Yarn, context: int) -> Keys:
     }
 
 
-def _of_two(main: Rope, local: Rope, family: str) -> Iterator[Keys]:
+def _two_rope_keys(main: Rope, local: Rope, family: str) -> Iterator[Keys]:
     law, bases = main.scaling, (main.base or 0, local.base or 0)
     if isinstance(law, Proportional) and family.startswith("gemma4"):
         turning = 2 * int(law.fraction * main.rotary_dim // 2)
-        keys = _plain(1.0, *bases)
+        keys = _whole_head_keys(1.0, *bases)
         local_base = keys.pop(_MOST_LOCAL)
         yield {
             _BLOCK: "gemma4",
@@ -316,7 +327,7 @@ def _of_two(main: Rope, local: Rope, family: str) -> Iterator[Keys]:
             "local_rope_proportion": 1.0,
         }
     elif (factor := linear_factor(main)) is not None:
-        keys = _plain(factor, *bases)
+        keys = _whole_head_keys(factor, *bases)
         is_gemma3 = family.startswith("gemma3") and keys[_LINEAR] != 1
         yield {_BLOCK: "gemma3", **({_NAME: "gemma3"} if is_gemma3 else {}), **keys}
 
@@ -337,27 +348,29 @@ DIALECT = Dialect(
     read=lambda file: read(ProgramModel("MaxText", file)),
     settings=_settings,
     sizes=_sizes,
-    near=lambda rope: [_with_llama3(rope)] if isinstance(rope.scaling, Llama3) else [],
+    near=lambda rope: [_set_llama3(rope)] if isinstance(rope.scaling, Llama3) else [],
     has_both_pairings=False,
     states_still_layers=False,
     scales_softmax=False,
 )
 
 
-def _with_llama3(rope: Rope) -> Rope:
+def _set_llama3(rope: Rope) -> Rope:
     """The rope with Llama 3's law, whose numbers are constants in the code."""
     law = Llama3(**read_programs()["MaxText"]["llama3"])
-    return with_whole_base(replace(rope, scaling=law))
+    return round_base(replace(rope, scaling=law))
 
 
-def _in_turn(ropes: LayerRopes) -> LayerRopes:
-    """The model with its local and other layers in turn, because no key states their order."""
+def _alternate_layers(ropes: LayerRopes) -> LayerRopes:
+    """The model with alternating local and global layers, because no key states their order."""
     kinds, (_, local) = rotating(ropes), main_and_local(ropes)
     sliding = [kind for kind in kinds if "sliding" in kind]
     if local is None or sliding != [kind for kind, rope in kinds.items() if rope == local]:
         return ropes
-    others, in_turn = [kind for kind in kinds if kind not in sliding], cycle(sliding)
-    order = [kind for other in others for kind in (*islice(in_turn, 5), other)]
+    global_kinds, local_kinds = [kind for kind in kinds if kind not in sliding], cycle(sliding)
+    order = [
+        kind for global_kind in global_kinds for kind in (*islice(local_kinds, 5), global_kind)
+    ]
     return replace(ropes, layer_kinds=tuple(order), kinds=kinds, query_factors={})
 
 
@@ -366,17 +379,17 @@ def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
         if rope.rotary_start not in (0, rope.head_dim - rope.rotary_dim):
             feature = f"a rotation from coordinate {rope.rotary_start} on"
             MAXTEXT.refuse("start", feature, rope, [])
-    in_turn, law = _in_turn(ropes), main_and_local(ropes)[0].scaling
-    if isinstance(law, Proportional) and find_settings(DIALECT, in_turn, context) is None:
+    model, law = _alternate_layers(ropes), main_and_local(ropes)[0].scaling
+    if isinstance(law, Proportional) and find_settings(DIALECT, model, context) is None:
         MAXTEXT.only_rope(ropes)  # only one of two kinds of layers can have that law
-    written = settings_or_refusal(MAXTEXT, DIALECT, in_turn, context)
-    of_model = {_BLOCK: "", _NAME: "", **written.keys}
+    written = settings_or_refusal(MAXTEXT, DIALECT, model, context)
+    model_keys = {_BLOCK: "", _NAME: "", **written.keys}
     keys = {key: value for key, value in written.keys.items() if key not in (_BLOCK, _NAME)}
-    notes = [*_class_notes(written.form, of_model[_BLOCK], of_model[_NAME])]
-    is_latent = of_model[_BLOCK] != "deepseek4" and ropes.num_kv_heads == 1
+    notes = [*_class_notes(written.form, model_keys[_BLOCK], model_keys[_NAME])]
+    is_latent = model_keys[_BLOCK] != "deepseek4" and ropes.num_kv_heads == 1
     if is_latent and keys[_TYPE] != "yarn":
         keys["mscale"] = 0.0  # otherwise latent attention would scale its softmax
-    if of_model[_BLOCK] != "deepseek4" and keys[_TYPE] != "llama3.1":
+    if model_keys[_BLOCK] != "deepseek4" and keys[_TYPE] != "llama3.1":
         notes.append("model_name must not begin with llama3.1, whose rope is in the code.")
     if interval := layers_with(ropes, None).interval:
         keys["nope_layer_interval"] = interval

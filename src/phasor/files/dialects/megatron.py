@@ -34,8 +34,8 @@ from phasor.files.dialects.target import (
     law_numbers,
     layers_with,
     mscales,
+    round_base,
     softmax_notes,
-    with_whole_base,
 )
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
@@ -49,7 +49,7 @@ _TYPE = "position_embedding_type"
 
 def read(model: ProgramModel) -> LayerRopes:
     """The rope of each layer."""
-    class_entry = _class_of(model)
+    class_entry = _class_facts(model)
     position_type = _position_type(model)
     position_type = class_entry.get("position", position_type)
     if model.config.flag("gpt_oss"):  # overrides the other keys
@@ -57,30 +57,30 @@ def read(model: ProgramModel) -> LayerRopes:
     letters = _letters(model.config, class_entry)
     is_griffin = model.config.has("griffin") or "griffin" in model.title  # a model of NeMo
     model.latent = model.config.flag("latent") is True or bool({*letters} & {*"D+"})
-    model.config = _with_own_values(model, letters, is_griffin=is_griffin)
+    model.config = _fill_values(model, letters, is_griffin=is_griffin)
     config = model.config
     if is_griffin:
         letters = ("RR*" * config.layers())[: config.layers()]
     if position_type != "mrope" and config.has("mrope_section"):
-        of_axes = f"{config.name('mrope_section')} is for several axes"
-        config.notes.append(f"{of_axes}, and is not read: Megatron's {position_type} has one.")
+        text = f"{config.name('mrope_section')} is for several axes"
+        config.notes.append(f"{text}, and is not read: Megatron's {position_type} has one.")
     if model.latent and position_type not in ("none", "relative"):
         position_type = config.text("rope_type", "rope", "yarn") or "yarn"
     model.turns_all = model.latent and position_type == "yarn"  # the fraction has no effect
     if position_type in model.facts["instead"]:
-        return model.without(f"Megatron's type {position_type}", position_type)
+        return model.no_rotation(f"Megatron's type {position_type}", position_type)
     if "kinds" in class_entry:
         return _ropes_by_kind(model, class_entry)
     config.notes += class_entry.get("notes", ())
     rope = _rope(model, class_entry, position_type, letters)
-    without_attention = _without_attention(config, letters)
-    still_layers = _without_rotation(model)
-    if not without_attention and config.value("spec"):
+    attention_free = _attention_free_kinds(config, letters)
+    still_layers = _still_layers(model)
+    if not attention_free and config.value("spec"):
         config.notes.append(f"The layers are made by {config.name('spec')}; some may not rotate.")
-    return model.ropes({"nope": None, "rope": rope}, still_layers, without_attention)
+    return model.ropes({"nope": None, "rope": rope}, still_layers, attention_free)
 
 
-def _class_of(model: ProgramModel) -> Mapping[str, Any]:
+def _class_facts(model: ProgramModel) -> Mapping[str, Any]:
     """The facts of the Megatron-Bridge class that a file names; refuses keys that they exclude."""
     config, facts = model.config, model.facts
     name = (config.text("_target_") or "").rpartition(".")[2]
@@ -98,41 +98,41 @@ def _position_type(model: ProgramModel) -> str:
     """The type of the position embedding, which a switch of older files overrides."""
     config = model.config
     if not config.flag("use_rotary"):
-        if not config.has(_TYPE) and (named := config.value("other_model")) is not None:
+        if not config.has(_TYPE) and (model_name := config.value("other_model")) is not None:
             warnings.warn(
-                f"{config.name('other_model')} names another model ({named}), and no {_TYPE} is "
-                "given; if that model is trained, give its config.json.",
+                f"{config.name('other_model')} names another model ({model_name}), and no {_TYPE} "
+                "is given; if that model is trained, give its config.json.",
                 PhasorWarning,
                 stacklevel=6,
             )
         return model.position_type()
-    stated = config.value(_TYPE)
-    if stated not in (None, "rope"):
+    type_in_file = config.value(_TYPE)
+    if type_in_file not in (None, "rope"):
         switch = f"{config.name('use_rotary')} makes the position embedding rope"
-        config.notes.append(f"{switch}; {config.name(_TYPE)} (got {stated}) is not read.")
+        config.notes.append(f"{switch}; {config.name(_TYPE)} (got {type_in_file}) is not read.")
     return "rope"
 
 
 def _letters(config: JsonObject, class_entry: Mapping[str, Any]) -> str:
     """A letter for each layer of a hybrid model; empty for other models."""
     letters = re.sub(r"/.*|\|", "", config.text("hybrid") or "")
-    letters_of_layers = "MG*D+-E" + class_entry.get("letters", "")
-    if {*letters} - {*letters_of_layers}:
-        config.refuse("hybrid", f"letters of layers among {', '.join(letters_of_layers)}")
+    layer_letters = "MG*D+-E" + class_entry.get("letters", "")
+    if {*letters} - {*layer_letters}:
+        config.refuse("hybrid", f"letters of layers among {', '.join(layer_letters)}")
     return letters
 
 
-def _with_own_values(model: ProgramModel, letters: str, *, is_griffin: bool) -> JsonObject:
+def _fill_values(model: ProgramModel, letters: str, *, is_griffin: bool) -> JsonObject:
     """The file with values that the program uses always, or for absent keys."""
     config, facts = model.config, model.facts
-    taken: Keys = {}
+    fixed: Keys = {}
     if config.flag("gpt_oss"):
-        taken |= facts["gpt_oss"]
+        fixed |= facts["gpt_oss"]
     if letters:
-        taken["num_layers"] = len(letters)
+        fixed["num_layers"] = len(letters)
     if config.flag("grouped") is False:  # then nothing reads the number of groups
-        taken["num_query_groups"] = None
-    said = {key: v for key, v in config.values.items() if key not in spellings(taken)}
+        fixed["num_query_groups"] = None
+    other_values = {key: v for key, v in config.values.items() if key not in spellings(fixed)}
     assumed: Keys = {}
     if is_griffin:
         assumed["partial_rotary_factor"] = 0.5
@@ -141,7 +141,7 @@ def _with_own_values(model: ProgramModel, letters: str, *, is_griffin: bool) -> 
     if config.has("_target_"):  # a class of Megatron-Bridge
         assumed |= facts["bridge"] | (facts["bridge_latent"] if model.latent else {})
         assumed[CONTEXT] = config.whole("seq_length")
-    return config.with_values(said | taken).with_defaults(assumed)
+    return config.with_values(other_values | fixed).with_defaults(assumed)
 
 
 def _rope(
@@ -152,9 +152,9 @@ def _rope(
     # latent attention writes half pairs
     rope = model.rope("interleaved" if interleaved else "half", "half" if model.latent else None)
     halves = () if model.latent else class_entry.get("halves", model.facts["halves"])
-    what = "hybrid model" if letters and "R" not in letters else position_type
-    if interleaved and what in halves:
-        config.refuse("interleaved", f"false, as Megatron's {what} turns halves alone")
+    class_name = "hybrid model" if letters and "R" not in letters else position_type
+    if interleaved and class_name in halves:
+        config.refuse("interleaved", f"false, as Megatron's {class_name} turns halves alone")
     if position_type == "yarn":
         # it uses the frequencies of whole heads, and the fraction has no effect
         return model.law("yarn", replace(rope, rotary_dim=rope.head_dim))
@@ -170,7 +170,7 @@ def _rope(
     return divided(rope, config.number("interpolation", above=0))
 
 
-def _without_rotation(model: ProgramModel) -> LayerPattern:
+def _still_layers(model: ProgramModel) -> LayerPattern:
     """Layers that do not rotate: every n-th, or those with a 1 in a list."""
     config, count = model.config, model.config.layers()
     if model.latent and config.value("no_rope"):  # the class of latent attention does not read it
@@ -179,7 +179,7 @@ def _without_rotation(model: ProgramModel) -> LayerPattern:
     return number_pattern(config, "no_rope", count) or LayerPattern.every(0, count)
 
 
-def _without_attention(config: JsonObject, letters: str) -> Sequence[str]:
+def _attention_free_kinds(config: JsonObject, letters: str) -> Sequence[str]:
     """What each layer has instead of attention, and so of a rotation; "" if it has attention."""
     if letters:
         kinds = {"M": "mamba", "R": "recurrent", "G": "linear_attention", "-": "mlp", "E": "moe"}
@@ -200,25 +200,25 @@ def _without_attention(config: JsonObject, letters: str) -> Sequence[str]:
 
 def _ropes_by_kind(model: ProgramModel, class_entry: Mapping[str, Any]) -> LayerRopes:
     """The ropes of local layers and of global ones, whose heads may be wider."""
-    config, by, base = model.config, 1.0, None
+    config, divisor, base = model.config, 1.0, None
     kinds: Mapping[str, Mapping[str, Any]] = class_entry["kinds"]
     model.turns_all, local = "partial" not in class_entry, kinds["sliding_attention"]
     if "base_key" not in local:  # classes with a key for each base do not divide positions
         local_base, base = _two_bases(config, local.get("base"))
         bases = {"sliding_attention": local_base, "full_attention": base}
         kinds = {kind: {**entry, "base": bases[kind]} for kind, entry in kinds.items()}
-        by = config.number("interpolation", above=0) or 1.0
+        divisor = config.number("interpolation", above=0) or 1.0
     if config.value("no_rope"):
         config.refuse("no_rope", "absent, as every layer of this class rotates")
     rope = model.rope("interleaved" if config.flag("interleaved") else "half", base=base)
-    return model.ropes_by_kind(rope, {**class_entry, "kinds": kinds}, by)
+    return model.ropes_by_kind(rope, {**class_entry, "kinds": kinds}, divisor)
 
 
-def _two_bases(config: JsonObject, own_local: float | None) -> tuple[float, float]:
+def _two_bases(config: JsonObject, local_base: float | None) -> tuple[float, float]:
     """The bases of local and global layers; the first may be a constant in the code."""
     key = "rope_theta"
-    if own_local is not None and not isinstance(config.value(key), (list, tuple)):
-        return own_local, config.require(key, config.whole(key, least=2))
+    if local_base is not None and not isinstance(config.value(key), (list, tuple)):
+        return local_base, config.require(key, config.whole(key, least=2))
     bases = config.wholes(key, least=2) or ()
     if len(bases) != 2:
         config.refuse(key, "two bases, of local layers and of global ones")
@@ -300,20 +300,20 @@ def _sizes(ropes: LayerRopes, _context: int) -> Keys:
     return {"num_layers": len(ropes), "hidden_size": 64, "num_attention_heads": 1}
 
 
-def _near(rope: Rope) -> Iterator[Rope]:
+def _similar_ropes(rope: Rope) -> Iterator[Rope]:
     """The rope with the numbers of its law that are constants in the code."""
     law = rope.scaling
     if isinstance(law, Llama3):
-        yield with_whole_base(replace(rope, scaling=replace(law, **_LLAMA3)))
+        yield round_base(replace(rope, scaling=replace(law, **_LLAMA3)))
     if isinstance(law, Yarn):
-        yield with_whole_base(replace(rope, scaling=replace(law, **_LATENT_YARN)))
+        yield round_base(replace(rope, scaling=replace(law, **_LATENT_YARN)))
 
 
 DIALECT = Dialect(
     read=lambda file: read(ProgramModel("Megatron", file)),
     settings=_settings,
     sizes=_sizes,
-    near=_near,
+    near=_similar_ropes,
     has_both_pairings=False,
     scales_softmax=False,
 )
@@ -321,7 +321,7 @@ LATENT_DIALECT = Dialect(
     read=DIALECT.read,
     settings=_latent_settings,
     sizes=_sizes,
-    near=_near,
+    near=_similar_ropes,
     states_still_layers=False,
 )
 

@@ -42,7 +42,7 @@ _PAIRING_KEY = "rope_traditional"
 # Reading: the block for one rope. The class decides at which coordinate the rotation begins.
 
 
-def _read(file: JsonObject, *, family: str = "") -> LayerRopes:
+def _read_settings(file: JsonObject, *, family: str = "") -> LayerRopes:
     block = file.require(BLOCK_KEY, file.object(BLOCK_KEY))
     is_longrope = rope_type(block) == "longrope"
     if is_longrope and family.startswith("gpt-oss"):
@@ -52,18 +52,18 @@ def _read(file: JsonObject, *, family: str = "") -> LayerRopes:
     return read_slice(facts, _read_law, file)
 
 
-def _read_law(block: JsonObject, outside: LawContext, length: int) -> Law | Rule | None:
+def _read_law(block: JsonObject, law_context: LawContext, length: int) -> Law | Rule | None:
     kind = rope_type(block)
     if kind == "longrope":
         if block.value("short_factor") != block.value("long_factor"):
             raise FaultError("its code always takes the long list")
-        return read_list(block, "long_factor", outside, length)
+        return read_list(block, "long_factor", law_context, length)
     if kind == "yarn":
         # refused where transformers would take another factor on cos and sin from this config.json
-        read_law(block, outside)
-        unread = ("attention_factor", "truncate")
-        block = block.with_values({k: v for k, v in block.values.items() if k not in unread})
-    return read_law(block, replace(outside, mscale_alone=True))
+        read_law(block, law_context)
+        ignored_keys = ("attention_factor", "truncate")
+        block = block.with_values({k: v for k, v in block.values.items() if k not in ignored_keys})
+    return read_law(block, replace(law_context, single_mscale=True))
 
 
 # Writing.
@@ -72,16 +72,20 @@ def _read_law(block: JsonObject, outside: LawContext, length: int) -> Law | Rule
 def _settings(ropes: LayerRopes, length: int) -> Iterator[Keys]:
     rope, keys = slice_of(ropes.ropes[0]), dict[str, bool]()
     keys[_PAIRING_KEY] = rope.pairing == "interleaved"
-    of_law = mscales(rope.scaling) if isinstance(rope.scaling, Yarn) else {}
+    law_keys = mscales(rope.scaling) if isinstance(rope.scaling, Yarn) else {}
     for block in named_blocks(counting_coordinates(rope)):
-        yield keys | {BLOCK_KEY: block | of_law}
+        yield keys | {BLOCK_KEY: block | law_keys}
     if isinstance(rope.scaling, LongRope):  # a rule may pick the same law at all lengths
         rope = rope.at(length)
     yield from (keys | {BLOCK_KEY: block} for block in list_by_lengths(rope, length))
 
 
 _DIALECT = Dialect(
-    read=_read, settings=_settings, sizes=slice_sizes, has_both_pairings=False, scales_softmax=False
+    read=_read_settings,
+    settings=_settings,
+    sizes=slice_sizes,
+    has_both_pairings=False,
+    scales_softmax=False,
 )
 
 
@@ -90,15 +94,15 @@ def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
     starts = {law.original_max_positions for law in laws if isinstance(law, DynamicNTK)}
     length = only_length(MLX_LM, ropes, starts, context)
     family = model_family(ropes).replace("_", "-")
-    dialect = replace(_DIALECT, read=partial(_read, family=family))
+    dialect = replace(_DIALECT, read=partial(_read_settings, family=family))
     ropes, settings = settings_by_rope(MLX_LM, dialect, ropes, length, is_list=is_list)
     pairings = {rope.pairing for rope in ropes.ropes}
     if len(pairings) > 1:  # one key for all layers
         MLX_LM.only_rope(ropes)
     # some classes read the other key
     blocks = {
-        rope: found.keys[BLOCK_KEY] | {"type": found.keys[BLOCK_KEY]["rope_type"]}
-        for rope, found in settings.items()
+        rope: written.keys[BLOCK_KEY] | {"type": written.keys[BLOCK_KEY]["rope_type"]}
+        for rope, written in settings.items()
     }
     keys = {CONTEXT_KEY: length, _PAIRING_KEY: pairings == {"interleaved"}}
     return write_config(MLX_LM, ropes, keys, blocks.__getitem__)

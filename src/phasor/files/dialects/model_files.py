@@ -88,12 +88,12 @@ def keys_for_file(
 ) -> FileKeys:
     """The keys that give a model's file these ropes for ``to`` tokens, ``context`` of the training.
 
-    A file of transformers 4 keeps its style, ``rope_theta`` and ``rope_scaling``; any other gets
-    ``rope_parameters`` and, if they can say the same, those two keys. The first style that reads
-    back as the ropes is taken.
+    A file of transformers 4 keeps its style, ``rope_theta`` and ``rope_scaling``. Any other file
+    gets ``rope_parameters``, and also those two keys if they can express the same. The first style
+    that reads back as the ropes is used.
 
     Raises:
-        ConfigError: If the format cannot say these ropes.
+        ConfigError: If the format cannot express these ropes.
 
     >>> from phasor import preset
     >>> written = keys_for_file(preset("llama-2-7b"), 4096, 4096)
@@ -120,25 +120,25 @@ def _styles(keys: Mapping[str, Any], ropes: LayerRopes) -> Iterator[_Style]:
     """The styles of ``keys``, from the one that most programs read to that of transformers 5."""
     file, model_type = ropes.in_config.values, ropes.in_config.model_type
     new = _keys_in_new_style(keys, ropes)
-    old = _keys_in_old_style(new, ropes, _facts_of(ropes))
+    old = _keys_in_old_style(new, ropes, _class_facts(ropes))
     names = " and ".join(key for key, value in old.items() if value is not None)
-    outside = {
+    outer_keys = {
         key: value
         for key, value in {**new, **old}.items()
         if key != BLOCK_KEY and (value is not None or file.get(key) is not None)
     }
     if file and not file.get(BLOCK_KEY):
-        yield _Style(keys=outside, readings=((4, 5),), readers=_OLD_STYLE.format(old=names))
-    # transformers takes a rope_scaling for the block, so the block has to come after it
-    both = outside | {BLOCK_KEY: new[BLOCK_KEY]}
-    yield _Style(keys=both, readings=((4,), (5,)), readers=_BOTH_STYLES.format(old=names))
-    alone = _NEW_STYLE if file or "rope_type" in new[BLOCK_KEY] else _NO_FILE
+        yield _Style(keys=outer_keys, readings=((4, 5),), readers=_OLD_STYLE.format(old=names))
+    # transformers reads rope_scaling as the block too, so the block has to come after it
+    both_styles = outer_keys | {BLOCK_KEY: new[BLOCK_KEY]}
+    yield _Style(keys=both_styles, readings=((4,), (5,)), readers=_BOTH_STYLES.format(old=names))
+    readers = _NEW_STYLE if file or "rope_type" in new[BLOCK_KEY] else _NO_FILE
     if model_type in BLOCK_ALONE:
-        alone = _BLOCK_ALONE
-    yield _Style(keys=new, readings=((5,),), readers=alone)
+        readers = _BLOCK_ALONE
+    yield _Style(keys=new, readings=((5,),), readers=readers)
 
 
-def _facts_of(ropes: LayerRopes) -> Architecture:
+def _class_facts(ropes: LayerRopes) -> Architecture:
     """The facts of the class that reads the model's file."""
     return table().huggingface.get(ropes.in_config.model_type, NO_FACTS)
 
@@ -147,17 +147,19 @@ def _is_read_right(
     keys: Mapping[str, Any], ropes: LayerRopes, versions: tuple[int, ...], context: int
 ) -> bool:
     """Whether the file with these keys describes the ropes, apart from what its class decides."""
-    by_kind = _by_kind(ropes)
-    return read_as(_dialect_of(by_kind, versions), dict(keys), by_kind, context) is not None
+    kinds_model = _one_layer_per_kind(ropes)
+    return (
+        read_as(_class_dialect(kinds_model, versions), dict(keys), kinds_model, context) is not None
+    )
 
 
-def _dialect_of(ropes: LayerRopes, versions: tuple[int, ...]) -> Dialect:
+def _class_dialect(ropes: LayerRopes, versions: tuple[int, ...]) -> Dialect:
     """How the model's class, in some versions of transformers, reads its file with other keys.
 
     Without a file, the class is assumed to turn pairs like the model, by its only block. The
     settings are those of `keys_for_file`.
     """
-    values, facts = ropes.in_config.values, _facts_of(ropes)
+    values, facts = ropes.in_config.values, _class_facts(ropes)
 
     def read(file: JsonObject) -> LayerRopes:
         keys = {key: value for key, value in file.values.items() if value is not None}
@@ -201,8 +203,8 @@ def _check_shared_bases(
 ) -> None:
     """Refuse a ``rope_theta`` that transformers 5 replaces by the base of the class.
 
-    In classes with nested configs it does that for layers without ``rope_scaling``, unless a key of
-    their own contains their base.
+    Classes with nested configs replace it in layers without ``rope_scaling``, unless these layers
+    have their own key for the base.
     """
     if not facts.nested or not ropes.has_blocks_by_kind:
         return
@@ -216,8 +218,10 @@ def _check_shared_bases(
 def _read_file(keys: Mapping[str, Any], ropes: LayerRopes) -> Mapping[str, Rope | None]:
     """The ropes that the model's class reads in its file, by kind of layer."""
     config = JsonObject({**keys, "model_type": ropes.in_config.model_type}, strict=False)
-    found = huggingface_ropes(read_model_config(config, part=None, like=None)).kinds
-    return {kind: _of_class(found.get(kind), rope) for kind, rope in ropes.kinds.items()}
+    read_kinds = huggingface_ropes(read_model_config(config, part=None, like=None)).kinds
+    return {
+        kind: _set_class_fields(read_kinds.get(kind), rope) for kind, rope in ropes.kinds.items()
+    }
 
 
 def _read_old_block(
@@ -231,18 +235,18 @@ def _read_old_block(
     if block == keys[BLOCK_KEY]:  # the block has been read back already
         return ropes.kinds
     (rope,) = BLOCK_DIALECT.read(file.with_values({**file.values, BLOCK_KEY: block})).ropes
-    return {kind: other and rope for kind, other in ropes.kinds.items()}
+    return {kind: kind_rope and rope for kind, kind_rope in ropes.kinds.items()}
 
 
-def _of_class(rope: Rope | None, wanted: Rope | None) -> Rope | None:
-    """``rope`` with the fields that a model's class decides taken from ``wanted``."""
-    if rope is None or wanted is None:
+def _set_class_fields(rope: Rope | None, expected: Rope | None) -> Rope | None:
+    """``rope`` with the fields that a model's class decides taken from ``expected``."""
+    if rope is None or expected is None:
         return rope
     fields = ("pairing", "pairing_out", "rotary_start", "direction")
-    return replace(rope, **{field: getattr(wanted, field) for field in fields})
+    return replace(rope, **{field: getattr(expected, field) for field in fields})
 
 
-def _by_kind(ropes: LayerRopes) -> LayerRopes:
+def _one_layer_per_kind(ropes: LayerRopes) -> LayerRopes:
     """The model with one layer of each kind."""
     kinds = tuple(ropes.kinds)
     return ropes if kinds == ropes.layer_kinds else replace(ropes, layer_kinds=kinds)
@@ -275,44 +279,48 @@ def _keys_in_new_style(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, 
     Such a number becomes that of the new rope, or null.
     """
     file, blocks, context = ropes.in_config.values, keys["rope_parameters"], keys[CONTEXT_KEY]
-    facts = _facts_of(ropes)
-    # the value of each key outside a block, by the key's meaning; None if it gets none. The context
-    # before the extension has a value because transformers does not accept null for it
-    says: dict[str, Any] = {"context": context, "original": context, "switch": False}
+    facts = _class_facts(ropes)
+    # the values of keys outside a block, by meaning; None removes the value. The context before the
+    # extension has a value, because transformers does not accept null for it
+    new_values: dict[str, Any] = {"context": context, "original": context, "switch": False}
     bases: dict[str, Any] = {}  # the bases of blocks for single kinds, by key
     if "rope_type" in blocks:
         base = blocks[_BASE]
-        says |= {
+        new_values |= {
             "base": base,
             "base_unit": facts.base and base / facts.base,
             "factor": blocks["factor"] if blocks["rope_type"] == "linear" else 1.0,
             "fraction": blocks.get(_FRACTION, 1.0),
             "original": blocks.get(_ORIGINAL, context),
         }
-        blocks = _with_query_factor(blocks, ropes)
+        blocks = _add_query_factor(blocks, ropes)
     else:
         fractions = {block.get(_FRACTION, 1.0) for block in blocks.values() if block}
-        says["fraction"] = fractions.pop() if len(fractions) == 1 else None
+        new_values["fraction"] = fractions.pop() if len(fractions) == 1 else None
         for kind, block in blocks.items():
             key, base = facts.kind(kind).base_key or _BASE, block and block[_BASE]
             bases[key] = base if bases.get(key, base) == base else None
         if isinstance(listed := file.get(_BASE), list):  # one for each layer
             layer_blocks = [blocks[ropes.in_config.label(kind)] for kind in ropes.layer_kinds]
             bases[_BASE] = [b and b[_BASE] for b in layer_blocks] + listed[len(layer_blocks) :]
-    if "qk_rope_head_dim" in file:  # in latent attention the fraction is that of a wider head
-        says["fraction"] = file.get(_FRACTION)
+    if "qk_rope_head_dim" in file:  # in latent attention the fraction is for a wider head
+        new_values["fraction"] = file.get(_FRACTION)
     replaced = {**table().files["replaced"], **table().files["replaced_by_kind"]}
-    # also the bases of single kinds that classes read outside a block, even if the file has none
-    said = {key: base for key, base in bases.items() if "model_type" in file and base is not None}
-    about = {key: word for key, word in replaced.items() if {**said, **file}.get(key) is not None}
-    outside = {key: bases.get(key, says.get(word)) for key, word in about.items()}
+    # also the bases of single kinds that classes read outside a block, even if the file lacks them
+    base_keys = {
+        key: base for key, base in bases.items() if "model_type" in file and base is not None
+    }
+    meanings = {
+        key: word for key, word in replaced.items() if {**base_keys, **file}.get(key) is not None
+    }
+    outer_values = {key: bases.get(key, new_values.get(word)) for key, word in meanings.items()}
     for factor in ropes.query_factors.values():
         if (factor.form, factor.first) == ("steps", 1):  # of Llama 4
             numbers = {"floor_scale": factor.length, "attn_scale": factor.strength}
-            wanted = {"attn_temperature_tuning": True, **numbers}
-            outside |= {key: value for key, value in wanted.items() if file.get(key) != value}
-    # transformers takes a rope_scaling for the block, so the block has to come after it
-    return outside | {**keys, "rope_parameters": blocks}
+            tuning = {"attn_temperature_tuning": True, **numbers}
+            outer_values |= {key: value for key, value in tuning.items() if file.get(key) != value}
+    # transformers reads rope_scaling as the block too, so the block has to come after it
+    return outer_values | {**keys, "rope_parameters": blocks}
 
 
 def _keys_in_old_style(
@@ -332,13 +340,13 @@ def _keys_in_old_style(
     fraction = kinds_with_blocks[0][1].get(_FRACTION)
     if fraction is not None and not _states_width(ropes, facts):
         keys[_FRACTION] = fraction
-    law = next((_law_of(block) for kind, block in kinds_with_blocks if kind.scaled), None)
+    law = next((_old_law(block) for kind, block in kinds_with_blocks if kind.scaled), None)
     if law is not None and law["rope_type"] == "longrope":
         return keys | _longrope_in_old_style(law, new[CONTEXT_KEY])
     return keys | {"rope_scaling": law}
 
 
-def _law_of(block: Mapping[str, Any]) -> dict[str, Any] | None:
+def _old_law(block: Mapping[str, Any]) -> dict[str, Any] | None:
     """The block without the keys that transformers 4 reads outside; None if nothing is left."""
     law = {key: value for key, value in block.items() if key not in (_BASE, _FRACTION)}
     return None if law == {"rope_type": "default"} else law
@@ -346,8 +354,8 @@ def _law_of(block: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _longrope_in_old_style(law: Mapping[str, Any], context: int) -> dict[str, Any]:
     """Phi-3's keys: lists inside the block; outside, lengths whose quotient is the factor."""
-    original, outside = law[_ORIGINAL], ("rope_type", "factor", _ORIGINAL)
-    lists = {"type": "longrope", **{key: law[key] for key in law if key not in outside}}
+    original, outer_keys = law[_ORIGINAL], ("rope_type", "factor", _ORIGINAL)
+    lists = {"type": "longrope", **{key: law[key] for key in law if key not in outer_keys}}
     if law["factor"] != context / original:
         lists["factor"] = law["factor"]
     return {_ORIGINAL: original, "rope_scaling": lists}
@@ -365,7 +373,7 @@ def _states_width(ropes: LayerRopes, facts: Architecture) -> bool:
     return config.has(_FRACTION) or config.has("rotary_dim") or facts.rotary_dim is not None
 
 
-def _with_query_factor(block: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]:
+def _add_query_factor(block: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]:
     """The block with the factor on queries added, where Ministral 3's class reads it."""
     block = dict(block)
     for factor in ropes.query_factors.values():
@@ -392,12 +400,12 @@ def merged_over(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]:
     """``keys``, and values without effect for the other keys of the file's objects."""
     file = ropes.in_config.values
     old, scaling = _object(file, "rope_parameters"), _object(file, "rope_scaling")
-    over = dict(keys)
+    merged = dict(keys)
     blocks = keys.get("rope_parameters")
     if blocks is not None and "rope_type" in blocks:
-        over["rope_parameters"] = _block_over(blocks, {**scaling, **old})
+        merged["rope_parameters"] = _block_over(blocks, {**scaling, **old})
     elif blocks is not None:
-        over["rope_parameters"] = {
+        merged["rope_parameters"] = {
             kind: block and _block_over(block, _object(old, kind)) for kind, block in blocks.items()
         }
     if (law := keys.get("rope_scaling")) is not None:
@@ -406,8 +414,8 @@ def merged_over(keys: Mapping[str, Any], ropes: LayerRopes) -> dict[str, Any]:
         # in those that no longer have an effect
         agreed = {key: block[key] for key in scaling if key in block}
         stale = {key: old[key] for key in old if key not in block} if block else {}
-        over["rope_scaling"] = _block_over({**agreed, **law}, {**scaling, **stale})
-    return over
+        merged["rope_scaling"] = _block_over({**agreed, **law}, {**scaling, **stale})
+    return merged
 
 
 def _object(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:

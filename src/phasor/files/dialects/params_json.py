@@ -56,47 +56,47 @@ def _is_params(config: JsonObject) -> bool:
 def read(top: JsonObject) -> LayerRopes | None:
     """The rope of each layer, the same for all but Llama 4's layers without one."""
     facts = _facts()
-    inside = facts["inside"].get(str(top.values.get("model_type")))
-    if inside is not None:
-        top = top.object(inside) or top
+    inner_key = facts["inside"].get(str(top.values.get("model_type")))
+    if inner_key is not None:
+        top = top.object(inner_key) or top
     if not _is_params(top):
         return None
-    of_torchchat = any(map(top.has, facts["marks"]["torchchat"]))
+    is_torchchat = any(map(top.has, facts["marks"]["torchchat"]))
     names: dict[str, Any] = {**facts["names"]}
-    if of_torchchat:
+    if is_torchchat:
         names |= facts["torchchat"]
     config = JsonObject(top.values, top.path, names=names, strict=top.strict)
     layers, latent = config.layers(), config.has("qk_rope_head_dim")
     head_dim = config.width("qk_rope_head_dim") or config.head_dim()
-    base = _base(config, of_torchchat=of_torchchat)
-    block = config.object("rope_scaling" if of_torchchat else "yarn")
+    base = _base(config, is_torchchat=is_torchchat)
+    block = config.object("rope_scaling" if is_torchchat else "yarn")
     law: Law | None = _read_llama3(config, layers) if config.flag("use_scaled_rope") else None
     if block is not None:
         if law is not None:
-            name = config.name("rope_scaling" if of_torchchat else "yarn")
+            name = config.name("rope_scaling" if is_torchchat else "yarn")
             config.refuse("use_scaled_rope", f"false with {name}, which scales as well")
-        law = _read_bands(block) if of_torchchat else _read_yarn(block, latent=latent)
-    of_executorch, rotary_dim = config.flag("use_hf_rope") is True, head_dim
-    if of_executorch:
+        law = _read_bands(block) if is_torchchat else _read_yarn(block, latent=latent)
+    is_executorch, rotary_dim = config.flag("use_hf_rope") is True, head_dim
+    if is_executorch:
         if law is not None:
             config.refuse("use_hf_rope", "false with a law, as ExecuTorch then reads none")
         fraction = config.number("partial_rotary_factor", above=0, most=1) or 1.0
         rotary_dim = int(head_dim * fraction)
-    is_half = of_executorch or config.flag("rope_traditional") is False
+    is_half = is_executorch or config.flag("rope_traditional") is False
     pairing = "half" if is_half else "interleaved"
-    with renamed_keys(config, rotary_dim="partial_rotary_factor" if of_executorch else "head_dim"):
+    with renamed_keys(config, rotary_dim="partial_rotary_factor" if is_executorch else "head_dim"):
         rope = Rope(
             head_dim=head_dim, pairing=pairing, base=base, rotary_dim=rotary_dim, scaling=law
         )
     interval = config.whole("nope_layer_interval")
-    in_order = LayerPattern.every(interval or 0, layers).kinds("nope", "rope")
-    kinds = {"rope": rope, "nope": None} if "nope" in in_order else {"rope": rope}
+    layer_kinds = LayerPattern.every(interval or 0, layers).kinds("nope", "rope")
+    kinds = {"rope": rope, "nope": None} if "nope" in layer_kinds else {"rope": rope}
     query_factor = _facts()["llama4" if "nope" in kinds else "mistral"]["query_factor"]
     lengths = ("max_position_embeddings", "max_seq_len", "model_max_length")
     return layer_ropes(
         config,
         kinds,
-        in_order,
+        layer_kinds,
         "Mistral's or Meta's params.json",
         facts=Architecture(latent=True) if latent else NO_FACTS,
         blocks=() if block is None else (block,),
@@ -106,20 +106,20 @@ def read(top: JsonObject) -> LayerRopes | None:
     )
 
 
-def _base(config: JsonObject, *, of_torchchat: bool) -> float:
+def _base(config: JsonObject, *, is_torchchat: bool) -> float:
     """The base in a file, else the default of the program that reads it."""
     base, model_type = config.number("rope_theta", above=1), config.text("model_type")
-    default, whose = 10_000.0, "a constant in Meta's code for Llama 1 and 2"
-    if of_torchchat:
-        whose = "what torchchat assumes"
+    default, source = 10_000.0, "a constant in Meta's code for Llama 1 and 2"
+    if is_torchchat:
+        source = "what torchchat assumes"
     elif model_type is not None:
-        default, whose = table().huggingface[model_type].base, f"what MLX assumes for {model_type}"
+        default, source = table().huggingface[model_type].base, f"what MLX assumes for {model_type}"
     elif base is None and (config.contains("use_scaled_rope") or not config.has("multiple_of")):
         differing = "programs that read params.json fill it in differently (10000 and 1000000)"
         for key in filter(_is_base, config.unread()):
             differing += f"; {key} says {config.values[key]}, under a name of another program"
         raise refusal("params_base", key=config.name("rope_theta"), differing=differing)
-    return config.or_default("rope_theta", base, default, whose)
+    return config.or_default("rope_theta", base, default, source)
 
 
 def _is_base(key: str) -> bool:
@@ -133,8 +133,8 @@ def _read_llama3(config: JsonObject, layers: int) -> Llama3:
     marks = _facts()["llama4" if is_llama4 else "llama3"]
     high = config.number("rope_high_freq_factor", above=0) or marks["high_freq_factor"]
     if is_llama4:
-        whose = "the default of Llama 4's code"
-        factor = config.or_default("rope_scaling_factor", factor, marks["factor"], whose)
+        source = "the default of Llama 4's code"
+        factor = config.or_default("rope_scaling_factor", factor, marks["factor"], source)
     if factor is None:
         release = marks["releases"].get(f"{config.whole('dim')} x {layers}")
         if release is None:

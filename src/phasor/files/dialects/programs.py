@@ -57,10 +57,10 @@ def load_program(top: JsonObject) -> LayerRopes | None:
             values = top.find(place) if place else top.values
             if not isinstance(values, Mapping):
                 continue
-            found = JsonObject(cast("Mapping[str, Any]", values), place, strict=top.strict)
-            if is_huggingface(found):
+            config = JsonObject(cast("Mapping[str, Any]", values), place, strict=top.strict)
+            if is_huggingface(config):
                 continue
-            if all(any(map(found.has, spellings(keys))) for keys in facts["marks"]):
-                model = ProgramModel(program, found, str(top.values.get("name")))
+            if all(any(map(config.has, spellings(keys))) for keys in facts["marks"]):
+                model = ProgramModel(program, config, str(top.values.get("name")))
                 return _READERS[program](model)
     return None

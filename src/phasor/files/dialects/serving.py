@@ -52,7 +52,7 @@ Engine = partial(ConfigTarget, axes=(*THREE_AXES, Alternating), query_factor=has
 _WITH_SECTIONS = ("default", "yarn")
 
 
-def _read(law_of: LawReader, file: JsonObject) -> LayerRopes:
+def _read_settings(law_of: LawReader, file: JsonObject) -> LayerRopes:
     """The rope that a factory, or Ernie 4.5 VL's class, reads."""
     block = file.require(BLOCK_KEY, file.object(BLOCK_KEY))
     facts = class_facts(file, laws={"ntk": "ntk_mixed"})
@@ -75,19 +75,19 @@ def _read_ernies(block: JsonObject, file: JsonObject) -> Rope:
     if block.has("partial_rotary_factor") or decided_by_class(file)["rotary_start"]:
         raise FaultError("Ernie 4.5 VL's class turns whole heads")
     width = file.require("head_dim", file.width("head_dim"))
-    several = axes(block, LawContext(class_facts(file), width, file))
+    rope_axes = axes(block, LawContext(class_facts(file), width, file))
     return Rope(
         head_dim=width,
         rotary_dim=width,
         pairing="interleaved",
         base=block.number("rope_theta", above=1),
-        axes=several or OneAxis(),
+        axes=rope_axes or OneAxis(),
     )
 
 
-def read_engines_law(block: JsonObject, outside: LawContext, length: int) -> Law | Rule | None:
+def read_engines_law(block: JsonObject, law_context: LawContext, length: int) -> Law | Rule | None:
     """A law that both factories read in the same way."""
-    law = read_law(block, outside)
+    law = read_law(block, law_context)
     if isinstance(law, Linear) and law.factor < 1:
         end = int(law.factor * length)
         raise FaultError(f"its table of a linear law ends at position {end}")
@@ -95,13 +95,13 @@ def read_engines_law(block: JsonObject, outside: LawContext, length: int) -> Law
     return Proportional(fraction=law.fraction) if isinstance(law, Proportional) else law
 
 
-def read_engines_list(block: JsonObject, outside: LawContext, *, long: bool) -> PerPair:
+def read_engines_list(block: JsonObject, law_context: LawContext, *, long: bool) -> PerPair:
     """The one list of a longrope block that is used at this length."""
-    if outside.facts.pairing == "interleaved":
+    if law_context.facts.pairing == "interleaved":
         raise FaultError("it has no lists of divisors for interleaved pairs")
     word = "long" if long else "short"
     key, gain = f"{word}_factor", block.number(f"{word}_mscale")
-    divisors = block.require(key, block.numbers_per_pair(key, outside.rotary_dim // 2))
+    divisors = block.require(key, block.numbers_per_pair(key, law_context.rotary_dim // 2))
     return PerPair(factors=divisors, attention_factor=block.require(f"{word}_mscale", gain))
 
 
@@ -123,7 +123,7 @@ def engine_dialect(law_of: LawReader, settings: Callable[[Rope], Iterator[Keys]]
             gain = block.pop("attention_factor")
             yield {BLOCK_KEY: block | dict.fromkeys(("short_mscale", "long_mscale"), gain)}
 
-    read = partial(_read, law_of)
+    read = partial(_read_settings, law_of)
     return Dialect(read=read, settings=all_settings, sizes=slice_sizes, scales_softmax=False)
 
 
@@ -145,7 +145,7 @@ def write_for_engine(
     if alternating:  # Ernie's class turns only interleaved pairs
         dialect = replace(dialect, has_both_pairings=False)
     ropes, settings = settings_by_rope(target, dialect, ropes, context, is_list=is_list)
-    block_of = {rope: found.keys[BLOCK_KEY] for rope, found in settings.items()}
+    block_of = {rope: written.keys[BLOCK_KEY] for rope, written in settings.items()}
     calls = {
         kind: {
             "head_size": slice_width(rope),

@@ -26,25 +26,25 @@ _SCALES, _OF_LISTS = ("mscale", "mscale_all_dim"), ("factor", "mscale")
 # Reading.
 
 
-def _read_law(block: JsonObject, outside: LawContext, length: int) -> Law | Rule | None:
-    kind = rope_type(block, outside.facts)
+def _read_law(block: JsonObject, law_context: LawContext, length: int) -> Law | Rule | None:
+    kind = rope_type(block, law_context.facts)
     if kind == "longrope":
         if any(block.value(f"short_{name}") != block.value(f"long_{name}") for name in _OF_LISTS):
             raise FaultError("it picks one list by the positions of a whole batch")
-        return read_engines_list(block, outside, long=False)
+        return read_engines_list(block, law_context, long=False)
     if kind == "yarn":
-        return _read_yarn(block, outside)
-    return read_engines_law(block, outside, length)
+        return _read_yarn(block, law_context)
+    return read_engines_law(block, law_context, length)
 
 
-def _read_yarn(block: JsonObject, outside: LawContext) -> Law:
+def _read_yarn(block: JsonObject, law_context: LawContext) -> Law:
     """YaRN; with sections, the class ignores the mscale keys for the factor on cos and sin."""
-    given = all(map(block.has, _SCALES))
-    if outside.facts.axes is not None and given:
+    has_scales = all(map(block.has, _SCALES))
+    if law_context.facts.axes is not None and has_scales:
         raise FaultError("its class with sections takes neither mscale nor mscale_all_dim")
-    unread = {"attention_factor", *(() if given else _SCALES)}
-    read = block.with_values({k: v for k, v in block.values.items() if k not in unread})
-    law = read_law(read, replace(outside, mscale_alone=True))
+    ignored_keys = {"attention_factor", *(() if has_scales else _SCALES)}
+    numbers = block.with_values({k: v for k, v in block.values.items() if k not in ignored_keys})
+    law = read_law(numbers, replace(law_context, single_mscale=True))
     assert isinstance(law, Yarn), "a block of this type"
     gain = law.temperature().attention_factor * (block.number("attn_factor", above=0) or 1.0)
     return replace(law, attention_factor=gain)
@@ -57,8 +57,8 @@ def _settings(rope: Rope) -> Iterator[Keys]:
     law = rope.scaling
     for block in named_blocks(rope):
         if isinstance(law, Yarn):
-            unread = ("attention_factor", *_SCALES)
-            block = {key: block[key] for key in block if key not in unread}
+            ignored_keys = ("attention_factor", *_SCALES)
+            block = {key: block[key] for key in block if key not in ignored_keys}
             yield block | mscales(law)
             block["attn_factor"] = rope.attention_factor / yarn_multiplier(law.factor, 1.0)
         yield block

@@ -155,10 +155,10 @@ class Target:
             raise self.lacks("rule", feature, "it keeps one law for all lengths", way_out=PICK_LAW)
         if not isinstance(rope.axes, self.axes):
             # with one spectrum it rotates in the same way where all coordinates are equal
-            one_spectrum = rope.axes.spectra(rope.num_pairs) == (rope.num_pairs,)
+            has_one_spectrum = rope.axes.spectra(rope.num_pairs) == (rope.num_pairs,)
             feature = f"positions of {rope.axes.n_axes} axes ({type(rope.axes).__name__})"
-            near = [on_one_axis(rope)] if one_spectrum else []
-            self.refuse("axes", feature, rope, near)
+            candidates = [drop_axes(rope)] if has_one_spectrum else []
+            self.refuse("axes", feature, rope, candidates)
         if rope.direction < 0 and not self.backwards:
             forwards = replace(rope, direction=1)
             self.refuse("clockwise", "pairs that turn clockwise", rope, [forwards])
@@ -255,7 +255,7 @@ def change_ropes(ropes: LayerRopes, change: Callable[[Rope], Rope]) -> LayerRope
     return ropes if kinds == ropes.kinds else replace(ropes, kinds=kinds)
 
 
-def in_pairs(rope: Rope, pairing: Pairing) -> Rope:
+def set_pairing(rope: Rope, pairing: Pairing) -> Rope:
     """The rope in this pairing, for weights whose rows are reordered."""
     return rope if rope.pairing == pairing else replace(rope, pairing=pairing, pairing_out=None)
 
@@ -269,7 +269,7 @@ def main_and_local(ropes: LayerRopes) -> tuple[Rope, Rope | None]:
 
 def layers_with(ropes: LayerRopes, rope: Rope | None) -> LayerPattern:
     """The layers that have this rope, or none."""
-    kinds = {kind for kind, other in ropes.kinds.items() if other == rope}
+    kinds = {kind for kind, kind_rope in ropes.kinds.items() if kind_rope == rope}
     return LayerPattern(tuple(kind in kinds for kind in ropes.layer_kinds))
 
 
@@ -365,7 +365,7 @@ def mscales(law: Yarn) -> Keys:
 
 
 @in_reals
-def with_simplest_law(rope: Rope) -> Rope:
+def simplify_law(rope: Rope) -> Rope:
     """The same rotation without a law or with `Linear`, if possible."""
     law = rope.scaling
     is_kept = isinstance(law, (Linear, Rule)) and law != Linear(factor=1.0)
@@ -413,12 +413,12 @@ def plain_candidates(rope: Rope) -> list[Rope]:
     return candidates
 
 
-def on_one_axis(rope: Rope) -> Rope:
+def drop_axes(rope: Rope) -> Rope:
     """The rope with one axis, which turns alike at positions with equal coordinates."""
     return replace(with_listed_frequencies(rope), axes=OneAxis())
 
 
-def with_whole_base(rope: Rope) -> Rope:
+def round_base(rope: Rope) -> Rope:
     """The rope with one axis and its base rounded to a whole number."""
     return replace(rope, axes=OneAxis(), base=whole_base(rope))
 

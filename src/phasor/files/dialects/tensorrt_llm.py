@@ -48,12 +48,12 @@ def read(model: ProgramModel) -> LayerRopes:
         model.config = config = config.with_defaults({"rotary_dim": width})
     position_type = model.position_type()
     if position_type in facts["instead"] and not model.latent:
-        return model.without(architecture, position_type)
+        return model.no_rotation(architecture, position_type)
     # in latent attention it turns pairs that are neighbours in DeepSeek's weights
     rope = model.rope("interleaved" if model.latent or position_type == "rope_gptj" else "half")
     block = config.object("rotary_scaling")
     if position_type == "long_rope":
-        rope = _with_lists(model, rope, architecture)
+        rope = _set_lists(model, rope, architecture)
     elif block is not None:
         kind = rope_type(block, Architecture(laws={"none": "default"}))
         if kind == "default" and block.number("factor") not in (None, 1):
@@ -68,22 +68,22 @@ def read(model: ProgramModel) -> LayerRopes:
     if any(map(config.has, facts["with_layer_types"])):
         config.require("layer_types", words)
     turning_none = {*table().files["without_rope"], *facts["without_attention"]}
-    without_attention = [word if word in turning_none else "" for word in words or ("",)]
+    attention_free = [word if word in turning_none else "" for word in words or ("",)]
     across = {*(config.wholes("cross_attention_layers") or ())}
-    without_attention = [
-        "cross_attention" if i in across else without_attention[i % len(without_attention)]
+    attention_free = [
+        "cross_attention" if i in across else attention_free[i % len(attention_free)]
         for i in range(count)
     ]
     if (local_base := config.number("rope_local_base_freq", above=1)) is None:
-        return model.ropes({"attention": rope}, without_attention=without_attention)
+        return model.ropes({"attention": rope}, attention_free=attention_free)
     key = "sliding_window_pattern"
     interval = config.require(key, config.whole(key))
     local = replace(rope, base=local_base)  # it scales both alike
     kinds = {"full_attention": rope, "sliding_attention": local}
-    return model.ropes(kinds, LayerPattern.every(interval, count), without_attention)
+    return model.ropes(kinds, LayerPattern.every(interval, count), attention_free)
 
 
-def _with_lists(model: ProgramModel, rope: Rope, architecture: str) -> Rope:
+def _set_lists(model: ProgramModel, rope: Rope, architecture: str) -> Rope:
     """The rope with two lists of divisors, or with one law if both lists are the same."""
     config, facts = model.config, model.facts
     length, original = config.whole(CONTEXT), config.number(_ORIGINAL, above=1)
@@ -112,18 +112,18 @@ def _settings(ropes: LayerRopes, context: int) -> Iterator[Keys]:
     keys: Keys = {"qk_rope_head_dim" if latent else "head_size": main.head_dim}
     if main.rotary_dim != main.head_dim:
         keys["rotary_pct"] = rotated_fraction(main.rotary_dim, main.head_dim)
-    of_layers = {} if local is None else _local_keys(ropes, main, local)
-    if of_layers is None:
+    layer_keys = {} if local is None else _local_keys(ropes, main, local)
+    if layer_keys is None:
         return
     law = main.scaling
     if main.direction > 0 and main.base is not None and not isinstance(law, Rule):
         block = _rotary_scaling(main, law)
         if block is not None:
-            several = isinstance(main.axes, Sectioned)
+            has_axes = isinstance(main.axes, Sectioned)
             word = by_pairing(main.pairing, half="rope_gpt_neox", interleaved="rope_gptj")
-            of_type = {"position_embedding_type": "mrope" if several else word}
-            of_law = {"rotary_base": main.base, CONTEXT: context, "rotary_scaling": block or None}
-            yield keys | ({} if latent else of_type) | of_law | of_layers
+            type_keys = {"position_embedding_type": "mrope" if has_axes else word}
+            law_keys = {"rotary_base": main.base, CONTEXT: context, "rotary_scaling": block or None}
+            yield keys | ({} if latent else type_keys) | law_keys | layer_keys
     if main.pairing == "half" and isinstance(main.axes, OneAxis) and local is None and not latent:
         lists = _lists(main, context)
         if lists is not None:

@@ -35,12 +35,12 @@ def _write(ropes: LayerRopes, context: int) -> ProgramSettings:
     forms = {rope: found.form.ropes[0] for rope, found in settings.items()}
     blocks |= {forms[rope]: blocks[rope] for rope in settings}
     formed = change_ropes(ropes, forms.__getitem__)
-    written = keys_for_file(formed, context, context, lambda rope, _context: blocks[rope])
-    notes = (written.readers, *place_notes(ropes))
+    file_keys = keys_for_file(formed, context, context, lambda rope, _context: blocks[rope])
+    notes = (file_keys.readers, *place_notes(ropes))
     if clockwise:
         notes = (*notes, "Its class must turn pairs clockwise: that of nanochat does.")
         ropes = change_ropes(ropes, lambda rope: replace(rope, pairing_out=None))
-    return as_json(merged_over(written.keys, ropes), notes, rotating(ropes))
+    return as_json(merged_over(file_keys.keys, ropes), notes, rotating(ropes))
 
 
 TRANSFORMERS = ConfigTarget(

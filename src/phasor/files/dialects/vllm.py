@@ -24,8 +24,8 @@ from phasor.scaling import Law, NTKMixed, Rule, Yarn
 # Reading.
 
 
-def _read_law(block: JsonObject, outside: LawContext, length: int) -> Law | Rule | None:
-    kind = rope_type(block, outside.facts)
+def _read_law(block: JsonObject, law_context: LawContext, length: int) -> Law | Rule | None:
+    kind = rope_type(block, law_context.facts)
     if kind == "ntk_mixed":
         factor, exponent = (block.number(key, above=0) for key in ("factor", "mixed_b"))
         return NTKMixed(
@@ -33,16 +33,16 @@ def _read_law(block: JsonObject, outside: LawContext, length: int) -> Law | Rule
         )
     if kind == "longrope":  # the server's length selects one list
         original = block.require(ORIGINAL_KEY, block.whole(ORIGINAL_KEY))
-        return read_engines_list(block, outside, long=length > original)
+        return read_engines_list(block, law_context, long=length > original)
     if kind == "yarn":
-        return _read_yarn(block, outside, length)
-    return read_engines_law(block, outside, length)
+        return _read_yarn(block, law_context, length)
+    return read_engines_law(block, law_context, length)
 
 
-def _read_yarn(block: JsonObject, outside: LawContext, length: int) -> Law | Rule | None:
-    law = read_engines_law(block, outside, length)
+def _read_yarn(block: JsonObject, law_context: LawContext, length: int) -> Law | Rule | None:
+    law = read_engines_law(block, law_context, length)
     assert isinstance(law, Yarn), "a block of this type"
-    if outside.facts.axes is not None:
+    if law_context.facts.axes is not None:
         raise FaultError("some of its classes make YaRN's ramp of four times the length there")
     if length > (end := law.factor * law.original_max_positions):
         raise FaultError(f"its table of YaRN ends at position {end:g}")

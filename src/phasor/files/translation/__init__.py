@@ -36,9 +36,9 @@ from phasor.files.dialects.target import (
     Target,
     TranslationError,
     change_ropes,
-    in_pairs,
     rotating,
-    with_simplest_law,
+    set_pairing,
+    simplify_law,
 )
 from phasor.files.presets import preset, preset_names
 from phasor.files.translation import (
@@ -120,8 +120,8 @@ class Translation:
             return f"phasor.Rope.from_json({value.to_json()!r})"
         if isinstance(value, np.ndarray):
             numbers: list[float] = value.tolist()
-            shown = [repr(x) if math.isfinite(x) else f'float("{x}")' for x in numbers]
-            return f"[{', '.join(shown)}]"
+            texts = [repr(x) if math.isfinite(x) else f'float("{x}")' for x in numbers]
+            return f"[{', '.join(texts)}]"
         return repr(value)
 
     def __repr__(self) -> str:
@@ -172,7 +172,7 @@ def translate(
     name = find_name(target, TARGETS)
     if name is None:
         also_called = [
-            other_name for other_name, names in _ALSO_CALLED.items() if find_name(target, names)
+            target_name for target_name, names in _ALSO_CALLED.items() if find_name(target, names)
         ]
         hint = did_you_mean(target, TARGETS) or "`phasor translate` lists them all"
         if also_called:
@@ -185,7 +185,7 @@ def translate(
         because = "no layer has one"
         feature = f"the rotation of {ropes.name}"
         raise chosen.lacks("no rotation", feature, because, way_out=f"give {name} none")
-    made_for = _length_of(ropes)
+    design_length = _design_length(ropes)
     if seq_len is not None:
         ropes = change_ropes(ropes, lambda rope: rope.at(seq_len))
     lengths = [length for length in (ropes.context, seq_len) if length is not None]
@@ -196,22 +196,22 @@ def translate(
         # without a context, refusals count radians at position 1
         parts = _write_parts(chosen, ropes, length or 2)
     except RefusalError as refusal:
-        raise _with_nearest(chosen, ropes, refusal, length or 2) from None
+        raise _add_nearest(chosen, ropes, refusal, length or 2) from None
     if length is None and _depends_on_context(chosen, ropes, parts):
         raise SpecError(
             f"context must be given for {name}: {ropes.name} does not say how many tokens it has"
         )
-    if made_for is not None and length is not None and length > made_for:
+    if design_length is not None and length is not None and length > design_length:
         note = (
-            f"{length} tokens are more than the {made_for} that {ropes.name} is for, and nothing "
-            f"here scales its rotation to them: first phasor extend MODEL --to {length} --law LAW "
-            f"--write FOLDER, then phasor translate FOLDER --to {name}."
+            f"{length} tokens are more than the {design_length} that {ropes.name} is for, and "
+            f"nothing here scales its rotation to them: first phasor extend MODEL --to {length} "
+            f"--law LAW --write FOLDER, then phasor translate FOLDER --to {name}."
         )
         parts = (replace(parts[0], notes=(note, *parts[0].notes)), *parts[1:])
     return Translation(model=ropes.name, target=chosen, context=length, parts=parts)
 
 
-def _length_of(ropes: LayerRopes) -> int | None:
+def _design_length(ropes: LayerRopes) -> int | None:
     """The model's context; None if it is unknown, or if a rule scales to any length."""
     laws = [rope.scaling for rope in ropes.ropes]
     if ropes.context is None:
@@ -241,45 +241,47 @@ def _write_parts(target: Target, ropes: LayerRopes, context: int) -> tuple[Progr
     for rope in ropes.ropes:
         target.check(rope)
     model = _adapt(target, ropes)
-    wanted = model
+    paired = model
     if not target.other_pairs_out:
-        wanted = change_ropes(model, _with_one_pairing)
-    given, adapted = rotating(ropes), rotating(model)
+        paired = change_ropes(model, _drop_output_pairing)
+    originals, adapted = rotating(ropes), rotating(model)
     parts: list[ProgramSettings] = []
-    for part in _written(target, wanted, context):
-        performed, notes = part.ropes or rotating(wanted), list(part.notes)
+    for part in _write_settings(target, paired, context):
+        performed, notes = part.ropes or rotating(paired), list(part.notes)
         for kind, rope in performed.items():
-            notes += _notes(target, given[kind], adapted[kind], rope)
+            notes += _notes(target, originals[kind], adapted[kind], rope)
         parts.append(replace(part, ropes=performed, notes=tuple(dict.fromkeys(notes))))
-    more: list[str] = []
+    extra_notes: list[str] = []
     unrotated = [kind for kind, rope in ropes.kinds.items() if rope is None]
     if unrotated and target.leaves_layers:
-        more.append(
+        extra_notes.append(
             f"{target.leaves_layers} has to leave {' and '.join(unrotated)} layers as they are."
         )
     if target.write_rope is not None:
-        other_names = dict.fromkeys(
+        outer_names = dict.fromkeys(
             rotation.name for rotation in ropes.auxiliary_ropes if rotation.rope not in ropes.ropes
         )
-        more += (
+        extra_notes += (
             f"The {name} has a rotation of its own, which is not written here."
-            for name in other_names
+            for name in outer_names
         )
-    for kind, factor in ropes.query_factors.items():  # those that do not rotate have no part
-        does = target.query_factor(factor, model.kinds[kind])
-        done = "has code for such models that does so" if does else "leaves that to you"
-        more.append(f"Queries of {kind} layers are multiplied by {factor}; {target.name} {done}.")
-    parts[0] = replace(parts[0], notes=(*parts[0].notes, *more))
+    for kind, factor in ropes.query_factors.items():  # layers that do not rotate have no part
+        applies = target.query_factor(factor, model.kinds[kind])
+        ending = "has code for such models that does so" if applies else "leaves that to you"
+        extra_notes.append(
+            f"Queries of {kind} layers are multiplied by {factor}; {target.name} {ending}."
+        )
+    parts[0] = replace(parts[0], notes=(*parts[0].notes, *extra_notes))
     return tuple(parts)
 
 
-def _written(target: Target, ropes: LayerRopes, context: int) -> Iterator[ProgramSettings]:
+def _write_settings(target: Target, ropes: LayerRopes, context: int) -> Iterator[ProgramSettings]:
     try:
         if target.write is not None:
             yield target.write(ropes, context)
         if target.write_rope is not None:
             for rope in ropes.ropes:
-                kinds = {kind: rope for kind, other in ropes.kinds.items() if other == rope}
+                kinds = {kind: rope for kind, kind_rope in ropes.kinds.items() if kind_rope == rope}
                 part = target.write_rope(rope, context)
                 yield replace(part, ropes=kinds, as_variables=True)
     except TranslationError:
@@ -290,24 +292,24 @@ def _written(target: Target, ropes: LayerRopes, context: int) -> Iterator[Progra
 
 def _adapt(target: Target, ropes: LayerRopes) -> LayerRopes:
     """The ropes with laws and pairings that the target has."""
-    simple = change_ropes(ropes, with_simplest_law)
+    simple = change_ropes(ropes, simplify_law)
     if target.write is not None:
         # no program's file has a base or a law for each axis; some have lists of frequencies
         simple = change_ropes(simple, with_listed_frequencies)
     for rope in simple.ropes:
         if (pairing := target.only_pairs(rope)) is not None:
             # for all kinds, as the weights of all are reordered
-            return change_ropes(simple, partial(in_pairs, pairing=pairing))
+            return change_ropes(simple, partial(set_pairing, pairing=pairing))
     return simple
 
 
-def _with_one_pairing(rope: Rope) -> Rope:
+def _drop_output_pairing(rope: Rope) -> Rope:
     """The rope with its input pairing for the output too."""
     return rope if rope.pairing_out is None else replace(rope, pairing_out=None)
 
 
-def _notes(target: Target, given: Rope, model: Rope, rope: Rope) -> Iterator[str]:
-    """Notes for the user if ``rope`` replaces ``given``, which was adapted to ``model``."""
+def _notes(target: Target, original: Rope, model: Rope, rope: Rope) -> Iterator[str]:
+    """Notes for the user if ``rope`` replaces ``original``, which was adapted to ``model``."""
     if rope.rotary_start and target.write_rope is not None:
         yield (
             f"x is the slice of a head from coordinate {rope.rotary_start} on; the coordinates "
@@ -324,22 +326,22 @@ def _notes(target: Target, given: Rope, model: Rope, rope: Rope) -> Iterator[str
             f"{its_class} multiply its softmax scale by {{factor!r}}: the classes of DeepSeek "
             "models do that themselves."
         )
-    if rope.pairing != given.pairing:
+    if rope.pairing != original.pairing:
         yield (
             f"{target.name} turns {rope.pairing} pairs: reorder the weights first "
             f"(phasor convert FOLDER OUT --to {rope.pairing})."
         )
-    written = model.output_pairing if rope.pairing == model.pairing else rope.pairing
-    if rope.output_pairing != written:
+    model_pairing = model.output_pairing if rope.pairing == model.pairing else rope.pairing
+    if rope.output_pairing != model_pairing:
         yield (
-            f"The model writes {written} pairs, {target.name} {rope.output_pairing} ones: "
+            f"The model writes {model_pairing} pairs, {target.name} {rope.output_pairing} ones: "
             "attention scores are the same, coordinates of cached keys are in another order."
         )
     if not isinstance(rope.scaling, Rule) and rope.softmax_factor != 1 and softmax_note:
         yield softmax_note.format(factor=rope.softmax_factor)
 
 
-def _with_nearest(
+def _add_nearest(
     target: Target, ropes: LayerRopes, refusal: RefusalError, context: int
 ) -> TranslationError:
     """The refusal as users see it, with the nearest rope that the target can express."""
@@ -353,11 +355,11 @@ def _with_nearest(
             _write_parts(TARGETS[target.alternative], ropes, context)
             sentence = f"{sentence} (use --to {target.alternative})"
     expressible = _expressible_ropes(target, refusal, context)
-    found = {rope: _radians_apart(refused, rope, length) for rope in expressible}
-    if not found:
+    distances = {rope: _angle_difference(refused, rope, length) for rope in expressible}
+    if not distances:
         sentence = f"{sentence}, and nothing that it can is near"
         return TranslationError(sentence, refusal.reason, facts)
-    nearest, radians = min(found.items(), key=lambda item: item[1])
+    nearest, radians = min(distances.items(), key=lambda item: item[1])
     error = f"off by up to {radians:.3g} radians at position {length - 1}"
     if radians == 0 and nearest.at(length).logit_factor == refused.at(length).logit_factor:
         error = "exact where a token's coordinates are equal, as in text"
@@ -372,13 +374,13 @@ def _with_nearest(
 
 def _expressible_ropes(target: Target, refusal: RefusalError, context: int) -> Iterator[Rope]:
     """The candidates that the target can express, and those that refusals of candidates suggest."""
-    refusals, tried = [refusal], set[tuple[Rope, int]]()
+    refusals, checked = [refusal], set[tuple[Rope, int]]()
     for _ in range(3):
         inner_refusals: list[RefusalError] = []
-        for candidates_of in refusals:
-            length = candidates_of.context or context
-            new = [rope for rope in candidates_of.candidates if (rope, length) not in tried]
-            tried |= {(rope, length) for rope in new}
+        for outer_refusal in refusals:
+            length = outer_refusal.context or context
+            new = [rope for rope in outer_refusal.candidates if (rope, length) not in checked]
+            checked |= {(rope, length) for rope in new}
             for rope in new:
                 try:
                     _write_parts(target, one_layer(rope), length)
@@ -391,7 +393,7 @@ def _expressible_ropes(target: Target, refusal: RefusalError, context: int) -> I
         refusals = inner_refusals
 
 
-def _radians_apart(a: Rope, b: Rope, context: int) -> float:
+def _angle_difference(a: Rope, b: Rope, context: int) -> float:
     """The largest difference of a pair's angle at the last position, whole turns included.
 
     Positions have the same coordinate on all axes, and a rule stands for its law at that length.

@@ -43,11 +43,11 @@ from phasor.files.dialects.target import (
     ProgramSettings,
     Target,
     change_ropes,
+    drop_axes,
     has_steps,
     linear_factor,
     model_family,
     ntk_as_base,
-    on_one_axis,
     plain_candidates,
     rotating,
     softmax_notes,
@@ -86,8 +86,8 @@ def _check_gemma4(keys: Keys, _scaled: Rope) -> None:
 
 
 def _check_olmo2(keys: Keys, _scaled: Rope) -> None:
-    one_base = keys[BASE_KEY] == keys[_BASE_OF_SLIDING]
-    if not one_base or _WIDTH_OF_SLIDING in keys or needs_tensor(keys):
+    has_one_base = keys[BASE_KEY] == keys[_BASE_OF_SLIDING]
+    if not has_one_base or _WIDTH_OF_SLIDING in keys or needs_tensor(keys):
         raise FaultError("olmo2 has one base and one width for both, and loads no tensors")
 
 
@@ -121,13 +121,13 @@ _READERS_OF_TWO = (
 def _two_dialect(reader: _TwoRopes) -> Dialect:
     return Dialect(
         read=partial(_read_two, reader),
-        settings=partial(_settings_of_two, reader),
-        sizes=_sizes_of_two,
+        settings=partial(_two_rope_settings, reader),
+        sizes=_two_rope_sizes,
         scales_softmax=False,
     )
 
 
-def _sizes_of_two(ropes: LayerRopes, context: int) -> Keys:
+def _two_rope_sizes(ropes: LayerRopes, context: int) -> Keys:
     """The sizes that the rope of each kind of layer is read with."""
     return {
         kind: SETTINGS_DIALECT.sizes(one_layer(rope), context)
@@ -135,30 +135,30 @@ def _sizes_of_two(ropes: LayerRopes, context: int) -> Keys:
     }
 
 
-def _settings_of_two(reader: _TwoRopes, ropes: LayerRopes, context: int) -> Iterator[Keys]:
+def _two_rope_settings(reader: _TwoRopes, ropes: LayerRopes, context: int) -> Iterator[Keys]:
     scaled, plain = (rotating(ropes)[kind] for kind in reader.kinds)
     if plain.base is None:
         return
     widths = {} if plain.rotary_dim == scaled.rotary_dim else {_WIDTH_OF_SLIDING: plain.rotary_dim}
     for keys in rope_settings(one_layer(scaled), context):
         bases = dict(zip(reader.base_keys, (keys[BASE_KEY], plain.base), strict=True))
-        of_law = {key: value for key, value in keys.items() if key not in (BASE_KEY, WIDTH_KEY)}
-        yield {**bases, WIDTH_KEY: scaled.rotary_dim, **widths, **of_law}
+        law_keys = {key: value for key, value in keys.items() if key not in (BASE_KEY, WIDTH_KEY)}
+        yield {**bases, WIDTH_KEY: scaled.rotary_dim, **widths, **law_keys}
 
 
 def _read_two(reader: _TwoRopes, file: JsonObject) -> LayerRopes:
     keys = {key: value for key, value in file.values.items() if key not in reader.kinds}
     bases = [keys[key] for key in reader.base_keys]
     width = keys.get(_WIDTH_OF_SLIDING, keys[WIDTH_KEY])
-    of_law = {k: v for k, v in keys.items() if k not in (*reader.base_keys, _WIDTH_OF_SLIDING)}
-    of_axes = {SECTIONS_KEY: keys[SECTIONS_KEY]} if SECTIONS_KEY in keys else {}
+    law_keys = {k: v for k, v in keys.items() if k not in (*reader.base_keys, _WIDTH_OF_SLIDING)}
+    axes_keys = {SECTIONS_KEY: keys[SECTIONS_KEY]} if SECTIONS_KEY in keys else {}
     files = (
-        {**of_law, BASE_KEY: bases[0]},
-        {**of_axes, BASE_KEY: bases[1], WIDTH_KEY: width},
+        {**law_keys, BASE_KEY: bases[0]},
+        {**axes_keys, BASE_KEY: bases[1], WIDTH_KEY: width},
     )
     kinds = {
-        kind: SETTINGS_DIALECT.read(JsonObject({**file.values[kind], **said})).ropes[0]
-        for kind, said in zip(reader.kinds, files, strict=True)
+        kind: SETTINGS_DIALECT.read(JsonObject({**file.values[kind], **kind_keys})).ropes[0]
+        for kind, kind_keys in zip(reader.kinds, files, strict=True)
     }
     reader.check(keys, kinds[reader.kinds[0]])
     order = tuple(kind for kind in file.values if kind in reader.kinds)
@@ -167,47 +167,47 @@ def _read_two(reader: _TwoRopes, file: JsonObject) -> LayerRopes:
 
 def _find_two(pair: LayerRopes, context: int) -> tuple[Keys, _TwoRopes] | None:
     """The keys of two ropes, and the architecture that reads them; None if none does."""
-    for reader in _readers_of(pair):
+    for reader in _find_readers(pair):
         dialect = _two_dialect(reader)
-        found = find_named_settings(dialect, pair, context, is_list=needs_tensor)
-        if found is not None:
-            return found.keys, reader
+        written = find_named_settings(dialect, pair, context, is_list=needs_tensor)
+        if written is not None:
+            return written.keys, reader
     return None
 
 
-def _readers_of(pair: LayerRopes) -> list[_TwoRopes]:
+def _find_readers(pair: LayerRopes) -> list[_TwoRopes]:
     return [reader for reader in _READERS_OF_TWO if {*reader.kinds} == {*pair.kinds}]
 
 
-def _keys_of_two(pair: LayerRopes, context: int) -> tuple[Keys, _TwoRopes]:
+def _two_rope_keys(pair: LayerRopes, context: int) -> tuple[Keys, _TwoRopes]:
     """The keys of two ropes, and the architecture that reads them.
 
     Raises:
         RefusalError: If none does.
     """
-    found = _find_two(pair, context)
-    return _refuse_two(pair, context) if found is None else found
+    written = _find_two(pair, context)
+    return _refuse_two(pair, context) if written is None else written
 
 
 def _refuse_two(pair: LayerRopes, context: int) -> NoReturn:
     """Refuse two ropes, and name what each architecture lacks for them."""
     for rope in pair.ropes:  # each by itself
         rope_keys(GGUF, rope, context)
-    readers = _readers_of(pair)
+    readers = _find_readers(pair)
     faults = [find_fault(_two_dialect(reader), pair, context) for reader in readers]
     if not all(faults):  # an architecture does all that is asked, but not with these ropes
         GGUF.only_rope(pair)
         raise AssertionError("there are two")
     name = readers[0].kinds[0]
     scaled = rotating(pair)[name].at(context)
-    near = [
+    candidates = [
         rope
         for rope in plain_candidates(scaled)
         if _find_two(replace(pair, kinds={**pair.kinds, name: rope}), context) is not None
     ]
     because = ", and ".join(dict.fromkeys(filter(None, faults)))
     feature = f"different ropes in {' and '.join(pair.kinds)} layers"
-    GGUF.refuse("ropes", feature, scaled, near, because=because)
+    GGUF.refuse("ropes", feature, scaled, candidates, because=because)
 
 
 def _write_gguf(ropes: LayerRopes, context: int) -> ProgramSettings:
@@ -215,20 +215,20 @@ def _write_gguf(ropes: LayerRopes, context: int) -> ProgramSettings:
     kinds = rotating(raised)
     notes = [_rotation_note(GGUF, ropes, rope, context) for rope in kinds.values()]
     # DeepSeek V4's file tells two kinds of compressed layers apart
-    by_name = {
+    classes = {
         "compressed" if "compressed" in kind else kind.removesuffix("_attention"): rope
         for kind, rope in kinds.items()
     }
-    pair = LayerRopes(name=ropes.name, layer_kinds=tuple(by_name), kinds=by_name)
-    has_two = len(raised.ropes) == 2 and {*pair.ropes} == {*raised.ropes} and _readers_of(pair)
+    pair = LayerRopes(name=ropes.name, layer_kinds=tuple(classes), kinds=classes)
+    has_two = len(raised.ropes) == 2 and {*pair.ropes} == {*raised.ropes} and _find_readers(pair)
     if has_two:
-        keys, reader = _keys_of_two(pair, context)
+        keys, reader = _two_rope_keys(pair, context)
         kind = reader.kinds[0]
-        scaled, scaled_layers = by_name[kind], f"{kind} layers alone, as {reader.name} does"
+        scaled, scaled_layers = classes[kind], f"{kind} layers alone, as {reader.name} does"
     else:
         scaled, scaled_layers = GGUF.only_rope(raised), ""
         keys = rope_keys(GGUF, scaled, context, architecture_of(model_family(ropes)))
-        if "sliding" in by_name:
+        if "sliding" in classes:
             keys[_BASE_OF_SLIDING] = keys[BASE_KEY]
             scaled_layers = "sliding layers too, as exaone4 does"
     if scaled_layers and scaled.scaling is not None:
@@ -259,13 +259,13 @@ def _rotation_note(target: Target, ropes: LayerRopes, rope: Rope, context: int) 
     """
     architecture, sections = architecture_of(model_family(ropes)), _sections(rope)
     rope_type = by_pairing(rope.pairing, half="NEOX", interleaved="NORM")
-    still, axes = "", rope.axes
+    still_text, axes = "", rope.axes
     if isinstance(axes, (Sectioned, InterleavedSections)):
         rope_type = "IMROPE" if isinstance(axes, InterleavedSections) else "MROPE"
         extra_pairs = pairs_of_a_fourth_axis(axes, rope.num_pairs)
         if extra_pairs and rope_type == "IMROPE" and architecture == "qwen3vl":
             radians = (context - 1) * rope.inv_freq[extra_pairs].max()
-            still = (
+            still_text = (
                 f"In llama.cpp pairs {' and '.join(map(str, extra_pairs))} stand still, in every "
                 "file of this model: they turn by a fourth coordinate, which is 0 in text. Their "
                 f"angles are off by up to {radians:.3g} radians at position {context - 1}. "
@@ -277,26 +277,26 @@ def _rotation_note(target: Target, ropes: LayerRopes, rope: Rope, context: int) 
                 "axes",
                 f"{type(axes).__name__} axes of {axes.sections} pairs",
                 rope,
-                [on_one_axis(rope)],
+                [drop_axes(rope)],
                 because=f"it turns pairs {first} to {last} {fourth}",
             )
     start = f" from coordinate {rope.rotary_start} on" if rope.rotary_start else ""
     permuted = "" if sections else _permutation(architecture, rope.pairing)
     return (
-        f"{still}The architecture has to rotate {rope.pairing} pairs{start} (rope type {rope_type})"
-        f"{permuted}."
+        f"{still_text}The architecture has to rotate {rope.pairing} pairs{start} "
+        f"(rope type {rope_type}){permuted}."
     )
 
 
 def _permutation(architecture: str | None, pairing: Pairing) -> str:
     """The end of a sentence that tells whether weights with these pairs have to be permuted."""
-    by_converter = "the weights have to be permuted, which llama.cpp's converter does"
+    converter_note = "the weights have to be permuted, which llama.cpp's converter does"
     if architecture is None:
-        return f". If it rotates the other pairs, {by_converter} for those that it knows"
+        return f". If it rotates the other pairs, {converter_note} for those that it knows"
     its_pairing = architecture_facts()[architecture].pairing
     if its_pairing == pairing:
         return f", and {architecture} does: the weights need not be permuted"
-    return f", and {architecture} rotates {its_pairing} ones: {by_converter}"
+    return f", and {architecture} rotates {its_pairing} ones: {converter_note}"
 
 
 def _law_notes(rope: Rope, keys: Keys) -> list[str]:
@@ -391,8 +391,8 @@ def _flags(ropes: LayerRopes, context: int) -> Iterator[Keys]:
         if keys.keys() <= {*_FLAGS.values(), *_OF_FILE}:
             law = keys.get("rope.scaling.type", "none")
             betas = DEFAULT_BETAS if law == "yarn" else {}
-            given = {"rope.scaling.type": law, **betas, **keys}
-            yield {flag: given[key] for flag, key in _FLAGS.items() if key in given}
+            settings = {"rope.scaling.type": law, **betas, **keys}
+            yield {flag: settings[key] for flag, key in _FLAGS.items() if key in settings}
 
 
 def _read_flags(file: JsonObject) -> LayerRopes:
@@ -402,8 +402,8 @@ def _read_flags(file: JsonObject) -> LayerRopes:
 
 def _flag_sizes(ropes: LayerRopes, context: int) -> Keys:
     keys = next(rope_settings(ropes, context))
-    of_file = {key: keys[key] for key in _OF_FILE if key in keys}
-    return {**SETTINGS_DIALECT.sizes(ropes, context), **of_file}
+    file_keys = {key: keys[key] for key in _OF_FILE if key in keys}
+    return {**SETTINGS_DIALECT.sizes(ropes, context), **file_keys}
 
 
 _FLAG_DIALECT = Dialect(read=_read_flags, settings=_flags, sizes=_flag_sizes, scales_softmax=False)

@@ -115,7 +115,7 @@ def _write_flashinfer(rope: Rope, context: int) -> ProgramSettings:
         feature = f"{rope.num_pairs} {rope.pairing} pairs of {width} coordinates"
         because = f"its kernels turn {per_thread} neighbours at once"
         FLASHINFER.refuse("width", feature, rope, [], because=because)
-    by_position = "# q, k [tokens, heads, head_dim]; positions, whole numbers [tokens]\n"
+    comment = "# q, k [tokens, heads, head_dim]; positions, whole numbers [tokens]\n"
     function, factor = "", linear_factor(rope)
     arguments: Keys = {"rotary_dim": rope.rotary_dim, "interleave": rope.pairing == "interleaved"}
     if factor is not None:
@@ -131,7 +131,7 @@ def _write_flashinfer(rope: Rope, context: int) -> ProgramSettings:
     if function and rope.axes.n_axes == 1 and width in _COMPILED_WIDTHS:
         arguments |= {"rope_scale": factor, "rope_theta": rope.base}
         call = f"{function}(\n    q, k, positions,\n{keyword_lines(arguments)})"
-        code = f"from flashinfer import {function}\n\n{by_position}{call}"
+        code = f"from flashinfer import {function}\n\n{comment}{call}"
         return ProgramSettings(arguments, code, (_DTYPES_NOTE, _PRECISION_NOTE))
     variables, imports, tables = _tables(rope, context, "vllm", "device=q.device", ".float()")
     notes = (_DTYPES_NOTE,)
@@ -139,7 +139,7 @@ def _write_flashinfer(rope: Rope, context: int) -> ProgramSettings:
     table = "torch.cat((cos, sin), dim=-1)"
     if rope.axes.n_axes == 1:
         notes += (_POSITIONS_UNCHECKED,)
-        shapes, rows, table = by_position, "positions", 'tables["cos_sin"]'
+        shapes, rows, table = comment, "positions", 'tables["cos_sin"]'
     return ProgramSettings(
         variables | {"head_size": width, "is_neox": rope.pairing == "half"},
         f"{imports}from flashinfer import apply_rope_with_cos_sin_cache\n\n{shapes}{tables}"
