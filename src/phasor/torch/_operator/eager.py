@@ -209,12 +209,13 @@ def _rotate(
     x: Tensor, cos: Tensor, sines: Tensor, pairing: Pairing, out: Tensor | None = None
 ) -> Tensor:
     """Slices rotated in the dtype of cos, still in the pairing of the input."""
-    if x.numel() <= _FEW:
-        return torch.mul(x, cos, out=out).addcmul_(_exchange(x, pairing), sines)
-    # for many elements, a cast is cheaper than operations on two dtypes, and two operations on
-    # half of the coordinates are cheaper than a copy with the coordinates exchanged
+    # a cast is cheaper than operations on two dtypes
     wide = x.to(cos.dtype)
     rotated = torch.mul(wide, cos, out=out)
+    if x.numel() <= _FEW:
+        return rotated.addcmul_(_exchange(wide, pairing), sines)
+    # for many elements, two operations on half of the coordinates are cheaper than a copy with the
+    # coordinates exchanged
     (x0, x1), (y0, y1), (sine0, sine1) = (_halves(t, pairing) for t in (wide, rotated, sines))
     y0.addcmul_(x1, sine0)
     y1.addcmul_(x0, sine1)
