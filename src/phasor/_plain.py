@@ -36,27 +36,38 @@ def canonical_json(plain: dict[str, Any]) -> str:
 canonical_json._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
-def _to_tagged(value: Any, registry: Mapping[str, type], tag: str) -> dict[str, Any] | None:
+def _registered_name(value: object, registry: Mapping[str, type], tag: str) -> str:
+    for name, kind in registry.items():
+        if kind is type(value):
+            return name
+    raise SpecError(
+        f"{type(value).__name__} is not a {tag} of phasor and has no JSON form; "
+        f"known: {', '.join(registry)}"
+    )
+
+
+def check_registered(axes: Axes, *laws: Law | Rule | None) -> None:
+    """Refuse axes and laws of somebody else's classes."""
+    _registered_name(axes, AXES, "layout")
+    for law in laws:
+        if law is not None:
+            _registered_name(law, LAWS, "law")
+
+
+def _to_tagged(value: Any, registry: Mapping[str, type], tag: str) -> dict[str, Any]:
     """A registered dataclass as a dict; its first key is ``tag`` and holds the registered name."""
-    if value is None:
-        return None
-    names = [name for name, kind in registry.items() if kind is type(value)]
-    if not names:
-        raise SpecError(
-            f"{type(value).__name__} is not a {tag} of phasor and has no JSON form; "
-            f"known: {', '.join(registry)}"
-        )
-    return {tag: names[0]} | {field.name: getattr(value, field.name) for field in fields(value)}
+    name = _registered_name(value, registry, tag)
+    return {tag: name} | {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def law_to_plain(law: Law | Rule | None) -> dict[str, Any] | None:
     """A law or a rule as a dict."""
-    return _to_tagged(law, LAWS, "law")
+    return None if law is None else _to_tagged(law, LAWS, "law")
 
 
 def axes_to_plain(axes: Axes) -> dict[str, Any]:
     """The axes as a dict; a base and scaling of their own are in it only where they are given."""
-    plain = cast("dict[str, Any]", _to_tagged(axes, AXES, "layout"))
+    plain = _to_tagged(axes, AXES, "layout")
     for name in ("base", "scaling"):
         if plain.get(name, 0) is None:
             del plain[name]

@@ -18,6 +18,7 @@ from phasor._plain import (
     axes_from_plain,
     axes_to_plain,
     canonical_json,
+    check_registered,
     law_from_plain,
     law_to_plain,
     refuse_unknown_fields,
@@ -135,8 +136,8 @@ class Rope:
             )
         self.axes.indices(self.num_pairs)
         self._check_frequencies(set_field)
-        # the hash, and the operator's argument: computed once, as both are needed at every call
-        set_field("_json", canonical_json({"format": FORMAT} | self.to_dict()))
+        # all others have no text, which the operator's argument is
+        check_registered(self.axes, self.scaling, *(values_by_axis(self.axes, "scaling") or ()))
 
     def _check_slice(self, set_field: Any) -> None:
         set_field("rotary_start", whole("rotary_start", self.rotary_start, least=0))
@@ -207,7 +208,8 @@ class Rope:
                 set_field(name, own[0])
 
     def __hash__(self) -> int:
-        return hash(self.to_json())
+        slice_ = self.pairing, self.rotary_dim
+        return hash((*slice_, self.base, self.scaling, self.axes, self.explicit_inv_freq))
 
     @property
     def num_pairs(self) -> int:
@@ -292,7 +294,10 @@ class Rope:
 
     def to_json(self) -> str:
         """Canonical JSON with a format number: equal Ropes have equal text."""
-        return cast(str, self.__dict__["_json"])
+        kept = self.__dict__
+        if "_json" not in kept:  # the operator's argument, which every call needs
+            object.__setattr__(self, "_json", canonical_json({"format": FORMAT} | self.to_dict()))
+        return cast(str, kept["_json"])
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Rope:
