@@ -62,6 +62,19 @@ class QueryFactor:
         return f"1 + {self.strength:.12g} ln({grown})" if self.strength else "1"
 
 
+def _freeze(value: Any, *mappings: str) -> None:
+    """Replace the named fields of a frozen dataclass by read-only copies."""
+    for name in mappings:
+        object.__setattr__(value, name, MappingProxyType(dict(getattr(value, name))))
+
+
+def _rebuild(value: Any, *mappings: str) -> partial[Any]:
+    """A call that makes an equal value; pickle and copy cannot handle mapping proxies."""
+    values = {field.name: getattr(value, field.name) for field in fields(value)}
+    copies = {name: dict(values[name]) for name in mappings}
+    return partial(type(value), **(values | copies))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ConfigLocation:
     """How a Hugging Face config of a model states its ropes."""
@@ -132,7 +145,7 @@ class LayerRopes(Sequence[Rope | None]):
     auxiliary_ropes: tuple[NamedRope, ...] = ()
     query_factors: Mapping[str, QueryFactor] = field(default_factory=dict[str, QueryFactor])
     notes: tuple[str, ...] = field(default=(), compare=False)
-    in_config: ConfigLocation = field(default_factory=ConfigLocation, compare=False)
+    in_config: ConfigLocation = field(default=ConfigLocation(), compare=False)
 
     def __new__(cls, *values: object, **fields: object) -> LayerRopes:
         if values:
@@ -312,19 +325,6 @@ def summarize(rope: Rope) -> str:
 def _law_in_short(law: Law | Rule) -> str:
     factor = getattr(law, "factor", None)
     return type(law).__name__ + ("" if factor is None else f" (factor {factor:g})")
-
-
-def _freeze(value: Any, *mappings: str) -> None:
-    """Replace the named fields of a frozen dataclass by read-only copies."""
-    for name in mappings:
-        object.__setattr__(value, name, MappingProxyType(dict(getattr(value, name))))
-
-
-def _rebuild(value: Any, *mappings: str) -> partial[Any]:
-    """A call that makes an equal value; pickle and copy cannot handle mapping proxies."""
-    values = {field.name: getattr(value, field.name) for field in fields(value)}
-    copies = {name: dict(values[name]) for name in mappings}
-    return partial(type(value), **(values | copies))
 
 
 def _check_values(

@@ -13,7 +13,7 @@ from typing import Any
 
 from phasor.axes import Alternating, Axial, InterleavedSections, Sectioned
 from phasor.errors import PhasorWarning
-from phasor.files.configs.facts import NO_FACTS, Architecture, read_table, tuples
+from phasor.files.configs.facts import Architecture, read_table, tuples
 from phasor.files.configs.layer_pattern import LayerPattern
 from phasor.files.configs.rope_blocks import LawContext, read_law
 from phasor.files.configs.ropes import layer_ropes, rotated_width
@@ -26,7 +26,8 @@ from phasor.scaling import Linear, PerPair, Proportional
 
 CONTEXT = "max_position_embeddings"
 _NONE: Mapping[str, Any] = MappingProxyType({})
-_LATENT = Architecture(latent=True)
+_PLAIN = Architecture(ntk_alpha=True)
+_LATENT = Architecture(latent=True, softmax=True, ntk_alpha=True)
 
 
 @lru_cache(maxsize=1)
@@ -51,6 +52,12 @@ def _names(plain: Mapping[str, str | list[str]]) -> dict[str, tuple[str, ...]]:
 def _program_names(program: str) -> Mapping[str, tuple[str, ...]]:
     """The names of keys in files of a program."""
     return MappingProxyType(_names(read_programs()[program]["names"]))
+
+
+@lru_cache(maxsize=64)
+def _names_in_law(program: str, kind: str) -> Mapping[str, tuple[str, ...]]:
+    """The names of a law's numbers in files of a program."""
+    return MappingProxyType(_names(read_programs()[program]["laws"].get(kind, {}).get("names", {})))
 
 
 @lru_cache(maxsize=64)
@@ -90,7 +97,7 @@ class ProgramModel:
         self.blocks: list[JsonObject] = []
 
     def _class_facts(self) -> Architecture:
-        return _LATENT if self.latent else NO_FACTS
+        return _LATENT if self.latent else _PLAIN
 
     def _size(self, key: str) -> int:
         """A size of the model; if it is absent, the program's default, with a warning."""
@@ -148,13 +155,13 @@ class ProgramModel:
         key = "type" if config.has("type") else "rope_type"
         # no program here reads attention_factor or truncate
         names = {"attention_factor": (), "truncate": (), "rope_type": (key,)}
-        names |= _names(law_entry.get("names", {}))
+        names = {**names, **_names_in_law(self.program, kind)}
         values = {**config.values, key: law_entry.get("law", kind)}
         numbers = JsonObject(values, config.path, names=names)
         numbers = numbers.with_defaults(law_entry.get("defaults", {}))
         length = JsonObject({CONTEXT: self.config.whole(CONTEXT)})
-        law_facts = Architecture(softmax=self.latent, ntk_alpha=True)
-        law_context = LawContext(law_facts, rope.rotary_dim, length, single_mscale=True)
+        facts = self._class_facts()
+        law_context = LawContext(facts, rope.rotary_dim, length, single_mscale=True)
         law = read_law(numbers, law_context)
         law = None if law == Linear(factor=1.0) else law  # KerasHub writes that for no law
         config.ignore(*numbers.keys_read)
@@ -226,7 +233,8 @@ class ProgramModel:
             for special, kind in zip(attention_free or layers * [""], pattern_kinds, strict=True)
         ]
         for key in ("rope_scaling", "rope_parameters"):
-            if config.strict and isinstance(config.unread().get(key), Mapping):
+            is_block = config.strict and isinstance(config.values.get(key), Mapping)
+            if is_block and key in config.unread():
                 config.refuse(key, f"absent, as {self.program} reads no such block")
         return layer_ropes(
             config,

@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, cast
 
 from phasor import scaling
@@ -154,7 +154,7 @@ class LawContext:
     # whether YaRN's mscale has an effect without mscale_all_dim, as in DeepSeek's own code
     single_mscale: bool = False
 
-    @property
+    @cached_property
     def context(self) -> int | None:
         """The context, for laws that depend on it; all its keys must agree."""
         keys = table().files["contexts"]

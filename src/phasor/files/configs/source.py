@@ -69,15 +69,12 @@ class JsonObject:
         self.path, self.strict = path, strict
         self.notes: list[str] = []
         self._names, self._nulls, self._origins = names, nulls, origins
-        self.keys_read: set[str] = set()
+        self._read: set[str] = set()
         self.folder: Path | None = None  # the folder of the file, if a folder was given
 
     def name(self, key: str) -> str:
         """The path of ``key`` under the name that it has in this file."""
-        names = self._names.get(key)
-        if names is None:
-            return self.path_of(key)
-        return self.path_of(next((n for n in names if self.find(n) is not None), [*names, key][0]))
+        return self.path_of([*self._present(key), *self._aliases(key), key][0])
 
     def path_of(self, name: str) -> str:
         """The path of the key with this name in the file."""
@@ -85,10 +82,7 @@ class JsonObject:
 
     def has(self, key: str) -> bool:
         """Whether the file has ``key`` with a value other than null."""
-        names = self._names.get(key)
-        if names is None:
-            return self.find(key) is not None
-        return any(self.find(name) is not None for name in names)
+        return bool(self._present(key))
 
     def contains(self, key: str) -> bool:
         """Whether the file has ``key``, even with null."""
@@ -111,7 +105,7 @@ class JsonObject:
             origins={**self._origins, **paths},
             strict=self.strict,
         )
-        copy.notes, copy.keys_read, copy.folder = self.notes, self.keys_read, self.folder
+        copy.notes, copy._read, copy.folder = self.notes, self._read, self.folder
         return copy
 
     def with_defaults(self, values: Mapping[str, Any]) -> JsonObject:
@@ -121,11 +115,17 @@ class JsonObject:
 
     def ignore(self, *keys: str) -> None:
         """Count ``keys`` as read, because their values do not matter."""
-        self.keys_read.update(keys)
+        self._read.update(keys)
+
+    @property
+    def keys_read(self) -> set[str]:
+        """The keys that were read, and with a key inside an object also that of the object."""
+        return self._read.union([n.partition(".")[0] for n in self._read if "." in n])
 
     def unread(self) -> dict[str, Any]:
         """The keys that were not read, with their values; nulls are left out."""
-        return {k: v for k, v in self.values.items() if v is not None and k not in self.keys_read}
+        read = self.keys_read
+        return {k: v for k, v in self.values.items() if v is not None and k not in read}
 
     def unread_objects(self) -> list[JsonObject]:
         """The objects at keys that were not read, or that were read only in part."""
@@ -133,8 +133,8 @@ class JsonObject:
         for key, value in self.values.items():
             if not isinstance(value, Mapping):
                 continue
-            read = [n[len(key) + 1 :] for n in self.keys_read if n.startswith(f"{key}.")]
-            if read or key not in self.keys_read:
+            read = [n[len(key) + 1 :] for n in self._read if n.startswith(f"{key}.")]
+            if read or key not in self._read:
                 values = {str(inner): v for inner, v in cast(Mapping[Any, Any], value).items()}
                 objects.append(JsonObject(values, self.path_of(key)))
                 objects[-1].ignore(*read)
@@ -146,7 +146,7 @@ class JsonObject:
 
     def find(self, path: str) -> Any:
         """The value at ``path``, a key or keys joined by dots; None if there is none."""
-        if path in self.values or "." not in path:
+        if "." not in path or path in self.values:
             return self.values.get(path)
         head, _, rest = path.partition(".")
         inner = self.values.get(head)
@@ -157,22 +157,30 @@ class JsonObject:
         """The names that this file may have for ``key``."""
         return self._names.get(key, (key,))
 
+    def _present(self, key: str) -> list[str]:
+        """The names of ``key`` that the file has, with values other than null."""
+        # most keys of a class are absent from a file
+        there = [n for n in self._names.get(key, (key,)) if n in self.values or "." in n]
+        return [name for name in there if self.find(name) is not None] if there else there
+
     def value(self, key: str) -> Any:
         """The value of ``key`` under any of its names, which then count as read."""
-        names = self._aliases(key)
-        self.keys_read.update(names)
-        self.keys_read.update([name.partition(".")[0] for name in names if "." in name])
-        found = [(name, value) for name in names if (value := self.find(name)) is not None]
-        if len(found) > 1:
-            return single_value((self.path_of(name), value) for name, value in found)
-        if not found and key in self._nulls and self.contains(key):
+        self._read.update(self._aliases(key))
+        present = self._present(key)
+        if len(present) > 1:
+            return single_value((self.path_of(name), self.find(name)) for name in present)
+        if not present and key in self._nulls and self.contains(key):
             return self._nulls[key]
-        return found[0][1] if found else None
+        return self.find(present[0]) if present else None
 
     def number(self, key: str, **bounds: float) -> float | None:
         """The finite number at ``key``, within the bounds ``above``, ``least`` and ``most``."""
         value = self.value(key)
-        return None if value is None else number(self.name(key), value, error=ConfigError, **bounds)
+        return None if value is None else number("", value, error=self._error(key), **bounds)
+
+    def _error(self, key: str) -> Callable[[str], ConfigError]:
+        """The error that says something of the value at ``key``."""
+        return lambda says: ConfigError(f"{self.name(key)}{says}")
 
     def whole(self, key: str, *, least: int = 1, most: int = _LARGEST) -> int | None:
         """The whole number at ``key``; ``64.0`` is one too, as some programs write it."""
@@ -180,7 +188,7 @@ class JsonObject:
         value = int(value) if isinstance(value, float) and value.is_integer() else value
         if value is None:
             return None
-        return whole(self.name(key), value, least=least, most=most, error=ConfigError)
+        return whole("", value, least=least, most=most, error=self._error(key))
 
     def largest(self, key: str) -> int | None:
         """The whole number at ``key``, or the largest of a list with one for each layer."""
@@ -200,7 +208,9 @@ class JsonObject:
         value = self.value(key)
         if isinstance(value, Unclear) and value.is_on:
             return True
-        return self._typed_value(key, bool, "true or false")
+        if value is not None and not isinstance(value, bool):
+            self.refuse(key, "true or false")
+        return value
 
     def text(self, key: str, *words: str) -> str | None:
         """The string at ``key``, one of the ``words`` if there are any."""

@@ -162,10 +162,8 @@ def _read_back(dialect: Dialect, file: Keys) -> LayerRopes:
 def _turn_alike(dialect: Dialect, ropes: LayerRopes, read_ropes: LayerRopes, context: int) -> bool:
     """Whether every layer turns by the same angles, even if the laws have other names."""
     kinds = dict.fromkeys(zip(ropes.layer_kinds, read_ropes.layer_kinds, strict=True))
-    pairs = dict.fromkeys(
-        (ropes.kinds[kind], read_ropes.kinds[read_kind]) for kind, read_kind in kinds
-    )
-    return all(_ropes_alike(dialect, rope, read_kind, context) for rope, read_kind in pairs)
+    pairs = ((ropes.kinds[kind], read_ropes.kinds[read_kind]) for kind, read_kind in kinds)
+    return all(_ropes_alike(dialect, rope, read_rope, context) for rope, read_rope in pairs)
 
 
 def _ropes_alike(dialect: Dialect, a: Rope | None, b: Rope | None, context: int) -> bool:

@@ -92,8 +92,8 @@ def _read_as(top: JsonObject, name: str, facts: Architecture) -> LayerRopes:
 def architecture_of(name: str) -> str | None:
     """The architecture of llama.cpp for a model, by its type or the name of its preset."""
     words, begins = letters_and_numbers(name), _converted()
-    longest = max((key for key in begins if words[: len(key)] == key), key=len, default=None)
-    return None if longest is None else begins[longest] or None
+    longest_first = (words[:count] for count in range(len(words), 0, -1))
+    return next((begins[start] or None for start in longest_first if start in begins), None)
 
 
 @lru_cache(maxsize=1)
@@ -210,7 +210,7 @@ def _rope(top: JsonObject, config: JsonObject, facts: Architecture, kind: str) -
     base = config.or_default(key, config.number(key, above=1), BASE, "llama.cpp's default")
     # some kinds of layer ignore the scaling keys
     law = _read_scaling(top, config, facts, pairs) if special.scaled else None
-    if isinstance(law, PerPair):
+    if isinstance(law, PerPair) and width < 2 * pairs:
         law = replace(law, factors=law.factors[: width // 2])
     if facts.fixed and (law is not None or base != BASE):
         facts_of_file = {"key": config.name(key), "base": base, "law": law}
@@ -405,13 +405,17 @@ def _read_settings(file: JsonObject, *, architecture: str | None = None) -> Laye
         key if is_tensor(key) else f"{name}.{key}": value.tolist() if is_tensor(key) else value
         for key, value in keys_of_file(file).items()
     }
-    (rope,) = _read_as(JsonObject({"general.architecture": name, **values}), name, facts).ropes
+    read = _read_as(JsonObject({"general.architecture": name, **values}), name, facts)
+    (rope,) = read.ropes
     if _has_other_ramp(rope):
         raise FaultError(_OTHER_RAMP)
     decided, axes = decided_by_class(file), rope.axes
     if isinstance(axes, Sectioned) and not any(axes.sections[decided["n_axes"] :]):
         axes = Sectioned(axes.sections[: decided["n_axes"]])  # the remaining axes have no pairs
-    return one_layer(replace(rope, rotary_start=decided["rotary_start"], axes=axes))
+    start = decided["rotary_start"]
+    if axes is rope.axes and not start:
+        return read
+    return one_layer(replace(rope, rotary_start=start, axes=axes))
 
 
 def _sizes(ropes: LayerRopes, context: int) -> Keys:

@@ -51,10 +51,10 @@ def read(model: ProgramModel) -> LayerRopes:
             absent, indices = map(config.name, ("rope_local_base_freq", "rope_indices"))
             raise refusal("no_local_base", absent=absent, indices=indices)
         return model.ropes({"rope": wide})
-    # all layers share the factor on cos and sin
-    law = PerPair(factors=(ratio or 1.0,) * wide.num_pairs, attention_factor=wide.attention_factor)
     local = divided(replace(plain, base=local_base), ratio)
-    local = local if wide.attention_factor == 1 else replace(local, scaling=law)
+    if (gain := wide.attention_factor) != 1:  # all layers share the factor on cos and sin
+        law = PerPair(factors=(ratio or 1.0,) * wide.num_pairs, attention_factor=gain)
+        local = replace(local, scaling=law)
     # without a list all layers are local
     kinds, count = {"sliding_attention": local, "full_attention": wide}, model.config.layers()
     if indices is None:

@@ -133,8 +133,9 @@ class _Decoder:
     def check_unread(self) -> None:
         """Refuse keys that only other classes read, or note them if the reading is not strict."""
         config = self.config
+        read = config.keys_read
         for key, neutral in self.model.facts["unread"].items():
-            if key in config.keys_read or config.value(key) in (None, neutral):
+            if key in read or config.value(key) in (None, neutral):
                 continue
             where = f"in a block {self.block} of the type {self.rotation}"
             if config.strict:

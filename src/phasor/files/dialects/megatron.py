@@ -132,7 +132,8 @@ def _fill_values(model: ProgramModel, letters: str, *, is_griffin: bool) -> Json
         fixed["num_layers"] = len(letters)
     if config.flag("grouped") is False:  # then nothing reads the number of groups
         fixed["num_query_groups"] = None
-    other_values = {key: v for key, v in config.values.items() if key not in spellings(fixed)}
+    names = spellings(fixed)
+    other_values = {key: v for key, v in config.values.items() if key not in names}
     assumed: Keys = {}
     if is_griffin:
         assumed["partial_rotary_factor"] = 0.5

@@ -309,7 +309,7 @@ def base_and_divisors(rope: Rope, largest: float = 1e30) -> tuple[float, NDArray
     converters write, because some devices cannot handle infinity.
     """
     base = rope.base or 10_000.0
-    plain = replace(with_frequencies(rope, base=base), inv_freq_dtype="exact")
+    plain = with_frequencies(rope, base=base, inv_freq_dtype="exact")
     with np.errstate(divide="ignore", over="ignore"):
         divisors = rope.direction * plain.inv_freq / rope.inv_freq
     return base, np.clip(divisors, -largest, largest)  # programs store them in float32
@@ -373,8 +373,9 @@ def simplify_law(rope: Rope) -> Rope:
         return rope
     plain, scaled = real_inv_freq(replace(rope, scaling=None)), real_inv_freq(rope)
     ratio = plain[0] / scaled[0] if scaled[0] else Decimal(0)
+    pairs = reversed([*zip(plain, scaled, strict=True)])  # most laws scale the slow ones
     # equal except for rounding in 60 digits
-    if any(abs(f - s * ratio) > f * Decimal("1e-40") for f, s in zip(plain, scaled, strict=True)):
+    if any(abs(f - s * ratio) > f * Decimal("1e-40") for f, s in pairs):
         return rope
     return replace(rope, scaling=None if ratio == 1 else Linear(factor=float(ratio)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NoReturn
@@ -167,7 +167,7 @@ def _read_two(reader: _TwoRopes, file: JsonObject) -> LayerRopes:
 
 def _find_two(pair: LayerRopes, context: int) -> tuple[Keys, _TwoRopes] | None:
     """The keys of two ropes, and the architecture that reads them; None if none does."""
-    for reader in _find_readers(pair):
+    for reader in _find_readers(pair.kinds):
         dialect = _two_dialect(reader)
         written = find_named_settings(dialect, pair, context, is_list=needs_tensor)
         if written is not None:
@@ -175,8 +175,8 @@ def _find_two(pair: LayerRopes, context: int) -> tuple[Keys, _TwoRopes] | None:
     return None
 
 
-def _find_readers(pair: LayerRopes) -> list[_TwoRopes]:
-    return [reader for reader in _READERS_OF_TWO if {*reader.kinds} == {*pair.kinds}]
+def _find_readers(kinds: Iterable[str]) -> list[_TwoRopes]:
+    return [reader for reader in _READERS_OF_TWO if {*reader.kinds} == {*kinds}]
 
 
 def _two_rope_keys(pair: LayerRopes, context: int) -> tuple[Keys, _TwoRopes]:
@@ -193,7 +193,7 @@ def _refuse_two(pair: LayerRopes, context: int) -> NoReturn:
     """Refuse two ropes, and name what each architecture lacks for them."""
     for rope in pair.ropes:  # each by itself
         rope_keys(GGUF, rope, context)
-    readers = _find_readers(pair)
+    readers = _find_readers(pair.kinds)
     faults = [find_fault(_two_dialect(reader), pair, context) for reader in readers]
     if not all(faults):  # an architecture does all that is asked, but not with these ropes
         GGUF.only_rope(pair)
@@ -219,9 +219,9 @@ def _write_gguf(ropes: LayerRopes, context: int) -> ProgramSettings:
         "compressed" if "compressed" in kind else kind.removesuffix("_attention"): rope
         for kind, rope in kinds.items()
     }
-    pair = LayerRopes(name=ropes.name, layer_kinds=tuple(classes), kinds=classes)
-    has_two = len(raised.ropes) == 2 and {*pair.ropes} == {*raised.ropes} and _find_readers(pair)
-    if has_two:
+    are_two = len(raised.ropes) == 2 and {*classes.values()} == {*raised.ropes}
+    if are_two and _find_readers(classes):
+        pair = LayerRopes(name=ropes.name, layer_kinds=tuple(classes), kinds=classes)
         keys, reader = _two_rope_keys(pair, context)
         kind = reader.kinds[0]
         scaled, scaled_layers = classes[kind], f"{kind} layers alone, as {reader.name} does"
