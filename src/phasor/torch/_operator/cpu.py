@@ -27,6 +27,7 @@ from phasor.torch._operator.in_place import check_writable
 from phasor.torch._operator.internals import cached_constant, count_writes, warn_of_absence
 from phasor.torch._operator.text import compute_dtype, mixes_axes, read_rope
 
+_CPU = torch.device("cpu")  # for one token, reading the name would cost as much as the kernel
 _MAX_HEAD_DIM = 4096  # the cos and sin of a token are on the stack of the thread that needs them
 
 
@@ -123,7 +124,7 @@ def _make_rows(
 ) -> tuple[Tensor, Tensor] | None:
     tokens = positions.shape if packed.n_axes == 1 else positions.shape[:-1]
     # a single number has no dimension of tokens
-    rows = torch.empty((*tokens, 2, packed.num_pairs), dtype=dtype, device="cpu")
+    rows = torch.empty((*tokens, 2, packed.num_pairs), dtype=dtype, device=_CPU)
     options = False, gain, _path_index, raises
     if not _native.rotate(packed.plan, positions, None, *options, None, (rows,)):
         return None
