@@ -141,10 +141,10 @@ def rules(spectra: tuple[int, ...]) -> st.SearchStrategy[Rule]:
 def by_axis(draw: st.DrawFn, layout: Any, pairs: int) -> dict[str, Any]:
     """The axes with a base for each, a law for each or both, and the rope's own base if none."""
     spectra = layout.sections if isinstance(layout, Axial) else (pairs,) * layout.n_axes
-    of_axis = [st.none() | laws((count or 1,)).map(without_factor) for count in spectra]
+    select_axis = [st.none() | laws((count or 1,)).map(without_factor) for count in spectra]
     base = draw(st.floats(1.5, 1e9))
     bases = draw(st.none() | st.tuples(*[st.floats(1.5, 1e9)] * layout.n_axes))
-    scaling = draw(st.tuples(*of_axis))
+    scaling = draw(st.tuples(*select_axis))
     axes = replace(layout, base=bases, scaling=scaling)
     return {"axes": axes} | ({"base": base} if bases is None else {})
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from phasor import Rope
 from phasor._angle_digits import DIGITS_32, DIGITS_64, cos_sin_of_positions, digit_tables
-from phasor.angles import axes_of, of_each_pair
+from phasor.angles import axes_of, pair_coordinates
 
 from . import oracle, strategies
 from .oracle import exact_rows, row_error
@@ -55,7 +55,7 @@ class Numbers:
     def nearest(self, numbers: Any) -> Any:
         return np.round(numbers)
 
-    def of_axis(self, numbers: Any, axis: int) -> Any:
+    def select_axis(self, numbers: Any, axis: int) -> Any:
         return numbers[..., axis, :]
 
     def nan_unless(self, condition: Any, numbers: Any) -> Any:
@@ -77,7 +77,7 @@ def excess(positions: Any, rope: Rope, numbers: Numbers, count: int = DIGITS_64)
     """The largest error of cos and sin in units of what is allowed."""
     places = np.asarray(positions)
     fractional = places.dtype.kind == "f"
-    each = of_each_pair(places, axes_of(rope))
+    each = pair_coordinates(places, axes_of(rope))
     cos, sin = cos_sin_of_positions(each, rope, numbers, fractional=fractional, count=count)
     assert cos.dtype == sin.dtype == np.float32
     right = exact_rows(rope, positions)

@@ -18,7 +18,7 @@ from phasor._angle_words import (
     partner_rows,
     words_of,
 )
-from phasor.angles import axes_of, of_each_pair
+from phasor.angles import axes_of, pair_coordinates
 from phasor.scaling import Rule
 
 from . import oracle, strategies
@@ -33,7 +33,7 @@ def rows(
     places: Any, rope: Rope, dtype: np.dtype[Any], gain: float = 1.0, inverse: bool = False
 ) -> tuple[Any, Any]:
     """Cos and sin in NumPy."""
-    words = words_of(of_each_pair(places, axes_of(rope)), dtype, np)
+    words = words_of(pair_coordinates(places, axes_of(rope)), dtype, np)
     return cos_sin_of_words(words, limbs_of(rope, dtype), dtype, np, gain, inverse)
 
 

@@ -62,7 +62,7 @@ class Operations(Protocol):
         """Floats rounded to whole numbers."""
         ...
 
-    def of_axis(self, numbers: Any, axis: int) -> Any:
+    def select_axis(self, numbers: Any, axis: int) -> Any:
         """``[..., n_axes, num_pairs]`` as ``[..., num_pairs]`` of one axis."""
         ...
 
@@ -83,7 +83,7 @@ class DigitTables(NamedTuple):
 
     upper: NDArray[np.int32]  # f1, in units of 2**-13 turns
     lower: NDArray[np.int32]  # f2, in units of 2**-27 turns
-    rest: NDArray[np.float32]  # f3, in the same units
+    rest: NDArray[np.float32]  # f3, in units of 2**-27 turns
 
 
 @lru_cache(maxsize=256)
@@ -107,15 +107,15 @@ def _split_turns(limbs: NDArray[np.uint32], bits: int) -> tuple[int, int, float]
     """``turns * 2**bits`` without whole turns, as f1, f2 and f3."""
     units = int.from_bytes(limbs.astype(">u4").tobytes(), "big", signed=True)
     # in units of 2**-192 turns, so that up to 64 bits of whole turns can come after the point
-    left = (units << (_WHOLE_BITS + bits)) % (1 << _ALL_BITS)
-    left -= (left >> (_ALL_BITS - 1)) << _ALL_BITS  # from -1/2 to 1/2 turns
+    rest_units = (units << (_WHOLE_BITS + bits)) % (1 << _ALL_BITS)
+    rest_units -= (rest_units >> (_ALL_BITS - 1)) << _ALL_BITS  # from -1/2 to 1/2 turns
     unit = _ALL_BITS - _UPPER_BITS
-    upper = (left + (1 << (unit - 1))) >> unit
-    left -= upper << unit
+    upper = (rest_units + (1 << (unit - 1))) >> unit
+    rest_units -= upper << unit
     unit -= _LOWER_BITS
-    lower = (left + (1 << (unit - 1))) >> unit
-    left -= lower << unit
-    return upper, lower, left / (1 << unit)
+    lower = (rest_units + (1 << (unit - 1))) >> unit
+    rest_units -= lower << unit
+    return upper, lower, rest_units / (1 << unit)
 
 
 def cos_sin_of_positions(
@@ -148,8 +148,8 @@ def cos_sin_of_positions(
         return cos, sin
     mixes = digit_tables(rope, 0, count).upper.ndim == 3
     for axis in range(rope.axes.n_axes) if mixes else [None]:
-        each = positions if axis is None else ops.of_axis(positions, axis)
-        has_angle = ops.absolute(each) < ops.number(2.0**63, positions)  # False for NaN
+        coordinates = positions if axis is None else ops.select_axis(positions, axis)
+        has_angle = ops.absolute(coordinates) < ops.number(2.0**63, positions)  # False for NaN
         cos, sin = (ops.nan_unless(has_angle, row) for row in (cos, sin))
     return cos, sin
 
@@ -164,23 +164,23 @@ def _digits_of_integers(positions: Any, count: int, ops: Operations) -> list[Any
     digits: list[Any] = []
     quotient = positions
     for _ in range(count - 1):
-        above = ops.divide(quotient, base)
-        remainder = quotient - above * base
+        higher = ops.divide(quotient, base)
+        remainder = quotient - higher * base
         carry = ops.divide(remainder, half)  # -1, 0 or 1
         digits.append(ops.as_int32(remainder - carry * base))
-        quotient = above + carry
+        quotient = higher + carry
     return [*digits, ops.as_int32(quotient)]
 
 
 def _digits_of_floats(positions: Any, count: int, ops: Operations) -> list[Any]:
     """Digits of the whole numbers nearest to floats; every step is exact."""
-    base, one_part = ops.number(float(_BASE), positions), ops.number(1 / _BASE, positions)
+    base, inverse_base = ops.number(float(_BASE), positions), ops.number(1 / _BASE, positions)
     digits: list[Any] = []
     quotient = ops.nearest(positions)
     for _ in range(count - 1):
-        above = ops.nearest(quotient * one_part)
-        digits.append(ops.as_int32(quotient - above * base))
-        quotient = above
+        carry = ops.nearest(quotient * inverse_base)
+        digits.append(ops.as_int32(quotient - carry * base))
+        quotient = carry
     return [*digits, ops.as_int32(quotient)]
 
 
@@ -200,7 +200,7 @@ class Angle(NamedTuple):
 
     upper: Any  # int32, units of 2**-13 turns, from 0 to below 2**13
     lower: Any  # int32, units of 2**-27 turns, from 0 to below 2**14
-    rest: Any  # float32, in the same units
+    rest: Any  # float32, in units of 2**-27 turns
 
 
 def _angles_of_digits(digits: Sequence[Any], tables: DigitTables, ops: Operations) -> list[Angle]:
@@ -215,10 +215,12 @@ def _angles_of_digits(digits: Sequence[Any], tables: DigitTables, ops: Operation
         rest = rest + ops.as_float32(digits[i]) * rests[i]  # at most 2**9
     # for positive numbers every engine computes the same quotient
     sums = Angle(upper + ops.number(2**22, digits[0]), lower + ops.number(2**23, digits[0]), rest)
-    angle = _without_whole_turns(sums, digits[0], ops, surplus=2**9)
+    angle = _drop_whole_turns(sums, digits[0], ops, surplus=2**9)
     if tables.upper.ndim == 2:
         return [angle]
-    return [Angle(*(ops.of_axis(n, axis) for n in angle)) for axis in range(tables.upper.shape[1])]
+    return [
+        Angle(*(ops.select_axis(n, axis) for n in angle)) for axis in range(tables.upper.shape[1])
+    ]
 
 
 def _sum_of_angles(angles: Sequence[Angle], like: Any, ops: Operations) -> Angle:
@@ -226,10 +228,10 @@ def _sum_of_angles(angles: Sequence[Angle], like: Any, ops: Operations) -> Angle
     if len(angles) == 1:
         return angles[0]
     sums = (reduce(add, parts) for parts in zip(*angles, strict=True))
-    return _without_whole_turns(Angle(*sums), like, ops)
+    return _drop_whole_turns(Angle(*sums), like, ops)
 
 
-def _without_whole_turns(sums: Angle, like: Any, ops: Operations, surplus: int = 0) -> Angle:
+def _drop_whole_turns(sums: Angle, like: Any, ops: Operations, surplus: int = 0) -> Angle:
     """Positive sums as an angle; ``lower`` holds ``surplus`` units of ``upper`` too many."""
     turn, unit = ops.number(2**_UPPER_BITS, like), ops.number(2**_LOWER_BITS, like)
     carry = ops.divide(sums.lower, unit)

@@ -25,7 +25,7 @@ from phasor.angles import (
     cos_sin_of_turns,
     cos_sin_within_eighth,
     integer_parts,
-    of_each_pair,
+    pair_coordinates,
     turn_limbs,
     turn_words,
 )
@@ -55,21 +55,21 @@ def words_of(positions: Any, dtype: np.dtype[Any], xp: Any) -> Words:
     itemsize = max(dtype.itemsize, positions.dtype.itemsize)
     sign = xp.sign(positions).astype(f"i{itemsize}").astype(f"u{itemsize}")
     if positions.dtype.kind in "iu":
-        # two's complement: the magnitude of the least integer is an unsigned one
+        # two's complement: the magnitude of the smallest integer is unsigned
         units = positions.astype(f"u{itemsize}") * sign
         shifted = [units, *(units >> shift for shift in range(bits, 8 * itemsize, bits))]
         return Words([part.astype(word) for part in shifted], sign.astype(word), None)
     magnitude = abs(positions.astype(f"f{itemsize}"))
     has_angle = magnitude < 2.0**63  # False for NaN
-    # in units of the fractional part; scaling a float by a power of 2 is exact. Where there is no
-    # angle the words do not matter, because the factor is NaN
+    # in units of the fractional part; scaling a float by a power of 2 is exact. If there is no
+    # angle, the words do not matter, because the factor is NaN
     scale = xp.full_like(magnitude, 2.0**bits)  # compiled programs would repeat a plain number
     units = xp.rint(magnitude * scale)
     words = []
     for _ in range(64 // bits):
-        above = xp.floor(units / scale)
-        words.append((units - above * scale).astype(word))
-        units = above
+        high = xp.floor(units / scale)
+        words.append((units - high * scale).astype(word))
+        units = high
     return Words([*words, units.astype(word)], sign.astype(word), has_angle)
 
 
@@ -107,8 +107,8 @@ def cos_sin_of_words(
 ) -> tuple[Any, Any]:
     """Cos and sin ``[..., seq, num_pairs]`` of ``dtype`` times the gain.
 
-    ``words`` come from `of_each_pair`, ``limbs`` from `limbs_of`; ``multiply`` may be a compiled
-    `fixed_point_product`.
+    ``words`` come from `pair_coordinates`, ``limbs`` from `limbs_of`; ``multiply`` may be a
+    compiled `fixed_point_product`.
     """
     # the first word of a float is its fractional part, which integers do not have
     first, products = int(words.has_angle is None), list[Any]()
@@ -133,7 +133,7 @@ def partner_arguments(positions: Any, rope: Rope, gain: float, xp: Any) -> tuple
     may not have. The factor is the gain, and NaN where a float of ``xp`` has no angle.
     """
     library: Any = np if isinstance(positions, np.ndarray) else xp
-    positions, factor = of_each_pair(positions, axes_of(rope), library), xp.array(gain)
+    positions, factor = pair_coordinates(positions, axes_of(rope), library), xp.array(gain)
     if library is xp and xp.issubdtype(positions.dtype, xp.integer):
         positions = positions.astype(xp.int64)
     elif library is xp:

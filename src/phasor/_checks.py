@@ -33,10 +33,10 @@ class NamedFields:
 
     if not TYPE_CHECKING:  # type checkers keep the dataclass's signature
 
-        def __new__(cls, *unnamed: object, **given: object) -> Self:
+        def __new__(cls, *unnamed: object, **values: object) -> Self:
             """Raise if an argument has no name or a field without a default is missing."""
-            missing = [name for name in cls._needed if name not in given]
-            if unnamed or (given and missing):  # copy and pickle pass no arguments
+            missing = [name for name in cls._needed if name not in values]
+            if unnamed or (values and missing):  # copy and pickle pass no arguments
                 _refuse_unnamed(cls.__name__, cls._needed, unnamed, missing)
             return super().__new__(cls)
 
@@ -120,8 +120,8 @@ def numbers(
     name: str, values: Any, *, above: float | None = None, least: float | None = None
 ) -> tuple[float, ...]:
     """``values`` as a non-empty tuple of finite floats within the bounds."""
-    is_one = isinstance(values, (str, bytes)) or getattr(values, "ndim", 1) == 0
-    if is_one or not isinstance(values, Iterable):
+    is_scalar = isinstance(values, (str, bytes)) or getattr(values, "ndim", 1) == 0
+    if is_scalar or not isinstance(values, Iterable):
         raise SpecError(f"{name} must be a sequence of numbers, got {short_repr(values)}")
     items = list(cast(Iterable[Any], values))
     if not items:
@@ -164,8 +164,8 @@ def letters_and_numbers(word: object) -> tuple[str, ...]:
 
 def did_you_mean(word: object, names: Iterable[str]) -> str:
     """The hint "did you mean ...?" for an unknown name; "" if none of ``names`` is close."""
-    near = get_close_matches(str(word).lower(), tuple(names), n=3, cutoff=0.5)
-    return f"did you mean {', '.join(map(repr, near))}?" if near else ""
+    similar = get_close_matches(str(word).lower(), tuple(names), n=3, cutoff=0.5)
+    return f"did you mean {', '.join(map(repr, similar))}?" if similar else ""
 
 
 def choice(name: str, value: Any, allowed: Iterable[Any]) -> Any:

@@ -103,18 +103,20 @@ def _from_tagged(name: str, value: Any, registry: Mapping[str, type], tag: str) 
         )
     registered_name = choice(f"{name}.{tag}", plain.pop(tag), registry)
     values = {k: tuple(cast(list[Any], v)) if type(v) is list else v for k, v in plain.items()}
-    known = fields(registry[registered_name])
-    refuse_unknown_fields(f"{name} {registered_name!r}", values, {field.name for field in known})
-    needed = {field.name for field in known if field.default is dataclasses.MISSING}
+    registered_fields = fields(registry[registered_name])
+    refuse_unknown_fields(
+        f"{name} {registered_name!r}", values, {field.name for field in registered_fields}
+    )
+    needed = {field.name for field in registered_fields if field.default is dataclasses.MISSING}
     if needed - set(values):
         missing = ", ".join(sorted(needed - set(values)))
         raise SpecError(f"{name} {registered_name!r} lacks {missing}")
     return registry[registered_name](**values)
 
 
-def refuse_unknown_fields(owner: str, plain: Mapping[str, Any], known: set[str]) -> None:
+def refuse_unknown_fields(owner: str, plain: Mapping[str, Any], known_fields: set[str]) -> None:
     """Raise if ``plain`` has names that are not fields of its ``owner``."""
-    unknown = sorted(str(key) for key in set(plain) - known)
+    unknown = sorted(str(key) for key in set(plain) - known_fields)
     if unknown:
-        listed = ", ".join(sorted(known))
+        listed = ", ".join(sorted(known_fields))
         raise SpecError(f"{owner} has no field {', '.join(map(repr, unknown))}; known: {listed}")

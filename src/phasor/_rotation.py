@@ -93,13 +93,13 @@ class RotationOf(Generic[_Array]):
 
     def __repr__(self) -> str:
         cos, _ = self._values()
-        out = "" if self.pairing_out == self.pairing else f", pairing_out={self.pairing_out!r}"
+        output = "" if self.pairing_out == self.pairing else f", pairing_out={self.pairing_out!r}"
         start = f", rotary_start={self.rotary_start}" if self.rotary_start else ""
         width = "" if self.head_dim is None else f", head_dim={self.head_dim}"
         dtype = str(cos.dtype).rpartition(".")[2]
         return (
             f"Rotation(cos and sin {list(cos.shape)} {dtype}, "
-            f"pairing={self.pairing!r}{out}{start}{width})"
+            f"pairing={self.pairing!r}{output}{start}{width})"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -46,13 +46,13 @@ class Arrays:
     dtypes: Sequence[Any]  # the dtypes that can be rotated
     position_dtypes: Container[Any]
     #: Detaches positions; asking for their gradient is an error.
-    without_gradient: Callable[[Any], Any]
+    stop_gradient: Callable[[Any], Any]
     #: Reads positions that are not arrays of this framework, such as lists, onto a device.
     read_host: Callable[[Any, Any], Any]
     #: The fault of an array of the right type; "" if it has none.
-    fault_of: Callable[[Any], str] = lambda _: ""
+    find_fault: Callable[[Any], str] = lambda _: ""
     #: Where an array is; None in frameworks that move arrays themselves.
-    device_of: Callable[[Any], Any] = lambda _: None
+    get_device: Callable[[Any], Any] = lambda _: None
 
     def check_call(
         self,
@@ -81,7 +81,7 @@ class Arrays:
     ) -> Any:
         """Check positions, and that ``xs`` fit them, ``rope`` and each other; return positions."""
         shapes = self._check_all(xs, heads_first, rope.head_dim, names)
-        device = self.device_of(xs[0])
+        device = self.get_device(xs[0])
         check_shared_tokens(shapes[0], shapes[-1], heads_first)
         positions = self.read_positions(positions, rope, device)
         check_placed(positions.shape, shapes[0], rope, heads_first)
@@ -91,7 +91,7 @@ class Arrays:
         """Refuse cos and sin unless both are floating-point arrays of the same shape."""
         for name, row in (("cos", cos), ("sin", sin)):
             self.check_array(name, row, "[..., seq, num_pairs]", 1)
-        self.check_device("sin", sin, self.device_of(cos))
+        self.check_device("sin", sin, self.get_device(cos))
         check_same_shape(cos.shape, sin.shape)
 
     def check_turn(
@@ -105,10 +105,10 @@ class Arrays:
         """Whether cos is by head; arrays that do not fit cos or each other are refused."""
         check_one_or_two("a Rotation", len(xs))
         shapes = self._check_all(xs, heads_first, head_dim)
-        self.check_device("rotation", cos, self.device_of(xs[0]))
+        self.check_device("rotation", cos, self.get_device(xs[0]))
         check_shared_tokens(shapes[0], shapes[-1], heads_first)
-        by_head = [check_rows(cos.shape, shape, rotary_start, heads_first) for shape in shapes]
-        return by_head[0]
+        has_heads = [check_rows(cos.shape, shape, rotary_start, heads_first) for shape in shapes]
+        return has_heads[0]
 
     def read_positions(self, positions: Any, rope: Rope, device: Any = None) -> Any:
         """Positions with a coordinate for each axis of ``rope``."""
@@ -116,11 +116,11 @@ class Arrays:
             self.check_kind("positions", positions, PositionError)
             check_position_dtype(positions.dtype, self.position_dtypes)
             self.check_device("positions", positions, device, PositionError)
-            read = self.without_gradient(positions)
+            readable = self.stop_gradient(positions)
         else:
-            read = self.read_host(positions, device)
-        check_coordinates(read.shape, rope)
-        return read
+            readable = self.read_host(positions, device)
+        check_coordinates(readable.shape, rope)
+        return readable
 
     def check_heads(
         self, name: str, x: Any, heads_first: bool = False, head_dim: int | None = None
@@ -139,7 +139,7 @@ class Arrays:
     def check_kind(self, name: str, x: Any, error: ErrorType = TensorError) -> None:
         """Refuse anything but a usable array of this framework."""
         is_array = isinstance(x, self.kind)
-        fault = self.fault_of(x) if is_array else type(x).__name__
+        fault = self.find_fault(x) if is_array else type(x).__name__
         if x is None and name in ("q", "k"):
             fault += "; to rotate a single tensor use rotate"
         if fault:
@@ -147,8 +147,8 @@ class Arrays:
 
     def check_device(self, name: str, x: Any, device: Any, error: ErrorType = TensorError) -> None:
         """Refuse an array that is not where the others are."""
-        if self.device_of(x) != device:
-            where = self.device_of(x)
+        if self.get_device(x) != device:
+            where = self.get_device(x)
             raise error(f"{name} must be on the device of the tensors ({device}), got {where}")
 
     def _check_all(
@@ -162,7 +162,7 @@ class Arrays:
         shapes: list[Sequence[int]] = []
         for name, x in zip(names or names_of(xs), xs, strict=True):
             shapes.append(self.check_heads(name, x, heads_first, head_dim))
-            self.check_device(name, x, self.device_of(xs[0]))
+            self.check_device(name, x, self.get_device(xs[0]))
         return shapes
 
     def count_positions(self, x: Any, rope: Rope, offset: Any, xp: Any) -> Any:
@@ -322,9 +322,9 @@ def check_coordinates(shape: Sequence[int], rope: Rope) -> None:
 
 def check_placed(shape: Sequence[int], x: Sequence[int], rope: Rope, heads_first: bool) -> None:
     """Refuse positions that do not broadcast to the tokens of ``x``."""
-    wrong = misfit(shape[:-1] if rope.axes.n_axes > 1 else shape, x, heads_first)
-    if wrong:
-        raise PositionError(f"positions must broadcast to {wrong}")
+    problem = misfit(shape[:-1] if rope.axes.n_axes > 1 else shape, x, heads_first)
+    if problem:
+        raise PositionError(f"positions must broadcast to {problem}")
 
 
 def check_same_shape(cos: Sequence[int], sin: Sequence[int]) -> None:
@@ -341,11 +341,13 @@ def check_rows(cos: Sequence[int], x: Sequence[int], rotary_start: int, heads_fi
             f"({x[-1]}), got {rotary_start} + 2 * {cos[-1]}; if cos repeats every entry, pass "
             "its first half"
         )
-    by_head = len(cos) >= len(x)
-    wrong = misfit(cos[:-1], x, heads_first, -1 if by_head else -2)
-    if wrong:
-        raise TensorError(f"cos and sin{' by head' if by_head else ''} must broadcast to {wrong}")
-    return by_head
+    has_heads = len(cos) >= len(x)
+    problem = misfit(cos[:-1], x, heads_first, -1 if has_heads else -2)
+    if problem:
+        raise TensorError(
+            f"cos and sin{' by head' if has_heads else ''} must broadcast to {problem}"
+        )
+    return has_heads
 
 
 def check_one_or_two(name: str, count: int) -> None:

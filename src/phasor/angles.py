@@ -144,7 +144,7 @@ def cos_sin(
     """
     coordinates = as_positions(positions)
     check_coordinates(coordinates.shape, rope)
-    coordinates = of_each_pair(coordinates, axes_of(rope))
+    coordinates = pair_coordinates(coordinates, axes_of(rope))
     tokens = coordinates.shape[: 1 - turn_words(rope).ndim]
     cos = np.empty((*tokens, rope.num_pairs), dtype)
     sin = np.empty_like(cos)
@@ -158,11 +158,11 @@ def cos_sin(
 
 
 def axes_of(rope: Rope) -> tuple[Any, ...] | None:
-    """The axis of each pair, for `of_each_pair`; None for a single axis."""
+    """The axis of each pair, for `pair_coordinates`; None for a single axis."""
     return None if rope.axes.n_axes == 1 else rope.axes.indices(rope.num_pairs)
 
 
-def of_each_pair(positions: Any, axes: tuple[Any, ...] | None, xp: Any = np) -> Any:
+def pair_coordinates(positions: Any, axes: tuple[Any, ...] | None, xp: Any = np) -> Any:
     """The coordinate that turns each pair: ``[..., 1]`` for one axis, else ``[..., num_pairs]``.
 
     With `Mixed` axes the result is ``[..., n_axes, num_pairs]``.

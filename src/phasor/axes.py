@@ -49,7 +49,9 @@ class Axes(ABC):
     def ladder(self, axis: int, num_pairs: int) -> tuple[int, dict[int, int]]:
         """The length of the spectrum that an axis takes frequencies from, and its steps by pair."""
         axis_of_pair = self.axis_of_pair(num_pairs)
-        return num_pairs, {pair: pair for pair, own in enumerate(axis_of_pair) if own == axis}
+        return num_pairs, {
+            pair: pair for pair, pair_axis in enumerate(axis_of_pair) if pair_axis == axis
+        }
 
 
 @dataclass(frozen=True)
@@ -89,26 +91,26 @@ class _Sections(Axes):
             )
         object.__setattr__(self, "sections", counts)
         if self.base is not None:
-            bases = self._one_for_each_axis("base", self.base, "(256.0, 1e4, 1e4)")
+            bases = self._check_axis_values("base", self.base, "(256.0, 1e4, 1e4)")
             checked = tuple(number(f"base[{i}]", base, above=1) for i, base in enumerate(bases))
             object.__setattr__(self, "base", checked)
         if self.scaling is not None:
             example = "(None, NTK(factor=2.0), NTK(factor=2.0))"
-            laws = self._one_for_each_axis("scaling", self.scaling, example)
+            laws = self._check_axis_values("scaling", self.scaling, example)
             for axis, law in enumerate(laws):
                 _check_law_of_axis(axis, law)
             object.__setattr__(self, "scaling", laws)
 
     def __repr__(self) -> str:
-        given = [(f.name, getattr(self, f.name)) for f in fields(self)]
-        listed = ", ".join(f"{name}={value!r}" for name, value in given if value is not None)
+        settings = [(f.name, getattr(self, f.name)) for f in fields(self)]
+        listed = ", ".join(f"{name}={value!r}" for name, value in settings if value is not None)
         return f"{type(self).__name__}({listed})"
 
     @property
     def n_axes(self) -> int:
         return len(self.sections)
 
-    def _one_for_each_axis(self, name: str, values: Any, example: str) -> tuple[Any, ...]:
+    def _check_axis_values(self, name: str, values: Any, example: str) -> tuple[Any, ...]:
         is_sequence = hasattr(values, "__iter__") and not isinstance(values, (str, bytes))
         items = tuple(values) if is_sequence else ()
         if len(items) != self.n_axes:
@@ -150,16 +152,16 @@ def _check_law_of_axis(axis: int, law: object) -> None:
             f"unscaled axis, got {short_repr(law)}"
         )
     attention_factor, softmax_factor = law.temperature()
-    changed = f"{name} must not change the logits, but {type(law).__name__} multiplies"
+    text = f"{name} must not change the logits, but {type(law).__name__} multiplies"
     if attention_factor != 1:
         raise SpecError(
-            f"{changed} cos and sin by {attention_factor:g}: a rotation has one factor for all "
+            f"{text} cos and sin by {attention_factor:g}: a rotation has one factor for all "
             f"axes; write attention_factor=1.0 here, and give gain={attention_factor:g} to the "
             "rotation"
         )
     if softmax_factor != 1:
         raise SpecError(
-            f"{changed} the softmax scale by {softmax_factor:g}: write mscale_all_dim=0.0 here, "
+            f"{text} the softmax scale by {softmax_factor:g}: write mscale_all_dim=0.0 here, "
             "and multiply the scale yourself"
         )
 

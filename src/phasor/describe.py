@@ -141,7 +141,10 @@ def by_axis(texts: Sequence[str], leaving_out: str | None = None) -> str:
     if len(axes) == 1:
         return texts[0]
     axes.pop(leaving_out or "", None)
-    listed = [f"{t} on {'axis' if len(of) == 1 else 'axes'} {ranges(of)}" for t, of in axes.items()]
+    listed = [
+        f"{t} on {'axis' if len(indices) == 1 else 'axes'} {ranges(indices)}"
+        for t, indices in axes.items()
+    ]
     return " and ".join([", ".join(listed[:-1]), listed[-1]] if len(listed) > 1 else listed)
 
 
@@ -172,8 +175,8 @@ def _pairs_by_effect(rope: Rope) -> Iterable[tuple[str, list[int]]]:
     true_divisors = [d for d in divisors if d is not None and d != 1.0]
     largest = max(true_divisors, default=1.0)
     has_plateau = true_divisors.count(largest) > 1  # several pairs have one divisor, as in YaRN
-    others = [d for d in true_divisors if not (has_plateau and d == largest)]
-    ends = dict.fromkeys(f"{end(others):.6g}" for end in (min, max) if others)
+    other_divisors = [d for d in true_divisors if not (has_plateau and d == largest)]
+    ends = dict.fromkeys(f"{end(other_divisors):.6g}" for end in (min, max) if other_divisors)
     groups: dict[str, list[int]] = {}
     for pair, divisor in enumerate(divisors):
         if divisor is None:
@@ -317,8 +320,12 @@ def _expression(value: object) -> str:
         case Law() | Rule():
             return f"phasor.scaling.{value!r}"
         case Axes():
-            named = ((field.name, getattr(value, field.name)) for field in fields(cast(Any, value)))
-            listed = ", ".join(f"{name}={_expression(v)}" for name, v in named if v is not None)
+            named_values = (
+                (field.name, getattr(value, field.name)) for field in fields(cast(Any, value))
+            )
+            listed = ", ".join(
+                f"{name}={_expression(v)}" for name, v in named_values if v is not None
+            )
             return f"phasor.axes.{type(value).__name__}({listed})"
         case tuple():
             items = [_expression(item) for item in cast("tuple[object, ...]", value)]
@@ -330,7 +337,7 @@ def _expression(value: object) -> str:
 def usage_example(rope: Rope, context: int) -> str:
     """Python that rotates queries and keys with ``rope``."""
     rule = f"rope = rope.at({context})  # the law for this many tokens\n"
-    several = f"torch.arange(16)[:, None].expand(16, {rope.axes.n_axes})  # as in text"
+    positions = f"torch.arange(16)[:, None].expand(16, {rope.axes.n_axes})  # as in text"
     return f"""\
 import torch
 
@@ -342,5 +349,5 @@ rope = {construction(rope)}
 # queries and keys: [batch, tokens, heads, {rope.head_dim}]
 q = torch.randn(1, 16, 8, {rope.head_dim})
 k = torch.randn(1, 16, 2, {rope.head_dim})
-positions = {"torch.arange(16)" if rope.axes.n_axes == 1 else several}
+positions = {"torch.arange(16)" if rope.axes.n_axes == 1 else positions}
 q, k = rotate_qk(q, k, positions, rope)"""

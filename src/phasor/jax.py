@@ -16,7 +16,7 @@ import numpy as np
 from phasor import _angle_words, _tensors
 from phasor._checks import number
 from phasor._rotation import RotationOf
-from phasor.angles import as_positions, axes_of, of_each_pair
+from phasor.angles import as_positions, axes_of, pair_coordinates
 from phasor.errors import PositionError, SpecError, missing
 from phasor.pairings import Pairing, by_pairing
 from phasor.rope import Rope
@@ -180,9 +180,9 @@ class Rotation(RotationOf[Array]):
         Raises:
             TensorError: If an array does not fit the rotation.
         """
-        by_head = _ARRAYS.check_turn(xs, self.cos, self.rotary_start, self.head_dim, heads_first)
+        has_heads = _ARRAYS.check_turn(xs, self.cos, self.rotary_start, self.head_dim, heads_first)
         cos, sin = self.cos, self.sin
-        if not by_head:
+        if not has_heads:
             cos, sin = cos[..., None, :], sin[..., None, :]
         if heads_first and cos.ndim > 2:
             cos, sin = cos.swapaxes(-2, -3), sin.swapaxes(-2, -3)
@@ -248,9 +248,9 @@ def _rows(positions: Any, limbs: Array, dtype: np.dtype[Any], options: Any) -> A
     """Cos and sin ``[..., seq, 2 * num_pairs]`` in one array: two would slow down decoding."""
     axes, *gain_and_inverse = options
     if isinstance(positions, _angle_words.Words):
-        words = jax.tree.map(partial(of_each_pair, axes=axes), positions)
+        words = jax.tree.map(partial(pair_coordinates, axes=axes), positions)
     else:
-        words = _angle_words.words_of(of_each_pair(positions, axes), dtype, jnp)
+        words = _angle_words.words_of(pair_coordinates(positions, axes), dtype, jnp)
     make = partial(_angle_words.cos_sin_of_words, multiply=_multiply)
     return jnp.concatenate(make(words, limbs, dtype, jnp, *gain_and_inverse), -1)
 
@@ -272,11 +272,11 @@ def _turn(x: Array, cos: Array, sin: Array, source: Pairing, target: Pairing, st
 
 
 @jax.custom_jvp
-def _without_gradient(positions: Array) -> Array:
+def _stop_gradient(positions: Array) -> Array:
     return positions
 
 
-@partial(_without_gradient.defjvp, symbolic_zeros=True)
+@partial(_stop_gradient.defjvp, symbolic_zeros=True)
 def _refuse_gradient(primals: tuple[Array], tangents: tuple[Any]) -> tuple[Array, Any]:
     if not isinstance(tangents[0], jax.custom_derivatives.SymbolicZero):
         raise _tensors.position_gradient_error()
@@ -304,6 +304,6 @@ _ARRAYS = _tensors.Arrays(
     name="a jax.Array",
     dtypes=[jnp.dtype(name) for name in _tensors.DTYPES],
     position_dtypes=[jnp.dtype(name) for name in _tensors.POSITION_DTYPES],
-    without_gradient=_without_gradient,
+    stop_gradient=_stop_gradient,
     read_host=_read_host,
 )

@@ -270,7 +270,7 @@ class LayerRopes(Sequence[Rope | None]):
         blocks: dict[str, Rope | None] = {}
         for kind, rope in self.kinds.items():
             if blocks.setdefault(label(kind), rope) != rope:
-                kinds = [other for other in self.kinds if label(other) == label(kind)]
+                kinds = [same_kind for same_kind in self.kinds if label(same_kind) == label(kind)]
                 raise ConfigError(
                     f"layers of the kinds {' and '.join(kinds)} share one block of the config, "
                     "so their ropes cannot differ; keep the ropes as JSON instead "

@@ -25,14 +25,14 @@ try:
 except ModuleNotFoundError as error:
     raise missing("mlx", error) from None
 
-_without_gradient = mx.custom_function(mx.stop_gradient)
-_without_gradient.vjp(_tensors.refuse_position_gradient)
+_stop_gradient = mx.custom_function(mx.stop_gradient)
+_stop_gradient.vjp(_tensors.refuse_position_gradient)
 _ARRAYS = _tensors.Arrays(
     kind=mx.array,
     name="an mlx.core.array",
     dtypes=(mx.float32, mx.bfloat16, mx.float16),
     position_dtypes=[getattr(mx, name) for name in _tensors.POSITION_DTYPES],
-    without_gradient=_without_gradient,
+    stop_gradient=_stop_gradient,
     read_host=lambda positions, _device: as_positions(positions),
 )
 _rows = mx.compile(partial(partner_rows, xp=mx))
@@ -147,9 +147,9 @@ class Rotation(RotationOf[mx.array]):
         Raises:
             TensorError: If an array does not fit the rotation.
         """
-        by_head = _ARRAYS.check_turn(xs, self.cos, self.rotary_start, self.head_dim, heads_first)
+        has_heads = _ARRAYS.check_turn(xs, self.cos, self.rotary_start, self.head_dim, heads_first)
         rows = [row.astype(mx.float32) for row in (self.cos, self.sin)]
-        if not by_head:
+        if not has_heads:
             # [..., seq, num_pairs] -> [..., seq, 1, num_pairs]
             rows = [mx.expand_dims(row, -2) for row in rows]
         if heads_first and rows[0].ndim > 2:

@@ -63,7 +63,7 @@ def rotate(
     array([0.5403, 0.8415, 0.995 , 0.0998])
     """
     vectors = _checked_vectors("x", x, rope)
-    gain = _gain_of(rope, gain)
+    gain = _rope_gain(rope, gain)
     source, target = rope.pairing, rope.output_pairing
     if boolean("inverse", inverse):
         gain, source, target = undone_gain(gain), target, source
@@ -97,7 +97,7 @@ def rotate_complex(
     True
     """
     vectors = _checked_vectors("x", x, rope)
-    gain = _gain_of(rope, gain)
+    gain = _rope_gain(rope, gain)
     cos, sin = _cos_sin_of_tokens(positions, rope, gain, vectors.shape, heads_first)
     first, second = pair_indices(rope, rope.pairing)
     to_first, to_second = pair_indices(rope, rope.output_pairing)
@@ -146,7 +146,7 @@ def blocks(position: ArrayLike, rope: Rope, *, gain: float | None = None) -> NDA
             [ 0.8415,  0.5403]]])
     """
     cos, sin = cos_sin(position, rope)
-    return _gain_of(rope, gain) * np.stack(
+    return _rope_gain(rope, gain) * np.stack(
         (np.stack((cos, -sin), -1), np.stack((sin, cos), -1)), -2
     )
 
@@ -222,7 +222,7 @@ def pair_products(
     query, key = _checked_vectors("q", q, rope), _checked_vectors("k", k, rope)
     first, second = pair_indices(rope, rope.pairing)
     turning = query[..., first] + 1j * query[..., second]
-    turning = turning * (key[..., first] - 1j * key[..., second]) * _gain_of(rope, gain) ** 2
+    turning = turning * (key[..., first] - 1j * key[..., second]) * _rope_gain(rope, gain) ** 2
     unrotated = np.delete(query * key, np.concatenate((first, second)), axis=-1)
     return turning, unrotated.sum(-1)
 
@@ -294,7 +294,7 @@ def _checked_vectors(name: str, x: ArrayLike, rope: Rope) -> NDArray[np.float64]
     return vectors.astype(np.float64)
 
 
-def _gain_of(rope: Rope, gain: float | None) -> float:
+def _rope_gain(rope: Rope, gain: float | None) -> float:
     return rope.attention_factor if gain is None else number("gain", gain)
 
 
@@ -307,9 +307,9 @@ def _cos_sin_of_tokens(
     cos, sin = (gain * row for row in cos_sin(positions, rope))
     if cos.ndim == 1:
         return cos, sin
-    wrong = misfit(cos.shape[:-1], swap_heads(shape) if heads_first else shape, heads_first)
-    if wrong:
-        raise PositionError(f"positions must be a scalar or broadcast to {wrong}")
+    problem = misfit(cos.shape[:-1], swap_heads(shape) if heads_first else shape, heads_first)
+    if problem:
+        raise PositionError(f"positions must be a scalar or broadcast to {problem}")
     # a dimension of length 1 for heads
     heads_dim = -3 if heads_first else -2
     return np.expand_dims(cos, heads_dim), np.expand_dims(sin, heads_dim)

@@ -193,19 +193,19 @@ class Rope:
 
     def _check_fields_of_axes(self, set_field: Any) -> None:
         for name in ("base", "scaling"):
-            own = values_by_axis(self.axes, name)
-            if own is None:
+            axis_values = values_by_axis(self.axes, name)
+            if axis_values is None:
                 continue
-            for other in (name, "explicit_inv_freq"):
-                if getattr(self, other) is not None:
+            for field_name in (name, "explicit_inv_freq"):
+                if getattr(self, field_name) is not None:
                     raise SpecError(
-                        f"{name} of the axes replaces the Rope's {other}, but both are given: drop "
-                        f"one of them; for a Rope that has {other} already, "
-                        f"dataclasses.replace(rope, {other}=None, axes=...)"
+                        f"{name} of the axes replaces the Rope's {field_name}, but both are given: "
+                        f"drop one of them; for a Rope that has {field_name} already, "
+                        f"dataclasses.replace(rope, {field_name}=None, axes=...)"
                     )
-            if len(set(own)) == 1:  # so that equal ropes compare equal
+            if len(set(axis_values)) == 1:  # so that equal ropes compare equal
                 set_field("axes", dataclasses.replace(cast(Any, self.axes), **{name: None}))
-                set_field(name, own[0])
+                set_field(name, axis_values[0])
 
     def __hash__(self) -> int:
         slice_ = self.pairing, self.rotary_dim
@@ -336,8 +336,10 @@ class Rope:
 def real_inv_freq(rope: Rope) -> tuple[Decimal, ...]:
     """The scaled frequency of every pair with 60 digits."""
     if isinstance(rope.axes, Mixed):
-        by_pair = zip(*real_terms(rope), strict=True)
-        scaled = tuple(sum((f * f for f in by_axis), Decimal()).sqrt() for by_axis in by_pair)
+        pair_terms = zip(*real_terms(rope), strict=True)
+        scaled = tuple(
+            sum((f * f for f in axis_terms), Decimal()).sqrt() for axis_terms in pair_terms
+        )
     elif rope.explicit_inv_freq is not None:
         scaled = tuple(map(Decimal, rope.explicit_inv_freq))
     else:
@@ -401,7 +403,7 @@ def with_listed_frequencies(rope: Rope) -> Rope:
 
 def _inv_freq_by_axis(rope: Rope) -> tuple[Decimal, ...]:
     """Each axis's steps of the powers of its base, scaled by its law."""
-    by_pair = dict[int, Decimal]()
+    pair_inv_freq = dict[int, Decimal]()
     for axis in range(rope.axes.n_axes):
         length, steps = rope.axes.ladder(axis, rope.num_pairs)
         if not steps:
@@ -413,8 +415,8 @@ def _inv_freq_by_axis(rope: Rope) -> tuple[Decimal, ...]:
             if values_by_axis(rope.axes, "scaling") is None:
                 raise
             raise SpecError(f"scaling[{axis}] of the axes: {error}") from None
-        by_pair |= {pair: ladder[step] for pair, step in steps.items()}
-    return tuple(by_pair[pair] for pair in range(rope.num_pairs))
+        pair_inv_freq |= {pair: ladder[step] for pair, step in steps.items()}
+    return tuple(pair_inv_freq[pair] for pair in range(rope.num_pairs))
 
 
 def with_inv_freq(rope: Rope, inv_freq: Sequence[float]) -> Rope:

@@ -97,8 +97,8 @@ def usage_chart(norms: Mapping[str, ArrayLike]) -> alt.FacetChart:
     layers = {name: np.asarray(array) for name, array in norms.items()}
     width = next(iter(layers.values())).shape[-1:]
     for name, array in layers.items():
-        known = array.dtype != object and array.ndim == 2 and 0 not in array.shape
-        if not known or array.shape[-1:] != width:
+        is_table = array.dtype != object and array.ndim == 2 and 0 not in array.shape
+        if not is_table or array.shape[-1:] != width:
             raise TensorError(
                 f"norms must be [heads, num_pairs], of as many pairs in every layer, "
                 f"got {list(array.shape)} in {name!r}; draw layers of other widths separately"

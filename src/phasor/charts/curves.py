@@ -260,8 +260,8 @@ def pairs_chart(ropes: Mapping[str, Rope], distances: Sequence[int]) -> alt.Conc
             f"got {short_repr(distances)}"
         )
     # a cell reaches half way to its neighbours on the logarithmic axis
-    between = np.sqrt(np.array(each[:-1], float) * np.array(each[1:], float))
-    edges = [each[0] ** 2 / between[0], *between, each[-1] ** 2 / between[-1]]
+    middles = np.sqrt(np.array(each[:-1], float) * np.array(each[1:], float))
+    edges = [each[0] ** 2 / middles[0], *middles, each[-1] ** 2 / middles[-1]]
 
     def panel(name: str, rope: Rope) -> alt.Chart:
         cos, _ = cos_sin(every_axis_of(rope, each), rope)

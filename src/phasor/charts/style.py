@@ -132,14 +132,15 @@ def records(**columns: Any) -> list[Record]:
 
 def check_by_name(argument: str, values: Any, kind: type) -> None:
     """Refuse anything but a dict from names of curves to values of ``kind``."""
-    wrong = [values]
+    invalid = [values]
     if isinstance(values, Mapping) and values:
-        named = cast(Mapping[str, object], values).values()
-        wrong = [value for value in named if not isinstance(value, kind)]
-    if wrong:
+        chart_values = cast(Mapping[str, object], values).values()
+        invalid = [value for value in chart_values if not isinstance(value, kind)]
+    if invalid:
         raise SpecError(
             f"{argument} must be a dict from the name of a curve to its {kind.__name__}, such as "
-            f"{{'mine': {kind.__name__.lower()}}}, got {short_repr(wrong[0])}{rope_hint(wrong[0])}"
+            f"{{'mine': {kind.__name__.lower()}}}, got {short_repr(invalid[0])}"
+            f"{rope_hint(invalid[0])}"
         )
 
 
@@ -198,9 +199,9 @@ def curves(
 
 def colour(field: str, names: Sequence[str], legend: Mapping[str, Any] | None) -> alt.Color:
     """Colours in the order of ``names``, with an untitled legend of these options."""
-    shown = None if legend is None else alt.Legend(**legend)
+    legend_object = None if legend is None else alt.Legend(**legend)
     scale = alt.Scale(domain=list(names))
-    return alt.Color(f"{field}:N", title=None, sort=list(names), scale=scale, legend=shown)
+    return alt.Color(f"{field}:N", title=None, sort=list(names), scale=scale, legend=legend_object)
 
 
 def darkness(field: str, title: str, *, symbol: str = "square", **scale: Any) -> alt.Opacity:

@@ -114,8 +114,8 @@ def convert(
         raise click.UsageError(
             "--verify has nothing to read after --dry-run; use only one of them."
         )
-    wanted = target or program
-    if wanted is None or (target is not None and program is not None):
+    goal = target or program
+    if goal is None or (target is not None and program is not None):
         raise click.UsageError("Use either --to or --for.")
     rope = None
     if head_dim is not None:
@@ -134,7 +134,7 @@ def convert(
     with left_aside_warnings():
         conversion = plan_conversion(
             source,
-            wanted,
+            goal,
             source=origin,
             model=config if rope is None else rope,
             patterns=patterns if patterns.list_patterns() else None,

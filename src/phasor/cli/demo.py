@@ -141,7 +141,7 @@ def _errors(
     gradients = torch.autograd.grad(rotated, inputs, grads)
     turns = np.exp(1j * positions[:, None] * inv_freq)[:, None, :]
     # query heads followed by key heads
-    x, y, grad_y, grad_x = (torch.cat(one, 2) for one in (inputs, rotated, grads, gradients))
+    x, y, grad_y, grad_x = (torch.cat(parts, 2) for parts in (inputs, rotated, grads, gradients))
     first, last = rope.pairing, rope.output_pairing
     forward = _error(_pairs(x, first, rope), _pairs(y, last, rope), turns, dtype)
     backward = _error(_pairs(grad_y, last, rope), _pairs(grad_x, first, rope), turns.conj(), dtype)
@@ -180,8 +180,8 @@ def _error(
     real = np.abs(x.real * turns.real) + np.abs(x.imag * turns.imag)
     imag = np.abs(x.real * turns.imag) + np.abs(x.imag * turns.real)
     largest = 0.0
-    for found, exact, products in ((y.real, expected.real, real), (y.imag, expected.imag, imag)):
+    for values, exact, products in ((y.real, expected.real, real), (y.imag, expected.imag, imag)):
         wide = 2 * 2.0**-23 * products + angles
         bound = wide + rounding * (np.abs(exact) + wide)
-        largest = max(largest, float(np.max(np.abs(found - exact) / bound)))
+        largest = max(largest, float(np.max(np.abs(values - exact) / bound)))
     return largest

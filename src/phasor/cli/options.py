@@ -32,7 +32,7 @@ class TokenCount(_Int):
         self._minimum = minimum
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        # more digits than any count has
+        # more digits than any real count
         match = re.fullmatch(r"([0-9][0-9_]{,30})([km]?)", str(value).lower())
         count = 0 if match is None else int(match[1].replace("_", "")) * self._UNIT_SIZES[match[2]]
         if not self._minimum <= count < 1 << 63:
@@ -45,9 +45,9 @@ class TokenCount(_Int):
         return count
 
 
-def tokens_option(name: str, says: str, *, least: int = 1, **rest: Any) -> Callable[..., Any]:
+def tokens_option(name: str, text: str, *, least: int = 1, **rest: Any) -> Callable[..., Any]:
     """An option that takes a number of tokens."""
-    return click.option(name, type=TokenCount(least), metavar="TOKENS", help=says, **rest)
+    return click.option(name, type=TokenCount(least), metavar="TOKENS", help=text, **rest)
 
 
 # functions are called with matrices of this width at many positions: wider ones take gigabytes
@@ -78,8 +78,8 @@ def takes_models(*names: str, required: bool = True) -> Callable[..., Any]:
     """
 
     def complete(_context: object, _parameter: object, begun: str) -> list[CompletionItem]:
-        known = [CompletionItem(name) for name in preset_names() if name.startswith(begun)]
-        return known or [CompletionItem(begun, type="file")]
+        items = [CompletionItem(name) for name in preset_names() if name.startswith(begun)]
+        return items or [CompletionItem(begun, type="file")]
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         command = part_option(like_option(strict_option(command)))
@@ -104,7 +104,9 @@ def read_model(model: str, **load_options: Any) -> LayerRopes:
     is_path = model == "-" or Path(model).exists() or "/" in model or model.endswith(".json")
     if is_path and model not in preset_names():
         with left_aside_warnings():
-            return phasor.load(model, **load_options)  # imports the file readers, so late
+            return phasor.load(
+                model, **load_options
+            )  # imported late, because it imports the file readers
     try:
         return preset(model)
     except SpecError as error:

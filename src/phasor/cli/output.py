@@ -103,7 +103,7 @@ class Screen(Console):
                 self.print_line(f"    {title:<{longest}}  {cell}", style=style or "")
 
     def on_broken_pipe(self) -> None:
-        # called in an except block; rich itself would exit with status 1
+        # this runs in an except block; rich itself would exit with status 1
         raise
 
 

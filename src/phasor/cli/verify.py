@@ -35,5 +35,5 @@ def verify(
     """
     layers = read_model(model, **load_options)
     with progress_bar("Verifying") as progress:
-        found = verify_recording(layers, file, dims=dims, seq_len=seq_len, progress=progress)
-    exit_with(found, as_json=as_json)
+        verification = verify_recording(layers, file, dims=dims, seq_len=seq_len, progress=progress)
+    exit_with(verification, as_json=as_json)

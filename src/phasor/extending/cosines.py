@@ -29,12 +29,12 @@ def cosine_sums(rope: Rope, count: int, start: int = 0) -> NDArray[np.float64]:
         count.bit_length() // 2
     )  # equally many offsets and starts need the fewest cosines
     # [num_pairs, offsets in a block], and the starts of the blocks as rows against it
-    in_block = phasors(rope, np.arange(block)).T.copy()
+    block_phasors = phasors(rope, np.arange(block)).T.copy()
     blocks = [start + offset for offset in range(0, count, block)]
     products = np.empty((len(blocks), block), dtype=np.complex128)
     for first in range(0, len(blocks), _AT_ONCE // block):
         rows = slice(first, first + _AT_ONCE // block)
-        np.matmul(phasors(rope, np.array(blocks[rows])), in_block, out=products[rows])
+        np.matmul(phasors(rope, np.array(blocks[rows])), block_phasors, out=products[rows])
     return products.real.reshape(-1)[:count]
 
 

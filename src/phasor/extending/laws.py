@@ -70,34 +70,36 @@ def extended_ropes(
         ropes["longrope"] = replace(rope, scaling=rule)
     for name, values in (parameters or {}).items():
         law = find_law(name, ropes)
-        ropes[law] = _with_parameters(law, ropes[law], values)
+        ropes[law] = _set_parameters(law, ropes[law], values)
     return ropes
 
 
-def find_law(name: str, known: Mapping[str, Any]) -> str:
+def find_law(name: str, laws: Mapping[str, Any]) -> str:
     """The law that ``name`` means, in upper or lower case."""
-    law = find_name(name, known)
+    law = find_name(name, laws)
     if law is not None:
         return law
-    names = ", ".join(known)
+    names = ", ".join(laws)
     if find_name(name, ["longrope"]):
         raise SpecError(
             "longrope needs factors, a divisor for each pair. They come from a search over the "
             "model's loss (2402.13753), which phasor cannot do; pass them (--factors FILE on the "
             f"command line), or use one of {names}"
         )
-    hint = did_you_mean(name, known)
+    hint = did_you_mean(name, laws)
     raise SpecError(f"law must be one of {names}, got {name!r}" + (hint and f"; {hint}"))
 
 
-def _with_parameters(name: str, rope: Rope, values: Mapping[str, Any]) -> Rope:
+def _set_parameters(name: str, rope: Rope, values: Mapping[str, Any]) -> Rope:
     """``rope`` with some fields of its law replaced."""
     law = rope.scaling
-    known = [] if law is None or name == UNCHANGED else [field.name for field in fields(law)]
+    parameter_names = (
+        [] if law is None or name == UNCHANGED else [field.name for field in fields(law)]
+    )
     for parameter in values:
-        if not known:
+        if not parameter_names:
             raise SpecError(f"{name} has no parameters to set, got {parameter!r}")
-        choice(f"a parameter of {name}", parameter, known)
+        choice(f"a parameter of {name}", parameter, parameter_names)
     return rope if law is None else replace(rope, scaling=replace(law, **values))
 
 

@@ -49,7 +49,7 @@ class ExtensionOption:
     # a name in `phasor.scaling.LAWS`, "unchanged", or "documented" for the model's release
     name: str
     rope: Rope  # for the longer context, with a static law
-    coverage: Coverage  # its phases that did not occur in training
+    coverage: Coverage  # the phases that did not occur in training
     # the first distance below ``coverage.to`` where ``C(r) = sum_k cos(r * inv_freq[k])`` is
     # negative: from there on a similar key may score below a random one (Men et al. 2405.14591,
     # Theorem 1)
@@ -173,8 +173,8 @@ class ExtensionPlan:
         option = self.option(law)
         if option.file_keys is None:
             raise ConfigError(str(option.refused))
-        changed = copy.deepcopy(dict(config))
-        inner = changed
+        new_config = copy.deepcopy(dict(config))
+        inner = new_config
         for key in filter(None, self.inside.split(".")):
             if not isinstance(inner.get(key), dict):
                 raise ConfigError(f"config must hold another config at {self.inside!r}")
@@ -182,7 +182,7 @@ class ExtensionPlan:
         for key in option.file_keys.to_remove:
             inner.pop(key, None)
         inner.update(copy.deepcopy(option.file_keys.to_set))
-        return changed
+        return new_config
 
     def __repr__(self) -> str:
         return f"ExtensionPlan({self.model!r}, {self.title}, options {', '.join(self.options)})"
@@ -265,12 +265,12 @@ def plan_extension(
         )
     whole("to", to, least=2, most=longest_plan(rope))
     trained = static_rope(rope, length)
-    by_law = extended_ropes(trained, length, to, factors=factors, parameters=parameters)
+    ropes_by_law = extended_ropes(trained, length, to, factors=factors, parameters=parameters)
     documented = documented_extension(ropes)
     if documented is not None and to <= documented.reach:
         scaled = replace(rope, scaling=documented.law)
         # after the unchanged rope, before the other laws
-        by_law = {UNCHANGED: trained, DOCUMENTED: scaled} | by_law
+        ropes_by_law = {UNCHANGED: trained, DOCUMENTED: scaled} | ropes_by_law
     fastest = trained.inv_freq.argmax()
 
     def make_option(name: str, scaled: Rope) -> ExtensionOption:
@@ -289,16 +289,16 @@ def plan_extension(
             refused=refused,
         )
 
-    by_kind, in_config = ropes.has_blocks_by_kind, ropes.in_config
+    has_kind_blocks, in_config = ropes.has_blocks_by_kind, ropes.in_config
     return ExtensionPlan(
         model=ropes.name,
         kinds=tuple(names),
-        labels=tuple(dict.fromkeys(map(in_config.label, names))) if by_kind else (),
+        labels=tuple(dict.fromkeys(map(in_config.label, names))) if has_kind_blocks else (),
         inside=in_config.path,
         has_file=bool(in_config.values),
         context=length,
         to=to,
-        options={name: make_option(name, scaled) for name, scaled in by_law.items()},
+        options={name: make_option(name, scaled) for name, scaled in ropes_by_law.items()},
         documented=documented,
         cache=cache_size(ropes, length, to),
     )
@@ -323,7 +323,7 @@ def _find_kinds(ropes: LayerRopes, kind: str | Sequence[str] | None) -> tuple[li
         raise SpecError(
             f"kind must be one of {', '.join(rotating) or '(none rotates)'}, got {kind!r}"
         )
-    same_rope = [name for name, other in ropes.kinds.items() if other == rope]
+    same_rope = [name for name, kind_rope in ropes.kinds.items() if kind_rope == rope]
     if not ropes.has_blocks_by_kind:
         return same_rope, rope
     label = ropes.in_config.label
@@ -345,8 +345,8 @@ def _file_keys(
     """The config keys that give the kinds ``names`` this rope, or the reason why there are none."""
     if ropes.in_config.ignores_scaling:
         return None, _FIXED_CLASS_REASON
-    changed = replace(ropes, kinds=dict(ropes.kinds) | dict.fromkeys(names, rope))
+    extended = replace(ropes, kinds=dict(ropes.kinds) | dict.fromkeys(names, rope))
     try:
-        return keys_for_file(changed, context, to), None
+        return keys_for_file(extended, context, to), None
     except ConfigError as error:
         return None, str(error)

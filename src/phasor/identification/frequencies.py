@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor.angles import axes_of, of_each_pair
+from phasor.angles import axes_of, pair_coordinates
 from phasor.axes import Mixed, OneAxis
 from phasor.describe import by_axis, ranges, without_law
 from phasor.errors import PhasorError
@@ -392,7 +392,7 @@ def _find_values(
     """
     least, most = _LOGS[name.partition(" ")[0]]
     low, high, values = least, most, Interval(1, 0)
-    coordinates = of_each_pair(places, axes_of(rope))  # [T, 1 or num_pairs]
+    coordinates = pair_coordinates(places, axes_of(rope))  # [T, 1 or num_pairs]
     # near position 0 all bases look alike, and far away a coarse grid misses the right one
     order = np.argsort(np.abs(coordinates).max(axis=1), kind="stable")
     allowing, num_tokens, limit, refinements = 0, min(4, len(order)), len(order), 3

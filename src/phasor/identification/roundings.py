@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from phasor.angles import axes_of, of_each_pair
+from phasor.angles import axes_of, pair_coordinates
 from phasor.axes import Mixed
 from phasor.identification.hypotheses import Hypothesis, suppose
 from phasor.identification.probes import Measured
@@ -41,7 +41,7 @@ def precisions(hypothesis: Hypothesis, turns: Turns) -> Iterator[Hypothesis]:
         if isinstance(rope.axes, Mixed):
             continue  # a pair has several frequencies
         f = rounded(rope.inv_freq, dtype)
-        coordinates = of_each_pair(places, axes_of(rope))  # [T, 1 or num_pairs]
+        coordinates = pair_coordinates(places, axes_of(rope))  # [T, 1 or num_pairs]
         every_step = rounded(rounded(coordinates, dtype) * f, dtype)
         # float32 angles next to a tie may be rounded to either side of it
         sides = (rounded(coordinates * rope.inv_freq * slack, dtype) for slack in _FLOAT32_SIDES)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor.angles import axes_of, of_each_pair
+from phasor.angles import axes_of, pair_coordinates
 from phasor.axes import Mixed
 from phasor.identification.hypotheses import Hypothesis
 from phasor.identification.spectrum import Complex, Floats, Spectrum
@@ -37,7 +37,7 @@ class Shifts(NamedTuple):
         if isinstance(rope.axes, Mixed):
             f, places = np.sum(rope.axes.inv_freq, axis=0), np.abs(places).max(axis=1)[:, None]
         else:
-            f, places = rope.inv_freq, of_each_pair(places, axes_of(rope))
+            f, places = rope.inv_freq, pair_coordinates(places, axes_of(rope))
         # an error of the base's logarithm moves the frequency of pair k by k / n of it
         moves: Floats = np.arange(rope.num_pairs) / rope.num_pairs * unsure
         return cls(

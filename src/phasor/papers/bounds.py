@@ -93,12 +93,12 @@ def feasible_bases(rope: Rope, context: int, bases: Iterable[float]) -> NDArray[
         return find_first_negative(replace(rope, base=base), context + 1, unrotated_pairs) is None
 
     edges: list[float] = []
-    in_interval = False
+    is_feasible_here = False
     for index, base in enumerate(candidates):
-        if is_feasible(base) != in_interval:
-            in_interval = not in_interval
+        if is_feasible(base) != is_feasible_here:
+            is_feasible_here = not is_feasible_here
             edges.append(_find_edge(is_feasible, candidates[index - 1], base) if index else base)
-    if in_interval:
+    if is_feasible_here:
         edges.append(candidates[-1])
     return np.array(edges).reshape(-1, 2)
 

@@ -191,20 +191,20 @@ def _iterate_phasors(
     if rope.axes.n_axes > 1 or positions.dtype != np.int64:
         for begin in range(0, max(len(positions), 1), _CHUNK):
             rows = slice(begin, begin + _CHUNK)
-            yield rows, _phasors_at(rope, positions[rows])
+            yield rows, _axis_phasors(rope, positions[rows])
         return
     for start in range(0, len(positions), _BATCH):
         batch = positions[start : start + _BATCH]
         # R(a + b) = R(a) R(b); distances that differ only in their low bits share a
         high_parts, high_index = np.unique(batch >> _LOW_BITS << _LOW_BITS, return_inverse=True)
         low_parts, low_index = np.unique(batch & ((1 << _LOW_BITS) - 1), return_inverse=True)
-        high_phasors, low_phasors = _phasors_at(rope, high_parts), _phasors_at(rope, low_parts)
+        high_phasors, low_phasors = _axis_phasors(rope, high_parts), _axis_phasors(rope, low_parts)
         for begin in range(0, len(batch), _CHUNK):
             rows = slice(begin, begin + _CHUNK)
             chunk = high_phasors[high_index[rows]] * low_phasors[low_index[rows]]
             yield slice(start + begin, start + begin + len(chunk)), chunk
 
 
-def _phasors_at(rope: Rope, positions: NDArray[Any]) -> NDArray[np.complex128]:
+def _axis_phasors(rope: Rope, positions: NDArray[Any]) -> NDArray[np.complex128]:
     cos, sin = cos_sin(positions, rope)
     return cos + 1j * sin

@@ -216,7 +216,7 @@ def required_alpha(rope: Rope, context: int, weight: float, *, offset: int = 1) 
         raise SpecError(_explain_unreachable(rope, weight, ties, len(gaps)))
     alpha = _find_alpha(rivals, gaps)
     margin = 2.0**-52 * (alpha + 1 / float(gaps.max()))
-    while _compute_weight(alpha, gaps) < weight:  # the root is off by a few roundings
+    while _compute_weight(alpha, gaps) < weight:  # the root has an error of a few roundings
         alpha, margin = alpha + margin, 2 * margin
     return alpha
 

@@ -56,8 +56,8 @@ def _compute_cos_sin(
     coordinates = positions[..., None] if rope.axes.n_axes == 1 else positions
     terms = rope.direction * np.array(real_terms(rope), np.float64)
     # [..., n_axes] -> [..., terms, num_pairs]: several terms with Mixed axes
-    own = coordinates[..., np.atleast_2d(rope.axes.indices(rope.num_pairs))]
-    angle = (own.astype(dtype) * terms.astype(dtype)).sum(-2)
+    pair_coordinates = coordinates[..., np.atleast_2d(rope.axes.indices(rope.num_pairs))]
+    angle = (pair_coordinates.astype(dtype) * terms.astype(dtype)).sum(-2)
     if recipe == "complex64":
         unit: NDArray[np.complex64] = np.exp(np.complex64(1j) * angle)
         return unit.real, unit.imag

@@ -46,10 +46,10 @@ def read_paces(name: str, seconds: ArrayLike | None, count: int) -> list[float]:
     if seconds is None:
         return []
     # dtype object, because rows of different lengths do not make an array of numbers
-    given = np.array(seconds, object, ndmin=1).tolist()
+    values = np.array(seconds, object, ndmin=1).tolist()
     paces = [
         number(f"{name}[{i}]", pace, above=0, most=1e9, error=PositionError)
-        for i, pace in enumerate(given)
+        for i, pace in enumerate(values)
     ]
     if paces and len(paces) != count:
         raise PositionError(

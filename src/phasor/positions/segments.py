@@ -77,10 +77,10 @@ class Video(_Segment):
     def __post_init__(self) -> None:
         super().__post_init__()
         pace = (self.seconds_per_frame, self.tokens_per_second)
-        given = [value is not None for value in pace]
-        if not any(given):
+        is_given = [value is not None for value in pace]
+        if not any(is_given):
             return
-        if not all(given):
+        if not all(is_given):
             raise PositionError(
                 f"seconds_per_frame and tokens_per_second belong together, got {pace[0]} and "
                 f"{pace[1]}; give both, or neither for frames one position apart"

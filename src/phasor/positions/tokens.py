@@ -151,14 +151,14 @@ def grid(*sizes: int, start: Sequence[float] = (), step: Sequence[float] = ()) -
     if not sizes:
         raise PositionError("sizes must name at least one axis, got none")
     shape = [whole(f"sizes[{i}]", n, least=0, error=PositionError) for i, n in enumerate(sizes)]
-    first = _of_each_axis("start", start, len(shape), default=0)
-    steps = _of_each_axis("step", step, len(shape), default=1)
+    first = _axis_values("start", start, len(shape), default=0)
+    steps = _axis_values("step", step, len(shape), default=1)
     cells = _consecutive("the product of sizes", math.prod(shape))
     coordinates = np.stack(np.unravel_index(cells, shape), axis=-1)
     return coordinates if not start and not step else first + coordinates * steps
 
 
-def _of_each_axis(name: str, values: Sequence[float], n_axes: int, default: int) -> NDArray[Any]:
+def _axis_values(name: str, values: Sequence[float], n_axes: int, default: int) -> NDArray[Any]:
     """A number for each axis, as int64 if all are whole."""
     items: list[Any] = list(values) if hasattr(values, "__iter__") else [values]
     items = items or [default] * n_axes
@@ -331,8 +331,8 @@ def _consecutive(name: str, count: int) -> Positions:
 def _count_from(name: str, start: int, unit: str, count: int) -> Positions:
     """start, start + 1, ..., start + count - 1."""
     if start + count - 1 > _LAST:
-        what = f"{name} + {unit} - 1 must be at most 2**63 - 1"
-        raise PositionError(f"{what}, got {start} + {count} - 1")
+        limit = f"{name} + {unit} - 1 must be at most 2**63 - 1"
+        raise PositionError(f"{limit}, got {start} + {count} - 1")
     return _consecutive(unit, count) + start
 
 

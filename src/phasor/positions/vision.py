@@ -71,10 +71,10 @@ def _place(segments: Iterable[_Placed], after_video: str) -> Positions:
         blocks.append(start + block)
         counted = block if after_video == "time" else block[:, 1:]
         if isinstance(segment, VideoWithAudio):
-            # text continues after the last segment in the row, which need not be last in time
+            # text continues after the row's last segment, which need not be the last in time
             is_last = segment.is_audio == segment.is_audio[-1]
-            others = np.flatnonzero(~is_last)
-            counted = block[others[-1] + 1 if len(others) else 0 :]
+            media = np.flatnonzero(~is_last)
+            counted = block[media[-1] + 1 if len(media) else 0 :]
         start += counted.max(initial=-1).item() + 1
     return np.concatenate(blocks)
 
@@ -223,9 +223,9 @@ def _videos(
     if paces and tokens_per_second is None:
         raise PositionError("tokens_per_second must be given with second_per_grid_ts, got None")
     paces = paces or [None if tokens_per_second is None else 1.0] * len(grids)
-    both = {"tokens_per_second": tokens_per_second}
+    settings = {"tokens_per_second": tokens_per_second}
     return [
-        Video(frames=frames, height=height, width=width, seconds_per_frame=pace, **both)
+        Video(frames=frames, height=height, width=width, seconds_per_frame=pace, **settings)
         for (frames, height, width), pace in zip(grids, paces, strict=True)
     ]
 
@@ -254,7 +254,7 @@ def _read_segments(
     frame, left = (
         Image(height=1, width=1),
         0,
-    )  # frames that remain of a video with time stamps in between
+    )  # the remaining frames of a video with time stamps between its frames
     kinds = types[places]
     if joins:
         kinds = np.where(kinds == 3, 2, kinds)
@@ -377,9 +377,9 @@ def _sizes(segment: Image | Video) -> tuple[int, int, int]:
 def _cells(segment: _Placed) -> NDArray[Any]:
     """Coordinates of every token, from 0 on: (time, row, column), ``[tokens, 3]``."""
     if isinstance(segment, VideoWithAudio):
-        of_video = _cells(segment.video)
-        cells = np.empty((len(segment.is_audio), 3), dtype=of_video.dtype)
-        cells[~segment.is_audio] = of_video
+        video_cells = _cells(segment.video)
+        cells = np.empty((len(segment.is_audio), 3), dtype=video_cells.dtype)
+        cells[~segment.is_audio] = video_cells
         cells[segment.is_audio] = every_axis(span(int(segment.is_audio.sum())), 3)
         return cells
     if isinstance(segment, Text | Audio):

@@ -280,10 +280,10 @@ def distance_from_exact(answer: Any, layout: Layout, law: Rope, grid: _Grid) -> 
     rows = torch.view_as_real(answer).unbind(-1) if is_complex else answer
     exact = cos_sin(grid[0] if len(grid) == 1 else grid.T, law)
     expected = [lay_out(torch.from_numpy(row * law.attention_factor), layout) for row in exact]
-    if [row.shape for row in rows] != [(1, *right.shape) for right in expected]:
+    if [row.shape for row in rows] != [(1, *exact_row.shape) for exact_row in expected]:
         return None
     pairs = zip(rows, expected, strict=True)
-    return torch.stack([(row[0].cpu().double() - right).abs() for row, right in pairs])
+    return torch.stack([(row[0].cpu().double() - exact_row).abs() for row, exact_row in pairs])
 
 
 def _float32_error(law: Rope, grid: _Grid) -> Tensor:
@@ -322,7 +322,7 @@ def _rotation_functions(cls: type, config: Any) -> list[Callable[..., Any]]:
 def _turns_as(function: Callable[..., Any], rope: Rope, layout: Layout) -> bool:
     """Whether a rotation function, called with cos and sin, turns a token as ``rope`` does."""
     pairs = rope.num_pairs
-    # as wide as the rotated slice, with a different angle for each pair
+    # a row as wide as the rotated slice, with a different angle for each pair
     inv_freq = np.linspace(0.1, 1.0, pairs)
     plain = Rope(
         head_dim=2 * pairs,
@@ -428,8 +428,8 @@ def is_lost(live: Tensor, expected: Tensor) -> bool:
         return not (is_circle and radius[0, 0] >= tiny and not sin[0].any())
     is_normal = values.isfinite() & (values >= tiny)
     falls = values.diff() < 0
-    right = expected.float()
-    return not bool(is_normal[right > 0].all() and falls[right.diff() < 0].all())
+    exact = expected.float()
+    return not bool(is_normal[exact > 0].all() and falls[exact.diff() < 0].all())
 
 
 def _refusal(path: str, module: nn.Module, reason: str) -> ConfigError:

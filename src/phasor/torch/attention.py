@@ -295,13 +295,13 @@ class RotaryAttention(nn.Module):
         key_value_positions: object,
     ) -> tuple[Tensor, list[int] | None]:
         """The input of the key projection, and boundaries as a list; arguments are checked."""
-        given: dict[str, Any] = {"attention_mask": attention_mask, "cache": cache}
-        given["key_value_states"] = key_value_states
-        for name, value in given.items():
+        options: dict[str, Any] = {"attention_mask": attention_mask, "cache": cache}
+        options["key_value_states"] = key_value_states
+        for name, value in options.items():
             if value is not None and cu_seqlens is not None:
                 raise SpecError(f"cu_seqlens and {name} exclude each other; pass only one")
         for name, causal in (("cache", True), ("key_value_states", False)):
-            if given[name] is not None and self.causal != causal:
+            if options[name] is not None and self.causal != causal:
                 raise SpecError(
                     f"{name} must be None in a layer with causal={self.causal}; build it with "
                     f"causal={causal}"
@@ -313,11 +313,11 @@ class RotaryAttention(nn.Module):
         self._check_tokens("x", x)
         key_inputs = x if key_value_states is None else key_value_states
         self._check_tokens("key_value_states", key_inputs)
-        held = key_inputs if cache is None else cache.lengths
-        if held.shape[0] != x.shape[0]:
+        counted = key_inputs if cache is None else cache.lengths
+        if counted.shape[0] != x.shape[0]:
             raise TensorError(
                 f"{'key_value_states' if cache is None else 'cache'} must have the batch of x "
-                f"({x.shape[0]}), got {held.shape[0]}"
+                f"({x.shape[0]}), got {counted.shape[0]}"
             )
         if attention_mask is not None:
             check_attention_mask(attention_mask, key_inputs.shape[:2])
@@ -405,7 +405,7 @@ def attend(
             visible = visible & (keys > queries - window)
         if attention_mask is not None:
             visible = (visible & attention_mask[:, None, first:last]) | (keys == queries)
-        visible = visible.unsqueeze(-3)  # the same for all heads
+        visible = visible.unsqueeze(-3)  # a mask for all heads
         chunk = q[:, start:stop], k[:, first:last], v[:, first:last]
         outputs.append(_sdpa(*chunk, factor, attn_mask=visible, dropout_p=dropout))
     return torch.cat(outputs, dim=1) if outputs else q

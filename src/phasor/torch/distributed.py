@@ -243,13 +243,13 @@ class _GatheringAttention(RotaryAttention):
         keys, values = full[:, indices.flatten().argsort()].chunk(2, dim=-1)
         options: dict[str, Any] = {"dropout": self._current_dropout()}
         if self.causal:
-            own_indices = indices[self.mesh.get_local_rank()].unsqueeze(0)
-            options |= {"window": self.window, "index": own_indices}
+            rank_indices = indices[self.mesh.get_local_rank()].unsqueeze(0)
+            options |= {"window": self.window, "index": rank_indices}
         return attend(q, keys, values, self._factor, causal=self.causal, **options)
 
     def _token_indices(self, x: Tensor) -> Tensor:
         """The tokens of each rank, ``[ranks, seq]``, if ``x`` is ``[batch, seq, ...]``."""
         ranks = self.mesh.size()
         length = x.shape[1] * ranks
-        by_rank = [context_parallel(length, rank, ranks, self.layout) for rank in range(ranks)]
-        return torch.from_numpy(np.stack(by_rank)).to(x.device)
+        indices = [context_parallel(length, rank, ranks, self.layout) for rank in range(ranks)]
+        return torch.from_numpy(np.stack(indices)).to(x.device)

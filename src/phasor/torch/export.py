@@ -255,35 +255,35 @@ def _permutations(
     goes back, the slice in the pairing of the result.
     """
     start, width = layout.rotary_start, 2 * num_pairs
-    in_order = list(range(head_dim))
-    before = [*in_order[start : start + width], *in_order[:start], *in_order[start + width :]]
-    after = [before.index(coordinate) for coordinate in in_order]
+    indices = list(range(head_dim))
+    before = [*indices[start : start + width], *indices[:start], *indices[start + width :]]
+    after = [before.index(coordinate) for coordinate in indices]
     written_slices = slices(layout.pairing_out, num_pairs, start)
     for target, source in zip(written_slices, slices(layout.pairing, num_pairs), strict=True):
-        after[target] = in_order[source]
-    return (None if before == in_order else before), (None if after == in_order else after)
+        after[target] = indices[source]
+    return (None if before == indices else before), (None if after == indices else after)
 
 
 def _turn_by_pairs(op: Any, x: Any, rows: Sequence[Any], num_pairs: int, layout: Layout) -> Any:
     """``x`` rotated by products and sums, which every opset has."""
     head_dim = int(x.shape[-1])
-    in_order, end = range(head_dim), layout.rotary_start + 2 * num_pairs
-    outside = [*in_order[: layout.rotary_start], *in_order[end:]]
+    indices, end = range(head_dim), layout.rotary_start + 2 * num_pairs
+    unrotated = [*indices[: layout.rotary_start], *indices[end:]]
     read, written = (
-        [i for each in slices(pairing, num_pairs, layout.rotary_start) for i in in_order[each]]
+        [i for part in slices(pairing, num_pairs, layout.rotary_start) for i in indices[part]]
         for pairing in (layout.pairing, layout.pairing_out)
     )
     # [..., seq, num_pairs] -> [..., seq, 1, num_pairs]
     cos, sin = (op.Unsqueeze(row, op.Constant(value_ints=[-2])) for row in rows)
     y = x if x.dtype.name == "FLOAT" else op.Cast(x, to=_FLOAT)
     # [..., seq, heads, head_dim] -> twice [..., seq, heads, num_pairs]
-    x0, x1 = (op.Gather(y, each, axis=-1) for each in (read[:num_pairs], read[num_pairs:]))
+    x0, x1 = (op.Gather(y, part, axis=-1) for part in (read[:num_pairs], read[num_pairs:]))
     y0, y1 = op.Sub(op.Mul(x0, cos), op.Mul(x1, sin)), op.Add(op.Mul(x0, sin), op.Mul(x1, cos))
-    kept = [op.Gather(y, outside, axis=-1)] if outside else []
-    y = op.Concat(y0, y1, *kept, axis=-1)
-    made = [*written, *outside]
-    if made != [*in_order]:
-        y = op.Gather(y, [made.index(i) for i in in_order], axis=-1)
+    unrotated_values = [op.Gather(y, unrotated, axis=-1)] if unrotated else []
+    y = op.Concat(y0, y1, *unrotated_values, axis=-1)
+    output_order = [*written, *unrotated]
+    if output_order != [*indices]:
+        y = op.Gather(y, [output_order.index(i) for i in indices], axis=-1)
     return y if x.dtype.name == "FLOAT" else op.CastLike(y, x)
 
 
@@ -316,7 +316,7 @@ class _OnnxOperations(NamedTuple):
         """A Round, which rounds halves to even numbers."""
         return self.op.Round(numbers)
 
-    def of_axis(self, numbers: Any, axis: int) -> Any:
+    def select_axis(self, numbers: Any, axis: int) -> Any:
         """A Gather."""
         return self.op.Gather(numbers, axis, axis=-2)
 
@@ -326,7 +326,7 @@ class _OnnxOperations(NamedTuple):
 
     def constant(self, values: NDArray[Any]) -> Any:
         """A Constant, or for digits a list of Constants, because they are read one by one."""
-        return [_constant(self.op, each) for each in values]
+        return [_constant(self.op, value) for value in values]
 
 
 def _make_rows(

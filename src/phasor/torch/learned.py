@@ -67,7 +67,7 @@ class LearnedRotaryEmbedding(RotaryModule):
     True
     """
 
-    inv_freq: Tensor  # a parameter, or what a parametrization computes
+    inv_freq: Tensor  # a parameter, or the result of a parametrization
 
     def __init__(
         self,
@@ -134,8 +134,8 @@ class LearnedRotaryEmbedding(RotaryModule):
             )
         inv_freq = self.inv_freq.double()
         positions = ARRAYS.read_positions(positions, rope, inv_freq.device)
-        # [..., seq, n_axes, num_pairs] or [..., seq, num_pairs]: of the axes that turn each pair
-        coordinates = _by_pair(positions.double(), rope)
+        # [..., seq, n_axes, num_pairs] or [..., seq, num_pairs]: coordinates for each pair
+        coordinates = _pair_positions(positions.double(), rope)
         if self.num_heads is not None:
             head_dimension = -3 if isinstance(rope.axes, Mixed) else -2
             coordinates = coordinates.unsqueeze(head_dimension)
@@ -178,15 +178,15 @@ class LearnedRotaryEmbedding(RotaryModule):
         inv_freq = self.inv_freq.detach().double().cpu()
         if self.num_heads is None:
             inv_freq = inv_freq[None]
-        by_head = cast(list[Any], inv_freq.tolist())
+        head_inv_freqs = cast(list[Any], inv_freq.tolist())
         if isinstance(self.initial_rope.axes, Mixed):
-            return tuple(replace(self.initial_rope, axes=Mixed(rows)) for rows in by_head)
+            return tuple(replace(self.initial_rope, axes=Mixed(rows)) for rows in head_inv_freqs)
         if not bool((inv_freq >= 0).all()):
             raise SpecError(
                 "inv_freq must be from 0 on where a Rope is made of it, got "
                 f"{inv_freq.min().item():.3g}; learn its logarithm, use a smaller rate, or clamp it"
             )
-        return tuple(with_inv_freq(self.initial_rope, row) for row in by_head)
+        return tuple(with_inv_freq(self.initial_rope, row) for row in head_inv_freqs)
 
     def _rotate_heads(self, name: str, x: Tensor, rotation: Rotation) -> Tensor:
         """``x`` rotated by a Rotation ``[..., seq, num_heads, num_pairs]``, shared by groups."""
@@ -222,12 +222,12 @@ class LearnedRotaryEmbedding(RotaryModule):
 
 def _widen_saved(_: nn.Module, state_dict: dict[str, Any], prefix: str, *_others: Any) -> None:
     """Read frequencies as float32 that were saved in 16 bits: ``assign=True`` keeps the dtype."""
-    saved = state_dict.get(f"{prefix}inv_freq")
-    if isinstance(saved, Tensor) and saved.element_size() < 4:
-        state_dict[f"{prefix}inv_freq"] = saved.float()
+    inv_freq = state_dict.get(f"{prefix}inv_freq")
+    if isinstance(inv_freq, Tensor) and inv_freq.element_size() < 4:
+        state_dict[f"{prefix}inv_freq"] = inv_freq.float()
 
 
-def _by_pair(positions: Tensor, rope: Rope) -> Tensor:
+def _pair_positions(positions: Tensor, rope: Rope) -> Tensor:
     """The coordinates that turn each pair, to multiply by frequencies.
 
     ``[..., seq, num_pairs]`` or ``[..., seq, 1]``; ``[..., seq, n_axes, 1]`` with `Mixed` axes.

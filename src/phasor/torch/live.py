@@ -60,7 +60,7 @@ class Patched:
     left: tuple[
         str, ...
     ] = ()  # paths of rotary embeddings for images and of unknown types, which are unchanged
-    already: bool = False  # whether all were patched before, so that nothing changed
+    already: bool = False  # whether all were already patched, so that nothing changed
 
     def __repr__(self) -> str:
         return f"Patched({self})"
@@ -144,7 +144,7 @@ def patch(model: nn.Module, *, seq_len: int | None = None, drop_rope: bool = Fal
     embeddings, unchanged = read(model)
     hooks = [_make_hook(embedding, seq_len, drop_rope) for embedding in embeddings]
     for embedding, hook in zip(embeddings, hooks, strict=True):
-        earlier = _hook_of(embedding.module)
+        earlier = _find_hook(embedding.module)
         if earlier is not None and earlier.ropes != hook.ropes:
             name = "seq_len" if earlier.is_dropped == hook.is_dropped else "drop_rope"
             raise ConfigError(
@@ -153,13 +153,13 @@ def patch(model: nn.Module, *, seq_len: int | None = None, drop_rope: bool = Fal
             )
     lost = [lost_buffers(embedding) for embedding in embeddings]
     device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
-    is_new = [_hook_of(embedding.module) is None for embedding in embeddings]
+    is_new = [_find_hook(embedding.module) is None for embedding in embeddings]
     with isolated_torch_state():  # buffers and hooks outlast the caller's modes
         for embedding, hook, buffers in zip(embeddings, hooks, lost, strict=True):
             module = embedding.module
             for name, buffer in buffers.items():
                 setattr(module, name, buffer.to(device))
-            if _hook_of(module) is None:
+            if _find_hook(module) is None:
                 hook.register(module)
     if any(is_new):
         _forget_compiled_code()
@@ -187,7 +187,7 @@ def unpatch(model: nn.Module) -> None:
     LlamaModel: cos and sin of rotary_emb are exact now
     >>> unpatch(model)
     """
-    modules = [module for _, module in named_modules(model) if _hook_of(module) is not None]
+    modules = [module for _, module in named_modules(model) if _find_hook(module) is not None]
     if not modules:
         raise ConfigError(f"model must be patched, but no module of {type(model).__name__} is")
     for module in modules:
@@ -215,15 +215,15 @@ def from_model(model: nn.Module) -> LayerRopes:
     (32, 128, 'half', 10000.0)
     """
     embeddings, _ = read(model)
-    by_embedding = [_live_layers(embedding) for embedding in embeddings]
-    for embedding, layers in zip(embeddings, by_embedding, strict=True):
+    embedding_layers = [_live_layers(embedding) for embedding in embeddings]
+    for embedding, layers in zip(embeddings, embedding_layers, strict=True):
         lost_buffers(embedding)
-        if layers != by_embedding[0]:
+        if layers != embedding_layers[0]:
             raise ConfigError(
                 f"model must be a single language model, but {embedding.path} and "
                 f"{embeddings[0].path} rotate differently; pass the submodule that you mean"
             )
-    return by_embedding[0]
+    return embedding_layers[0]
 
 
 def check(model: nn.Module) -> Checked:
@@ -311,9 +311,9 @@ def _positions(position_ids: Tensor, n_axes: int) -> Tensor:
     if n_axes == 1:
         return position_ids
     # [n_axes, batch, seq], or [batch, seq] if all axes have the same coordinate
-    by_axis = position_ids if position_ids.dim() == 3 else position_ids[None]
-    by_token = by_axis.movedim(0, -1)
-    return by_token.expand(*by_token.shape[:-1], n_axes)
+    axis_positions = position_ids if position_ids.dim() == 3 else position_ids[None]
+    token_positions = axis_positions.movedim(0, -1)
+    return token_positions.expand(*token_positions.shape[:-1], n_axes)
 
 
 def _make_cos_sin(positions: Tensor, rope: Rope, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -345,7 +345,7 @@ def _plain_inv_freq(text: str) -> tuple[float, ...]:
     return tuple(replace(read_rope(text), scaling=None).inv_freq.tolist())
 
 
-def _hook_of(module: nn.Module) -> ExactCosSin | None:
+def _find_hook(module: nn.Module) -> ExactCosSin | None:
     return module.__dict__.get(_HOOK)
 
 
@@ -365,7 +365,7 @@ def _stopped(rope: Rope) -> Rope:
 
 def _live_layers(embedding: RotaryEmbedding) -> LayerRopes:
     """The ropes of a model's config, or None for every layer if they were dropped."""
-    hook, layers = _hook_of(embedding.module), embedding.layers
+    hook, layers = _find_hook(embedding.module), embedding.layers
     if hook is None or not hook.is_dropped:
         return layers
     return replace(layers, kinds=dict.fromkeys(layers.kinds), auxiliary_ropes=())
@@ -384,7 +384,7 @@ def _check_module(embedding: RotaryEmbedding, kind: Kind, weight: Tensor) -> Che
     context = min(embedding.layers.context or 4096, end_of(fresh))
     count = min(context, _MAX_CHECKED)
     positions = np.linspace(0, context - 1, count).round().astype(np.int64)
-    hook = _hook_of(module)
+    hook = _find_hook(module)
     ropes = hook.ropes if hook is not None and hook.is_dropped else embedding.ropes
     law = replace(ropes[kind], direction=1).at(context)
     live, expected = buffers_and_factors(module), buffers_and_factors(fresh)
@@ -399,7 +399,7 @@ def _check_module(embedding: RotaryEmbedding, kind: Kind, weight: Tensor) -> Che
         assert distance is not None, "a live module has the layout of a new one"
         dtype, error = row.dtype, distance.amax((0, -1)).numpy()
     rounding = torch.finfo(dtype).eps / 2 * law.attention_factor
-    # a NaN is not within the rounding either
+    # NaN fails this comparison too
     inexact = np.flatnonzero(~(error <= rounding))
     return CheckedModule(
         path=embedding.path,

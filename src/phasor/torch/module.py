@@ -179,10 +179,10 @@ def drop_tables(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_ot
     A hook of ``load_state_dict``. Parameters and buffers of ``module`` itself are kept.
     """
     tensors = chain(module.named_parameters(), module.named_buffers())
-    own_keys = {prefix + name for name, _ in tensors}
+    table_keys = {prefix + name for name, _ in tensors}
     for key in list(state_dict):
         is_table = key.startswith(prefix) and key.rpartition(".")[2] in _TABLES
-        if is_table and key not in own_keys:
+        if is_table and key not in table_keys:
             del state_dict[key]
 
 
@@ -302,13 +302,13 @@ def count_positions(
             starts = torch.cat((starts, starts.new_zeros(1)))
             starts = starts[torch_positions.sequence_indices(bounds, seq)]
         offset = starts
-    moved = positions + cast(Any, offset)
+    shifted = positions + cast(Any, offset)
     # positions count up from the offset, so a smaller one has overflowed int64
-    if moved.is_cpu and dispatch_is_plain([moved]) and bool((moved < offset).any()):
+    if shifted.is_cpu and dispatch_is_plain([shifted]) and bool((shifted < offset).any()):
         raise PositionError(
             "offset plus the positions of a sequence must be at most 2**63 - 1, got a sum above it"
         )
-    return moved
+    return shifted
 
 
 def _check_one_for_each(counted: str, offset: Tensor, shape: Sequence[int]) -> None:

@@ -51,8 +51,8 @@ def packed(cu_seqlens: Tensor, total_tokens: int | None = None) -> Tensor:
     tensor([0, 1, 2, 0, 1, 0])
     """
     bounds = as_int64("cu_seqlens", cu_seqlens, "[n_sequences + 1]")
-    known_positions = _read_on_host(numpy_positions.packed, cu_seqlens)
-    last = total_tokens if known_positions is None else known_positions.shape[0]
+    host_positions = _read_on_host(numpy_positions.packed, cu_seqlens)
+    last = total_tokens if host_positions is None else host_positions.shape[0]
     total_tokens = last if total_tokens is None else total_tokens
     if total_tokens is None or last is None:
         raise PositionError(
@@ -159,8 +159,8 @@ def context_parallel(
 
 def check_whole(name: str, value: Any, *, least: int) -> None:
     """Refuse anything but a whole number. A compiler's symbol passes, without a guard."""
-    in_range = type(value) is int and least <= value <= _INT64_MAX
-    if type(value) is not torch.SymInt and not in_range:
+    is_valid = type(value) is int and least <= value <= _INT64_MAX
+    if type(value) is not torch.SymInt and not is_valid:
         whole(name, value, least=least, most=_INT64_MAX, error=PositionError)
 
 

@@ -125,8 +125,8 @@ def cos_sin_cache(
             f"{gain}; pass it to the function that rotates, such as Megatron's mscale"
         )
     if dtype not in dtypes:
-        known = ", ".join(map(str, dtypes))
-        raise SpecError(f"dtype must be {known} for program={program!r}, got {short_repr(dtype)}")
+        names = ", ".join(map(str, dtypes))
+        raise SpecError(f"dtype must be {names} for program={program!r}, got {short_repr(dtype)}")
     stored_dtype = dtypes[dtype]
     # arrays without rows, for names and widths
     no_rows = np.empty((0, rope.num_pairs))

@@ -265,8 +265,8 @@ class Rotation(RotationOf[Tensor]):
             rows = self._rows or self._make_rows()
             outs = ops.try_turn(views, rows, backend, in_place)
         if outs is None:
-            given = self.cos, self.sin, self._layout(), self.head_dim
-            call = turn_of(xs, *given, heads_first, backend)
+            fields = self.cos, self.sin, self._layout(), self.head_dim
+            call = turn_of(xs, *fields, heads_first, backend)
             outs = ops.turn(call, in_place=in_place)
             if call.xs[0].dim() > xs[0].dim():
                 # [..., seq, heads, 1, head_dim] where cos and sin are by head

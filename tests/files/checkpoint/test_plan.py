@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from phasor.files.checkpoint import Patterns, plan_conversion
-from phasor.files.checkpoint.model import known_part
+from phasor.files.checkpoint.model import find_projection
 
 from ..refusals import refused
 from .checkpoints import Tensors, llama, llama_tensors, save, save_folder, tensor
@@ -152,7 +152,7 @@ NAMES = {
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_says_what_a_tensor_is(name: str) -> None:
     """By the names that model classes and their authors' files use."""
-    part = known_part(name)
+    part = find_projection(name)
     assert (None if part is None else part.role) == NAMES[name]
 
 

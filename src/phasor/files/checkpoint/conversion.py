@@ -79,7 +79,7 @@ def _reorder_rows(rows: NDArray[np.uint8], order: NDArray[np.intp]) -> Iterator[
     width = rows.shape[1]
     # [rows, width] -> [periods, period], whose items are rows
     items = rows.view(np.dtype((np.void, width))).reshape(-1, len(order))
-    # a multiple of 8 rows, as rows of a few bits must be whole bytes together
+    # a multiple of 8 rows, so that rows of a few bits are whole bytes together
     step = len(order) if len(items) > 1 else 8 * max(1, CHUNK // (8 * width))
     for first in range(0, len(order), step):
         yield np.take(items, order[first : first + step], axis=1).view(np.uint8)
@@ -197,7 +197,7 @@ def verify(
             _compare_other_file(plan, result / name, data)
         for name, file in plan.files.items():
             path, source = plan.location(name, result), "the plan"
-            if plan.program is None:  # whose headers are the source's
+            if plan.program is None:  # these have the headers of the source
                 source = plan.location(name, plan.path)
                 if read_header(source).data != file.header:
                     raise refusal("changed", path=source)
@@ -262,7 +262,7 @@ def compare_scores(plan: ConversionPlan) -> None:
     """Check with random vectors that every row order in the plan keeps the scores of its heads."""
     checked_orders: set[tuple[object, ...]] = set()
     for name, change in plan.changes.items():
-        # layers of one kind have one order, so it is tried once for all of them
+        # layers of one kind have the same order, so one check covers all of them
         key = change.heads, change.order.tobytes()
         if key not in checked_orders and not _scores_agree(plan, change):
             raise refusal("other_scores", name=name)
@@ -284,7 +284,7 @@ def _scores_agree(plan: ConversionPlan, change: Change) -> bool:
     width = rope.head_dim
     # [query | key, one period of rows]
     source_items = np.random.default_rng(0).standard_normal((2, len(change.order)))
-    # the rows of the result are these, where the plan puts them
+    # the rows of the result are the source's rows in the plan's order
     result_items = source_items[:, change.order]
     rotated = np.zeros(len(change.order), dtype=bool)
     for start in change.heads:
@@ -294,7 +294,7 @@ def _scores_agree(plan: ConversionPlan, change: Change) -> bool:
             score(x[0, head], x[1, head], _DISTANCES, rope)
             for x, rope in zip((source_items, result_items), ropes, strict=True)
         )
-        # both sum the same products, in different orders
+        # both are sums of the same products in different orders
         largest = np.abs(source_items[:, head]).max(0)
         bound = width * np.finfo(float).eps * largest @ largest
         if np.abs(before - after).max() > bound:
@@ -366,7 +366,7 @@ def _partial_path(final: Path, *, is_folder: bool) -> Generator[Path]:
     names = {"prefix": f".{final.name}.", "suffix": ".partial", "dir": str(final.parent)}
     try:
         with tempfile.TemporaryDirectory(**names, ignore_cleanup_errors=True) as folder:
-            # this is readable by its owner only; files inside get the usual permissions
+            # the folder is readable by its owner only; files inside get the usual permissions
             path = Path(folder) / "partial"
             if is_folder:
                 path.mkdir()

@@ -72,7 +72,7 @@ _KNOWN_KEYS = {
     "attention.head_count", "attention.head_count_kv", "attention.key_length",
     "attention.value_length", "attention.layer_norm_rms_epsilon",
 }  # fmt: skip
-# the factors of Llama 3's releases, whose files hold divisors instead
+# the factors of Llama 3's releases; their GGUF files hold divisors instead
 _RELEASED = [
     Llama3(factor=factor, low_freq_factor=1, high_freq_factor=4, original_max_positions=8192)
     for factor in (8.0, 32.0)
@@ -84,29 +84,31 @@ def plan_from_gguf(path: Path, dtype: FloatType) -> ConversionPlan:
     top = read_gguf_header(path)
     ropes = load(top)
     architecture = str(top["general.architecture"])
-    if (known := _CLASSES.get(architecture)) is None:
+    if (llama_class := _CLASSES.get(architecture)) is None:
         raise refusal("gguf_class", architecture=architecture, known=", ".join(_CLASSES))
     start = f"{architecture}."
     keys = {k.removeprefix(start): v for k, v in top.items() if k.startswith(start)}
     unknown = [
         key
         for key, value in keys.items()
-        # a list is of layers that differ
+        # a list has a number for each layer, because layers differ
         if isinstance(value, list) or not (key in _KNOWN_KEYS or key.startswith("rope."))
     ]
     if unknown:
-        raise refusal("gguf_keys", path=path, keys=", ".join(unknown), class_name=known.name)
+        raise refusal("gguf_keys", path=path, keys=", ".join(unknown), class_name=llama_class.name)
     entries = {n: e for n, e in read_header(path).tensors.items() if n not in DIVISOR_TENSORS}
-    names = _names(known, len(ropes), has_head="output.weight" in entries)
+    names = _names(llama_class, len(ropes), has_head="output.weight" in entries)
     if names.keys() != entries.keys():
         missing = list(count_kinds(n for n in names if n not in entries))
-        others = list(count_kinds(n for n in entries if n not in names))
-        found = {"missing": missing or "none", "unknown": others or "none"}
-        raise refusal("gguf_tensors", path=path, class_name=known.name, layers=len(ropes), **found)
+        surplus = list(count_kinds(n for n in entries if n not in names))
+        counts = {"missing": missing or "none", "unknown": surplus or "none"}
+        raise refusal(
+            "gguf_tensors", path=path, class_name=llama_class.name, layers=len(ropes), **counts
+        )
     rope = ropes.ropes[0]
     assert rope is not None
     file, changes = _result(entries, names, rope, dtype)
-    config, notes = _config(known.name, keys, entries, ropes, dtype)
+    config, notes = _config(llama_class.name, keys, entries, ropes, dtype)
     return ConversionPlan(
         path=path,
         program="transformers",
@@ -119,15 +121,15 @@ def plan_from_gguf(path: Path, dtype: FloatType) -> ConversionPlan:
     )
 
 
-def _names(known: _Class, num_layers: int, *, has_head: bool) -> dict[str, str]:
+def _names(llama_class: _Class, num_layers: int, *, has_head: bool) -> dict[str, str]:
     """The names in transformers of the tensors of a model, by their GGUF names."""
-    outside = _OUTSIDE | (_HEAD if has_head else {})
-    in_layer = _IN_LAYER | (_NORMS if known.has_norms else {})
-    names = {f"{name}.weight": f"{theirs}.weight" for name, theirs in outside.items()}
+    outer_names = _OUTSIDE | (_HEAD if has_head else {})
+    layer_names = _IN_LAYER | (_NORMS if llama_class.has_norms else {})
+    names = {f"{name}.weight": f"{their_name}.weight" for name, their_name in outer_names.items()}
     for i in range(num_layers):
-        for name, theirs in in_layer.items():
-            for suffix in ("weight", "bias") if name in known.biases else ("weight",):
-                names[f"blk.{i}.{name}.{suffix}"] = f"model.layers.{i}.{theirs}.{suffix}"
+        for name, their_name in layer_names.items():
+            for suffix in ("weight", "bias") if name in llama_class.biases else ("weight",):
+                names[f"blk.{i}.{name}.{suffix}"] = f"model.layers.{i}.{their_name}.{suffix}"
     return names
 
 
@@ -137,7 +139,7 @@ def _result(
     """The file of the result, and its changes."""
     target: Pairing = "half"
     order = order_of_heads(rope, rope.pairing, target)
-    spelling = next(ours for ours, theirs in FLOATS.items() if theirs == dtype)
+    spelling = next(ours for ours, torch_dtype in FLOATS.items() if torch_dtype == dtype)
     tensors: dict[str, ResultTensor] = {}
     changes: dict[str, Change] = {}
     header_entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -167,11 +169,11 @@ def _dequantised(name: str, entry: Entry, dtype: FloatType) -> Rows:
 
     kind = GGMLQuantizationType[entry.dtype]
     num_rows = entry.shape[0]
-    stored = entry.rows(entry.size // num_rows)
+    quantised_rows = entry.rows(entry.size // num_rows)
     numbers_in_row = entry.count // num_rows
 
     def read(first: int, count: int) -> NDArray[np.uint8]:
-        rows = stored.read(first, count)
+        rows = quantised_rows.read(first, count)
         numbers = dequantize(rows, kind)  # [count, numbers_in_row], float32
         if dtype == "bfloat16":
             return quantize(numbers, GGMLQuantizationType.BF16).reshape(count, -1)
@@ -215,14 +217,14 @@ def _config(
         "hidden_act": "silu",
         "rms_norm_eps": keys["attention.layer_norm_rms_epsilon"],
         "tie_word_embeddings": "output.weight" not in entries,
-        # the class's own would be wrong for most models
+        # the default of the class would be wrong for most models
         "bos_token_id": None,
         "eos_token_id": None,
     }
-    read = replace(one_layer(_stated_law(rope)), context=ropes.context)
+    model = replace(one_layer(_stated_law(rope)), context=ropes.context)
     context = ropes.context or 1
-    written = keys_for_file(read, context, context)
-    return {**config, **written.keys}, [written.readers, "Add the tokenizer's bos and eos ids."]
+    file_keys = keys_for_file(model, context, context)
+    return {**config, **file_keys.keys}, [file_keys.readers, "Add the tokenizer's bos and eos ids."]
 
 
 def _stated_law(rope: Rope) -> Rope:
@@ -230,8 +232,8 @@ def _stated_law(rope: Rope) -> Rope:
     rope = replace(rope, pairing="half")
     if isinstance(rope.scaling, PerPair):
         for law in _RELEASED:
-            stated = replace(rope, scaling=law)
+            result = replace(rope, scaling=law)
             # divisors are stored in float32
-            if np.allclose(stated.inv_freq, rope.inv_freq, rtol=2.0**-22, atol=0):
-                return stated
+            if np.allclose(result.inv_freq, rope.inv_freq, rtol=2.0**-22, atol=0):
+                return result
     return rope

@@ -29,7 +29,7 @@ _MODULE_PATTERNS: dict[Role, str] = {
     "vectors": r"(?:q|k|query|key)_(?:norm|layernorm)(?:\.norms\.\d+)?",
 }
 _ALL_MODULES = "|".join(_MODULE_PATTERNS.values())
-# outside attention, or where keys are values as well: what makes keys, and what multiplies them
+# outside attention, or if keys are also values: the projections and the norms of keys
 _SHARED_PATTERNS: dict[Role, str] = {
     "shared": "kv_proj|wkv|gate_proj|wgate|index_qk_proj",
     "vectors": "kv_norm|norm|position_bias|ape|o_a_proj|wo_a",
@@ -60,7 +60,7 @@ _GGUF_NAME = re.compile(
     r"(?P<suffix>.+)"
 )
 _AUXILIARY_NAME = re.compile(r".*\.(?:indexer\.|compressor\.|index_).*")
-# tensors of a rotation outside attention without coordinates of heads
+# tensors of a rotation outside attention that have no coordinates of heads
 _WITHOUT_HEADS = re.compile(r".*\.(?:weights_proj|q_input_norm|softmax_scaling|ssmax_scaling)\..+")
 _SIMILAR_NAME = re.compile(rf"(?:.*\.)?(?:{_ALL_MODULES})\..+")
 _LAYER_NAME = re.compile(r"(?:.*\.)?(?:layers|layer|h|blocks)\.(?P<layer>[0-9]{1,9})\..*")
@@ -131,18 +131,22 @@ class Patterns:
 
     def unused_patterns(self, names: Collection[str]) -> list[str]:
         """Patterns that match no tensor."""
-        patterns = [pattern for _, pattern in self.list_patterns()]
-        return [it for it in patterns if not any(re.fullmatch(it, name) for name in names)]
+        patterns = (pattern for _, pattern in self.list_patterns())
+        return [
+            pattern
+            for pattern in patterns
+            if not any(re.fullmatch(pattern, name) for name in names)
+        ]
 
 
-def known_part(name: str, *, shares_values: bool = False) -> Projection | None:
+def find_projection(name: str, *, shares_values: bool = False) -> Projection | None:
     """The projection that a tensor belongs to, by the names of model classes; None for any other.
 
     ``shares_values`` is for models whose keys are values as well, as in DeepSeek V4.
 
-    >>> known_part("model.layers.3.self_attn.q_proj.weight").role
+    >>> find_projection("model.layers.3.self_attn.q_proj.weight").role
     'query'
-    >>> known_part("vision_tower.layers.3.self_attn.q_proj.weight") is None
+    >>> find_projection("vision_tower.layers.3.self_attn.q_proj.weight") is None
     True
     """
     if match := _GGUF_NAME.fullmatch(name):
@@ -162,7 +166,7 @@ def known_part(name: str, *, shares_values: bool = False) -> Projection | None:
     # in DeepSeek's own names, q_norm is the norm of a latent vector
     if not roles or (shares_values and not auxiliary and module == "q_norm"):
         return None
-    # their layers are counted from 0 again
+    # the layers of such a part are counted from 0 again
     is_extra = "mtp." in name[: match.start("layer")]
     place = f"{match['place']}.{auxiliary}".removesuffix(".")
     suffix = match["suffix"] or "weight"
@@ -180,15 +184,15 @@ class CheckpointModel:
 
     ropes: LayerRopes
     model_type: str | None = None
-    architecture: str | None = None  # of a GGUF file
+    architecture: str | None = None  # for a GGUF file
     num_heads: int | None = None
     # heads are [without position | with position], the rotated key after the latent vector
     latent: bool = False
     unrotated: int | None = None  # coordinates without position, if the config says so
     block_rows: int | None = None  # of a quantised weight share a scale
-    pairing_key: str | None = None  # of the config; pairs are halves where it is false
-    num_shared_layers: int = 0  # the last ones, which use the keys of an earlier layer
-    # what projections.toml says of its type
+    pairing_key: str | None = None  # a key of the config; pairs are halves where it is false
+    num_shared_layers: int = 0  # the last layers, which use the keys of an earlier layer
+    # the entry of its type in projections.toml
     fused: Literal["blocks", "groups"] | None = None
     gated: bool = False
     varied: bool = False
@@ -214,16 +218,18 @@ class CheckpointModel:
         if layer is not None and layer < len(ropes) and not (part.auxiliary and ropes[layer]):
             return ropes[layer]
         # layers of multi-token prediction follow those of the config
-        found = None if layer is None else ropes.auxiliary_rope(part.auxiliary or "mtp", layer)
-        of_name = {
+        auxiliary_rope = (
+            None if layer is None else ropes.auxiliary_rope(part.auxiliary or "mtp", layer)
+        )
+        matching_ropes = {
             rotation.rope for rotation in ropes.auxiliary_ropes if rotation.name == part.auxiliary
         }
-        possible = of_name if part.auxiliary else {*ropes.ropes}
-        if found is None and len(possible) != 1:
+        possible = matching_ropes if part.auxiliary else {*ropes.ropes}
+        if auxiliary_rope is None and len(possible) != 1:
             if part.auxiliary:
                 raise refusal("auxiliary_rope", name=name)
             raise refusal("other_layer", name=name, count=len(ropes))
-        return found or possible.pop()
+        return auxiliary_rope or possible.pop()
 
 
 def describe(

@@ -25,7 +25,7 @@ from phasor.files.checkpoint.model import (
     CheckpointModel,
     Patterns,
     describe,
-    known_part,
+    find_projection,
     looks_alike,
 )
 from phasor.files.checkpoint.programs import plan_program
@@ -111,7 +111,7 @@ def plan_conversion(
     unchanged: dict[str, Pairing] = {}
     for name in entries:
         if patterns is None:
-            part = known_part(name, shares_values=described.shares_values)
+            part = find_projection(name, shares_values=described.shares_values)
         else:
             part = patterns.part(name)
         if part is None:
@@ -121,7 +121,7 @@ def plan_conversion(
         if rope is None:
             continue  # rows of a layer that does not rotate keep their order
         if part.auxiliary and rope.pairing != described.pairing:
-            # it differs from attention in its pairing, so it has that of the result already
+            # it already has the pairing of the result, because its pairing differs from attention's
             unchanged[part.auxiliary] = rope.pairing
             continue
         candidate = Candidate(described, pairing, target, entries, name, part, rope)
@@ -146,8 +146,8 @@ def plan_conversion(
             name: ResultFile(
                 header.data,
                 {
-                    it: _result_tensor(entry, changes.get(it))
-                    for it, entry in header.tensors.items()
+                    tensor: _result_tensor(entry, changes.get(tensor))
+                    for tensor, entry in header.tensors.items()
                 },
             )
             for name, header in checkpoint.files.items()
@@ -209,8 +209,8 @@ def _check_roles(
         if roles <= {"query"} or roles <= {"key", "latent key"}:
             attention = place.removesuffix(".indexer")
             siblings = list_kinds(name for name in names if name.startswith(f"{attention}."))
-            found = f"only {roles.pop()}" if roles else "neither"
-            raise refusal("one_role", path=path, place=place, found=found, names=siblings)
+            roles_text = f"only {roles.pop()}" if roles else "neither"
+            raise refusal("one_role", path=path, place=place, found=roles_text, names=siblings)
 
 
 def _describe_result(model: CheckpointModel, target: Pairing, *, is_complete: bool) -> list[str]:
@@ -229,7 +229,7 @@ def _describe_result(model: CheckpointModel, target: Pairing, *, is_complete: bo
         return notes
     if model.pairing == target:
         return [*notes, "That is what the config describes."]
-    # a key of the config that selects the pairing, as rope_interleave does
+    # a key of the config that selects the pairing, such as rope_interleave
     if model.pairing_key is not None:
         value = by_pairing(target, half="false", interleaved="true")
         return [*notes, f"Its config must say {model.pairing_key}: {value}."]

@@ -49,7 +49,9 @@ _KNOWN_PARAMS = {
     "multiple_of", "ffn_dim_multiplier", "norm_eps", "rope_theta", "use_scaled_rope",
     "rope_scaling_factor", "rope_high_freq_factor", "max_seq_len", "max_batch_size",
 }  # fmt: skip
-_SCALED_CONTEXT = 131_072  # of every release with use_scaled_rope: Llama 3.1, 3.2 and 3.3
+_SCALED_CONTEXT = (
+    131_072  # the numbers of every release with use_scaled_rope: Llama 3.1, 3.2 and 3.3
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,14 +129,14 @@ def config_json(model: Llama, sizes: Mapping[str, int]) -> tuple[dict[str, Any],
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,
-        # the class's own, 1 and 2, would be wrong for Llama 3
+        # the class's defaults, 1 and 2, would be wrong for Llama 3
         "bos_token_id": None,
         "eos_token_id": None,
     }
     ropes = replace(one_layer(model.rope), context=model.context)
-    written = keys_for_file(ropes, model.context or 1, model.context or 1)
-    config |= written.keys
-    notes = [written.readers, "Add the tokenizer's bos and eos ids."]
+    file_keys = keys_for_file(ropes, model.context or 1, model.context or 1)
+    config |= file_keys.keys
+    notes = [file_keys.readers, "Add the tokenizer's bos and eos ids."]
     if model.context is None:
         del config[CONTEXT_KEY]
         notes.append("params.json does not state the context: add max_position_embeddings.")
@@ -184,12 +186,12 @@ class _Weight(NamedTuple):
     transformers: str
     shape: tuple[str, ...]
     axis: int | None
-    role: Literal["query", "key"] | None = None  # of those with pairs
+    role: Literal["query", "key"] | None = None  # the names of tensors with pairs
 
 
-# in the order of Meta's files; between the first and the last two are those of each layer
+# in the order of Meta's files; all but the first and the last two are repeated in each layer
 _LLAMAS_WEIGHTS = (
-    # Llama 2 divides it on axis 1, which the shape tells
+    # Llama 2 divides it on axis 1, which its shape shows
     _Weight("tok_embeddings", "model.embed_tokens", ("vocab", "dim"), 0),
     _Weight("attention_norm", "input_layernorm", ("dim",), None),
     _Weight("attention.wq", "self_attn.q_proj", ("queries", "dim"), 0, "query"),
@@ -210,11 +212,11 @@ _DTYPES = {f"torch.{theirs}": ours for ours, theirs in FLOATS.items()}
 
 def _list_weights(num_layers: int) -> Iterator[_Weight]:
     """Every weight of a Llama, with the full names of its tensors."""
-    first, *of_layer, norm, output = _LLAMAS_WEIGHTS
+    first, *layer_weights, norm, output = _LLAMAS_WEIGHTS
     prefixes = [(f"layers.{i}.", f"model.layers.{i}.") for i in range(num_layers)]
-    layers = [(weight, *prefix) for prefix in prefixes for weight in of_layer]
-    for weight, meta, theirs in [(first, "", ""), *layers, (norm, "", ""), (output, "", "")]:
-        names = {"meta": meta + weight.meta, "transformers": theirs + weight.transformers}
+    layers = [(weight, *prefix) for prefix in prefixes for weight in layer_weights]
+    for weight, meta, their_name in [(first, "", ""), *layers, (norm, "", ""), (output, "", "")]:
+        names = {"meta": meta + weight.meta, "transformers": their_name + weight.transformers}
         yield weight._replace(**{program: f"{name}.weight" for program, name in names.items()})
 
 
@@ -245,23 +247,23 @@ def plan_program(folder: Path, program: Program) -> ConversionPlan:
 def _open_consolidated(folder: Path) -> list[dict[str, Rows]]:
     """The tensors of each rank in Meta's folder."""
     # consolidated.00.pth and so on, one for each rank of the training
-    by_rank = {
+    files_by_rank = {
         int(match[1]): path
         for path in folder.iterdir()
         if (match := re.fullmatch(r"consolidated\.(\d\d)\.pth", path.name))
     }
     single = folder / _WEIGHTS["meta"]
-    if single.exists() == bool(by_rank):
-        raise refusal("consolidated", folder=folder, found="both" if by_rank else "neither")
-    if not by_rank:
+    if single.exists() == bool(files_by_rank):
+        raise refusal("consolidated", folder=folder, found="both" if files_by_rank else "neither")
+    if not files_by_rank:
         return [_open_safetensors(single)]
-    if missing := sorted({*range(max(by_rank))} - by_rank.keys()):
-        last = by_rank[max(by_rank)].name
+    if missing := sorted({*range(max(files_by_rank))} - files_by_rank.keys()):
+        last = files_by_rank[max(files_by_rank)].name
         raise refusal("rank_missing", folder=folder, last=last, missing=missing[0])
-    ranks = [_open_pth(by_rank[rank]) for rank in sorted(by_rank)]
+    ranks = [_open_pth(files_by_rank[rank]) for rank in sorted(files_by_rank)]
     for number, rank in enumerate(ranks):
         if differing := sorted(set(rank) ^ set(ranks[0])):
-            pair = {"first": by_rank[0].name, "other": by_rank[number].name}
+            pair = {"first": files_by_rank[0].name, "other": files_by_rank[number].name}
             raise refusal("rank_names", folder=folder, names=list_kinds(differing), **pair)
     return ranks
 
@@ -278,13 +280,13 @@ def _open_pth(path: Path) -> dict[str, Rows]:
         raise refusal("no_torch", path=path, install=install_hint("torch")) from None
     try:
         state: object = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except Exception as error:  # torch raises what its unpickler and its zip reader happen to raise
+    except Exception as error:  # torch passes on any error of its unpickler and its zip reader
         first_line = str(error).strip().partition("\n")[0]
         raise refusal("pickle", path=path, error=first_line) from None
     if not isinstance(state, dict) or not state:
         kind = "an empty one" if isinstance(state, dict) else f"a {type(state).__name__}"
         raise refusal("no_tensors", path=path, kind=kind)
-    stored: dict[str, Rows] = {}
+    rows_by_name: dict[str, Rows] = {}
     for name, tensor in cast(dict[Any, object], state).items():
         if not isinstance(tensor, torch.Tensor):
             raise refusal("no_tensor", path=path, name=str(name), kind=type(tensor))
@@ -293,8 +295,8 @@ def _open_pth(path: Path) -> dict[str, Rows]:
             got = {"dtype": tensor.dtype, "shape": list(tensor.shape)}
             dtypes = ", ".join(FLOATS.values())
             raise refusal("dense", path=path, name=str(name), dtypes=dtypes, **got)
-        stored[str(name)] = _rows_of_tensor(tensor, dtype)
-    return stored
+        rows_by_name[str(name)] = _rows_of_tensor(tensor, dtype)
+    return rows_by_name
 
 
 def _rows_of_tensor(tensor: torch.Tensor, dtype: str) -> Rows:
@@ -303,7 +305,7 @@ def _rows_of_tensor(tensor: torch.Tensor, dtype: str) -> Rows:
     row_bytes = tensor.element_size() * tensor[:1].numel()
 
     def read(first: int, count: int) -> NDArray[np.uint8]:
-        # contiguous before the view as bytes: a copy of these rows at most
+        # contiguous before the view as bytes, which copies these rows at most
         rows = tensor[first : first + count].contiguous()
         return rows.view(torch.uint8).reshape(count, row_bytes).numpy()
 
@@ -312,14 +314,14 @@ def _rows_of_tensor(tensor: torch.Tensor, dtype: str) -> Rows:
 
 def _open_safetensors(path: Path) -> dict[str, Rows]:
     """The tensors of a safetensors file, or of a folder with one or with an index."""
-    stored: dict[str, Rows] = {}
+    rows_by_name: dict[str, Rows] = {}
     for header in open_checkpoint(path).files.values():
         for name, entry in header.tensors.items():
             if entry.dtype not in FLOATS or not entry.shape or not entry.count:
                 got = {"dtype": entry.dtype, "shape": list(entry.shape)}
                 raise refusal("floats", name=name, dtypes=", ".join(FLOATS), **got)
-            stored[name] = entry.rows(entry.size // entry.shape[0])
-    return stored
+            rows_by_name[name] = entry.rows(entry.size // entry.shape[0])
+    return rows_by_name
 
 
 def _build_result(
@@ -328,7 +330,8 @@ def _build_result(
     """The sizes that `_Weight.shape` names, the file of the result, and its changes."""
     weights = list(_list_weights(model.num_layers))
     source_names = {
-        it.meta: it.meta if program == "transformers" else it.transformers for it in weights
+        entry.meta: entry.meta if program == "transformers" else entry.transformers
+        for entry in weights
     }
     # with tied embeddings the head has no tensor, or one that transformers does not use
     if model.tied_embeddings:
@@ -337,11 +340,13 @@ def _build_result(
     if missing := [name for name in source_names.values() if name not in rank]:
         names = {"names": list_kinds(missing), "others": list_kinds(rank)}
         raise refusal("missing", layers=model.num_layers, **names)
-    expected = {*source_names.values(), *(("lm_head.weight",) if model.tied_embeddings else ())}
-    unknown = [name for name in rank if name not in expected and not _FREQUENCIES.fullmatch(name)]
+    weight_names = {*source_names.values(), *(("lm_head.weight",) if model.tied_embeddings else ())}
+    unknown = [
+        name for name in rank if name not in weight_names and not _FREQUENCIES.fullmatch(name)
+    ]
     if unknown:
         raise refusal("unknown", layers=model.num_layers, names=list_kinds(unknown))
-    num_rows = {it: len(ranks) * rank[name].num_rows for it, name in source_names.items()}
+    num_rows = {entry: len(ranks) * rank[name].num_rows for entry, name in source_names.items()}
     width, target = model.rope.head_dim, _PAIRINGS[program]
     sizes = {
         "dim": model.embed_dim,
@@ -383,10 +388,10 @@ def _join_ranks(
     for number, piece in enumerate(rows):
         if (piece.dtype, piece.shape) != (first.dtype, first.shape):
             got = {"dtype": first.dtype, "shape": list(first.shape), "rank": number}
-            other = {"other_dtype": piece.dtype, "other_shape": list(piece.shape)}
-            raise refusal("ranks_differ", name=name, **got, **other)
+            difference = {"other_dtype": piece.dtype, "other_shape": list(piece.shape)}
+            raise refusal("ranks_differ", name=name, **got, **difference)
     if axis is None:
-        copies = [it.read(0, it.num_rows) for it in rows]
+        copies = [part.read(0, part.num_rows) for part in rows]
         for number, copy in enumerate(copies):
             if not np.array_equal(copy, copies[0]):
                 raise refusal("copies_differ", name=name, rank=number)
@@ -398,6 +403,6 @@ def _join_ranks(
     if len(joined_shape) == len(shape):
         joined_shape[axis] *= len(rows)
     if joined_shape != shape:
-        of_ranks = "" if len(rows) == 1 else f" of {len(rows)} ranks together"
-        raise refusal("shape", name=name, shape=shape, joined=joined_shape, of_ranks=of_ranks)
+        ranks_text = "" if len(rows) == 1 else f" of {len(rows)} ranks together"
+        raise refusal("shape", name=name, shape=shape, joined=joined_shape, of_ranks=ranks_text)
     return rows, axis

@@ -138,7 +138,7 @@ class Candidate:
         outputs = weight.shape[(quantised.tensors[quantised.weight] or ROWS).axis]
         is_divided = entry.shape and outputs and storage.item_bits(entry, outputs)
         if not is_divided and entry.count == 1:
-            return None  # one number for all outputs
+            return None  # a single number for all outputs
         if not is_divided:
             self._refuse(
                 f"it must hold {outputs} outputs, like {quantised.weight} of {quantised.name}"
@@ -238,12 +238,12 @@ class Candidate:
         weight = self.name.removesuffix(self.part.suffix) + "weight"
         problem = "what it holds is not known, so its rows might be left behind"
         if _SCALE_SUFFIX.fullmatch(self.part.suffix) and weight in self.entries:
-            # a scale for each row moves with it, one for a block of rows stays if they do
+            # a scale of one row moves with the row; a scale of a block stays if all its rows stay
             rows, block = self.entries[weight].shape[0], self.model.block_rows
             if entry.shape[0] == rows and self.part.role != "vectors":
                 return self._change_items()
             if block and entry.shape[0] == -(-rows // block):
-                # in vectors the columns move, in blocks of the same width
+                # in vectors, columns move in blocks of the same width
                 if replace(self, name=weight)._change_items().stays_in_blocks(block):
                     return None
                 problem = (

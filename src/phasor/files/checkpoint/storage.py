@@ -36,10 +36,10 @@ class Storage:
     def item_bits(self, entry: Entry, outputs: int) -> int:
         """Bits for one output; 0 if the axis does not hold that many."""
         bits, remainder = divmod(entry.shape[self.axis] * entry.bits, outputs)
-        # no float holds several
+        # a float element holds a single number
         if entry.dtype[0] not in "IU" and bits != entry.bits:
             return 0
-        # along the first axis, an item that straddles two elements is in two rows
+        # along the first axis, an item that spans two elements is in two rows
         straddles = self.axis == 0 and entry.bits % (bits or 1)
         is_packed_in_slots = not self.slots or len(self.slots) * bits == entry.bits
         fits = bits in (1, 2, 3, 4, 8) or bits % 8 == 0
@@ -104,7 +104,7 @@ class Format:
 _GPTQ = Format(
     "GPTQ", "qweight", {"qweight": COLUMNS, "qzeros": COLUMNS, "scales": COLUMNS, "g_idx": None}
 )
-# only the order of columns in an element is another
+# only the order of columns in an element differs
 _AWQ = Format("AWQ", "scales", {"qweight": _AWQ_COLUMNS, "qzeros": _AWQ_COLUMNS, "scales": COLUMNS})
 _MLX = Format("MLX", "weight", {"weight": ROWS, "scales": ROWS, "biases": ROWS})
 _COMPRESSED = Format(
@@ -176,12 +176,14 @@ def check_companions(changed: Iterable[str], entries: Mapping[str, Entry]) -> No
     """Refuse to move a tensor of a quantised weight without its companions, as patterns might."""
     names = set(changed)
     for name in names:
-        if (found := find_format(name, entries)) is None:
+        if (storage_format := find_format(name, entries)) is None:
             continue
         module, _, suffix = name.rpartition(".")
-        if suffix not in found.tensors:
+        if suffix not in storage_format.tensors:
             continue
-        for other, storage in found.tensors.items():
-            companion = f"{module}.{other}"
+        for ending, storage in storage_format.tensors.items():
+            companion = f"{module}.{ending}"
             if storage is not None and companion in entries and companion not in names:
-                raise refusal("companion", name=name, format=found.name, companion=companion)
+                raise refusal(
+                    "companion", name=name, format=storage_format.name, companion=companion
+                )

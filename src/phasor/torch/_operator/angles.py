@@ -28,7 +28,7 @@ from phasor.torch._operator.internals import (
 from phasor.torch._operator.text import count_axes, read_rope
 
 _LOW_BITS = 2**32 - 1
-_EIGHTH = 1 << 61  # of a turn, in units of 2**-64
+_EIGHTH = 1 << 61  # a fraction of a turn, in units of 2**-64
 
 
 def _constant_tensors(
@@ -44,19 +44,19 @@ def _constant_tensors(
         return torch.tensor(numbers(constant), dtype=dtype, device=device).unbind(0)
 
     @lru_cache(maxsize=64)
-    def recent(*given: Any) -> tuple[Tensor, ...]:
+    def recent(*arguments: Any) -> tuple[Tensor, ...]:
         # later calls reuse the tensor, so it must not be an inference tensor or belong to a
         # transformation
         with torch.inference_mode(mode=False), outside_transforms():
-            return make(*given)
+            return make(*arguments)
 
-    def tensors(*given: Any) -> tuple[Tensor, ...]:
+    def tensors(*arguments: Any) -> tuple[Tensor, ...]:
         if torch.compiler.is_compiling() or count_modes():
             # these are constants of the graph or fake tensors of the mode, so they are not cached
-            return make(*given)
-        kept = recent(*given)
-        hold_for_graph(kept[0])  # all rows share one storage
-        return kept
+            return make(*arguments)
+        cached = recent(*arguments)
+        hold_for_graph(cached[0])  # all rows share one storage
+        return cached
 
     return tensors
 
@@ -70,8 +70,8 @@ def _words_and_axis(text: str) -> tuple[Any, ...]:
     row 0, rows 4 and 5 continue row 1, rows 5 and 6 continue row 2. Row 7 is the index of the axis.
     """
     rope = read_rope(text)
-    of_rests, of_halves, of_positions = (turn_words(rope, bits) for bits in (64, 32, 0))
-    rows = of_rests[0], of_halves[0], of_positions[0], *of_rests[1:], *of_positions[1:]
+    rest_words, half_words, position_words = (turn_words(rope, bits) for bits in (64, 32, 0))
+    rows = rest_words[0], half_words[0], position_words[0], *rest_words[1:], *position_words[1:]
     return *(tuple(row.tolist()) for row in rows), rope.axes.indices(rope.num_pairs)
 
 
@@ -141,7 +141,7 @@ class _TorchOperations:
         """The nearest whole numbers; halves are rounded to even."""
         return numbers.round()
 
-    def of_axis(self, numbers: Tensor, axis: int) -> Tensor:
+    def select_axis(self, numbers: Tensor, axis: int) -> Tensor:
         """``[..., num_pairs]`` of one of the `Mixed` axes."""
         return numbers[..., axis, :]
 
@@ -193,8 +193,10 @@ def cos_sin_of_turns(turns: Tensor, positions: Tensor, dtype: torch.dtype) -> tu
     x = (turns << 2).to(dtype) * unit
     y = x * x
     half = len(coefficients) // 2
-    of_cos, of_sin = (_evaluate(part, y) for part in (coefficients[:half], coefficients[half:]))
-    even_cos, even_sin = torch.addcmul(one, of_cos, y), of_sin * x
+    cos_terms, sin_terms = (
+        _evaluate(part, y) for part in (coefficients[:half], coefficients[half:])
+    )
+    even_cos, even_sin = torch.addcmul(one, cos_terms, y), sin_terms * x
     # a quarter turn takes (cos, sin) to (-sin, cos), and half a turn negates both
     is_odd = (shifted << 1) < 0
     sign = torch.where(shifted < 0, -one, one)
@@ -233,8 +235,8 @@ def _multiply(
     if dtype != torch.float64:
         return product
     # without its last bit, the second word times 32 bits fits in int64
-    carried = ((numbers & _LOW_BITS) * (second >> 1)) >> 31
-    return product + carried + ((upper * words[first + 4]) >> 32)
+    carry = ((numbers & _LOW_BITS) * (second >> 1)) >> 31
+    return product + carry + ((upper * words[first + 4]) >> 32)
 
 
 def _evaluate(coefficients: list[Tensor], y: Tensor) -> Tensor:

@@ -98,9 +98,9 @@ class Rows:
     def for_gradients(self) -> Rows:
         """The transpose, which rotates gradients."""
         if self.transpose is None:
-            given = self.cos, self.sin, self.layout, self.head_dim
+            fields = self.cos, self.sin, self.layout, self.head_dim
             transposed = not self.transposed
-            self.transpose = Rows(*given, are_plain=self.are_plain, transposed=transposed)
+            self.transpose = Rows(*fields, are_plain=self.are_plain, transposed=transposed)
         return self.transpose
 
 
@@ -131,11 +131,11 @@ def turn_of(
     becomes a token with one head.
     """
     refuse_tracing()
-    by_head = ARRAYS.check_turn(xs, cos, layout.rotary_start, head_dim, heads_first)
+    has_heads = ARRAYS.check_turn(xs, cos, layout.rotary_start, head_dim, heads_first)
     xs = tokens_first(xs, heads_first)
-    if by_head and cos.shape[-2] == 1:
+    if has_heads and cos.shape[-2] == 1:
         cos, sin = cos.squeeze(-2), sin.squeeze(-2)
-    elif by_head:
+    elif has_heads:
         # [..., seq, heads, head_dim] -> [..., seq, heads, 1, head_dim]
         xs = [x.unsqueeze(-2) for x in xs]
     return Turn(xs, cos, sin, *layout, False, backend)
@@ -158,17 +158,17 @@ def _is_dense(x: object) -> bool:
     return isinstance(x, Tensor) and not x.is_nested and x.layout == torch.strided
 
 
-def _fault_of(x: Tensor) -> str:
+def _find_fault(x: Tensor) -> str:
     if _is_dense(x):
         return ""
     return f"{'a nested one' if x.is_nested else x.layout}; pad it, or .to_dense() it"
 
 
-def _device_of(x: Tensor) -> torch.device:  # torch.compile cannot trace attrgetter("device")
+def _get_device(x: Tensor) -> torch.device:  # torch.compile cannot trace attrgetter("device")
     return x.device
 
 
-def _without_gradient(positions: Tensor) -> Tensor:
+def _stop_gradient(positions: Tensor) -> Tensor:
     if positions.requires_grad or forward_ad.unpack_dual(positions).tangent is not None:
         raise _tensors.position_gradient_error()
     # torch supports few operations on these two dtypes
@@ -179,7 +179,7 @@ def _read_host(positions: Any, device: torch.device) -> Tensor:
     """A tensor of numbers, lists or arrays, in their own precision: float64 for a Python float."""
     positions = _make_tensor(positions, device)
     _tensors.check_position_dtype(positions.dtype, POSITION_DTYPES)
-    return _without_gradient(positions)
+    return _stop_gradient(positions)
 
 
 def _make_tensor(positions: Any, device: torch.device) -> Tensor:
@@ -208,8 +208,8 @@ ARRAYS = _tensors.Arrays(
     name="a dense torch.Tensor",
     dtypes=DTYPES,
     position_dtypes=POSITION_DTYPES,
-    without_gradient=_without_gradient,
+    stop_gradient=_stop_gradient,
     read_host=_read_host,
-    fault_of=_fault_of,
-    device_of=_device_of,
+    find_fault=_find_fault,
+    get_device=_get_device,
 )

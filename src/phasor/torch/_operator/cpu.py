@@ -56,7 +56,7 @@ def absence() -> str:
     return warn_of_absence("CPU", _absence_reason)
 
 
-if TYPE_CHECKING:  # by _native.pyi
+if TYPE_CHECKING:  # as _native.pyi declares
     from phasor import _native
 
     _absence_reason: str = ""
@@ -111,10 +111,10 @@ def try_rows(positions: Tensor, text: str, gain: float, dtype: torch.dtype) -> R
     """`cos_sin` of integers that may not fit the Rope; None if the kernel refuses them."""
     if _absence_reason or (packed := _pack(text)) is None:
         return None
-    made = _make_rows(packed, positions, gain, dtype, raises=False)
-    if made is None:
+    new_rows = _make_rows(packed, positions, gain, dtype, raises=False)
+    if new_rows is None:
         return None
-    rows = Rows(*made, packed.layout, packed.head_dim, are_plain=True)
+    rows = Rows(*new_rows, packed.layout, packed.head_dim, are_plain=True)
     rows.plan = packed.plan_of_rows
     return rows
 
@@ -166,8 +166,8 @@ def run_into(turn: Turn, outs: Sequence[Tensor]) -> None:
     if in_place and len(xs) == 2 and not _native.apart(*xs):
         check_writable(xs)  # raise all errors before the first write
         for x in xs:
-            alone = [x]
-            run_into(turn._replace(xs=alone), alone)
+            single = [x]
+            run_into(turn._replace(xs=single), single)
         return
     dtype = compute_dtype(xs[0].dtype)
     cos, sin = (row.to(dtype).contiguous() for row in (turn.cos, turn.sin))

@@ -124,13 +124,13 @@ def _fit(xs: Sequence[Tensor], rows: Rows) -> bool:
 def _shared_factors(rows: Rows) -> tuple[Tensor, Tensor]:
     """The `_factors` of rows, cached for all layers until cos or sin is written to."""
     cos, sin = rows.cos, rows.sin
-    given = cos, sin, rows.pairs().pairing, rows.transposed
+    key = cos, sin, rows.pairs().pairing, rows.transposed
     # no version counter notices writes to inference tensors, or to a parameter's data
     if rows.head_dim is None or cos.is_inference():
-        return _factors(*given)
+        return _factors(*key)
     versions = cos._version, sin._version
     if rows.factors is None or rows.factors[0] != versions:
-        rows.factors = versions, _factors(*given)
+        rows.factors = versions, _factors(*key)
     return rows.factors[1]
 
 

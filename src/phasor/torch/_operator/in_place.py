@@ -58,8 +58,8 @@ class QKMemory(NamedTuple):
 
 def qk_memory(q: Tensor, k: Tensor) -> QKMemory:
     """The memory layout of these two tensors."""
-    one, other = ((x.shape, x.stride(), x.element_size()) for x in (q, k))
-    return QKMemory(one, other, _span_bytes(*one), _span_bytes(*other))
+    q_memory, k_memory = ((x.shape, x.stride(), x.element_size()) for x in (q, k))
+    return QKMemory(q_memory, k_memory, _span_bytes(*q_memory), _span_bytes(*k_memory))
 
 
 def check_different(xs: Sequence[Tensor]) -> None:

@@ -123,9 +123,9 @@ def _run_fused(call: Turn) -> list[Tensor]:
     """The decomposition of the operator into operations that Inductor fuses well."""
     cos, sin = eager.rows_of_heads(call, torch.float32)
     layout = call.layout()
-    turn, own_dims = eager.turn_pairs, 1
+    turn, pair_dims = eager.turn_pairs, 1
     if layout.pairing == layout.pairing_out == "half":
-        turn, own_dims = _turn_halves, 2
+        turn, pair_dims = _turn_halves, 2
         # twice [..., seq, 1, num_pairs] -> [..., seq, 1, 2, num_pairs]
         cos, sin = torch.stack((cos, cos), -2), torch.stack((-sin, sin), -2)
     # otherwise Inductor would compute cos and sin again for every head
@@ -133,7 +133,7 @@ def _run_fused(call: Turn) -> list[Tensor]:
     outs: list[Tensor] = []
     for x in call.xs:
         order = _memory_order(x)
-        c, s = (_permute(each, order, own_dims) for each in (cos, sin))
+        c, s = (_permute(table, order, pair_dims) for table in (cos, sin))
         y = turn(_permute(x, order, 1), c, s, layout)
         if call.transposed:
             # the gradient of a preceding norm sums this, and would otherwise read it in float32
@@ -169,10 +169,10 @@ def _memory_order(x: Tensor) -> list[int]:
     return sorted(range(len(strides)), key=lambda dim: -strides[dim])
 
 
-def _permute(x: Tensor, order: Sequence[int], own_dims: int) -> Tensor:
-    """``x`` with its dimensions in ``order``, except the last ``own_dims``.
+def _permute(x: Tensor, order: Sequence[int], pair_dims: int) -> Tensor:
+    """``x`` with its dimensions in ``order``, except the last ``pair_dims``.
 
     Missing leading dimensions are added with length 1.
     """
-    x = x[(None,) * (len(order) + own_dims - x.dim())]
+    x = x[(None,) * (len(order) + pair_dims - x.dim())]
     return x.permute(*order, *range(len(order), x.dim()))

@@ -203,9 +203,9 @@ def register_pytree(
     def flatten_with_keys(value: Any) -> tuple[list[Any], Any]:
         return [(_pytree.GetAttrKey(name), getattr(value, name)) for name in names], context(value)
 
-    def unflatten(tensors: Any, given: Any) -> Any:
+    def unflatten(tensors: Any, context: Any) -> Any:
         first, second = tensors
-        return make(first, second, tuple(given))
+        return make(first, second, tuple(context))
 
     _pytree.register_pytree_node(
         cls,

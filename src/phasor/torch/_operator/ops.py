@@ -66,12 +66,12 @@ operator_: Callable[..., None] = torch.ops.phasor.turn_.default
 def resolve(backend: str, device: torch.device, width: int) -> str:
     """The backend that rotates heads of this width. A named one is never replaced by another."""
     if backend == "auto" or _inductor.is_compiled_auto(backend):
-        for name, it in BACKENDS.items():
-            if not it.unsupported_reason(device, width):
+        for name, entry in BACKENDS.items():
+            if not entry.unsupported_reason(device, width):
                 return name
     if backend not in BACKENDS:
-        known = ", ".join(repr(name) for name in BACKENDS)
-        raise BackendError(f"backend must be 'auto' or one of {known}, got {backend!r}")
+        names = ", ".join(repr(name) for name in BACKENDS)
+        raise BackendError(f"backend must be 'auto' or one of {names}, got {backend!r}")
     reason = BACKENDS[backend].unsupported_reason(device, width)
     if reason:
         raise BackendError(f"backend={backend!r} cannot rotate x: {reason}")
@@ -200,8 +200,8 @@ def turn(call: Turn, *, in_place: bool = False) -> Sequence[Tensor]:
             "would be summed over ranks; make them by DTensor.from_local or distribute_tensor"
         )
     if backend not in ("auto", "eager"):
-        what = "gradients for cos and sin" if rows_want_grad else "torch.func transformations"
-        raise BackendError(f"backend={backend!r} has no {what}; use 'auto' or 'eager'")
+        feature = "gradients for cos and sin" if rows_want_grad else "torch.func transformations"
+        raise BackendError(f"backend={backend!r} has no {feature}; use 'auto' or 'eager'")
     return eager.run_without_writes(call)
 
 
@@ -213,8 +213,8 @@ def turn_at(call: TurnAt, *, in_place: bool = False) -> Sequence[Tensor]:
             check_writable(xs)  # raise all errors before the first write
             check_mutable(xs)
             check_copies(xs, xs)
-        alone = [turn_at(call._replace(xs=[x]), in_place=in_place) for x in xs]
-        return [y for (y,) in alone]
+        results = [turn_at(call._replace(xs=[x]), in_place=in_place) for x in xs]
+        return [y for (y,) in results]
     is_kept = not torch.compiler.is_compiling() and not eager.needs_plain_ops(call.backend, xs)
     wants_grad = tuple(map(_wants_gradient, xs))
     if not (is_kept and any(wants_grad)):
@@ -306,8 +306,8 @@ def _run_backend(call: Turn, *, in_place: bool) -> Sequence[Tensor]:
     if in_place:
         check_writable(xs)  # raise all errors before the first write
     for x, out in zip(xs, outs, strict=True):
-        alone = [x]
-        backend.run_into(call._replace(xs=alone), alone if in_place else [out])
+        single = [x]
+        backend.run_into(call._replace(xs=single), single if in_place else [out])
     return outs
 
 
@@ -360,8 +360,8 @@ class _RotationAt(torch.autograd.Function):
         ctx: Any, call: TurnAt, wants_grad: tuple[bool, ...], positions: Tensor, *xs: Tensor
     ) -> tuple[Tensor, ...]:
         with below_autograd():
-            given = call._replace(xs=list(xs), positions=positions)
-            ys = tuple(_turn_by_new_rows(given, in_place=False))
+            saved_call = call._replace(xs=list(xs), positions=positions)
+            ys = tuple(_turn_by_new_rows(saved_call, in_place=False))
         ctx.call = call._replace(positions=None)
         _set_up(ctx, wants_grad, (positions,), ys)
         return ys
@@ -381,12 +381,12 @@ class _RotationAt(torch.autograd.Function):
 
 
 def _set_up(
-    ctx: Any, wants_grad: Sequence[bool], kept: Sequence[Tensor], output: Sequence[Tensor]
+    ctx: Any, wants_grad: Sequence[bool], saved_tensors: Sequence[Tensor], output: Sequence[Tensor]
 ) -> None:
-    ctx.save_for_backward(*kept)
-    ctx.save_for_forward(*kept)
+    ctx.save_for_backward(*saved_tensors)
+    ctx.save_for_forward(*saved_tensors)
     ctx.set_materialize_grads(False)
-    unwanted = [y for y, wanted in zip(output, wants_grad, strict=True) if not wanted]
+    unwanted = [y for y, needs_grad in zip(output, wants_grad, strict=True) if not needs_grad]
     ctx.mark_non_differentiable(*unwanted)
 
 
@@ -395,8 +395,8 @@ def _apply_to_present(
 ) -> tuple[Tensor | None, ...]:
     """Apply ``function`` to the tensors that are not None; None stays None."""
     present = [t for t in tensors if t is not None]
-    made = iter(function(present) if present else ())
-    return tuple(None if t is None else next(made) for t in tensors)
+    results = iter(function(present) if present else ())
+    return tuple(None if t is None else next(results) for t in tensors)
 
 
 def _wants_gradient(x: Tensor) -> bool:

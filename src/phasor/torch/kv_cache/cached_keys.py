@@ -202,17 +202,17 @@ class CachedKeys:
                 f"other must have the layers of the cache ({len(self._layers)}), "
                 f"got {len(other_layers)}"
             )
-        for index, (layer, other) in enumerate(zip(self._layers, other_layers, strict=True)):
-            if layer.has_keys != other.has_keys:
+        for index, (layer, other_layer) in enumerate(zip(self._layers, other_layers, strict=True)):
+            if layer.has_keys != other_layer.has_keys:
                 raise TensorError(
                     f"other must have the layers of the cache, which has a {layer.name} as layer "
-                    f"{index}, got a {other.name}"
+                    f"{index}, got a {other_layer.name}"
                 )
             if not layer.has_keys:
                 continue
-            if set(other.row_lengths()) != {count}:
+            if set(other_layer.row_lengths()) != {count}:
                 raise TensorError(
-                    f"other must hold {count} tokens in every row, got {other.row_lengths()};"
+                    f"other must hold {count} tokens in every row, got {other_layer.row_lengths()};"
                     " insert rows of different lengths separately"
                 )
             shortest = min(layer.row_lengths())
@@ -301,10 +301,10 @@ def _insert(
     The second result is the number of tokens before them that are not held.
     """
     held, new, fallen_out = layer.held, other.held, layer.fallen_out
-    if at < fallen_out:  # the new tokens are before all that are held
+    if at < fallen_out:  # the new tokens come before all tokens that the layer holds
         new, fallen_out = new.last(0), fallen_out + other.length
         first = 0
-    elif other.fallen_out:  # the tokens before the new ones are no longer next to them
+    elif other.fallen_out:  # the earlier tokens are no longer next to the new tokens
         held, fallen_out = held.last(layer.length - at), at + other.fallen_out
         first = 0
     else:
@@ -335,8 +335,8 @@ def _positions_of_held(positions: Any, layer: CachedLayer, rope: Rope) -> Any:
         return positions
     # any keys of all tokens, whose shape the positions must fit
     keys = layer.check_heads(rope.head_dim).expand(-1, layer.length, -1, -1)
-    read: Tensor = ARRAYS.fit_positions(positions, [keys], rope, False, ["keys"])
+    readable: Tensor = ARRAYS.fit_positions(positions, [keys], rope, False, ["keys"])
     token_dim = -2 if rope.axes.n_axes > 1 else -1
-    if read.dim() < -token_dim or read.shape[token_dim] == 1:
-        return read  # the same for all tokens
-    return read.narrow(token_dim, layer.fallen_out, layer.count)
+    if readable.dim() < -token_dim or readable.shape[token_dim] == 1:
+        return readable  # the same for all tokens
+    return readable.narrow(token_dim, layer.fallen_out, layer.count)

@@ -22,7 +22,7 @@ _DTYPES = (
     *(torch.float8_e5m2, torch.float8_e5m2fnuz),
 )
 _SCALES = torch.float32, torch.float16, torch.bfloat16
-# what a number may exceed the largest of its type by: it is rounded to it, and the scale stays
+# a number may exceed the largest of its type by this much: it is rounded down, and the scale stays
 _ROUNDED_DOWN = 1 + 2**-10
 
 
@@ -75,7 +75,7 @@ def narrowed(
     factors = _factors("scales", unscaled, x)
     shared = [dim for dim, size in enumerate(factors.shape) if size == 1]
     grouped = _grouped(x, factors)
-    # a scale of 0 has keys of 0
+    # keys with a scale of 0 are 0
     quotients = grouped / torch.where(factors == 0, 1.0, factors)
     growth = torch.maximum(quotients / limits.max, quotients / limits.min)
     growth = growth.amax(shared, keepdim=True)
@@ -95,11 +95,11 @@ def narrowed(
     return (quotients.round() if dtype == torch.int8 else quotients).to(dtype), new_scales
 
 
-def store_(keys: Tensor, scales: Tensor | None, turned: Tensor) -> None:
+def store_(keys: Tensor, scales: Tensor | None, rotated: Tensor) -> None:
     """Write keys that `widened` returned and that were turned back into ``keys`` and ``scales``."""
-    if turned is keys:
+    if rotated is keys:
         return
-    new, new_scales = narrowed(turned, keys.dtype, scales)
+    new, new_scales = narrowed(rotated, keys.dtype, scales)
     if scales is None or new_scales is None:
         copy_all([keys], [new])
     else:
@@ -110,24 +110,24 @@ def check_stored(keys: Tensor, scales: Tensor | None) -> None:
     """Refuse keys and scales that cannot be written, before the first of them is."""
     check_rewritable("keys", keys)
     if scales is not None:
-        check_rewritable("scales", scales[..., None])  # a single one has no dimension
+        check_rewritable("scales", scales[..., None])  # a single scale has no dimension
 
 
 def _factors(name: str, scales: Tensor, keys: Tensor) -> Tensor:
     """Float32 scales with as many dimensions as grouped keys, or an error if they do not fit."""
     ARRAYS.check_kind(name, scales)
     ARRAYS.check_device(name, scales, keys.device)
-    by_dim = scales.reshape((1,) * keys.dim()) if scales.numel() == 1 else scales
-    fits = by_dim.dim() == keys.dim() and by_dim.dtype in _SCALES
-    fits = fits and keys.shape[-1] % by_dim.shape[-1] == 0
-    leading = zip(by_dim.shape[:-1], keys.shape[:-1], strict=fits)
-    if not fits or any(size not in (1, of_keys) for size, of_keys in leading):
+    shaped_scales = scales.reshape((1,) * keys.dim()) if scales.numel() == 1 else scales
+    fits = shaped_scales.dim() == keys.dim() and shaped_scales.dtype in _SCALES
+    fits = fits and keys.shape[-1] % shaped_scales.shape[-1] == 0
+    leading = zip(shaped_scales.shape[:-1], keys.shape[:-1], strict=fits)
+    if not fits or any(size not in (1, key_size) for size, key_size in leading):
         raise TensorError(
             f"{name} must be float32, float16 or bfloat16 numbers of the shape of the keys "
             f"{list(keys.shape)}, with 1 in each dimension that shares them and a divisor of "
             f"head_dim as the last, got {list(scales.shape)} in {scales.dtype}"
         )
-    return by_dim.float()[..., None]
+    return shaped_scales.float()[..., None]
 
 
 def _grouped(keys: Tensor, factors: Tensor) -> Tensor:

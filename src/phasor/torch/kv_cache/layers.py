@@ -60,7 +60,9 @@ class Exchange:
 
         A loop in C, such as `deque`'s, is not interrupted by signals either.
         """
-        steps: list[Callable[[], object]] = [partial(setattr, *it) for it in self._attributes]
+        steps: list[Callable[[], object]] = [
+            partial(setattr, *attribute) for attribute in self._attributes
+        ]
         if self._memory:
             steps.insert(0, partial(copy_all, self._memory, self._written))
         deque(map(call, steps), maxlen=0)
@@ -71,7 +73,7 @@ class HeldTokens(NamedTuple):
 
     keys: Tensor
     values: Tensor
-    scales: Tensor | None  # of keys of 8 bits, if each token has its own
+    scales: Tensor | None  # the scales of 8-bit keys, if each token has its own scale
 
     def last(self, count: int) -> HeldTokens:
         """The last ``count`` tokens."""
@@ -158,7 +160,7 @@ class CachedLayer:
         if not self._is_sliding:
             return held
         window = self._window(length)
-        first = length - window  # that the layer needs
+        first = length - window  # the number of tokens that the layer needs
         if fallen_out > first:
             raise TensorError(
                 f"a {self.name} must hold the last {window} tokens, but those from {first} to "
@@ -201,7 +203,7 @@ class CachedLayer:
             return length
         if self._capacity is None:
             return min(length, self._layer.sliding_window - 1)
-        # a static layer holds one more until the next token comes
+        # a static layer holds one more token until the next token comes
         return length if length <= self._capacity else self._capacity - 1
 
     def _first_slot(self, length: int) -> int:
@@ -213,12 +215,12 @@ class CachedLayer:
         if self._is_own:
             return getattr(self._layer, f"_{name}")
         if self._is_quantized:
-            stored, _ = getattr(self._layer, f"_quantized_{name}")
+            memory, _ = getattr(self._layer, f"_quantized_{name}")
         else:
-            stored = getattr(self._layer, name)
-        return _swap(stored)
+            memory = getattr(self._layer, name)
+        return _swap(memory)
 
-    def _scales_of(self, name: str) -> Tensor | None:
+    def _find_scales(self, name: str) -> Tensor | None:
         """The scales of stored keys or values, in the layout of `_memory`."""
         if self._is_quantized:
             _, scale = getattr(self._layer, f"_quantized_{name}")
@@ -233,18 +235,18 @@ class CachedLayer:
         start = self._first_slot(self.length)
         slots = slice(start, start + count)
         keys, values = (self._memory(name)[:, slots] for name in ("keys", "values"))
-        scales, value_scales = (self._scales_of(name) for name in ("keys", "values"))
+        scales, value_scales = (self._find_scales(name) for name in ("keys", "values"))
         token_scales = None
         if scales is not None and self._is_by_token(scales):
             scales = token_scales = scales[:, slots]
-        if value_scales is not None:  # values are only cut if nobody knows their scales
+        if value_scales is not None:  # values without known scales can only be cut
             values = widened(values, value_scales, "values")
         return HeldTokens(widened(keys, scales, self._keys_name), values, token_scales)
 
     def _store(self, exchange: Exchange, name: str, held: HeldTokens, length: int) -> None:
         """Plan to store the keys or the values of the last tokens of ``length``."""
         x = held.keys if name == "keys" else held.values
-        memory, memory_of_scales = self._memory(name), self._scales_of(name)
+        memory, memory_of_scales = self._memory(name), self._find_scales(name)
         slots = slice(self._first_slot(length), self._first_slot(length) + x.shape[1])
         if self._capacity is not None and slots.stop > self._capacity:
             raise TensorError(
@@ -283,7 +285,7 @@ def wrap_layers(
         if scales is not None:
             raise TensorError("scales must be None for a KVCache, whose tensors have none")
         layers = [CachedLayer(cache)]
-    elif library is None or not _is_one_of(library, cache, _CACHES):
+    elif library is None or not _is_instance(library, cache, _CACHES):
         raise TensorError(f"{name} must be {_SUPPORTED}, got {type(cache).__name__}")
     elif cache.offloading:
         raise TensorError(
@@ -292,11 +294,11 @@ def wrap_layers(
         )
     else:
         layers = _wrap_foreign(name, cache.layers, library, scales)
-    with_keys = [layer for layer in layers if layer.has_keys]
-    if layers and not with_keys:
+    key_layers = [layer for layer in layers if layer.has_keys]
+    if layers and not key_layers:
         names = sorted({layer.name for layer in layers})
         raise TensorError(f"{name} must have a layer with keys, got only {', '.join(names)}")
-    if not layers or any(layer.length == 0 for layer in with_keys):
+    if not layers or any(layer.length == 0 for layer in key_layers):
         raise TensorError(f"{name} must hold keys of tokens; run the prompt first")
     return layers
 
@@ -312,7 +314,7 @@ def _wrap_foreign(
         )
     for index, layer in enumerate(foreign):
         # compared by type, because a subclass may keep fewer tokens, or other tensors
-        if not _is_one_of(library, layer, (*_WITH_KEYS, *_WITHOUT_KEYS)):
+        if not _is_instance(library, layer, (*_WITH_KEYS, *_WITHOUT_KEYS)):
             raise TensorError(
                 f"{name} must have layers of keys or of recurrent states that phasor knows "
                 f"({', '.join((*_WITH_KEYS, *_WITHOUT_KEYS))}), got a {type(layer).__name__} as "
@@ -322,7 +324,7 @@ def _wrap_foreign(
             raise TensorError(f"{name} must hold tokens in every layer, got none in layer {index}")
         _check_scales(layer, index, scales[index])
     indexed = zip(foreign, range(len(foreign)), scales, strict=True)
-    return [CachedLayer(*it) for it in indexed]
+    return [CachedLayer(*item) for item in indexed]
 
 
 def _check_scales(layer: Any, index: int, scales: Tensor | None) -> None:
@@ -344,7 +346,7 @@ def _check_scales(layer: Any, index: int, scales: Tensor | None) -> None:
         )
 
 
-def _is_one_of(library: Any, x: Any, names: Sequence[str]) -> bool:
+def _is_instance(library: Any, x: Any, names: Sequence[str]) -> bool:
     """Whether ``x`` is an instance of one of these classes of transformers, not of a subclass."""
     return type(x).__name__ in names and type(x) is getattr(library, type(x).__name__, None)
 

@@ -121,9 +121,9 @@ def find_feature_maps(feature_map: object, causal: bool) -> tuple[FeatureMap, Fe
     pair = cast(tuple[Any, ...], feature_map if is_pair else (feature_map, feature_map))
     if len(pair) == 2 and all(map(callable, pair)):
         return pair[0], pair[1]
-    known = ", ".join(repr(name) for name in _FEATURE_MAPS)
+    names = ", ".join(repr(name) for name in _FEATURE_MAPS)
     raise SpecError(
-        f"feature_map must be {known}, a callable or a pair of callables, "
+        f"feature_map must be {names}, a callable or a pair of callables, "
         f"got {short_repr(cast(object, feature_map))}"
     )
 

@@ -388,7 +388,7 @@ class _AttendAndRecompute(torch.autograd.Function):
                 return None, None, *pull_back(grads)
         with outside_autocast(q.device), torch.enable_grad():
             grad_y, *grad_sums = grads
-            # made from grad_y, which represents many with is_grads_batched
+            # made from grad_y, which stands for many gradients with is_grads_batched
             grad_qkv = [grad_y.new_empty(x.shape, dtype=x.dtype) for x in (q, k, v)]
             parts = blocks.split(positions, q, k, v, grad_y, *grad_qkv)
             for i, (block_positions, *xs) in reversed(list(enumerate(parts))):

@@ -113,10 +113,10 @@ class DualChunk:
 
     def query_positions(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Positions of queries for keys of their own chunk, of the previous chunk, and before."""
-        own = self.key_positions(positions)
-        previous = (own + self._step).clamp(max=self.size)
+        key_positions = self.key_positions(positions)
+        previous = (key_positions + self._step).clamp(max=self.size)
         last_of_chunk = min(2 * self._step - 1, self.size)
-        return own, previous, torch.full_like(own, last_of_chunk)
+        return key_positions, previous, torch.full_like(key_positions, last_of_chunk)
 
     @property
     def _step(self) -> int:
@@ -194,12 +194,12 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, rope: Rope, distance: Distance) -> 
         if not is_exported:
             near_start, far_stop = max(0, first - width + 1), max(0, last - width)
         # [batch, num_kv_heads, group, queries, keys]
-        near = near_q[..., start:stop, :] @ near_k[..., near_start:last, :].mT
+        near_scores = near_q[..., start:stop, :] @ near_k[..., near_start:last, :].mT
         far = far_q[..., start:stop, :] @ far_k[..., :far_stop, :].mT
         q_positions, overlap = positions[first:last, None], far_stop - near_start
         is_near = q_positions - positions[near_start:far_stop] < width
-        mixed = torch.where(is_near, near[..., :overlap], far[..., near_start:])
-        scores = torch.cat((far[..., :near_start], mixed, near[..., overlap:]), dim=-1)
+        mixed = torch.where(is_near, near_scores[..., :overlap], far[..., near_start:])
+        scores = torch.cat((far[..., :near_start], mixed, near_scores[..., overlap:]), dim=-1)
         scores = scores.masked_fill(positions[:last] > q_positions, -torch.inf)
         parts.append(scores.softmax(-1) @ values[..., :last, :])
     y = torch.cat(parts, dim=-2) if parts else near_q

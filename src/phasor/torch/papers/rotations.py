@@ -15,7 +15,7 @@ from phasor.torch._operator.arguments import ARRAYS
 from phasor.torch.rotation import Rotation, check_dtype
 
 _TURN = 2 * math.pi
-_GAMMA = 0.4  # of the paper and of both implementations
+_GAMMA = 0.4  # the number in the paper and in both implementations
 
 
 def xpos(
@@ -123,11 +123,11 @@ def wrapped_cumsum(steps: Tensor, dim: int, *, start: Tensor | None = None) -> T
                 f"{list(start.shape)}"
             )
         terms = torch.cat((start.double().unsqueeze(dim), terms), dim)
-    plain = terms.cumsum(dim)  # has the gradient, and NaN
+    plain = terms.cumsum(dim)  # carries the gradient, and NaN
     turns = terms.detach() / _TURN
-    # of half a turn at most, so that no int64 overflows before the sum does, at two whole turns
+    # at most half a turn each, so that only the sum may overflow int64, at two whole turns
     counts = ((turns - turns.round()) * 2.0**63).long()
-    # doubled, it overflows at one: [-2**63, 2**63) is half a turn to either side
+    # doubled, the sum overflows at one turn: [-2**63, 2**63) is half a turn to either side
     sums = counts.cumsum(dim) * 2
     wrapped = sums.double() * (_TURN / 2.0**64)
     angles = wrapped + (plain - plain.detach())

@@ -138,7 +138,7 @@ def watch_usage(
     usage: list[LayerUsage | None] = []
     with ExitStack() as hooks:
         for (name, (queries, keys, values)), rope in zip(sources.items(), per_layer, strict=True):
-            has_pairs = rope is not None and _has_pairs_of(values, keys)
+            has_pairs = rope is not None and _shares_pairs(values, keys)
             layer = (
                 None
                 if rope is None
@@ -189,7 +189,7 @@ def _layout(rope: Rope | None) -> tuple[Any, ...]:
     return rope.pairing, rope.rotary_start, rope.rotary_dim, rope.head_dim
 
 
-def _has_pairs_of(values: nn.Module | None, keys: _Source) -> bool:
+def _shares_pairs(values: nn.Module | None, keys: _Source) -> bool:
     """Whether the projection to values has as many coordinates as the one to keys."""
     widths = [getattr(part, "out_features", None) for part in (values, keys[0])]
     return values is not None and widths[0] == widths[1]

@@ -199,8 +199,10 @@ def make_plan(turn: Turn, outs: Sequence[Tensor]) -> LaunchPlan | None:
     token_strides = list(zip(outer_steps, inner_steps, strict=True))
     # the stride of a single head is never used, so it may have any value
     head_strides = [x.stride(-2) if x.shape[-2] > 1 else 0 for x in tensors]
-    of_heads, steps_of_rows = token_strides[: len(tensors)], token_strides[len(tensors) :]
-    steps_of_heads = [(*over, head) for over, head in zip(of_heads, head_strides, strict=True)]
+    per_head, steps_of_rows = token_strides[: len(tensors)], token_strides[len(tensors) :]
+    steps_of_heads = [
+        (*token_steps, head) for token_steps, head in zip(per_head, head_strides, strict=True)
+    ]
     packed = all(map(_is_packed, tensors, steps_of_heads))
     rows_packed = all(map(_is_packed, rows, steps_of_rows))
     strides: list[int] = []
@@ -270,9 +272,9 @@ def rope_constants(text: str, device: torch.device) -> Tensor:
     return torch.from_numpy(rows).to(device)
 
 
-def _broadcast_strides(x: Tensor, own_dims: int, token_shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of ``x`` after broadcasting all but its last ``own_dims`` to ``token_shape``."""
-    matching = x.dim() - own_dims
+def _broadcast_strides(x: Tensor, pair_dims: int, token_shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of ``x`` after broadcasting all but its last ``pair_dims`` to ``token_shape``."""
+    matching = x.dim() - pair_dims
     # an empty tensor is never read, so its strides do not matter
     strides = (x.stride(i) if x.shape[i] > 1 and x.numel() else 0 for i in range(matching))
     return (0,) * (len(token_shape) - matching) + tuple(strides)
@@ -290,7 +292,7 @@ def _merge_dimensions(
         return [(0, (0,) * len(strides))]
     merged: list[tuple[int, tuple[int, ...]]] = []
     for dim in reversed(range(len(token_shape))):
-        length, steps = token_shape[dim], tuple(each[dim] for each in strides)
+        length, steps = token_shape[dim], tuple(tensor_strides[dim] for tensor_strides in strides)
         if length == 1:
             continue
         if merged and steps == tuple(merged[-1][0] * step for step in merged[-1][1]):

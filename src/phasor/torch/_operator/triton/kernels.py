@@ -41,8 +41,8 @@ def _multiply(number, first, second, third, dtype: tl.constexpr):
     upper, lower = number >> 32, number & 0xFFFFFFFF
     product = number * first + upper * second
     if dtype == tl.float64:
-        carried = (lower.to(tl.uint64) * second.to(tl.uint64)) >> 32
-        product += carried.to(tl.int64) + ((upper * third) >> 32)
+        carry = (lower.to(tl.uint64) * second.to(tl.uint64)) >> 32
+        product += carry.to(tl.int64) + ((upper * third) >> 32)
     return product
 
 
@@ -100,7 +100,7 @@ def _cos_sin_of_turns(turns, factor, dtype: tl.constexpr):
         is_odd, is_negated = (shifted & (1 << 62)) != 0, shifted < 0
         x = ((shifted & ((1 << 62) - 1)) - (1 << 61)).to(dtype) * 2.0**-61
         y = x * x
-        of_cos, of_sin = _polynomial(y, _COS_FLOAT64), _polynomial(y, _SIN_FLOAT64)
+        cos_terms, sin_terms = _polynomial(y, _COS_FLOAT64), _polynomial(y, _SIN_FLOAT64)
     else:
         # the upper half, rounded to another 2**-33 turns: in the units of `COS_SIN_ERROR_FLOAT32`
         # 0.07, where 12.5 are allowed and 12.0 derived
@@ -108,8 +108,8 @@ def _cos_sin_of_turns(turns, factor, dtype: tl.constexpr):
         is_odd, is_negated = (shifted & (1 << 30)) != 0, shifted < 0
         x = ((shifted & ((1 << 30) - 1)) - (1 << 29)).to(dtype) * 2.0**-29
         y = x * x
-        of_cos, of_sin = _polynomial(y, _COS_FLOAT32), _polynomial(y, _SIN_FLOAT32)
-    even_cos, even_sin = tl.fma(y, of_cos, tl.full(y.shape, 1, dtype)), x * of_sin
+        cos_terms, sin_terms = _polynomial(y, _COS_FLOAT32), _polynomial(y, _SIN_FLOAT32)
+    even_cos, even_sin = tl.fma(y, cos_terms, tl.full(y.shape, 1, dtype)), x * sin_terms
     # a quarter turn takes (cos, sin) to (-sin, cos), and half a turn negates both
     factor = tl.where(is_negated, -factor, factor)
     cos, sin = tl.where(is_odd, -even_sin, even_cos), tl.where(is_odd, even_cos, even_sin)
@@ -190,9 +190,9 @@ def load_interleaved(x, step, exists, num_pairs: tl.constexpr, pair_block: tl.co
     """Both coordinates of every pair ``(2i, 2i + 1)``, ``[heads, tokens, pairs]``, or 0."""
     # one wide load, split in registers: two loads with stride 2 would each read half of the bytes
     column = tl.arange(0, 2 * pair_block)[None, None, :]
-    both = tl.load(x + column * step, mask=exists & (column < 2 * num_pairs), other=0.0)
+    members = tl.load(x + column * step, mask=exists & (column < 2 * num_pairs), other=0.0)
     # [heads, tokens, 2 * pairs] -> [heads, tokens, pairs, 2]
-    return tl.split(tl.reshape(both, (both.shape[0], both.shape[1], pair_block, 2)))
+    return tl.split(tl.reshape(members, (members.shape[0], members.shape[1], pair_block, 2)))
 
 
 @triton.jit
@@ -200,8 +200,8 @@ def store_interleaved(y, step, exists, y0, y1, num_pairs: tl.constexpr, pair_blo
     """Write what `load_interleaved` reads."""
     column = tl.arange(0, 2 * pair_block)[None, None, :]
     # [heads, tokens, pairs, 2] -> [heads, tokens, 2 * pairs]
-    both = tl.reshape(tl.join(y0, y1), (y0.shape[0], y0.shape[1], 2 * pair_block))
-    tl.store(y + column * step, both, mask=exists & (column < 2 * num_pairs))
+    members = tl.reshape(tl.join(y0, y1), (y0.shape[0], y0.shape[1], 2 * pair_block))
+    tl.store(y + column * step, members, mask=exists & (column < 2 * num_pairs))
 
 
 @triton.jit
