@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
@@ -75,6 +75,15 @@ class Law(NamedFields, ABC):
     def temperature(self) -> Temperature:
         """The factors by which the law changes the logits; both are 1 for most laws."""
         return Temperature()
+
+
+def without_temperature(law: Law) -> Law:
+    """The law that scales frequencies in the same way and leaves the logits alone."""
+    if law.temperature() == Temperature():
+        return law
+    plain = {"attention_factor": 1.0, "mscale": 1.0, "mscale_all_dim": 0.0}
+    changes: dict[str, Any] = {name: value for name, value in plain.items() if hasattr(law, name)}
+    return replace(law, **changes)
 
 
 @lru_cache(maxsize=4096)  # searches try many laws with the same base

@@ -111,7 +111,7 @@ class JsonObject:
     def with_defaults(self, values: Mapping[str, Any]) -> JsonObject:
         """The object with ``values`` for keys that are absent from the file, or null."""
         added = {self._aliases(key)[0]: v for key, v in values.items() if not self.has(key)}
-        return self.with_values({**self.values, **added})
+        return self.with_values({**self.values, **added}) if added else self
 
     def ignore(self, *keys: str) -> None:
         """Count ``keys`` as read, because their values do not matter."""
@@ -124,8 +124,9 @@ class JsonObject:
 
     def unread(self) -> dict[str, Any]:
         """The keys that were not read, with their values; nulls are left out."""
-        read = self.keys_read
-        return {k: v for k, v in self.values.items() if v is not None and k not in read}
+        unread = {k: v for k, v in self.values.items() if v is not None and k not in self._read}
+        read = self.keys_read if unread else unread
+        return {k: v for k, v in unread.items() if k not in read}
 
     def unread_objects(self) -> list[JsonObject]:
         """The objects at keys that were not read, or that were read only in part."""
@@ -165,7 +166,7 @@ class JsonObject:
 
     def value(self, key: str) -> Any:
         """The value of ``key`` under any of its names, which then count as read."""
-        self._read.update(self._aliases(key))
+        self._read.update(self._names.get(key, (key,)))
         present = self._present(key)
         if len(present) > 1:
             return single_value((self.path_of(name), self.find(name)) for name in present)

@@ -192,12 +192,14 @@ def _lengths(a: Rope, b: Rope, context: int) -> set[int]:
 
 
 def _laws_alike(dialect: Dialect, a: Rope, b: Rope) -> bool:
-    softmax_alike = math.isclose(a.softmax_factor, b.softmax_factor, rel_tol=_OF_FLOAT32)
-    return (
-        bool(np.all(np.abs(a.inv_freq - b.inv_freq) <= _STILL + _ROUNDING * b.inv_freq))
-        and math.isclose(a.attention_factor, b.attention_factor, rel_tol=_OF_FLOAT32)
-        and (softmax_alike or not dialect.scales_softmax)
-    )
+    if not math.isclose(a.attention_factor, b.attention_factor, rel_tol=_OF_FLOAT32):
+        return False
+    if dialect.scales_softmax and not math.isclose(
+        a.softmax_factor, b.softmax_factor, rel_tol=_OF_FLOAT32
+    ):
+        return False
+    ours, theirs = a.inv_freq, b.inv_freq
+    return bool((np.abs(ours - theirs) <= _STILL + _ROUNDING * theirs).all())
 
 
 # Refusals.

@@ -271,7 +271,8 @@ def _one_rope_keys(rope: Rope, context: int) -> Iterator[Keys]:
     law, base, factor = rope.scaling, rope.base or 0, linear_factor(rope)
     scaled = {_LEAST: int(factor or 0), _MOST: int(base * int(factor or 0))}
     if factor is not None and rope.pairing == "interleaved":
-        yield {_BLOCK: "llama2", _TYPE: "llama3.1", "rope_use_scale": False, **scaled}
+        if rope.rotary_dim == rope.head_dim:  # this block turns no part of a head
+            yield {_BLOCK: "llama2", _TYPE: "llama3.1", "rope_use_scale": False, **scaled}
     elif factor is not None:
         if rope.rotary_dim == rope.head_dim:  # the block for parts of heads turns whole heads too
             yield {_BLOCK: "llama2", **_whole_head_keys(factor, base)}
