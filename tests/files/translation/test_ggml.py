@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 import phasor
 from phasor import LayerRopes, Rope
+from phasor.axes import Axes, OneAxis, Sectioned
 from phasor.files.dialects.gguf import _tables, architecture_facts
 from phasor.files.translation import TranslationError, translate
 from phasor.layers import one_layer
@@ -44,6 +46,23 @@ def test_a_softmax_factor_that_no_key_says_is_a_note() -> None:
     (part,) = translate(replace(PLAIN, scaling=law), "gguf", context=4096).parts
     assert not any("multiplier" in key for key in part.settings)
     assert any(note.startswith("Multiply the softmax scale") for note in part.notes)
+
+
+@pytest.mark.parametrize("axes", [OneAxis(), Sectioned((8, 12, 12))])
+def test_the_log_multiplier_is_for_interleaved_pairs_of_one_axis(axes: Axes) -> None:
+    """No architecture that turns other pairs reads it: the user has to scale the softmax."""
+    law = Yarn(factor=40.0, original_max_positions=4096, mscale_all_dim=1.0)
+    rope = replace(PLAIN, axes=axes, scaling=law)
+    (part,) = translate(rope, "gguf", context=8192).parts
+    keys = without_arch(part.settings)
+    assert "rope.scaling.yarn_log_multiplier" not in keys
+    # cos and sin are left alone, where llama.cpp would multiply them
+    assert keys["rope.scaling.attn_factor"] == pytest.approx(1 / (0.1 * math.log(40) + 1))
+    assert f"Multiply the softmax scale by {rope.softmax_factor!r} as well" in " ".join(part.notes)
+    assert not any("deepseek2" in note for note in part.notes)
+    if isinstance(axes, OneAxis):
+        (part,) = translate(replace(rope, pairing="interleaved"), "gguf", context=8192).parts
+        assert "rope.scaling.yarn_log_multiplier" in without_arch(part.settings)
 
 
 def test_betas_of_ones_own_are_flags_too() -> None:

@@ -393,6 +393,14 @@ def rope_keys(target: Target, rope: Rope, context: int, architecture: str | None
     return settings_for_rope(target, dialect, rope, context, is_list=needs_tensor)
 
 
+# source: ggml-org/llama.cpp: src/llama-model.cpp, llama_model_rope_type (22d46082): all of those
+# that read it (deepseek2 and those like it, mistral3 and mistral4) have LLAMA_ROPE_TYPE_NORM
+_OTHER_PAIRS = (
+    "the architectures for which llama.cpp reads yarn_log_multiplier turn interleaved pairs by one "
+    "axis"
+)
+
+
 def _read_settings(file: JsonObject, *, architecture: str | None = None) -> LayerRopes:
     """The rope that an architecture reads, with the facts that the class of ``file`` decides."""
     name, facts = "any", class_facts(file)
@@ -400,6 +408,8 @@ def _read_settings(file: JsonObject, *, architecture: str | None = None) -> Laye
         condition = "with several axes" if facts.axes is not None else "of gpt-oss"
         raise FaultError(f"llama.cpp loads no tensor of frequencies for architectures {condition}")
     if LOG_MULTIPLIER_KEY in file.values:
+        if facts.pairing == "half" or facts.axes is not None:
+            raise FaultError(_OTHER_PAIRS)
         facts = replace(facts, softmax=True, rewrite="log_multiplier")
     values = {
         key if is_tensor(key) else f"{name}.{key}": value.tolist() if is_tensor(key) else value
