@@ -46,7 +46,7 @@ def test_a_file_with_a_key_that_stands_twice_is_not_written_anew(tmp_path):
     arguments = ["extend", str(file), "--to", "16384", "--law", "yarn", "--write", str(folder)]
     done = run_phasor(*arguments)
     assert done.returncode != 0
-    assert "0.1 and 0.2, as it stands twice (keep one)" in done.stderr
+    assert "0.1 and 0.2, because it appears twice (keep one)" in done.stderr
     assert not folder.exists()
     file.write_text(text + "init_std: 0.1\n")
     run_phasor(*arguments)

@@ -146,7 +146,9 @@ def _exit_on_closed_pipe() -> Generator[None]:
     invoke_without_command=True,
 )
 @click.option("--version", "show_version", is_flag=True, help="Show the version and exit.")
-@click.option("--verbose", is_flag=True, help="With --version: the machine and its packages too.")
+@click.option(
+    "--verbose", is_flag=True, help="With --version, also show the machine and its packages."
+)
 @click.pass_context
 def main(context: click.Context, show_version: bool, verbose: bool) -> None:
     """Rotary position embeddings (RoPE): inspect, compare and convert them.

@@ -33,7 +33,7 @@ _REGEX = "REGEX"
     "--for",
     "program",
     type=click.Choice(PROGRAMS),
-    help="Instead of --to: a Llama from Meta's format to transformers or back, or a GGUF file.",
+    help="Instead of --to: the program to convert a Llama or a GGUF file for.",
 )
 @click.option(
     "--dtype",
@@ -44,7 +44,7 @@ _REGEX = "REGEX"
     "--from",
     "origin",
     type=_PAIRING,
-    help="The pairing of SOURCE, if its config is wrong about it.",
+    help="The pairing of SOURCE, if its config states the wrong one.",
 )
 @click.option(
     "--config", type=click.Path(allow_dash=True), metavar="PATH", help="The model's config."
@@ -97,12 +97,12 @@ def convert(
     """Write a checkpoint with queries and keys in the other pairing.
 
     SOURCE is a safetensors or GGUF file, or a folder with one safetensors file or with shards and
-    their index. OUT gets the same layout and must not exist. Which tensors change is determined by
-    the config next to SOURCE, or by patterns: regular expressions that match whole tensor names.
+    their index. OUT gets the same layout and must not exist. The config next to SOURCE
+    determines which tensors change, or patterns do: regular expressions that match whole names.
 
-    Quantised weights move with their scales and are not rounded again. GPTQ and AWQ checkpoints are
-    converted in their columns; MLX, compressed-tensors and 8-bit bitsandbytes checkpoints in their
-    rows; a GGUF file, of any quantisation, in its rows of blocks.
+    Quantised weights move with their scales and are not rounded again. The
+    conversion moves columns in GPTQ and AWQ checkpoints, rows in MLX, compressed-tensors and 8-bit
+    bitsandbytes checkpoints, and rows of blocks in GGUF files of any quantisation.
 
     With --for, SOURCE is a Llama folder, and names and config are converted too: Meta's params.json
     and consolidated.*.pth become a folder for transformers, or the reverse. A GGUF file of a Llama,

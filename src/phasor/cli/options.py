@@ -59,10 +59,10 @@ context_option = tokens_option(
     "--context", "Number of tokens in training; by default the model's context.", least=2
 )
 part_option = click.option(
-    "--part", metavar="KEY", help="Which config inside the file, such as vision_config."
+    "--part", metavar="KEY", help="The config inside the file to read, such as vision_config."
 )
 like_option = click.option(
-    "--like", metavar="TYPE", help="Read an unknown model type as this known one."
+    "--like", metavar="TYPE", help="The known model type to read a file of an unknown type as."
 )
 strict_option = click.option(
     "--strict/--no-strict",
@@ -104,9 +104,8 @@ def read_model(model: str, **load_options: Any) -> LayerRopes:
     is_path = model == "-" or Path(model).exists() or "/" in model or model.endswith(".json")
     if is_path and model not in preset_names():
         with left_aside_warnings():
-            return phasor.load(
-                model, **load_options
-            )  # imported late, because it imports the file readers
+            # imported late, because it imports the file readers
+            return phasor.load(model, **load_options)
     try:
         return preset(model)
     except SpecError as error:

@@ -27,7 +27,13 @@ def _complete(_context: object, _parameter: object, begun: str) -> list[str]:
 
 
 @click.command(epilog="Example: phasor translate llama-3.1-8b --to gguf")
-@click.option("--to", "target", metavar="PROGRAM", help="The program.", shell_complete=_complete)
+@click.option(
+    "--to",
+    "target",
+    metavar="PROGRAM",
+    help="The program to write settings for.",
+    shell_complete=_complete,
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with all numbers.")
 @tokens_option("--context", "Number of tokens in its tables.", least=2)
 @seq_len_option

@@ -30,8 +30,8 @@ def verify(
     """Compare a recorded rotation with MODEL, and name what differs.
 
     FILE is .safetensors or .npz, with positions, q and q_rotated, k and k_rotated; or cos and sin;
-    or a cos_sin_cache. If layers differ, name them: layers.3.q is q of layer 3. Exits with 1 if
-    something differs.
+    or a cos_sin_cache. If layers rotate differently, name the layers: layers.3.q is q of layer 3.
+    Exits with 1 if something differs.
     """
     layers = read_model(model, **load_options)
     with progress_bar("Verifying") as progress:

@@ -72,7 +72,7 @@ def refuse_stand_in(data: bytes, origin: str, error: type[PhasorError]) -> None:
 
 
 def parse_json(data: bytes, origin: str, error: type[PhasorError]) -> dict[str, Any]:
-    """The JSON object of a file; ``error`` if it holds anything else, or a key stands twice."""
+    """The JSON object of a file; ``error`` if it holds anything else, or a key appears twice."""
 
     def refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if (key := first_repeated(pairs)) is not None:
@@ -146,7 +146,7 @@ def _read_node(node: Any, origin: str, count: Iterator[int], parents: tuple[int,
             continue
         if isinstance(item, (dict, list)) or isinstance(last, (dict, list)):
             raise refusal("key_twice", origin=origin, key=key)
-        reason = f"{short_repr(item)} and {short_repr(last)}, as it stands twice (keep one)"
+        reason = f"{short_repr(item)} and {short_repr(last)}, because it appears twice (keep one)"
         values[key] = Unclear(reason)
     return merged | values
 

@@ -534,7 +534,7 @@ HINTS: dict[str, Hint] = {
     ),
     "no_value: LFM2's layers": Hint(
         of(small("lfm2_moe")),
-        "layer_types is absent; add it",
+        "layer_types is absent; add the value",
         of(small("lfm2_moe", layer_types=["conv", "full_attention"] * 2)),
         PLAIN,
     ),

@@ -149,8 +149,8 @@ def test_an_error_about_a_base_of_mimo_v2_flash_names_the_key_of_the_file() -> N
 @each(
     "target, says",
     [
-        ("diffusion.models.flux.flux_provider.FluxProvider", "that of a language model"),
-        ("diffusion.models.wan.wan_provider.WanModelProvider", "that of a language model"),
+        ("diffusion.models.flux.flux_provider.FluxProvider", "a language model's class"),
+        ("diffusion.models.wan.wan_provider.WanModelProvider", "a language model's class"),
         ("diffusion.nemotron.NemotronLabsDiffusionModelProvider", "file; pass its hf_config"),
     ],
 )

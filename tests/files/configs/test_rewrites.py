@@ -37,7 +37,7 @@ NAMED_BY_THE_FILE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a base twice": (
         CHATGLM,
         {"rope_theta": 7.0},
-        "rope_theta says 7.0 and rope_ratio says 500000",
+        "rope_theta is 7.0 and rope_ratio is 500000",
     ),
     "a base too small": (CHATGLM, {"rope_ratio": 1e-5}, "rope_ratio must be a finite number > 1"),
     "a base in an object": (

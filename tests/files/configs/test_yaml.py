@@ -170,5 +170,5 @@ def test_a_key_that_nothing_reads_may_stand_twice(tmp_path: Path) -> None:
     assert "got 500000 and 10000" in str(caught.value)
     twice = "init_std: 0.1\ninit_std: 0.2\n"
     assert read(tmp_path, text() + twice) == read(tmp_path, text())
-    with refused("unread: 1 and 2, as it stands twice", key="rope_zoom"):
+    with refused("unread: 1 and 2, because it appears twice", key="rope_zoom"):
         read(tmp_path, text() + "rope_zoom: 1\nrope_zoom: 2\n")
