@@ -190,7 +190,6 @@ def pytest_collection() -> None:
 
 def pytest_collection_finish() -> None:
     """Leave them out of every later search, of which there are fewer."""
-    gc.collect()
     gc.freeze()
     # compilers make millions of objects that stay: searching them took a twentieth of all tests
     gc.set_threshold(50_000, 20, 20)

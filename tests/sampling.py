@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from heapq import heappop, heapreplace
 from itertools import combinations
 
 GOLDEN = (5**0.5 - 1) / 2
@@ -24,22 +25,28 @@ def sample(cases: Sequence[Sequence[Hashable]], size: int) -> set[int]:
     """
     # 1 and True are equal, and two values
     named = [[(place, type(value), value) for place, value in enumerate(case)] for case in cases]
-    waiting = sorted(range(len(cases)), key=lambda index: index * GOLDEN % 1)
+    order = sorted(range(len(cases)), key=lambda index: index * GOLDEN % 1)
     chosen: set[int] = set()
     uses: Counter[Hashable] = Counter()
 
-    def gain(index: int) -> tuple[int, int, int]:
+    def loss(index: int) -> tuple[int, int, int]:
         values = named[index]
-        new_values = sum(value not in uses for value in values)
-        new_pairs = sum(pair not in uses for pair in combinations(values, 2))
-        return new_values, new_pairs, -sum(uses[value] for value in values)
+        old_values = sum(value in uses for value in values)
+        old_pairs = sum(pair in uses for pair in combinations(values, 2))
+        return old_values, old_pairs, sum(uses[value] for value in values)
 
+    # no loss ever falls, so what is the least when it is asked for again is the least of all
+    waiting = [((0, 0, 0), place, index) for place, index in enumerate(order)]
     while waiting and len(chosen) < size:
-        best = max(waiting, key=gain)  # the first of them
-        waiting.remove(best)
-        chosen.add(best)
-        uses.update(named[best])
-        uses.update(combinations(named[best], 2))
+        known, place, index = waiting[0]
+        now = loss(index)
+        if now != known:
+            heapreplace(waiting, (now, place, index))
+            continue
+        heappop(waiting)
+        chosen.add(index)
+        uses.update(named[index])
+        uses.update(combinations(named[index], 2))
     return chosen
 
 
@@ -143,6 +150,9 @@ SAMPLED = {
     "tests/test_angles.py": {
         "test_every_law_is_exact_at_every_int64": 18,
     },
+    "tests/test_pairings.py": {
+        "test_the_type_checker_names_every_place_that_has_to_say_something": 0,
+    },
     "tests/test_copied_pages.py": {
         "test_a_copied_page_runs_in_a_fresh_process": 4,
     },
@@ -152,6 +162,7 @@ SAMPLED = {
     "tests/torch/compile/test_attention.py": {
         "test_a_decode_step_is_one_graph_for_every_length_of_the_cache": 1,
         "test_inductor_makes_one_graph_of_the_operator_and_two_of_operations": 1,
+        "test_inductor_trains_in_one_graph_from_length_2_and_one_for_1": 0,
     },
     "tests/torch/compile/test_compile.py": {
         "test_a_training_step_compiles": 3,
@@ -160,12 +171,13 @@ SAMPLED = {
     },
     "tests/torch/compile/test_compiled_transforms.py": {
         "test_a_compiled_transform_is_the_transform": 3,
-        "test_forward_mode_is_compiled": 2,
+        "test_forward_mode_is_compiled": 1,
     },
     "tests/torch/compile/test_inductor.py": {
         "test_a_graph_kept_on_disk_is_found_again_under_the_same_rule_only": 0,
         "test_any_strides_are_right_and_kept": 2,
         "test_the_rule_chooses_by_pairing_and_size_and_can_be_asked": 4,
+        "test_values_and_gradients_are_right_at_every_position": 2,
     },
     "tests/torch/compile/test_refusals.py": {
         "test_a_refusal_keeps_its_text_in_a_full_graph": 46,
@@ -180,6 +192,9 @@ SAMPLED = {
     "tests/torch/distributed/test_processes.py": {
         "test_every_way_of_sharing_out_gives_the_losses_of_one_process": 1,
         "test_mixed_precision_on_several_processes_is_that_on_one": 0,
+    },
+    "tests/torch/export/test_export.py": {
+        "test_aot_inductor_compiles_attention_for_another_process": 0,
     },
     "tests/torch/export/test_lengths.py": {
         "test_a_program_of_bounded_length_runs_at_every_length": 11,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import product
+import re
+import tomllib
+from itertools import combinations, product
+from pathlib import Path
 
 import pytest
 
 from .sampling import sample
 
+ROOT = Path(__file__).parents[1]
 GRID = list(product(range(7), "abc", (True, False)))
 
 
@@ -41,3 +45,22 @@ def test_a_sample_of_more_than_all_is_all() -> None:
     """And of none is none."""
     assert sample(GRID, 1000) == set(range(len(GRID)))
     assert sample([], 3) == set()
+
+
+def test_every_test_is_run_by_ci_or_every_week() -> None:
+    """Whatever its kinds: `make check` runs it, or a target that the weekly workflow calls."""
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    weekly = (ROOT / ".github/workflows/weekly.yml").read_text("utf-8")
+    run = r'^{}:.*\n(?:[\t#].*\n)*?\t\$\(PYTEST\) -m "?([a-z_ ]+)'
+    targets = ["check", *re.findall(r"run: make (test\S*)", weekly)]
+    found = [re.search(run.format(target), makefile, re.M) for target in targets]
+    expressions = [one[1].removesuffix(" tests") for one in found if one is not None]
+    assert len(expressions) >= 3
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    markers = project["tool"]["pytest"]["ini_options"]["markers"]
+    kinds = [marker.partition(":")[0] for marker in markers]
+    assert kinds[0] == "slow"  # which every other is too
+    for count in range(len(kinds)):
+        for some in combinations(kinds[1:], count):
+            marked = {kind: kind in some for kind in kinds} | {"slow": bool(some)}
+            assert any(eval(one, {}, marked) for one in expressions), some
