@@ -38,9 +38,9 @@ test-machines: $(VENV)/test.done  ## the everyday tests as on other machines, on
 check: $(VENV)/check.done  ## what CI runs: format, lint, types, everyday and slow tests, strict documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-# types and pages side by side: each takes one core
-	$(BIN)/pyright --pythonpath $(BIN)/python & types=$$!; $(BUILD_DOCS) && wait $$types
-	$(BIN)/python -m tools.site_check site
+# types beside the pages: pyright takes one core
+	$(BIN)/pyright --pythonpath $(BIN)/python & types=$$!; \
+	$(BUILD_DOCS) && $(BIN)/python -m tools.site_check site && wait $$types
 	$(BIN)/python -m tools.facts
 	$(PYTEST) -m "not every_kernel and not more_cases"
 
