@@ -71,6 +71,14 @@ def build(tree: Path, *options: str, **environment: str) -> None:
     assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-2000:]
 
 
+def modules_and_data(tree: Path) -> set[str]:
+    """The files of the package, as an archive names them."""
+    package = tree / "src" / "phasor"
+    return {
+        path.relative_to(tree / "src").as_posix() for path in package.rglob("*") if path.is_file()
+    }
+
+
 def demonstrated(site: Path) -> str:
     """What ``phasor demo`` prints, run from ``site``."""
     process = subprocess.run(
@@ -92,11 +100,6 @@ def test_the_wheel_of_the_archive_holds_everything_and_runs(
     build(tree, "--outdir", str(tmp_path), CC=quick_compiler, CXX=quick_compiler)
     (archive,) = tmp_path.glob("phasor_rope-*.tar.gz")
     (wheel,) = tmp_path.glob("phasor_rope-*.whl")
-    here = {
-        path.relative_to(tree / "src").as_posix()
-        for path in (tree / "src" / "phasor").rglob("*")
-        if path.is_file()
-    }
     with zipfile.ZipFile(wheel) as file:
         installed = {name for name in file.namelist() if name.startswith("phasor/")}
         file.extractall(tmp_path / "site")
@@ -106,7 +109,7 @@ def test_the_wheel_of_the_archive_holds_everything_and_runs(
         if name.startswith("phasor/_native.") and not name.endswith("pyi")
     }
     assert len(extension) == 1
-    assert installed - extension == here
+    assert installed - extension == modules_and_data(tree)
     with tarfile.open(archive) as file:
         archived = {name.partition("/")[2] for name in file.getnames()}
     assert {path.relative_to(tree).as_posix() for path in (tree / "csrc").iterdir()} <= archived
@@ -118,11 +121,13 @@ def test_the_wheel_of_the_archive_holds_everything_and_runs(
 def test_the_wheel_for_every_system_says_at_first_use_how_to_get_the_kernel(
     tree: Path, tmp_path: Path
 ) -> None:
-    """It holds no kernel, rotates all the same, and its description names no file that is here."""
+    """It holds all but the kernel, rotates all the same, and describes itself without links here."""
     build(tree, "--wheel", "--outdir", str(tmp_path), PHASOR_NO_KERNEL="1")
     (wheel,) = tmp_path.glob("phasor_rope-*-py3-none-any.whl")
     with zipfile.ZipFile(wheel) as file:
+        installed = {name for name in file.namelist() if name.startswith("phasor/")}
         file.extractall(tmp_path / "site")
+    assert installed == modules_and_data(tree)
     assert {one.suffix for one in tmp_path.rglob("*_native*")} == {".pyi"}
     assert f"--no-binary {DISTRIBUTION} {DISTRIBUTION}" in demonstrated(tmp_path / "site")
     (metadata,) = tmp_path.glob("site/*.dist-info/METADATA")
