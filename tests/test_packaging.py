@@ -121,7 +121,7 @@ def test_the_wheel_of_the_archive_holds_everything_and_runs(
 def test_the_wheel_for_every_system_says_at_first_use_how_to_get_the_kernel(
     tree: Path, tmp_path: Path
 ) -> None:
-    """It holds all but the kernel, rotates all the same, and describes itself without links here."""
+    """All but the kernel is in it, it rotates, and its description names no file that is here."""
     build(tree, "--wheel", "--outdir", str(tmp_path), PHASOR_NO_KERNEL="1")
     (wheel,) = tmp_path.glob("phasor_rope-*-py3-none-any.whl")
     with zipfile.ZipFile(wheel) as file:
