@@ -83,7 +83,7 @@ template <> struct Lane<float> : Floats {
 };
 
 // Sixteen floats rounded to bfloat16 and interleaved, y0 first: to the nearest, ties to even. A NaN
-// stays one, because those of bfloat16 numbers and of `Rows` have an empty lower half.
+// stays a NaN, because NaNs of bfloat16 numbers and of `Rows` have an empty lower half.
 inline __m256i round_interleaved(__m256 y0, __m256 y1) {
   const __m256i u0 = _mm256_castps_si256(y0), u1 = _mm256_castps_si256(y1);
   const __m256i upper = _mm256_blend_epi16(_mm256_srli_epi32(u0, 16), u1, 0xaa);

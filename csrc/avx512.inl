@@ -64,8 +64,8 @@ template <> struct Lane<float> : Floats {
     store<kStream>(p, _mm512_castps_si512(_mm512_permutex2var_ps(y0, low, y1)));
     store<kStream>(p + 64, _mm512_castps_si512(_mm512_permutex2var_ps(y0, high, y1)));
   }
-  // Interleaved numbers are rotated where they lie, beside copies that trade places within each pair,
-  // by cosines and sines that each stand twice: one shuffle a register, not two.
+  // Interleaved numbers are rotated in their places, with copies whose members are exchanged, by
+  // cosines and sines that are each repeated: one shuffle for each register, not two.
   template <bool kHalfIn, bool kHalfOut, int kBlocks> static void arrange_rows(V *row) {
     const __m512i low = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
@@ -88,8 +88,8 @@ template <> struct Lane<float> : Floats {
 };
 
 // 32 floats rounded to bfloat16, given the upper and the lower halves of their bits: to the nearest,
-// ties to even. A NaN stays one, because those of bfloat16 numbers and of `Rows` have an empty lower
-// half.
+// ties to even. A NaN stays a NaN, because NaNs of bfloat16 numbers and of `Rows` have an empty
+// lower half.
 inline __m512i round_to_bf16(__m512i upper, __m512i lower) {
   const __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi16(1));
   const __m512i carried = _mm512_adds_epu16(lower, odd);

@@ -20,7 +20,7 @@ template <> struct Lane<Bf16> : Bf16Emulated {
   static constexpr int cached_registers = 8; // more than fit in registers, but in the nearest cache
   template <bool, bool> static constexpr bool has_rotate_whole = true;
 
-  // What every head needs, in registers: the compiler would make some of it again for each.
+  // Constants for every head, in registers: the compiler would make some of them again for each head.
   struct Constants {
     __m512i low, high, weave, magnitude;
     Constants() {
@@ -51,9 +51,9 @@ template <> struct Lane<Bf16> : Bf16Emulated {
     second = _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(upper, k.high, raw));
   }
 
-  // The instruction that rounds to bfloat16 takes subnormal numbers for zero. So a head is rotated in
-  // registers, tested once for zeros among all results, and only if there is one computed again without
-  // the instruction. Nothing is stored before.
+  // The instruction that rounds to bfloat16 turns subnormal numbers into zeros. So a head is rotated in
+  // registers, its results are tested once for zeros, and only if there is a zero they are computed again
+  // without the instruction. Nothing is stored before that.
   template <bool kHalfIn, bool kHalfOut, bool kStream, int kBlocks>
   __attribute__((always_inline)) static void rotate_whole(const char *in, char *out, const V *c,
                                                           const V *s, const float *cos,

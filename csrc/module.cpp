@@ -20,8 +20,8 @@
 namespace phasor {
 namespace {
 
-// What is the same in every call for a Rope, packed by `plan` into a bytes object, which goes on with the
-// turns of the pairs and their axes where cosines and sines are not given.
+// The data that all calls for a Rope share. `plan` packs it into a bytes object, followed by the turns of
+// the pairs and their axes if cosines and sines are not given.
 struct Plan {
   int64_t head_dim, start, pairs, axes;
   int64_t half_in, half_out;
@@ -35,9 +35,9 @@ bool view(PyObject *object, DLTensor *out) {
   return dlpack->dltensor_from_py_object_no_sync(object, out) == 0;
 }
 
-// A call of `rotate` while its arguments are read. Each step below returns false where it ends the
-// call, before anything is written: `answer` is then null with an error set, or Python's False where
-// the caller wants to try something else instead of an error.
+// A call of `rotate` while its arguments are read. Each step below returns false if it ends the call,
+// before anything is written: `answer` is then null with an error set, or Python's False if the caller
+// prefers to try something else to an error.
 struct Call {
   PyObject *const *args;
   bool raises;
@@ -55,7 +55,7 @@ struct Call {
     return false;
   }
 
-  // The same where Python raised: a tensor that DLPack cannot export, such as one without memory.
+  // The same after an error of Python: DLPack cannot export some tensors, such as those without memory.
   bool refuse_unreadable() {
     if (raises) return false;
     PyErr_Clear();
@@ -169,11 +169,11 @@ bool read_rows(Call &call) {
   const bool sound = job.operands == 1 && y.device.device_type == kDLCPU && lead >= 0 && y.ndim <= kMaxRank &&
                      dtype_of(y, &job.dtype) && size_of(y) >= 4 && has_memory(y) && y.shape[lead] == 2 &&
                      y.shape[lead + 1] == job.pairs;
-  int64_t apart = 1; // in a tensor of one piece
+  int64_t stride = 1; // in a tensor of one piece
   bool dense = true;
   for (int d = y.ndim - 1; sound && d >= 0; --d) {
-    dense = dense && (y.strides[d] == apart || y.shape[d] <= 1);
-    apart *= std::max<int64_t>(y.shape[d], 1);
+    dense = dense && (y.strides[d] == stride || y.shape[d] <= 1);
+    stride *= std::max<int64_t>(y.shape[d], 1);
     call.shape[d] = y.shape[d];
     call.x_strides[d] = 0;
     call.y_strides[d] = y.strides[d];
@@ -193,7 +193,7 @@ bool read_rows(Call &call) {
   return true;
 }
 
-// Whether cosines or sines are as the job computes, and those of a token one piece.
+// Whether cosines or sines have the job's dtype, and a token's are one piece.
 bool is_row(const DLTensor &t, const Job &job) {
   Dtype dtype;
   const bool sound = t.device.device_type == kDLCPU && dtype_of(t, &dtype) && has_memory(t) &&
@@ -234,13 +234,13 @@ bool read_angles(Call &call) {
 // Fill in addresses and strides, with as few token dimensions as the strides allow.
 bool lay_out(Call &call) {
   Job &job = call.job;
-  const DLTensor &one = call.x[0];
-  const int lead = one.ndim - 2;
+  const DLTensor &first_x = call.x[0];
+  const int lead = first_x.ndim - 2;
   int64_t shape[kMaxRank], in[2][kMaxRank], out[2][kMaxRank], first[kMaxRank], second[kMaxRank];
   int64_t *strides[6];
   int count = 0;
   job.tokens = 1;
-  for (int d = 0; d < lead; ++d) job.tokens *= shape[d] = one.shape[d];
+  for (int d = 0; d < lead; ++d) job.tokens *= shape[d] = first_x.shape[d];
   for (int i = 0; i < job.operands; ++i) {
     const DLTensor &x = call.x[i], &y = call.y[i];
     job.x[i] = {start_of(x),
@@ -289,8 +289,8 @@ bool lay_out(Call &call) {
   return true;
 }
 
-// How many threads torch would use here; -1 and an error set where it fails. OpenMP is not asked: its
-// number differs in a thread where torch has not yet applied `torch.set_num_threads`.
+// How many threads torch would use here; -1 with an error set if that fails. OpenMP's own number would
+// differ in a thread where torch has not yet applied `torch.set_num_threads`.
 long threads_of_torch() {
   PyObject *number = PyObject_CallNoArgs(get_num_threads);
   if (number == nullptr) return -1;
@@ -365,7 +365,7 @@ PyObject *plan(PyObject *, PyObject *args) {
   return packed;
 }
 
-// paths() -> for each name, best first, whether this machine has it; its index is what `rotate` takes
+// paths() -> whether this machine has each path, by name, best first; `rotate` takes the path's index
 PyObject *paths(PyObject *, PyObject *) {
   PyObject *names = PyDict_New();
   for (const Path &p : kPaths)
@@ -396,10 +396,10 @@ PyObject *connect(PyObject *, PyObject *args) {
 
 // apart(x, y): whether one call of `rotate` may write both. False for some that share no memory too
 PyObject *apart(PyObject *, PyObject *args) {
-  PyObject *one, *other;
+  PyObject *x_object, *y_object;
   DLTensor x, y;
-  if (!PyArg_ParseTuple(args, "OO", &one, &other)) return nullptr;
-  if (!view(one, &x) || !view(other, &y)) return nullptr;
+  if (!PyArg_ParseTuple(args, "OO", &x_object, &y_object)) return nullptr;
+  if (!view(x_object, &x) || !view(y_object, &y)) return nullptr;
   return PyBool_FromLong(!overlap(x, y));
 }
 
@@ -421,7 +421,7 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "phasor._native", nullptr, -1, meth
 PyMODINIT_FUNC PyInit__native() {
   PyObject *created = PyModule_Create(&phasor::module);
 #ifdef Py_GIL_DISABLED
-  // a call keeps everything on its own stack; what is global is set once, by `connect`
+  // a call keeps everything on its own stack; `connect` sets the global values once
   if (created != nullptr) PyUnstable_Module_SetGIL(created, Py_MOD_GIL_NOT_USED);
 #endif
   return created;

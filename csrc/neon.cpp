@@ -62,8 +62,8 @@ template <> struct Lane<float> : Floats {
   }
 };
 
-// bfloat16, rounded to nearest even. A NaN stays one, because those of bfloat16 numbers and of `Rows`
-// have an empty lower half, which cannot carry.
+// bfloat16, rounded to nearest even. A NaN stays a NaN, because NaNs of bfloat16 numbers and of
+// `Rows` have an empty lower half, which cannot carry.
 struct Bf16Numbers {
   static float32x4_t widen(uint16x4_t x) { return vreinterpretq_f32_u32(vshll_n_u16(x, 16)); }
   static uint16x4_t narrow(float32x4_t y) {

@@ -35,7 +35,7 @@ inline float widen(Bf16 x) { return from_bits(uint32_t{x.bits} << 16); }
 inline float widen(F16 x) {
   const uint32_t sign = uint32_t(x.bits & 0x8000u) << 16, rest = uint32_t(x.bits & 0x7fffu) << 13;
   if (rest >= 0x0f800000u) return from_bits(sign | 0x70000000u | rest); // infinity, NaN
-  // multiplying adds to the exponent, and makes subnormal halves normal
+  // the product adds to the exponent, and makes subnormal halves normal
   return from_bits(sign | to_bits(from_bits(rest) * 0x1p112f));
 }
 

@@ -16,7 +16,7 @@
 
 namespace phasor {
 
-// A virtual machine may report the cache of the whole host, of which its processors use one part.
+// A virtual machine may report the cache of the whole host, although its processors use a part of it.
 inline int64_t last_level_cache() {
   int64_t size = int64_t{32} << 20;
 #if defined(_SC_LEVEL3_CACHE_SIZE)
@@ -26,7 +26,7 @@ inline int64_t last_level_cache() {
   return size;
 }
 
-constexpr int64_t kNearCaches = int64_t{2} << 20; // what the caches next to the cores hold
+constexpr int64_t kNearCaches = int64_t{2} << 20; // bytes that the caches next to the cores hold
 
 // A new tensor's memory is mapped page by page as it is written, which costs more than writing it.
 inline void ask_for_huge_pages([[maybe_unused]] const DLTensor &t) {
@@ -39,8 +39,8 @@ inline void ask_for_huge_pages([[maybe_unused]] const DLTensor &t) {
 }
 
 // How many parts to split the heads into before the tokens. In [batch, heads, seq, dim] memory a part of
-// the heads is one piece, and the one that is in this core's cache: torch's own operators, which wrote
-// it, split memory evenly among threads.
+// the heads is one piece, and this core's cache holds it: torch's operators, which wrote it, split memory
+// evenly among threads.
 inline int head_parts(const Job &job, int threads) {
   const int inner = job.dims - 1;
   const Operand &x = job.x[0];
@@ -53,14 +53,14 @@ inline int head_parts(const Job &job, int threads) {
 
 // One of `parts` equal parts of the heads of a job.
 inline Job heads_of(const Job &job, int64_t part, int64_t parts) {
-  Job some = job;
+  Job part_job = job;
   for (int i = 0; i < job.operands; ++i) {
-    Operand &x = some.x[i];
+    Operand &x = part_job.x[i];
     x.heads /= parts;
     x.in += part * x.heads * x.head_in;
     x.out += part * x.heads * x.head_out;
   }
-  return some;
+  return part_job;
 }
 
 // Whether a job is long enough for several threads, and to release Python's lock for it.

@@ -11,7 +11,7 @@ constexpr int kMaxPairs = 2048; // cosines and sines are on the stack of the thr
 constexpr int64_t kMaxTile = 128; // tokens whose cosines and sines are made before heads are rotated
 constexpr int kLimbs = 4; // of 32 bits, in a fraction of a turn
 
-// So many pairs in whole registers of any instruction set: what a limb of all pairs, or a row, takes.
+// The length of a row, or of one limb of all pairs, in whole registers of any instruction set.
 inline int64_t padded(int64_t pairs) { return (pairs + 15) / 16 * 16; }
 
 enum class Dtype { f32, f64, bf16, f16 };
@@ -35,8 +35,8 @@ struct Job {
   int64_t tokens;
   int64_t head_dim, start, pairs;
   bool half_in, half_out;
-  bool in_place; // nothing but the rotated slice is written
-  bool prefetch; // more than the caches near a core hold
+  bool in_place; // only the rotated slice is written
+  bool prefetch; // the tensors are larger than the caches near a core
   bool stream;   // new output larger than the last-level cache: do not read it in first
   bool inverse;
   double gain;

@@ -5,7 +5,7 @@
 // that overflow at a whole turn, is the exact fraction of a turn. The nearest quarter is taken off; cosine
 // and sine of the rest, at most an eighth, are polynomials, which the quarter exchanges and negates.
 //
-// `Register` is what an instruction set computes `width` float32 cosines with, in vectors of the compiler's:
+// With `Register` an instruction set computes `width` float32 cosines, in the compiler's vectors:
 //   F, U, I, W                  floats, unsigned and signed integers of 32 bits, unsigned ones of 64
 //   fuse(a, b, c)               a * b + c, rounded once where `kFused`
 //   upper_halves(even, odd)     of integers of 64 bits, in turn
@@ -49,9 +49,8 @@ template <class C, class V> inline void cos_sin_of_rest(V x, V &cos, V &sin) {
   sin = polynomial(y, Polynomials<C>::sin) * x;
 }
 
-// Of an angle in units of 2**-32 turns, and of 2**-64: its nearest quarter is in the upper two bits of the
-// angle plus `eighth`, which is half a turn more for the inverse; without its own upper two bits it is the
-// rest, signed.
+// For an angle in units of 2**-32 turns, or of 2**-64: the upper two bits of the angle plus `eighth` are its
+// nearest quarter (`eighth` has half a turn more for the inverse); the bits below are the signed rest.
 inline void cos_sin(Register::U angle, uint32_t eighth, Register::F &cos, Register::F &sin) {
   using F = Register::F;
   using U = Register::U;
@@ -72,10 +71,10 @@ inline void cos_sin(uint64_t angle, uint64_t eighth, double &cos, double &sin) {
   sin = (odd ? c : s) * (quarter >> 63 ? -1 : 1);
 }
 
-// Of a short position the third limb would add less than half a unit of 2**-32 turns.
+// For a short position the third limb would add less than half a unit of 2**-32 turns.
 inline bool is_short(int64_t position) { return position == int32_t(position); }
 
-// Equally distant positions `first`, `first + by`, ..., all short, or one.
+// Positions `first`, `first + by`, ..., all short; or one position.
 struct Run {
   int64_t first, by, count;
 };
@@ -109,7 +108,7 @@ inline void fill_run(const Job &job, const Run &run, int axis, Rows<float> &rows
     const uint32_t *limbs = job.turns + k;
     const W f1 = load_vector<W>(limbs), f2 = load_vector<W>(limbs + rows.pairs);
     const W f3 = load_vector<W>(limbs + 2 * rows.pairs);
-    // two pairs share 64 bits: of the even ones, and of the odd ones
+    // two pairs share 64 bits: the even pairs, and the odd pairs
     const W even = f1 << 32 | (f2 & kLow), odd = (f1 & ~kLow) | f2 >> 32;
     W even_angle = multiply(even, f3 & kLow), odd_angle = multiply(odd, f3 >> 32);
     const W even_by = run.count > 1 ? even * by : even, odd_by = run.count > 1 ? odd * by : odd;
@@ -163,7 +162,7 @@ inline void fill_from_positions(const Job &job, const char *p, int64_t step, int
   }
 }
 
-// The row that is given, at any addresses.
+// A given row, at any addresses.
 template <class C>
 inline void copy_row(const Job &job, const char *given_cos, const char *given_sin, C *cos, C *sin) {
   const C gain = C(job.gain), sin_gain = job.inverse ? -gain : gain;

@@ -11,9 +11,8 @@
 //   has_rotate_whole<in, out>      whether it has `rotate_whole` for these pairings and heads of that many
 //                                  registers, with `arrange_rows`, once for a token, and `Constants`
 //
-// `Register` makes the rows: see rows.inl. `kFused` says whether a product and a sum are fused, with one
-// rounding. `kAligned` is the
-// alignment that its streaming stores need, and `fence` ends them.
+// `Register` makes the rows: see rows.inl. `kFused`: whether a product and a sum are fused, with one
+// rounding. `kAligned`: the alignment that streaming stores need; `fence` ends them.
 
 #include "rows.inl"
 
@@ -30,8 +29,8 @@ template <class C> inline void rotate_pair(C x0, C x1, C c, C s, C &y0, C &y1) {
   }
 }
 
-// The pairs of a head from `first` on, one at a time: those that do not fill a register, or all of
-// them where its elements do not lie side by side.
+// The pairs of a head from `first` on, one at a time: pairs that do not fill a register, or all pairs
+// if elements do not lie side by side.
 template <class T, class C>
 inline void rotate_scalar(const char *in, char *out, int64_t item_in, int64_t item_out,
                             bool half_in, bool half_out, const C *cos, const C *sin,
@@ -98,7 +97,7 @@ __attribute__((always_inline)) inline void rotate_group(Vectors &w, const C *cos
         __builtin_prefetch(w.in + h * w.head_in + w.ahead + at);
     int64_t k = 0;
     if constexpr (L::width > 1) {
-      // what does not fill a register is rotated with the pairs before it, and before they are written
+      // pairs that do not fill a register are rotated with the pairs before them, before these are written
       const int64_t last = pairs - L::width, last_bytes = last * int64_t{sizeof(T)};
       const bool overlaps = last > 0 && pairs % L::width != 0;
       typename L::V y0[kHeads], y1[kHeads];
@@ -272,7 +271,7 @@ inline void sweep_tile(const Job &job, const Operand &x, const char *in, char *o
   if (w.heads > 0) rotate_vectors<T, C, kHalfIn, kHalfOut, kStream, 1>(w, rows, job.pairs);
 }
 
-// Calls `run` with a bool as a constant of the compiler's.
+// Calls `run` with a bool as a compile-time constant.
 template <class Run> inline void with_constant(bool value, Run run) {
   value ? run(std::true_type{}) : run(std::false_type{});
 }

@@ -28,10 +28,10 @@ inline bool dtype_of(const DLTensor &t, Dtype *out) {
 
 // Whether the token dimensions of `t`, all but its last `inner` ones, broadcast to those of `x`.
 inline bool fits(const DLTensor &t, int inner, const DLTensor &x) {
-  const int own = t.ndim - inner, lead = x.ndim - 2;
-  if (own < 0 || own > lead) return false;
-  for (int d = 0; d < own; ++d)
-    if (t.shape[d] != 1 && t.shape[d] != x.shape[lead - own + d]) return false;
+  const int token_dims = t.ndim - inner, lead = x.ndim - 2;
+  if (token_dims < 0 || token_dims > lead) return false;
+  for (int d = 0; d < token_dims; ++d)
+    if (t.shape[d] != 1 && t.shape[d] != x.shape[lead - token_dims + d]) return false;
   return true;
 }
 
@@ -39,7 +39,7 @@ inline bool same_tokens(const DLTensor &a, const DLTensor &b) {
   return a.ndim == b.ndim && std::equal(a.shape, a.shape + a.ndim - 2, b.shape);
 }
 
-// Whether a tensor with elements has memory: torch has tensors of zeros without any.
+// Whether a tensor with elements has memory: torch has tensors of zeros without memory.
 inline bool has_memory(const DLTensor &t) {
   return t.data != nullptr || std::find(t.shape, t.shape + t.ndim, 0) != t.shape + t.ndim;
 }
@@ -48,13 +48,13 @@ inline bool is_integer(const DLTensor &t) {
   return t.dtype.code == kDLInt && (t.dtype.bits == 32 || t.dtype.bits == 64);
 }
 
-// Strides of `t` over the token dimensions `lead`, broadcast from the right; `inner` of its own
+// Strides of `t` over the token dimensions `lead`, broadcast from the right; its `inner` last
 // dimensions come after them.
 inline void broadcast(const DLTensor &t, int inner, int lead, int64_t *strides) {
-  const int own = t.ndim - inner;
+  const int token_dims = t.ndim - inner;
   for (int d = 0; d < lead; ++d) {
-    const int mine = d - (lead - own);
-    strides[d] = mine < 0 || t.shape[mine] == 1 ? 0 : stride_of(t, mine);
+    const int dim = d - (lead - token_dims);
+    strides[d] = dim < 0 || t.shape[dim] == 1 ? 0 : stride_of(t, dim);
   }
 }
 
@@ -130,8 +130,8 @@ inline bool overlap(const DLTensor &a, const DLTensor &b) {
   return apart < ra || apart + rb > token;
 }
 
-// Merge neighbouring token dimensions where the outer stride of every operand is the inner one times
-// the inner length, and drop those of length 1.
+// Merge neighbouring token dimensions where each operand's outer stride is the inner stride times the
+// inner length, and drop dimensions of length 1.
 inline int merge(int dims, int64_t *shape, int64_t *const *strides, int operands) {
   int merged = 0;
   for (int d = 0; d < dims; ++d) {
